@@ -1,1 +1,4 @@
-"""Hooks that come along. Each is an entry point (`unisono.hooks`) as anybody's is; none is asked unless it is named."""
+"""Bundled hooks, registered as entry points (`unisono.hooks`) like third-party ones.
+
+A hook runs only if the configuration names it.
+"""

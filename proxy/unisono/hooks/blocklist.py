@@ -1,7 +1,6 @@
-"""A hook for words that must not pass: it refuses, or says beside the answer that they were there.
+"""Hook against forbidden expressions: refuses the request or annotates the answer.
 
-What is looked for are expressions whose time is linear in the text, whatever is written. A client is told an
-expression's name and never the expression.
+The expressions run in time linear in the text. Clients learn an expression's name but never the expression itself.
 """
 
 from __future__ import annotations
@@ -20,20 +19,23 @@ WHERE = (INPUT, OUTPUT)
 REFUSE, ANNOTATE = "refuse", "annotate"
 ACTIONS = (REFUSE, ANNOTATE)
 FIELD: Final = {"chat": "messages", "responses": "input", "messages": "messages", "completions": "prompt"}
-"""Where a surface's request holds the conversation."""
+"""Field of each surface's request that contains the conversation."""
 AT_ONCE: Final = 2_000
-"""Steps of work after which others have their turn."""
+"""Matching steps between two yields to the event loop."""
 
 
 class Blocked(Refused):
-    """Something was said that must not be."""
+    """Refusal because a forbidden expression matched."""
 
     code = "content_blocked"
 
 
 class Blocklist(Hook):
-    """Options: `patterns`, expressions by the names they are told by; `action`, `refuse` or `annotate`; `where`, the
-    list of `input` (all that the model would read), `output` (all that it wrote), or both."""
+    """Blocklist with options `patterns`, `action` and `where`.
+
+    `patterns` maps names for clients to expressions. `action` is `refuse` or `annotate`. `where` is a list of `input`
+    (all text that the model would read), `output` (all text that it wrote), or both.
+    """
 
     def __init__(self, options: Mapping[str, object]) -> None:
         self._patterns = _patterns(options.get("patterns"))
@@ -61,7 +63,7 @@ class Blocklist(Hook):
         return _noted(OUTPUT, found)
 
     async def _found(self, texts: Iterable[str]) -> list[str]:
-        """Names of the expressions that match anywhere."""
+        """Return the names of expressions that match anywhere."""
         left = dict(self._patterns)
         found: set[str] = set()
         work = 0
@@ -78,7 +80,7 @@ class Blocklist(Hook):
 
 
 def _texts(conversation: Conversation) -> Iterator[str]:
-    """What the client, its tools and the model said, and the instructions."""
+    """Yield the texts of the client, its tools and the model, and the instructions."""
     yield conversation.preamble.instructions
     for item in conversation.items:
         match item:
@@ -92,7 +94,7 @@ def _texts(conversation: Conversation) -> Iterator[str]:
 
 
 def _whole(text: str) -> str:
-    """What is half a character matches nothing, and would keep the rest from matching."""
+    """Replace lone surrogates, which would prevent all matches in the text."""
     return text if text.isascii() else text.encode("utf-8", "replace").decode()
 
 

@@ -1,1 +1,1 @@
-"""Unisono inside of others: the engine in a process that is not the gateway's."""
+"""Integrations that run the engine inside another application's process."""

@@ -1,7 +1,7 @@
-"""Engines for a process that is not the gateway's: each over one backend, all on one loop in a thread of its own.
+"""Engines embedded in another process: one per backend, all on one loop in their own thread.
 
-So they serve callers without a loop, and callers on any loop, however often those are made and closed. An engine is
-built when it is first asked for; those that nobody asked for the longest are closed where there are too many.
+They serve synchronous callers and callers on any event loop, however short-lived. An engine is built at first use; the
+least recently used idle ones are closed above a limit.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ from unisono.routing.pool import RoutingPool
 T = TypeVar("T")
 
 MOST: Final = 64
-"""Engines that are kept while nothing runs on them."""
+"""Maximum number of engines; only idle ones are closed to get below it."""
 CLOSING_S: Final = 10.0
-"""How long closing all of it may take, in seconds."""
+"""Timeout for closing all engines, in seconds."""
 
 
 class OwnLoop:
-    """A loop in a daemon thread, begun when it is first needed."""
+    """Event loop in a daemon thread, started at first use."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -42,7 +42,7 @@ class OwnLoop:
         return self._loop is not None
 
     def run(self, work: Coroutine[Any, Any, T]) -> Future[T]:
-        """`work`, begun there. Cancelling the future cancels it."""
+        """Start `work` on the loop. Cancelling the returned future cancels it."""
         with self._lock:
             if self._loop is None:
                 self._loop = asyncio.new_event_loop()
@@ -51,7 +51,7 @@ class OwnLoop:
             return asyncio.run_coroutine_threadsafe(work, self._loop)
 
     def close(self) -> None:
-        """End the thread; what runs there ends nowhere. It begins anew when it is needed again."""
+        """Stop the thread without finishing its work. The loop restarts at the next use."""
         with self._lock:
             loop, thread = self._loop, self._thread
             self._loop = self._thread = None
@@ -64,7 +64,7 @@ class OwnLoop:
 
 @dataclass(frozen=True, slots=True)
 class Where:
-    """A backend: `model` is `<backend kind>/<the backend's own name for the model>`."""
+    """Backend address. `model` is `<backend kind>/<the backend's own name for the model>`."""
 
     model: str
     api_base: str | None = None
@@ -79,7 +79,7 @@ class _Kept:
 
 
 class Engines:
-    """Lives on one loop: nothing here is safe to use from two threads."""
+    """Cache of engines on one loop. Not thread-safe."""
 
     def __init__(self, most: int = MOST) -> None:
         self._most = most
@@ -87,9 +87,9 @@ class Engines:
 
     @asynccontextmanager
     async def at(self, where: Where) -> AsyncIterator[GenerationService]:
-        """The engine over that backend, which is kept for as long as somebody is in here. Raises ConfigError."""
+        """Yield the engine for a backend, which stays open inside the context. Raises ConfigError."""
         kept = self._kept.pop(where, None) or _built(where)
-        # The one that was asked for last stands last.
+        # The dict is ordered by last use.
         self._kept[where] = kept
         kept.running += 1
         try:
@@ -110,12 +110,12 @@ class Engines:
 
 
 def config_of(where: Where) -> Config:
-    """Raises ConfigError."""
+    """Build the configuration of one backend. Raises ConfigError."""
     params = {"model": where.model, "api_base": where.api_base, "api_key": where.api_key}
     entry = {
         "model_name": where.model,
         "litellm_params": {name: value for name, value in params.items() if value is not None},
-        # Whoever asks here has said so.
+        # Use of this integration implies the Harmony engine.
         "model_info": {"harmony": True},
     }
     return parse({"model_list": [entry]}, {}).config
@@ -129,12 +129,12 @@ def _built(where: Where) -> _Kept:
 
 
 class Site:
-    """Engines on a loop of their own, for whoever is on another one or on none."""
+    """Engines on their own loop, for callers on another loop or without one."""
 
     def __init__(self) -> None:
         self._begin()
         if hasattr(os, "register_at_fork"):
-            # No thread goes along, and what is open is the parent's.
+            # The child process has no thread, and open connections belong to the parent.
             os.register_at_fork(after_in_child=self._begin)
 
     def _begin(self) -> None:
@@ -142,7 +142,7 @@ class Site:
         self.engines = Engines()
 
     def close(self) -> None:
-        """Close every engine and end the thread. All of it begins anew when it is needed again."""
+        """Close every engine and stop the thread. Both restart at the next use."""
         if not self.loop.begun:
             return
         closing = self.loop.run(self.engines.aclose())

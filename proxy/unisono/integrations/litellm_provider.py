@@ -1,10 +1,9 @@
-"""Unisono inside of LiteLLM: a custom provider whose models run on the Harmony engine, in LiteLLM's own process.
+"""LiteLLM custom provider that runs models on the Harmony engine in LiteLLM's own process.
 
     litellm.custom_provider_map = [{"provider": "unisono", "custom_handler": litellm_provider.handler}]
 
 A model is `unisono/<backend kind>/<the backend's own name for it>`, with the server's `api_base`. Requests and answers
-go through the very translations of `/v1/chat/completions`; there is no HTTP in between. The only importer of litellm
-here.
+use the same conversion as `/v1/chat/completions`, without HTTP. Only this module imports litellm.
 """
 
 from __future__ import annotations
@@ -41,13 +40,16 @@ T = TypeVar("T")
 PROVIDER: Final = "unisono"
 
 LITELLMS_OWN: Final = frozenset({"max_retries", "stream", "stream_options", "extra_body", "model", "messages"})
-"""Parameters that are for LiteLLM, or that stand elsewhere in a request."""
+"""Parameters for LiteLLM itself, or at another place in the request."""
 
 DATA: Final = b"data: "
 ENDED: Final = b"[DONE]"
 
 OURS: Final = "model_list[0].litellm_params."
-"""Where a configuration that LiteLLM's users never see holds what is theirs."""
+"""Configuration path of LiteLLM parameters.
+
+Removed from error messages, since users have no such file.
+"""
 
 ERRORS: Final[Mapping[int, str]] = {
     400: "BadRequestError",
@@ -59,12 +61,12 @@ ERRORS: Final[Mapping[int, str]] = {
     503: "ServiceUnavailableError",
     504: "Timeout",
 }
-"""LiteLLM's exceptions by status; any other one is an `InternalServerError`."""
+"""LiteLLM's exceptions by status; any other status is an `InternalServerError`."""
 
 
 @dataclass(frozen=True, slots=True)
 class LitellmCall:
-    """One request as LiteLLM hands it over. `timeout_s` is for all of the answer."""
+    """One request as received from LiteLLM. `timeout_s` limits the whole answer."""
 
     where: Where
     body: bytes
@@ -75,8 +77,8 @@ class LitellmCall:
         return self.where.model
 
 
-class UnisonoProvider(CustomLLM):  # type: ignore[misc]  # litellm is not there where types are checked
-    """LiteLLM's four ways to ask, over engines on a loop of their own. Every method raises LiteLLM's exceptions."""
+class UnisonoProvider(CustomLLM):  # type: ignore[misc]  # litellm is absent during type checks
+    """LiteLLM's four completion methods. Each raises LiteLLM's exceptions."""
 
     def __init__(self, site: Site | None = None) -> None:
         super().__init__()
@@ -110,7 +112,7 @@ class UnisonoProvider(CustomLLM):  # type: ignore[misc]  # litellm is not there 
             await self._awaited(call, stream.aclose())
 
     def close(self) -> None:
-        """Close every engine. Those that are needed again are built anew."""
+        """Close every engine. An engine is rebuilt at its next use."""
         self._site.close()
 
     # -- on the engines' loop
@@ -140,7 +142,10 @@ class UnisonoProvider(CustomLLM):  # type: ignore[misc]  # litellm is not there 
 
 
 class Stream:
-    """A streamed answer on the engines' loop, taken piece by piece from elsewhere: who takes nothing holds it up."""
+    """Streamed answer on the engines' loop, read in batches from another thread or loop.
+
+    A reader that stops reading pauses the stream.
+    """
 
     def __init__(self, site: Site, call: LitellmCall) -> None:
         self._site = site
@@ -150,7 +155,7 @@ class Stream:
         self._until: float | None = None
 
     async def following(self) -> list[dict[str, Any]] | None:
-        """The next chunks, None behind the last ones."""
+        """Return the next chunks, or None at the end."""
         now = asyncio.get_running_loop().time
         if self._until is None and self._call.timeout_s is not None:
             self._until = now() + self._call.timeout_s
@@ -158,7 +163,7 @@ class Stream:
             return await anext(self._batches, None)
 
     async def aclose(self) -> None:
-        """Free the backend. Whoever waited for more and was cancelled is let go first."""
+        """Free the backend, after a cancelled reader has released the stream."""
         async with self._taking:
             await self._batches.aclose()
 
@@ -188,18 +193,18 @@ def to_call(
     stream: bool,
     **asked: Any,
 ) -> LitellmCall:
-    """Raises BadRequestError."""
+    """Convert LiteLLM's arguments into a call. Raises BadRequestError."""
     del args, asked
     params = dict(optional_params or {})
     body = {name: value for name, value in params.items() if name not in LITELLMS_OWN}
     body |= params.get("extra_body") or {}
-    # The usage is LiteLLM's to tell or to leave out.
+    # LiteLLM decides whether its client receives the usage.
     body |= {"model": model, "messages": messages, "stream": stream, "stream_options": {"include_usage": True}}
     try:
         raw = orjson.dumps(body, default=_plain, option=orjson.OPT_NON_STR_KEYS)
     except orjson.JSONEncodeError as error:
         raise to_litellm(InvalidRequest(f"The request is not JSON: {error}"), model) from error
-    # httpx's are four; how long an answer may be read is the one that is meant.
+    # httpx has four timeouts; the read timeout limits the answer.
     seconds = getattr(timeout, "read", timeout)
     return LitellmCall(
         Where(model, api_base or None, api_key or None), raw, None if seconds is None else float(seconds)
@@ -207,14 +212,14 @@ def to_call(
 
 
 def _plain(value: Any) -> Any:
-    """Messages may be LiteLLM's own objects: an answer sent back as it came."""
+    """Convert LiteLLM's own message objects, such as an answer that is sent back unchanged."""
     if hasattr(value, "model_dump"):
         return value.model_dump(exclude_none=True)
     raise TypeError(type(value).__name__)
 
 
 def understood(call: LitellmCall) -> tuple[ChatTurn, ChatFrame]:
-    """Raises what the request is refused with."""
+    """Parse a call as a chat request. Raises the error that the request is refused with."""
     wanted = ChatRequest.model_validate(to_object(call.body))
     id = token_hex(16)
     asked = to_turn(
@@ -240,7 +245,7 @@ def understood(call: LitellmCall) -> tuple[ChatTurn, ChatFrame]:
 
 
 def to_response(completion: Mapping[str, Any]) -> ModelResponse:
-    """How the answer came to be is beside what was said: LiteLLM has no other place for it."""
+    """Build the response, with `unisono` in the message: LiteLLM has no other place for it."""
     choices = completion["choices"]
     told = {"provider_specific_fields": {"unisono": completion["unisono"]}}
     first = {**choices[0], "message": {**choices[0]["message"], **told}}
@@ -253,19 +258,21 @@ def to_chunk(chunk: Mapping[str, Any]) -> ModelResponseStream:
 
 
 def to_chunks(data: bytes) -> list[dict[str, Any]]:
-    """The JSON of some events."""
+    """Return the JSON of several events."""
     lines = (line.removeprefix(DATA) for line in data.split(b"\n") if line.startswith(DATA))
     return [orjson.loads(line) for line in lines if line != ENDED]
 
 
 def is_end(chunk: Mapping[str, Any]) -> bool:
-    """Whether it says why a choice ended, or what all of them used."""
+    """Return True if the chunk contains a finish reason or the total usage."""
     return not chunk["choices"] or any(choice["finish_reason"] is not None for choice in chunk["choices"])
 
 
 def to_end(ends: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """What every choice and the stream end in, as LiteLLM reads it: it takes nothing behind the first finish reason,
-    not even the usage."""
+    """Merge the final chunks for LiteLLM.
+
+    LiteLLM ignores everything after the first finish reason, even the usage.
+    """
     *finishing, last = ends
     choices = sorted((choice for end in finishing for choice in end["choices"]), key=lambda choice: choice["index"])
     going = {"index": 0, "delta": {}, "finish_reason": None}
@@ -280,7 +287,7 @@ def to_end(ends: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
 
 
 def to_litellm(error: Exception, model: str) -> Exception:
-    """The same as LiteLLM knows it."""
+    """Map an error to LiteLLM's exception."""
     if isinstance(error, TimeoutError):
         return _made("Timeout", "The answer was not complete in time.", model)
     if isinstance(error, ConfigError):
@@ -297,6 +304,9 @@ def _made(name: str, message: str, model: str) -> Exception:
 
 
 handler: Final = UnisonoProvider()
-"""For `litellm.custom_provider_map`, and by its path for `litellm_settings.custom_provider_map` of LiteLLM's proxy."""
+"""Handler for `litellm.custom_provider_map`.
+
+LiteLLM's proxy refers to it by its import path in `litellm_settings.custom_provider_map`.
+"""
 
 atexit.register(handler.close)

@@ -1,6 +1,6 @@
-"""The client side of the Model Context Protocol: tools of other servers, listed and called, behind `core.tools`.
+"""Client side of the Model Context Protocol: implements `core.tools` for remote servers.
 
-Importing this package is cheap: the protocol's SDK is loaded when the first server is talked to.
+Importing this package is cheap: the protocol's SDK is loaded on the first connection to a server.
 """
 
 from __future__ import annotations

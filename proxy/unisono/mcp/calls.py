@@ -1,7 +1,7 @@
-"""One list, one call, over an open session: what the SDK says of them, in our terms.
+"""List and call operations on an open MCP session, mapped to `core.tools` types.
 
-The SDK's own way to call a tool asks for lists in between and runs the server's schemas, patterns included, over its
-results; this one sends the call and takes the answer.
+The SDK's own call method lists tools in between and runs the server's schemas, patterns included, over the results.
+This module sends the call and reads the answer directly.
 """
 
 from __future__ import annotations
@@ -35,24 +35,34 @@ RESULT: Final[TypeAdapter[CallToolResult | InputRequiredResult]] = TypeAdapter(C
 ERROR_BYTES: Final = 4096
 UNKNOWN: Final = "It is not known whether the tool did its work."
 NOT_UNDERSTOOD: Final = ("Failed to parse", "Unexpected content type")
-"""How the SDK begins what it says itself in place of a server whose words it could not read; what follows is about its
-own parsing, and shows the words."""
+"""Prefixes of messages that the SDK writes itself when it cannot parse the server's answer.
+
+The text after the prefix describes SDK parsing and quotes the answer.
+"""
 
 NOT_DONE: Final = frozenset({501, 503, 505, 507, 511})
-"""HTTP statuses of 500 and above that say the call was not carried out; another may come from between."""
+"""HTTP statuses >= 500 that prove the call was not executed.
+
+Any other may come from a proxy.
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class CallAttempt:
-    """What came of a call over one connection. `again` says that the server provably did nothing, and that another
-    connection may do better."""
+    """Result of a call over one connection.
+
+    `again`: the server provably executed nothing, so another connection may succeed.
+    """
 
     outcome: ToolOutcome
     again: bool = False
 
 
 async def tools(session: McpSession, server: ToolServer, limits: McpLimits, until: float) -> tuple[HostedTool, ...]:
-    """All tools of the server. Raises the `ToolServerError` family, `TimeoutError` at `until` (loop time)."""
+    """Return all tools of the server.
+
+    Raises the `ToolServerError` family, and `TimeoutError` at `until` (loop time).
+    """
     name, exchange = f"The tool server {server.label!r}", Exchange()
 
     async def work(client: Client) -> tuple[HostedTool, ...]:
@@ -80,9 +90,9 @@ async def call(
     until: float,
     progress: Progress | None,
 ) -> CallAttempt:
-    """Run a tool. Raises nothing but cancellation: everything else is an outcome."""
+    """Run a tool. Raises nothing but cancellation: every failure is reported as an outcome."""
     exchange = Exchange(arguments=arguments.text)
-    # The SDK copies arguments into headers where a tool asks for that. What is sent is the text.
+    # The SDK copies arguments into headers if a tool requests that. The body carries the model's text unchanged.
     mirrored = mirrorable(arguments.members)
 
     report = progress
@@ -96,7 +106,7 @@ async def call(
             return await client.session.send_request(
                 types.CallToolRequest(params=types.CallToolRequestParams(name=tool, arguments=mirrored)),
                 RESULT,
-                # The caller's own deadline comes first.
+                # The caller's own deadline expires first.
                 request_read_timeout_seconds=until - asyncio.get_running_loop().time() + 60.0,
                 progress_callback=told if report is not None else None,
             )
@@ -106,7 +116,7 @@ async def call(
         except MCPError as error:
             if error.code != types.HEADER_MISMATCH or client.protocol_version not in MODERN_PROTOCOL_VERSIONS:
                 raise
-        # Newer servers want some arguments repeated in headers, and which ones stands in their list.
+        # Newer servers require some arguments repeated in headers; their tool list names them.
         async for _ in _pages(client, limits.pages):
             pass
         return await send()
@@ -127,7 +137,10 @@ async def call(
 
 
 async def _pages(client: Client, most: int) -> AsyncIterator[types.ListToolsResult]:
-    """The pages of the list. Raises `ToolServerProtocolError` for a list that goes in circles or on for ever."""
+    """Yield the pages of the list.
+
+    Raises `ToolServerProtocolError` if a cursor repeats or the list exceeds the page limit.
+    """
     cursor: str | None = None
     seen: set[str] = set()
     while True:
@@ -161,9 +174,9 @@ def _listing_failed(name: str, exchange: Exchange, error: Exception) -> ToolServ
 
 
 def _refused(exchange: Exchange, error: MCPError, session: McpSession) -> CallAttempt:
-    """What an error means for the call: refused, failed at the tool, never sent, or nobody knows."""
+    """Map an error to the call's outcome: refused, failed at the tool, never sent, or unknown."""
     status, problem = exchange.status, exchange.problem
-    # An event is measured by the SDK, which has no number of its own for one that is too large.
+    # The SDK limits the size of an event, and has no error code of its own for one that is too large.
     if exchange.too_large or (error.message.startswith("SSE stream failed") and "byte limit" in error.message):
         return CallAttempt(_failed("The tool's answer is larger than is taken."))
     if not exchange.sent:
@@ -171,7 +184,7 @@ def _refused(exchange: Exchange, error: MCPError, session: McpSession) -> CallAt
             _failed(f"The tool server could not be reached: {problem or 'the connection was closed'}."), True
         )
     if status == 404:
-        # The server has forgotten the session; a new one is what the protocol asks for.
+        # The server has dropped the session; the protocol requires a new one.
         return CallAttempt(_failed("The tool server answered with HTTP 404."), True)
     if 300 <= status < 500 or status in NOT_DONE:
         return CallAttempt(_failed(f"The tool server refused the call: HTTP {status}. {_said(error)}"))

@@ -1,4 +1,7 @@
-"""From what a server answers to text for a model. Pure; nothing that an answer points to is ever fetched."""
+"""Conversion of a server's answer into text for a model.
+
+Pure; resources that an answer links to are never fetched.
+"""
 
 from __future__ import annotations
 
@@ -26,11 +29,11 @@ CONTROLS: Final = bytes(set(range(32)) - set(b"\b\t\n\f\r"))
 ESCAPED: Final = bytes(range(32)) + b'"\\'
 
 SHORT: Final = 200
-"""Characters of a name, a type or an address inside a description."""
+"""Maximum length, in characters, of a name, type or address inside a description."""
 
 
 def to_outcome(result: CallToolResult | InputRequiredResult, most: int) -> ToolOutcome:
-    """What a call came to, in at most about `most` bytes of text."""
+    """Convert a call's result into an outcome of at most about `most` bytes of text."""
     if isinstance(result, InputRequiredResult):
         return ToolOutcome("The tool asked for further input, which it cannot be given here.", is_error=True)
     parts = [to_text(block) for block in result.content]
@@ -42,7 +45,7 @@ def to_outcome(result: CallToolResult | InputRequiredResult, most: int) -> ToolO
 
 
 def to_text(block: Block) -> str:
-    """A block's text, or in brackets what it is instead."""
+    """Return a block's text, or a description in brackets for a block that is not text."""
     match block:
         case TextContent():
             return block.text
@@ -60,8 +63,10 @@ def to_text(block: Block) -> str:
 
 
 def cut(text: str, most: int) -> str:
-    """`text` in at most `most` bytes, and if it was longer, a last line that says so. What JSON adds to
-    it is held to half of that, too."""
+    """Truncate `text` to at most `most` bytes; a truncated text ends in a line that says so.
+
+    The bytes that JSON escaping adds are limited to half of `most`.
+    """
     encoded = text.encode("utf-8", "replace")
     room = encoded[:most]
     while (spelled := _spelled_out(room)) > most // 2:
@@ -73,7 +78,10 @@ def cut(text: str, most: int) -> str:
 
 
 def _spelled_out(text: bytes) -> int:
-    """Bytes that JSON adds to UTF-8 text: one for what has a short form, five for other control characters."""
+    """Count the bytes that JSON escaping adds to UTF-8 text.
+
+    One byte for a character with a short escape, five for any other control character.
+    """
     escaped = len(text) - len(text.translate(None, ESCAPED))
     return escaped + 4 * (len(text) - len(text.translate(None, CONTROLS)))
 
@@ -86,14 +94,14 @@ def _resource(resource: TextResourceContents | BlobResourceContents) -> str:
 
 
 def _structured(result: CallToolResult, most: int) -> tuple[Json, str]:
-    """The server's JSON and its text; nothing when there is none, or more than a model is to read."""
+    """Return the server's JSON and its text; empty if there is none or if it exceeds the limit."""
     if result.structured_content is None:
         return None, ""
     content = result.structured_content
     encoded = json.dumps(content, ensure_ascii=False, separators=(",", ":"))
     said = encoded.encode("utf-8", "replace")
     if said.decode() != encoded:
-        # Half a character can be sent to nobody.
+        # A lone surrogate cannot be encoded as UTF-8.
         content = json.loads(said)
     return (content if len(said) <= most else None), encoded
 
@@ -103,6 +111,6 @@ def _size(base64: str) -> str:
 
 
 def _short(text: str) -> str:
-    """On one line, and not long: this stands inside a description of ours."""
+    """Collapse `text` to one short line for use inside a generated description."""
     line = " ".join(text.split())
     return line if len(line) <= SHORT else f"{line[:SHORT]}…"

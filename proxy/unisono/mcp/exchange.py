@@ -1,7 +1,7 @@
-"""What became of one message to a tool server: whether it was sent, how it was answered, and how to leave it.
+"""Record of one message to a tool server: delivery, answer, and how to abort it.
 
-The protocol's SDK reports every failure as one kind of error. Whether a call may be repeated depends on what happened
-at the wire, so the wire writes it down here; a context variable brings the record from the caller to the socket.
+The SDK reports every failure as one kind of error. Whether a call may be repeated depends on what happened at the
+transport, so the transport records it here. A context variable carries the record from the caller to the socket.
 """
 
 from __future__ import annotations
@@ -16,22 +16,28 @@ import anyio
 
 @dataclass(slots=True, eq=False)
 class Exchange:
-    """One message. `problem` says in the gateway's own words what went wrong, and holds nothing secret."""
+    """One message.
+
+    `problem` describes the failure in the gateway's own words and contains no secrets.
+    """
 
     sent: bool = False
-    """At least its beginning may have reached the server."""
+    """At least part of it may have reached the server."""
     status: int = 0
-    """The HTTP status it was answered with, 0 for none."""
+    """HTTP status of the answer, 0 for none."""
     ended: bool = False
-    """The answer's stream has come to its end, or broke."""
+    """The answer's stream has ended or failed."""
     too_large: bool = False
     problem: str = ""
     over: Callable[[], object] | None = None
-    """Called when a whole answer has been read."""
+    """Called once a complete answer has been read."""
     arguments: str = ""
-    """JSON that takes the place of the arguments in a call of a tool."""
+    """JSON that replaces the arguments of a tool call."""
     aside: bool = False
-    """Nobody waits for an answer: it is given up after a moment, since others queue behind it."""
+    """No caller waits for an answer.
+
+    The message is abandoned after a short timeout, since others queue after it.
+    """
     _left: bool = False
     _scopes: list[anyio.CancelScope] = field(default_factory=list)
 
@@ -40,14 +46,17 @@ class Exchange:
         return self._left
 
     def leave(self) -> None:
-        """Nobody waits any more: let go of the connection at once."""
+        """Abort the exchange and release its connection immediately."""
         self._left = True
         for scope in self._scopes:
             scope.cancel()
 
     @contextmanager
     def leaving(self) -> Iterator[anyio.CancelScope]:
-        """What is done in here ends when the exchange is left; the scope then says `cancelled_caught`."""
+        """Cancel the enclosed code when the exchange is aborted.
+
+        The scope then has `cancelled_caught` set.
+        """
         with anyio.CancelScope() as scope:
             self._scopes.append(scope)
             if self._left:
@@ -59,6 +68,6 @@ class Exchange:
 
 
 CALL: ContextVar[Exchange | None] = ContextVar("CALL", default=None)
-"""The record of the request the running code is about to send."""
+"""Record of the request that the running code is about to send."""
 EXCHANGE: ContextVar[Exchange | None] = ContextVar("EXCHANGE", default=None)
-"""The record of the message the running code puts on the wire."""
+"""Record of the message that the running code is transmitting."""

@@ -1,5 +1,7 @@
-"""Who calls one server next: so many at once, and of those who wait each owner in turn, so that one who wants much does
-not keep the others waiting."""
+"""Fair queue for calls to one server: limited concurrency, round-robin over waiting owners.
+
+One owner with many calls cannot starve the others.
+"""
 
 from __future__ import annotations
 
@@ -10,24 +12,26 @@ from contextlib import asynccontextmanager
 
 
 class NoSlot(Exception):
-    """No place at a server became free in time."""
+    """No slot at a server became free in time."""
 
 
 class FairQueue:
-    """For `places` calls at once; of each owner at most `waiting` more wait."""
+    """Queue for `places` concurrent calls, with at most `waiting` queued calls for each owner."""
 
     def __init__(self, places: int, waiting: int) -> None:
         self._free = places
         self._most_waiting = waiting
         self._waiting: OrderedDict[str, deque[asyncio.Future[None]]] = OrderedDict()
-        """By owner; whoever had a turn goes to the end."""
+        """By owner; an owner that was served moves to the end."""
         self.users = 0
-        """Calls that have a place or wait for one."""
+        """Calls that hold a slot or wait for one."""
 
     @asynccontextmanager
     async def place(self, owner: str, until: float) -> AsyncIterator[None]:
-        """A place, in order of arrival among the calls of `owner`. Raises `NoSlot`, at `until` (loop time) at the
-        latest."""
+        """Acquire a slot; calls of the same `owner` are served in order of arrival.
+
+        Raises `NoSlot` if the owner's queue is full, and at `until` (loop time) at the latest.
+        """
         self.users += 1
         try:
             await self._enter(owner, until)
@@ -52,7 +56,7 @@ class FairQueue:
                 await turn
         except BaseException as error:
             if turn.done() and not turn.cancelled():
-                # The place came at the very moment it was no longer wanted.
+                # The slot was granted at the moment of cancellation: pass it on.
                 self._leave()
             else:
                 self._forget(owner, turn)
@@ -61,7 +65,7 @@ class FairQueue:
             raise
 
     def _leave(self) -> None:
-        """Give the place to whoever waits first of the owner whose turn it is."""
+        """Pass the slot to the longest-waiting call of the next owner."""
         while self._waiting:
             owner, mine = self._waiting.popitem(last=False)
             turn = mine.popleft()

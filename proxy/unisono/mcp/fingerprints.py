@@ -1,4 +1,4 @@
-"""What identifies a server and what identifies its tools: keys and digests, and which tools are taken at all. Pure."""
+"""Keys and digests that identify servers and tool lists, and the check of tool names. Pure."""
 
 from __future__ import annotations
 
@@ -13,7 +13,10 @@ LONGEST_NAME: Final = 256
 
 
 def key_of(server: ToolServer) -> str:
-    """Equal for servers that may share a connection: same place, same credentials, same owner. Holds no secret."""
+    """Return a key that is equal for servers that may share a connection.
+
+    Such servers have the same address, credentials and owner. The key contains no secrets.
+    """
     command, oauth = server.command, server.oauth
     facts = (
         server.owner, server.configured, server.transport, server.url, sorted(server.headers.items()),
@@ -25,7 +28,10 @@ def key_of(server: ToolServer) -> str:
 
 
 def place_of(server: ToolServer) -> str:
-    """Equal for servers that are one, whoever talks to it and with whatever credentials. Holds no secret."""
+    """Return a key for the server itself, independent of caller and credentials.
+
+    The key contains no secrets.
+    """
     command = server.command
     facts = (
         server.configured, server.transport, server.url,
@@ -35,7 +41,7 @@ def place_of(server: ToolServer) -> str:
 
 
 def digest_of(tools: Sequence[HostedTool]) -> str:
-    """Equal for equal lists: same tools, same words, same order."""
+    """Return a digest that is equal for equal lists: same tools, same texts, same order."""
     digest = sha256()
     for tool in tools:
         digest.update(_encoded(tool))
@@ -44,12 +50,12 @@ def digest_of(tools: Sequence[HostedTool]) -> str:
 
 
 def size_of(tool: HostedTool) -> int:
-    """Bytes of a tool as JSON."""
+    """Return the size of a tool as JSON, in bytes."""
     return len(_encoded(tool))
 
 
 def judged(tools: Iterable[HostedTool]) -> tuple[tuple[HostedTool, ...], tuple[LeftOutTool, ...]]:
-    """The tools that can be named, and those that cannot."""
+    """Split the tools into those with usable names and those left out."""
     named: dict[str, HostedTool] = {}
     left_out: list[LeftOutTool] = []
     for tool in tools:

@@ -1,7 +1,7 @@
-"""Which headers a tool server is sent: what its entry says, if it is no one else's business, and nothing besides.
+"""Headers sent to a tool server: the permitted ones of its configuration entry, no others.
 
-The gateway's own headers, whatever belongs to a hop, and whatever a cache, proxy or browser would be fooled with is
-refused by name. Nothing of a client's request gets here: there is no way in but the entry.
+Three groups are refused by name: the gateway's own headers, hop-by-hop headers, and headers that could mislead a
+cache, proxy or browser. Headers of a client's request never reach a server: the entry is their only source.
 """
 
 from __future__ import annotations
@@ -17,15 +17,18 @@ LONGEST: Final = 8192
 """Bytes of all names and values together."""
 
 _NAME = re.compile(r"[A-Za-z0-9!#$%&'*+.^`|~-]+")
-"""A token, without the underscore: servers take `X_Y` for `X-Y`, so one could be passed off as the other."""
+"""Header token without the underscore.
+
+Servers treat `X_Y` as `X-Y`, so one could impersonate the other.
+"""
 _VALUE = re.compile(r"[\x21-\x7e](?:[\x20-\x7e\t]*[\x21-\x7e])?|")
 
 RESERVED: Final = frozenset({
-    # the connection and the body, which are the gateway's to describe
+    # connection and body, which the gateway describes itself
     "host", "connection", "keep-alive", "upgrade", "te", "trailer", "transfer-encoding", "expect", "range",
     "accept", "accept-encoding", "content-type", "content-length", "content-encoding", "content-md5",
     "http2-settings", "last-event-id", "date", "via", "max-forwards",
-    # who is asking, and through whom
+    # identity of the caller and of proxies
     "cookie", "cookie2", "set-cookie", "origin", "referer", "user-agent", "forwarded", "x-real-ip", "true-client-ip",
     "x-original-url", "x-rewrite-url", "x-http-method-override", "x-http-method", "x-method-override",
 })  # fmt: skip
@@ -33,7 +36,10 @@ RESERVED_PREFIXES: Final = ("mcp-", "proxy-", "sec-", "x-forwarded-", "access-co
 
 
 def check_headers(headers: Mapping[str, str], authorization: str | None) -> None:
-    """Raise `InvalidRequest` for a header that is not to be set, or not like this. Values are never repeated."""
+    """Raise `InvalidRequest` for a header that is not permitted or malformed.
+
+    Values are never repeated.
+    """
     if len(headers) > MOST:
         raise InvalidRequest(f"A tool server takes at most {MOST} headers.")
     seen: set[str] = set()
@@ -58,10 +64,13 @@ def check_headers(headers: Mapping[str, str], authorization: str | None) -> None
 
 
 def outgoing(headers: Mapping[str, str], authorization: str | None) -> dict[str, str]:
-    """The headers to send to a server. A bare token becomes a bearer token; one that names its scheme stays."""
+    """Return the headers to send to a server.
+
+    A bare token becomes a bearer token; one that includes its scheme is sent unchanged.
+    """
     check_headers(headers, authorization)
     sent = {name.lower(): value for name, value in headers.items()}
     if authorization is not None:
         sent["authorization"] = authorization if " " in authorization else f"Bearer {authorization}"
-    # An answer is read as it comes: what unpacks to gigabytes is not asked for.
+    # Answers are read as a stream: a compressed body could expand to gigabytes.
     return sent | {"accept-encoding": "identity", "user-agent": "unisono"}

@@ -1,8 +1,8 @@
-"""Lists and calls tools on the servers of others: what `core.tools.ToolHost` promises, by MCP.
+"""Implementation of `core.tools.ToolHost` by MCP: lists and calls tools on remote servers.
 
-A list is asked for once and believed until its server says it changed, or it is old. A call waits its turn at its
-server, is bounded in size and time both ways, and comes to an outcome whatever its server does. One that may have been
-carried out is never repeated; one that provably was not is tried once more.
+A list is cached until its server reports a change or it expires. A call queues at its server, is limited in size and
+time in both directions, and always returns an outcome. A call that may have been executed is never repeated; one that
+provably was not is retried once.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ if TYPE_CHECKING:
     from unisono.mcp.session_pool import SessionPool
 
 LISTS: Final = 512
-"""Servers whose lists are remembered."""
+"""Maximum number of servers whose lists are cached."""
 
 
 @dataclass(slots=True)
@@ -58,9 +58,9 @@ class _Listed:
 
 @dataclass(slots=True)
 class McpHost(ToolHost):
-    """Tool servers of the configuration, and those that requests name as far as `guard` allows them.
+    """Tool servers of the configuration, and those named by requests that `guard` allows.
 
-    `tls` verifies servers; by default against the usual authorities. Connections are opened at first use.
+    `tls` verifies servers; the default is the system's certificate authorities. Connections are opened at first use.
     """
 
     guard: SsrfGuard = field(default_factory=SsrfGuard)
@@ -123,11 +123,11 @@ class McpHost(ToolHost):
                 await self._sessions.aclose()
 
     def _check(self, server: ToolServer) -> None:
-        """Raise what is wrong with `server` whoever runs it."""
+        """Raise the error for a server that no caller may use."""
         check_headers(server.headers, server.authorization)
         stdio = server.transport is ToolTransport.STDIO
         if not server.configured and (stdio or server.command is not None or server.oauth is not None):
-            # Only the operator names commands, and where secrets are shown.
+            # Only the operator configures commands and the place of secrets.
             raise ToolServerNotAllowed(NOT_ALLOWED)
         if stdio != (server.command is not None) or stdio == bool(server.url):
             raise InvalidRequest(f"The tool server {server.label!r} needs an address, or a command.")
@@ -139,7 +139,7 @@ class McpHost(ToolHost):
         key = key_of(server)
         lock = self._listing.setdefault(key, asyncio.Lock())
         try:
-            # Who asks while a list is on its way waits for that one.
+            # Concurrent callers wait for the list that is already being fetched.
             async with lock:
                 known = self._lists.get(key)
                 if known is not None and known.until > loop.time():
@@ -159,7 +159,7 @@ class McpHost(ToolHost):
         before = self._changes.get(key, 0)
         tools, left_out = judged(await calls.tools(session, server, self.limits, until))
         listed = _Listed(tools, left_out, asyncio.get_running_loop().time() + self.limits.list_ttl_s)
-        # A list that changed while it was read may be half of each.
+        # A list that changed while it was read may be inconsistent: do not cache it.
         if self._changes.get(key, 0) == before:
             self._lists[key] = listed
             while len(self._lists) > LISTS:
@@ -188,7 +188,7 @@ class McpHost(ToolHost):
 
     @asynccontextmanager
     async def _place(self, server: ToolServer, until: float) -> AsyncIterator[None]:
-        """A place among those who call `server`, whoever they are. Raises `NoSlot`."""
+        """Acquire a slot at `server`, shared by all callers. Raises `NoSlot`."""
         key = place_of(server)
         line = self._lines.setdefault(key, FairQueue(server.concurrent, self.limits.waiting))
         try:
@@ -199,7 +199,7 @@ class McpHost(ToolHost):
                 self._lines.pop(key, None)
 
     async def _open_sessions(self) -> SessionPool:
-        """The connections, and with the first of them the SDK, which takes a while to load."""
+        """Create the session pool; the first call loads the SDK, which takes a while."""
         if self._sessions is None:
             async with self._loading:
                 if self._closed:
@@ -213,7 +213,7 @@ class McpHost(ToolHost):
         return self._sessions
 
     def _forget(self, key: str) -> None:
-        """Ask for the list of `key` again next time."""
+        """Drop the cached list of `key`."""
         self._lists.pop(key, None)
         if key in self._listing:
             self._changes[key] = self._changes.get(key, 0) + 1

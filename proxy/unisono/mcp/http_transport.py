@@ -1,8 +1,8 @@
-"""HTTP to a tool server: only checked addresses are dialled, and every answer is bounded.
+"""HTTP transport to a tool server: dials only checked addresses and bounds every answer.
 
-Nothing raises out of here into the SDK, where one failed request would end the connection for all: a failure is
-written down in the exchange it belongs to, and the SDK sees an answer with an error status. No proxy, no cookie and no
-compression; redirects only within one origin, and none at all for a server that a request named.
+Nothing raises into the SDK, where one failed request would end the connection for all. A failure is recorded in its
+exchange, and the SDK receives an answer with an error status. No proxy, no cookies, no compression. Redirects are
+followed only within one origin, and never for a server that a request named.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ from unisono.mcp.response_filter import TOO_LARGE, EventStreamBody, ResponseRefu
 from unisono.net.ssrf_guard import DestinationNotAllowed, DialTarget, public_target
 
 STAND_IN: Final = 502
-"""Status of the answer the SDK sees in place of a failure."""
+"""Status of the answer that replaces a failure for the SDK."""
 MOST_REDIRECTS: Final = 10
-"""Within the origin. The HTTP library counts the requests for a token among them."""
+"""Within the origin. The HTTP library counts token requests among them."""
 
 _UNSENT: Final = (
     httpx2.ConnectError,
@@ -48,7 +48,10 @@ _PROBLEMS: Final[tuple[tuple[type[Exception], str], ...]] = (
 
 @dataclass(frozen=True, slots=True)
 class Path:
-    """Address of a server, and its checked target if a request named it. `issuer` is its OAuth server's URL."""
+    """Address of a server, and its checked target if a request named it.
+
+    `issuer`: URL of its OAuth server.
+    """
 
     url: str
     target: DialTarget | None = None
@@ -58,8 +61,10 @@ class Path:
 
 
 class HttpTransport(httpx2.AsyncBaseTransport):
-    """Connections to one server. A checked target is dialled only at its checked addresses, under its own name;
-    every body is bounded."""
+    """Connections to one server.
+
+    A checked target is dialled only at its checked addresses, under its own name. Every body is bounded.
+    """
 
     def __init__(self, path: Path, limits: McpLimits) -> None:
         self._path = path
@@ -116,22 +121,27 @@ class HttpTransport(httpx2.AsyncBaseTransport):
             raise
 
     def _is_message(self, request: httpx2.Request) -> bool:
-        """A message of the protocol, or a stream of them; not a request for a token or for where to get one."""
+        """Return True for an MCP message or event stream.
+
+        False for OAuth token and discovery requests.
+        """
         if _origin(request.url) != _origin(self._endpoint):
             return False
         kind, accepted = request.headers.get("content-type", ""), request.headers.get("accept", "")
         return kind == "application/json" or "text/event-stream" in accepted
 
     def _most(self, request: httpx2.Request, response: httpx2.Response) -> int | None:
-        """Bytes this body may have. A stream of events is bounded event by event; one that answers a message ends
-        some time, one that is listened to need not."""
+        """Return the maximum size of the body in bytes, or None for no limit.
+
+        The SDK bounds an event stream per event. One that answers a message must end; a GET listener need not.
+        """
         if not _is_events(response):
             return self._limits.answer_bytes
         return None if request.method == "GET" else 4 * self._limits.answer_bytes
 
 
 class _Bounded(httpx2.AsyncByteStream):
-    """A body of at most `most` bytes, that ends as soon as its exchange is left."""
+    """Body of at most `most` bytes that ends as soon as its exchange is aborted."""
 
     def __init__(self, response: httpx2.Response, exchange: Exchange, most: int | None) -> None:
         assert isinstance(response.stream, httpx2.AsyncByteStream)
@@ -153,7 +163,7 @@ class _Bounded(httpx2.AsyncByteStream):
             exchange.ended = True
             if isinstance(error, httpx2.HTTPError):
                 exchange.problem = exchange.problem or problem_of(error)
-                # The SDK expects a body to fail like this, and answers for this one message.
+                # The SDK expects a body to fail like this, and fails only this message.
                 raise ResponseRefused(exchange.problem) from None
             raise
 
@@ -174,9 +184,11 @@ class _Bounded(httpx2.AsyncByteStream):
 
 
 class Outgoing(httpx2.AsyncClient):
-    """What the SDK sends with; `send` answers always. `broke` is set by a failure that the older transport does not
-    survive. `stale` says that the server was not to be found where it is believed to be: what is open may go on, but
-    the next one looks again, and what it finds is judged again."""
+    """HTTP client of the SDK; `send` always returns an answer.
+
+    `broke` is set by a failure that the older (SSE) transport does not survive. `stale` means that the server was not
+    found at its checked address: open requests may continue, but the next connection resolves and checks it again.
+    """
 
     def __init__(self, path: Path, limits: McpLimits, *, fragile: bool, **given: Any) -> None:
         super().__init__(
@@ -194,7 +206,7 @@ class Outgoing(httpx2.AsyncClient):
         self._listened = -limits.reconnect_s
 
     def build_request(self, method: str, url: httpx2.URL | str, *, json: Any = None, **how: Any) -> httpx2.Request:
-        """The request; a call of a tool with the arguments of its record."""
+        """Build the request; a tool call is sent with the arguments of its exchange record."""
         exchange = EXCHANGE.get()
         if exchange is None or not exchange.arguments or not isinstance(json, dict):
             return super().build_request(method, url, json=json, **how)
@@ -203,7 +215,7 @@ class Outgoing(httpx2.AsyncClient):
         return super().build_request(method, url, content=encoded(json, exchange.arguments), headers=headers, **how)
 
     async def send(self, request: httpx2.Request, **how: Any) -> httpx2.Response:
-        """The answer, or a stand-in for it. Raises nothing but cancellation."""
+        """Return the answer, or a replacement for a failed one. Raises nothing but cancellation."""
         exchange = EXCHANGE.get() or Exchange()
         if request.method == "GET":
             await self._pace()
@@ -232,7 +244,10 @@ class Outgoing(httpx2.AsyncClient):
         return httpx2.Response(STAND_IN, request=request)
 
     async def _pace(self) -> None:
-        """A server that hangs up on every listener is not asked again at once, whatever it says."""
+        """Delay reconnection to a server that closes every listening stream.
+
+        The delay applies whatever interval the server announces.
+        """
         loop = asyncio.get_running_loop()
         wait_s = self._listened + self._limits.reconnect_s - loop.time()
         self._listened = loop.time() + max(wait_s, 0.0)
@@ -241,14 +256,17 @@ class Outgoing(httpx2.AsyncClient):
 
 
 def problem_of(error: BaseException) -> str:
-    """What happened, in words without addresses and contents."""
+    """Describe an error without addresses or content."""
     if isinstance(error, ResponseRefused):
         return str(error)
     return next((words for kind, words in _PROBLEMS if isinstance(error, kind)), "the exchange failed")
 
 
 async def _discovered(url: httpx2.URL) -> DialTarget:
-    """Check a URL that a configured server named in its OAuth metadata: it must lead to a public address."""
+    """Check a URL from a configured server's OAuth metadata.
+
+    It must resolve to a public address.
+    """
     try:
         return await public_target(str(url))
     except (DestinationNotAllowed, UnicodeError):
@@ -256,7 +274,10 @@ async def _discovered(url: httpx2.URL) -> DialTarget:
 
 
 def _at(request: httpx2.Request, target: DialTarget, address: str) -> httpx2.Request:
-    """Copy the request for `address`; host header and certificate stay those of the name."""
+    """Copy the request for `address`.
+
+    Host header and certificate check still use the original name.
+    """
     return httpx2.Request(
         request.method,
         request.url.copy_with(host=address),

@@ -1,8 +1,7 @@
-"""A large answer without what nobody reads, before it is read: a few megabytes of tiny values keep an event loop busy
-for seconds, and a model is shown a few hundred kilobytes of them.
+"""Trimming of large JSON answers before parsing, so that they cannot block the event loop.
 
-The bytes are walked through off the loop, where others get their turn in between. What is over the bounds is cut off
-as it is written; everything else stays byte for byte. Nothing here is a judge of JSON: what is none stays none.
+Parsing a few megabytes of tiny values takes seconds, and the model receives at most a few hundred kilobytes. A thread
+scans the bytes. Content over the limits is cut; all other bytes stay unchanged. Invalid JSON stays invalid.
 """
 
 from __future__ import annotations
@@ -18,35 +17,35 @@ from unisono.mcp.content import cut
 from unisono.mcp.limits import McpLimits
 
 OFF_LOOP_BYTES: Final = 128 * 1024
-"""What is smaller is read in a moment whatever is in it."""
+"""Answers up to this size parse quickly, whatever they contain."""
 FEW: Final = 20_000
-"""So many tokens are read in a moment."""
+"""Number of tokens that parse quickly."""
 MOST_IN_PART: Final = 1_000
-"""Tokens of one part of a result, and of what is beside the parts."""
+"""Maximum tokens of one part of a result, and of the members beside the parts."""
 RESULT: Final = b'"result"'
 CONTENT: Final = b'"content"'
 STRUCTURED: Final = b'"structuredContent"'
 TOOLS: Final = b'"tools"'
 MOST_BESIDE: Final = {STRUCTURED: FEW, TOOLS: 200_000}
-"""Tokens of what a result holds besides, where that is more than of a part: schemas are long."""
+"""Maximum tokens of members with a higher limit than a part: schemas are long."""
 KEPT: Final = 256
-"""Members of an object that are seen."""
+"""Members of an object that are read."""
 REMARK_BYTES: Final = 256
 NOTHING: Final = b"{"
-"""What stands for bytes that are no message."""
+"""Replacement for bytes that are not a message."""
 
-# A string without its end goes to the end of all: nothing in it is looked at twice.
+# An unterminated string extends to the end of the data, so that no byte is scanned twice.
 _TOKEN: Final = re.compile(rb'"(?:[^"\\]++|\\.)*+"?|[{}\[\],:]', re.DOTALL)
 _OPEN, _CLOSE, _COMMA, _COLON = frozenset(b"{["), frozenset(b"}]"), ord(","), ord(":")
 
 
 class TrimLimitReached(Exception):
-    """The answer holds more than is even looked through."""
+    """The answer exceeds the limit on scanned tokens."""
 
 
 @dataclass(frozen=True, slots=True)
 class Child:
-    """An entry of an array (without `key`) or a member of an object, as it is written."""
+    """Entry of an array (without `key`) or member of an object, as raw bytes."""
 
     key: bytes
     value: bytes
@@ -57,14 +56,14 @@ class Child:
 
 
 async def light(data: bytes, limits: McpLimits) -> bytes:
-    """A message of a server that can be read in a moment. Raises `TrimLimitReached`."""
+    """Return a server's message trimmed to a quickly parsable size. Raises `TrimLimitReached`."""
     if len(data) <= OFF_LOOP_BYTES:
         return data
     return await asyncio.to_thread(lightened, data, limits)
 
 
 def lightened(data: bytes, limits: McpLimits) -> bytes:
-    """The same on the spot. Raises `TrimLimitReached`."""
+    """Trim synchronously; see `light`. Raises `TrimLimitReached`."""
     if sum(map(data.count, (b",", b"{", b"["))) <= FEW:
         return data
     looked = children(data, limits.looked_through)
@@ -76,8 +75,10 @@ def lightened(data: bytes, limits: McpLimits) -> bytes:
 
 
 def children(container: bytes, most: int, *, keep: int = KEPT) -> tuple[list[Child], int] | None:
-    """What is directly inside an object or an array, the first `keep` of it, and how many there are; None for what is
-    neither. Raises `TrimLimitReached` when there are more than `most` tokens in all."""
+    """Return the first `keep` children of an object or array, and their total number.
+
+    None for any other value. Raises `TrimLimitReached` for more than `most` tokens in all.
+    """
     found: list[Child] = []
     key, begin, depth, tokens, count = b"", 0, 0, 0, 0
     for number, match in enumerate(_TOKEN.finditer(container)):
@@ -120,10 +121,10 @@ def _result(result: Child, limits: McpLimits) -> Child:
         elif member.tokens <= MOST_BESIDE.get(member.key, MOST_IN_PART):
             kept.append(member)
         elif member.key == TOOLS:
-            # Half a list is none.
+            # A truncated list would be wrong.
             raise TrimLimitReached
     if shown and not parts:
-        # It is what the model is shown where there is nothing else, and then its beginning.
+        # The model receives this text if there is no other content, truncated to its beginning.
         parts = [_text(cut(shown.decode("utf-8", "replace"), limits.output_bytes - REMARK_BYTES))]
     if any(member.key == CONTENT for member in members) or parts:
         kept.append(Child(CONTENT, b"[" + b",".join(map(bytes, parts)) + b"]", 0))
@@ -131,7 +132,7 @@ def _result(result: Child, limits: McpLimits) -> Child:
 
 
 def _parts(content: Child, limits: McpLimits) -> list[Child]:
-    """The parts of a result, as many as are read."""
+    """Return the parts of a result, up to the limit."""
     found, count = children(content.value, limits.looked_through, keep=limits.entries) or ([], 0)
     kept = [part for part in found if part.tokens <= MOST_IN_PART]
     if len(kept) < count:

@@ -1,6 +1,6 @@
-"""Messages as bytes: the arguments of a call are sent as the text that the model wrote, which the SDK cannot do.
+"""Serialization of messages, with tool call arguments as the exact text from the model.
 
-The SDK gets the small members only, for the headers that some servers want them in.
+The SDK cannot send raw text. It receives only the small members, for the headers that some servers require.
 """
 
 from __future__ import annotations
@@ -22,13 +22,16 @@ MIRRORED_DIGITS: Final = 400
 
 @dataclass
 class OutgoingMessage(SessionMessage):
-    """A message with JSON for the arguments of the call that it is."""
+    """Message of a tool call with its arguments as JSON text."""
 
     arguments: str = ""
 
 
 def encoded(message: Mapping[str, Any], arguments: str) -> bytes:
-    """A JSON-RPC message; `arguments` are JSON for a call of a tool, or empty."""
+    """Serialize a JSON-RPC message.
+
+    `arguments`: JSON text for a tool call, or an empty string to leave the message unchanged.
+    """
     if arguments and message.get("method") == CALL_METHOD:
         params = {**message["params"], "arguments": orjson.Fragment(arguments)}
         message = {**message, "params": params}
@@ -36,7 +39,10 @@ def encoded(message: Mapping[str, Any], arguments: str) -> bytes:
 
 
 def mirrorable(members: Mapping[str, Json], levels: int = MIRRORED_LEVELS) -> dict[str, Json]:
-    """The members that fit in a header: short strings, numbers and constants, and objects that hold such members."""
+    """Return the members that fit in a header.
+
+    These are short strings, numbers, constants, and objects that contain such members.
+    """
     small: dict[str, Json] = {}
     for name, value in members.items():
         if isinstance(value, dict):

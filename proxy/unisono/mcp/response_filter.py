@@ -1,4 +1,4 @@
-"""Bodies of answers on their way to the SDK, made light: as a whole, or event by event (see `light.py`)."""
+"""Response bodies trimmed on their way to the SDK, whole or per event (see `json_trim`)."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ from unisono.mcp.limits import McpLimits
 
 TOO_LARGE: Final = "the answer is larger than is taken"
 
-# A line ends in one of three ways, and an event with an empty line.
+# A line ends in one of three ways; an empty line ends an event.
 _EVENT_END: Final = re.compile(rb"(?>\r\n|\n|\r)(?>\r\n|\n|\r)")
 _LINE_END: Final = re.compile(rb"\r\n|\n|\r")
 
 
 class ResponseRefused(httpx2.StreamError):
-    """An answer that is not taken, or a request that is not made; the message says why."""
+    """A response that is rejected or a request that is not sent; the message gives the reason."""
 
 
 class _Body(httpx2.AsyncByteStream):
-    """`inner` is bounded. When all of it was read, whoever waits for the exchange to be over is told."""
+    """Bounded body `inner`; calls the exchange's `over` callback after the last byte was read."""
 
     def __init__(self, inner: httpx2.AsyncByteStream, exchange: Exchange, limits: McpLimits) -> None:
         self._inner = inner
@@ -51,7 +51,7 @@ class _Body(httpx2.AsyncByteStream):
 
 
 class WholeBody(_Body):
-    """A message."""
+    """Body that is one message."""
 
     _given = False
 
@@ -65,7 +65,10 @@ class WholeBody(_Body):
 
 
 class EventStreamBody(_Body):
-    """Messages in events. One that is larger than is taken goes on as it comes, for the SDK to refuse."""
+    """Body of messages in events.
+
+    An event over the limit passes unchanged, and the SDK rejects it.
+    """
 
     def __init__(self, inner: httpx2.AsyncByteStream, exchange: Exchange, limits: McpLimits) -> None:
         super().__init__(inner, exchange, limits)
@@ -85,7 +88,7 @@ class EventStreamBody(_Body):
         return self._ready.popleft()
 
     async def _take(self, chunk: bytes) -> None:
-        # An end may be in two chunks.
+        # The end of an event may be split between two chunks.
         looked_at = max(len(self._held) - 3, 0)
         self._held += chunk
         begin = 0
@@ -99,9 +102,9 @@ class EventStreamBody(_Body):
         self._held = self._held[begin:]
 
     async def _light_event(self, event: bytes) -> bytes:
-        """The same event with its data on one line."""
+        """Return the event with trimmed data on one line."""
         lines = _LINE_END.split(event)
         data = [line[5:].removeprefix(b" ") for line in lines if line.startswith(b"data:")]
         others = [line for line in lines if line and not line.startswith(b"data:")]
-        # In JSON an end of line is between two values, and a space does as well.
+        # In JSON a line break stands between two values, so a space is equivalent.
         return b"\n".join([*others, b"data: " + await self._light(b" ".join(data)), b"", b""])

@@ -1,7 +1,7 @@
-"""One connection to one tool server: a task of its own opens it, keeps it and closes it; callers only use it.
+"""Connection to one tool server, opened, maintained and closed by a task of its own.
 
-The SDK's scopes have to be left by the task that entered them, so nobody else enters any: a request runs in a task of
-its own too, which its caller may leave at any moment. What goes wrong here concerns this server and nobody else.
+The SDK's scopes must be left by the task that entered them, so only that task enters any. Each request also runs in
+its own task, which the caller may abandon at any moment. A failure here affects this server only.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ from unisono.mcp.stream_bridge import ReadStream, WatchedTransport, WriteStream
 
 log = logging.getLogger(__name__)
 
-# The SDK writes messages, tokens and addresses into its logs; what an operator needs is logged here.
+# The SDK logs messages, tokens and addresses. This module logs what an operator needs.
 for _talkative in ("mcp", "httpx2", "httpcore2"):
     logging.getLogger(_talkative).setLevel(logging.CRITICAL)
 
@@ -49,12 +49,14 @@ T = TypeVar("T")
 
 ANSWER_GRACE_S: Final = 0.5
 ANSWER_GRACE_TURNS: Final = 1000
-"""After the end of an answer, until it is clear that it answers something else: so long, and then so many turns of the
-event loop, since on a busy one an answer may take longer from the wire to its caller."""
+"""Event loop iterations after an answer ended, before its request counts as unanswered.
+
+They follow `ANSWER_GRACE_S`: on a busy loop an answer may take longer from the transport to its caller.
+"""
 
 
 class NoAnswer(Exception):
-    """The server's answer came to its end, and was none to this request."""
+    """The server's answer ended without a response to this request."""
 
 
 CLIENT: Final = Implementation(name="unisono", version="1")
@@ -62,7 +64,10 @@ MOST_RELISTENING_S: Final = 60.0
 
 
 class McpSession:
-    """A connection, open after `open`. `changed` is called whenever the server says that its tools are others now."""
+    """Connection that is ready after `open`.
+
+    `changed` is called whenever the server reports a change of its tools.
+    """
 
     def __init__(
         self, server: ToolServer, path: Path, auth: httpx2.Auth | None, limits: McpLimits, changed: Callable[[], None]
@@ -85,13 +90,13 @@ class McpSession:
 
     @property
     def usable(self) -> bool:
-        """Whether a new request may be given to it."""
+        """Return True if the session accepts new requests."""
         stale = self._http is not None and self._http.stale
         return not (self._retired or self._stop.is_set() or self._ended.is_set() or stale)
 
     @property
     def closing(self) -> bool:
-        """Whether it is over, by its own end or because it was told to."""
+        """Return True if the connection has ended or was asked to close."""
         return self._stop.is_set() or self._ended.is_set()
 
     @property
@@ -103,16 +108,19 @@ class McpSession:
         return bool(self._running) or not self._client.done()
 
     def retire(self) -> None:
-        """Take no further requests."""
+        """Accept no further requests."""
         self._retired = True
 
     async def open(self) -> None:
-        """Wait until the connection stands. Raises the `ToolServerError` family."""
+        """Wait until the connection is established. Raises the `ToolServerError` family."""
         await asyncio.shield(self._client)
 
     async def request(self, work: Callable[[Client], Awaitable[T]], exchange: Exchange, deadline: float) -> T:
-        """What `work` returns. Whatever the SDK raises is raised; `TimeoutError` at the deadline, `NoAnswer`. A caller
-        who is cancelled is free at once: the server is told, and the connection let go, behind its back."""
+        """Return the result of `work`.
+
+        Raises every SDK error, `TimeoutError` at the deadline, and `NoAnswer`. A cancelled caller returns
+        immediately; the server is notified and the connection released in the background.
+        """
         client = await asyncio.shield(self._client)
         context = contextvars.copy_context()
         context.run(CALL.set, exchange)
@@ -123,7 +131,7 @@ class McpSession:
         if self._server.transport is ToolTransport.STREAMABLE_HTTP:
             exchange.over = lambda: loop.call_later(ANSWER_GRACE_S, _give_up, task, exchange)
         elif self._server.transport is ToolTransport.SSE:
-            # The answer comes by another stream, but not to a message that was refused.
+            # The answer arrives on another stream, but a rejected message gets none.
             exchange.over = lambda: exchange.status >= 300 and task.cancel()
         try:
             done, _ = await asyncio.wait({task}, timeout=max(deadline - loop.time(), 0.0))
@@ -138,10 +146,10 @@ class McpSession:
         return task.result()
 
     async def aclose(self) -> None:
-        """Close the connection, politely for a moment. Returns when nothing of it is left."""
+        """Close the connection within a short timeout, and wait until all of it is released."""
         self._stop.set()
         if not self._client.done():
-            # What still connects does not look at the event.
+            # A session that is still connecting does not check the event.
             self._scope.cancel()
         done, _ = await asyncio.wait({self._task}, timeout=3 * self._limits.closing_s + 3)
         if not done:
@@ -154,16 +162,16 @@ class McpSession:
         self._running.discard(task)
         self.used_at = asyncio.get_running_loop().time()
         if not task.cancelled():
-            task.exception()  # seen: its caller may have left
+            task.exception()  # retrieve it: the caller may have left
 
     async def _live(self) -> None:
-        """The connection's life: open, keep until told to stop or until it ends, close."""
+        """Open the connection, maintain it until it ends or is asked to close, then close it."""
         scope = self._scope
         scope.deadline = anyio.current_time() + self._server.timeouts.connect_s
         failure: BaseException | None = None
         try:
             with scope:
-                # The SDK's handshakes are requests like any other; their record tells why a connection failed.
+                # The SDK's handshakes are ordinary requests; their record explains a failed connection.
                 CALL.set(self._opening)
                 async with self._connected() as client:
                     scope.deadline = float("inf")
@@ -176,7 +184,7 @@ class McpSession:
             self._ended.set()
             if not self._client.done():
                 self._client.set_exception(self._why(failure))
-                self._client.exception()  # seen: whoever asked may have left
+                self._client.exception()  # retrieve it: the caller may have left
         if failure is not None:
             log.info("tool server: connection ended: %s", _kinds(failure), extra={"tool_server": self._server.label})
 
@@ -189,9 +197,9 @@ class McpSession:
                 by_wire=self._server.transport is not ToolTransport.STDIO,
                 entries=self._limits.entries,
             ),
-            # The older transport is older than the newer handshake.
+            # The SSE transport predates the newer handshake.
             mode="legacy" if self._server.transport is ToolTransport.SSE else "auto",
-            # The handshake is bounded by the connection's own time, a list by its caller's.
+            # The connection timeout bounds the handshake, and the caller's deadline bounds a list.
             read_timeout_seconds=self._server.timeouts.connect_s + self._server.timeouts.list_s,
             client_info=CLIENT,
             message_handler=self._on_message,
@@ -233,7 +241,7 @@ class McpSession:
             yield inbox, outbox
 
     async def _keep(self, client: Client) -> None:
-        """Until somebody says stop, or the server is gone; listening for changes of its tools meanwhile."""
+        """Maintain the connection until it ends, and listen for changes of its tools meanwhile."""
         capabilities = client.server_capabilities.tools
         listening = (
             client.protocol_version in MODERN_PROTOCOL_VERSIONS
@@ -253,10 +261,10 @@ class McpSession:
         self._stop.set()
 
     async def _listen(self, client: Client) -> None:
-        """Newer servers tell of changes only who asks to be told. Where that fails, lists grow old by time alone."""
+        """Subscribe to changes, as newer servers require. On failure, lists expire by age alone."""
         pause_s = self._limits.reconnect_s
         while True:
-            # Not the record of the handshake: this request lasts.
+            # Not the record of the handshake: this request stays open.
             CALL.set(None)
             try:
                 async with client.listen(tools_list_changed=True) as changes:
@@ -268,7 +276,7 @@ class McpSession:
             except (MCPError, TimeoutError):
                 return
             except SubscriptionLost:
-                # What happened in between is not told again.
+                # Changes that happened in between are not reported again.
                 self._changed()
             await asyncio.sleep(pause_s)
             pause_s = min(2 * pause_s, MOST_RELISTENING_S)
@@ -278,7 +286,7 @@ class McpSession:
             self._changed()
 
     def _why(self, failure: BaseException | None) -> ToolServerError:
-        """Why no connection came about, for whoever waits for it."""
+        """Return the error that explains a failed connection to its waiting callers."""
         label, exchange = self._server.label, self._opening
         name = f"The tool server {label!r}"
         if exchange.status in (401, 403):
@@ -303,7 +311,7 @@ async def _run(work: Callable[[Client], Awaitable[T]], client: Client) -> T:
 
 
 def _leave(task: asyncio.Task[Any], exchange: Exchange) -> None:
-    # The SDK tells the server on its way out; the connection is not kept for the answer.
+    # The SDK notifies the server on cancellation; the connection does not wait for the answer.
     task.cancel()
     exchange.leave()
 
@@ -324,5 +332,5 @@ def _leaves(error: BaseException) -> list[BaseException]:
 
 
 def _kinds(error: BaseException) -> str:
-    """What went wrong, by the names of the errors: their texts may hold contents and addresses."""
+    """Describe an error by the class names alone: error texts may contain content and addresses."""
     return ", ".join(sorted({type(leaf).__name__ for leaf in _leaves(error)}))

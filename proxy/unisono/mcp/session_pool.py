@@ -1,4 +1,7 @@
-"""All open connections to tool servers: one per server, credentials and owner; opened when needed, closed when idle."""
+"""Pool of open sessions: one per server, credentials and owner.
+
+Opened on demand, closed when idle.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +31,7 @@ TOKENS: Final = 256
 
 @dataclass(slots=True)
 class _Tokens:
-    """An access token, kept for as long as somebody may come back for it: a new connection needs no new one."""
+    """Access token storage that outlives a connection: a new connection needs no new token."""
 
     tokens: OAuthToken | None = None
     client: OAuthClientInformationFull | None = None
@@ -54,7 +57,10 @@ class _Kept:
 
 @dataclass(slots=True)
 class SessionPool:
-    """`changed` is called with a key when the server behind it has other tools now, or may have."""
+    """Pool of sessions.
+
+    `changed` is called with a key when that server's tools have, or may have, changed.
+    """
 
     guard: SsrfGuard
     limits: McpLimits
@@ -69,12 +75,14 @@ class SessionPool:
     _closed: bool = False
 
     async def get(self, server: ToolServer) -> McpSession:
-        """An open connection to `server`. Raises `ToolServerNotAllowed`, `InvalidRequest`, the `ToolServerError`
-        family."""
+        """Return an open connection to `server`.
+
+        Raises `ToolServerNotAllowed`, `InvalidRequest`, the `ToolServerError` family.
+        """
         key = key_of(server)
         lock = self._opening.setdefault(key, asyncio.Lock())
         try:
-            # Who comes while a connection is being opened waits for that one.
+            # Concurrent callers wait for the connection that is already being opened.
             async with lock:
                 kept = self._kept.get(key)
                 if kept is None or not kept.session.usable:
@@ -122,7 +130,10 @@ class SessionPool:
         )
 
     def _part(self, key: str) -> None:
-        """No new request goes to the connection of `key`; those that run may end there."""
+        """Retire the connection of `key`.
+
+        It accepts no new requests, and those in progress may finish.
+        """
         kept = self._kept.pop(key, None)
         if kept is not None:
             self.changed(key)
@@ -139,7 +150,7 @@ class SessionPool:
         self._collect()
 
     async def _sweep(self) -> None:
-        """Close what has been idle for too long, and what is not used any more. Ends when nothing is left."""
+        """Close idle and retired connections. Ends when none is left."""
         loop = asyncio.get_running_loop()
         while self._kept or self._retired:
             shortest = min((kept.idle_s for kept in self._kept.values()), default=SWEEP_S)

@@ -1,9 +1,9 @@
-"""A tool server as a process of ours: one JSON message per line on its standard input and output.
+"""Tool server as a child process: one JSON message per line on standard input and output.
 
-The SDK's own transport takes lines of any length and copies what it has of one with every read; this one ends a
-server that writes more than is taken. The process leads a group of its own, and at the end the whole group is gone,
-at the end of a gateway that is killed too.
-It sees the environment it was given and a few harmless variables. What it writes to standard error is logged, bounded.
+The SDK's own transport accepts lines of any length and copies the partial line at every read. This one ends a server
+that exceeds the limit. The process leads its own process group, and the whole group is ended at shutdown, even if the
+gateway is killed. The process sees only the configured environment and a few harmless variables. Its standard error
+is logged, bounded.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from unisono.mcp.subprocess_reaper import WATCH
 log = logging.getLogger(__name__)
 
 GRACE_S: Final = 1.0
-"""Between closing its input, asking it to end, and ending it."""
+"""Grace period between closing its input, SIGTERM and SIGKILL, in seconds."""
 LOGGED_LINES: Final = 200
 LOGGED_CHARACTERS: Final = 500
 
@@ -41,7 +41,10 @@ Outbox = MemoryObjectSendStream[SessionMessage]
 
 @asynccontextmanager
 async def process(command: Command, label: str, limits: McpLimits) -> AsyncIterator[tuple[Inbox, Outbox]]:
-    """Start the server and yield the streams the SDK speaks through. Raises OSError when it cannot be started."""
+    """Start the server and yield the streams for the SDK.
+
+    Raises OSError if the process cannot be started.
+    """
     child = await asyncio.create_subprocess_exec(
         *command.argv,
         stdin=asyncio.subprocess.PIPE,
@@ -60,15 +63,15 @@ async def process(command: Command, label: str, limits: McpLimits) -> AsyncItera
         asyncio.create_task(_log(child, label)),
     )
     try:
-        # At once: whoever is cancelled here ends the group below, which is not to be overtaken.
+        # No await before this: on cancellation the code below ends the group, and registration must not follow that.
         WATCH.begin(child.pid)
         yield inbox, outbox
     finally:
-        # Nobody may keep a process alive by being impatient; every wait in here is bounded.
+        # Cancellation must not leave a process alive; every wait here is bounded.
         with anyio.CancelScope(shield=True):
             await _end(child)
             await asyncio.to_thread(WATCH.end, child.pid)
-            # Nobody holds the other ends now, unless somebody escaped the group.
+            # No process holds the other ends now, unless one escaped the group.
             await asyncio.wait(pumps, timeout=GRACE_S / 2)
             for pump in pumps:
                 pump.cancel()
@@ -88,7 +91,7 @@ async def _read(
     with suppress(anyio.BrokenResourceError, anyio.ClosedResourceError):
         await _messages(child.stdout, to_session, label, limits)
     to_session.close()
-    # A server that cannot get rid of its words does not read that it is to end.
+    # A server that is blocked on its output does not notice that its input was closed.
     while await child.stdout.read(1 << 16):
         pass
 
@@ -133,12 +136,12 @@ async def _write(
             child.stdin.write(encoded(message, arguments) + b"\n")
             await child.stdin.drain()
     except OSError:
-        # It no longer reads: the session is to know at once, not when somebody gives up waiting.
+        # The server no longer reads: end the session now, instead of waiting for a timeout.
         to_session.close()
 
 
 async def _log(child: asyncio.subprocess.Process, label: str) -> None:
-    """Log the beginning of what the server complains about, and read the rest away, so that it never blocks on it."""
+    """Log the beginning of standard error and discard the rest, so that the server never blocks."""
     assert child.stderr is not None
     for _ in range(LOGGED_LINES):
         try:
@@ -154,7 +157,7 @@ async def _log(child: asyncio.subprocess.Process, label: str) -> None:
 
 
 async def _end(child: asyncio.subprocess.Process) -> None:
-    """Close its input and wait, then ask, then end it, and with it whatever it started."""
+    """Close its input and wait, then send SIGTERM, then SIGKILL to the whole group."""
     assert child.stdin is not None
     child.stdin.close()
     for signum in (None, signal.SIGTERM, signal.SIGKILL):
@@ -162,12 +165,15 @@ async def _end(child: asyncio.subprocess.Process) -> None:
             _signal(child, signum)
         if await _gone(child):
             break
-    # What it started may have outlived it.
+    # Its child processes may have outlived it.
     _signal(child, signal.SIGKILL)
 
 
 async def _gone(child: asyncio.subprocess.Process) -> bool:
-    """Whether it ended in time. Its pipes may be held open by others, so only the process itself is watched."""
+    """Return True if the process ended in time.
+
+    Other processes may hold its pipes open, so only the process itself is watched.
+    """
     for _ in range(int(GRACE_S / 0.01)):
         if child.returncode is not None:
             return True
@@ -176,13 +182,16 @@ async def _gone(child: asyncio.subprocess.Process) -> bool:
 
 
 def _signal(child: asyncio.subprocess.Process, signum: signal.Signals) -> None:
-    # The group has the number of the process that leads it, for as long as anybody is in it.
+    # The group id equals the leader's process id for as long as the group has a member.
     with suppress(ProcessLookupError, PermissionError):
         os.killpg(child.pid, signum)
 
 
 def _close_pipes(child: asyncio.subprocess.Process) -> None:
-    """Of a pipe that somebody else still holds asyncio never sees the end, and gives no other way to let go of it."""
+    """Close the pipes through the private transport.
+
+    asyncio never sees the end of a pipe that another process still holds, and has no public way to release it.
+    """
     transport = getattr(child, "_transport", None)
     if transport is not None:
         with suppress(ProcessLookupError, PermissionError):

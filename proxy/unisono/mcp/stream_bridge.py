@@ -1,4 +1,4 @@
-"""Between the SDK's transports and its sessions: a stream's end is noticed, and each message carries its record."""
+"""Bridge between the SDK's transports and sessions: detects stream ends, attaches records."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class WriteStream(Protocol):
 
 
 class WatchedTransport:
-    """A transport whose end is noticed, and whose messages each carry their own record to the wire."""
+    """Transport that detects its end and attaches an exchange record to each message."""
 
     def __init__(
         self,
@@ -70,7 +70,7 @@ class _Stream:
 
 
 class _Inbox(_Stream):
-    """What the server says. When it has said its last, the session is over."""
+    """Messages of the server. The end of the stream ends the session."""
 
     def __init__(self, inner: ReadStream, ended: asyncio.Event, entries: int) -> None:
         super().__init__(inner)
@@ -100,14 +100,16 @@ class _Inbox(_Stream):
 
 
 def shortened(item: SessionMessage | Exception, entries: int) -> SessionMessage | Exception:
-    """The message, with at most about `entries` parts or tools in its result: the SDK reads each entry several times
-    over, and everybody waits meanwhile."""
+    """Limit the message's result to about `entries` parts or tools.
+
+    The SDK reads each entry several times, which blocks the event loop.
+    """
     if not isinstance(item, SessionMessage) or not isinstance(item.message, JSONRPCResponse):
         return item
     result = item.message.result
     for field in ("content", "tools"):
         found = result.get(field)
-        # One more is the remark that there were more.
+        # One entry more is the remark about the cut.
         if isinstance(found, list) and len(found) > entries + 1:
             result[field] = found[:entries]
             if field == "content":
@@ -117,8 +119,11 @@ def shortened(item: SessionMessage | Exception, entries: int) -> SessionMessage 
 
 
 class _Outbox(_Stream):
-    """What is said to the server. A request has the record its caller watches; anything else has one of its own, and
-    is given up after a moment, because the SDK sends nothing else until the server took it."""
+    """Messages to the server.
+
+    A request carries the record that its caller watches. Any other message has its own record and is abandoned after
+    a short timeout, because the SDK sends nothing else until the server has accepted it.
+    """
 
     def __init__(self, inner: WriteStream, *, by_wire: bool) -> None:
         super().__init__(inner)
@@ -130,7 +135,7 @@ class _Outbox(_Stream):
         exchange = (CALL.get() if is_request else None) or Exchange(aside=not is_request)
         token = EXCHANGE.set(exchange)
         try:
-            # Where HTTP is between, only the wire knows; a pipe has what it was given.
+            # Over HTTP only the transport knows; a pipe has received what was written to it.
             exchange.sent = exchange.sent or not self._by_wire
             await self._inner.send(OutgoingMessage(item.message, item.metadata, exchange.arguments))
         except (anyio.BrokenResourceError, anyio.ClosedResourceError):

@@ -1,8 +1,8 @@
-"""Tool servers that are processes do not outlive the gateway, however it ends.
+"""Reaper that ends tool server processes however the gateway ends.
 
-At an orderly end the gateway ends them itself. One that is killed cannot, and a server that is busy does not notice
-that nobody listens any more. So one small process watches: it is told which process groups there are, and ends those
-that are left when the gateway is gone, which it knows by the end of its input. It is there as long as any group is.
+At an orderly shutdown the gateway ends them itself. A killed gateway cannot, and a busy server does not notice that
+its input is closed. So one small process receives the list of process groups, and ends the remaining ones when its
+input closes with the gateway. It exists while there is any group.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ LEAVING_S: Final = 5.0
 
 
 class Watch:
-    """The groups there are now, and the process that watches them. For all threads."""
+    """Current process groups and the process that watches them. Thread-safe."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -40,16 +40,16 @@ class Watch:
         self._watcher: subprocess.Popen[bytes] | None = None
 
     def begin(self, group: int) -> None:
-        """Watch `group`. Raises OSError when no process can be started for it."""
+        """Watch `group`. Raises OSError if the watching process cannot be started."""
         with self._lock:
             self._groups.add(group)
             if self._watcher is None or not _told(self._watcher, b"+%d\n" % group):
-                # Whoever was there before is gone, and with it what it knew.
+                # The previous watcher has died, and its list with it.
                 self._leave()
                 self._start()
 
     def end(self, group: int) -> None:
-        """`group` is no more. Takes a moment when it was the last one."""
+        """Stop watching `group`. May block briefly for the last one."""
         with self._lock:
             self._groups.discard(group)
             if not self._groups:
@@ -84,11 +84,11 @@ class Watch:
 
 
 WATCH: Final = Watch()
-"""The one of this process."""
+"""Watch of this process."""
 
 
 def _told(watcher: subprocess.Popen[bytes], line: bytes) -> bool:
-    """Whether it is still there to be told."""
+    """Write a line to the watcher, and return False if it is gone."""
     assert watcher.stdin is not None
     try:
         os.write(watcher.stdin.fileno(), line)

@@ -1,4 +1,4 @@
-"""Which span a call of a tool belongs to: the SDK writes the current one into the request that it sends (SEP-414)."""
+"""Span of a tool call: the SDK writes the current span into the request it sends (SEP-414)."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from unisono.core.trace_context import TraceContext
 
 @contextmanager
 def below(trace: TraceContext | None) -> Iterator[None]:
-    """What is sent here, and in tasks that begin here, goes on below `trace`."""
+    """Make `trace` the parent of requests sent in this context and in tasks started in it."""
     if trace is None:
         yield
         return

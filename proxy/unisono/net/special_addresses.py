@@ -68,7 +68,7 @@ _METADATA: Final = """
     fe80::a9fe:a9fe     OpenStack
 """
 CLOUD_METADATA: Final = tuple(ip_network(line.split()[0]) for line in _METADATA.strip().splitlines())
-"""Services of cloud platforms for their own virtual machines; some of them hand out credentials."""
+"""Services of cloud platforms for their own virtual machines; some hand out credentials."""
 
 IPV4_COMPATIBLE: Final = IPv6Network("::/96")
 IPV4_MAPPED: Final = IPv6Network("::ffff:0:0/96")
@@ -83,7 +83,7 @@ _32_BITS: Final = 0xFFFF_FFFF
 
 
 def embedded_ipv4(address: IPv6Address) -> tuple[IPv4Address, ...]:
-    """IPv4 addresses to which a translator or tunnel may deliver packets for `address`."""
+    """Return IPv4 addresses to which a translator or tunnel may forward packets for `address`."""
     bits = int(address)
     found: list[int] = []
     if any(address in network for network in (IPV4_COMPATIBLE, IPV4_MAPPED, NAT64, NAT64_LOCAL)):

@@ -1,4 +1,4 @@
-"""Guard against server-side request forgery: decides which addresses an outgoing connection may use.
+"""Guard against server-side request forgery: decides which addresses may be dialled.
 
 Addresses that the operator configured are not checked. Every address that a client, a model, a tool server or a web
 page names is checked here, and the caller dials only the addresses that were checked.
@@ -29,7 +29,7 @@ MAX_HOST_LENGTH: Final = 253
 Address: TypeAlias = IPv4Address | IPv6Address
 
 Resolver: TypeAlias = Callable[[str, int], Awaitable[Sequence[str]]]
-"""Looks up the addresses of a host name for a port; raises OSError if there are none."""
+"""Lookup of a host name's addresses for a port; raises OSError if there are none."""
 
 # Scheme, host, port, path with query. ASCII only, no user, no fragment, no escapes in the host.
 _URL = re.compile(r"(https?)://(\[[0-9a-fA-F:.]+\]|[^/?#\[\]:@\\%]+)(?::([0-9]{1,5}))?([/?][!-\"$-~]*)?")
@@ -39,15 +39,15 @@ _DEFAULT_PORTS: Final = {"http": 80, "https": 443}
 
 
 class DestinationNotAllowed(Exception):
-    """The guard refused a URL, a host or one of its addresses."""
+    """Refusal of a URL, a host or one of its addresses."""
 
 
 @dataclass(frozen=True, slots=True)
 class AllowedHost:
-    """A host that requests may name: `mcp.example.com`, `*.example.com` (any subdomain) or `*` (any).
+    """Rule for hosts that requests may name.
 
-    Only https on the listed ports, unless `plain_http`; an empty set means all ports. Only public addresses, unless
-    `private`.
+    The host is `mcp.example.com`, `*.example.com` (any subdomain) or `*` (any). Only https on the listed ports, unless
+    `plain_http`; an empty set means all ports. Only public addresses, unless `private`.
     """
 
     host: str
@@ -64,7 +64,7 @@ class AllowedHost:
 
 @dataclass(frozen=True, slots=True)
 class DialTarget:
-    """A checked URL in canonical form, and the only addresses that may be dialled for its host."""
+    """Checked URL in canonical form, and the only addresses that may be dialled for its host."""
 
     url: str
     scheme: str
@@ -88,7 +88,10 @@ def is_public(address: Address) -> bool:
 
 
 def is_permitted(address: Address, *, private: bool = False) -> bool:
-    """Check that `address` may be dialled. `private` admits everything except cloud metadata services."""
+    """Return True if `address` may be dialled.
+
+    `private` admits everything except cloud metadata services.
+    """
     if not private:
         return is_public(address)
     forms: tuple[Address, ...] = (address,)
@@ -127,7 +130,10 @@ async def checked_addresses(
 
 
 async def public_target(url: str, resolver: Resolver = resolve) -> DialTarget:
-    """Check any http or https URL. Raises `DestinationNotAllowed`, or the resolver's OSError or UnicodeError."""
+    """Check any http or https URL.
+
+    Raises `DestinationNotAllowed`, or the resolver's OSError or UnicodeError.
+    """
     parts = parse_url(url)
     if parts is None:
         raise DestinationNotAllowed("it is not a plain http or https URL")
@@ -135,14 +141,17 @@ async def public_target(url: str, resolver: Resolver = resolve) -> DialTarget:
 
 
 class SsrfGuard:
-    """Checks URLs of requests against the operator's list of allowed hosts."""
+    """Checker of request URLs against the operator's list of allowed hosts."""
 
     def __init__(self, allowed: Sequence[AllowedHost] = (), resolver: Resolver = resolve) -> None:
         self._allowed = tuple(allowed)
         self._resolver = resolver
 
     async def check(self, url: str) -> DialTarget:
-        """Return where `url` may be dialled. Raises `DestinationNotAllowed`, also for names that do not exist."""
+        """Return the target for `url`.
+
+        Raises `DestinationNotAllowed`, also for names that do not exist.
+        """
         parts = parse_url(url)
         rules = self._matching(*parts[:3]) if parts is not None else []
         if parts is None or not rules:
@@ -154,7 +163,10 @@ class SsrfGuard:
             raise DestinationNotAllowed("the name has no address") from None
 
     def is_listed(self, url: str) -> bool:
-        """Check whether the host of `url` is on the list; its addresses are checked when it is dialled."""
+        """Return True if the host of `url` is on the list.
+
+        The addresses are checked when the host is dialled.
+        """
         parts = parse_url(url)
         return parts is not None and bool(self._matching(*parts[:3]))
 
@@ -170,7 +182,10 @@ async def _target(parts: tuple[str, str, int, str], *, private: bool, resolver: 
 
 
 def parse_url(url: str) -> tuple[str, str, int, str] | None:
-    """Split a URL into scheme, host (lower case, no brackets), port and path; None unless it is written plainly."""
+    """Split a URL into scheme, host (lower case, no brackets), port and path.
+
+    None for a URL that is not in plain form.
+    """
     found = _URL.fullmatch(url) if len(url) <= MAX_URL_LENGTH else None
     if found is None:
         return None
@@ -187,7 +202,10 @@ def parse_url(url: str) -> tuple[str, str, int, str] | None:
 
 
 def is_plain_host(host: str) -> bool:
-    """Check that every reader understands `host` in the same way: a canonical address or a DNS name in lower case."""
+    """Check that every parser interprets `host` in the same way.
+
+    It must be a canonical address or a DNS name in lower case.
+    """
     if isinstance(parse_address(host), IPv6Address):
         return True
     labels = host.split(".")

@@ -1,1 +1,1 @@
-"""What operators see: logs."""
+"""Observability: logs, metrics, spans and recordings."""

@@ -1,8 +1,7 @@
-"""Logs: one JSON object per line on stderr, safe to read and safe to keep.
+"""Logs: one JSON object per line on stderr, without secrets or control characters.
 
-Control characters are escaped, so that nothing a client sends can forge a line. Configured secrets, bearer keys,
-virtual keys and passwords in addresses are taken out where the line is made, whoever logged them. Bodies are never
-logged.
+Control characters are escaped, so that client input cannot forge a line. Configured secrets, bearer keys, virtual
+keys and passwords in URLs are redacted in the formatter, whichever logger wrote them. Bodies are never logged.
 """
 
 from __future__ import annotations
@@ -19,24 +18,30 @@ from unisono.core.secrecy import secret_spellings
 
 REDACTED = "[redacted]"
 LONGEST = 4000
-"""Characters of one value; the rest is cut, so that no answer of a backend floods the log."""
+"""Maximum characters of one value.
+
+The rest is cut, so that no backend answer floods the log.
+"""
 
 _STANDARD = frozenset(vars(logging.LogRecord("", 0, "", 0, "", None, None))) | {"message", "asctime", "color_message"}
 _BEARER = re.compile(r"(?i)\b(bearer|basic)\s+[^\s\"',;]+")
 _VIRTUAL = re.compile(r"sk-uni-[A-Za-z0-9_%-]+")
-"""Keys made here, in part too: none of them is in the configuration."""
+"""Virtual keys issued by the gateway, also partial ones.
+
+None of them is in the configuration.
+"""
 _USERINFO = re.compile(r"://[^/\s@\"']+@")
 
 
 class Secrets:
-    """Known ones, and what looks like one."""
+    """Redaction of known secrets and of text that looks like one."""
 
     def __init__(self, secrets: Iterable[str] = ()) -> None:
         known = secret_spellings(secrets)
         self._known = re.compile(_any_of(known)) if known else None
 
     def taken_from(self, text: str) -> str:
-        """`text` without them."""
+        """Return `text` with secrets replaced."""
         if self._known is not None:
             text = self._known.sub(REDACTED, text)
         text = _BEARER.sub(rf"\1 {REDACTED}", text)
@@ -45,7 +50,7 @@ class Secrets:
 
 
 def _any_of(texts: Sequence[str]) -> str:
-    """A pattern that tries the texts in their order, at each place only those with the same first letter."""
+    """Build a pattern that tries the texts in order, grouped by first letter for speed."""
     rests: dict[str, list[str]] = {}
     for text in texts:
         rests.setdefault(text[0], []).append(re.escape(text[1:]))
@@ -53,7 +58,10 @@ def _any_of(texts: Sequence[str]) -> str:
 
 
 class JsonLines(logging.Formatter):
-    """A record as one line. Keys: `time` (UTC), `level`, `logger`, `message`, whatever came in `extra`, `error`."""
+    """Formatter of a record as one line of JSON.
+
+    Keys: `time` (UTC), `level`, `logger`, `message`, the fields of `extra`, `error`.
+    """
 
     def __init__(self, secrets: Iterable[str] = ()) -> None:
         super().__init__()
@@ -74,23 +82,29 @@ class JsonLines(logging.Formatter):
         return json.dumps(line)
 
     def _clean(self, text: str, *, keep_end: bool = False) -> str:
-        """`text` without secrets, cut to size. The cut comes last, so that it cannot split a secret."""
+        """Return `text` without secrets, cut to size.
+
+        The cut comes last, so that it cannot split a secret.
+        """
         text = self._secrets.taken_from(text)
         if len(text) <= LONGEST:
             return text
-        # A traceback says what happened in its last lines.
+        # The last lines of a traceback contain the error.
         return f"…{text[-LONGEST:]}" if keep_end else f"{text[:LONGEST]}…"
 
 
 def start_logging(level: str, secrets: Iterable[str], stream: TextIO | None = None) -> Callable[[], None]:
-    """Send everything that is logged from now on to `stream` (stderr), `level` and above. Returns how to undo it."""
+    """Log records of `level` and above to `stream` (default stderr).
+
+    Returns a function that restores the previous handlers and level.
+    """
     handler = logging.StreamHandler(sys.stderr if stream is None else stream)
     handler.setFormatter(JsonLines(secrets))
     root = logging.getLogger()
     before = (root.level, list(root.handlers))
     root.handlers[:] = [handler]
     root.setLevel(level.upper())
-    # The server's own announcements repeat what the start-up screen says.
+    # The server's own messages repeat the start-up screen.
     logging.getLogger("uvicorn.error").setLevel(max(logging.WARNING, root.level))
 
     def undo() -> None:

@@ -1,9 +1,8 @@
-"""What Prometheus is shown: every metric by name, unit and labels, and where their values are kept.
+"""Prometheus metrics by name, unit and labels, and the storage of their values.
 
-Units stand in names, seconds and tokens throughout. Labels take values from the configuration and from tables only,
-never from a request, so that no client can make more series than there are. Of several workers each keeps its values in
-files of its own in one folder, by its place: whoever is asked adds them up, and a worker that is started again goes on
-where the one before it was.
+Names contain units: seconds and tokens throughout. Label values come from the configuration and from tables, never
+from a request, so that clients cannot create series. With several workers, each stores its values in its own files in
+one folder, by worker number. The scraped worker sums them, and a restarted worker continues its predecessor's files.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ from prometheus_client.multiprocess import MultiProcessCollector
 from unisono.core.observer import GAPS_S
 
 FOLDER: Final = "PROMETHEUS_MULTIPROC_DIR"
-"""The variable by which the library finds the files of all workers."""
+"""Environment variable by which the library finds the files of all workers."""
 
 SHORT_S: Final = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0)
 FIRST_S: Final = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0)
@@ -28,13 +27,19 @@ WHOLE_S: Final = (0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 20.0, 30.0, 60.0, 120.0, 
 
 
 def share_values(place: int) -> None:
-    """Keep values where other workers see them; before there is any metric in this process."""
+    """Store values where other workers can read them.
+
+    Call before this process creates any metric.
+    """
     values.ValueClass = values.MultiProcessValue(lambda: place)  # type: ignore[no-untyped-call]
 
 
 class KnownMetric(MetricWrapperBase):
-    """A metric that remembers where its labels lead to: the library makes text of every value and takes a lock, each
-    time. There are no more of them than series."""
+    """Metric that caches its labelled series.
+
+    The library converts every label value to text and takes a lock at each lookup. The cache is bounded by the number
+    of series.
+    """
 
     @cached_property
     def _series(self) -> dict[tuple[object, ...], Self]:
@@ -50,18 +55,18 @@ class KnownMetric(MetricWrapperBase):
 
 
 class KnownCounter(KnownMetric, Counter):
-    """The library's counter, series remembered."""
+    """Counter with cached series."""
 
 
 class KnownGauge(KnownMetric, Gauge):
-    """The library's gauge, series remembered."""
+    """Gauge with cached series."""
 
 
 class KnownHistogram(KnownMetric, Histogram):
-    """A histogram that also takes what was counted elsewhere by the same bounds."""
+    """Histogram with cached series that also accepts pre-aggregated counts for the same bounds."""
 
     def add(self, counts: Sequence[int], total: float) -> None:
-        """`counts` has one number for each bound, and one for what is beyond the last; `total` is the sum."""
+        """Add counts per bound, plus one count beyond the last bound; `total` is the sum of values."""
         for bucket, count in zip(self._buckets, counts, strict=True):
             if count:
                 bucket.inc(count)
@@ -79,7 +84,7 @@ class Instruments:
             return KnownCounter(f"unisono_{name}", about, labels, registry=registry)
 
         def gauge(name: str, about: str, *labels: str, over: str = "livesum") -> KnownGauge:
-            """`over` says how the values of several workers become one."""
+            """Create a gauge; `over` is the aggregation mode for several workers."""
             return KnownGauge(f"unisono_{name}", about, labels, registry=registry, multiprocess_mode=over)  # type: ignore[arg-type]
 
         def histogram(name: str, about: str, *labels: str, bounds: Iterable[float]) -> KnownHistogram:
@@ -91,7 +96,7 @@ class Instruments:
         self.http_s = histogram(
             "http_request_duration", "From a request's headers to the end of its answer.", "route", bounds=WHOLE_S
         )
-        # -- turns
+        # -- generation requests
         turn = ("model", "surface")
         self.requests = counter("requests", "Answers asked of a model.", *turn, "outcome", "error")
         self.in_flight = gauge("requests_in_flight", "Answers being made.", "model")
@@ -133,7 +138,7 @@ class Instruments:
         self.claimed = gauge("backend_tokens_running", "What they may take up there, in tokens.", *backend)
         self.foreign = gauge("backend_requests_foreign", "Requests of others, as it says.", *backend, over="livemax")
         self.waiting = gauge("queue_length", "Requests that wait for a place.", "model")
-        # -- hosted tools
+        # -- server tools
         self.tools = counter("tool_calls", "Calls of hosted tools that were made.", "server", "outcome")
         self.tools_s = histogram("tool_call_duration", "A call of a hosted tool.", "server", bounds=WHOLE_S)
         self.hooks = counter("hook_failures", "Calls of hooks that failed or took too long.", "hook", "call")
@@ -149,7 +154,7 @@ class Instruments:
         self.traces = counter("traces", "Recordings of answers, by what became of them.", "outcome")
 
     def shown(self) -> CollectorRegistry | MultiProcessCollector:
-        """What is read for an answer: the values of all workers where there are several."""
+        """Return the registry to scrape: the values of all workers if there are several."""
         folder = os.environ.get(FOLDER)
         if folder and values.ValueClass is not values.MutexValue:
             return MultiProcessCollector(None, folder)  # type: ignore[no-untyped-call]

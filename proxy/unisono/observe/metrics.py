@@ -1,7 +1,6 @@
-"""Metrics: what is told of turns, requests, backends and the store becomes numbers that Prometheus reads.
+"""Metrics: counts generations, requests, backends and the store for Prometheus.
 
-Counting is all that happens where it is told; what has to be looked at (pools, the process, how late the event loop is)
-is looked at by a task of its own.
+Event handlers only count. A separate task samples state that must be polled: pools, the process, event loop lag.
 """
 
 from __future__ import annotations
@@ -21,18 +20,18 @@ from unisono.core.observer import GenerationBegan, GenerationDone, Observer, Ste
 from unisono.observe.metric_definitions import Instruments
 
 LOOK_S: Final = 1.0
-"""Between two looks at backends and the process."""
+"""Interval between two samples of backends and the process, in seconds."""
 BEAT_S: Final = 0.1
-"""Between two moments at which the event loop is to come to the same thing."""
+"""Interval between two measurements of event loop lag, in seconds."""
 OTHER: Final = "other"
-"""Stands for values that no table and no configuration holds."""
+"""Label for values that no table and no configuration contains."""
 METHODS: Final = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
 CIRCUITS: Final = {"closed": 0, "half-open": 1, "open": 2}
 STATE: Final = Path("/proc/self/statm")
 
 
 class DeploymentMetrics(Protocol):
-    """What is known of a deployment at one moment (`routing.status.DeploymentStatus`)."""
+    """State of a deployment at one moment (`routing.status.DeploymentStatus`)."""
 
     @property
     def model(self) -> str: ...
@@ -53,7 +52,7 @@ class DeploymentMetrics(Protocol):
 
 
 class Metrics(Observer):
-    """The numbers of this process. `per_key` counts tokens by key too."""
+    """Metrics of this process. `per_key` also counts tokens by key."""
 
     def __init__(self, version: str) -> None:
         self._all = Instruments()
@@ -68,13 +67,15 @@ class Metrics(Observer):
         self._circuits: set[tuple[str, str, str]] = set()
 
     def know(self, models: Collection[str], backends: Collection[tuple[str, str]], servers: Collection[str]) -> None:
-        """The names there are in the configuration, of backends with their model's: any other model or tool server is
-        counted as `other`, and of backends that are not there any more nothing is shown that changes."""
+        """Set the configured names; backends are pairs of model and deployment name.
+
+        Any other model or tool server is counted as `other`. Gauges of removed backends are no longer exported.
+        """
         self._models = frozenset(models)
         self._backends = frozenset(backends)
         self._servers = frozenset(servers)
 
-    # -- turns
+    # -- generations
 
     def began(self, began: GenerationBegan) -> None:
         self._all.in_flight.labels(self._model(began)).inc()
@@ -118,7 +119,7 @@ class Metrics(Observer):
         generated = sum(step.generated for step in done.steps)
         for channel, tokens in done.channels.items():
             every.tokens.labels(model, channel).inc(tokens)
-        # Headers and markers, and messages that were cut.
+        # Headers and markers, and messages that were cut off.
         rest = generated - sum(done.channels.values())
         if rest > 0:
             every.tokens.labels(model, OTHER).inc(rest)
@@ -147,30 +148,36 @@ class Metrics(Observer):
     # -- requests and the store
 
     def answered(self, route: str, method: str, status: int, took_s: float) -> None:
-        """One HTTP request; `route` is a template, empty for a path that there is none for."""
+        """Count one HTTP request. `route` is a template, empty for an unknown path."""
         route = route or OTHER
         self._all.http.labels(route, method if method in METHODS else OTHER, str(status)).inc()
         self._all.http_s.labels(route).observe(took_s)
 
     def stored(self, operation: str, took_s: float, error: str = "") -> None:
-        """One operation of the store, and the code of what it ended in."""
+        """Count one operation of the store, and its error code if it failed."""
         self._all.store_s.labels(operation).observe(took_s)
         if error:
             self._all.store_errors.labels(operation, error).inc()
 
     def spans(self, outcome: str, count: int) -> None:
-        """So many spans were `exported`, `dropped` because too many wait, or `failed` to be taken."""
+        """Count spans by outcome.
+
+        Outcomes: `exported`, `dropped` because the queue was full, or `failed` to be sent.
+        """
         self._all.spans.labels(outcome).inc(count)
 
     def traces(self, outcome: str, count: int) -> None:
-        """So many recordings were `kept`, `dropped` because too many wait, or `failed` to be written."""
+        """Count recordings by outcome.
+
+        Outcomes: `kept`, `dropped` because the queue was full, or `failed` to be written.
+        """
         self._all.traces.labels(outcome).inc(count)
 
     def hook_failed(self, hook: str, call: str) -> None:
-        """One call of a hook, `before` or `after`, that neither said anything nor refused."""
+        """Count one failed call of a hook, `before` or `after`, that neither succeeded nor refused."""
         self._all.hooks.labels(hook, call).inc()
 
-    # -- what is looked at
+    # -- sampled state
 
     def look(
         self,
@@ -178,7 +185,7 @@ class Metrics(Observer):
         store_works: Callable[[], bool],
         unaccounted: Callable[[], int] = lambda: 0,
     ) -> asyncio.Task[None]:
-        """Look at these from now on, and no longer at what was looked at before, until the task is cancelled."""
+        """Sample these sources instead of the previous ones, until the returned task is cancelled."""
         if self._looking is not None:
             self._looking.cancel()
         self._look_now = lambda: self.look_once(backends(), store_works=store_works(), unaccounted=unaccounted())
@@ -218,17 +225,17 @@ class Metrics(Observer):
         with suppress(OSError):
             every.memory.set(int(STATE.read_text().split()[1]) * resource.getpagesize())
 
-    # -- what is shown
+    # -- output
 
     async def text(self) -> bytes:
-        """Everything, in Prometheus' text format."""
+        """Return all metrics in the Prometheus text format."""
         self._look_now()
-        # Of several workers it takes a while to read, in which others are to have their turn.
+        # Reading the files of several workers takes a while and must not block the loop.
         return await asyncio.to_thread(generate_latest, _Present(self._all.shown().collect, self._backends))
 
 
 class _Present:
-    """Without what is said of backends that the configuration does not hold any more."""
+    """Collector without the gauges of backends that the configuration no longer contains."""
 
     def __init__(self, collect: Callable[[], Iterable[Metric]], backends: frozenset[tuple[str, str]]) -> None:
         self._collect = collect

@@ -1,8 +1,7 @@
-"""Sends spans to an OpenTelemetry collector, from a thread of its own.
+"""Export of spans to an OpenTelemetry collector, from a thread of its own.
 
-Handing spans over never waits, and wakes the thread once for all that come together: whenever it wakes, answers wait
-for it. So many may lie in the queue, and what comes beyond is dropped and counted. A collector that cannot be reached
-costs spans and nothing else.
+Queueing spans never blocks and wakes the thread once per batch: each wake-up delays generation. Spans beyond the
+queue limit are dropped and counted. An unreachable collector costs spans and nothing else.
 """
 
 from __future__ import annotations
@@ -32,19 +31,22 @@ KINDS: Final = {
 AT_ONCE: Final = 512
 """Spans of one request to the collector."""
 WAIT_S: Final = 1.0
-"""How long a request waits for more spans to go with it."""
+"""Time that a request waits for more spans to join it."""
 CLOSING_S: Final = 3.0
-"""How long the end waits for what is in the queue."""
+"""Time that the shutdown waits for the queue to drain."""
 
 Count = Callable[[str, int], None]
-"""Told what became of spans, `exported`, `dropped` or `failed`, and of how many."""
+"""Callback with the outcome of spans (`exported`, `dropped` or `failed`) and their number."""
 
 log = logging.getLogger("unisono.spans")
 
 
 class Exporter(Observer):
-    """Told of turns, it exports their spans. `endpoint` is the collector's whole URL for traces; without one the
-    library's own variables say where it is. `kinds` are those of backends, by deployment."""
+    """Observer that exports the spans of generations.
+
+    `endpoint` is the collector's full URL for traces; without it the library reads its own environment variables.
+    `kinds` maps deployments to backend kinds.
+    """
 
     def __init__(
         self,
@@ -74,7 +76,7 @@ class Exporter(Observer):
         self._thread.start()
 
     async def aclose(self) -> None:
-        """Send what there is, for a moment."""
+        """Send the queued spans within a short timeout."""
         await asyncio.to_thread(self._close)
 
     def _close(self) -> None:
@@ -86,7 +88,7 @@ class Exporter(Observer):
         self._exporter.shutdown()  # type: ignore[no-untyped-call]
 
     def began(self, began: GenerationBegan) -> None:
-        """Spans are made of turns that ended."""
+        """Do nothing: spans are created when a generation has ended."""
 
     def ended(self, done: GenerationDone) -> None:
         spans = spans_of(done, self.kinds)
@@ -97,7 +99,7 @@ class Exporter(Observer):
             self._count("dropped", len(spans) - len(taken))
 
     def _tell(self) -> None:
-        """Wake the thread where there is something to do."""
+        """Wake the thread if there is work."""
         if self._waiting and not self._some.is_set():
             self._some.set()
         if len(self._waiting) >= self._at_once and not self._enough.is_set():
@@ -107,7 +109,7 @@ class Exporter(Observer):
         while self._waiting or not self._closing.is_set():
             self._some.wait()
             if not self._closing.is_set():
-                # What comes within that time goes with the first.
+                # Spans that arrive within that time join the first.
                 self._enough.wait(WAIT_S)
             self._some.clear()
             self._enough.clear()

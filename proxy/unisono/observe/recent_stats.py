@@ -1,6 +1,6 @@
-"""The last hour of this process, by the minute: how many answers, what was mended, what each backend had to read.
+"""Statistics of this process for the last hour, by minute: answers, recoveries, backends.
 
-For whoever looks at the gateway now and keeps no time series; it costs a few additions for each answer, and no file.
+They serve operators without a time series database, and cost a few additions per answer and no file.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ MINUTE_S: Final = 60
 
 @dataclass(slots=True)
 class Worked:
-    """What a deployment did. `cached` are tokens of `prompt` that it says it had already."""
+    """Work of a deployment. `cached` counts the tokens of `prompt` that it reports as cached."""
 
     generations: int = 0
     failed: int = 0
@@ -48,14 +48,14 @@ class MinuteStats:
 
 
 class RecentStats(Observer):
-    """`clock` gives seconds since 1970."""
+    """Observer that counts answers per minute. `clock` returns seconds since 1970."""
 
     def __init__(self, clock: Callable[[], float] = time) -> None:
         self._clock = clock
         self._minutes: OrderedDict[int, MinuteStats] = OrderedDict()
 
     def began(self, began: GenerationBegan) -> None:
-        """Answers count when they are over."""
+        """Do nothing: answers count when they have ended."""
 
     def ended(self, done: GenerationDone) -> None:
         minute = self._now()
@@ -70,12 +70,12 @@ class RecentStats(Observer):
             )
 
     def minutes(self) -> Iterator[MinuteStats]:
-        """Those of the last hour in which something ended, the oldest first."""
+        """Yield the minutes of the last hour in which an answer ended, the oldest first."""
         first = self._minute() - (MINUTES - 1) * MINUTE_S
         return (minute for at, minute in self._minutes.items() if at >= first)
 
     def worked(self) -> dict[tuple[str, str], Worked]:
-        """What deployments, by model and name, did in the last hour."""
+        """Return the work of the last hour by deployment, as pairs of model and name."""
         sums: dict[tuple[str, str], Worked] = {}
         for minute in self.minutes():
             for of, worked in minute.backends.items():

@@ -1,8 +1,8 @@
-"""Which answers are recorded, and how recordings get to the store: behind the answers, never in their way.
+"""Selection of answers to record, and asynchronous writing of recordings to the store.
 
-What is told of a turn that ended waits in a short line, for a moment, so that several go together; a task makes
-documents of them, of long ones in a thread, and keeps them. What comes while the line is full is dropped, and what the
-store does not take is not tried again: both are counted.
+Ended generations wait briefly in a short queue, so that several are written together. A task converts them to
+documents, long ones in a thread, and stores them. Recordings are dropped if the queue is full, and not retried if the
+store fails; both are counted.
 """
 
 from __future__ import annotations
@@ -22,16 +22,19 @@ log = logging.getLogger("unisono.observe")
 
 MOST_WAITING: Final = 64
 TOGETHER: Final = 16
-"""Recordings that are written at once."""
+"""Recordings written in one batch."""
 GATHER_S: Final = 0.1
-"""How long the first of them waits for others, in seconds."""
+"""Time that the first of a batch waits for others, in seconds."""
 OFF_LOOP_TOKENS: Final = 2_000
-"""So many tokens are made a document in a thread. Of fewer that takes less than it takes to wake one, 0.1 ms."""
+"""Number of tokens from which a document is built in a thread.
+
+Fewer take less than a thread wake-up, 0.1 ms.
+"""
 CLOSING_S: Final = 3.0
-"""How long those that wait may take when the gateway ends, in seconds."""
+"""Time for writing the queue at shutdown, in seconds."""
 
 ROUTINE: Final = frozenset({"restored-stop"})
-"""Rules that are applied to every answer of some backends, and say nothing of the answer."""
+"""Rules that apply to every answer of some backends, and so do not mark it as repaired."""
 
 
 def was_mended(done: GenerationDone) -> bool:
@@ -40,22 +43,28 @@ def was_mended(done: GenerationDone) -> bool:
 
 WANTED: Final[dict[str, Callable[[GenerationDone], bool]]] = {
     "off": lambda _: False,
-    # A request that nobody was asked for is no answer: a storm of refusals would drive out what is looked for.
+    # A request without an attempt on a backend is no answer: many refusals would evict the relevant recordings.
     "recoveries": lambda done: bool(was_mended(done) or done.failovers or done.unmet or (done.error and done.tries)),
     "all": lambda _: True,
 }
-"""Whether a turn is recorded, by `unisono.traces.mode`."""
+"""Predicates that select generations to record, by `unisono.traces.mode`."""
 
 
 def is_long(done: GenerationDone) -> bool:
-    """Whether a document of it may take long: for its tokens, or for schemas, of which prompts do not hold all."""
+    """Return True if building the document may be slow.
+
+    Tokens take time, and so do schemas, which prompts do not contain in full.
+    """
     asked = done.began.asked or {}
     tokens = len(done.journal) + sum(len(step.prompt) for step in done.steps)
     return tokens > OFF_LOOP_TOKENS or bool(asked.get("tools") or asked.get("form"))
 
 
 class Recorder(Observer):
-    """Recordings are kept for `for_s` seconds, `most` of each tenant. `count` is told what became of them."""
+    """Observer that records answers.
+
+    Recordings are stored for `for_s` seconds, at most `most` per tenant. `count` receives their outcomes.
+    """
 
     def __init__(
         self,
@@ -81,7 +90,7 @@ class Recorder(Observer):
         self._down = False
 
     def began(self, began: GenerationBegan) -> None:
-        """Recordings are made of turns that ended."""
+        """Do nothing: recordings are made of ended generations."""
 
     def ended(self, done: GenerationDone) -> None:
         if not done.began.request_id or not self._wanted(done):
@@ -96,7 +105,7 @@ class Recorder(Observer):
             self._timer = asyncio.get_running_loop().call_later(GATHER_S, self._begin)
 
     def _begin(self) -> None:
-        """Write what waits, where nobody does already."""
+        """Start writing the queue, unless a write is in progress."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
@@ -104,7 +113,7 @@ class Recorder(Observer):
             self._writing = asyncio.create_task(self._write(), name="recording answers")
 
     async def aclose(self) -> None:
-        """Keep what waits, for a moment."""
+        """Write the queue within a short timeout."""
         self._begin()
         if self._writing is not None:
             await asyncio.wait({self._writing}, timeout=CLOSING_S)
@@ -137,7 +146,7 @@ class Recorder(Observer):
     async def _traced(self, done: GenerationDone) -> StoredTrace:
         if is_long(done):
             return await asyncio.to_thread(self._trace, done)
-        # Others have their turn between one document and the next.
+        # Let other tasks run between two documents.
         await asyncio.sleep(0)
         return self._trace(done)
 

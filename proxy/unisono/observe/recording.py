@@ -1,8 +1,8 @@
-"""A recording: one answer as a document of plain JSON, from the prompts' tokens to the times of every step.
+"""Recording of one answer as a plain JSON document: prompt tokens, output, and step times.
 
-docs/traces.md says what is in it; what it is made of is added to and never renamed within a version. It holds what was
-said and done and never a header, an address or a key. Text of items is there as tokens only: `said` has its length and
-digest, to be compared with what the tokens say to a later reader.
+docs/traces.md describes the fields; within a version, fields are added and never renamed. A recording never contains
+headers, addresses or keys. Texts of items are present as tokens only: `said` holds their lengths and digests, for
+comparison with what a later parser reads from the tokens.
 """
 
 from __future__ import annotations
@@ -23,15 +23,18 @@ from unisono.core.observer import GenerationDone, StepDone
 OBJECT: Final = "unisono.trace"
 VERSION: Final = 1
 BYTES_PER_TOKEN: Final = 7
-"""Of a token's number and the comma behind it, at most."""
+"""Maximum JSON bytes of a token id and its comma."""
 DIGEST: Final = 16
-"""Hexadecimal digits of a text's SHA-256 that are kept."""
+"""Hexadecimal digits of a text's SHA-256 that are stored."""
 
 Document = dict[str, Any]
 
 
 def to_document(done: GenerationDone, gateway: str, max_bytes: int) -> Document:
-    """All of it that fits: what asked too much of the room is named in `left_out`, prompts keep their ends."""
+    """Build the document within `max_bytes`.
+
+    Members that do not fit are named in `left_out`; prompts keep their ends.
+    """
     began = done.began
     document: Document = {
         "object": OBJECT,
@@ -86,7 +89,10 @@ def _step(step: StepDone) -> dict[str, Json]:
 
 
 def said_of(events: Iterable[Event]) -> list[dict[str, Json]]:
-    """Items and repairs, in their order, without ids: what two readings of equal tokens have in common."""
+    """Return items and repairs in order, without ids.
+
+    Two parses of equal tokens have these in common.
+    """
     said: list[dict[str, Json]] = []
     for event in events:
         if isinstance(event, Repaired):
@@ -145,7 +151,10 @@ def _fit(document: Document, prompts: Sequence[Sequence[int]], max_bytes: int) -
 
 
 def _in_common(before: Sequence[int], after: Sequence[int]) -> int:
-    """How many tokens two prompts begin with alike, found by halves: they are long and compared at once."""
+    """Return the length of the common prefix of two prompts.
+
+    Bisection over slices, which compare quickly even for long prompts.
+    """
     low, high = 0, min(len(before), len(after))
     while low < high:
         middle = (low + high + 1) // 2
@@ -157,7 +166,7 @@ def _in_common(before: Sequence[int], after: Sequence[int]) -> int:
 
 
 def _share(lengths: Sequence[int], room: int) -> int:
-    """The most each may have so that all of them fit."""
+    """Return the largest equal limit with which all lengths fit into `room`."""
     left, most = len(lengths), 0
     for length in sorted(lengths):
         if length * left > room:
@@ -173,17 +182,20 @@ def dumped(value: object) -> bytes:
     try:
         return orjson.dumps(value)
     except TypeError:
-        # Half a pair of surrogates, which a client may have sent.
+        # A lone surrogate, which a client may have sent.
         return json.dumps(value, separators=(",", ":")).encode()
 
 
 def packed(document: Mapping[str, Any]) -> bytes:
-    """As it is kept. More effort takes several times as long, for a twentieth of the bytes."""
+    """Compress a document for the store.
+
+    A higher level takes several times as long and saves a twentieth of the bytes.
+    """
     return zlib.compress(dumped(document), zlib.Z_BEST_SPEED)
 
 
 def unpacked(data: bytes) -> Document:
-    """Raises ValueError."""
+    """Decompress and check a document. Raises ValueError."""
     try:
         document = json.loads(zlib.decompress(data))
     except zlib.error as error:
@@ -192,7 +204,7 @@ def unpacked(data: bytes) -> Document:
 
 
 def checked(document: object) -> Document:
-    """Raises ValueError for what is no recording, or one of a newer version."""
+    """Return a valid recording. Raises ValueError for any other value or a newer version."""
     if not isinstance(document, dict) or document.get("object") != OBJECT:
         raise ValueError("this is no recording")
     if document.get("version") != VERSION:
@@ -201,7 +213,7 @@ def checked(document: object) -> Document:
 
 
 def prompts_of(document: Mapping[str, Any]) -> list[list[int | None]]:
-    """The prompt of each step; None stands where tokens were left out."""
+    """Return the prompt of each step; None replaces tokens that were left out."""
     prompts: list[list[int | None]] = []
     before: list[int | None] = []
     for step in document["steps"]:
@@ -215,7 +227,7 @@ def prompts_of(document: Mapping[str, Any]) -> list[list[int | None]]:
 
 
 def about_of(document: Mapping[str, Any]) -> bytes:
-    """What a list shows."""
+    """Return the summary of a document for lists."""
     names = ("model", "surface", "outcome", "error", "finish", "recoveries", "failovers", "ended_s", "backend", "unmet")
     generated = sum(step["generated"] for step in document["steps"])
     return dumped({name: document[name] for name in names} | {"generated": generated})

@@ -1,4 +1,4 @@
-"""What of a configuration must never be shown, wherever it stands."""
+"""Secrets of a configuration that must never be logged or displayed, wherever they occur."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from pydantic import JsonValue, SecretStr
 from unisono.config import Config
 
 SHORTEST_GUESS = 8
-"""Characters from which on a value is taken for a secret where nobody says that it is one."""
+"""Minimum length, in characters, from which a value of unknown meaning counts as a secret."""
 
 
 def secrets_of(config: Config) -> Iterator[str]:
-    """Every secret of a configuration, for the logs to leave out."""
+    """Yield every secret of a configuration, for redaction in logs."""
     held: list[SecretStr | None] = [config.general_settings.master_key, config.unisono.salt_key, config.store.url]
     held += [entry.litellm_params.api_key for entry in config.model_list]
     for server in config.mcp_servers.values():
@@ -36,8 +36,10 @@ def secrets_of(config: Config) -> Iterator[str]:
 
 
 def _secrets_of_options(value: JsonValue) -> Iterator[str]:
-    """What may be secret in the options of somebody's code, which nobody here knows the meaning of: no plain word, and
-    of an address what is secret in any."""
+    """Yield possible secrets in the options of third-party code, whose meaning is unknown.
+
+    Plain words are excluded; from a URL only its secret parts are yielded.
+    """
     match value:
         case dict():
             yield from chain.from_iterable(map(_secrets_of_options, value.values()))
@@ -50,7 +52,7 @@ def _secrets_of_options(value: JsonValue) -> Iterator[str]:
 
 
 def addresses_of(config: Config) -> Iterator[str]:
-    """Where backends, tool servers and collectors are, as written down."""
+    """Yield the addresses of backends, tool servers and collectors, as configured."""
     yield from (entry.litellm_params.api_base or "" for entry in config.model_list)
     yield from (server.url.get_secret_value() for server in config.mcp_servers.values() if server.url is not None)
     if config.unisono.otel is not None and config.unisono.otel.endpoint is not None:
@@ -58,7 +60,7 @@ def addresses_of(config: Config) -> Iterator[str]:
 
 
 def secrets_in(url: str) -> Iterator[str]:
-    """What may be secret in an address, as written there and as meant: the password, and values of its query."""
+    """Yield possible secrets of a URL, raw and decoded: the password and values of its query."""
     _, _, rest = url.partition("://")
     password = rest.partition("/")[0].rpartition("@")[0].partition(":")[2]
     values = (pair.partition("=")[2] for pair in rest.partition("#")[0].partition("?")[2].split("&"))
@@ -67,12 +69,12 @@ def secrets_in(url: str) -> Iterator[str]:
 
 
 def _looks_secret(value: str) -> bool:
-    """Shorter values are words and numbers, which logs are full of."""
+    """Return True for long values: shorter ones are words and numbers common in logs."""
     return len(value) >= SHORTEST_GUESS
 
 
 def passwords_of(url: str) -> Iterator[str]:
-    """The password in a store's address, as it is written there and as it is meant."""
+    """Yield the password in a store's address, raw and decoded."""
     credentials = url.partition("://")[2].rpartition("@")[0]
     written = [credentials.partition(":")[2]]
     written += [pair.partition("=")[2] for pair in url.partition("?")[2].split("&") if pair.startswith("password=")]

@@ -1,7 +1,7 @@
-"""Spans: a turn that ended, as OpenTelemetry's conventions for generative AI have it.
+"""OpenTelemetry spans of an ended generation, by the conventions for generative AI.
 
-Below the turn there is one span for each step, below that one for each generation on a backend, and one for each call
-of a hosted tool. They hold names, numbers and codes and never what was said: no prompt, no answer, no arguments.
+The generation has one child span per step. Below a step is one span per attempt on a backend; server tool calls have
+one span each. Spans contain names, numbers and codes and never content: no prompt, no answer, no arguments.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ LEFT: Final = "cancelled"
 
 
 class SpanType(Enum):
-    """OpenTelemetry's kinds, those that are used."""
+    """The OpenTelemetry span kinds in use."""
 
     SERVER = "server"
     INTERNAL = "internal"
@@ -32,7 +32,10 @@ class SpanType(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """Times in nanoseconds since 1970; `parent` is a span's id, empty for none. `error` is a code."""
+    """One span. Times in nanoseconds since 1970; `parent` is a span id, empty for none.
+
+    `error` is a code.
+    """
 
     name: str
     kind: SpanType
@@ -45,8 +48,10 @@ class Span:
 
 
 def spans_of(done: GenerationDone, kinds: Mapping[str, str]) -> list[Span]:
-    """The turn's span and all below it, none where it was not traced or not sampled. `kinds` are those of backends, by
-    deployment."""
+    """Return the generation's span and its descendants.
+
+    Empty if it was not traced or not sampled. `kinds` maps deployments to backend kinds.
+    """
     turn = done.began.span
     if turn is None or not turn.sampled:
         return []
@@ -167,6 +172,6 @@ def _span(
     attributes: Mapping[str, Value],
     error: str,
 ) -> Span:
-    """`times` are when it began and ended, in seconds after `begun`."""
+    """Build a span; `times` are its start and end, in seconds after `begun`."""
     start, end = times
     return Span(name, kind, at, parent, _ns(begun, start), _ns(begun, end), attributes, error)

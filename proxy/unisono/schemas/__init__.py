@@ -1,8 +1,7 @@
-"""JSON schemas that answers have to match: which of them can be honoured, and what is wrong with an answer.
+"""JSON schemas for answers: which of them are supported, and validation of answers.
 
-Promises: pure, bounded in time and memory whatever the schema or the answer holds, and nothing is ever fetched. That is
-why the judging is done here: the libraries for it run expressions of strangers in Python, and repeat whole values in
-what they report.
+Pure, bounded in time and memory for any schema and answer; nothing is ever fetched. Existing libraries do not guarantee
+this: they run untrusted regular expressions in Python, and repeat whole values in their messages.
 """
 
 from unisono.schemas.messages_for_model import violation

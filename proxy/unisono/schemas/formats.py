@@ -1,4 +1,4 @@
-"""The formats of strings that are checked: those of strict schemas. Any other is an annotation."""
+"""String formats that are checked: those of strict schemas. Any other is an annotation."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from datetime import date, datetime, time
 from ipaddress import IPv4Address, IPv6Address
 
 LONGEST = 1_000
-"""Characters: nothing of these kinds is longer."""
+"""Maximum characters of a value of these formats."""
 
 
 def _parsed(parse: Callable[[str], object]) -> Callable[[str], bool]:
@@ -28,7 +28,7 @@ def _shaped(expression: str) -> Callable[[str], bool]:
 
 
 def _moment(text: str) -> bool:
-    """RFC 3339: a date, a time of day and an offset."""
+    """Check for an RFC 3339 timestamp: a date, a time of day and an offset."""
     return _MOMENT(text) and _parsed(datetime.fromisoformat)(_spelled(text))
 
 
@@ -37,7 +37,7 @@ def _time(text: str) -> bool:
 
 
 def _spelled(text: str) -> str:
-    """As Python reads it: six digits of a second at most, and an offset in capitals."""
+    """Normalize for Python's parser: at most six digits of a second, upper-case letters."""
     return re.sub(r"(\.\d{6})\d+", r"\1", text.upper())
 
 
@@ -61,6 +61,6 @@ FORMATS: Mapping[str, Callable[[str], bool]] = {
 
 
 def fits(name: str, text: str) -> bool:
-    """Whether `text` is of the format; every text is of one that is not checked."""
+    """Return True if `text` matches the format, or if the format is not checked."""
     check = FORMATS.get(name)
     return check is None or (len(text) <= LONGEST and check(text))

@@ -1,4 +1,4 @@
-"""A value judged by a schema: one small function per keyword, in a table, and the count of work that bounds them."""
+"""Validation of a value against a schema: one function per keyword, and a limit on work."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ from unisono.schemas.patterns import Expression
 from unisono.schemas.values import is_type, key, shown
 
 MOST_STEPS = 200_000
-"""Keywords looked at, and what takes as long."""
+"""Maximum steps: keywords evaluated, plus work of equal cost."""
 DEEPEST = 128
-"""Schemas being judged by within one another: what Python's own stack carries many times over."""
+"""Maximum depth of nested schema evaluations: far below the recursion limit of Python."""
 
 
 class WorkLimitReached(Exception):
-    """The bounds are reached; nothing is known about the value."""
+    """The limits are exceeded, so nothing is known about the value."""
 
 
 @dataclass(frozen=True, slots=True)
 class Complaint:
-    """What is wrong, and where in the value."""
+    """Violation of a schema, with its location in the value."""
 
     place: tuple[str | int, ...]
     text: str
@@ -39,17 +39,17 @@ Schema: TypeAlias = Mapping[str, Any]
 
 
 class Judge:
-    """Judges one value by `root`; not to be used again."""
+    """Validator of one value against `root`; single use."""
 
     def __init__(self, root: Schema) -> None:
         self._root = root
         self._steps = 0
         self._depth = 0
-        # Each is compiled once at most, however many there are.
+        # Each expression is compiled at most once.
         self._expressions: dict[str, Expression] = {}
 
     def complaints(self, value: object) -> Complaints:
-        """Raises TooMuch, from the first one on."""
+        """Yield violations; iteration may raise WorkLimitReached."""
         return self.judge(self._root, value, ())
 
     def judge(self, schema: object, value: object, place: Place) -> Complaints:
@@ -93,7 +93,7 @@ class Judge:
         return expression.found(text)
 
     def key(self, value: object) -> object:
-        """What is equal for equal JSON."""
+        """Return a hashable that is equal for equal JSON values."""
         return key(value, self.work)
 
     def target(self, reference: str) -> object:
@@ -132,7 +132,7 @@ def _any_of(judge: Judge, wanted: Any, value: object, place: Place, schema: Sche
         complaint = judge.first(each, value, place)
         if complaint is None:
             return
-        # The alternative that was followed furthest is the one that was meant.
+        # Report the alternative that matched to the greatest depth, which most likely was intended.
         if nearest is None or len(complaint.place) > len(nearest.place):
             nearest = complaint
     if nearest is not None:
@@ -269,7 +269,7 @@ def _multiple(judge: Judge, wanted: Any, value: object, place: Place, schema: Sc
 
 
 def _fraction(value: object) -> Fraction:
-    # A decimal fraction means what is written, not the float next to it; `str` refuses very long integers.
+    # A decimal fraction is compared as written, not as the nearest float; `str` rejects very long integers.
     return Fraction(value) if isinstance(value, int) else Fraction(str(value))
 
 
@@ -335,6 +335,9 @@ JUDGES: Mapping[str, Judging] = {
     "exclusiveMaximum": _amount(lambda value, wanted: value >= wanted, "below"),
     "multipleOf": _multiple,
 }
-"""Every keyword that says something by itself; the others are read by the one they belong to."""
+"""Functions of all independent keywords.
+
+The remaining keywords are read by those that they modify.
+"""
 READ_ALONG = frozenset({"then", "else", "minContains", "maxContains", "$defs", "definitions"})
-"""Read by `if`, `contains` and `$ref`."""
+"""Keywords read by `if`, `contains` and `$ref`."""

@@ -1,7 +1,7 @@
-"""The keywords of JSON Schema 2020-12, as a table: what each may hold, where schemas stand in it, and who honours it.
+"""Table of the JSON Schema 2020-12 keywords: permitted values, nested schemas, and support.
 
-A keyword that stands nowhere here is an annotation, as the specification has it; the few that would change the meaning
-of a schema and cannot be honoured are refused by name.
+An unlisted keyword is an annotation, as the specification defines. The few unsupported ones that would change the
+meaning of a schema are refused by name.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ TYPES = ("null", "boolean", "object", "array", "number", "integer", "string")
 
 
 class Holds(Enum):
-    """Where the schemas are in a keyword's value."""
+    """Location of the schemas in a keyword's value."""
 
     NOTHING = auto()
     ONE = auto()
@@ -24,9 +24,11 @@ class Holds(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Keyword:
-    """`fits` and `what` say what the value has to be; Holds says it where that is left out. `strict` keywords are in
-    the subset that strict schemas are written in. An `in_place` keyword's schemas judge the same value as the schema
-    they stand in."""
+    """One keyword.
+
+    `fits` and `what` check and describe its value; by default `holds` determines both. `strict` keywords belong to the
+    subset for strict schemas. The schemas of an `in_place` keyword apply to the same value as their parent schema.
+    """
 
     holds: Holds = Holds.NOTHING
     fits: Callable[[object], bool] = lambda value: True
@@ -127,7 +129,7 @@ REFUSED: Mapping[str, str] = {
     "additionalItems": "it is of an older draft; write items beside prefixItems",
     "dependencies": "it is of an older draft; write dependentRequired or dependentSchemas",
 }
-"""What would mean something and is not honoured, and why or what to write."""
+"""Unsupported keywords that affect validation, with the reason or a replacement."""
 
 SHAPES: Mapping[Holds, tuple[Callable[[object], bool], str]] = {
     Holds.ONE: (_is_schema, "a schema"),
@@ -140,11 +142,11 @@ SHAPES: Mapping[Holds, tuple[Callable[[object], bool], str]] = {
         "an object of schemas",
     ),
 }
-"""What a keyword's value has to be to hold schemas."""
+"""Checks and descriptions of values that contain schemas."""
 
 
 def schemas_in(keyword: Keyword, value: object) -> Mapping[str, object]:
-    """The schemas in a keyword's value by their path in it, empty for the value itself."""
+    """Return the schemas in a keyword's value by their path; the empty path is the value itself."""
     match keyword.holds:
         case Holds.ONE:
             return {"": value}

@@ -1,7 +1,7 @@
-"""What is wrong with an answer that had to match a schema, in words that whoever wrote it can act on.
+"""Messages about schema violations, written for the model that has to correct its answer.
 
-Written for texts and schemas of strangers: the work is counted and ends at a bound, no expression is run by an engine
-that backtracks, and nothing of an answer is repeated at length. The schema is one that `check` has let through.
+Safe for untrusted texts and schemas: work is limited, no expression runs on a backtracking engine, and messages quote
+at most short parts of an answer. The schema must have passed `check`.
 """
 
 from __future__ import annotations
@@ -15,18 +15,20 @@ import orjson
 from unisono.schemas.judging import Complaint, Judge, WorkLimitReached
 
 LONGEST = 1_000_000
-"""Characters of an answer."""
+"""Maximum characters of an answer."""
 DEEPEST = 64
-"""Values within one another."""
+"""Maximum nesting depth of values."""
 MAX_DIGITS = 20_000
 DIGITS_AT_ONCE = 4_000
 MOST_TOLD = 5
-"""Faults told at once."""
+"""Maximum violations in one message."""
 
 
 def violation(schema: Mapping[str, object], text: str) -> str | None:
-    """Why `text` is not JSON that `schema` allows; None when it is. An answer that cannot be judged within the bounds
-    counts as wrong, and is told to be smaller."""
+    """Describe how `text` violates `schema`; None if it is valid.
+
+    An answer that exceeds the validation limits counts as invalid; its message demands a smaller one.
+    """
     if len(text) > LONGEST:
         return f"The answer is too long: it has to be JSON of at most {LONGEST:,} characters."
     try:
@@ -53,14 +55,14 @@ def _first(complaints: Iterable[Complaint]) -> Iterable[Complaint]:
 
 
 def _parsed(text: str) -> object:
-    """The value, with integers of any length up to `MAX_DIGITS`. Raises orjson.JSONDecodeError."""
+    """Parse JSON with integers of up to `MAX_DIGITS` digits. Raises orjson.JSONDecodeError."""
     try:
         return orjson.loads(text)
     except orjson.JSONDecodeError as error:
         if "infinity" not in error.msg:
             raise
         try:
-            # orjson reads no integer that is too large for a float.
+            # orjson rejects integers that are too large for a float.
             return json.loads(text, parse_int=_integer, parse_float=_finite)
         except (ValueError, RecursionError):
             raise error from None
@@ -71,7 +73,7 @@ def _integer(text: str) -> int:
         raise ValueError("too many digits")
     digits = text.removeprefix("-")
     value = 0
-    # `int` refuses texts of more than 4,300 digits.
+    # `int` rejects texts of more than 4,300 digits.
     for start in range(0, len(digits), DIGITS_AT_ONCE):
         piece = digits[start : start + DIGITS_AT_ONCE]
         value = value * 10 ** len(piece) + int(piece)

@@ -1,8 +1,8 @@
-"""Regular expressions of clients, run by an engine whose time is linear in the text, whatever the expression.
+"""Regular expressions from clients, run by an engine with time linear in the text.
 
-That is Rust's, as pydantic brings it along; Python's own can be made to run for ever by a line of text. Look-around and
-back references are what it leaves out, and no grammar of a backend has them either. Its time is linear in the size of
-the expression as well, and compiling one takes some in one piece: both are told from its text, before it is compiled.
+This is Rust's engine, as bundled with pydantic; Python's can take forever on one line of text. The Rust engine lacks
+look-around and back references, which no backend grammar supports either. Its time is also linear in the size of the
+expression, and compilation cannot be interrupted. Both costs are estimated from the expression before compilation.
 """
 
 from __future__ import annotations
@@ -16,18 +16,18 @@ from typing import Final
 from pydantic_core import SchemaError, SchemaValidator, ValidationError, core_schema
 
 LONGEST: Final = 1_000
-"""Characters of one expression."""
+"""Maximum characters of one expression."""
 MOST_WORK: Final = 100_000
-"""Of compiling one expression, in about a microsecond each."""
+"""Maximum work of compiling one expression, in units of about a microsecond."""
 
 _WORK_PER_STEP: Final = 2_000
-"""Characters of a text times places of an expression that take as long as a step of judging does."""
+"""Product of text characters and expression positions that costs one validation step."""
 _COSTLY: Final = 5_000
-"""From this much work on an expression has megabytes, and few such are kept."""
+"""Work from which a compiled expression takes megabytes, so that few are cached."""
 _KEPT, _COSTLY_KEPT = 64, 8
 
-# A bracket that is never closed is read to the end of the expression, which the engine then rejects: to look for its
-# end again from each of many such brackets would take time quadratic in their number.
+# An unclosed bracket extends to the end of the expression, which the engine then rejects. A search for its end from
+# each of many such brackets would take quadratic time.
 _TOKEN = re.compile(
     r"""(?P<letters>\\(?:[wW]|[pP](?:\{[^}]*+(?:\}|\Z)|.)))
       | (?P<digits>\\[dD])
@@ -54,18 +54,21 @@ _IN_CLASS = re.compile(
 )
 _FAR = re.compile(r"\\[xuU]|[^\x00-\x7f]")
 _FOLDING: Final = 2_500
-"""Of a range that reaches through all scripts, where upper and lower case are the same."""
+"""Work of a range across all scripts when case is ignored."""
 WORK: Final = {"letters": 350, "digits": 15, "some": 3, "any": 3}
-"""Of what is more than one range of characters: the letters of all scripts are hundreds."""
+"""Work of classes with several ranges: the letters of all scripts form hundreds."""
 
 
 class BadPattern(ValueError):
-    """Why an expression is not taken."""
+    """Reason why an expression is rejected."""
 
 
 @dataclass(frozen=True, slots=True)
 class Size:
-    """Of an expression with its repeats written out: its `places`, and the `work` of compiling it, in microseconds."""
+    """Cost of an expression with its repetitions expanded.
+
+    `places` counts its positions, `work` the microseconds of compilation.
+    """
 
     places: int = 0
     work: int = 0
@@ -78,7 +81,7 @@ class Size:
 
 
 def size_of(pattern: str) -> Size:
-    """Rather too much than too little. Raises BadPattern for an expression that is not read as it looks."""
+    """Estimate the size, rather too high than too low. Raises BadPattern for ambiguous syntax."""
     sums, last, place, folds = [Size()], Size(), 0, False
     while place < len(pattern):
         if flags := _FLAGS.match(pattern, place):
@@ -111,14 +114,14 @@ def size_of(pattern: str) -> Size:
 
 
 def _check_flags(flags: str) -> bool:
-    """Whether upper and lower case are the same with them. Raises BadPattern."""
+    """Return True if the flags ignore case. Raises BadPattern."""
     if "x" in flags:
         raise BadPattern("its flag x would leave out spaces")
     return "i" in flags
 
 
 def _class_work(pattern: str, place: int) -> tuple[int, int]:
-    """Of the class of characters that is open at `place`, and where it ends."""
+    """Return the work of the character class that opens at `place`, and its end."""
     work, depth = 3, 1
     while depth and place < len(pattern):
         token = _IN_CLASS.match(pattern, place)
@@ -130,7 +133,7 @@ def _class_work(pattern: str, place: int) -> tuple[int, int]:
 
 
 class Expression:
-    """One that can be run. Raises BadPattern for any other."""
+    """Compiled expression. Raises BadPattern if the engine cannot run it."""
 
     def __init__(self, pattern: str) -> None:
         if len(pattern) > LONGEST:
@@ -142,11 +145,11 @@ class Expression:
         self._compiled = compiled(pattern)
 
     def steps(self, text: str) -> int:
-        """How many steps of judging it may take as long as."""
+        """Return an upper estimate of the match time, in validation steps."""
         return 1 + len(text) * self.size.places // _WORK_PER_STEP
 
     def found(self, text: str) -> bool:
-        """Whether it matches anywhere in `text`."""
+        """Return True if the expression matches anywhere in `text`."""
         try:
             self._compiled.validate_python(text)
         except ValidationError:

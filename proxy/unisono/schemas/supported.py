@@ -1,6 +1,6 @@
-"""Whether a schema can be honoured, said before a token is generated.
+"""Check that a schema is supported, before any token is generated.
 
-Every part of it is looked at once. What is refused is named by its path in the request, with what to write instead.
+Every part is visited once. An error names the path in the request and a replacement.
 """
 
 from __future__ import annotations
@@ -15,24 +15,27 @@ from unisono.schemas.keywords import KEYWORDS, REFUSED, SHAPES, Holds, Keyword, 
 from unisono.schemas.patterns import BadPattern, Expression
 
 DEEPEST = 64
-"""Schemas within one another."""
+"""Maximum nesting depth of schemas."""
 MOST_SCHEMAS = 10_000
 MOST_PROPERTIES = 5_000
 MOST_CHOICES = 1_000
-"""Values of all enums together."""
+"""Maximum values of all enums together."""
 MOST_CHARACTERS = 120_000
-"""Of all names of properties and definitions, and of all values of enum and const."""
+"""Maximum characters of all property and definition names and all enum and const values."""
 MOST_PATTERN_WORK = 250_000
-"""Of compiling all regular expressions, as `patterns` counts it: each once, and a little for each that is looked at."""
+"""Maximum work of compiling all expressions, in the units of `patterns`.
+
+Each distinct expression counts once, and each occurrence a little.
+"""
 DEEPEST_VALUE = 16
-"""Of a value in enum or const."""
+"""Maximum depth of a value in enum or const."""
 
 
 def check(schema: object, path: str, *, strict: bool = False) -> None:
-    """Raises InvalidRequest that names the keyword, below `path`, that cannot be honoured.
+    """Raise InvalidRequest with the path, below `path`, of an unsupported keyword.
 
-    With `strict` the schema has to be of the subset in which OpenAI lets strict schemas be written: an object at the
-    root, every object closed and all its properties required, and of the keywords those that the table calls strict.
+    With `strict` the schema has to be in OpenAI's subset for strict schemas. The root is an object, every object is
+    closed with all its properties required, and only the keywords marked strict in the table occur.
     """
     if not isinstance(schema, Mapping):
         raise _refused(path, "has to be a JSON schema, which is an object")
@@ -49,7 +52,7 @@ def _refused(param: str, why: str) -> InvalidRequest:
 
 @dataclass(slots=True)
 class _Survey:
-    """What has been seen of one schema so far. `places` are its schemas by JSON pointer."""
+    """State of the survey of one schema. `places`: its schemas by JSON pointer."""
 
     path: str
     strict: bool
@@ -84,7 +87,7 @@ class _Survey:
         return ".".join((self.path, *place))
 
     def keyword(self, place: tuple[str, ...], name: str, value: object) -> Keyword | None:
-        """Look at one; None for one that says nothing about values."""
+        """Check one keyword; return None for one that does not constrain values."""
         param = self.param((*place, name))
         if name in REFUSED:
             raise _refused(param, f"is not supported: {REFUSED[name]}")
@@ -102,7 +105,10 @@ class _Survey:
         return found
 
     def is_tagged_union(self, place: tuple[str, ...], name: str) -> bool:
-        """Whether a keyword is the `oneOf` of a tagged union. Raises InvalidRequest where its branches overlap."""
+        """Return True for the `oneOf` of a tagged union.
+
+        Raises InvalidRequest if its branches overlap.
+        """
         schema = self.places[place]
         if name != "oneOf" or "discriminator" not in schema:
             return False
@@ -112,7 +118,7 @@ class _Survey:
         return True
 
     def count(self, param: str, name: str, value: object) -> None:
-        """What costs something, against the bounds."""
+        """Count costly keywords against the limits."""
         if name in ("properties", "patternProperties") and isinstance(value, Mapping):
             self.properties += len(value)
             self.characters += sum(map(len, value))
@@ -143,7 +149,7 @@ class _Survey:
                 raise _refused(param, f"is too much: a schema may have {most:,} {what}")
 
     def closed(self, place: tuple[str, ...], schema: Mapping[str, object]) -> None:
-        """Strict schemas say everything about their objects."""
+        """Check that a strict schema closes its object and requires all properties."""
         types = schema.get("type")
         if types != "object" and not (isinstance(types, list | tuple) and "object" in types):
             return
@@ -161,7 +167,10 @@ class _Survey:
             )
 
     def check_references(self) -> None:
-        """Each leads to a schema of this one, and none of them back to itself for the same value."""
+        """Check that each reference leads to a schema in this document.
+
+        A chain of references must not lead back to itself for the same value.
+        """
         leads = {place: tuple(self._in_place(place, schema)) for place, schema in self.places.items()}
         settled: set[tuple[str, ...]] = set()
         for start in leads:
@@ -194,7 +203,7 @@ class _Survey:
         leads: Mapping[tuple[str, ...], tuple[tuple[str, ...], ...]],
         settled: set[tuple[str, ...]],
     ) -> None:
-        """Depth first, without recursion: a chain may be as long as there are schemas."""
+        """Search depth first without recursion: a chain may be as long as there are schemas."""
         if start in settled:
             return
         above = {start}
@@ -228,7 +237,7 @@ def _patterns(name: str, value: object) -> Iterator[str]:
 
 
 def _size(value: object, param: str) -> int:
-    """Characters of a value in enum or const."""
+    """Return the number of characters of a value in enum or const."""
     size = 0
     waiting = [(value, 1)]
     while waiting:

@@ -1,4 +1,4 @@
-"""JSON values as JSON Schema sees them: of which type, when equal, and how to name one in a sentence."""
+"""JSON values as JSON Schema defines them: types, equality, and short descriptions."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 import orjson
 
 SHOWN = 60
-"""Characters of a text that is repeated."""
+"""Maximum characters of a quoted text."""
 
 
 def _is_number(value: object) -> bool:
@@ -26,13 +26,18 @@ _TYPES: Mapping[str, Callable[[object], bool]] = {
 
 
 def is_type(name: str, value: object) -> bool:
-    """A whole number is an integer however it is written; true is no number."""
+    """Return True if `value` has the JSON type `name`.
+
+    A number with an integral value is an integer in any notation. Booleans are not numbers.
+    """
     return _TYPES[name](value)
 
 
 def key(value: object, work: Callable[[], None]) -> object:
-    """Something hashable that is equal for equal JSON: 1 and 1.0 are, 1 and true are not. Calls `work` for every value
-    in it; recursive, so for values whose depth is bounded."""
+    """Return a hashable that is equal for equal JSON: 1 and 1.0 are equal, 1 and true are not.
+
+    Calls `work` for every nested value. Recursive: the depth of `value` must be bounded.
+    """
     work()
     if isinstance(value, bool):
         return ("boolean", value)
@@ -44,7 +49,7 @@ def key(value: object, work: Callable[[], None]) -> object:
 
 
 def shown(value: object) -> str:
-    """The value where it is short, else what kind of value it is."""
+    """Return the value as text if it is short, or else its kind."""
     if isinstance(value, str) and len(value) > SHOWN:
         return orjson.dumps(value[:SHOWN] + "...").decode()
     if isinstance(value, Mapping):

@@ -1,4 +1,7 @@
-"""State that outlives a request: one Protocol (`core.state_store.Store`), an embedded store and a shared one."""
+"""State that outlives a request: implementations of `core.state_store.Store`.
+
+SQLite is the embedded store, Redis the shared one.
+"""
 
 from __future__ import annotations
 
@@ -18,9 +21,12 @@ def open_store(
     replicas: int | None = None,
     or_memory: bool = False,
 ) -> Store:
-    """The store an address names: `memory://`, `sqlite:///path` (a path that begins with `~` is the user's own), or
-    whatever `RedisStore` takes. `or_memory` has memory replace a file that cannot be made or written, with a warning.
-    Touches neither network nor disk; that is for its `start`. Raises `ConfigError`."""
+    """Create the store for an address.
+
+    Accepts `memory://`, `sqlite:///path` (a leading `~` is the user's home directory), or any address of `RedisStore`.
+    With `or_memory`, memory replaces a file that cannot be created or written, with a warning. Accesses neither network
+    nor disk, which `start` does. Raises `ConfigError`.
+    """
     scheme, found, _ = url.partition("://")
     if not found:
         raise ConfigError("store.url: not an address; write sqlite:///path, memory:// or redis://host:6379/0")
@@ -36,11 +42,11 @@ def open_store(
 
 
 def sqlite_path(url: str) -> Path | None:
-    """The file that a SQLite address names; None for any other address. Raises `ConfigError`."""
+    """Return the file of a SQLite address, or None for any other address. Raises `ConfigError`."""
     scheme, _, rest = url.partition("://")
     if scheme != "sqlite":
         return None
-    # sqlite:///home/me/state.db is absolute, as after three slashes everywhere; ~ stands for a home.
+    # sqlite:///home/me/state.db is absolute, as after three slashes everywhere; ~ is the home directory.
     path = unquote(rest)
     if not path.startswith("/") or path == "/":
         raise ConfigError("store.url: sqlite needs a path: sqlite:///var/lib/unisono/state.db")

@@ -1,7 +1,7 @@
-"""Records as bytes and back: JSON under a version number, the same in every store.
+"""Conversion of records to bytes and back: versioned JSON, the same in every store.
 
-A round trip gives an equal record. A record of a newer version raises `StoreUnreadable` and says so, and so does a
-damaged one: state is never guessed at. Equal records have equal bytes, which is how a repeated write is recognised.
+A round trip returns an equal record. A damaged record, or one of a newer version, raises `StoreUnreadable`; state is
+never guessed. Equal records have equal bytes, which identifies repeated writes.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ def _reading(
 
 
 def encode_item(item: StoredItem, bounds: StateLimits) -> bytes:
-    """Raises `StoreTooLarge`."""
+    """Encode an item. Raises `StoreTooLarge`."""
     data = _dump(_item(item))
     if len(data) > bounds.item:
         raise StoreTooLarge(f"an item of {len(data)} bytes cannot be stored; the limit is {bounds.item}")
@@ -73,18 +73,18 @@ def encode_item(item: StoredItem, bounds: StateLimits) -> bytes:
 
 
 def decode_item(data: bytes) -> StoredItem:
-    """Raises `StoreUnreadable`."""
+    """Decode an item. Raises `StoreUnreadable`."""
     return cast("StoredItem", _reading(_to_item, data))
 
 
 def encode_items(key: str, items: Sequence[StoredItem], bounds: StateLimits) -> bytes:
-    """The items of a response under `key`, `input` or `output`. Raises `StoreTooLarge`."""
+    """Encode the items of a response under `key`, `input` or `output`. Raises `StoreTooLarge`."""
     parts = [encode_item(item, bounds) for item in items]
     return b'{"v":%d,"%s":[%s]}' % (VERSION, key.encode(), b",".join(parts))
 
 
 def encode_head(response: StoredResponse) -> bytes:
-    """A response without its items."""
+    """Encode a response without its items."""
     usage = response.usage
     return _dump(
         {
@@ -104,7 +104,7 @@ def encode_head(response: StoredResponse) -> bytes:
 
 
 def encode_response(response: StoredResponse, bounds: StateLimits) -> tuple[bytes, bytes, bytes]:
-    """Head, input and output. Raises `StoreTooLarge`."""
+    """Encode a response as head, input and output. Raises `StoreTooLarge`."""
     parts = (
         encode_head(response),
         encode_items("input", response.input, bounds),
@@ -117,7 +117,7 @@ def encode_response(response: StoredResponse, bounds: StateLimits) -> tuple[byte
 
 
 def decode_response(head: bytes, given: bytes, output: bytes) -> StoredResponse:
-    """Raises `StoreUnreadable`."""
+    """Decode a response. Raises `StoreUnreadable`."""
     return cast("StoredResponse", _reading(_to_response, given, output, head))
 
 
@@ -141,7 +141,7 @@ def _to_response(record: Record) -> StoredResponse:
 
 
 def encode_conversation(conversation: StoredConversation) -> bytes:
-    """The head without its revision, which is the store's."""
+    """Encode the head without its revision, which the store manages."""
     return _dump(
         {
             "id": conversation.id,
@@ -153,7 +153,7 @@ def encode_conversation(conversation: StoredConversation) -> bytes:
 
 
 def decode_conversation(data: bytes, revision: int) -> StoredConversation:
-    """Raises `StoreUnreadable`."""
+    """Decode a conversation. Raises `StoreUnreadable`."""
     return cast(
         "StoredConversation",
         _reading(
@@ -170,7 +170,7 @@ def decode_conversation(data: bytes, revision: int) -> StoredConversation:
 
 
 PLAIN = ("id", "tenant", "created_at", "name", "ending", "expires_at", "revoked_at", "raw", "revision")
-"""Fields of a key that are kept as they are."""
+"""Fields of a key that are stored unchanged."""
 
 
 def encode_key(record: KeyRecord) -> bytes:
@@ -193,7 +193,7 @@ def _names(names: frozenset[str] | None) -> Json:
 
 
 def decode_key(data: bytes) -> KeyRecord:
-    """Raises `StoreUnreadable`."""
+    """Decode a key. Raises `StoreUnreadable`."""
     return cast("KeyRecord", _reading(_to_key, data))
 
 
@@ -215,7 +215,7 @@ def _to_names(names: Json) -> frozenset[str] | None:
 
 
 def encode_tokens(tokens: Tokens) -> bytes:
-    """Four bytes a token, little-endian."""
+    """Encode tokens with four bytes each, little-endian."""
     packed = array.array("I", tokens)
     if sys.byteorder == "big":
         packed.byteswap()

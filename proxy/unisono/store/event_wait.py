@@ -1,4 +1,4 @@
-"""Readers that wait for events: woken by whoever writes, and looking again by themselves in case nobody told them."""
+"""Wait for log events: writers of this process wake readers, which poll for other writers."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from contextlib import contextmanager
 from unisono.core.state_store import EventPage
 
 LOOK_AGAIN_S = 1.0
-"""A writer in another process may not reach this one; its events are seen this much later at worst."""
+"""Polling interval in seconds: the maximum delay of events from a writer in another process."""
 
 
 class Waiting:
-    """Who waits for what, in this process."""
+    """Waiting readers of this process, by key."""
 
     def __init__(self) -> None:
         self._waiting: dict[str, set[asyncio.Event]] = {}
@@ -45,7 +45,7 @@ class Waiting:
 async def until_some(
     read: Callable[[], Awaitable[EventPage | None]], woken: asyncio.Event, wait_s: float
 ) -> EventPage | None:
-    """Read until there is something, or the end, or `wait_s` seconds have passed."""
+    """Read until there are events, the log has ended, or `wait_s` seconds have passed."""
     loop = asyncio.get_running_loop()
     deadline = loop.time() + wait_s
     while True:

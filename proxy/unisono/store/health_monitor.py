@@ -1,7 +1,7 @@
-"""Bringing a store up and watching it, beside a gateway that serves whatever needs no state meanwhile.
+"""Startup and health monitoring of a store, in parallel with requests that need no state.
 
-A store that is not there when the gateway starts is tried until it is; one that goes away later is noticed. Each change
-is logged once, and what the store warns of is logged when it has come up.
+A store that is unavailable at startup is retried, and later failures are detected. Each change is logged once. The
+store's warnings are logged after each start.
 """
 
 from __future__ import annotations
@@ -16,18 +16,24 @@ from unisono.errors import StoreError, StoreUnavailable, UnisonoError
 log = logging.getLogger("unisono.store")
 
 PATIENCE_S = 3.0
-"""How long a start waits for the first try to end."""
+"""Time that the startup waits for the first attempt to end, in seconds."""
 AGAIN_S = 2.0
-"""Between two tries to bring it up."""
+"""Interval between two attempts to start the store, in seconds."""
 LOOK_S = 10.0
-"""Between two looks at a store that works."""
+"""Interval between two checks of a working store, in seconds."""
 
 REASONS = {"the store is full": "store_full", "the store takes no writes at the moment": "store_read_only"}
-"""Reasons of their own, by the words that every kind of store has for them: an operator does something else then."""
+"""Separate reason codes for errors that need a specific action by the operator.
+
+Keys are the messages that every kind of store uses.
+"""
 
 
 class Upkeep:
-    """Starts `store` and closes it. `reason` says why it cannot be used, as a code; empty while it can."""
+    """Monitor that starts and closes `store`.
+
+    `reason`: code why it is unusable, empty while it is usable.
+    """
 
     def __init__(self, store: Store, *, again_s: float = AGAIN_S, look_s: float = LOOK_S) -> None:
         self._store = store
@@ -40,14 +46,14 @@ class Upkeep:
         self.reason = StoreUnavailable.code
 
     async def start(self) -> None:
-        """Return once the store was tried, or is taking its time."""
+        """Return once the first attempt has ended, or after `PATIENCE_S`."""
         self._task = asyncio.create_task(self._keep(), name="store-upkeep")
         with suppress(TimeoutError):
             async with asyncio.timeout(PATIENCE_S):
                 await self._tried.wait()
 
     def look_now(self) -> None:
-        """Check the store at once: a write has failed."""
+        """Check the store immediately, because a write has failed."""
         self._is_doubted.set()
 
     async def aclose(self) -> None:

@@ -1,4 +1,4 @@
-"""Why a write is refused: one table for every store, so that all of them refuse with the same error and words."""
+"""Reasons for refused writes: one table, so that all stores raise the same errors."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""The page at `/`: what the gateway is doing, a place to try it, and what a model wrote, token by token."""
+"""Web page at `/`: gateway overview, playground, and token inspector."""

@@ -1,7 +1,7 @@
-"""The files of the page, as they come with the package: no build, no outside address, nothing but text.
+"""Static files of the web page, served from the package: no build, no external URLs.
 
-They are open without a key, since whoever opens a page has none to show yet; they say nothing about the gateway. What
-they show comes from routes behind the door. A file is read when it is first asked for.
+They are served without a key, since a browser has none when it opens the page, and reveal nothing about the gateway.
+The page's data comes from routes that require a key. A file is read at its first request.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ TYPES: Final[Mapping[str, str]] = {
 }
 FILES: Final = frozenset(path.name for path in FOLDER.iterdir() if path.suffix in TYPES)
 PATHS: Final = frozenset({"/", *(f"{PREFIX}{name}" for name in FILES if name != "index.html")})
-"""What the door lets pass without a key."""
+"""Paths that need no key."""
 
 HEADERS: Final[Mapping[str, str]] = {
     "content-security-policy": (
@@ -39,7 +39,7 @@ HEADERS: Final[Mapping[str, str]] = {
     "referrer-policy": "no-referrer",
     "cross-origin-opener-policy": "same-origin",
     "cross-origin-resource-policy": "same-origin",
-    # Names do not change with what is in them, so browsers ask each time whether theirs is still the one.
+    # File names do not change with their content, so browsers must revalidate each time.
     "cache-control": "no-cache",
 }
 
@@ -58,7 +58,10 @@ def file_of(name: str) -> File:
 
 
 def files_router() -> APIRouter:
-    """`/` and `/page/...`. Expects the layers of `api.door` in front, with PATHS open."""
+    """Create the router for `/` and `/page/...`.
+
+    Expects the layers of `api.asgi_layers` in front, with PATHS open.
+    """
 
     async def page(request: Request) -> Response:
         return _answer(request, "index.html")

@@ -1,7 +1,7 @@
-"""What the inspector shows: of a recording, of text in Harmony, or of token ids, the same pieces.
+"""Inspection of a recording, Harmony text or token ids, all returned in the same format.
 
-Text and ids go through the very parser that answers go through. Whatever is given, what comes back is an inspection or
-an InvalidRequest that says what is wrong with it.
+Text and ids pass through the same parser as answers. Every input yields an inspection or an InvalidRequest that
+describes the error.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from unisono.web.segments import Segments
 
 OBJECT: Final = "unisono.inspection"
 LONGEST_ITEM: Final = 20_000
-"""Characters of an item's text that are shown."""
+"""Maximum characters of an item's text in an inspection."""
 
 _RECIPIENT = re.compile(r"to=(?:functions\.)?([A-Za-z0-9_-]{1,64})(?![A-Za-z0-9_.-])")
 _FOREIGN = re.compile(r"<\|start\|>(?!assistant)")
@@ -38,8 +38,10 @@ _ASSISTANT = "<|start|>assistant"
 
 
 def inspected(given: InspectRequest) -> dict[str, Any]:
-    """Of a `trace`, `text` or `tokens`. Raises InvalidRequest for a recording that is damaged or of another version,
-    and for text that cannot be tokenized."""
+    """Inspect a `trace`, `text` or `tokens`.
+
+    Raises InvalidRequest for a recording that is damaged or of another version, and for text that cannot be tokenized.
+    """
     given.check()
     encoding = load_encoding()
     if given.trace is not None:
@@ -52,7 +54,7 @@ def inspected(given: InspectRequest) -> dict[str, Any]:
 
 
 def _read(given: InspectRequest, encoding: Encoding) -> dict[str, Any]:
-    """Text as a text backend would have sent it, ids as they are."""
+    """Parse text as if sent by a text backend, or ids unchanged."""
     if given.tokens is not None:
         prompt, output = _cut_ids(given.tokens, encoding, given.all_output)
         named = encoding.decode([token for token in given.tokens if _is_token(token)])
@@ -87,8 +89,10 @@ def _is_token(token: int) -> bool:
 
 
 def _cut_text(text: str, all_output: bool) -> tuple[str, str]:
-    """The prompt, and what comes behind the header that it leaves open: the first message of the assistant's that no
-    message of anybody else follows."""
+    """Split text into the prompt and the output that follows its open assistant header.
+
+    The output begins in the first assistant message after which no other role speaks.
+    """
     if all_output:
         return "", text
     foreign = [found.end() for found in _FOREIGN.finditer(text)]
@@ -138,7 +142,7 @@ def _routed(encoding: Encoding, tools: ToolSet, tokens: Sequence[int]) -> list[E
 
 
 def _item(closed: Closed) -> dict[str, Any]:
-    """An item as a client would get it."""
+    """Return an item in the format that clients receive."""
     name, text = "", closed.text
     match closed.item:
         case Reasoning():

@@ -1,7 +1,6 @@
-"""A recording as the inspector shows it: its steps with prompts and output, tries, times, and what was mended where.
+"""Inspector view of a recording: steps with prompts and output, attempts, times, recoveries.
 
-A recording may have been pasted by anybody: what is not as it should be makes it damaged, and nothing in it makes the
-gateway do more work than its size is worth.
+A recording may be untrusted input. Malformed content is reported as damage, and the work is bounded by the size.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ LARGEST: Final = 1 << 53
 
 
 def recounted(document: Mapping[str, Any], encoding: Encoding) -> dict[str, Any]:
-    """Raises InvalidRequest."""
+    """Build the inspector's view of a recording. Raises InvalidRequest."""
     try:
         return {
             "about": _about(document),
@@ -65,14 +64,14 @@ def _numbers(of: Mapping[str, Any], names: Sequence[str]) -> dict[str, int | flo
 
 
 def _number(value: object) -> int | float | None:
-    """Raises TypeError."""
+    """Return a number of limited size, or None. Raises TypeError for any other value."""
     if value is None or (isinstance(value, int | float) and abs(value) < LARGEST):
         return value
     raise TypeError("no number")
 
 
 def _item(said: Mapping[str, Any]) -> dict[str, Any]:
-    """Of its text a recording has no more than the tokens, which stand in the output."""
+    """Describe an item; a recording contains its text only as tokens, in the output."""
     return {
         "kind": shortened(said["closed"]),
         "name": shortened(said["name"]),
@@ -104,7 +103,7 @@ def _steps(document: Mapping[str, Any], encoding: Encoding) -> Iterator[dict[str
 
 
 def _prompt(told: Mapping[str, Any] | None, encoding: Encoding) -> dict[str, Any] | None:
-    """What of it was not in the prompt before."""
+    """Return the part of a prompt that the previous prompt did not contain."""
     if told is None or not (told["tokens"] or told["gap"]):
         return None
     shown = Segments(encoding)
@@ -118,14 +117,14 @@ def _prompt(told: Mapping[str, Any] | None, encoding: Encoding) -> dict[str, Any
 
 
 def _id(token: object) -> int:
-    """Raises TypeError."""
+    """Return a token id. Raises TypeError for any other value."""
     if type(token) is not int or abs(token) >= LARGEST:
         raise TypeError("no token")
     return token
 
 
 def _outputs(document: Mapping[str, Any], encoding: Encoding) -> Iterator[list[Segment]]:
-    """The output of each step, with repairs where they were decided."""
+    """Yield the output of each step, with repairs at the positions where they were decided."""
     shown = Segments(encoding)
     repairs = [
         Repaired(str(one["repaired"]), _id(one["position"]), _id(one["dropped"]))

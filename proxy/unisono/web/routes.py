@@ -1,7 +1,6 @@
-"""What the page asks for, behind the door like all of the API: the state of the gateway, recordings, inspections.
+"""Authenticated routes of the web page: gateway status, recordings, inspections.
 
-A recording is its tenant's alone. Reading tokens takes a while, so it is done in a thread, a few at a time, and what is
-sent to be read is bounded.
+A recording is visible to its tenant only. Inspections run in a thread with limited concurrency and bounded input.
 """
 
 from __future__ import annotations
@@ -27,17 +26,17 @@ from unisono.web.inspector import inspected
 LISTED: Final = 20
 MOST_LISTED: Final = 200
 POSSIBLE: Final = re.compile(r"[A-Za-z0-9_.-]{1,128}")
-"""What the id of a recording can be."""
+"""Valid ids of recordings."""
 AT_ONCE: Final = 1
-"""Inspections in progress at a time."""
+"""Maximum concurrent inspections."""
 MOST_WAITING: Final = 16
-"""Inspections that may wait for others."""
+"""Maximum queued inspections."""
 
 Overview = Callable[[Caller], Mapping[str, Any]]
 
 
 def web_router(*, overview: Overview, traces: TraceStore) -> APIRouter:
-    """Expects the layers of `api.door` in front."""
+    """Create the router. Expects the layers of `api.asgi_layers` in front."""
     reading = InspectionReader()
 
     async def status(request: Request) -> Response:
@@ -70,14 +69,14 @@ def web_router(*, overview: Overview, traces: TraceStore) -> APIRouter:
 
 
 class InspectionReader:
-    """Reads what is to be inspected, off the loop."""
+    """Runner of inspections in a thread, with a bounded queue."""
 
     def __init__(self) -> None:
         self._places = asyncio.Semaphore(AT_ONCE)
         self._waiting = 0
 
     async def of(self, given: InspectRequest) -> Mapping[str, Any]:
-        """Raises InvalidRequest, and LimitReached where too many wait."""
+        """Run an inspection. Raises InvalidRequest, and LimitReached if the queue is full."""
         if self._waiting >= MOST_WAITING:
             raise LimitReached("Too much is being inspected already; try again in a moment.", retry_after_s=1.0)
         self._waiting += 1
@@ -89,8 +88,8 @@ class InspectionReader:
 
 
 async def _document(traces: TraceStore, caller: Caller, id: str) -> dict[str, Any]:
-    """Raises NotFound, InvalidRequest."""
-    # Anything else need not be looked for.
+    """Load a recording. Raises NotFound, InvalidRequest."""
+    # No other id can exist in the store.
     found = await traces.trace(caller.tenant, id) if POSSIBLE.fullmatch(id) else None
     if found is None:
         raise NotFound("There is no such recording; it may be past its time, or the answer was not recorded.")

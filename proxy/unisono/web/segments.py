@@ -1,7 +1,7 @@
-"""Tokens as pieces that can be shown: runs of text by what they belong to, special tokens, and what was mended between.
+"""Conversion of tokens into displayable segments: text, special tokens, repairs, remarks.
 
-A piece of text is one token, or the few that a character is made of. Everything is plain JSON; what is said of a token
-that is none is said, and nothing is raised.
+A piece of text is one token, or the tokens that form one character. Segments are plain JSON. Invalid token ids are
+marked as such and raise nothing.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ HEADER: Final = "header"
 CALL_BODY: Final = "call"
 TOOL_BODY: Final = "tool"
 LONGEST_CHARACTER: Final = 4
-"""Tokens, at most, that the bytes of a character are spread over."""
+"""Maximum number of tokens that the bytes of one character span."""
 LONGEST_SHOWN: Final = 400
-"""Characters of what the gateway says itself."""
+"""Maximum characters of a remark by the gateway."""
 UNKNOWN_RULE: Final = "This gateway does not know the rule."
 
 LONGEST_HEADER: Final = 512
-"""Tokens of a header that are read."""
+"""Maximum tokens of a header that are parsed."""
 
 Segment = dict[str, Any]
 _FIRST = re.compile(rf"[^\s:.{S}{C}{T}]+")
@@ -43,8 +43,10 @@ def shortened(value: object) -> str:
 
 
 class Segments:
-    """The tokens of one prompt or one answer in their order, and asides between them. `opened` says that the first
-    token stands in a header already, as behind `<|start|>assistant`."""
+    """Builder of the segments of one prompt or answer, with remarks between tokens.
+
+    The first token is inside a header.
+    """
 
     def __init__(self, encoding: Encoding) -> None:
         self._encoding = encoding
@@ -76,7 +78,7 @@ class Segments:
         )
 
     def taken(self) -> list[Segment]:
-        """What was added since it was taken last."""
+        """Return the segments added since the last call."""
         self._flush()
         out, self._out = self._out, []
         return out
@@ -107,7 +109,7 @@ class Segments:
         self._bytes, self._ids = b"", []
 
     def _flush(self) -> None:
-        """What is no whole character is shown as such."""
+        """Emit pending bytes, with a replacement character for an incomplete one."""
         if self._ids:
             self._piece(self._bytes.decode(errors="replace"))
 
@@ -126,8 +128,10 @@ class Segments:
 
 
 def body_of(header: str, *, role_given: bool) -> str:
-    """What the gateway takes a message with this header for: a channel of the assistant's, a call, or what another role
-    said. Markers are sentinels in it, as `header_text` puts them; `role_given` says that it begins with the role."""
+    """Classify a message by its header: an assistant channel, a tool call, or another role.
+
+    Markers in the header are sentinels, as written by `header_text`. `role_given`: the header begins with the role.
+    """
     first = _FIRST.match(header)
     role = first[0] if first else ""
     if role in ROLES and (role_given or role != TOOL_BODY):
@@ -139,7 +143,7 @@ def body_of(header: str, *, role_given: bool) -> str:
 
 
 def told_of(note: Mapping[str, Any]) -> str:
-    """What the gateway did itself between two tokens; tokens that it put there are not in it."""
+    """Describe an action of the gateway between two tokens, without the tokens it inserted."""
     match note:
         case {"moved": list(), "kept": int(kept)}:
             return f"the prompt now goes on behind {kept} tokens of this step with:"

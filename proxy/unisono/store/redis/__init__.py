@@ -1,8 +1,8 @@
-"""The shared store: Redis 6.2+ or Valkey, standalone, behind Sentinel, or a cluster.
+"""Shared store: Redis 6.2+ or Valkey, standalone, with Sentinel, or as a cluster.
 
-Replicas of the gateway need nothing but this in common. Each operation has a short deadline and is never repeated
-blindly; each write is one script on one hash slot that may be repeated. Pointers (where an item is, under which
-conversation a response lies) are written after what they point to and before the write is acknowledged.
+Gateway replicas need to share nothing else. Each operation has a short deadline and is never repeated blindly. Each
+write is one idempotent script on one hash slot. Pointers (the location of an item, the conversation of a response) are
+written after their targets and before the write is acknowledged.
 """
 
 from __future__ import annotations
@@ -40,13 +40,16 @@ from unisono.store.redis.traces import KeptTraces
 
 METADATA_TRIES = 5
 OFF_LOOP_ITEMS = 1000
-"""A response of so many items is encoded in a thread: it takes several milliseconds."""
+"""Number of items from which a response is encoded in a thread, to keep the loop free."""
 
 
 class RedisStore(KeptKeys, KeptAccounts, KeptTraces):
-    """`url` is redis://, rediss://, unix://, redis+sentinel://h1,h2/name[/db] or redis+cluster://h1,h2, also spelled
-    valkey. `deadline_s` is for one operation. `replicas` is how many replicas must acknowledge a write; None means
-    one where there is one. Raises `ConfigError` for an address that is none."""
+    """Store on a Redis or Valkey server.
+
+    `url` is redis://, rediss://, unix://, redis+sentinel://h1,h2/name[/db] or redis+cluster://h1,h2, also with the
+    scheme valkey. `deadline_s` limits one operation. `replicas` is the number of replicas that must acknowledge a
+    write; None means one if the primary has any. Raises `ConfigError` for an invalid address.
+    """
 
     def __init__(
         self,
@@ -77,7 +80,7 @@ class RedisStore(KeptKeys, KeptAccounts, KeptTraces):
             await self._encoded(beginning)
         else:
             await self._link.check_replicas()
-        # A write that changes nothing, as the key is never there: a server that is full, read-only or cannot persist
+        # A write that changes nothing, as the key never exists. A server that is full, read-only or cannot persist
         # refuses it like any other.
         await self._link.put(("SET", keys.NEVER, "", "XX"))
 
@@ -190,7 +193,7 @@ class RedisStore(KeptKeys, KeptAccounts, KeptTraces):
     async def is_log_complete(self, lease: Lease, response: str) -> bool:
         named = [*keys.response(lease.tenant, lease.anchor, response), *keys.lease(lease.tenant, lease.anchor)]
         is_complete, history = await self._link.act(scripts.INHERIT, named, [str(lease.fence)])
-        # A pooled connection may lead to a former primary, which lacks what the owner has logged since at the new one.
+        # A pooled connection may lead to a former primary, which lacks the owner's writes to the new one.
         if bytes(history).decode() != await self._link.current_history(named[0]):
             raise StoreUnavailable("the store fails over at the moment")
         return bool(is_complete)

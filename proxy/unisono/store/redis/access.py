@@ -1,4 +1,7 @@
-"""Virtual keys in Redis: records by id and ids by digest, in one hash slot, so that both change at once."""
+"""Virtual keys in Redis: records by id and ids by digest, in one hash slot.
+
+One script therefore changes both atomically.
+"""
 
 from __future__ import annotations
 
@@ -36,7 +39,7 @@ return {'ok'}
 
 
 class KeptKeys:
-    """The part of the store that holds virtual keys."""
+    """Mixin of the store for virtual keys."""
 
     _link: Link
 
@@ -51,7 +54,7 @@ class KeptKeys:
         return None if data is None else codec.decode_key(data)
 
     async def key_of(self, digest: str) -> KeyRecord | None:
-        # Two steps may see a change between them: whoever asks compares the digest with those of the record.
+        # A change may occur between the two reads: compare the digest with those of the record.
         (key,) = await self._link.ask(("HGET", KEY_DIGESTS, digest))
         if key is None:
             return None

@@ -1,8 +1,8 @@
-"""Accounts in Redis: everything of one account in one hash slot, so that a claim is one script and so is its end.
+"""Accounts in Redis, each in one hash slot: reserving and settling are one script each.
 
-The minute is kept in buckets of a second: a bucket counts until the last instant of it is a whole window ago, so that
-no window of any beginning holds more than it may. Their sums are kept beside them, so that a claim looks only at the
-buckets that ended since the claim before. The clock is the server's.
+Usage of the last minute is stored in buckets of one second. A bucket counts until its last instant is a whole window
+old, so no window exceeds the limit, whenever it begins. Running sums are stored with the buckets, so that a claim reads
+only buckets that ended since the previous claim. The clock is the server's.
 """
 
 from __future__ import annotations
@@ -32,17 +32,17 @@ from unisono.store.redis.connection import Link
 from unisono.store.redis.script_args import Args, milliseconds
 
 SETTLED_S = 86_400.0
-"""How long it is known that something was settled."""
+"""Time for which settled ids are remembered, in seconds."""
 PAST_PERIOD_S = 86_400.0
-"""How long a period's sums are kept behind its end."""
+"""Time for which a period's sums are stored after its end, in seconds."""
 
 
 class KeptAccounts:
-    """The part of the store that holds accounts."""
+    """Mixin of the store for accounts."""
 
     _link: Link
     _listed: set[tuple[Account, str]]
-    """Accounts and days that this process has entered in the list of them."""
+    """Accounts and days that this process has already added to the list of ledgers."""
 
     async def reserve(self, claim: QuotaReservation) -> QuotaStatus:
         limits = claim.limits
@@ -74,12 +74,12 @@ class KeptAccounts:
     async def settle(self, *settlements: UsageRecord) -> None:
         places = [(one.entry.account, one.entry.day) for one in settlements]
         used = {place for place, one in zip(places, settlements, strict=True) if one.entry.used != TokenUsage()}
-        # Before the entry itself: one that nobody finds would not count.
+        # List the ledger before the entry is written: an unlisted entry would not be counted.
         new = used - self._listed
         await self._list(new)
-        # The failure of one is not the others': each is one act, and each may be repeated.
+        # The failure of one does not affect the others: each is one operation, and each may be repeated.
         begun = await asyncio.gather(*(self._settled(one) for one in settlements))
-        # A server that came back without what was written to it has lost the list too.
+        # A server that restarted without recent writes has lost the list too.
         lost = {place for place, first in zip(places, begun, strict=True) if first} - new
         self._listed -= lost
         await self._list(lost)
@@ -90,7 +90,7 @@ class KeptAccounts:
             self._listed |= places
 
     async def _settled(self, one: UsageRecord) -> bool:
-        """Whether it is the first entry of its account and day."""
+        """Settle, and return True for the first entry of its account and day."""
         entry, claim = one.entry, one.claim
         named = [
             keys.ledger(entry.account, entry.day),
@@ -122,7 +122,7 @@ class KeptAccounts:
         entries: list[LedgerLine] = []
         for start in range(0, len(places), READ_TOGETHER):
             together = places[start : start + READ_TOGETHER]
-            # The parts first: what is entered in between is in the totals, not in the parts alone.
+            # Read the parts first: an entry written in between is then in the totals, not in the parts alone.
             parts = await self._link.ask(*(("HGETALL", keys.ledger_served(*place)) for place in together))
             answers = await self._link.ask(*(("HGETALL", keys.ledger(*place)) for place in together))
             for place, part, fields in zip(together, parts, answers, strict=True):
@@ -135,7 +135,7 @@ READ_TOGETHER = 256
 
 
 def _used(fields: object) -> Iterable[tuple[str, TokenUsage]]:
-    """Sums by the name that follows the colon."""
+    """Yield sums by the model name that follows the colon of each field."""
     assert isinstance(fields, dict)
     of_model: dict[str, dict[str, int]] = defaultdict(dict)
     for field, amount in fields.items():

@@ -1,4 +1,4 @@
-"""The parts of an address of a Redis server, of sentinels or of a cluster."""
+"""Parser for addresses of a Redis server, of sentinels or of a cluster."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ UNREADABLE = (
 
 
 def addresses(rest: str, port: int) -> tuple[list[tuple[str, int]], str, int]:
-    """Hosts, the first part of the path, and the database after it. Raises `ConfigError`."""
+    """Return hosts, the first part of the path, and the database after it. Raises `ConfigError`."""
     netloc, _, path = rest.partition("/")
     nodes = []
     for address in netloc.rpartition("@")[2].split(","):

@@ -1,8 +1,7 @@
-"""The way to a Redis or Valkey server: standalone, behind Sentinel, or a cluster; short deadlines, no blind retry.
+"""Connection to a Redis or Valkey server, Sentinel setup or cluster, with short deadlines.
 
-redis-py's own defaults would repeat a write after a stall and hold a caller for a minute. Here every operation has one
-deadline, and ends in `StoreUnavailable` when it is missed; whether to repeat it is for those to say who know that it
-may be repeated.
+Every operation has one deadline and raises `StoreUnavailable` when it is exceeded. redis-py's defaults would repeat a
+write after a stall and block for a minute. Here callers repeat operations, and only idempotent ones.
 """
 
 from __future__ import annotations
@@ -36,32 +35,34 @@ from unisono.store.redis.trouble import told
 from unisono.store.write_errors import refusal
 
 AT_ONCE = 64
-"""Operations on the way at the same time; further ones wait within their own deadline."""
+"""Maximum concurrent operations; further ones wait within their own deadline."""
 
 WRITES_TOGETHER = 256
-"""Far fewer than a server takes within the shortest of deadlines, and enough that the way there does not count."""
+"""Writes per round trip: fit the shortest deadline, and make network latency negligible."""
 
 Command = tuple[str | bytes | int, ...]
 
 MAX_REDIRECTIONS = 3
 
-# A former primary has no replica until the sentinels demote it, and a failover may reach it again: what it acknowledges
-# alone is lost. With down-after-milliseconds 5000 that takes up to 20 seconds.
+# A former primary has no replica until the sentinels demote it, and a failover may reach it again: writes that it alone
+# acknowledged are lost. With down-after-milliseconds 5000 that takes up to 20 seconds.
 REPLICA_GRACE_S = 30.0
 
 
 class Link:
-    """Client of one server or cluster. `replicas` is how many replicas must acknowledge a write; None means one where
-    the primary has a connected replica, or had one within REPLICA_GRACE_S."""
+    """Client of one server or cluster; `replicas` must acknowledge each write.
+
+    None means one replica if the primary has one connected, or had one within REPLICA_GRACE_S.
+    """
 
     def __init__(self, url: str, deadline_s: float, replicas: int | None) -> None:
         self._deadline_s = deadline_s
         self._replicas = replicas
-        # Until when a write needs a replica (time.monotonic), by primary; without a cluster the only name is empty.
+        # Time (time.monotonic) until which writes need a replica, by primary; the key is empty without a cluster.
         self._copies_until: dict[str, float] = {}
-        # Scripts that the server has. A promoted one has none, and a refused script takes the time of WAIT in vain.
+        # Scripts that the server has loaded. A promoted one has none, and a rejected script wastes the WAIT time.
         self._loaded: set[str] = set()
-        # The cluster node whose failure asks for the slots to be read again; empty for one that is not known.
+        # Cluster node whose failure requires reading the slots again; empty if unknown.
         self._failed_node: str | None = None
         self._sentinel: Sentinel | None = None
         self._service = ""
@@ -72,12 +73,12 @@ class Link:
 
     def _make(self, url: str) -> Redis | RedisCluster:
         options: dict[str, Any] = {
-            # A little less than the deadline, so that a stall ends where the library can close the connection itself.
+            # Slightly less than the deadline, so that the library itself can close a stalled connection.
             "socket_timeout": self._deadline_s * 0.8,
             "socket_connect_timeout": self._deadline_s * 0.8,
             "retry": Retry(NoBackoff(), 0),
             "protocol": 3,
-            # With them the library takes a connection the server has closed meanwhile for one that it may write to.
+            # With them the library may write to a connection that the server has closed meanwhile.
             "maint_notifications_config": MaintNotificationsConfig(enabled=False),
         }
         self._options = options
@@ -87,7 +88,7 @@ class Link:
             try:
                 client: Redis = Redis.from_url(self._standalone_url, **options)
             except ValueError:
-                # The library's words quote the part it stumbled over, which may be half a password.
+                # The library's message quotes the unparsable part, which may contain half a password.
                 raise ConfigError(f"store.url: {UNREADABLE}") from None
             return client
         base, _, way = scheme.partition("+")
@@ -116,17 +117,16 @@ class Link:
         except UnisonoError:
             raise
         except Exception as error:
-            # A broken connection fails with errors of many kinds: RuntimeError by uvloop, AttributeError and
-            # IndexError by redis-py. Only calls of the library stand in this context, so each of them means the same.
+            # Only library calls run here. Broken connections raise RuntimeError (uvloop), AttributeError, IndexError.
             self._loaded.clear()
             raise StoreUnavailable(told(error)) from error
         finally:
-            # The library may swallow a cancellation that comes while an answer does.
+            # The library may swallow a cancellation that coincides with an answer.
             if task and task.cancelling() > cancelled:
                 raise asyncio.CancelledError
 
     async def act(self, script: Script, keys: Sequence[str], args: Sequence[str | bytes | int]) -> Any:
-        """Run a script and return its value. Raises what it refuses with, or `StoreUnavailable`."""
+        """Run a script and return its value. Raises its refusal, or `StoreUnavailable`."""
         tail = (len(keys), *keys, *args)
         written = () if script.is_read else keys[:1]
         async with self._bounded():
@@ -143,13 +143,15 @@ class Link:
         return answer[1] if len(answer) > 1 else None
 
     async def ask(self, *commands: Command) -> list[Any]:
-        """Run reads together, and return their answers. The second part of each is its key."""
+        """Run reads together and return their answers. The second part of each command is its key."""
         async with self._bounded():
             return await self._send(commands, ())
 
     async def put(self, *commands: Command) -> None:
-        """Run writes that may be repeated, so many together as fit one deadline. The second part of each is its
-        key."""
+        """Run idempotent writes in batches that fit one deadline.
+
+        A command's second part is its key.
+        """
         for start in range(0, len(commands), WRITES_TOGETHER):
             together = commands[start : start + WRITES_TOGETHER]
             async with self._bounded():
@@ -166,19 +168,18 @@ class Link:
                 try:
                     return await self._send_copied(commands, written, waits)
                 except MovedError as error:
-                    # All of it is sent again, as WAIT has to follow the writes on their own connection.
+                    # Everything is sent again, as WAIT must follow the writes on their own connection.
                     if not isinstance(self._client, RedisCluster):
                         raise
                     await self._client.nodes_manager.move_slot(error)
                     continue
             values = await self._send_uncopied(commands)
-            # The library follows redirections by itself, perhaps to a primary that has replicas: it is sent again then.
+            # The library follows redirections itself, perhaps to a primary that has replicas: then send again.
             if not self._waits(written):
                 return values
         raise StoreUnavailable("the store cannot be reached")
 
     async def _read_slots(self, client: RedisCluster) -> None:
-        """Read the slots of a cluster if they are not known, or if a node failed since."""
         await client.initialize()
         if self._failed_node is not None:
             await client.nodes_manager.initialize(last_failed_node_name=self._failed_node)
@@ -197,12 +198,12 @@ class Link:
     async def _send_copied(
         self, commands: Sequence[Command], written: Sequence[str], waits: Mapping[str, int]
     ) -> list[Any]:
-        """Run writes, each to the node that its WAIT is sent to. Raises MovedError instead of following it."""
+        """Run writes, each on the node of its WAIT. Raises MovedError instead of following it."""
         client = self._client
         pipe: Any = client.pipeline(transaction=False)
         targets: dict[str, dict[str, Any]] = {name: {} for name in waits}
         if isinstance(client, RedisCluster):
-            # Left to itself, the library chooses the node when it sends, and may have read other slots by then.
+            # The library would choose the node when it sends, and may have read other slots by then.
             nodes = [_node_of(client, key) for key in written]
             targets = {node.name: {"target_nodes": node} for node in nodes}
             for command, node in zip(commands, nodes, strict=True):
@@ -211,8 +212,8 @@ class Link:
             for command in commands:
                 pipe.execute_command(*command)
         for name, count in waits.items():
-            # On the same connection as the writes: WAIT covers only its own connection. So is ROLE: another connection
-            # may lead to the primary after a failover.
+            # On the same connection as the writes: WAIT covers only its own connection. ROLE must use it too: after a
+            # failover another connection may lead to the new primary.
             pipe.execute_command("WAIT", count, int(self._deadline_s * 600), **targets[name])
             pipe.execute_command("ROLE", **targets[name])
         options = {"allow_redirections": False} if isinstance(client, RedisCluster) else {}
@@ -224,8 +225,8 @@ class Link:
         return values
 
     async def _run(self, pipe: Any, node: str, **options: bool) -> list[Any]:
-        """Answers and errors of a pipeline. A failure of the `node` asks for the slots to be read again."""
-        # The library does this for single commands only. The client would stay with a primary that is gone.
+        """Return answers and errors of a pipeline; a failed `node` marks the slots as outdated."""
+        # The library does this for single commands only; without it the client would stay with a lost primary.
         try:
             answers: list[Any] = await pipe.execute(raise_on_error=False, **options)
         except BaseException:
@@ -236,7 +237,7 @@ class Link:
         return answers
 
     def _waits(self, written: Sequence[str]) -> dict[str, int]:
-        """How many replicas must acknowledge a write, by the primaries of the keys."""
+        """Return the number of replicas that must acknowledge a write, by the keys' primaries."""
         if not written or self._replicas == 0:
             return {}
         client, names = self._client, {""}
@@ -245,16 +246,15 @@ class Link:
         return {name: self._replicas or 1 for name in sorted(names) if self._replicas or self._needs_copy(name)}
 
     def _needs_copy(self, name: str) -> bool:
-        """Whether the default asks for a copy: the primary has a replica or had one within REPLICA_GRACE_S."""
+        """Return True if the primary has a replica or had one within REPLICA_GRACE_S."""
         now_s = time.monotonic()
         return now_s < self._copies_until.setdefault(name, now_s + REPLICA_GRACE_S)
 
     def _check_copied(self, name: str, count: int, reached: Any, role: Any) -> None:
-        """Raise StoreUnavailable for a write that too few replicas have."""
         if isinstance(reached, Exception):
             raise reached
         if self._replicas is None:
-            # The default asks for a copy where there can be one. A server that hides its role has none that is known.
+            # The default requires a copy only if replicas exist. A server that hides its role has no known replica.
             if reached or replicas_in(role):
                 self._copies_until[name] = time.monotonic() + REPLICA_GRACE_S
             elif not self._needs_copy(name):
@@ -263,9 +263,9 @@ class Link:
             raise StoreUnavailable("the store could not copy a write to its replicas in time")
 
     async def check_replicas(self) -> None:
-        """Look again which primaries have replicas, if the default depends on it."""
+        """Check again which primaries have replicas, if the default depends on it."""
         if self._replicas is None:
-            # The trouble of a server shows in its writes. What was known of its replicas stays.
+            # A server's failure is detected by its writes. The known state of its replicas remains.
             with suppress(StoreUnavailable):
                 async with self._bounded():
                     await self._look()
@@ -275,8 +275,8 @@ class Link:
         failures = [count for count in found.values() if isinstance(count, BaseException)]
         if len(failures) == len(found):
             raise failures[0]
-        # A primary that a failover made since was a replica itself, and its former primary may return. So may be one
-        # that does not answer.
+        # A new primary was a replica, and its former primary may return. An unreachable primary may be a replica by
+        # now.
         grace_s = time.monotonic() + REPLICA_GRACE_S
         unknown_s = grace_s if known else 0.0
         self._copies_until = {
@@ -286,7 +286,6 @@ class Link:
         }
 
     async def connected_replicas(self) -> dict[str, int]:
-        """The number of connected replicas by primary."""
         async with self._bounded():
             found = await self._found_replicas()
             for count in found.values():
@@ -295,7 +294,7 @@ class Link:
         return {name: count for name, count in found.items() if not isinstance(count, BaseException)}
 
     async def _found_replicas(self) -> dict[str, int | BaseException]:
-        """The number of connected replicas by primary, or the failure of a primary that does not answer."""
+        """Return the number of connected replicas by primary, or its failure if it does not answer."""
         targets: dict[str, dict[str, Any]] = {"": {}}
         if isinstance(self._client, RedisCluster):
             await self._read_slots(self._client)
@@ -307,11 +306,11 @@ class Link:
         try:
             return replicas_in(await self._client.execute_command("ROLE", **target))
         except ResponseError as error:
-            # A hosted server may hide it (NOPERM) or not have the command.
+            # A hosted server may deny ROLE (NOPERM) or not have the command.
             return replicas_in(error)
 
     async def settings(self, *names: str) -> list[Mapping[str, str]]:
-        """The named settings of every primary; those it does not tell are missing."""
+        """Return the named settings of every primary, without those that it denies."""
         if not isinstance(self._client, RedisCluster):
             return [await self._settings_of(names, {})]
         async with self._bounded():
@@ -325,7 +324,7 @@ class Link:
                 try:
                     found |= await self._client.config_get(name, **target)
                 except NoPermissionError:
-                    # A hosted server may keep its settings to itself; one that does not answer is another thing.
+                    # A hosted server may deny access to its settings. An unreachable one raises another error.
                     continue
                 except ResponseError as error:
                     if not str(error).lower().startswith("unknown command"):
@@ -333,8 +332,10 @@ class Link:
         return {text(key): text(value) for key, value in found.items()}
 
     async def current_history(self, key: str) -> str:
-        """Look up the primary of `key` and return its replication id, empty where the server does not permit INFO. Uses
-        no pooled connection. Raises StoreUnavailable while the sentinels do not agree."""
+        """Return the replication id of the primary of `key`, empty without permission for INFO.
+
+        Uses no pooled connection. Raises StoreUnavailable while the sentinels disagree.
+        """
         async with self._bounded():
             async with await self._found_anew(key) as primary:
                 try:
@@ -347,29 +348,29 @@ class Link:
         if self._sentinel is not None:
             asked = [one.sentinel_get_master_addr_by_name(self._service) for one in self._sentinel.sentinels]
         elif isinstance(self._client, RedisCluster):
-            # A node that was cut off or stalled knows nothing of a failover yet.
+            # A node that was isolated or stalled does not know of a failover yet.
             await self._read_slots(self._client)
             nodes = self._client.get_nodes()
             asked = [primary_seen_by(self._client, node, key) for node in nodes]
         else:
             return Redis.from_url(self._standalone_url, **self._options)
-        # The rest of the deadline is for the primary.
+        # The remaining time is for the primary.
         host, port = await agreed(asked, self._deadline_s / 2)
         return Redis(host=host, port=port, **self._options)
 
     async def pubsub(self) -> PubSub:
-        """One connection that listens, to any node: what is published reaches all of them."""
+        """Open a subscribing connection to any node: published messages reach all of them."""
         if isinstance(self._client, RedisCluster):
             await self._client.initialize()
             return self._client.pubsub(node=self._client.get_random_node())
         return self._client.pubsub()
 
     async def aclose(self) -> None:
-        # A connection that is broken already may fail to close.
+        # A broken connection may fail to close.
         with suppress(Exception):
             await self._client.aclose()
         if isinstance(self._client, RedisCluster):
-            # The library closes nothing while it wants to read the slots again.
+            # The library closes nothing while a new read of the slots is pending.
             for nodes in ("nodes_cache", "startup_nodes"):
                 with suppress(Exception):
                     await self._client.nodes_manager.aclose(nodes)
@@ -392,7 +393,7 @@ def _raise_first(answers: Sequence[Any]) -> None:
 
 
 def _is_failure_of_node(answer: Any) -> bool:
-    """Whether an answer of a cluster tells that a node is gone. Other errors are about the command."""
+    """Return True if an answer reports a failed node. Other errors concern the command."""
     return isinstance(answer, ClusterDownError) or (
         isinstance(answer, Exception) and not isinstance(answer, ResponseError)
     )

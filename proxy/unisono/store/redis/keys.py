@@ -1,12 +1,12 @@
-"""Names of everything in Redis. The owner is in each, and what belongs together shares a hash slot.
+"""Names of all keys in Redis. Each contains its tenant, and related keys share a hash slot.
 
     t:{<tenant>:<anchor>}:r:<response>     a response: head, input, output, terminal
     t:{<tenant>:<anchor>}:s:<response>     its events, a stream with the ids <sequence number>-1 (Redis refuses 0-0)
     t:{<tenant>:<anchor>}:k:<response>     its token ids, four bytes each
-    t:{<tenant>:<anchor>}:lease, :fence    who writes here, and how many did before
+    t:{<tenant>:<anchor>}:lease, :fence    the writer, and the number of writers so far
     t:{<tenant>:<conversation>}:c, :i, :o  a conversation: head and sums, items by id, their order
     t:{<tenant>:<response>}:at             the anchor of a response that has another than itself
-    t:{<tenant>:<item>}:in                 where an item is
+    t:{<tenant>:<item>}:in                 the location of an item
     t:{<tenant>:<key>}:once                an idempotency key
     t:{<tenant>:<name>}:n, :n:<once>       a counter, and what it has counted
     t:{keys}:r, t:{keys}:d                 virtual keys by id, and their ids by digest
@@ -18,7 +18,7 @@
     t:{<tenant>:traces}:t:a, :t:d          what is listed of them, and their documents
     t:ledgers                              all accounts and days that have a ledger
     t:secret:<name>, t:runs                secrets, and watched runs
-    t:never                                is never there
+    t:never                                never exists
 
 Tenants and ids are escaped, so that no spelling of one reaches the names of another.
 """
@@ -41,19 +41,19 @@ def tag(tenant: str, id: str) -> str:
 
 
 def response(tenant: str, anchor: str, id: str) -> list[str]:
-    """Record, stream and tokens."""
+    """Return the names of record, stream and tokens."""
     here, name = tag(tenant, anchor), quote(id, safe="", errors="replace")
     return [f"{here}{kind}:{name}" for kind in "rsk"]
 
 
 def lease(tenant: str, anchor: str) -> list[str]:
-    """Lease and fence."""
+    """Return the names of lease and fence."""
     here = tag(tenant, anchor)
     return [here + "lease", here + "fence"]
 
 
 def conversation(tenant: str, id: str) -> list[str]:
-    """Head, items and order."""
+    """Return the names of head, items and order."""
     here = tag(tenant, id)
     return [here + kind for kind in "cio"]
 
@@ -71,13 +71,13 @@ def once(tenant: str, key: str) -> str:
 
 
 def counter(tenant: str, name: str, once: str) -> list[str]:
-    """The counter, and the mark of what it counted."""
+    """Return the names of the counter and of the mark for what it counted."""
     here = tag(tenant, name) + "n"
     return [here, f"{here}:{quote(once, safe='', errors='replace')}"]
 
 
 def account(account: Account, period: str) -> list[str]:
-    """The last minute, open claims, what they hold, and what was spent in the period."""
+    """Return the names of last minute, open claims, their reservations, and the period's sums."""
     here = tag(account.tenant, account.key) + "a:"
     return [*(here + kind for kind in "moh"), f"{here}b:{quote(period, safe='')}"]
 
@@ -95,7 +95,7 @@ def settled(account: Account, once: str) -> str:
 
 
 def traces(tenant: str) -> list[str]:
-    """Order, ends, what is listed, and documents."""
+    """Return the names of order, ends, summaries and documents."""
     here = tag(tenant, "traces") + "t:"
     return [here + kind for kind in "oead"]
 

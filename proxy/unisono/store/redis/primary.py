@@ -1,4 +1,4 @@
-"""Primaries: the one that sentinels or nodes of a cluster agree on, and the replicas that one has."""
+"""Lookup of the primary on which sentinels or cluster nodes agree, and of its replicas."""
 
 from __future__ import annotations
 
@@ -12,7 +12,10 @@ from unisono.errors import StoreUnavailable
 
 
 async def agreed(asked: Sequence[Awaitable[Any]], within_s: float) -> tuple[str, int]:
-    """The address that more than half of those asked answer and none contradicts. Raises `StoreUnavailable`."""
+    """Return the address that more than half report and none contradicts.
+
+    Raises `StoreUnavailable`.
+    """
     tasks = [asyncio.ensure_future(one) for one in asked]
     try:
         await asyncio.wait(tasks, timeout=within_s)
@@ -28,7 +31,7 @@ async def agreed(asked: Sequence[Awaitable[Any]], within_s: float) -> tuple[str,
 
 
 async def primary_seen_by(client: RedisCluster, node: ClusterNode, key: str) -> tuple[str, int] | None:
-    """Address of the primary of `key` as one node of the cluster knows it."""
+    """Return the address of the primary of `key` as one cluster node knows it."""
     slot = client.keyslot(key)
     seen: Any = await client.cluster_slots(target_nodes=node)
     for (first, last), servers in seen.items():
@@ -40,7 +43,10 @@ async def primary_seen_by(client: RedisCluster, node: ClusterNode, key: str) -> 
 
 
 def replicas_in(role: Any) -> int:
-    """The number of connected replicas in the answer to ROLE; 0 for an error and for a server that is no primary."""
+    """Return the number of connected replicas in an answer to ROLE.
+
+    0 for an error and for a server that is not a primary.
+    """
     return len(role[2]) if isinstance(role, list) and role[0] in (b"master", "master") else 0
 
 

@@ -1,7 +1,7 @@
-"""How a reader that waits learns of a write anywhere: one listening connection per process, a channel per log.
+"""Notification of waiting readers: one subscription per process, with a channel per log.
 
-A channel carries no data, only the news that there is some; a lost one costs a moment, because readers look again by
-themselves. A channel nobody waits on any more is left after a while rather than at once: who reads a log comes back.
+A message carries no data, only the news that events exist. A lost message causes a short delay, because readers also
+poll. A channel without readers is unsubscribed later rather than at once, since readers usually return.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from unisono.store.event_wait import Waiting
 log = logging.getLogger("unisono.store")
 
 AGAIN_S = 0.25
-"""Seconds until the connection is tried again."""
+"""Delay before the connection is attempted again, in seconds."""
 LINGER_S = 2.0
 
 
 class Listener:
-    """Wakes those in `waiting` whose key is a channel that something was published on."""
+    """Listener that wakes readers in `waiting` whose channel received a message."""
 
     def __init__(self, connect: Callable[[], Awaitable[PubSub]], waiting: Waiting) -> None:
         self._connect = connect
@@ -35,7 +35,10 @@ class Listener:
         self._task: asyncio.Task[None] | None = None
 
     def hear(self, channel: str) -> None:
-        """Listen on a channel from now on. Its readers are woken once listening has begun, to look again."""
+        """Subscribe to a channel.
+
+        Its readers are woken once the subscription is active, to read again.
+        """
         if channel not in self._wanted:
             self._wanted.add(channel)
             self._news.set()
@@ -51,13 +54,13 @@ class Listener:
         while True:
             begun = asyncio.create_task(self._begin())
             try:
-                # Cut off in the middle, the library would lose sight of the connection it is making.
+                # If cancelled midway, the library would lose track of the connection that it is opening.
                 pubsub = await asyncio.shield(begun)
                 async with asyncio.TaskGroup() as both:
                     both.create_task(self._follow(pubsub))
                     both.create_task(self._listen(pubsub))
             except* Exception as errors:
-                # A broken connection fails with errors of many kinds: the next one is made anew.
+                # A broken connection raises errors of many kinds: open a new one.
                 log.debug("the connection that listens broke", extra={"cause": repr(errors.exceptions[0])})
                 self._waiting.wake_all()
             finally:
@@ -77,7 +80,7 @@ class Listener:
         return pubsub
 
     async def _follow(self, pubsub: PubSub) -> None:
-        """Keep what is listened to in step with what is wanted."""
+        """Keep subscriptions equal to the wanted channels."""
         loop = asyncio.get_running_loop()
         tidy_at = loop.time() + LINGER_S
         idle: set[str] = set()
@@ -96,7 +99,7 @@ class Listener:
                     await self._news.wait()
 
     async def _leave(self, pubsub: PubSub, gone: set[str]) -> None:
-        # One stays: a connection that listens to nothing cannot be read from.
+        # Keep one: a connection without subscriptions cannot be read.
         gone = gone if gone != self._heard else set(list(gone)[1:])
         if gone:
             self._wanted -= gone

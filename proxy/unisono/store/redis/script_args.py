@@ -1,4 +1,4 @@
-"""What the scripts are given, in the order in which they read it."""
+"""Arguments of the scripts, in the order in which the scripts read them."""
 
 from __future__ import annotations
 
@@ -17,7 +17,10 @@ def milliseconds(seconds: float) -> int:
 
 
 def fence(tenant: str, anchor: str, lease: Lease | None) -> str:
-    """Raises `StoreConflict` for a lease of something else."""
+    """Return the fence as text, empty without a lease.
+
+    Raises `StoreConflict` for a lease of another anchor.
+    """
     if lease is None:
         return ""
     if (lease.tenant, lease.anchor) != (tenant, anchor):
@@ -26,7 +29,7 @@ def fence(tenant: str, anchor: str, lease: Lease | None) -> str:
 
 
 def of_items(items: Sequence[StoredItem], retention: Retention, bounds: StateLimits) -> Args:
-    """Raises `StoreTooLarge`."""
+    """Return the arguments for items. Raises `StoreTooLarge`."""
     encoded = [codec.encode_item(item, bounds) for item in items]
     digest = hashlib.sha256(b"".join(b"%d:" % len(data) + data for data in encoded)).hexdigest()
     args: Args = [digest, bounds.conversation, milliseconds(retention.conversation_s), len(items)]

@@ -1,8 +1,8 @@
-"""Every write that depends on what is there, as Lua: it checks and acts at once, or refuses and has done nothing.
+"""Conditional writes as Lua scripts, which check and write atomically or refuse unchanged.
 
-A script looks at everything before its first write, because Redis undoes nothing; it answers with `ok` or the name of
-its refusal (`unisono.store.write_errors`) and a value. Each may be repeated: what is there already counts as done. Only
-commands of Redis 6.2 are used, and all keys of a script are in one hash slot.
+A script performs all checks before its first write, because Redis does not roll back. It returns `ok` or the name of
+its refusal (`unisono.store.write_errors`) and a value. Each may be repeated: data that already exists counts as
+written. Scripts use only commands of Redis 6.2, and all keys of a script are in one hash slot.
 """
 
 from __future__ import annotations
@@ -138,7 +138,7 @@ end
 
 @dataclass(frozen=True, slots=True)
 class Script:
-    """A script, and whether it writes nothing. What a read returns needs no copy."""
+    """Script and whether it only reads. The result of a read needs no copy on a replica."""
 
     body: str
     is_read: bool = False

@@ -1,4 +1,4 @@
-"""What an operator should know about a server before state is trusted to it."""
+"""Checks of server settings that endanger stored state, reported as warnings."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ CONCERNS: tuple[Concern, ...] = (_eviction, _log, _sync)
 
 
 async def examine(link: Link, replicas: int | None) -> tuple[str, ...]:
-    """Every concern once, however many servers share it. Raises `StoreUnavailable`."""
+    """Return each warning once, however many servers it concerns. Raises `StoreUnavailable`."""
     found: dict[str, None] = {}
     for settings in await link.settings(*READ):
         if not all(name in settings for name in READ):

@@ -1,6 +1,6 @@
-"""Recordings of answers in Redis: all of a tenant's in one hash slot, so that keeping one lets the oldest go at once.
+"""Recordings in Redis: one hash slot per tenant, so that one write also deletes the oldest.
 
-Each is there until its own time, whatever becomes of the others; what is past it is taken away with the next write.
+Each expires at its own time; the next write deletes expired ones.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from unisono.store.redis.script_args import Args, milliseconds
 from unisono.store.redis.scripts import Script
 
 WRITE_BYTES: Final = 256 * 1024
-"""Documents of one write: small ones go together, and a long one has the whole deadline to itself."""
+"""Bytes of documents per write: small ones share a write, a large one has the full deadline."""
 
 KEEP_TRACES = Script(
     """
@@ -80,12 +80,12 @@ return {'ok', found}
 
 
 class KeptTraces:
-    """The part of the store that holds recordings."""
+    """Mixin of the store for recordings."""
 
     _link: Link
 
     async def keep_traces(self, *traces: StoredTrace, for_s: float, most: int) -> None:
-        # The failure of one is not the others'; those of one tenant keep their order.
+        # The failure of one tenant's write does not affect the others; recordings of one tenant keep their order.
         of_tenant: dict[str, list[StoredTrace]] = {}
         for one in traces:
             of_tenant.setdefault(one.tenant, []).append(one)
@@ -115,7 +115,7 @@ class KeptTraces:
 
 
 def _together(traces: Iterable[StoredTrace]) -> Iterator[list[StoredTrace]]:
-    """As many as one write takes, in their order."""
+    """Yield groups of recordings that fit one write, in their order."""
     together: list[StoredTrace] = []
     size = 0
     for one in traces:

@@ -1,4 +1,4 @@
-"""The words for a failed operation of Redis."""
+"""Messages for failed Redis operations."""
 
 from __future__ import annotations
 
@@ -15,9 +15,12 @@ TROUBLE: tuple[tuple[type[Exception], str], ...] = (
     (LateAnswer, "the store did not answer in time"),
     (Exception, "the store cannot be reached"),
 )
-"""Messages for callers; the first matching row applies. The error itself is logged as the cause."""
+"""Messages for callers; the first matching row applies.
 
-# Redis 6.2 wraps what a script's command is refused with in an error of its own. The library has no class for a primary
+The error itself is logged as the cause.
+"""
+
+# Redis 6.2 wraps the rejection of a script's command in an error of its own. The library has no class for a primary
 # with too few replicas, nor for one that cannot write to its disk.
 REFUSAL = re.compile(r"(?:@user_script: \d+: -(OOM|READONLY|NOREPLICAS|MISCONF)|^(NOREPLICAS|MISCONF)) ")
 REFUSED: Mapping[str, type[Exception]] = {
@@ -29,7 +32,7 @@ REFUSED: Mapping[str, type[Exception]] = {
 
 
 def told(error: Exception) -> str:
-    """The words for what an operation failed with."""
+    """Return the message for an error."""
     refusal = REFUSAL.search(str(error))
     failed = REFUSED[refusal[1] or refusal[2]] if refusal else type(error)
     return next(words for kind, words in TROUBLE if issubclass(failed, kind))

@@ -1,7 +1,7 @@
-"""The embedded store: one SQLite file (or memory), one thread that writes and one that reads, no server.
+"""Embedded store: one SQLite file (or memory), one writer and one reader thread, no server.
 
-Every act is one transaction, synced to disk before it is acknowledged. Several processes may share the file; readers
-that wait are woken at once by their own process and look again by themselves for the others.
+Every operation is one transaction, synced to disk before it is acknowledged. Several processes may share the file.
+Waiting readers are woken by writers of their own process, and poll for those of others.
 """
 
 from __future__ import annotations
@@ -49,19 +49,25 @@ T = TypeVar("T")
 
 SWEEP_EVERY_S = 60.0
 LOCKED_TIMEOUT_S = 0.2
-"""How long a write waits for a lock on which the previous write timed out. Many writes may be queued."""
+"""Lock timeout, in seconds, of a write after one that timed out. Many writes may be queued."""
 TROUBLE: Mapping[int, str] = {
     sqlite3.SQLITE_FULL: "the store is full",
     sqlite3.SQLITE_READONLY: "the store takes no writes at the moment",
     sqlite3.SQLITE_BUSY: "the store did not answer in time",
 }
-"""What a caller is told, by SQLite's primary codes. The error itself is the cause, for the log."""
+"""Messages for callers, by SQLite's primary codes.
+
+The error itself is the cause, for the log.
+"""
 IN_MEMORY = "state is kept in memory only: it ends with this process"
 
 
 class SqliteStore:
-    """`path` None keeps everything in memory, and so does one that cannot be made or written with `or_memory`. `clock`
-    gives seconds since 1970; from `low_bytes` of free space on, a check tries to write."""
+    """Store in a SQLite file.
+
+    `path` None stores everything in memory, and with `or_memory` so does a path that cannot be created or written.
+    `clock` returns seconds since 1970. Below `low_bytes` of free space, a check performs a trial write.
+    """
 
     def __init__(
         self,
@@ -81,14 +87,14 @@ class SqliteStore:
         self._clock = clock
         self._worker = ThreadPoolExecutor(1, thread_name_prefix="unisono-store")
         self._db: sqlite3.Connection | None = None
-        # A file can be read while another process has locked it: reads do not queue behind writes. Memory has one
-        # connection for both.
+        # A file can be read while another process has locked it: reads do not queue after writes. In memory, one
+        # connection serves both.
         self._reading_worker = self._worker
         self._reading_db: sqlite3.Connection | None = None
         self._is_locked = False
         self._swept = 0.0
         self._failed = False
-        """An act failed, and none was tried since to see whether that is over."""
+        """An operation failed, and no check has performed a trial write since."""
         self._waiting = Waiting()
 
     async def start(self) -> tuple[str, ...]:
@@ -127,7 +133,7 @@ class SqliteStore:
         return await asyncio.get_running_loop().run_in_executor(self._worker, act)
 
     async def _read(self, work: Callable[Concatenate[Transaction, P], T], *args: P.args, **named: P.kwargs) -> T:
-        """As `_do`, for work that writes nothing."""
+        """Run work that only reads, on the reading thread; see `_do`."""
         self._check_open()
 
         def act() -> T:
@@ -141,7 +147,7 @@ class SqliteStore:
 
     @contextmanager
     def _patience(self, asked_s: float) -> Iterator[None]:
-        """Limit the time that a write waits for the lock of another process, the time in the queue included."""
+        """Limit the time that a write waits for another process's lock, including queue time."""
         if self._db is None:
             raise StoreUnavailable("the store is not open")
         timeout_s = LOCK_TIMEOUT_S
@@ -167,7 +173,7 @@ class SqliteStore:
         *args: P.args,
         **named: P.kwargs,
     ) -> T:
-        """Run on a worker's thread."""
+        """Run a transaction on a worker's thread."""
         if db is None:
             raise StoreUnavailable("the store is not open")
         try:
@@ -184,7 +190,7 @@ class SqliteStore:
 
     async def check(self, beginning: StoredResponse | None = None) -> None:
         if await self._do(disk_space.examine, self._path, self._low_bytes, beginning) or self._failed:
-            # Two acts: what an act both adds and takes away is never written.
+            # Two transactions: data that one transaction adds and deletes again is never written.
             await self._do(disk_space.fill)
             await self._do(disk_space.clear)
             self._failed = False
@@ -244,7 +250,7 @@ class SqliteStore:
             self._waiting.wake(_key(lease.tenant, response))
 
     async def is_log_complete(self, lease: Lease, response: str) -> bool:
-        # What was acknowledged is synced to disk: only the owner is checked.
+        # Acknowledged events are synced to disk: only the owner is checked.
         await self._do(responses.log, lease, response, NOTHING_LOGGED)
         return True
 
@@ -326,7 +332,7 @@ class SqliteStore:
         await self._do(leases.unclaim, tenant, key, response)
 
     async def secret(self, name: str, candidate: bytes) -> bytes:
-        # A secret never changes, so that only the first one asks for the lock.
+        # A secret never changes, so only the first caller takes the write lock.
         known: bytes | None = await self._read(leases.known_secret, name)
         return known if known is not None else await self._do(leases.secret, name, candidate)
 
@@ -368,7 +374,7 @@ class SqliteStore:
 
 
 def _code(error: BaseException | None) -> int:
-    """The primary code of an error of SQLite; 0 for any other."""
+    """Return the primary code of a SQLite error, or 0 for any other error."""
     return getattr(error, "sqlite_errorcode", 0) & 0xFF
 
 

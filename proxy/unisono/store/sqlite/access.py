@@ -1,4 +1,4 @@
-"""Virtual keys, as statements inside a transaction."""
+"""Virtual keys as statements inside a transaction."""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Accounts, as statements inside a transaction: what the scripts for Redis do, by the gateway's own clock."""
+"""Accounts as statements inside a transaction.
+
+They match the Redis scripts, but use the gateway's clock.
+"""
 
 from __future__ import annotations
 
@@ -23,9 +26,9 @@ from unisono.core.quotas import (
 from unisono.store.sqlite.schema import Transaction
 
 SETTLED_S: Final = 86_400.0
-"""How long it is known that something was settled."""
+"""Time for which settled ids are remembered, in seconds."""
 PAST_PERIOD_S: Final = 86_400.0
-"""How long a period's sums are kept behind its end."""
+"""Time for which a period's sums are stored after its end, in seconds."""
 FOR_EVER: Final = 1e15
 
 COLUMNS: Final = ", ".join(USED)
@@ -38,11 +41,11 @@ def _entering(table: str, keys: int) -> str:
     )
 
 
-# The ledger holds all usage by requested model, as earlier versions read it; the second table holds the part of it
-# that other models answered.
+# The ledger contains all usage by requested model, as earlier versions read it. The second table contains the part that
+# other models answered.
 ENTER: Final = _entering("ledger", 4)
 ENTER_SERVED: Final = _entering("ledger_served", 5)
-# Settlements by their id: the amounts that are counted.
+# Settlements by id, with the amounts already counted.
 COUNTED: Final = f"SELECT {COLUMNS} FROM account_counted WHERE tenant = ? AND key = ? AND once = ?"  # noqa: S608
 EXTEND_MARK: Final = "UPDATE account_settled SET expires = ? WHERE tenant = ? AND key = ? AND once = ?"
 COUNT: Final = f"INSERT OR REPLACE INTO account_counted VALUES ({', '.join('?' * (4 + len(USED)))})"  # noqa: S608
@@ -72,7 +75,10 @@ def reserve(act: Transaction, claim: QuotaReservation) -> QuotaStatus:
 
 
 def _room(act: Transaction, claim: QuotaReservation) -> int | QuotaKind | None:
-    """How many tokens the budgets let a claim generate, None for any number, or the budget that has no room for it."""
+    """Return the number of tokens that the budgets permit.
+
+    None means no limit. If a budget has no room for the claim, its kind is returned.
+    """
     limits = claim.limits
     if limits.token_budget is None and limits.money_budget is None:
         return None
@@ -106,7 +112,7 @@ def _room(act: Transaction, claim: QuotaReservation) -> int | QuotaKind | None:
 def _hold(act: Transaction, claim: QuotaReservation, room: int | None) -> None:
     second, whose = int(act.now), _whose(claim.account)
     _count(act, claim.account, second, 1, claim.tokens)
-    # A part of a micro-USD is a whole one, in each of the two: no turn costs more than was held for it.
+    # Both costs are rounded up to whole micro-USD, so that no request costs more than was reserved for it.
     cost = 0 if room is None else claim.input_cost - (-room * claim.output_price // MILLION)
     held = (second, claim.tokens, claim.input + (room or 0), cost, room)
     row = (*whose, claim.once, *held, act.now + claim.for_s)
@@ -134,7 +140,7 @@ def settle(act: Transaction, settlements: Sequence[UsageRecord]) -> None:
 
 
 def _newly_counted(act: Transaction, one: UsageRecord) -> TokenUsage:
-    """Mark the amounts of a settlement as counted, and return the part of them that was not."""
+    """Mark the amounts of a settlement as counted, and return those that were new."""
     here = (*_whose(one.entry.account), one.once)
     expires = act.now + SETTLED_S
     is_new = act.db.execute("INSERT OR IGNORE INTO account_settled VALUES (?, ?, ?, ?)", (*here, expires)).rowcount
@@ -142,7 +148,7 @@ def _newly_counted(act: Transaction, one: UsageRecord) -> TokenUsage:
         counted = TokenUsage()
     else:
         row = act.db.execute(COUNTED, here).fetchone()
-        # Without a row an earlier version settled it, which counted everything at once.
+        # Without a row an earlier version settled it, and counted everything at once.
         counted = one.entry.used if row is None else TokenUsage(*row)
     added = one.entry.used - counted
     if added != TokenUsage():
@@ -157,7 +163,7 @@ def _amounts(used: TokenUsage) -> list[int]:
 
 
 def _let_go(act: Transaction, claim: QuotaReservation, used: TokenUsage) -> None:
-    """The truth in place of what was held."""
+    """Replace a reservation by the actual usage."""
     whose = _whose(claim.account)
     here = (*whose, claim.once)
     row = act.db.execute(

@@ -1,4 +1,4 @@
-"""Conversations and their items, as statements inside a transaction."""
+"""Conversations and their items as statements inside a transaction."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def create(act: Transaction, tenant: str, conversation: StoredConversation, item
 
 
 def digest(encoded: Sequence[tuple[str, bytes]]) -> bytes:
-    """By which a repeated append is known."""
+    """Return the digest that identifies a repeated append."""
     whole = hashlib.sha256()
     for _, data in encoded:
         whole.update(b"%d:" % len(data) + data)
@@ -45,7 +45,10 @@ def digest(encoded: Sequence[tuple[str, bytes]]) -> bytes:
 def _add(
     act: Transaction, tenant: str, conversation: str, encoded: Sequence[tuple[str, bytes]], *, upto: int, size: int
 ) -> None:
-    """Raises `StoreTooLarge`, `StoreConflict`; the transaction undoes what was added."""
+    """Add encoded items.
+
+    Raises `StoreTooLarge`, `StoreConflict`; the transaction then rolls back.
+    """
     size += sum(len(data) for _, data in encoded)
     if size > act.bounds.conversation:
         raise refusal("large")

@@ -1,7 +1,6 @@
-"""Whether the file takes more: found out before an answer is made that could not be kept.
+"""Check for disk space before an answer is generated that could not be stored.
 
-A trial write costs two syncs of the disk, so it is made only where there is reason to doubt: after an act that failed,
-and while little space is left.
+A trial write costs two disk syncs, so it runs only after a failed operation or while space is low.
 """
 
 from __future__ import annotations
@@ -14,16 +13,18 @@ from unisono.store import codec
 from unisono.store.sqlite.schema import Transaction
 
 LOW_BYTES = 64 * MIB
-"""Free space from which on every write is doubted."""
+"""Free space below which every check performs a trial write."""
 TRIAL_BYTES = MIB // 4
-"""More than an ordinary response takes."""
+"""Size of the trial write: more than an ordinary response takes."""
 TRIAL = "trial"
-"""The name the trial is written under, beside the secrets. One that is left behind is overwritten by the next."""
+"""Name of the trial row in the `secrets` table. The next trial overwrites one that remains."""
 
 
 def examine(act: Transaction, path: Path | None, low_bytes: int, beginning: StoredResponse | None) -> bool:
-    """Whether the disk under `path` has less than `low_bytes` left; False where that cannot be told. Raises
-    `StoreTooLarge`."""
+    """Return True if the disk of `path` has less than `low_bytes` left.
+
+    False if this cannot be determined. Raises `StoreTooLarge`.
+    """
     if beginning is not None:
         codec.encode_response(beginning, act.bounds)
     if path is None:

@@ -1,4 +1,7 @@
-"""Leases, watched runs, idempotency keys, secrets and counters, as statements inside a transaction."""
+"""Leases, watched background jobs, idempotency keys, secrets and counters, as statements.
+
+They run inside a transaction.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +11,7 @@ from unisono.store.write_errors import refusal
 
 
 def held(act: Transaction, tenant: str, anchor: str, lease: Lease | None) -> None:
-    """Return when a writer with this lease, or none, may write under the anchor. Raises `StoreConflict`."""
+    """Check that a writer with this lease, or without one, may write. Raises `StoreConflict`."""
     row = act.db.execute(
         "SELECT fence, until FROM leases WHERE tenant = ? AND anchor = ? AND expires > ?", (tenant, anchor, act.now)
     ).fetchone()
@@ -38,7 +41,7 @@ def acquire(act: Transaction, tenant: str, anchor: str, owner: str, for_s: float
 
 
 def extend(act: Transaction, lease: Lease, for_s: float) -> bool:
-    """Zero seconds give it back; the fence is remembered."""
+    """Extend a lease; zero seconds release it. The fence remains."""
     changed = act.db.execute(
         "UPDATE leases SET owner = ?, until = ?, expires = ? WHERE tenant = ? AND anchor = ? AND fence = ?",
         (

@@ -1,4 +1,4 @@
-"""Responses, their items and their logs, as statements inside a transaction."""
+"""Responses, their items and their logs as statements inside a transaction."""
 
 from __future__ import annotations
 

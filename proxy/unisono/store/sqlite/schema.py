@@ -1,7 +1,7 @@
-"""The tables, how the file is opened, and what is swept out of it.
+"""Tables of the SQLite store, opening of its file, and deletion of expired rows.
 
-The write-ahead log is synced at every commit: what was acknowledged outlives a killed process and a power cut alike.
-Rows past their time are dead for every reader at once; the sweep only takes their space back.
+The write-ahead log is synced at every commit, so acknowledged writes survive a killed process and a power failure.
+Expired rows are invisible to readers immediately; the sweep only reclaims their space.
 """
 
 from __future__ import annotations
@@ -83,7 +83,10 @@ CREATE TABLE IF NOT EXISTS traces (
 CREATE INDEX IF NOT EXISTS traces_in_order ON traces (tenant, number);
 CREATE INDEX IF NOT EXISTS traces_expire ON traces (expires);
 """
-"""Tables that came later, which an older gateway on the same file does not look at: made wherever they are missing."""
+"""Later tables, which older gateways on the same file ignore.
+
+Created wherever they are missing.
+"""
 
 SWEEP = (
     "DELETE FROM events WHERE (tenant, response) IN "
@@ -105,12 +108,12 @@ SWEEP = (
 
 
 UNWRITABLE = frozenset({sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_READONLY, sqlite3.SQLITE_PERM})
-"""SQLite's primary codes for a place that takes no file."""
+"""SQLite's primary codes for a path where no file can be written."""
 
 
 @dataclass(frozen=True, slots=True)
 class Transaction:
-    """What a statement needs: the connection inside a transaction, and the time, in seconds since 1970."""
+    """Connection inside a transaction, and its time in seconds since 1970."""
 
     db: sqlite3.Connection
     now: float
@@ -119,12 +122,14 @@ class Transaction:
 
 
 LOCK_TIMEOUT_S = 5.0
-"""How long an act waits while another process writes to the file."""
+"""Time that an operation waits while another process writes to the file."""
 
 
 def connect(path: Path | None) -> sqlite3.Connection:
-    """Open the file, made if need be and readable to its owner only; None is a store in memory. Raises
-    `StoreUnavailable`, `StoreUnreadable`."""
+    """Open the file, created if necessary and readable only by its owner; None is in memory.
+
+    Raises `StoreUnavailable`, `StoreUnreadable`.
+    """
     try:
         if path is not None:
             path = path.expanduser()
@@ -132,12 +137,12 @@ def connect(path: Path | None) -> sqlite3.Connection:
             path.touch(mode=0o600, exist_ok=True)
         db = _opened(":memory:" if path is None else path)
     except (OSError, RuntimeError, sqlite3.Error) as error:
-        # A RuntimeError says that there is no home for ~ to stand for.
+        # A RuntimeError means that there is no home directory for ~.
         raise StoreUnavailable(f"the store cannot be opened: {error}") from error
     try:
         db.execute("PRAGMA journal_mode = WAL")
         db.execute("PRAGMA synchronous = FULL")
-        # On macOS an ordinary sync leaves data in the drive's own cache; elsewhere this changes nothing.
+        # On macOS an ordinary sync leaves data in the drive's own cache. Elsewhere this has no effect.
         db.execute("PRAGMA fullfsync = ON")
         _make(db)
     except sqlite3.Error as error:
@@ -150,7 +155,7 @@ def connect(path: Path | None) -> sqlite3.Connection:
 
 
 def connect_reader(path: Path) -> sqlite3.Connection:
-    """Open a file that `connect` has made, for reading. Raises `StoreUnavailable`."""
+    """Open an existing file of `connect` for reading. Raises `StoreUnavailable`."""
     try:
         db = _opened(path.expanduser())
         db.execute("PRAGMA query_only = ON")
@@ -164,7 +169,10 @@ def _opened(path: Path | str) -> sqlite3.Connection:
 
 
 def no_place(error: StoreUnavailable) -> bool:
-    """Whether `connect` failed because nothing can be written there, rather than for what is there already."""
+    """Return True if `connect` failed because the path is not writable.
+
+    False if it failed because of the file's content.
+    """
     cause = error.__cause__
     if isinstance(cause, sqlite3.Error):
         return (getattr(cause, "sqlite_errorcode", 0) & 0xFF) in UNWRITABLE
@@ -172,7 +180,7 @@ def no_place(error: StoreUnavailable) -> bool:
 
 
 def _make(db: sqlite3.Connection) -> None:
-    # Two processes may come to a new file at once: whoever gets the lock second finds the tables there.
+    # Two processes may open a new file at once: the second to get the lock finds the tables.
     with transaction(db):
         version = db.execute("PRAGMA user_version").fetchone()[0]
         if version > VERSION:
@@ -189,7 +197,10 @@ def _make(db: sqlite3.Connection) -> None:
 
 @contextmanager
 def transaction(db: sqlite3.Connection, *, writes: bool = True) -> Iterator[None]:
-    """All or nothing. A read takes no lock, so that a writer of another process does not delay it."""
+    """Commit or roll back as a whole.
+
+    A read takes no lock, so that other writers do not delay it.
+    """
     db.execute("BEGIN IMMEDIATE" if writes else "BEGIN")
     try:
         yield

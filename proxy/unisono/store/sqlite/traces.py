@@ -1,4 +1,4 @@
-"""Recordings of answers, as statements inside a transaction."""
+"""Recordings of answers as statements inside a transaction."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-// What comes back, on either surface, streamed or whole, told to a transcript as parts that grow.
+// Reads answers of either surface, streamed or whole, and adds them to a transcript as growing parts.
 //
-// A transcript has `part(key, kind, title)`, which gives the part of that key, made where there is none, with `add(text)`
-// and `set(text)`; and `about({...})` for what is known of the whole.
+// A transcript has `part(key, kind, title)`, which returns the part of that key, created if necessary, with `add(text)`
+// and `set(text)`; and `about({...})` for facts about the whole answer.
 
 export function chatEvent(event, transcript) {
   if (event.error) throw new Error(String(event.error.message ?? "The stream broke off."));

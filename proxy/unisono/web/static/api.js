@@ -1,5 +1,5 @@
-// Talks to the gateway as any client does. The key is in this module, in the tab's own storage if that is wished, and in
-// the Authorization header; never in an address.
+// Client of the gateway's public API. The key is stored in this module, optionally in the tab's session storage, and
+// sent in the Authorization header; never in a URL.
 
 const KEPT = "unisono.key";
 let key = kept();
@@ -23,11 +23,11 @@ export function useKey(given, keep) {
     if (key && keep) sessionStorage.setItem(KEPT, key);
     else sessionStorage.removeItem(KEPT);
   } catch {
-    // In memory it is all the same.
+    // Storage failed: the key stays in memory.
   }
 }
 
-// `asking` gets a reason, and tells whether there is another key now.
+// `asking` receives a reason and returns whether a new key was entered.
 export function whenRefused(asking) {
   ask = asking;
 }
@@ -42,7 +42,7 @@ export class Refused extends Error {
   }
 }
 
-// What went wrong, and what can be done about it.
+// Describes an error and a possible remedy.
 export function reason(error) {
   if (!(error instanceof Refused)) return error.message;
   const field = error.param && `Field: ${error.param}.`;
@@ -77,7 +77,7 @@ export async function json(path, given) {
   return answer.json().catch(broken("The answer broke off."));
 }
 
-// A browser's own words for a lost connection say little.
+// Browsers describe a lost connection with little detail.
 const broken = (words) => (error) => {
   throw error.name === "AbortError" ? error : new Error(words);
 };
@@ -87,13 +87,13 @@ async function refusal(answer) {
   try {
     error = (await answer.json()).error ?? {};
   } catch {
-    // Whoever stands between may answer with anything.
+    // A proxy may answer with any content type.
   }
   const said = String(error.message ?? (answer.statusText || `HTTP ${answer.status}`));
   return new Refused(answer.status, said, error.code, error.param, answer.headers.get("retry-after"));
 }
 
-// The JSON of each event of a stream; `[DONE]` ends it.
+// Yields the JSON of each event of a stream; `[DONE]` ends it.
 export async function* events(answer) {
   const reader = answer.body.pipeThrough(new TextDecoderStream()).getReader();
   let pieces = [];
@@ -101,7 +101,7 @@ export async function* events(answer) {
     for (;;) {
       const { done, value } = await reader.read().catch(broken("The stream broke off."));
       if (done) return;
-      // An event of a megabyte comes in many pieces: they are put together once, when it is whole.
+      // A large event arrives in many chunks, which are joined once, at its end.
       pieces.push(value);
       if (!value.includes("\n")) continue;
       const lines = pieces.join("").split("\n");

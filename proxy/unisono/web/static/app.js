@@ -1,4 +1,4 @@
-// The shell: which view is shown, the key, the theme.
+// Page shell: current view, key, theme.
 
 import { hasKey, json, useKey, whenRefused } from "/page/api.js";
 import { el, say, visible } from "/page/dom.js";
@@ -111,7 +111,7 @@ themeButton.addEventListener("click", () => {
   try {
     localStorage.setItem("unisono.theme", next);
   } catch {
-    // It holds for as long as the page is open.
+    // The choice lasts as long as the page is open.
   }
 });
 

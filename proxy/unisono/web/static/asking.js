@@ -1,4 +1,4 @@
-// From the fields of the playground to the body of a request on either surface.
+// Builds a request body for either surface from the fields of the playground.
 
 export class Unreadable extends Error {
   constructor(field, message) {
@@ -15,7 +15,7 @@ function parsed(field, text) {
   }
 }
 
-// `given` holds the values of the fields, as text.
+// `given` contains the field values as text.
 export function toRequest(given) {
   const chat = given.surface === "chat";
   const body = { model: given.model };
@@ -56,7 +56,7 @@ function toItems({ role, content, calls, callId }) {
   return [...items, ...(calls ?? []).map(({ id, name, text }) => ({ type: "function_call", call_id: id, name, arguments: text }))];
 }
 
-// Tools may be pasted in the form of either surface.
+// Tools may be pasted in the format of either surface.
 function toTools(text, chat) {
   if (!text.trim()) return [];
   const tools = parsed("tools", text);
@@ -82,7 +82,7 @@ function toFormat({ format, schema }, chat) {
   return chat ? { type: "json_schema", json_schema: of } : { type: "json_schema", ...of };
 }
 
-// Names of the tools, for the choice of one of them; none where they cannot be read yet.
+// Returns the tool names for the tool choice; empty while they cannot be parsed.
 export function toolNames(text) {
   try {
     return JSON.parse(text).map((tool) => tool?.function?.name ?? tool?.name).filter((name) => typeof name === "string");

@@ -1,8 +1,8 @@
-// The request of the playground as others would send it. The key is an environment variable there, never the key itself;
-// a gateway that is `keyless` needs none.
+// Shows the playground's request as code. The key is an environment variable there, never the key itself; a `keyless`
+// gateway needs none.
 
-// The body is a here-document: there is nothing to quote in it, and no argument that may be too long. No line of JSON is
-// like its last one.
+// The body is a here-document: it needs no quoting, and no argument can become too long. No line of JSON equals its
+// terminator.
 export function toCurl(path, body, keyless) {
   return [
     `curl ${location.origin}${path} \\`,

@@ -1,5 +1,5 @@
-// Elements made of text and nothing else: nothing that a model, a tool or a server said is ever read as markup, and no
-// character in it that nobody sees goes unseen.
+// Creates elements from text only: output of models, tools and servers is never parsed as markup, and invisible
+// characters are made visible.
 
 const SVG = "http://www.w3.org/2000/svg";
 
@@ -29,13 +29,13 @@ export function say(text) {
   document.getElementById("said").textContent = text;
 }
 
-// Brings to sight what was asked for, where it begins out of sight or so low that little of it is seen.
+// Scrolls an element into view if its beginning is outside the window or near its lower edge.
 export function shown(node) {
   const { top } = node.getBoundingClientRect();
   if (top < 0 || top > innerHeight * 0.7) node.scrollIntoView({ block: "start" });
 }
 
-// A place for what went wrong; no text, and it is gone.
+// Container for an error message; an empty text removes it.
 export function complaint() {
   return el("p", { class: "trouble", role: "alert", hidden: true });
 }
@@ -45,17 +45,17 @@ export function tell(place, text) {
   place.hidden = !text;
 }
 
-// What is not seen, or would turn text around: controls, zero widths, directions, fillers, halves of pairs.
+// Characters that are invisible or reverse text: controls, zero widths, directions, fillers, lone surrogates.
 const NEVER = "[\\u0000-\\u0008\\u000b-\\u001f\\u007f-\\u009f\\u00ad\\u034f\\u061c\\u115f\\u1160\\u17b4\\u17b5\\u180b-\\u180f\\u200b\\u200e\\u200f"
   + "\\u2028-\\u202e\\u2060-\\u206f\\u3164\\ufeff\\uffa0\\ufff9-\\uffff\\ud800-\\udfff\\u{e0000}-\\u{e0fff}]";
-// Joiners belong between the parts of an emoji and between letters of scripts that join them, and nowhere else.
+// Joiners are valid only between the parts of an emoji and between letters of scripts that join.
 const JOINED = "[\\p{scx=Arab}\\p{scx=Syrc}\\p{scx=Mong}\\p{scx=Deva}\\p{scx=Beng}\\p{scx=Guru}\\p{scx=Gujr}\\p{scx=Orya}\\p{scx=Taml}"
   + "\\p{scx=Telu}\\p{scx=Knda}\\p{scx=Mlym}\\p{scx=Sinh}\\p{scx=Khmr}\\p{scx=Mymr}]";
 const JOINERS = `(?<=\\p{ExtPict}\\ufe0f?|\\p{EMod})\\u200d(?=\\p{ExtPict})|(?<=${JOINED})[\\u200c\\u200d](?=${JOINED})`;
 const UNSEEN = new RegExp(`(?<kept>${JOINERS})|${NEVER}|[\\u200c\\u200d]`, "gu");
 const MOST_SPELLED = 2000;
 
-// Text as nodes; characters that nobody sees are spelled out. `before` is what the text goes on behind.
+// Converts text to nodes; invisible characters are spelled out. `before` is the preceding text.
 export function visible(text, before = "") {
   const made = document.createDocumentFragment();
   const whole = before + text;
@@ -107,8 +107,8 @@ export function day(at) {
   return today ? clock(at) : `${date.toISOString().slice(0, 10)} ${clock(at)}`;
 }
 
-// A table that can be scrolled by keyboard where it is too wide, or `tall`. Rows are lists of cells, or `{key, cells}`,
-// or groups of them: `{key, head, rows}`.
+// Creates a table that can be scrolled by keyboard if it is too wide, or `tall`. Rows are lists of cells, or `{key,
+// cells}`, or groups of them: `{key, head, rows}`.
 export function table(name, heads, rows, empty, tall) {
   if (!rows.length) return el("p", { class: "empty" }, empty);
   const kinds = heads.map((given) => (Array.isArray(given) ? given[1] : undefined));

@@ -1,4 +1,4 @@
-// The example of the playground. The demo model was trained on exactly this tool, and the tests read this file too.
+// Example of the playground. The demo model was trained on exactly this tool, and the tests read this file too.
 
 export default {
   "message": "What is the weather in Paris?",

@@ -1,4 +1,4 @@
-// What a model wrote, token by token, and what the gateway made of it: a recording, a file, text, or token ids.
+// Token view of a recording, a file, text or token ids, with the gateway's interpretation.
 
 import { json, reason } from "/page/api.js";
 import { complaint, counted, day, el, field, number, say, seconds, shown, svg, table, tell, visible } from "/page/dom.js";
@@ -24,7 +24,7 @@ export function inspector(main, id) {
   let asked = 0;
   const place = el("div", { class: "inspection" });
   const run = async (body, retries = 0) => {
-    // Of what was asked for one after the other, the last counts.
+    // Only the latest of several requests counts.
     asked += 1;
     const own = asked;
     const overtaken = () => gone || own !== asked;
@@ -85,7 +85,7 @@ export function inspector(main, id) {
   return () => { gone = true; };
 }
 
-// A recording is written behind its answer, so it may not be there yet.
+// A recording is written after its answer, so it may not exist yet.
 async function read(body, retries, overtaken) {
   for (let left = retries; ; left -= 1) {
     try {
@@ -97,7 +97,7 @@ async function read(body, retries, overtaken) {
   }
 }
 
-// What was pasted, and the request it becomes.
+// Converts pasted input into a request.
 function kindOf(text) {
   const given = text.trim();
   if (given.startsWith("{")) {
@@ -115,7 +115,7 @@ function kindOf(text) {
   return { what: "text in Harmony", body: (all_output) => ({ text: text.toWellFormed(), all_output }) };
 }
 
-// One look at each character: what is pasted may be long.
+// Single pass over the characters: pasted input may be long.
 function idsOf(given) {
   if (!/^\[?[-\d\s,]+\]?$/.test(given)) return null;
   const words = given.replace(/^\[/, "").replace(/\]$/, "").split(/[\s,]+/).filter(Boolean);
@@ -126,7 +126,7 @@ function drawn(told) {
   const views = [];
   const steps = told.steps.map((step) => stepOf(step, told.steps.length, views));
   const first = [told.about && heading(told.about), repairs(told, views), legend()];
-  // Of a recording the tokens say more.
+  // For a recording the tokens contain more.
   const rest = told.about ? [...steps, items(told)] : [items(told), ...steps];
   return [...first, ...rest, tools(told), leftOut(told)].filter(Boolean);
 }
@@ -182,7 +182,7 @@ function items(told) {
   const rows = told.items.slice(0, 200).map((item) => [
     el("span", { class: `badge of-${item.kind === "hosted_call" ? "call" : item.kind}` }, item.kind.replace("_", " ")),
     el("span", {}, item.name ? el("code", {}, visible(item.name)) : null, item.complete ? null : el("span", { class: "bad" }, " cut")),
-    // A recording has the text as tokens, which stand below.
+    // A recording contains the text as tokens, which are shown below.
     item.text === undefined
       ? el("span", { class: "muted" }, counted(item.characters, "character"))
       : el("span", { class: "item-text" }, item.text.slice(0, 2000), item.characters > 2000 ? ` … ${number(item.characters)} characters` : null),
@@ -197,7 +197,7 @@ function stepOf(step, steps, views) {
     const details = el("details", {}, el("summary", {}, prompt.behind
       ? `Prompt, behind the ${number(prompt.behind)} tokens it has in common with the one before`
       : "Prompt"));
-    // Drawn when it is looked at.
+    // Rendered when it is opened.
     details.addEventListener("toggle", () => {
       if (details.open && details.childElementCount === 1) details.append(new Tokens(prompt.segments, `Prompt of step ${step.step}`).node);
     });
@@ -227,7 +227,7 @@ function generations(step) {
     ["Deployment", "Ended", ["Prompt", "n"], ["Generated", "n"], ["First token", "n"], ["Each token", "n"], "When"], rows, "");
 }
 
-// From when to when, the part before the first token lighter.
+// Time bar from start to end, with the part before the first token in a lighter colour.
 function span(all, one) {
   const begin = Math.min(...all.map((other) => other.began_s));
   const scale = 160 / Math.max(...all.map((other) => other.ended_s - begin), 0.001);

@@ -1,11 +1,11 @@
-// What the gateway is doing: models, deployments, their load, the last hour, and the last recordings.
+// Overview: models, deployments, their load, the last hour, and the latest recordings.
 
 import { json, reason } from "/page/api.js";
 import { complaint, counted, day, el, field, number, seconds, svg, table, tell } from "/page/dom.js";
 import { renew } from "/page/renew.js";
 
 const EVERY_MS = 3000;
-// From so many deployments on there is something to look for.
+// Number of deployments from which a filter is shown.
 const MANY = 12;
 const STATES = {
   ready: "gets requests",
@@ -69,7 +69,7 @@ export function overview(main) {
       }
     } catch (error) {
       waiting.remove();
-      // Said once: an alert that is written again is read out again.
+      // Written once: a repeated alert is read out again by screen readers.
       const why = reason(error) + (last ? ` What stands here is of ${day(last[0].at)}.` : "");
       if (trouble.textContent !== why) tell(trouble, why);
     }
@@ -129,7 +129,7 @@ function state(one) {
   );
 }
 
-// All in one table, so that columns stand below each other; a group of rows for each model.
+// One table for all models, so that columns align; each model has a group of rows.
 function deployed(groups, { text, unwell }) {
   const heads = ["Deployment", "State", ["In flight", "n"], ["Tokens in flight", "n"], ["Prefix hits", "n"], ["Generations, 1 h", "n"], ["Tokens out, 1 h", "n"]];
   const found = groups.flatMap((model) => {

@@ -1,4 +1,4 @@
-// A place to try models: Chat Completions and Responses, with everything that changes an answer.
+// Playground: Chat Completions and Responses, with all options that change an answer.
 
 import { asked, events, json, reason } from "/page/api.js";
 import { chatAnswer, chatEvent, responsesAnswer, responsesEvent } from "/page/answering.js";
@@ -14,13 +14,13 @@ const SCHEMA = `{
   "required": ["answer"],
   "additionalProperties": false
 }`;
-// Characters of an answer that are read out when it is complete.
+// Maximum characters of a complete answer that screen readers read out.
 const MOST_SAID = 300;
 const ROLES = [["user", "User"], ["assistant", "Assistant"]];
 const STREAMED = { chat: chatEvent, responses: responsesEvent };
 const WHOLE = { chat: chatAnswer, responses: responsesAnswer };
 
-// Where one comes back to from another view.
+// Restores the state on return from another view.
 let kept = null;
 
 export function playground(main) {
@@ -104,7 +104,7 @@ class Playground {
     return el("div", {}, el("h1", {}, "Playground"), el("div", { class: "bench" }, form, right));
   }
 
-  // A message that the user has written stays.
+  // Keeps a message that the user has written.
   fillInExample() {
     const [first] = this.messages.querySelectorAll(".message textarea");
     if (first && !first.value) first.value = example.message;
@@ -128,7 +128,7 @@ class Playground {
   }
 
   addMessage(message, focus) {
-    // A result belongs to a call, so there is one only where there was one.
+    // A tool result is valid only if there was a call.
     const role = select(message.callId ? [["tool", "Tool result"]] : ROLES, message.role);
     const content = el("textarea", { rows: message.role === "user" ? 3 : 2, spellcheck: "false" });
     content.value = message.content ?? "";
@@ -202,7 +202,7 @@ class Playground {
     }
   }
 
-  // What was said against fields is taken back when they change, or are to be sent again.
+  // Field errors are cleared when the fields change or are sent again.
   accept(fields) {
     for (const one of fields) {
       one.removeAttribute("aria-invalid");
@@ -223,7 +223,7 @@ class Playground {
     let request;
     try {
       toRequest(this.given);
-      // Where models could not be had yet, they may be by now.
+      // Models that could not be loaded before may be available now.
       if (!this.fields.model.value && (!(await this.load()) || this.running)) return;
       given = this.given;
       request = toRequest(given);
@@ -255,13 +255,13 @@ class Playground {
     }
     transcript.ended(trouble, requestId);
     if (!trouble) transcript.next.append(this.goOn(transcript, given.messages));
-    // Trouble is an alert of its own.
+    // Errors have an alert of their own.
     say(trouble ? "" : `The answer is complete. ${transcript.message.content.slice(0, MOST_SAID)}`);
     this.running = null;
     this.sending(false);
   }
 
-  // Whoever stands on a button that can be pressed no more is led to the one that can.
+  // Moves the focus from a disabled button to the enabled one.
   sending(busy) {
     const [off, on] = busy ? [this.send, this.stop] : [this.stop, this.send];
     const stood = document.activeElement === off;
@@ -270,7 +270,7 @@ class Playground {
     off.disabled = true;
   }
 
-  // The talk up to this answer, whatever stands in the fields by now.
+  // The conversation up to this answer, independent of the current field values.
   goOn(transcript, messages) {
     const button = el("button", { type: "button", class: "small" }, "Go on from here");
     button.addEventListener("click", () => {

@@ -1,5 +1,5 @@
-// New content in place of old, which leaves alone what is equal: whoever scrolled, marked text or stands somewhere with
-// the keyboard stays there. Elements with a `data-key` keep it, wherever among their siblings they are.
+// Replaces content but leaves equal nodes alone, so that scroll position, selection and keyboard focus survive.
+// Elements with a `data-key` are preserved when they move among their siblings.
 
 export function renew(old, ...children) {
   const fresh = document.createDocumentFragment();

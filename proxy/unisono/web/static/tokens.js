@@ -1,6 +1,6 @@
-// Tokens, each where it stands: messages coloured by channel or role, special tokens as chips, repairs in their places.
+// Token view: messages coloured by channel or role, special tokens as chips, repairs at their positions.
 //
-// A long output is drawn a stretch at a time, so that nothing freezes. Arrow keys go from token to token.
+// A long output is rendered in batches, so that the page stays responsive. Arrow keys move from token to token.
 
 import { el, number, say, visible } from "/page/dom.js";
 
@@ -108,7 +108,7 @@ export class Tokens {
     }
   }
 
-  // Goes to a repair, drawing as far as it takes.
+  // Scrolls to a repair, rendering as many tokens as necessary.
   reveal(number_) {
     while (this.repairs.length <= number_ && this.drawn < this.total) this.draw();
     const note = this.repairs[number_];

@@ -1,14 +1,14 @@
-// An answer as it grows: reasoning apart from calls and text, and below it how it came to be.
+// Growing answer: reasoning apart from calls and text, and details of its generation below.
 
 import { copier, el, number, seconds, visible } from "/page/dom.js";
 
 const MOST_SHOWN = 100_000;
-// A joiner, or half of a pair.
+// A joiner, or a lone surrogate.
 const OPEN_END = /[\u200c\u200d\ud800-\udbff]$/;
 // An emoji, its modifier and a joiner.
 const LONGEST_BEFORE = 8;
 
-// Text that grows. What is drawn is drawn once for each frame, and never more than a page can bear.
+// Growing text. It is rendered at most once per frame, up to a size that the page can handle.
 class Part {
   constructor(kind, title) {
     this.kind = kind;
@@ -60,7 +60,7 @@ class Part {
     this.add(text);
   }
 
-  // What the end of a piece is to the next one is not known before it is there, or `complete`.
+  // The end of a chunk can only be rendered once the next chunk is there, or the text is `complete`.
   draw(complete) {
     cancelAnimationFrame(this.frame);
     this.frame = 0;
@@ -78,7 +78,7 @@ class Part {
 }
 
 export class Transcript {
-  // `rules` are the sentences by rule; `linked` says whether a recording of such an answer is kept.
+  // `rules` maps rules to sentences; `linked` means that such an answer is recorded.
   constructor(rules, linked, title) {
     this.rules = rules;
     this.linked = linked;
@@ -86,7 +86,7 @@ export class Transcript {
     this.known = {};
     this.began = performance.now();
     this.first = null;
-    // Not live: a stream of tokens drowns whoever listens. Its end is said.
+    // Not a live region: a stream of tokens would flood screen readers. Only the end is announced.
     this.body = el("div", { class: "parts", "aria-busy": "true" });
     this.next = el("div", { class: "row next" });
     this.foot = el("div", { class: "foot" });
@@ -108,7 +108,7 @@ export class Transcript {
     Object.assign(this.known, more);
   }
 
-  // What of it goes into the next request.
+  // Parts that the next request includes.
   get message() {
     const of = (kind) => [...this.parts.values()].filter((part) => part.kind === kind);
     return {
@@ -121,7 +121,7 @@ export class Transcript {
   ended(trouble, requestId) {
     const { finish, usage, unisono } = this.known;
     const now = performance.now();
-    // All of the text stands there before it is said to be complete, in a tab that draws no frames too.
+    // Renders all text before completion is announced, also in a tab that draws no frames.
     for (const part of this.parts.values()) part.draw(true);
     this.body.setAttribute("aria-busy", "false");
     const facts = [

@@ -1,4 +1,4 @@
-// What the own key has used, as a chart by day and a table.
+// Usage of the caller's key, as a chart by day and a table.
 
 import { json, reason } from "/page/api.js";
 import { complaint, counted, el, field, number, svg, table, tell } from "/page/dom.js";
@@ -39,7 +39,7 @@ export function usage(main) {
   show();
 }
 
-// Few tokens cost little: two digits of it, wherever they begin.
+// Small amounts: two significant digits.
 const cost = (value) => (value ? `$${value.toFixed(value < 1 ? Math.max(2, 1 - Math.floor(Math.log10(value))) : 2)}` : "–");
 
 function drawn(told, wide) {
