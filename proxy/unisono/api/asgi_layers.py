@@ -334,8 +334,8 @@ def doors(
 ) -> list[Middleware]:
     """Return every layer in order, outermost first, for `FastAPI(middleware=...)`.
 
-    `keyless` adds the check that a request comes from and names this machine. `origins` are the web origins that
-    CORS allows. `formats` are the error formats of other APIs than OpenAI's.
+    `keyless` adds the check that a request originates from this machine and names it. `origins` are the web origins
+    that CORS allows. `formats` are the error formats of other APIs than OpenAI's.
     """
     listed = frozenset(origins)
     local = [Middleware(LocalOnly, origins=listed)] if keyless else []

@@ -1,7 +1,7 @@
 """Conversion of a Chat Completions request to a conversation. Pure: no clock, no new ids.
 
 Messages from earlier answers are accepted in every known form. Within one assistant message the order is always
-reasoning, preamble text, calls. Each call is followed by its result, whatever the order of the results in the
+reasoning, preamble text, calls. Each call is followed by its result, independent of the order of the results in the
 request.
 """
 
@@ -81,10 +81,7 @@ def to_turn(
     runnable: RunnableTools = NOTHING_TO_RUN,
     rules: ModelRules = NO_RULES,
 ) -> ChatTurn:
-    """Convert a request to the engine's form.
-
-    `model` is the group's name; `today` is YYYY-MM-DD. Raises InvalidRequest for a request that cannot be honoured.
-    """
+    """Convert a request; `today` is YYYY-MM-DD. Raises InvalidRequest if it cannot be met."""
     toolbox = to_toolbox(declared(request))
     conversation, notes = to_conversation(request.messages, toolbox, _effort(request), today)
     asked, asked_at = _asked_choice(request)

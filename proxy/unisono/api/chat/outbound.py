@@ -115,7 +115,10 @@ def _has_room(shown: Sequence[CallForm], form: CallForm) -> bool:
 
 
 def to_call(item: ToolCall, arguments: str, form: CallForm) -> dict[str, Any]:
-    """Return a complete call as it appears in a message; in the legacy form, the value of `function_call`."""
+    """Return a complete call as it appears in a message.
+
+    In the legacy form, it is the value of `function_call`.
+    """
     match form:
         case CallForm.FUNCTION:
             return {"id": item.call_id, "type": "function", "function": {"name": item.name, "arguments": arguments}}

@@ -123,7 +123,10 @@ _ROLES: list[Any] = [
 
 
 class ChatMessage(OpenModel):
-    """One message of any role. `content` is a string, a list of parts, or null."""
+    """One message of any role. `content` is a string, a list of parts, or null.
+
+    The content of a tool result may also be bare JSON.
+    """
 
     model_config = ConfigDict(json_schema_extra={"anyOf": _ROLES})
 

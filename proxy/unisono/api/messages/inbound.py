@@ -102,10 +102,7 @@ def to_turn(
     request_id: str,
     seals: SealedBlocks | None = None,
 ) -> MessagesTurn:
-    """Convert a request; `today` is YYYY-MM-DD.
-
-    Raises InvalidRequest for requirements that cannot be met.
-    """
+    """Convert a request; `today` is YYYY-MM-DD. Raises InvalidRequest if it cannot be met."""
     if request.thread:
         raise ThreadsUnsupported("'thread': no conversation is kept here; send all of its messages.", param="thread")
     tools = request.tools or []

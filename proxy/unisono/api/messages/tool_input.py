@@ -30,7 +30,7 @@ def to_shown(arguments: str) -> Any:
 
 
 def _is_beyond_orjson(value: dict[str, Any], arguments: str) -> bool:
-    """Return True if `arguments` are an object that only orjson's limits on digits and nesting reject."""
+    """Return True for an object that only orjson's limits on digits and nesting reject."""
     is_rejected = value.keys() == {UNPARSED} and value[UNPARSED] == arguments
     return is_rejected and json_kind(arguments) is dict and _LONE_SURROGATE.search(arguments) is None
 

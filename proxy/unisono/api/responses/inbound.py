@@ -91,12 +91,11 @@ def to_turn(
     servers: tuple[ToolServer, ...] = (),
     rules: ModelRules = NO_RULES,
 ) -> ResponsesTurn:
-    """Convert a request to a generation request.
+    """Convert a request to a generation request and stored items.
 
-    `model` is the group's name, `today` the conversation's first day as YYYY-MM-DD. `new_id` makes the ids of the
-    input's items. `seed`, `dated`, `sticky` and `servers` are passed to the generation request. Raises
-    InvalidRequest for contradictory fields or requirements that cannot be met, and NotFound for a reference to a
-    missing item.
+    `model` is the group's name, `today` the conversation's first day as YYYY-MM-DD. `new_id` makes ids of input
+    items. Raises InvalidRequest for contradictory or unsupported fields, and NotFound for a reference to a missing
+    item.
     """
     toolbox = to_tools(request, servers)
     reading = InputConversion(known, names=ToolNames(taken=(tool.name for tool in toolbox.tools)))

@@ -121,7 +121,10 @@ class InputConversion:
         return all(item.call_id in calls for item in said if isinstance(item, ToolResult))
 
     def exact(self, item: Item, item_id: str | None) -> Sequence[Item]:
-        """Return the item with its generated tokens, if a stored item with that id has the same content."""
+        """Return the item with its generated tokens.
+
+        This requires a stored item with that id and the same content.
+        """
         kept = self.known.kept(item_id) if item_id else None
         if kept is not None and kept.said and _bare(kept.said[-1]) == _bare(item):
             return kept.said

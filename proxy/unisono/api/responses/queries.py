@@ -1,4 +1,4 @@
-"""Query parameters for stored objects, validated like body fields: errors name the parameter."""
+"""Query parameters for stored objects, validated like the fields of a body."""
 
 from __future__ import annotations
 

@@ -23,7 +23,10 @@ from unisono.errors import StoreConflict
 ASKED = "asked"
 """Note with the request without its input. It is removed when the response is finished."""
 TRIES = "tries"
-"""Note with the number of takeovers after a crash since a token was last logged, and the number of tokens then."""
+"""Note with the crash count and the token count.
+
+Crashes are takeovers after a crash since a token was last logged; tokens are those logged then.
+"""
 HANDED_OVER = "handed_over"
 """Note with the value of `TRIES` at a graceful handover.
 

@@ -157,14 +157,14 @@ async def added(store: Store, request: Request, items: Sequence[InputItem], new_
 async def known_to(
     store: Store, tenant: str, items: Sequence[InputItem], earlier: Sequence[StoredItem] = ()
 ) -> KnownState:
-    """What new items may lean on, read before they are."""
+    """Read the state that new items may depend on."""
     wanted = wanted_ids(items)
     kept = dict(zip(wanted, await asyncio.gather(*(store.item(tenant, name) for name in wanted)), strict=True))
     return KnownState(said_by(earlier), kept.get, hosted=hosted_in(earlier))
 
 
 async def page_of(store: Store, request: Request, asked: PageQuery) -> tuple[StoredItem, ...]:
-    """The items asked for, and one more when there are more."""
+    """Return the requested items, and one more if more follow."""
     tenant, conversation = tenant_of(request), conversation_of(request)
     page = await store.conversation_items(
         tenant, conversation, after=asked.after, limit=asked.limit + 1, newest_first=asked.order == "desc"
@@ -176,7 +176,7 @@ async def page_of(store: Store, request: Request, asked: PageQuery) -> tuple[Sto
 
 
 async def head_of(store: Store, request: Request) -> StoredConversation:
-    """The conversation that the path names. Raises NotFound."""
+    """Return the conversation in the path. Raises NotFound."""
     conversation = conversation_of(request)
     head = await store.conversation(tenant_of(request), conversation)
     if head is None:
@@ -189,7 +189,7 @@ def tenant_of(request: Request) -> str:
 
 
 def conversation_of(request: Request) -> str:
-    """The id in the path. Raises NotFound for what can be none."""
+    """Return the conversation id in the path. Raises NotFound for an impossible id."""
     conversation: str = request.path_params["conversation"]
     if not possible(conversation):
         raise no_conversation(conversation)
@@ -197,7 +197,7 @@ def conversation_of(request: Request) -> str:
 
 
 def item_of(request: Request) -> str:
-    """The id in the path. Raises NotFound for what can be none."""
+    """Return the item id in the path. Raises NotFound for an impossible id."""
     item: str = request.path_params["item"]
     if not possible(item):
         raise no_item(item)

@@ -263,7 +263,7 @@ class ResponseCreation:
 async def told(events: AsyncGenerator[list[WireEvent]]) -> AsyncGenerator[bytes]:
     """Yield the events as bytes, batch by batch.
 
-    `[DONE]` follows every terminal event, whatever the outcome, and nothing else.
+    `[DONE]` follows every terminal event, independent of the outcome, and nothing else.
     """
     try:
         last = ""

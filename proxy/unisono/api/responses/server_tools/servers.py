@@ -75,7 +75,7 @@ class ServerRules:
 def to_servers(specs: Sequence[tuple[str, McpSpec]], rules: ServerRules, owner: str) -> tuple[ToolServer, ...]:
     """Return the servers in the request's order.
 
-    Each spec comes with its field; `owner` owns the connections. Raises InvalidRequest and ToolServerNotAllowed,
+    Each spec is paired with its field; `owner` owns the connections. Raises InvalidRequest and ToolServerNotAllowed,
     naming the field.
     """
     servers: dict[str, ToolServer] = {}
