@@ -148,7 +148,7 @@ ChosenFunction: TypeAlias = Annotated[
 ]
 
 HostedTool: TypeAlias = tuple[str, str | None]
-"""Server label and tool name; None as the name stands for any tool of the server."""
+"""Server label and tool name. The name None stands for any tool of the server."""
 
 
 def _hosts_nothing(tool: NamedTool) -> HostedTool | None:

@@ -180,7 +180,7 @@ def to_hosting(
     servers = () if request.calls_nothing else servers
     if not servers and not now.decisions:
         return None
-    # The client knows the abilities of a builtin tool from requesting it.
+    # A client that requests a builtin tool knows its abilities, so that no tool list is emitted.
     trained = {server.label for server in servers if server.builtin}
     announced = earlier.announced | now.announced | trained
     return ServerTools(servers, announced, now.decisions, max_calls=request.max_tool_calls)

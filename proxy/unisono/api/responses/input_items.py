@@ -183,7 +183,7 @@ SILENT_KINDS = (
     *("shell_call", "shell_call_output", "apply_patch_call", "apply_patch_call_output"),
     *("additional_tools", "configuration_update", "compaction_trigger", "program", "program_output"),
 )
-"""Kinds without effect here: they need hosted tools, or control a server that has them."""
+"""Kinds without effect here: they need server tools that the gateway lacks, or control them."""
 
 KINDS: Mapping[str, type[InputItem]] = {
     "message": InputMessage,

@@ -167,7 +167,7 @@ class BackgroundJob:
             await self._let_go(watched=gone_on)
         except* NotFound:
             log.info("response was deleted", extra=about)
-            # A failover of the store may have lost it for a while only: the next process that looks decides.
+            # A failover of the store may have lost the lease only temporarily: the next process that looks decides.
             await self._let_go(watched=True)
         except* StoreConflict:
             log.info("response is somebody else's", extra=about)

@@ -49,8 +49,8 @@ WORDLESS = ItemLifecycle("", "")
 class ServerItemKind:
     """Kind of server tool item.
 
-    Has the item type, its life cycle, the events at its start, and the last event of a failure. A `settled` item is
-    emitted when the model's text for it is complete.
+    Has the item type, its life cycle, the events emitted when a call starts to run, and the last event of a failure.
+    A `settled` item is emitted when the model's text for it is complete.
     """
 
     type: str

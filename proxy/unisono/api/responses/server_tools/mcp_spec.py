@@ -26,7 +26,7 @@ class FilterSpec(OpenModel):
 
     @model_validator(mode="after")
     def _says_something(self) -> FilterSpec:
-        # An empty filter matches everything, which cannot be meant for tools that need no approval.
+        # An empty filter matches everything. As `never` it would disable approval for all tools by accident.
         if self.tool_names is None and self.read_only is None:
             raise wrong("names no tools; give tool_names or read_only")
         return self
