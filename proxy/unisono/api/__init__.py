@@ -1,1 +1,1 @@
-"""HTTP in, HTTP out: each surface is a schema, an inbound and an outbound translation, and routes."""
+"""HTTP APIs of the gateway. Each has a schema, inbound and outbound conversions, and routes."""

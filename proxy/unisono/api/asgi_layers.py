@@ -1,8 +1,8 @@
-"""The door: what a request must pass before any route sees it, as pure ASGI layers.
+"""ASGI layers that check a request before any route receives it.
 
-Each layer raises a `UnisonoError`; `ErrorResponses`, outside of them, answers. `doors` puts them in order. Decisions
-are made on the raw `scope["path"]` and raw headers, never on a URL that a Host header took part in. A layer costs
-nothing per streamed event except the request id's header on the first.
+Each layer raises a `UnisonoError`; `ErrorResponses`, outside of them, answers. `doors` returns the layers in order.
+Decisions use the raw `scope["path"]` and raw headers, never a URL built from a Host header. A layer adds no cost per
+streamed event, except for the request id header on the first.
 """
 
 from __future__ import annotations
@@ -35,35 +35,41 @@ MAX_BODY_BYTES = 10 * 1024 * 1024
 BODY_DEADLINE_S = 60.0
 BODY_METHODS = frozenset({"POST", "PUT", "PATCH"})
 CHARSETS = frozenset({"utf-8", "utf8", "us-ascii", "ascii"})
-"""Of JSON, which is in UTF-8 whatever is said of it; in another one it would be read as something else."""
+"""Accepted charsets. JSON is always UTF-8; a body in another charset would be misread."""
 LONGEST_SHOWN = 64
 EXPOSED = "x-request-id, request-id, x-unisono-backend, x-unisono-model, x-unisono-served-model, x-unisono-recoveries"
 """Headers that a web page may read."""
 REQUESTS = frozenset({"http", "websocket"})
 ANSWERS = frozenset({"http.response.start", "websocket.http.response.start", "websocket.accept"})
-"""Messages that carry an answer's headers."""
+"""ASGI messages that carry the response headers."""
 
 LEFT, SWITCHED = 499, 101
-"""The status of a request that got no answer, as nginx has it, and that of a WebSocket."""
+"""Status of a request without a response, as in nginx, and status of a WebSocket."""
 
 Answered = Callable[[str, str, int, float], None]
-"""Told of every request when it is over: its route, method and status, and how many seconds it took."""
+"""Callback for each finished request: route, method, status, and duration in seconds."""
 
 Authenticate = Callable[[str | None], Awaitable[Caller]]
-"""The caller a bearer key belongs to. Raises NotAuthenticated when it belongs to nobody."""
+"""Look up the caller of a bearer key. Raises NotAuthenticated for an unknown key."""
 
 Again = Callable[[], Awaitable[Caller]]
-"""The caller of a connection as their key is by now. Raises NotAuthenticated when it is good no more."""
+"""Look up the caller of a connection again, with the current state of its key.
+
+Raises NotAuthenticated when the key is no longer valid.
+"""
 
 
 def header_values(scope: Scope, name: bytes) -> list[str]:
-    """Every value of a header, in order. ASGI gives names in lower case."""
+    """Return every value of a header, in order. ASGI gives names in lower case."""
     return [value.decode("latin-1") for key, value in scope["headers"] if key == name]
 
 
 class RequestIds:
-    """Gives every request an id: in `scope["state"]["request_id"]` and in the answer's `x-request-id`. Knows which of
-    the `formats` its failures have and the trace that it came with, and tells `answered` when it is over."""
+    """Layer that gives every request an id.
+
+    The id is in `scope["state"]["request_id"]` and in the response header `x-request-id`. The layer also selects the
+    error format from `formats`, sets the trace context of the request, and calls `answered` when the request ends.
+    """
 
     def __init__(
         self,
@@ -109,21 +115,24 @@ class RequestIds:
 
 
 def trace_of(scope: Scope) -> TraceContext | None:
-    """Where the request stands in a trace of its client's."""
+    """Return the trace context that the client sent."""
     parents = header_values(scope, b"traceparent")
     return TraceContext.read(parents[0], ",".join(header_values(scope, b"tracestate"))) if len(parents) == 1 else None
 
 
 def route_of(scope: Scope) -> str:
-    """The template of the path that a request was answered by; empty where there is none for it."""
-    # Where plain routes stand in a router of their own, the framework says which one it was nowhere else.
+    """Return the path template of the route that answered, or "" if there is none."""
+    # For plain routes in a router of their own, the framework reports the route only here.
     found = scope.get("fastapi", {}).get("effective_route_context")
     route = scope.get("route") if found is None else found.original_route
     return str(getattr(route, "path", ""))
 
 
 class Cors:
-    """Lets the listed origins read answers and send preflights; without a list there is no CORS at all."""
+    """Layer that lets the listed origins read responses and send preflights.
+
+    CORS is off without a list.
+    """
 
     def __init__(self, app: ASGIApp, *, origins: Collection[str] = ()) -> None:
         self._app = app
@@ -169,7 +178,10 @@ class Cors:
 
 
 class LocalOnly:
-    """Restriction of a gateway without keys to this machine: loopback hosts, and its own or a listed origin."""
+    """Layer that restricts a gateway without keys to this machine.
+
+    Allows loopback hosts, and only the gateway's own origin or a listed one.
+    """
 
     def __init__(self, app: ASGIApp, *, origins: Collection[str] = ()) -> None:
         self._app = app
@@ -192,7 +204,7 @@ class LocalOnly:
 
 
 def is_loopback(url: str) -> bool:
-    """Whether a URL's host is a name or address of this very machine."""
+    """Return True if a URL's host is a name or address of this machine."""
     try:
         parts = urlsplit(url)
         host, _ = parts.hostname, parts.port
@@ -209,8 +221,11 @@ def is_loopback(url: str) -> bool:
 
 
 class Authentication:
-    """Nobody gets further without a key, except to `open_paths`. Puts the Caller into `scope["state"]["caller"]`,
-    and for a WebSocket, which outlives a request, what asks again into `scope["state"]["caller_again"]`."""
+    """Layer that requires a valid key for all paths except `open_paths`.
+
+    Puts the Caller into `scope["state"]["caller"]`. For a WebSocket, which outlives a request, it also puts a
+    function that repeats the lookup into `scope["state"]["caller_again"]`.
+    """
 
     def __init__(self, app: ASGIApp, *, authenticate: Authenticate, open_paths: Collection[str] = HEALTH_PATHS) -> None:
         self._app = app
@@ -228,8 +243,11 @@ class Authentication:
 
 
 def presented_key(scope: Scope) -> str | None:
-    """The key of `Authorization: Bearer` or of `x-api-key`; None when there is none, when a header comes twice, which
-    no client does, and when both name keys that differ: it is not for the gateway to say which of them counts."""
+    """Return the key of `Authorization: Bearer` or of `x-api-key`, or None.
+
+    None also if a header occurs twice, which no client does, or if both headers hold different keys: the gateway
+    must not choose between them.
+    """
     authorization, named = header_values(scope, b"authorization"), header_values(scope, b"x-api-key")
     if len(authorization) > 1 or len(named) > 1:
         return None
@@ -239,9 +257,9 @@ def presented_key(scope: Scope) -> str | None:
 
 
 class BodyLimits:
-    """What a body may be: plain JSON, not compressed, of bounded size, arriving within a deadline (seconds).
+    """Layer that limits bodies: plain uncompressed JSON, bounded size, a deadline in seconds.
 
-    Bytes are counted while they arrive, whatever Content-Length promised.
+    Bytes are counted on arrival, independent of Content-Length.
     """
 
     def __init__(self, app: ASGIApp, *, max_bytes: int = MAX_BODY_BYTES, deadline_s: float = BODY_DEADLINE_S) -> None:
@@ -314,9 +332,11 @@ def doors(
     answered: Answered | None = None,
     formats: Formats = MappingProxyType({}),
 ) -> list[Middleware]:
-    """Every layer in its order, outermost first, for `FastAPI(middleware=...)`. `keyless` adds the check that a
-    request comes from and names this machine; `origins` are the web origins CORS is open to; `formats` are those of
-    failures where another API than OpenAI's is spoken."""
+    """Return every layer in order, outermost first, for `FastAPI(middleware=...)`.
+
+    `keyless` adds the check that a request originates from this machine and names it. `origins` are the web origins
+    that CORS allows. `formats` are the error formats of other APIs than OpenAI's.
+    """
     listed = frozenset(origins)
     local = [Middleware(LocalOnly, origins=listed)] if keyless else []
     return [

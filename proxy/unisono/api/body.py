@@ -1,8 +1,8 @@
-"""A request's JSON body: read whole, parsed once, and bounded in every way that could hurt the process.
+"""JSON body of a request: read whole, parsed once, and bounded against resource exhaustion.
 
-The byte cap and the deadline stand at the door. Here are the caps on what few bytes can blow up into: nesting, the
-number of values, and the length of one unbroken run of characters. What another reader of JSON could take for something
-else is refused too: a name that stands twice in an object has no value everybody agrees on.
+`asgi_layers` enforces the byte cap and the deadline. This module limits nesting, the number of values, and the
+length of one unbroken run of characters. It also refuses a name that occurs twice in an object, because JSON parsers
+disagree on its value.
 """
 
 from __future__ import annotations
@@ -19,22 +19,31 @@ from starlette.requests import ClientDisconnect, Request
 from unisono.errors import InvalidRequest
 
 OFF_LOOP_BYTES = 256 * 1024
-"""A body from this size on is parsed and judged in threads: with many small values in it either may take a second."""
+"""Size in bytes from which a body is parsed and validated in a thread.
+
+With many small values either step may take a second.
+"""
 MAX_DEPTH = 64
 MAX_VALUES = 500_000
-"""Ten megabytes of `{}` would be 3.5 million objects and a third of a gigabyte."""
+"""Maximum number of JSON values.
+
+Ten megabytes of `{}` would be 3.5 million objects and 330 MB of memory.
+"""
 MAX_RUN = 500_000
-"""Characters in one run. The tokenizer takes runs of this length in a quarter of a second without holding other
-requests up; from about a million spaces on it gives up (measured with tiktoken 0.14)."""
+"""Maximum characters in one run.
+
+The tokenizer handles runs of this length in a quarter of a second without blocking other requests. From about a
+million spaces on it fails (measured with tiktoken 0.14).
+"""
 RUN_TOO_LONG = f"More than {MAX_RUN:,} characters without a break cannot be tokenized."
 
 # The tokenizer first cuts text into pieces of letters and marks, of other signs, and of white space. Each class here is
-# a little wider than its piece, so no piece reaches over its edge.
+# a little wider than its piece, so no piece crosses its edge.
 _RUNS = (re.compile(r"[^\s\d!-/:-@\[-`{-~]*+"), re.compile(r"(?:[^\s\w]|_)*+"), re.compile(r"[\s/]*+"))
 
 
 LONGEST_NAME = 64
-"""Characters of a name that a failure repeats."""
+"""Maximum characters of a name that an error message repeats."""
 BEGINNINGS = {
     b"\xff\xfe": "it is in UTF-16, not in UTF-8",
     b"\xfe\xff": "it is in UTF-16, not in UTF-8",
@@ -47,7 +56,10 @@ Result = TypeVar("Result")
 
 
 async def read_json(request: Request) -> dict[str, Any]:
-    """The body as a JSON object. Raises InvalidRequest, and what the door's body limits raise."""
+    """Return the body as a JSON object.
+
+    Raises InvalidRequest, and the errors of the layer `BodyLimits`.
+    """
     try:
         body = await request.body()
     except ClientDisconnect:
@@ -56,12 +68,15 @@ async def read_json(request: Request) -> dict[str, Any]:
 
 
 async def off_loop(work: Callable[[], Result], size: int, bound: int = OFF_LOOP_BYTES) -> Result:
-    """What `work` on a body of `size` bytes returns or raises; done in a thread where it would hold up the others."""
+    """Return the result of `work` on a body of `size` bytes.
+
+    Large bodies are handled in a thread.
+    """
     return await asyncio.to_thread(work) if size > bound else work()
 
 
 def to_object(body: bytes) -> dict[str, Any]:
-    """A JSON object that nothing in it makes dangerous to handle. Raises InvalidRequest."""
+    """Parse the body to a JSON object within all limits. Raises InvalidRequest."""
     if too_many_values(body):
         raise InvalidRequest(f"The body holds more than {MAX_VALUES:,} JSON values.")
     try:
@@ -71,7 +86,7 @@ def to_object(body: bytes) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise InvalidRequest("The body must be a JSON object.")
     members = check_shape(value)
-    # Every member has a colon; those inside strings are told apart only where there are more.
+    # Every member has a colon. Colons inside strings are excluded only if there are more colons than members.
     if body.count(b":") > members and _structure(body).count(b":") > members:
         raise _named_twice(body)
     return value
@@ -87,7 +102,10 @@ def _what_is_wrong(body: bytes, error: orjson.JSONDecodeError) -> str:
 
 
 def _named_twice(body: bytes) -> InvalidRequest:
-    """Which name stands twice in one object, looked for in a body that is known to have one and is not deep."""
+    """Return the error that names the duplicate name.
+
+    The caller knows that `body` has a duplicate name and is not deeply nested.
+    """
     opened = _structure(body).count(b"{")
 
     def complete(pairs: list[tuple[str, Any]]) -> None:
@@ -111,10 +129,10 @@ def _named_twice(body: bytes) -> InvalidRequest:
 
 
 def too_many_values(body: bytes) -> bool:
-    """Whether parsing `body` would make too many objects, told without parsing it."""
+    """Return True if `body` has too many values, without parsing it."""
     if sum(body.count(sign) for sign in (b",", b"[", b"{")) <= MAX_VALUES:
         return False
-    # The signs may stand inside strings, as in any table of data: look again with the strings cut out.
+    # The signs may be inside strings, as in any table of data: count again without the strings.
     bare = _without_escapes(body)
     if bare.count(b'"') > 2 * MAX_VALUES:
         return True
@@ -123,18 +141,20 @@ def too_many_values(body: bytes) -> bool:
 
 
 def _without_escapes(body: bytes) -> bytes:
-    """`body` with quotes only where strings begin and end."""
+    """Return `body` with quotes only where strings start and end."""
     return body.replace(b"\\\\", b"").replace(b'\\"', b"")
 
 
 def _structure(body: bytes) -> bytes:
-    """What is outside of strings."""
+    """Return the bytes outside of strings."""
     return b"".join(_without_escapes(body).split(b'"')[::2])
 
 
 def check_shape(value: dict[str, Any]) -> int:
-    """How many members all objects in it have together. Raises InvalidRequest for a value nested too deeply and for a
-    string the tokenizer cannot take."""
+    """Return the number of members of all objects together.
+
+    Raises InvalidRequest for a value nested too deeply, and for a string that the tokenizer cannot process.
+    """
     members = 0
     stack: list[tuple[Any, tuple[Any, ...], int]] = [(value, (), 0)]
     while stack:
@@ -163,8 +183,11 @@ def _dotted(path: tuple[Any, ...]) -> str:
 
 
 def longest_run_reaches(text: str, length: int) -> bool:
-    """Whether `text` holds `length` characters in a row that the tokenizer may have to take as one piece. Linear: a
-    run that long covers one of every `length` positions, so only those are looked at, in both directions."""
+    """Return True if `length` consecutive characters of `text` may form one tokenizer piece.
+
+    Linear time: such a run covers one of every `length` positions. Only these positions are checked, in both
+    directions.
+    """
     for middle in range(length - 1, len(text), length):
         before = text[middle - length + 1 : middle][::-1]
         for run in _RUNS:

@@ -1,7 +1,7 @@
-"""Tools of OpenAI's own kinds (`web_search`, `code_interpreter`) that the gateway has where the operator named a server
-for them: each is a tool gpt-oss was trained on, and run as one.
+"""OpenAI's builtin tools, run by the gateway as the tools that gpt-oss was trained on.
 
-Such a server has a label that no request can write, so that it is never taken for one the request named.
+A builtin tool (`web_search`, `code_interpreter`) is available if the operator configured a server for it. The
+server's label cannot occur in a request, so it is never confused with a server of the request.
 """
 
 from __future__ import annotations
@@ -25,33 +25,33 @@ KINDS: Final[tuple[tuple[re.Pattern[str], str], ...]] = (
     (re.compile(r"code_interpreter"), PYTHON),
     (re.compile(r"container"), CONTAINER),
 )
-"""Types of tools in a request, and what they are to the model."""
+"""Types of tools in a request, with the corresponding builtin tool."""
 
 LABEL: Final = "builtin:"
 _BROWSED: Final = f"{BROWSER}."
 SETTING: Final = "unisono.builtin_tools."
 
 MEANT: Final = frozenset({"container"})
-"""Fields of such tools that need no note, since nothing else could be meant."""
+"""Fields of such tools that need no note, because their effect is implied."""
 
 
 def builtin_for(kind: str) -> str:
-    """What a tool of that type is to the model; "" for other kinds."""
+    """Return the builtin tool for a tool type, or ""."""
     return next((builtin for pattern, builtin in KINDS if pattern.fullmatch(kind)), "")
 
 
 def builtin_of(label: str) -> str:
-    """What the server with that label stands for; "" for one that a request named."""
+    """Return the builtin tool of a server label, or "" for a server of the request."""
     return label.removeprefix(LABEL) if label.startswith(LABEL) else ""
 
 
 def shown_label(label: str) -> str:
-    """A label as clients see it."""
+    """Return a label in its public form."""
     return builtin_of(label) or label
 
 
 def missing_setting(kind: str) -> str:
-    """The setting without which tools of that type are not there; "" where there is none."""
+    """Return the setting that enables a tool type, or ""."""
     builtin = builtin_for(kind)
     return builtin and SETTING + builtin
 
@@ -59,8 +59,10 @@ def missing_setting(kind: str) -> str:
 def to_builtin_servers(
     builtins: Iterable[str], servers: Mapping[str, ToolServer], *, owner: str, talk: str
 ) -> tuple[ToolServer, ...]:
-    """Servers for those tools, as far as there are `servers` for them, each once. What a browser has opened belongs to
-    the `talk`; programs of this machine are the `owner`'s."""
+    """Return the available servers for builtin tools, each once.
+
+    Pages opened by a browser belong to the session `talk`; local programs belong to `owner`.
+    """
     return tuple(
         replace(allowed(server, builtin), owner=owner if server.transport is ToolTransport.STDIO else talk)
         for builtin in dict.fromkeys(builtins)
@@ -69,19 +71,21 @@ def to_builtin_servers(
 
 
 def browsed_in(items: Iterable[Item]) -> tuple[str, ...]:
-    """What the browser answered in a conversation, oldest first."""
+    """Return the browser's results in a conversation, oldest first."""
     return tuple(item.output for item in items if isinstance(item, ToolResult) and item.name.startswith(_BROWSED))
 
 
 def allowed(server: ToolServer, builtin: str) -> ToolServer:
-    """The server as that builtin tool. The operator who named it lets it run, unless they say that somebody is to be
-    asked."""
+    """Return the server configured as a builtin tool.
+
+    It needs no approval, unless the operator requires it.
+    """
     approval = Approval(otherwise=False) if server.approval == Approval() else server.approval
     return replace(server, label=LABEL + builtin, builtin=builtin, approval=approval)
 
 
 def builtin_notes(at: str, fields: Mapping[str, Any]) -> Iterator[str]:
-    """What of such a tool was accepted without effect."""
+    """Yield notes on fields that were accepted without effect."""
     told = {name: value for name, value in fields.items() if name not in MEANT}
     container = fields.get("container")
     if isinstance(container, dict):

@@ -1,4 +1,4 @@
-"""Parts of a message's content: text of several kinds, refusals, reasoning; anything else is refused by name."""
+"""Content parts of a message: text, refusals, reasoning. Other kinds are refused by name."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ MEDIA_PARTS = {
     "video_url": "video",
     "video": "video",
 }
-"""Kinds of parts that are no text, and what they carry."""
+"""Kinds of parts other than text, with their media type."""
 
 
 _FORMS: list[Any] = [
     {"properties": {"type": {"enum": sorted(TEXT_PARTS)}, "text": {"type": "string"}}, "required": ["text"]},
     {"properties": {"type": {"enum": sorted(KINDS - TEXT_PARTS)}}},
 ]
-"""What the parts of each kind need, for the document."""
+"""Required fields of each kind of part, for the OpenAPI document."""
 
 
 class ContentPart(OpenModel):
@@ -64,14 +64,20 @@ class ContentPart(OpenModel):
 
 
 def text_of(parts: Sequence[ContentPart], *, param: str) -> str:
-    """What of a message's content can be seen, refusals included. Raises InvalidRequest as `join` does."""
+    """Return the visible text of a message's content, including refusals.
+
+    Raises InvalidRequest as `join` does.
+    """
     visible = (part for part in parts if part.type not in REASONING_PARTS)
     return join(((part.refusal if part.type == "refusal" else part.text) or "" for part in visible), param=param)
 
 
 def join(texts: Iterable[str], between: str = "", *, param: str) -> str:
-    """Texts in order, the empty ones left out. Raises InvalidRequest for what the tokenizer cannot take: the parts
-    were judged one by one, and only together they may be a run too long."""
+    """Join the texts that are not empty.
+
+    Raises InvalidRequest if the result is too long for the tokenizer: each part was checked alone, but together they
+    may form a run that is too long.
+    """
     some = [text for text in texts if text]
     joined = between.join(some)
     if len(some) > 1 and longest_run_reaches(joined, MAX_RUN):

@@ -1,12 +1,12 @@
-"""Failures on the wire: every exception becomes a status and an error body, here and nowhere else.
+"""Conversion of exceptions to HTTP statuses and error bodies, for all API surfaces.
 
-The body is OpenAI's, unless another API is spoken at the request's path: then it is what that API's clients read. Which
-one that is stands in the scope before anything can fail (`FailureFormat`), so that all who answer agree.
+The body has OpenAI's format, unless the request's path belongs to another API. The format is in the scope before
+anything can fail (`FailureFormat`), so that all layers use the same one.
 
-`failure_of` is the only broad catch's translation: what is not on the tree of `unisono.errors` is a fault of the
-gateway, logged with its traceback and shown to the client without any detail. `ErrorResponses` is the outermost layer
-that answers for whatever a request raises; the handlers for FastAPI answer for what it raises itself (unknown paths,
-wrong methods, invalid bodies).
+`failure_of` converts every caught exception. An exception outside the tree of `unisono.errors` is a fault of the
+gateway: it is logged with its traceback, and the client receives no detail. `ErrorResponses` is the outermost layer
+that answers exceptions. The handlers for FastAPI answer its own exceptions: unknown paths, wrong methods, invalid
+bodies.
 """
 
 from __future__ import annotations
@@ -57,37 +57,46 @@ BY_STATUS: dict[int, type[UnisonoError]] = {
     413: BodyTooLarge,
     415: UnsupportedMediaType,
 }
-"""What a framework's HTTP exception is on our tree; any other status is a fault of the gateway."""
+"""Error classes by the status of a framework's HTTP exception.
+
+Any other status is a fault of the gateway.
+"""
 
 BUSY = frozenset({429, 503})
-"""Statuses that always say when to come back."""
+"""Statuses that always carry a retry time."""
 DEFAULT_RETRY_AFTER_S = 1.0
 
-# The same request fails again with these statuses. The vendors' SDKs repeat some of them unless a header forbids it.
+# A repeated request fails again with these statuses. The vendors' SDKs repeat some of them unless a header forbids it.
 FINAL_STATUSES: Final = frozenset({400, 401, 403, 404, 405, 409, 413, 415, 422})
 NO_RETRY_HEADER: Final = ("x-should-retry", "false")
 
 REPORTS: Final = "reports"
-"""Where the reports of a request's generations stand in its state."""
+"""Key in the request's state of the reports of its generations."""
 
 REFUSED_OVER_HTTP = "websocket.http.response"
-"""The ASGI extension of servers that can answer a handshake with any HTTP response."""
+"""ASGI extension of servers that can answer a handshake with any HTTP response."""
 POLICY_VIOLATION, INTERNAL_ERROR = 1008, 1011
-"""How a WebSocket is closed for the client's fault and for ours."""
+"""WebSocket close codes for the client's fault and the gateway's."""
 
 LONGEST_STEP = 64
-"""Characters of one step of a field's path: a key is the client's and may be of any length."""
+"""Maximum characters of one step of a field's path.
+
+A key is chosen by the client and may be of any length.
+"""
 
 
 def to_body(error: UnisonoError) -> dict[str, Any]:
-    """OpenAI's error object, as it stands in a body and in a stream."""
+    """Return OpenAI's error object, as used in a body and in a stream."""
     return {"error": {"message": error.message, "type": error.type, "param": error.param, "code": error.code}}
 
 
 @dataclass(frozen=True, slots=True)
 class FailureFormat:
-    """How an API tells failures: the body, of the failure and the request's id, and the bytes of an event that ends a
-    stream with it. `id_header` is where its clients look for that id besides `x-request-id`."""
+    """Error format of an API.
+
+    `body` makes the error body from the error and the request id. `event` is the template of the event that ends a
+    stream. `id_header` is another header for the request id besides `x-request-id`.
+    """
 
     body: Callable[[UnisonoError, str], Mapping[str, Any]]
     event: bytes = b"data: %b\n\n"
@@ -97,10 +106,10 @@ class FailureFormat:
 OPENAI: Final = FailureFormat(lambda error, _: to_body(error))
 
 Formats = Mapping[str, FailureFormat]
-"""Formats by the paths they are spoken at, and below."""
+"""Error formats by path; each applies to its path and all paths below."""
 
 FORMAT: Final = "failure_format"
-"""Where a request's format stands in its state."""
+"""Key in the request's state of its error format."""
 
 
 def format_at(path: str, formats: Formats) -> FailureFormat:
@@ -108,20 +117,20 @@ def format_at(path: str, formats: Formats) -> FailureFormat:
 
 
 def body_for(error: UnisonoError, scope: Scope | None) -> Mapping[str, Any]:
-    """The body of `error` for the client of a request."""
+    """Return the body of `error` in the format of the request."""
     state = {} if scope is None else scope.get("state", {})
     spoken: FailureFormat = state.get(FORMAT, OPENAI)
     return spoken.body(error, state.get("request_id", ""))
 
 
 def to_event(error: UnisonoError, scope: Scope) -> bytes:
-    """The event that ends a stream of which nothing is known but that it failed."""
+    """Return the error event for a stream of unknown content."""
     spoken: FailureFormat = scope.get("state", {}).get(FORMAT, OPENAI)
     return spoken.event % orjson.dumps(body_for(error, scope))
 
 
 def to_response(error: UnisonoError, scope: Scope | None = None) -> Response:
-    """The whole HTTP answer for `error`, as the API that is spoken in `scope` has it."""
+    """Return the HTTP response for `error`, in the format of the API in `scope`."""
     headers: dict[str, str] = dict(error.headers) if isinstance(error, LimitReached) else {}
     # The same request would run its tools a second time.
     is_final = error.status in FINAL_STATUSES or _has_run_tools(scope)
@@ -141,7 +150,10 @@ def to_response(error: UnisonoError, scope: Scope | None = None) -> Response:
 
 
 def failure_of(error: Exception) -> UnisonoError:
-    """The failure a client sees for `error`. A fault of the gateway is logged here, with its traceback."""
+    """Return the client-visible error for `error`.
+
+    A fault of the gateway is logged with its traceback.
+    """
     if isinstance(error, UnisonoError):
         return error
     if isinstance(error, RequestValidationError):
@@ -156,9 +168,9 @@ def failure_of(error: Exception) -> UnisonoError:
 
 
 def invalid(errors: Sequence[Any]) -> InvalidRequest:
-    """The first of pydantic's findings as a failure that names its field in dotted form.
+    """Convert the first of pydantic's findings to an error that names its field in dotted form.
 
-    A finding raised with the type `unsupported_value` becomes `UnsupportedValue`. The input itself is not repeated.
+    A finding of type `unsupported_value` becomes `UnsupportedValue`. The input itself is not repeated.
     """
     if not errors:
         return InvalidRequest("The request is not valid.")
@@ -173,7 +185,7 @@ def invalid(errors: Sequence[Any]) -> InvalidRequest:
 
 
 async def outcome(work: Awaitable[None]) -> UnisonoError | None:
-    """Await `work`; None when it ended well, else the failure a client sees."""
+    """Await `work`; return None on success, else the client-visible error."""
     try:
         await work
     except Exception as error:
@@ -182,11 +194,11 @@ async def outcome(work: Awaitable[None]) -> UnisonoError | None:
 
 
 def register(app: FastAPI) -> None:
-    """Let FastAPI answer in the same way for what it raises itself."""
+    """Register the handlers that answer FastAPI's own exceptions in the same format."""
 
     async def answer(request: Request, error: Exception) -> Response:
         if request.scope["type"] == "websocket":
-            # Only the layer outside knows whether it was accepted already.
+            # Only the outer layer knows if it was accepted already.
             raise error
         failure = failure_of(error)
         if isinstance(failure, NotFound) and isinstance(error, HTTPException):
@@ -217,11 +229,11 @@ def _has_run_tools(scope: Scope | None) -> bool:
 
 
 class ErrorResponses:
-    """ASGI layer that turns whatever the layers inside raise into an answer.
+    """ASGI layer that converts exceptions of the inner layers to responses.
 
-    Once an answer has begun there is nothing left to say: the fault is logged and the connection is cut, so that the
-    client cannot take half an answer for a whole one. A WebSocket that is not accepted yet is refused with the same
-    HTTP answer as a request, an open one is closed with the failure's code as the reason.
+    After a response has started, the fault is logged and the connection is cut, so that the client cannot mistake a
+    partial response for a complete one. A WebSocket before its acceptance is refused with the same HTTP response as
+    a request. An open WebSocket is closed with the error code as the reason.
     """
 
     def __init__(self, app: ASGIApp) -> None:

@@ -1,7 +1,7 @@
-"""Kinds of values that fields of a request have on every surface, and how a wrong one is told.
+"""Field types and validation errors shared by the requests of all API surfaces.
 
-Types are strict: a number written as a string is a mistake, not a number. A field with its neutral value (`n: 1`,
-`logprobs: false`) is always accepted.
+Types are strict: a number written as a string is an error. A field with its neutral value (`n: 1`, `logprobs:
+false`) is always accepted.
 """
 
 from __future__ import annotations
@@ -47,12 +47,15 @@ EFFORTS = {
     "xhigh": Effort.HIGH,
     "max": Effort.HIGH,
 }
-"""Every spelling of an effort in use anywhere, and what gpt-oss knows of it."""
+"""Known spellings of an effort, and the corresponding effort of gpt-oss."""
 
 STRUCTURAL_IDS = frozenset({RETURN, CONSTRAIN, CHANNEL, START, END, MESSAGE, CALL, ENDOFTEXT})
 
 MAX_MESSAGES = 20_000
-"""A message takes at least four tokens, so no window holds more of them than this; looking at each takes time."""
+"""Maximum number of messages.
+
+A message takes at least four tokens, so no context window holds more.
+"""
 MAX_TOOLS = 512
 MAX_PARAMETERS_BYTES = 256 * 1024
 LONGEST_NAME_SHOWN = 128
@@ -63,7 +66,7 @@ NEUTRAL: dict[str, tuple[Any, ...]] = {
     "modalities": (None, [], ["text"]),
     "audio": (None,),
 }
-"""Refused fields, with the values that ask for nothing."""
+"""Values of unsupported fields that request nothing."""
 
 REFUSALS = {
     "logprobs": "log probabilities are not available; leave it out or send false",
@@ -74,7 +77,7 @@ REFUSALS = {
 
 
 def refused(reason: str) -> PydanticCustomError:
-    """A value this gateway understands and does not support."""
+    """Return the error for a valid but unsupported value."""
     return PydanticCustomError("unsupported_value", "{reason}", {"reason": reason})
 
 
@@ -84,8 +87,10 @@ def wrong(reason: str) -> PydanticCustomError:
 
 @dataclass(frozen=True, slots=True)
 class FieldInput:
-    """What a field may come as, where it is another type than it becomes. Only the document looks at it, so that it
-    costs a start nothing."""
+    """Accepted input type of a field, if it differs from the parsed type.
+
+    Only the OpenAPI document evaluates it, so that it does not slow down the start.
+    """
 
     form: Any
 
@@ -146,7 +151,7 @@ SpelledEffort = Annotated[Effort | None, BeforeValidator(to_effort), WithJsonSch
 Penalty = Annotated[float, Field(ge=-2, le=2)]
 Count = Annotated[int, Field(ge=1)]
 Budget = Annotated[int, Field(ge=-1, le=2**31 - 1)]
-"""Tokens of thoughts; below 0 for as many as it takes."""
+"""Reasoning budget in tokens; a negative value means no limit."""
 
 
 Temperature = Annotated[float, Field(ge=0, le=2)]
@@ -161,28 +166,28 @@ ModelName = Annotated[Text, Field(min_length=1, max_length=256)]
 
 
 class OpenModel(BaseModel):
-    """An object that may hold more than is known here; what is more has no effect and is noted."""
+    """An object with optional further fields. Unknown fields have no effect and are noted."""
 
     model_config = ConfigDict(strict=True, extra="allow", frozen=True, hide_input_in_errors=True)
 
 
 def shortened(name: str) -> str:
-    """As much of a name or an id from outside as a failure repeats."""
+    """Truncate a name or an id from outside for an error message."""
     return name[:LONGEST_NAME_SHOWN].encode(errors="replace").decode()
 
 
 def smallest(budgets: Iterable[int | None]) -> int | None:
-    """The budget that holds where several were given; None for none."""
+    """Return the smallest budget that is not negative, or None."""
     return min((budget for budget in budgets if budget is not None and budget >= 0), default=None)
 
 
 def only_neutral(name: str) -> Any:
-    """A refused field, which `neutral` judges: its default, and what the document says it may hold."""
+    """Return the field definition of an unsupported field that `neutral` validates."""
     return Field(None, json_schema_extra={"enum": [*NEUTRAL[name]]})
 
 
 def neutral(value: Any, info: ValidationInfo) -> None:
-    """For refused fields: None where the value asks for nothing. Raises for one that asks for something."""
+    """Return None if the value is neutral; raise for any other value. For unsupported fields."""
     assert info.field_name is not None
     if value not in NEUTRAL[info.field_name]:
         raise refused(REFUSALS[info.field_name])

@@ -1,7 +1,7 @@
-"""Whether the gateway lives and whether it can answer: LiteLLM's paths, open without a key.
+"""Liveness and readiness of the gateway, at LiteLLM's paths, open without a key.
 
-Because they are open they name nothing: no model, no backend, no address. They give counts, error codes, and what is
-wrong with a backend and what to do about it in words that would fit any.
+The responses name no model, no backend and no address, because the paths are open. They contain counts, error codes,
+and generic descriptions of a backend's fault and its remedy.
 """
 
 from __future__ import annotations
@@ -16,21 +16,29 @@ from starlette.requests import Request
 
 @dataclass(frozen=True, slots=True)
 class Readiness:
-    """`models` tells of each model whether a backend of it works; `reasons` are codes or sentences about those that do
-    not."""
+    """State of the models.
+
+    `models` is True for each model with a working backend. `reasons` holds error codes or sentences about the
+    others.
+    """
 
     models: Mapping[str, bool]
     reasons: Sequence[str] = ()
 
     @property
     def ready(self) -> bool:
-        """One working model is enough: taking the whole gateway out for a broken one would break the others too."""
+        """True if one model works.
+
+        Removing the whole gateway for one broken model would disable the others too.
+        """
         return any(self.models.values())
 
 
 def health_routes(readiness: Callable[[], Readiness]) -> APIRouter:
-    """`/health/liveliness`, `/health/liveness` and `/health/readiness`. None of them asks a backend: they tell what
-    is known, at once."""
+    """Return the routes `/health/liveliness`, `/health/liveness` and `/health/readiness`.
+
+    They call no backend and return the known state at once.
+    """
     router = APIRouter(include_in_schema=False)
 
     async def alive(_: Request) -> JSONResponse:
@@ -45,7 +53,7 @@ def health_routes(readiness: Callable[[], Readiness]) -> APIRouter:
         }
         return JSONResponse(body, 200 if now.ready else 503)
 
-    # As plain routes: the framework remembers the functions of its own kind for ever, and with them all that they know.
+    # Plain routes: the framework stores its own kind of route functions forever, with all that they reference.
     for path in ("/health/liveliness", "/health/liveness"):
         router.add_route(path, alive, methods=["GET", "HEAD"])
     router.add_route("/health/readiness", ready, methods=["GET", "HEAD"])

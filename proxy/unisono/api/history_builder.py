@@ -1,4 +1,4 @@
-"""A conversation's history while it is gathered: every result goes behind its call, whatever order they came in."""
+"""Builder of a conversation's history, which places every result after its call."""
 
 from __future__ import annotations
 
@@ -19,15 +19,18 @@ _TERMINATOR = re.compile(r"<\|(?:end|return|call)\|>|(?=<\|(?:start|channel)\|>)
 
 @dataclass(slots=True)
 class _Pending:
-    """A call of the history with what answers it so far."""
+    """Call in the history, with its results so far."""
 
     call: AssistantCall
     results: list[str]
 
 
 class History:
-    """Items in the order the model must see them. Results go behind their calls when both belong to one exchange: the
-    calls and results between two other things that were said."""
+    """Items in the order that the model must see.
+
+    Results are placed after their calls if both belong to one exchange: the calls and results between two other
+    items.
+    """
 
     def __init__(self) -> None:
         self._entries: list[Item | _Pending] = []
@@ -46,12 +49,12 @@ class History:
         return len(self._entries)
 
     def say(self, *items: Item) -> None:
-        """Messages and reasoning; whatever is said ends an exchange."""
+        """Add messages and reasoning. They end the current exchange."""
         self._exchange = {}
         self._entries += items
 
     def say_beside(self, *items: Item) -> None:
-        """Messages and reasoning between calls of one exchange."""
+        """Add messages and reasoning between calls of one exchange."""
         self._entries += items
 
     def call(self, call: AssistantCall) -> None:
@@ -61,8 +64,10 @@ class History:
         self._entries.append(pending)
 
     def name_of(self, call_id: str, param: str, given: str = "") -> str:
-        """The tool that was called under that id. Raises InvalidRequest, naming `param`, when none was; `given` is the
-        id as the client spells it."""
+        """Return the name of the tool that was called under an id.
+
+        Raises InvalidRequest, naming `param`, for an unknown id. `given` is the id in the client's spelling.
+        """
         name = self._names.get(call_id)
         if name is None:
             raise InvalidRequest(
@@ -71,17 +76,20 @@ class History:
         return name
 
     def result(self, result: ToolResult) -> None:
-        """What came of a call. One whose call is not there, or was in an earlier exchange, stays where it is."""
+        """Add the result of a call.
+
+        Without its call in the current exchange, it stays at its position.
+        """
         same = self._exchange.get(result.call_id)
         if same is None:
             self._entries.append(result)
             return
-        # Some clients give every call of a message the same id: then the results come in the calls' order, and what is
-        # too many belongs to the last.
+        # Some clients give every call of a message the same id: then the results come in the calls' order, and surplus
+        # results belong to the last call.
         (same.popleft() if len(same) > 1 else same[0]).results.append(result.output)
 
     def take_prefill(self) -> str | None:
-        """The last visible answer, taken out of the history: the model goes on from it."""
+        """Remove and return the last final answer, which the model continues; None without one."""
         if self._entries:
             last = self._entries[-1]
             if isinstance(last, AssistantMessage) and last.phase is Phase.FINAL:
@@ -91,8 +99,11 @@ class History:
 
 
 def split_markers(text: str, visible: Phase) -> list[Item]:
-    """An assistant's text as items. A client that once showed raw Harmony sends it back as content: the leading
-    messages of such a text become what they were, and whatever does not begin like one is text."""
+    """Convert an assistant's text to items.
+
+    A client that once displayed raw Harmony sends it back as content. The leading messages of such a text are
+    restored; the rest is text.
+    """
     items: list[Item] = []
     position = 0
     while header := _HEADER.match(text, position):

@@ -1,4 +1,4 @@
-"""What `POST /v1/inspect` takes: the id of a recording, a recording, text in Harmony, or token ids."""
+"""Request body of `POST /v1/inspect`: a recording or its id, Harmony text, or token ids."""
 
 from __future__ import annotations
 
@@ -13,16 +13,19 @@ MOST_CHARACTERS: Final = 500_000
 MOST_TOKENS: Final = 200_000
 MOST_TOOLS: Final = 64
 LARGEST: Final = 2**53 - 1
-"""Numbers beyond it are not the same to every reader of JSON."""
+"""Largest integer that all JSON parsers represent exactly."""
 
 TokenNumber = Annotated[int, Field(ge=-LARGEST, le=LARGEST)]
-"""Any number: one that is no token is shown as none."""
+"""Any integer. A number that is no token id is reported as such."""
 WireName = Annotated[str, Field(pattern=r"^[A-Za-z0-9_-]{1,64}$")]
 
 
 class InspectRequest(OpenModel):
-    """One of the first four. Of text and ids what comes before the model's own output is taken for the prompt, but with
-    `all_output`; `tools` are the names of those it may call, by default all that it does."""
+    """A recording, its id, Harmony text, or token ids: exactly one of the first four fields.
+
+    In text and ids, everything before the model's output counts as the prompt, unless `all_output` is true. `tools`
+    names the tools that the model may call, by default all that it calls.
+    """
 
     id: Annotated[str, Field(min_length=1, max_length=256)] | None = None
     trace: dict[str, Any] | None = None
@@ -32,6 +35,6 @@ class InspectRequest(OpenModel):
     tools: Annotated[list[WireName], Field(max_length=MOST_TOOLS)] = Field(default_factory=list)
 
     def check(self) -> None:
-        """Raises InvalidRequest."""
+        """Check that exactly one source is given. Raises InvalidRequest."""
         if sum(given is not None for given in (self.id, self.trace, self.text, self.tokens)) != 1:
             raise InvalidRequest("Give one of 'id', 'trace', 'text' and 'tokens'.")

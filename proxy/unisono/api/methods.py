@@ -1,6 +1,7 @@
-"""One route for each path, whatever methods it has: who comes with a wrong one is told all the right ones.
+"""One route per path for all methods, so that a 405 response lists every allowed method.
 
-With a route for each method the framework would name only those of the first."""
+With a route for each method the framework would list only those of the first.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +15,7 @@ Endpoint = Callable[[Request], Awaitable[Response]]
 
 
 def add_path(router: APIRouter, path: str, endpoints: Mapping[str, Endpoint], name: str) -> None:
-    """`endpoints` are by method; HEAD is GET."""
+    """Add a route. `endpoints` maps methods to handlers; HEAD is handled as GET."""
 
     async def answer(request: Request) -> Response:
         method = "GET" if request.method == "HEAD" else request.method

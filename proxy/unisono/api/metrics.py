@@ -1,4 +1,4 @@
-"""What Prometheus reads: `/metrics` behind a key, and on a listener of its own for this machine without one."""
+"""Prometheus metrics: `/metrics` with a key, and on a local listener without one."""
 
 from __future__ import annotations
 
@@ -17,17 +17,20 @@ from unisono.errors import NotAllowed, NotFound
 
 CONTENT_TYPE: Final = "text/plain; version=0.0.4; charset=utf-8"
 MOST_BYTES: Final = 8 * 1024
-"""Of a request to the listener."""
+"""Maximum size of a request to the listener in bytes."""
 WITHIN_S: Final = 5.0
-"""How long a client of the listener may take, for its request and for the answer."""
+"""Time limit of the listener for a request, and for its response, in seconds."""
 AT_ONCE: Final = 16
 
 Shown = Callable[[], Awaitable[bytes | None]]
-"""The text; None when nothing is counted."""
+"""Return the metrics as text; None if metrics are disabled."""
 
 
 def metrics_router(shown: Shown, *, names_keys: bool) -> APIRouter:
-    """`/metrics`. Where the numbers name keys, only the operator's own key reads them."""
+    """Return the router of `/metrics`.
+
+    If the metrics name keys, only the operator's own key may read them.
+    """
     router = APIRouter(include_in_schema=False)
 
     async def metrics(request: Request) -> Response:
@@ -44,7 +47,7 @@ def metrics_router(shown: Shown, *, names_keys: bool) -> APIRouter:
 
 
 def listening_address(listen: str) -> tuple[str, int]:
-    """Host and port of `host:port`. Raises ValueError, also for a host that others can reach."""
+    """Parse `host:port`. Raises ValueError, also for a host that is not loopback."""
     host, colon, port = listen.rpartition(":")
     host = host.removeprefix("[").removesuffix("]")
     if not colon or not (port.isascii() and port.isdigit()) or not 0 <= int(port) < 1 << 16:
@@ -56,8 +59,10 @@ def listening_address(listen: str) -> tuple[str, int]:
 
 
 class MetricsListener:
-    """Answers `GET /metrics` at `address`, one request per connection, to whoever is on this machine. `shared` lets
-    several processes listen there; whichever gets the connection answers."""
+    """Local server for `GET /metrics` at `address`, with one request per connection.
+
+    With `shared`, several processes listen on the address, and any of them answers.
+    """
 
     def __init__(self, address: str, shown: Shown, *, shared: bool = False) -> None:
         self._host, self._port = listening_address(address)
@@ -67,14 +72,14 @@ class MetricsListener:
         self._answering = 0
 
     async def start(self) -> None:
-        """Raises OSError where somebody else listens."""
+        """Start listening. Raises OSError if the address is in use."""
         self._server = await asyncio.start_server(
             self._answer, self._host, self._port, limit=MOST_BYTES, reuse_port=self._shared or None
         )
 
     @property
     def port(self) -> int:
-        """The one that it listens on."""
+        """Actual port of the listener."""
         assert self._server is not None
         return int(self._server.sockets[0].getsockname()[1])
 
@@ -91,7 +96,7 @@ class MetricsListener:
                     writer.write(await self._answer_to(head))
                     await writer.drain()
         except (TimeoutError, asyncio.IncompleteReadError, asyncio.LimitOverrunError, ConnectionError):
-            # Nobody who speaks HTTP waits for an answer there.
+            # The client does not speak HTTP and expects no response.
             pass
         finally:
             self._answering -= 1
@@ -116,7 +121,10 @@ class MetricsListener:
 
 
 def _names_this_machine(host: str) -> bool:
-    """As for a gateway without a key: a web page that made a name point here says that name."""
+    """Return True for a loopback host name.
+
+    As for a gateway without a key: a web page whose domain points here sends its own domain.
+    """
     name = host.rpartition(":")[0] if host.rpartition(":")[2].isdigit() else host
     name = name.removeprefix("[").removesuffix("]")
     try:

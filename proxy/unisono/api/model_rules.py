@@ -1,4 +1,4 @@
-"""What the operator says about the answers of a model, on every surface alike."""
+"""The operator's rules for the answers of a model, common to all API surfaces."""
 
 from __future__ import annotations
 
@@ -10,9 +10,12 @@ from unisono.engine.turn import ForbiddenTools, GenerationRequest
 
 @dataclass(frozen=True, slots=True)
 class ModelRules:
-    """`reasoning_budget` are the most tokens of thoughts there are, None for any number; a request may ask for fewer.
-    `unmended` are names of rules by which nothing is mended. `failover` says whether another deployment goes on where
-    one failed behind something that was shown. `forbidden_tools` applies to requests that allow no call."""
+    """Rules of one model.
+
+    `reasoning_budget` is the maximum number of reasoning tokens, None for no limit; a request may set a lower one.
+    `unmended` names disabled recovery rules. `failover` permits another deployment to continue after a failure when
+    output was already emitted. `forbidden_tools` applies to requests that allow no call.
+    """
 
     reasoning_budget: int | None = None
     unmended: frozenset[str] = frozenset()
@@ -20,7 +23,7 @@ class ModelRules:
     forbidden_tools: ForbiddenTools = ForbiddenTools.REMOVE
 
     def applied_to(self, turn: GenerationRequest) -> GenerationRequest:
-        """The turn under the rules that no request changes."""
+        """Apply the rules that a request cannot change."""
         return replace(turn, unmended=self.unmended, failover=self.failover, forbidden_tools=self.forbidden_tools)
 
 

@@ -1,6 +1,6 @@
-"""Which models there are: OpenAI's list and LiteLLM's `/model/info`, from the same cards.
+"""Model lists: OpenAI's `/v1/models` and LiteLLM's `/model/info`, from the same cards.
 
-A card holds no address and no key, so nothing about the backends' whereabouts can leak from here.
+A card contains no address and no key, so these lists cannot reveal backends.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from unisono.errors import UnknownModel
 
 
 class ModelCard(Protocol):
-    """What is public about a model. `context` is in tokens, None when unknown."""
+    """Public data of a model. `context` is in tokens, None if unknown."""
 
     @property
     def id(self) -> str: ...
@@ -31,12 +31,12 @@ class ModelCard(Protocol):
 
     @property
     def passes(self) -> bool:
-        """Whether it is not gpt-oss, so that nobody here knows what it can do."""
+        """True if the model is not gpt-oss, so that its abilities are unknown."""
         ...
 
 
 def to_model(card: ModelCard, created: int) -> dict[str, Any]:
-    """OpenAI's model object, with the context under the two names clients look for."""
+    """Return OpenAI's model object, with the context length under its two usual names."""
     model: dict[str, Any] = {"id": card.id, "object": "model", "created": created, "owned_by": card.owned_by}
     if card.context is not None:
         model |= {"context_length": card.context, "max_model_len": card.context}
@@ -44,7 +44,7 @@ def to_model(card: ModelCard, created: int) -> dict[str, Any]:
 
 
 def to_model_info(card: ModelCard) -> dict[str, Any]:
-    """LiteLLM's entry of `/model/info`, without what only operators may know."""
+    """Return LiteLLM's entry of `/model/info`, without data for operators only."""
     return {
         "model_name": card.id,
         "litellm_params": {"model": card.id},
@@ -61,7 +61,10 @@ def to_model_info(card: ModelCard) -> dict[str, Any]:
 
 
 def models_router(*, cards: Callable[[Caller], Sequence[ModelCard]], created: int) -> APIRouter:
-    """`cards` gives the models of a caller as they are now; `created` is in seconds since the epoch, equal for all."""
+    """Return the router of the model lists.
+
+    `cards` returns the current models of a caller. `created` is in seconds since the epoch, equal for all.
+    """
 
     async def listed(request: Request) -> Response:
         return to_whole({"object": "list", "data": [to_model(card, created) for card in cards(request.state.caller)]})
@@ -79,7 +82,7 @@ def models_router(*, cards: Callable[[Caller], Sequence[ModelCard]], created: in
     router = APIRouter()
     for prefix in ("/v1", ""):
         router.add_route(f"{prefix}/models", listed, methods=["GET"], name="models")
-        # Names hold slashes: `openai/gpt-oss-120b`.
+        # Names contain slashes: `openai/gpt-oss-120b`.
         router.add_route(f"{prefix}/models/{{model:path}}", one, methods=["GET"], name="model")
         router.add_route(f"{prefix}/model/info", info, methods=["GET"], name="model_info")
     return router

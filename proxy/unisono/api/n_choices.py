@@ -1,4 +1,4 @@
-"""Several runs as one answer: `n` choices generated at once, streamed as they come or folded together."""
+"""Concurrent generation of several choices, streamed or collected into one answer."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from unisono.engine.turn import GenerationRequest, GenerationService, Generation
 
 class Chunks(Protocol):
     def write(self, index: int, batch: Sequence[Event]) -> bytes:
-        """The bytes for one batch of choice `index`."""
+        """Return the bytes for one batch of choice `index`."""
         ...
 
 
 class ChunkSource:
-    """The bytes of a stream, one step per batch of any run."""
+    """Bytes of a stream, one step per batch of any generation."""
 
     def __init__(self, runs: Sequence[GenerationStream], chunks: Chunks) -> None:
         self._runs = runs
@@ -29,7 +29,7 @@ class ChunkSource:
         return self._steps
 
     async def aclose(self) -> None:
-        """Free the backends of every run, also when no step was taken."""
+        """Release the backends of all generations, also if no step was read."""
         await self._steps.aclose()
         await close_all(self._runs)
 
@@ -47,8 +47,11 @@ class ChunkSource:
 
 
 async def merged(runs: Sequence[GenerationStream]) -> AsyncGenerator[tuple[int, list[Event]], None]:
-    """Batches of all runs as they come, with the run's position. A run is asked for its next batch only when the last
-    one was taken; the first failure of any run ends all."""
+    """Yield the batches of all generations on arrival, with the index of the generation.
+
+    The next batch of a generation is read only after the previous one was consumed. The first failure ends all
+    generations.
+    """
     iterators = [aiter(run) for run in runs]
     pending: dict[asyncio.Task[list[Event] | None], int] = {}
 
@@ -71,7 +74,10 @@ async def merged(runs: Sequence[GenerationStream]) -> AsyncGenerator[tuple[int, 
 
 
 async def collect_all(runs: Sequence[GenerationStream]) -> list[CollectedAnswer]:
-    """Fold every run, all at once. The first failure of any ends all; their backends are free when this returns."""
+    """Collect all generations concurrently.
+
+    The first failure ends all. Their backends are released when this returns.
+    """
     tasks = [asyncio.create_task(collect_run(run)) for run in runs]
     try:
         return await asyncio.gather(*tasks)
@@ -81,7 +87,7 @@ async def collect_all(runs: Sequence[GenerationStream]) -> list[CollectedAnswer]
 
 
 async def start_all(turns: GenerationService, choices: Iterable[GenerationRequest]) -> list[GenerationStream]:
-    """A run for each; those that began are closed where one of them cannot."""
+    """Start all generations. If one fails to start, those already started are closed."""
     runs: list[GenerationStream] = []
     try:
         runs += map(turns.start, choices)

@@ -1,4 +1,4 @@
-"""Notes: what of a request was accepted without effect, told to the client beside the answer."""
+"""Notes in an answer on request fields that were accepted without effect."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from unisono.engine.turn import GenerationRequest
 
 MAX_NOTES = 32
 SILENT: tuple[Any, ...] = (None, False, "", [], {})
-"""Values of a field without effect that need no note: they ask for nothing."""
+"""Values of fields without effect that need no note, because they request nothing."""
 
 
 def without_effect(prefix: str, fields: Mapping[str, Any]) -> Iterator[str]:
@@ -17,6 +17,6 @@ def without_effect(prefix: str, fields: Mapping[str, Any]) -> Iterator[str]:
 
 
 def notes_on_begun(turn: GenerationRequest, wishes: Mapping[str, object]) -> Iterator[str]:
-    """What has no effect, by the fields that ask for it, where the client began the answer itself."""
+    """Yield notes on fields that have no effect because the client started the answer itself."""
     if turn.conversation.prefill is not None:
         yield from (f"{name}: no effect, the client began the answer" for name, wish in wishes.items() if wish)

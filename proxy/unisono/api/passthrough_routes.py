@@ -1,7 +1,7 @@
-"""Requests that pass through, on every surface that has them: the body as it came, and the answer as it comes.
+"""Pass-through requests on all API surfaces: body and answer are forwarded unchanged.
 
-Of a body that only passes through nothing is judged but what it takes to find who answers it: the model, and whether
-the answer is a stream. What an answer took is read on its way; what it says is the backend's.
+Only the fields that select the backend and the form of the answer are validated: `model` and `stream`. Usage is read
+from the answer on its way; the content is the backend's.
 """
 
 from __future__ import annotations
@@ -47,24 +47,27 @@ from unisono.engine.wrapped_stream import WrappedStream
 from unisono.errors import InvalidRequest, UnisonoError, UnsupportedValue
 
 FindWay = Callable[[str, Caller], ServedName]
-"""How a name is served. Raises UnknownModel, and ModelNotAllowed."""
+"""Select the answer mode of a model name. Raises UnknownModel, and ModelNotAllowed."""
 
 BYTES_PER_TOKEN: Final = 3
-"""Fewer than most text has: an estimate is rather too high."""
+"""Bytes per token of an estimate. Most text has more, so the estimate tends to be too high."""
 NO_TEXT: Final = frozenset(
     {"image_url", "input_image", "input_audio", "input_file", "file", "image", "audio", "source"}
 )
-"""Kinds of parts that hold data and no text; how many tokens they are only the backend knows."""
+"""Kinds of parts with data instead of text. Only the backend knows their token count."""
 STATEFUL: Final = ("background", "previous_response_id", "conversation")
 IN_BODY: Final[Mapping[Api, tuple[str, str, tuple[str, ...]]]] = {
     Api.CHAT: ("messages", "chat", ("max_completion_tokens", "max_tokens")),
     Api.RESPONSES: ("input", "responses", ("max_output_tokens",)),
 }
-"""Where a body has its conversation, what the surface is called, and where the answer is bounded."""
+"""Field of the conversation, name of the surface, and fields of the output limit, by API."""
 
 
 def way_for(find: FindWay | None, body: Mapping[str, Json], caller: Caller) -> ServedName:
-    """How the model that a body asks for is served. What is to be refused is the engine's to refuse."""
+    """Return the answer mode for a body.
+
+    Errors are ignored here, because the engine reports them.
+    """
     name = body.get("model")
     if find is not None and (name is None or isinstance(name, str)):
         with suppress(UnisonoError):
@@ -73,8 +76,10 @@ def way_for(find: FindWay | None, body: Mapping[str, Json], caller: Caller) -> S
 
 
 def check_stateless(body: Mapping[str, Json]) -> None:
-    """Raise UnsupportedValue for a request that leans on what is kept here or done here, naming the field: what passes
-    through is neither."""
+    """Check that a request needs no state and no tools of the gateway.
+
+    Raises UnsupportedValue, naming the field: pass-through requests support neither.
+    """
     for field in STATEFUL:
         if body.get(field) not in (None, False):
             raise UnsupportedValue(f"'{field}': this model passes through, and nothing of it is kept.", param=field)
@@ -86,14 +91,14 @@ def check_stateless(body: Mapping[str, Json]) -> None:
 
 
 def to_passage(api: Api, body: Mapping[str, Json], way: AnswerMode) -> PassthroughRequest:
-    """Raises InvalidRequest for what keeps it from being sent anywhere."""
+    """Convert a body. Raises InvalidRequest for a body that cannot be forwarded."""
     stream = body.get("stream")
     if stream is not None and not isinstance(stream, bool):
         raise InvalidRequest("Invalid value for 'stream': must be true or false.", param="stream")
     options = body.get("stream_options")
     wants_usage = api is not Api.CHAT or (isinstance(options, dict) and options.get("include_usage") is True)
     choices = body.get("n")
-    # Which of several a backend goes by is its own affair.
+    # A backend may apply any of several limits.
     bounds = [most for name in IN_BODY[api][2] if type(most := body.get(name)) is int and most > 0]
     return PassthroughRequest(
         api=api,
@@ -109,7 +114,10 @@ def to_passage(api: Api, body: Mapping[str, Json], way: AnswerMode) -> Passthrou
 
 
 def to_passing_turn(passage: PassthroughRequest, model: str, caller: Caller, request_id: str) -> GenerationRequest:
-    """The turn of a request that only passes through. Its conversation is what can be read of the body, for hooks."""
+    """Return the generation request of a pass-through request.
+
+    Its conversation is the readable part of the body, for hooks.
+    """
     field, surface, _ = IN_BODY[passage.api]
     return GenerationRequest(
         model=model,
@@ -128,7 +136,10 @@ def to_passing_turn(passage: PassthroughRequest, model: str, caller: Caller, req
 async def passed_through(
     request: Request, turns: GenerationService, api: Api, body: Mapping[str, Json], group: str, *, keep_alive_s: float
 ) -> Response:
-    """The answer to a body that only passes through. Raises InvalidRequest, and what the request is refused with."""
+    """Forward a body and return the answer.
+
+    Raises InvalidRequest, and the error that refuses the request.
+    """
 
     def understood() -> tuple[PassthroughRequest, GenerationRequest]:
         passage = to_passage(api, body, AnswerMode.PASSING)
@@ -156,7 +167,7 @@ async def _answered(
 
 
 async def whole(run: GenerationStream) -> Mapping[str, Json]:
-    """The one body of an answer that is no stream."""
+    """Return the body of an answer that is not a stream."""
     body: Mapping[str, Json] = {}
     async with aclosing(run):
         async for batch in run:
@@ -174,7 +185,7 @@ def passing_stream(run: GenerationStream, api: Api, *, keep_alive_s: float) -> E
 
 
 class PassingSource(ByteSource):
-    """The bytes of a stream that passes through, one step per batch."""
+    """Bytes of a pass-through stream, one step per batch."""
 
     def __init__(self, run: GenerationStream, api: Api) -> None:
         self._run = run
@@ -196,7 +207,7 @@ class PassingSource(ByteSource):
 
 
 def to_bytes(batch: Sequence[Event], api: Api) -> bytes:
-    """The events of a batch on the wire; those of the Responses API are named."""
+    """Return the events of a batch as bytes. Events of the Responses API are named."""
     named = api is Api.RESPONSES
     return b"".join(_event(one.body, named=named) for one in batch if isinstance(one, Passed))
 
@@ -216,11 +227,11 @@ BROKEN: Final[Mapping[Api, Callable[[UnisonoError], bytes]]] = {
     Api.CHAT: error_event,
     Api.RESPONSES: _broken_response,
 }
-"""The events in which a stream ends that failed behind its head."""
+"""Last events of a stream that failed after its head."""
 
 
 class StartedStream(WrappedStream):
-    """A run of which the first batch was looked at, and is told again."""
+    """Stream whose first batch was read ahead and is yielded again."""
 
     def __init__(self, run: GenerationStream, first: list[Event] | None, rest: AsyncIterator[list[Event]]) -> None:
         super().__init__(run)
@@ -235,8 +246,10 @@ class StartedStream(WrappedStream):
 
 
 async def begun_whole(run: GenerationStream) -> tuple[GenerationStream, Mapping[str, Json] | None]:
-    """A run with its first batch there, and the whole body where it passes through; then, and where it fails, it is
-    closed."""
+    """Wait for the first batch, and read the whole body of a pass-through answer.
+
+    The stream is then closed, as it is after a failure.
+    """
     try:
         first, passes = await begun(run)
     except BaseException:
@@ -246,15 +259,17 @@ async def begun_whole(run: GenerationStream) -> tuple[GenerationStream, Mapping[
 
 
 async def begun(run: GenerationStream) -> tuple[StartedStream, bool]:
-    """A run with its first batch there, and whether that passes through."""
+    """Wait for the first batch. Returns True as well if it is a pass-through batch."""
     batches = aiter(run)
     first = await anext(batches, None)
     return StartedStream(run, first, batches), bool(first) and any(isinstance(one, Passed) for one in first or ())
 
 
 class EitherSource(ByteSource):
-    """The bytes of a stream that passes through or does not, which its first batch tells; `otherwise` makes the source
-    of one that does not."""
+    """Bytes of a stream that passes through or not, depending on its first batch.
+
+    `otherwise` makes the source of a stream that does not.
+    """
 
     def __init__(self, run: GenerationStream, api: Api, otherwise: Callable[[GenerationStream], ByteSource]) -> None:
         self._run = run
@@ -279,7 +294,7 @@ class EitherSource(ByteSource):
             yield data
 
 
-# -- what can be read of a body
+# -- readable content of a body
 
 
 def _items(body: Mapping[str, Json], field: str) -> list[Item]:
@@ -311,7 +326,7 @@ def _texts(content: Json) -> list[str]:
 
 
 def _letters(body: Mapping[str, Json]) -> int:
-    """Bytes of all the text in it."""
+    """Return the number of bytes of all text in the body."""
     letters = 0
     stack: list[Json] = list(body.values())
     while stack:
@@ -328,5 +343,5 @@ def _letters(body: Mapping[str, Json]) -> int:
 
 
 def with_passage(turn: GenerationRequest, api: Api, body: Mapping[str, Json], way: AnswerMode) -> GenerationRequest:
-    """A turn of the engine's that another deployment may answer too."""
+    """Return a generation request that a pass-through deployment may answer too."""
     return replace(turn, passage=to_passage(api, body, way))

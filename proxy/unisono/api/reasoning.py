@@ -1,4 +1,4 @@
-"""How a model's reasoning is shown to clients."""
+"""Field names for reasoning in answers."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from enum import StrEnum
 
 
 class ReasoningField(StrEnum):
-    """Under which name reasoning is shown. Clients disagree, so the default is both."""
+    """Field name for reasoning. Clients disagree, so the default is both."""
 
     BOTH = "both"
     REASONING = "reasoning"

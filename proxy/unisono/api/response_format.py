@@ -1,6 +1,6 @@
-"""What an answer has to be: text, any JSON object, or JSON that a schema allows, as clients ask for it.
+"""Required format of an answer: text, any JSON object, or JSON of a schema.
 
-A schema that cannot be honoured is refused before anything is generated, with the path of the keyword in the request.
+An unsupported schema is refused before generation, with the path of the keyword in the request.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ FormName = Annotated[str, Field(pattern=r"^[A-Za-z0-9_-]{1,64}$")]
 
 
 class SchemaSpec(OpenModel):
-    """A schema with its name; without `schema` any object is meant."""
+    """A schema with its name. Without `schema` any object is valid."""
 
     name: FormName | None = None
     description: Text | None = None
@@ -30,7 +30,7 @@ class SchemaSpec(OpenModel):
     strict: bool | None = None
 
     def form(self, at: str) -> AnswerForm:
-        """The form; `at` is where the schema stands in the request. Raises InvalidRequest."""
+        """Return the format; `at` is the path of the schema in the request. Raises InvalidRequest."""
         strict = bool(self.strict)
         if self.schema_ is not None:
             check(self.schema_, at, strict=strict)
@@ -47,8 +47,11 @@ Kind = Annotated[Literal["text", "json_object", "json_schema"], BeforeValidator(
 
 
 class ResponseFormat(OpenModel):
-    """`response_format` of Chat Completions. A schema may also stand beside a type `json_object`, as some servers have
-    it, or flat beside `json_schema`, as the Responses API has it."""
+    """`response_format` of Chat Completions.
+
+    A schema may also be given next to the type `json_object`, or flat next to the type `json_schema` as in the
+    Responses API.
+    """
 
     type: Kind
     json_schema: SchemaSpec | None = None
@@ -58,7 +61,7 @@ class ResponseFormat(OpenModel):
     strict: bool | None = None
 
     def form(self, at: str) -> AnswerForm | None:
-        """The form, None for text. Raises InvalidRequest, naming what stands below `at`."""
+        """Return the format, None for text. Raises InvalidRequest, naming a field below `at`."""
         if self.type == "text":
             return None
         if self.type == JSON_SCHEMA and self.json_schema is not None:
@@ -73,13 +76,13 @@ class TextFormat(SchemaSpec):
     type: Kind
 
     def asked(self, at: str) -> AnswerForm | None:
-        """The form, None for text. Raises InvalidRequest, naming what stands below `at`."""
+        """Return the format, None for text. Raises InvalidRequest, naming a field below `at`."""
         if self.type == "text":
             return None
         return self.form(f"{at}.schema")
 
     def written(self) -> dict[str, Any]:
-        """As the response repeats it."""
+        """Return the format as repeated in the response."""
         if self.type != JSON_SCHEMA:
             return {"type": self.type}
         return {

@@ -1,4 +1,4 @@
-"""How the next token is drawn: the fields for it, which every surface has in common, and what they come to."""
+"""Sampling fields common to all API surfaces, and their conversion."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from unisono.core.generation import Sampling
 
 
 class SamplingFields(OpenModel):
-    """A request's sampling fields; None is what the client left out."""
+    """Sampling fields of a request; null or absent means the default."""
 
     seed: Seed | None = None
     temperature: Temperature | None = None
@@ -31,7 +31,7 @@ class SamplingFields(OpenModel):
 
 
 def to_sampling(asked: SamplingFields) -> Sampling:
-    """Every field explicitly; what the client left out has the model's recommended value."""
+    """Return all sampling values. Absent fields have the model's recommended values."""
     given = {
         "temperature": asked.temperature,
         "top_p": asked.top_p,

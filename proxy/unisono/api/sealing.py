@@ -1,9 +1,8 @@
-"""Sealed and signed reasoning: what a client without stored state carries for the gateway.
+"""Sealed and signed reasoning, carried by clients instead of stored state.
 
-A seal holds items with their exact tokens, can be read and made only with the gateway's key, and only for the tenant it
-was made for. Opening never raises: what is not ours, damaged, another tenant's or of another key is None, and a client
-that sends it merely loses what was in it. A signature says of text in plain sight that this gateway made it, for that
-tenant.
+A seal contains items with their exact tokens. Only the gateway's key can make and open it, and only for the same
+tenant. Opening never raises: a foreign or damaged seal, and one of another tenant or key, gives None. The client
+then only loses its content. A signature proves that this gateway made a visible text for a tenant.
 """
 
 from __future__ import annotations
@@ -26,24 +25,24 @@ from unisono.core.item_records import to_item, to_record
 from unisono.errors import InternalError
 
 PREFIX: Final = "uns1."
-"""How a seal begins: the version of the cipher and of how the key is made."""
+"""Prefix of a seal: the version of the cipher and of the key derivation."""
 VERSION: Final = 1
-"""Of the items inside."""
+"""Version of the items inside."""
 PURPOSE: Final = b"unisono sealed items 1"
-"""Keeps this key apart from any other made from the same salt."""
+"""Key derivation label, which separates this key from others of the same salt."""
 SIGNED: Final = "uns1s."
-"""How a signature begins."""
+"""Prefix of a signature."""
 SIGNING: Final = b"unisono signed text 1"
 KEY_BYTES: Final = 32
 NONCE_BYTES: Final = 12
 LONGEST: Final = 1 << 20
-"""Characters of a seal that is opened."""
+"""Maximum length of a seal that is opened, in characters."""
 LARGEST: Final = 16 << 20
-"""Bytes inside of one."""
+"""Maximum size of a seal's content in bytes."""
 
 
 class Sealer:
-    """Seals and opens with a key made from `salt`, the gateway's secret."""
+    """Sealer with a key derived from `salt`, the gateway's secret."""
 
     def __init__(self, salt: bytes) -> None:
         keys = HKDF(algorithm=SHA256(), length=2 * KEY_BYTES, salt=None, info=PURPOSE).derive(salt)
@@ -52,35 +51,40 @@ class Sealer:
         self._signing_key = HKDF(algorithm=SHA256(), length=KEY_BYTES, salt=None, info=SIGNING).derive(salt)
 
     def seal(self, tenant: str, items: Sequence[Item], talk: str = "") -> str:
-        """Plain ASCII, the same for the same items. `talk` is the one with a tool server that they come from. Raises
-        InternalError for text that is not Unicode."""
+        """Return the seal as ASCII, equal for equal items.
+
+        `talk` is the tool server session of the items. Raises InternalError for text that is not valid Unicode.
+        """
         record = {"v": VERSION, "items": [to_record(item) for item in items], **({"talk": talk} if talk else {})}
         try:
             content = orjson.dumps(record)
         except orjson.JSONEncodeError as error:
             raise InternalError(f"items that cannot be sealed: {error}") from error
-        # The nonce follows from what is sealed: whoever takes over a response seals its items to the same bytes, and
-        # no nonce serves two contents.
+        # The nonce is derived from the content: another process that seals the same items makes the same bytes, and no
+        # nonce is used for two contents.
         nonce = hmac.digest(self._nonce_key, _bound_to(tenant) + b"\0" + content, "sha256")[:NONCE_BYTES]
         sealed = nonce + self._cipher.encrypt(nonce, zlib.compress(content, 1), _bound_to(tenant))
         return PREFIX + _written(sealed)
 
     def open(self, tenant: str, text: str) -> tuple[Item, ...] | None:
-        """What was sealed for `tenant`; None for anything else."""
+        """Return the items that were sealed for `tenant`, or None."""
         try:
             return tuple(map(to_item, self._record(tenant, text)["items"]))
         except (KeyError, TypeError, ValueError, AttributeError):
             return None
 
     def talk(self, tenant: str, text: str) -> str:
-        """The talk that was sealed with it; "" for none, and for what does not open."""
+        """Return the session in a seal, or ""."""
         try:
             return str(self._record(tenant, text).get("talk", ""))
         except (KeyError, TypeError, ValueError, AttributeError):
             return ""
 
     def _record(self, tenant: str, text: str) -> Mapping[str, Any]:
-        """Raises ValueError and, for what is none of ours, TypeError, KeyError and AttributeError."""
+        """Decrypt a record.
+
+        Raises ValueError, and for foreign content TypeError, KeyError and AttributeError.
+        """
         if len(text) > LONGEST or not text.startswith(PREFIX):
             raise ValueError("no seal")
         try:
@@ -94,13 +98,13 @@ class Sealer:
         return record
 
     def sign(self, tenant: str, text: str) -> str:
-        """Plain ASCII, the same for the same text."""
+        """Return the signature as ASCII, equal for equal text."""
         owner, said = _bound_to(tenant), text.encode("utf-8", "surrogatepass")
         whole = len(owner).to_bytes(8, "big") + owner + said
         return SIGNED + _written(hmac.digest(self._signing_key, whole, "sha256"))
 
     def signed(self, tenant: str, text: str, signature: str) -> bool:
-        """Whether `signature` is this gateway's, made for `tenant` and this very text."""
+        """Return True if `signature` is this gateway's for `tenant` and exactly this text."""
         given = signature.encode("utf-8", "surrogatepass")
         return hmac.compare_digest(given, self.sign(tenant, text).encode())
 
@@ -114,7 +118,10 @@ def _written(data: bytes) -> str:
 
 
 def _read(text: str) -> bytes:
-    """Raises ValueError for anything but what `_written` writes: several texts would mean the same bytes otherwise."""
+    """Decode base64.
+
+    Raises ValueError for any text that `_written` does not produce, so that only one text has the same bytes.
+    """
     try:
         data = b64decode(text.encode("ascii") + b"=" * (-len(text) % 4), altchars=b"-_", validate=True)
     except binascii.Error as error:
@@ -125,7 +132,7 @@ def _read(text: str) -> bytes:
 
 
 def _unpacked(packed: bytes) -> bytes:
-    """Raises ValueError, zlib.error."""
+    """Decompress. Raises ValueError and zlib.error."""
     reading = zlib.decompressobj()
     content = reading.decompress(packed, LARGEST)
     if not reading.eof:

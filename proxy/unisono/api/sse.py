@@ -1,10 +1,11 @@
-"""Server-sent events: bytes of a stream to a client that may be slow or gone.
+"""Server-sent events for clients that may be slow or disconnected.
 
-The answer's head goes out with the first bytes or with the first keep-alive, whichever comes first, so that a failure
-before either is a real HTTP error. After the head a failure ends the stream in the event `data: {"error": {...}}`,
-without `data: [DONE]`, which only ever means success. A client that leaves ends the source at once, in every phase,
-before the first byte too. Nothing is taken from the source while the client has not taken what was written; one that
-takes nothing at all loses its connection (see `server/delivery.py`), and so has left.
+The response head is sent with the first bytes or the first keep-alive, whichever comes first. A failure before both
+is a real HTTP error. A failure after the head ends the stream with the event `data: {"error": {...}}`, without
+`data: [DONE]`, which only signals success.
+
+A disconnect closes the source at once, also before the first byte. The source is read only when the client has
+received the previous write. A client that reads nothing at all loses its connection (see `server/delivery.py`).
 """
 
 from __future__ import annotations
@@ -28,39 +29,42 @@ KEEP_ALIVE_S = 10.0
 LINE_SEPARATORS: Final = tuple((c.encode(), b"\\u%04x" % ord(c)) for c in ("\u0085", "\u2028", "\u2029"))
 
 PROBE = "probe_client"
-"""Key in the request's state of a function that writes a keep-alive now, which shows whether the client is gone."""
+"""Key in the request's state of a function that writes a keep-alive now.
+
+The write detects a disconnected client.
+"""
 
 CLIENT_CLOSED_REQUEST = 499
-"""The status nobody reads: the client was gone before there was an answer."""
+"""Status of a request whose client disconnected before the response. It is never sent."""
 
 
 class ClientGone(Exception):
-    """The client closed its connection; nobody reads an answer any more."""
+    """The client closed its connection before the response was complete."""
 
 
 class ByteSource(Protocol):
-    """Bytes to send, one write per step, each step whole events or nothing (`b""`)."""
+    """Source of bytes to send. Each step is one write: whole events or nothing (`b""`)."""
 
     def __aiter__(self) -> AsyncIterator[bytes]: ...
 
     async def aclose(self) -> None:
-        """Free whatever feeds the source; called exactly once, also when it was never iterated."""
+        """Release the source. Called exactly once, also if the source was never iterated."""
         ...
 
 
 def event(body: bytes) -> bytes:
-    """One unnamed event. `body` is JSON, so it holds no line break."""
+    """Return one unnamed event. `body` is JSON, so it contains no line break."""
     return b"data: " + body + b"\n\n"
 
 
 def named_event(name: bytes, body: bytes) -> bytes:
-    """One event with a name. `body` is JSON, so it holds no line break."""
+    """Return one named event. `body` is JSON, so it contains no line break."""
     return b"event: " + name + b"\ndata: " + body + b"\n\n"
 
 
 def without_line_separators(events: bytes) -> bytes:
-    """The same events, with U+0085, U+2028 and U+2029 as escapes of JSON: many clients end a line at each of them."""
-    # In JSON these characters stand in strings only, where an escape means the same.
+    """Escape U+0085, U+2028 and U+2029 as JSON escapes. Many clients end a line at each of them."""
+    # In JSON these characters occur only in strings, where an escape means the same.
     for character, escape in LINE_SEPARATORS:
         if character in events:
             events = events.replace(character, escape)
@@ -68,18 +72,21 @@ def without_line_separators(events: bytes) -> bytes:
 
 
 def error_event(error: UnisonoError, about: Mapping[str, Any] | None = None) -> bytes:
-    """`about` is told beside the error."""
+    """Return the error event. `about` holds additional top-level fields."""
     return event(orjson.dumps({**to_body(error), **(about or {})}))
 
 
 async def disconnected(receive: Receive) -> None:
-    """Return when the client is gone. The request's body has been read before."""
+    """Wait until the client disconnects. The request's body must have been read before."""
     while (await receive())["type"] != "http.disconnect":
         pass
 
 
 async def until_disconnect(receive: Receive, work: Coroutine[Any, Any, T]) -> T:
-    """The result of `work`, which is cancelled when the client leaves first. Raises ClientGone then."""
+    """Return the result of `work`.
+
+    If the client disconnects first, cancel `work` and raise ClientGone.
+    """
     working = asyncio.create_task(work)
     gone = asyncio.create_task(disconnected(receive))
     try:
@@ -98,9 +105,12 @@ async def _end(*tasks: asyncio.Task[Any]) -> None:
 
 
 class EventStream(Response):
-    """An answer of server-sent events. `headers` is asked when the head goes out, not before: what it tells may only
-    be known by then. `broken` gives the events that a failure behind the head ends in. `keep_alive_s` is in seconds,
-    `keep_alive` what is written after so many of silence."""
+    """Response of server-sent events.
+
+    `headers` is called when the head is sent, because its values may not be known earlier. `broken` returns the
+    final events after a failure that follows the head. `keep_alive_s` is in seconds; `keep_alive` returns the bytes
+    to write after that long without output.
+    """
 
     media_type = "text/event-stream"
 
@@ -125,7 +135,7 @@ class EventStream(Response):
 
     @property
     def begun(self) -> bool:
-        """Whether the head is out, perhaps with nothing but a keep-alive behind it: too late for an HTTP error."""
+        """True if the head has been sent, so that an HTTP error is no longer possible."""
         return self._begun
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -136,7 +146,7 @@ class EventStream(Response):
         probes: list[asyncio.Task[None]] = []
 
         def probe() -> None:
-            # A write in progress shows the same.
+            # A write in progress detects the same.
             if self._begun and not self._lock.locked():
                 probes.append(asyncio.create_task(self._write(send, self._keep_alive())))
 
@@ -186,8 +196,10 @@ class EventStream(Response):
         return {"type": "http.response.start", "status": 200, "headers": raw}
 
     async def _pulse(self, send: Send) -> None:
-        """Write something whenever the stream was silent for too long. A write that waits for the client is no
-        silence."""
+        """Write a keep-alive whenever the stream has been silent for too long.
+
+        A write that waits for the client does not count as silence.
+        """
         now = asyncio.get_running_loop().time
         while True:
             silent_s = now() - self._last_write

@@ -1,8 +1,7 @@
-"""Which tools have to be called, or may be: `tool_choice` in every form it comes in, and what it means among the tools
-that there are.
+"""Parser for every form of `tool_choice`, and its resolution against the declared tools.
 
-What cannot be kept is refused here, naming the field: a tool that nobody declared, and a call where there is nothing to
-call.
+A choice that cannot be honoured is refused with the name of the field: an undeclared tool, or a required call
+without any tools.
 """
 
 from __future__ import annotations
@@ -22,9 +21,9 @@ from unisono.errors import InvalidRequest
 ALLOWED_TOOLS: Final = "allowed_tools"
 SERVER: Final = "mcp"
 FUNCTIONS: Final = ("function", "custom")
-"""Kinds of tools that are the client's own."""
+"""Kinds of tools that belong to the client."""
 LONGEST: Final = 256
-"""Characters of a name; what is longer names nothing."""
+"""Maximum characters of a tool name or server label."""
 
 
 class ChoiceMode(StrEnum):
@@ -34,13 +33,16 @@ class ChoiceMode(StrEnum):
 
 
 WORDS: Final = {**{mode.value: mode for mode in ChoiceMode}, "any": ChoiceMode.REQUIRED}
-"""Every word in use for how tools are chosen."""
+"""Accepted spellings of the modes."""
 
 
 @dataclass(frozen=True, slots=True)
 class NamedTool:
-    """A tool as a choice names it: `name` of the client's own or of one on the server with the label `server`, or only
-    the `kind` of one there is once."""
+    """Tool named in a tool choice.
+
+    `name` is a client tool, or a tool on the server with the label `server`. `kind` alone names a tool that can
+    exist only once.
+    """
 
     kind: str
     name: str = ""
@@ -50,7 +52,7 @@ class NamedTool:
         return " ".join(filter(None, (self.kind, self.server, self.name)))
 
     def written(self) -> dict[str, str]:
-        """As the Responses API writes it."""
+        """Return the tool in the form of the Responses API."""
         if self.kind == SERVER:
             return {"type": SERVER, "server_label": self.server, **({"name": self.name} if self.name else {})}
         return {"type": self.kind, **({"name": self.name} if self.name else {})}
@@ -58,14 +60,17 @@ class NamedTool:
 
 @dataclass(frozen=True, slots=True)
 class ToolChoice:
-    """What a request wants. Without `tools` it is about all of them; `one` was named alone, and not in a list."""
+    """Requested tool choice.
+
+    Without `tools` it applies to all tools. `one` is true if a single tool was named directly, and not in a list.
+    """
 
     mode: ChoiceMode = ChoiceMode.AUTO
     tools: tuple[NamedTool, ...] | None = None
     one: bool = False
 
     def written(self) -> Any:
-        """As the Responses API writes it."""
+        """Return the choice in the form of the Responses API."""
         if self.tools is None:
             return self.mode.value
         if self.one:
@@ -74,8 +79,10 @@ class ToolChoice:
 
 
 def to_tool_choice(value: Any) -> ToolChoice | None:
-    """Every form of `tool_choice`; a tool may be named flat or within an object of its kind. Raises what pydantic makes
-    a finding of."""
+    """Parse any form of `tool_choice`. A tool may be named flat or within an object of its kind.
+
+    Raises an error that pydantic reports as a finding.
+    """
     if value is None:
         return None
     if isinstance(value, str):
@@ -96,7 +103,7 @@ def to_tool_choice(value: Any) -> ToolChoice | None:
 
 
 def to_function_choice(value: Any) -> ToolChoice | None:
-    """The old `function_call`: a word, or an object with the function's name."""
+    """Parse the legacy `function_call`: a word, or an object with the function's name."""
     if not isinstance(value, dict):
         return to_tool_choice(value)
     return ToolChoice(ChoiceMode.REQUIRED, (NamedTool("function", _word(value, "name")),), one=True)
@@ -141,7 +148,7 @@ ChosenFunction: TypeAlias = Annotated[
 ]
 
 HostedTool: TypeAlias = tuple[str, str | None]
-"""A server's label and the name of a tool there, None for any of the server's."""
+"""Server label and tool name. The name None stands for any tool of the server."""
 
 
 def _hosts_nothing(tool: NamedTool) -> HostedTool | None:
@@ -150,9 +157,11 @@ def _hosts_nothing(tool: NamedTool) -> HostedTool | None:
 
 @dataclass(frozen=True, slots=True)
 class OfferedTools:
-    """The tools a choice can be among: the client's own and, where `hosts` says so, those the gateway runs. `hosted`
-    finds one of these, and gives None for one that was declared and is not there; it raises InvalidRequest for one that
-    was not declared."""
+    """Tools that a choice can name: client tools and, if `hosts` is true, server tools.
+
+    `hosted` finds a server tool. It returns None for a declared tool that is unavailable, and raises InvalidRequest
+    for an undeclared one.
+    """
 
     toolbox: Toolbox = field(default_factory=Toolbox)
     hosts: bool = False
@@ -160,8 +169,10 @@ class OfferedTools:
 
 
 def to_choice(asked: ToolChoice | None, offer: OfferedTools, param: str = "tool_choice") -> Choice | None:
-    """What the engine is to do about calls; None where it is the model's to choose, or nothing may be called. Raises
-    InvalidRequest that names `param`."""
+    """Return the engine's constraint on calls.
+
+    Returns None if the model decides, or if calls are disabled. Raises InvalidRequest that names `param`.
+    """
     if asked is None or asked.mode is ChoiceMode.NONE or (asked.mode is ChoiceMode.AUTO and asked.tools is None):
         return None
     if asked.mode is ChoiceMode.REQUIRED and not (offer.toolbox.tools or offer.hosts):
@@ -183,7 +194,10 @@ def to_choice(asked: ToolChoice | None, offer: OfferedTools, param: str = "tool_
 
 
 def _own(tool: NamedTool, toolbox: Toolbox, param: str) -> str:
-    """The name the model knows a tool of the client's by; one in a namespace may go by its own name."""
+    """Return the model's name for a client tool.
+
+    A tool in a namespace may be named without its namespace.
+    """
     if any(each.name == tool.name for each in toolbox.tools):
         return tool.name
     inside = [name for name, (_, own) in toolbox.origins.items() if own == tool.name]

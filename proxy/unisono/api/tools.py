@@ -1,8 +1,8 @@
-"""Declared tools of every kind to functions, and back: how each call is to look on the client's wire.
+"""Conversion of declared tools to functions, and of calls back to the client's form.
 
-The model knows functions only. A custom (free text) tool is a function with one string `input`; a namespace is
-flattened to `namespace__tool`, and `Toolbox.origins` knows the way back; the old `functions` list is tools whose call
-comes back in the old form.
+The model knows only functions. A custom (free text) tool is a function with one string `input`. A namespace is
+flattened to `namespace__tool`, and `Toolbox.origins` maps back. The legacy `functions` list declares tools whose
+calls are returned in the legacy form.
 """
 
 from __future__ import annotations
@@ -23,10 +23,13 @@ from unisono.schemas import check
 
 MAX_NAME = 128
 MAX_SCHEMAS_BYTES = 1024 * 1024
-"""All tools' schemas together: rendering them takes time in proportion, on the event loop."""
+"""Limit for the schemas of all tools together.
+
+Rendering time on the event loop is proportional to it.
+"""
 
 PLAIN_NAMESPACE = "functions"
-"""The namespace every tool is in anyway: its tools keep their names."""
+"""Default namespace of all tools. Its tools keep their names."""
 
 CUSTOM_PARAMETERS: dict[str, Json] = {
     "type": "object",
@@ -50,7 +53,10 @@ class CustomSpec(OpenModel):
 def described(
     tool: JsonSchemaValue, specs: Mapping[str, type[BaseModel]], handler: GetJsonSchemaHandler
 ) -> JsonSchemaValue:
-    """What the document says of a `tool` of any kind: with the fields of its spec, flat or in an object of its kind."""
+    """Add the fields of each kind of tool to its schema in the OpenAPI document.
+
+    The fields may be flat or in an object of the tool's kind.
+    """
     forms: list[dict[str, Any]] = [{"properties": {"type": {"not": {"enum": [*specs]}}}}]
     for kind, spec in specs.items():
         fields = handler(spec.__pydantic_core_schema__)
@@ -61,7 +67,7 @@ def described(
 
 
 class CallForm(Enum):
-    """How a call of a tool is shown to the client."""
+    """Form of a tool's calls in the answer."""
 
     FUNCTION = "function"
     CUSTOM = "custom"
@@ -70,9 +76,12 @@ class CallForm(Enum):
 
 @dataclass(frozen=True, slots=True)
 class DeclaredTool:
-    """A tool as a surface read it. `path` is where it stands in the request, `at` where its name does, and its schema
-    under `schema_field`. A kind that is
-    no `spec` and no `inner` tools of a namespace is one this gateway does not have; with the `setting` it would."""
+    """Tool declared in a request.
+
+    `path` is its position in the request, `at` that of its name, and `schema_field` the field of its schema. A tool
+    without `spec` and without `inner` tools of a namespace is of an unavailable kind. `setting` names the setting
+    that enables it.
+    """
 
     kind: str
     path: str
@@ -87,8 +96,11 @@ class DeclaredTool:
 
 @dataclass(frozen=True, slots=True)
 class Toolbox:
-    """The tools a request declared. `forms` says how calls look by the tool's name; a name not in it is a function.
-    `origins` has the namespace, and the name in it, of every tool that came in one."""
+    """Tools declared in a request.
+
+    `forms` maps tool names to the form of their calls; the default is a function. `origins` maps a namespaced tool
+    to its namespace and its name there.
+    """
 
     tools: tuple[FunctionTool, ...] = ()
     forms: Mapping[str, CallForm] = field(default_factory=dict)
@@ -100,7 +112,7 @@ class Toolbox:
 
 
 class _Collected:
-    """Tools while they are gathered: names once only, sizes bounded."""
+    """Accumulator of tools that checks unique names and bounded sizes."""
 
     def __init__(self) -> None:
         self.tools: list[FunctionTool] = []
@@ -108,7 +120,7 @@ class _Collected:
         self.origins: dict[str, tuple[str, str]] = {}
         self.notes: list[str] = []
         self.skipped: list[tuple[str, str]] = []
-        """Where each stands, and what is the matter with it."""
+        """Position of each skipped tool, and the reason."""
         self._schema_bytes = 0
         self._names: set[str] = set()
 
@@ -134,8 +146,11 @@ class _Collected:
 
 
 def to_toolbox(tools: Iterable[DeclaredTool], *, others: bool = False) -> Toolbox:
-    """Everything declared, in the client's order. Raises InvalidRequest for names that clash and UnsupportedValue when
-    only kinds of tools were given that this gateway does not have, and there are no `others`."""
+    """Convert all declared tools, in the client's order.
+
+    Raises InvalidRequest for duplicate names. Raises UnsupportedValue if all tools are of unavailable kinds and
+    there are no `others`.
+    """
     found = _Collected()
     for declared in tools:
         _add(found, declared, None)
@@ -172,7 +187,7 @@ def _not_here(kind: str, setting: str = "") -> str:
 
 
 def in_namespace(namespace: str | None, name: str) -> str:
-    """The one name the model knows a namespace's tool by."""
+    """Return the model's name for a tool in a namespace."""
     return name if namespace in (None, "", PLAIN_NAMESPACE) else f"{namespace}__{name}"
 
 
@@ -181,7 +196,10 @@ def _is_name(name: str) -> bool:
 
 
 def _to_tool(name: str, spec: FunctionSpec | CustomSpec, at: str) -> FunctionTool:
-    """The tool, with its schema at `at`. Raises InvalidRequest for a strict schema that cannot be honoured."""
+    """Convert one tool, with its schema at `at`.
+
+    Raises InvalidRequest for an unsupported strict schema.
+    """
     if isinstance(spec, CustomSpec):
         return FunctionTool(name, spec.description or "", CUSTOM_PARAMETERS, free_text=True)
     if spec.strict and spec.parameters is not None:
@@ -190,12 +208,15 @@ def _to_tool(name: str, spec: FunctionSpec | CustomSpec, at: str) -> FunctionToo
 
 
 def wrap_input(text: str) -> str:
-    """A custom call's free text as the arguments of the function it is for the model."""
+    """Wrap a custom call's free text as function arguments."""
     return orjson.dumps({"input": text}).decode()
 
 
 def unwrap_input(arguments: str) -> str:
-    """The free text in a custom call's arguments; the arguments themselves where the model wrote no such object."""
+    """Return the free text of a custom call.
+
+    Arguments of another shape are returned unchanged.
+    """
     try:
         value = orjson.loads(arguments)
     except orjson.JSONDecodeError:

@@ -1,4 +1,4 @@
-"""The `unisono` object: how an answer came to be, told beside it on every surface."""
+"""The `unisono` object of an answer: recoveries, failovers, backend and notes."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from unisono.engine.turn import GenerationReport
 
 
 def to_recoveries(reports: Sequence[GenerationReport]) -> list[str]:
-    """Rule names of every choice, each once, in order of first occurrence."""
+    """Return the rule names of all choices, each once, in order of first occurrence."""
     return list(dict.fromkeys(rule for report in reports for rule in report.recoveries))
 
 
@@ -20,7 +20,7 @@ def to_backend(reports: Sequence[GenerationReport]) -> str:
 
 
 def _models(reports: Sequence[GenerationReport]) -> tuple[str, str]:
-    """The requested model and those that answered."""
+    """Return the requested model, and the models that answered."""
     answered = [report for report in reports if report.served_model]
     served = dict.fromkeys(report.served_model for report in answered)
     return next((report.model for report in answered), ""), ", ".join(served)
@@ -31,8 +31,11 @@ def _failovers(reports: Sequence[GenerationReport]) -> int:
 
 
 def to_about(reports: Sequence[GenerationReport], notes: Sequence[str]) -> dict[str, Any]:
-    """The `unisono` object: how the answer came to be. `left_out` counts the oldest turns that were too much, `unmet`
-    says what was asked for and could not be had, `hooks` what hooks have to say."""
+    """Return the `unisono` object.
+
+    `left_out` counts the oldest messages that exceeded the context. `unmet` names a requirement that was not met.
+    `hooks` holds the values that hooks add.
+    """
     about: dict[str, Any] = {
         "recoveries": to_recoveries(reports),
         "failovers": _failovers(reports),
@@ -52,7 +55,7 @@ def to_about(reports: Sequence[GenerationReport], notes: Sequence[str]) -> dict[
 
 
 def _hooks(reports: Sequence[GenerationReport]) -> dict[str, Any]:
-    """What hooks say, by their names; of several choices a list of what they say of each."""
+    """Return the values of hooks by name; for several choices a list per name."""
     if len(reports) == 1:
         return dict(reports[0].hooks)
     names = dict.fromkeys(name for report in reports for name in report.hooks)
@@ -60,8 +63,10 @@ def _hooks(reports: Sequence[GenerationReport]) -> dict[str, Any]:
 
 
 def backend_header(reports: Sequence[GenerationReport]) -> Mapping[str, str]:
-    """Who answered, how often another one had to be turned to, and how the caller's account stands; of a stream, as far
-    as that is known."""
+    """Return the headers on backend, model, failovers and quotas.
+
+    In a stream they contain the facts known so far.
+    """
     backend, failovers = to_backend(reports), _failovers(reports)
     told = {"x-unisono-backend": _header_text(backend)} if backend else {}
     model, served = _models(reports)
@@ -73,7 +78,7 @@ def backend_header(reports: Sequence[GenerationReport]) -> Mapping[str, str]:
 
 
 def limit_headers(standing: QuotaStatus) -> dict[str, str]:
-    """OpenAI's headers on what a key may use in a minute and what is left of it."""
+    """Return OpenAI's rate limit headers: limits per minute, and what remains."""
     told: dict[str, str] = {}
     for name, limit, left, reset_s in standing.windows():
         told[f"x-ratelimit-limit-{name}"] = str(limit)
@@ -83,7 +88,7 @@ def limit_headers(standing: QuotaStatus) -> dict[str, str]:
 
 
 def _duration(seconds: float) -> str:
-    """As OpenAI writes it: `850ms`, `6s`, `1m1s`."""
+    """Format a duration as OpenAI does: `850ms`, `6s`, `1m1s`."""
     if 0 < seconds < 1:
         return f"{ceil(seconds * 1000)}ms"
     minutes, rest = divmod(ceil(seconds), 60)

@@ -1,4 +1,4 @@
-"""`GET /v1/usage`: what one's own key has used, by day and model. Nobody sees anybody else's here."""
+"""Route `GET /v1/usage`: the usage of the caller's own key, by day and model."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from unisono.core.quotas import MILLION, Account, LedgerLine, TokenUsage
 from unisono.errors import InvalidRequest
 
 DAYS: Final = 30
-"""How far back is told where nothing else is asked for."""
+"""Default number of days."""
 DAY: Final = re.compile(r"\d{4}-\d{2}-\d{2}", re.ASCII)
 
 Ledger = Callable[[str, str, Account | None], Awaitable[tuple[LedgerLine, ...]]]
 
 
 def to_used(used: TokenUsage) -> dict[str, Any]:
-    """In the words of usage; `cost_usd` is exact to a millionth."""
+    """Return the usage object; `cost_usd` is exact to a millionth."""
     return {
         "requests": used.requests,
         "errors": used.errors,
@@ -39,7 +39,7 @@ def to_used(used: TokenUsage) -> dict[str, Any]:
 
 
 def to_usage(caller: Caller, since: str, until: str, entries: tuple[LedgerLine, ...]) -> dict[str, Any]:
-    """The answer: the sums of all, and each day and model."""
+    """Return the response: totals, and one entry per day and model."""
     return {
         "object": "usage",
         "key": caller.key or None,
@@ -54,11 +54,11 @@ def to_usage(caller: Caller, since: str, until: str, entries: tuple[LedgerLine, 
 
 
 def day_of(request: Request, name: str, default: str) -> str:
-    """Raises InvalidRequest."""
+    """Return a day of the query. Raises InvalidRequest."""
     given = request.query_params.get(name)
     if given is None:
         return default
-    # The form is looked at besides: other ones are dates too.
+    # The pattern is checked too, because `fromisoformat` accepts other forms.
     if DAY.fullmatch(given) is not None:
         with suppress(ValueError):
             return date.fromisoformat(given).isoformat()
@@ -66,7 +66,10 @@ def day_of(request: Request, name: str, default: str) -> str:
 
 
 def usage_router(*, ledger: Ledger, clock: Callable[[], float]) -> APIRouter:
-    """`clock` gives seconds since 1970. Expects the layers of `api.door` in front."""
+    """Return the router. `clock` returns seconds since 1970.
+
+    The layers of `api.asgi_layers` must run first.
+    """
 
     async def usage(request: Request) -> Response:
         caller: Caller = request.state.caller

@@ -1,4 +1,4 @@
-"""An answer that comes whole: one JSON body. `sse` is for those that come in events."""
+"""Responses with one JSON body. Event streams are in `sse`."""
 
 from __future__ import annotations
 
@@ -10,5 +10,5 @@ from starlette.responses import Response
 
 
 def to_whole(body: Mapping[str, Any], headers: Mapping[str, str] | None = None, status: int = 200) -> Response:
-    """`body` as it is sent; its values are plain JSON."""
+    """Return the response; the values of `body` are plain JSON."""
     return Response(orjson.dumps(body), status, headers, media_type="application/json")

@@ -1,7 +1,8 @@
-"""A Chat Completions request to a conversation: pure, no clock and no ids of its own.
+"""Conversion of a Chat Completions request to a conversation. Pure: no clock, no new ids.
 
-What a client sends back from earlier answers is taken in every form it exists in. The order within one assistant
-message is always reasoning, preamble text, calls, each call followed by its result, whatever order the results came in.
+Messages from earlier answers are accepted in every known form. Within one assistant message the order is always
+reasoning, preamble text, calls. Each call is followed by its result, independent of the order of the results in the
+request.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ from unisono.errors import InvalidRequest
 
 @dataclass(frozen=True, slots=True)
 class ChatTurn:
-    """What one request asks: the turn for the engine, how many times, and what the answer must look like."""
+    """Converted request: generation request, number of choices, and answer format."""
 
     turn: GenerationRequest
     choices: int
@@ -49,12 +50,15 @@ class ChatTurn:
 
     @property
     def turns(self) -> Iterator[GenerationRequest]:
-        """One for each choice."""
+        """Yield one generation request for each choice."""
         return map(self.turn_of, range(self.choices))
 
     def turn_of(self, index: int) -> GenerationRequest:
-        """The turn of choice `index`. Choices differ in their request id and, where the client gave one, in their
-        seed: with equal ones they would all be the same answer."""
+        """Return the generation request of choice `index`.
+
+        Choices differ in their request id and, if the client gave a seed, in their seed. With equal seeds all
+        answers would be the same.
+        """
         if index == 0:
             return self.turn
         seed = self.turn.sampling.seed
@@ -77,7 +81,7 @@ def to_turn(
     runnable: RunnableTools = NOTHING_TO_RUN,
     rules: ModelRules = NO_RULES,
 ) -> ChatTurn:
-    """`model` is the group's name, `today` is YYYY-MM-DD. Raises InvalidRequest for what cannot be kept."""
+    """Convert a request; `today` is YYYY-MM-DD. Raises InvalidRequest if it cannot be met."""
     toolbox = to_toolbox(declared(request))
     conversation, notes = to_conversation(request.messages, toolbox, _effort(request), today)
     asked, asked_at = _asked_choice(request)
@@ -90,7 +94,7 @@ def to_turn(
         sampling=to_sampling(request),
         max_tokens=request.max_completion_tokens or request.max_tokens,
         stop=tuple(request.stop),
-        # A made-up call would stand where somebody waits for JSON.
+        # A made-up call would stand in place of the JSON that the client expects.
         calls_allowed=not forbidden and (form is None or bool(toolbox.tools) or hosting is not None),
         parallel_calls=request.parallel_tool_calls is not False and not request.functions,  # The old form holds one.
         hold_calls=hold_calls or not request.stream,
@@ -118,19 +122,25 @@ def to_turn(
 
 
 def _sticky(request: ChatRequest, caller: Caller) -> str:
-    """What brings the turns of one conversation to one backend, if the client says which they are."""
+    """Return the routing key of a conversation, or "".
+
+    The client identifies a conversation by `prompt_cache_key`; its requests go to one backend.
+    """
     return f"{caller.tenant}\0key {request.prompt_cache_key}" if request.prompt_cache_key else ""
 
 
 def _asked_choice(request: ChatRequest) -> tuple[ToolChoice | None, str]:
-    """What is wanted of calls, and the field that says so."""
+    """Return the requested tool choice and the name of the field that holds it."""
     if request.tool_choice is None and request.function_call is not None:
         return request.function_call, "function_call"
     return request.tool_choice, "tool_choice"
 
 
 def to_hosting(request: ChatRequest, runnable: RunnableTools, tenant: str) -> ServerTools | None:
-    """The tools the gateway runs itself; None for none. Several choices would each run them."""
+    """Return the server tools of the request, or None.
+
+    With several choices there are none, because each choice would run them.
+    """
     if (request.n or 1) > 1:
         return None
     return hosting_of(runnable.wanted(request.unisono.run_tools if request.unisono else None, tenant))
@@ -148,7 +158,7 @@ def _notes_on_running(request: ChatRequest, turn: GenerationRequest) -> Iterator
 
 
 def declared(request: ChatRequest) -> Iterator[DeclaredTool]:
-    """The tools of both lists, in order."""
+    """Yield the tools of `tools` and `functions`, in order."""
     for position, spec in enumerate(request.tools or ()):
         yield _declared(spec, f"tools.{position}")
     for position, function in enumerate(request.functions or ()):
@@ -171,7 +181,7 @@ def _declared(spec: ChatTool, path: str) -> DeclaredTool:
 def to_conversation(
     messages: Sequence[ChatMessage], toolbox: Toolbox, effort: Effort, today: str
 ) -> tuple[Conversation, list[str]]:
-    """The conversation and the notes on what of it was left out."""
+    """Return the conversation, and notes on the fields that were left out."""
     leading = 0
     while leading < len(messages) and messages[leading].role in {"system", "developer"}:
         leading += 1
@@ -191,7 +201,7 @@ def to_conversation(
 
 
 class _History:
-    """The messages, each read by its role."""
+    """Converter of the messages, by role."""
 
     def __init__(self) -> None:
         self.notes: list[str] = []
@@ -249,8 +259,10 @@ def _text(parts: Sequence[ContentPart]) -> str:
 
 
 def _reasoning(message: ChatMessage) -> str:
-    """The reasoning of a replayed answer, from the first field that has it: our own answers carry it under two names,
-    and some clients send both back."""
+    """Return the reasoning of a replayed answer, from the first field that has it.
+
+    Answers of this gateway carry reasoning under two names, and some clients send both back.
+    """
     in_details = join((detail.text or "" for detail in message.reasoning_details or ()), param="messages")
     in_content = join(
         (part.thinking or part.text or "" for part in message.content if part.type in REASONING_PARTS), param="messages"
@@ -280,7 +292,7 @@ def _effort(request: ChatRequest) -> Effort:
 
 
 def _budgets(request: ChatRequest) -> Iterator[int | None]:
-    """Every spelling of a budget for thoughts."""
+    """Yield the reasoning budget from each of its spellings."""
     yield request.reasoning.max_tokens if request.reasoning else None
     yield request.thinking.budget_tokens if request.thinking else None
     yield request.chat_template_kwargs.thinking_budget if request.chat_template_kwargs else None

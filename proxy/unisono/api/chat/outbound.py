@@ -1,13 +1,14 @@
-"""Events to Chat Completions, streamed and whole: pure, and one meaning for both.
+"""Conversion of events to Chat Completions, streamed and whole.
 
-Rules that hold in both forms:
-- visible text, preambles included, is `content` in the order it was written, with a blank line between two messages;
-- an answer that had to be of a form and is not is a `refusal`: whoever reads `content` as JSON would stumble over it;
-- reasoning never stands beside a finish reason, and a call is shown only when it is complete, with one id and an index
-  that counts shown calls;
-- `finish_reason` is `tool_calls` exactly when a call is shown, unless what was shown early turned out to be cut.
+Pure, and equal in both forms. Rules for both forms:
 
-A delta's bytes are a template made once per stream around the JSON of its text.
+- Visible text, preambles included, is `content` in the order of generation, with a blank line between two messages.
+- An answer that violates its required format is a `refusal`, because a client would parse `content` as JSON.
+- Reasoning never accompanies a finish reason. A call is emitted only when complete, with one id and an index that
+  counts emitted calls.
+- `finish_reason` is `tool_calls` exactly when a call is emitted, unless a call emitted early was truncated.
+
+Each delta's bytes come from a template that is made once per stream, filled with the JSON of its text.
 """
 
 from __future__ import annotations
@@ -46,12 +47,12 @@ from unisono.engine.turn import GenerationReport
 from unisono.errors import UnisonoError
 
 CALLED = {CallForm.FUNCTION: "tool_calls", CallForm.CUSTOM: "tool_calls", CallForm.LEGACY: "function_call"}
-"""The finish reason of an answer that calls, by the form of its calls."""
+"""Finish reason of an answer with calls, by the form of its calls."""
 
 
 @dataclass(frozen=True, slots=True)
 class ChatFrame:
-    """What is equal in every chunk of an answer, and how the answer is to be shown."""
+    """Fields common to all chunks of an answer, and output options."""
 
     id: str
     created: int
@@ -74,7 +75,7 @@ class ChatFrame:
 
 
 def to_usage(usages: Sequence[Usage]) -> dict[str, Any]:
-    """Usage of all choices together: they share one prompt, which counts once."""
+    """Return the usage of all choices together. The choices share one prompt, which counts once."""
     prompt = max((usage.prompt_tokens for usage in usages), default=0)
     completion = sum(usage.completion_tokens for usage in usages)
     return {
@@ -87,7 +88,11 @@ def to_usage(usages: Sequence[Usage]) -> dict[str, Any]:
 
 
 def to_finish_reason(finished: Finished, shown: Sequence[CallForm], *, cut_in_sight: bool = False) -> str:
-    """`shown` are the forms of the complete calls the client sees; `cut_in_sight` that it saw one that was cut."""
+    """Return the finish reason.
+
+    `shown` holds the forms of the complete calls in the answer. `cut_in_sight` is true if the client received a
+    truncated call.
+    """
     if shown and not cut_in_sight:
         return CALLED[shown[0]]
     if finished.cut_call or cut_in_sight:
@@ -102,12 +107,18 @@ def to_finish_reason(finished: Finished, shown: Sequence[CallForm], *, cut_in_si
 
 
 def _has_room(shown: Sequence[CallForm], form: CallForm) -> bool:
-    """Whether one more call fits into the message: one in the old form stands alone."""
+    """Return True if the message can hold one more call.
+
+    A call in the legacy form must be the only one.
+    """
     return not shown or CallForm.LEGACY not in (shown[0], form)
 
 
 def to_call(item: ToolCall, arguments: str, form: CallForm) -> dict[str, Any]:
-    """A complete call as a message holds it; in the old form, the content of `function_call`."""
+    """Return a complete call as it appears in a message.
+
+    In the legacy form, it is the value of `function_call`.
+    """
     match form:
         case CallForm.FUNCTION:
             return {"id": item.call_id, "type": "function", "function": {"name": item.name, "arguments": arguments}}
@@ -124,7 +135,7 @@ def to_call(item: ToolCall, arguments: str, form: CallForm) -> dict[str, Any]:
 
 
 def to_choice(index: int, result: CollectedAnswer, frame: ChatFrame) -> dict[str, Any]:
-    """One choice of a whole answer."""
+    """Return one choice of a whole answer."""
     reasoning: list[str] = []
     content: list[str] = []
     refusal: list[str] = []
@@ -166,7 +177,7 @@ def to_choice(index: int, result: CollectedAnswer, frame: ChatFrame) -> dict[str
 def to_completion(
     results: Sequence[CollectedAnswer], reports: Sequence[GenerationReport], frame: ChatFrame
 ) -> dict[str, Any]:
-    """The whole answer: one choice per result."""
+    """Return the whole answer, with one choice per result."""
     return frame.head("chat.completion") | {
         "choices": [to_choice(index, result, frame) for index, result in enumerate(results)],
         "usage": to_usage([result.finished.usage for result in results]),
@@ -175,8 +186,10 @@ def to_completion(
 
 
 class ChoiceChunks:
-    """One choice of a stream: batches of events to bytes. Keeps what the order of chunks needs and no text but that of
-    a call being held."""
+    """Converter from event batches to bytes for one choice of a stream.
+
+    Stores only the state that the order of chunks needs, and the text of a buffered call.
+    """
 
     def __init__(self, index: int, frame: ChatFrame) -> None:
         self.finished: Finished | None = None
@@ -195,12 +208,14 @@ class ChoiceChunks:
         self._cut_in_sight = False
 
     def begin(self) -> bytes:
-        """The chunk every choice begins with."""
+        """Return the first chunk of the choice."""
         return self._chunk(b'{"role":"assistant","content":""}')
 
     def write(self, batch: Sequence[Event]) -> bytes:
-        """The chunks of one batch. Deltas of one item that stand side by side become one chunk. The finish chunk is
-        not among them: `finish` makes it, since what it says may depend on the other choices."""
+        """Return the chunks of one batch. Adjacent deltas of one item become one chunk.
+
+        The finish chunk is excluded: `finish` makes it, because it may depend on the other choices.
+        """
         chunks: list[bytes] = []
         item: Item | None = None
         texts: list[str] = []
@@ -222,7 +237,7 @@ class ChoiceChunks:
         return b"".join(chunks)
 
     def finish(self, extra: dict[str, Any]) -> bytes:
-        """The chunk with the finish reason; `extra` are further fields of the chunk."""
+        """Return the chunk with the finish reason. `extra` holds further fields of the chunk."""
         assert self.finished is not None
         reason = to_finish_reason(self.finished, self._shown, cut_in_sight=self._cut_in_sight)
         choice = {"index": self._index, "delta": {}, "logprobs": None, "finish_reason": reason}
@@ -297,7 +312,7 @@ class ChoiceChunks:
         return self._announce(index, closed.item, form) + (self._arguments(index, form, text) if text else b"")
 
     def _announce(self, index: int, item: ToolCall, form: CallForm) -> bytes:
-        """A call's first chunk: everything but its arguments."""
+        """Return the first chunk of a call: everything but its arguments."""
         match form:
             case CallForm.FUNCTION:
                 call = {"type": "function", "function": {"name": item.name, "arguments": ""}}
@@ -327,7 +342,10 @@ def _usage_field(frame: ChatFrame) -> bytes:
 
 
 class ChatStreamChunks:
-    """The whole stream of one or several choices. The last JSON chunk says how the answer came to be."""
+    """Complete stream of one or several choices.
+
+    The last JSON chunk carries the `unisono` object.
+    """
 
     def __init__(self, frame: ChatFrame, reports: Sequence[GenerationReport]) -> None:
         self._frame = frame
@@ -336,12 +354,15 @@ class ChatStreamChunks:
         self._begun = False
 
     def write(self, index: int, batch: Sequence[Event]) -> bytes:
-        """The chunks of one batch of choice `index`; the batch that ends the last choice ends the stream."""
+        """Return the chunks of one batch of choice `index`.
+
+        The batch that ends the last choice ends the stream.
+        """
         choice = self._choices[index]
         chunks = choice.write(batch)
         if not self._begun:
             self._begun = True
-            # All choices, in order: readers append a choice they see first, and take the place for its index.
+            # Start all choices, in order: readers append each new choice and use its position as the index.
             chunks = b"".join(each.begin() for each in self._choices) + chunks
         if choice.finished is None:
             return chunks
@@ -353,8 +374,11 @@ class ChatStreamChunks:
         return chunks + choice.finish({}) + self._last(usages) + DONE
 
     def broken(self, error: UnisonoError) -> bytes:
-        """The events of a stream that a failure ends: what was taken so far, for who asked for it, then the error. No
-        chunk without choices goes to who did not."""
+        """Return the last events of a failed stream.
+
+        These are the usage so far, if requested, and the error. Without `include_usage` no chunk with empty
+        `choices` is sent.
+        """
         if not self._frame.include_usage:
             return error_event(error, self._about())
         return self._last([report.facts.usage for report in self._reports]) + error_event(error)
@@ -363,6 +387,6 @@ class ChatStreamChunks:
         return {"unisono": to_about(self._reports, self._frame.notes)}
 
     def _last(self, usages: Sequence[Usage]) -> bytes:
-        """The chunk that tells the usage of all choices."""
+        """Return the chunk with the usage of all choices."""
         last = {"choices": [], "usage": to_usage(usages), **self._about()}
         return event(orjson.dumps(self._frame.head("chat.completion.chunk") | last))

@@ -1,4 +1,4 @@
-"""`POST /v1/chat/completions`, with and without `/v1`: the two ends of the translations and nothing in between."""
+"""Route of the Chat Completions API: `POST /v1/chat/completions`, with and without `/v1`."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ PATHS = ("/v1/chat/completions", "/chat/completions")
 
 @dataclass(frozen=True, slots=True)
 class ChatModel:
-    """What this surface knows of a model: the group that serves it and how its answers are shown."""
+    """Model data for the Chat Completions API: its group and the form of its answers."""
 
     group: str
     reasoning: ReasoningField = ReasoningField.BOTH
@@ -49,8 +49,10 @@ class ChatModel:
 
 
 Resolve = Callable[[str, Caller], ChatModel]
-"""The model a name stands for, aliases and defaults applied. Raises UnknownModel, and ModelNotAllowed for one that the
-caller may not use."""
+"""Resolve a model name, with aliases and defaults applied.
+
+Raises UnknownModel for an unknown name, and ModelNotAllowed for a model that the caller may not use.
+"""
 
 
 def chat_router(
@@ -64,9 +66,12 @@ def chat_router(
     find_way: FindWay | None = None,
     keep_alive_s: float = KEEP_ALIVE_S,
 ) -> APIRouter:
-    """`find_way` says who answers for a model, None that it is always the engine. `today` gives YYYY-MM-DD, `new_id` an
-    unguessable string, `clock` seconds since the epoch. Expects the layers of `api.door` in front: they put the caller
-    and the request's id into the state."""
+    """Return the router of the Chat Completions API.
+
+    `find_way` selects the answer mode of a model; without it the engine answers every request. `today` returns
+    YYYY-MM-DD, `new_id` an unguessable string, and `clock` seconds since the epoch. The layers of `api.asgi_layers`
+    must run first: they put the caller and the request id into the state.
+    """
 
     async def complete(request: Request) -> Response:
         body = await read_json(request)
@@ -102,7 +107,7 @@ def chat_router(
         except (InvalidRequest, ValidationError):
             if way is not AnswerMode.PASSING_THEN_ENGINE:
                 raise
-            # What no gpt-oss could stand in for may be fine where it passes.
+            # A request that gpt-oss cannot serve may still be valid for the pass-through backend.
             return await passed()
         passes = asked.turn.passage is not None
         if way is AnswerMode.PASSING_THEN_ENGINE and not passes:

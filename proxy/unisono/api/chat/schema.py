@@ -1,8 +1,8 @@
-"""What a Chat Completions request may hold: the shape of the body, judged field by field.
+"""Schema of a Chat Completions request body, validated field by field.
 
-Every field is honoured, accepted without effect and noted, or refused by name. A field with its neutral value (`n: 1`,
-`logprobs: false`) is always accepted. Types are strict: a number written as a string is a mistake, not a number. What
-concerns several fields at once, and all meaning, is for `inbound`.
+Every field is honoured, accepted without effect and noted, or refused by name. A field with its neutral value (`n:
+1`, `logprobs: false`) is always accepted. Types are strict: a number written as a string is an error. `inbound`
+handles meaning, and rules that concern several fields.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ from unisono.core.conversation import Effort
 MAX_STOPS = 16
 
 Content = str | list[str | ContentPart] | list[Any] | dict[str, Any] | None
-"""What a message's content may come as: a result of a tool may be bare JSON."""
+"""Accepted types of a message's content. A tool result may be bare JSON."""
 
 
 def _to_think(value: Any) -> Effort | None:
@@ -86,7 +86,7 @@ _CALLS: list[Any] = [
     {"properties": {"type": {"const": "function"}, "function": {"type": "object"}}, "required": ["function"]},
     {"properties": {"type": {"const": "custom"}, "custom": {"type": "object"}}, "required": ["type", "custom"]},
 ]
-"""What a call of each kind needs, for the document."""
+"""Required fields of each kind of call, for the OpenAPI document."""
 
 
 class ChatToolCall(OpenModel):
@@ -119,11 +119,14 @@ _ROLES: list[Any] = [
     {"properties": {"role": {"const": "tool"}, "tool_call_id": {"type": "string"}}, "required": ["tool_call_id"]},
     {"properties": {"role": {"const": "function"}, "name": {"type": "string"}}, "required": ["name"]},
 ]
-"""What a message of each role needs, for the document."""
+"""Required fields of each message role, for the OpenAPI document."""
 
 
 class ChatMessage(OpenModel):
-    """One message of any role. `content` becomes a list of parts, whichever form it came in."""
+    """One message of any role. `content` is a string, a list of parts, or null.
+
+    The content of a tool result may also be bare JSON.
+    """
 
     model_config = ConfigDict(json_schema_extra={"anyOf": _ROLES})
 
@@ -169,7 +172,7 @@ class ChatMessage(OpenModel):
 
 
 def _is_plain_data(value: Any) -> bool:
-    """Whether a tool's content is its result as bare JSON, and not a list of parts."""
+    """Return True if a tool's content is bare JSON and not a list of parts."""
     if isinstance(value, list):
         return any(not isinstance(part, (str, dict)) for part in value) or any(
             isinstance(part, dict) and not isinstance(part.get("type"), str) for part in value
@@ -178,7 +181,10 @@ def _is_plain_data(value: Any) -> bool:
 
 
 class ChatTool(OpenModel):
-    """A tool of any kind. A function or custom tool may also come flat, as the Responses API has it."""
+    """A tool of any kind.
+
+    The fields of a function or custom tool may also be given flat, as in the Responses API.
+    """
 
     type: Annotated[str, Field(min_length=1, max_length=64)]
     function: FunctionSpec | None = Field(None, validate_default=True)
@@ -217,7 +223,7 @@ class ChatReasoningOptions(OpenModel):
 
 
 class ChatThinkingOptions(OpenModel):
-    """How Anthropic's clients say it."""
+    """Reasoning options in the form of Anthropic's clients."""
 
     type: Text | None = None
     budget_tokens: Budget | None = None
@@ -233,7 +239,7 @@ class TemplateOptions(OpenModel):
 
 
 class ChatInput(OpenModel):
-    """What is to be answered, with what, and in which form."""
+    """Model, messages, tools and output options of a request."""
 
     model: ModelName
     messages: Annotated[list[ChatMessage], Field(min_length=1, max_length=MAX_MESSAGES)]
@@ -265,7 +271,10 @@ class ChatInput(OpenModel):
 
 
 class ChatRequest(SamplingFields, ChatInput):
-    """All of a request. Of several faults the first is told, and the fields of the last base come first."""
+    """Body of a Chat Completions request.
+
+    Of several invalid fields, only the first is reported. The fields of the last base class come first.
+    """
 
     logprobs: Any = only_neutral("logprobs")
     top_logprobs: Any = only_neutral("top_logprobs")

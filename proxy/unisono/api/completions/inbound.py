@@ -1,7 +1,7 @@
-"""A raw completion to the turns it takes, one for each choice: pure.
+"""Conversion of a raw completion request to generation requests, one per choice. Pure.
 
-Nothing is rendered: a prompt goes to its backend as it is. Whoever looks at turns without running them, hooks and those
-who count, finds the prompt in the conversation as one message of the user's.
+Nothing is rendered: a prompt is sent to its backend unchanged. Hooks and token counting see the prompt as one user
+message in the conversation.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from unisono.engine.turn import GenerationRequest, RawPrompt
 from unisono.errors import InvalidRequest, NotAllowed, UnsupportedValue
 
 DEFAULT_MAX_TOKENS: Final = 16
-"""OpenAI's own, of this surface alone."""
+"""OpenAI's default for this API only."""
 
 Spell = Callable[[Sequence[int]], str]
-"""The text of token ids, special ones spelled."""
+"""Convert token ids to text, with special tokens spelled out."""
 
 Cut = Callable[[str], Sequence[int]]
-"""The token ids of such a text."""
+"""Convert text with spelled special tokens to token ids."""
 
 SWITCHED_OFF: Final = (
     "Raw completions are off here; the gateway's setting `unisono: {raw_completions: true}` allows them. "
@@ -37,8 +37,11 @@ NOT_FOR_THIS_KEY: Final = "This key may not send raw prompts; one made with `uni
 
 @dataclass(frozen=True, slots=True)
 class CompletionTurns:
-    """What one request asks: the turns of all choices in order, `per_prompt` for each prompt; `texts` are the prompts
-    as text, by choice, where the answer repeats them."""
+    """Converted request: the generation requests of all choices in order.
+
+    There are `per_prompt` of them for each prompt. `texts` holds the prompts as text, by choice, if the answer
+    repeats them.
+    """
 
     turns: tuple[GenerationRequest, ...]
     per_prompt: int
@@ -50,7 +53,7 @@ class CompletionTurns:
 
 
 def check_allowed(caller: Caller, *, switched_on: bool) -> None:
-    """Raises NotAllowed."""
+    """Check that raw completions are enabled and allowed for the key. Raises NotAllowed."""
     if not switched_on:
         raise NotAllowed(SWITCHED_OFF)
     if not caller.raw:
@@ -67,7 +70,10 @@ def to_turns(
     cut: Cut,
     rules: ModelRules = NO_RULES,
 ) -> CompletionTurns:
-    """`model` is the group's name. Raises InvalidRequest for what cannot be kept."""
+    """Convert a request. `model` is the group's name.
+
+    Raises InvalidRequest for requirements that cannot be met.
+    """
     each = request.n or 1
     if len(request.prompt) * each > MAX_CHOICES:
         raise InvalidRequest(f"'prompt': prompts times `n` may be {MAX_CHOICES} at most.", param="prompt")
@@ -86,7 +92,7 @@ def to_turns(
             place = len(turns)
             turns.append(replace(first, request_id=f"{request_id}-{place}") if place else first)
             if again and first.sampling.seed is not None:
-                # With equal seeds they would all be the same.
+                # With equal seeds all answers would be the same.
                 seed = first.sampling.seed
                 sampling = replace(first.sampling, seed=seed - again if seed > 0 else seed + again)
                 turns[-1] = replace(turns[-1], sampling=sampling)

@@ -1,6 +1,6 @@
-"""Events to completions, streamed and whole: pure, and one meaning for both.
+"""Conversion of events to completions, streamed and whole. Pure, and equal in both forms.
 
-What a choice tells of its tokens is its run's journal, which never is ahead of the text.
+The token ids of a choice come from its generation's journal, which is never ahead of the text.
 """
 
 from __future__ import annotations
@@ -24,8 +24,10 @@ STOPS = frozenset({*STOP_TOKENS, ENDOFTEXT})
 
 @dataclass(frozen=True, slots=True)
 class CompletionFrame:
-    """What is equal in every chunk of an answer, and how it is to be shown. By choice: `prompts`, and `texts` that an
-    answer begins with."""
+    """Fields common to all chunks of an answer, and output options.
+
+    By choice: `prompts`, and the `texts` that the answer starts with.
+    """
 
     id: str
     created: int
@@ -49,7 +51,10 @@ class CompletionFrame:
         }
 
     def choice(self, index: int, text: str, tokens: Sequence[int], *, first: bool) -> dict[str, Any]:
-        """What a choice says, and with the `first` of it its prompt's ids, where they were sent as such."""
+        """Return the fields of a choice.
+
+        With `first`, they include the prompt's token ids, if the prompt was sent as ids.
+        """
         told: dict[str, Any] = {"index": index, "text": text, "logprobs": None, "finish_reason": None}
         if self.shows_tokens:
             told["token_ids"] = list(tokens)
@@ -58,14 +63,17 @@ class CompletionFrame:
         return told
 
     def ended(self, index: int, finished: Finished, report: GenerationReport) -> dict[str, Any]:
-        """Why a choice ended; `stop_reason` is the stop string or the id of the token that ended it."""
+        """Return the finish fields. `stop_reason` is the matched stop string or stop token id."""
         last = report.journal[-1] if report.journal else None
         by_token = last in STOPS | self.prompts[index].stop_tokens
         stop = finished.stop_sequence if finished.stop_sequence is not None else (last if by_token else None)
         return {"finish_reason": finished.reason.value, "stop_reason": stop if finished.reason == "stop" else None}
 
     def usage(self, usages: Sequence[Usage]) -> dict[str, Any]:
-        """Of all choices together; those of one prompt share it, and it counts once."""
+        """Return the usage of all choices together.
+
+        Choices of one prompt share it, and it counts once.
+        """
         prompts = [usages[at : at + self.per_prompt] for at in range(0, len(usages), self.per_prompt)]
         sent = sum(max(one.prompt_tokens for one in of_one) for of_one in prompts)
         made = sum(one.completion_tokens for one in usages)
@@ -81,7 +89,7 @@ class CompletionFrame:
 def to_completion(
     results: Sequence[CollectedAnswer], reports: Sequence[GenerationReport], frame: CompletionFrame
 ) -> dict[str, Any]:
-    """The whole answer: one choice per result."""
+    """Return the whole answer, with one choice per result."""
     choices = []
     for index, (result, report) in enumerate(zip(results, reports, strict=True)):
         text = frame.texts[index] + "".join(closed.text for closed in result.items)
@@ -92,18 +100,24 @@ def to_completion(
 
 
 class CompletionStreamChunks:
-    """The whole stream of one or several choices. The last JSON chunk says how the answer came to be."""
+    """Complete stream of one or several choices.
+
+    The last JSON chunk carries the `unisono` object.
+    """
 
     def __init__(self, frame: CompletionFrame, reports: Sequence[GenerationReport]) -> None:
         self._frame = frame
         self._reports = reports
         self._told = [0] * len(reports)
-        """Tokens of each choice that were told."""
+        """Number of emitted tokens of each choice."""
         self._begun = [False] * len(reports)
         self._finished: dict[int, Finished] = {}
 
     def write(self, index: int, batch: Sequence[Event]) -> bytes:
-        """The chunks of one batch of choice `index`; the batch that ends the last choice ends the stream."""
+        """Return the chunks of one batch of choice `index`.
+
+        The batch that ends the last choice ends the stream.
+        """
         frame, report = self._frame, self._reports[index]
         text = "".join(entry.text for entry in batch if isinstance(entry, Delta))
         first = not self._begun[index]
@@ -125,7 +139,7 @@ class CompletionStreamChunks:
         return self._chunk([choice]) + self._last(usages) + DONE
 
     def broken(self, error: UnisonoError) -> bytes:
-        """The events of a stream that a failure ends: what was taken so far, for who asked for it, then the error."""
+        """Return the last events of a failed stream: the usage so far, if requested, and the error."""
         if not self._frame.include_usage:
             return error_event(error, self._about())
         return self._last([report.facts.usage for report in self._reports]) + error_event(error)
@@ -135,7 +149,7 @@ class CompletionStreamChunks:
         return event(orjson.dumps({**self._frame.head, "choices": choices, **usage, **more}))
 
     def _last(self, usages: Sequence[Usage]) -> bytes:
-        """The chunk that tells the usage of all choices."""
+        """Return the chunk with the usage of all choices."""
         return self._chunk([], usage=self._frame.usage(usages), **self._about())
 
     def _about(self) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""`POST /v1/completions`, with and without `/v1`: the two ends of the translations and nothing in between."""
+"""Route of the Completions API: `POST /v1/completions`, with and without `/v1`."""
 
 from __future__ import annotations
 
@@ -26,15 +26,17 @@ PATHS = ("/v1/completions", "/completions")
 
 @dataclass(frozen=True, slots=True)
 class RawModel:
-    """What this surface knows of a model: the group that serves it and the operator's rules for it."""
+    """Model data for the Completions API: its group and the operator's rules."""
 
     group: str
     rules: ModelRules = NO_RULES
 
 
 Resolve = Callable[[str, Caller], RawModel]
-"""The model a name stands for, aliases and defaults applied. Raises UnknownModel, and ModelNotAllowed for one that the
-caller may not use."""
+"""Resolve a model name, with aliases and defaults applied.
+
+Raises UnknownModel for an unknown name, and ModelNotAllowed for a model that the caller may not use.
+"""
 
 
 def completions_router(
@@ -49,8 +51,11 @@ def completions_router(
     fingerprint: str | None = None,
     keep_alive_s: float = KEEP_ALIVE_S,
 ) -> APIRouter:
-    """`new_id` gives an unguessable string, `clock` seconds since the epoch. Expects the layers of `api.door` in front:
-    they put the caller and the request's id into the state."""
+    """Return the router of the Completions API.
+
+    `new_id` returns an unguessable string and `clock` seconds since the epoch. The layers of `api.asgi_layers` must
+    run first: they put the caller and the request id into the state.
+    """
 
     async def complete(request: Request) -> Response:
         caller: Caller = request.state.caller

@@ -1,7 +1,7 @@
-"""What a raw completion may ask for: OpenAI's legacy fields, and those of vLLM that mean something here.
+"""Schema of a raw completion request: OpenAI's legacy fields and supported fields of vLLM.
 
-Every field is honoured, accepted without effect and noted, or refused by name; one with its neutral value is always
-accepted.
+Every field is honoured, accepted without effect and noted, or refused by name. A field with its neutral value is
+always accepted.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from unisono.core.generation import VOCABULARY
 MAX_STOPS: Final = 16
 MAX_STOP_TOKENS: Final = 256
 MAX_CHOICES: Final = 128
-"""Of one request: prompts times `n`."""
+"""Maximum number of choices of a request: prompts times `n`."""
 
 Ids = tuple[int, ...]
 
@@ -37,14 +37,14 @@ NEUTRAL: Final[dict[str, tuple[tuple[Any, ...], str]]] = {
     "ignore_eos": ((None, False), "every generation ends at a stop token"),
     "min_tokens": ((None, 0), "every generation ends at a stop token"),
 }
-"""Refused fields, with the values that ask for nothing, and why."""
+"""Unsupported fields, with their neutral values and the reason."""
 
 
 _SOME: Final = Field(min_length=1)
 
 
 def _to_prompts(value: Any) -> Any:
-    """Every form of a prompt as a list of texts and tuples of ids."""
+    """Convert a prompt of any form to a list of texts and tuples of ids."""
     if isinstance(value, str):
         return [value]
     if not isinstance(value, list) or not value:
@@ -81,7 +81,7 @@ def _to_stops(value: Any) -> Any:
 Token = Annotated[int, Field(ge=0, lt=VOCABULARY)]
 Written = Annotated[Text, Field(min_length=1)]
 Prompts = Written | Annotated[list[Written] | list[Token] | list[Annotated[list[Token], _SOME]], _SOME]
-"""What a prompt may come as."""
+"""Accepted types of a prompt."""
 
 Stop = Annotated[Text, Field(min_length=1, max_length=4096)]
 Stops = Annotated[list[Stop], Field(max_length=MAX_STOPS)]
@@ -96,7 +96,7 @@ class CompletionStreamOptions(OpenModel):
 
 
 class CompletionRequest(SamplingFields):
-    """All of a request. Special tokens spelled in a prompt of text are those tokens."""
+    """Body of a completion request. Special tokens may be spelled out in a text prompt."""
 
     model: ModelName
     prompt: Annotated[list[Text | Ids], BeforeValidator(_to_prompts), FieldInput(Prompts)]
@@ -112,7 +112,7 @@ class CompletionRequest(SamplingFields):
     include_stop_str_in_output: bool | None = None
     skip_special_tokens: bool | None = None
     add_special_tokens: bool | None = None
-    """gpt-oss's tokenizer adds none, so it is the same either way."""
+    """No effect: the tokenizer of gpt-oss adds no special tokens."""
     return_token_ids: bool | None = None
 
     logprobs: Any = _only_neutral("logprobs")
@@ -137,6 +137,6 @@ class CompletionRequest(SamplingFields):
     def _neutral(cls, value: Any, info: ValidationInfo) -> None:
         assert info.field_name is not None
         neutral, reason = NEUTRAL[info.field_name]
-        # What is equal in Python need not be in JSON: 0 is not false.
+        # Values that are equal in Python may differ in JSON: 0 is not false.
         if not any(type(value) is type(one) and value == one for one in neutral):
             raise refused(reason)

@@ -1,7 +1,7 @@
-"""Blocks of content that a client sends: one model per kind, found by its `type`.
+"""Content blocks of a request: one model per kind, selected by `type`.
 
-Agents send back all that was said, also what other servers wrote. So every kind is taken that says something in text;
-what only another model could see is refused by name.
+Agents send back the whole conversation, including blocks of other servers. Every kind with text content is accepted;
+kinds that only another model could read are refused by name.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ from unisono.api.content_parts import MEDIA_PARTS
 from unisono.api.field_types import FieldInput, Id, OpenModel, Text, ToolName, refused, wrong
 
 FILES: Final = frozenset({"base64", "url", "file"})
-"""Sources of documents that are no text."""
+"""Sources of documents that are not text."""
 
 
 AnyContent: Final = FieldInput(str | list[dict[str, Any] | str] | None)
 
 
 class ContentBlock(OpenModel):
-    """What every block may have; `cache_control` is among the rest, and has no effect."""
+    """Fields common to all blocks. `cache_control` is accepted and has no effect."""
 
     type: str
 
@@ -56,7 +56,7 @@ class ToolUseBlock(ContentBlock):
 
 
 class ServerUseBlock(ContentBlock):
-    """A call that a server made itself, with its tool."""
+    """A call that a server made with its own tool."""
 
     id: Id
     name: ToolName
@@ -64,7 +64,7 @@ class ServerUseBlock(ContentBlock):
 
 
 class ServerResultBlock(ContentBlock):
-    """What came of such a call: in a form of its own for every tool."""
+    """The result of a server's own call, in a form specific to each tool."""
 
     tool_use_id: Id
     content: Any = None
@@ -106,13 +106,13 @@ class ToolResultBlock(ContentBlock):
 
 
 class CompactionBlock(ContentBlock):
-    """What was said before, as another server put it in short; none where that failed."""
+    """A summary of the earlier conversation by another server, or null if compaction failed."""
 
     content: Text | None = None
 
 
 class SilentBlock(ContentBlock):
-    """A kind that says nothing to the model here."""
+    """A kind of block without content for the model."""
 
 
 KINDS: Final[Mapping[str, type[ContentBlock]]] = {
@@ -138,7 +138,7 @@ KINDS: Final[Mapping[str, type[ContentBlock]]] = {
     "mcp_tool_listing": SilentBlock,
     "fallback": SilentBlock,
 }
-"""Every kind of block there is."""
+"""All kinds of blocks."""
 
 
 def to_block(value: Any) -> ContentBlock:
@@ -152,7 +152,7 @@ def to_block(value: Any) -> ContentBlock:
 
 
 def to_blocks(value: Any) -> Any:
-    """Content in any form, as blocks: a string, a list, null."""
+    """Convert content to blocks: a string, a list, or null."""
     if value is None:
         return []
     if isinstance(value, str):

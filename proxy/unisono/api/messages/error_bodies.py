@@ -1,4 +1,4 @@
-"""Failures as Anthropic's clients read them, by the status they come with."""
+"""Error bodies in Anthropic's format, by HTTP status."""
 
 from __future__ import annotations
 
@@ -19,7 +19,10 @@ TYPES: Final[Mapping[int, str]] = {
     503: "overloaded_error",
     504: "timeout_error",
 }
-"""Every other status is the client's fault below 500, and the server's from there on."""
+"""Error types by status.
+
+Other statuses are client errors below 500, and server errors from 500.
+"""
 
 
 def to_type(status: int) -> str:
@@ -27,14 +30,16 @@ def to_type(status: int) -> str:
 
 
 def to_body(error: UnisonoError, request_id: str) -> dict[str, Any]:
-    """The error object, as it stands in a body and in a stream. The message names the field that is at fault, the
-    details the code that every API of the gateway has for the failure."""
+    """Return the error object, as used in a body and in a stream.
+
+    The message names the field at fault. The details hold the code that all APIs of the gateway use.
+    """
     told = {"type": to_type(error.status), "message": to_message(error), "details": {"error_code": error.code}}
     return {"type": "error", "error": told} | ({"request_id": request_id} if request_id else {})
 
 
 def to_message(error: UnisonoError) -> str:
-    """The error text. It names the field at fault, except in texts that clients match."""
+    """Return the error text. It names the field at fault, except in texts that clients match."""
     if isinstance(error, ContextTooLong) and 0 < error.limit <= error.tokens:
         # A prompt that fills the window exactly leaves no room for the first output token.
         maximum = min(error.limit, error.tokens - 1)

@@ -1,8 +1,8 @@
-"""The messages of a request as a conversation: pure, and in the order the model must see it.
+"""Conversion of a request's messages to a conversation, in the model's order. Pure.
 
-A text block of an assistant's message is one message of the model: the last one its answer, those before it, and those
-beside calls, what it said on the way. Blocks that cite are pieces of one text. Thoughts count only with a signature of
-this gateway's.
+Each text block of an assistant message is one message of the model. The last one is the final answer; earlier ones,
+and those next to calls, are commentary. Blocks with citations are pieces of one text. Reasoning is accepted only
+with a signature of this gateway.
 """
 
 from __future__ import annotations
@@ -44,26 +44,26 @@ from unisono.core.conversation import (
 from unisono.errors import InvalidRequest
 
 BETWEEN: Final = "\n\n"
-"""Stands between blocks that are read as one text."""
+"""Separator between blocks that form one text."""
 FAILED: Final = "Error"
 
 
 class SealedBlocks(Protocol):
-    """What this gateway gave a client to keep."""
+    """Data that this gateway sealed and gave to a client."""
 
     def open(self, tenant: str, text: str) -> tuple[Item, ...] | None:
-        """None for what is not ours, damaged, or another tenant's."""
+        """Return the items, or None for a text that is foreign, damaged, or another tenant's."""
         ...
 
     def talk(self, tenant: str, text: str) -> str:
-        """The talk with a tool server that something sealed comes from; "" for none."""
+        """Return the tool server session of a sealed text, or ""."""
         ...
 
     def signed(self, tenant: str, text: str, signature: str) -> bool: ...
 
 
 class HistoryReader:
-    """Messages, one after the other. `seals` may be missing where no block is sealed or signed."""
+    """Converter of messages, in order. `seals` may be None if no block is sealed or signed."""
 
     def __init__(self, tenant: str, seals: SealedBlocks | None = None) -> None:
         self.said = History()
@@ -71,12 +71,12 @@ class HistoryReader:
         self._tenant = tenant
         self._seals = seals
         self._sealed: dict[str, tuple[AssistantCall, ToolResult]] = {}
-        """Calls of the message that is read, as this gateway made them."""
+        """Calls of the current message, as this gateway made them."""
         self._served_calls: frozenset[str] = frozenset()
-        """Calls of server tools that stand in the message."""
+        """Calls of server tools in the current message."""
 
     def add(self, position: int, message: MessageParam) -> None:
-        """Raises InvalidRequest, naming the block."""
+        """Add a message. Raises InvalidRequest, naming the block."""
         at = f"messages.{position}.content"
         blocks = [(f"{at}.{place}", block) for place, block in enumerate(message.content)]
         match message.role:
@@ -120,7 +120,7 @@ class HistoryReader:
             if isinstance(block, ServerResultBlock) and (made := self._made_here(block)) is not None
         }
         self._served_calls = frozenset(known_id(block.id) for _, block in blocks if isinstance(block, ServerUseBlock))
-        # What is said between the calls of one message leaves their results where they belong.
+        # Text between the calls of one message does not move their results.
         self.said.say()
         calls = [place for place, (_, block) in enumerate(blocks) if isinstance(block, ToolUseBlock | ServerUseBlock)]
         texts = [place for place, (_, block) in enumerate(blocks) if isinstance(block, TextBlock) and block.text]
@@ -168,13 +168,13 @@ class HistoryReader:
         call_id = known_id(block.tool_use_id)
         made = self._sealed.get(call_id)
         if made is not None and call_id not in self._served_calls:
-            # Clients may leave out calls of tools that they did not name, and keep the results.
+            # Clients may omit calls of tools that they did not name, and send the results.
             self.said.call(made[0])
         name = self.said.name_of(call_id, f"{at}.tool_use_id", block.tool_use_id)
         self.said.result(ToolResult(call_id, name, result_text(block.content)) if made is None else made[1])
 
     def _made_here(self, block: ServerResultBlock) -> tuple[AssistantCall, ToolResult] | None:
-        """The call of this gateway that a result belongs to, as it was made."""
+        """Return the original call of this gateway for a result, with its result; None if foreign."""
         sealed = sealed_in(block.content)
         items = self._seals.open(self._tenant, sealed) if sealed and self._seals is not None else None
         if items is None or len(items) != 2:
@@ -211,7 +211,10 @@ def _cites(blocks: Iterable[tuple[str, ContentBlock]]) -> bool:
 
 
 def text_of(blocks: Iterable[tuple[str, ContentBlock]], notes: list[str]) -> str:
-    """What blocks say that are no calls. Raises InvalidRequest for one that says nothing in this place."""
+    """Return the text of blocks that are not calls.
+
+    Raises InvalidRequest for a block that has no text in this position.
+    """
     texts: list[str] = []
     for at, block in blocks:
         match block:

@@ -1,4 +1,4 @@
-"""Ids of calls as this API spells them; the gateway knows each call by one id, whichever API asks about it."""
+"""Call ids in this API's spelling. The gateway has one id per call for all APIs."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Final
 OURS: Final = "call_"
 CLIENTS: Final = "toolu_"
 SERVERS: Final = "srvtoolu_"
-"""Before the id of a call that the gateway made itself."""
+"""Prefix of the id of a call that the gateway made itself."""
 
 
 def shown_id(call_id: str, prefix: str = CLIENTS) -> str:
@@ -15,7 +15,7 @@ def shown_id(call_id: str, prefix: str = CLIENTS) -> str:
 
 
 def known_id(shown: str) -> str:
-    """The call that a client means."""
+    """Convert a client's call id to the gateway's."""
     for prefix in (CLIENTS, SERVERS):
         if shown.startswith(prefix):
             return OURS + shown.removeprefix(prefix)

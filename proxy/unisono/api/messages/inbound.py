@@ -1,4 +1,4 @@
-"""A Messages request to a conversation: pure, no clock and no ids of its own."""
+"""Conversion of a Messages request to a conversation. Pure: no clock, no new ids."""
 
 from __future__ import annotations
 
@@ -36,24 +36,28 @@ from unisono.errors import ThreadsUnsupported
 
 SURFACE = "messages"
 BILLING = "x-anthropic-billing-header:"
-"""How a block of the system prompt begins that is no instruction. It differs in every request of Claude Code, and would
-keep each prompt from being found in a cache."""
+"""Prefix of a system prompt block that is not an instruction.
+
+It differs in every request of Claude Code, and would make each prompt miss the cache.
+"""
 
 
 class Thinking(Enum):
-    """How thoughts are shown."""
+    """Form of the reasoning in an answer."""
 
     HIDDEN = "hidden"
     SHOWN = "shown"
     OMITTED = "omitted"
-    """Blocks without text, whose signature holds it sealed."""
+    """Blocks without text. The signature holds the text, sealed."""
 
 
 @dataclass(frozen=True, slots=True)
 class MessagesModel:
-    """What this surface knows of a model: the group that serves it, how its answers are shown, and which tools may be
-    run for it: `trained` are servers for the tools gpt-oss was trained on. An answer pauses behind `pause_after` rounds
-    of calls, None for never."""
+    """Model data for the Messages API: its group, the form of its answers, and its tools.
+
+    `trained` holds the servers for the tools that gpt-oss was trained on. An answer pauses after `pause_after`
+    rounds of calls; None means never.
+    """
 
     group: str
     show_reasoning: bool = True
@@ -66,8 +70,10 @@ class MessagesModel:
 
 @dataclass(frozen=True, slots=True)
 class MessagesTurn:
-    """What one request asks: the turn for the engine, and what the answer must look like. `served` are the builtin
-    tools whose calls are shown, `talk` is the one with their servers."""
+    """Converted request: generation request and output options.
+
+    `served` names the builtin tools whose calls are emitted, and `talk` their server session.
+    """
 
     turn: GenerationRequest
     stream: bool
@@ -78,7 +84,7 @@ class MessagesTurn:
 
 
 def needs_seals(request: MessagesInput) -> bool:
-    """Whether something in it was sealed or signed, or the answer may be."""
+    """Return True if the request has sealed or signed data, or the answer may."""
     if request.thinking is not None and request.thinking.type != "disabled":
         return True
     if any(builtin_for(tool.type) for tool in request.tools or ()):
@@ -96,7 +102,7 @@ def to_turn(
     request_id: str,
     seals: SealedBlocks | None = None,
 ) -> MessagesTurn:
-    """`today` is YYYY-MM-DD. Raises InvalidRequest for what cannot be kept."""
+    """Convert a request; `today` is YYYY-MM-DD. Raises InvalidRequest if it cannot be met."""
     if request.thread:
         raise ThreadsUnsupported("'thread': no conversation is kept here; send all of its messages.", param="thread")
     tools = request.tools or []
@@ -117,7 +123,7 @@ def to_turn(
         sampling=to_sampling(request),
         max_tokens=request.max_tokens,
         stop=tuple(request.stop_sequences or ()),
-        # A made-up call would stand where somebody waits for JSON.
+        # A made-up call would stand in place of the JSON that the client expects.
         calls_allowed=not forbidden and (form is None or bool(toolbox.tools) or hosting is not None),
         parallel_calls=not (request.tool_choice and request.tool_choice.disable_parallel_tool_use),
         hold_calls=not model.stream_tool_arguments or not request.stream,
@@ -141,7 +147,7 @@ def to_turn(
 def to_conversation(
     request: MessagesInput, preamble: Preamble, tenant: str, seals: SealedBlocks | None
 ) -> tuple[Conversation, list[str]]:
-    """The conversation behind that preamble, and the notes on what of it was left out."""
+    """Return the conversation, and notes on the fields that were left out."""
     reading = HistoryReader(tenant, seals)
     messages = request.messages
     leading = next((at for at, message in enumerate(messages) if message.role != "system"), len(messages))
@@ -160,7 +166,7 @@ def to_conversation(
 def _runnable(
     request: MessagesInput, model: MessagesModel, tenant: str, hosted: frozenset[str]
 ) -> Iterator[ToolServer]:
-    """The servers whose tools are run without being named, but for those that are there already."""
+    """Yield the servers whose tools run without being named, except those already present."""
     asked = request.unisono.run_tools if request.unisono else None
     for server in model.runnable.wanted(asked, tenant):
         if server.builtin not in hosted or not server.builtin:
@@ -187,15 +193,17 @@ def _budget(request: MessagesInput) -> int | None:
 def _choice(
     request: MessagesInput, asked: ToolChoice | None, toolbox: Toolbox, servers: Sequence[ToolServer]
 ) -> Choice | None:
-    """What has to be called. Where an answer goes on behind what a server tool came to, that was called before it
-    paused."""
+    """Return the required calls.
+
+    An answer that continues after a server tool's result has none: the required call was made before the pause.
+    """
     choice, last = choice_of(asked, toolbox, servers), request.messages[-1]
     goes_on = last.role == "assistant" and bool(last.content) and isinstance(last.content[-1], ServerResultBlock)
     return None if goes_on else choice
 
 
 def _begun_talk(request: MessagesInput, tenant: str, seals: SealedBlocks | None) -> str:
-    """The talk with the servers in which the last call was made, so that what it opened is open; "" for none."""
+    """Return the server session of the last call, or "", so that its resources stay available."""
     if seals is None:
         return ""
     blocks = (block for message in reversed(request.messages) for block in reversed(message.content))
@@ -204,7 +212,7 @@ def _begun_talk(request: MessagesInput, tenant: str, seals: SealedBlocks | None)
 
 
 def _form(request: MessagesInput) -> tuple[AnswerForm | None, str]:
-    """The form, and the field that asks for it."""
+    """Return the required format, and the field that sets it."""
     asked = request.output_config.format if request.output_config else None
     at = "output_config.format" if asked is not None else "output_format"
     asked = asked or request.output_format

@@ -1,11 +1,12 @@
-"""Events to a message, streamed and whole: pure, and one meaning for both.
+"""Conversion of events to a message, streamed and whole. Pure, and equal in both forms.
 
-Rules that hold in both forms:
-- each text the model wrote is a block of its own, in the order it was written; none is empty;
-- a call is shown only when it is complete, unless its arguments are shown while they are written;
-- `stop_reason` is `tool_use` exactly when a call is shown, unless what was shown early turned out to be cut.
+Rules for both forms:
 
-A delta's bytes are a template made once per block around the JSON of its text.
+- Each text of the model is a block, in the order of generation. No block is empty.
+- A call is emitted only when complete, unless its arguments are streamed.
+- `stop_reason` is `tool_use` exactly when a call is emitted, unless a call emitted early was truncated.
+
+Each delta's bytes come from a template that is made once per block, filled with the JSON of its text.
 """
 
 from __future__ import annotations
@@ -62,8 +63,11 @@ def _nothing(*_: Any) -> str:
 
 @dataclass(frozen=True, slots=True)
 class MessageFrame:
-    """What is equal in every form of an answer, and how it is to be shown. `served` are builtin tools whose calls are
-    shown, in the `talk` with their servers; `sign` signs text, `seal` seals what was said in a talk."""
+    """Fields common to all forms of an answer, and output options.
+
+    `served` names builtin tools whose calls are emitted, with their server session `talk`. `sign` signs text, and
+    `seal` encrypts the items of a session.
+    """
 
     id: str
     model: str
@@ -93,20 +97,20 @@ class MessageFrame:
         return builtin_of(item.server) in self.served and bool(name_of(item))
 
     def signature(self, closed: Closed) -> str:
-        """What goes with thoughts, so that they count when they come back."""
+        """Return the signature of a reasoning block, which makes it acceptable in a later request."""
         if self.thinking is Thinking.OMITTED:
             return self.seal([AssistantReasoning(closed.text, closed.tokens)], "")
         return self.sign(closed.text)
 
     def result(self, closed: Closed, ran: Ran) -> dict[str, Any]:
-        """What came of a call that is shown."""
+        """Return the result block of an emitted call."""
         item = ran.item
         said = AssistantCall(item.call_id, item.name, closed.text, closed.tokens)
         return to_result(ran, self.seal([said, ToolResult(item.call_id, item.name, ran.said)], self.talk))
 
 
 def to_message(result: CollectedAnswer, report: GenerationReport, frame: MessageFrame) -> dict[str, Any]:
-    """The whole answer."""
+    """Return the whole answer."""
     content: list[dict[str, Any]] = []
     shown = ShownBlocks()
     ran = {each.item.call_id: each for each in result.ran}
@@ -145,7 +149,7 @@ def _call(item: ToolCall, arguments: Any) -> dict[str, Any]:
 
 
 class MessageEvents:
-    """A stream: batches of events to bytes. Keeps what the order of events needs and no text."""
+    """Converter from event batches to bytes of a stream. Stores ordering state, but no text."""
 
     def __init__(self, frame: MessageFrame, report: GenerationReport) -> None:
         self._frame = frame
@@ -153,17 +157,19 @@ class MessageEvents:
         self._begun = False
         self._index = 0
         self._open = False
-        """Whether the current item has a block that is not stopped."""
+        """True while the current item has a block without its stop event."""
         self._delta = b""
         self._before_object: str | None = None
-        """What was written of a call whose arguments are shown early, as long as they may be no object."""
+        """Buffered start of arguments that are streamed, until they are known to be an object."""
         self._shown = ShownBlocks()
         self._served: dict[str, Closed] = {}
-        """Calls that are being made, by their ids."""
+        """Calls in progress, by id."""
 
     def write(self, batch: Sequence[Event]) -> bytes:
-        """The events of one batch. Deltas of one item that stand side by side become one; the batch that ends the
-        answer ends the stream."""
+        """Return the events of one batch.
+
+        Adjacent deltas of one item become one. The batch that ends the answer ends the stream.
+        """
         events: list[bytes] = [] if self._begun else [self._begin()]
         item: Item | None = None
         texts: list[str] = []
@@ -185,11 +191,14 @@ class MessageEvents:
         return b"".join(events)
 
     def keep_alive(self) -> bytes:
-        """Something that says nothing, in a stream that begins as every stream does."""
+        """Return a keep-alive event, after the stream's first event."""
         return PING if self._begun else self._begin() + PING
 
     def broken(self, error: UnisonoError) -> bytes:
-        """The event of a stream that a failure ends. The block that is open stays open: it is not whole."""
+        """Return the last event of a failed stream.
+
+        An open block stays open, because it is incomplete.
+        """
         told = {**to_body(error, self._frame.request_id), "unisono": to_about([self._report], self._frame.notes)}
         return named_event(b"error", orjson.dumps(told))
 
@@ -261,8 +270,10 @@ class MessageEvents:
         return self._start(_call(item, {}), _JSON) + self._delta + b'""' + _END
 
     def _early(self, text: str) -> bytes:
-        """Some more of arguments that are shown while they are written, once they begin an object: clients fail on
-        anything else."""
+        """Return the next part of streamed arguments, once they start an object.
+
+        Clients fail on anything else.
+        """
         said = f"{self._before_object}{text}"
         begins = said.lstrip().startswith("{")
         self._before_object = None if begins else said
@@ -310,7 +321,7 @@ class MessageEvents:
         return start + (self._delta + orjson.dumps(arguments) + _END if arguments else b"") + self._stop()
 
     def _whole(self, block: dict[str, Any]) -> bytes:
-        """A block without deltas."""
+        """Return a block without deltas."""
         return self._start(block, _TEXT) + self._stop()
 
     def _finish(self, finished: Finished) -> bytes:

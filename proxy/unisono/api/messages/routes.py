@@ -1,4 +1,4 @@
-"""`POST /v1/messages` and `POST /v1/messages/count_tokens`, with and without `/v1`."""
+"""Routes of the Messages API: `/v1/messages` and its `count_tokens`, with and without `/v1`."""
 
 from __future__ import annotations
 
@@ -27,16 +27,19 @@ from unisono.engine.collect import CollectedAnswer, collect_run
 from unisono.engine.turn import GenerationReport, GenerationService, GenerationStream
 
 LONG_ANSWER: Final = 16_384
-"""Characters of an answer that take up to a millisecond to be put into a body: arguments of calls are parsed for it."""
+"""Length of an answer in characters that takes up to a millisecond to build.
+
+The arguments of calls are parsed for it.
+"""
 PATHS: Final = ("/v1/messages", "/messages")
 FORMATS: Final = dict.fromkeys(PATHS, ANTHROPIC)
-"""How failures look at these paths."""
+"""Error formats by path."""
 
 Kind = TypeVar("Kind", bound=MessagesInput)
 
 
 class Sealing(SealedBlocks, Protocol):
-    """What is given to clients to keep, and known again."""
+    """Sealing and signing of data that clients store and send back."""
 
     def seal(self, tenant: str, items: Sequence[Item], talk: str = "") -> str: ...
 
@@ -45,9 +48,12 @@ class Sealing(SealedBlocks, Protocol):
 
 @dataclass(frozen=True, slots=True)
 class MessagesDeps:
-    """`resolve` finds the model a name stands for and raises UnknownModel, or ModelNotAllowed where the caller may not
-    use it; `seals` waits for the key, which may be in the store: raises StoreUnavailable. `today` gives YYYY-MM-DD,
-    `new_id` an unguessable string, `clock` seconds since the epoch."""
+    """Dependencies of the Messages API.
+
+    `resolve` finds a model by name. It raises UnknownModel, or ModelNotAllowed if the caller may not use the model.
+    `seals` waits for the key, which may be in the store, and raises StoreUnavailable. `today` returns YYYY-MM-DD,
+    `new_id` an unguessable string, and `clock` seconds since the epoch.
+    """
 
     turns: GenerationService
     resolve: Callable[[str, Caller], MessagesModel]
@@ -59,14 +65,17 @@ class MessagesDeps:
 
 @dataclass(frozen=True, slots=True)
 class PreparedMessage:
-    """A request that can be run."""
+    """Request that is ready for generation."""
 
     turn: MessagesTurn
     frame: MessageFrame
 
 
 def messages_router(means: MessagesDeps, *, keep_alive_s: float = KEEP_ALIVE_S) -> APIRouter:
-    """Expects the layers of `api.door` in front: they put the caller and the request's id into the state."""
+    """Return the router of the Messages API.
+
+    The layers of `api.asgi_layers` must run first: they put the caller and the request id into the state.
+    """
 
     async def create(request: Request) -> Response:
         asked = await understood(means, request, MessagesRequest)
@@ -110,7 +119,7 @@ async def _counted(turns: GenerationService, asked: MessagesTurn) -> int:
 
 
 async def understood(means: MessagesDeps, request: Request, kind: type[Kind]) -> PreparedMessage:
-    """Everything that can be refused is refused here, before a backend is asked."""
+    """Prepare a request. Every refusal happens here, before a backend is called."""
     body = await read_json(request)
     size = len(await request.body())
     caller: Caller = request.state.caller
@@ -150,7 +159,7 @@ async def understood(means: MessagesDeps, request: Request, kind: type[Kind]) ->
 
 
 async def collected(run: GenerationStream) -> CollectedAnswer:
-    """The whole of a run; its backend is free when this returns."""
+    """Collect a generation. Its backend is released when this returns."""
     try:
         return await collect_run(run)
     finally:
@@ -158,7 +167,7 @@ async def collected(run: GenerationStream) -> CollectedAnswer:
 
 
 class EventSource:
-    """The bytes of a stream, one step per batch."""
+    """Bytes of a stream, one step per batch."""
 
     def __init__(self, run: GenerationStream, events: MessageEvents) -> None:
         self._run = run
@@ -169,7 +178,7 @@ class EventSource:
         return self._steps
 
     async def aclose(self) -> None:
-        """Free the backend, also when no step was taken."""
+        """Release the backend, also if no step was read."""
         await self._steps.aclose()
         await self._run.aclose()
 
@@ -179,13 +188,13 @@ class EventSource:
 
 
 def headers_of(report: GenerationReport, now: float) -> Mapping[str, str]:
-    """Who answered, and how the caller's account stands, in both spellings; `now` in seconds since the epoch."""
+    """Return the backend header and the quota headers; `now` is in seconds since the epoch."""
     limits = {} if report.standing is None else limit_headers(report.standing, now)
     return {**backend_header([report]), **limits}
 
 
 def limit_headers(standing: QuotaStatus, now: float) -> dict[str, str]:
-    """Anthropic's headers on what a key may use in a minute and what is left of it."""
+    """Return Anthropic's rate limit headers: limits per minute, and what remains."""
     told: dict[str, str] = {}
     for name, limit, left, reset_s in standing.windows():
         at = datetime.fromtimestamp(now + reset_s, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")

@@ -1,7 +1,7 @@
-"""What a Messages request may hold: the shape of the body, judged field by field.
+"""Schema of a Messages request body, validated field by field.
 
-Every field is honoured, accepted without effect and noted, or refused by name. Types are strict: a number written as a
-string is a mistake, not a number. What concerns several fields at once, and all meaning, is for `inbound`.
+Every field is honoured, accepted without effect and noted, or refused by name. Types are strict: a number written as
+a string is an error. `inbound` handles meaning, and rules that concern several fields.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from unisono.api.sampling import SamplingFields
 
 MAX_STOPS = 16
 CUSTOM = "custom"
-"""The type of a tool that is the client's own."""
+"""Type of a client's own tool."""
 
 
 class MessageParam(OpenModel):
@@ -39,7 +39,7 @@ class MessageParam(OpenModel):
 
 
 class MessagesTool(OpenModel):
-    """A tool of any kind; one without a type is the client's own."""
+    """A tool of any kind. A tool without a type is the client's own."""
 
     type: Annotated[
         str, Field(min_length=1, max_length=64), BeforeValidator(lambda value: value or CUSTOM), FieldInput(str | None)
@@ -97,7 +97,7 @@ def _to_system(value: Any) -> Any:
 
 
 class MessagesInput(SamplingFields):
-    """What is to be answered, with what, and in which form."""
+    """Model, messages, tools and output options of a request."""
 
     model: ModelName
     max_tokens: Count | None = None
@@ -121,6 +121,6 @@ class MessagesInput(SamplingFields):
 
 
 class MessagesRequest(MessagesInput):
-    """A request that is answered; for one that is only counted it does not matter how long the answer may be."""
+    """A request for an answer. `max_tokens` is required; it is optional for counting tokens."""
 
     max_tokens: Count

@@ -1,7 +1,7 @@
-"""Calls that the gateway makes itself, as this API shows those of its own servers: searches, pages, and runs of code.
+"""Blocks of server tools, in Anthropic's form: web searches, pages, and code execution.
 
-A result carries, sealed, what the model read of it: sent back, the call and its result stand in the conversation as
-they did. What other servers sealed says what it shows.
+A result contains, sealed, the text that the model read. Sent back, the call and its result are restored exactly. For
+results of other servers only the visible text is used.
 """
 
 from __future__ import annotations
@@ -26,20 +26,20 @@ NAMES: Final[Mapping[tuple[str, str], str]] = {
     (BROWSER, "open"): FETCH,
     (BROWSER, "find"): FETCH,
 }
-"""What functions of the browser are called here."""
+"""Block names of the browser functions."""
 UNAVAILABLE: Final = "unavailable"
 ERROR_CODES: Final[Mapping[str, str]] = {NO_CALLS_LEFT: "max_uses_exceeded", BAD_ARGUMENTS: "invalid_tool_input"}
-"""Why a call was not made, by the rule; what is not here is `UNAVAILABLE`."""
+"""Error codes by the rule that refused a call; the default is `UNAVAILABLE`."""
 
 
 def name_of(item: HostedCall) -> str:
-    """What a call is shown as; "" for one that is not shown, such as one the model made up."""
+    """Return the block name of a call; "" if it is not emitted, such as a made-up call."""
     builtin = builtin_of(item.server)
     return CODE if builtin == PYTHON else NAMES.get((builtin, item.tool), "")
 
 
 def to_use(item: HostedCall) -> dict[str, Any]:
-    """The call."""
+    """Return the block of a call."""
     name = name_of(item)
     return {
         "type": "server_tool_use",
@@ -59,7 +59,7 @@ def _input(arguments: ToolArguments, name: str) -> Any:
 
 
 def to_result(ran: Ran, sealed: str) -> dict[str, Any]:
-    """What came of a call."""
+    """Return the block of a call's result."""
     name = name_of(ran.item)
     facts = ran.outcome.structured if isinstance(ran.outcome.structured, dict) else {}
     if name == CODE:
@@ -109,14 +109,14 @@ def _text(value: Json) -> str:
 
 
 def sealed_in(content: Any) -> str:
-    """What is sealed in a result that came back; "" for nothing."""
+    """Return the sealed text of a returned result, or ""."""
     first = content[0] if isinstance(content, list) and content else content
     sealed = first.get(SEALED) if isinstance(first, dict) else None
     return sealed if isinstance(sealed, str) else ""
 
 
 def result_text(content: Any) -> str:
-    """What a result says in plain sight."""
+    """Return the visible text of a result."""
     if isinstance(content, str):
         return content
     if isinstance(content, list):

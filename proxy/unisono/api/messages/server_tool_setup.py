@@ -1,7 +1,7 @@
-"""Tools of the request that the gateway runs itself, and those that it does not have.
+"""Server tools of a request, and tools that are unavailable.
 
-Anthropic's own server tools are there where the operator named a server for what gpt-oss was trained on instead of
-them; tools of theirs that a client runs are known to their models only.
+Anthropic's server tools are available if the operator configured a server for the corresponding tool that gpt-oss
+was trained on. Anthropic's client tools are known only to Anthropic's models.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ KINDS: Final = (
     (re.compile(r"web_(search|fetch)(_\d{8})?"), BROWSER),
     (re.compile(r"code_execution(_\d{8})?"), PYTHON),
 )
-"""Types of server tools, and what they are to the model."""
+"""Types of server tools, with the corresponding builtin tool."""
 
 MODES: Final[Mapping[str, ChoiceMode]] = {
     "auto": ChoiceMode.AUTO,
@@ -36,15 +36,17 @@ MEANT: Final = frozenset({"cache_control", "max_uses"})
 
 
 def builtin_for(kind: str) -> str:
-    """What a tool of that type is to the model; "" for other kinds."""
+    """Return the builtin tool for a tool type, or ""."""
     return next((builtin for pattern, builtin in KINDS if pattern.fullmatch(kind)), "")
 
 
 def to_servers(
     request: MessagesInput, trained: Mapping[str, ToolServer], *, owner: str, talk: str
 ) -> tuple[ToolServer, ...]:
-    """Servers for the request's server tools, as far as the operator has `trained` ones. Nobody can be asked for an
-    approval here, so what needs one is not there."""
+    """Return the servers for the request's server tools, if the operator has `trained` ones.
+
+    This API has no approvals, so tools that require one are unavailable.
+    """
     builtins = [builtin_for(tool.type) for tool in request.tools or ()]
     return tuple(
         replace(server, allowed=(server.allowed or ToolFilter()) & ToolFilter(unasked=server.approval))
@@ -53,8 +55,10 @@ def to_servers(
 
 
 def declared(tools: Sequence[MessagesTool], hosted: frozenset[str]) -> Iterator[DeclaredTool]:
-    """The tools that are functions to the model, or that are not there; `hosted` builtin ones are there and no
-    functions."""
+    """Yield the tools that are functions for the model, and unavailable ones.
+
+    Builtin tools in `hosted` are available without being functions, and are skipped.
+    """
     for position, tool in enumerate(tools):
         at = f"tools.{position}"
         builtin = builtin_for(tool.type)
@@ -75,7 +79,7 @@ def notes_on(tools: Sequence[MessagesTool], hosted: frozenset[str]) -> Iterator[
 
 
 def bounded(hosting: ServerTools, tools: Sequence[MessagesTool]) -> ServerTools:
-    """`max_uses` bounds the calls of the turn where every tool that is run has one."""
+    """Limit the calls of the request by `max_uses`, if every server tool has one."""
     served = [tool for tool in tools if builtin_for(tool.type)]
     uses = [most for tool in served if isinstance(most := (tool.model_extra or {}).get("max_uses"), int) and most > 0]
     if len(uses) < len(served) or len(served) < len(hosting.servers):
@@ -86,8 +90,10 @@ def bounded(hosting: ServerTools, tools: Sequence[MessagesTool]) -> ServerTools:
 def told(
     hosting: ServerTools | None, tools: Sequence[MessagesTool], served: Sequence[ToolServer], pause_after: int | None
 ) -> ServerTools | None:
-    """What the client is to see of it, and the bounds. A client can have an answer go on only where it sees all calls
-    that were made."""
+    """Set the emitted servers and the limits.
+
+    The answer may pause only if the client sees all calls, because only then can it be continued.
+    """
     if hosting is None:
         return None
     hosting = bounded(hosting, tools)
@@ -106,7 +112,7 @@ def asked_choice(spec: ChoiceSpec | None, tools: Sequence[MessagesTool]) -> Tool
 
 
 def choice_of(asked: ToolChoice | None, toolbox: Toolbox, servers: Sequence[ToolServer]) -> Choice | None:
-    """Raises InvalidRequest and UnsupportedValue that name the field."""
+    """Return the tool choice. Raises InvalidRequest and UnsupportedValue that name the field."""
     labels = {server.builtin: server.label for server in servers if server.builtin}
 
     def hosted(tool: NamedTool) -> HostedTool:

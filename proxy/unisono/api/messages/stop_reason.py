@@ -1,4 +1,4 @@
-"""How a message ended and what it took, in this API's words."""
+"""Stop reason and usage of a message, in Anthropic's terms."""
 
 from __future__ import annotations
 
@@ -14,8 +14,11 @@ from unisono.engine.turn import GenerationReport
 
 @dataclass(slots=True)
 class ShownBlocks:
-    """What the client saw: complete calls, whether one was cut before its eyes, names of the calls made for it, and
-    whether a text had to be of a form and is not."""
+    """Record of the emitted blocks.
+
+    Holds the number of complete calls, if a truncated call was emitted, the names of server tool calls, and if a
+    text violated its required format.
+    """
 
     calls: int = 0
     cut: bool = False
@@ -24,7 +27,7 @@ class ShownBlocks:
 
 
 def to_usage(usage: Usage, shown: ShownBlocks) -> dict[str, Any]:
-    """Cached tokens are not among `input_tokens` here."""
+    """Return the usage. Here `input_tokens` excludes cached tokens."""
     told: dict[str, Any] = {
         "input_tokens": max(0, usage.prompt_tokens - usage.cached_tokens),
         "cache_creation_input_tokens": 0,
@@ -43,7 +46,7 @@ def to_usage(usage: Usage, shown: ShownBlocks) -> dict[str, Any]:
 def to_ending(
     finished: Finished, shown: ShownBlocks, report: GenerationReport, max_tokens: int | None
 ) -> dict[str, Any]:
-    """The fields of a message that say why it ended."""
+    """Return the fields of a message with its stop reason."""
     reason = _reason(finished, shown, report, max_tokens)
     details = {"type": "refusal", "category": None, "explanation": report.unmet or None}
     return {
@@ -62,12 +65,15 @@ def _reason(finished: Finished, shown: ShownBlocks, report: GenerationReport, ma
         return "pause_turn"
     if finished.reason is FinishReason.LENGTH or finished.cut_call or shown.cut:
         return "model_context_window_exceeded" if _no_window_left(finished, report, max_tokens) else "max_tokens"
-    # In a stream an answer may turn out not to be of its form when it was shown already.
+    # In a stream the text may already be emitted when it turns out to violate its format.
     return "refusal" if shown.refused or report.unmet == UNMET_FORM else "end_turn"
 
 
 def _no_window_left(finished: Finished, report: GenerationReport, max_tokens: int | None) -> bool:
-    """Whether it was neither the request's bound that ended the answer, nor a budget or an end the gateway made."""
+    """Return True if the context window ended the answer.
+
+    Other causes are the request's limit, a budget, and a stop by the gateway.
+    """
     if finished.reason is not FinishReason.LENGTH or report.unmet or REPETITION in report.recoveries:
         return False
     return max_tokens is None or finished.usage.completion_tokens < max_tokens

@@ -1,4 +1,4 @@
-"""Arguments of a call as this API has them: an object, where the model writes text."""
+"""Conversion between a call's argument text and this API's input object."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ import orjson
 from unisono.core.json_syntax import json_kind
 
 UNPARSED: Final = "unparsed_arguments"
-"""The one member of an object that stands for arguments which are none."""
+"""Member name of the object that wraps invalid arguments."""
 
 
 LONG_NUMBER: Final = re.compile(r"\d{19}")
-"""What a number may hold that the parser would round."""
+"""Pattern of numbers that the parser would round."""
 
 
 # A surrogate without its partner: many clients reject a body that has one.
@@ -24,26 +24,28 @@ _LONE_SURROGATE: Final = re.compile(
 
 
 def to_shown(arguments: str) -> Any:
-    """The input of a call in a body, with numbers of any size as the model wrote them."""
+    """Return the input of a call in a body, with numbers of any size as the model wrote them."""
     value = to_input(arguments)
     return orjson.Fragment(arguments) if _is_beyond_orjson(value, arguments) else exact(value, arguments)
 
 
 def _is_beyond_orjson(value: dict[str, Any], arguments: str) -> bool:
-    """Whether `arguments` are an object that only orjson's limits on digits and nesting reject."""
+    """Return True for an object that only orjson's limits on digits and nesting reject."""
     is_rejected = value.keys() == {UNPARSED} and value[UNPARSED] == arguments
     return is_rejected and json_kind(arguments) is dict and _LONE_SURROGATE.search(arguments) is None
 
 
 def exact(value: dict[str, Any], written: str) -> Any:
-    """`value`, in the very bytes that it was `written` in where some of its numbers may be too long to stand in a body.
-    An object that was made for other text is itself."""
+    """Return `value`, or its original bytes if it may contain numbers too long for orjson.
+
+    A wrapper of invalid arguments is returned unchanged.
+    """
     made = value.keys() == {UNPARSED}
     return value if made or not LONG_NUMBER.search(written) else orjson.Fragment(written)
 
 
 def to_input(arguments: str) -> dict[str, Any]:
-    """The arguments; text that is no JSON object is handed over in one."""
+    """Parse the arguments. Text that is not a JSON object is wrapped in one."""
     if not arguments.strip():
         return {}
     try:
@@ -54,7 +56,7 @@ def to_input(arguments: str) -> dict[str, Any]:
 
 
 def to_json(arguments: str) -> str:
-    """The same as a stream tells it: the model's own bytes where they are an object."""
+    """Return the input as streamed: the model's own bytes if they are an object."""
     value = to_input(arguments)
     if not value:
         return arguments.strip()
@@ -64,7 +66,7 @@ def to_json(arguments: str) -> str:
 
 
 def to_arguments(given: dict[str, Any]) -> str:
-    """What the model wrote, as far as the object tells; the other way of `to_input`."""
+    """Restore the model's argument text from an object. Inverse of `to_input`."""
     if given.keys() == {UNPARSED} and isinstance(given[UNPARSED], str):
         return str(given[UNPARSED])
     return orjson.dumps(given).decode()

@@ -1,1 +1,1 @@
-"""The gateway's own description: an OpenAPI document, made of the models that judge requests, when somebody asks."""
+"""OpenAPI document of the gateway, built from the request models on first use."""

@@ -1,6 +1,6 @@
-"""What the gateway answers, as schemas of the document; `make test-openapi` holds them against what it really answers.
+"""Schemas of the gateway's answers; `make test-openapi` compares them with real answers.
 
-Every object may hold more than is named here.
+Every object may have further fields.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ MOMENT: Schema = {"type": "integer", "description": "Seconds since 1970."}
 
 
 def thing(optional: Schema | None = None, /, **fields: Schema) -> Schema:
-    """An object that always has `fields`."""
+    """Return the schema of an object that always has `fields`."""
     return {"type": "object", "properties": {**fields, **(optional or {})}, "required": [*fields]}
 
 

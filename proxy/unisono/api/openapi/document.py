@@ -1,6 +1,6 @@
-"""The document as a whole: pure, from the table of operations, the models that judge requests, and the tree of errors.
+"""OpenAPI document, built from the operations table, the request models and the error tree.
 
-Made when it is first asked for, and kept: nothing of it is there before.
+It is built on first use and then cached.
 """
 
 from __future__ import annotations
@@ -36,9 +36,9 @@ HEADERS: dict[str, Schema] = {
     NO_RETRY_HEADER[0]: {"description": "`false`: the same request fails again.", "schema": {"type": "string"}},
 }
 FAILURES = {"Failure": "Error", "MessagesFailure": "MessagesError"}
-"""Schemas of failures, by how they look."""
+"""Schema names of errors, by format."""
 NAMED = re.compile(r"{(\w+)}")
-"""The parameters of a path."""
+"""Parameters of a path."""
 TOLD = ("x-unisono-backend", "x-unisono-model", "x-unisono-served-model", "x-unisono-failovers", "x-unisono-recoveries")
 WITH_FAILURE = {
     **dict.fromkeys(FINAL_STATUSES, (NO_RETRY_HEADER[0],)),
@@ -46,12 +46,12 @@ WITH_FAILURE = {
     429: ("retry-after",),
     503: ("retry-after",),
 }
-"""Headers that failures with a status always have."""
+"""Headers that errors of a status always have."""
 
 
 @cache
 def document() -> dict[str, Any]:
-    """The document; not to be changed."""
+    """Return the document, which must not be modified."""
     rows = [(tag, operation) for tag, operations in OPERATIONS.items() for operation in operations]
     requests = schemas_of(list(dict.fromkeys(each.body for _, each in rows if each.body is not None)))
     paths: dict[str, Any] = {}
@@ -116,14 +116,14 @@ def _answer(operation: Operation) -> Schema:
     if operation.answer is not None:
         content = {JSON: {"schema": ref(operation.answer)}}
     if operation.events is not None:
-        # What each event holds is for readers: OpenAPI 3.1 has no word for it.
+        # The event schema is for human readers: OpenAPI 3.1 has no field for it.
         content[EVENTS] = {"x-event-schema": ref(operation.events)}
     answer = {"description": "The answer.", "headers": _headers(headers), "content": content}
     return {**answer, "links": dict(map(_link, operation.leads_to))} if operation.leads_to else answer
 
 
 def _link(name: str) -> tuple[str, Schema]:
-    """How an answer's id becomes the first parameter of the path of another operation."""
+    """Return a link from an answer's id to the first path parameter of another operation."""
     [path] = [each.path for operations in OPERATIONS.values() for each in operations if each.name == name]
     [parameter, *_] = NAMED.findall(path)
     return name, {"operationId": name, "parameters": {parameter: "$response.body#/id"}}
@@ -146,7 +146,7 @@ def _codes(status: int) -> list[str]:
 
 
 def _kinds(root: type[UnisonoError]) -> Iterator[type[UnisonoError]]:
-    """All failures of the gateway's own, whatever hooks have added to them."""
+    """Yield all error classes of the gateway, without those added by hooks."""
     for kind in root.__subclasses__():
         if kind.__module__ == root.__module__:
             yield kind

@@ -1,4 +1,4 @@
-"""From the models that judge requests to schemas of the document, so that there is no second word on what is taken."""
+"""Conversion of request models to schemas of the OpenAPI document."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ Schema = dict[str, Any]
 
 PLACE = "#/components/schemas/"
 _QUALIFIED = re.compile(r"unisono__api__(\w+?)__\w+__(\w+)")
-"""What pydantic calls a model where another one has the same name: by the package it is in."""
+"""Pattern of pydantic's names for models whose name occurs in several packages."""
 
 
 class _Plain(GenerateJsonSchema):
-    """Without titles that only repeat names, and without a default where that is null."""
+    """Generator that omits titles that repeat names, and null defaults."""
 
     def field_title_should_be_set(self, schema: Any) -> bool:
         return False
@@ -30,7 +30,7 @@ class _Plain(GenerateJsonSchema):
 
 
 def schemas_of(models: Sequence[type[BaseModel]]) -> dict[str, Schema]:
-    """The schemas of `models` and of all they refer to, by names that occur once."""
+    """Return the schemas of `models` and of all models they refer to, under unique names."""
     _, made = models_json_schema(
         [(model, "validation") for model in models], ref_template=PLACE + "{model}", schema_generator=_Plain
     )
@@ -46,7 +46,10 @@ def ref(name: str) -> Schema:
 
 
 def to_parameters(query: type[BaseModel]) -> list[Schema]:
-    """Every field of a query's model as a parameter; a query has no null, what is not asked for is left out."""
+    """Return the query parameters of a model.
+
+    A query has no null; absent values are omitted.
+    """
     made = query.model_json_schema(ref_template=PLACE + "{model}", schema_generator=_Plain)
     return [
         {"name": name, "in": "query", "required": False, "schema": _without_null(schema)}
@@ -67,7 +70,7 @@ def _without_null(schema: Schema) -> Schema:
 
 
 def _referred(value: Any) -> Iterator[str]:
-    """Names of all schemas that are referred to anywhere in `value`."""
+    """Yield the names of all schemas that `value` refers to."""
     match value:
         case {"$ref": str(place)}:
             yield place.removeprefix(PLACE)

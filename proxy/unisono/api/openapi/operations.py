@@ -1,5 +1,7 @@
-"""What can be asked of the gateway: one row for each method and path, by what it is about. Paths that say the same
-without `/v1` are left out; a test holds the rows against the routes there are."""
+"""Operations of the gateway: one row per method and path, grouped by topic.
+
+Equivalent paths without `/v1` are left out. A test compares the rows with the actual routes.
+"""
 
 from __future__ import annotations
 
@@ -19,19 +21,23 @@ from unisono.api.responses.queries import ItemQuery, PageQuery, ResponseQuery
 from unisono.api.responses.schema import ResponsesRequest
 
 PLAIN = (400, 401, 403, 503)
-"""Failures of any request that takes a key."""
+"""Error statuses of every request with a key."""
 ONE = (*PLAIN, 404)
 CHANGED = (*ONE, 409)
 SENT = (*PLAIN, 408, 413, 415)
 ADDED = (*SENT, 404, 409)
 TURNED = (*ADDED, 429, 502, 504)
-"""Failures where a model is asked."""
+"""Error statuses of requests that call a model."""
 
 
 @dataclass(frozen=True, slots=True)
 class Operation:
-    """`answer` names the schema of an answer in JSON, None for text; `events` that of each event where the answer may
-    be a stream. `failures` are statuses. Of the `body` only `fields` are looked at, None for all."""
+    """One operation.
+
+    `answer` names the schema of a JSON answer, None for text. `events` names the schema of each event, if the answer
+    may be a stream. `failures` are statuses. `fields` are the fields of the `body` that have an effect, None for
+    all.
+    """
 
     method: str
     path: str
@@ -45,14 +51,14 @@ class Operation:
     parameters: tuple[Schema, ...] = ()
     events: str | None = None
     tells: bool = False
-    """Headers say how the answer came to be."""
+    """The response has headers on backend and recoveries."""
     needs_key: bool = True
     leads_to: tuple[str, ...] = ()
-    """Operations that the id in the answer is for."""
+    """Operations that accept the id in the answer."""
     unready: bool = False
-    """The answer may also come with status 503."""
+    """The answer may also have status 503."""
     failure: str = "Failure"
-    """How failures look: `Failure`, or `MessagesFailure` where Anthropic's API is spoken."""
+    """Error format: `Failure`, or `MessagesFailure` for Anthropic's API."""
 
 
 def _day(name: str, about: str) -> Schema:
@@ -72,7 +78,7 @@ ONCE: Schema = {
     "schema": {"type": "string", "minLength": 1, "maxLength": LONGEST_KEY, "pattern": "^[ -~]+$"},
 }
 COUNTED = frozenset(ResponsesRequest.model_fields) - {"store", "background"}
-"""Nothing is kept of a count, whatever is said of it."""
+"""Fields that affect a token count, which is never stored."""
 
 CHAT = (
     Operation(

@@ -1,4 +1,4 @@
-"""`GET /openapi.json`: the document, for whoever has a key."""
+"""Route `GET /openapi.json`, which requires a key."""
 
 from __future__ import annotations
 
@@ -11,7 +11,10 @@ from starlette.responses import Response
 
 
 def document_router() -> APIRouter:
-    """Expects the layers of `api.door` in front. Nothing is made before somebody asks."""
+    """Return the router of the document, which is built on the first request.
+
+    The layers of `api.asgi_layers` must run first.
+    """
 
     async def shown(_: Request) -> Response:
         return Response(_written(), media_type="application/json")

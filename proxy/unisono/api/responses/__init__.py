@@ -1,1 +1,1 @@
-"""OpenAI's Responses API: what a request asks, and its answer as items, events and an object that is kept."""
+"""OpenAI's Responses API: requests, and answers as items, events and stored objects."""

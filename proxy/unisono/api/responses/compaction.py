@@ -1,8 +1,8 @@
-"""A conversation made short: the model sums up what was said, and the summary takes its place.
+"""Compaction of a conversation: the model writes a summary that replaces the history.
 
-What comes of it is the client's to carry: its own newest messages as they were, and one sealed item with the rest.
-Given back as input, the seal says the summary to the model, on any replica and in any dialect. Nothing is stored, and
-nothing is lost: when the model has nothing to say, the seal holds what was said itself.
+The client stores the result: its newest messages unchanged, and one sealed item with the rest. Sent back as input,
+the sealed item gives the summary to the model, on any replica and in any dialect. The gateway stores nothing. If the
+model writes no summary, the sealed item holds the history itself.
 """
 
 from __future__ import annotations
@@ -38,13 +38,15 @@ from unisono.errors import StoreTooLarge
 TAKEN = frozenset(
     {"model", "input", "instructions", "previous_response_id", "tools", "reasoning", "prompt_cache_key", "user"}
 )
-"""Fields of a request that mean something here. Instructions and tools stand where they stood in the conversation, so
-that a backend finds the prompt it has cached."""
+"""Fields of a request that have an effect here.
+
+Instructions and tools keep their position in the conversation, so that a backend finds the prompt in its cache.
+"""
 
 MOST_TOKENS = 8_192
-"""Of a summary with the thoughts behind it."""
+"""Maximum tokens of a summary and its reasoning."""
 MOST_KEPT = 64_000
-"""Characters of the user's own messages that are kept as they were."""
+"""Maximum characters of user messages that are preserved unchanged."""
 
 WANTED = (
     "Sum up our conversation up to here. From now on you will see your summary and my newest messages, and nothing "
@@ -54,12 +56,15 @@ WANTED = (
     "do not address me: answer with the summary alone."
 )
 HEADING = "[Summary of the conversation before this point, as you wrote it]\n\n"
-"""Stands before a summary in what is said to the model."""
+"""Prefix of a summary in the message to the model."""
 
 
 @dataclass(frozen=True, slots=True)
 class Compacted:
-    """`kept` are messages of the user as they were, `sealed` is everything else."""
+    """Result of a compaction.
+
+    `kept` holds preserved user messages; `sealed` holds everything else.
+    """
 
     id: str
     created_at: int
@@ -71,8 +76,11 @@ class Compacted:
 
 
 async def compacted(means: ResponsesDeps, sender: Sender, body: Mapping[str, Any], size: int) -> Compacted:
-    """The conversation in `body`, of `size` bytes, made short. Raises what a response would be refused with, and
-    StoreTooLarge for one that can be neither summed up nor sealed."""
+    """Compact the conversation in `body`, of `size` bytes.
+
+    Raises the errors that would refuse a response, and StoreTooLarge for a conversation that can be neither
+    summarized nor sealed.
+    """
     taken = {name: value for name, value in body.items() if name in TAKEN}
     wanted = await judged({**taken, "reasoning": _reasoning(body.get("reasoning")), "store": False}, size)
     model = means.resolve(wanted.model, sender.caller)
@@ -81,7 +89,7 @@ async def compacted(means: ResponsesDeps, sender: Sender, body: Mapping[str, Any
     asked = await assembled(
         means, sender, wanted, past, model, response_id=response_id, created_at=created_at, size=size
     )
-    # Before the model is asked: without a key its work would be lost.
+    # This precedes the generation: without a key the result would be lost.
     seals = await means.seals()
     run = means.turns.start(to_turn(asked))
     try:
@@ -96,16 +104,20 @@ async def compacted(means: ResponsesDeps, sender: Sender, body: Mapping[str, Any
 
 
 def _reasoning(given: Any) -> Any:
-    """Little thought goes into a summary, unless the client says how much its conversation has: another effort is
-    another prompt from its first line on."""
+    """Return low effort, unless the client gives the effort of its conversation.
+
+    Another effort changes the prompt from its first line on, so that the backend's cache does not match.
+    """
     if given is None or (isinstance(given, dict) and given.get("effort") is None):
         return {**(given or {}), "effort": Effort.LOW.value}
     return given
 
 
 def to_turn(asked: PreparedRequest) -> GenerationRequest:
-    """The turn in which the model sums up. A conversation that is too long already is summed up without its oldest
-    turns."""
+    """Return the generation request for the summary.
+
+    A conversation that is already too long is summarized without its oldest messages.
+    """
     turn = asked.turn.turn
     items = (*turn.conversation.items, UserMessage(WANTED))
     return replace(
@@ -115,13 +127,13 @@ def to_turn(asked: PreparedRequest) -> GenerationRequest:
         calls_allowed=False,
         forbidden_tools=ForbiddenTools.KEEP,
         truncate=True,
-        # Their tools stand in the prompt that a backend has cached; none of them is run.
+        # The tools are in the prompt that a backend has cached; none of them is run.
         hosting=None if turn.hosting is None else replace(turn.hosting, decisions=(), max_calls=0),
     )
 
 
 def summary_of(result: CollectedAnswer) -> str:
-    """What the model wrote; empty when it only thought, or tried to call."""
+    """Return the summary, or "" if the model wrote only reasoning or calls."""
     texts = [(closed.item.phase, closed.text) for closed in result.items if isinstance(closed.item, Text)]
     final = "\n\n".join(text for phase, text in texts if phase is Phase.FINAL).strip()
     return final or "\n\n".join(text for _, text in texts).strip()
@@ -130,12 +142,12 @@ def summary_of(result: CollectedAnswer) -> str:
 def shortened(
     said: Sequence[Item], summary: str, seals: ItemSealing, tenant: str
 ) -> tuple[tuple[UserMessage, ...], str]:
-    """The messages that are kept, and what is sealed behind them. Raises StoreTooLarge."""
+    """Return the preserved messages, and the sealed rest. Raises StoreTooLarge."""
     kept: tuple[UserMessage, ...] = ()
     rest = [_without_tokens(item) for item in said]
     if summary:
         kept = tuple(newest_messages(said))
-        # Instructions are not for the model to put into its own words.
+        # The model must not rephrase instructions.
         rest = [*(item for item in rest if isinstance(item, DeveloperMessage)), UserMessage(HEADING + summary)]
     sealed = seals.seal(tenant, rest)
     if seals.open(tenant, sealed) is None:
@@ -144,7 +156,7 @@ def shortened(
 
 
 def newest_messages(said: Sequence[Item]) -> list[UserMessage]:
-    """The user's own messages, in order, without the oldest where they are too much."""
+    """Return the user's newest messages, in order, within the limit `MOST_KEPT`."""
     kept: list[UserMessage] = []
     room = MOST_KEPT
     for message in reversed(said):
@@ -158,7 +170,7 @@ def newest_messages(said: Sequence[Item]) -> list[UserMessage]:
 
 
 def _without_tokens(item: Item) -> Item:
-    """Tokens are a matter of speed, and twice as long as what they say."""
+    """Remove the token ids, which only save time and are twice as long as the text."""
     match item:
         case AssistantReasoning() | AssistantMessage() | AssistantCall():
             return replace(item, tokens=())
@@ -167,7 +179,7 @@ def _without_tokens(item: Item) -> Item:
 
 
 def to_compaction(done: Compacted, dialect: Dialect, new_id: NewId) -> Wire:
-    """What the client gets."""
+    """Return the wire object of a compaction."""
     return {
         "id": done.id,
         "object": "response.compaction",

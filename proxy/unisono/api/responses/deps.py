@@ -1,4 +1,4 @@
-"""What the surface is given to work with; the composition root fills it in."""
+"""Dependencies of the Responses API, supplied by the composition root."""
 
 from __future__ import annotations
 
@@ -18,8 +18,11 @@ from unisono.engine.turn import GenerationService
 
 @dataclass(frozen=True, slots=True)
 class ResponsesModel:
-    """What this surface knows of a model: the group that serves it, how its answers are shown, and which of the
-    operator's tool servers it may use, None for all."""
+    """Model data for the Responses API.
+
+    Holds the group that serves the model and the form of its answers. `tool_servers` names the operator's tool
+    servers that it may use; None means all.
+    """
 
     group: str
     show_reasoning: bool = True
@@ -29,22 +32,22 @@ class ResponsesModel:
 
 
 class ItemSealing(Protocol):
-    """Items in a form that only this gateway can read."""
+    """Encryption of items that only this gateway can decrypt."""
 
     def seal(self, tenant: str, items: Sequence[Item]) -> str: ...
 
     def open(self, tenant: str, text: str) -> tuple[Item, ...] | None:
-        """None for what is not ours, damaged, or another tenant's."""
+        """Return the items, or None for a text that is foreign, damaged, or another tenant's."""
         ...
 
 
 async def unlimited(tenant: str, key: str) -> Caller:
-    """Whoever it was may do everything still."""
+    """Return a caller without restrictions. Default of `caller_of`."""
     return Caller(tenant, key)
 
 
 class ChargeJournal(Protocol):
-    """Charge a response that fails before any run continues its journal."""
+    """Charge a response that fails before any generation continues its journal."""
 
     def __call__(self, tenant: str, key: str, model: str, response_id: str, journal: Tokens) -> None: ...
 
@@ -54,18 +57,24 @@ def charge_nothing(tenant: str, key: str, model: str, response_id: str, journal:
 
 
 class CallerSource(Protocol):
-    """Who began something, by tenant and id of their key, as that key is by now. Raises StoreUnavailable."""
+    """Look up the caller by tenant and key id, with the key's current state.
+
+    Raises StoreUnavailable.
+    """
 
     async def __call__(self, tenant: str, key: str) -> Caller: ...
 
 
 @dataclass(frozen=True, slots=True)
 class ResponsesDeps:
-    """`resolve` finds the model a name stands for and raises UnknownModel, or ModelNotAllowed where the caller may not
-    use it; `find_way` says who answers for it, None that it is always the engine. `today` gives YYYY-MM-DD, `clock`
-    seconds since the epoch, `new_id` an unguessable id with a prefix. `seals` waits for the key, which may be in the
-    store: raises StoreUnavailable. `lease_s` is how long a lease holds without a sign of life, `kept_s` how long a
-    response is kept, in seconds."""
+    """Dependencies of the Responses API.
+
+    `resolve` finds a model by name. It raises UnknownModel, or ModelNotAllowed if the caller may not use the model.
+    `find_way` selects the answer mode; without it the engine answers every request. `today` returns YYYY-MM-DD,
+    `clock` seconds since the epoch, `new_id` an unguessable id with a prefix. `seals` waits for the key, which may
+    be in the store, and raises StoreUnavailable. `lease_s` is the lease duration without renewal, and `kept_s` the
+    storage time of a response, both in seconds.
+    """
 
     turns: GenerationService
     store: Store

@@ -1,7 +1,7 @@
-"""The answer to one request while its client waits: whole, or as events. It ends when the client leaves.
+"""Answer to a request with a connected client, whole or streamed. It ends at a disconnect.
 
-What is to be kept is kept before the end is told. When it cannot be, the answer fails: nothing that was not kept is
-ever said to be.
+A response is stored before its end is emitted. If it cannot be stored, the answer fails, so that no unstored
+response is reported as stored.
 """
 
 from __future__ import annotations
@@ -20,15 +20,18 @@ from unisono.errors import UnisonoError
 
 
 async def answer_whole(means: ResponsesDeps, asked: PreparedRequest) -> tuple[StoredResponse, GenerationReport]:
-    """The finished response, stored. Raises what the run raises, and the StoreError family when it cannot be stored. If
-    tools were run by then, the response is returned as failed instead."""
+    """Return the finished response, stored.
+
+    Raises the errors of the generation, and the StoreError family if the response cannot be stored. If tools have
+    run by then, a failed response is returned instead.
+    """
     run = means.turns.start(asked.turn.turn)
     events = ResponseEvents(asked.frame, run.report, new_id=asked.item_ids, clock=means.clock, told=False)
     try:
         async for batch in run:
             events.write(batch)
     except Exception as error:
-        # A client tries again what failed: then what tools have done would be done twice.
+        # A client repeats a failed request, which would run the tools a second time.
         if not events.acted:
             raise
         events.fail(failure_of(error))
@@ -55,9 +58,11 @@ async def answer_events(
     over: Callable[[StoredResponse], None] | None = None,
     too_late: Callable[[], bool] = lambda: False,
 ) -> AsyncGenerator[list[WireEvent]]:
-    """The events as they come; the last is exactly one terminal event. A failure before the first is raised, unless it
-    is `too_late` for that; later ones are told in the stream. `over` gets the finished response before its end is
-    told."""
+    """Yield the events; the last is the only terminal event.
+
+    A failure before the first event is raised, unless `too_late` returns True. Later failures are emitted as events.
+    `over` receives the finished response before its end is emitted.
+    """
     events = ResponseEvents(asked.frame, run.report, new_id=asked.item_ids, clock=means.clock)
     begun = False
     try:

@@ -1,11 +1,11 @@
-"""Idempotency keys: the same request sent twice is one response.
+"""Idempotency keys: a repeated request returns the same response.
 
-A key is tied to a body and to the response made for it. Whoever comes second, on any replica, gets that response: from
-its log while it goes on, as it is kept when it is over.
+A key belongs to one body and one response. A repeated request, on any replica, receives that response: from its log
+while it is generated, from its record afterwards.
 
-From the claim of the key until the response is stored, the response's lease says that its owner is alive. A later
-request waits for the response as long as that lease is renewed. When the lease expires, the later request acquires it,
-which fences the earlier owner, and frees the key.
+From the claim of the key until the response is stored, the response's lease shows that its owner is alive. A later
+request waits for the response as long as that lease is renewed. When the lease expires, the later request acquires
+it, which fences the earlier owner, and frees the key.
 """
 
 from __future__ import annotations
@@ -34,12 +34,12 @@ log = logging.getLogger("unisono.responses")
 
 
 class ClaimLost(Exception):
-    """The key belongs to another response by now."""
+    """The key belongs to another response now."""
 
 
 @dataclass(frozen=True, slots=True)
 class IdempotencyClaim:
-    """A key as it came with a request: `digest` says which body."""
+    """Key of a request. `digest` is a hash of the body."""
 
     tenant: str
     key: str
@@ -47,7 +47,7 @@ class IdempotencyClaim:
 
 
 async def claim_of(request: Request, tenant: str) -> IdempotencyClaim | None:
-    """The request's key; None without one. Raises InvalidRequest."""
+    """Return the request's key, or None. Raises InvalidRequest."""
     key = request.headers.get(HEADER)
     if key is None:
         return None
@@ -58,14 +58,18 @@ async def claim_of(request: Request, tenant: str) -> IdempotencyClaim | None:
 
 
 async def owner_of(means: ResponsesDeps, claim: IdempotencyClaim, response_id: str) -> str:
-    """The response that has the key: `response_id`, or the one of an earlier request. Raises KeyReused for another
-    body."""
+    """Return the response that has the key: `response_id`, or that of an earlier request.
+
+    Raises KeyReused for another body.
+    """
     return await means.store.claim(claim.tenant, claim.key, claim.digest, response_id)
 
 
 async def give_back(means: ResponsesDeps, claim: IdempotencyClaim, response_id: str) -> None:
-    """Nothing came of the claim: the next request with the key begins anew. Whether it worked does not matter: a
-    failed response keeps nobody from trying again."""
+    """Release a claim without a response, so that the next request claims the key again.
+
+    Errors are only logged: a failed response does not block a repeated request.
+    """
     try:
         await means.store.unclaim(claim.tenant, claim.key, response_id)
     except StoreError as error:
@@ -75,7 +79,10 @@ async def give_back(means: ResponsesDeps, claim: IdempotencyClaim, response_id: 
 async def started(
     means: ResponsesDeps, claim: IdempotencyClaim, owner: str, response_id: str, request: ResponsesRequest
 ) -> StoredResponse | None:
-    """Wait for the response `owner`, which has the key; None when the key has to be claimed again for `response_id`."""
+    """Wait for the response `owner`, which has the key.
+
+    Returns None if `response_id` has to claim the key again.
+    """
     now = asyncio.get_running_loop().time
     # The owner acquires its lease right after the claim; until then a free lease means nothing.
     patient_until = now() + means.lease_s / RENEWALS
@@ -96,7 +103,7 @@ async def started(
 
 
 async def _freed(means: ResponsesDeps, claim: IdempotencyClaim, owner: str, anchor: str, response_id: str) -> bool:
-    """Free the key of a response whose owner died before the response was stored; False while the owner lives."""
+    """Free the key of an owner that died before it stored its response; False if it is alive."""
     lease = await means.store.acquire(claim.tenant, anchor, response_id, means.lease_s)
     if lease is None:
         return False

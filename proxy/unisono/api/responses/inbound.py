@@ -1,8 +1,8 @@
-"""A Responses request to a turn and to the items that are kept: pure, state, ids and the day come in as arguments.
+"""Conversion of a Responses request to a generation request and stored items.
 
-Instructions, tools and effort are those of the request, also when it continues something: nothing of them is taken
-over. What was said before and what is said now are one history, read from the start, so that a continued conversation
-begins with the very tokens of the one before.
+Pure: state, ids and the date are arguments. Instructions, tools and effort always come from the request, also when
+it continues a conversation. Earlier and new items form one history, converted from the start, so that a continued
+conversation begins with exactly the same tokens.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from unisono.errors import InvalidRequest
 
 @dataclass(frozen=True, slots=True)
 class ResponsesTurn:
-    """What one request asks: the turn for the engine, its input as it is kept, and how the answer must look."""
+    """Converted request: generation request, input as stored, and output options."""
 
     turn: GenerationRequest
     input: tuple[StoredItem, ...]
@@ -46,8 +46,10 @@ class ResponsesTurn:
 
 
 def check(request: ResponsesRequest, *, answered: bool = True) -> None:
-    """Raise InvalidRequest for fields that contradict each other. What can be told before any state is read. A request
-    that is not `answered` only prepares a later one and may say nothing yet."""
+    """Raise InvalidRequest for contradictory fields, before any state is read.
+
+    A request that is not `answered` only prepares a later one and may have no input.
+    """
     if request.previous_response_id is not None and request.conversation is not None:
         raise InvalidRequest(
             "'previous_response_id' and 'conversation' cannot both be given.", param="previous_response_id"
@@ -59,14 +61,16 @@ def check(request: ResponsesRequest, *, answered: bool = True) -> None:
 
 
 def wanted_ids(request: ResponsesRequest) -> tuple[str, ...]:
-    """Ids under which items may have been kept that this request leans on, each once; `KnownState.kept` is asked for no
-    others. An item that is referred to must be there."""
+    """Return the unique ids of input items that may be stored here.
+
+    `KnownState.kept` is called for no other ids. A referenced item must exist.
+    """
     found = (item.id for item in request.input if item.id)
     return tuple(dict.fromkeys(found))
 
 
 def references(request: ResponsesRequest) -> tuple[str, ...]:
-    """Ids of items that are referred to and not repeated: without them the request cannot be understood."""
+    """Return the ids of referenced items that are not repeated. The request depends on them."""
     found = (item.id for item in request.input if isinstance(item, InputReference))
     return tuple(dict.fromkeys(found))
 
@@ -87,9 +91,12 @@ def to_turn(
     servers: tuple[ToolServer, ...] = (),
     rules: ModelRules = NO_RULES,
 ) -> ResponsesTurn:
-    """`model` is the group's name, `today` the conversation's first day as YYYY-MM-DD, `new_id` makes the ids of the
-    input's items; `seed`, `dated`, `sticky` and `servers` are the turn's. Raises InvalidRequest where fields contradict
-    each other or ask for what cannot be kept, and NotFound for a reference to nothing."""
+    """Convert a request to a generation request and stored items.
+
+    `model` is the group's name, `today` the conversation's first day as YYYY-MM-DD. `new_id` makes ids of input
+    items. Raises InvalidRequest for contradictory or unsupported fields, and NotFound for a reference to a missing
+    item.
+    """
     toolbox = to_tools(request, servers)
     reading = InputConversion(known, names=ToolNames(taken=(tool.name for tool in toolbox.tools)))
     reading.add(known.earlier)
@@ -105,7 +112,7 @@ def to_turn(
         max_tokens=request.max_output_tokens,
         parallel_calls=request.parallel_tool_calls is not False,
         hold_calls=hold_calls or not request.stream,
-        # A whole answer could begin anew, but what tools have done is done.
+        # A whole answer could start again, but the effects of tools remain.
         whole=not request.stream and hosting is None,
         tenant=caller.tenant,
         caller=caller,
@@ -124,20 +131,23 @@ def to_turn(
 
 
 def notes_of(request: ResponsesRequest, toolbox: Toolbox, reading: InputConversion) -> tuple[str, ...]:
-    """On what was accepted without effect."""
+    """Return notes on fields that were accepted without effect."""
     return (*notes_on_fields(request), *toolbox.notes, *reading.notes)[:MAX_NOTES]
 
 
 def with_wishes(
     turn: GenerationRequest, request: ResponsesRequest, offer: OfferedTools, rules: ModelRules
 ) -> GenerationRequest:
-    """The turn with what is asked of calls, answers and thoughts. Raises InvalidRequest for what cannot be kept."""
+    """Add the requirements on calls, format and reasoning to the generation request.
+
+    Raises InvalidRequest for requirements that cannot be met.
+    """
     form = request.form.asked("text.format") if request.form else None
     callable_ = bool(offer.toolbox.tools) or turn.hosting is not None
     turn = rules.applied_to(turn)
     return replace(
         turn,
-        # A made-up call would stand where somebody waits for JSON.
+        # A made-up call would stand in place of the JSON that the client expects.
         calls_allowed=not request.calls_nothing and (form is None or callable_),
         choice=to_choice(request.tool_choice, offer),
         form=form,
@@ -148,7 +158,7 @@ def with_wishes(
 
 
 def to_tools(request: ResponsesRequest, servers: tuple[ToolServer, ...]) -> Toolbox:
-    """The client's own tools, with what is to be noted about any."""
+    """Return the client's tools, with the notes on all tools."""
     builtins = frozenset(server.builtin for server in servers if server.builtin)
     toolbox = to_toolbox(declared(request.tools or (), "tools", builtins), others=bool(servers))
     on_servers = (*notes_on(mcp_specs(request)), *notes_on_builtins(request, builtins))
@@ -163,25 +173,30 @@ def to_preamble(request: ResponsesRequest, toolbox: Toolbox, today: str) -> Prea
 def to_hosting(
     request: ResponsesRequest, earlier: ServerToolHistory, now: ServerToolHistory, servers: tuple[ToolServer, ...]
 ) -> ServerTools | None:
-    """The tools the gateway runs itself; None where there is nothing of the kind. Where no tool is to be called there
-    is none, and what was approved is not run either."""
+    """Return the server tools, or None.
+
+    With `tool_choice: none` there are none, and approved calls are not run either.
+    """
     servers = () if request.calls_nothing else servers
     if not servers and not now.decisions:
         return None
-    # What a builtin tool can do is known to whoever asks for it.
+    # A client that requests a builtin tool knows its abilities, so that no tool list is emitted.
     trained = {server.label for server in servers if server.builtin}
     announced = earlier.announced | now.announced | trained
     return ServerTools(servers, announced, now.decisions, max_calls=request.max_tool_calls)
 
 
 def mcp_specs(request: ResponsesRequest) -> list[tuple[str, McpSpec]]:
-    """The tool servers of a request, each with the field it stands in."""
+    """Return the tool servers of a request, each with its field."""
     tools = enumerate(request.tools or ())
     return [(f"tools.{index}", tool.spec) for index, tool in tools if isinstance(tool.spec, McpSpec)]
 
 
 def to_conversation(items: Sequence[Item], preamble: Preamble) -> Conversation:
-    """Leading developer messages join the instructions: they are one message to the model, on every turn."""
+    """Build the conversation. Leading developer messages join the instructions.
+
+    For the model both are one message, in every request.
+    """
     leading = 0
     texts = [preamble.instructions]
     for item in items:
@@ -198,7 +213,10 @@ def to_conversation(items: Sequence[Item], preamble: Preamble) -> Conversation:
 def to_entries(
     given: Sequence[InputItem], reading: InputConversion, new_id: NewId, param: str = "input"
 ) -> tuple[StoredItem, ...]:
-    """Items as they are kept and listed, each under an id of its own; what they say is added to `reading`."""
+    """Return the items as stored and listed, each with a new id.
+
+    Their content is added to `reading`.
+    """
     entries = []
     for position, item in enumerate(given):
         said = reading.read(item, f"{param}.{position}")
@@ -211,7 +229,7 @@ def to_entries(
 
 
 def _shown(given: InputItem, reading: InputConversion) -> Wire:
-    """An item as its author sent it, with every field that strict readers look for."""
+    """Return an item in its author's form, with every field that strict clients require."""
     if isinstance(given, InputReference):
         kept = reading.known.kept(given.id)
         assert kept is not None  # the reading refused it otherwise
@@ -233,7 +251,7 @@ def _shown(given: InputItem, reading: InputConversion) -> Wire:
 
 
 def _part(part: Wire, role: str) -> Wire:
-    """A part under the name OpenAI has for it in a message of that role."""
+    """Return a part under OpenAI's name for a message of that role."""
     if part["type"] == "refusal":
         return {"type": "refusal", "refusal": part.get("refusal") or ""}
     if part["type"] not in ("text", "input_text", "output_text"):
@@ -246,7 +264,10 @@ def _part(part: Wire, role: str) -> Wire:
 def declared(
     tools: Sequence[ResponsesTool], path: str, builtins: frozenset[str] = frozenset()
 ) -> Iterator[DeclaredTool]:
-    """The tools that are functions to the model, or that are not there; `builtins` are there and no functions."""
+    """Yield the tools that are functions for the model, and unavailable ones.
+
+    Tools in `builtins` are available without being functions, and are skipped.
+    """
     for position, tool in enumerate(tools):
         at = f"{path}.{position}"
         if path == "tools" and (tool.type == MCP or builtin_for(tool.type) in builtins):

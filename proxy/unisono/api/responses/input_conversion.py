@@ -1,7 +1,7 @@
-"""What the items of `input` say to the model, one table row per kind.
+"""Conversion of `input` items to the model's history, with one table row per kind.
 
-A reader adds to the history what an item says. State comes in as functions: what was kept under an id, and what is in
-a sealed text; both answer None for what is not ours, and reasoning that cannot be read is left out, never refused.
+A reader adds an item's content to the history. State is passed in as functions: one finds a stored item by its id,
+one opens a sealed text. Both return None for foreign data. Unreadable reasoning is left out and never refused.
 """
 
 from __future__ import annotations
@@ -53,14 +53,17 @@ _ILLEGAL = re.compile(r"[^A-Za-z0-9_-]")
 
 
 def nothing(_: str) -> None:
-    """Neither kept nor sealed by us."""
+    """Return None: the item is neither stored nor sealed here."""
 
 
 @dataclass(frozen=True, slots=True)
 class KnownState:
-    """State a request leans on, read before. `earlier` is what was said before its input; `kept` finds an item by its
-    id, `opened` what a sealed text holds. `hosted` is what was said before about hosted tools, `now` what was said
-    about them in an input that is among `earlier`."""
+    """State that a request depends on, read beforehand.
+
+    `earlier` holds the history before the request's input. `kept` finds a stored item by its id, and `opened` opens
+    a sealed text. `hosted` is the earlier history of server tools. `now` is that of an input which is already in
+    `earlier`.
+    """
 
     earlier: Sequence[Item] = ()
     kept: Callable[[str], StoredItem | None] = nothing
@@ -71,24 +74,24 @@ class KnownState:
 
 @dataclass(slots=True)
 class InputConversion:
-    """Input while it is read."""
+    """Converter of the input, with its state."""
 
     known: KnownState
     history: History = field(default_factory=History)
     notes: list[str] = field(default_factory=list)
     names: ToolNames = field(default_factory=ToolNames)
-    """What the model knows hosted tools by."""
+    """The model's names for server tools."""
     requests: dict[str, AssistantCall] = field(default_factory=dict)
-    """Calls that approval was asked for, by the ids of the requests."""
+    """Calls with an approval request, by the id of that request."""
     answered: set[str] = field(default_factory=set)
-    """The ids of those of them that were answered."""
+    """Ids of answered approval requests."""
 
     def __post_init__(self) -> None:
         self.requests |= self.known.hosted.requests
         self.answered |= {decision.call_id for decision in self.known.hosted.decisions}
 
     def add(self, items: Sequence[Item]) -> None:
-        """Items that are known by what they say; results find their calls."""
+        """Add items of a conversation. Results are matched with their calls."""
         for item in items:
             match item:
                 case AssistantCall():
@@ -99,26 +102,29 @@ class InputConversion:
                     self.history.say(item)
 
     def read(self, given: InputItem, param: str) -> tuple[Item, ...]:
-        """Add an item, and return what it says. Raises InvalidRequest and NotFound, naming the field."""
+        """Add an item, and return its content. Raises InvalidRequest and NotFound, naming the field."""
         said = READERS[type(given)](self, given, param)
         self.add(said)
         return tuple(said)
 
     def unnamed(self, param: str) -> str:
-        """An id for a call that came without one, which no call before it has."""
+        """Return a unique id for a call that came without one."""
         return f"{param}.{len(self.history)}"
 
     def hosted_name(self, label: str | None, tool: str) -> str:
-        """What the model knows a hosted tool by."""
+        """Return the model's name for a server tool."""
         return self.names.add(label, tool) if label else _ILLEGAL.sub("_", tool)[:MAX_NAME]
 
     def stands(self, said: Sequence[Item]) -> bool:
-        """Whether every result in it has its call, in it or before."""
+        """Return True if every result has its call, in `said` or before."""
         calls = {item.call_id for item in (*said, *self.requests.values()) if isinstance(item, AssistantCall)}
         return all(item.call_id in calls for item in said if isinstance(item, ToolResult))
 
     def exact(self, item: Item, item_id: str | None) -> Sequence[Item]:
-        """The item with the tokens the model generated, where it was kept under that id and says the same."""
+        """Return the item with its generated tokens.
+
+        This requires a stored item with that id and the same content.
+        """
         kept = self.known.kept(item_id) if item_id else None
         if kept is not None and kept.said and _bare(kept.said[-1]) == _bare(item):
             return kept.said
@@ -201,7 +207,10 @@ def _reference(reading: InputConversion, given: InputItem, param: str) -> Sequen
 
 
 def _mcp_call(reading: InputConversion, given: InputItem, param: str) -> Sequence[Item]:
-    """A call that a server made and answered by itself. One that was approved stands where approval was asked for."""
+    """Convert a call that a server made and answered.
+
+    An approved call is replaced by its result, because the call is already in the history.
+    """
     assert isinstance(given, InputMcpCall)
     output = text_of(given.output, param=f"{param}.output") or _told_error(given.error)
     kept = reading.known.kept(given.id) if given.id else None
@@ -216,8 +225,10 @@ def _mcp_call(reading: InputConversion, given: InputItem, param: str) -> Sequenc
 
 
 def _says(kept: StoredItem, arguments: str, output: str) -> bool:
-    """Whether a kept call is the one that came back. Pydantic AI leaves the output to whoever has it, and writes the
-    arguments its own way."""
+    """Return True if a returned call matches the stored one.
+
+    Pydantic AI omits the output and reformats the arguments.
+    """
     results = [item.output for item in kept.said if isinstance(item, ToolResult)]
     return _same_json(str(kept.shown.get("arguments")), arguments) and (results == [output] or not output)
 
@@ -232,7 +243,7 @@ def _same_json(one: str, other: str) -> bool:
 
 
 def _told_error(error: object) -> str:
-    """What went wrong, in the words it was told in."""
+    """Return the text of an error in any of its forms."""
     match error:
         case None | "" | {} | []:
             return ""
@@ -245,7 +256,7 @@ def _told_error(error: object) -> str:
 
 
 def _mcp_list(reading: InputConversion, given: InputItem, param: str) -> Sequence[Item]:
-    """The tools of a server are declared anew for every answer."""
+    """Ignore the list: the tools of a server are declared again for every answer."""
     assert isinstance(given, InputMcpList)
     return ()
 
@@ -299,7 +310,7 @@ def _sealed(reading: InputConversion, given: InputItem, param: str) -> Sequence[
 
 
 def _search(reading: InputConversion, given: InputItem, param: str) -> Sequence[Item]:
-    """What came of a search is known to who made it alone: the item tells only what was looked for."""
+    """Convert a web search. Only a stored item holds its results; the item itself has the query."""
     kept = reading.known.kept(given.id) if given.id else None
     if kept is not None and kept.said and reading.stands(kept.said):
         return kept.said
@@ -327,4 +338,4 @@ READERS: Mapping[type[InputItem], Callable[[InputConversion, InputItem, str], Se
     InputSearch: _search,
     InputSilent: _silent,
 }
-"""How each kind of item is read."""
+"""Readers by kind of item."""

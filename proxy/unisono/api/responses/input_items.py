@@ -1,7 +1,7 @@
-"""Items a client puts into `input` or into a conversation: one model per kind, found by its `type`.
+"""Items of `input` and of conversations: one model per kind, selected by `type`.
 
-Agents send everything back, also what other servers wrote. So every kind OpenAI has is taken; a kind that says nothing
-to the model is left out with a note, and only what nobody knows is refused.
+Agents send everything back, including items of other servers. All of OpenAI's kinds are therefore accepted. A kind
+without content for the model is left out with a note; only unknown kinds are refused.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from unisono.api.content_parts import TEXT_PARTS, ContentPart
 from unisono.api.field_types import Arguments, FieldInput, Id, OpenModel, Text, ToolName, wrong
 
 PREFIX = "unisono:"
-"""Stands before the type of an item or event that Open Responses does not have."""
+"""Prefix of item and event types that Open Responses does not define."""
 
 
 def _to_parts(value: Any) -> Any:
-    """Content in any form, as parts: a string, a list that may hold strings, null."""
+    """Convert content to parts: a string, a list that may contain strings, or null."""
     if value is None:
         return []
     if isinstance(value, str):
@@ -31,7 +31,7 @@ def _to_parts(value: Any) -> Any:
 
 
 def _to_output(value: Any) -> Any:
-    """A tool's output in any form, as parts: also bare JSON, which some clients send."""
+    """Convert a tool's output to parts. Some clients send bare JSON."""
     bare = isinstance(value, (dict, int, float)) or (
         isinstance(value, list)
         and any(not isinstance(part, str) and not (isinstance(part, dict) and "type" in part) for part in value)
@@ -40,14 +40,14 @@ def _to_output(value: Any) -> Any:
 
 
 def _texts(value: Any) -> tuple[str, ...]:
-    """The texts among parts that need not be well-formed: reasoning from elsewhere never fails a request."""
+    """Return the texts among parts of any shape. Foreign reasoning never fails a request."""
     parts = [value] if isinstance(value, str | dict) else value if isinstance(value, list) else []
     found = (part.get("text") if isinstance(part, dict) else part for part in parts)
     return tuple(text.encode(errors="replace").decode() for text in found if isinstance(text, str))
 
 
 def _word(value: Any) -> str | None:
-    """A string, or nothing where something else stands."""
+    """Return a string, or None for any other type."""
     return value.encode(errors="replace").decode() if isinstance(value, str) else None
 
 
@@ -58,16 +58,16 @@ Word = Annotated[str | None, PlainValidator(_word)]
 
 
 def _tell_kinds(schema: dict[str, Any], model: type[InputItem]) -> None:
-    """Let a model's document name its types, also as Open Responses has them."""
+    """Add a model's type names to its schema, including those of Open Responses."""
     kinds = [kind for kind, each in KINDS.items() if each is model]
     said = schema["properties"]["type"]
-    # What may be left out may be null.
+    # An optional field may be null.
     optional = [None] if "default" in said else []
     schema["properties"]["type"] = {"enum": [*kinds, *(PREFIX + kind for kind in kinds), *optional]}
 
 
 class InputItem(OpenModel):
-    """What every item may have. `id` is whatever the client knows the item by: nobody answers for it."""
+    """Fields common to all items. `id` is the client's id of the item; it is not verified."""
 
     model_config = ConfigDict(json_schema_extra=_tell_kinds)
 
@@ -138,14 +138,14 @@ class InputMcpCall(InputItem):
 
 
 class InputMcpList(InputItem):
-    """Tools of a server that were told: they need not be told again."""
+    """Tools of an MCP server that were listed earlier. They need not be sent again."""
 
     server_label: Word = None
     error: Any = None
 
 
 class InputApprovalRequest(InputItem):
-    """A call that was not run: somebody was asked first."""
+    """A tool call that waits for approval and was not run."""
 
     server_label: Word = None
     name: Word = None
@@ -164,17 +164,17 @@ class InputCodeCall(InputItem):
 
 
 class InputSealed(InputItem):
-    """A compaction: earlier items in a form that only who made it can read."""
+    """A compaction: earlier items, encrypted by the server that made it."""
 
     encrypted_content: Word = None
 
 
 class InputSearch(InputItem):
-    """A search of the web, without what was found."""
+    """A web search without its results."""
 
 
 class InputSilent(InputItem):
-    """A kind that says nothing to the model here."""
+    """A kind of item without content for the model."""
 
 
 SILENT_KINDS = (
@@ -183,7 +183,7 @@ SILENT_KINDS = (
     *("shell_call", "shell_call_output", "apply_patch_call", "apply_patch_call_output"),
     *("additional_tools", "configuration_update", "compaction_trigger", "program", "program_output"),
 )
-"""Kinds without a meaning here: they need hosted tools, or steer a server that has them."""
+"""Kinds without effect here: they need server tools that the gateway lacks, or control them."""
 
 KINDS: Mapping[str, type[InputItem]] = {
     "message": InputMessage,
@@ -203,11 +203,14 @@ KINDS: Mapping[str, type[InputItem]] = {
     "compaction_summary": InputSealed,
     **dict.fromkeys(SILENT_KINDS, InputSilent),
 }
-"""Every kind of item there is."""
+"""All kinds of items."""
 
 
 def to_given(value: Any) -> InputItem:
-    """An item by its type. Without one, what has a role is a message and what has only an id refers to an item."""
+    """Parse an item by its type.
+
+    Without a type, an item with a role is a message, and an item with only an id is a reference.
+    """
     if not isinstance(value, dict):
         raise wrong("must be an object")
     kind = value.get("type")

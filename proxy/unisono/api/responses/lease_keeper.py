@@ -1,4 +1,4 @@
-"""Holding a lease while something goes on: it is renewed well before it ends and given back at the end."""
+"""Lease held for the duration of a block: renewed before it expires, then released."""
 
 from __future__ import annotations
 
@@ -13,16 +13,22 @@ from unisono.core.tasks import cancel_and_wait
 from unisono.errors import StoreError
 
 RENEWALS = 3
-"""How often a lease is renewed in the time it holds: one that fails may fail once more."""
+"""Number of renewals per lease duration. One failed renewal may be followed by another."""
 
 GIVEN_BACK_WITHIN_S = (0.02, 0.05, 0.1, 0.15)
-"""Pauses while a lease may be given back: what held it has ended, or goes on for longer than this."""
+"""Pauses in seconds while a lease may be released.
+
+Its holder has finished, or continues for longer than this.
+"""
 
 log = logging.getLogger("unisono.responses")
 
 
 async def soon_free(acquire: Callable[[], Awaitable[Lease | None]]) -> Lease | None:
-    """A lease that may be just about to be given back: a client that was told the end asks for more at once."""
+    """Acquire a lease that may be about to be released.
+
+    A client that received the end of a response may send the next request at once.
+    """
     for pause_s in GIVEN_BACK_WITHIN_S:
         if (lease := await acquire()) is not None:
             return lease
@@ -32,7 +38,10 @@ async def soon_free(acquire: Callable[[], Awaitable[Lease | None]]) -> Lease | N
 
 @asynccontextmanager
 async def held(means: ResponsesDeps, tenant: str, anchor: str, owner: str) -> AsyncIterator[Lease | None]:
-    """The lease of `anchor`; None when somebody else has it. Losing it is found out by the next write under it."""
+    """Hold the lease of `anchor`; yield None if another owner has it.
+
+    A lost lease is detected by the next write under it.
+    """
     lease = await soon_free(lambda: means.store.acquire(tenant, anchor, owner, means.lease_s))
     if lease is None:
         yield None
@@ -46,7 +55,10 @@ async def held(means: ResponsesDeps, tenant: str, anchor: str, owner: str) -> As
 
 @asynccontextmanager
 async def renewed(means: ResponsesDeps, lease: Lease) -> AsyncIterator[None]:
-    """Renew a lease until the end of the block. A lost lease is found by the next write under it."""
+    """Renew a lease until the end of the block.
+
+    A lost lease is detected by the next write under it.
+    """
     renewing = asyncio.create_task(_renew(means, lease))
     try:
         yield
@@ -65,7 +77,7 @@ async def _renew(means: ResponsesDeps, lease: Lease) -> None:
 
 
 async def release(means: ResponsesDeps, lease: Lease) -> None:
-    """Whether it worked does not matter: what is not given back ends by itself."""
+    """Release a lease. Errors are only logged, because an unreleased lease expires."""
     try:
         await asyncio.shield(means.store.release(lease))
     except StoreError as error:

@@ -1,4 +1,4 @@
-"""Keeping what came of a request, before anybody is told that it is there."""
+"""Storage of finished responses, before the client is notified."""
 
 from __future__ import annotations
 
@@ -15,15 +15,23 @@ from unisono.errors import StoreUnavailable
 T = TypeVar("T")
 
 PAUSES_S = (0.05, 0.2, 0.5)
-"""Between tries of a write the store did not answer: the same write may be repeated, and is then done once."""
+"""Pauses in seconds between write attempts while the store does not answer.
+
+A repeated write takes effect once.
+"""
 
 JOINS = frozenset({Status.COMPLETED, Status.INCOMPLETE})
-"""What becomes part of a conversation: half an answer a client has seen, but none that failed or was called off."""
+"""Statuses of responses that join a conversation.
+
+A partial answer that the client has received joins; a failed or cancelled one does not.
+"""
 
 
 async def insisting(act: Callable[[], Awaitable[T]], pauses_s: tuple[float, ...] = PAUSES_S) -> T:
-    """What `act` gives; it is tried again while the store does not answer. Raises StoreUnavailable after the last
-    try."""
+    """Call `act` again while the store does not answer.
+
+    Raises StoreUnavailable after the last attempt.
+    """
     for pause_s in pauses_s:
         try:
             return await act()
@@ -33,18 +41,20 @@ async def insisting(act: Callable[[], Awaitable[T]], pauses_s: tuple[float, ...]
 
 
 def as_kept(asked: PreparedRequest, response: StoredResponse) -> StoredResponse:
-    """The response with its input, which no frame needs."""
+    """Return the response with its input, which no frame needs."""
     return replace(response, input=asked.turn.input)
 
 
 def revision_for(asked: PreparedRequest, response: StoredResponse) -> int | None:
-    """The conversation's revision to append behind; None where nothing is appended."""
+    """Return the conversation's revision to append to, or None without an append."""
     return asked.revision if response.status in JOINS else None
 
 
 async def keep(means: ResponsesDeps, asked: PreparedRequest, response: StoredResponse) -> None:
-    """Keep a finished response, and append it to its conversation, in one act. Does nothing for one that is not to be
-    kept. Raises the StoreError family."""
+    """Store a finished response and append it to its conversation, in one transaction.
+
+    Does nothing if neither is required. Raises the StoreError family.
+    """
     if not asked.request.stored and asked.lease is None:
         return
 
@@ -57,7 +67,7 @@ async def keep(means: ResponsesDeps, asked: PreparedRequest, response: StoredRes
         )
 
     async def append() -> None:
-        # Not kept itself, but part of the conversation it was asked in.
+        # The response is not stored, but belongs to its conversation.
         items = (*asked.turn.input, *response.output)
         assert asked.lease is not None
         await means.store.append(

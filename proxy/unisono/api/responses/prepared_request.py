@@ -1,7 +1,7 @@
-"""One request, understood: its body judged, the state it leans on read, its turn and its frame made.
+"""Preparation of a request: validated body, prior state, generation request and frame.
 
-Everything that can be refused is refused here, before a backend is asked. What is to be kept is only begun when the
-store answers, takes writes and has room for what is asked: an answer nobody can fetch later must not be promised.
+Every refusal happens here, before a backend is called. A response to be stored starts only if the store answers,
+accepts writes and has room. Otherwise the client could not retrieve the promised response.
 """
 
 from __future__ import annotations
@@ -33,8 +33,10 @@ from unisono.errors import StoreConflict
 
 @dataclass(frozen=True, slots=True)
 class Sender:
-    """Who sent a request and how the answer is to look. `notes` are on what came
-    beside the body and has no effect."""
+    """Sender of a request, and the dialect of its answer.
+
+    `notes` report headers or parameters without effect.
+    """
 
     caller: Caller
     request_id: str
@@ -43,14 +45,17 @@ class Sender:
 
     @property
     def tenant(self) -> str:
-        """The owner of what is kept."""
+        """Owner of stored objects."""
         return self.caller.tenant
 
 
 @dataclass(frozen=True, slots=True)
 class PreparedRequest:
-    """A request that can be run. `lease` is that of its conversation; `revision` what the conversation was at then;
-    `approvals` are those that it decides on."""
+    """Request that is ready for generation.
+
+    `lease` is that of its conversation, and `revision` the conversation's revision at that time. `approvals` are the
+    approvals that it decides.
+    """
 
     sender: Sender
     request: ResponsesRequest
@@ -62,12 +67,15 @@ class PreparedRequest:
 
     @property
     def item_ids(self) -> DerivedIds:
-        """Ids of the answer's items, the same whoever makes them."""
+        """Ids of the answer's items, derived from the response id and equal in every process."""
         return DerivedIds(self.frame.id, "item")
 
 
 async def judged(body: Mapping[str, Any], size: int, *, answered: bool = True) -> ResponsesRequest:
-    """The request in a body of `size` bytes, to be `answered` or only prepared. Raises InvalidRequest."""
+    """Validate a body of `size` bytes. Raises InvalidRequest.
+
+    A request that is not `answered` only prepares a later one.
+    """
 
     def judge() -> ResponsesRequest:
         request = ResponsesRequest.model_validate(body)
@@ -87,8 +95,10 @@ async def understood(
     size: int = 0,
     recalled: Recall = recall,
 ) -> AsyncIterator[PreparedRequest]:
-    """What `request` asks, for as long as the conversation it belongs to is held; `recalled` finds its past. Raises
-    what it is refused with."""
+    """Prepare `request`, and hold its conversation's lease for the block.
+
+    `recalled` reads the prior state. Raises the error that refuses the request.
+    """
     model = means.resolve(request.model, sender.caller)
     if request.conversation is None:
         asked = await _understood(means, sender, request, model, response_id, size, recalled)
@@ -152,7 +162,7 @@ async def assembled(
     lease: Lease | None = None,
     size: int = 0,
 ) -> PreparedRequest:
-    """The request with its past, as turn and frame."""
+    """Build the generation request and the frame from a request and its prior state."""
     seals = await means.seals() if _needs_seals(request) else None
     known = KnownState(past.earlier, (past.kept or {}).get, _opener(seals, sender.tenant), past.hosted, past.now)
     rules = means.servers.for_model(model.tool_servers).for_caller(sender.caller)
@@ -176,7 +186,7 @@ async def assembled(
             new_id=means.new_id,
             hold_calls=not model.stream_tool_arguments,
             seed=response_id,
-            # Whoever takes a response over knows nothing of what this process remembers.
+            # A process that takes over has no access to this process's memory.
             dated=bool(past.first_day or request.background),
             sticky=sticky,
             servers=servers,
@@ -226,7 +236,10 @@ def _sealer(seals: ItemSealing | None, tenant: str) -> Any:
 
 
 def _sticky(sender: Sender, request: ResponsesRequest, past: PriorState, response_id: str) -> str:
-    """What brings the turns of one conversation to one backend: the client's own key, or where it all began."""
+    """Return the key that routes one conversation to one backend.
+
+    It is the client's own key, or the first response or conversation.
+    """
     if request.prompt_cache_key:
         origin = f"key {request.prompt_cache_key}"
     elif request.conversation is not None:

@@ -1,4 +1,4 @@
-"""The state a request leans on, read before anything is generated: what it continues, and the items it refers to."""
+"""Prior state of a request, read before generation: its history and referenced items."""
 
 from __future__ import annotations
 
@@ -22,9 +22,12 @@ LOOKUPS_AT_ONCE = 64
 
 @dataclass(frozen=True, slots=True)
 class PriorState:
-    """What was before a request. `first_day` is the conversation's date, empty where nothing is continued; `revision`
-    that of the conversation, None without one. `hosted` is what was said before about hosted tools, `now` what is said
-    about them in an input that is among `earlier` already."""
+    """State before a request.
+
+    `first_day` is the conversation's date, or "" if nothing is continued. `revision` is that of the conversation, or
+    None without one. `hosted` is the earlier history of server tools. `now` is that of an input which is already in
+    `earlier`.
+    """
 
     earlier: tuple[Item, ...] = ()
     kept: Mapping[str, StoredItem] | None = None
@@ -36,12 +39,14 @@ class PriorState:
 
 
 Recall = Callable[[Store, str, ResponsesRequest], Awaitable[PriorState]]
-"""Everything a request of a tenant leans on."""
+"""Read the complete prior state of a tenant's request."""
 
 
 async def recall(store: Store, tenant: str, request: ResponsesRequest) -> PriorState:
-    """Everything `request` leans on. A request that leans on nothing asks nothing of the store. Raises NotFound for
-    what is not there (any more), StoreConflict for a response that still goes on."""
+    """Read the prior state of `request`. A request without references reads nothing.
+
+    Raises NotFound for a missing object, and StoreConflict for a response that is still running.
+    """
     kept = await _kept(store, tenant, request)
     if request.previous_response_id is not None:
         return await _chain(store, tenant, request.previous_response_id, kept)
@@ -51,7 +56,7 @@ async def recall(store: Store, tenant: str, request: ResponsesRequest) -> PriorS
 
 
 async def chain_of(store: Store, tenant: str, stored: StoredResponse) -> PriorState:
-    """The past of a response that is kept, as `recall` found it when it was asked for."""
+    """Return the prior state of a stored response, as `recall` found it originally."""
     if stored.conversation is not None:
         return await _conversation(store, tenant, stored.conversation, {})
     if stored.parent is None:
@@ -78,14 +83,14 @@ async def _chain(store: Store, tenant: str, parent_id: str, kept: Mapping[str, S
             )
         chain.append(ancestor)
     chain.append(parent)
-    # A chain may leave a conversation: then it begins with what that held by then.
+    # A chain may start in a conversation: then it begins with the conversation's items at that time.
     before = await _conversation_before(store, tenant, chain[0]) if chain[0].conversation is not None else ()
     items = (*before, *(item for response in chain for item in (*response.input, *response.output)))
     return PriorState(said_by(items), kept, (*parent.ancestors, parent.id), parent.first_day, hosted=hosted_in(items))
 
 
 async def _conversation_before(store: Store, tenant: str, response: StoredResponse) -> Sequence[StoredItem]:
-    """What a conversation held before a response of it. Nothing when the conversation is gone."""
+    """Return a conversation's items before one of its responses. Empty if it was deleted."""
     assert response.conversation is not None
     items = await store.conversation_items(tenant, response.conversation)
     own = {item.id for item in (*response.input, *response.output)}
@@ -110,13 +115,15 @@ def no_conversation(conversation_id: str) -> NotFound:
 
 
 def said_in(stored: StoredResponse) -> tuple[Item, ...]:
-    """What a response's turn says: what it was asked and what it answered."""
+    """Return the content of a response: its input and its output."""
     return said_by(stored.input) + said_by(stored.output)
 
 
 async def _kept(store: Store, tenant: str, request: ResponsesRequest) -> Mapping[str, StoredItem]:
-    """The items the request names that are kept here. One that is not to be kept itself does without the exact tokens
-    of items it holds the text of, so that it needs no store."""
+    """Return the stored items that the request names.
+
+    A request that is not stored skips the exact tokens of items whose text it contains, so that it needs no store.
+    """
     wanted = wanted_ids(request) if request.stored else references(request)
     ours = [item_id for item_id in wanted if OUR_ID.fullmatch(item_id)]
     kept: dict[str, StoredItem] = {}

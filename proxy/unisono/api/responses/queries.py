@@ -1,4 +1,4 @@
-"""Query parameters of what is kept, judged like fields of a body: a wrong one is named."""
+"""Query parameters for stored objects, validated like the fields of a body."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ DEFAULT_PAGE = 20
 
 
 def _to_limit(value: Any) -> int:
-    """A number as it is written in a query."""
+    """Parse a page size from a query."""
     if isinstance(value, str) and value.isascii() and value.isdigit() and len(value) <= 3:
         limit = int(value)
         if 1 <= limit <= MAX_PAGE:
@@ -27,7 +27,7 @@ MAX_EVENT_DIGITS = 15
 
 
 def _to_event(value: Any) -> int:
-    """The number of an event, as it is written in a query."""
+    """Parse an event number from a query."""
     if isinstance(value, str) and value.isascii() and value.isdigit() and len(value) <= MAX_EVENT_DIGITS:
         return int(value)
     raise wrong("must be the number of an event")
@@ -47,7 +47,7 @@ EventNumber = Annotated[
 
 
 class ItemQuery(OpenModel):
-    """`include` may name what OpenAI's may. Nothing is left out of an item here, so nothing has to be asked for."""
+    """Query for items. `include` accepts OpenAI's names; no item field is ever left out."""
 
     include: list[Included] = Field(default_factory=list)
 
@@ -67,7 +67,7 @@ class PageQuery(ItemQuery):
 
 
 class ResponseQuery(ItemQuery):
-    """A response as a whole, or its events behind number `starting_after`."""
+    """Query for a whole response, or for its events after number `starting_after`."""
 
     stream: Annotated[bool, BeforeValidator(_to_flag)] = False
     starting_after: EventNumber | None = None
@@ -77,6 +77,9 @@ Query = TypeVar("Query", bound=ItemQuery)
 
 
 def to_query(params: QueryParams, kind: type[Query]) -> Query:
-    """`include` is a list, which clients write with and without brackets. Raises pydantic's ValidationError."""
+    """Parse a query. Clients write the list `include` with and without brackets.
+
+    Raises pydantic's ValidationError.
+    """
     include = [*params.getlist("include"), *params.getlist("include[]")]
     return kind.model_validate({**params, "include": include})

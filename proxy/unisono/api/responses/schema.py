@@ -1,7 +1,7 @@
-"""What a Responses request may hold: the shape of the body, judged field by field.
+"""Schema of a Responses request body, validated field by field.
 
-Every field is honoured, accepted without effect and noted, or refused by name. What concerns several fields at once,
-and all meaning, is for `inbound`; the items of `input` are in `given`.
+Every field is honoured, accepted without effect and noted, or refused by name. `inbound` handles meaning, and rules
+that concern several fields. The items of `input` are in `input_items`.
 """
 
 from __future__ import annotations
@@ -47,7 +47,10 @@ INCLUDABLE = {
     "computer_call_output.output.image_url": False,
     OUTPUTS: True,
 }
-"""What `include` may name, and whether it has an effect: the rest belongs to items that are never made here."""
+"""Accepted names of `include`, and if each has an effect.
+
+The others belong to items that are never made here.
+"""
 LOGPROBS = "message.output_text.logprobs"
 
 MAX_METADATA = 16
@@ -57,7 +60,10 @@ Label = Annotated[Text, Field(max_length=512)]
 
 
 class ResponsesTool(OpenModel):
-    """A tool of any kind, flat; a function or custom tool may also come nested, as Chat has it."""
+    """A flat tool of any kind.
+
+    A function or custom tool may also be nested, as in Chat Completions.
+    """
 
     type: Annotated[str, Field(min_length=1, max_length=64)]
     name: Text | None = None
@@ -80,7 +86,7 @@ class ResponsesTool(OpenModel):
     @model_validator(mode="wrap")
     @classmethod
     def _with_spec(cls, value: Any, handler: Any) -> Any:
-        """Read a function or custom tool as what it is, so that a fault in it names the field where it stands."""
+        """Parse the tool's own fields, so that an error names the field in its place."""
         if isinstance(value, dict):
             value = {key: inner for key, inner in value.items() if key != "spec"}
         tool = handler(value)
@@ -120,7 +126,7 @@ class ConversationRef(OpenModel):
 
 
 def _to_items(value: Any) -> Any:
-    """`input` as a list of items; a string is a message of the user."""
+    """Convert `input` to a list of items. A string is a user message."""
     if value is None:
         return []
     if isinstance(value, str):
@@ -140,8 +146,10 @@ Included = Annotated[str, Field(json_schema_extra={"enum": [*INCLUDABLE]})]
 
 
 class ResponsesInput(OpenModel):
-    """What is to be answered, with what, and what is kept of it. `input` is a list of items, whichever form it came
-    in."""
+    """Model, input, tools, and output and storage options.
+
+    `input` is a string or a list of items.
+    """
 
     model: ModelName
     input: Input = Field(default_factory=list)
@@ -188,7 +196,7 @@ class ResponsesInput(OpenModel):
 
     @property
     def stored(self) -> bool:
-        """Whether the response is to be kept; OpenAI's default is that it is."""
+        """True if the response is to be stored, which is also OpenAI's default."""
         return self.store is not False
 
     @property
@@ -197,7 +205,7 @@ class ResponsesInput(OpenModel):
 
     @property
     def form(self) -> TextFormat | None:
-        """What the answer has to be, where the request says so."""
+        """Required format of the answer, or None."""
         return self.text.format if self.text else None
 
     @property
@@ -206,7 +214,10 @@ class ResponsesInput(OpenModel):
 
 
 class ResponsesRequest(SamplingFields, ResponsesInput):
-    """All of a request. Of several faults the first is told, and the fields of the last base come first."""
+    """Body of a Responses request.
+
+    Of several invalid fields, only the first is reported. The fields of the last base class come first.
+    """
 
     top_logprobs: Any = only_neutral("top_logprobs")
     modalities: Any = only_neutral("modalities")

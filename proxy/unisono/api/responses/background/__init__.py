@@ -1,2 +1,5 @@
-"""Responses that go on without their client: owned by one process, logged as they grow, taken over by another one when
-the owner dies, and read by whoever asks from the log alone."""
+"""Background responses, generated independently of their client's connection.
+
+One process owns each response and logs its events. Another process takes over when the owner dies. Readers use only
+the log.
+"""

@@ -1,4 +1,7 @@
-"""The log of one running response: events and the tokens they came from, written together, a few at a time."""
+"""Event log of one running response.
+
+Events and their tokens are written together, in batches.
+"""
 
 from __future__ import annotations
 
@@ -12,16 +15,22 @@ from unisono.api.responses.persistence import insisting
 from unisono.core.state_store import NOTHING_LOGGED, Lease, LogWrite
 
 PATIENCE_S = (0.05, 0.2, 0.5, 1.0, 2.0, 4.0, 4.0, 4.0, 4.0)
-"""Between tries while the store does not answer. The backend waits meanwhile: what cannot be logged is not made."""
+"""Pauses between write attempts while the store does not answer, in seconds.
+
+Generation waits meanwhile: events that cannot be logged are not produced.
+"""
 MOST_PENDING = 256
-"""Events that may wait to be written before the run waits for them."""
+"""Maximum number of unwritten events before the generation has to wait."""
 MOST_PENDING_BYTES = 256 * 1024
-"""Bytes of them."""
+"""Maximum size of the unwritten events in bytes."""
 
 
 class GrowingLog:
-    """What is written has gone out of here in order and in whole batches, so the tokens in the store are always those
-    of the events in the store. `pause_s` is asked how many seconds further events are waited for before a write."""
+    """Writer of the event log, in order and in whole batches.
+
+    The tokens in the store therefore always match the events in the store. `pause_s` returns the seconds to wait for
+    further events before a write.
+    """
 
     def __init__(
         self,
@@ -33,7 +42,7 @@ class GrowingLog:
         tokens: int,
         pause_s: Callable[[], float],
     ) -> None:
-        """`events` and `tokens` are how many are in the store already."""
+        """Create a writer. `events` and `tokens` are the numbers already in the store."""
         self._means = means
         self._lease = lease
         self._response_id = response_id
@@ -48,7 +57,7 @@ class GrowingLog:
         self._writing = asyncio.Lock()
 
     def add(self, events: Sequence[WireEvent], tokens: Sequence[int]) -> None:
-        """One batch: its events and the tokens since the last one."""
+        """Add one batch: its events, and the tokens since the previous batch."""
         self._events += (event.data for event in events)
         self._size += sum(len(event.data) for event in events)
         self._tokens += tokens
@@ -56,12 +65,12 @@ class GrowingLog:
             self._dirty.set()
 
     def skip(self, events: int) -> None:
-        """So many events are in the store by other means."""
+        """Count `events` as already stored by other means."""
         self._written = (events, 0)
 
     @property
     def behind(self) -> bool:
-        """Whether so much waits that the run should too."""
+        """True if so many events are unwritten that the generation has to wait."""
         return len(self._events) >= MOST_PENDING or self._size >= MOST_PENDING_BYTES
 
     @property
@@ -69,8 +78,11 @@ class GrowingLog:
         return bool(self._events or self._tokens)
 
     async def keep_writing(self) -> None:
-        """Write what comes, until closed. Raises the StoreError family: the lease is lost, the response was deleted,
-        or the store did not answer for too long."""
+        """Write added events until closed.
+
+        Raises the StoreError family: the lease is lost, the response was deleted, or the store did not answer for
+        too long.
+        """
         while not self._closed.is_set():
             await self._dirty.wait()
             with suppress(TimeoutError):
@@ -80,12 +92,18 @@ class GrowingLog:
             await self.flush()
 
     def close(self) -> None:
-        """Begin no further write. One that is on its way is not cut short, which would cost its connection."""
+        """Start no further write.
+
+        A write in progress is not cancelled, which would cost its connection.
+        """
         self._closed.set()
         self._dirty.set()
 
     async def flush(self) -> None:
-        """Write all there is. A write that was cut short is repeated as it was: it may have been done."""
+        """Write all pending events.
+
+        An interrupted write is repeated unchanged, because it may have succeeded.
+        """
         async with self._writing:
             while self._waits:
                 self._sent = self._sent or self.rest()
@@ -101,15 +119,18 @@ class GrowingLog:
         self._written = (write.first_event + len(write.events), write.first_token + len(write.tokens))
 
     async def settle(self) -> None:
-        """Finish a write that was cut short, so that what is left is exactly `rest`."""
+        """Finish an interrupted write, so that exactly `rest` is unwritten."""
         if self._sent is not None:
             await self.flush()
 
     def rest(self) -> LogWrite:
-        """What is not written yet."""
+        """Return the unwritten events and tokens."""
         first_event, first_token = self._written
         return LogWrite(first_event, tuple(self._events), first_token, tuple(self._tokens))
 
     async def ask(self) -> None:
-        """Return when the response is there and still this owner's to write. Raises the StoreError family."""
+        """Verify that the response exists and this owner may write to it.
+
+        Raises the StoreError family.
+        """
         await self._means.store.log(self._lease, self._response_id, NOTHING_LOGGED)

@@ -1,7 +1,8 @@
-"""An answer that broke off, as its log tells it: the items that are whole, and how the one that is open is closed.
+"""Reconstruction of an interrupted answer from its event log.
 
-Whoever ends a response that nobody can go on with knows no tokens and no model, only what clients were told. The end
-must fit that: an item that was begun is ended as it stands, and the response holds what its events added up to.
+A process that ends an unrecoverable response has neither tokens nor a model, only the emitted events. The final
+events must match them: an open item is closed with its current content, and the response contains what its events
+add up to.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ PAGE = 256
 async def fallen(
     means: ResponsesDeps, run: BackgroundRun, response: StoredResponse, lease: Lease, error: UnisonoError
 ) -> None:
-    """End a kept response that nobody can go on with. Raises the StoreError family."""
+    """End a stored response that no process can continue. Raises the StoreError family."""
     broken = InterruptedAnswer()
     while True:
         page = await insisting(lambda: means.store.events(run.tenant, run.response, broken.count, limit=PAGE))
@@ -57,18 +58,18 @@ async def fallen(
 
 
 def _begun(response: StoredResponse, told: int) -> list[Wire]:
-    """What every stream begins with, where nothing is told (any more)."""
+    """Return the first events of a stream, or none if the log already has events."""
     begun = replace(response, status=Status.IN_PROGRESS, notes={})
     return [] if told else [{"type": f"response.{name}", "response": to_response(begun)} for name in FIRST]
 
 
 class InterruptedAnswer:
-    """What the events so far have told; they are taken in their order."""
+    """Accumulator of the logged events, added in order."""
 
     def __init__(self) -> None:
         self.count = 0
         self.output: list[Wire] = []
-        """The items that are done."""
+        """Finished items."""
         self._open: Wire | None = None
         self._part: Wire | None = None
         self._texts: list[str] = []
@@ -91,7 +92,10 @@ class InterruptedAnswer:
             self._texts.append(event["delta"])
 
     def closed(self) -> list[Wire]:
-        """The events, without their numbers, that end the open item; it then is among `output`."""
+        """Close the open item and move it to `output`.
+
+        Returns the closing events, without their numbers.
+        """
         item = self._open
         if item is None:
             return []

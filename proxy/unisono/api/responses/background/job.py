@@ -1,8 +1,8 @@
-"""One background response from its first event to its last, or until it is somebody else's.
+"""Generation of one background response, until it ends or another process takes over.
 
-Four things go on at once: the run is read, its events are logged, signs of life are given, and an order to end is
-waited for. Whatever comes first decides how it goes on. However it ends, the response is then over, or somebody finds
-it: a life that breaks off leaves a watch behind that nobody renews.
+Four tasks run concurrently: one reads the generation stream, one logs its events, one renews the lease and the
+watch, and one waits for an order to end. The first to finish decides what follows. Afterwards the response is either
+finished or watched by a watch that expires, so that another process finds it.
 """
 
 from __future__ import annotations
@@ -32,20 +32,23 @@ from unisono.engine.turn import must_be_kept
 from unisono.errors import NotFound, StoreConflict, StoreError, StoreTooLarge, StoreUnavailable, UnisonoError
 
 PAUSE_S = 0.03
-"""How long events wait for company before they are logged."""
+"""Time in seconds for which events are collected before they are logged."""
 PAUSE_EACH_S = 0.001
-"""How much longer with every other response that runs. A write costs a gateway about as much as five tokens, and so
-does every reader's look behind it: a thousand writes a second are a fifth of a CPU, whoever makes them."""
+"""Additional seconds for each other running response.
+
+A write costs a gateway about as much CPU as five tokens, and so does each reader's lookup after it. A thousand
+writes per second use a fifth of a CPU.
+"""
 
 log = logging.getLogger("unisono.responses")
 
 
 class JobEnding(Enum):
-    """Why a life ends that did not come to its own end."""
+    """Reason why a job ends before its response is complete."""
 
     CANCELLED = auto()
     LEFT = auto()
-    """This process goes; another one takes over."""
+    """This process shuts down; another one takes over."""
     DELETED = auto()
 
 
@@ -56,8 +59,11 @@ async def _called_off(*tasks: asyncio.Task[Any]) -> None:
 
 
 class BackgroundJob:
-    """One response being made. `record`, `journal` and `logged` are the response, its tokens and the number of its
-    events in the store; `running` tells how many lives this process has."""
+    """Generation of one background response.
+
+    `record`, `journal` and `logged` are the response, its tokens and its number of events in the store. `running`
+    returns the number of jobs of this process.
+    """
 
     def __init__(
         self,
@@ -93,28 +99,34 @@ class BackgroundJob:
         self._ending: JobEnding | None = None
         self._ended = asyncio.Event()
         self._is_calling = False
-        """Whether a server tool may be running."""
+        """True while a server tool may be running."""
         self._grace_over = asyncio.Event()
         self._over = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
 
     async def let_in(self) -> None:
-        """Raises what a new response is refused with, by the limits of its key or by what looks at its turn."""
+        """Check admission of a new response.
+
+        Raises the error that refuses the request, by the limits of its key or by a hook.
+        """
         await self._engine_run.let_in()
 
     async def never_begins(self) -> None:
-        """Give back what it was let in with."""
+        """Release the resources reserved by the admission."""
         await self._engine_run.aclose()
 
     def begin(self, record: StoredResponse) -> list[WireEvent]:
-        """The first events of a response that is new: they are created with its record, before the life starts."""
+        """Return the first events of a new response.
+
+        They are stored together with its record, before the job starts.
+        """
         begun = self._events.begin(queued=True)
         self._record = record
         self._log.skip(len(begun))
         return begun
 
     def start(self, over: Callable[[], None]) -> None:
-        """Live. `over` is called at the end, whatever it is."""
+        """Start the job. `over` is called when it ends, for any reason."""
         self._task = asyncio.create_task(self._live(), name=f"background response {self.run.response}")
         self._task.add_done_callback(lambda _: over())
 
@@ -124,7 +136,10 @@ class BackgroundJob:
             self._ended.set()
 
     async def leave(self, grace_s: float, within_s: float) -> None:
-        """Hand the response over; a tool call that runs has `grace_s` seconds, and everything else `within_s`."""
+        """Hand the response over to another process.
+
+        A running tool call has `grace_s` seconds to finish, and everything else `within_s`.
+        """
         self.end(JobEnding.LEFT)
         if self._is_calling and self._task is not None:
             await asyncio.wait({self._task}, timeout=grace_s)
@@ -132,7 +147,7 @@ class BackgroundJob:
         await self.over(within_s)
 
     async def over(self, within_s: float | None = None) -> None:
-        """Return when nothing of it goes on any more, which after `within_s` seconds is seen to."""
+        """Wait until the job has ended. After `within_s` seconds it is cancelled."""
         if self._task is None:
             return
         done, _ = await asyncio.wait({self._task}, timeout=within_s)
@@ -140,7 +155,7 @@ class BackgroundJob:
             self._task.cancel()
             await asyncio.wait({self._task})
 
-    # -- the life
+    # -- the job
 
     async def _live(self) -> None:
         about = {"response": self.run.response}
@@ -152,13 +167,13 @@ class BackgroundJob:
             await self._let_go(watched=gone_on)
         except* NotFound:
             log.info("response was deleted", extra=about)
-            # A failover of the store may have lost it for a while only: the next process that looks decides.
+            # A failover of the store may have lost the lease only temporarily: the next process that looks decides.
             await self._let_go(watched=True)
         except* StoreConflict:
             log.info("response is somebody else's", extra=about)
             await self._keep_watched()
         except* StoreUnavailable:
-            # Left as it is: when the store is back, somebody finds it.
+            # The response stays as it is: when the store is back, a process takes it over.
             log.warning("response cannot be kept for now", extra=about)
         except* Exception as errors:
             for error in errors.exceptions:
@@ -168,8 +183,10 @@ class BackgroundJob:
             await self._engine_run.aclose()
 
     async def _work(self) -> bool:
-        """From here to the end, whatever it is; whether the response goes on elsewhere. Raises the StoreError
-        family."""
+        """Generate the response to its end. Return True if another process continues it.
+
+        Raises the StoreError family.
+        """
         batches = aiter(self._engine_run)
         failure = await self._catch_up(batches)
         if failure is not None:
@@ -191,7 +208,7 @@ class BackgroundJob:
         return False
 
     async def _catch_up(self, batches: AsyncIterator[list[Event]]) -> UnisonoError | None:
-        """Bring the events to where the log ends."""
+        """Advance the event writer to the end of the log."""
         if not self._logged:
             return None
         batch: Sequence[Event] = ()
@@ -204,7 +221,10 @@ class BackgroundJob:
         return None
 
     async def _generate(self, batches: AsyncIterator[list[Event]]) -> UnisonoError | None:
-        """Read the run to its end, or until told to end; what it failed with. Raises the StoreError family."""
+        """Read the generation stream until it ends or an order to end arrives.
+
+        Returns the error of the stream, or None. Raises the StoreError family.
+        """
         reading = asyncio.create_task(self._read(batches))
         ended = asyncio.create_task(self._ended.wait())
         writing = asyncio.create_task(self._log.keep_writing())
@@ -213,9 +233,9 @@ class BackgroundJob:
         try:
             done, _ = await asyncio.wait((reading, ended, writing), return_when=asyncio.FIRST_COMPLETED)
             if self._ending is JobEnding.LEFT and self._is_calling:
-                # The next owner could not make the call again: its outcome would be unknown.
+                # The next owner could not repeat the call, because its outcome would be unknown.
                 done, _ = await asyncio.wait((reading, writing, grace), return_when=asyncio.FIRST_COMPLETED)
-            # The backend is freed before a write that is on its way is waited for.
+            # The backend is released before the wait for a write in progress.
             await _called_off(reading, ended)
             self._log.close()
             await asyncio.wait({writing})
@@ -225,7 +245,10 @@ class BackgroundJob:
         return await reading if reading in done else None
 
     async def _read(self, batches: AsyncIterator[list[Event]]) -> UnisonoError | None:
-        """Events into the log. The last batch stays out of it: it is written with the end."""
+        """Log the events of the stream.
+
+        The last batch is excluded: `_finish` writes it with the end.
+        """
         journal = self._engine_run.report.journal
         seen = len(self._journal)
         await self._started()
@@ -240,7 +263,7 @@ class BackgroundJob:
                 self._is_calling = must_be_kept(batch)
                 self._log.add(made, tokens)
                 if self._is_calling:
-                    # A tool is called behind this batch: whoever takes over has to know.
+                    # A tool is called after this batch: the next owner has to know.
                     await self._log.flush()
                 elif self._ending is JobEnding.LEFT:
                     return None
@@ -253,12 +276,12 @@ class BackgroundJob:
         return None
 
     async def _started(self) -> None:
-        """A new response says that it waits no longer."""
+        """Set the status of a new response to in progress."""
         if self._record is not None and self._record.status is Status.QUEUED:
             await self._update(replace(self._record, status=Status.IN_PROGRESS))
 
     async def _hand_over(self) -> None:
-        """Note that the next owner takes over from no crash."""
+        """Record a graceful handover, so that the next owner does not count a crash."""
         if self._record is not None:
             await self._update(handed_over(self._record))
 
@@ -267,7 +290,10 @@ class BackgroundJob:
         self._record = record
 
     async def _show_life(self) -> None:
-        """Raises StoreConflict when the lease is lost, NotFound when the response was deleted."""
+        """Renew the lease and the watch until the job ends.
+
+        Raises StoreConflict when the lease is lost, and NotFound when the response was deleted.
+        """
         while True:
             with suppress(TimeoutError):
                 async with asyncio.timeout(self._means.lease_s / RENEWALS):
@@ -276,10 +302,10 @@ class BackgroundJob:
             try:
                 await self._sign_of_life()
             except StoreUnavailable as error:
-                # Told to the operator by whoever watches the store, once and not for every response.
+                # The monitor of the store logs the outage once, not once per response.
                 log.debug("no sign of life given", extra={"response": self.run.response, "code": error.code})
             except StoreConflict:
-                # The end that is being written may be there already; whether it may be, its own write finds out.
+                # The end may be written already. Its own write detects a lost lease.
                 if not self._finishing:
                     raise
 
@@ -290,10 +316,10 @@ class BackgroundJob:
         await store.watch(self.run, lease_s)
         await self._log.ask()
 
-    # -- ends
+    # -- endings
 
     async def _finish(self, failure: UnisonoError | None) -> None:
-        """Write the end: the last events, the record and the conversation in one act."""
+        """Write the end in one transaction: the last events, the record and the conversation."""
         await self._log.settle()
         self._finishing = True
         if self._events.ended:
@@ -310,7 +336,7 @@ class BackgroundJob:
         except (StoreConflict, NotFound):
             if self._revision is None:
                 raise
-            # Either the conversation is not what it was, or the response is not ours: then this write is refused too.
+            # Either the conversation changed, or the lease is lost. In the second case this write is refused too.
             changed = StoreConflict("The conversation was changed meanwhile: the answer could not be added to it.")
             self._log.add(self._events.fail(changed), ())
             await self._write_end()
@@ -332,16 +358,21 @@ class BackgroundJob:
         )
 
     async def _keep_watched(self) -> None:
-        """Watch a response that this process may not write to any more. A failover of the store may have lost its watch
-        with the end of its log, and nothing else would find it."""
+        """Watch a response that this process can no longer write.
+
+        A failover of the store may have lost its watch together with the end of its log. Without a watch no process
+        would find the response.
+        """
         try:
             await self._means.store.watch(self.run, self._means.lease_s)
         except StoreUnavailable as error:
             log.debug("response not watched", extra={"response": self.run.response, "code": error.code})
 
     async def _let_go(self, *, watched: bool) -> None:
-        """Give back what was held; `watched` lets whoever looks first take over. What is not given back ends by
-        itself."""
+        """Release the lease. With `watched`, the next process that looks takes over.
+
+        A lease or watch that cannot be released expires.
+        """
         store = self._means.store
         try:
             await store.release(self._lease)

@@ -1,4 +1,4 @@
-"""What a running response is kept as, so that another process can go on with it knowing nothing else."""
+"""Stored record of a running response, sufficient for another process to continue it."""
 
 from __future__ import annotations
 
@@ -21,19 +21,27 @@ from unisono.engine.turn import GenerationRequest
 from unisono.errors import StoreConflict
 
 ASKED = "asked"
-"""The note that holds the request without its input; it is gone when the response is over."""
+"""Note with the request without its input. It is removed when the response is finished."""
 TRIES = "tries"
-"""Note with the number of takeovers after a crash since a token was last logged, and the number of tokens then."""
+"""Note with the crash count and the token count.
+
+Crashes are takeovers after a crash since a token was last logged; tokens are those logged then.
+"""
 HANDED_OVER = "handed_over"
-"""Note of an owner that hands the response over: the value of `TRIES` at that moment. An owner of an earlier version
-ignores this note and changes `TRIES`, so that a crash of that owner counts."""
+"""Note with the value of `TRIES` at a graceful handover.
+
+An owner of an earlier version ignores this note and changes `TRIES`, so that a crash of that owner counts.
+"""
 
 
 async def recorded(
     means: ResponsesDeps, asked: PreparedRequest, body: Mapping[str, Json], size: int = 0
 ) -> StoredResponse:
-    """The response before anything of it is generated. `body` is the request as it came, of `size` bytes. Raises
-    StoreUnavailable where something in it has to be sealed and cannot be."""
+    """Return the record of a response before generation.
+
+    `body` is the original request, of `size` bytes. Raises StoreUnavailable if secrets in it have to be sealed and
+    no key is available.
+    """
     without_input = {key: value for key, value in body.items() if key != "input"}
     if has_secrets(without_input):
         without_input = concealed(without_input, await means.seals(), asked.sender.tenant)
@@ -48,8 +56,11 @@ async def recorded(
 
 
 def tried(response: StoredResponse, tokens: int) -> tuple[StoredResponse, int]:
-    """The response as the next owner stores it, with so many tokens logged, and how many crashes in a row added none.
-    A graceful handover is no crash."""
+    """Return the response with a takeover counted, and the number of crashes in a row.
+
+    `tokens` is the number of logged tokens. Only crashes that added no token count; a graceful handover is not a
+    crash.
+    """
     before: Any = response.notes.get(TRIES) or [0, 0]
     crashes = before[0] if tokens <= before[1] else 0
     if response.notes.get(HANDED_OVER) != before:
@@ -60,18 +71,21 @@ def tried(response: StoredResponse, tokens: int) -> tuple[StoredResponse, int]:
 
 
 def handed_over(response: StoredResponse) -> StoredResponse:
-    """The response as an owner stores it that hands it over."""
+    """Return the response with a note of a graceful handover."""
     return replace(response, notes={**response.notes, HANDED_OVER: response.notes.get(TRIES) or [0, 0]})
 
 
 def key_of(response: StoredResponse) -> str:
-    """Public id of the key that a running response is charged to."""
+    """Return the public id of the key that a running response is charged to."""
     note: Any = response.notes.get(ASKED) or {}
     return str(note.get("key") or "")
 
 
 async def rebuilt(means: ResponsesDeps, tenant: str, response: StoredResponse, lease: Lease) -> PreparedRequest:
-    """The request a kept response came from, with the past it had. Raises what it would be refused with now."""
+    """Rebuild the request of a stored response, with its prior state.
+
+    Raises the errors that would refuse the request now.
+    """
     note: Any = response.notes.get(ASKED) or {}
     size = int(note.get("size") or 0)
     body = note.get("body") or {}
@@ -102,14 +116,14 @@ async def rebuilt(means: ResponsesDeps, tenant: str, response: StoredResponse, l
         size=size,
     )
     frame = replace(asked.frame, request=response.request, ancestors=response.ancestors)
-    # The time for tools began with the response, whoever made it then.
+    # The time limit for tools started with the response, in whichever process.
     spent_s = max(means.clock() - response.created_at, 0.0)
     turned = replace(asked.turn, input=response.input, turn=later(asked.turn.turn, spent_s))
     return replace(asked, turn=turned, frame=frame, revision=revision)
 
 
 def later(turn: GenerationRequest, spent_s: float) -> GenerationRequest:
-    """The turn when so many seconds of its time have passed."""
+    """Return the request with `spent_s` seconds subtracted from its time for tools."""
     hosting = turn.hosting
     if hosting is None:
         return turn
@@ -117,7 +131,7 @@ def later(turn: GenerationRequest, spent_s: float) -> GenerationRequest:
 
 
 def with_incomplete_journal(asked: PreparedRequest) -> PreparedRequest:
-    """The request for a run whose journal may lack calls that were made."""
+    """Mark the journal as incomplete: it may lack calls that were made."""
     turn = asked.turn.turn
     if turn.hosting is None:
         return asked

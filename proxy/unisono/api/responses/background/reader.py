@@ -1,4 +1,4 @@
-"""A response read from its log, by whoever asks and wherever it is made."""
+"""Reader of a response's event log, independent of the process that generates the response."""
 
 from __future__ import annotations
 
@@ -14,20 +14,25 @@ from unisono.core.state_store import EventPage, Store
 from unisono.errors import NotFound
 
 WAIT_S = 5.0
-"""How long one look at the log waits for more, in seconds."""
+"""Maximum time that one read waits for more events, in seconds."""
 PAGE = 256
-"""Events of one look, at most."""
+"""Maximum number of events of one read."""
 FIRST_PAGE = 16
 PAGE_BYTES = 64 * 1024
-"""What a look is meant to bring. How large events are is known from the ones before: a reader that is slow has all that
-one look brought in hand."""
+"""Target size of one read in bytes.
+
+It is estimated from the size of earlier events, because a slow reader holds the whole result of a read in memory.
+"""
 
 
 async def logged_events(
     store: Store, tenant: str, response_id: str, first: int, dialect: Dialect
 ) -> AsyncGenerator[list[WireEvent]]:
-    """Every event from number `first` on, as it is logged, to the last one; nothing where there is no log (any more).
-    Waits out a store that does not answer. Raises NotFound when the response is deleted meanwhile."""
+    """Yield every logged event from number `first` to the last one.
+
+    Yields nothing if there is no log. Waits while the store does not answer. Raises NotFound when the response is
+    deleted meanwhile.
+    """
     told = False
     limit = FIRST_PAGE
 
@@ -51,7 +56,7 @@ async def logged_events(
 
 
 def slices(events: Sequence[bytes]) -> Iterator[list[bytes]]:
-    """`events` a few at a time: as many as one look is meant to bring, or a single one that is larger."""
+    """Split `events` into lists of at most `PAGE_BYTES`, or of one larger event."""
     few: list[bytes] = []
     size = 0
     for data in events:
@@ -64,9 +69,9 @@ def slices(events: Sequence[bytes]) -> Iterator[list[bytes]]:
 
 
 def to_event(data: bytes, number: int, dialect: Dialect) -> WireEvent:
-    """A logged event; logs are in OpenAI's form."""
+    """Convert a logged event. Logs are in OpenAI's dialect."""
     if dialect is OPENAI:
-        # The type stands first: `{"type":"response.created",...`.
+        # The type is the first member: `{"type":"response.created",...`.
         return WireEvent(number, data[9 : data.index(b'"', 9)].decode(), data)
     event = dialect.translated(orjson.loads(data))
     return WireEvent(number, event["type"], orjson.dumps(event))

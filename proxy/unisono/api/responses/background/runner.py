@@ -1,8 +1,7 @@
-"""The responses this process owns: begun here or taken over, driven to their end, and given up when somebody else
-owns them.
+"""Background responses owned by this process: started here or taken over from another.
 
-A response is durable before anybody hears of it. Its owner holds a lease and shows signs of life; when they stop, the
-next process that looks takes it over and goes on behind the last logged token.
+A response is stored before the client receives its id. Its owner holds a lease and renews it. When the renewals
+stop, the next process that looks takes over and continues after the last logged token.
 """
 
 from __future__ import annotations
@@ -39,17 +38,20 @@ from unisono.errors import (
 )
 
 MOST_AT_ONCE = 2048
-"""Responses one process drives at the same time."""
+"""Maximum number of responses that one process generates concurrently."""
 LEAVING_S = 3.0
-"""How long a process that ends gives its responses to log what they have, in seconds."""
+"""Time for jobs to log their events at shutdown, in seconds."""
 CANCEL_PAUSES_S = (0.0, 0.02, 0.1, 0.3, 0.6, 1.0)
-"""Before each try to call a response off: somebody else may be at it, or taking it over."""
+"""Pauses before each cancellation attempt, in seconds.
+
+Another process may be cancelling the response or taking it over.
+"""
 
 log = logging.getLogger("unisono.responses")
 
 
 class BackgroundRunner:
-    """Drives background responses. `process` tells this owner from every other; it is never used twice."""
+    """Runner of background responses. `process` is a unique owner name that is never reused."""
 
     def __init__(self, means: ResponsesDeps, *, process: str) -> None:
         self._means = means
@@ -61,12 +63,14 @@ class BackgroundRunner:
         self._closing = False
 
     def start(self) -> None:
-        """Begin to look for responses whose owners are gone."""
+        """Start to look for responses whose owners are gone."""
         self._reaping = asyncio.create_task(self._taking.keep_looking(MOST_AT_ONCE), name="reaper of responses")
 
     async def aclose(self, grace_s: float = 0.0) -> None:
-        """Leave every response where it is, for others to take over at once. A tool call that runs has `grace_s`
-        seconds to finish, and its result is logged before the response is handed over."""
+        """Hand over every response to other processes.
+
+        A running tool call has `grace_s` seconds to finish, and its result is logged before the handover.
+        """
         loop = asyncio.get_running_loop()
         ends_at = loop.time() + grace_s
         self._closing = True
@@ -87,7 +91,8 @@ class BackgroundRunner:
         """Store the response and start to generate it. `confirm` runs first, under the lease.
 
         Raises the error that refuses the request, an error of `confirm`, or the StoreError family. The response is
-        deleted then, unless the store fails for the deletion too."""
+        then deleted, unless the store fails for the deletion too.
+        """
         if len(self._lives) >= MOST_AT_ONCE:
             raise BackendOverloaded("Too many responses run in the background; try again later.", retry_after_s=5)
         model = self._means.resolve(request.model, sender.caller)
@@ -96,7 +101,7 @@ class BackgroundRunner:
         if lease is None:
             raise busy(anchor)
         try:
-            # Hooks and limits may take longer than a lease lasts.
+            # Hooks and limits may take longer than the lease duration.
             async with renewed(self._means, lease):
                 if confirm is not None:
                     await confirm()
@@ -117,7 +122,7 @@ class BackgroundRunner:
         size: int,
         lease: Lease,
     ) -> tuple[BackgroundJob, StoredResponse]:
-        """The response as the store has it now, and the life that generates it. Errors as for `begin`."""
+        """Return the job and the stored response. Raises the same errors as `begin`."""
         past = await recall(self._means.store, sender.tenant, request)
         asked = await assembled(
             self._means,
@@ -144,8 +149,11 @@ class BackgroundRunner:
         return life, response
 
     async def cancel(self, tenant: str, response_id: str) -> StoredResponse:
-        """Call a response off, wherever it runs, and return it as it is then. One that is over stays as it is. Raises
-        NotFound, InvalidRequest for one that does not run in the background, and StoreUnavailable when it goes on."""
+        """Cancel a response in any process, and return its record. A finished response is unchanged.
+
+        Raises NotFound, InvalidRequest for a response that does not run in the background, and StoreUnavailable if
+        the cancellation fails.
+        """
         run = BackgroundRun(tenant, response_id)
         for pause_s in CANCEL_PAUSES_S:
             await asyncio.sleep(pause_s)
@@ -158,7 +166,7 @@ class BackgroundRunner:
                 return response
             life = self._lives.get(run)
             if life is None:
-                # Another process has it: from here on it can write nothing more, and finds out.
+                # Another process owns it. After this write that process can write nothing, and detects the loss.
                 with suppress(StoreConflict, NotFound):
                     life = await self._taking.take_over(run, response, force=True)
             if life is not None:
@@ -167,13 +175,15 @@ class BackgroundRunner:
         raise StoreUnavailable("The response could not be cancelled; try again.")
 
     def forget(self, tenant: str, response_id: str) -> None:
-        """The response was deleted: stop making it. Another process that makes it finds out by its next sign of
-        life."""
+        """Stop generating a deleted response.
+
+        Another process that generates it detects the deletion at its next renewal.
+        """
         life = self._lives.get(BackgroundRun(tenant, response_id))
         if life is not None:
             life.end(JobEnding.DELETED)
 
-    # -- owning
+    # -- ownership
 
     def _running(self) -> int:
         return len(self._lives)
@@ -201,13 +211,13 @@ class BackgroundRunner:
         pauses_s: tuple[float, ...] = (),
     ) -> Lease | None:
         store, lease_s = self._means.store, self._means.lease_s
-        # An owner of its own for each life: one that broke off may have writes on their way still. The same for every
-        # try of one, which may have been granted the lease without hearing of it.
+        # Each job has its own owner name: an interrupted one may still have writes in progress. All attempts of one job
+        # share it, because an earlier attempt may have acquired the lease without receiving the reply.
         owner = f"{self._process}:{next(self._numbers)}:{response_id}"
         return await insisting(lambda: store.acquire(tenant, anchor, owner, lease_s, force=force), pauses_s)
 
     async def _let_in(self, life: BackgroundJob, response: StoredResponse, lease: Lease) -> None:
-        """Keep the response if its key may have it, or nothing of it."""
+        """Store the response if it is admitted, and nothing otherwise."""
         begun = LogWrite(0, tuple(event.data for event in life.begin(response)))
         try:
             await life.let_in()
@@ -217,9 +227,9 @@ class BackgroundRunner:
             raise
 
     async def _create(self, run: BackgroundRun, response: StoredResponse, lease: Lease, begun: LogWrite) -> None:
-        """Keep the response with its first events."""
+        """Store the response with its first events."""
         store, lease_s, now = self._means.store, self._means.lease_s, asyncio.get_running_loop().time
-        # Watched first: what was created and then forgotten by a dead process must be found.
+        # The watch comes first: a response created by a process that then dies must be found.
         await insisting(lambda: store.watch(run, lease_s))
         watched_at = now()
         try:
@@ -234,12 +244,14 @@ class BackgroundRunner:
             raise
 
     async def _undo(self, run: BackgroundRun, response: StoredResponse, lease: Lease) -> None:
-        """See to it that a response whose creation failed somehow is not there and does not come. Where that cannot
-        be done it is watched still, and goes on: then it was made and nobody was told."""
+        """Delete a response whose creation failed, and block a late creation.
+
+        If that is impossible, the response stays watched and is generated, although the client received an error.
+        """
         store = self._means.store
         try:
             await insisting(lambda: store.release(lease))
-            # The next owner's fence keeps out a write that is still on its way.
+            # The next owner's fence blocks a write that is still in progress.
             barrier = await self._lease(run.tenant, response.anchor, run.response, pauses_s=PAUSES_S)
             if barrier is not None:
                 await insisting(lambda: store.delete_response(run.tenant, run.response))
@@ -249,7 +261,10 @@ class BackgroundRunner:
             log.warning("a response that was refused may go on", extra={"code": error.code})
 
     async def _let_go(self, lease: Lease) -> None:
-        """Nothing was begun. What cannot be given back ends by itself."""
+        """Release the lease of a response that was not started.
+
+        A lease that cannot be released expires.
+        """
         try:
             await self._means.store.release(lease)
         except StoreError as error:
@@ -257,10 +272,10 @@ class BackgroundRunner:
 
 
 def anchor_of(request: ResponsesRequest, response_id: str) -> str:
-    """The anchor of the response that a request makes: its conversation, or itself."""
+    """Return the anchor of the new response: its conversation, or the response itself."""
     return request.conversation.id if request.conversation else response_id
 
 
 def missing(response_id: str) -> NotFound:
-    """One answer for a response that is not there and for one of another tenant."""
+    """Return the same error for a missing response and for one of another tenant."""
     return NotFound(f"Response with id '{shortened(response_id)}' not found.", param="response_id")

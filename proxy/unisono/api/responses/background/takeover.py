@@ -1,4 +1,4 @@
-"""Taking over: responses whose owners are gone are looked for, and carried on where their log ends."""
+"""Takeover of responses whose owners are gone. Generation continues at the end of the log."""
 
 from __future__ import annotations
 
@@ -18,14 +18,17 @@ from unisono.core.state_store import BackgroundRun, Lease, StoredResponse
 from unisono.errors import InternalError, StoreError, StoreUnavailable, StoreUnreadable
 
 MOST_TAKEOVERS = 3
-"""A response whose owners keep dying before they add a token to it may be what kills them."""
+"""Maximum number of takeovers without a new token.
+
+Such a response may be the cause of the crashes.
+"""
 LOOK_S = 1.0
-"""Between two looks for responses that nobody watches any more, in seconds, at most."""
+"""Maximum time between two searches for responses without a watch, in seconds."""
 AT_A_LOOK = 16
 FORGET_S = 60.0
-"""How long something that is watched may take to be created, in seconds."""
+"""Maximum time between a watch and the creation of its response, in seconds."""
 UNREADABLE_S = 60.0
-"""How long a response that this process cannot carry on is left to others, in seconds."""
+"""Time for which a response that this process cannot continue is left to others, in seconds."""
 MOST_MISSING = 4096
 
 log = logging.getLogger("unisono.responses")
@@ -36,8 +39,11 @@ class Acquire(Protocol):
 
 
 class Takeover:
-    """`acquire` takes the lease of an anchor for a response, `drive` lets a life begin, `has` says whether this process
-    makes a response already, and `running` how many it does."""
+    """Search for abandoned responses, and their takeover.
+
+    `acquire` acquires the lease of an anchor for a response, and `drive` starts a job. `has` returns True if this
+    process generates a response already, and `running` the number of its responses.
+    """
 
     def __init__(
         self,
@@ -54,10 +60,10 @@ class Takeover:
         self._running = running
         self._missing: set[BackgroundRun] = set()
 
-    # -- looking
+    # -- search
 
     async def keep_looking(self, most: int) -> None:
-        """Look until cancelled, taking over as long as fewer than `most` responses run here."""
+        """Search until cancelled, and take over while fewer than `most` responses run here."""
         while True:
             more = False
             try:
@@ -76,7 +82,7 @@ class Takeover:
                 await asyncio.sleep(min(self._means.lease_s / 2, LOOK_S))
 
     async def _see_to(self, run: BackgroundRun) -> None:
-        """Whatever comes of it, the run is not named again at once: it must not keep others from being found."""
+        """Take over a response. On failure, watch it again, so that it does not hide others."""
         try:
             await self._found(run)
         except StoreUnavailable:
@@ -93,7 +99,7 @@ class Takeover:
             return
         [response] = await store.responses(run.tenant, [run.response])
         if response is None and run not in self._missing:
-            # It may be on its way: a watch comes before what it is for.
+            # It may not exist yet: a watch is created before its response.
             if len(self._missing) >= MOST_MISSING:
                 self._missing.clear()
             self._missing.add(run)
@@ -104,13 +110,16 @@ class Takeover:
         elif await self.take_over(run, response) is not None:
             log.info("response taken over", extra={"response": run.response})
 
-    # -- taking over
+    # -- takeover
 
     async def take_over(
         self, run: BackgroundRun, response: StoredResponse, *, force: bool = False
     ) -> BackgroundJob | None:
-        """The response as a life of this process; None when somebody else has it or it is over by now. Raises the
-        StoreError family, and then it is left as it was."""
+        """Return a job that continues the response.
+
+        Returns None if another process owns it or it has finished. Raises the StoreError family; the response is
+        then unchanged.
+        """
         store, lease_s = self._means.store, self._means.lease_s
         lease = await self._acquire(run.tenant, response.anchor, run.response, force=force)
         if lease is None:
@@ -129,7 +138,7 @@ class Takeover:
 
     async def _carried_on(self, run: BackgroundRun, lease: Lease, *, counted: bool) -> BackgroundJob | None:
         store = self._means.store
-        # Read now: until the lease was taken somebody else could write.
+        # Read again: until the lease was acquired another process could write.
         [response] = await store.responses(run.tenant, [run.response])
         if response is None or response.status.terminal:
             await store.unwatch(run)
@@ -163,7 +172,7 @@ class Takeover:
         return await rebuilt(self._means, run.tenant, response, lease)
 
     async def _logged(self, run: BackgroundRun) -> int:
-        """How many events are logged. They are searched, not read: they may be megabytes."""
+        """Return the number of logged events by binary search. The events may be megabytes."""
 
         async def is_there(number: int) -> bool:
             page = await self._means.store.events(run.tenant, run.response, number, limit=1)
@@ -178,7 +187,7 @@ class Takeover:
         return low
 
     async def _give_back(self, lease: Lease) -> None:
-        """What cannot be given back ends by itself."""
+        """Release the lease. A lease that cannot be released expires."""
         try:
             await self._means.store.release(lease)
         except StoreError as error:

@@ -1,1 +1,1 @@
-"""OpenAI's Conversations API: items that are kept for as long as anybody talks, and responses that grow them."""
+"""OpenAI's Conversations API: stored items, and responses that append to them."""

@@ -1,4 +1,4 @@
-"""Conversations as OpenAI shows them. Their items are shown as in any listing (`items.to_listing`)."""
+"""Conversations in OpenAI's wire form. Their items are listed by `items.to_listing`."""
 
 from __future__ import annotations
 

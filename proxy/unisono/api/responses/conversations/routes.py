@@ -1,7 +1,7 @@
-"""`/v1/conversations` and the items in them, with and without `/v1`: requests to the store and back.
+"""Routes of `/v1/conversations` and its items, with and without `/v1`.
 
-Every request is one write at most, so nothing is ever half done. An id that never was, one that is gone and one of
-another tenant are the same 404.
+Every request makes at most one write, so no request is left half done. Unknown ids, deleted ids and those of another
+tenant return the same 404.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from unisono.errors import NotFound, StoreConflict
 
 PREFIXES = ("/v1", "")
 TRIES = 8
-"""Attempts to add items behind what others are adding at the same time."""
+"""Maximum attempts to append items after concurrent appends."""
 
 Body = TypeVar("Body", bound=OpenModel)
 
@@ -43,9 +43,12 @@ Body = TypeVar("Body", bound=OpenModel)
 def conversations_router(
     *, store: Store, today: Callable[[], str], new_id: NewId, clock: Callable[[], float]
 ) -> APIRouter:
-    """`today` gives YYYY-MM-DD, which is a new conversation's first day; `new_id` an unguessable id with the prefix it
-    is given, `clock` seconds since the epoch. Expects the layers of `api.door` in front: they put the caller into the
-    state."""
+    """Return the router of the Conversations API.
+
+    `today` returns YYYY-MM-DD, the first day of a new conversation. `new_id` returns an unguessable id with the
+    given prefix, and `clock` seconds since the epoch. The layers of `api.asgi_layers` must run first: they put the
+    caller into the state.
+    """
 
     async def create(request: Request) -> Response:
         asked = await read(request, NewConversation)
@@ -85,7 +88,7 @@ def conversations_router(
     async def retrieve_item(request: Request) -> Response:
         to_query(request.query_params, ItemQuery)
         conversation, item = request.path_params["conversation"], item_of(request)
-        # Whether it is the item or the conversation that is not there is told to nobody.
+        # The error does not reveal if the item or the conversation is missing.
         found = (
             await store.conversation_item(tenant_of(request), conversation, item) if possible(conversation) else None
         )
@@ -94,7 +97,7 @@ def conversations_router(
         return to_whole(found.shown)
 
     async def delete_item(request: Request) -> Response:
-        # Read first: after the item is gone nothing is left that can fail.
+        # Read first: after the deletion nothing may fail.
         head, item = await head_of(store, request), item_of(request)
         if not await store.delete_item(tenant_of(request), head.id, item):
             raise no_item(item)
@@ -115,15 +118,21 @@ def conversations_router(
 
 
 async def read(request: Request, kind: type[Body]) -> Body:
-    """The body as `kind`. Raises what `read_json` does, and pydantic's ValidationError."""
+    """Parse the body as `kind`.
+
+    Raises the errors of `read_json`, and pydantic's ValidationError.
+    """
     body = await read_json(request)
     return await off_loop(lambda: kind.model_validate(body), len(await request.body()))
 
 
 async def added(store: Store, request: Request, items: Sequence[InputItem], new_id: NewId) -> tuple[StoredItem, ...]:
-    """Add items at the end, and return them as they are kept. Outputs must find their calls, so behind those nobody
-    else may have written since the calls were looked for: then they are looked for again, a few times. Raises
-    NotFound, InvalidRequest, and StoreConflict: while a response is written there, or when others never leave off."""
+    """Append items, and return them as stored.
+
+    Outputs must find their calls, so no other item may be appended between the lookup and the write. On a conflict
+    both are repeated a few times. Raises NotFound, InvalidRequest, and StoreConflict while a response is being
+    written or if the conflicts persist.
+    """
     tenant, conversation = tenant_of(request), conversation_of(request)
     bound = leans_on_earlier(items)
     for tries_left in reversed(range(TRIES)):
@@ -148,14 +157,14 @@ async def added(store: Store, request: Request, items: Sequence[InputItem], new_
 async def known_to(
     store: Store, tenant: str, items: Sequence[InputItem], earlier: Sequence[StoredItem] = ()
 ) -> KnownState:
-    """What new items may lean on, read before they are."""
+    """Read the state that new items may depend on."""
     wanted = wanted_ids(items)
     kept = dict(zip(wanted, await asyncio.gather(*(store.item(tenant, name) for name in wanted)), strict=True))
     return KnownState(said_by(earlier), kept.get, hosted=hosted_in(earlier))
 
 
 async def page_of(store: Store, request: Request, asked: PageQuery) -> tuple[StoredItem, ...]:
-    """The items asked for, and one more when there are more."""
+    """Return the requested items, and one more if more follow."""
     tenant, conversation = tenant_of(request), conversation_of(request)
     page = await store.conversation_items(
         tenant, conversation, after=asked.after, limit=asked.limit + 1, newest_first=asked.order == "desc"
@@ -167,7 +176,7 @@ async def page_of(store: Store, request: Request, asked: PageQuery) -> tuple[Sto
 
 
 async def head_of(store: Store, request: Request) -> StoredConversation:
-    """The conversation that the path names. Raises NotFound."""
+    """Return the conversation in the path. Raises NotFound."""
     conversation = conversation_of(request)
     head = await store.conversation(tenant_of(request), conversation)
     if head is None:
@@ -180,7 +189,7 @@ def tenant_of(request: Request) -> str:
 
 
 def conversation_of(request: Request) -> str:
-    """The id in the path. Raises NotFound for what can be none."""
+    """Return the conversation id in the path. Raises NotFound for an impossible id."""
     conversation: str = request.path_params["conversation"]
     if not possible(conversation):
         raise no_conversation(conversation)
@@ -188,7 +197,7 @@ def conversation_of(request: Request) -> str:
 
 
 def item_of(request: Request) -> str:
-    """The id in the path. Raises NotFound for what can be none."""
+    """Return the item id in the path. Raises NotFound for an impossible id."""
     item: str = request.path_params["item"]
     if not possible(item):
         raise no_item(item)

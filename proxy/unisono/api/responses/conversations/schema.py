@@ -1,4 +1,4 @@
-"""What the bodies of requests about conversations may hold."""
+"""Schemas of the request bodies of the Conversations API."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from unisono.api.responses.input_items import GivenItem
 from unisono.api.responses.schema import Metadata
 
 MAX_NEW_ITEMS = 20
-"""Items one request may add."""
+"""Maximum number of items that one request may add."""
 
 
 def _no_labels(value: Any) -> Any:
@@ -26,7 +26,7 @@ NewItems = Annotated[list[GivenItem], Field(max_length=MAX_NEW_ITEMS)]
 
 
 Labels = Annotated[Metadata, BeforeValidator(_no_labels), FieldInput(Metadata | None)]
-"""Metadata, null for none."""
+"""Metadata; null means none."""
 
 
 class NewConversation(OpenModel):
@@ -35,7 +35,7 @@ class NewConversation(OpenModel):
 
 
 class ChangedConversation(OpenModel):
-    """`metadata` takes the place of all there was."""
+    """An update of a conversation. `metadata` replaces all earlier metadata."""
 
     metadata: Labels
 

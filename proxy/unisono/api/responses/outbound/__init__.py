@@ -1,5 +1,5 @@
-"""Events of the engine to the Responses wire: the response object, its events one by one, and the answer as a whole.
+"""Conversion of engine events to the Responses API's objects and event streams.
 
-The object a client gets, the one in the last event and the one that is kept are the same: all are made by
-`response.to_response` from what `core.state` keeps.
+The returned object, the object in the last event and the stored response are equal. `response.to_response` makes all
+of them from the records of `core.state_store`.
 """

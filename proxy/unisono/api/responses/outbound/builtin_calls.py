@@ -1,4 +1,4 @@
-"""Calls of the tools gpt-oss was trained on, as OpenAI shows its own: searches of the web and runs of code."""
+"""Calls of builtin tools in the form of OpenAI's own: web searches and code execution."""
 
 from __future__ import annotations
 
@@ -13,13 +13,15 @@ from unisono.core.conversation import Json
 from unisono.core.events import HostedCall, Ran
 
 ACTIONS: Final = {"search": "search", "open": "open_page", "find": "find_in_page"}
-"""What each function of the browser is called as an action."""
+"""Action types by browser function."""
 
 
 @dataclass(slots=True)
 class BuiltinCalls:
-    """How such calls of one response are shown: whether sources and outputs are wanted, where code runs, and what the
-    browser has shown so far."""
+    """Renderer of the builtin tool calls of one response.
+
+    Holds if sources and outputs are included, the container id, and the pages that the browser has returned so far.
+    """
 
     sources: bool = False
     outputs: bool = False
@@ -27,7 +29,7 @@ class BuiltinCalls:
     pages: CitedPages = field(default_factory=CitedPages)
 
     def shown(self, item: HostedCall, item_id: str, status: str, ran: Ran | None = None) -> Wire:
-        """A call of one of them; `ran` is what came of it."""
+        """Return the item of a call; `ran` is its result."""
         arguments = item.arguments.members
         if builtin_of(item.server) == BROWSER:
             action = self._action(item.tool, arguments, ran)
@@ -55,7 +57,7 @@ class BuiltinCalls:
         return {"type": kind, "url": url, "pattern": _text(arguments.get("pattern"))}
 
     def _address(self, arguments: Mapping[str, Json]) -> str:
-        """Where a call leads, as far as it is known before it is made."""
+        """Return the target address of a call, as far as it is known before the call."""
         link = arguments.get("id", -1)
         if isinstance(link, str):
             return link
@@ -67,19 +69,19 @@ class BuiltinCalls:
         return page.url
 
     def ran(self, item: HostedCall, ran: Ran) -> None:
-        """A call came to something: what the browser showed can be cited from now on."""
+        """Record the result of a call, so that the returned page can be cited."""
         if builtin_of(item.server) == BROWSER and not ran.outcome.is_error:
             self.pages.saw(ran.said, ran.outcome.structured)
 
 
 def is_trained(item: HostedCall) -> bool:
-    """Whether a call is shown as OpenAI's own tools are; what the model made up is not."""
+    """Return True if a call has the form of OpenAI's tools. A made-up function does not."""
     builtin = builtin_of(item.server)
     return builtin == PYTHON or (builtin == BROWSER and item.tool in ACTIONS)
 
 
 def code_of(item: HostedCall) -> str:
-    """What a call is shown to say, piece by piece: the code of one that runs code."""
+    """Return the streamed text of a call: the code of a code execution, otherwise ""."""
     if builtin_of(item.server) != PYTHON:
         return ""
     return _text(item.arguments.members.get("code"))

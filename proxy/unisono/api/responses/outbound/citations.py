@@ -1,7 +1,7 @@
-"""What the browser showed, by its cursors: what a citation in an answer stands for, and where a call leads.
+"""Pages returned by the browser, by cursor, to resolve citations and links.
 
-A page is known by what the tool said of it: its facts where there are some, else the header every view begins with.
-Earlier turns have only the latter, so both give the same page.
+A page is known by the tool's structured result, if any, and otherwise by the header of each view. Earlier responses
+have only the header, so both give the same page.
 """
 
 from __future__ import annotations
@@ -19,15 +19,21 @@ _LINK_LINE = re.compile(r"^L(\d{1,9}):.*?【(\d{1,9})†", re.MULTILINE)
 _CITED = re.compile(r"【(\d{1,9})†(?:L(\d{1,9})(?:-L?(\d{1,9}))?)?[^【】]{0,200}】")
 _FOUND: Final = "Find results for text: `"
 _PLACE = re.compile(r"/find\?pattern=[^/]*\Z")
-"""How the places of a page are headed, which are that page for a citation."""
+"""Suffix of the address of a page's search results, which a citation resolves to that page."""
 _LONGEST: Final = 256
-"""Characters of a citation; a bracket that is not closed by then begins none."""
+"""Maximum length of a citation in characters.
+
+A bracket that is not closed within it starts no citation.
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class CitedPage:
-    """A view. `results` are addresses and titles of search results by their number, `lines` the number that stands on a
-    line of the view."""
+    """View of a page.
+
+    `results` maps numbers of search results to addresses and titles. `lines` maps lines of the view to result
+    numbers.
+    """
 
     url: str
     title: str
@@ -35,7 +41,7 @@ class CitedPage:
     lines: Mapping[int, int] = field(default_factory=dict)
 
     def cited(self, line: int) -> tuple[str, str] | None:
-        """The address and the title of what stands on a line; None where that is not known."""
+        """Return the address and the title of the source of a line; None if unknown."""
         if self.url:
             return self.url, self.title
         above = [at for at in self.lines if at <= line]
@@ -43,7 +49,7 @@ class CitedPage:
 
 
 def _searched_title(title: str) -> str | None:
-    """The title of the page whose text was searched; None for the title of any other view."""
+    """Return the title of the page that was searched; None for any other view."""
     if not (title.startswith(_FOUND) and title.endswith("`") and "\n" not in title):
         return None
     _, separator, page = title.removeprefix(_FOUND).removesuffix("`").rpartition("` in `")
@@ -51,7 +57,7 @@ def _searched_title(title: str) -> str | None:
 
 
 class CitedPages:
-    """The views of a conversation. `said` are the browser's earlier answers, oldest first."""
+    """Views of a conversation. `said` holds the browser's earlier results, oldest first."""
 
     def __init__(self, said: Iterable[str] = ()) -> None:
         self._pages: dict[int, CitedPage] = {}
@@ -60,7 +66,7 @@ class CitedPages:
             self.saw(text)
 
     def saw(self, said: str, facts: Json = None) -> None:
-        """The browser answered. `facts` is its own JSON where it gave some."""
+        """Add a result of the browser. `facts` is its structured content, if any."""
         header = _HEADER.match(said)
         told: Mapping[str, Any] = facts if isinstance(facts, dict) else {}
         cursor = told.get("cursor", header and int(header[1]))
@@ -81,13 +87,16 @@ class CitedPages:
         self._last = cursor
 
     def get(self, cursor: Json) -> CitedPage | None:
-        """The page of a cursor, or the newest where none is meant."""
+        """Return the page of a cursor, or the newest page if there is no cursor."""
         if isinstance(cursor, int) and cursor >= 0:
             return self._pages.get(cursor)
         return None if self._last is None else self._pages.get(self._last)
 
     def annotation(self, cited: re.Match[str], at: int) -> Wire | None:
-        """What a citation that was found behind `at` characters of a text stands for."""
+        """Return the annotation of a citation.
+
+        `at` is the number of characters before the searched text.
+        """
         page = self._pages.get(int(cited[1]))
         source = page and page.cited(int(cited[2] or 0))
         if not source or not source[0]:
@@ -102,7 +111,7 @@ class CitedPages:
 
 
 class Citations:
-    """Those of one text, found while it is written: each as soon as its last character is there."""
+    """Finder of the citations in one streamed text. Each is found at its last character."""
 
     def __init__(self, pages: CitedPages) -> None:
         self._pages = pages
@@ -110,7 +119,7 @@ class Citations:
         self._at = 0
 
     def feed(self, text: str) -> list[Wire]:
-        """Annotations for what `text` completes."""
+        """Return the annotations of the citations that `text` completes."""
         if not self._rest and "【" not in text:
             self._at += len(text)
             return []

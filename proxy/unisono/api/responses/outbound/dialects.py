@@ -1,5 +1,7 @@
-"""Two ways to say the same: OpenAI's Responses and Open Responses. Everything is made in OpenAI's form; a dialect
-renames it on the way out."""
+"""Dialects of the wire form: OpenAI's Responses and Open Responses.
+
+Everything is made in OpenAI's form; a dialect translates it on output.
+"""
 
 from __future__ import annotations
 
@@ -18,14 +20,17 @@ def _codes(kind: type[UnisonoError]) -> frozenset[str]:
 
 
 CLIENT_CODES = _codes(InvalidRequest)
-"""Codes of errors that are the client's own."""
+"""Codes of client errors."""
 
 
 @dataclass(frozen=True, slots=True)
 class Dialect:
-    """`events` are names that differ, and names that begin with one of `own` get our own prefix. `types` are the item
-    types there are, None for any: others stand behind our own prefix. `nested_errors` puts an error into an object of
-    its own in a stream."""
+    """Translation rules of a dialect.
+
+    `events` maps names that differ. Names that start with a prefix in `own` get this gateway's prefix. `types` are
+    the dialect's item types, None for any; other types get this gateway's prefix. `nested_errors` puts an error of a
+    stream into an object of its own.
+    """
 
     name: str
     events: Mapping[str, str] = field(default_factory=dict)
@@ -46,7 +51,7 @@ class Dialect:
         return _typed(tool, self.tools)
 
     def error(self, error: UnisonoError) -> Wire:
-        """The fields of an `error` event but its number."""
+        """Return the fields of an `error` event without its number."""
         body = to_body(error)
         if self.nested_errors:
             return {"type": "error", **body}
@@ -54,7 +59,7 @@ class Dialect:
         return {"type": "error", "code": inner["code"], "message": inner["message"], "param": inner["param"]}
 
     def translated(self, event: Wire) -> Wire:
-        """An event in OpenAI's form in this one."""
+        """Translate an event from OpenAI's form."""
         name = event["type"]
         if name == "error":
             if not self.nested_errors:

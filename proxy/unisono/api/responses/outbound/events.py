@@ -1,11 +1,12 @@
-"""The answer as the events of a Responses stream, numbered from 0, each a whole of its own.
+"""Events of a Responses stream, numbered from 0, each a complete object.
 
-Rules that hold for every stream:
-- `created`, `in_progress`, items one after the other, then exactly one last event; nothing follows it;
-- an item has its whole life, also when nothing was said in it, and keeps its id and place in every event;
-- a call is shown only when it is complete, unless it is to be shown while it is written;
-- a call that the gateway runs is shown from its arguments to its result, with nothing in between;
-- the last event waits until `last` is called: what it says is in `stored` before, so that it can be kept first.
+Rules for every stream:
+
+- The order is `created`, `in_progress`, items in sequence, then exactly one last event.
+- An item has its whole life cycle, even without content, and one id and index in all events.
+- A call is emitted only when complete, unless its arguments are streamed.
+- A server tool call is emitted from its arguments to its result without other events in between.
+- The last event is emitted by `last`. Its content is in `stored` before, so that it can be stored first.
 """
 
 from __future__ import annotations
@@ -64,7 +65,7 @@ from unisono.errors import UnisonoError
 
 
 class ResponseEvents:
-    """The events of one response. `new_id` makes the ids of its items, `clock` gives seconds since the epoch."""
+    """Events of one response. `new_id` makes item ids; `clock` returns seconds since the epoch."""
 
     def __init__(
         self,
@@ -75,7 +76,7 @@ class ResponseEvents:
         clock: Callable[[], float],
         told: bool = True,
     ) -> None:
-        """Events that are not `told` are counted and not made: only what is kept of them is wanted."""
+        """Create the events. With `told` False they are only counted, and `stored` is built."""
         self._telling = EventSerializer(frame.dialect, aloud=told)
         self._put = self._telling.put
         self.stored: StoredResponse | None = None
@@ -92,22 +93,22 @@ class ResponseEvents:
 
     @property
     def acted(self) -> bool:
-        """Whether a call of a hosted tool was begun: what was done is not to be done again."""
+        """True if a server tool call was started, so that the answer must not be repeated."""
         made = any(item.shown.get("type") in HOSTED for item in self._output)
         return made or (self._shown is not None and isinstance(self._shown.made, HostedCall))
 
     @property
     def ended(self) -> bool:
-        """Whether only the last event is missing."""
+        """True if only the last event is missing."""
         return self.stored is not None
 
     def begin(self, *, queued: bool = False) -> list[WireEvent]:
-        """First events of the stream, with `queued` if the response waits. Without a call, they precede any other."""
+        """Return the first events, with `queued` if the response waits. Other methods imply it."""
         self._begin(queued=queued)
         return self._telling.take()
 
     def write(self, batch: Sequence[Event]) -> list[WireEvent]:
-        """The events of one batch. Deltas of one item that stand side by side become one event."""
+        """Return the events of one batch. Adjacent deltas of one item become one event."""
         if not self._telling.number:
             self._begin()
         item: Made | None = None
@@ -129,13 +130,13 @@ class ResponseEvents:
         return self._telling.take()
 
     def resume(self, batch: Sequence[Event], number: int) -> None:
-        """Go on behind `number` events that somebody else made of `batch`: how the deltas were cut does not matter."""
+        """Continue after `number` events made of `batch` elsewhere. Delta boundaries may differ."""
         self.write(batch)
         self._telling.take()
         self._telling.number = number
 
     def refuse(self, text: str) -> list[WireEvent]:
-        """A message that is a refusal, for an answer that cannot be had. The end still has to come."""
+        """Return a refusal message, for an answer that is impossible. The end must follow."""
         self._begin()
         self._settle(COMPLETED)
         item_id, place = self._new_id("msg_"), len(self._output)
@@ -146,7 +147,7 @@ class ResponseEvents:
         return self._telling.take()
 
     def fail(self, error: UnisonoError, *, keep_output: bool = True) -> list[WireEvent]:
-        """Close what is open and report the error. Without `keep_output` the response has none: it was too large."""
+        """Close open items and report the error. `keep_output` False drops an oversized output."""
         self._begin()
         self._settle(INCOMPLETE)
         if not keep_output:
@@ -156,14 +157,14 @@ class ResponseEvents:
         return self._telling.take()
 
     def cancel(self) -> list[WireEvent]:
-        """What is open is closed as it stands; `last` says that the response was cancelled."""
+        """Close open items as they are. `last` then reports the cancellation."""
         self._begin()
         self._settle(INCOMPLETE)
         self._end(Status.CANCELLED)
         return self._telling.take()
 
     def last(self) -> WireEvent:
-        """The one event that ends the stream, when `ended`. Where it is not sent after all, `fail` may follow."""
+        """Return the last event, when `ended`. If it is not sent, `fail` may follow."""
         assert self.stored is not None
         self._response(LAST_EVENTS[self.stored.status], self.stored)
         [event] = self._telling.take()
@@ -240,11 +241,11 @@ class ResponseEvents:
             self._settle(COMPLETED if closed.complete else INCOMPLETE)
         elif closed.complete:
             self._settle(COMPLETED)
-        # What was cut waits: when the model goes on, it was mended, and only the last item can be incomplete.
+        # A truncated item waits: if the model continues, it was repaired. Only the last item can be incomplete.
 
     @staticmethod
     def _told(life: ItemLifecycle, closed: Closed) -> str:
-        """What the deltas of an item come to."""
+        """Return the complete text of an item's deltas."""
         if isinstance(closed.item, HostedCall):
             return mcp_items.told(closed.item, closed.text)
         return unwrap_input(closed.text) if life is INPUT else closed.text
@@ -252,7 +253,6 @@ class ResponseEvents:
     # -- tools the gateway runs
 
     def _request(self, closed: Closed) -> None:
-        """Somebody is asked: there is nothing to be told in between."""
         self._settle(COMPLETED)
         place = {"output_index": len(self._output)}
         item_id = self._frame.item_id(closed.item, self._new_id)
@@ -264,7 +264,7 @@ class ResponseEvents:
         self._put("response.output_item.done", {**place, "item": shown})
 
     def _came_of(self, entry: Ran | Listed) -> None:
-        """What a call or a list came to, which was shown to be begun just before."""
+        """Emit the result of the call or list that was started before."""
         shown = self._shown
         assert shown is not None
         if isinstance(entry, Listed):
@@ -283,7 +283,7 @@ class ResponseEvents:
     def _step(self, shown: ShownItem, step: str) -> None:
         self._put(f"response.{mcp_items.kind_of(shown.made).type}.{step}", shown.where)
 
-    # -- lives of items
+    # -- item life cycles
 
     def _life(self, item: Made) -> ItemLifecycle:
         match item:
@@ -319,7 +319,7 @@ class ResponseEvents:
         return shown
 
     def _added(self, item: Made, item_id: str) -> Wire:
-        """An item of which nothing came yet."""
+        """Return an item without content."""
         match item:
             case HostedCall():
                 return mcp_items.begun(item, item_id, self._trained)
@@ -343,7 +343,7 @@ class ResponseEvents:
             shown.annotations.append(annotation)
 
     def _settle(self, status: str) -> None:
-        """End the life of the item that is open, if one is. One that is over and was not cut is complete."""
+        """End the open item, if any. A finished item that was not truncated is complete."""
         shown = self._shown
         if shown is None:
             return
@@ -351,7 +351,7 @@ class ResponseEvents:
         closed = shown.closed or Closed(shown.made, text, complete=False)
         item = self._frame.output(closed, shown.id, status, shown)
         if isinstance(shown.made, HostedCall | Listing):
-            # Broken off: nobody knows what came of it.
+            # Interrupted: the result is unknown.
             if isinstance(shown.made, HostedCall):
                 self._tell(shown, text)
             self._end_hosted(shown, item, failed=True)
@@ -363,7 +363,7 @@ class ResponseEvents:
         self._done(shown, item)
 
     def _tell(self, shown: ShownItem, text: str, copied: Wire | None = None) -> None:
-        """The whole of what an item's deltas said, once."""
+        """Emit the complete text of an item's deltas, once."""
         if shown.hidden or shown.told:
             return
         shown.told = True
@@ -382,7 +382,7 @@ class ResponseEvents:
     # -- the frame
 
     def _begin(self, *, queued: bool = False) -> None:
-        """The first events, unless they were made before."""
+        """Emit the first events, unless emitted before."""
         if self._telling.number:
             return
         status = Status.QUEUED if queued else Status.IN_PROGRESS

@@ -1,4 +1,4 @@
-"""The life of one item as events: added, its parts and deltas, done. Which events a kind has is a row of a table."""
+"""Life cycle of an item in events: added, parts and deltas, done. One table row per kind."""
 
 from __future__ import annotations
 
@@ -16,9 +16,12 @@ from unisono.core.events import Item as Made
 
 @dataclass(frozen=True, slots=True)
 class ItemLifecycle:
-    """`event` is what the names of an item's delta and done events begin with, `full` the field of the done event that
-    has the whole. `part` makes the content part that holds the text; a call has none. `more` stands in both events,
-    and the done event repeats the item's `copied` fields."""
+    """Event names and fields of one kind of item.
+
+    `event` is the prefix of its delta and done events, and `full` the field of the done event with the complete
+    text. `part` makes the content part with the text; calls have none. `more` is added to both events. The done
+    event repeats the item's `copied` fields.
+    """
 
     event: str
     full: str
@@ -31,18 +34,24 @@ TEXT = ItemLifecycle("response.output_text", "text", text_part, {"logprobs": []}
 REFUSAL = ItemLifecycle("response.refusal", "refusal", refusal_part)
 REASONING = ItemLifecycle("response.reasoning_text", "text", reasoning_part)
 ARGUMENTS = ItemLifecycle("response.function_call_arguments", "arguments", copied=("name",))
-"""openai-python 2.x cannot do without the name, although the API's own description lists none."""
+"""Arguments of a function call.
+
+openai-python 2.x requires the name, although the API's own description omits it.
+"""
 HOSTED_ARGUMENTS = ItemLifecycle("response.mcp_call_arguments", "arguments")
 INPUT = ItemLifecycle("response.custom_tool_call_input", "input")
 CODE = ItemLifecycle("response.code_interpreter_call_code", "code")
 WORDLESS = ItemLifecycle("", "")
-"""Nothing of it is told piece by piece."""
+"""Life cycle without deltas."""
 
 
 @dataclass(frozen=True, slots=True)
 class ServerItemKind:
-    """A kind of what the gateway runs: its item's type, its life, the steps that are told when it is made, and the last
-    one where it failed. A `settled` one is shown when all the model said of it is known."""
+    """Kind of server tool item.
+
+    Has the item type, its life cycle, the events emitted when a call starts to run, and the last event of a failure.
+    A `settled` item is emitted when the model's text for it is complete.
+    """
 
     type: str
     life: ItemLifecycle
@@ -56,13 +65,15 @@ MCP_LIST = ServerItemKind("mcp_list_tools", HOSTED_ARGUMENTS, failed="failed", s
 WEB_SEARCH = ServerItemKind("web_search_call", WORDLESS, made=("searching",))
 CODE_RUN = ServerItemKind("code_interpreter_call", CODE, made=("interpreting",))
 HOSTED = {kind.type: kind for kind in (MCP_CALL, WEB_SEARCH, CODE_RUN)}
-"""Calls, by the types of their items."""
+"""Kinds of calls by item type."""
 
 
 @dataclass(slots=True)
 class ShownItem:
-    """An item whose life has begun; one that is `hidden` has no deltas. `unseen` is what the model said before it
-    without showing anything."""
+    """Item that was started. A `hidden` one has no deltas.
+
+    `unseen` holds earlier output of the model that was not emitted.
+    """
 
     made: Made
     id: str
@@ -74,18 +85,18 @@ class ShownItem:
     text: StringIO = field(default_factory=StringIO)
     closed: Closed | None = None
     told: bool = False
-    """Whether its whole text was."""
+    """True if its whole text was emitted."""
     delta: DeltaForm | None = None
     citations: Citations | None = None
     annotations: list[Wire] = field(default_factory=list)
 
     @property
     def where(self) -> Wire:
-        """What every event of it says."""
+        """Fields common to all its events."""
         where: Wire = {"item_id": self.id, "output_index": self.place}
         return where if self.life.part is None else where | {"content_index": 0}
 
     def part(self, text: str) -> Wire:
-        """The content part that holds its text."""
+        """Return the content part with its text."""
         assert self.life.part is not None
         return annotated(self.life.part(text), self.annotations)

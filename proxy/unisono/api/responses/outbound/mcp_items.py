@@ -1,4 +1,4 @@
-"""Items of tools that the gateway runs itself: lists of a server's tools, calls, and requests for approval."""
+"""Items of server tools: tool lists, calls, and approval requests."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from unisono.engine.judging import OUTCOME_UNKNOWN
 
 
 def kind_of(item: Made) -> ServerItemKind:
-    """What is hosted, by how it is shown."""
+    """Return the kind of a server tool item."""
     if not isinstance(item, HostedCall):
         return MCP_LIST
     if not is_trained(item):
@@ -26,12 +26,12 @@ def kind_of(item: Made) -> ServerItemKind:
 
 
 def told(item: HostedCall, said: str) -> str:
-    """What the deltas of a call come to, where the model wrote `said`."""
+    """Return the complete text of a call's deltas, for the model's arguments `said`."""
     return code_of(item) if is_trained(item) else said
 
 
 def begun(item: HostedCall, item_id: str, trained: BuiltinCalls) -> Wire:
-    """A call that is about to be made. What is told piece by piece is not in it yet."""
+    """Return the item of a call before it runs, without streamed fields."""
     if not is_trained(item):
         return call(item, item_id, "")
     shown = trained.shown(item, item_id, IN_PROGRESS)
@@ -39,7 +39,7 @@ def begun(item: HostedCall, item_id: str, trained: BuiltinCalls) -> Wire:
 
 
 def call(item: HostedCall, item_id: str, arguments: str, status: str = IN_PROGRESS, ran: Ran | None = None) -> Wire:
-    """A call that is run; `ran` is what came of it."""
+    """Return the item of a call; `ran` is its result."""
     output, error = None, None
     if ran is not None and ran.outcome.is_error:
         error = {"type": "mcp_tool_execution_error", "content": [{"type": "text", "text": ran.said}]}
@@ -59,7 +59,7 @@ def call(item: HostedCall, item_id: str, arguments: str, status: str = IN_PROGRE
 
 
 def request(item: HostedCall, item_id: str, arguments: str) -> Wire:
-    """A call that somebody is to approve first."""
+    """Return the item of a call that needs approval."""
     return {
         "id": item_id,
         "type": "mcp_approval_request",
@@ -89,7 +89,7 @@ def _tool(tool: HostedTool) -> Wire:
 
 
 def status_of(ran: Ran | None) -> str:
-    """One that nothing is known of was broken off."""
+    """Return the status of a call. A call without a result was interrupted."""
     if ran is None:
         return INCOMPLETE
     return FAILED if ran.outcome.is_error else COMPLETED
@@ -98,8 +98,11 @@ def status_of(ran: Ran | None) -> str:
 def to_stored_call(
     closed: Closed, item_id: str, ran: Ran | None, before: Sequence[Item], trained: BuiltinCalls
 ) -> StoredItem:
-    """A call that is over, as it is shown and kept. One that was approved stands in the conversation already, and only
-    its result is said. `before` is what the model said without showing anything."""
+    """Return a finished call as stored.
+
+    An approved call is in the conversation already, and only its result is added. `before` holds earlier output of
+    the model that was not emitted.
+    """
     item = closed.item
     assert isinstance(item, HostedCall)
     made = to_said(closed)
@@ -120,7 +123,7 @@ def to_stored_request(closed: Closed, item_id: str, before: Sequence[Item]) -> S
 
 
 def to_stored_listing(item: Listing, item_id: str, listed: Listed | None) -> StoredItem:
-    """`listed` None is a list that was broken off."""
+    """Return a tool list as stored. `listed` is None for an interrupted list."""
     if listed is None:
         return StoredItem(item_id, (), listing(item, item_id, error="The tools were not listed."))
     return StoredItem(item_id, (), listing(item, item_id, listed.tools, listed.error))

@@ -1,4 +1,4 @@
-"""The response object: every field a strict client looks for, from what was asked and what came of it."""
+"""Response object, with every field that strict clients require."""
 
 from __future__ import annotations
 
@@ -43,17 +43,17 @@ CODES: tuple[tuple[type[UnisonoError], str], ...] = (
     (BackendOverloaded, "rate_limit_exceeded"),
     (UnisonoError, "server_error"),
 )
-"""The codes a failed response has; agents act on them. The first row that fits."""
+"""Error codes of a failed response, on which agents act. The first matching row applies."""
 
 FAILURES: Mapping[str, type[UnisonoError]] = {
     "context_length_exceeded": ContextTooLong,
     "invalid_prompt": InvalidRequest,
     "rate_limit_exceeded": BackendOverloaded,
 }
-"""What a code stands for; anything else is a failure of a backend."""
+"""Error classes by code; the default is a backend failure."""
 
 Seal = Callable[[Item], str]
-"""An item in a form that only this gateway can read."""
+"""Encrypt an item, so that only this gateway can decrypt it."""
 
 LAST_EVENTS = {
     Status.COMPLETED: "response.completed",
@@ -61,13 +61,16 @@ LAST_EVENTS = {
     Status.FAILED: "response.failed",
     Status.CANCELLED: "response.incomplete",
 }
-"""The last event of a stream. OpenAI has none of its own for a cancelled response."""
+"""Last events of a stream by status. OpenAI has none for a cancelled response."""
 
 
 @dataclass(frozen=True, slots=True)
 class ResponseFrame:
-    """What is settled of an answer before it begins. `request` is the echo of what was asked (`to_echo`), `created_at`
-    in seconds since the epoch. `show_reasoning` False leaves thoughts out; `seal` adds them sealed."""
+    """Fixed data of an answer before generation.
+
+    `request` is the echo of the request (`to_echo`), and `created_at` is in seconds since the epoch.
+    `show_reasoning` False omits reasoning; `seal` adds it encrypted.
+    """
 
     id: str
     created_at: int
@@ -84,15 +87,15 @@ class ResponseFrame:
     conversation: str | None = None
     include: frozenset[str] = frozenset()
     browsed: tuple[str, ...] = ()
-    """What the browser answered in earlier turns."""
+    """Results of the browser in earlier responses."""
 
     def trained(self) -> BuiltinCalls:
-        """How calls of trained tools are shown, of which none was made yet."""
+        """Return the renderer of builtin tool calls, in its initial state."""
         container = CONTAINER + self.id.rpartition("_")[2]
         return BuiltinCalls(SOURCES in self.include, OUTPUTS in self.include, container, CitedPages(self.browsed))
 
     def stored(self, status: Status, **more: Any) -> StoredResponse:
-        """The response as it is kept."""
+        """Return the response in its stored form."""
         return StoredResponse(
             id=self.id,
             status=status,
@@ -106,7 +109,7 @@ class ResponseFrame:
         )
 
     def output(self, closed: Closed, item_id: str, status: str, so_far: ShownItem | None = None) -> StoredItem:
-        """An item of the answer, shown and kept. `so_far` is its life until now."""
+        """Return an item of the answer in its stored form. `so_far` is its emitted state."""
         said = to_said(closed)
         before = so_far.unseen if so_far is not None else ()
         all_said = (*before, *(() if said is None else (said,)))
@@ -149,7 +152,7 @@ class ResponseFrame:
 
 
 def to_echo(request: ResponsesRequest, sampling: Sampling) -> Wire:
-    """What was asked, as the response repeats it: with the values that hold where the request left a field out."""
+    """Return the echo of the request, with defaults for absent fields."""
     reasoning = request.reasoning
     effort = (reasoning.effort if reasoning else None) or Effort.MEDIUM
     budget = {"max_tokens": reasoning.max_tokens} if reasoning and reasoning.max_tokens is not None else {}
@@ -224,13 +227,13 @@ def to_usage(usage: Usage) -> Wire:
 
 
 def to_error(error: UnisonoError) -> Wire:
-    """Why a response failed."""
+    """Return the error object of a failed response."""
     code = next(code for kind, code in CODES if isinstance(error, kind))
     return {"code": code, "message": error.message}
 
 
 def to_response(stored: StoredResponse, dialect: Dialect = OPENAI) -> Wire:
-    """The response object: what POST and GET answer and what the first and last events hold."""
+    """Return the response object, as used by POST, GET, and the first and last events."""
     request = dict(stored.request)
     tools = cast("list[Wire]", request.get("tools") or [])
     notes = dict(stored.notes)
@@ -253,15 +256,18 @@ def to_response(stored: StoredResponse, dialect: Dialect = OPENAI) -> Wire:
 
 
 def failure_in(stored: StoredResponse) -> UnisonoError:
-    """What a failed response failed with, for a client that waited for it."""
+    """Return the error of a failed response, for a client that waited for it."""
     error = stored.error or {}
     kind = FAILURES.get(str(error.get("code")), BackendError)
     return kind(str(error.get("message") or "The response failed."))
 
 
 def to_status(finished: Finished, *, calls: int, cut_in_sight: bool = False) -> Status:
-    """`calls` counts the complete calls the client sees; `cut_in_sight` says that it saw one that was cut. An answer
-    that calls is complete, whatever came after: the client has something to do."""
+    """Return the final status.
+
+    `calls` counts the complete calls in the answer; `cut_in_sight` is true if a truncated call was emitted. An
+    answer with calls is complete, because the client can act on them.
+    """
     if cut_in_sight:
         return Status.INCOMPLETE
     if calls:
@@ -278,7 +284,7 @@ def to_status(finished: Finished, *, calls: int, cut_in_sight: bool = False) -> 
 
 
 def to_notes(status: Status, about: Mapping[str, Any], now: float) -> Wire:
-    """What is kept beside the items: when it was over, why it is incomplete, and how it came to be."""
+    """Return the stored notes: completion time, reason of incompleteness, `unisono` object."""
     return {
         "completed_at": int(now) if status is Status.COMPLETED else None,
         "incomplete_details": {"reason": MAX_OUTPUT_TOKENS} if status is Status.INCOMPLETE else None,
@@ -287,7 +293,10 @@ def to_notes(status: Status, about: Mapping[str, Any], now: float) -> Wire:
 
 
 def is_shown(closed: Closed) -> bool:
-    """Whether an item is part of the answer: thoughts without a word are not, nor is a call that was cut."""
+    """Return True if an item is part of the answer.
+
+    Empty reasoning and truncated calls are not.
+    """
     match closed.item:
         case Reasoning():
             return bool(closed.text)
@@ -302,6 +311,9 @@ def is_shown(closed: Closed) -> bool:
 
 
 def silent(closed: Closed) -> tuple[Item, ...]:
-    """What an item that is not shown still says: the tokens of an empty thought are part of what a backend cached."""
+    """Return the content of an item that is not emitted.
+
+    The tokens of empty reasoning are part of the prompt in a backend's cache.
+    """
     said = to_said(closed)
     return (said,) if said is not None and closed.tokens else ()

@@ -1,6 +1,6 @@
-"""Events as they go out: numbered from 0, in the words of a dialect, each one a JSON text of its own.
+"""Serialization of events: numbered from 0, in a dialect, each one a JSON text.
 
-A delta's bytes are a template made once per item around its number and the JSON of its text.
+Each delta's bytes come from a template that is made once per item, filled with its number and the JSON of its text.
 """
 
 from __future__ import annotations
@@ -14,19 +14,19 @@ from unisono.api.responses.outbound.dialects import Dialect
 
 
 class WireEvent(NamedTuple):
-    """One event. `data` is its JSON; a WebSocket takes it as it is."""
+    """Serialized event. `data` is its JSON, which a WebSocket sends unchanged."""
 
     number: int
     type: str
     data: bytes
 
     def sse(self) -> bytes:
-        """The event as server-sent, to be written at once."""
+        """Return the event as a server-sent event."""
         return b"event: " + self.type.encode() + b"\ndata: " + self.data + b"\n\n"
 
 
 class DeltaForm(NamedTuple):
-    """The events of one name about one item: the bytes around the number and the text."""
+    """Template of an item's delta events: the bytes around the number and the text."""
 
     name: str
     before: bytes
@@ -35,7 +35,7 @@ class DeltaForm(NamedTuple):
 
 
 class EventSerializer:
-    """Events in the order they are told. With `aloud` False they are counted and not made."""
+    """Serializer of events, in order. With `aloud` False, events are counted but not made."""
 
     def __init__(self, dialect: Dialect, *, aloud: bool = True) -> None:
         self.aloud = aloud
@@ -51,7 +51,7 @@ class EventSerializer:
         self.number += 1
 
     def form(self, name: str, where: Mapping[str, Any], more: Mapping[str, Any] | None) -> DeltaForm:
-        """`where` stands before the text, `more` behind it."""
+        """Return a template. `where` precedes the text; `more` follows it."""
         name = self._dialect.event(name)
         before = orjson.dumps({"type": name})[:-1] + b',"sequence_number":'
         middle = b"," + orjson.dumps(where)[1:-1] + b',"delta":'

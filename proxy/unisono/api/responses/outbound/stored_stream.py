@@ -1,5 +1,7 @@
-"""A finished response as a stream again, where the events it once was are no longer there: fewer deltas, the same life
-of every item, the same end."""
+"""Event stream rebuilt from a finished response whose event log is gone.
+
+It has fewer deltas, but the same item life cycles and the same end.
+"""
 
 from __future__ import annotations
 
@@ -39,13 +41,13 @@ EMPTY: Mapping[str, Wire] = {
     "mcp_list_tools": {"tools": [], "error": None},
     "code_interpreter_call": {"outputs": None},
 }
-"""What items of hosted tools do not have from the start."""
+"""Fields that items of server tools lack initially."""
 STATELESS = frozenset({"mcp_list_tools", "mcp_approval_request"})
 """Items without a status."""
 
 
 def events_again(response: StoredResponse, dialect: Dialect = OPENAI) -> list[WireEvent]:
-    """The whole stream of a response that is over."""
+    """Return the whole stream of a finished response."""
     begun = replace(response, status=Status.IN_PROGRESS, output=(), usage=None, error=None, notes={})
     told: list[Wire] = [
         {"type": name, "response": to_response(begun)} for name in ("response.created", "response.in_progress")

@@ -1,4 +1,4 @@
-"""The HTTP ends of the Responses API, for each dialect under paths of its own."""
+"""HTTP routes of the Responses API, under a separate path for each dialect."""
 
 from __future__ import annotations
 
@@ -22,13 +22,16 @@ DIALECTS: Mapping[str, Dialect] = {
     "/open-responses/v1": OPEN_RESPONSES,
     "/open-responses": OPEN_RESPONSES,
 }
-"""The dialect spoken under each prefix."""
+"""Dialects by path prefix."""
 
 
 def responses_router(
     means: ResponsesDeps, runner: BackgroundRunner, *, keep_alive_s: float = KEEP_ALIVE_S
 ) -> APIRouter:
-    """Expects the layers of `api.door` in front: they put the caller and the request's id into the state."""
+    """Return the router of the Responses API.
+
+    The layers of `api.asgi_layers` must run first: they put the caller and the request id into the state.
+    """
     router = APIRouter()
     for prefix, dialect in DIALECTS.items():
         path = f"{prefix}/responses"

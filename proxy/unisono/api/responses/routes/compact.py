@@ -1,4 +1,4 @@
-"""`POST /responses/compact`: a conversation made short, for its client to go on with."""
+"""Route `POST /responses/compact`: compaction of a conversation."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from unisono.api.whole import to_whole
 
 
 def compact_routes(router: APIRouter, path: str, means: ResponsesDeps, dialect: Dialect) -> None:
-    """`path` is that of the responses."""
+    """Add the route. `path` is the path of the responses."""
 
     async def compact(request: Request) -> Response:
         body = await read_json(request)

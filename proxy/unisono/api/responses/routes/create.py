@@ -1,4 +1,4 @@
-"""`POST /responses`: an answer to wait for, as a whole or as events, or one that is fetched later."""
+"""Route `POST /responses`: a whole answer, a stream, or a background response."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ from unisono.errors import StoreConflict, StoreError, UnisonoError
 def create_routes(
     router: APIRouter, path: str, means: ResponsesDeps, runner: BackgroundRunner, dialect: Dialect, keep_alive_s: float
 ) -> None:
-    """`path` is that of the responses."""
+    """Add the route. `path` is the path of the responses."""
 
     async def create(request: Request) -> Response:
         body = await read_json(request)
@@ -74,7 +74,7 @@ def create_routes(
                 if wanted.stream:
                     return EventStream(told(posted.logged(claim, response_id)), keep_alive_s=keep_alive_s)
                 if wanted.background:
-                    # As it was created: by now it may be in progress.
+                    # Return it as created: by now it may be in progress.
                     return shown(posted.created or await posted.found(response_id), dialect)
                 response = await until_disconnect(request.receive, posted.finished(claim, response_id))
                 return shown(response, dialect)
@@ -92,8 +92,10 @@ def create_routes(
 
 
 class ResponseCreation:
-    """One request and the ways to answer it. `size` is that of its body in bytes; `created` is the response that it
-    began to run, if any."""
+    """One request and its ways of answering.
+
+    `size` is that of its body in bytes; `created` is the response that it started, if any.
+    """
 
     def __init__(
         self,
@@ -122,8 +124,10 @@ class ResponseCreation:
     async def events(
         self, report: GenerationReport, *, too_late: Callable[[], bool]
     ) -> AsyncGenerator[list[WireEvent]]:
-        """The events of the answer; `report` becomes that of its run. A failure before the first is raised, unless it
-        is `too_late` for that."""
+        """Yield the events of the answer; `report` becomes that of its generation.
+
+        A failure before the first event is raised, unless `too_late` returns True.
+        """
         response_id = self._means.new_id("resp_")
         begun = False
         try:
@@ -144,7 +148,7 @@ class ResponseCreation:
             yield self._never_begun(response_id, failure_of(error))
 
     def _never_begun(self, response_id: str, error: UnisonoError) -> list[WireEvent]:
-        """The stream of a response that failed before anything of it was made, for a client that waits for a stream."""
+        """Return the stream of a response that failed before its first event."""
         means, wanted = self._means, self._wanted
         echo = to_echo(wanted, to_sampling(wanted))
         frame = ResponseFrame(response_id, int(means.clock()), wanted.model, echo, dialect=self._sender.dialect)
@@ -152,8 +156,10 @@ class ResponseCreation:
         return [*events.fail(error), events.last()]
 
     async def logged(self, claim: IdempotencyClaim | None, response_id: str) -> AsyncGenerator[list[WireEvent]]:
-        """The events of a response that runs by itself, from the first on. The key of one that failed is free again
-        before that is told."""
+        """Yield all events of a background response.
+
+        The key of a failed response is released before the failure is emitted.
+        """
         tenant, dialect = self._sender.tenant, self._sender.dialect
         begun = False
         async with aclosing(logged_events(self._means.store, tenant, response_id, 0, dialect)) as events:
@@ -167,8 +173,10 @@ class ResponseCreation:
             yield events_again(await self.found(response_id), dialect)
 
     async def let_run(self, claim: IdempotencyClaim | None, receive: Receive) -> str:
-        """Begin the response, or find the one an earlier request with the same key began; its id. Raises ClientGone
-        when the client leaves while it waits for that one."""
+        """Start the response, or find that of an earlier request with the same key; return its id.
+
+        Raises ClientGone when the client disconnects during the wait for that response.
+        """
         response_id = self._means.new_id("resp_")
         if claim is None:
             await self._begin(response_id)
@@ -183,7 +191,7 @@ class ResponseCreation:
                     return owner
 
     async def _begun(self, claim: IdempotencyClaim, response_id: str) -> bool:
-        """Begin the response that has the key; False when the key was lost meanwhile."""
+        """Start the response that has the key; return False if the key was lost meanwhile."""
 
         async def confirm() -> None:
             if await owner_of(self._means, claim, response_id) != response_id:
@@ -213,7 +221,10 @@ class ResponseCreation:
             return False
 
     async def _is_not_there(self, response_id: str) -> bool:
-        """Whether nothing came of a response for certain: one that could not be taken back goes on under its key."""
+        """Return True if the response certainly does not exist.
+
+        A response that could not be deleted continues under its key.
+        """
         try:
             [response] = await self._means.store.responses(self._sender.tenant, [response_id])
         except StoreError:
@@ -221,7 +232,7 @@ class ResponseCreation:
         return response is None
 
     async def found(self, response_id: str) -> StoredResponse:
-        # It runs: whoever is refused now asks again, and has it made twice.
+        # It runs: a client that is refused now would repeat the request, and have it generated twice.
         store, tenant = self._means.store, self._sender.tenant
         [response] = await insisting(lambda: store.responses(tenant, [response_id]))
         if response is None:
@@ -229,7 +240,10 @@ class ResponseCreation:
         return response
 
     async def finished(self, claim: IdempotencyClaim | None, response_id: str) -> StoredResponse:
-        """The response when it is over. Raises what it failed with; its key is free again then."""
+        """Wait for the end of the response, and return it.
+
+        Raises the error of a failed response, after the release of its key.
+        """
         store, tenant = self._means.store, self._sender.tenant
         response = await self.found(response_id)
         seen = 0
@@ -247,8 +261,10 @@ class ResponseCreation:
 
 
 async def told(events: AsyncGenerator[list[WireEvent]]) -> AsyncGenerator[bytes]:
-    """Events as a stream of bytes, a batch at a time, and its end: `[DONE]` stands behind every terminal event, which
-    alone says how it went, and nowhere else."""
+    """Yield the events as bytes, batch by batch.
+
+    `[DONE]` follows every terminal event, independent of the outcome, and nothing else.
+    """
     try:
         last = ""
         async for made in events:

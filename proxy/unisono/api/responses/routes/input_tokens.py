@@ -1,4 +1,4 @@
-"""`POST /responses/input_tokens`: how long a prompt is, without a model being asked."""
+"""Route `POST /responses/input_tokens`: the length of a prompt, without generation."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from unisono.api.whole import to_whole
 
 
 def counting_routes(router: APIRouter, path: str, means: ResponsesDeps, dialect: Dialect) -> None:
-    """`path` is that of the responses."""
+    """Add the route. `path` is the path of the responses."""
 
     async def counted(sender: Sender, body: dict[str, Any], size: int) -> int:
-        # Nothing is kept of a count, so it asks the store only for what it continues.
+        # A count is not stored, so the store is read only for the prior state.
         wanted = await judged({**body, "store": False, "background": False}, size)
         model = means.resolve(wanted.model, sender.caller)
         past = await recall(means.store, sender.tenant, wanted)

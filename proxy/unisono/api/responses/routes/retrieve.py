@@ -1,4 +1,4 @@
-"""Responses that are kept: fetched, listened to, called off, listed and deleted."""
+"""Routes of stored responses: retrieve, stream, cancel, list items, delete."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ from unisono.errors import InvalidRequest, NotFound
 def kept_routes(
     router: APIRouter, path: str, means: ResponsesDeps, runner: BackgroundRunner, dialect: Dialect, keep_alive_s: float
 ) -> None:
-    """`path` is that of the responses."""
+    """Add the routes. `path` is the path of the responses."""
     store = means.store
 
     async def found(request: Request) -> StoredResponse:
-        """The response a path names, if it is the caller's."""
+        """Return the response in the path, if it is the caller's."""
         response_id = request.path_params["response_id"]
         if not OUR_ID.fullmatch(response_id):
             raise missing(response_id)
@@ -79,8 +79,10 @@ def kept_routes(
 
 
 def paged(items: tuple[StoredItem, ...], query: PageQuery) -> tuple[tuple[StoredItem, ...], bool]:
-    """A page of `items`, which are oldest first, and whether there are more behind it. Raises NotFound for an `after`
-    that is not among them."""
+    """Return a page of `items` (oldest first), and True if more items follow.
+
+    Raises NotFound for an `after` that is not among them.
+    """
     ordered = items if query.order == "asc" else items[::-1]
     start = 0
     if query.after is not None:

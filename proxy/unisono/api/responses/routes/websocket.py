@@ -1,4 +1,4 @@
-"""The WebSocket on the path of the responses: one connection for many of them."""
+"""WebSocket route of the Responses API: one connection for many responses."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from unisono.api.responses.websocket.connection import Connection
 
 
 def websocket_routes(router: APIRouter, path: str, means: ResponsesDeps, dialect: Dialect) -> None:
-    """`path` is that of the responses."""
+    """Add the route. `path` is the path of the responses."""
 
     async def connect(socket: WebSocket) -> None:
         await Connection(means, dialect, socket).run()

@@ -1,1 +1,1 @@
-"""Tools that the gateway runs itself, as the Responses API asks for them: servers, approvals, what was told before."""
+"""Server tools of the Responses API: servers, approvals, and their history."""

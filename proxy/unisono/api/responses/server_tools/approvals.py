@@ -1,9 +1,8 @@
-"""An approval is for one call, whoever answers it and however often: the first response that says so makes it.
+"""Claims on approvals: an approval is valid for one call, even if answered repeatedly.
 
-Two marks in the store see to that, for every gateway of it. A response that begins holds the approval for as long as a
-lease holds, so that another one is refused before anything is made. Right before the call it takes it for good: a
-response that comes to nothing before then, or dies, leaves the approval to be answered again. Approvals with ids that
-were not made here are nobody's to mark.
+Two marks in the store ensure this across all gateways. A response holds the approval for the duration of a lease
+when it starts, so that another response is refused early. Directly before the call it marks the approval as used. A
+response that fails or dies before then leaves the approval available. Approvals with foreign ids are not marked.
 """
 
 from __future__ import annotations
@@ -23,13 +22,13 @@ from unisono.errors import ApprovalUsed, StoreError
 
 INPUT: Final = "input"
 MARK: Final = "approval\n"
-"""How such marks begin; no idempotency key of a client has a line break."""
+"""Prefix of such marks. No idempotency key of a client contains a line break."""
 
 log = logging.getLogger("unisono.responses")
 
 
 def approvals_in(request: ResponsesRequest, hosting: ServerTools | None) -> dict[str, str]:
-    """The approvals that are given now, and the field each stands in, as far as the request shows it."""
+    """Return the approvals of this request, with the field of each, if present in the request."""
     given = {
         getattr(item, "approval_request_id", None): f"{INPUT}.{position}.approval_request_id"
         for position, item in enumerate(request.input)
@@ -44,7 +43,7 @@ def approvals_in(request: ResponsesRequest, hosting: ServerTools | None) -> dict
 
 
 class Approvals:
-    """Those that one response was given: `fields` says by their ids where."""
+    """Approvals of one response. `fields` maps their ids to request fields."""
 
     def __init__(self, means: ResponsesDeps, tenant: str, response_id: str, fields: Mapping[str, str]) -> None:
         self._means = means
@@ -55,7 +54,7 @@ class Approvals:
 
     @asynccontextmanager
     async def held(self) -> AsyncIterator[None]:
-        """All of them, while something goes on. Raises ApprovalUsed and StoreUnavailable."""
+        """Hold all approvals for the block. Raises ApprovalUsed and StoreUnavailable."""
         await self.claim()
         try:
             yield
@@ -63,7 +62,7 @@ class Approvals:
             await asyncio.shield(self.give_back())
 
     async def claim(self) -> None:
-        """Hold all of them for a while, or none. Raises ApprovalUsed and StoreUnavailable."""
+        """Claim all approvals temporarily, or none. Raises ApprovalUsed and StoreUnavailable."""
         try:
             for approval in self._fields:
                 await self._mark(approval, self._means.lease_s)
@@ -72,14 +71,20 @@ class Approvals:
             raise
 
     async def take(self, approval: str) -> None:
-        """The call is made now. Raises ApprovalUsed and StoreUnavailable."""
+        """Mark the approval as used, directly before the call.
+
+        Raises ApprovalUsed and StoreUnavailable.
+        """
         if approval in self._fields:
-            # What may have been marked is not given back.
+            # An approval that may have been marked is not released.
             self._taken.add(approval)
             await self._mark(approval, self._means.kept_s)
 
     async def give_back(self) -> None:
-        """Those whose call was not made. What cannot be given back is free again when the lease would be."""
+        """Release the approvals of calls that were not made.
+
+        An approval that cannot be released expires with the lease.
+        """
         for approval in self._fields.keys() - self._taken:
             try:
                 await self._means.store.unclaim(self._tenant, MARK + approval, self._response_id)
@@ -87,7 +92,7 @@ class Approvals:
                 log.debug("approval not given back", extra={"code": error.code})
 
     def taken_by(self, turn: GenerationRequest) -> GenerationRequest:
-        """The turn, which takes them."""
+        """Return the generation request with `take` as its callback."""
         if turn.hosting is None or not self._fields:
             return turn
         return replace(turn, hosting=replace(turn.hosting, take=self.take))

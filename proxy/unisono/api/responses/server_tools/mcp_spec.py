@@ -1,4 +1,4 @@
-"""A tool of type `mcp` as a request writes it, and as the response repeats it: without anything secret."""
+"""Tool of type `mcp` in a request, and its echo in the response without secrets."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from unisono.api.field_types import FieldInput, OpenModel, Text, refused, wrong
 from unisono.core.tools import Approval, ToolFilter
 
 MCP = "mcp"
-"""The type of such a tool."""
+"""Type of an MCP tool."""
 MAX_NAMES = 1024
 
 ServerLabel = Annotated[str, Field(pattern=r"^[A-Za-z][A-Za-z0-9_-]{0,63}$")]
@@ -26,7 +26,7 @@ class FilterSpec(OpenModel):
 
     @model_validator(mode="after")
     def _says_something(self) -> FilterSpec:
-        # An empty filter matches everything, and where it is to spare approval that is what nobody meant.
+        # An empty filter matches everything. As `never` it would disable approval for all tools by accident.
         if self.tool_names is None and self.read_only is None:
             raise wrong("names no tools; give tool_names or read_only")
         return self
@@ -36,7 +36,7 @@ class FilterSpec(OpenModel):
 
 
 class ApprovalSpec(OpenModel):
-    """Which tools need approval; `word` where one was said for all of them."""
+    """Filters for tools that need approval. A single word applies to all tools."""
 
     always: FilterSpec | None = None
     never: FilterSpec | None = None
@@ -66,7 +66,7 @@ def _to_filter(value: Any) -> Any:
 
 
 class McpSpec(OpenModel):
-    """A server the request wants tools of. `headers` and `authorization` are for it alone."""
+    """An MCP server. `headers` and `authorization` are sent only to this server."""
 
     server_label: ServerLabel
     server_url: Annotated[Text, Field(min_length=1, max_length=2048)] | None = None
@@ -93,8 +93,10 @@ class McpSpec(OpenModel):
 
 
 def to_echo(spec: McpSpec, written: Mapping[str, Any]) -> dict[str, Any]:
-    """The tool as the response repeats it; `written` is it as the request wrote it. Of the address only the host is
-    told: some have a key behind it."""
+    """Return the echo of the tool; `written` is the tool in the request.
+
+    The address is reduced to its host, because some addresses contain a key.
+    """
     return {
         "type": MCP,
         "server_label": spec.server_label,

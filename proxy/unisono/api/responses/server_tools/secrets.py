@@ -1,4 +1,4 @@
-"""What a request says to tool servers, put out of sight where the request itself is kept for whoever takes it over."""
+"""Encryption of tool server secrets in stored background requests."""
 
 from __future__ import annotations
 
@@ -17,17 +17,20 @@ SEALED = "sealed"
 
 
 def has_secrets(body: Mapping[str, Any]) -> bool:
-    """Whether there is something to conceal; a field that only this gateway writes is, whoever wrote it."""
+    """Return True if the body has secrets, or fields in the gateway's sealed form."""
     return any(_secrets(tool) or _is_sealed(tool) for tool in body.get("tools") or ())
 
 
 def concealed(body: Mapping[str, Any], seals: ItemSealing, tenant: str) -> dict[str, Any]:
-    """The body with everything secret in a form that only this gateway can read."""
+    """Return the body with all secrets encrypted."""
     return {**body, "tools": [_concealed(tool, seals, tenant) for tool in body.get("tools") or ()]}
 
 
 def revealed(body: Mapping[str, Any], seals: ItemSealing, tenant: str) -> dict[str, Any]:
-    """The body as it was. Raises StoreUnreadable where the gateway has another key by now."""
+    """Return the body with all secrets decrypted.
+
+    Raises StoreUnreadable if the gateway's key has changed.
+    """
     return {**body, "tools": [_revealed(tool, seals, tenant) for tool in body.get("tools") or ()]}
 
 

@@ -1,4 +1,4 @@
-"""Tools the gateway runs, as `tool_choice` names them: those of a server by its label, OpenAI's own by their kind."""
+"""Server tools in `tool_choice`: named by server label, or by kind for builtin tools."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ CHOICE: Final = "tool_choice"
 
 
 def on_offer(request: ResponsesRequest, toolbox: Toolbox, servers: Sequence[ToolServer]) -> OfferedTools:
-    """What the request's `tool_choice` may be about."""
+    """Return the tools that the request's `tool_choice` can name."""
     labels = {server.label for server in servers if not server.builtin}
     builtins = {server.builtin: server.label for server in servers if server.builtin}
     declared = {builtin_for(tool.type) or tool.type for tool in request.tools or ()}

@@ -1,8 +1,9 @@
-"""From the tools of a request to tool servers: the operator's word comes first, and a request can only take from it.
+"""Tool servers of a request.
 
-A server is the operator's, by its label or its exact address, or one on a host that the operator allowed. What a
-request says narrows which tools there are and adds to what needs approval. Its headers go to the server they stand
-with; the key it was sent with goes nowhere.
+The operator sets the rules, and a request can only narrow them. A server is configured by the operator and found by
+its label or exact address, or it is on a host that the operator allowed. A request can restrict the available tools
+and require more approvals. Its headers are sent only to the server they belong to; the caller's API key is sent to
+no server.
 """
 
 from __future__ import annotations
@@ -18,20 +19,23 @@ from unisono.core.tools import Approval, ToolServer, ToolTransport
 from unisono.errors import InvalidRequest, ToolServerNotAllowed
 
 MOST_SERVERS = 16
-"""Of one request: all of them are asked for their tools before a word is generated."""
+"""Maximum number of servers of a request. All of them list their tools before generation."""
 
 OWN_CREDENTIALS = frozenset({"authorization", "x-api-key"})
 
 
 def _no_check(headers: Mapping[str, str], authorization: str | None) -> None:
-    """Whoever reaches servers checks what is sent there."""
+    """Accept all headers. The component that connects to servers checks them."""
 
 
 @dataclass(frozen=True, slots=True)
 class ServerRules:
-    """What the operator says about tool servers. `configured` are theirs by label, `builtins` the labels of those that
-    stand for a tool gpt-oss was trained on, by its name; `may_name` tells whether a request may name one at an address,
-    `check_headers` raises InvalidRequest for what cannot be sent to one."""
+    """The operator's rules for tool servers.
+
+    `configured` holds the servers by label. `builtins` maps tools that gpt-oss was trained on to server labels.
+    `may_name` returns True if a request may name a server at an address. `check_headers` raises InvalidRequest for
+    headers that cannot be sent.
+    """
 
     configured: Mapping[str, ToolServer] = field(default_factory=dict)
     builtins: Mapping[str, str] = field(default_factory=dict)
@@ -39,13 +43,16 @@ class ServerRules:
     check_headers: Callable[[Mapping[str, str], str | None], None] = _no_check
 
     def for_model(self, labels: Collection[str] | None) -> ServerRules:
-        """Those of a model that may use only some of the configured servers; None for all."""
+        """Return the rules of a model that may use only the servers in `labels`; None means all."""
         if labels is None:
             return self
         return replace(self, configured={label: self.configured[label] for label in labels})
 
     def for_caller(self, caller: Caller) -> ServerRules:
-        """Those that a caller may use. Who may use only some may name none that the operator does not know."""
+        """Return the rules of a caller.
+
+        A caller restricted to some servers may name none at an address.
+        """
         if caller.mcp_servers is None:
             return self
         theirs = {label: server for label, server in self.configured.items() if label in caller.mcp_servers}
@@ -53,12 +60,12 @@ class ServerRules:
 
     @property
     def trained(self) -> dict[str, ToolServer]:
-        """The servers that stand for tools gpt-oss was trained on, by those."""
+        """Return the servers for builtin tools, by tool name."""
         named = {builtin: self.configured.get(label) for builtin, label in self.builtins.items()}
         return {builtin: server for builtin, server in named.items() if server is not None}
 
     def find(self, spec: McpSpec) -> ToolServer | None:
-        """The configured server that is meant."""
+        """Return the configured server for a tool, or None."""
         named = self.configured.get(spec.server_label)
         if spec.server_url is None or (named is not None and named.url == spec.server_url):
             return named
@@ -66,8 +73,11 @@ class ServerRules:
 
 
 def to_servers(specs: Sequence[tuple[str, McpSpec]], rules: ServerRules, owner: str) -> tuple[ToolServer, ...]:
-    """The servers in the request's order; each comes with the field it stands in. `owner` is whose connections they
-    are. Raises InvalidRequest and ToolServerNotAllowed, naming the field."""
+    """Return the servers in the request's order.
+
+    Each spec is paired with its field; `owner` owns the connections. Raises InvalidRequest and ToolServerNotAllowed,
+    naming the field.
+    """
     servers: dict[str, ToolServer] = {}
     for at, spec in specs:
         if spec.server_label in servers:
@@ -99,7 +109,7 @@ def _to_server(at: str, spec: McpSpec, rules: ServerRules, owner: str) -> ToolSe
 
 
 def _named(at: str, spec: McpSpec, rules: ServerRules) -> ToolServer:
-    """A server that only the request knows."""
+    """Return a server that is not configured."""
     if spec.server_url is None:
         known = ", ".join(sorted(rules.configured)) or "none"
         raise InvalidRequest(
@@ -119,7 +129,7 @@ def _named(at: str, spec: McpSpec, rules: ServerRules) -> ToolServer:
 
 
 def _with_credentials(at: str, spec: McpSpec, server: ToolServer, rules: ServerRules) -> ToolServer:
-    """The server with what the request wants it to be shown. The operator's own credentials are never replaced."""
+    """Add the request's credentials. The operator's own credentials are never replaced."""
     given = {name: value.get_secret_value() for name, value in (spec.headers or {}).items()}
     authorization = None if spec.authorization is None else spec.authorization.get_secret_value()
     if not given and authorization is None:
@@ -145,7 +155,10 @@ def _with_credentials(at: str, spec: McpSpec, server: ToolServer, rules: ServerR
 
 
 def _joined(operator: Approval, spec: McpSpec) -> Approval:
-    """What either wants approved needs approval; where nobody said anything, everything does."""
+    """Combine approval rules: either side can require approval.
+
+    Without any rule, every call requires approval.
+    """
     if spec.require_approval is None:
         return operator
     asked = spec.require_approval.approval()

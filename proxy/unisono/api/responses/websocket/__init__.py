@@ -1,1 +1,1 @@
-"""Responses over one open socket: what its frames say, what it remembers, and who waits for whom."""
+"""Responses API over a WebSocket: frames, cached responses, and lanes."""

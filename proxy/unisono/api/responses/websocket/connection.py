@@ -1,10 +1,12 @@
-"""One client's socket: frames read as they come, responses made lane by lane, events written in whole frames.
+"""WebSocket connection of one client.
 
-- Responses of one lane come one after the other; lanes go side by side, a few at a time.
-- A request that fails is an error frame. The socket and every other request go on.
-- A continuation that fails evicts the response it names, as OpenAI does: the client sends its full input again.
-- A client that leaves, or takes nothing for too long, ends all that is made for it at once.
-- A socket has an end: after its time nothing new is begun, what runs is finished, then it is closed.
+It reads frames, generates per lane, and writes whole frames.
+
+- Responses of one lane are generated in sequence; a limited number of lanes run in parallel.
+- A failed request returns an error frame. The socket and all other requests continue.
+- A failed continuation evicts the response it names, as OpenAI does: the client sends its full input again.
+- A disconnect, or a client that reads nothing for too long, cancels all its responses at once.
+- A socket has a maximum lifetime. After it no new response starts, running ones finish, then the socket is closed.
 """
 
 from __future__ import annotations
@@ -49,20 +51,20 @@ from unisono.engine.turn import GenerationReport
 from unisono.errors import BackendOverloaded, ConnectionTooOld, TooManyStreams, UnisonoError
 
 LASTS_S = 3600.0
-"""How long a socket is there for new responses, in seconds."""
+"""Lifetime of a socket for new responses, in seconds."""
 AT_ONCE = 16
-"""Responses that are made at the same time; more of them wait."""
+"""Maximum number of concurrent responses; further ones wait."""
 NAMED_LANES = 32
 MOST_WAITING = 64
-"""Responses of one socket, those that are made included."""
+"""Maximum number of pending responses of one socket, including running ones."""
 MOST_WAITING_BYTES = 32 << 20
 MOST_UNTOLD = 64
-"""Frames that are refused and whose sender has not taken the refusals yet."""
+"""Maximum number of unsent error frames."""
 CLOSED_NORMALLY = 1000
 
 
 class Connection:
-    """Runs from before the socket is accepted to its end. Durations are in seconds."""
+    """Connection, from before the socket is accepted to its end. Durations are in seconds."""
 
     def __init__(
         self,
@@ -74,7 +76,7 @@ class Connection:
     ) -> None:
         self._means = means
         self._socket = socket
-        # In a socket every error stands in an object of its own, whatever a stream of server-sent events does.
+        # In a socket every error has an object of its own, unlike in a stream of server-sent events.
         in_socket = replace(dialect, nested_errors=True)
         self._sender = Sender(socket.state.caller, socket.state.request_id, in_socket)
         self._lasts_s = lasts_s
@@ -113,7 +115,7 @@ class Connection:
     # -- reading
 
     async def _read(self, group: asyncio.TaskGroup) -> None:
-        """Take every frame at once, whatever goes on: who does not read does not see the client leave."""
+        """Read every frame at once. An unread socket does not report a disconnect."""
         while True:
             message = await self._socket.receive()
             if message["type"] == "websocket.disconnect":
@@ -138,7 +140,10 @@ class Connection:
             self._tell(error_frame(error, lane), group)
 
     def _tell(self, frame: str, group: asyncio.TaskGroup) -> None:
-        """Write a frame without waiting for it. A client that sends much and reads nothing counts as gone."""
+        """Write a frame without waiting.
+
+        A client that sends many frames and reads none counts as disconnected.
+        """
         if self._untold >= MOST_UNTOLD:
             raise ClientGone
         self._untold += 1
@@ -150,7 +155,7 @@ class Connection:
         group.create_task(told())
 
     def _admit(self, create: CreateFrame, group: asyncio.TaskGroup) -> None:
-        """Let a response be made as soon as its turn comes. Raises what it is refused with."""
+        """Queue a response in its lane. Raises the error that refuses it."""
         if self._old:
             raise self._too_old()
         new = create.lane is not None and create.lane not in self._lanes
@@ -189,7 +194,7 @@ class Connection:
             await self._send([error_frame(failure_of(error), create.lane)])
 
     async def _respond(self, create: CreateFrame) -> None:
-        # A socket outlives the request it came with: a key may be no good any more, or good for less.
+        # A socket outlives its first request: the key may be revoked or restricted meanwhile.
         caller = await self._socket.state.caller_again()
         sender = replace(self._sender, caller=caller, request_id=self._id_of(create))
         wanted = await judged(create.body, create.size, answered=create.answered)
@@ -202,7 +207,7 @@ class Connection:
             size=create.size,
             recalled=continuation.recall,
         ) as understanding:
-            # The turns of a lane belong together, also where nothing else says so.
+            # The requests of a lane belong together, even without another common property.
             asked = continuation.settled(understanding, f"{self._sender.request_id}\0{create.lane or ''}")
 
             def over(response: StoredResponse) -> None:
@@ -218,7 +223,7 @@ class Connection:
                     await self._send(in_lane(event.data, create.lane) for event in batch)
 
     def _id_of(self, create: CreateFrame) -> str:
-        """Each response is a request of its own; the first has the id that the client was given with the socket."""
+        """Return the request id of a response. The first has the id of the socket's handshake."""
         return self._sender.request_id + (f".{create.number}" if create.number > 1 else "")
 
     def _answered(
@@ -229,7 +234,7 @@ class Connection:
     # -- writing
 
     async def _send(self, frames: Iterable[str]) -> None:
-        """Write frames one behind the other. Raises ClientGone where there is nobody to take them."""
+        """Write frames in order. Raises ClientGone when the client has disconnected."""
         async with self._writing:
             for frame in frames:
                 try:
@@ -241,8 +246,10 @@ class Connection:
 async def prepared(
     means: ResponsesDeps, asked: PreparedRequest, over: Callable[[StoredResponse], None]
 ) -> AsyncGenerator[list[WireEvent]]:
-    """The events of a response in which nothing is generated: what it says is there for the next one to continue.
-    Raises what an answer would be refused with."""
+    """Yield the events of a response without generation, as a base for the next one.
+
+    Raises the errors that would refuse an answer.
+    """
     await means.turns.count(asked.turn.turn)
     events = ResponseEvents(asked.frame, GenerationReport(), new_id=asked.item_ids, clock=means.clock)
     begun = events.begin()

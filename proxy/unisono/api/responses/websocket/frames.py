@@ -1,7 +1,7 @@
-"""Frames of a Responses socket: what a client's asks for, and what goes wrong as a frame of ours.
+"""Frames of a Responses socket: client requests and error frames.
 
-A client's frame is one JSON object with a `type`. What `POST /responses` takes stands beside the type; `stream_id`
-names the lane its events come back in.
+A client's frame is one JSON object with a `type`. The fields of `POST /responses` are next to the type. `stream_id`
+names the lane of its events.
 """
 
 from __future__ import annotations
@@ -18,20 +18,26 @@ from unisono.api.error_responses import to_body
 from unisono.errors import InvalidRequest, InvalidStreamId, UnisonoError, UnsupportedValue
 
 Lane: TypeAlias = str | None
-"""Responses of one lane come one after the other. None is the one without a name."""
+"""Responses of one lane are generated in sequence. None is the unnamed lane."""
 
 Fields = dict[str, Any]
 
 ENVELOPE = frozenset({"type", "stream_id", "generate", "stream"})
-"""What is said to the socket and not about the response. Whatever `stream` says, events are all there is here."""
+"""Fields for the socket, which are not part of the request.
+
+`stream` has no effect, because a socket always sends events.
+"""
 
 _STREAM_ID = re.compile(r"[A-Za-z0-9_.-]{1,256}")
 
 
 @dataclass(frozen=True, slots=True)
 class CreateFrame:
-    """A response is wanted. `body` is what `POST /responses` would get, `size` its length in bytes; one that is not
-    `answered` only prepares the next. `number` is the place of its frame among those of its socket."""
+    """Request for a response.
+
+    `body` is that of `POST /responses`, and `size` its length in bytes. A request that is not `answered` only
+    prepares the next. `number` is the position of its frame on the socket.
+    """
 
     body: Mapping[str, Any]
     size: int
@@ -42,7 +48,7 @@ class CreateFrame:
 
 @dataclass(frozen=True, slots=True)
 class SteerFrame:
-    """Input for a response that goes on, which nothing here can take in any more."""
+    """Input for a running response. The gateway does not support it."""
 
     previous_response_id: str
     input: str | list[Any]
@@ -50,14 +56,17 @@ class SteerFrame:
 
 @dataclass(frozen=True, slots=True)
 class EmptyFrame:
-    """A frame that wants nothing."""
+    """Frame without a request."""
 
 
 Asked: TypeAlias = CreateFrame | SteerFrame | EmptyFrame
 
 
 def fields_of(message: Mapping[str, Any]) -> tuple[Fields, int]:
-    """The JSON object in a message as the server hands it over, and its length in bytes. Raises InvalidRequest."""
+    """Parse the JSON object of a message, and return it with its length in bytes.
+
+    Raises InvalidRequest.
+    """
     text = message.get("text")
     if text is None:
         raise InvalidRequest("Frames must be text: one JSON object each.")
@@ -66,7 +75,7 @@ def fields_of(message: Mapping[str, Any]) -> tuple[Fields, int]:
 
 
 def lane_of(fields: Fields) -> Lane:
-    """Raises InvalidStreamId."""
+    """Return the lane of a frame. Raises InvalidStreamId."""
     lane = fields.get("stream_id")
     if lane is None:
         return None
@@ -78,7 +87,7 @@ def lane_of(fields: Fields) -> Lane:
 
 
 def to_asked(fields: Fields, size: int, lane: Lane) -> Asked:
-    """What a frame asks for. Raises InvalidRequest."""
+    """Parse a frame. Raises InvalidRequest."""
     kind = fields.get("type")
     reader = READERS.get(kind) if isinstance(kind, str) else None
     if reader is None:
@@ -116,26 +125,26 @@ def _nothing(_: Fields, __: int, ___: Lane) -> EmptyFrame:
 READERS: Mapping[str, Callable[[Fields, int, Lane], Asked]] = {
     "response.create": _create,
     "response.steer": _steer,
-    # Codex tells that it has read an answer. An error would be taken for that of its next request.
+    # Codex reports that it has read an answer. It would attribute an error to its next request.
     "response.processed": _nothing,
 }
-"""How each kind of frame is read."""
+"""Parsers by frame type."""
 
 
 def in_lane(event: bytes, lane: Lane) -> str:
-    """An event's JSON as a frame of its lane."""
+    """Return an event's JSON as a frame of its lane."""
     if lane is None:
         return event.decode()
     return f'{event[:-1].decode()},"stream_id":"{lane}"}}'
 
 
 def error_frame(error: UnisonoError, lane: Lane) -> str:
-    """What a request is refused with, and whatever else is not part of a response."""
+    """Return the frame of an error outside of a response."""
     return in_lane(orjson.dumps({"type": "error", "status": error.status, **to_body(error)}), lane)
 
 
 def not_steered(steer: SteerFrame) -> str:
-    """The input goes back to its sender, who may put it into the next request."""
+    """Return the refusal of a steer frame. It repeats the input, for use in the next request."""
     frame = {
         "type": "response.steer.failed",
         "sequence_number": 0,

@@ -1,7 +1,7 @@
-"""What one socket remembers: the last response of each lane that no store has, so that the next one can continue it.
+"""Cache of unstored responses of one socket: the last one of each lane, for continuation.
 
-It is gone with the socket. A response that is to be kept and continues one that was not takes what was said there into
-its own input, so that it can be continued anywhere.
+It is dropped with the socket. A stored response that continues an unstored one copies its items into its own input,
+so that it can be continued anywhere.
 """
 
 from __future__ import annotations
@@ -21,20 +21,25 @@ from unisono.core.conversation import Item
 from unisono.core.state_store import Store, StoredItem, StoredResponse
 
 MOST = 8_000_000
-"""Characters and tokens one socket remembers. What fits a model's window is far less, for each of a few lanes."""
+"""Capacity of a socket's cache in characters and tokens.
+
+The content of a model's window is far smaller, for each of a few lanes.
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class CachedResponse:
-    """A response that can be continued. `past` is what its continuation leans on, with stored ancestors only; `loose`
-    are the items of it that no store has."""
+    """Unstored response that can be continued.
+
+    `past` is the prior state of its continuation, with stored ancestors only. `loose` holds its unstored items.
+    """
 
     past: PriorState
     loose: tuple[StoredItem, ...] = ()
 
 
 class ResponseCache:
-    """The newest response of each lane, the oldest of them forgotten first where it is too much."""
+    """Cache of the newest response of each lane. Over capacity the oldest is evicted first."""
 
     def __init__(self, most: int = MOST) -> None:
         self._most = most
@@ -47,7 +52,7 @@ class ResponseCache:
             del self._lanes[next(iter(self._lanes))]
 
     def forget(self, response_id: object) -> None:
-        """Evict the response with this id; any other value, as it may stand in a client's frame, evicts nothing."""
+        """Evict the response with this id. Any other value of a client's frame has no effect."""
         for lane, (known, _, _) in list(self._lanes.items()):
             if known == response_id:
                 del self._lanes[lane]
@@ -57,20 +62,20 @@ class ResponseCache:
 
 
 def weight(items: Iterable[Item]) -> int:
-    """Characters and tokens of items."""
+    """Return the size of items in characters and tokens."""
     values = (getattr(item, name) for item in items for name in type(item).__slots__)
     return sum(len(value) for value in values if isinstance(value, str | tuple))
 
 
 class Continuation:
-    """One request and what it continues: a response this socket remembers, or whatever else."""
+    """One request and its origin: a cached response, or anything else."""
 
     def __init__(self, found: CachedResponse | None) -> None:
         self._found = found
         self._past = PriorState()
 
     async def recall(self, store: Store, tenant: str, request: ResponsesRequest) -> PriorState:
-        """As `past.recall`, with what is remembered in place of what is stored."""
+        """Read the prior state as `prior_state.recall` does, from the cache instead of the store."""
         if self._found is None:
             self._past = await recall(store, tenant, request)
             return self._past
@@ -81,7 +86,7 @@ class Continuation:
         return self._past
 
     def settled(self, asked: PreparedRequest, sticky: str) -> PreparedRequest:
-        """The request as it is run and kept; turns with nothing else in common go together by `sticky`."""
+        """Return the final request. `sticky` routes requests together that share no other key."""
         turn = asked.turn
         if asked.request.stored and self._found is not None:
             turn = replace(turn, input=(*self._found.loose, *turn.input))
@@ -90,7 +95,7 @@ class Continuation:
         return replace(asked, turn=turn)
 
     def turned(self, asked: PreparedRequest, response: StoredResponse) -> CachedResponse | None:
-        """How the finished response can be continued on this socket; None where it cannot, or the store has it."""
+        """Return the finished response for the cache; None if it is stored or cannot be continued."""
         request = asked.request
         if request.stored or request.conversation is not None or response.status not in JOINS:
             return None
