@@ -81,7 +81,9 @@ async def test_every_shape_is_recorded_and_read_again_to_the_same(wire: str, str
             for number, document in zip(numbers, await asyncio.gather(*map(ask, numbers)), strict=True):
                 case = BY_NUMBER[number]
                 rules = [one["repaired"] for one in document["said"] if "repaired" in one]
-                assert set(case.rules) <= set(rules), case.output
+                # Text without special tokens does not show every fault.
+                expected = case.rules if wire == "ids" or case.on_text else ()
+                assert set(expected) <= set(rules), case.output
                 assert document["recoveries"] == list(dict.fromkeys(rules))
                 assert is_as_recorded(document, read_document(document)), case.output
                 [prompt] = prompts_of(document)
