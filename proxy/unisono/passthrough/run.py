@@ -131,7 +131,7 @@ async def _unless_probes_fail(
                 place.on_failed_probe(lambda left_s: limit.reschedule(loop.time() + left_s))
                 bodies = await anext(coming, None)
         except TimeoutError as error:
-            raise BackendTimeout("the backend did not answer, and failed a probe meanwhile") from error
+            raise BackendTimeout("the backend sent no response, and a health probe of it failed") from error
         finally:
             place.on_failed_probe(None)
         if bodies is None:

@@ -136,7 +136,7 @@ class GroupFailoverRoute:
             # No available deployment had a free slot.
             return Prospects(later_s=later_s)
         pending = None if isinstance(error, ContextTooLong) else group
-        # A deployment with an open circuit is a last resort, even after a pause.
+        # A deployment whose last probe failed is a last resort: asking the failed one again after a pause comes first.
         worst = Rank.UNREADY if later_s is None else Rank.RESTING
         if self._another(resumes=resumes, pending=pending, worst=worst):
             return Prospects(available=True)
