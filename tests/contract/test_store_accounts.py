@@ -40,15 +40,15 @@ REFUSED = {
     "tokens": (KeyLimits(tpm=450), {}, QuotaKind.TOKENS, 3),
     "one token too few": (KeyLimits(tpm=449), {}, QuotaKind.TOKENS, 2),
     "parallel": (KeyLimits(max_parallel=4), {}, QuotaKind.PARALLEL, 4),
-    "a budget of tokens": (KeyLimits(token_budget=551), {"most": 50}, QuotaKind.TOKEN_BUDGET, 4),
+    "a budget of tokens": (KeyLimits(token_budget=551), {"most": 50}, QuotaKind.BUDGET_RESERVED, 4),
     "a budget too small for what is sent": (KeyLimits(token_budget=100), {}, QuotaKind.TOKEN_BUDGET, 0),
     "a budget of money": (
         KeyLimits(money_budget=30),
         {"input_cost": 9, "output_price": 20_000, "most": 50},
-        QuotaKind.MONEY_BUDGET,
+        QuotaKind.BUDGET_RESERVED,
         3,
     ),
-    "what is sent costs money alone": (KeyLimits(money_budget=20), {"input_cost": 10}, QuotaKind.MONEY_BUDGET, 2),
+    "what is sent costs money alone": (KeyLimits(money_budget=20), {"input_cost": 10}, QuotaKind.BUDGET_RESERVED, 2),
 }
 
 
@@ -150,6 +150,9 @@ async def test_a_budget_is_never_overdrawn_and_full_again_in_the_next_period(hom
     async def turn() -> int:
         one = claim(whose, limits, period="day:1", period_ends=ends, most=400)
         stands = await store.reserve(one)
+        if stands.refused is QuotaKind.BUDGET_RESERVED:
+            assert stands.again_s is None
+            return 0
         if stands.refused is not None:
             assert stands.refused is QuotaKind.TOKEN_BUDGET
             assert stands.again_s is not None
@@ -166,6 +169,33 @@ async def test_a_budget_is_never_overdrawn_and_full_again_in_the_next_period(hom
     assert 900 <= spent <= 1000
     assert sum(entry.used.tokens for entry in await store.ledger(DAY, DAY, whose)) == spent
     assert (await store.reserve(claim(whose, limits, period="day:2", period_ends=ends))).refused is None
+
+
+BUDGETS = {
+    "tokens": (KeyLimits(token_budget=210), {}, TokenUsage(requests=1, input=40, output=20)),
+    "money": (KeyLimits(money_budget=30), {"input_cost": 30}, TokenUsage(requests=1, input=100, cost=14)),
+}
+
+
+@pytest.mark.parametrize(("limits", "wants", "half"), BUDGETS.values(), ids=BUDGETS)
+@pytest.mark.parametrize("period_ends", [None, time.time() + 100], ids=["no period", "period"])
+async def test_reserved_budget_is_told_from_spent_budget(
+    home: Home, limits: KeyLimits, wants: dict[str, Any], half: TokenUsage, period_ends: float | None
+) -> None:
+    store, whose = await home.open(), account()
+    wants = {**wants, "period_ends": period_ends, "period": "day:1"}
+    running = claim(whose, limits, **wants)
+    assert (await store.reserve(running)).refused is None
+    refusal = await store.reserve(claim(whose, limits, **wants))
+    assert (refusal.refused, refusal.again_s) == (QuotaKind.BUDGET_RESERVED, None)
+    await store.settle(ended(running, half))
+    small = {**wants, "input_cost": 16} if "input_cost" in wants else wants
+    last = claim(whose, limits, **small)
+    assert (await store.reserve(last)).refused is None
+    await store.settle(ended(last, TokenUsage(requests=1, input=100, output=60, cost=16)))
+    refusal = await store.reserve(claim(whose, limits, **small))
+    assert refusal.refused in {QuotaKind.TOKEN_BUDGET, QuotaKind.MONEY_BUDGET}
+    assert (refusal.again_s is None) == (period_ends is None)
 
 
 async def test_no_turn_costs_more_than_the_budget_has(home: Home) -> None:

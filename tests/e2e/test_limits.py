@@ -203,8 +203,12 @@ async def test_a_budget_stops_spending_at_its_edge_whoever_spends(tmp_path: Path
             while True:
                 answer = await running.post("/v1/chat/completions", body, **bearing(key))
                 if answer.status == 429:
-                    assert answer.body["error"]["code"] == "insufficient_quota"
                     assert int(answer.headers["retry-after"]) >= 1
+                    if answer.body["error"]["code"] == "rate_limit_exceeded":
+                        # Running requests have reserved the rest.
+                        await asyncio.sleep(0.02)
+                        continue
+                    assert answer.body["error"]["code"] == "insufficient_quota"
                     return told
                 assert answer.status == 200, answer.body
                 used.append(answer.body["usage"])

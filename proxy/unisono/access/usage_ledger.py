@@ -92,6 +92,7 @@ class UsageLedger:
         self._writing: asyncio.Task[None] | None = None
         self._replaying: asyncio.Task[None] | None = None
         self._down = False
+        self._store_is_back = asyncio.Event()
         self._is_slow = False
         """True if the last wait was in vain and no write since was fast.
 
@@ -120,6 +121,8 @@ class UsageLedger:
             # The claim may be reserved or not.
             self.release(claim)
             raise
+        # Settlements that could not be written still hold their reservations.
+        self._store_is_back.set()
         if standing.refused is None:
             self._open[claim.once] = claim
             if not claim.limits.has_budget:
@@ -254,8 +257,11 @@ class UsageLedger:
                 await self._accounts.settle(*(one.settlement for one in batch))
             except StoreError as error:
                 self._waiting.extendleft(reversed(batch))
+                self._store_is_back.clear()
                 await self._fail(batch, error)
-                await asyncio.sleep(pause_s)
+                with suppress(TimeoutError):
+                    async with asyncio.timeout(pause_s):
+                        await self._store_is_back.wait()
                 pause_s = min(2 * pause_s, LONGEST_AGAIN_S)
             except Exception as error:
                 if len(batch) == 1:

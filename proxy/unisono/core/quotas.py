@@ -41,6 +41,8 @@ class QuotaKind(StrEnum):
     PARALLEL = "parallel"
     TOKEN_BUDGET = "token_budget"  # noqa: S105 - a budget
     MONEY_BUDGET = "money_budget"
+    BUDGET_RESERVED = "budget_reserved"
+    """A budget has room for the request, but running requests have reserved it."""
 
 
 @dataclass(frozen=True, slots=True)

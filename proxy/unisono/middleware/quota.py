@@ -57,6 +57,11 @@ REFUSALS: Final[Mapping[QuotaKind, Refusal]] = {
     QuotaKind.PARALLEL: Refusal(LimitReached, "This key has as many requests running as it may have at once.", 1.0),
     QuotaKind.TOKEN_BUDGET: Refusal(QuotaExceeded, "The token budget of this key is spent.", NEVER_S),
     QuotaKind.MONEY_BUDGET: Refusal(QuotaExceeded, "The budget of this key is spent.", NEVER_S),
+    QuotaKind.BUDGET_RESERVED: Refusal(
+        LimitReached,
+        "Running requests have reserved the rest of this key's budget; try again when they have ended.",
+        1.0,
+    ),
 }
 
 

@@ -134,30 +134,41 @@ if not owed then
   if parallel and redis.call('ZCARD', open) >= parallel then return told('parallel') end
 end
 
-local output, cost = -1, 0
-if token_budget or money_budget then
-  local sum = redis.call('HMGET', spent, 'tokens', 'cost')
-  local used_tokens, used_cost = tonumber(sum[1] or 0), tonumber(sum[2] or 0)
-  for _, one in ipairs(redis.call('HVALS', held)) do
-    local held_tokens, held_cost = string.match(one, '^%d+:%d+:(%d+):(%d+):')
-    used_tokens, used_cost = used_tokens + tonumber(held_tokens), used_cost + tonumber(held_cost)
-  end
-  local ends = ends_ms >= 0 and math.max(0, ends_ms - now) or nil
+-- Tokens that the budgets permit for the answer, or nil and the budget that has no room.
+local function find_room(used_tokens, used_cost)
   local room = most
   if token_budget then
     local left = token_budget - used_tokens - input
-    if left < 1 and not owed then return told('token_budget', ends) end
+    if left < 1 and not owed then return nil, 'token_budget' end
     room = math.min(room, math.max(least, math.floor(left / share)), math.max(left, owed and least or 0))
   end
   if money_budget then
     local left = money_budget - used_cost - input_cost
-    if (left < 0 or used_cost >= money_budget) and not owed then return told('money_budget', ends) end
+    if (left < 0 or used_cost >= money_budget) and not owed then return nil, 'money_budget' end
     if output_price > 0 then
       local left_output = math.floor(math.max(left, 0) * 1000000 / output_price)
-      if left_output < 1 and not owed then return told('money_budget', ends) end
+      if left_output < 1 and not owed then return nil, 'money_budget' end
       room = math.min(room, math.max(least, math.floor(left_output / share)),
         math.max(left_output, owed and least or 0))
     end
+  end
+  return room
+end
+
+local output, cost = -1, 0
+if token_budget or money_budget then
+  local sum = redis.call('HMGET', spent, 'tokens', 'cost')
+  local spent_tokens, spent_cost = tonumber(sum[1] or 0), tonumber(sum[2] or 0)
+  local used_tokens, used_cost = spent_tokens, spent_cost
+  for _, one in ipairs(redis.call('HVALS', held)) do
+    local held_tokens, held_cost = string.match(one, '^%d+:%d+:(%d+):(%d+):')
+    used_tokens, used_cost = used_tokens + tonumber(held_tokens), used_cost + tonumber(held_cost)
+  end
+  local room = find_room(used_tokens, used_cost)
+  if not room then
+    local _, budget = find_room(spent_tokens, spent_cost)
+    if not budget then return told('budget_reserved') end
+    return told(budget, ends_ms >= 0 and math.max(0, ends_ms - now) or nil)
   end
   output = room
   cost = input_cost + math.ceil(output * output_price / 1000000)

@@ -67,6 +67,8 @@ def reserve(act: Transaction, claim: QuotaReservation) -> QuotaStatus:
     if (refusal := minute.refusal(claim, running)) is not None:
         return refusal
     room = _room(act, claim)
+    if room is QuotaKind.BUDGET_RESERVED:
+        return minute.standing(claim, room)
     if isinstance(room, QuotaKind):
         again = None if claim.period_ends is None else max(0.0, claim.period_ends - act.now)
         return minute.standing(claim, room, again)
@@ -77,10 +79,9 @@ def reserve(act: Transaction, claim: QuotaReservation) -> QuotaStatus:
 def _room(act: Transaction, claim: QuotaReservation) -> int | QuotaKind | None:
     """Return the number of tokens that the budgets permit.
 
-    None means no limit. If a budget has no room for the claim, its kind is returned.
+    None means no limit. If the budgets have no room for the claim, the kind of the refusal is returned.
     """
-    limits = claim.limits
-    if limits.token_budget is None and limits.money_budget is None:
+    if not claim.limits.has_budget:
         return None
     spent = act.db.execute(
         "SELECT tokens, cost FROM account_spent WHERE tenant = ? AND key = ? AND period = ?",
@@ -90,16 +91,25 @@ def _room(act: Transaction, claim: QuotaReservation) -> int | QuotaKind | None:
         "SELECT total(budget_tokens), total(budget_cost) FROM account_claims WHERE tenant = ? AND key = ?",
         _whose(claim.account),
     ).fetchone()
+    room = _find_room(claim, spent[0] + int(held[0]), spent[1] + int(held[1]))
+    if not isinstance(room, QuotaKind):
+        return room
+    room_when_idle = _find_room(claim, *spent)
+    return room_when_idle if isinstance(room_when_idle, QuotaKind) else QuotaKind.BUDGET_RESERVED
+
+
+def _find_room(claim: QuotaReservation, used_tokens: int, used_cost: int) -> int | QuotaKind:
+    """Return the number of tokens that the budgets permit, or the budget that has no room."""
+    limits = claim.limits
     room, owed = claim.most, claim.least if claim.owed else 0
     if limits.token_budget is not None:
-        left = limits.token_budget - spent[0] - int(held[0]) - claim.input
+        left = limits.token_budget - used_tokens - claim.input
         if left < 1 and not claim.owed:
             return QuotaKind.TOKEN_BUDGET
         room = min(room, max(claim.least, left // SHARE), max(left, owed))
     if limits.money_budget is not None:
-        used = spent[1] + int(held[1])
-        left = limits.money_budget - used - claim.input_cost
-        if (left < 0 or used >= limits.money_budget) and not claim.owed:
+        left = limits.money_budget - used_cost - claim.input_cost
+        if (left < 0 or used_cost >= limits.money_budget) and not claim.owed:
             return QuotaKind.MONEY_BUDGET
         if claim.output_price > 0:
             outputs = max(left, 0) * MILLION // claim.output_price
