@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import itertools
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -21,16 +22,18 @@ from unisono.core.conversation import (
     UserMessage,
 )
 from unisono.core.events import Closed, ToolCall
-from unisono.core.generation import Capabilities, FinishReason
+from unisono.core.generation import Capabilities, FinishReason, Prompt
 from unisono.core.ids import DerivedIds
 from unisono.core.route_protocol import RouteRequest
+from unisono.engine.counted import CountedPrompts, PreparedPrompt
 from unisono.engine.engine import Engine
 from unisono.engine.memory import ConversationCache
+from unisono.engine.prompts import RenderedPrompt
 from unisono.engine.turn import GenerationReport, GenerationRequest
 from unisono.errors import ContextTooLong, InvalidRequest
 from unisono.harmony.encoding import Encoding, load_encoding
 from unisono.harmony.render import Renderer
-from unisono.harmony.tools import plan_tools
+from unisono.harmony.tools import ToolSet, plan_tools
 
 WORDS = "one two three four five six seven eight nine ten "
 
@@ -183,16 +186,37 @@ async def test_a_turn_that_was_counted_begins_like_one_that_was_not(
     assert demands[0] == demands[1]
 
 
-async def test_a_prompt_that_was_counted_is_not_rendered_once_more(encoding: Encoding) -> None:
+async def test_a_counted_prompt_is_not_rendered_again(encoding: Encoding, monkeypatch: pytest.MonkeyPatch) -> None:
     turn = GenerationRequest("m", ASKED)
-    backend = Scripted(encoding, [Step(ANSWER)])
-    runner = Runner(encoding, backend)
+    runner = Runner(encoding, Scripted(encoding, [Step(ANSWER)] * 2))
+    rendered: list[Conversation] = []
+    prompt = Renderer.prompt
+
+    def counted(renderer: Renderer, conversation: Conversation, tools: ToolSet) -> list[int]:
+        rendered.append(conversation)
+        return prompt(renderer, conversation, tools)
+
+    monkeypatch.setattr(Renderer, "prompt", counted)
     await runner.engine.count(turn)
-    kept = turn.counted.of(turn.conversation, turn.form)
+    assert len(rendered) == 1
     async for _ in runner.engine.start(replace(turn, max_tokens=9)):
         pass
-    assert kept is not None
-    assert backend.jobs[0].prompt is kept[1].prompt
+    assert len(rendered) == 1
+    async for _ in runner.engine.start(replace(turn, conversation=replace(ASKED))):
+        pass
+    assert len(rendered) == 2
+
+
+async def test_counted_prompts_are_dropped_with_their_request() -> None:
+    table, turn = CountedPrompts(), GenerationRequest("m", ASKED)
+    copy = replace(turn, max_tokens=9)
+    table.record(turn, PreparedPrompt(ASKED, plan_tools(())), RenderedPrompt(Prompt([1]), ()))
+    del turn
+    gc.collect()
+    assert table.find(copy) is not None
+    del copy
+    gc.collect()
+    assert len(table) == 0
 
 
 async def test_counting_knows_what_the_model_really_said(encoding: Encoding) -> None:

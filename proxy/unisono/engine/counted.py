@@ -1,13 +1,15 @@
-"""Prompt cache of a request: reuses the prompt that was rendered for a token count."""
+"""Prompts that token counts rendered, so that the generation need not render them again."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from weakref import WeakKeyDictionary
 
 from unisono.core.conversation import AnswerForm, Conversation
 from unisono.core.tools import LeftOutTool
 from unisono.engine.prompts import RenderedPrompt
+from unisono.engine.turn import GenerationRequest, RequestKey
 from unisono.harmony.tools import ToolSet
 
 
@@ -24,22 +26,34 @@ class PreparedPrompt:
     left_out_tools: Mapping[str, Sequence[LeftOutTool]] = field(default_factory=dict)
 
 
-@dataclass(slots=True)
-class PromptCache:
-    """Cache of one prompt, shared by a request and its modified copies.
+@dataclass(frozen=True, slots=True)
+class CountedPrompt:
+    """A prompt rendered by a token count, with the request fields that it was made from."""
 
-    It is empty before the first count. A request whose conversation or form was changed by a hook finds nothing.
+    conversation: Conversation
+    form: AnswerForm | None
+    prepared: PreparedPrompt
+    rendered: RenderedPrompt
+
+
+class CountedPrompts:
+    """Table of counted prompts by request.
+
+    A request and its modified copies share one entry. The entry is dropped with the last of them.
     """
 
-    _asked: tuple[Conversation, AnswerForm | None] | None = None
-    _found: tuple[PreparedPrompt, RenderedPrompt] | None = None
+    def __init__(self) -> None:
+        self._prompts: WeakKeyDictionary[RequestKey, CountedPrompt] = WeakKeyDictionary()
 
-    def keep(
-        self, conversation: Conversation, form: AnswerForm | None, prepared: PreparedPrompt, rendered: RenderedPrompt
-    ) -> None:
-        self._asked, self._found = (conversation, form), (prepared, rendered)
+    def __len__(self) -> int:
+        return len(self._prompts)
 
-    def of(self, conversation: Conversation, form: AnswerForm | None) -> tuple[PreparedPrompt, RenderedPrompt] | None:
-        if self._asked is None or self._asked[0] is not conversation or self._asked[1] is not form:
+    def record(self, request: GenerationRequest, prepared: PreparedPrompt, rendered: RenderedPrompt) -> None:
+        self._prompts[request.key] = CountedPrompt(request.conversation, request.form, prepared, rendered)
+
+    def find(self, request: GenerationRequest) -> CountedPrompt | None:
+        """Return the request's prompt; None if it was not counted or a hook changed its conversation or form."""
+        counted = self._prompts.get(request.key)
+        if counted is None or counted.conversation is not request.conversation or counted.form is not request.form:
             return None
-        return self._found
+        return counted

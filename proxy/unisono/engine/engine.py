@@ -56,5 +56,5 @@ class Engine:
         prepared = await self._means.prepared(turn, hosted)
         rendered = await render(self._means.renderer, prepared.conversation, prepared.tools, self._salt_of(turn.tenant))
         if loop is None:
-            turn.counted.keep(turn.conversation, turn.form, prepared, rendered)
+            self._means.counted_prompts.record(turn, prepared, rendered)
         return len(rendered.prompt.tokens)

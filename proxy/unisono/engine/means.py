@@ -10,7 +10,7 @@ from typing import Final, TypeAlias
 from unisono.core.conversation import DeveloperMessage
 from unisono.core.route_protocol import DeploymentPool
 from unisono.core.tools import LeftOutTool, ToolHost
-from unisono.engine.counted import PreparedPrompt
+from unisono.engine.counted import CountedPrompts, PreparedPrompt
 from unisono.engine.hosted import OfferedServerTools, ServerOffer
 from unisono.engine.loop import ToolLoop
 from unisono.engine.memory import ConversationCache
@@ -41,6 +41,7 @@ class EngineDeps:
     violation: Violation | None = None
     log_left_out: LeftOutLog | None = None
     refused_constraints: RefusedConstraints = field(default_factory=RefusedConstraints)
+    counted_prompts: CountedPrompts = field(default_factory=CountedPrompts)
 
     async def prepared(self, turn: GenerationRequest, hosted: OfferedServerTools | None) -> PreparedPrompt:
         """Return the conversation to render and the declared tools."""

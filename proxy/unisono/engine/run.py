@@ -156,9 +156,9 @@ class HarmonyGeneration(BatchStream):
         if self._loop is not None:
             offers = offers_in(turn.journal)
             self._hosted = means.hosted(turn, await self._loop.offers() if offers is None else offers)
-        counted = turn.counted.of(turn.conversation, turn.form) if self._loop is None else None
+        counted = means.counted_prompts.find(turn) if self._loop is None else None
         if counted is not None:
-            prepared, self._rendered = counted
+            prepared, self._rendered = counted.prepared, counted.rendered
         else:
             prepared = await means.prepared(turn, self._hosted)
         self._conversation, self._tools = prepared.conversation, prepared.tools

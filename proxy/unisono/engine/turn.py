@@ -20,7 +20,6 @@ from unisono.core.quotas import QuotaStatus
 from unisono.core.route_protocol import Attempt
 from unisono.core.tools import ToolServer
 from unisono.core.trace_context import TraceContext
-from unisono.engine.counted import PromptCache
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,6 +123,12 @@ class RawPrompt:
     shows_stop: bool = False
 
 
+class RequestKey:
+    """Identity of a request, shared by its modified copies."""
+
+    __slots__ = ("__weakref__",)
+
+
 @dataclass(frozen=True, slots=True)
 class GenerationRequest:
     """A request of an API surface to the engine.
@@ -189,8 +194,7 @@ class GenerationRequest:
     # is one text item, and `GenerationReport.journal` contains its tokens. Such a request has a token limit, but no
     # tools, no answer form and no earlier journal.
     raw: RawPrompt | None = None
-    # the prompt, if it was rendered by a token count
-    counted: PromptCache = field(default_factory=PromptCache, compare=False, repr=False)
+    key: RequestKey = field(default_factory=RequestKey, compare=False, repr=False)
 
 
 # Journal number after the last token of a step that another step followed. No token has this id.
