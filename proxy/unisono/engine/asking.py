@@ -11,7 +11,7 @@ from unisono.core.generation import Capabilities, Chunk, OutputForm, Prompt, Usa
 from unisono.core.prefix_blocks import blocks_of
 from unisono.core.route_protocol import RouteRequirements
 from unisono.engine.prompts import RenderedPrompt, fit, render, with_text
-from unisono.engine.reading import OutputReader
+from unisono.engine.steps import StepContext
 from unisono.engine.turn import GenerationReport, GenerationRequest
 from unisono.errors import ContextTooLong
 from unisono.harmony.render import Renderer
@@ -48,45 +48,50 @@ class PromptBuilder:
         self._fitted_to = 0
         self.usage = Usage()
 
-    async def demand(self, reading: OutputReader, *, resumes: bool) -> RouteRequirements:
-        """Return the requirements of the next generation for a slot."""
-        turn, rendered = self._turn, await self._prompt(reading)
-        said = reading.said
+    async def demand(
+        self, context: StepContext, said: Sequence[int], *, completed: int, wants: frozenset[str], resumes: bool
+    ) -> RouteRequirements:
+        """Return the requirements for a slot whose backend continues the step after the tokens `said`.
+
+        `completed` is the number of generated tokens of the answer. `wants` are the constraint kinds that the backend
+        should enforce.
+        """
+        turn, rendered = self._turn, await self._prompt(context)
         # Every block after generated tokens may differ from the prompt's, so they are computed only here.
         blocks: Sequence[int] = rendered.blocks
         if said:
             blocks = blocks_of([*rendered.prompt.tokens, *said], turn.cache_salt)
-        wants = reading.wants | ({"logit_bias"} if turn.sampling.logit_bias else set())
-        limit = None if turn.max_tokens is None else max(turn.max_tokens - reading.completed, 1)
+        wants |= {"logit_bias"} if turn.sampling.logit_bias else set()
+        limit = None if turn.max_tokens is None else max(turn.max_tokens - completed, 1)
         return RouteRequirements(len(rendered.prompt.tokens) + len(said), blocks, limit, wants, resumes)
 
-    async def prompt(self, reading: OutputReader, capabilities: Capabilities) -> RenderedPrompt:
+    async def prompt(self, context: StepContext, capabilities: Capabilities) -> RenderedPrompt:
         """Return the current step's prompt for such a backend; the first prompt is counted."""
-        context = capabilities.context or DEFAULT_CONTEXT
-        if self._turn.truncate and context != self._fitted_to:
-            await self._fit(context)
-        await self.counted(reading)
-        rendered = await self._prompt(reading)
+        window = capabilities.context or DEFAULT_CONTEXT
+        if self._turn.truncate and window != self._fitted_to:
+            await self._fit(window)
+        await self.counted(context)
+        rendered = await self._prompt(context)
         if capabilities.prompt is not OutputForm.TEXT:
             return rendered
         if self._spelled is None:
-            conversation = reading.extended(self.conversation)
+            conversation = context.extended(self.conversation)
             self._spelled = await with_text(self._renderer, conversation, self._tools, rendered)
         return self._spelled
 
-    async def counted(self, reading: OutputReader) -> Usage:
+    async def counted(self, context: StepContext) -> Usage:
         """Return the known usage of the prompts, even without a backend."""
-        rendered = await self._prompt(reading)
+        rendered = await self._prompt(context)
         if not self.usage.prompt_tokens:
-            first = rendered if not reading.steps else await self._render(self.conversation)
+            first = rendered if not context.number else await self._render(self.conversation)
             self.usage = replace(self.usage, prompt_tokens=len(first.prompt.tokens))
             self._report.prompted = self.usage.prompt_tokens
         return self.usage
 
-    async def has_room_for_final(self, reading: OutputReader, capabilities: Capabilities) -> bool:
-        """Return whether an answer could be opened after the step that ended."""
-        rendered = await self._render(reading.with_final_opened(self.conversation))
-        return self.room(rendered.prompt, capabilities, reading.completed) > 0
+    async def has_room(self, context: StepContext, capabilities: Capabilities, completed: int) -> bool:
+        """Return whether a step in this context could generate tokens after `completed` ones."""
+        rendered = await self._render(context.extended(self.conversation))
+        return self.room(rendered.prompt, capabilities, completed) > 0
 
     def room(self, prompt: Prompt, capabilities: Capabilities, spent: int) -> int:
         """Return the tokens that may still be generated after `spent` ones; below 1 for none."""
@@ -107,22 +112,22 @@ class PromptBuilder:
         if chunk.cached_tokens is not None and not self.usage.cached_tokens:
             self.usage = replace(self.usage, cached_tokens=min(chunk.cached_tokens, self.usage.prompt_tokens))
 
-    async def _prompt(self, reading: OutputReader) -> RenderedPrompt:
-        step = (reading.steps, reading.opened)
+    async def _prompt(self, context: StepContext) -> RenderedPrompt:
+        step = (context.number, context.is_final_open)
         if self._rendered is None or step != self._step:
-            self._rendered, self._spelled = await self._render(reading.extended(self.conversation)), None
+            self._rendered, self._spelled = await self._render(context.extended(self.conversation)), None
             self._step = step
-            results = (self._renderer.item(result, self._tools) for result in reading.results)
+            results = (self._renderer.item(result, self._tools) for result in context.results)
             self.usage = replace(self.usage, tool_output_tokens=sum(map(len, results)))
         return self._rendered
 
     async def _render(self, conversation: Conversation) -> RenderedPrompt:
         return await render(self._renderer, conversation, self._tools, self._turn.cache_salt)
 
-    async def _fit(self, context: int) -> None:
-        wanted = min(self._turn.max_tokens or ROOM_WANTED, context // 4)
-        fitted = await fit(self._renderer, self._whole, self._tools, context - wanted, self._turn.cache_salt)
+    async def _fit(self, window: int) -> None:
+        wanted = min(self._turn.max_tokens or ROOM_WANTED, window // 4)
+        fitted = await fit(self._renderer, self._whole, self._tools, window - wanted, self._turn.cache_salt)
         if fitted.conversation is not self.conversation:
             self.conversation, self._rendered = fitted.conversation, None
-        self._fitted_to = context
+        self._fitted_to = window
         self._report.left_out = fitted.left_out

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 
-from unisono.core.conversation import Conversation, Item, Tokens, ToolResult
+from unisono.core.conversation import Item, Tokens, ToolResult
 from unisono.core.events import Closed, Event, Finished, Reasoning, Repaired, ToolCall
 from unisono.core.generation import Capabilities, Constraint, FinishReason, Sampling
 from unisono.core.token_ids import share_ids
@@ -20,7 +20,17 @@ from unisono.engine.journal import JournalEntry, JournalMarker, TokenSource, par
 from unisono.engine.judging import LATE
 from unisono.engine.round import CALL, CallOutcome, ToolRound
 from unisono.engine.sieve import ServerToolFilter
-from unisono.engine.steps import AnswerDone, AnswerState, Generate, OpenFinal, RunTools, Step, next_step, to_said
+from unisono.engine.steps import (
+    AnswerDone,
+    AnswerState,
+    Generate,
+    OpenFinal,
+    RunTools,
+    Step,
+    StepContext,
+    next_step,
+    to_said,
+)
 from unisono.engine.stops import StopStrings
 from unisono.engine.turn import GenerationRequest
 from unisono.engine.wishes import Violation, kinds_wanted, wishes_of
@@ -213,17 +223,16 @@ class OutputReader:
     def ended(self) -> bool:
         return self._course.ended
 
-    def extended(self, conversation: Conversation) -> Conversation:
-        """Return the conversation that the current step continues."""
-        if not self.steps:
-            return conversation
-        prefill = "" if self.opened else None
-        return replace(conversation, items=(*conversation.items, *self._trail), prefill=prefill)
+    @property
+    def context(self) -> StepContext:
+        """Return what the steps before the current one add to the conversation."""
+        results = (item for item in self._trail[: self._prompted] if isinstance(item, ToolResult))
+        return StepContext(self.steps, self.opened, tuple(self._trail), tuple(results))
 
-    def with_final_opened(self, conversation: Conversation) -> Conversation:
-        """Return the conversation of the next step, if it opens an answer."""
-        items = (*conversation.items, *self._trail, *self._said_in_step())
-        return replace(conversation, items=items, prefill="")
+    @property
+    def context_of_final(self) -> StepContext:
+        """Return the context of the next step, if it opens an answer."""
+        return StepContext(self.steps + 1, is_final_open=True, items=(*self._trail, *self._said_in_step()))
 
     # -- server tools
 
@@ -246,11 +255,6 @@ class OutputReader:
         if result is not None:
             self._trail.append(result)
         return self._noted(events) + self._settled()
-
-    @property
-    def results(self) -> list[ToolResult]:
-        """Return the server tool results in the current step's prompt, without the first prompt."""
-        return [item for item in self._trail[: self._prompted] if isinstance(item, ToolResult)]
 
     @property
     def results_by_call(self) -> dict[str, ToolResult]:

@@ -260,7 +260,7 @@ class HarmonyGeneration(BatchStream):
                 shown = []
             elif isinstance(reading.decided, OpenFinal) and reading.stop_sequence is None:
                 place = await stretch.take(asking, reading)
-                if not await asking.has_room_for_final(reading, place.capabilities):
+                if not await asking.has_room(reading.context_of_final, place.capabilities, reading.completed):
                     yield [*shown, await self._finished(stretch, asking, reading, FinishReason.LENGTH)]
                     return
                 # One batch: there is no token between its events at which a journal could be cut.
@@ -287,7 +287,7 @@ class HarmonyGeneration(BatchStream):
             results=reading.results_by_call if reading.round is not None else None,
             shown=() if self._turn.hosting is None else self._turn.hosting.shown,
         )
-        usage = await asking.counted(reading) + finished.usage
+        usage = await asking.counted(reading.context) + finished.usage
         return replace(finished, usage=replace(usage, completion_tokens=usage.completion_tokens + self._lost))
 
 

@@ -6,16 +6,18 @@ of server tools. It opens the next message if the model must not choose it.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TypeAlias, assert_never
 
 from unisono.core.conversation import (
     AssistantCall,
     AssistantMessage,
     AssistantReasoning,
+    Conversation,
     Item,
     Phase,
     Tokens,
+    ToolResult,
 )
 from unisono.core.events import Closed, HostedCall, Listing, Reasoning, Text, ToolCall
 from unisono.core.generation import FinishReason
@@ -50,6 +52,27 @@ class AnswerState:
     handed: bool = False  # the client has to act: its own calls, or requests for approval, are open
     exhausted: bool = False  # no more tools are run
     paused: bool = False  # no more tools are run until the client continues the answer
+
+
+@dataclass(frozen=True, slots=True)
+class StepContext:
+    """What the steps before the current one add to the conversation.
+
+    `number` is the number of those steps. `items` are their items with the results of server tools; `results` are the
+    results that a prompt already contains. With `is_final_open`, the prompt ends in the header of the answer.
+    """
+
+    number: int = 0
+    is_final_open: bool = False
+    items: tuple[Item, ...] = ()
+    results: tuple[ToolResult, ...] = ()
+
+    def extended(self, conversation: Conversation) -> Conversation:
+        """Return the conversation that the current step continues."""
+        if not self.number:
+            return conversation
+        prefill = "" if self.is_final_open else None
+        return replace(conversation, items=(*conversation.items, *self.items), prefill=prefill)
 
 
 @dataclass(frozen=True, slots=True)

@@ -62,7 +62,13 @@ class StepRunner(SlotSession):
         """
         if self._place is not None:
             return self._place
-        return await self.place_for(await asking.demand(reading, resumes=self.shown or reading.completed > 0))
+        completed = reading.completed
+        resumes = self.shown or completed > 0
+        return await self.place_for(
+            await asking.demand(
+                reading.context, reading.said, completed=completed, wants=reading.wants, resumes=resumes
+            )
+        )
 
     def fail(self, error: UnisonoError, *, moves: bool = False) -> None:
         super().fail(error, moves=moves)
@@ -139,7 +145,7 @@ class StepRunner(SlotSession):
         capabilities = place.capabilities
         if self._turn.sampling.logit_bias and not capabilities.logit_bias:
             raise UnsupportedValue("'logit_bias': the backend of this model cannot bias tokens.", param="logit_bias")
-        rendered = await asking.prompt(reading, capabilities)
+        rendered = await asking.prompt(reading.context, capabilities)
         if not reading.begun:
             reading.begin(rendered.opening)
         able = self._able(place, reading.plan.current.constraint)
