@@ -21,11 +21,11 @@ from unisono.core.conversation import AnswerForm, Conversation, FunctionTool, Js
 from unisono.core.events import Closed, Reasoning
 from unisono.core.generation import CONSTRAINT_KINDS, Capabilities, Chunk, CompletionJob, FinishReason, OutputForm
 from unisono.core.probe import Probe
-from unisono.engine.course import course_of
-from unisono.engine.engine import Engine
-from unisono.engine.memory import ConversationCache
-from unisono.engine.turn import Choice, ForcedCalls, GenerationRequest
-from unisono.engine.wishes import wishes_of
+from unisono.engine.conversation_cache import ConversationCache
+from unisono.engine.interventions.requirements import wishes_of
+from unisono.engine.request import Choice, ForcedCalls, GenerationRequest
+from unisono.engine.service import Engine
+from unisono.engine.transcript import course_of
 from unisono.harmony.encoding import load_encoding
 from unisono.harmony.render import Renderer
 from unisono.harmony.router import HarmonyRouter

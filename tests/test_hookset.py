@@ -16,7 +16,7 @@ from tests.e2e.wires import ENCODING
 from tests.fakes import FakeVllm
 from unisono.bootstrap.hooks import Hookset, build_hooks
 from unisono.config import HookSettings, load, parse
-from unisono.engine.engine import Engine
+from unisono.engine.service import Engine
 from unisono.errors import ConfigError
 from unisono.middleware.hooks import HookedService
 

@@ -60,9 +60,9 @@ from unisono.core.access import Caller
 from unisono.core.conversation import Json
 from unisono.core.state_store import Retention, Store
 from unisono.core.tools import ToolHost
-from unisono.engine.engine import Engine
-from unisono.engine.memory import ConversationCache
-from unisono.engine.turn import GenerationService
+from unisono.engine.conversation_cache import ConversationCache
+from unisono.engine.request import GenerationService
+from unisono.engine.service import Engine
 from unisono.errors import ConfigError, InvalidRequest
 from unisono.harmony.encoding import load_encoding
 from unisono.harmony.render import Renderer

@@ -22,7 +22,7 @@ from unisono.core.events import (
 )
 from unisono.core.generation import FinishReason, Usage
 from unisono.core.tools import HostedTool, ToolOutcome
-from unisono.engine.turn import GenerationReport, GenerationRequest
+from unisono.engine.request import GenerationReport, GenerationRequest
 
 Step = list[Event] | float | BaseException | asyncio.Barrier
 """A batch, a pause in seconds, what the run raises, or a point that several runs must reach together."""

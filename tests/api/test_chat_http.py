@@ -20,7 +20,7 @@ from unisono.core.access import Caller
 from unisono.core.conversation import Effort, Phase, UserMessage
 from unisono.core.events import Delta, Event, Opened, Reasoning, Text
 from unisono.core.generation import FinishReason
-from unisono.engine.turn import GenerationReport, GenerationService
+from unisono.engine.request import GenerationReport, GenerationService
 from unisono.errors import BackendOverloaded, BackendTimeout, BackendUnavailable, ContextTooLong, UnknownModel
 
 MODELS = {

@@ -20,7 +20,7 @@ from unisono.core.conversation import Phase
 from unisono.core.events import Closed, Delta, Event, Opened, Reasoning, Repaired, Text, ToolCall
 from unisono.core.generation import FinishReason, Usage
 from unisono.engine.collect import collect
-from unisono.engine.turn import GenerationReport
+from unisono.engine.request import GenerationReport
 
 FORMS = {"free": CallForm.CUSTOM, "old": CallForm.LEGACY}
 

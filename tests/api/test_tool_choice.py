@@ -20,7 +20,7 @@ from unisono.core.access import Caller
 from unisono.core.conversation import AnswerForm, Effort
 from unisono.core.generation import Sampling
 from unisono.core.tools import ToolServer
-from unisono.engine.turn import AllowedTools, Choice, ForcedCalls, GenerationRequest
+from unisono.engine.request import AllowedTools, Choice, ForcedCalls, GenerationRequest
 
 F, G = NamedTool("function", "f"), NamedTool("function", "g")
 FORMS: dict[str, tuple[Any, ToolChoice]] = {

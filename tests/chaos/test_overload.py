@@ -18,7 +18,7 @@ from unisono.app import build_engine
 from unisono.bootstrap.backends import build_pool
 from unisono.config import ModelRegistry, parse
 from unisono.core.conversation import Conversation, Preamble, UserMessage
-from unisono.engine.turn import GenerationRequest
+from unisono.engine.request import GenerationRequest
 from unisono.errors import BackendError, BackendOverloaded, ShareExceeded
 from unisono.harmony.encoding import load_encoding
 from unisono.routing.retry_budget import RESERVE, RESERVE_S, SHARE

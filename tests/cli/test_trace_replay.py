@@ -18,7 +18,7 @@ from unisono.cli.trace import Unreplayable, is_as_recorded, read_document
 from unisono.core.conversation import Conversation, Preamble, UserMessage
 from unisono.core.generation import Capabilities, FinishReason
 from unisono.core.observer import GenerationBegan, GenerationDone, Observer
-from unisono.engine.turn import GenerationRequest, GenerationService
+from unisono.engine.request import GenerationRequest, GenerationService
 from unisono.errors import BackendUnavailable
 from unisono.middleware.telemetry import ObservedService
 from unisono.observe.recording import Document, checked, dumped, to_document

@@ -12,8 +12,7 @@ import pytest
 from unisono.cli.trace_view import Painter, painted
 from unisono.core.events import Repaired
 from unisono.core.observer import GenerationBegan, GenerationDone, GenerationOutcome, StepDone
-from unisono.engine.journal import JournalEntry, TokenSource
-from unisono.engine.turn import STEP_ENDED
+from unisono.engine.journal import STEP_ENDED, JournalEntry, TokenSource
 from unisono.harmony.encoding import load_encoding
 from unisono.observe.recording import dumped, to_document
 

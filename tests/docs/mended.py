@@ -20,8 +20,8 @@ from tests.harmony.recoveries import CASES, C, F, P, R
 from unisono.core.events import Event
 from unisono.core.generation import FinishReason
 from unisono.core.recovery_rules import OF_HOSTED_TOOLS, OF_READING, OF_THE_ANSWER
-from unisono.engine.plan import SWITCHABLE
-from unisono.engine.turn import ApprovalDecision
+from unisono.engine.interventions.controller import SWITCHABLE
+from unisono.engine.request import ApprovalDecision
 
 COMMAND = "python -m tests.docs.mended > docs/recoveries.md"
 

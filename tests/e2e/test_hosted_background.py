@@ -20,7 +20,7 @@ from tests.e2e.responses import ANSWER
 from tests.e2e.wires import ENCODING, WIRES
 from tests.fakes import FakeVllm
 from tests.mcp.conftest import Upstream, start_upstream
-from unisono.engine.judging import OUTCOME_UNKNOWN
+from unisono.engine.server_tools.policy import OUTCOME_UNKNOWN
 
 WIRE = WIRES["vllm"]
 

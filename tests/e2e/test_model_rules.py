@@ -14,7 +14,7 @@ from tests.e2e.obeying import KINDS, SURFACES, answers, desk
 from tests.e2e.responses import ANSWER, text_of
 from tests.fakes import VllmScript
 from tests.mcp.conftest import Upstream, start_upstream
-from unisono.engine.means import NO_CALLS
+from unisono.engine.deps import NO_CALLS
 from unisono.harmony.encoding import load_encoding
 
 ENCODING = load_encoding()

@@ -13,9 +13,9 @@ from unisono.core.events import Closed, Delta, Event, Finished, HostedCall, Item
 from unisono.core.generation import Capabilities, CompletionJob
 from unisono.core.tool_arguments import ToolArguments
 from unisono.core.tools import Approval, HostedTool, Progress, ToolHost, ToolList, ToolOutcome, ToolServer
-from unisono.engine.engine import Engine
-from unisono.engine.memory import ConversationCache
-from unisono.engine.turn import GenerationReport, GenerationRequest, ServerTools
+from unisono.engine.conversation_cache import ConversationCache
+from unisono.engine.request import GenerationReport, GenerationRequest, ServerTools
+from unisono.engine.service import Engine
 from unisono.errors import UnisonoError
 from unisono.harmony.encoding import load_encoding
 from unisono.harmony.render import Renderer

@@ -11,7 +11,7 @@ from tests.harmony.recoveries import C, F, P, R
 from unisono.core.conversation import AnswerForm, Conversation, FunctionTool, Json, Preamble, UserMessage
 from unisono.core.events import Event, Finished
 from unisono.core.generation import CONSTRAINT_KINDS, Capabilities, CompletionJob, Constraint
-from unisono.engine.turn import Choice, ForcedCalls, GenerationReport, GenerationRequest
+from unisono.engine.request import Choice, ForcedCalls, GenerationReport, GenerationRequest
 from unisono.harmony.encoding import load_encoding
 from unisono.schemas import violation
 

@@ -14,13 +14,12 @@ from tests.harmony.recoveries import TOOLS
 from unisono.core.conversation import Conversation, Preamble, UserMessage
 from unisono.core.events import Event, Finished
 from unisono.core.generation import Capabilities, Chunk, CompletionJob, FinishReason, OutputForm, Timeouts
-from unisono.core.ports import Deployment
+from unisono.core.ports import Deployment, Violation
 from unisono.core.probe import Probe
 from unisono.core.route_protocol import Attempt, Prospects, RouteRequest, RouteRequirements
-from unisono.engine.engine import Engine
-from unisono.engine.memory import ConversationCache
-from unisono.engine.turn import GenerationReport, GenerationRequest
-from unisono.engine.wishes import Violation
+from unisono.engine.conversation_cache import ConversationCache
+from unisono.engine.request import GenerationReport, GenerationRequest
+from unisono.engine.service import Engine
 from unisono.errors import BackendUnavailable, UnisonoError
 from unisono.harmony.encoding import Encoding
 from unisono.harmony.render import Renderer

@@ -15,9 +15,9 @@ from unisono.core.deadline import Deadline
 from unisono.core.generation import Chunk, CompletionJob, Timeouts
 from unisono.core.route_protocol import RouteRequest, RouteRequirements
 from unisono.core.tools import ToolOutcome
-from unisono.engine.engine import Engine
-from unisono.engine.memory import ConversationCache
-from unisono.engine.turn import GenerationRequest
+from unisono.engine.conversation_cache import ConversationCache
+from unisono.engine.request import GenerationRequest
+from unisono.engine.service import Engine
 from unisono.errors import BackendTimeout, BackendUnavailable
 
 TIMES = Timeouts(connect_s=10.0, first_token_s=300.0, silence_s=120.0, total_s=600.0)

@@ -17,12 +17,12 @@ from tests.harmony.recoveries import CASES, Case, F
 from unisono.core.events import Delta, Event, Finished
 from unisono.core.generation import Capabilities, Chunk, CompletionJob, FinishReason, Load, OutputForm, Timeouts
 from unisono.core.probe import Probe
-from unisono.engine.characters import unfinished
-from unisono.engine.engine import Engine
+from unisono.engine.conversation_cache import ConversationCache
 from unisono.engine.failover import ENDS_EARLY
-from unisono.engine.memory import ConversationCache
-from unisono.engine.turn import GenerationReport, GenerationRequest
+from unisono.engine.request import GenerationReport, GenerationRequest
+from unisono.engine.service import Engine
 from unisono.errors import BackendUnavailable, UnisonoError
+from unisono.harmony.utf8_tail import unfinished
 
 OPENED = "one two three<|return|>"
 GONE = BackendUnavailable("gone")

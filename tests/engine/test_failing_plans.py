@@ -16,9 +16,9 @@ from tests.engine.test_resuming import flat
 from tests.harmony.fold import check_lifecycle
 from unisono.core.events import Event, Finished
 from unisono.core.generation import Capabilities, Chunk, CompletionJob, FinishReason, Timeouts, Usage
-from unisono.engine.engine import Engine
-from unisono.engine.memory import ConversationCache
-from unisono.engine.turn import GenerationReport, GenerationRequest
+from unisono.engine.conversation_cache import ConversationCache
+from unisono.engine.request import GenerationReport, GenerationRequest
+from unisono.engine.service import Engine
 from unisono.errors import BackendUnavailable
 from unisono.harmony.render import Renderer
 from unisono.schemas import violation

@@ -6,16 +6,7 @@ from itertools import product
 
 import pytest
 
-from unisono.engine.failover import (
-    KINDS,
-    Action,
-    AttemptError,
-    FailureKind,
-    Options,
-    Progress,
-    decide,
-    failure_kind,
-)
+from unisono.engine.failover import KINDS, Action, AttemptError, FailureKind, Options, Progress, decide, failure_kind
 from unisono.errors import BackendError, ContextTooLong
 
 FLAGS = [Options(*flags) for flags in product((False, True), repeat=4)]

@@ -25,11 +25,11 @@ from unisono.core.events import Closed, ToolCall
 from unisono.core.generation import Capabilities, FinishReason, Prompt
 from unisono.core.ids import DerivedIds
 from unisono.core.route_protocol import RouteRequest
-from unisono.engine.counted import CountedPrompts, PreparedPrompt
-from unisono.engine.engine import Engine
-from unisono.engine.memory import ConversationCache
-from unisono.engine.prompts import RenderedPrompt
-from unisono.engine.turn import GenerationReport, GenerationRequest
+from unisono.engine.conversation_cache import ConversationCache
+from unisono.engine.deps import CountedPrompts, PreparedPrompt
+from unisono.engine.prompt import RenderedPrompt
+from unisono.engine.request import GenerationReport, GenerationRequest
+from unisono.engine.service import Engine
 from unisono.errors import ContextTooLong, InvalidRequest
 from unisono.harmony.encoding import Encoding, load_encoding
 from unisono.harmony.render import Renderer

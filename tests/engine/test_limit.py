@@ -11,10 +11,10 @@ from tests.engine.scripted import ASKED, IDS, TEXT, Line, Standing
 from tests.harmony.fold import check_lifecycle
 from unisono.core.events import Closed, Finished
 from unisono.core.generation import RETURN, Capabilities, Chunk, CompletionJob, FinishReason, OutputForm, Timeouts
-from unisono.engine.engine import Engine
-from unisono.engine.limit import TokenCap
-from unisono.engine.memory import ConversationCache
-from unisono.engine.turn import GenerationRequest, GenerationStream
+from unisono.engine.attempt import TokenCap
+from unisono.engine.conversation_cache import ConversationCache
+from unisono.engine.request import GenerationRequest, GenerationStream
+from unisono.engine.service import Engine
 from unisono.harmony.encoding import Encoding
 from unisono.harmony.render import Renderer
 

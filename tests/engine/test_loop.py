@@ -18,9 +18,10 @@ from unisono.core.conversation import AnswerForm, AssistantCall, FunctionTool, T
 from unisono.core.events import Closed, Event, Finished, HostedCall, Listed, Listing, Opened, Ran, ToolCall
 from unisono.core.generation import Capabilities, FinishReason
 from unisono.core.tools import ToolOutcome
-from unisono.engine.engine import Engine
-from unisono.engine.plan import UNMET_FORM
-from unisono.engine.turn import ApprovalDecision, ServerTools, must_be_kept
+from unisono.engine.interventions.controller import UNMET_FORM
+from unisono.engine.journal import must_be_kept
+from unisono.engine.request import ApprovalDecision, ServerTools
+from unisono.engine.service import Engine
 from unisono.errors import (
     BackendUnavailable,
     ToolServerNotAllowed,
@@ -662,9 +663,9 @@ async def test_a_backend_that_is_gone_before_it_said_anything_is_replaced_though
 
 def test_every_rule_that_is_reported_is_documented() -> None:
     from unisono.core.recovery_rules import RULES
-    from unisono.engine import judging
+    from unisono.engine.server_tools import policy
 
-    reported = {*judging.TOLD, judging.NOT_REPEATED, judging.LATE, judging.LEFT_OUT, "analysis-only"}
+    reported = {*policy.TOLD, policy.NOT_REPEATED, policy.LATE, policy.LEFT_OUT, "analysis-only"}
     assert reported <= RULES.keys()
 
 

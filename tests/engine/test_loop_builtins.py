@@ -15,7 +15,7 @@ from tests.harmony.recoveries import C, F, R
 from unisono.core.conversation import FunctionTool, Json
 from unisono.core.generation import Capabilities
 from unisono.core.tools import HostedTool, ToolOutcome, ToolServer
-from unisono.engine.turn import GenerationRequest, ServerTools
+from unisono.engine.request import GenerationRequest, ServerTools
 from unisono.errors import ToolServerUnavailable, UnisonoError
 
 BROWSER = ToolServer("web", "http://127.0.0.1:9/mcp", approval=FREE, builtin="browser")

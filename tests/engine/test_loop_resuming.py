@@ -23,8 +23,8 @@ from unisono.core.conversation import AssistantCall, Conversation, Json
 from unisono.core.events import Closed, Event, Finished, HostedCall, Ran, Repaired
 from unisono.core.generation import Capabilities, OutputForm
 from unisono.core.tools import ToolOutcome
-from unisono.engine.journal import NOTE, JournalEntry, parts_of
-from unisono.engine.turn import STEP_ENDED, ApprovalDecision, ServerTools, must_be_kept
+from unisono.engine.journal import NOTE, STEP_ENDED, JournalEntry, must_be_kept, parts_of
+from unisono.engine.request import ApprovalDecision, ServerTools
 from unisono.errors import StoreUnreadable, ToolServerUnavailable
 
 UNKNOWN = "It is not known whether the call was carried out; it was not repeated."

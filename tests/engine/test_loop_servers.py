@@ -13,9 +13,9 @@ from tests.harmony.fold import items_of
 from tests.harmony.recoveries import F, R
 from tests.mcp.conftest import Upstream, start_upstream
 from unisono.core.events import Listed
-from unisono.engine.engine import Engine
-from unisono.engine.memory import ConversationCache
-from unisono.engine.turn import ServerTools
+from unisono.engine.conversation_cache import ConversationCache
+from unisono.engine.request import ServerTools
+from unisono.engine.service import Engine
 from unisono.mcp import McpHost
 
 

@@ -19,7 +19,7 @@ from unisono.core.conversation import (
     UserMessage,
 )
 from unisono.core.events import Closed, HostedCall, Reasoning, Text, ToolCall
-from unisono.engine.memory import ConversationCache
+from unisono.engine.conversation_cache import ConversationCache
 
 ASK = UserMessage("Weather in Paris?")
 THOUGHT = Closed(Reasoning(0), "Use the tool.", (1, 2))

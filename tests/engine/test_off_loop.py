@@ -19,8 +19,8 @@ from tests.engine.scripted import Runner, Scripted, Step
 from unisono.core.conversation import AnswerForm, Json
 from unisono.core.events import Closed
 from unisono.core.generation import Chunk, CompletionJob
-from unisono.engine.turn import RawPrompt
-from unisono.engine.wishes import Schema
+from unisono.core.ports import Schema
+from unisono.engine.request import RawPrompt
 
 LIST: dict[str, Json] = {"type": "array", "items": {"type": "integer"}}
 FORM = AnswerForm("numbers", LIST, strict=True)

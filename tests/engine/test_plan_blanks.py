@@ -12,7 +12,7 @@ from tests.engine.scripted import IDS
 from tests.harmony.recoveries import C, F
 from unisono.core.events import Delta
 from unisono.core.generation import Capabilities, FinishReason
-from unisono.engine.turn import GenerationRequest
+from unisono.engine.request import GenerationRequest
 from unisono.harmony.blanks import MAX_BLANKS
 
 BLANKS = " \n\t " * 100

@@ -31,10 +31,10 @@ from tests.harmony.recoveries import C, F, R
 from unisono.core.conversation import AnswerForm
 from unisono.core.events import Closed, Delta, Event, Opened, Text
 from unisono.core.generation import Capabilities, Chunk, CompletionJob, FinishReason, JsonSchema, Sampling
-from unisono.engine.engine import Engine
-from unisono.engine.memory import ConversationCache
-from unisono.engine.plan import UNMET_FORM
-from unisono.engine.turn import AllowedTools, ForcedCalls, GenerationStream
+from unisono.engine.conversation_cache import ConversationCache
+from unisono.engine.interventions.controller import UNMET_FORM
+from unisono.engine.request import AllowedTools, ForcedCalls, GenerationStream
+from unisono.engine.service import Engine
 from unisono.errors import BackendRejected, ConstraintRefused
 from unisono.harmony.render import Renderer
 from unisono.schemas import violation

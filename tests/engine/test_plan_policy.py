@@ -11,10 +11,18 @@ from hypothesis import strategies as st
 
 from tests.engine.planning import ENCODING
 from unisono.core.recovery_rules import RULES
-from unisono.engine.naming import MOST_TOKENS, ToolNaming
-from unisono.engine.plan import SWITCHABLE
-from unisono.engine.policy import CLOSING, OPENING, BodyAction, BodyFault, HeaderAction, MessageKind, Obligation
-from unisono.engine.repetition import LENGTH, LENGTH_OF_THOUGHTS, LONGEST_PERIOD, repeats
+from unisono.engine.interventions.controller import SWITCHABLE
+from unisono.engine.interventions.policy import (
+    CLOSING,
+    OPENING,
+    BodyAction,
+    BodyFault,
+    HeaderAction,
+    MessageKind,
+    Obligation,
+)
+from unisono.engine.interventions.repetition import LENGTH, LENGTH_OF_THOUGHTS, LONGEST_PERIOD, repeats
+from unisono.engine.interventions.tool_names import MOST_TOKENS, ToolNaming
 
 
 def test_every_message_has_its_act_whatever_is_owed() -> None:

@@ -27,12 +27,12 @@ from unisono.core.generation import (
     Timeouts,
     Usage,
 )
-from unisono.engine.engine import Engine
+from unisono.engine.conversation_cache import ConversationCache
 from unisono.engine.failover import ENDS_EARLY
+from unisono.engine.interventions.policy import MOST_MOVES
 from unisono.engine.journal import JournalEntry, parts_of
-from unisono.engine.memory import ConversationCache
-from unisono.engine.policy import MOST_MOVES
-from unisono.engine.turn import AllowedTools, ForcedCalls, GenerationReport, GenerationRequest
+from unisono.engine.request import AllowedTools, ForcedCalls, GenerationReport, GenerationRequest
+from unisono.engine.service import Engine
 from unisono.errors import BackendUnfit, CannotGoOn
 from unisono.harmony.render import Renderer
 from unisono.schemas import violation

@@ -10,7 +10,7 @@ from tests.engine.planning import ANY, FINAL, NOW, PARIS, WEATHER, S, T, ask, tu
 from tests.engine.scripted import IDS, TEXT
 from tests.harmony.recoveries import C, F, R
 from unisono.core.generation import Capabilities
-from unisono.engine.turn import GenerationRequest
+from unisono.engine.request import GenerationRequest
 
 STRAY = T + "Stray words."
 BROKEN = WEATHER + '{"city":<|call|>'

@@ -26,8 +26,8 @@ from tests.engine.planning import (
 from tests.engine.scripted import TEXT
 from tests.harmony.recoveries import C, F, P, R
 from unisono.core.generation import OutputForm
-from unisono.engine.plan import UNMET_FORM
-from unisono.engine.turn import GenerationRequest
+from unisono.engine.interventions.controller import UNMET_FORM
+from unisono.engine.request import GenerationRequest
 
 MARKERLESS = replace(TEXT, output=OutputForm.MARKERLESS)
 ANSWERED = "analysisHm.assistantfinalIt rains."

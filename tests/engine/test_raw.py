@@ -13,8 +13,8 @@ from tests.harmony.fold import check_lifecycle
 from unisono.core.conversation import Conversation, Preamble, UserMessage
 from unisono.core.events import Closed, Delta, Event, Finished
 from unisono.core.generation import Capabilities, Chunk, CompletionJob, FinishReason, OutputForm
-from unisono.engine.rawtext import RawText
-from unisono.engine.turn import GenerationReport, GenerationRequest, RawPrompt
+from unisono.engine.raw_text import RawText
+from unisono.engine.request import GenerationReport, GenerationRequest, RawPrompt
 from unisono.errors import BackendUnavailable, ContextTooLong, UnisonoError, UnsupportedValue
 from unisono.harmony.encoding import load_encoding
 

@@ -16,10 +16,10 @@ from unisono.core.events import Event
 from unisono.core.generation import AnyJson, Chunk, CompletionJob, Constraint, JsonSchema, OneOf
 from unisono.core.observer import RefusedConstraint
 from unisono.core.symptom import Symptom
-from unisono.engine.engine import Engine
-from unisono.engine.memory import ConversationCache
-from unisono.engine.refused_constraints import REMEMBERED_S, RefusedConstraints
-from unisono.engine.turn import GenerationReport, GenerationRequest
+from unisono.engine.conversation_cache import ConversationCache
+from unisono.engine.deps import REMEMBERED_S, RefusedConstraints
+from unisono.engine.request import GenerationReport, GenerationRequest
+from unisono.engine.service import Engine
 from unisono.errors import (
     BackendError,
     BackendOverloaded,

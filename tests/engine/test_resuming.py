@@ -28,10 +28,11 @@ from unisono.core.generation import (
     OutputForm,
     Timeouts,
 )
-from unisono.engine.engine import Engine
+from unisono.engine.conversation_cache import ConversationCache
 from unisono.engine.failover import ENDS_EARLY
-from unisono.engine.memory import ConversationCache
-from unisono.engine.turn import STEP_ENDED, GenerationReport, GenerationRequest
+from unisono.engine.journal import STEP_ENDED
+from unisono.engine.request import GenerationReport, GenerationRequest
+from unisono.engine.service import Engine
 from unisono.errors import BackendUnavailable, BackendUnfit, StoreUnreadable, UnisonoError
 from unisono.harmony.encoding import Encoding, load_encoding
 from unisono.harmony.render import Renderer

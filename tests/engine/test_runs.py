@@ -10,7 +10,7 @@ from tests.harmony.recoveries import C, F, R
 from unisono.core.conversation import AssistantMessage, Conversation, UserMessage
 from unisono.core.events import Finished
 from unisono.core.generation import Capabilities, FinishReason, OutputForm, Usage
-from unisono.engine.turn import GenerationRequest
+from unisono.engine.request import GenerationRequest
 from unisono.errors import BackendRejected, BackendUnavailable, CannotGoOn, ContextTooLong, UnisonoError
 from unisono.harmony.encoding import Encoding
 

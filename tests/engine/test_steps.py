@@ -9,17 +9,8 @@ import pytest
 from unisono.core.conversation import AssistantCall, AssistantMessage, AssistantReasoning, Item, Phase
 from unisono.core.events import Closed, HostedCall, Listing, Reasoning, Text, ToolCall
 from unisono.core.generation import FinishReason
-from unisono.engine.steps import (
-    AnswerDone,
-    AnswerState,
-    Generate,
-    OpenFinal,
-    RunTools,
-    ServerToolCall,
-    Step,
-    next_step,
-    to_said,
-)
+from unisono.engine.server_tools.tools import ServerToolCall
+from unisono.engine.steps import AnswerDone, AnswerState, Generate, OpenFinal, RunTools, Step, next_step, to_said
 
 LENGTH = FinishReason.LENGTH
 CALLS = (ServerToolCall("call_1", "docs__search", "{}", (4,)),)

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from unisono.core.conversation import Phase
 from unisono.core.events import Closed, Delta, Event, Opened, Reasoning, Text, ToolCall
-from unisono.engine.stops import StopStrings
+from unisono.engine.interventions.stop_strings import StopStrings
 
 ANSWER = Text(0, Phase.FINAL)
 

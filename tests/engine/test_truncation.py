@@ -15,7 +15,7 @@ from unisono.core.conversation import (
     ToolResult,
     UserMessage,
 )
-from unisono.engine.truncation import later_beginnings, without_oldest_turn
+from unisono.engine.prompt import later_beginnings, without_oldest_turn
 
 CALLED = AssistantCall("c", "f", "{}")
 

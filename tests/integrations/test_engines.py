@@ -10,7 +10,7 @@ import pytest
 
 from unisono.core.conversation import Conversation, Preamble, UserMessage
 from unisono.engine.collect import collect_run
-from unisono.engine.turn import GenerationRequest, GenerationService
+from unisono.engine.request import GenerationRequest, GenerationService
 from unisono.errors import ConfigError
 from unisono.integrations.engines import Engines, Site, Where
 

@@ -13,7 +13,7 @@ from unisono.core.events import Closed, Event, Finished, Opened, Reasoning
 from unisono.core.generation import FinishReason, Usage
 from unisono.core.observer import GAPS_S, GenerationBegan, GenerationDone, GenerationOutcome, Pace
 from unisono.core.trace_context import TraceContext
-from unisono.engine.turn import GenerationReport, GenerationRequest, GenerationService, GenerationStream
+from unisono.engine.request import GenerationReport, GenerationRequest, GenerationService, GenerationStream
 from unisono.errors import BackendTimeout, UnisonoError
 from unisono.harmony.encoding import load_encoding
 from unisono.middleware.telemetry import ObservedService

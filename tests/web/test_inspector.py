@@ -19,8 +19,7 @@ from unisono.api.inspect_request import MOST_CHARACTERS, MOST_TOKENS, InspectReq
 from unisono.core.events import Repaired
 from unisono.core.observer import GenerationBegan, GenerationDone, GenerationOutcome, StepDone
 from unisono.core.recovery_rules import RULES
-from unisono.engine.journal import JournalEntry, TokenSource
-from unisono.engine.turn import STEP_ENDED
+from unisono.engine.journal import STEP_ENDED, JournalEntry, TokenSource
 from unisono.errors import InvalidRequest
 from unisono.harmony.encoding import load_encoding
 from unisono.observe.recording import dumped, to_document

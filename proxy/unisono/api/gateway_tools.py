@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 from unisono.api.field_types import OpenModel
 from unisono.core.tools import ToolServer
-from unisono.engine.turn import ServerTools
+from unisono.engine.request import ServerTools
 
 
 class GatewayOptions(OpenModel):

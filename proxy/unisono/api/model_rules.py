@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Final
 
-from unisono.engine.turn import ForbiddenTools, GenerationRequest
+from unisono.engine.request import ForbiddenTools, GenerationRequest
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,7 @@ from typing import Protocol
 
 from unisono.core.events import Event
 from unisono.engine.collect import CollectedAnswer, collect_run
-from unisono.engine.turn import GenerationRequest, GenerationService, GenerationStream
+from unisono.engine.request import GenerationRequest, GenerationService, GenerationStream
 
 
 class Chunks(Protocol):

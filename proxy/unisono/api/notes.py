@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from unisono.engine.turn import GenerationRequest
+from unisono.engine.request import GenerationRequest
 
 MAX_NOTES = 32
 SILENT: tuple[Any, ...] = (None, False, "", [], {})

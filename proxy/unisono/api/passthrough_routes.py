@@ -42,8 +42,7 @@ from unisono.core.conversation import (
 )
 from unisono.core.events import Event, Passed
 from unisono.core.passthrough_request import AnswerMode, Api, PassthroughRequest, ServedName
-from unisono.engine.turn import GenerationRequest, GenerationService, GenerationStream
-from unisono.engine.wrapped_stream import WrappedStream
+from unisono.engine.request import GenerationRequest, GenerationService, GenerationStream, WrappedStream
 from unisono.errors import InvalidRequest, UnisonoError, UnsupportedValue
 
 FindWay = Callable[[str, Caller], ServedName]

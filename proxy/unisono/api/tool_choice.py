@@ -15,7 +15,7 @@ from pydantic import PlainValidator, WithJsonSchema
 
 from unisono.api.field_types import MAX_TOOLS, wrong
 from unisono.api.tools import Toolbox
-from unisono.engine.turn import AllowedTools, Choice, ForcedCalls
+from unisono.engine.request import AllowedTools, Choice, ForcedCalls
 from unisono.errors import InvalidRequest
 
 ALLOWED_TOOLS: Final = "allowed_tools"

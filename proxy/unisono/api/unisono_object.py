@@ -7,7 +7,7 @@ from math import ceil
 from typing import Any
 
 from unisono.core.quotas import QuotaStatus
-from unisono.engine.turn import GenerationReport
+from unisono.engine.request import GenerationReport
 
 
 def to_recoveries(reports: Sequence[GenerationReport]) -> list[str]:

@@ -120,7 +120,7 @@ def _terms(entry: ModelEntry, name: str, config: Config, share: int) -> Deployme
 
 def check_recoveries(config: Config) -> None:
     """Raise ConfigError for a rule that cannot be switched."""
-    from unisono.engine.plan import SWITCHABLE
+    from unisono.engine.interventions.controller import SWITCHABLE
 
     for index, entry in enumerate(config.model_list):
         for rule in entry.unisono.recoveries:

@@ -14,7 +14,7 @@ from importlib.metadata import EntryPoint, entry_points
 from unisono.bootstrap.backends import AdapterSettings
 from unisono.config import HookSettings
 from unisono.core.hooks import Hook, HookFactory
-from unisono.engine.turn import GenerationService
+from unisono.engine.request import GenerationService
 from unisono.errors import ConfigError
 from unisono.middleware.hooks import FAULTS, Failed, HookedService, NamedHook
 

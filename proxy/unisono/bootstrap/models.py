@@ -20,7 +20,7 @@ from unisono.bootstrap.tool_servers import ServerToolSetup
 from unisono.config import ModelRegistry, ServedModel
 from unisono.core.access import Caller
 from unisono.core.passthrough_request import AnswerMode, ServedName
-from unisono.engine.turn import ForbiddenTools
+from unisono.engine.request import ForbiddenTools
 from unisono.errors import ModelNotAllowed, UnknownModel, UnsupportedValue
 from unisono.routing.pool import RoutingPool
 from unisono.store.health_monitor import Upkeep

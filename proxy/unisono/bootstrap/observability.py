@@ -22,7 +22,7 @@ from unisono.config import Config, ModelRegistry, TraceSettings
 from unisono.core.observer import Observer
 from unisono.core.recordings import TraceStore
 from unisono.core.state_store import Store
-from unisono.engine.turn import GenerationService
+from unisono.engine.request import GenerationService
 from unisono.errors import ConfigError, UnisonoError
 from unisono.middleware.hooks import Failed
 from unisono.middleware.telemetry import ObservedService, spans_of

@@ -22,8 +22,7 @@ from unisono.core.generation import FinishReason
 from unisono.core.recordings import StoredTrace
 from unisono.core.state_store import Store
 from unisono.core.surrogates import is_well_formed
-from unisono.engine.again import Replay, read_again
-from unisono.engine.asked import to_turn
+from unisono.engine.replay import Replay, read_again, to_turn
 from unisono.errors import ConfigError, StoreError, UnisonoError
 from unisono.harmony.encoding import load_encoding
 from unisono.harmony.render import Renderer

@@ -16,8 +16,7 @@ from unisono.cli.terminal_escape import harmless, on_one_line
 from unisono.core.events import Repaired
 from unisono.core.generation import CALL, CHANNEL, END, FIRST_SPECIAL, MESSAGE, RETURN, START, VOCABULARY
 from unisono.core.recovery_rules import RULES
-from unisono.engine.journal import JournalEntry, JournalMarker, TokenSource, parts_of
-from unisono.engine.mended import with_repairs
+from unisono.engine.journal import JournalEntry, JournalMarker, TokenSource, parts_of, with_repairs
 from unisono.harmony.encoding import Encoding
 from unisono.observe.recording import dumped, prompts_of
 

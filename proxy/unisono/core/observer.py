@@ -40,7 +40,7 @@ class GenerationBegan:
 
     `key` is the public id of a virtual key, `model` a group's name from the configuration. `at` is the time in seconds
     since 1970. `span` is the generation's own, `span_parent` the id of its parent. `asked` is the request of a
-    recorded generation (`engine.asked`).
+    recorded generation (`engine.replay`).
     """
 
     request_id: str

@@ -2,15 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Protocol, TypeAlias
 
 from unisono.core.conversation import Json
 from unisono.core.generation import Capabilities, Chunk, CompletionJob, Load, Timeouts
 from unisono.core.passthrough_request import PassthroughJob
 from unisono.core.probe import Probe
 from unisono.core.renamed import renamed
+
+Schema: TypeAlias = Mapping[str, Json]
+
+Violation: TypeAlias = Callable[[Schema, str], str | None]
+"""Function that explains why a text does not match a JSON schema; None if it matches.
+
+It raises no exception for any text or any accepted schema.
+"""
 
 
 class Endpoint(Protocol):

@@ -11,15 +11,23 @@ count.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections import deque
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum, auto
 from typing import Final, TypeAlias
 
 from unisono.core.conversation import Json
+from unisono.core.events import Closed, Event, HostedCall, Repaired
 from unisono.core.generation import Capabilities, OutputForm
-from unisono.engine.turn import STEP_ENDED
 from unisono.errors import StoreUnreadable
+
+# Journal number after the last token of a step that another step followed. No token has this id.
+STEP_ENDED = 0xFFFF_FFFF
+
+
+LISTED: Final = "listed"
+
 
 # Numbers from here on are marks. They are far above every token id, and fit into 32 bits.
 FIRST_MARK: Final = 0xFFFF_FFF0
@@ -126,3 +134,44 @@ def _note_at(journal: Sequence[int], at: int) -> tuple[JournalEntry, int]:
     if not isinstance(value, dict):
         raise StoreUnreadable("A note in what was generated so far cannot be read.")
     return JournalEntry(value), end
+
+
+Piece: TypeAlias = "Sequence[int] | Repaired"
+
+
+def with_repairs(parts: Iterable[Part], repairs: Iterable[Repaired]) -> Iterator[Part | Repaired]:
+    """Yield the parts of a journal with all repairs; repairs after the last token come last."""
+    waiting = deque(repairs)
+    position = 0
+    for part in parts:
+        if isinstance(part, TokenSource | JournalEntry | JournalMarker):
+            yield part
+        else:
+            yield from mended(part, waiting, position)
+            position += len(part)
+    yield from waiting
+
+
+def mended(tokens: Sequence[int], waiting: deque[Repaired], position: int = 0) -> Iterator[Piece]:
+    """Split tokens that begin at `position` at the waiting repairs.
+
+    Repairs up to the end of the tokens are yielded and removed from `waiting`.
+    """
+    shown = 0
+    while waiting and waiting[0].position <= position + len(tokens):
+        upto = max(waiting[0].position - position, shown)
+        yield tokens[shown:upto]
+        yield waiting.popleft()
+        shown = upto
+    yield tokens[shown:]
+
+
+def must_be_kept(batch: Sequence[Event]) -> bool:
+    """Return whether a batch's journal must be stored before the next batch is requested.
+
+    The next batch runs a server tool. A stream that continues an older journal would make that call again.
+    """
+    return any(
+        isinstance(event, Closed) and isinstance(event.item, HostedCall) and not event.item.needs_approval
+        for event in batch
+    )

@@ -15,16 +15,13 @@ from unisono.core.events import Event
 from unisono.core.generation import Capabilities, CompletionJob, FinishReason, OutputForm, Prompt, Usage
 from unisono.core.prefix_blocks import blocks_of
 from unisono.core.route_protocol import RouteRequirements, Slot
-from unisono.engine.asking import DEFAULT_CONTEXT
+from unisono.engine.attempt import AttemptTelemetry, Pauses, SlotSession, TokenCap, portions, received
+from unisono.engine.deps import EngineDeps
 from unisono.engine.failover import ENDS_EARLY, MAX_REGENERATIONS, Action, AttemptError, Progress
-from unisono.engine.limit import TokenCap
-from unisono.engine.means import EngineDeps
-from unisono.engine.off_loop import Pauses, portions, received
-from unisono.engine.places import SlotSession
-from unisono.engine.prompts import OFF_LOOP_CHARS, OFF_LOOP_TOKENS, recut
-from unisono.engine.rawtext import RawText
-from unisono.engine.telling import AttemptTelemetry
-from unisono.engine.turn import BatchStream, GenerationReport, GenerationRequest, RawPrompt
+from unisono.engine.prompt import OFF_LOOP_CHARS, OFF_LOOP_TOKENS, recut
+from unisono.engine.prompt_builder import DEFAULT_CONTEXT
+from unisono.engine.raw_text import RawText
+from unisono.engine.request import BatchStream, GenerationReport, GenerationRequest, RawPrompt
 from unisono.errors import (
     BackendError,
     BackendProtocolError,

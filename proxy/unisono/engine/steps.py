@@ -16,26 +16,11 @@ from unisono.core.conversation import (
     Conversation,
     Item,
     Phase,
-    Tokens,
     ToolResult,
 )
 from unisono.core.events import Closed, HostedCall, Listing, Reasoning, Text, ToolCall
 from unisono.core.generation import FinishReason
-
-
-@dataclass(frozen=True, slots=True)
-class ServerToolCall:
-    """A call of a server tool as the model wrote it; `arguments` is its unparsed text.
-
-    `approval` is the id of the granted approval, for a call that is in the conversation already. Such a call has no
-    tokens.
-    """
-
-    call_id: str
-    name: str
-    arguments: str
-    tokens: Tokens = ()
-    approval: str = ""
+from unisono.engine.server_tools.tools import ServerToolCall
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,7 +18,7 @@ from typing import Any, Final, TypeVar
 from unisono.app import build_engine
 from unisono.bootstrap.backends import build_pool
 from unisono.config import Config, ModelRegistry, parse
-from unisono.engine.turn import GenerationService
+from unisono.engine.request import GenerationService
 from unisono.routing.pool import RoutingPool
 
 T = TypeVar("T")

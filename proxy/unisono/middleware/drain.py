@@ -14,8 +14,7 @@ from dataclasses import dataclass, field
 from time import monotonic
 
 from unisono.core.events import Event
-from unisono.engine.turn import GenerationRequest, GenerationService, GenerationStream
-from unisono.engine.wrapped_stream import WrappedStream
+from unisono.engine.request import GenerationRequest, GenerationService, GenerationStream, WrappedStream
 from unisono.errors import ShuttingDown
 
 AGAIN_S = 1.0

@@ -23,7 +23,7 @@ from unisono.core.conversation import (
 from unisono.core.generation import Sampling
 from unisono.core.hooks import Changes
 from unisono.core.item_records import Record, to_item, to_record
-from unisono.engine.turn import GenerationRequest, RawPrompt
+from unisono.engine.request import GenerationRequest, RawPrompt
 from unisono.errors import StoreUnreadable
 
 ITEMS, FIRST, LAST, INSTRUCTIONS, EFFORT, SAMPLING, SAID = (

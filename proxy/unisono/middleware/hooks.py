@@ -22,7 +22,7 @@ from unisono.core.events import Closed, Event, Finished
 from unisono.core.hooks import Annotation, Answer, Changes, Hook, Request
 from unisono.core.passthrough_request import AnswerMode, PassthroughRequest
 from unisono.engine.journal import noted_in
-from unisono.engine.turn import BatchStream, GenerationReport, GenerationRequest, GenerationService, GenerationStream
+from unisono.engine.request import BatchStream, GenerationReport, GenerationRequest, GenerationService, GenerationStream
 from unisono.errors import HookFailed, Refused
 from unisono.middleware.hook_changes import changed, from_note, to_note
 

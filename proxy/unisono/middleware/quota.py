@@ -24,8 +24,7 @@ from unisono.core.events import Event, Finished
 from unisono.core.generation import FinishReason, Usage
 from unisono.core.quotas import Account, LedgerLine, QuotaKind, QuotaReservation, QuotaStatus, TokenUsage, UsageRecord
 from unisono.engine.journal import generated_in
-from unisono.engine.turn import GenerationRequest, GenerationService, GenerationStream
-from unisono.engine.wrapped_stream import WrappedStream
+from unisono.engine.request import GenerationRequest, GenerationService, GenerationStream, WrappedStream
 from unisono.errors import LimitReached, QuotaExceeded, StoreUnavailable, TokensLimited, UnisonoError
 
 BYTES_PER_TOKEN: Final = 3

@@ -33,9 +33,14 @@ from unisono.core.events import (
 from unisono.core.generation import MESSAGE
 from unisono.core.observer import GenerationBegan, GenerationDone, GenerationOutcome, Observer
 from unisono.core.trace_context import ARRIVED, TraceContext
-from unisono.engine.asked import to_asked
-from unisono.engine.turn import GenerationReport, GenerationRequest, GenerationService, GenerationStream
-from unisono.engine.wrapped_stream import WrappedStream
+from unisono.engine.replay import to_asked
+from unisono.engine.request import (
+    GenerationReport,
+    GenerationRequest,
+    GenerationService,
+    GenerationStream,
+    WrappedStream,
+)
 from unisono.errors import InternalError, UnisonoError
 
 log = logging.getLogger("unisono.middleware.telemetry")

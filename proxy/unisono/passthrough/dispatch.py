@@ -18,7 +18,7 @@ from unisono.core.events import Event
 from unisono.core.passthrough_request import AnswerMode, PassthroughRequest
 from unisono.core.route_protocol import DeploymentPool
 from unisono.engine.failover import Action, Options, Progress, decide, failure_kind
-from unisono.engine.turn import BatchStream, GenerationReport, GenerationRequest, GenerationService, GenerationStream
+from unisono.engine.request import BatchStream, GenerationReport, GenerationRequest, GenerationService, GenerationStream
 from unisono.errors import BackendError, ContextTooLong
 from unisono.passthrough.run import PassthroughGeneration
 

@@ -17,9 +17,9 @@ from unisono.core.events import Closed, Event, Finished, Text
 from unisono.core.observer import Pace, StepDone
 from unisono.core.passthrough_request import Api, PassthroughJob, PassthroughRequest, has_output, starred
 from unisono.core.route_protocol import DeploymentPool, RouteRequirements, Slot
+from unisono.engine.attempt import SlotSession
 from unisono.engine.failover import Progress
-from unisono.engine.places import SlotSession
-from unisono.engine.turn import BatchStream, GenerationReport, GenerationRequest
+from unisono.engine.request import BatchStream, GenerationReport, GenerationRequest
 from unisono.errors import BackendError, BackendProtocolError, BackendTimeout, ContextTooLong, UnisonoError
 from unisono.passthrough.relay import Relay, relaying_of
 

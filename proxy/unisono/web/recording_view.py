@@ -9,8 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final
 
 from unisono.core.events import Repaired
-from unisono.engine.journal import JournalEntry, JournalMarker, TokenSource, parts_of
-from unisono.engine.mended import with_repairs
+from unisono.engine.journal import JournalEntry, JournalMarker, TokenSource, parts_of, with_repairs
 from unisono.errors import InvalidRequest, UnisonoError
 from unisono.harmony.encoding import Encoding
 from unisono.web.segments import Segment, Segments, shortened, told_of

@@ -14,7 +14,7 @@ from unisono.api.messages.inbound import MessagesModel
 from unisono.api.messages.routes import FORMATS, MessagesDeps, messages_router
 from unisono.api.sealing import Sealer
 from unisono.core.access import Caller
-from unisono.engine.turn import GenerationService
+from unisono.engine.request import GenerationService
 from unisono.errors import UnknownModel
 
 SEALER = Sealer(b"a salt")

@@ -14,7 +14,7 @@ from tests.api.scripted import ScriptedTurns, call, commentary, final, finished,
 from unisono.core.access import KeyLimits
 from unisono.core.events import Event
 from unisono.core.quotas import QuotaStatus
-from unisono.engine.turn import GenerationReport, GenerationRequest
+from unisono.engine.request import GenerationReport, GenerationRequest
 from unisono.errors import (
     BackendOverloaded,
     BackendTimeout,

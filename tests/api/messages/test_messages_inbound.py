@@ -28,7 +28,7 @@ from unisono.core.conversation import (
     UserMessage,
 )
 from unisono.core.tools import Approval, ToolServer
-from unisono.engine.turn import ForcedCalls
+from unisono.engine.request import ForcedCalls
 from unisono.errors import UnisonoError
 
 Json = dict[str, Any]

@@ -14,7 +14,7 @@ from unisono.api.sampling import to_sampling
 from unisono.api.tools import CallForm, Toolbox
 from unisono.core import events as made
 from unisono.core.state_store import StoredResponse
-from unisono.engine.turn import GenerationReport
+from unisono.engine.request import GenerationReport
 
 NOW = 1700000007.5
 TOOLBOX = Toolbox(forms={"free": CallForm.CUSTOM}, origins={"files__read": ("files", "read")})

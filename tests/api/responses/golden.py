@@ -20,7 +20,7 @@ from unisono.core import events as made
 from unisono.core.conversation import DeveloperMessage, Phase, ToolResult, UserMessage
 from unisono.core.events import Closed, Delta, Opened, Text
 from unisono.core.generation import FinishReason
-from unisono.engine.turn import GenerationReport
+from unisono.engine.request import GenerationReport
 from unisono.errors import BackendUnavailable
 
 FOLDER = Path(__file__).parents[2] / "golden" / "responses"

@@ -34,7 +34,7 @@ from unisono.api.responses.websocket.connection import Connection
 from unisono.api.sealing import Sealer
 from unisono.core.access import Caller
 from unisono.core.state_store import Store
-from unisono.engine.turn import GenerationRequest
+from unisono.engine.request import GenerationRequest
 from unisono.errors import UnknownModel
 from unisono.store import open_store
 

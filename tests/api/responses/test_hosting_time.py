@@ -6,7 +6,7 @@ import pytest
 
 from unisono.api.responses.background.job_record import later
 from unisono.core.conversation import Conversation, Preamble
-from unisono.engine.turn import GenerationRequest, ServerTools
+from unisono.engine.request import GenerationRequest, ServerTools
 
 TURN = GenerationRequest("gpt-oss", Conversation(Preamble(), ()))
 LEFT: dict[str, tuple[float, float, float]] = {

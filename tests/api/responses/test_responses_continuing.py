@@ -15,7 +15,7 @@ from unisono.api.responses.outbound.events import ResponseEvents
 from unisono.core.conversation import Item
 from unisono.core.generation import FinishReason
 from unisono.core.state_store import StoredItem
-from unisono.engine.turn import GenerationReport
+from unisono.engine.request import GenerationReport
 from unisono.harmony.encoding import Encoding
 from unisono.harmony.render import Renderer
 from unisono.harmony.router import HarmonyRouter

@@ -21,8 +21,8 @@ from unisono.core.conversation import AssistantCall, AssistantMessage, Assistant
 from unisono.core.events import Closed, Delta, Opened, Reasoning, Repaired, Text, ToolCall
 from unisono.core.generation import FinishReason
 from unisono.core.state_store import Status
-from unisono.engine.judging import OUTCOME_UNKNOWN
-from unisono.engine.turn import GenerationReport
+from unisono.engine.request import GenerationReport
+from unisono.engine.server_tools.policy import OUTCOME_UNKNOWN
 from unisono.errors import BackendOverloaded, BackendUnavailable, ContextTooLong, UnisonoError
 
 TEXT_LIFE = ["output_item.added", "content_part.added", "output_text.delta", "output_text.done"]

@@ -15,8 +15,8 @@ from unisono.api.sealing import Sealer
 from unisono.core.conversation import AssistantCall, AssistantMessage, Item, ToolResult, UserMessage
 from unisono.core.state_store import StoredItem
 from unisono.core.tools import Approval, Command, HostedTool, ToolFilter, ToolServer, ToolTransport
-from unisono.engine.judging import OUTCOME_UNKNOWN
-from unisono.engine.turn import ApprovalDecision
+from unisono.engine.request import ApprovalDecision
+from unisono.engine.server_tools.policy import OUTCOME_UNKNOWN
 from unisono.errors import InvalidRequest, StoreUnreadable, ToolServerNotAllowed, UnisonoError
 
 URL = "https://mcp.example.com/mcp"

@@ -121,7 +121,7 @@ def write_report(*_: object) -> None:
 
 
 if TARGET in os.environ:
-    from unisono.engine.memory import ConversationCache
+    from unisono.engine.conversation_cache import ConversationCache
     from unisono.harmony.lru_cache import LruCache
 
     cache_share = float(os.environ.get(CACHE_SHARE, "1"))

@@ -33,7 +33,7 @@ from unisono.core.conversation import (
     ToolResult,
     UserMessage,
 )
-from unisono.engine.turn import GenerationRequest, ServerTools
+from unisono.engine.request import GenerationRequest, ServerTools
 from unisono.errors import InvalidRequest
 
 

@@ -43,7 +43,7 @@ from unisono.core.events import (
 )
 from unisono.core.generation import FinishReason, Usage
 from unisono.engine.collect import CollectedAnswer
-from unisono.engine.turn import GenerationReport
+from unisono.engine.request import GenerationReport
 from unisono.errors import UnisonoError
 
 CALLED = {CallForm.FUNCTION: "tool_calls", CallForm.CUSTOM: "tool_calls", CallForm.LEGACY: "function_call"}

@@ -31,7 +31,7 @@ from unisono.api.unisono_object import backend_header, recoveries_header
 from unisono.api.whole import to_whole
 from unisono.core.access import Caller
 from unisono.core.passthrough_request import AnswerMode, Api
-from unisono.engine.turn import GenerationService
+from unisono.engine.request import GenerationService
 from unisono.errors import InvalidRequest
 
 PATHS = ("/v1/chat/completions", "/chat/completions")

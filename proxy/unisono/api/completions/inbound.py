@@ -16,7 +16,7 @@ from unisono.api.notes import MAX_NOTES, without_effect
 from unisono.api.sampling import to_sampling
 from unisono.core.access import Caller
 from unisono.core.conversation import Conversation, Preamble, UserMessage
-from unisono.engine.turn import GenerationRequest, RawPrompt
+from unisono.engine.request import GenerationRequest, RawPrompt
 from unisono.errors import InvalidRequest, NotAllowed, UnsupportedValue
 
 DEFAULT_MAX_TOKENS: Final = 16

@@ -16,7 +16,7 @@ from unisono.api.unisono_object import to_about
 from unisono.core.events import Delta, Event, Finished
 from unisono.core.generation import ENDOFTEXT, STOP_TOKENS, Usage
 from unisono.engine.collect import CollectedAnswer
-from unisono.engine.turn import GenerationReport, RawPrompt
+from unisono.engine.request import GenerationReport, RawPrompt
 from unisono.errors import UnisonoError
 
 STOPS = frozenset({*STOP_TOKENS, ENDOFTEXT})

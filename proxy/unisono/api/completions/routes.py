@@ -19,7 +19,7 @@ from unisono.api.sse import CLIENT_CLOSED_REQUEST, KEEP_ALIVE_S, ClientGone, Eve
 from unisono.api.unisono_object import backend_header
 from unisono.api.whole import to_whole
 from unisono.core.access import Caller
-from unisono.engine.turn import GenerationService, RawPrompt
+from unisono.engine.request import GenerationService, RawPrompt
 
 PATHS = ("/v1/completions", "/completions")
 

@@ -31,7 +31,7 @@ from unisono.api.tools import Toolbox, to_toolbox
 from unisono.core.access import Caller
 from unisono.core.conversation import AnswerForm, Conversation, Effort, Preamble
 from unisono.core.tools import ToolServer
-from unisono.engine.turn import Choice, GenerationRequest
+from unisono.engine.request import Choice, GenerationRequest
 from unisono.errors import ThreadsUnsupported
 
 SURFACE = "messages"

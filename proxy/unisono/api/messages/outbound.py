@@ -46,7 +46,7 @@ from unisono.core.events import (
     ToolCall,
 )
 from unisono.engine.collect import CollectedAnswer
-from unisono.engine.turn import GenerationReport
+from unisono.engine.request import GenerationReport
 from unisono.errors import UnisonoError
 
 PING: Final = named_event(b"ping", b'{"type":"ping"}')

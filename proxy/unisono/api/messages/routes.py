@@ -24,7 +24,7 @@ from unisono.core.access import Caller
 from unisono.core.conversation import Item
 from unisono.core.quotas import QuotaStatus
 from unisono.engine.collect import CollectedAnswer, collect_run
-from unisono.engine.turn import GenerationReport, GenerationService, GenerationStream
+from unisono.engine.request import GenerationReport, GenerationService, GenerationStream
 
 LONG_ANSWER: Final = 16_384
 """Length of an answer in characters that takes up to a millisecond to build.

@@ -17,7 +17,7 @@ from unisono.api.messages.tool_input import exact
 from unisono.core.conversation import Json
 from unisono.core.events import HostedCall, Ran
 from unisono.core.tool_arguments import ToolArguments
-from unisono.engine.judging import BAD_ARGUMENTS, NO_CALLS_LEFT
+from unisono.engine.server_tools.policy import BAD_ARGUMENTS, NO_CALLS_LEFT
 
 SEALED: Final = "encrypted_content"
 SEARCH, FETCH, CODE = "web_search", "web_fetch", "code_execution"

@@ -16,7 +16,7 @@ from unisono.api.messages.schema import CUSTOM, ChoiceSpec, MessagesInput, Messa
 from unisono.api.tool_choice import FUNCTIONS, ChoiceMode, HostedTool, NamedTool, OfferedTools, ToolChoice, to_choice
 from unisono.api.tools import DeclaredTool, FunctionSpec, Toolbox
 from unisono.core.tools import ToolFilter, ToolServer
-from unisono.engine.turn import Choice, ServerTools
+from unisono.engine.request import Choice, ServerTools
 from unisono.errors import UnsupportedValue
 
 KINDS: Final = (

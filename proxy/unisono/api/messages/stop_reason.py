@@ -8,8 +8,8 @@ from typing import Any
 from unisono.api.messages.server_tool_blocks import FETCH, SEARCH
 from unisono.core.events import Finished
 from unisono.core.generation import FinishReason, Usage
-from unisono.engine.plan import REPETITION, UNMET_FORM
-from unisono.engine.turn import GenerationReport
+from unisono.engine.interventions.controller import REPETITION, UNMET_FORM
+from unisono.engine.request import GenerationReport
 
 
 @dataclass(slots=True)

@@ -32,7 +32,7 @@ from unisono.core.conversation import (
 )
 from unisono.core.events import Text
 from unisono.engine.collect import CollectedAnswer, collect_run
-from unisono.engine.turn import ForbiddenTools, GenerationReport, GenerationRequest
+from unisono.engine.request import ForbiddenTools, GenerationReport, GenerationRequest
 from unisono.errors import StoreTooLarge
 
 TAKEN = frozenset(

@@ -13,7 +13,7 @@ from unisono.api.responses.server_tools.servers import ServerRules
 from unisono.core.access import Caller
 from unisono.core.conversation import Item, Tokens
 from unisono.core.state_store import Retention, Store
-from unisono.engine.turn import GenerationService
+from unisono.engine.request import GenerationService
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,7 +15,7 @@ from unisono.api.responses.outbound.serializer import WireEvent
 from unisono.api.responses.persistence import keep
 from unisono.api.responses.prepared_request import PreparedRequest
 from unisono.core.state_store import StoredResponse
-from unisono.engine.turn import GenerationReport, GenerationStream
+from unisono.engine.request import GenerationReport, GenerationStream
 from unisono.errors import UnisonoError
 
 

@@ -31,7 +31,7 @@ from unisono.core.conversation import Conversation, DeveloperMessage, Effort, It
 from unisono.core.state_store import StoredItem
 from unisono.core.tool_names import ToolNames
 from unisono.core.tools import ToolServer
-from unisono.engine.turn import GenerationRequest, ServerTools
+from unisono.engine.request import GenerationRequest, ServerTools
 from unisono.errors import InvalidRequest
 
 

@@ -28,7 +28,7 @@ from unisono.api.responses.prepared_request import PreparedRequest
 from unisono.core.conversation import Tokens
 from unisono.core.events import Event
 from unisono.core.state_store import BackgroundRun, Lease, Status, StoredResponse
-from unisono.engine.turn import must_be_kept
+from unisono.engine.journal import must_be_kept
 from unisono.errors import NotFound, StoreConflict, StoreError, StoreTooLarge, StoreUnavailable, UnisonoError
 
 PAUSE_S = 0.03

@@ -17,7 +17,7 @@ from unisono.api.responses.server_tools.approval_history import parted
 from unisono.api.responses.server_tools.secrets import concealed, has_secrets, is_concealed, revealed
 from unisono.core.conversation import Json
 from unisono.core.state_store import Lease, Status, StoredResponse
-from unisono.engine.turn import GenerationRequest
+from unisono.engine.request import GenerationRequest
 from unisono.errors import StoreConflict
 
 ASKED = "asked"

@@ -60,7 +60,7 @@ from unisono.core.events import (
 )
 from unisono.core.events import Item as Made
 from unisono.core.state_store import Status, StoredItem, StoredResponse
-from unisono.engine.turn import GenerationReport
+from unisono.engine.request import GenerationReport
 from unisono.errors import UnisonoError
 
 

@@ -44,7 +44,7 @@ from unisono.api.unisono_object import backend_header, recoveries_header
 from unisono.api.whole import to_whole
 from unisono.core.passthrough_request import AnswerMode, Api
 from unisono.core.state_store import Status, StoredResponse
-from unisono.engine.turn import GenerationReport
+from unisono.engine.request import GenerationReport
 from unisono.errors import StoreConflict, StoreError, UnisonoError
 
 

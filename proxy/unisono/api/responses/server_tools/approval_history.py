@@ -11,8 +11,8 @@ from dataclasses import dataclass, field
 
 from unisono.core.conversation import AssistantCall, AssistantMessage, AssistantReasoning, Item, ToolResult
 from unisono.core.state_store import StoredItem
-from unisono.engine.judging import OUTCOME_UNKNOWN
-from unisono.engine.turn import ApprovalDecision
+from unisono.engine.request import ApprovalDecision
+from unisono.engine.server_tools.policy import OUTCOME_UNKNOWN
 
 CLIENTS_ID = "approval_request_id"
 """Field of an approval request that a client sent: the client's id of the request."""

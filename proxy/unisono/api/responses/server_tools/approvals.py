@@ -17,7 +17,7 @@ from typing import Final
 from unisono.api.responses.deps import ResponsesDeps
 from unisono.api.responses.prior_state import OUR_ID
 from unisono.api.responses.schema import ResponsesRequest
-from unisono.engine.turn import GenerationRequest, ServerTools
+from unisono.engine.request import GenerationRequest, ServerTools
 from unisono.errors import ApprovalUsed, StoreError
 
 INPUT: Final = "input"

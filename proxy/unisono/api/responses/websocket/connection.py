@@ -47,7 +47,7 @@ from unisono.api.sse import ClientGone
 from unisono.core.events import Finished
 from unisono.core.generation import FinishReason, Usage
 from unisono.core.state_store import Status, StoredResponse
-from unisono.engine.turn import GenerationReport
+from unisono.engine.request import GenerationReport
 from unisono.errors import BackendOverloaded, ConnectionTooOld, TooManyStreams, UnisonoError
 
 LASTS_S = 3600.0

@@ -10,17 +10,15 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from unisono.core.conversation import AssistantCall, Builtin, Conversation, FunctionTool, Item, Json, ToolResult
+from unisono.core.conversation import AssistantCall, Builtin, Conversation, FunctionTool, Item, Json, Tokens, ToolResult
 from unisono.core.tool_names import SEPARATOR, ToolNames
 from unisono.core.tools import HostedTool, LeftOutTool, ToolServer
-from unisono.engine.journal import NOTED, JournalEntry, parts_of
-from unisono.engine.steps import ServerToolCall
-from unisono.engine.turn import ServerTools
+from unisono.engine.journal import LISTED, NOTED, JournalEntry, parts_of
+from unisono.engine.request import ServerTools
 from unisono.errors import InvalidRequest
 from unisono.harmony.builtin_tools import FUNCTIONS_OF, namespace
 from unisono.harmony.tools import ToolSet, plan_tools
 
-LISTED: Final = "listed"
 NOTED_TOOLS: Final = 8  # left-out tools per server that the notes list
 NOTED_NAME: Final = 64  # characters of a name in a note
 NAMED: Final = 64  # names listed for the model when it invented one
@@ -275,3 +273,18 @@ def with_results(conversation: Conversation, results: Sequence[ToolResult]) -> C
         if isinstance(item, AssistantCall) and (result := by_call.pop(item.call_id, None)) is not None:
             items.append(result)
     return Conversation(conversation.preamble, tuple(items), conversation.prefill)
+
+
+@dataclass(frozen=True, slots=True)
+class ServerToolCall:
+    """A call of a server tool as the model wrote it; `arguments` is its unparsed text.
+
+    `approval` is the id of the granted approval, for a call that is in the conversation already. Such a call has no
+    tokens.
+    """
+
+    call_id: str
+    name: str
+    arguments: str
+    tokens: Tokens = ()
+    approval: str = ""

@@ -15,12 +15,11 @@ from unisono.core.observer import ToolDone, ToolEnd
 from unisono.core.tool_arguments import ToolArguments
 from unisono.core.tools import HostedTool, ToolHost, ToolOutcome, ToolServer
 from unisono.core.trace_context import DOING, TraceContext, tool_span
-from unisono.engine.hosted import ServerOffer
-from unisono.engine.judging import NO_TIME_LEFT, NOT_REPEATED, OUTCOME_UNKNOWN
-from unisono.engine.reading import OutputReader
-from unisono.engine.round import CallOutcome, PendingCall
-from unisono.engine.steps import ServerToolCall
-from unisono.engine.turn import GenerationReport, ServerTools
+from unisono.engine.output import OutputReader
+from unisono.engine.request import GenerationReport, ServerTools
+from unisono.engine.server_tools.calls import CallOutcome, PendingCall
+from unisono.engine.server_tools.policy import NO_TIME_LEFT, NOT_REPEATED, OUTCOME_UNKNOWN
+from unisono.engine.server_tools.tools import ServerOffer, ServerToolCall
 from unisono.errors import InvalidRequest, ToolServerError, ToolServerNotAllowed, ToolServerTimeout
 
 GRACE_S: Final = 2.0  # extra time after its deadline, for a tool host that exceeds it

@@ -1,8 +1,8 @@
 """Interventions: forced calls, required answer forms, reasoning budgets and invalid calls.
 
 Every intervention is one prompt edit: stop, cut, append tokens, continue. The controller decides on edits from the
-router's messages alone, so that replaying a journal leads to the same edits. `course` carries them out. The number of
-edits of every kind is limited, so that every answer ends. No I/O.
+router's messages alone, so that replaying a journal leads to the same edits. The transcript carries them out. The
+number of edits of every kind is limited, so that every answer ends. No I/O.
 """
 
 from __future__ import annotations
@@ -12,10 +12,8 @@ from dataclasses import replace
 from typing import Final
 
 from unisono.core.generation import AnyJson, Constraint, FinishReason
-from unisono.engine.body_checks import CODE_FENCE, BodyChecks
-from unisono.engine.move import PromptEdit
-from unisono.engine.naming import ToolNaming
-from unisono.engine.policy import (
+from unisono.core.ports import Violation
+from unisono.engine.interventions.policy import (
     CLOSING,
     MAX_TRIMS,
     MOST_AGAIN,
@@ -26,10 +24,10 @@ from unisono.engine.policy import (
     MessageKind,
     Obligation,
 )
-from unisono.engine.policy import BodyAction as Ending
-from unisono.engine.regeneration import NONE_REJECTED
-from unisono.engine.spelling import HeaderSpelling
-from unisono.engine.wishes import OutputRequirements, Violation, constraint_of, header_for, recipient_of
+from unisono.engine.interventions.policy import BodyAction as Ending
+from unisono.engine.interventions.prompt_edit import NONE_REJECTED, HeaderSpelling, PromptEdit
+from unisono.engine.interventions.requirements import CODE_FENCE, BodyChecks, OutputRequirements, constraint_of
+from unisono.engine.interventions.tool_names import ToolNaming, header_for, recipient_of
 from unisono.harmony.encoding import Encoding
 from unisono.harmony.gate import Stopped
 from unisono.harmony.header import ANALYSIS, COMMENTARY, Header

@@ -13,13 +13,15 @@ from dataclasses import replace
 from unisono.core.conversation import Item, Tokens, ToolResult
 from unisono.core.events import Closed, Event, Finished, Reasoning, Repaired, ToolCall
 from unisono.core.generation import Capabilities, Constraint, FinishReason, Sampling
+from unisono.core.ports import Violation
 from unisono.core.token_ids import share_ids
-from unisono.engine.course import course_of
-from unisono.engine.hosted import LISTED
-from unisono.engine.journal import JournalEntry, JournalMarker, TokenSource, parts_of
-from unisono.engine.judging import LATE
-from unisono.engine.round import CALL, CallOutcome, ToolRound
-from unisono.engine.sieve import ServerToolFilter
+from unisono.engine.interventions.requirements import kinds_wanted, wishes_of
+from unisono.engine.interventions.stop_strings import StopStrings
+from unisono.engine.journal import LISTED, JournalEntry, JournalMarker, TokenSource, parts_of
+from unisono.engine.request import GenerationRequest
+from unisono.engine.server_tools.calls import CALL, CallOutcome, ToolRound
+from unisono.engine.server_tools.filter import ServerToolFilter
+from unisono.engine.server_tools.policy import LATE
 from unisono.engine.steps import (
     AnswerDone,
     AnswerState,
@@ -31,9 +33,7 @@ from unisono.engine.steps import (
     next_step,
     to_said,
 )
-from unisono.engine.stops import StopStrings
-from unisono.engine.turn import GenerationRequest
-from unisono.engine.wishes import Violation, kinds_wanted, wishes_of
+from unisono.engine.transcript import course_of
 from unisono.errors import StoreUnreadable
 from unisono.harmony.encoding import Encoding
 from unisono.harmony.tools import ToolSet
@@ -258,17 +258,14 @@ class OutputReader:
 
     @property
     def results_by_call(self) -> dict[str, ToolResult]:
-        """Return the results of all server tool calls of this answer, by call id."""
         return {item.call_id: item for item in self._trail if isinstance(item, ToolResult)}
 
     @property
     def over(self) -> bool:
-        """Return whether the answer is complete."""
         return isinstance(self.decided, AnswerDone) or self.stop_sequence is not None
 
     @property
     def handed_back(self) -> bool:
-        """Return whether tools were run and no generation follows them."""
         return self._answer.ran and isinstance(self.decided, AnswerDone)
 
     def _called(self, note: JournalEntry, events: list[Event]) -> list[Event]:
@@ -333,7 +330,6 @@ class OutputReader:
         return events
 
     def _note_again(self, note: JournalEntry) -> list[Event]:
-        """Repeat the action of a journal entry."""
         # An entry that does not fit is ignored here; the comparison at the end finds it.
         try:
             if (events := self._course.again(note)) is not None:

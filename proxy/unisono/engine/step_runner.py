@@ -1,38 +1,43 @@
 """Step runner: runs each step of an answer as one generation on a slot.
 
-A slot is acquired when something has to be generated, and held until it is released. A generation continues the step's
-prompt and the step's tokens so far, on whichever deployment generated them. All attempts share one deadline: each gets
-the time left for the answer.
+A generation continues the step's prompt and the step's tokens so far, on whichever deployment generated them.
+
+At the end of a message it is checked, encoded again and emitted, in time proportional to its length. Long messages are
+processed in a thread, so that other streams continue. Short ones are processed on the event loop, since a thread would
+cost more than the work.
 """
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator
+import asyncio
+from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
 from functools import partial
-from typing import TypeAlias
+from typing import TypeAlias, TypeVar
 
 from unisono.core.events import Event
-from unisono.core.generation import Capabilities, CompletionJob, Constraint, FinishReason, OutputForm
+from unisono.core.generation import FIRST_SPECIAL, Capabilities, CompletionJob, Constraint, FinishReason, OutputForm
 from unisono.core.observer import RefusedConstraint
 from unisono.core.route_protocol import Slot
-from unisono.engine.asking import PromptBuilder
-from unisono.engine.limit import TokenCap
-from unisono.engine.means import EngineDeps
-from unisono.engine.off_loop import Feeder, portions, received, settled
-from unisono.engine.places import SlotSession
-from unisono.engine.prompts import ContinuedPrompt, go_on
-from unisono.engine.reading import OutputReader
-from unisono.engine.telling import AttemptTelemetry
-from unisono.engine.turn import GenerationReport, GenerationRequest
-from unisono.errors import (
-    BackendError,
-    BackendProtocolError,
-    ConstraintRefused,
-    UnisonoError,
-    UnsupportedValue,
+from unisono.engine.attempt import (
+    LONG_MESSAGE_TOKENS,
+    AttemptTelemetry,
+    Pauses,
+    SlotSession,
+    TokenCap,
+    portions,
+    received,
 )
+from unisono.engine.deps import EngineDeps
+from unisono.engine.output import OutputReader
+from unisono.engine.prompt import ContinuedPrompt, go_on
+from unisono.engine.prompt_builder import PromptBuilder
+from unisono.engine.request import GenerationReport, GenerationRequest
+from unisono.errors import BackendError, BackendProtocolError, ConstraintRefused, UnisonoError, UnsupportedValue
 from unisono.harmony.decode import Decoder
+
+T = TypeVar("T")
+
 
 Generated: TypeAlias = AsyncGenerator[tuple[list[Event], FinishReason | None]]
 """Events to emit per network read; the last item includes the reason that the step ended."""
@@ -235,3 +240,34 @@ async def _at_end(reading: OutputReader, reason: FinishReason) -> Generated:
 
 async def _at_once(shown: list[Event], reason: FinishReason) -> Generated:
     yield shown, reason
+
+
+class Feeder:
+    """Feeds portions of a generation to `reading`, with pauses."""
+
+    def __init__(self, reading: OutputReader) -> None:
+        self._reading = reading
+        self._pauses = Pauses()
+
+    async def feed(self, portion: Sequence[int]) -> list[Event]:
+        """Return the events of some more tokens."""
+        await self._pauses.before(portion)
+        reading = self._reading
+        if reading.unsettled > LONG_MESSAGE_TOKENS and max(portion, default=0) >= FIRST_SPECIAL:
+            return await settled(reading, lambda: reading.feed(portion))
+        return reading.feed(portion)
+
+
+async def settled(reading: OutputReader, work: Callable[[], T]) -> T:
+    """Run `work`, which may settle the open message of `reading`.
+
+    It runs in a thread if that message is long.
+    """
+    return await in_thread(reading, work) if reading.unsettled > LONG_MESSAGE_TOKENS else work()
+
+
+async def in_thread(reading: OutputReader, work: Callable[[], T]) -> T:
+    """Run `work` on `reading` in a thread."""
+    # The thread continues when its caller is cancelled. It must not change a report that was already sent.
+    with reading.apart():
+        return await asyncio.to_thread(work)

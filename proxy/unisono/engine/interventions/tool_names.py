@@ -1,7 +1,7 @@
-"""Choice of a tool by the model: reads the name when one of several has to be called.
+"""Names of tools in headers, and the choice of a tool by the model when one of several has to be called.
 
-The prompt ends in the beginning of the recipient, at a token boundary for every tool: ` to=functions` without its dot,
-since `.get` is one token. No I/O.
+The prompt of a choice ends in the beginning of the recipient, at a token boundary for every tool: ` to=functions`
+without its dot, since `.get` is one token. No I/O.
 """
 
 from __future__ import annotations
@@ -12,9 +12,10 @@ from typing import Final
 
 from unisono.core.conversation import Tokens
 from unisono.core.generation import FIRST_SPECIAL, OneOf
+from unisono.harmony.builtin_tools import is_builtin
 from unisono.harmony.encoding import Encoding
-from unisono.harmony.header import COMMENTARY
-from unisono.harmony.recipients import FUNCTIONS, read_recipient
+from unisono.harmony.header import COMMENTARY, Header
+from unisono.harmony.recipients import FUNCTIONS, Recipient, RecipientKind, read_recipient
 
 MOST_TOKENS: Final = 48  # tokens that are read as a name
 _NAME = re.compile(r"[A-Za-z0-9_.-]*")
@@ -73,3 +74,21 @@ class ToolNaming:
         word = f"{self._stem}{name}".removeprefix(" to=")
         meant = f"{FUNCTIONS}{read_recipient(word, declared).name}"
         return meant if meant in self._recipients else None
+
+
+def recipient_of(header: Header) -> str:
+    """Return the recipient's name, or an empty string if there is none."""
+    match header.recipient.kind:
+        case RecipientKind.NOBODY:
+            return ""
+        case RecipientKind.FUNCTION:
+            return f"{FUNCTIONS}{header.recipient.name}"
+        case RecipientKind.HOSTED | RecipientKind.BUILTIN:
+            return header.recipient.name
+
+
+def header_for(recipient: str) -> Header:
+    """Return the header of a call to `recipient`."""
+    if is_builtin(recipient):
+        return Header("analysis", Recipient(RecipientKind.HOSTED, recipient))
+    return Header(COMMENTARY, Recipient(RecipientKind.FUNCTION, recipient.removeprefix(FUNCTIONS)), "json")

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from enum import StrEnum
+from hashlib import blake2b
 from time import monotonic
-from typing import Protocol, TypeAlias
+from typing import Final, Protocol, TypeAlias
 
 from unisono.core.access import Caller
-from unisono.core.conversation import AnswerForm, Conversation, Json, Tokens
+from unisono.core.conversation import AnswerForm, Conversation, Json, Tokens, UserMessage
 from unisono.core.deadline import Deadline
-from unisono.core.events import Closed, Event, HostedCall
+from unisono.core.events import Event
 from unisono.core.generation import Sampling
 from unisono.core.observer import GenerationFacts
 from unisono.core.passthrough_request import PassthroughRequest
@@ -197,21 +198,6 @@ class GenerationRequest:
     key: RequestKey = field(default_factory=RequestKey, compare=False, repr=False)
 
 
-# Journal number after the last token of a step that another step followed. No token has this id.
-STEP_ENDED = 0xFFFF_FFFF
-
-
-def must_be_kept(batch: Sequence[Event]) -> bool:
-    """Return whether a batch's journal must be stored before the next batch is requested.
-
-    The next batch runs a server tool. A stream that continues an older journal would make that call again.
-    """
-    return any(
-        isinstance(event, Closed) and isinstance(event.item, HostedCall) and not event.item.needs_approval
-        for event in batch
-    )
-
-
 @dataclass(slots=True)
 class GenerationReport:
     """Facts about a generation stream besides its events; updated while it runs."""
@@ -305,3 +291,75 @@ class GenerationService(Protocol):
         Raises the errors of an invalid conversation or invalid tools.
         """
         ...
+
+
+USUAL: Final = Sampling()
+# body fields of pass-through requests that a backend may fail on
+UNUSUAL_FIELDS: Final = (
+    "logit_bias",
+    "stop",
+    "tools",
+    "temperature",
+    "top_p",
+    "top_k",
+    "min_p",
+    "presence_penalty",
+    "frequency_penalty",
+    "repetition_penalty",
+)
+
+
+def identity_of(turn: GenerationRequest) -> str:
+    """Return the identity of the client for routing: the key's public id, or a digest of the request without a key.
+
+    Failures of a single identity do not make a deployment unavailable to others. The digest is that of the unusual
+    options, or else of the beginning of the conversation. A client that repeats or continues a request therefore has
+    the same identity.
+    """
+    if turn.caller is not None and turn.caller.key:
+        return turn.caller.key
+    said = repr(_options(turn) or _beginning(turn))
+    return f"request {blake2b(said.encode('utf-8', 'surrogatepass'), digest_size=8).hexdigest()}"
+
+
+def _options(turn: GenerationRequest) -> Mapping[str, object]:
+    """Return the options that differ from the defaults."""
+    # The seed is excluded: it may differ with every repetition.
+    if turn.passage is not None:
+        return {name: turn.passage.body[name] for name in UNUSUAL_FIELDS if turn.passage.body.get(name) is not None}
+    told: dict[str, object] = {
+        field.name: value
+        for field in fields(Sampling)
+        if field.name != "seed" and (value := getattr(turn.sampling, field.name)) != getattr(USUAL, field.name)
+    }
+    if turn.stop:
+        told["stop"] = turn.stop
+    if tools := turn.conversation.preamble.tools:
+        told["tools"] = [tool.name for tool in tools]
+    return told
+
+
+def _beginning(turn: GenerationRequest) -> object:
+    if turn.raw is not None:
+        return turn.raw.tokens if turn.raw.text is None else turn.raw.text
+    items = turn.conversation.items
+    first = next((at for at, item in enumerate(items, 1) if isinstance(item, UserMessage)), len(items))
+    return turn.conversation.preamble.instructions, items[:first]
+
+
+class WrappedStream(BatchStream):
+    """A stream that wraps the stream `run` and shares its report.
+
+    `aclose` closes its own batches first, then `run`.
+    """
+
+    def __init__(self, run: GenerationStream) -> None:
+        self.report = run.report
+        self._run = run
+
+    async def let_in(self) -> None:
+        await self._run.let_in()
+
+    async def aclose(self) -> None:
+        await super().aclose()
+        await self._run.aclose()

@@ -14,8 +14,8 @@ from unisono.core.conversation import Phase
 from unisono.core.events import Closed, Delta, Event, Finished, Opened, Text
 from unisono.core.generation import ENDOFTEXT, FIRST_SPECIAL, STOP_TOKENS, FinishReason, Usage
 from unisono.core.token_ids import share_ids
-from unisono.engine.stops import StopStrings
-from unisono.engine.turn import RawPrompt
+from unisono.engine.interventions.stop_strings import StopStrings
+from unisono.engine.request import RawPrompt
 from unisono.harmony.encoding import Encoding
 
 STOPS: Final = frozenset({*STOP_TOKENS, ENDOFTEXT})

@@ -1,4 +1,4 @@
-"""Requirements of a request for its answer, in terms of the prompt.
+"""Requirements of a request for its answer, in terms of the prompt, and checks of message bodies against them.
 
 They cover tools that have to be called or may be called, the schemas of their arguments, and the form of the answer.
 Tools are named by their recipients, as in headers: `functions.NAME`, `python`, `browser.search`. No I/O.
@@ -6,27 +6,23 @@ Tools are named by their recipients, as in headers: `functions.NAME`, `python`, 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+import re
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Final, TypeAlias
+from typing import Final
 
-from unisono.core.conversation import AnswerForm, Json
+from unisono.core.conversation import AnswerForm
 from unisono.core.generation import AnyJson, Constraint, JsonSchema, OneOf
+from unisono.core.ports import Schema, Violation
 from unisono.core.tools import HostedTool
-from unisono.engine.hosted import OfferedServerTools, decided_calls
-from unisono.engine.turn import AllowedTools, ForcedCalls, GenerationRequest
+from unisono.engine.interventions.policy import BodyFault, MessageKind, fault_of
+from unisono.engine.interventions.tool_names import recipient_of
+from unisono.engine.request import AllowedTools, ForcedCalls, GenerationRequest
+from unisono.engine.server_tools.tools import OfferedServerTools, decided_calls
 from unisono.harmony.builtin_tools import FUNCTIONS_OF, is_builtin
-from unisono.harmony.header import COMMENTARY, Header
-from unisono.harmony.recipients import FUNCTIONS, Recipient, RecipientKind
+from unisono.harmony.header import Header
+from unisono.harmony.recipients import FUNCTIONS, RecipientKind
 from unisono.harmony.tools import ToolSet
-
-Schema: TypeAlias = Mapping[str, Json]
-
-Violation: TypeAlias = Callable[[Schema, str], str | None]
-"""Function that explains why a text does not match a JSON schema; None if it matches.
-
-It raises no exception for any text or any accepted schema.
-"""
 
 NO_ARGUMENTS: Final[Schema] = {"type": "object", "properties": {}, "additionalProperties": False}
 
@@ -136,24 +132,73 @@ def _recipient(name: str, tools: ToolSet) -> str:
     return name if tools.trained(name) else f"{FUNCTIONS}{tools.wire(name)}"
 
 
-def recipient_of(header: Header) -> str:
-    """Return the recipient's name, or an empty string if there is none."""
-    match header.recipient.kind:
-        case RecipientKind.NOBODY:
-            return ""
-        case RecipientKind.FUNCTION:
-            return f"{FUNCTIONS}{header.recipient.name}"
-        case RecipientKind.HOSTED | RecipientKind.BUILTIN:
-            return header.recipient.name
-
-
-def header_for(recipient: str) -> Header:
-    """Return the header of a call to `recipient`."""
-    if is_builtin(recipient):
-        return Header("analysis", Recipient(RecipientKind.HOSTED, recipient))
-    return Header(COMMENTARY, Recipient(RecipientKind.FUNCTION, recipient.removeprefix(FUNCTIONS)), "json")
-
-
 def constraint_of(schema: Schema | None) -> Constraint:
     """Return the backend constraint for a schema; without a schema, any JSON object."""
     return AnyJson() if schema is None else JsonSchema(schema)
+
+
+CODE_FENCE: Final = "code-fence"
+
+
+class BodyChecks:
+    """Checks of message bodies against the requirements.
+
+    Without `violation`, schemas are not checked.
+    """
+
+    def __init__(self, wishes: OutputRequirements, violation: Violation | None) -> None:
+        self._wishes = wishes
+        self._violation = violation
+
+    def judged(self, message: MessageKind, header: Header, text: str, *, has_form: bool) -> tuple[BodyFault, str]:
+        """Return the fault of a body, and its text, without a code fence where that makes it valid."""
+        form = self._wishes.form
+        if form is not None and has_form:
+            fault = self._fault(text, form.schema, objects=form.schema is None)
+            if fault is BodyFault.NONE or CODE_FENCE in self._wishes.unmended:
+                return fault, text
+            content = without_code_fence(text)
+            if content is not None and self._fault(content, form.schema, objects=form.schema is None) is BodyFault.NONE:
+                return BodyFault.NONE, content
+            return fault, text
+        if not self.is_json_call(message, header):
+            return BodyFault.NONE, text
+        schema = None if message is MessageKind.CALL else self._wishes.schemas.get(recipient_of(header))
+        return self._fault(text or "{}", schema, objects=True), text
+
+    def is_json_call(self, message: MessageKind, header: Header) -> bool:
+        """Return whether a message is a call whose arguments are checked here."""
+        wishes, recipient = self._wishes, recipient_of(header)
+        if message not in (MessageKind.WANTED, MessageKind.STRICT, MessageKind.CALL) or recipient in wishes.texts:
+            return False
+        if header.recipient.kind is not RecipientKind.FUNCTION and recipient not in wishes.schemas:
+            return False
+        # For other calls the content type decides. The model reads error results about invalid calls of server tools.
+        is_certain = message is not MessageKind.CALL
+        is_own = not wishes.told or recipient in wishes.own
+        return is_certain or (header.content_type in (None, "json") and is_own)
+
+    def _fault(self, text: str, schema: Schema | None, *, objects: bool) -> BodyFault:
+        if (
+            (fault := fault_of(text, objects=objects)) is not BodyFault.NONE
+            or schema is None
+            or self._violation is None
+        ):
+            return fault
+        return fault if self._violation(schema, text) is None else BodyFault.UNLIKE
+
+
+FENCE: Final = "```"
+_LANGUAGE = re.compile(r"[A-Za-z0-9_-]*")
+
+
+def without_code_fence(text: str) -> str | None:
+    """Return the content of the code block that `text` consists of; None if it is anything else."""
+    # No regular expression reads the text: it is long, and the model and the prompt choose its content.
+    block = text.strip()
+    if not block.startswith(FENCE):
+        return None
+    opening, _, rest = block.removeprefix(FENCE).partition("\n")
+    if not rest.endswith(FENCE) or _LANGUAGE.fullmatch(opening.removesuffix("\r").rstrip(" \t")) is None:
+        return None
+    return rest.removesuffix(FENCE).rstrip(" \t").removesuffix("\n").removesuffix("\r")

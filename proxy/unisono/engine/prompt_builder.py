@@ -10,9 +10,9 @@ from unisono.core.conversation import Conversation
 from unisono.core.generation import Capabilities, Chunk, OutputForm, Prompt, Usage
 from unisono.core.prefix_blocks import blocks_of
 from unisono.core.route_protocol import RouteRequirements
-from unisono.engine.prompts import RenderedPrompt, fit, render, with_text
+from unisono.engine.prompt import RenderedPrompt, fit, render, with_text
+from unisono.engine.request import GenerationReport, GenerationRequest
 from unisono.engine.steps import StepContext
-from unisono.engine.turn import GenerationReport, GenerationRequest
 from unisono.errors import ContextTooLong
 from unisono.harmony.render import Renderer
 from unisono.harmony.tools import ToolSet

@@ -1,6 +1,7 @@
 """Prompt of a step: render, fit to a context window, continue after generated tokens.
 
-Long texts are processed in a thread: the tokenizer releases the GIL, so other streams continue.
+Long texts are processed in a thread: the tokenizer releases the GIL, so other streams continue. A conversation that is
+too long loses whole turns, oldest first.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from codecs import getincrementaldecoder
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from unisono.core.conversation import Conversation, Tokens
+from unisono.core.conversation import AssistantCall, Conversation, Item, Tokens, ToolResult, UserMessage
 from unisono.core.generation import (
     CHANNEL,
     CONSTRAIN,
@@ -24,14 +25,13 @@ from unisono.core.generation import (
     Prompt,
 )
 from unisono.core.prefix_blocks import blocks_of
-from unisono.engine.characters import unfinished
-from unisono.engine.truncation import later_beginnings
 from unisono.errors import CannotGoOn
 from unisono.harmony.decode import Decoder, decoder_for
 from unisono.harmony.encoding import Encoding
 from unisono.harmony.header import Header
 from unisono.harmony.render import Renderer
 from unisono.harmony.tools import ToolSet
+from unisono.harmony.utf8_tail import unfinished
 
 # characters of text not rendered before; from this length on, encode in a thread (about 2 ms of work)
 OFF_LOOP_CHARS = 8_000
@@ -242,3 +242,34 @@ def _spelled(encoding: Encoding, before: str, tokens: Sequence[int], said: Seque
 
 def _last_start(tokens: Sequence[int]) -> int:
     return len(tokens) - 1 - tokens[::-1].index(START)
+
+
+def without_oldest_turn(conversation: Conversation) -> Conversation | None:
+    """Return the conversation without its oldest turn; None if only one turn is left.
+
+    A turn ends before the next user message. A result is never separated from its call. The instructions always remain.
+    """
+    beginnings = later_beginnings(conversation.items)
+    return replace(conversation, items=conversation.items[beginnings[0] :]) if beginnings else None
+
+
+def later_beginnings(items: Sequence[Item]) -> list[int]:
+    """Return the item positions at which a truncated conversation may begin.
+
+    The first position drops the oldest turn, the last one all turns but the newest. Linear in the number of items.
+    """
+    beginnings: list[int] = []
+    called: set[str] = set()
+    orphans: set[str] = set()
+    for position in range(len(items) - 1, 0, -1):
+        match items[position]:
+            case ToolResult(call_id=call_id) if call_id not in called:
+                orphans.add(call_id)
+            case AssistantCall(call_id=call_id):
+                called.add(call_id)
+                orphans.discard(call_id)
+            case UserMessage() if not orphans:
+                beginnings.append(position)
+            case _:
+                pass
+    return beginnings[::-1]

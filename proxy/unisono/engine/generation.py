@@ -18,19 +18,18 @@ from functools import partial
 from unisono.core.events import Closed, Delta, Event, Finished, Repaired
 from unisono.core.generation import FinishReason
 from unisono.core.ids import DerivedIds
-from unisono.engine.asking import PromptBuilder
+from unisono.engine.deps import EngineDeps
 from unisono.engine.failover import ENDS_EARLY, MAX_REGENERATIONS, Action, AttemptError, Progress
-from unisono.engine.hosted import OfferedServerTools, notes_on_left_out, offers_in, with_results
-from unisono.engine.judging import LEFT_OUT
-from unisono.engine.loop import ToolLoop
-from unisono.engine.means import EngineDeps
-from unisono.engine.off_loop import in_thread, settled
-from unisono.engine.prompts import OFF_LOOP_TOKENS, RenderedPrompt
-from unisono.engine.reading import OutputReader
-from unisono.engine.round import ToolRound
+from unisono.engine.output import OutputReader
+from unisono.engine.prompt import OFF_LOOP_TOKENS, RenderedPrompt
+from unisono.engine.prompt_builder import PromptBuilder
+from unisono.engine.request import BatchStream, GenerationReport, GenerationRequest
+from unisono.engine.server_tools.calls import ToolRound
+from unisono.engine.server_tools.loop import ToolLoop
+from unisono.engine.server_tools.policy import LEFT_OUT
+from unisono.engine.server_tools.tools import OfferedServerTools, notes_on_left_out, offers_in, with_results
+from unisono.engine.step_runner import StepRunner, in_thread, settled
 from unisono.engine.steps import OpenFinal, RunTools
-from unisono.engine.stretch import StepRunner
-from unisono.engine.turn import BatchStream, GenerationReport, GenerationRequest
 from unisono.errors import BackendError, CannotGoOn, ContextTooLong
 from unisono.harmony.tools import plan_tools
 

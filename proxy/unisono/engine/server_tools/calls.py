@@ -14,10 +14,9 @@ from unisono.core.conversation import Conversation, Json, ToolResult
 from unisono.core.events import Closed, Delta, Event, HostedCall, Listed, Listing, Opened, Ran, Repaired
 from unisono.core.tool_arguments import ToolArguments, read_arguments
 from unisono.core.tools import ToolOutcome
-from unisono.engine.hosted import OfferedServerTools, decided_calls
 from unisono.engine.journal import JournalEntry
-from unisono.engine.judging import ASK, MOST_CALLS, NO_TIME_LEFT, TOLD, CallBudget
-from unisono.engine.steps import ServerToolCall
+from unisono.engine.server_tools.policy import ASK, MOST_CALLS, NO_TIME_LEFT, TOLD, CallBudget
+from unisono.engine.server_tools.tools import OfferedServerTools, ServerToolCall, decided_calls
 
 CALL, OF, VERDICT = "call", "of", "verdict"
 RAN, TEXT, ERROR, STRUCTURED, UNKNOWN, SAID, RULE = "ran", "text", "error", "structured", "unknown", "said", "rule"

@@ -14,21 +14,20 @@ from typing import Final
 from unisono.core.conversation import Json, Tokens
 from unisono.core.events import Event, Repaired
 from unisono.core.generation import CALL, END, ENDOFTEXT, FIRST_SPECIAL, STOP_TOKENS, Constraint, FinishReason
-from unisono.engine.characters import LONGEST, unfinished
-from unisono.engine.journal import FIRST_MARK, NOTED, JournalEntry, TokenSource
-from unisono.engine.move import PromptEdit
-from unisono.engine.plan import BUDGET, REPETITION, InterventionController
-from unisono.engine.repetition import LENGTH, LENGTH_OF_THOUGHTS, STRIDE, repeats
-from unisono.engine.turn import STEP_ENDED, GenerationRequest
-from unisono.engine.wishes import OutputRequirements, Violation
+from unisono.core.ports import Violation
+from unisono.engine.interventions.controller import BUDGET, REPETITION, InterventionController
+from unisono.engine.interventions.prompt_edit import PromptEdit
+from unisono.engine.interventions.repetition import LENGTH, LENGTH_OF_THOUGHTS, STRIDE, repeats
+from unisono.engine.interventions.requirements import OutputRequirements
+from unisono.engine.journal import FIRST_MARK, NOTED, STEP_ENDED, JournalEntry, TokenSource
+from unisono.engine.request import GenerationRequest
 from unisono.harmony.encoding import Encoding
 from unisono.harmony.header import Header
 from unisono.harmony.router import HarmonyRouter
 from unisono.harmony.tools import ToolSet
+from unisono.harmony.utf8_tail import LONGEST, unfinished
 
-STOPS: Final = frozenset({*STOP_TOKENS, ENDOFTEXT})
-"""Tokens that end every generation."""
-
+STOPS: Final = frozenset({*STOP_TOKENS, ENDOFTEXT})  # tokens that end every generation
 CLOSED: Final = STOPS | {END}
 
 _NEVER: Final = 1 << 62

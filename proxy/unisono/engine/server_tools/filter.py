@@ -12,20 +12,9 @@ from typing import assert_never
 
 from unisono.core.conversation import AssistantCall, Phase
 from unisono.core.conversation import Item as Said
-from unisono.core.events import (
-    Closed,
-    Delta,
-    Event,
-    HostedCall,
-    Item,
-    Listing,
-    Opened,
-    Reasoning,
-    Text,
-    ToolCall,
-)
-from unisono.engine.hosted import OfferedServerTools
-from unisono.engine.steps import ServerToolCall, to_said
+from unisono.core.events import Closed, Delta, Event, HostedCall, Item, Listing, Opened, Reasoning, Text, ToolCall
+from unisono.engine.server_tools.tools import OfferedServerTools, ServerToolCall
+from unisono.engine.steps import to_said
 
 
 class ServerToolFilter:

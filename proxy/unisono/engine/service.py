@@ -5,15 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 
+from unisono.core.ports import Violation
 from unisono.core.route_protocol import DeploymentPool
 from unisono.core.tools import ToolHost
-from unisono.engine.means import EngineDeps, LeftOutLog
-from unisono.engine.memory import ConversationCache
-from unisono.engine.prompts import render
+from unisono.engine.conversation_cache import ConversationCache
+from unisono.engine.deps import EngineDeps, LeftOutLog
+from unisono.engine.generation import HarmonyGeneration
+from unisono.engine.prompt import render
 from unisono.engine.raw import RawGeneration, to_prompt
-from unisono.engine.run import HarmonyGeneration
-from unisono.engine.turn import GenerationReport, GenerationRequest, GenerationStream
-from unisono.engine.wishes import Violation
+from unisono.engine.request import GenerationReport, GenerationRequest, GenerationStream
 from unisono.harmony.encoding import Encoding
 from unisono.harmony.render import Renderer
 

@@ -10,8 +10,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from unisono.core.tool_arguments import ToolArguments
-from unisono.engine.hosted import OfferedServerTools
-from unisono.engine.steps import ServerToolCall
+from unisono.engine.server_tools.tools import OfferedServerTools, ServerToolCall
 
 # Verdicts, and names of rules (see `core.recovery_rules.RULES`).
 MAKE: Final = "make"

@@ -1,0 +1,375 @@
+"""Attempts of one answer: slots, recovery from failures, token limit and telemetry.
+
+A slot is acquired when something has to be generated, and held until it is released. All attempts share one deadline:
+each gets the time left for the answer.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Sequence
+from contextlib import ExitStack, asynccontextmanager
+from dataclasses import replace
+from functools import partial
+from math import inf
+from time import monotonic
+from typing import Final
+
+from unisono.core.deadline import Deadline
+from unisono.core.generation import FIRST_SPECIAL, Chunk, CompletionJob, FinishReason, Timeouts
+from unisono.core.observer import Pace, SlotWait, StepDone
+from unisono.core.route_protocol import DeploymentPool, RouteRequest, RouteRequirements, Slot
+from unisono.core.trace_context import TraceContext, step_span, try_span
+from unisono.engine.failover import Action, AttemptError, Options, Progress, decide, failure_kind
+from unisono.engine.request import GenerationReport, GenerationRequest, identity_of
+from unisono.errors import BackendTimeout, ContextTooLong, UnisonoError
+from unisono.harmony.decode import Decoder
+from unisono.harmony.encoding import Encoding
+
+MOVES = frozenset({Action.RESUME, Action.RESTART, Action.RETRY, Action.WAIT})  # actions that lead to another attempt
+
+
+class SlotSession:
+    """Slots and attempts of one answer."""
+
+    def __init__(
+        self, pool: DeploymentPool, turn: GenerationRequest, report: GenerationReport, *, passing: bool = False
+    ) -> None:
+        """`passing` selects deployments that answer in OpenAI's own API."""
+        self._turn = turn
+        self._report = report
+        owner = turn.caller.key if turn.caller is not None and turn.caller.key else turn.tenant
+        ask = RouteRequest(turn.model, owner, turn.sticky, passing=passing, identity=partial(identity_of, turn))
+        self._route = pool.route(ask)
+        # An answer that cannot continue elsewhere must not get a shortened silence limit either.
+        self._can_resume = turn.failover and not passing
+        self._before = tuple(report.tries)
+        self._deadline = turn.deadline or Deadline(self._now())
+        self._place: Slot | None = None
+        self._held = ExitStack()
+        self._asked = False
+        self._timeouts: Timeouts | None = None
+        self._moving = False  # the next slot counts as a failover
+
+    @property
+    def elsewhere(self) -> bool:
+        """Return whether another deployment is available."""
+        return self._route.elsewhere
+
+    @property
+    def left_s(self) -> float:
+        """Return the time left for the answer in seconds; 0 when it has passed."""
+        return inf if self._timeouts is None else self._deadline.left(self._timeouts, self._now()).total_s
+
+    @property
+    def taken(self) -> bool:
+        """Return whether a slot is held."""
+        return self._place is not None
+
+    async def place_for(self, demand: RouteRequirements) -> Slot:
+        """Acquire the next slot; none is held.
+
+        Raises the error if none is available.
+        """
+        place = await self._waited_for(demand, None if self._timeouts is None else self.left_s)
+        self._place = self._held.enter_context(place)
+        self._asked = False
+        self._timeouts = place.deployment.timeouts
+        self._report.model = self._turn.model
+        self._report.backend = place.deployment.name
+        self._report.tries = (*self._before, *self._route.tries)
+        if self._moving:
+            self._moving = False
+            self._report.failovers += 1
+        return place
+
+    async def _waited_for(self, demand: RouteRequirements, left_s: float | None) -> Slot:
+        began_s, failure = self._report.now_s(), ""
+        try:
+            async with asyncio.timeout(left_s):
+                return await self._route.place(demand)
+        except TimeoutError:
+            failure = BackendTimeout.code
+            raise BackendTimeout("No backend was free in the time there was left for the answer.") from None
+        except UnisonoError as error:
+            failure = error.code
+            raise
+        finally:
+            self._report.facts.waits.append(SlotWait(began_s, self._report.now_s(), failure))
+
+    def asked(self) -> None:
+        """Record that the backend of the held slot was sent a request."""
+        self._asked = True
+
+    def timeouts(self, place: Slot) -> Timeouts:
+        """Begin an attempt and return its time limits.
+
+        Raises BackendTimeout if no time is left for the answer.
+        """
+        timeouts = self._deadline.left(place.deployment.timeouts, self._now())
+        route = self._route
+        limits = place.attempt_limits(
+            timeouts,
+            retries_left=route.retries_left,
+            elsewhere=route.elsewhere,
+            other_kind=self._turn.has_other_kind,
+        )
+        if timeouts.total_s <= 0.0:
+            raise BackendTimeout(f"The answer was not complete within {place.deployment.timeouts.total_s:g} seconds.")
+        return limits if self._can_resume else replace(limits, silence_s=timeouts.silence_s)
+
+    def span(self, step: int) -> TraceContext | None:
+        """Return the trace span of the next generation, a child of its step's span."""
+        if self._turn.span is None:
+            return None
+        return self._turn.span.child(step_span(step)).child(try_span(len(self._report.facts.steps)))
+
+    async def recover(
+        self, error: AttemptError, progress: Progress, *, resumable: bool, regenerable: bool = False
+    ) -> Action:
+        """Apply the failover policy to an attempt that failed; raise `error` if nothing follows.
+
+        The action is never WAIT: the pause is made here. The slot is released, except for a RESTART on the same
+        deployment; then `taken` is still true.
+        """
+        if not (self.taken or self._route.tries):
+            # No attempt was made: `error` is the reason why no slot is available.
+            raise error
+        kind, left_s = failure_kind(error), self.left_s
+        resumes = resumable and progress is not Progress.NOTHING
+        found = self._route.prospects(error, resumes=resumes, held=self.taken)
+        options = Options(
+            available=found.available and left_s > 0.0,
+            later=not self._turn.has_other_kind and found.later_s is not None and found.later_s < left_s,
+            resumable=resumable,
+            regenerable=regenerable and self.taken,
+        )
+        action = decide(kind, progress, options)
+        if action is Action.RESTART and not options.available:
+            return action
+        self.fail(error, moves=action in MOVES)
+        if action is Action.RAISE:
+            raise error
+        if action is Action.WAIT:
+            assert found.later_s is not None
+            await asyncio.sleep(found.later_s)
+            self._route.retry_failed()
+            return decide(kind, progress, replace(options, available=True))
+        return action
+
+    def fail(self, error: UnisonoError, *, moves: bool = False) -> None:
+        """Report the held slot as failed and release it.
+
+        `moves`: another attempt follows on the next slot.
+        """
+        if self._place is not None:
+            self._place.failed(error)
+        self._report.tries = (*self._before, *self._route.tries)
+        self._moving = moves
+        self.release()
+
+    def let_go(self) -> None:
+        """Release the held slot, if any, as successful; stop the clock until one is acquired."""
+        if self._place is not None and self._asked:
+            self._place.succeeded()
+        self.release()
+        self._deadline.stop(self._now())
+
+    def go_on(self) -> None:
+        """Resume the clock of the answer."""
+        self._deadline.go_on(self._now())
+
+    def release(self) -> None:
+        """Release the held slot, if any."""
+        self._place = None
+        self._held.close()
+
+    @staticmethod
+    def _now() -> float:
+        return asyncio.get_running_loop().time()
+
+
+class AttemptTelemetry:
+    """Telemetry of an attempt that begins now on `deployment`, for step number `step`."""
+
+    def __init__(
+        self, report: GenerationReport, turn: GenerationRequest, deployment: str, job: CompletionJob, step: int
+    ) -> None:
+        self._report = report
+        self._recorded = turn.recorded
+        self._deployment = deployment
+        self._job = job
+        self._step = step
+        self._began_s = report.now_s()
+        self.pace = Pace()
+        self.cached: int | None = None
+        self.finish = ""
+        self.failure = ""
+
+    def came(self, chunk: Chunk, tokens: int, now: float) -> None:
+        """Record a chunk with `tokens` tokens, received at `now` by the monotonic clock."""
+        if tokens:
+            self.pace.came(tokens, now)
+        if chunk.cached_tokens is not None:
+            self.cached = chunk.cached_tokens
+
+    def ended(self, reason: FinishReason, unseen: int) -> None:
+        """Record the backend's finish reason, and `unseen` generated tokens that it did not send."""
+        self.finish = reason.value
+        self.pace.tokens += unseen
+
+    @asynccontextmanager
+    async def reading(self, stream: AsyncIterator[Chunk], place: Slot) -> AsyncGenerator[None]:
+        """Measure the attempt while `stream` is read.
+
+        At its end, add it to the report, inform the slot, and close the stream.
+        """
+        try:
+            async with place.first_token_limit():
+                yield
+        except UnisonoError as error:
+            self.failure = error.code
+            if isinstance(error, ContextTooLong):
+                self._add_counts(error, place.capabilities.context or 0)
+            raise
+        finally:
+            self._over()
+            self._record_times(place)
+            place.took(len(self._job.prompt.tokens) + self.pace.tokens)
+            if isinstance(stream, AsyncGenerator):
+                await stream.aclose()
+
+    def _add_counts(self, error: ContextTooLong, limit: int) -> None:
+        """Add the gateway's own counts to a backend's report.
+
+        The limit that the backend reports takes precedence.
+        """
+        prompt_tokens = len(self._job.prompt.tokens)
+        error.limit = error.limit or limit
+        if prompt_tokens >= error.limit:
+            error.tokens = prompt_tokens
+        elif not error.tokens:
+            # A prompt that fits is refused when it leaves too little room for the output.
+            error.tokens = prompt_tokens + self._job.max_tokens
+
+    def _record_times(self, place: Slot) -> None:
+        first_at, cached = self.pace.first, self.cached
+        if first_at is None or self.failure:
+            return
+        first_token_s = first_at - self._report.began - self._began_s
+        read_tokens = None if cached is None else max(len(self._job.prompt.tokens) - cached, 0)
+        place.record_attempt(first_token_s, self.pace.largest_gap_s or None, read_tokens)
+
+    def _over(self) -> None:
+        pace, report = self.pace, self._report
+        prompt = self._job.prompt.tokens
+        report.facts.steps.append(
+            StepDone(
+                step=self._step,
+                deployment=self._deployment,
+                began_s=self._began_s,
+                first_token_s=None if pace.first is None else pace.first - report.began,
+                ended_s=report.now_s(),
+                prompt_tokens=len(prompt),
+                cached_tokens=self.cached,
+                generated=pace.tokens,
+                finish=self.finish,
+                failure=self.failure,
+                gaps=pace.gaps,
+                gaps_s=pace.gaps_s,
+                prompt=prompt if self._recorded else (),
+            )
+        )
+
+
+class TokenCap:
+    """Limit of one generation to `most` tokens, enforced even if the backend ignores the limit it was sent.
+
+    `passed` is set when the generation exceeded it.
+    """
+
+    # Token ids are counted on arrival. Tokens made from text are cut where the network cut the text, so there are more
+    # of them than the model generated. If there are too many, the whole text is encoded again and counted. This is rare
+    # enough that the work stays linear.
+
+    def __init__(self, encoding: Encoding, most: int, *, guessed: bool) -> None:
+        self._encoding = encoding
+        self._most = most
+        self._guessed = guessed
+        self._seen: list[int] = []
+        self._count = 0
+        self._next = most
+        self.passed = False
+
+    def taken(self, tokens: Sequence[int]) -> Sequence[int]:
+        """Return the tokens that count.
+
+        For guessed tokens, these are all that arrived with the last counted one.
+        """
+        self._count += len(tokens)
+        if not self._guessed:
+            self.passed = self._count > self._most
+            return tokens[: len(tokens) - (self._count - self._most)] if self.passed else tokens
+        self._seen += tokens
+        if self._count > self._next:
+            made = self._made()
+            self.passed = made > self._most
+            # The guessed count has to grow by the remaining budget before the limit can be exceeded.
+            self._next = self._count + self._most - made
+        return tokens
+
+    def counts_anew(self, tokens: Sequence[int]) -> int:
+        """Return the number of tokens whose text `taken` encodes again for some more tokens."""
+        is_due = self._guessed and self._count + len(tokens) > self._next
+        return len(self._seen) + len(tokens) if is_due else 0
+
+    def _made(self) -> int:
+        ordinary = [token for token in self._seen if token < FIRST_SPECIAL]
+        return len(self._seen) - len(ordinary) + len(self._encoding.encode_generated(self._encoding.decode(ordinary)))
+
+
+LONG_MESSAGE_TOKENS: Final = 1_000  # tokens of a message whose end takes up to 1 ms under a schema of usual size
+LONG_CHUNK_CHARS: Final = 8_000  # characters that take about 2 ms to encode
+PORTION_TOKENS: Final = 256  # tokens that take less than 1 ms to read while their message is open
+
+
+def portions(tokens: Sequence[int]) -> Iterator[Sequence[int]]:
+    for begin in range(0, len(tokens), PORTION_TOKENS):
+        yield tokens[begin : begin + PORTION_TOKENS]
+
+
+class Pauses:
+    """Pauses that let other tasks run between portions of a generation, at any token rate."""
+
+    def __init__(self) -> None:
+        self._since_last = 0
+
+    async def before(self, portion: Sequence[int]) -> None:
+        self._since_last += len(portion)
+        if self._since_last > PORTION_TOKENS:
+            self._since_last = len(portion)
+            await asyncio.sleep(0)
+
+
+async def received(
+    chunk: Chunk, limit: TokenCap, decoder: Decoder, told: AttemptTelemetry
+) -> tuple[Sequence[int], FinishReason | None]:
+    """Return the tokens of a chunk within `limit`, and the reason if the generation ends there.
+
+    The tokens are also reported to `told`.
+    """
+    # All three belong to one generation, so that a thread whose caller was cancelled changes nothing else.
+    is_long = len(chunk.text) > LONG_CHUNK_CHARS
+    tokens = await asyncio.to_thread(decoder.feed, chunk) if is_long else decoder.feed(chunk)
+    if limit.counts_anew(tokens) > LONG_MESSAGE_TOKENS:
+        tokens = await asyncio.to_thread(limit.taken, tokens)
+    else:
+        tokens = limit.taken(tokens)
+    told.came(chunk, len(tokens), monotonic())
+    finish = FinishReason.LENGTH if limit.passed else chunk.finish
+    if finish is None:
+        return tokens, None
+    stop = () if chunk.stop_token is None else (chunk.stop_token,)
+    rest = () if limit.passed else (*decoder.end(), *stop)
+    told.ended(finish, len(rest))
+    return [*tokens, *rest], finish

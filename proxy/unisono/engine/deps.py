@@ -1,0 +1,217 @@
+"""Dependencies and memory shared by all generations, and preparation of a request before rendering.
+
+The memory is bounded. It holds prompts that token counts rendered, and constraints that backends failed on.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from hashlib import blake2b
+from time import monotonic
+from typing import Final, TypeAlias
+from weakref import WeakKeyDictionary
+
+from unisono.core.conversation import AnswerForm, Conversation, DeveloperMessage
+from unisono.core.generation import AnyJson, Constraint, JsonSchema, OneOf
+from unisono.core.ports import Violation
+from unisono.core.route_protocol import DeploymentPool
+from unisono.core.symptom import Symptom
+from unisono.core.tools import LeftOutTool, ToolHost
+from unisono.engine.conversation_cache import ConversationCache
+from unisono.engine.prompt import RenderedPrompt
+from unisono.engine.request import ForbiddenTools, GenerationReport, GenerationRequest, RequestKey, ServerTools
+from unisono.engine.server_tools.loop import ToolLoop
+from unisono.engine.server_tools.tools import OfferedServerTools, ServerOffer
+from unisono.errors import BackendError, BackendOverloaded, BackendRejected, BackendTimeout, UnsupportedValue
+from unisono.harmony.encoding import Encoding
+from unisono.harmony.lru_cache import LruCache
+from unisono.harmony.render import Renderer
+from unisono.harmony.tools import ToolSet, plan_tools
+
+REMEMBERED_S: Final = 3600.0
+MAX_REMEMBERED: Final = 4096
+
+_EVERY: Final = ""  # stands for every deployment of a model
+
+_Key = tuple[str, str, bytes]
+
+
+class RefusedConstraints:
+    """Constraints that backends failed on, stored by digest so that none does harm twice.
+
+    Deployments are identified by their model and their own name.
+    """
+
+    # After an error of the backend itself, the constraint is not sent to that backend again. After a broken connection
+    # it is not sent to any backend of the model, since the server may have crashed on it. Both hold for an hour.
+
+    def __init__(self, clock: Callable[[], float] = monotonic) -> None:
+        self._clock = clock
+        self._refused_until: LruCache[_Key, float] = LruCache(MAX_REMEMBERED)
+        self._is_kept: LruCache[_Key, bool] = LruCache(MAX_REMEMBERED)
+
+    def refuses(self, model: str, deployment: str, constraint: Constraint) -> bool:
+        """Return whether a constraint must not be sent to a deployment."""
+        digest, now = _digest(constraint), self._clock()
+        own, every = self._refused_until.get_all([(model, deployment, digest), (model, _EVERY, digest)])
+        if own is not None and own > now:
+            return True
+        return every is not None and every > now and not self._is_kept.get((model, deployment, digest))
+
+    def kept(self, model: str, deployment: str, constraint: Constraint) -> None:
+        """Record that a generation under a constraint has begun."""
+        self._is_kept.put((model, deployment, _digest(constraint)), True, 1)
+
+    def refused(self, model: str, deployment: str, constraint: Constraint, symptom: Symptom | None) -> None:
+        """Record that a backend failed on a constraint before the first token.
+
+        A rejection is not stored, since it does no harm.
+        """
+        key = (model, deployment, _digest(constraint))
+        if symptom is None:
+            return
+        if self._is_kept.get(key):
+            # It worked here before, so this was probably another problem. A server that breaks the connection twice in
+            # a row on one constraint counts.
+            self._is_kept.put(key, symptom is not Symptom.DISCONNECTED, 1)
+            return
+        where = _EVERY if symptom is Symptom.DISCONNECTED else deployment
+        self._refused_until.put((model, where, key[2]), self._clock() + REMEMBERED_S, 1)
+
+    def failed_without(
+        self, model: str, deployment: str, constraint: Constraint, symptom: Symptom | None, error: BackendError
+    ) -> None:
+        """Record that the generation also failed without the constraint.
+
+        `symptom` is that of the failure with it. If the failure was the same, or the request itself was invalid, the
+        constraint is not to blame.
+        """
+        is_same = symptom is Symptom.SERVER_ERROR and error.symptom is symptom
+        if isinstance(error, BackendRejected) or (
+            is_same and not isinstance(error, BackendOverloaded | BackendTimeout)
+        ):
+            for where in (deployment, _EVERY):
+                self._refused_until.put((model, where, _digest(constraint)), 0.0, 1)
+
+
+def _digest(constraint: Constraint) -> bytes:
+    match constraint:
+        case JsonSchema(schema):
+            said = json.dumps(schema)
+        case AnyJson():
+            said = ""
+        case OneOf(texts):
+            said = json.dumps(texts)
+    return blake2b(f"{constraint.kind} {said}".encode(), digest_size=16).digest()
+
+
+@dataclass(frozen=True, slots=True)
+class PreparedPrompt:
+    """A request's conversation as it is rendered, and its checked tools with their names.
+
+    `left_out`: some server tools could not be declared. `left_out_tools` lists them by server.
+    """
+
+    conversation: Conversation
+    tools: ToolSet
+    left_out: bool = False
+    left_out_tools: Mapping[str, Sequence[LeftOutTool]] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class CountedPrompt:
+    """A prompt rendered by a token count, with the request fields that it was made from."""
+
+    conversation: Conversation
+    form: AnswerForm | None
+    prepared: PreparedPrompt
+    rendered: RenderedPrompt
+
+
+class CountedPrompts:
+    """Table of counted prompts by request.
+
+    A request and its modified copies share one entry. The entry is dropped with the last of them.
+    """
+
+    def __init__(self) -> None:
+        self._prompts: WeakKeyDictionary[RequestKey, CountedPrompt] = WeakKeyDictionary()
+
+    def __len__(self) -> int:
+        return len(self._prompts)
+
+    def record(self, request: GenerationRequest, prepared: PreparedPrompt, rendered: RenderedPrompt) -> None:
+        self._prompts[request.key] = CountedPrompt(request.conversation, request.form, prepared, rendered)
+
+    def find(self, request: GenerationRequest) -> CountedPrompt | None:
+        """Return the request's prompt; None if it was not counted or a hook changed its conversation or form."""
+        counted = self._prompts.get(request.key)
+        if counted is None or counted.conversation is not request.conversation or counted.form is not request.form:
+            return None
+        return counted
+
+
+NO_CALLS: Final = "Do not call any tool now. Answer the last message directly."
+
+LeftOutLog: TypeAlias = Callable[[str, Sequence[LeftOutTool]], None]
+"""Callback that logs the tools of a server that the model is not offered."""
+
+
+@dataclass(frozen=True, slots=True)
+class EngineDeps:
+    """Dependencies of the engine's generations."""
+
+    encoding: Encoding
+    renderer: Renderer
+    pool: DeploymentPool
+    memory: ConversationCache
+    new_call_id: Callable[[], str]
+    tools: ToolHost | None = None
+    violation: Violation | None = None
+    log_left_out: LeftOutLog | None = None
+    refused_constraints: RefusedConstraints = field(default_factory=RefusedConstraints)
+    counted_prompts: CountedPrompts = field(default_factory=CountedPrompts)
+
+    async def prepared(self, turn: GenerationRequest, hosted: OfferedServerTools | None) -> PreparedPrompt:
+        """Return the conversation to render and the declared tools."""
+        conversation = self.memory.recall(turn.tenant, turn.conversation, dated=turn.dated)
+        if turn.form is not None:
+            conversation = replace(conversation, preamble=replace(conversation.preamble, form=turn.form))
+        client, at = turn.conversation.preamble.tools, (turn.tools_at, turn.schema_field)
+        if client and not turn.calls_allowed:
+            # A model that reads about tools plans a call, which then shows up in its reasoning instead of an answer.
+            if turn.forbidden_tools is ForbiddenTools.REMOVE:
+                client = ()
+            elif turn.forbidden_tools is ForbiddenTools.NOTE:
+                conversation = replace(conversation, items=(*conversation.items, DeveloperMessage(NO_CALLS)))
+        # Reading a schema may take half a second; the thread lets other streams continue.
+        if hosted is not None:
+            tools, whole = await asyncio.to_thread(hosted.plan, client, *at)
+            if hosted.builtins:
+                preamble = replace(conversation.preamble, builtins=hosted.builtins)
+                conversation = replace(conversation, preamble=preamble)
+            return PreparedPrompt(conversation, tools, left_out=not whole, left_out_tools=hosted.left_out)
+        if not client:
+            return PreparedPrompt(conversation, plan_tools(()))
+        return PreparedPrompt(conversation, await asyncio.to_thread(plan_tools, client, at=at[0], schema_field=at[1]))
+
+    def loop(self, turn: GenerationRequest, report: GenerationReport) -> ToolLoop | None:
+        """Return the runner of the request's server tools, or None if it has none.
+
+        Raises UnsupportedValue if the gateway runs no tools.
+        """
+        hosting = turn.hosting
+        if hosting is None or not (hosting.servers or hosting.decisions):
+            return None
+        if self.tools is None:
+            raise UnsupportedValue("This gateway runs no tools itself.", param="tools")
+        return ToolLoop(self.tools, hosting, report, turn.span)
+
+    def hosted(self, turn: GenerationRequest, offers: Sequence[ServerOffer]) -> OfferedServerTools:
+        """Return the server tools of a request, as offered by their servers."""
+        return OfferedServerTools(
+            turn.hosting or ServerTools(), offers, [tool.name for tool in turn.conversation.preamble.tools]
+        )

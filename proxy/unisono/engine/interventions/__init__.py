@@ -1,0 +1,1 @@
+"""Interventions in a generation: forced calls, required forms, regeneration, stops."""

@@ -1,0 +1,127 @@
+"""Prompt edits: tokens to cut and to insert before generation continues, and rejected attempts at a message.
+
+Everything follows from the rejected texts. Equal requests therefore have equal retries, and so has the replay of a
+journal on another replica. No I/O.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from hashlib import sha256
+from typing import Final
+
+from unisono.core.conversation import Tokens
+from unisono.core.generation import CALL, END, RETURN, Constraint, Sampling
+from unisono.engine.interventions.tool_names import recipient_of
+from unisono.harmony.encoding import Encoding
+from unisono.harmony.gate import Stopped
+from unisono.harmony.header import FINAL, Header
+
+MIN_REDRAW_TEMPERATURE: Final = 0.6  # lowest temperature of an attempt that repeats a rejected one
+SEED_BYTES: Final = 4
+
+
+@dataclass(frozen=True, slots=True)
+class RejectedAttempts:
+    """Rejected attempts at one message.
+
+    `constrained` counts those that ran under a constraint. `first` is the first attempt; None for a tool's name.
+    `last_text` is the text of the last attempt.
+    """
+
+    count: int = 0
+    constrained: int = 0
+    first: Stopped | None = None
+    last_text: str = ""
+
+    def reject(self, text: str, *, constrained: bool, at: Stopped | None = None) -> RejectedAttempts:
+        """Return these attempts and one more."""
+        return RejectedAttempts(self.count + 1, self.constrained + constrained, self.first or at, text)
+
+    def is_first(self, header: Header, text: str) -> bool:
+        """Return whether an attempt equals the first one."""
+        return self.first is not None and (self.first.header, self.first.text) == (header, text)
+
+    def sampling(self, wanted: Sampling, *, constrained: bool) -> Sampling:
+        """Return the sampling of the next attempt, where the client wants `wanted`."""
+        # A constraint that the rejected attempts did not have changes the outcome by itself. Under equal conditions the
+        # same sampling would repeat the rejected text, at temperature 0 every time.
+        repeated = self.constrained if constrained else self.count - self.constrained
+        if not repeated:
+            return wanted
+        temperature = max(wanted.temperature, MIN_REDRAW_TEMPERATURE)
+        return replace(wanted, seed=self._seed(wanted.seed), temperature=temperature)
+
+    def _seed(self, wanted: int | None) -> int:
+        source = f"{wanted}\0{self.count}\0{self.last_text}".encode("utf-8", "surrogatepass")
+        # Some backends accept 31 bits only.
+        return int.from_bytes(sha256(source, usedforsecurity=False).digest()[:SEED_BYTES]) >> 1
+
+
+NONE_REJECTED: Final = RejectedAttempts()
+
+
+@dataclass(frozen=True, slots=True)
+class PromptEdit:
+    """An edit of the tokens at the end of a step's prompt.
+
+    Cut the tokens after position `kept`, insert the whole messages `between`, open a message with `header`, and
+    continue. `header` follows `<|start|>assistant`; it is empty if the model chooses the header. With `closes`, an open
+    message is closed first and stays in the prompt. With `naming`, the next generation is the name of a tool.
+    """
+
+    kept: int = 0
+    header: Tokens = ()
+    between: Tokens = ()
+    closes: bool = False
+    constraint: Constraint | None = None
+    naming: bool = False
+    attempts: RejectedAttempts = NONE_REJECTED  # rejected attempts at the message that follows
+    body: Tokens = ()  # whole body of the message, with its terminator; empty if the model writes it
+    # the open message stays open and continues with `body`; `kept` is the position after its header
+    trims: bool = False
+    ends: bool = False  # nothing more is generated
+    rule: str = ""
+
+
+NOT_AVAILABLE: Final = "This tool is not available now. Use another one, or answer without."
+
+
+class HeaderSpelling:
+    """Encoder of messages and headers.
+
+    Headers do not include `<|start|>assistant`; whole messages begin with it.
+    """
+
+    def __init__(self, encoding: Encoding) -> None:
+        self._encoding = encoding
+        self._start = tuple(encoding.encode_marked("<|start|>assistant"))
+
+    @property
+    def answer(self) -> Tokens:
+        """Return the header of an answer."""
+        return self.header(Header(FINAL))
+
+    def header(self, header: Header) -> Tokens:
+        return tuple(self._encoding.encode_marked(header.spelled()))
+
+    def written(self, at: Stopped) -> Tokens:
+        """Return the header as the model wrote it, where that is legal."""
+        # The network cuts text into other tokens; legal headers spell no markers in ordinary tokens.
+        return tuple(self._encoding.encode_marked(self._encoding.decode(at.tokens)))[len(self._start) :]
+
+    def body(self, at: Stopped) -> Tokens:
+        """Return the body with its terminator."""
+        stop = CALL if at.header.is_call else RETURN
+        return (*self._encoding.encode_generated(at.text or ""), stop)
+
+    def empty(self, at: Stopped) -> Tokens:
+        """Return the message without its body."""
+        return (*self._start, *self.written(at), END)
+
+    def refused(self, at: Stopped) -> Tokens:
+        """Return the call as the model wrote it, with a result that states why it was not run."""
+        header = f"<|start|>{recipient_of(at.header)} to=assistant<|channel|>{at.header.channel}<|message|>"
+        body = self._encoding.encode_generated(at.text or "")
+        result = (*self._encoding.encode_marked(header), *self._encoding.encode_text(NOT_AVAILABLE), END)
+        return (*self._start, *self.written(at), *body, CALL, *result)

@@ -1,0 +1,1 @@
+"""Server tools: tools of a request that the gateway runs itself."""
