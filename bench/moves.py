@@ -22,10 +22,10 @@ from unisono.core.events import Closed, Reasoning
 from unisono.core.generation import CONSTRAINT_KINDS, Capabilities, Chunk, CompletionJob, FinishReason, OutputForm
 from unisono.core.probe import Probe
 from unisono.engine.conversation_cache import ConversationCache
-from unisono.engine.interventions.requirements import wishes_of
+from unisono.engine.deps import EngineDeps
 from unisono.engine.request import Choice, ForcedCalls, GenerationRequest
 from unisono.engine.service import Engine
-from unisono.engine.transcript import course_of
+from unisono.engine.transcript import transcript_of
 from unisono.harmony.encoding import load_encoding
 from unisono.harmony.render import Renderer
 from unisono.harmony.router import HarmonyRouter
@@ -130,12 +130,14 @@ async def run(ask: Ask) -> Told:
     encoding = load_encoding()
     model = Model([encoding.encode_marked(output) for output in case.outputs], case.guided)
     engine = Engine(
-        encoding=encoding,
-        renderer=Renderer(encoding),
-        pool=RoutingPool({"m": [LiveDeployment("model", model)]}),
-        memory=ConversationCache(),
-        new_call_id=lambda: "call_1",
-        violation=violation,
+        EngineDeps(
+            encoding=encoding,
+            renderer=Renderer(encoding),
+            pool=RoutingPool({"m": [LiveDeployment("model", model)]}),
+            memory=ConversationCache(),
+            new_call_id=lambda: "call_1",
+            violation=violation,
+        )
     )
     preamble = Preamble(tools=case.tools, date="2026-01-01", form=case.form)
     turn = GenerationRequest(
@@ -189,13 +191,13 @@ def _routed(how: str) -> float:
     turn = GenerationRequest("m", Conversation(Preamble(), (UserMessage("Hi"),)))
     tokens = _long_answer()
     router = HarmonyRouter(encoding, tools, lambda: "call_1")
-    course = course_of(encoding, tools, turn, wishes_of(turn, tools, None), lambda: "call_1", violation)
-    course.begin((), first=True)
+    transcript = transcript_of(encoding, tools, turn, None, lambda: "call_1", violation)
+    transcript.start_step((), is_first=True)
     journal: list[int] = []
     begun = time.process_time()
     if how == "with the plan":
         for token in tokens:
-            course.feed((token,))
+            transcript.feed((token,))
     else:
         for token in tokens:
             journal += (token,)

@@ -61,6 +61,7 @@ from unisono.core.conversation import Json
 from unisono.core.state_store import Retention, Store
 from unisono.core.tools import ToolHost
 from unisono.engine.conversation_cache import ConversationCache
+from unisono.engine.deps import EngineDeps
 from unisono.engine.request import GenerationService
 from unisono.engine.service import Engine
 from unisono.errors import ConfigError, InvalidRequest
@@ -372,15 +373,17 @@ def build_engine(
     """Build the engine; reads the vocabulary that comes with the package."""
     encoding = load_encoding()
     return Engine(
-        encoding=encoding,
-        renderer=Renderer(encoding) if parts is None else parts.renderer,
-        pool=pool,
-        memory=ConversationCache() if parts is None else parts.memory,
-        new_call_id=lambda: f"call_{token_hex(12)}",
-        tools=tools,
-        violation=violation,
+        EngineDeps(
+            encoding=encoding,
+            renderer=Renderer(encoding) if parts is None else parts.renderer,
+            pool=pool,
+            memory=ConversationCache() if parts is None else parts.memory,
+            new_call_id=lambda: f"call_{token_hex(12)}",
+            tools=tools,
+            violation=violation,
+            log_left_out=None if parts is None else parts.hosting.value.log_left_out,
+        ),
         salt_of=salt_of or cache_salts(shared=True),
-        log_left_out=None if parts is None else parts.hosting.value.log_left_out,
     )
 
 

@@ -58,9 +58,9 @@ Model output never raises these. `ConfigError` is separate: it is for operators,
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import ClassVar, Final
 
+from unisono.core.quotas import QuotaStatus
 from unisono.core.surrogates import well_formed
 from unisono.core.symptom import Symptom
 
@@ -181,7 +181,7 @@ class ConnectionTooOld(InvalidRequest):
 
 
 class LimitReached(UnisonoError):
-    """Limit of a key exceeded; `headers` state the limits."""
+    """Limit of a key exceeded; `quota` is the key's status, if known."""
 
     status, type, code = 429, "requests", "rate_limit_exceeded"
 
@@ -191,10 +191,10 @@ class LimitReached(UnisonoError):
         *,
         param: str | None = None,
         retry_after_s: float | None = None,
-        headers: Mapping[str, str] | None = None,
+        quota: QuotaStatus | None = None,
     ) -> None:
         super().__init__(message, param=param, retry_after_s=retry_after_s)
-        self.headers = headers or {}
+        self.quota = quota
 
 
 class TokensLimited(LimitReached):

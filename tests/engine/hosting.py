@@ -14,6 +14,7 @@ from unisono.core.generation import Capabilities, CompletionJob
 from unisono.core.tool_arguments import ToolArguments
 from unisono.core.tools import Approval, HostedTool, Progress, ToolHost, ToolList, ToolOutcome, ToolServer
 from unisono.engine.conversation_cache import ConversationCache
+from unisono.engine.deps import EngineDeps
 from unisono.engine.request import GenerationReport, GenerationRequest, ServerTools
 from unisono.engine.service import Engine
 from unisono.errors import UnisonoError
@@ -122,12 +123,14 @@ class Talk:
 
     def engine(self, *backends: Continuing) -> Engine:
         return Engine(
-            encoding=ENCODING,
-            renderer=RENDERER,
-            pool=Line(backends or [self.backend()]),
-            memory=ConversationCache(),
-            new_call_id=lambda: "call_random",
-            tools=self.host,
+            EngineDeps(
+                encoding=ENCODING,
+                renderer=RENDERER,
+                pool=Line(backends or [self.backend()]),
+                memory=ConversationCache(),
+                new_call_id=lambda: "call_random",
+                tools=self.host,
+            )
         )
 
     async def batches(

@@ -18,6 +18,7 @@ from unisono.core.ports import Deployment, Violation
 from unisono.core.probe import Probe
 from unisono.core.route_protocol import Attempt, Prospects, RouteRequest, RouteRequirements
 from unisono.engine.conversation_cache import ConversationCache
+from unisono.engine.deps import EngineDeps
 from unisono.engine.request import GenerationReport, GenerationRequest
 from unisono.engine.service import Engine
 from unisono.errors import BackendUnavailable, UnisonoError
@@ -210,22 +211,26 @@ class Runner:
         self.new_call_id: Callable[[], str] = lambda: f"call_{next(ids)}"
         self.memory = ConversationCache()
         self.engine = Engine(
-            encoding=encoding,
-            renderer=Renderer(encoding),
-            pool=self.pool,
-            memory=self.memory,
-            new_call_id=self.new_call_id,
+            EngineDeps(
+                encoding=encoding,
+                renderer=Renderer(encoding),
+                pool=self.pool,
+                memory=self.memory,
+                new_call_id=self.new_call_id,
+            )
         )
 
     def engine_with(self, violation: Violation) -> Engine:
         """The engine, where JSON is checked."""
         return Engine(
-            encoding=self.encoding,
-            renderer=Renderer(self.encoding),
-            pool=self.pool,
-            memory=self.memory,
-            new_call_id=self.new_call_id,
-            violation=violation,
+            EngineDeps(
+                encoding=self.encoding,
+                renderer=Renderer(self.encoding),
+                pool=self.pool,
+                memory=self.memory,
+                new_call_id=self.new_call_id,
+                violation=violation,
+            )
         )
 
     async def ask(

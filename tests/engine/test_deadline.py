@@ -16,6 +16,7 @@ from unisono.core.generation import Chunk, CompletionJob, Timeouts
 from unisono.core.route_protocol import RouteRequest, RouteRequirements
 from unisono.core.tools import ToolOutcome
 from unisono.engine.conversation_cache import ConversationCache
+from unisono.engine.deps import EngineDeps
 from unisono.engine.request import GenerationRequest
 from unisono.engine.service import Engine
 from unisono.errors import BackendTimeout, BackendUnavailable
@@ -70,7 +71,13 @@ OUTPUT = tokens_of("<|channel|>final<|message|>one two three four five six seven
 
 def engine_of(pool: Line) -> Engine:
     return Engine(
-        encoding=ENCODING, renderer=RENDERER, pool=pool, memory=ConversationCache(), new_call_id=lambda: "call_random"
+        EngineDeps(
+            encoding=ENCODING,
+            renderer=RENDERER,
+            pool=pool,
+            memory=ConversationCache(),
+            new_call_id=lambda: "call_random",
+        )
     )
 
 
@@ -139,7 +146,7 @@ async def test_no_place_is_held_while_tools_are_run() -> None:
 
     talk.host.answer = answer
     engine = talk.engine(*pool.deployments)  # type: ignore[arg-type]
-    engine._means = replace(engine._means, pool=pool)
+    engine._deps = replace(engine._deps, pool=pool)
     async for _ in engine.start(talk.turn):
         pass
     assert held == [0]

@@ -18,6 +18,7 @@ from unisono.core.events import Delta, Event, Finished
 from unisono.core.generation import Capabilities, Chunk, CompletionJob, FinishReason, Load, OutputForm, Timeouts
 from unisono.core.probe import Probe
 from unisono.engine.conversation_cache import ConversationCache
+from unisono.engine.deps import EngineDeps
 from unisono.engine.failover import ENDS_EARLY
 from unisono.engine.request import GenerationReport, GenerationRequest
 from unisono.engine.service import Engine
@@ -120,7 +121,13 @@ async def played(turn: GenerationRequest, *backends: Mortal, bases: list[list[in
     for backend in backends:
         backend.bases = known
     engine = Engine(
-        encoding=ENCODING, renderer=RENDERER, pool=pool, memory=ConversationCache(), new_call_id=lambda: "call_random"
+        EngineDeps(
+            encoding=ENCODING,
+            renderer=RENDERER,
+            pool=pool,
+            memory=ConversationCache(),
+            new_call_id=lambda: "call_random",
+        )
     )
     run = engine.start(turn)
     try:

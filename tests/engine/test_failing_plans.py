@@ -17,6 +17,7 @@ from tests.harmony.fold import check_lifecycle
 from unisono.core.events import Event, Finished
 from unisono.core.generation import Capabilities, Chunk, CompletionJob, FinishReason, Timeouts, Usage
 from unisono.engine.conversation_cache import ConversationCache
+from unisono.engine.deps import EngineDeps
 from unisono.engine.request import GenerationReport, GenerationRequest
 from unisono.engine.service import Engine
 from unisono.errors import BackendUnavailable
@@ -84,12 +85,14 @@ class Dying(Standing):
 async def said(turn: GenerationRequest, *backends: Dying) -> tuple[list[Event], GenerationReport]:
     pool = Line(backends)
     engine = Engine(
-        encoding=ENCODING,
-        renderer=Renderer(ENCODING),
-        pool=pool,
-        memory=ConversationCache(),
-        new_call_id=lambda: "call_random",
-        violation=violation,
+        EngineDeps(
+            encoding=ENCODING,
+            renderer=Renderer(ENCODING),
+            pool=pool,
+            memory=ConversationCache(),
+            new_call_id=lambda: "call_random",
+            violation=violation,
+        )
     )
     run = engine.start(replace(turn, seed="a seed"))
     events = flat([batch async for batch in run], exact=False)

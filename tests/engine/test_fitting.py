@@ -26,9 +26,9 @@ from unisono.core.generation import Capabilities, FinishReason, Prompt
 from unisono.core.ids import DerivedIds
 from unisono.core.route_protocol import RouteRequest
 from unisono.engine.conversation_cache import ConversationCache
-from unisono.engine.deps import CountedPrompts, PreparedPrompt
+from unisono.engine.deps import CountedPrompts, EngineDeps, PreparedRequest
 from unisono.engine.prompt import RenderedPrompt
-from unisono.engine.request import GenerationReport, GenerationRequest
+from unisono.engine.request import GenerationReport, GenerationRequest, RequestFields
 from unisono.engine.service import Engine
 from unisono.errors import ContextTooLong, InvalidRequest
 from unisono.harmony.encoding import Encoding, load_encoding
@@ -107,7 +107,7 @@ async def test_an_answer_gets_room_where_turns_may_be_left_out(
 
 async def test_the_last_turn_stays_and_takes_what_room_there_is(encoding: Encoding) -> None:
     last = replace(LONG, items=LONG.items[-1:])
-    turn = GenerationRequest("m", LONG, max_tokens=50, truncate=True, history_at="input")
+    turn = GenerationRequest("m", LONG, max_tokens=50, truncate=True, fields=RequestFields("input"))
     size = size_of(last, encoding)
     backend = Scripted(encoding, [Step("x", FinishReason.LENGTH)], replace(IDS, context=size + 1))
     running = Runner(encoding, backend).engine.start(turn)
@@ -125,7 +125,7 @@ async def test_nothing_is_left_out_unasked(encoding: Encoding) -> None:
     backend = Scripted(encoding, [Step(ANSWER)], replace(IDS, context=size_of(LONG, encoding)))
     with pytest.raises(ContextTooLong) as refused:
         await Runner(encoding, backend).ask(LONG)
-    assert refused.value.param == "messages"
+    assert refused.value.param is None
 
 
 async def test_what_was_left_out_of_an_answer_is_left_out_of_its_rest(encoding: Encoding) -> None:
@@ -210,7 +210,7 @@ async def test_a_counted_prompt_is_not_rendered_again(encoding: Encoding, monkey
 async def test_counted_prompts_are_dropped_with_their_request() -> None:
     table, turn = CountedPrompts(), GenerationRequest("m", ASKED)
     copy = replace(turn, max_tokens=9)
-    table.record(turn, PreparedPrompt(ASKED, plan_tools(())), RenderedPrompt(Prompt([1]), ()))
+    table.record(turn, PreparedRequest(ASKED, plan_tools(()), rendered=RenderedPrompt(Prompt([1]), ())))
     del turn
     gc.collect()
     assert table.find(copy) is not None
@@ -237,7 +237,7 @@ PLACES = {"tools.{index}.function": "tools.0.function.name", "tools.{index}": "t
 @pytest.mark.parametrize(("at", "param"), PLACES.items(), ids=PLACES)
 async def test_a_refused_tool_is_named_where_the_client_wrote_it(at: str, param: str, encoding: Encoding) -> None:
     runner = Runner(encoding, Scripted(encoding, [Step(ANSWER)]))
-    turn = GenerationRequest("m", Conversation(Preamble(tools=(WRONG,)), ASKED.items), tools_at=at)
+    turn = GenerationRequest("m", Conversation(Preamble(tools=(WRONG,)), ASKED.items), fields=RequestFields(tool=at))
     for refused in (runner.engine.count(turn), anext(aiter(runner.engine.start(turn)))):
         with pytest.raises(InvalidRequest) as refusal:
             await refused
@@ -270,11 +270,13 @@ class Noting(Line):
 async def test_a_turn_is_chosen_for_by_what_it_belongs_to(encoding: Encoding) -> None:
     pool = Noting([Scripted(encoding, [Step(ANSWER)])])
     engine = Engine(
-        encoding=encoding,
-        renderer=Renderer(encoding),
-        pool=pool,
-        memory=ConversationCache(),
-        new_call_id=lambda: "call_1",
+        EngineDeps(
+            encoding=encoding,
+            renderer=Renderer(encoding),
+            pool=pool,
+            memory=ConversationCache(),
+            new_call_id=lambda: "call_1",
+        )
     )
     async for _ in engine.start(GenerationRequest("m", ASKED, sticky="conv_1", tenant="team")):
         pass

@@ -13,6 +13,7 @@ from unisono.core.events import Closed, Finished
 from unisono.core.generation import RETURN, Capabilities, Chunk, CompletionJob, FinishReason, OutputForm, Timeouts
 from unisono.engine.attempt import TokenCap
 from unisono.engine.conversation_cache import ConversationCache
+from unisono.engine.deps import EngineDeps
 from unisono.engine.request import GenerationRequest, GenerationStream
 from unisono.engine.service import Engine
 from unisono.harmony.encoding import Encoding
@@ -53,11 +54,13 @@ class Endless(Standing):
 
 def start(encoding: Encoding, backend: Standing, turn: GenerationRequest) -> GenerationStream:
     engine = Engine(
-        encoding=encoding,
-        renderer=Renderer(encoding),
-        pool=Line([backend]),  # type: ignore[list-item]
-        memory=ConversationCache(),
-        new_call_id=lambda: "call_1",
+        EngineDeps(
+            encoding=encoding,
+            renderer=Renderer(encoding),
+            pool=Line([backend]),
+            memory=ConversationCache(),
+            new_call_id=lambda: "call_1",
+        )
     )
     return engine.start(turn)
 
@@ -85,12 +88,12 @@ async def test_a_backend_that_goes_on_for_ever_is_not_listened_to_for_longer_tha
 
 def test_ids_are_taken_up_to_the_limit(encoding: Encoding) -> None:
     limit = TokenCap(encoding, 5, guessed=False)
-    assert list(limit.taken([1, 2, 3])) == [1, 2, 3]
-    assert list(limit.taken([4, 5])) == [4, 5]
+    assert list(limit.counted([1, 2, 3])) == [1, 2, 3]
+    assert list(limit.counted([4, 5])) == [4, 5]
     # Where the last one is a stop, the backend has yet to say so.
-    assert not limit.passed
-    assert list(limit.taken([RETURN, 7])) == []
-    assert limit.passed
+    assert not limit.is_exceeded
+    assert list(limit.counted([RETURN, 7])) == []
+    assert limit.is_exceeded
 
 
 def test_text_that_came_in_letters_is_counted_as_the_tokenizer_makes_it(encoding: Encoding) -> None:
@@ -99,8 +102,8 @@ def test_text_that_came_in_letters_is_counted_as_the_tokenizer_makes_it(encoding
     most = len(encoding.encode_text(text))
     limit = TokenCap(encoding, most, guessed=True)
     for token in tokens:
-        assert list(limit.taken([token])) == [token]
-    assert not limit.passed
+        assert list(limit.counted([token])) == [token]
+    assert not limit.is_exceeded
     for token in encoding.encode_text(" and more"):
-        limit.taken([token])
-    assert limit.passed
+        limit.counted([token])
+    assert limit.is_exceeded

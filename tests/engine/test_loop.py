@@ -18,6 +18,7 @@ from unisono.core.conversation import AnswerForm, AssistantCall, FunctionTool, T
 from unisono.core.events import Closed, Event, Finished, HostedCall, Listed, Listing, Opened, Ran, ToolCall
 from unisono.core.generation import Capabilities, FinishReason
 from unisono.core.tools import ToolOutcome
+from unisono.engine.deps import EngineDeps
 from unisono.engine.interventions.controller import UNMET_FORM
 from unisono.engine.journal import must_be_kept
 from unisono.engine.request import ApprovalDecision, ServerTools
@@ -251,11 +252,13 @@ async def test_an_engine_without_a_host_refuses_what_it_cannot_run() -> None:
     talk = Talk([ANSWER])
     engine = talk.engine()
     bare = Engine(
-        encoding=ENCODING,
-        renderer=engine._means.renderer,
-        pool=engine._means.pool,
-        memory=engine._means.memory,
-        new_call_id=lambda: "call_1",
+        EngineDeps(
+            encoding=ENCODING,
+            renderer=engine._deps.renderer,
+            pool=engine._deps.pool,
+            memory=engine._deps.memory,
+            new_call_id=lambda: "call_1",
+        )
     )
     with pytest.raises(UnsupportedValue):
         await anext(aiter(bare.start(talk.turn)))
@@ -454,7 +457,7 @@ async def test_long_arguments_are_read_once_and_in_a_thread(length: int, in_thre
     talk = Talk([*(call("docs__search", f'{{"q":"{text}"}}') for text in texts), ANSWER])
     events, _ = await talk.events()
     assert len(calls_of(events)) == 2
-    assert [name for name in threads.begun if name == "ToolRound.read_next"] == ["ToolRound.read_next"] * in_threads
+    assert [name for name in threads.begun if name == "ToolRound.parse_next"] == ["ToolRound.parse_next"] * in_threads
 
 
 # -- what goes wrong
@@ -663,9 +666,10 @@ async def test_a_backend_that_is_gone_before_it_said_anything_is_replaced_though
 
 def test_every_rule_that_is_reported_is_documented() -> None:
     from unisono.core.recovery_rules import RULES
-    from unisono.engine.server_tools import policy
+    from unisono.engine import steps
+    from unisono.engine.server_tools import policy, tools
 
-    reported = {*policy.TOLD, policy.NOT_REPEATED, policy.LATE, policy.LEFT_OUT, "analysis-only"}
+    reported = {*policy.REFUSALS, policy.NOT_REPEATED, tools.LEFT_OUT, steps.LATE_CALL, steps.ANALYSIS_ONLY}
     assert reported <= RULES.keys()
 
 

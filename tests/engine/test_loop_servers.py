@@ -14,6 +14,7 @@ from tests.harmony.recoveries import F, R
 from tests.mcp.conftest import Upstream, start_upstream
 from unisono.core.events import Listed
 from unisono.engine.conversation_cache import ConversationCache
+from unisono.engine.deps import EngineDeps
 from unisono.engine.request import ServerTools
 from unisono.engine.service import Engine
 from unisono.mcp import McpHost
@@ -40,14 +41,16 @@ class Hosted:
     host: McpHost
 
     def engine(self) -> Engine:
-        means = self.talk.engine()._means
+        means = self.talk.engine()._deps
         return Engine(
-            encoding=means.encoding,
-            renderer=means.renderer,
-            pool=means.pool,
-            memory=ConversationCache(),
-            new_call_id=means.new_call_id,
-            tools=self.host,
+            EngineDeps(
+                encoding=means.encoding,
+                renderer=means.renderer,
+                pool=means.pool,
+                memory=ConversationCache(),
+                new_call_id=means.new_call_id,
+                tools=self.host,
+            )
         )
 
 

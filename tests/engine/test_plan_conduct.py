@@ -32,6 +32,7 @@ from unisono.core.conversation import AnswerForm
 from unisono.core.events import Closed, Delta, Event, Opened, Text
 from unisono.core.generation import Capabilities, Chunk, CompletionJob, FinishReason, JsonSchema, Sampling
 from unisono.engine.conversation_cache import ConversationCache
+from unisono.engine.deps import EngineDeps
 from unisono.engine.interventions.controller import UNMET_FORM
 from unisono.engine.request import AllowedTools, ForcedCalls, GenerationStream
 from unisono.engine.service import Engine
@@ -44,12 +45,14 @@ RAIN = FINAL + "It rains.<|return|>"
 
 def engine(*backends: Scripted) -> Engine:
     return Engine(
-        encoding=ENCODING,
-        renderer=Renderer(ENCODING),
-        pool=Line(backends),
-        memory=ConversationCache(),
-        new_call_id=lambda: "call_1",
-        violation=violation,
+        EngineDeps(
+            encoding=ENCODING,
+            renderer=Renderer(ENCODING),
+            pool=Line(backends),
+            memory=ConversationCache(),
+            new_call_id=lambda: "call_1",
+            violation=violation,
+        )
     )
 
 

@@ -21,8 +21,8 @@ from unisono.engine.interventions.policy import (
     MessageKind,
     Obligation,
 )
-from unisono.engine.interventions.repetition import LENGTH, LENGTH_OF_THOUGHTS, LONGEST_PERIOD, repeats
-from unisono.engine.interventions.tool_names import MOST_TOKENS, ToolNaming
+from unisono.engine.interventions.repetition import MAX_PERIOD_TOKENS, REASONING_REPEAT_TOKENS, REPEAT_TOKENS, repeats
+from unisono.engine.interventions.tool_names import MAX_NAME_TOKENS, ToolNaming
 
 
 def test_every_message_has_its_act_whatever_is_owed() -> None:
@@ -43,7 +43,7 @@ def test_where_a_call_is_owed_nothing_but_thoughts_and_that_call_is_let_through(
 
 
 def test_only_what_is_wrong_is_generated_again() -> None:
-    again = {pair for pair, end in CLOSING.items() if end is BodyAction.AGAIN}
+    again = {pair for pair, end in CLOSING.items() if end is BodyAction.REGENERATE}
     assert not [pair for pair in again if pair[1] is BodyFault.NONE]
     assert (MessageKind.CALL, BodyFault.BROKEN) in again
     assert (MessageKind.CALL, BodyFault.UNLIKE) not in again
@@ -78,7 +78,7 @@ def test_a_name_is_read_as_the_one_tool_it_can_mean(recipients: tuple[str, ...],
         if known:
             break
     else:
-        found, _ = naming.found(over=True)
+        found, _ = naming.found(is_complete=True)
     assert found == meant
 
 
@@ -105,7 +105,7 @@ def test_a_name_that_never_ends_is_given_up() -> None:
         read += 1
         if naming.read(token)[1]:
             break
-    assert read <= MOST_TOKENS
+    assert read <= MAX_NAME_TOKENS
 
 
 ZEROS = ENCODING.encode_text("0, " * 1_000)
@@ -113,14 +113,14 @@ ROW = ENCODING.encode_text("| 2026-01-01 | nothing to report | 0.00 | - |\n")
 BASE64 = ENCODING.encode_text("QUJD" * 1_000)
 CODE = ENCODING.encode_text("    assert value == expected, message\n" * 150)
 REPEATED: dict[str, tuple[list[int], bool]] = {
-    "one token": ([7] * (LENGTH + 1), True),
-    "one token, not often enough": ([7] * LENGTH, False),
-    "a few tokens": ([1, 2, 3] * LENGTH, True),
-    "a few tokens, not often enough": ([*range(1_000), *[1, 2, 3] * (LENGTH // 3)], False),
-    "a few tokens behind others": ([*range(1_000), *[1, 2, 3] * LENGTH], True),
-    "the longest period": (list(range(LONGEST_PERIOD)) * 65, True),
-    "the longest period, not often enough": (list(range(LONGEST_PERIOD)) * 64, False),
-    "a longer one": (list(range(LONGEST_PERIOD + 1)) * 80, False),
+    "one token": ([7] * (REPEAT_TOKENS + 1), True),
+    "one token, not often enough": ([7] * REPEAT_TOKENS, False),
+    "a few tokens": ([1, 2, 3] * REPEAT_TOKENS, True),
+    "a few tokens, not often enough": ([*range(1_000), *[1, 2, 3] * (REPEAT_TOKENS // 3)], False),
+    "a few tokens behind others": ([*range(1_000), *[1, 2, 3] * REPEAT_TOKENS], True),
+    "the longest period": (list(range(MAX_PERIOD_TOKENS)) * 65, True),
+    "the longest period, not often enough": (list(range(MAX_PERIOD_TOKENS)) * 64, False),
+    "a longer one": (list(range(MAX_PERIOD_TOKENS + 1)) * 80, False),
     "a period with a part that is repeated": (([7] * 60 + [8]) * 80, True),
     "one token where it was another for once": ([*[7] * 4_000, 8, *[7] * 4_000], False),
     "something else at the end": ([*[7] * 6_000, 8], False),
@@ -138,12 +138,12 @@ REPEATED: dict[str, tuple[list[int], bool]] = {
 def test_only_a_long_repetition_of_little_is_one(tokens: list[int], repeated: bool) -> None:
     assert repeats(tokens, 0) is repeated
     # What was before the generation is no part of it.
-    before = [*tokens[:LONGEST_PERIOD], *tokens]
-    assert repeats(before, min(LONGEST_PERIOD, len(tokens))) is repeated
+    before = [*tokens[:MAX_PERIOD_TOKENS], *tokens]
+    assert repeats(before, min(MAX_PERIOD_TOKENS, len(tokens))) is repeated
 
 
 def test_less_is_enough_in_thoughts() -> None:
-    assert repeats(ROW * 60, 0, LENGTH_OF_THOUGHTS)
+    assert repeats(ROW * 60, 0, REASONING_REPEAT_TOKENS)
     assert not repeats(ROW * 60, 0)
 
 
@@ -151,15 +151,15 @@ def repeats_in_any_way(tokens: Sequence[int], length: int) -> bool:
     """What it means, word by word."""
     return any(
         len(tokens) >= length + period and all(tokens[-1 - at] == tokens[-1 - at - period] for at in range(length))
-        for period in range(1, LONGEST_PERIOD + 1)
+        for period in range(1, MAX_PERIOD_TOKENS + 1)
     )
 
 
 @given(
     st.lists(st.integers(0, 2), max_size=80),
-    st.lists(st.integers(0, 1), min_size=1, max_size=LONGEST_PERIOD + 2),
-    st.integers(LENGTH_OF_THOUGHTS - 4, LENGTH_OF_THOUGHTS + LONGEST_PERIOD + 4),
+    st.lists(st.integers(0, 1), min_size=1, max_size=MAX_PERIOD_TOKENS + 2),
+    st.integers(REASONING_REPEAT_TOKENS - 4, REASONING_REPEAT_TOKENS + MAX_PERIOD_TOKENS + 4),
 )
 def test_whatever_the_period_is_it_is_found(before: list[int], period: list[int], size: int) -> None:
     tokens = [*before, *(period * size)[:size]]
-    assert repeats(tokens, 0, LENGTH_OF_THOUGHTS) is repeats_in_any_way(tokens, LENGTH_OF_THOUGHTS)
+    assert repeats(tokens, 0, REASONING_REPEAT_TOKENS) is repeats_in_any_way(tokens, REASONING_REPEAT_TOKENS)

@@ -28,8 +28,9 @@ from unisono.core.generation import (
     Usage,
 )
 from unisono.engine.conversation_cache import ConversationCache
+from unisono.engine.deps import EngineDeps
 from unisono.engine.failover import ENDS_EARLY
-from unisono.engine.interventions.policy import MOST_MOVES
+from unisono.engine.interventions.policy import MAX_EDITS
 from unisono.engine.journal import JournalEntry, parts_of
 from unisono.engine.request import AllowedTools, ForcedCalls, GenerationReport, GenerationRequest
 from unisono.engine.service import Engine
@@ -117,12 +118,14 @@ class Talk:
     ) -> tuple[list[list[Event]], GenerationReport, Stepping]:
         backend = Stepping(self.outputs, self.told, self.per_chunk, self.begun, at, self.finish)
         engine = Engine(
-            encoding=ENCODING,
-            renderer=Renderer(ENCODING),
-            pool=Line([backend]),
-            memory=ConversationCache(),
-            new_call_id=lambda: "call_random",
-            violation=violation,
+            EngineDeps(
+                encoding=ENCODING,
+                renderer=Renderer(ENCODING),
+                pool=Line([backend]),
+                memory=ConversationCache(),
+                new_call_id=lambda: "call_random",
+                violation=violation,
+            )
         )
         run = engine.start(replace(self.turn, seed="a seed", journal=tuple(journal)))
         batches: list[list[Event]] = []
@@ -251,7 +254,7 @@ async def test_whatever_the_model_writes_the_answer_ends_and_can_be_gone_on_behi
     events = [event for batch in whole for event in batch]
     check_lifecycle(events)
     assert isinstance(events[-1], Finished)
-    assert len(backend.jobs) <= MOST_MOVES + 3
+    assert len(backend.jobs) <= MAX_EDITS + 3
     if len(whole) > 1:
         await talk.check_cut(whole, report, data.draw(st.integers(1, len(whole) - 1)))
 
@@ -260,7 +263,7 @@ BARRED = T + S + WEATHER + "{}<|call|>"
 STUBBORN: dict[str, Sequence[str]] = {
     "the same for ever": [BARRED],
     "thoughts in between": [T + S + FINAL + "It rains.<|return|>", BARRED, T, BARRED],
-    "thoughts when most moves were made": [*[BARRED] * MOST_MOVES, T, BARRED],
+    "thoughts when most moves were made": [*[BARRED] * MAX_EDITS, T, BARRED],
 }
 
 
@@ -270,7 +273,7 @@ async def test_an_answer_that_is_opened_is_no_further_chance(outputs: Sequence[s
     talk = Talk([tokens_of(output) for output in outputs], TURNS["calls as they come"], told)
     whole, _, backend = await talk.ask()
     assert isinstance(whole[-1][-1], Finished)
-    assert len(backend.jobs) <= MOST_MOVES + 3
+    assert len(backend.jobs) <= MAX_EDITS + 3
 
 
 MARKERLESS = replace(TEXT, output=OutputForm.MARKERLESS)
@@ -301,7 +304,7 @@ async def test_whatever_comes_as_text_the_answer_ends_and_can_be_gone_on_behind(
         events = [event for batch in whole for event in batch]
         check_lifecycle(events)
         assert isinstance(events[-1], Finished)
-        assert len(backend.jobs) <= MOST_MOVES + 3
+        assert len(backend.jobs) <= MAX_EDITS + 3
         if len(whole) > 1 and told.output is not OutputForm.MARKERLESS:
             await talk.check_cut(whole, report, data.draw(st.integers(1, len(whole) - 1)))
     except BackendUnfit:

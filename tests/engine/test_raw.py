@@ -14,7 +14,7 @@ from unisono.core.conversation import Conversation, Preamble, UserMessage
 from unisono.core.events import Closed, Delta, Event, Finished
 from unisono.core.generation import Capabilities, Chunk, CompletionJob, FinishReason, OutputForm
 from unisono.engine.raw_text import RawText
-from unisono.engine.request import GenerationReport, GenerationRequest, RawPrompt
+from unisono.engine.request import GenerationReport, GenerationRequest, RawPrompt, RequestFields
 from unisono.errors import BackendUnavailable, ContextTooLong, UnisonoError, UnsupportedValue
 from unisono.harmony.encoding import load_encoding
 
@@ -89,7 +89,12 @@ class Raw(Runner):
     async def complete(self, raw: RawPrompt, **fields: Any) -> tuple[str, Finished, GenerationReport]:
         conversation = Conversation(Preamble(), (UserMessage("-"),))
         turn = GenerationRequest(
-            "m", conversation, raw=raw, max_tokens=fields.pop("max_tokens", 100), history_at="prompt", **fields
+            "m",
+            conversation,
+            raw=raw,
+            max_tokens=fields.pop("max_tokens", 100),
+            fields=RequestFields("prompt"),
+            **fields,
         )
         run = self.engine.start(turn)
         batches = [batch async for batch in run]

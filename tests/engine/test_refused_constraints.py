@@ -17,7 +17,7 @@ from unisono.core.generation import AnyJson, Chunk, CompletionJob, Constraint, J
 from unisono.core.observer import RefusedConstraint
 from unisono.core.symptom import Symptom
 from unisono.engine.conversation_cache import ConversationCache
-from unisono.engine.deps import REMEMBERED_S, RefusedConstraints
+from unisono.engine.deps import REFUSAL_TTL_S, EngineDeps, RefusedConstraints
 from unisono.engine.request import GenerationReport, GenerationRequest
 from unisono.engine.service import Engine
 from unisono.errors import (
@@ -56,7 +56,7 @@ WHERE: dict[str, tuple[Symptom | None, set[tuple[str, str]]]] = {
 @pytest.mark.parametrize(("symptom", "refusing"), WHERE.values(), ids=WHERE)
 def test_where_a_constraint_is_not_sent_again(symptom: Symptom | None, refusing: set[tuple[str, str]]) -> None:
     known = RefusedConstraints()
-    known.refused("m", "a", SCHEMA, symptom)
+    known.record_failure("m", "a", SCHEMA, symptom)
     every = [("m", "a"), ("m", "b"), ("n", "a")]
     assert {where for where in every if known.refuses(*where, SCHEMA)} == refusing
     assert not any(known.refuses(*where, constraint) for where in every for constraint in (OTHER, AnyJson()))
@@ -69,7 +69,7 @@ def test_it_is_known_by_what_it_says() -> None:
         (OneOf(("a", "b")), OneOf(("a", "b")), [OneOf(("a",)), OneOf(("a b",)), OneOf(("b", "a"))]),
         (AnyJson(), AnyJson(), [JsonSchema({})]),
     ]:
-        known.refused("m", "a", refused, FAILED)  # type: ignore[arg-type]
+        known.record_failure("m", "a", refused, FAILED)  # type: ignore[arg-type]
         assert known.refuses("m", "a", same)
         assert not any(known.refuses("m", "a", other) for other in others)
 
@@ -77,8 +77,8 @@ def test_it_is_known_by_what_it_says() -> None:
 def test_it_is_remembered_for_an_hour() -> None:
     clock = Clock()
     known = RefusedConstraints(clock)
-    known.refused("m", "a", SCHEMA, BROKE)
-    clock.now += REMEMBERED_S - 1
+    known.record_failure("m", "a", SCHEMA, BROKE)
+    clock.now += REFUSAL_TTL_S - 1
     assert known.refuses("m", "b", SCHEMA)
     clock.now += 2
     assert not known.refuses("m", "b", SCHEMA)
@@ -86,25 +86,25 @@ def test_it_is_remembered_for_an_hour() -> None:
 
 def test_what_worked_before_was_not_the_reason_of_a_failure() -> None:
     known = RefusedConstraints()
-    known.kept("m", "a", SCHEMA)
+    known.record_success("m", "a", SCHEMA)
     for _ in range(3):
-        known.refused("m", "a", SCHEMA, FAILED)
+        known.record_failure("m", "a", SCHEMA, FAILED)
         assert not known.refuses("m", "a", SCHEMA)
 
 
 def test_what_worked_before_is_given_up_when_the_connection_breaks_twice_in_a_row() -> None:
     known = RefusedConstraints()
-    known.kept("m", "a", SCHEMA)
-    known.refused("m", "a", SCHEMA, BROKE)
+    known.record_success("m", "a", SCHEMA)
+    known.record_failure("m", "a", SCHEMA, BROKE)
     assert not known.refuses("m", "a", SCHEMA)
-    known.refused("m", "a", SCHEMA, BROKE)
+    known.record_failure("m", "a", SCHEMA, BROKE)
     assert known.refuses("m", "a", SCHEMA)
 
 
 def test_where_it_worked_it_is_still_sent_when_another_server_broke_on_it() -> None:
     known = RefusedConstraints()
-    known.kept("m", "b", SCHEMA)
-    known.refused("m", "a", SCHEMA, BROKE)
+    known.record_success("m", "b", SCHEMA)
+    known.record_failure("m", "a", SCHEMA, BROKE)
     assert [known.refuses("m", name, SCHEMA) for name in "abc"] == [True, False, True]
 
 
@@ -123,15 +123,15 @@ def test_a_constraint_is_cleared_when_the_same_happens_without_it(
     symptom: Symptom, error: BackendError, cleared: bool
 ) -> None:
     known = RefusedConstraints()
-    known.refused("m", "a", SCHEMA, symptom)
-    known.failed_without("m", "a", SCHEMA, symptom, error)
+    known.record_failure("m", "a", SCHEMA, symptom)
+    known.record_failure_without("m", "a", SCHEMA, symptom, error)
     assert known.refuses("m", "a", SCHEMA) is not cleared
 
 
 def test_it_is_bounded() -> None:
     known = RefusedConstraints()
     for number in range(5000):
-        known.refused("m", "a", OneOf((str(number),)), FAILED)
+        known.record_failure("m", "a", OneOf((str(number),)), FAILED)
     assert not known.refuses("m", "a", OneOf(("0",)))
     assert known.refuses("m", "a", OneOf(("4999",)))
 
@@ -163,12 +163,14 @@ class Failing(Scripted):
 def engine(*backends: Scripted) -> tuple[Engine, Line]:
     line = Line(backends)
     built = Engine(
-        encoding=ENCODING,
-        renderer=Renderer(ENCODING),
-        pool=line,
-        memory=ConversationCache(),
-        new_call_id=lambda: "call_1",
-        violation=violation,
+        EngineDeps(
+            encoding=ENCODING,
+            renderer=Renderer(ENCODING),
+            pool=line,
+            memory=ConversationCache(),
+            new_call_id=lambda: "call_1",
+            violation=violation,
+        )
     )
     return built, line
 

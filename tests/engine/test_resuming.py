@@ -29,6 +29,7 @@ from unisono.core.generation import (
     Timeouts,
 )
 from unisono.engine.conversation_cache import ConversationCache
+from unisono.engine.deps import EngineDeps
 from unisono.engine.failover import ENDS_EARLY
 from unisono.engine.journal import STEP_ENDED
 from unisono.engine.request import GenerationReport, GenerationRequest
@@ -140,11 +141,13 @@ class Talk:
         for backend in backends:
             backend.learning = not journal
         engine = Engine(
-            encoding=ENCODING,
-            renderer=RENDERER,
-            pool=Line(backends),
-            memory=ConversationCache(),
-            new_call_id=lambda: "call_random",
+            EngineDeps(
+                encoding=ENCODING,
+                renderer=RENDERER,
+                pool=Line(backends),
+                memory=ConversationCache(),
+                new_call_id=lambda: "call_random",
+            )
         )
         run = engine.start(replace(self.turn, journal=tuple(journal), **asked))  # type: ignore[arg-type]
         batches: list[list[Event]] = []

@@ -10,36 +10,45 @@ from unisono.core.conversation import AssistantCall, AssistantMessage, Assistant
 from unisono.core.events import Closed, HostedCall, Listing, Reasoning, Text, ToolCall
 from unisono.core.generation import FinishReason
 from unisono.engine.server_tools.tools import ServerToolCall
-from unisono.engine.steps import AnswerDone, AnswerState, Generate, OpenFinal, RunTools, Step, next_step, to_said
+from unisono.engine.steps import AnswerDone, AnswerState, Generate, OpenFinal, RunTools, Step, next_step, to_item
 
 LENGTH = FinishReason.LENGTH
 CALLS = (ServerToolCall("call_1", "docs__search", "{}", (4,)),)
 CALLED = AnswerState(calls=CALLS)
-RAN = replace(CALLED, ran=True)
+RAN = replace(CALLED, has_run=True)
 
 CASES: dict[str, tuple[AnswerState, Step]] = {
-    "an answer, or a call of the client": (AnswerState(shown=True), AnswerDone()),
+    "an answer, or a call of the client": (AnswerState(has_output=True), AnswerDone()),
     "only thoughts, or nothing at all": (AnswerState(), OpenFinal()),
     "thoughts up to the limit": (AnswerState(LENGTH), AnswerDone()),
     "thoughts and half a call": (AnswerState(cut_call=True), AnswerDone()),
-    "only thoughts in an answer that was opened": (AnswerState(opened=True), AnswerDone()),
+    "only thoughts in an answer that was opened": (AnswerState(is_final_open=True), AnswerDone()),
     "a hosted call": (CALLED, RunTools(CALLS)),
-    "a hosted call, and one of the client": (replace(CALLED, shown=True, handed=True), RunTools(CALLS)),
-    "a hosted call, and an answer": (replace(CALLED, shown=True, answered=True), RunTools(CALLS)),
-    "a hosted call in an answer that was opened": (replace(CALLED, opened=True, shown=True), RunTools(CALLS)),
+    "a hosted call, and one of the client": (replace(CALLED, has_output=True, needs_client=True), RunTools(CALLS)),
+    "a hosted call, and an answer": (replace(CALLED, has_output=True, has_final=True), RunTools(CALLS)),
+    "a hosted call in an answer that was opened": (
+        replace(CALLED, is_final_open=True, has_output=True),
+        RunTools(CALLS),
+    ),
     "a hosted call at the limit": (replace(CALLED, reason=LENGTH), AnswerDone()),
     "a hosted call when there may be none": (replace(CALLED, exhausted=True), OpenFinal("tools-ended")),
-    "such a call behind an opened answer": (replace(CALLED, exhausted=True, opened=True, shown=True), AnswerDone()),
+    "such a call behind an opened answer": (
+        replace(CALLED, exhausted=True, is_final_open=True, has_output=True),
+        AnswerDone(),
+    ),
     "results": (RAN, Generate()),
-    "results behind an answer": (replace(RAN, shown=True, answered=True), Generate()),
-    "results, and calls of the client or approvals open": (replace(RAN, handed=True), AnswerDone()),
+    "results behind an answer": (replace(RAN, has_output=True, has_final=True), Generate()),
+    "results, and calls of the client or approvals open": (replace(RAN, needs_client=True), AnswerDone()),
     "results, the last there are": (replace(RAN, exhausted=True), OpenFinal("tools-ended")),
-    "the last results, and a preamble": (replace(RAN, exhausted=True, shown=True), OpenFinal("tools-ended")),
-    "the last results, and an answer": (replace(RAN, exhausted=True, shown=True, answered=True), AnswerDone()),
-    "the last results, and calls of the client": (replace(RAN, exhausted=True, handed=True), AnswerDone()),
+    "the last results, and a preamble": (replace(RAN, exhausted=True, has_output=True), OpenFinal("tools-ended")),
+    "the last results, and an answer": (replace(RAN, exhausted=True, has_output=True, has_final=True), AnswerDone()),
+    "the last results, and calls of the client": (replace(RAN, exhausted=True, needs_client=True), AnswerDone()),
     "results behind which the turn pauses": (replace(RAN, paused=True), AnswerDone(paused=True)),
-    "such results, and an answer": (replace(RAN, paused=True, shown=True, answered=True), AnswerDone(paused=True)),
-    "such results, and calls of the client": (replace(RAN, paused=True, handed=True), AnswerDone()),
+    "such results, and an answer": (
+        replace(RAN, paused=True, has_output=True, has_final=True),
+        AnswerDone(paused=True),
+    ),
+    "such results, and calls of the client": (replace(RAN, paused=True, needs_client=True), AnswerDone()),
     "such results, the last there are": (replace(RAN, paused=True, exhausted=True), OpenFinal("tools-ended")),
 }
 
@@ -67,4 +76,4 @@ SAID: dict[str, tuple[Closed, Item | None]] = {
 
 @pytest.mark.parametrize(("closed", "item"), SAID.values(), ids=SAID)
 def test_what_was_said_keeps_its_tokens(closed: Closed, item: Item | None) -> None:
-    assert to_said(closed) == item
+    assert to_item(closed) == item

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -15,7 +17,7 @@ from unisono.core.conversation import (
     ToolResult,
     UserMessage,
 )
-from unisono.engine.prompt import later_beginnings, without_oldest_turn
+from unisono.engine.prompt import later_starts
 
 CALLED = AssistantCall("c", "f", "{}")
 
@@ -32,6 +34,12 @@ DROPS: dict[str, tuple[list[Item], list[Item] | None]] = {
         [UserMessage("d")],
     ),
 }
+
+
+def without_oldest_turn(conversation: Conversation) -> Conversation | None:
+    """Return the conversation without its oldest turn; None if only one turn is left."""
+    starts = later_starts(conversation.items)
+    return replace(conversation, items=conversation.items[starts[0] :]) if starts else None
 
 
 @pytest.mark.parametrize(("items", "left"), DROPS.values(), ids=DROPS)
@@ -57,4 +65,4 @@ def test_dropping_turns_one_by_one_reaches_every_later_beginning(items: list[Ite
         reached.append(len(items) - len(conversation.items))
         called = {item.call_id for item in conversation.items if isinstance(item, AssistantCall)}
         assert all(item.call_id in called for item in conversation.items if isinstance(item, ToolResult))
-    assert reached == later_beginnings(items)
+    assert reached == later_starts(items)

@@ -28,6 +28,7 @@ from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from starlette.websockets import WebSocketDisconnect
 
+from unisono.api.unisono_object import limit_headers
 from unisono.api.whole import to_whole
 from unisono.engine.request import GenerationReport
 from unisono.errors import (
@@ -131,7 +132,8 @@ def to_event(error: UnisonoError, scope: Scope) -> bytes:
 
 def to_response(error: UnisonoError, scope: Scope | None = None) -> Response:
     """Return the HTTP response for `error`, in the format of the API in `scope`."""
-    headers: dict[str, str] = dict(error.headers) if isinstance(error, LimitReached) else {}
+    quota = error.quota if isinstance(error, LimitReached) else None
+    headers = {} if quota is None else limit_headers(quota)
     # The same request would run its tools a second time.
     is_final = error.status in FINAL_STATUSES or _has_run_tools(scope)
     retry_after_s = error.retry_after_s

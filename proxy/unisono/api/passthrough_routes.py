@@ -17,6 +17,7 @@ from starlette.responses import Response
 
 from unisono.api.body import off_loop
 from unisono.api.error_responses import to_body
+from unisono.api.request_fields import request_fields
 from unisono.api.sse import (
     CLIENT_CLOSED_REQUEST,
     DONE,
@@ -128,7 +129,7 @@ def to_passing_turn(passage: PassthroughRequest, model: str, caller: Caller, req
         request_id=request_id,
         surface=surface,
         passage=passage,
-        history_at=field,
+        fields=request_fields(field),
     )
 
 

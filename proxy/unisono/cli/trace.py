@@ -22,7 +22,7 @@ from unisono.core.generation import FinishReason
 from unisono.core.recordings import StoredTrace
 from unisono.core.state_store import Store
 from unisono.core.surrogates import is_well_formed
-from unisono.engine.replay import Replay, read_again, to_turn
+from unisono.engine.replay import Replay, replay_answer, to_request
 from unisono.errors import ConfigError, StoreError, UnisonoError
 from unisono.harmony.encoding import load_encoding
 from unisono.harmony.render import Renderer
@@ -176,14 +176,14 @@ def read_document(document: Document) -> Replay:
     if missing or document.get("asked") is None:
         raise Unreplayable("this recording was too large to be kept whole, and cannot be read again")
     try:
-        turn = to_turn(document["model"], document["asked"])
+        turn = to_request(document["model"], document["asked"])
         output = [int(number) for number in document["output"]]
         finish = None
         if document["outcome"] == "completed" and document["finish"]:
             ended = document["steps"][-1]["finish"] if document["steps"] else ""
             finish = FinishReason(ended or document["finish"])
         encoding = load_encoding()
-        return read_again(encoding, Renderer(encoding), turn, output, finish, violation)
+        return replay_answer(encoding, Renderer(encoding), turn, output, finish, violation)
     except UnisonoError as error:
         raise Unreplayable(f"this recording cannot be read again: {error.message}") from error
     except (KeyError, TypeError, ValueError, IndexError, AttributeError) as error:

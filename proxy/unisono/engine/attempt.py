@@ -26,67 +26,69 @@ from unisono.errors import BackendTimeout, ContextTooLong, UnisonoError
 from unisono.harmony.decode import Decoder
 from unisono.harmony.encoding import Encoding
 
-MOVES = frozenset({Action.RESUME, Action.RESTART, Action.RETRY, Action.WAIT})  # actions that lead to another attempt
+NEXT_ATTEMPTS = frozenset(
+    {Action.RESUME, Action.RESTART, Action.RETRY, Action.WAIT}
+)  # actions that lead to another attempt
 
 
 class SlotSession:
     """Slots and attempts of one answer."""
 
     def __init__(
-        self, pool: DeploymentPool, turn: GenerationRequest, report: GenerationReport, *, passing: bool = False
+        self, pool: DeploymentPool, request: GenerationRequest, report: GenerationReport, *, passing: bool = False
     ) -> None:
         """`passing` selects deployments that answer in OpenAI's own API."""
-        self._turn = turn
+        self._request = request
         self._report = report
-        owner = turn.caller.key if turn.caller is not None and turn.caller.key else turn.tenant
-        ask = RouteRequest(turn.model, owner, turn.sticky, passing=passing, identity=partial(identity_of, turn))
-        self._route = pool.route(ask)
+        owner = request.caller.key if request.caller is not None and request.caller.key else request.tenant
+        identity = partial(identity_of, request)
+        self._route = pool.route(RouteRequest(request.model, owner, request.sticky, passing=passing, identity=identity))
         # An answer that cannot continue elsewhere must not get a shortened silence limit either.
-        self._can_resume = turn.failover and not passing
-        self._before = tuple(report.tries)
-        self._deadline = turn.deadline or Deadline(self._now())
-        self._place: Slot | None = None
-        self._held = ExitStack()
-        self._asked = False
+        self._can_resume = request.failover and not passing
+        self._earlier = tuple(report.tries)
+        self._deadline = request.deadline or Deadline(self._now())
+        self.slot: Slot | None = None
+        self._exit_stack = ExitStack()
+        self._is_used = False
         self._timeouts: Timeouts | None = None
-        self._moving = False  # the next slot counts as a failover
+        self._is_failover = False  # the next slot counts as a failover
 
     @property
-    def elsewhere(self) -> bool:
+    def has_alternative(self) -> bool:
         """Return whether another deployment is available."""
         return self._route.elsewhere
 
     @property
-    def left_s(self) -> float:
+    def remaining_s(self) -> float:
         """Return the time left for the answer in seconds; 0 when it has passed."""
         return inf if self._timeouts is None else self._deadline.left(self._timeouts, self._now()).total_s
 
     @property
-    def taken(self) -> bool:
+    def has_slot(self) -> bool:
         """Return whether a slot is held."""
-        return self._place is not None
+        return self.slot is not None
 
-    async def place_for(self, demand: RouteRequirements) -> Slot:
+    async def acquire(self, demand: RouteRequirements) -> Slot:
         """Acquire the next slot; none is held.
 
         Raises the error if none is available.
         """
-        place = await self._waited_for(demand, None if self._timeouts is None else self.left_s)
-        self._place = self._held.enter_context(place)
-        self._asked = False
-        self._timeouts = place.deployment.timeouts
-        self._report.model = self._turn.model
-        self._report.backend = place.deployment.name
-        self._report.tries = (*self._before, *self._route.tries)
-        if self._moving:
-            self._moving = False
+        slot = await self._wait_for_slot(demand, None if self._timeouts is None else self.remaining_s)
+        self.slot = self._exit_stack.enter_context(slot)
+        self._is_used = False
+        self._timeouts = slot.deployment.timeouts
+        self._report.model = self._request.model
+        self._report.backend = slot.deployment.name
+        self._report.tries = (*self._earlier, *self._route.tries)
+        if self._is_failover:
+            self._is_failover = False
             self._report.failovers += 1
-        return place
+        return slot
 
-    async def _waited_for(self, demand: RouteRequirements, left_s: float | None) -> Slot:
+    async def _wait_for_slot(self, demand: RouteRequirements, limit_s: float | None) -> Slot:
         began_s, failure = self._report.now_s(), ""
         try:
-            async with asyncio.timeout(left_s):
+            async with asyncio.timeout(limit_s):
                 return await self._route.place(demand)
         except TimeoutError:
             failure = BackendTimeout.code
@@ -97,32 +99,32 @@ class SlotSession:
         finally:
             self._report.facts.waits.append(SlotWait(began_s, self._report.now_s(), failure))
 
-    def asked(self) -> None:
+    def record_use(self) -> None:
         """Record that the backend of the held slot was sent a request."""
-        self._asked = True
+        self._is_used = True
 
-    def timeouts(self, place: Slot) -> Timeouts:
+    def start_attempt(self, slot: Slot) -> Timeouts:
         """Begin an attempt and return its time limits.
 
         Raises BackendTimeout if no time is left for the answer.
         """
-        timeouts = self._deadline.left(place.deployment.timeouts, self._now())
+        timeouts = self._deadline.left(slot.deployment.timeouts, self._now())
         route = self._route
-        limits = place.attempt_limits(
+        limits = slot.attempt_limits(
             timeouts,
             retries_left=route.retries_left,
             elsewhere=route.elsewhere,
-            other_kind=self._turn.has_other_kind,
+            other_kind=self._request.has_other_kind,
         )
         if timeouts.total_s <= 0.0:
-            raise BackendTimeout(f"The answer was not complete within {place.deployment.timeouts.total_s:g} seconds.")
+            raise BackendTimeout(f"The answer was not complete within {slot.deployment.timeouts.total_s:g} seconds.")
         return limits if self._can_resume else replace(limits, silence_s=timeouts.silence_s)
 
-    def span(self, step: int) -> TraceContext | None:
+    def trace_span(self, step: int) -> TraceContext | None:
         """Return the trace span of the next generation, a child of its step's span."""
-        if self._turn.span is None:
+        if self._request.span is None:
             return None
-        return self._turn.span.child(step_span(step)).child(try_span(len(self._report.facts.steps)))
+        return self._request.span.child(step_span(step)).child(try_span(len(self._report.facts.steps)))
 
     async def recover(
         self, error: AttemptError, progress: Progress, *, resumable: bool, regenerable: bool = False
@@ -130,24 +132,24 @@ class SlotSession:
         """Apply the failover policy to an attempt that failed; raise `error` if nothing follows.
 
         The action is never WAIT: the pause is made here. The slot is released, except for a RESTART on the same
-        deployment; then `taken` is still true.
+        deployment; then `has_slot` is still true.
         """
-        if not (self.taken or self._route.tries):
+        if not (self.has_slot or self._route.tries):
             # No attempt was made: `error` is the reason why no slot is available.
             raise error
-        kind, left_s = failure_kind(error), self.left_s
+        kind, remaining_s = failure_kind(error), self.remaining_s
         resumes = resumable and progress is not Progress.NOTHING
-        found = self._route.prospects(error, resumes=resumes, held=self.taken)
+        found = self._route.prospects(error, resumes=resumes, held=self.has_slot)
         options = Options(
-            available=found.available and left_s > 0.0,
-            later=not self._turn.has_other_kind and found.later_s is not None and found.later_s < left_s,
+            available=found.available and remaining_s > 0.0,
+            later=not self._request.has_other_kind and found.later_s is not None and found.later_s < remaining_s,
             resumable=resumable,
-            regenerable=regenerable and self.taken,
+            regenerable=regenerable and self.has_slot,
         )
         action = decide(kind, progress, options)
         if action is Action.RESTART and not options.available:
             return action
-        self.fail(error, moves=action in MOVES)
+        self.fail(error, moves=action in NEXT_ATTEMPTS)
         if action is Action.RAISE:
             raise error
         if action is Action.WAIT:
@@ -162,27 +164,27 @@ class SlotSession:
 
         `moves`: another attempt follows on the next slot.
         """
-        if self._place is not None:
-            self._place.failed(error)
-        self._report.tries = (*self._before, *self._route.tries)
-        self._moving = moves
+        if self.slot is not None:
+            self.slot.failed(error)
+        self._report.tries = (*self._earlier, *self._route.tries)
+        self._is_failover = moves
         self.release()
 
-    def let_go(self) -> None:
+    def pause(self) -> None:
         """Release the held slot, if any, as successful; stop the clock until one is acquired."""
-        if self._place is not None and self._asked:
-            self._place.succeeded()
+        if self.slot is not None and self._is_used:
+            self.slot.succeeded()
         self.release()
         self._deadline.stop(self._now())
 
-    def go_on(self) -> None:
+    def resume(self) -> None:
         """Resume the clock of the answer."""
         self._deadline.go_on(self._now())
 
     def release(self) -> None:
         """Release the held slot, if any."""
-        self._place = None
-        self._held.close()
+        self.slot = None
+        self._exit_stack.close()
 
     @staticmethod
     def _now() -> float:
@@ -193,10 +195,10 @@ class AttemptTelemetry:
     """Telemetry of an attempt that begins now on `deployment`, for step number `step`."""
 
     def __init__(
-        self, report: GenerationReport, turn: GenerationRequest, deployment: str, job: CompletionJob, step: int
+        self, report: GenerationReport, request: GenerationRequest, deployment: str, job: CompletionJob, step: int
     ) -> None:
         self._report = report
-        self._recorded = turn.recorded
+        self._recorded = request.recorded
         self._deployment = deployment
         self._job = job
         self._step = step
@@ -206,36 +208,36 @@ class AttemptTelemetry:
         self.finish = ""
         self.failure = ""
 
-    def came(self, chunk: Chunk, tokens: int, now: float) -> None:
+    def record_chunk(self, chunk: Chunk, tokens: int, now: float) -> None:
         """Record a chunk with `tokens` tokens, received at `now` by the monotonic clock."""
         if tokens:
             self.pace.came(tokens, now)
         if chunk.cached_tokens is not None:
             self.cached = chunk.cached_tokens
 
-    def ended(self, reason: FinishReason, unseen: int) -> None:
+    def record_end(self, reason: FinishReason, unseen: int) -> None:
         """Record the backend's finish reason, and `unseen` generated tokens that it did not send."""
         self.finish = reason.value
         self.pace.tokens += unseen
 
     @asynccontextmanager
-    async def reading(self, stream: AsyncIterator[Chunk], place: Slot) -> AsyncGenerator[None]:
+    async def measure(self, stream: AsyncIterator[Chunk], slot: Slot) -> AsyncGenerator[None]:
         """Measure the attempt while `stream` is read.
 
         At its end, add it to the report, inform the slot, and close the stream.
         """
         try:
-            async with place.first_token_limit():
+            async with slot.first_token_limit():
                 yield
         except UnisonoError as error:
             self.failure = error.code
             if isinstance(error, ContextTooLong):
-                self._add_counts(error, place.capabilities.context or 0)
+                self._add_counts(error, slot.capabilities.context or 0)
             raise
         finally:
-            self._over()
-            self._record_times(place)
-            place.took(len(self._job.prompt.tokens) + self.pace.tokens)
+            self._add_to_report()
+            self._record_times(slot)
+            slot.took(len(self._job.prompt.tokens) + self.pace.tokens)
             if isinstance(stream, AsyncGenerator):
                 await stream.aclose()
 
@@ -252,15 +254,15 @@ class AttemptTelemetry:
             # A prompt that fits is refused when it leaves too little room for the output.
             error.tokens = prompt_tokens + self._job.max_tokens
 
-    def _record_times(self, place: Slot) -> None:
+    def _record_times(self, slot: Slot) -> None:
         first_at, cached = self.pace.first, self.cached
         if first_at is None or self.failure:
             return
         first_token_s = first_at - self._report.began - self._began_s
         read_tokens = None if cached is None else max(len(self._job.prompt.tokens) - cached, 0)
-        place.record_attempt(first_token_s, self.pace.largest_gap_s or None, read_tokens)
+        slot.record_attempt(first_token_s, self.pace.largest_gap_s or None, read_tokens)
 
-    def _over(self) -> None:
+    def _add_to_report(self) -> None:
         pace, report = self.pace, self._report
         prompt = self._job.prompt.tokens
         report.facts.steps.append(
@@ -283,44 +285,44 @@ class AttemptTelemetry:
 
 
 class TokenCap:
-    """Limit of one generation to `most` tokens, enforced even if the backend ignores the limit it was sent.
+    """Limit of one generation to `max_tokens` tokens, enforced even if the backend ignores the limit it was sent.
 
-    `passed` is set when the generation exceeded it.
+    `is_exceeded` is set when the generation exceeded it.
     """
 
     # Token ids are counted on arrival. Tokens made from text are cut where the network cut the text, so there are more
     # of them than the model generated. If there are too many, the whole text is encoded again and counted. This is rare
     # enough that the work stays linear.
 
-    def __init__(self, encoding: Encoding, most: int, *, guessed: bool) -> None:
+    def __init__(self, encoding: Encoding, max_tokens: int, *, guessed: bool) -> None:
         self._encoding = encoding
-        self._most = most
-        self._guessed = guessed
+        self._max_tokens = max_tokens
+        self._is_guessed = guessed
         self._seen: list[int] = []
         self._count = 0
-        self._next = most
-        self.passed = False
+        self._next_check = max_tokens
+        self.is_exceeded = False
 
-    def taken(self, tokens: Sequence[int]) -> Sequence[int]:
+    def counted(self, tokens: Sequence[int]) -> Sequence[int]:
         """Return the tokens that count.
 
         For guessed tokens, these are all that arrived with the last counted one.
         """
         self._count += len(tokens)
-        if not self._guessed:
-            self.passed = self._count > self._most
-            return tokens[: len(tokens) - (self._count - self._most)] if self.passed else tokens
+        if not self._is_guessed:
+            self.is_exceeded = self._count > self._max_tokens
+            return tokens[: len(tokens) - (self._count - self._max_tokens)] if self.is_exceeded else tokens
         self._seen += tokens
-        if self._count > self._next:
+        if self._count > self._next_check:
             made = self._made()
-            self.passed = made > self._most
+            self.is_exceeded = made > self._max_tokens
             # The guessed count has to grow by the remaining budget before the limit can be exceeded.
-            self._next = self._count + self._most - made
+            self._next_check = self._count + self._max_tokens - made
         return tokens
 
-    def counts_anew(self, tokens: Sequence[int]) -> int:
-        """Return the number of tokens whose text `taken` encodes again for some more tokens."""
-        is_due = self._guessed and self._count + len(tokens) > self._next
+    def tokens_to_encode(self, tokens: Sequence[int]) -> int:
+        """Return the number of tokens whose text `counted` encodes again for some more tokens."""
+        is_due = self._is_guessed and self._count + len(tokens) > self._next_check
         return len(self._seen) + len(tokens) if is_due else 0
 
     def _made(self) -> int:
@@ -344,32 +346,32 @@ class Pauses:
     def __init__(self) -> None:
         self._since_last = 0
 
-    async def before(self, portion: Sequence[int]) -> None:
+    async def wait_before(self, portion: Sequence[int]) -> None:
         self._since_last += len(portion)
         if self._since_last > PORTION_TOKENS:
             self._since_last = len(portion)
             await asyncio.sleep(0)
 
 
-async def received(
-    chunk: Chunk, limit: TokenCap, decoder: Decoder, told: AttemptTelemetry
+async def receive(
+    chunk: Chunk, cap: TokenCap, decoder: Decoder, telemetry: AttemptTelemetry
 ) -> tuple[Sequence[int], FinishReason | None]:
-    """Return the tokens of a chunk within `limit`, and the reason if the generation ends there.
+    """Return the tokens of a chunk within `cap`, and the reason if the generation ends there.
 
-    The tokens are also reported to `told`.
+    The tokens are also reported to `telemetry`.
     """
     # All three belong to one generation, so that a thread whose caller was cancelled changes nothing else.
     is_long = len(chunk.text) > LONG_CHUNK_CHARS
     tokens = await asyncio.to_thread(decoder.feed, chunk) if is_long else decoder.feed(chunk)
-    if limit.counts_anew(tokens) > LONG_MESSAGE_TOKENS:
-        tokens = await asyncio.to_thread(limit.taken, tokens)
+    if cap.tokens_to_encode(tokens) > LONG_MESSAGE_TOKENS:
+        tokens = await asyncio.to_thread(cap.counted, tokens)
     else:
-        tokens = limit.taken(tokens)
-    told.came(chunk, len(tokens), monotonic())
-    finish = FinishReason.LENGTH if limit.passed else chunk.finish
+        tokens = cap.counted(tokens)
+    telemetry.record_chunk(chunk, len(tokens), monotonic())
+    finish = FinishReason.LENGTH if cap.is_exceeded else chunk.finish
     if finish is None:
         return tokens, None
     stop = () if chunk.stop_token is None else (chunk.stop_token,)
-    rest = () if limit.passed else (*decoder.end(), *stop)
-    told.ended(finish, len(rest))
+    rest = () if cap.is_exceeded else (*decoder.end(), *stop)
+    telemetry.record_end(finish, len(rest))
     return [*tokens, *rest], finish

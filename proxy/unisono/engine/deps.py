@@ -21,18 +21,18 @@ from unisono.core.route_protocol import DeploymentPool
 from unisono.core.symptom import Symptom
 from unisono.core.tools import LeftOutTool, ToolHost
 from unisono.engine.conversation_cache import ConversationCache
-from unisono.engine.prompt import RenderedPrompt
+from unisono.engine.prompt import RenderedPrompt, render
 from unisono.engine.request import ForbiddenTools, GenerationReport, GenerationRequest, RequestKey, ServerTools
 from unisono.engine.server_tools.loop import ToolLoop
-from unisono.engine.server_tools.tools import OfferedServerTools, ServerOffer
+from unisono.engine.server_tools.tools import LEFT_OUT, OfferedServerTools, ServerOffer, notes_on_left_out, offers_in
 from unisono.errors import BackendError, BackendOverloaded, BackendRejected, BackendTimeout, UnsupportedValue
 from unisono.harmony.encoding import Encoding
 from unisono.harmony.lru_cache import LruCache
 from unisono.harmony.render import Renderer
 from unisono.harmony.tools import ToolSet, plan_tools
 
-REMEMBERED_S: Final = 3600.0
-MAX_REMEMBERED: Final = 4096
+REFUSAL_TTL_S: Final = 3600.0
+MAX_REFUSALS: Final = 4096
 
 _EVERY: Final = ""  # stands for every deployment of a model
 
@@ -50,8 +50,8 @@ class RefusedConstraints:
 
     def __init__(self, clock: Callable[[], float] = monotonic) -> None:
         self._clock = clock
-        self._refused_until: LruCache[_Key, float] = LruCache(MAX_REMEMBERED)
-        self._is_kept: LruCache[_Key, bool] = LruCache(MAX_REMEMBERED)
+        self._refused_until: LruCache[_Key, float] = LruCache(MAX_REFUSALS)
+        self._is_accepted: LruCache[_Key, bool] = LruCache(MAX_REFUSALS)
 
     def refuses(self, model: str, deployment: str, constraint: Constraint) -> bool:
         """Return whether a constraint must not be sent to a deployment."""
@@ -59,13 +59,13 @@ class RefusedConstraints:
         own, every = self._refused_until.get_all([(model, deployment, digest), (model, _EVERY, digest)])
         if own is not None and own > now:
             return True
-        return every is not None and every > now and not self._is_kept.get((model, deployment, digest))
+        return every is not None and every > now and not self._is_accepted.get((model, deployment, digest))
 
-    def kept(self, model: str, deployment: str, constraint: Constraint) -> None:
+    def record_success(self, model: str, deployment: str, constraint: Constraint) -> None:
         """Record that a generation under a constraint has begun."""
-        self._is_kept.put((model, deployment, _digest(constraint)), True, 1)
+        self._is_accepted.put((model, deployment, _digest(constraint)), True, 1)
 
-    def refused(self, model: str, deployment: str, constraint: Constraint, symptom: Symptom | None) -> None:
+    def record_failure(self, model: str, deployment: str, constraint: Constraint, symptom: Symptom | None) -> None:
         """Record that a backend failed on a constraint before the first token.
 
         A rejection is not stored, since it does no harm.
@@ -73,15 +73,15 @@ class RefusedConstraints:
         key = (model, deployment, _digest(constraint))
         if symptom is None:
             return
-        if self._is_kept.get(key):
+        if self._is_accepted.get(key):
             # It worked here before, so this was probably another problem. A server that breaks the connection twice in
             # a row on one constraint counts.
-            self._is_kept.put(key, symptom is not Symptom.DISCONNECTED, 1)
+            self._is_accepted.put(key, symptom is not Symptom.DISCONNECTED, 1)
             return
         where = _EVERY if symptom is Symptom.DISCONNECTED else deployment
-        self._refused_until.put((model, where, key[2]), self._clock() + REMEMBERED_S, 1)
+        self._refused_until.put((model, where, key[2]), self._clock() + REFUSAL_TTL_S, 1)
 
-    def failed_without(
+    def record_failure_without(
         self, model: str, deployment: str, constraint: Constraint, symptom: Symptom | None, error: BackendError
     ) -> None:
         """Record that the generation also failed without the constraint.
@@ -109,16 +109,21 @@ def _digest(constraint: Constraint) -> bytes:
 
 
 @dataclass(frozen=True, slots=True)
-class PreparedPrompt:
+class PreparedRequest:
     """A request's conversation as it is rendered, and its checked tools with their names.
 
-    `left_out`: some server tools could not be declared. `left_out_tools` lists them by server.
+    `has_left_out`: some server tools could not be declared. `left_out_tools` lists them by server. `hosted` are the
+    server tools and `loop` runs them; both are None without server tools. `rendered` is the first prompt, if a token
+    count rendered it.
     """
 
     conversation: Conversation
     tools: ToolSet
-    left_out: bool = False
+    has_left_out: bool = False
     left_out_tools: Mapping[str, Sequence[LeftOutTool]] = field(default_factory=dict)
+    hosted: OfferedServerTools | None = None
+    loop: ToolLoop | None = None
+    rendered: RenderedPrompt | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,8 +132,7 @@ class CountedPrompt:
 
     conversation: Conversation
     form: AnswerForm | None
-    prepared: PreparedPrompt
-    rendered: RenderedPrompt
+    prepared: PreparedRequest
 
 
 class CountedPrompts:
@@ -143,15 +147,15 @@ class CountedPrompts:
     def __len__(self) -> int:
         return len(self._prompts)
 
-    def record(self, request: GenerationRequest, prepared: PreparedPrompt, rendered: RenderedPrompt) -> None:
-        self._prompts[request.key] = CountedPrompt(request.conversation, request.form, prepared, rendered)
+    def record(self, request: GenerationRequest, prepared: PreparedRequest) -> None:
+        self._prompts[request.key] = CountedPrompt(request.conversation, request.form, prepared)
 
-    def find(self, request: GenerationRequest) -> CountedPrompt | None:
+    def find(self, request: GenerationRequest) -> PreparedRequest | None:
         """Return the request's prompt; None if it was not counted or a hook changed its conversation or form."""
         counted = self._prompts.get(request.key)
         if counted is None or counted.conversation is not request.conversation or counted.form is not request.form:
             return None
-        return counted
+        return counted.prepared
 
 
 NO_CALLS: Final = "Do not call any tool now. Answer the last message directly."
@@ -162,7 +166,10 @@ LeftOutLog: TypeAlias = Callable[[str, Sequence[LeftOutTool]], None]
 
 @dataclass(frozen=True, slots=True)
 class EngineDeps:
-    """Dependencies of the engine's generations."""
+    """Dependencies of the engine's generations.
+
+    `violation` describes why a JSON text does not match a schema. Without it, only the JSON syntax is checked.
+    """
 
     encoding: Encoding
     renderer: Renderer
@@ -175,43 +182,70 @@ class EngineDeps:
     refused_constraints: RefusedConstraints = field(default_factory=RefusedConstraints)
     counted_prompts: CountedPrompts = field(default_factory=CountedPrompts)
 
-    async def prepared(self, turn: GenerationRequest, hosted: OfferedServerTools | None) -> PreparedPrompt:
-        """Return the conversation to render and the declared tools."""
-        conversation = self.memory.recall(turn.tenant, turn.conversation, dated=turn.dated)
-        if turn.form is not None:
-            conversation = replace(conversation, preamble=replace(conversation.preamble, form=turn.form))
-        client, at = turn.conversation.preamble.tools, (turn.tools_at, turn.schema_field)
-        if client and not turn.calls_allowed:
+    async def prepare(self, request: GenerationRequest, report: GenerationReport) -> PreparedRequest:
+        """Prepare a request for its generation.
+
+        Server tools are those offered now or, with a journal, those offered when it was begun. Tools that could not be
+        declared are noted in the report.
+        """
+        loop = self._tool_loop(request, report)
+        if loop is None and (counted := self.counted_prompts.find(request)) is not None:
+            return counted
+        prepared = await self._prepared(request, loop, None if loop is None else offers_in(request.journal))
+        if prepared.has_left_out:
+            report.recoveries.append(LEFT_OUT)
+        for server, left_out in prepared.left_out_tools.items():
+            report.notes += notes_on_left_out(server, left_out)
+            if left_out and self.log_left_out is not None:
+                self.log_left_out(server, left_out)
+        return prepared
+
+    async def count(self, request: GenerationRequest, salt: str) -> int:
+        """Return the number of tokens of the request's first prompt."""
+        loop = self._tool_loop(request, GenerationReport())
+        prepared = await self._prepared(request, loop)
+        rendered = await render(self.renderer, prepared.conversation, prepared.tools, salt)
+        if loop is None:
+            self.counted_prompts.record(request, replace(prepared, rendered=rendered))
+        return len(rendered.prompt.tokens)
+
+    async def _prepared(
+        self, request: GenerationRequest, loop: ToolLoop | None, offers: Sequence[ServerOffer] | None = None
+    ) -> PreparedRequest:
+        client = request.conversation.preamble.tools
+        hosted = None
+        if loop is not None:
+            offers = await loop.offers() if offers is None else offers
+            hosted = OfferedServerTools(request.hosting or ServerTools(), offers, [tool.name for tool in client])
+        conversation = self.memory.recall(request.tenant, request.conversation, dated=request.dated)
+        if request.form is not None:
+            conversation = replace(conversation, preamble=replace(conversation.preamble, form=request.form))
+        if client and not request.calls_allowed:
             # A model that reads about tools plans a call, which then shows up in its reasoning instead of an answer.
-            if turn.forbidden_tools is ForbiddenTools.REMOVE:
+            if request.forbidden_tools is ForbiddenTools.REMOVE:
                 client = ()
-            elif turn.forbidden_tools is ForbiddenTools.NOTE:
+            elif request.forbidden_tools is ForbiddenTools.NOTE:
                 conversation = replace(conversation, items=(*conversation.items, DeveloperMessage(NO_CALLS)))
+        at = (request.fields.tool, request.fields.tool_schema)
         # Reading a schema may take half a second; the thread lets other streams continue.
         if hosted is not None:
-            tools, whole = await asyncio.to_thread(hosted.plan, client, *at)
+            tools, is_whole = await asyncio.to_thread(hosted.plan, client, *at)
             if hosted.builtins:
                 preamble = replace(conversation.preamble, builtins=hosted.builtins)
                 conversation = replace(conversation, preamble=preamble)
-            return PreparedPrompt(conversation, tools, left_out=not whole, left_out_tools=hosted.left_out)
+            return PreparedRequest(conversation, tools, not is_whole, hosted.left_out, hosted, loop)
         if not client:
-            return PreparedPrompt(conversation, plan_tools(()))
-        return PreparedPrompt(conversation, await asyncio.to_thread(plan_tools, client, at=at[0], schema_field=at[1]))
+            return PreparedRequest(conversation, plan_tools(()))
+        return PreparedRequest(conversation, await asyncio.to_thread(plan_tools, client, at=at[0], schema_field=at[1]))
 
-    def loop(self, turn: GenerationRequest, report: GenerationReport) -> ToolLoop | None:
+    def _tool_loop(self, request: GenerationRequest, report: GenerationReport) -> ToolLoop | None:
         """Return the runner of the request's server tools, or None if it has none.
 
         Raises UnsupportedValue if the gateway runs no tools.
         """
-        hosting = turn.hosting
+        hosting = request.hosting
         if hosting is None or not (hosting.servers or hosting.decisions):
             return None
         if self.tools is None:
-            raise UnsupportedValue("This gateway runs no tools itself.", param="tools")
-        return ToolLoop(self.tools, hosting, report, turn.span)
-
-    def hosted(self, turn: GenerationRequest, offers: Sequence[ServerOffer]) -> OfferedServerTools:
-        """Return the server tools of a request, as offered by their servers."""
-        return OfferedServerTools(
-            turn.hosting or ServerTools(), offers, [tool.name for tool in turn.conversation.preamble.tools]
-        )
+            raise UnsupportedValue("This gateway runs no tools itself.", param=request.fields.tools)
+        return ToolLoop(self.tools, hosting, report, request.span)

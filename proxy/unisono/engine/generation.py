@@ -13,281 +13,266 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator, Iterator, Sequence
 from contextlib import aclosing
 from dataclasses import replace
-from functools import partial
 
 from unisono.core.events import Closed, Delta, Event, Finished, Repaired
 from unisono.core.generation import FinishReason
 from unisono.core.ids import DerivedIds
-from unisono.engine.deps import EngineDeps
+from unisono.engine.deps import EngineDeps, PreparedRequest
 from unisono.engine.failover import ENDS_EARLY, MAX_REGENERATIONS, Action, AttemptError, Progress
 from unisono.engine.output import OutputReader
-from unisono.engine.prompt import OFF_LOOP_TOKENS, RenderedPrompt
 from unisono.engine.prompt_builder import PromptBuilder
 from unisono.engine.request import BatchStream, GenerationReport, GenerationRequest
-from unisono.engine.server_tools.calls import ToolRound
-from unisono.engine.server_tools.loop import ToolLoop
-from unisono.engine.server_tools.policy import LEFT_OUT
-from unisono.engine.server_tools.tools import OfferedServerTools, notes_on_left_out, offers_in, with_results
-from unisono.engine.step_runner import StepRunner, in_thread, settled
+from unisono.engine.step_runner import StepRunner, replay_journal, settled
 from unisono.engine.steps import OpenFinal, RunTools
 from unisono.errors import BackendError, CannotGoOn, ContextTooLong
-from unisono.harmony.tools import plan_tools
 
 
 class HarmonyGeneration(BatchStream):
     """A Harmony answer in progress."""
 
-    def __init__(self, means: EngineDeps, turn: GenerationRequest) -> None:
+    def __init__(self, deps: EngineDeps, request: GenerationRequest) -> None:
         self.report = GenerationReport()
-        self._means = means
-        self._turn = turn
-        self._tools = plan_tools(())
-        self._conversation = turn.conversation
+        self._deps = deps
+        self._request = request
         # A journal is replayed once for each attempt, with the same call ids.
-        self._seed = turn.seed or (means.new_call_id() if turn.journal else "")
-        self._shown = False  # something was emitted beyond the events of the request's journal
-        self._known = 0  # length of the journal before anything is generated
-        self._held: list[Event] = []  # events that were not emitted yet
-        self._lost = 0  # generated tokens that are not part of the answer
+        self._seed = request.seed or (deps.new_call_id() if request.journal else "")
+        self._has_output = False  # something was emitted beyond the events of the request's journal
+        self._known_length = 0  # length of the journal before anything is generated
+        self._buffered: list[Event] = []  # events that were not emitted yet
+        self._lost_tokens = 0  # generated tokens that are not part of the answer
         self._regenerations = 0  # number of regenerations because no backend could continue the text
-        self._loop: ToolLoop | None = None
-        self._hosted: OfferedServerTools | None = None
-        self._rendered: RenderedPrompt | None = None  # the first prompt, if a token count already rendered it
 
     async def _each(self) -> AsyncGenerator[list[Event]]:
-        turn = self._turn
-        stretch = StepRunner(self._means, turn, self.report)
-        await self._prepare()
-        reading, known = await self._reading()
-        if turn.journal:
-            self._publish(reading)
+        request = self._request
+        runner = StepRunner(self._deps, request, self.report)
+        prepared = await self._deps.prepare(request, self.report)
+        reader, known = await self._new_reader(prepared)
+        if request.journal:
+            self._publish(reader)
             yield known
         try:
-            if self._loop is not None:
-                stretch.let_go()
-                async with aclosing(self._before(self._loop, reading)) as batches:
+            if prepared.loop is not None:
+                runner.session.pause()
+                async with aclosing(self._first_calls(prepared, reader)) as batches:
                     async for batch in batches:
-                        if shown := self._showing(batch, reading, stretch):
-                            yield shown
-                stretch.go_on()
-            asking = PromptBuilder(
-                self._means.renderer, turn, self._conversation, self._tools, self.report, self._rendered
+                        if events := self._to_emit(batch, reader, runner):
+                            yield events
+                runner.session.resume()
+                if reader.round is not None:
+                    prepared = replace(prepared, conversation=reader.round.with_results(prepared.conversation))
+            builder = PromptBuilder(
+                self._deps.renderer, request, prepared.conversation, prepared.tools, self.report, prepared.rendered
             )
             while True:
                 try:
-                    async with aclosing(self._answer(stretch, asking, reading)) as batches:
+                    async with aclosing(self._answer(prepared, runner, builder, reader)) as batches:
                         async for batch in batches:
-                            if shown := self._showing(batch, reading, stretch):
-                                yield shown
+                            if events := self._to_emit(batch, reader, runner):
+                                yield events
                 except (BackendError, ContextTooLong) as error:
-                    reading = await self._after(error, stretch, reading)
+                    reader = await self._recover(error, prepared, runner, reader)
                 else:
                     break
         finally:
-            stretch.release()
-        if self._held:
-            self._publish(reading)
-            yield self._held
+            runner.session.release()
+        if self._buffered:
+            self._publish(reader)
+            yield self._buffered
 
-    def _showing(self, batch: list[Event], reading: OutputReader, stretch: StepRunner) -> list[Event]:
+    def _to_emit(self, batch: list[Event], reader: OutputReader, runner: StepRunner) -> list[Event]:
         """Return the events to emit after another batch, including the buffered ones.
 
         Events that no client sees are buffered until a visible one follows. If an answer is cut inside a message of
         which nothing was emitted, that message is generated again from its beginning.
         """
-        if self._turn.whole:
-            self._held += _with_whole_deltas(batch)
+        if self._request.whole:
+            self._buffered += _with_whole_deltas(batch)
             return []
-        self._held += batch
+        self._buffered += batch
         if not any(map(_is_visible, batch)):
             return []
-        self._shown = stretch.shown = True
-        if reading.journal is not self.report.journal:
-            self._publish(reading)
-        shown, self._held = self._held, []
-        return shown
+        self._has_output = runner.has_output = True
+        if reader.transcript.journal.numbers is not self.report.journal:
+            self._publish(reader)
+        events, self._buffered = self._buffered, []
+        return events
 
-    async def _after(self, error: AttemptError, stretch: StepRunner, reading: OutputReader) -> OutputReader:
+    async def _recover(
+        self, error: AttemptError, prepared: PreparedRequest, runner: StepRunner, reader: OutputReader
+    ) -> OutputReader:
         """Carry out the failover policy's action for a failed attempt.
 
         Raises the error if the request ends.
         """
-        continues_here = stretch.taken and isinstance(error, CannotGoOn) and not reading.complete
-        if continues_here and await settled(reading, reading.unread):
-            return reading
-        can_begin_anew = self._loop is None and not self._shown
-        generated_anew = can_begin_anew and len(reading.journal) > self._known
-        regenerable = self._regenerations < MAX_REGENERATIONS and (reading.droppable or generated_anew)
-        action = await stretch.recover(
+        transcript = reader.transcript
+        continues_here = runner.session.has_slot and isinstance(error, CannotGoOn) and not reader.is_step_complete
+        if continues_here and await settled(reader, transcript.drop_incomplete_character):
+            return reader
+        can_restart = prepared.loop is None and not self._has_output
+        has_generated = can_restart and len(transcript.journal.numbers) > self._known_length
+        regenerable = self._regenerations < MAX_REGENERATIONS and (transcript.can_drop or has_generated)
+        action = await runner.recover(
             error,
-            self._progress(reading),
+            self._progress(reader),
             # Server tools must not run again, so the answer continues after their results.
-            resumable=self._turn.failover or not (can_begin_anew or self._shown),
+            resumable=self._request.failover or not (can_restart or self._has_output),
             regenerable=regenerable,
         )
         match action:
-            case Action.STOP if not reading.complete:
-                stretch.full = True
+            case Action.STOP if not reader.is_step_complete:
+                runner.is_full = True
                 self.report.notes.append(ENDS_EARLY)
             case Action.RESTART:
-                self._regenerations += stretch.taken
-                if not (stretch.taken and reading.droppable):
-                    return await self._begun_anew(stretch, reading)
-                reading.drop()
-            case Action.RETRY if not self._turn.failover and can_begin_anew:
-                return await self._begun_anew(stretch, reading)
-        return reading
+                has_slot = runner.session.has_slot
+                self._regenerations += has_slot
+                if not (has_slot and transcript.can_drop):
+                    return await self._restart(prepared, runner, reader)
+                transcript.drop_message()
+            case Action.RETRY if not self._request.failover and can_restart:
+                return await self._restart(prepared, runner, reader)
+        return reader
 
-    def _progress(self, reading: OutputReader) -> Progress:
-        if reading.complete:
+    def _progress(self, reader: OutputReader) -> Progress:
+        if reader.is_step_complete:
             return Progress.COMPLETE
-        if self._shown:
+        if self._has_output:
             return Progress.SEEN
-        return Progress.UNSEEN if reading.completed else Progress.NOTHING
+        return Progress.UNSEEN if reader.token_count else Progress.NOTHING
 
-    async def _prepare(self) -> None:
-        """Prepare the conversation and its tools.
-
-        Server tools are those offered now or, with a journal, those offered when it was begun.
-        """
-        turn, means = self._turn, self._means
-        self._loop = means.loop(turn, self.report)
-        if self._loop is not None:
-            offers = offers_in(turn.journal)
-            self._hosted = means.hosted(turn, await self._loop.offers() if offers is None else offers)
-        counted = means.counted_prompts.find(turn) if self._loop is None else None
-        if counted is not None:
-            prepared, self._rendered = counted.prepared, counted.rendered
-        else:
-            prepared = await means.prepared(turn, self._hosted)
-        self._conversation, self._tools = prepared.conversation, prepared.tools
-        if prepared.left_out:
-            self.report.recoveries.append(LEFT_OUT)
-        for server, left_out in prepared.left_out_tools.items():
-            self.report.notes += notes_on_left_out(server, left_out)
-            if left_out and means.log_left_out is not None:
-                means.log_left_out(server, left_out)
-
-    async def _before(self, loop: ToolLoop, reading: OutputReader) -> AsyncGenerator[list[Event]]:
+    async def _first_calls(self, prepared: PreparedRequest, reader: OutputReader) -> AsyncGenerator[list[Event]]:
         """Yield the batches that precede the first generation.
 
         These are the lists of server tools, approved calls, and calls that an earlier stream was about to make.
         """
-        if not self._turn.journal and (listed := reading.list_tools()):
-            yield listed
-        async with aclosing(loop.batches(reading)) as batches:
+        if not self._request.journal and (lists := reader.list_tools()):
+            yield lists
+        async with aclosing(_tool_batches(prepared, reader)) as batches:
             async for batch in batches:
                 yield batch
-        if reading.round is not None:
-            self._conversation = with_results(self._conversation, reading.round.decided)
 
-    async def _reading(self) -> tuple[OutputReader, list[Event]]:
+    async def _new_reader(self, prepared: PreparedRequest) -> tuple[OutputReader, list[Event]]:
         """Return a reader at the beginning or after the request's journal, and the journal's events."""
-        turn, means = self._turn, self._means
-        new_call_id = means.new_call_id
+        request, deps, conversation = self._request, self._deps, prepared.conversation
+        new_call_id = deps.new_call_id
         if self._seed:
             ids = DerivedIds(self._seed, "call")
             new_call_id = lambda: ids("call_")  # noqa: E731
-        reading = OutputReader(
-            means.encoding,
-            self._tools,
-            turn,
+        reader = OutputReader(
+            deps.encoding,
+            prepared.tools,
+            request,
             new_call_id,
             self.report.recoveries,
-            final=lambda: means.renderer.opening(replace(self._conversation, prefill="")),
-            round_=None if self._hosted is None else ToolRound(self._hosted, self._conversation),
-            violation=means.violation,
+            final_header=lambda: deps.renderer.opening(replace(conversation, prefill="")),
+            conversation=conversation,
+            hosted=prepared.hosted,
+            violation=deps.violation,
         )
-        self._known = len(turn.journal or reading.journal)
-        if not turn.journal:
-            return reading, []
-        read_again = partial(reading.read_again, turn.journal, means.renderer.opening(self._conversation))
-        if len(turn.journal) > OFF_LOOP_TOKENS:
-            return reading, await in_thread(reading, read_again)
-        return reading, read_again()
+        self._known_length = len(request.journal or reader.transcript.journal.numbers)
+        if not request.journal:
+            return reader, []
+        return reader, await replay_journal(reader, request.journal, deps.renderer.opening(conversation))
 
-    async def _begun_anew(self, stretch: StepRunner, reading: OutputReader) -> OutputReader:
+    async def _restart(self, prepared: PreparedRequest, runner: StepRunner, reader: OutputReader) -> OutputReader:
         """Start over with a new reader, and count the tokens of the failed attempt as lost.
 
         Nothing of that attempt was emitted.
         """
         self.report.recoveries.clear()
-        self._held = []
-        self._lost += reading.completed
-        stretch.begin_anew()
-        anew, _ = await self._reading()
-        self._lost -= anew.completed
-        return anew
+        self._buffered = []
+        runner.restart()
+        restarted, _ = await self._new_reader(prepared)
+        self._lost_tokens += reader.token_count - restarted.token_count
+        return restarted
 
-    def _publish(self, reading: OutputReader) -> None:
+    def _publish(self, reader: OutputReader) -> None:
         """Publish the tokens read so far in the report, for the batch that is yielded next.
 
         Once output was emitted, nothing can be withdrawn, and the reader appends to the report's journal directly.
         """
-        self.report.journal += reading.journal[len(self.report.journal) :]
-        if self._shown:
-            reading.journal = self.report.journal
+        journal = reader.transcript.journal
+        self.report.journal += journal.numbers[len(self.report.journal) :]
+        if self._has_output:
+            journal.numbers = self.report.journal
 
     async def _answer(
-        self, stretch: StepRunner, asking: PromptBuilder, reading: OutputReader
+        self, prepared: PreparedRequest, runner: StepRunner, builder: PromptBuilder, reader: OutputReader
     ) -> AsyncGenerator[list[Event]]:
         """Yield the remaining batches of the answer, in as many steps as needed."""
         while True:
-            shown: list[Event] = []
+            events: list[Event] = []
             reason: FinishReason | None = None
-            if reading.moves and (shown := await settled(reading, reading.turn)):
-                yield shown
-            async with aclosing(await stretch.step(asking, reading)) as batches:
-                async for shown, reason in batches:
-                    if reason is not None or reading.stop_sequence is not None or reading.moves:
+            if reader.has_pending_edit and (events := await settled(reader, reader.apply_edit)):
+                yield events
+            async with aclosing(await runner.step(builder, reader)) as batches:
+                async for events, reason in batches:
+                    if reason is not None or reader.stop_sequence is not None or reader.has_pending_edit:
                         break
-                    yield shown
-            if reading.moves:
+                    yield events
+            if reader.has_pending_edit:
                 # One batch: there is no token between its events at which a journal could be cut.
-                if shown := [*shown, *await settled(reading, reading.turn)]:
-                    yield shown
+                if events := [*events, *await settled(reader, reader.apply_edit)]:
+                    yield events
                 continue
             reason = reason or FinishReason.STOP
-            if isinstance(reading.decided, RunTools) and self._loop is not None:
-                if shown:
-                    yield shown
-                stretch.let_go()
-                async with aclosing(self._loop.batches(reading)) as batches_of_tools:
-                    async for batch in batches_of_tools:
+            if isinstance(reader.next_step, RunTools) and prepared.loop is not None:
+                if events:
+                    yield events
+                runner.session.pause()
+                async with aclosing(_tool_batches(prepared, reader)) as tool_batches:
+                    async for batch in tool_batches:
                         yield batch
-                stretch.go_on()
-                shown = []
-            elif isinstance(reading.decided, OpenFinal) and reading.stop_sequence is None:
-                place = await stretch.take(asking, reading)
-                if not await asking.has_room(reading.context_of_final, place.capabilities, reading.completed):
-                    yield [*shown, await self._finished(stretch, asking, reading, FinishReason.LENGTH)]
+                runner.session.resume()
+                events = []
+            elif isinstance(reader.next_step, OpenFinal) and reader.stop_sequence is None:
+                slot = await runner.slot(builder, reader)
+                if not await builder.has_room(reader.items.context_of_final, slot.capabilities, reader.token_count):
+                    yield [*events, await self._finish(runner, builder, reader, FinishReason.LENGTH)]
                     return
                 # One batch: there is no token between its events at which a journal could be cut.
-                yield [*shown, *reading.go_on(reading.decided)]
+                yield [*events, *reader.open_final(reader.next_step)]
                 continue
-            if reading.over:
-                yield [*shown, await self._finished(stretch, asking, reading, reason)]
+            if reader.is_complete:
+                yield [*events, await self._finish(runner, builder, reader, reason)]
                 return
 
-    async def _finished(
-        self, stretch: StepRunner, asking: PromptBuilder, reading: OutputReader, reason: FinishReason
+    async def _finish(
+        self, runner: StepRunner, builder: PromptBuilder, reader: OutputReader, reason: FinishReason
     ) -> Finished:
         """Record the answer in the conversation cache and return the last event.
 
         The record precedes the event: the client may disconnect or send its next request right after the last event.
         """
-        stretch.let_go()
-        finished = reading.finished(reason)
-        self.report.unmet = reading.plan.unmet
-        self._means.memory.record(
-            self._turn.tenant,
-            reading.closed,
-            opened=self._turn.conversation.prefill or "",
-            results=reading.results_by_call if reading.round is not None else None,
-            shown=() if self._turn.hosting is None else self._turn.hosting.shown,
+        runner.session.pause()
+        finished = reader.finish(reason)
+        request = self._request
+        self.report.unmet = reader.transcript.controller.unmet
+        self._deps.memory.record(
+            request.tenant,
+            reader.items.closed,
+            opened=request.conversation.prefill or "",
+            results=reader.items.results_by_call if reader.round is not None else None,
+            shown=() if request.hosting is None else request.hosting.shown,
         )
-        usage = await asking.counted(reading.context) + finished.usage
-        return replace(finished, usage=replace(usage, completion_tokens=usage.completion_tokens + self._lost))
+        usage = await builder.count_prompt(reader.items.context) + finished.usage
+        return replace(finished, usage=replace(usage, completion_tokens=usage.completion_tokens + self._lost_tokens))
+
+
+async def _tool_batches(prepared: PreparedRequest, reader: OutputReader) -> AsyncGenerator[list[Event]]:
+    """Run the current round of server tool calls, or the rest of it.
+
+    A call is made when the batch after the one that announces it is requested.
+    """
+    loop, calls = prepared.loop, reader.round
+    assert loop is not None
+    assert calls is not None
+    if calls.pending is not None:
+        yield reader.record_outcome(await loop.run(calls, calls.pending, may_repeat=True))
+    while calls.calls:
+        await loop.parse_arguments(calls)
+        yield reader.announce_call(late=loop.is_late)
+        if calls.pending is not None:
+            yield reader.record_outcome(await loop.run(calls, calls.pending))
 
 
 def _with_whole_deltas(batch: Sequence[Event]) -> Iterator[Event]:

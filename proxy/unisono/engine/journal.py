@@ -19,7 +19,7 @@ from typing import Final, TypeAlias
 
 from unisono.core.conversation import Json
 from unisono.core.events import Closed, Event, HostedCall, Repaired
-from unisono.core.generation import Capabilities, OutputForm
+from unisono.core.generation import ENDOFTEXT, STOP_TOKENS, Capabilities, OutputForm
 from unisono.errors import StoreUnreadable
 
 # Journal number after the last token of a step that another step followed. No token has this id.
@@ -34,7 +34,8 @@ FIRST_MARK: Final = 0xFFFF_FFF0
 NOTE: Final = FIRST_MARK + 8
 # key of a note that belongs to the component that started the request; it does not affect the answer
 NOTED: Final = "noted"
-PACKED: Final = 3  # bytes of a note per number, so that no number can be a mark
+BYTES_PER_NUMBER: Final = 3  # bytes of a note per number, so that no number can be a mark
+STOPS: Final = frozenset({*STOP_TOKENS, ENDOFTEXT})  # tokens that end every generation
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,8 +57,9 @@ class TokenSource:
         return FIRST_MARK + 2 * self.guessed + self.stop_hidden
 
 
-WAYS: Final = {
-    way.mark: way for way in (TokenSource(guessed, hidden) for guessed in (False, True) for hidden in (False, True))
+SOURCES_BY_MARK: Final = {
+    source.mark: source
+    for source in (TokenSource(guessed, hidden) for guessed in (False, True) for hidden in (False, True))
 }
 
 
@@ -75,7 +77,7 @@ class JournalEntry:
         """Return the note as journal numbers."""
         text = json.dumps(self.value, ensure_ascii=False, separators=(",", ":"), sort_keys=True)
         data = text.encode("utf-8", "surrogatepass")
-        padded = data + bytes(-len(data) % PACKED)
+        padded = data + bytes(-len(data) % BYTES_PER_NUMBER)
         packed = [a << 16 | b << 8 | c for a, b, c in zip(padded[::3], padded[1::3], padded[2::3], strict=True)]
         return [NOTE, len(data), *packed]
 
@@ -98,10 +100,67 @@ def parts_of(journal: Sequence[int]) -> Iterator[Part]:
         elif journal[at] == NOTE:
             note, begin = _note_at(journal, at)
             yield note
-        elif journal[at] in WAYS:
-            yield WAYS[journal[at]]
+        elif journal[at] in SOURCES_BY_MARK:
+            yield SOURCES_BY_MARK[journal[at]]
     if begin < len(journal):
         yield journal[begin:]
+
+
+class JournalWriter:
+    """Writer of a journal, which also tracks the tail of the current step's prompt.
+
+    The tail consists of the step's generated tokens and the inserted ones. An entry separates the tail so far from the
+    tokens that follow in the journal.
+    """
+
+    def __init__(self) -> None:
+        self.numbers: list[int] = []
+        self.source = TokenSource()
+        self.segment_start = 0  # position after the last entry or step mark
+        self._before: list[int] = []  # the tail before that position
+        self._generated = 0  # number of tokens generated in the step before that position
+
+    @property
+    def new_tokens(self) -> list[int]:
+        """Return the tokens after the last entry."""
+        return [number for number in self.numbers[self.segment_start :] if number < FIRST_MARK]
+
+    @property
+    def tail(self) -> list[int]:
+        """Return the tail of the current step's prompt: generated and inserted tokens."""
+        return [*self._before, *self.new_tokens]
+
+    @property
+    def tail_length(self) -> int:
+        return len(self._before) + len(self.new_tokens)
+
+    @property
+    def inserted(self) -> int:
+        """Return the tail's length minus the number of tokens generated in the step; negative if tokens were cut."""
+        return len(self._before) - self._generated
+
+    @property
+    def is_ended(self) -> bool:
+        """Return whether the step's last token ends every generation."""
+        last = self.numbers[-1:] if self.segment_start < len(self.numbers) else self._before[-1:]
+        return bool(last) and last[0] in STOPS
+
+    def add_entry(self, entry: JournalEntry, tail: Sequence[int] | None = None) -> None:
+        """Add an entry; `tail` replaces the tail if it is changed."""
+        self._generated += len(self.new_tokens)
+        self._before = self.tail if tail is None else list(tail)
+        self.numbers += entry.numbers()
+        self.segment_start = len(self.numbers)
+
+    def end_step(self) -> None:
+        self.numbers.append(STEP_ENDED)
+        self.segment_start = len(self.numbers)
+        self._before, self._generated = [], 0
+
+    def set_source(self, source: TokenSource) -> None:
+        if source != self.source:
+            self.source = source
+            self.numbers.append(source.mark)
 
 
 def generated_in(journal: Sequence[int]) -> int:
@@ -125,9 +184,9 @@ def noted_in(journal: Sequence[int]) -> Mapping[str, Json] | None:
 def _note_at(journal: Sequence[int], at: int) -> tuple[JournalEntry, int]:
     """Return the note whose mark is at `at`, and the position of the next part."""
     size = journal[at + 1] if at + 1 < len(journal) else 0
-    end = at + 2 + -(-size // PACKED)
+    end = at + 2 + -(-size // BYTES_PER_NUMBER)
     try:
-        data = b"".join(number.to_bytes(PACKED, "big") for number in journal[at + 2 : end])[:size]
+        data = b"".join(number.to_bytes(BYTES_PER_NUMBER, "big") for number in journal[at + 2 : end])[:size]
         value = json.loads(data.decode("utf-8", "surrogatepass"))
     except (ValueError, OverflowError, RecursionError) as failure:
         raise StoreUnreadable("A note in what was generated so far cannot be read.") from failure

@@ -33,6 +33,8 @@ from unisono.harmony.render import Renderer
 from unisono.harmony.tools import ToolSet
 from unisono.harmony.utf8_tail import unfinished
 
+DEFAULT_CONTEXT = 131_072  # context window of gpt-oss in tokens, for backends that do not report theirs
+
 # characters of text not rendered before; from this length on, encode in a thread (about 2 ms of work)
 OFF_LOOP_CHARS = 8_000
 
@@ -78,12 +80,12 @@ class FittedConversation:
 class ContinuedPrompt:
     """The prompt that a step continues, and the decoder for the output.
 
-    `said` is the number of tokens at the prompt's end that belong to the step.
+    `tail_length` is the number of tokens at the prompt's end that belong to the step.
     """
 
     prompt: Prompt
     decoder: Decoder
-    said: int = 0
+    tail_length: int = 0
 
 
 async def render(renderer: Renderer, conversation: Conversation, tools: ToolSet, salt: str = "") -> RenderedPrompt:
@@ -127,109 +129,109 @@ async def fit(
     If the prompt cannot be that short, all turns but the newest are dropped.
     """
     rendered = await render(renderer, conversation, tools, salt)
-    beginnings = later_beginnings(conversation.items) if len(rendered.prompt.tokens) > limit else []
-    if not beginnings:
+    starts = later_starts(conversation.items) if len(rendered.prompt.tokens) > limit else []
+    if not starts:
         return FittedConversation(conversation, rendered)
-    return await asyncio.to_thread(_fitted, renderer, conversation, beginnings, tools, limit, salt)
+    return await asyncio.to_thread(_fitted, renderer, conversation, starts, tools, limit, salt)
 
 
 def _fitted(
-    renderer: Renderer, conversation: Conversation, beginnings: Sequence[int], tools: ToolSet, limit: int, salt: str
+    renderer: Renderer, conversation: Conversation, starts: Sequence[int], tools: ToolSet, limit: int, salt: str
 ) -> FittedConversation:
     def later(turn: int) -> Conversation:
-        return replace(conversation, items=conversation.items[beginnings[turn] :])
+        return replace(conversation, items=conversation.items[starts[turn] :])
 
     def fits(turn: int) -> bool:
         return len(renderer.prompt(later(turn), tools)) <= limit
 
     # A prompt never grows when another turn is dropped. The last beginning is used even if it does not fit.
-    first = bisect_left(range(len(beginnings) - 1), True, key=fits)
+    first = bisect_left(range(len(starts) - 1), True, key=fits)
     return FittedConversation(later(first), _rendered(renderer, later(first), tools, salt), first + 1)
 
 
-async def go_on(
+async def continue_prompt(
     encoding: Encoding,
     rendered: RenderedPrompt,
-    said: Sequence[int],
+    tail: Sequence[int],
     capabilities: Capabilities,
     *,
-    guessed: bool = False,
-    moved: bool = False,
-    naming: bool = False,
+    is_guessed: bool = False,
+    has_moved: bool = False,
+    is_naming: bool = False,
 ) -> ContinuedPrompt:
-    """Return the prompt that continues a step after the tokens `said`.
+    """Return the prompt that continues a step after the tokens `tail`.
 
-    The tokens are appended as they are. If they are `guessed`, their text is first cut as by the model's own tokenizer.
-    `moved`: another backend generated before. `naming`: the prompt ends in the name of a tool. Raises CannotGoOn if a
-    backend of these `capabilities` would read different tokens or could not continue there.
+    The tokens are appended as they are. If they are guessed, their text is first cut as by the model's own tokenizer.
+    `has_moved`: another backend generated before. `is_naming`: the prompt ends in the name of a tool. Raises CannotGoOn
+    if a backend of these `capabilities` would read different tokens or could not continue there.
     """
-    asked = (encoding, rendered, said, capabilities)
-    if moved and said:
-        _check_place(*asked, naming=naming)
-    if len(said) > OFF_LOOP_TOKENS:
-        return await asyncio.to_thread(_gone_on, *asked, guessed)
-    return _gone_on(*asked, guessed)
+    asked = (encoding, rendered, tail, capabilities)
+    if has_moved and tail:
+        _check_position(*asked, is_naming=is_naming)
+    if len(tail) > OFF_LOOP_TOKENS:
+        return await asyncio.to_thread(_continued, *asked, is_guessed)
+    return _continued(*asked, is_guessed)
 
 
-def _check_place(
-    encoding: Encoding, rendered: RenderedPrompt, said: Sequence[int], capabilities: Capabilities, *, naming: bool
+def _check_position(
+    encoding: Encoding, rendered: RenderedPrompt, tail: Sequence[int], capabilities: Capabilities, *, is_naming: bool
 ) -> None:
     """Raise CannotGoOn if the backend cannot begin at this position.
 
     Some backends only begin whole messages. If a backend reports no markers, an open header looks like text.
     """
     start = encoding.encode_marked("<|start|>assistant")
-    if said[-1] == END or list(said[-len(start) :]) == start:
+    if tail[-1] == END or list(tail[-len(start) :]) == start:
         return
     if not capabilities.prefill:
         raise CannotGoOn("A message is open, and this backend goes on inside of none.")
-    marks = [token for token in said if token >= FIRST_SPECIAL]
+    marks = [token for token in tail if token >= FIRST_SPECIAL]
     in_header = marks[-1] in _HEADER if marks else not rendered.opening
-    if capabilities.output is OutputForm.MARKERLESS and in_header and not naming:
+    if capabilities.output is OutputForm.MARKERLESS and in_header and not is_naming:
         raise CannotGoOn("A header is open, and this backend shows nothing of the rest of it.")
 
 
-def _gone_on(
-    encoding: Encoding, rendered: RenderedPrompt, said: Sequence[int], capabilities: Capabilities, guessed: bool
+def _continued(
+    encoding: Encoding, rendered: RenderedPrompt, tail: Sequence[int], capabilities: Capabilities, is_guessed: bool
 ) -> ContinuedPrompt:
     opening = Header(verbatim=True) if rendered.opening else None
-    if not said:
+    if not tail:
         return ContinuedPrompt(rendered.prompt, decoder_for(capabilities.output, encoding, opening))
-    if not 0 <= min(said) <= max(said) < VOCABULARY:
+    if not 0 <= min(tail) <= max(tail) < VOCABULARY:
         raise CannotGoOn("What the model said so far holds a token that it does not know: it cannot go on behind it.")
-    decoder = decoder_for(capabilities.output, encoding, opening, said)
-    exact = recut(encoding, said) if guessed else said
+    decoder = decoder_for(capabilities.output, encoding, opening, tail)
+    exact = recut(encoding, tail) if is_guessed else tail
     base = rendered.prompt
-    text = None if base.text is None else base.text + _spelled(encoding, base.text, base.tokens, exact)
+    text = None if base.text is None else base.text + _text_of(encoding, base.text, base.tokens, exact)
     return ContinuedPrompt(Prompt([*base.tokens, *exact], text), decoder, len(exact))
 
 
-def recut(encoding: Encoding, said: Sequence[int]) -> list[int]:
+def recut(encoding: Encoding, tail: Sequence[int]) -> list[int]:
     """Return the same text between the same control tokens, cut as by the model's tokenizer."""
     # An incomplete character is not text that can be cut again.
-    whole = len(said) - unfinished(encoding, said)
-    said, rest = said[:whole], said[whole:]
+    whole = len(tail) - unfinished(encoding, tail)
+    tail, rest = tail[:whole], tail[whole:]
     recut: list[int] = []
     begin = 0
-    for at in [at for at, token in enumerate(said) if token >= FIRST_SPECIAL]:
-        recut += (*encoding.encode_generated(encoding.decode(said[begin:at])), said[at])
+    for at in [at for at, token in enumerate(tail) if token >= FIRST_SPECIAL]:
+        recut += (*encoding.encode_generated(encoding.decode(tail[begin:at])), tail[at])
         begin = at + 1
-    return [*recut, *encoding.encode_generated(encoding.decode(said[begin:])), *rest]
+    return [*recut, *encoding.encode_generated(encoding.decode(tail[begin:])), *rest]
 
 
-def _spelled(encoding: Encoding, before: str, tokens: Sequence[int], said: Sequence[int]) -> str:
-    """Return the text of `said` after the prompt `before`.
+def _text_of(encoding: Encoding, before: str, tokens: Sequence[int], tail: Sequence[int]) -> str:
+    """Return the text of `tail` after the prompt `before`.
 
     A server must read the same control tokens in it; otherwise CannotGoOn is raised.
     """
     decoder = getincrementaldecoder("utf-8")("replace")
-    text = decoder.decode(encoding.decode_bytes(said))
+    text = decoder.decode(encoding.decode_bytes(tail))
     if decoder.getstate()[0]:
         raise CannotGoOn("What the model said so far ends inside a character: no backend that takes text can go on.")
     # The open message may contain the first half of a marker, so it is checked too. All text before it was checked with
     # the prompt. No text from outside spells a start marker there.
     opening = before[before.rindex("<|start|>") :]
-    structure = Encoding.special_ids([*tokens[_last_start(tokens) :], *said])
+    structure = Encoding.special_ids([*tokens[_last_start(tokens) :], *tail])
     try:
         same = Encoding.special_ids(encoding.encode_as_server(opening + text)) == structure
     except ValueError:
@@ -244,21 +246,13 @@ def _last_start(tokens: Sequence[int]) -> int:
     return len(tokens) - 1 - tokens[::-1].index(START)
 
 
-def without_oldest_turn(conversation: Conversation) -> Conversation | None:
-    """Return the conversation without its oldest turn; None if only one turn is left.
-
-    A turn ends before the next user message. A result is never separated from its call. The instructions always remain.
-    """
-    beginnings = later_beginnings(conversation.items)
-    return replace(conversation, items=conversation.items[beginnings[0] :]) if beginnings else None
-
-
-def later_beginnings(items: Sequence[Item]) -> list[int]:
+def later_starts(items: Sequence[Item]) -> list[int]:
     """Return the item positions at which a truncated conversation may begin.
 
+    A turn ends before the next user message. A result is never separated from its call. The instructions always remain.
     The first position drops the oldest turn, the last one all turns but the newest. Linear in the number of items.
     """
-    beginnings: list[int] = []
+    starts: list[int] = []
     called: set[str] = set()
     orphans: set[str] = set()
     for position in range(len(items) - 1, 0, -1):
@@ -269,7 +263,7 @@ def later_beginnings(items: Sequence[Item]) -> list[int]:
                 called.add(call_id)
                 orphans.discard(call_id)
             case UserMessage() if not orphans:
-                beginnings.append(position)
+                starts.append(position)
             case _:
                 pass
-    return beginnings[::-1]
+    return starts[::-1]

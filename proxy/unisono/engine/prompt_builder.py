@@ -10,16 +10,14 @@ from unisono.core.conversation import Conversation
 from unisono.core.generation import Capabilities, Chunk, OutputForm, Prompt, Usage
 from unisono.core.prefix_blocks import blocks_of
 from unisono.core.route_protocol import RouteRequirements
-from unisono.engine.prompt import RenderedPrompt, fit, render, with_text
+from unisono.engine.prompt import DEFAULT_CONTEXT, RenderedPrompt, fit, render, with_text
 from unisono.engine.request import GenerationReport, GenerationRequest
 from unisono.engine.steps import StepContext
 from unisono.errors import ContextTooLong
 from unisono.harmony.render import Renderer
 from unisono.harmony.tools import ToolSet
 
-DEFAULT_CONTEXT = 131_072  # context window of gpt-oss in tokens, for backends that do not report theirs
-
-ROOM_WANTED = 1_024  # tokens reserved for an answer without a limit, if turns may be dropped for it
+MIN_ANSWER_TOKENS = 1_024  # tokens reserved for an answer without a limit, if turns may be dropped for it
 
 
 class PromptBuilder:
@@ -31,55 +29,55 @@ class PromptBuilder:
     def __init__(
         self,
         renderer: Renderer,
-        turn: GenerationRequest,
+        request: GenerationRequest,
         conversation: Conversation,
         tools: ToolSet,
         report: GenerationReport,
         first: RenderedPrompt | None = None,
     ) -> None:
         self._renderer = renderer
-        self._turn = turn
+        self._request = request
         self._tools = tools
         self._report = report
-        self._whole = self.conversation = conversation
+        self._original = self.conversation = conversation
         self._rendered = first
-        self._spelled: RenderedPrompt | None = None  # the same prompt with its text
+        self._with_text: RenderedPrompt | None = None  # the same prompt with its text
         self._step = (0, False)
         self._fitted_to = 0
         self.usage = Usage()
 
-    async def demand(
-        self, context: StepContext, said: Sequence[int], *, completed: int, wants: frozenset[str], resumes: bool
+    async def slot_requirements(
+        self, context: StepContext, tail: Sequence[int], *, completed: int, wants: frozenset[str], resumes: bool
     ) -> RouteRequirements:
-        """Return the requirements for a slot whose backend continues the step after the tokens `said`.
+        """Return the requirements for a slot whose backend continues the step after the tokens `tail`.
 
         `completed` is the number of generated tokens of the answer. `wants` are the constraint kinds that the backend
         should enforce.
         """
-        turn, rendered = self._turn, await self._prompt(context)
+        request, rendered = self._request, await self._prompt(context)
         # Every block after generated tokens may differ from the prompt's, so they are computed only here.
         blocks: Sequence[int] = rendered.blocks
-        if said:
-            blocks = blocks_of([*rendered.prompt.tokens, *said], turn.cache_salt)
-        wants |= {"logit_bias"} if turn.sampling.logit_bias else set()
-        limit = None if turn.max_tokens is None else max(turn.max_tokens - completed, 1)
-        return RouteRequirements(len(rendered.prompt.tokens) + len(said), blocks, limit, wants, resumes)
+        if tail:
+            blocks = blocks_of([*rendered.prompt.tokens, *tail], request.cache_salt)
+        wants |= {"logit_bias"} if request.sampling.logit_bias else set()
+        limit = None if request.max_tokens is None else max(request.max_tokens - completed, 1)
+        return RouteRequirements(len(rendered.prompt.tokens) + len(tail), blocks, limit, wants, resumes)
 
     async def prompt(self, context: StepContext, capabilities: Capabilities) -> RenderedPrompt:
         """Return the current step's prompt for such a backend; the first prompt is counted."""
         window = capabilities.context or DEFAULT_CONTEXT
-        if self._turn.truncate and window != self._fitted_to:
+        if self._request.truncate and window != self._fitted_to:
             await self._fit(window)
-        await self.counted(context)
+        await self.count_prompt(context)
         rendered = await self._prompt(context)
         if capabilities.prompt is not OutputForm.TEXT:
             return rendered
-        if self._spelled is None:
+        if self._with_text is None:
             conversation = context.extended(self.conversation)
-            self._spelled = await with_text(self._renderer, conversation, self._tools, rendered)
-        return self._spelled
+            self._with_text = await with_text(self._renderer, conversation, self._tools, rendered)
+        return self._with_text
 
-    async def counted(self, context: StepContext) -> Usage:
+    async def count_prompt(self, context: StepContext) -> Usage:
         """Return the known usage of the prompts, even without a backend."""
         rendered = await self._prompt(context)
         if not self.usage.prompt_tokens:
@@ -96,7 +94,7 @@ class PromptBuilder:
     def room(self, prompt: Prompt, capabilities: Capabilities, spent: int) -> int:
         """Return the tokens that may still be generated after `spent` ones; below 1 for none."""
         room = (capabilities.context or DEFAULT_CONTEXT) - len(prompt.tokens)
-        return room if self._turn.max_tokens is None else min(room, self._turn.max_tokens - spent)
+        return room if self._request.max_tokens is None else min(room, self._request.max_tokens - spent)
 
     def too_long(self, prompt: Prompt, capabilities: Capabilities) -> ContextTooLong:
         context = capabilities.context or DEFAULT_CONTEXT
@@ -104,9 +102,9 @@ class PromptBuilder:
         message = OPENAI_PROMPT_TOO_LONG.template.format(
             limit=context, subject="the messages (and tools)", tokens=tokens, length="their length"
         )
-        return ContextTooLong(message, param=self._turn.history_at, tokens=tokens, limit=context)
+        return ContextTooLong(message, param=self._request.fields.conversation, tokens=tokens, limit=context)
 
-    def count(self, chunk: Chunk) -> None:
+    def record_cached(self, chunk: Chunk) -> None:
         """Add the backend's cache count of the first prompt."""
         # The first prompt is what the client sent; later ones only repeat it.
         if chunk.cached_tokens is not None and not self.usage.cached_tokens:
@@ -115,18 +113,18 @@ class PromptBuilder:
     async def _prompt(self, context: StepContext) -> RenderedPrompt:
         step = (context.number, context.is_final_open)
         if self._rendered is None or step != self._step:
-            self._rendered, self._spelled = await self._render(context.extended(self.conversation)), None
+            self._rendered, self._with_text = await self._render(context.extended(self.conversation)), None
             self._step = step
             results = (self._renderer.item(result, self._tools) for result in context.results)
             self.usage = replace(self.usage, tool_output_tokens=sum(map(len, results)))
         return self._rendered
 
     async def _render(self, conversation: Conversation) -> RenderedPrompt:
-        return await render(self._renderer, conversation, self._tools, self._turn.cache_salt)
+        return await render(self._renderer, conversation, self._tools, self._request.cache_salt)
 
     async def _fit(self, window: int) -> None:
-        wanted = min(self._turn.max_tokens or ROOM_WANTED, window // 4)
-        fitted = await fit(self._renderer, self._whole, self._tools, window - wanted, self._turn.cache_salt)
+        wanted = min(self._request.max_tokens or MIN_ANSWER_TOKENS, window // 4)
+        fitted = await fit(self._renderer, self._original, self._tools, window - wanted, self._request.cache_salt)
         if fitted.conversation is not self.conversation:
             self.conversation, self._rendered = fitted.conversation, None
         self._fitted_to = window

@@ -15,11 +15,10 @@ from unisono.core.events import Event
 from unisono.core.generation import Capabilities, CompletionJob, FinishReason, OutputForm, Prompt, Usage
 from unisono.core.prefix_blocks import blocks_of
 from unisono.core.route_protocol import RouteRequirements, Slot
-from unisono.engine.attempt import AttemptTelemetry, Pauses, SlotSession, TokenCap, portions, received
+from unisono.engine.attempt import AttemptTelemetry, Pauses, SlotSession, TokenCap, portions, receive
 from unisono.engine.deps import EngineDeps
 from unisono.engine.failover import ENDS_EARLY, MAX_REGENERATIONS, Action, AttemptError, Progress
-from unisono.engine.prompt import OFF_LOOP_CHARS, OFF_LOOP_TOKENS, recut
-from unisono.engine.prompt_builder import DEFAULT_CONTEXT
+from unisono.engine.prompt import DEFAULT_CONTEXT, OFF_LOOP_CHARS, OFF_LOOP_TOKENS, recut
 from unisono.engine.raw_text import RawText
 from unisono.engine.request import BatchStream, GenerationReport, GenerationRequest, RawPrompt
 from unisono.errors import (
@@ -33,11 +32,11 @@ from unisono.errors import (
 from unisono.harmony.encoding import Encoding
 from unisono.harmony.raw_codec import plain_decoder
 
-UNSPELLED = "The backend of this model takes text, and no text is cut into just these ids; send the prompt as text."
-STRIPPED = "The backend of this model shows no special tokens."
+NOT_ENCODABLE = "The backend of this model takes text, and no text is cut into just these ids; send the prompt as text."
+NO_SPECIAL_TOKENS = "The backend of this model shows no special tokens."
 
 
-async def to_prompt(encoding: Encoding, raw: RawPrompt, param: str) -> list[int]:
+async def to_prompt(encoding: Encoding, raw: RawPrompt, param: str | None) -> list[int]:
     """Return the token ids of a prompt, encoded as by a model server.
 
     Raises InvalidRequest for text that cannot be tokenised.
@@ -55,194 +54,196 @@ async def to_prompt(encoding: Encoding, raw: RawPrompt, param: str) -> list[int]
 class RawGeneration(BatchStream):
     """A raw completion in progress."""
 
-    def __init__(self, means: EngineDeps, turn: GenerationRequest, raw: RawPrompt) -> None:
+    def __init__(self, deps: EngineDeps, request: GenerationRequest, raw: RawPrompt) -> None:
         self.report = GenerationReport()
-        self._means = means
-        self._turn = turn
+        self._deps = deps
+        self._request = request
         self._raw = raw
         self._prompt: list[int] = []
-        self._said = RawText(means.encoding, raw, turn.stop)
-        self._guessed = False  # some tokens were made from text
-        self._shown = False
-        self._held: list[Event] = []  # events that were not emitted yet
-        self._lost = 0  # generated tokens that are not part of the answer
+        self._output = RawText(deps.encoding, raw, request.stop)
+        self._is_guessed = False  # some tokens were made from text
+        self._has_output = False
+        self._buffered: list[Event] = []  # events that were not emitted yet
+        self._lost_tokens = 0  # generated tokens that are not part of the answer
         self._cached = 0
         self._regenerations = 0  # number of regenerations because no backend could continue the text
 
     async def _each(self) -> AsyncGenerator[list[Event]]:
-        places = SlotSession(self._means.pool, self._turn, self.report)
-        self._prompt = await to_prompt(self._means.encoding, self._raw, self._turn.history_at)
+        session = SlotSession(self._deps.pool, self._request, self.report)
+        self._prompt = await to_prompt(self._deps.encoding, self._raw, self._request.fields.conversation)
         try:
-            while self._said.ended is None:
+            while self._output.ended is None:
                 try:
-                    async with aclosing(self._generated(places)) as batches:
+                    async with aclosing(self._generated(session)) as batches:
                         async for batch in batches:
-                            if shown := self._showing(batch):
+                            if shown := self._to_emit(batch):
                                 yield shown
                 except (BackendError, ContextTooLong) as error:
-                    await self._after(error, places)
-            places.let_go()
+                    await self._recover(error, session)
+            session.pause()
         finally:
-            places.release()
+            session.release()
         self._publish()
-        rest = self._said.end(FinishReason.STOP)
-        yield [*self._held, *rest, *self._said.finished(await self._usage())]
+        rest = self._output.end(FinishReason.STOP)
+        yield [*self._buffered, *rest, *self._output.finished(await self._usage())]
 
-    def _showing(self, batch: list[Event]) -> list[Event]:
+    def _to_emit(self, batch: list[Event]) -> list[Event]:
         """Return the events to emit after another batch, including the buffered ones."""
-        self._held += batch
-        if self._turn.whole or not batch:
+        self._buffered += batch
+        if self._request.whole or not batch:
             return []
-        self._shown = True
+        self._has_output = True
         self._publish()
-        shown, self._held = self._held, []
+        shown, self._buffered = self._buffered, []
         return shown
 
     def _publish(self) -> None:
         """Publish the tokens so far in the report, for the batch that is yielded next."""
-        self.report.journal += self._said.tokens[len(self.report.journal) :]
+        self.report.journal += self._output.tokens[len(self.report.journal) :]
 
     async def _usage(self) -> Usage:
-        tokens = self._said.tokens
-        made = len(await asyncio.to_thread(recut, self._means.encoding, tokens)) if self._guessed else len(tokens)
+        tokens = self._output.tokens
+        made = len(await asyncio.to_thread(recut, self._deps.encoding, tokens)) if self._is_guessed else len(tokens)
         cached = min(self._cached, len(self._prompt))
-        return Usage(prompt_tokens=len(self._prompt), completion_tokens=made + self._lost, cached_tokens=cached)
+        return Usage(prompt_tokens=len(self._prompt), completion_tokens=made + self._lost_tokens, cached_tokens=cached)
 
-    async def _after(self, error: AttemptError, places: SlotSession) -> None:
+    async def _recover(self, error: AttemptError, session: SlotSession) -> None:
         """Carry out the failover policy's action for a failed attempt.
 
         Raises the error if the request ends.
         """
-        said = self._said
-        if isinstance(error, CannotGoOn) and not said.tokens and not places.elsewhere:
-            places.fail(error)
-            raise UnsupportedValue(UNSPELLED, param=self._turn.history_at) from error
-        action = await places.recover(
+        said = self._output
+        if isinstance(error, CannotGoOn) and not said.tokens and not session.has_alternative:
+            session.fail(error)
+            raise UnsupportedValue(NOT_ENCODABLE, param=self._request.fields.conversation) from error
+        action = await session.recover(
             error,
             self._progress(),
-            resumable=self._turn.failover,
-            regenerable=self._regenerations < MAX_REGENERATIONS and not self._shown,
+            resumable=self._request.failover,
+            regenerable=self._regenerations < MAX_REGENERATIONS and not self._has_output,
         )
         match action:
             case Action.STOP if said.ended is None:
-                self._held += said.end(FinishReason.LENGTH)
+                self._buffered += said.end(FinishReason.LENGTH)
                 self.report.notes.append(ENDS_EARLY)
             case Action.RESUME:
-                self._lost += said.forget_unfinished()
+                self._lost_tokens += said.forget_unfinished()
             case Action.RESTART | Action.RETRY:
-                self._regenerations += places.taken
-                places.release()
-                self._begin_anew()
+                self._regenerations += session.has_slot
+                session.release()
+                self._restart()
 
     def _progress(self) -> Progress:
-        if self._said.ended is not None:
+        if self._output.ended is not None:
             return Progress.COMPLETE
-        if self._shown:
+        if self._has_output:
             return Progress.SEEN
-        return Progress.UNSEEN if self._said.tokens else Progress.NOTHING
+        return Progress.UNSEEN if self._output.tokens else Progress.NOTHING
 
-    def _begin_anew(self) -> None:
+    def _restart(self) -> None:
         """Start over, and count the tokens of the failed attempt as lost; nothing was emitted."""
-        self._lost += len(self._said.tokens) + self._said.forget_unfinished()
-        self._held, self._guessed = [], False
-        self._said = RawText(self._means.encoding, self._raw, self._turn.stop)
+        self._lost_tokens += len(self._output.tokens) + self._output.forget_unfinished()
+        self._buffered, self._is_guessed = [], False
+        self._output = RawText(self._deps.encoding, self._raw, self._request.stop)
 
     # -- one generation
 
-    async def _generated(self, places: SlotSession) -> AsyncGenerator[list[Event]]:
-        turn, said = self._turn, self._said
+    async def _generated(self, session: SlotSession) -> AsyncGenerator[list[Event]]:
+        request = self._request
         tokens = await self._exact()
-        behind = [*self._prompt, *tokens]
-        left = (turn.max_tokens or DEFAULT_CONTEXT) - len(tokens)
+        full = [*self._prompt, *tokens]
+        left = (request.max_tokens or DEFAULT_CONTEXT) - len(tokens)
         if left < 1:
-            yield said.end(FinishReason.LENGTH)
+            yield self._output.end(FinishReason.LENGTH)
             return
-        wants = frozenset({"logit_bias"} if turn.sampling.logit_bias else ())
-        blocks = blocks_of(behind, turn.cache_salt)
-        place = await places.place_for(RouteRequirements(len(behind), blocks, left, wants, bool(said.tokens)))
-        able = place.capabilities
-        if turn.sampling.logit_bias and not able.logit_bias:
-            raise UnsupportedValue("'logit_bias': the backend of this model cannot bias tokens.", param="logit_bias")
-        room = (able.context or DEFAULT_CONTEXT) - len(behind)
+        wants = frozenset({"logit_bias"} if request.sampling.logit_bias else ())
+        blocks = blocks_of(full, request.cache_salt)
+        slot = await session.acquire(RouteRequirements(len(full), blocks, left, wants, bool(tokens)))
+        able = slot.capabilities
+        if request.sampling.logit_bias and not able.logit_bias:
+            raise UnsupportedValue("The backend of this model cannot bias tokens.", param=request.fields.logit_bias)
+        room = (able.context or DEFAULT_CONTEXT) - len(full)
         if room < 1:
             limit = able.context or DEFAULT_CONTEXT
             message = OPENAI_PROMPT_TOO_LONG.template.format(
-                limit=limit, subject="the prompt", tokens=len(behind), length="its length"
+                limit=limit, subject="the prompt", tokens=len(full), length="its length"
             )
-            raise ContextTooLong(message, param=turn.history_at, tokens=len(behind), limit=limit)
-        self.report.unmet = STRIPPED if able.output is OutputForm.MARKERLESS and not self._raw.hides_special else ""
-        prompt = await self._prompt_for(able, behind, tokens)
+            raise ContextTooLong(message, param=request.fields.conversation, tokens=len(full), limit=limit)
+        self.report.unmet = (
+            NO_SPECIAL_TOKENS if able.output is OutputForm.MARKERLESS and not self._raw.hides_special else ""
+        )
+        prompt = await self._prompt_for(able, full, tokens)
         job = CompletionJob(
             prompt=prompt,
             max_tokens=min(left, room),
-            sampling=turn.sampling,
-            timeouts=places.timeouts(place),
-            request_id=turn.request_id,
-            cache_salt=turn.cache_salt,
-            trace=places.span(0),
+            sampling=request.sampling,
+            timeouts=session.start_attempt(slot),
+            request_id=request.request_id,
+            cache_salt=request.cache_salt,
+            trace=session.trace_span(0),
         )
-        async with aclosing(self._read(places, place, job)) as batches:
+        async with aclosing(self._read(session, slot, job)) as batches:
             async for batch in batches:
                 yield batch
 
     async def _exact(self) -> list[int]:
         """Return the tokens so far, cut as by the model's own tokenizer."""
-        tokens = self._said.tokens
-        if not self._guessed:
+        tokens = self._output.tokens
+        if not self._is_guessed:
             return list(tokens)
         if len(tokens) > OFF_LOOP_TOKENS:
-            return await asyncio.to_thread(recut, self._means.encoding, tokens)
-        return recut(self._means.encoding, tokens)
+            return await asyncio.to_thread(recut, self._deps.encoding, tokens)
+        return recut(self._deps.encoding, tokens)
 
-    async def _prompt_for(self, able: Capabilities, behind: list[int], said: list[int]) -> Prompt:
+    async def _prompt_for(self, able: Capabilities, full: list[int], said: list[int]) -> Prompt:
         """Return the prompt for a backend of these capabilities.
 
         Raises CannotGoOn if its text would be encoded to other tokens.
         """
         if able.prompt is not OutputForm.TEXT:
-            return Prompt(behind)
-        return Prompt(behind, await asyncio.to_thread(self._spelled, behind, said))
+            return Prompt(full)
+        return Prompt(full, await asyncio.to_thread(self._text_of, full, said))
 
-    def _spelled(self, behind: list[int], said: list[int]) -> str:
-        encoding, raw = self._means.encoding, self._raw
+    def _text_of(self, full: list[int], said: list[int]) -> str:
+        encoding, raw = self._deps.encoding, self._raw
         if raw.text is not None and not said:
             return raw.text
         try:
             text = encoding.decode(self._prompt) if raw.text is None else raw.text
             if raw.text is None and encoding.encode_as_server(text) != self._prompt:
-                raise CannotGoOn(UNSPELLED)
+                raise CannotGoOn(NOT_ENCODABLE)
             text += encoding.decode(said)
-            same = Encoding.special_ids(encoding.encode_as_server(text)) == Encoding.special_ids(behind)
+            same = Encoding.special_ids(encoding.encode_as_server(text)) == Encoding.special_ids(full)
         except ValueError:
             same = False
         if not same:
             raise CannotGoOn("What was generated so far spells special tokens: no backend that takes text can go on.")
         return text
 
-    async def _read(self, places: SlotSession, place: Slot, job: CompletionJob) -> AsyncGenerator[list[Event]]:
+    async def _read(self, session: SlotSession, slot: Slot, job: CompletionJob) -> AsyncGenerator[list[Event]]:
         """Yield the events to emit for one generation, per network read."""
-        said, able, name = self._said, place.capabilities, place.deployment.name
-        decoder = plain_decoder(able.output, self._means.encoding)
-        self._guessed = self._guessed or able.output is not OutputForm.IDS
-        limit = TokenCap(self._means.encoding, job.max_tokens, guessed=able.output is not OutputForm.IDS)
+        said, able, name = self._output, slot.capabilities, slot.deployment.name
+        decoder = plain_decoder(able.output, self._deps.encoding)
+        self._is_guessed = self._is_guessed or able.output is not OutputForm.IDS
+        cap = TokenCap(self._deps.encoding, job.max_tokens, guessed=able.output is not OutputForm.IDS)
         pauses = Pauses()
-        told = AttemptTelemetry(self.report, self._turn, name, job, 0)
-        stream = place.deployment.backend.complete(job)
-        places.asked()
-        waits = True
-        async with told.reading(stream, place):
+        telemetry = AttemptTelemetry(self.report, self._request, name, job, 0)
+        stream = slot.deployment.backend.complete(job)
+        session.record_use()
+        is_waiting = True
+        async with telemetry.measure(stream, slot):
             async for chunk in stream:
-                if waits and (chunk.tokens or chunk.text):
-                    waits = False
-                    place.began()
+                if is_waiting and (chunk.tokens or chunk.text):
+                    is_waiting = False
+                    slot.began()
                 if chunk.cached_tokens is not None and not self._cached:
                     self._cached = chunk.cached_tokens
-                tokens, finish = await received(chunk, limit, decoder, told)
+                tokens, finish = await receive(chunk, cap, decoder, telemetry)
                 shown: list[Event] = []
                 for portion in portions(tokens):
                     if shown:
                         yield shown
-                    await pauses.before(portion)
+                    await pauses.wait_before(portion)
                     shown = said.feed(portion)
                 yield shown if finish is None else [*shown, *said.end(finish)]
                 # After a stop token, the backend still reports its counts.

@@ -22,7 +22,6 @@ from unisono.core.tools import ToolServer
 from unisono.engine.journal import noted_in
 from unisono.engine.output import OutputReader
 from unisono.engine.request import AllowedTools, Choice, ForcedCalls, GenerationRequest, ServerTools
-from unisono.engine.server_tools.calls import ToolRound
 from unisono.engine.server_tools.tools import OfferedServerTools, offers_in
 from unisono.errors import InvalidRequest, StoreUnreadable
 from unisono.harmony.encoding import Encoding
@@ -42,63 +41,64 @@ class Replay:
     fits: bool = True
 
 
-def read_again(
+def replay_answer(
     encoding: Encoding,
     renderer: Renderer,
-    turn: GenerationRequest,
+    request: GenerationRequest,
     journal: Sequence[int],
     finish: FinishReason | None,
     violation: Violation | None = None,
 ) -> Replay:
-    """Replay the answer to `turn` from its journal.
+    """Replay the answer to `request` from its journal.
 
     `finish` is the reason that ended the last generation; None if the answer is incomplete. Raises the errors of
     invalid tools.
     """
-    hosted, conversation = None, turn.conversation
+    hosted, conversation = None, request.conversation
     client = conversation.preamble.tools
-    if turn.hosting is not None and turn.hosting.servers:
-        hosted = OfferedServerTools(turn.hosting, offers_in(journal) or (), [tool.name for tool in client])
-        tools, _ = hosted.plan(client, turn.tools_at, turn.schema_field)
+    if request.hosting is not None and request.hosting.servers:
+        hosted = OfferedServerTools(request.hosting, offers_in(journal) or (), [tool.name for tool in client])
+        tools, _ = hosted.plan(client, request.fields.tool, request.fields.tool_schema)
     else:
         tools = plan_tools(client)
-    ids = DerivedIds(turn.seed, "call")
-    reading = OutputReader(
+    ids = DerivedIds(request.seed, "call")
+    reader = OutputReader(
         encoding,
         tools,
-        replace(turn, journal=tuple(journal), noted=noted_in(journal)),
+        replace(request, journal=tuple(journal), noted=noted_in(journal)),
         lambda: ids("call_"),
         [],
-        final=lambda: renderer.opening(replace(conversation, prefill="")),
-        round_=None if hosted is None else ToolRound(hosted, conversation),
+        final_header=lambda: renderer.opening(replace(conversation, prefill="")),
+        conversation=conversation,
+        hosted=hosted,
         violation=violation,
     )
     if hosted is not None and not journal:
         return Replay([])
     try:
-        events = reading.read_again(journal, renderer.opening(conversation))
+        events = reader.replay(journal, renderer.opening(conversation))
     except StoreUnreadable:
-        return Replay(reading.closed, fits=False)
-    if finish is None or reading.handed_back:
+        return Replay(reader.items.closed, fits=False)
+    if finish is None or reader.is_handed_back:
         return Replay(events)
-    if reading.ended:
+    if reader.transcript.journal.is_ended:
         finish = FinishReason.STOP
-    elif reading.broken_off:
+    elif reader.transcript.is_broken_off:
         finish = FinishReason.LENGTH
-    return Replay([*events, *reading.end(finish)])
+    return Replay([*events, *reader.end_generation(finish)])
 
 
 # fields of a request that are JSON values themselves
-PLAIN = ("calls_allowed", "parallel_calls", "hold_calls", "whole", "reasoning_budget", "seed")
+PLAIN_FIELDS = ("calls_allowed", "parallel_calls", "hold_calls", "whole", "reasoning_budget", "seed")
 
 
-def to_asked(turn: GenerationRequest) -> dict[str, Json]:
+def to_record(request: GenerationRequest) -> dict[str, Json]:
     """Return the record of a request."""
-    asked: dict[str, Json] = {name: getattr(turn, name) for name in PLAIN}
-    asked["stop"] = list(turn.stop)
-    asked["unmended"] = [*sorted(turn.unmended)]
-    asked["prefill"] = turn.conversation.prefill
-    asked["tools"] = [
+    record: dict[str, Json] = {name: getattr(request, name) for name in PLAIN_FIELDS}
+    record["stop"] = list(request.stop)
+    record["unmended"] = [*sorted(request.unmended)]
+    record["prefill"] = request.conversation.prefill
+    record["tools"] = [
         {
             "name": tool.name,
             "description": tool.description,
@@ -106,36 +106,36 @@ def to_asked(turn: GenerationRequest) -> dict[str, Json]:
             "strict": tool.strict,
             "free_text": tool.free_text,
         }
-        for tool in turn.conversation.preamble.tools
+        for tool in request.conversation.preamble.tools
     ]
-    asked["choice"] = None if turn.choice is None else _choice(turn.choice)
-    asked["form"] = None if turn.form is None else _form(turn.form)
-    asked["hosting"] = None if turn.hosting is None else _hosting(turn.hosting)
-    if turn.raw is not None:
-        asked["raw"] = True
-    return asked
+    record["choice"] = None if request.choice is None else _choice(request.choice)
+    record["form"] = None if request.form is None else _form(request.form)
+    record["hosting"] = None if request.hosting is None else _hosting(request.hosting)
+    if request.raw is not None:
+        record["raw"] = True
+    return record
 
 
-def to_turn(model: str, asked: Mapping[str, Any]) -> GenerationRequest:
+def to_request(model: str, record: Mapping[str, Any]) -> GenerationRequest:
     """Return a request whose answer is parsed in the same way.
 
     Raises InvalidRequest for an invalid record, and for a raw completion.
     """
-    if asked.get("raw"):
+    if record.get("raw"):
         raise InvalidRequest("Nothing was read into the tokens of a raw completion.")
     try:
-        hosting = asked["hosting"]
+        hosting = record["hosting"]
         return GenerationRequest(
             model=model,
             conversation=Conversation(
-                Preamble(tools=tuple(FunctionTool(**tool) for tool in asked["tools"])), prefill=asked["prefill"]
+                Preamble(tools=tuple(FunctionTool(**tool) for tool in record["tools"])), prefill=record["prefill"]
             ),
-            stop=tuple(asked["stop"]),
-            unmended=frozenset(asked["unmended"]),
-            choice=None if asked["choice"] is None else _to_choice(asked["choice"]),
-            form=None if asked["form"] is None else AnswerForm(**asked["form"]),
+            stop=tuple(record["stop"]),
+            unmended=frozenset(record["unmended"]),
+            choice=None if record["choice"] is None else _to_choice(record["choice"]),
+            form=None if record["form"] is None else AnswerForm(**record["form"]),
             hosting=None if hosting is None else _to_hosting(hosting),
-            **{name: asked[name] for name in PLAIN},
+            **{name: record[name] for name in PLAIN_FIELDS},
         )
     except (KeyError, TypeError, ValueError) as error:
         raise InvalidRequest("This is no record of what a turn asked for.") from error

@@ -55,8 +55,8 @@ class ServerTools:
     request. Without `pause_after`, the model has to answer when a limit is reached.
 
     If a server cannot list its tools, the request fails with that error. If `optional` is set, the request continues
-    without the server, and its Listed event reports the error. `take` is called with the approval's id before an
-    approved call is made. It raises the error that ends the request if another request owns the call.
+    without the server, and its Listed event reports the error. `claim_approval` is called with the approval's id
+    before an approved call is made. It raises the error that ends the request if another request owns the call.
     """
 
     servers: tuple[ToolServer, ...] = ()
@@ -67,7 +67,7 @@ class ServerTools:
     total_s: float = 1800.0
     optional: bool = True
     shown: frozenset[str] = frozenset()
-    take: Callable[[str], Awaitable[None]] | None = None
+    claim_approval: Callable[[str], Awaitable[None]] | None = None
     # False: calls of an earlier stream may be missing from the journal, so that only idempotent tools are called.
     is_journal_complete: bool = True
 
@@ -122,6 +122,20 @@ class RawPrompt:
     hides_special: bool = True
     stop_tokens: frozenset[int] = frozenset()
     shows_stop: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class RequestFields:
+    """Fields of a request as the client knows them, for errors; the API surface states them.
+
+    `tool` is the path of a declared tool, with its `{index}`. `tool_schema` is the field of the schema in it.
+    """
+
+    conversation: str | None = None
+    tools: str | None = None
+    tool: str = "{index}"
+    tool_schema: str = "schema"
+    logit_bias: str | None = None
 
 
 class RequestKey:
@@ -188,9 +202,7 @@ class GenerationRequest:
     unmended: frozenset[str] = frozenset()  # rules of `plan.SWITCHABLE` that are switched off
     # The original request, if pass-through deployments may answer it. The engine generates from the other fields.
     passage: PassthroughRequest | None = None
-    tools_at: str = "tools.{index}.function"  # path of a tool in the request, for error messages
-    schema_field: str = "parameters"  # name of the schema field of a tool, for error messages
-    history_at: str = "messages"  # request field that contains the conversation, for error messages
+    fields: RequestFields = field(default_factory=RequestFields)
     # Replaces the rendered conversation, which then contains the prompt as one user message for observers. The answer
     # is one text item, and `GenerationReport.journal` contains its tokens. Such a request has a token limit, but no
     # tools, no answer form and no earlier journal.
@@ -251,10 +263,10 @@ class GenerationStream(Protocol):
 
     def __aiter__(self) -> AsyncIterator[list[Event]]: ...
 
-    async def let_in(self) -> None:
+    async def admit(self) -> None:
         """Acquire the resources that the request needs, and raise the error if it is refused.
 
-        Callers use it to promise an answer before they iterate; iterating does the same. After `let_in` the stream must
+        Callers use it to promise an answer before they iterate; iterating does the same. After `admit` the stream must
         be iterated or closed.
         """
         return
@@ -283,9 +295,9 @@ class BatchStream(GenerationStream):
 class GenerationService(Protocol):
     """Interface of the engine for API surfaces."""
 
-    def start(self, turn: GenerationRequest) -> GenerationStream: ...
+    def start(self, request: GenerationRequest) -> GenerationStream: ...
 
-    async def count(self, turn: GenerationRequest) -> int:
+    async def count(self, request: GenerationRequest) -> int:
         """Return the number of tokens of the request's first prompt, without asking a backend.
 
         Raises the errors of an invalid conversation or invalid tools.
@@ -309,42 +321,44 @@ UNUSUAL_FIELDS: Final = (
 )
 
 
-def identity_of(turn: GenerationRequest) -> str:
+def identity_of(request: GenerationRequest) -> str:
     """Return the identity of the client for routing: the key's public id, or a digest of the request without a key.
 
     Failures of a single identity do not make a deployment unavailable to others. The digest is that of the unusual
     options, or else of the beginning of the conversation. A client that repeats or continues a request therefore has
     the same identity.
     """
-    if turn.caller is not None and turn.caller.key:
-        return turn.caller.key
-    said = repr(_options(turn) or _beginning(turn))
+    if request.caller is not None and request.caller.key:
+        return request.caller.key
+    said = repr(_options(request) or _beginning(request))
     return f"request {blake2b(said.encode('utf-8', 'surrogatepass'), digest_size=8).hexdigest()}"
 
 
-def _options(turn: GenerationRequest) -> Mapping[str, object]:
+def _options(request: GenerationRequest) -> Mapping[str, object]:
     """Return the options that differ from the defaults."""
     # The seed is excluded: it may differ with every repetition.
-    if turn.passage is not None:
-        return {name: turn.passage.body[name] for name in UNUSUAL_FIELDS if turn.passage.body.get(name) is not None}
+    if request.passage is not None:
+        return {
+            name: request.passage.body[name] for name in UNUSUAL_FIELDS if request.passage.body.get(name) is not None
+        }
     told: dict[str, object] = {
         field.name: value
         for field in fields(Sampling)
-        if field.name != "seed" and (value := getattr(turn.sampling, field.name)) != getattr(USUAL, field.name)
+        if field.name != "seed" and (value := getattr(request.sampling, field.name)) != getattr(USUAL, field.name)
     }
-    if turn.stop:
-        told["stop"] = turn.stop
-    if tools := turn.conversation.preamble.tools:
+    if request.stop:
+        told["stop"] = request.stop
+    if tools := request.conversation.preamble.tools:
         told["tools"] = [tool.name for tool in tools]
     return told
 
 
-def _beginning(turn: GenerationRequest) -> object:
-    if turn.raw is not None:
-        return turn.raw.tokens if turn.raw.text is None else turn.raw.text
-    items = turn.conversation.items
+def _beginning(request: GenerationRequest) -> object:
+    if request.raw is not None:
+        return request.raw.tokens if request.raw.text is None else request.raw.text
+    items = request.conversation.items
     first = next((at for at, item in enumerate(items, 1) if isinstance(item, UserMessage)), len(items))
-    return turn.conversation.preamble.instructions, items[:first]
+    return request.conversation.preamble.instructions, items[:first]
 
 
 class WrappedStream(BatchStream):
@@ -357,8 +371,8 @@ class WrappedStream(BatchStream):
         self.report = run.report
         self._run = run
 
-    async def let_in(self) -> None:
-        await self._run.let_in()
+    async def admit(self) -> None:
+        await self._run.admit()
 
     async def aclose(self) -> None:
         await super().aclose()

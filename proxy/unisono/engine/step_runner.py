@@ -13,8 +13,9 @@ import asyncio
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
 from functools import partial
-from typing import TypeAlias, TypeVar
+from typing import Final, TypeAlias, TypeVar
 
+from unisono.core.conversation import Tokens
 from unisono.core.events import Event
 from unisono.core.generation import FIRST_SPECIAL, Capabilities, CompletionJob, Constraint, FinishReason, OutputForm
 from unisono.core.observer import RefusedConstraint
@@ -26,248 +27,296 @@ from unisono.engine.attempt import (
     SlotSession,
     TokenCap,
     portions,
-    received,
+    receive,
 )
-from unisono.engine.deps import EngineDeps
+from unisono.engine.deps import EngineDeps, RefusedConstraints
+from unisono.engine.failover import Action, AttemptError, Progress
 from unisono.engine.output import OutputReader
-from unisono.engine.prompt import ContinuedPrompt, go_on
+from unisono.engine.prompt import ContinuedPrompt, continue_prompt
 from unisono.engine.prompt_builder import PromptBuilder
 from unisono.engine.request import GenerationReport, GenerationRequest
-from unisono.errors import BackendError, BackendProtocolError, ConstraintRefused, UnisonoError, UnsupportedValue
+from unisono.errors import BackendError, BackendProtocolError, ConstraintRefused, UnsupportedValue
 from unisono.harmony.decode import Decoder
 
-T = TypeVar("T")
+LONG_JOURNAL_TOKENS: Final = 2_000  # tokens that take a few milliseconds to replay
 
+T = TypeVar("T")
 
 Generated: TypeAlias = AsyncGenerator[tuple[list[Event], FinishReason | None]]
 """Events to emit per network read; the last item includes the reason that the step ended."""
 
 
-class StepRunner(SlotSession):
-    """Runs the steps of one answer.
+class ConstraintTracker:
+    """Constraints that the backends of one answer enforce, and those that they failed on."""
 
-    `shown` is set once output was emitted to the client.
-    """
-
-    def __init__(self, means: EngineDeps, turn: GenerationRequest, report: GenerationReport) -> None:
-        super().__init__(means.pool, turn, report)
-        self._means = means
-        self._known = means.refused_constraints
+    def __init__(self, memory: RefusedConstraints, request: GenerationRequest, report: GenerationReport) -> None:
+        self._memory = memory
+        self._request = request
+        self._report = report
         self._refused: dict[str, frozenset[str]] = {}  # constraint kinds that deployments rejected during this answer
         # The failure for which the constraint was left out; None once the backend generated a token without it.
         self._blamed: ConstraintRefused | None = None
-        self._moved = bool(turn.journal)  # the step's tokens so far come from another deployment or a journal
-        self.shown = False
-        self.full = False  # no context window has room for another token
 
-    async def take(self, asking: PromptBuilder, reading: OutputReader) -> Slot:
-        """Return the held slot, or acquire the next one.
-
-        Raises the error if none is available.
-        """
-        if self._place is not None:
-            return self._place
-        completed = reading.completed
-        resumes = self.shown or completed > 0
-        return await self.place_for(
-            await asking.demand(
-                reading.context, reading.said, completed=completed, wants=reading.wants, resumes=resumes
-            )
-        )
-
-    def fail(self, error: UnisonoError, *, moves: bool = False) -> None:
-        super().fail(error, moves=moves)
-        self._moved = True
-
-    def begin_anew(self) -> None:
-        """Reset to the state in which only the request's journal was generated."""
-        self._moved = bool(self._turn.journal)
-
-    async def step(self, asking: PromptBuilder, reading: OutputReader) -> Generated:
-        """Run the current step from its current state to its end.
-
-        No backend is used for a step that has ended or has no room. Raises ContextTooLong if another deployment may
-        have room.
-        """
-        if reading.stop_sequence is not None or reading.handed_back:
-            return _at_once([], FinishReason.STOP)
-        if reading.ended:
-            return _at_end(reading, FinishReason.STOP)
-        if reading.broken_off or self.full:
-            return _at_end(reading, FinishReason.LENGTH)
-        place = await self.take(asking, reading)
-        if reading.plan.current.constraint is not None:
-            return self._unrefused(place, asking, reading)
-        return await self._generation(place, asking, reading)
-
-    async def _unrefused(self, place: Slot, asking: PromptBuilder, reading: OutputReader) -> Generated:
-        """Run a generation, and repeat it without the constraint if the backend fails on it."""
-        self._blamed = None
-        while True:
-            try:
-                async with aclosing(await self._generation(place, asking, reading)) as batches:
-                    async for batch in batches:
-                        yield batch
-            except ConstraintRefused as error:
-                if reading.constraint is None:
-                    raise
-                self._blamed = error
-                self._known.refused(*self._at(place), reading.constraint, error.symptom)
-                self._do_without(place, reading.constraint, error.symptom or "rejected")
-            except BackendError as error:
-                wanted = reading.plan.current.constraint
-                if self._blamed is not None and wanted is not None:
-                    self._known.failed_without(*self._at(place), wanted, self._blamed.symptom, error)
-                raise
-            else:
-                return
-
-    def _at(self, place: Slot) -> tuple[str, str]:
-        """Return the model and the name of a deployment."""
-        return self._report.served_model or self._turn.model, place.deployment.name
-
-    def _able(self, place: Slot, wanted: Constraint | None) -> frozenset[str]:
+    def enforced_kinds(self, slot: Slot, constraint: Constraint | None) -> frozenset[str]:
         """Return the constraint kinds that the slot's backend has to enforce."""
-        able = place.capabilities.constrain - self._refused.get(place.deployment.name, frozenset())
-        if wanted is None or wanted.kind not in able or not self._known.refuses(*self._at(place), wanted):
-            return able
-        self._do_without(place, wanted, "remembered")
-        return able - {wanted.kind}
+        kinds = slot.capabilities.constrain - self._refused.get(slot.deployment.name, frozenset())
+        if constraint is None or constraint.kind not in kinds:
+            return kinds
+        if not self._memory.refuses(*self._deployment(slot), constraint):
+            return kinds
+        self._leave_out(slot, constraint, "remembered")
+        return kinds - {constraint.kind}
 
-    def _do_without(self, place: Slot, constraint: Constraint, reason: str) -> None:
+    def start(self) -> None:
+        """Reset the failure to blame, before a generation under a constraint."""
+        self._blamed = None
+
+    def record_token(self, slot: Slot, constraint: Constraint | None) -> None:
+        """Record that a generation under `constraint` has generated its first token."""
+        self._blamed = None
+        if constraint is not None:
+            self._memory.record_success(*self._deployment(slot), constraint)
+
+    def record_refusal(self, slot: Slot, constraint: Constraint, error: ConstraintRefused) -> None:
+        """Record that a generation under `constraint` failed; it is repeated without the constraint."""
+        self._blamed = error
+        self._memory.record_failure(*self._deployment(slot), constraint, error.symptom)
+        self._leave_out(slot, constraint, error.symptom or "rejected")
+
+    def record_failure(self, slot: Slot, constraint: Constraint | None, error: BackendError) -> None:
+        """Record that a generation failed, possibly the repetition of one under `constraint`."""
+        if self._blamed is not None and constraint is not None:
+            self._memory.record_failure_without(*self._deployment(slot), constraint, self._blamed.symptom, error)
+
+    def _deployment(self, slot: Slot) -> tuple[str, str]:
+        """Return the model and the name of a deployment."""
+        return self._report.served_model or self._request.model, slot.deployment.name
+
+    def _leave_out(self, slot: Slot, constraint: Constraint, reason: str) -> None:
         """Leave out constraints of this kind on this deployment for the rest of the answer.
 
         The controller validates the output, as for a backend that cannot enforce constraints.
         """
-        name, kind = place.deployment.name, constraint.kind
+        name, kind = slot.deployment.name, constraint.kind
         self._refused[name] = self._refused.get(name, frozenset()) | {kind}
         self._report.facts.refused_constraints.append(RefusedConstraint(name, reason))
         note = f"The backend did not generate under the constraint ({kind}). The output was validated afterwards."
         if note not in self._report.notes:
             self._report.notes.append(note)
 
-    async def _generation(self, place: Slot, asking: PromptBuilder, reading: OutputReader) -> Generated:
-        capabilities = place.capabilities
-        if self._turn.sampling.logit_bias and not capabilities.logit_bias:
-            raise UnsupportedValue("'logit_bias': the backend of this model cannot bias tokens.", param="logit_bias")
-        rendered = await asking.prompt(reading.context, capabilities)
-        if not reading.begun:
-            reading.begin(rendered.opening)
-        able = self._able(place, reading.plan.current.constraint)
-        if self._moved:
-            reading.take_up(able)
-        said = reading.said
-        how = {"guessed": reading.guessed, "moved": self._moved, "naming": reading.plan.naming}
-        behind = await go_on(self._means.encoding, rendered, said, capabilities, **how)
-        room = self._room(asking, behind, capabilities, reading)
+
+class StepRunner:
+    """Runs the steps of one answer on the slots of `session`.
+
+    `has_output` is set once output was emitted to the client.
+    """
+
+    def __init__(self, deps: EngineDeps, request: GenerationRequest, report: GenerationReport) -> None:
+        self.session = SlotSession(deps.pool, request, report)
+        self._deps = deps
+        self._request = request
+        self._report = report
+        self._constraints = ConstraintTracker(deps.refused_constraints, request, report)
+        self._has_moved = bool(request.journal)  # the step's tokens so far come from another deployment or a journal
+        self.has_output = False
+        self.is_full = False  # no context window has room for another token
+
+    async def slot(self, builder: PromptBuilder, reader: OutputReader) -> Slot:
+        """Return the held slot, or acquire the next one.
+
+        Raises the error if none is available.
+        """
+        if self.session.slot is not None:
+            return self.session.slot
+        requirements = await builder.slot_requirements(
+            reader.items.context,
+            reader.transcript.journal.tail,
+            completed=reader.token_count,
+            wants=reader.transcript.requirements.constraint_kinds,
+            resumes=self.has_output or reader.token_count > 0,
+        )
+        return await self.session.acquire(requirements)
+
+    async def recover(
+        self, error: AttemptError, progress: Progress, *, resumable: bool, regenerable: bool = False
+    ) -> Action:
+        """Apply the failover policy to an attempt that failed, as `SlotSession.recover`."""
+        action = await self.session.recover(error, progress, resumable=resumable, regenerable=regenerable)
+        # The next attempt uses another slot, unless the deployment regenerates text itself.
+        self._has_moved = self._has_moved or not self.session.has_slot
+        return action
+
+    def restart(self) -> None:
+        """Reset to the state in which only the request's journal was generated."""
+        self._has_moved = bool(self._request.journal)
+
+    async def step(self, builder: PromptBuilder, reader: OutputReader) -> Generated:
+        """Run the current step from its current state to its end.
+
+        No backend is used for a step that has ended or has no room. Raises ContextTooLong if another deployment may
+        have room.
+        """
+        transcript = reader.transcript
+        if reader.stop_sequence is not None or reader.is_handed_back:
+            return _only([], FinishReason.STOP)
+        if transcript.journal.is_ended:
+            return _end(reader, FinishReason.STOP)
+        if transcript.is_broken_off or self.is_full:
+            return _end(reader, FinishReason.LENGTH)
+        slot = await self.slot(builder, reader)
+        if transcript.controller.step.last.constraint is not None:
+            return self._constrained_generation(slot, builder, reader)
+        return await self._generation(slot, builder, reader)
+
+    async def _constrained_generation(self, slot: Slot, builder: PromptBuilder, reader: OutputReader) -> Generated:
+        """Run a generation, and repeat it without the constraint if the backend fails on it."""
+        self._constraints.start()
+        while True:
+            try:
+                async with aclosing(await self._generation(slot, builder, reader)) as batches:
+                    async for batch in batches:
+                        yield batch
+            except ConstraintRefused as error:
+                constraint = reader.transcript.constraint
+                if constraint is None:
+                    raise
+                self._constraints.record_refusal(slot, constraint, error)
+            except BackendError as error:
+                self._constraints.record_failure(slot, reader.transcript.controller.step.last.constraint, error)
+                raise
+            else:
+                return
+
+    async def _generation(self, slot: Slot, builder: PromptBuilder, reader: OutputReader) -> Generated:
+        capabilities, transcript = slot.capabilities, reader.transcript
+        if self._request.sampling.logit_bias and not capabilities.logit_bias:
+            param = self._request.fields.logit_bias
+            raise UnsupportedValue("The backend of this model cannot bias tokens.", param=param)
+        rendered = await builder.prompt(reader.items.context, capabilities)
+        if not reader.items.has_started:
+            reader.start_generation(rendered.opening)
+        enforced = self._constraints.enforced_kinds(slot, transcript.controller.step.last.constraint)
+        if self._has_moved:
+            transcript.resume_elsewhere(enforced)
+        tail = transcript.journal.tail
+        continued = await continue_prompt(
+            self._deps.encoding,
+            rendered,
+            tail,
+            capabilities,
+            is_guessed=transcript.router.canonical,
+            has_moved=self._has_moved,
+            is_naming=transcript.controller.is_naming,
+        )
+        room = self._room(builder, continued, capabilities, reader)
         if room < 1:
-            return _at_end(reading, FinishReason.LENGTH)
-        self._moved = False
-        reading.came(capabilities, able)
-        job = self._job(behind, place, room, reading)
-        first = asking if not said and not reading.steps else None
-        return self._read(place, job, behind.decoder, reading, first)
+            return _end(reader, FinishReason.LENGTH)
+        self._has_moved = False
+        reader.set_source(capabilities, enforced)
+        job = self._job(continued, slot, room, reader)
+        is_first = not tail and not reader.items.step
+        return self._read(slot, job, continued.decoder, reader, builder if is_first else None)
 
     def _room(
-        self, asking: PromptBuilder, behind: ContinuedPrompt, capabilities: Capabilities, reading: OutputReader
+        self, builder: PromptBuilder, continued: ContinuedPrompt, capabilities: Capabilities, reader: OutputReader
     ) -> int:
         """Return the number of tokens that may be generated.
 
         Raises ContextTooLong if there is no room here, and either nothing was generated yet or another deployment may
         have room.
         """
-        spent = reading.spent + behind.said - reading.put
-        room = asking.room(behind.prompt, capabilities, spent)
-        limit = self._turn.max_tokens
-        if room < 1 and (not reading.completed or (self.elsewhere and (limit is None or spent < limit))):
-            raise asking.too_long(behind.prompt, capabilities)
+        spent = reader.tokens_before_step + continued.tail_length - reader.transcript.journal.inserted
+        room = builder.room(continued.prompt, capabilities, spent)
+        limit = self._request.max_tokens
+        if room < 1:
+            may_move = (limit is None or spent < limit) and self.session.has_alternative
+            if may_move or not reader.token_count:
+                raise builder.too_long(continued.prompt, capabilities)
         return room
 
-    def _job(self, behind: ContinuedPrompt, place: Slot, room: int, reading: OutputReader) -> CompletionJob:
+    def _job(self, continued: ContinuedPrompt, slot: Slot, room: int, reader: OutputReader) -> CompletionJob:
         return CompletionJob(
-            prompt=behind.prompt,
+            prompt=continued.prompt,
             max_tokens=room,
-            constraint=reading.constraint,
-            sampling=reading.sampling(self._turn.sampling),
-            timeouts=self.timeouts(place),
-            request_id=self._turn.request_id,
-            cache_salt=self._turn.cache_salt,
-            trace=self.span(reading.steps),
+            constraint=reader.transcript.constraint,
+            sampling=reader.sampling(self._request.sampling),
+            timeouts=self.session.start_attempt(slot),
+            request_id=self._request.request_id,
+            cache_salt=self._request.cache_salt,
+            trace=self.session.trace_span(reader.items.step),
         )
 
     async def _read(
-        self, place: Slot, job: CompletionJob, decoder: Decoder, reading: OutputReader, first: PromptBuilder | None
+        self, slot: Slot, job: CompletionJob, decoder: Decoder, reader: OutputReader, first: PromptBuilder | None
     ) -> Generated:
-        deployment = place.deployment
+        """Yield the events of one generation. `first` is the builder if this is the first prompt's generation."""
+        deployment = slot.deployment
         stream = deployment.backend.complete(job)
-        self.asked()
-        waits = True
-        told = AttemptTelemetry(self._report, self._turn, deployment.name, job, reading.steps)
-        limit = TokenCap(self._means.encoding, job.max_tokens, guessed=place.capabilities.output is not OutputForm.IDS)
-        feeder = Feeder(reading)
-        async with told.reading(stream, place):
+        self.session.record_use()
+        is_waiting = True
+        telemetry = AttemptTelemetry(self._report, self._request, deployment.name, job, reader.items.step)
+        cap = TokenCap(self._deps.encoding, job.max_tokens, guessed=slot.capabilities.output is not OutputForm.IDS)
+        pauses = Pauses()
+        async with telemetry.measure(stream, slot):
             async for chunk in stream:
-                if waits and (chunk.tokens or chunk.text):
-                    waits = False
-                    place.began()
-                    self._blamed = None
-                    if job.constraint is not None:
-                        self._known.kept(*self._at(place), job.constraint)
+                if is_waiting and (chunk.tokens or chunk.text):
+                    is_waiting = False
+                    slot.began()
+                    self._constraints.record_token(slot, job.constraint)
                 if first is not None:
-                    first.count(chunk)
-                tokens, finish = await received(chunk, limit, decoder, told)
+                    first.record_cached(chunk)
+                tokens, finish = await receive(chunk, cap, decoder, telemetry)
                 # A read without a token emits nothing, since the journal could not record it.
-                shown: list[Event] = []
+                events: list[Event] = []
                 for portion in portions(tokens):
-                    if shown and not (reading.moves or reading.complete):
-                        yield shown, None
-                        shown = []
-                    shown += await feeder.feed(portion)
-                if reading.broken_off:
+                    if events and not (reader.has_pending_edit or reader.is_step_complete):
+                        yield events, None
+                        events = []
+                    await pauses.wait_before(portion)
+                    events += await feed(reader, portion)
+                if reader.transcript.is_broken_off:
                     finish = FinishReason.LENGTH
                 if finish is not None:
-                    ended = [] if reading.moves else await settled(reading, partial(reading.end, finish))
-                    yield shown + ended, finish
+                    if not reader.has_pending_edit:
+                        events = events + await settled(reader, partial(reader.end_generation, finish))
+                    yield events, finish
                     return
-                if shown or reading.moves:
-                    yield shown, None
+                if events or reader.has_pending_edit:
+                    yield events, None
             raise BackendProtocolError("the backend ended its stream without saying why")
 
 
-async def _at_end(reading: OutputReader, reason: FinishReason) -> Generated:
-    yield await settled(reading, partial(reading.end, reason)), reason
+async def feed(reader: OutputReader, portion: Sequence[int]) -> list[Event]:
+    """Return the events of some more tokens."""
+    if reader.unsettled > LONG_MESSAGE_TOKENS and max(portion, default=0) >= FIRST_SPECIAL:
+        return await in_thread(reader, partial(reader.feed, portion))
+    return reader.feed(portion)
 
 
-async def _at_once(shown: list[Event], reason: FinishReason) -> Generated:
-    yield shown, reason
+async def replay_journal(reader: OutputReader, journal: Tokens, opening: Tokens) -> list[Event]:
+    """Return the events of a journal; a long one is replayed in a thread."""
+    replay = partial(reader.replay, journal, opening)
+    return await in_thread(reader, replay) if len(journal) > LONG_JOURNAL_TOKENS else replay()
 
 
-class Feeder:
-    """Feeds portions of a generation to `reading`, with pauses."""
-
-    def __init__(self, reading: OutputReader) -> None:
-        self._reading = reading
-        self._pauses = Pauses()
-
-    async def feed(self, portion: Sequence[int]) -> list[Event]:
-        """Return the events of some more tokens."""
-        await self._pauses.before(portion)
-        reading = self._reading
-        if reading.unsettled > LONG_MESSAGE_TOKENS and max(portion, default=0) >= FIRST_SPECIAL:
-            return await settled(reading, lambda: reading.feed(portion))
-        return reading.feed(portion)
-
-
-async def settled(reading: OutputReader, work: Callable[[], T]) -> T:
-    """Run `work`, which may settle the open message of `reading`.
+async def settled(reader: OutputReader, work: Callable[[], T]) -> T:
+    """Run `work`, which may settle the open message of `reader`.
 
     It runs in a thread if that message is long.
     """
-    return await in_thread(reading, work) if reading.unsettled > LONG_MESSAGE_TOKENS else work()
+    return await in_thread(reader, work) if reader.unsettled > LONG_MESSAGE_TOKENS else work()
 
 
-async def in_thread(reading: OutputReader, work: Callable[[], T]) -> T:
-    """Run `work` on `reading` in a thread."""
+async def in_thread(reader: OutputReader, work: Callable[[], T]) -> T:
+    """Run `work` on `reader` in a thread."""
     # The thread continues when its caller is cancelled. It must not change a report that was already sent.
-    with reading.apart():
+    with reader.detached():
         return await asyncio.to_thread(work)
+
+
+async def _end(reader: OutputReader, reason: FinishReason) -> Generated:
+    yield await settled(reader, partial(reader.end_generation, reason)), reason
+
+
+async def _only(events: list[Event], reason: FinishReason) -> Generated:
+    yield events, reason

@@ -1,4 +1,4 @@
-"""Step transitions: the state after a generation determines the next step.
+"""Steps of an answer: their items, and the next step, which follows from the state after a generation.
 
 `next_step` is pure. A step never rewrites anything. It extends the conversation by the generated items and the results
 of server tools. It opens the next message if the model must not choose it.
@@ -6,8 +6,9 @@ of server tools. It opens the next message if the model must not choose it.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import TypeAlias, assert_never
+from typing import Final, TypeAlias, assert_never
 
 from unisono.core.conversation import (
     AssistantCall,
@@ -18,9 +19,15 @@ from unisono.core.conversation import (
     Phase,
     ToolResult,
 )
-from unisono.core.events import Closed, HostedCall, Listing, Reasoning, Text, ToolCall
+from unisono.core.events import Closed, Delta, Event, HostedCall, Listing, Opened, Reasoning, Text, ToolCall
+from unisono.core.events import Item as EventItem
 from unisono.core.generation import FinishReason
-from unisono.engine.server_tools.tools import ServerToolCall
+from unisono.engine.server_tools.tools import OfferedServerTools, ServerToolCall
+
+# Names of rules (see `core.recovery_rules.RULES`).
+ANALYSIS_ONLY: Final = "analysis-only"
+TOOLS_ENDED: Final = "tools-ended"
+LATE_CALL: Final = "late-call"
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,13 +35,13 @@ class AnswerState:
     """State of an answer at the end of a step, or after its tools were run."""
 
     reason: FinishReason = FinishReason.STOP
-    shown: bool = False  # the step contains anything but reasoning
-    answered: bool = False  # the step contains text on `final`
+    has_output: bool = False  # the step contains anything but reasoning
+    has_final: bool = False  # the step contains text on `final`
     cut_call: bool = False
-    opened: bool = False  # the gateway opened the step's message, so its outcome is final
+    is_final_open: bool = False  # the gateway opened the step's message, so its outcome is final
     calls: tuple[ServerToolCall, ...] = ()  # complete calls of server tools in the step
-    ran: bool = False  # the calls were run, which ends the step
-    handed: bool = False  # the client has to act: its own calls, or requests for approval, are open
+    has_run: bool = False  # the calls were run, which ends the step
+    needs_client: bool = False  # the client has to act: its own calls, or requests for approval, are open
     exhausted: bool = False  # no more tools are run
     paused: bool = False  # no more tools are run until the client continues the answer
 
@@ -79,7 +86,7 @@ class Generate:
 class OpenFinal:
     """Open the answer that the model owes and let it continue."""
 
-    rule: str = "analysis-only"
+    rule: str = ANALYSIS_ONLY
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,26 +105,26 @@ def next_step(answer: AnswerState) -> Step:
     Calls run while any are allowed, and the model continues after their results. If the answer contains only reasoning,
     or no more calls are allowed, the final message is opened once. Otherwise the answer is complete.
     """
-    if answer.ran:
-        return _behind_results(answer)
+    if answer.has_run:
+        return _after_results(answer)
     if answer.reason is not FinishReason.STOP:
         return AnswerDone()
     if answer.calls and not answer.exhausted:
         return RunTools(answer.calls)
-    if answer.shown or answer.cut_call or answer.opened:
+    if answer.has_output or answer.cut_call or answer.is_final_open:
         return AnswerDone()
-    return OpenFinal("tools-ended") if answer.calls else OpenFinal()
+    return OpenFinal(TOOLS_ENDED) if answer.calls else OpenFinal()
 
 
-def _behind_results(answer: AnswerState) -> Step:
-    if answer.handed:
+def _after_results(answer: AnswerState) -> Step:
+    if answer.needs_client:
         return AnswerDone()
     if answer.exhausted:
-        return AnswerDone() if answer.answered else OpenFinal("tools-ended")
+        return AnswerDone() if answer.has_final else OpenFinal(TOOLS_ENDED)
     return AnswerDone(paused=True) if answer.paused else Generate()
 
 
-def to_said(closed: Closed) -> Item | None:
+def to_item(closed: Closed) -> Item | None:
     """Convert a finished item for the next step's prompt; its tokens stay the same.
 
     Text on any channel becomes a preamble. After a final answer the renderer would omit reasoning, but this answer is
@@ -134,3 +141,147 @@ def to_said(closed: Closed) -> Item | None:
             return None
         case _:
             assert_never(closed.item)
+
+
+class ServerToolFilter:
+    """Filter that separates server tool calls from the other events of an answer.
+
+    The calls can then be emitted one by one, each with its outcome. The remaining items are renumbered, so that the
+    client's indices have no gaps. With `parallel_calls` False, the filter keeps one call of the client; server tool
+    calls do not count.
+    """
+
+    def __init__(self, tools: OfferedServerTools, *, parallel_calls: bool) -> None:
+        self._tools = tools
+        self._parallel_calls = parallel_calls
+        self._open: EventItem | None = None
+        self._client_calls = 0
+        self.item_count = 0  # items emitted so far, which is the next item's index
+        self.calls: list[ServerToolCall] = []  # complete calls of server tools in the current step
+        self.step_items: list[Item] = []  # all items of the current step, including server tool calls
+        self.has_final = False  # text on `final` was emitted in the current step
+
+    def start_step(self) -> None:
+        self.calls, self.step_items, self.has_final = [], [], False
+
+    def drop_calls(self) -> None:
+        """Discard the server tool calls of the current step, which are not run."""
+        dropped = {call.call_id for call in self.calls}
+        self.step_items = [
+            item for item in self.step_items if not (isinstance(item, AssistantCall) and item.call_id in dropped)
+        ]
+        self.calls = []
+
+    def filter(self, events: Sequence[Event]) -> list[Event]:
+        out: list[Event] = []
+        for event in events:
+            match event:
+                case Opened(item):
+                    self._open = self._to_emit(item)
+                    if self._open is not None:
+                        out.append(Opened(self._open))
+                case Delta(_, text):
+                    if self._open is not None:
+                        out.append(Delta(self._open, text))
+                case Closed():
+                    self._close(event, out)
+                case _:
+                    out.append(event)
+        return out
+
+    def _to_emit(self, item: EventItem) -> EventItem | None:
+        """Return the item as it is emitted; None if it is not emitted."""
+        match item:
+            case ToolCall():
+                if item.name in self._tools or (self._client_calls and not self._parallel_calls):
+                    return None
+                return replace(item, index=self.item_count, call_index=self._client_calls)
+            case Reasoning() | Text():
+                return replace(item, index=self.item_count)
+            case HostedCall() | Listing():
+                return item
+            case _:
+                assert_never(item)
+
+    def _close(self, closed: Closed, out: list[Event]) -> None:
+        item = closed.item
+        whole_or_text = closed.complete or not isinstance(item, ToolCall)
+        if whole_or_text and (own := to_item(closed)) is not None:
+            self.step_items.append(own)
+        if self._open is not None:
+            out.append(replace(closed, item=self._open))
+            self.item_count += 1
+            self._client_calls += isinstance(item, ToolCall)
+            self.has_final = self.has_final or (isinstance(item, Text) and item.phase is Phase.FINAL)
+        elif isinstance(item, ToolCall) and item.name in self._tools and closed.complete:
+            self.calls.append(ServerToolCall(item.call_id, item.name, closed.text, closed.tokens))
+        self._open = None
+
+
+class AnswerItems:
+    """Items of an answer: those of the current step, and those of the steps before it.
+
+    Without server tools, `step_filter` is None, and the items of the current step follow from its events.
+    """
+
+    def __init__(self, step_filter: ServerToolFilter | None) -> None:
+        self._filter = step_filter
+        self._earlier: list[Item] = []  # items of earlier steps, with the results of server tools
+        self._prompted = 0  # number of earlier items when the current generation started
+        self._closed_before = 0  # number of `closed` items that belong to earlier steps
+        self.closed: list[Closed] = []
+        self.step = 0  # steps that ended and were followed by another one
+        self.has_started = False  # a generation was started
+        self.is_final_open = False  # the step's prompt ends in the header of the answer
+
+    def start_generation(self) -> None:
+        self.has_started = True
+        self._prompted = len(self._earlier)
+
+    def end_step(self) -> None:
+        self._earlier += self._of_step()
+        self._closed_before = len(self.closed)
+        self.step += 1
+        if self._filter is not None:
+            self._filter.start_step()
+
+    def end_round(self) -> None:
+        """Exclude the server tool calls that were emitted since `end_step` from the items of the next step."""
+        self._closed_before = len(self.closed)
+
+    def add_result(self, result: ToolResult) -> None:
+        self._earlier.append(result)
+
+    @property
+    def results_by_call(self) -> dict[str, ToolResult]:
+        return {item.call_id: item for item in self._earlier if isinstance(item, ToolResult)}
+
+    @property
+    def context(self) -> StepContext:
+        """Return what the steps before the current one add to the conversation."""
+        results = (item for item in self._earlier[: self._prompted] if isinstance(item, ToolResult))
+        return StepContext(self.step, self.is_final_open, tuple(self._earlier), tuple(results))
+
+    @property
+    def context_of_final(self) -> StepContext:
+        """Return the context of the next step, if it opens an answer."""
+        return StepContext(self.step + 1, is_final_open=True, items=(*self._earlier, *self._of_step()))
+
+    def state(self, reason: FinishReason, *, cut_call: bool, exhausted: bool) -> AnswerState:
+        """Return the state of the answer at the end of a step."""
+        closed = self.closed[self._closed_before :]
+        return AnswerState(
+            reason,
+            has_output=any(not isinstance(each.item, Reasoning) for each in closed),
+            has_final=self._filter is not None and self._filter.has_final,
+            cut_call=cut_call,
+            is_final_open=self.is_final_open,
+            calls=() if self._filter is None else tuple(self._filter.calls),
+            needs_client=any(isinstance(each.item, ToolCall) and each.complete for each in closed),
+            exhausted=exhausted,
+        )
+
+    def _of_step(self) -> list[Item]:
+        if self._filter is not None:
+            return self._filter.step_items
+        return [item for closed in self.closed[self._closed_before :] if (item := to_item(closed)) is not None]

@@ -13,22 +13,27 @@ from typing import Final
 
 from unisono.core.conversation import Json, Tokens
 from unisono.core.events import Event, Repaired
-from unisono.core.generation import CALL, END, ENDOFTEXT, FIRST_SPECIAL, STOP_TOKENS, Constraint, FinishReason
+from unisono.core.generation import CALL, END, FIRST_SPECIAL, Constraint, FinishReason
 from unisono.core.ports import Violation
 from unisono.engine.interventions.controller import BUDGET, REPETITION, InterventionController
 from unisono.engine.interventions.prompt_edit import PromptEdit
-from unisono.engine.interventions.repetition import LENGTH, LENGTH_OF_THOUGHTS, STRIDE, repeats
-from unisono.engine.interventions.requirements import OutputRequirements
-from unisono.engine.journal import FIRST_MARK, NOTED, STEP_ENDED, JournalEntry, TokenSource
+from unisono.engine.interventions.repetition import (
+    CHECK_INTERVAL_TOKENS,
+    REASONING_REPEAT_TOKENS,
+    REPEAT_TOKENS,
+    repeats,
+)
+from unisono.engine.interventions.requirements import OutputRequirements, requirements_of
+from unisono.engine.journal import NOTED, STOPS, JournalEntry, JournalWriter, TokenSource
 from unisono.engine.request import GenerationRequest
+from unisono.engine.server_tools.tools import OfferedServerTools
 from unisono.harmony.encoding import Encoding
 from unisono.harmony.header import Header
 from unisono.harmony.router import HarmonyRouter
 from unisono.harmony.tools import ToolSet
-from unisono.harmony.utf8_tail import LONGEST, unfinished
+from unisono.harmony.utf8_tail import MAX_CHARACTER_TOKENS, unfinished
 
-STOPS: Final = frozenset({*STOP_TOKENS, ENDOFTEXT})  # tokens that end every generation
-CLOSED: Final = STOPS | {END}
+CLOSING_TOKENS: Final = STOPS | {END}
 
 _NEVER: Final = 1 << 62
 
@@ -45,141 +50,114 @@ class Transcript:
         self,
         encoding: Encoding,
         router: HarmonyRouter,
-        plan: InterventionController,
+        controller: InterventionController,
+        requirements: OutputRequirements,
         *,
-        budget: int | None = None,
-        watches: bool = True,
-        tells_able: bool = False,
+        is_noted: bool = False,
     ) -> None:
+        """`is_noted`: the request has the data that its journal begins with."""
         self._encoding = encoding
         self.router = router
-        self._budget = budget  # limit of reasoning tokens
-        self._watches = watches  # detect endless repetition
-        self._tells_able = tells_able  # record in the journal which constraint kinds the backend enforces
-        self._way = TokenSource()
-        self._kept: list[int] = []
-        self._begun_at = 0
-        self._generated = 0
-        self._free_to = 0
+        self.controller = controller
+        self.requirements = requirements
+        self.journal = JournalWriter()
+        self._budget = requirements.budget  # limit of reasoning tokens
+        self._is_noted = is_noted
+        self._detects_repetition = REPETITION not in requirements.unmended
+        self._start = tuple(encoding.encode_marked("<|start|>assistant"))
+        self._unchecked_to = 0  # journal length up to which only the router can stop the stream
         self._ended: FinishReason | None = None
-        self.plan = plan
-        self.journal: list[int] = []
-        self.noted = False  # the caller knows all notes of the request
-        self.broken_off = False  # the answer ends here: the model repeats itself
-        self.opening: Tokens = ()
-        if budget is not None and budget < 1:
-            plan.exhausted()
-
-    @property
-    def said(self) -> list[int]:
-        """Return the tail of the current step's prompt: generated and inserted tokens."""
-        return [*self._kept, *self._new]
+        self.is_broken_off = False  # the answer ends here: the model repeats itself
+        self.opening: Tokens = ()  # tokens of the message that the step's prompt leaves open
+        if self._budget is not None and self._budget < 1:
+            controller.end_budget()
 
     @property
     def constraint(self) -> Constraint | None:
         """Return the constraint for the next generation."""
         # A body that has begun has none, since a constraint would begin another body.
-        return self.plan.constraint if len(self.said) == self.plan.opened_to else None
+        is_body_empty = self.journal.tail_length == self.controller.step.header_end
+        return self.controller.constraint if is_body_empty else None
 
-    @property
-    def put(self) -> int:
-        """Return the tail's length minus the number of tokens generated in the step."""
-        # Negative if tokens were cut.
-        return len(self._kept) - self._generated
-
-    @property
-    def _new(self) -> list[int]:
-        return [number for number in self.journal[self._begun_at :] if number < FIRST_MARK]
-
-    @property
-    def ended(self) -> bool:
-        """Return whether the step's last token ends every generation."""
-        generated = self._begun_at < len(self.journal)
-        last = self.journal[-1:] if generated else self._kept[-1:]
-        return bool(last) and last[0] in STOPS
-
-    def begin(self, opening: Tokens, *, first: bool) -> None:
+    def start_step(self, opening: Tokens, *, is_first: bool) -> None:
         """Begin a step; `opening` are the tokens of the message that its prompt leaves open."""
         self.opening = opening
-        if opening and not first:
+        if opening and not is_first:
             # The opened message is checked like one that the controller opens itself.
-            self.plan.opened()
+            self.controller.start_final()
             self.router.reread(opening[len(self._start) :], 0, 0)
         elif opening:
             self.router.resume(Header(verbatim=True), opening)
-        elif not first:
+        elif not is_first:
             self.router.resume()
 
     def end_step(self) -> None:
-        self.journal.append(STEP_ENDED)
-        self._begun_at = len(self.journal)
-        self._free_to = 0
-        self._kept, self._generated = [], 0
-        self.plan.begin()
+        self.journal.end_step()
+        self._unchecked_to = 0
+        self.controller.start_step()
 
-    def came(self, way: TokenSource, able: frozenset[str]) -> None:
+    def set_source(self, source: TokenSource, able: frozenset[str]) -> None:
         """Set the source of the next tokens, and the constraint kinds that the backend enforces."""
-        if way != self._way:
-            self._way = way
-            self.journal.append(way.mark)
+        if source != self.journal.source:
+            self.journal.set_source(source)
             # A message with guessed tokens may also contain tokens of the model's own, so this flag is never reset.
-            self.router.canonical = self.router.canonical or way.guessed
-        if self._tells_able and able != self.plan.able:
-            self.plan.able = able
+            self.router.canonical = self.router.canonical or source.guessed
+        if self.requirements.needs_constraints and able != self.controller.enforced_kinds:
+            self.controller.enforced_kinds = able
             kinds: list[Json] = [*sorted(able)]
-            self.note(JournalEntry({ABLE: kinds}))
+            self.add_entry(JournalEntry({ABLE: kinds}))
 
-    def note(self, note: JournalEntry) -> None:
-        self._generated += len(self._new)
-        self._kept = self.said
-        self.journal += note.numbers()
-        self._begun_at = len(self.journal)
-        self._free_to = 0
+    def add_entry(self, entry: JournalEntry, tail: Sequence[int] | None = None) -> None:
+        """Add an entry to the journal; `tail` replaces the tail if it is changed."""
+        self.journal.add_entry(entry, tail)
+        self._unchecked_to = 0
 
     # -- tokens
 
     def feed(self, tokens: Sequence[int]) -> list[Event]:
         """Return the events of more tokens, up to the one at which the controller stops."""
-        if len(self.journal) + len(tokens) < self._free_to:
-            self.journal += tokens
+        journal = self.journal.numbers
+        if len(journal) + len(tokens) < self._unchecked_to:
+            journal += tokens
             events = self.router.feed(tokens)
             if self.router.stopped is not None:
-                self._look()
-                self._free_to = 0
+                self._check_stop()
+                self._unchecked_to = 0
             return events
         events = []
         rest = tokens
-        while rest and self.plan.move is None and not self.broken_off:
+        while rest and self.controller.step.pending is None and not self.is_broken_off:
             if self._ends_reasoning(rest[0]):
                 break
             size = self._portion(rest)
-            self.journal += rest[:size]
+            journal += rest[:size]
             events += self._read(rest[:size])
             rest = rest[size:]
-        self.journal += rest
+        journal += rest
         self.router.count(len(rest))
-        self._look_ahead()
+        self._set_unchecked()
         return events
 
-    def _look_ahead(self) -> None:
+    def _set_unchecked(self) -> None:
         """Set the journal length up to which only the router can stop the stream."""
-        stopped = self.plan.move is not None or self.broken_off
-        if stopped or self.plan.naming or (self._budget is not None and not self.plan.late):
-            self._free_to = 0
+        stopped = self.controller.step.pending is not None or self.is_broken_off
+        if stopped or self.controller.is_naming or (self._budget is not None and not self.controller.is_late):
+            self._unchecked_to = 0
         else:
-            self._free_to = len(self.journal) + (self._to_look if self._watches else _NEVER)
+            size = self._tokens_to_check if self._detects_repetition else _NEVER
+            self._unchecked_to = len(self.journal.numbers) + size
 
     @property
-    def _to_look(self) -> int:
-        return STRIDE - (len(self.journal) - self._begun_at) % STRIDE
+    def _tokens_to_check(self) -> int:
+        return CHECK_INTERVAL_TOKENS - (len(self.journal.numbers) - self.journal.segment_start) % CHECK_INTERVAL_TOKENS
 
     def _portion(self, rest: Sequence[int]) -> int:
         size = len(rest)
-        if self.plan.naming:
+        if self.controller.is_naming:
             return size
-        if self._watches:
-            size = min(size, self._to_look)
-        if self._budget is not None and not self.plan.late:
+        if self._detects_repetition:
+            size = min(size, self._tokens_to_check)
+        if self._budget is not None and not self.controller.is_late:
             # The router may hold back part of a header. A marker may show that these tokens were reasoning, and more
             # reasoning may follow.
             size = next((at for at, token in enumerate(rest[:size], 1) if token >= FIRST_SPECIAL), size)
@@ -188,212 +166,210 @@ class Transcript:
         return size
 
     def _read(self, tokens: Sequence[int]) -> list[Event]:
-        if self.plan.naming:
-            self.plan.name(tokens)
+        if self.controller.is_naming:
+            self.controller.read_name(tokens)
             self.router.count(len(tokens))
             return []
         events = self.router.feed(tokens)
-        self._look()
-        if self.plan.move is None and self._watches and self._to_look == STRIDE:
-            self._look_for_repetition()
+        self._check_stop()
+        if (
+            self.controller.step.pending is None
+            and self._detects_repetition
+            and self._tokens_to_check == CHECK_INTERVAL_TOKENS
+        ):
+            self._check_repetition()
         return events
 
-    def _look(self) -> None:
-        if self.router.stopped is not None and self.plan.move is None:
-            self.plan.stopped(self.router.stopped)
+    def _check_stop(self) -> None:
+        if self.router.stopped is not None and self.controller.step.pending is None:
+            self.controller.handle_stop(self.router.stopped)
 
     def _ends_reasoning(self, token: int) -> bool:
         """End reasoning before `token` if the budget has no room for it."""
         used, thinking = self.router.usage.reasoning_tokens, self.router.thinking
-        if self._budget is None or self.plan.late or used < self._budget:
+        if self._budget is None or self.controller.is_late or used < self._budget:
             return False
         # A marker ends the reasoning: a budget equal to its length is not exceeded.
-        cut = used < self._budget + LONGEST and unfinished(self._encoding, self._new)
+        cut = used < self._budget + MAX_CHARACTER_TOKENS and unfinished(self._encoding, self.journal.new_tokens)
         if cut or (thinking and token >= FIRST_SPECIAL):
             return False
         if thinking:
-            self.plan.thought(len(self._kept) + len(self._new), rule=BUDGET)
+            self.controller.end_reasoning(self.journal.tail_length, rule=BUDGET)
         else:
-            self.plan.exhausted()
+            self.controller.end_budget()
         return thinking is True
 
-    def _look_for_repetition(self) -> None:
-        length = LENGTH_OF_THOUGHTS if self.router.thinking else LENGTH
-        if not repeats(self.journal, self._begun_at, length):
+    def _check_repetition(self) -> None:
+        length = REASONING_REPEAT_TOKENS if self.router.thinking else REPEAT_TOKENS
+        if not repeats(self.journal.numbers, self.journal.segment_start, length):
             return
-        if self.router.thinking and not self.plan.spent:
-            self.plan.thought(len(self._kept) + len(self._new), rule=REPETITION)
+        if self.router.thinking and not self.controller.is_spent:
+            self.controller.end_reasoning(self.journal.tail_length, rule=REPETITION)
         else:
-            self.broken_off = True
+            self.is_broken_off = True
 
     # -- ends and prompt edits
 
-    def end(self, reason: FinishReason) -> list[Event]:
+    def end_generation(self, reason: FinishReason) -> list[Event]:
         """Return the events at a generation's end; a prompt edit may be pending afterwards."""
-        plan = self.plan
-        if plan.naming:
-            plan.name_ended()
+        controller = self.controller
+        if controller.is_naming:
+            controller.end_name()
             self._ended = reason
             return []
         # The output under an enforced constraint is complete, even if the backend does not report its stop token.
-        hidden = self._way.stop_hidden or plan.constraint is not None
+        hidden = self.journal.source.stop_hidden or controller.constraint is not None
         events = self.router.end(reason, stop_hidden=hidden)
-        self._look()
-        if plan.move is None:
-            plan.ended(reason, self.router.closed_to)
-        self._ended = reason if plan.move is not None else None
-        if self.broken_off:
+        self._check_stop()
+        if controller.step.pending is None:
+            controller.handle_end(reason, self.router.closed_to)
+        self._ended = reason if controller.step.pending is not None else None
+        if self.is_broken_off:
             events.append(Repaired(REPETITION, self.router.usage.completion_tokens))
         return events
 
-    def turn(self) -> list[Event]:
+    def apply_edit(self) -> list[Event]:
         """Make the pending prompt edit."""
-        move = self.plan.move
-        assert move is not None
-        if move.trims:
-            return self._trim(move)
-        said = self.said
+        edit = self.controller.step.pending
+        assert edit is not None
+        if edit.trims:
+            return self._trim(edit)
+        said = self.journal.tail
         events: list[Event] = []
-        kept = said[: move.kept]
-        if move.closes:
+        kept = said[: edit.kept]
+        if edit.closes:
             events += self.router.supply([END])
             kept.append(END)
         elif kept and kept[-1] in STOPS:
             # A complete call keeps its own terminator, even if something follows; every other message ends with END.
-            kept[-1] = CALL if kept[-1] == CALL and self.plan.handed else END
+            kept[-1] = CALL if kept[-1] == CALL and self.controller.step.has_call else END
         elif kept and kept[-1] != END:
             kept.append(END)
         start = self._start
-        between = move.between
+        between = edit.between
         if between:
             kept += between if kept else between[len(start) :]
         begin = len(kept)
         opened = bool(self.opening) and not begin
-        added: Sequence[int] = () if opened else (*(start if begin else ()), *move.header)
+        added: Sequence[int] = () if opened else (*(start if begin else ()), *edit.header)
         now = [*kept, *added]
         position = self.router.usage.completion_tokens
-        self._note_move(move, kept, (*added, *move.body))
-        self._kept = [*now, *move.body]
-        events += self.router.reread(() if move.naming else move.header, begin, len(now))
-        self.plan.made(move, begin, len(now))
-        events += self.router.supply(move.body)
-        if move.rule:
-            events.append(Repaired(move.rule, position))
+        self._record_edit(edit, kept, (*added, *edit.body), tail=[*now, *edit.body])
+        events += self.router.reread(() if edit.naming else edit.header, begin, len(now))
+        self.controller.record_edit(edit, begin, len(now))
+        events += self.router.supply(edit.body)
+        if edit.rule:
+            events.append(Repaired(edit.rule, position))
         return events
 
-    def _trim(self, move: PromptEdit) -> list[Event]:
-        kept = self.said[: move.kept]
-        body, stop = move.body, move.body[:0]
+    def _trim(self, edit: PromptEdit) -> list[Event]:
+        kept = self.journal.tail[: edit.kept]
+        body, stop = edit.body, edit.body[:0]
         if body and body[-1] in STOPS:
             body, stop = body[:-1], body[-1:]
         position = self.router.usage.completion_tokens
-        self._note_move(move, kept, move.body)
-        self._kept = [*kept, *move.body]
+        self._record_edit(edit, kept, edit.body, tail=[*kept, *edit.body])
         self.router.trim(body, len(kept) + len(body))
-        self.plan.made(move, move.kept, move.kept)
-        self.broken_off = move.ends
-        return [Repaired(move.rule, position), *self.router.supply(stop)]
+        self.controller.record_edit(edit, edit.kept, edit.kept)
+        self.is_broken_off = edit.ends
+        return [Repaired(edit.rule, position), *self.router.supply(stop)]
 
-    def _note_move(self, move: PromptEdit, kept: Sequence[int], added: Sequence[int]) -> None:
+    def _record_edit(self, edit: PromptEdit, kept: Sequence[int], added: Sequence[int], tail: Sequence[int]) -> None:
         ended, self._ended = self._ended, None
-        value: dict[str, Json] = {MOVED: [*kept[move.kept :], *added], "kept": move.kept}
-        self.note(JournalEntry(value | ({"ended": ended.value} if ended is not None else {})))
+        value: dict[str, Json] = {MOVED: [*kept[edit.kept :], *added], "kept": edit.kept}
+        self.add_entry(JournalEntry(value | ({"ended": ended.value} if ended is not None else {})), tail)
 
-    def again(self, note: JournalEntry) -> list[Event] | None:
+    def replay_entry(self, entry: JournalEntry) -> list[Event] | None:
         """Repeat the action of a journal entry; None if the entry is of another kind."""
-        if isinstance(able := note.value.get(ABLE), list):
-            self.came(self._way, frozenset(map(str, able)))
+        if isinstance(able := entry.value.get(ABLE), list):
+            self.set_source(self.journal.source, frozenset(map(str, able)))
             return []
-        if NOTED in note.value and self.noted:
-            self.note(note)
+        if NOTED in entry.value and self._is_noted:
+            self.add_entry(entry)
             return []
-        if LEFT in note.value:
-            self.drop()
+        if LEFT in entry.value:
+            self.drop_message()
             return []
-        if isinstance(tokens := note.value.get(UNREAD), int):
-            return [] if self._take_back(tokens) else None
-        if MOVED not in note.value:
+        if isinstance(tokens := entry.value.get(UNREAD), int):
+            return [] if self._drop_tokens(tokens) else None
+        if MOVED not in entry.value:
             return None
-        ended = note.value.get("ended")
-        events = self.end(FinishReason(ended)) if isinstance(ended, str) else []
-        return events + (self.turn() if self.plan.move is not None else [])
+        ended = entry.value.get("ended")
+        events = self.end_generation(FinishReason(ended)) if isinstance(ended, str) else []
+        return events + (self.apply_edit() if self.controller.step.pending is not None else [])
 
     # -- continuation after a failed backend
 
-    def take_up(self, able: frozenset[str]) -> None:
+    def resume_elsewhere(self, able: frozenset[str]) -> None:
         """Continue on another backend that enforces the constraint kinds `able`."""
         # A constraint cannot be enforced for the rest of a body. A body that needs one is regenerated, unless part of
         # it was emitted.
-        wanted = self.plan.current.constraint
+        wanted = self.controller.step.last.constraint
         keeps = wanted is not None and wanted.kind in able
-        if keeps and self.plan.opened_to > self.router.closed_to and self.droppable:
-            self.drop()
+        if keeps and self.controller.step.header_end > self.router.closed_to and self.can_drop:
+            self.drop_message()
 
     @property
-    def droppable(self) -> bool:
+    def can_drop(self) -> bool:
         """Return whether a message was begun and nothing of it was emitted."""
-        begun = self.said[max(self.router.closed_to, self.plan.opened_to, 0) :]
-        return not (tuple(begun) in ((), self._start) or self.plan.move is not None or self.router.is_shown)
+        started = self.journal.tail[max(self.router.closed_to, self.controller.step.header_end, 0) :]
+        return not (
+            tuple(started) in ((), self._start) or self.controller.step.pending is not None or self.router.is_shown
+        )
 
-    def drop(self) -> None:
+    def drop_message(self) -> None:
         """Discard the open message, so that it is generated again, after its header if inserted."""
-        place, plan, start = self.router.closed_to, self.plan, self._start
-        put = plan.opened_to > place or (self.opening and not place)
-        now = self.said[: max(plan.opened_to, 0) if put else place]
-        begin = place
-        if not put and now:
-            now[-1:] = [END if now[-1] in STOPS else now[-1], *(() if now[-1] in CLOSED else (END,))]
+        position, controller, start = self.router.closed_to, self.controller, self._start
+        is_inserted = controller.step.header_end > position or (self.opening and not position)
+        now = self.journal.tail[: max(controller.step.header_end, 0) if is_inserted else position]
+        begin = position
+        if not is_inserted and now:
+            now[-1:] = [END if now[-1] in STOPS else now[-1], *(() if now[-1] in CLOSING_TOKENS else (END,))]
             begin = len(now)
             now += start
-        header = self.opening[len(start) :] if self.opening and not place else plan.current.header
-        self.note(JournalEntry({LEFT: place}))
-        self._kept = now
-        self.router.reread(header if put and not plan.naming else (), begin, len(now))
-        plan.names.begin()
+        header = self.opening[len(start) :] if self.opening and not position else controller.step.last.header
+        self.add_entry(JournalEntry({LEFT: position}), now)
+        self.router.reread(header if is_inserted and not controller.is_naming else (), begin, len(now))
+        controller.tool_naming.reset()
 
-    def unread(self) -> bool:
+    def drop_incomplete_character(self) -> bool:
         """Discard an incomplete character at the end that was not emitted; return whether any was."""
-        tokens = unfinished(self._encoding, self.said)
-        return tokens > 0 and self.plan.move is None and self._take_back(tokens)
+        tokens = unfinished(self._encoding, self.journal.tail)
+        return tokens > 0 and self.controller.step.pending is None and self._drop_tokens(tokens)
 
-    def _take_back(self, tokens: int) -> bool:
+    def _drop_tokens(self, tokens: int) -> bool:
         """Discard the last `tokens` tokens, except for whole characters at their beginning."""
         decoder = getincrementaldecoder("utf-8")("replace")
-        instead = self._encoding.encode_generated(decoder.decode(self._encoding.decode_bytes(self.said[-tokens:])))
+        text = decoder.decode(self._encoding.decode_bytes(self.journal.tail[-tokens:]))
+        instead = self._encoding.encode_generated(text)
         if not self.router.unread(tokens, instead):
             return False
-        self.note(JournalEntry({UNREAD: tokens}))
-        self._kept[-tokens:] = instead
+        self.add_entry(JournalEntry({UNREAD: tokens}), [*self.journal.tail[:-tokens], *instead])
         return True
 
-    @property
-    def _start(self) -> Tokens:
-        return tuple(self._encoding.encode_marked("<|start|>assistant"))
 
-
-def course_of(
+def transcript_of(
     encoding: Encoding,
     tools: ToolSet,
-    turn: GenerationRequest,
-    wishes: OutputRequirements,
+    request: GenerationRequest,
+    hosted: OfferedServerTools | None,
     new_call_id: Callable[[], str],
     violation: Violation | None,
 ) -> Transcript:
-    """Return the transcript of an answer to `turn`, at its beginning."""
-    plan = InterventionController(encoding, wishes, violation)
+    """Return the transcript of an answer to `request`, at its beginning."""
+    requirements = requirements_of(request, tools, hosted)
+    controller = InterventionController(encoding, requirements, violation)
     router = HarmonyRouter(
         encoding,
         tools,
         new_call_id,
-        hold_calls=turn.hold_calls,
-        calls_allowed=turn.calls_allowed,
+        hold_calls=request.hold_calls,
+        calls_allowed=request.calls_allowed,
         # Calls of server tools are separated after the router.
-        parallel_calls=turn.parallel_calls or wishes.told,
-        gate=plan,
+        parallel_calls=request.parallel_calls or hosted is not None,
+        gate=controller,
     )
-    watches = REPETITION not in wishes.unmended
-    course = Transcript(encoding, router, plan, budget=wishes.budget, watches=watches, tells_able=wishes.for_backends)
-    course.noted = turn.noted is not None
-    if turn.noted is not None and not turn.journal:
-        course.note(JournalEntry({NOTED: dict(turn.noted)}))
-    return course
+    transcript = Transcript(encoding, router, controller, requirements, is_noted=request.noted is not None)
+    if request.noted is not None and not request.journal:
+        transcript.add_entry(JournalEntry({NOTED: dict(request.noted)}))
+    return transcript

@@ -9,9 +9,9 @@ from typing import Final
 from unisono.core.generation import FIRST_SPECIAL
 from unisono.harmony.encoding import Encoding
 
-LONGEST: Final = 4  # tokens that a character may have
+MAX_CHARACTER_TOKENS: Final = 4  # tokens that a character may have
 
-LOOKED_AT: Final = 16  # tokens that determine whether the last character is complete
+TAIL_TOKENS: Final = 16  # tokens that determine whether the last character is complete
 
 
 def unfinished(encoding: Encoding, tokens: Sequence[int]) -> int:
@@ -19,10 +19,10 @@ def unfinished(encoding: Encoding, tokens: Sequence[int]) -> int:
 
     The number is 0 if the last character is complete, or if the tokens before it are incomplete too.
     """
-    last = tokens[-LOOKED_AT:]
+    last = tokens[-TAIL_TOKENS:]
     if not _ends_inside(encoding, last):
         return 0
-    for begun in range(1, min(LONGEST, len(last)) + 1):
+    for begun in range(1, min(MAX_CHARACTER_TOKENS, len(last)) + 1):
         if last[-begun] >= FIRST_SPECIAL:
             return 0
         if not _ends_inside(encoding, last[:-begun]):

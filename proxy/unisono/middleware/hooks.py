@@ -112,10 +112,10 @@ class HookedStream(BatchStream):
         self._turn = turn
         self._run: GenerationStream | None = None
 
-    async def let_in(self) -> None:
+    async def admit(self) -> None:
         if self._run is None:
             self._run = await self._asked_for()
-        await self._run.let_in()
+        await self._run.admit()
 
     async def aclose(self) -> None:
         await super().aclose()

@@ -17,7 +17,6 @@ from typing import Final
 
 from unisono.access.prices import PriceList
 from unisono.access.usage_ledger import UsageLedger
-from unisono.api.unisono_object import limit_headers
 from unisono.core.access import Caller
 from unisono.core.conversation import AssistantCall, Conversation, Preamble, Tokens, ToolResult
 from unisono.core.events import Event, Finished
@@ -182,7 +181,7 @@ class MeteredStream(WrappedStream):
         self._journal_usage = Usage()
         """Usage of earlier streams, whose journal this stream continues."""
 
-    async def let_in(self) -> None:
+    async def admit(self) -> None:
         """Reserve quota and admit the stream.
 
         Raises `LimitReached`, `StoreUnavailable`, and refusals of the inner stream. Such a refusal is an error in the
@@ -190,7 +189,7 @@ class MeteredStream(WrappedStream):
         """
         await self._hold()
         try:
-            await self._run.let_in()
+            await self._run.admit()
         except Exception:
             self._begun = True
             self._metered.books.enter(self._settlement(Usage(), errors=1))
@@ -289,7 +288,7 @@ class MeteredStream(WrappedStream):
 def refused(limit: QuotaKind, standing: QuotaStatus) -> LimitReached:
     refusal = REFUSALS[limit]
     again_s = refusal.again_s if standing.again_s is None else standing.again_s
-    return refusal.error(refusal.words, retry_after_s=again_s, headers=limit_headers(standing))
+    return refusal.error(refusal.words, retry_after_s=again_s, quota=standing)
 
 
 def _guessed(turn: GenerationRequest) -> int:

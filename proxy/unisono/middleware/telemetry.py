@@ -33,7 +33,7 @@ from unisono.core.events import (
 from unisono.core.generation import MESSAGE
 from unisono.core.observer import GenerationBegan, GenerationDone, GenerationOutcome, Observer
 from unisono.core.trace_context import ARRIVED, TraceContext
-from unisono.engine.replay import to_asked
+from unisono.engine.replay import to_record
 from unisono.engine.request import (
     GenerationReport,
     GenerationRequest,
@@ -109,7 +109,7 @@ class ObservedService(GenerationService):
             resumed=bool(turn.journal),
             span=span,
             span_parent=arrived.span_id if arrived is not None else "",
-            asked=to_asked(turn) if self._recorded else None,
+            asked=to_record(turn) if self._recorded else None,
         )
         return ObservedStream(self._turns.start(turn), began, self._observers)
 

@@ -47,8 +47,8 @@ class PassthroughGeneration(BatchStream):
             while True:
                 shown = False
                 try:
-                    place = await places.place_for(demand)
-                    places.asked()
+                    place = await places.acquire(demand)
+                    places.record_use()
                     async with aclosing(self._answer(places, place)) as batches:
                         async for batch in batches:
                             shown = True
@@ -57,7 +57,7 @@ class PassthroughGeneration(BatchStream):
                     # No other backend can continue in the middle of an answer that was passed through.
                     await places.recover(error, Progress.SEEN if shown else Progress.NOTHING, resumable=False)
                 else:
-                    places.let_go()
+                    places.pause()
                     return
         finally:
             places.release()
@@ -110,9 +110,9 @@ class PassthroughGeneration(BatchStream):
             sent_body(passage, turn.max_tokens),
             passage.stream,
             starred(turn.model, passage.model),
-            places.timeouts(place),
+            places.start_attempt(place),
             turn.request_id,
-            places.span(0),
+            places.trace_span(0),
         )
 
 

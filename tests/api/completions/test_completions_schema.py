@@ -109,7 +109,7 @@ def test_fields_are_honoured() -> None:
     assert turn.raw is not None
     assert (turn.max_tokens, turn.stop, turn.sampling.seed, turn.sampling.temperature) == (7, ("end",), 3, 0.5)
     assert (turn.raw.stop_tokens, turn.raw.hides_special) == (frozenset({200007}), False)
-    assert (turn.surface, turn.history_at, turn.tenant) == ("completions", "prompt", "team")
+    assert (turn.surface, turn.fields.conversation, turn.tenant) == ("completions", "prompt", "team")
     assert turns_of().turns[0].max_tokens == 16
 
 

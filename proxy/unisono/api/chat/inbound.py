@@ -18,6 +18,7 @@ from unisono.api.gateway_tools import NOTHING_TO_RUN, RunnableTools, hosting_of
 from unisono.api.history_builder import History, split_markers
 from unisono.api.model_rules import NO_RULES, ModelRules
 from unisono.api.notes import MAX_NOTES, notes_on_begun, without_effect
+from unisono.api.request_fields import request_fields
 from unisono.api.sampling import to_sampling
 from unisono.api.tool_choice import ChoiceMode, OfferedTools, ToolChoice, to_choice
 from unisono.api.tools import CallForm, DeclaredTool, Toolbox, to_toolbox, wrap_input
@@ -90,6 +91,7 @@ def to_turn(
     form = request.response_format.form("response_format") if request.response_format else None
     turn = GenerationRequest(
         model=model,
+        fields=request_fields("messages", tool="tools.{index}.function"),
         conversation=conversation,
         sampling=to_sampling(request),
         max_tokens=request.max_completion_tokens or request.max_tokens,

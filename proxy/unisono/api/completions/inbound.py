@@ -13,6 +13,7 @@ from typing import Final
 from unisono.api.completions.schema import MAX_CHOICES, CompletionRequest
 from unisono.api.model_rules import NO_RULES, ModelRules
 from unisono.api.notes import MAX_NOTES, without_effect
+from unisono.api.request_fields import request_fields
 from unisono.api.sampling import to_sampling
 from unisono.core.access import Caller
 from unisono.core.conversation import Conversation, Preamble, UserMessage
@@ -132,7 +133,7 @@ def _turn(
         request_id=request_id,
         surface="completions",
         failover=rules.failover,
-        history_at="prompt",
+        fields=request_fields("prompt"),
         raw=raw,
     )
 

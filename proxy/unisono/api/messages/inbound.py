@@ -24,6 +24,7 @@ from unisono.api.messages.server_tool_setup import (
 )
 from unisono.api.model_rules import NO_RULES, ModelRules
 from unisono.api.notes import MAX_NOTES, notes_on_begun, without_effect
+from unisono.api.request_fields import request_fields
 from unisono.api.response_format import SchemaSpec
 from unisono.api.sampling import to_sampling
 from unisono.api.tool_choice import ChoiceMode, ToolChoice
@@ -136,8 +137,7 @@ def to_turn(
         choice=_choice(request, asked, toolbox, servers),
         form=form,
         reasoning_budget=smallest((_budget(request), model.rules.reasoning_budget)),
-        tools_at="tools.{index}",
-        schema_field="input_schema",
+        fields=request_fields("messages", tool_schema="input_schema"),
     )
     turn = model.rules.applied_to(turn)
     every = [*_notes_on(request, turn, hosted, form_at), *toolbox.notes, *notes]

@@ -15,6 +15,7 @@ from unisono.api.content_parts import join
 from unisono.api.field_types import MAX_MESSAGES, OpenModel, smallest
 from unisono.api.model_rules import NO_RULES, ModelRules
 from unisono.api.notes import MAX_NOTES, without_effect
+from unisono.api.request_fields import request_fields
 from unisono.api.responses.input_conversion import InputConversion, KnownState
 from unisono.api.responses.input_items import InputApprovalRequest, InputItem, InputReasoning, InputReference
 from unisono.api.responses.items import COMPLETED, NewId, Wire, prefix_of
@@ -119,8 +120,7 @@ def to_turn(
         dated=dated,
         sticky=sticky,
         hosting=hosting,
-        tools_at="tools.{index}",
-        history_at="input",
+        fields=request_fields("input"),
     )
     turn = with_wishes(turn, request, on_offer(request, toolbox, servers), rules)
     return ResponsesTurn(turn, entries, toolbox, notes_of(request, toolbox, reading))

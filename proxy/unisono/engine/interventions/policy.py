@@ -43,7 +43,7 @@ class HeaderAction(Enum):
     SKIP = auto()
 
 
-_BY_OWED: Final[dict[Obligation, dict[MessageKind, HeaderAction]]] = {
+_BY_OBLIGATION: Final[dict[Obligation, dict[MessageKind, HeaderAction]]] = {
     Obligation.NOTHING: {},
     Obligation.CALL: {
         MessageKind.LATE_THOUGHT: HeaderAction.FORCE,
@@ -63,7 +63,7 @@ _ALWAYS: Final[dict[MessageKind, HeaderAction]] = {
 
 OPENING: Final[dict[tuple[Obligation, MessageKind], HeaderAction]] = {
     (owed, message): special.get(message, _ALWAYS.get(message, HeaderAction.PASS))
-    for owed, special in _BY_OWED.items()
+    for owed, special in _BY_OBLIGATION.items()
     for message in MessageKind
 }
 """Action for a message with a known header, by obligation and message kind."""
@@ -86,8 +86,8 @@ def fault_of(text: str, *, objects: bool) -> BodyFault:
 class BodyAction(Enum):
     """Action for a complete message that was not emitted."""
 
-    SAID = auto()
-    AGAIN = auto()  # generate the message again; after the last attempt, emit it as it is
+    EMIT = auto()
+    REGENERATE = auto()  # generate the message again; after the last attempt, emit it as it is
     REFUSE = auto()  # tell the model that the tool is not available; the second time, open the answer
 
 
@@ -97,14 +97,14 @@ _JUDGED: Final = frozenset({MessageKind.WANTED, MessageKind.STRICT, MessageKind.
 CLOSING: Final[dict[tuple[MessageKind, BodyFault], BodyAction]] = {
     (message, fault): BodyAction.REFUSE
     if message is MessageKind.BARRED
-    else BodyAction.AGAIN
+    else BodyAction.REGENERATE
     if fault is BodyFault.BROKEN or (fault is BodyFault.UNLIKE and message in _JUDGED)
-    else BodyAction.SAID
+    else BodyAction.EMIT
     for message in MessageKind
     for fault in BodyFault
 }
 """Action for a complete message that was not emitted, by message kind and fault."""
 
-MOST_AGAIN: Final = 2  # regenerations per message
+MAX_REGENERATIONS: Final = 2  # per message
 MAX_TRIMS: Final = 2  # per attempt at a message
-MOST_MOVES: Final = 16  # edits per step; then the model continues without interventions
+MAX_EDITS: Final = 16  # edits per step; then the model continues without interventions

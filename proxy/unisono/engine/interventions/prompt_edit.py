@@ -6,7 +6,7 @@ journal on another replica. No I/O.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from hashlib import sha256
 from typing import Final
 
@@ -85,6 +85,24 @@ class PromptEdit:
 
 
 NOT_AVAILABLE: Final = "This tool is not available now. Use another one, or answer without."
+
+
+@dataclass(slots=True)
+class StepInterventions:
+    """Interventions in one step of an answer."""
+
+    edits: int = 0
+    edits_before: int = 0  # edits in the step before
+    regenerations_at_end: int = 0  # times that a required call was opened after a generation ended
+    trims: int = 0
+    attempts: RejectedAttempts = NONE_REJECTED  # at the current message
+    has_skipped: bool = False  # reasoning after its budget was closed, and no other message followed
+    is_answering: bool = False  # the answer's header was inserted
+    has_call: bool = False  # a complete call was made
+    pending: PromptEdit | None = None  # edit to be made before anything else is generated
+    last: PromptEdit = field(default_factory=PromptEdit)  # the edit that was made last
+    header_end: int = -1  # position after the header that was inserted last; -1 for none
+    name_start: int = 0  # position of the message whose recipient is being named
 
 
 class HeaderSpelling:

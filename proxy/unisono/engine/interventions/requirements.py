@@ -20,7 +20,7 @@ from unisono.engine.interventions.tool_names import recipient_of
 from unisono.engine.request import AllowedTools, ForcedCalls, GenerationRequest
 from unisono.engine.server_tools.tools import OfferedServerTools, decided_calls
 from unisono.harmony.builtin_tools import FUNCTIONS_OF, is_builtin
-from unisono.harmony.header import Header
+from unisono.harmony.header import ANALYSIS, COMMENTARY, Header
 from unisono.harmony.recipients import FUNCTIONS, RecipientKind
 from unisono.harmony.tools import ToolSet
 
@@ -42,7 +42,7 @@ class OutputRequirements:
     schemas: Mapping[str, Schema] = field(default_factory=dict)
     texts: frozenset[str] = frozenset()  # tools that accept any text
     strict: frozenset[str] = frozenset()
-    told: bool = False  # the model reads error results about invalid calls of tools outside `own`
+    has_server_tools: bool = False  # the model reads error results about invalid calls of tools outside `own`
     own: frozenset[str] = frozenset()  # the client's own tools
     form: AnswerForm | None = None
     budget: int | None = None
@@ -53,28 +53,57 @@ class OutputRequirements:
     whole: bool = False
 
     @property
-    def for_backends(self) -> bool:
+    def constraint_kinds(self) -> frozenset[str]:
+        """Return the constraint kinds that a backend should enforce."""
+        forced = self.forced or ()
+        kinds = {constraint_of(self.schemas[name]).kind for name in forced if name in self.schemas}
+        if len(forced) > 1:
+            kinds.add(OneOf.kind)
+        if self.form is not None:
+            kinds.add(constraint_of(self.form.schema).kind)
+        return frozenset(kinds)
+
+    @property
+    def needs_constraints(self) -> bool:
         """Return whether it matters which constraints a backend can enforce."""
         # An invalid call of a client tool is generated again, under its schema if possible.
         return self.forced is not None or self.form is not None or bool(self.own and self.tools)
 
+    @property
+    def form_constraint(self) -> Constraint:
+        return AnyJson() if self.form is None else constraint_of(self.form.schema)
 
-def kinds_wanted(wishes: OutputRequirements) -> frozenset[str]:
-    """Return the constraint kinds that a backend should enforce."""
-    kinds = {constraint_of(wishes.schemas[name]).kind for name in wishes.forced or () if name in wishes.schemas}
-    if wishes.forced and len(wishes.forced) > 1:
-        kinds.add(OneOf.kind)
-    if wishes.form is not None:
-        kinds.add(constraint_of(wishes.form.schema).kind)
-    return frozenset(kinds)
+    def constraint_for(self, header: Header) -> Constraint | None:
+        """Return the constraint for the body of a message; None if there is none."""
+        recipient = recipient_of(header)
+        if not recipient:
+            return self.form_constraint
+        schema = self.schemas.get(recipient)
+        return None if schema is None else constraint_of(schema)
+
+    def message_kind(self, header: Header, *, is_call_owed: bool, is_late: bool) -> MessageKind:
+        """Return the role of a message. `is_late`: the reasoning budget is used up."""
+        recipient = recipient_of(header)
+        if header.is_call and self.calls_allowed:
+            if is_call_owed and recipient in (self.forced or ()):
+                return MessageKind.WANTED
+            if self.allowed is not None and recipient not in self.allowed:
+                return MessageKind.BARRED
+            return MessageKind.STRICT if recipient in self.strict else MessageKind.CALL
+        if recipient or header.channel == ANALYSIS:
+            return MessageKind.LATE_THOUGHT if is_late else MessageKind.THOUGHT
+        # Without tools, nothing can follow a preamble.
+        return MessageKind.PREAMBLE if header.channel == COMMENTARY and self.tools else MessageKind.ANSWER
 
 
-def wishes_of(turn: GenerationRequest, tools: ToolSet, hosted: OfferedServerTools | None) -> OutputRequirements:
-    """Return the requirements of `turn`; `tools` are all declared tools."""
+def requirements_of(
+    request: GenerationRequest, tools: ToolSet, hosted: OfferedServerTools | None
+) -> OutputRequirements:
+    """Return the requirements of `request`; `tools` are all declared tools."""
     # A message that the client began itself is not changed.
-    free = turn.conversation.prefill is None
-    choice = turn.choice if turn.calls_allowed and free else None
-    client = {f"{FUNCTIONS}{tools.wire(tool.name)}": tool for tool in turn.conversation.preamble.tools}
+    free = request.conversation.prefill is None
+    choice = request.choice if request.calls_allowed and free else None
+    client = {f"{FUNCTIONS}{tools.wire(tool.name)}": tool for tool in request.conversation.preamble.tools}
     every = {} if hosted is None else {_recipient(name, tools): tool for name, tool in hosted.every.items()}
     schemas: dict[str, Schema] = {
         name: tool.parameters or NO_ARGUMENTS for name, tool in client.items() if not tool.free_text
@@ -84,22 +113,22 @@ def wishes_of(turn: GenerationRequest, tools: ToolSet, hosted: OfferedServerTool
     on_offer = [f"{FUNCTIONS}{declaration.name}" for declaration in tools.declarations]
     on_offer += [name for name in every if is_builtin(name)]
     meant = frozenset[str]() if choice is None else _meant(choice, tools, every, on_offer)
-    owed = isinstance(choice, ForcedCalls) and not _is_approved(meant, turn, tools)
+    owed = isinstance(choice, ForcedCalls) and not _is_approved(meant, request, tools)
     return OutputRequirements(
-        tools=tuple(on_offer) if turn.calls_allowed else (),
+        tools=tuple(on_offer) if request.calls_allowed else (),
         forced=tuple(name for name in on_offer if name in meant) if owed else None,
         allowed=meant if isinstance(choice, AllowedTools) else None,
         schemas=schemas,
         texts=frozenset(name for name, tool in client.items() if tool.free_text),
-        strict=frozenset(name for name, tool in client.items() if tool.strict and turn.calls_allowed),
-        told=hosted is not None,
+        strict=frozenset(name for name, tool in client.items() if tool.strict and request.calls_allowed),
+        has_server_tools=hosted is not None,
         own=frozenset(client),
-        form=turn.form if free else None,
-        budget=turn.reasoning_budget,
-        unmended=turn.unmended,
-        calls_allowed=turn.calls_allowed,
-        hold_calls=turn.hold_calls,
-        whole=turn.whole,
+        form=request.form if free else None,
+        budget=request.reasoning_budget,
+        unmended=request.unmended,
+        calls_allowed=request.calls_allowed,
+        hold_calls=request.hold_calls,
+        whole=request.whole,
     )
 
 
@@ -118,13 +147,13 @@ def _meant(
     return frozenset(meant)
 
 
-def _is_approved(meant: frozenset[str], turn: GenerationRequest, tools: ToolSet) -> bool:
+def _is_approved(meant: frozenset[str], request: GenerationRequest, tools: ToolSet) -> bool:
     """Return whether one of the approved calls, which run before any generation, is in `meant`.
 
     A client that approves a call also repeats the choice that led to it. Without this check it would have to approve
     calls forever.
     """
-    approved, _ = ([], []) if turn.hosting is None else decided_calls(turn.conversation, turn.hosting)
+    approved, _ = ([], []) if request.hosting is None else decided_calls(request.conversation, request.hosting)
     return any(_recipient(call.name, tools) in meant for call in approved)
 
 
@@ -146,16 +175,16 @@ class BodyChecks:
     Without `violation`, schemas are not checked.
     """
 
-    def __init__(self, wishes: OutputRequirements, violation: Violation | None) -> None:
-        self._wishes = wishes
+    def __init__(self, requirements: OutputRequirements, violation: Violation | None) -> None:
+        self._requirements = requirements
         self._violation = violation
 
     def judged(self, message: MessageKind, header: Header, text: str, *, has_form: bool) -> tuple[BodyFault, str]:
         """Return the fault of a body, and its text, without a code fence where that makes it valid."""
-        form = self._wishes.form
+        form = self._requirements.form
         if form is not None and has_form:
             fault = self._fault(text, form.schema, objects=form.schema is None)
-            if fault is BodyFault.NONE or CODE_FENCE in self._wishes.unmended:
+            if fault is BodyFault.NONE or CODE_FENCE in self._requirements.unmended:
                 return fault, text
             content = without_code_fence(text)
             if content is not None and self._fault(content, form.schema, objects=form.schema is None) is BodyFault.NONE:
@@ -163,19 +192,19 @@ class BodyChecks:
             return fault, text
         if not self.is_json_call(message, header):
             return BodyFault.NONE, text
-        schema = None if message is MessageKind.CALL else self._wishes.schemas.get(recipient_of(header))
+        schema = None if message is MessageKind.CALL else self._requirements.schemas.get(recipient_of(header))
         return self._fault(text or "{}", schema, objects=True), text
 
     def is_json_call(self, message: MessageKind, header: Header) -> bool:
         """Return whether a message is a call whose arguments are checked here."""
-        wishes, recipient = self._wishes, recipient_of(header)
-        if message not in (MessageKind.WANTED, MessageKind.STRICT, MessageKind.CALL) or recipient in wishes.texts:
+        requirements, recipient = self._requirements, recipient_of(header)
+        if message not in (MessageKind.WANTED, MessageKind.STRICT, MessageKind.CALL) or recipient in requirements.texts:
             return False
-        if header.recipient.kind is not RecipientKind.FUNCTION and recipient not in wishes.schemas:
+        if header.recipient.kind is not RecipientKind.FUNCTION and recipient not in requirements.schemas:
             return False
         # For other calls the content type decides. The model reads error results about invalid calls of server tools.
         is_certain = message is not MessageKind.CALL
-        is_own = not wishes.told or recipient in wishes.own
+        is_own = not requirements.has_server_tools or recipient in requirements.own
         return is_certain or (header.content_type in (None, "json") and is_own)
 
     def _fault(self, text: str, schema: Schema | None, *, objects: bool) -> BodyFault:

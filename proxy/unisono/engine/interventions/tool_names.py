@@ -17,7 +17,7 @@ from unisono.harmony.encoding import Encoding
 from unisono.harmony.header import COMMENTARY, Header
 from unisono.harmony.recipients import FUNCTIONS, Recipient, RecipientKind, read_recipient
 
-MOST_TOKENS: Final = 48  # tokens that are read as a name
+MAX_NAME_TOKENS: Final = 48
 _NAME = re.compile(r"[A-Za-z0-9_.-]*")
 
 
@@ -33,7 +33,7 @@ class ToolNaming:
         functions = all(recipient.startswith(FUNCTIONS) for recipient in recipients)
         self._stem = " to=functions" if functions else " to="
         self._tails = {f" to={recipient}".removeprefix(self._stem): recipient for recipient in recipients}
-        self._said: list[int] = []
+        self._tokens: list[int] = []
 
     @property
     def header(self) -> Tokens:
@@ -48,28 +48,28 @@ class ToolNaming:
     @property
     def text(self) -> str:
         """Return the text of the name so far."""
-        return self._encoding.decode(self._said)
+        return self._encoding.decode(self._tokens)
 
-    def begin(self) -> None:
-        self._said = []
+    def reset(self) -> None:
+        self._tokens = []
 
     def read(self, token: int) -> tuple[str | None, bool]:
         """Read a token; return the tool, None if it is unknown, and whether the name is decided."""
         if token < FIRST_SPECIAL:
-            self._said.append(token)
-        return self.found(over=token >= FIRST_SPECIAL or len(self._said) >= MOST_TOKENS)
+            self._tokens.append(token)
+        return self.found(is_complete=token >= FIRST_SPECIAL or len(self._tokens) >= MAX_NAME_TOKENS)
 
-    def found(self, *, over: bool) -> tuple[str | None, bool]:
-        """Return the same for the tokens so far. `over`: the name is complete."""
+    def found(self, *, is_complete: bool) -> tuple[str | None, bool]:
+        """Return the same for the tokens so far. `is_complete`: the name has ended."""
         said = self.text
         name = (_NAME.match(said) or [""])[0]
         begun = [recipient for tail, recipient in self._tails.items() if tail.startswith(name)]
         only = begun[0] if len(begun) == 1 and name.strip(".") else None
-        if over or len(name) < len(said):
-            return self._tails.get(name) or only or self._mended(name), True
+        if is_complete or len(name) < len(said):
+            return self._tails.get(name) or only or self._repaired(name), True
         return only, only is not None
 
-    def _mended(self, name: str) -> str | None:
+    def _repaired(self, name: str) -> str | None:
         declared = frozenset(each.removeprefix(FUNCTIONS) for each in self._recipients if each.startswith(FUNCTIONS))
         word = f"{self._stem}{name}".removeprefix(" to=")
         meant = f"{FUNCTIONS}{read_recipient(word, declared).name}"

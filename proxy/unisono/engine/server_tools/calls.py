@@ -15,8 +15,16 @@ from unisono.core.events import Closed, Delta, Event, HostedCall, Listed, Listin
 from unisono.core.tool_arguments import ToolArguments, read_arguments
 from unisono.core.tools import ToolOutcome
 from unisono.engine.journal import JournalEntry
-from unisono.engine.server_tools.policy import ASK, MOST_CALLS, NO_TIME_LEFT, TOLD, CallBudget
-from unisono.engine.server_tools.tools import OfferedServerTools, ServerToolCall, decided_calls
+from unisono.engine.server_tools.policy import (
+    ASK,
+    MAX_CALLS,
+    NO_TIME_LEFT,
+    NOT_REPEATED,
+    OUTCOME_UNKNOWN,
+    REFUSALS,
+    CallBudget,
+)
+from unisono.engine.server_tools.tools import OfferedServerTools, ServerToolCall, decided_calls, with_results
 
 CALL, OF, VERDICT = "call", "of", "verdict"
 RAN, TEXT, ERROR, STRUCTURED, UNKNOWN, SAID, RULE = "ran", "text", "error", "structured", "unknown", "said", "rule"
@@ -37,13 +45,24 @@ class CallOutcome:
     """The outcome of a call, the text for the model, and the rule that replaced the text."""
 
     outcome: ToolOutcome
-    said: str
+    text: str
     rule: str = ""
 
     @classmethod
-    def instead(cls, said: str, rule: str) -> CallOutcome:
+    def of(cls, outcome: ToolOutcome, *, is_late: bool) -> CallOutcome:
+        """Return the outcome of a call that was made; `is_late`: the time for tools has passed."""
+        unknown = NOT_REPEATED if outcome.outcome_unknown else ""
+        return cls(outcome, outcome.text, NO_TIME_LEFT if is_late else unknown)
+
+    @classmethod
+    def refused(cls, text: str, rule: str) -> CallOutcome:
         """Return the outcome of a call that was not made."""
-        return cls(ToolOutcome(said, is_error=True), said, rule)
+        return cls(ToolOutcome(text, is_error=True), text, rule)
+
+    @classmethod
+    def unknown(cls) -> CallOutcome:
+        """Return the outcome of a call that may have been made, and is not repeated."""
+        return cls(ToolOutcome(OUTCOME_UNKNOWN, is_error=True, outcome_unknown=True), OUTCOME_UNKNOWN, NOT_REPEATED)
 
 
 class ToolRound:
@@ -53,23 +72,23 @@ class ToolRound:
         limit = tools.hosting.max_calls
         calls, denied = decided_calls(conversation, tools.hosting)
         self.tools = tools
-        self.ledger = CallBudget(tools, MOST_CALLS if limit is None else limit)
+        self.budget = CallBudget(tools, MAX_CALLS if limit is None else limit)
         self.calls = deque(calls)  # calls to be made
-        self.calling: PendingCall | None = None
+        self.pending: PendingCall | None = None
         self._arguments: ToolArguments | None = None
-        self.asked = False  # an approval was requested for a call of this round
-        self.decided: list[ToolResult] = denied  # results of calls that are in the conversation already
+        self.needs_approval = False  # an approval was requested for a call of this round
+        self._decided: list[ToolResult] = denied  # results of calls that are in the conversation already
 
     @property
-    def over(self) -> bool:
-        return not self.calls and self.calling is None
+    def is_complete(self) -> bool:
+        return not self.calls and self.pending is None
 
-    def begin(self, calls: Sequence[ServerToolCall]) -> None:
+    def start(self, calls: Sequence[ServerToolCall]) -> None:
         self.calls.extend(calls)
-        self.asked = False
-        self.ledger.begin()
+        self.needs_approval = False
+        self.budget.start_round()
 
-    def listed(self) -> list[Event]:
+    def tool_lists(self) -> list[Event]:
         """Return the tool lists that the client does not know yet."""
         events: list[Event] = []
         new = [offer for offer in self.tools.offers if offer.server not in self.tools.hosting.announced]
@@ -78,7 +97,11 @@ class ToolRound:
             events += (Opened(listing), Listed(listing, offer.tools, offer.error))
         return events
 
-    def read_next(self) -> None:
+    def with_results(self, conversation: Conversation) -> Conversation:
+        """Return the conversation with the results of the calls that it contained already."""
+        return with_results(conversation, self._decided)
+
+    def parse_next(self) -> None:
         """Parse the arguments of the next call before `call` is run."""
         call = self.calls[0]
         self._arguments = read_arguments(call.name, call.arguments)
@@ -86,9 +109,9 @@ class ToolRound:
     def call(self, index: int, *, late: bool) -> tuple[JournalEntry, list[Event]]:
         """Begin the next call, as item number `index`."""
         call, arguments = self._next()
-        return self._call(call, arguments, index, self.ledger.judge(call, arguments, late=late))
+        return self._call(call, arguments, index, self.budget.judge(call, arguments, late=late))
 
-    def call_again(self, note: Mapping[str, Json], index: int) -> tuple[JournalEntry, list[Event]]:
+    def call_as_recorded(self, note: Mapping[str, Json], index: int) -> tuple[JournalEntry, list[Event]]:
         """Begin the next call as it was noted.
 
         Raises ValueError if the note belongs to another call.
@@ -102,7 +125,7 @@ class ToolRound:
 
     def _next(self) -> tuple[ServerToolCall, ToolArguments]:
         if self._arguments is None:
-            self.read_next()
+            self.parse_next()
         assert self._arguments is not None
         arguments, self._arguments = self._arguments, None
         return self.calls.popleft(), arguments
@@ -112,54 +135,54 @@ class ToolRound:
     ) -> tuple[JournalEntry, list[Event]]:
         server, tool = self.tools.place(call)
         item = HostedCall(index, call.call_id, call.name, server, tool, verdict == ASK, call.approval, arguments)
-        self.ledger.enter(arguments, verdict)
+        self.budget.record(arguments, verdict)
         if verdict == ASK:
-            self.asked = True
+            self.needs_approval = True
         else:
-            self.calling = PendingCall(item, call, arguments, verdict)
+            self.pending = PendingCall(item, call, arguments, verdict)
         deltas = [Delta(item, call.arguments)] if call.arguments else []
         note = JournalEntry({CALL: call.call_id, OF: arguments.digest, VERDICT: verdict})
         return note, [Opened(item), *deltas, Closed(item, call.arguments, call.tokens)]
 
-    def told(self, calling: PendingCall) -> CallOutcome | None:
+    def refusal(self, pending: PendingCall) -> CallOutcome | None:
         """Return the text for the model instead of a result; None for a call that has to be made."""
-        says = TOLD.get(calling.verdict)
-        if says is None:
+        text_of = REFUSALS.get(pending.verdict)
+        if text_of is None:
             return None
-        return CallOutcome.instead(says(calling.call, calling.arguments, self.tools), calling.verdict)
+        return CallOutcome.refused(text_of(pending.call, pending.arguments, self.tools), pending.verdict)
 
-    def ran(self, told: CallOutcome, position: int) -> tuple[JournalEntry, list[Event], ToolResult | None]:
+    def record(self, result: CallOutcome, position: int) -> tuple[JournalEntry, list[Event], ToolResult | None]:
         """Record the outcome of the current call.
 
         The result is returned if it follows this answer's own items. `position` as in `Repaired`.
         """
-        calling = self.calling
-        assert calling is not None
-        self.calling = None
-        call, outcome = calling.call, told.outcome
-        if told.rule == NO_TIME_LEFT:
-            self.ledger.time_is_over()
+        pending = self.pending
+        assert pending is not None
+        self.pending = None
+        call, outcome = pending.call, result.outcome
+        if result.rule == NO_TIME_LEFT:
+            self.budget.record_timeout()
         note: dict[str, Json] = {RAN: call.call_id, TEXT: outcome.text}
         note |= {ERROR: True} if outcome.is_error else {}
         note |= {STRUCTURED: outcome.structured} if outcome.structured is not None else {}
         note |= {UNKNOWN: True} if outcome.outcome_unknown else {}
-        note |= {SAID: told.said} if told.said != outcome.text else {}
-        note |= {RULE: told.rule} if told.rule else {}
-        events: list[Event] = [Ran(calling.item, outcome, told.said, told.rule)]
-        if told.rule:
-            events.append(Repaired(told.rule, position))
-        result = ToolResult(call.call_id, call.name, told.said)
+        note |= {SAID: result.text} if result.text != outcome.text else {}
+        note |= {RULE: result.rule} if result.rule else {}
+        events: list[Event] = [Ran(pending.item, outcome, result.text, result.rule)]
+        if result.rule:
+            events.append(Repaired(result.rule, position))
+        item = ToolResult(call.call_id, call.name, result.text)
         if not call.approval:
-            return JournalEntry(note), events, result
-        self.decided.append(result)
+            return JournalEntry(note), events, item
+        self._decided.append(item)
         return JournalEntry(note), events, None
 
-    def told_again(self, note: Mapping[str, Json]) -> CallOutcome:
+    def recorded_outcome(self, note: Mapping[str, Json]) -> CallOutcome:
         """Return the noted outcome of the current call.
 
         Raises ValueError if the note belongs to another call.
         """
-        if self.calling is None or note.get(RAN) != self.calling.call.call_id:
+        if self.pending is None or note.get(RAN) != self.pending.call.call_id:
             raise ValueError("a note of another call")
         text = str(note.get(TEXT, ""))
         outcome = ToolOutcome(text, ERROR in note, note.get(STRUCTURED), UNKNOWN in note)

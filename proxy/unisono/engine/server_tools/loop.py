@@ -6,24 +6,20 @@ Errors of a call are reported to the model, which continues. Cancelling the wait
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator
 from dataclasses import replace
 from typing import Final
 
-from unisono.core.events import Event
 from unisono.core.observer import ToolDone, ToolEnd
 from unisono.core.tool_arguments import ToolArguments
 from unisono.core.tools import HostedTool, ToolHost, ToolOutcome, ToolServer
 from unisono.core.trace_context import DOING, TraceContext, tool_span
-from unisono.engine.output import OutputReader
 from unisono.engine.request import GenerationReport, ServerTools
-from unisono.engine.server_tools.calls import CallOutcome, PendingCall
-from unisono.engine.server_tools.policy import NO_TIME_LEFT, NOT_REPEATED, OUTCOME_UNKNOWN
+from unisono.engine.server_tools.calls import CallOutcome, PendingCall, ToolRound
 from unisono.engine.server_tools.tools import ServerOffer, ServerToolCall
 from unisono.errors import InvalidRequest, ToolServerError, ToolServerNotAllowed, ToolServerTimeout
 
-GRACE_S: Final = 2.0  # extra time after its deadline, for a tool host that exceeds it
-OFF_LOOP_CHARACTERS: Final = 16 * 1024  # longer arguments of a call are parsed in a thread
+DEADLINE_GRACE_S: Final = 2.0  # extra time after its deadline, for a tool host that exceeds it
+OFF_LOOP_CHARS: Final = 16 * 1024  # longer arguments of a call are parsed in a thread
 
 
 class ToolLoop:
@@ -48,16 +44,16 @@ class ToolLoop:
         """
         asked = [self._offer(server) for server in self._hosting.servers]
         offers: list[ServerOffer] = []
-        for came in await asyncio.gather(*asked, return_exceptions=True):
-            if isinstance(came, BaseException):
-                raise came
-            offers.append(came)
+        for offer in await asyncio.gather(*asked, return_exceptions=True):
+            if isinstance(offer, BaseException):
+                raise offer
+            offers.append(offer)
         return tuple(offers)
 
     async def _offer(self, server: ToolServer) -> ServerOffer:
         until = min(self._deadline, asyncio.get_running_loop().time() + server.timeouts.list_s)
         try:
-            async with asyncio.timeout_at(until + GRACE_S):
+            async with asyncio.timeout_at(until + DEADLINE_GRACE_S):
                 listed = await self._host.list_tools(server, deadline=until)
         except TimeoutError:
             error: ToolServerError = ToolServerTimeout(f"The tool server {server.label!r} did not list its tools.")
@@ -67,8 +63,7 @@ class ToolLoop:
             if not server.at:
                 raise
             # The address of the server is only resolved now.
-            at = f"{server.at}.server_url"
-            raise ToolServerNotAllowed(f"'{at}': {refused.message}", param=at) from None
+            raise ToolServerNotAllowed(f"'{server.at}': {refused.message}", param=server.at) from None
         else:
             tools = tuple(replace(tool, server=server.label) for tool in listed.tools)
             return ServerOffer(server.label, tools, left_out=listed.left_out)
@@ -76,47 +71,28 @@ class ToolLoop:
             raise error
         return ServerOffer(server.label, error=error.message)
 
-    async def batches(self, reading: OutputReader) -> AsyncGenerator[list[Event]]:
-        """Run the current round of calls, or the rest of it.
+    async def parse_arguments(self, calls: ToolRound) -> None:
+        """Parse long arguments of the next call in a thread."""
+        if len(calls.calls[0].arguments) > OFF_LOOP_CHARS:
+            await asyncio.to_thread(calls.parse_next)
 
-        A call is made when the batch after the one that announces it is requested.
+    async def run(self, calls: ToolRound, pending: PendingCall, *, may_repeat: bool = False) -> CallOutcome:
+        """Return the outcome of a call of the round.
+
+        With `may_repeat`, an earlier stream may have made the call; then only idempotent tools are called again.
         """
-        assert reading.round is not None
-        if (calling := reading.round.calling) is not None:
-            yield reading.ran(await self._told_late(reading, calling))
-        while reading.round.calls:
-            if len(reading.round.calls[0].arguments) > OFF_LOOP_CHARACTERS:
-                await asyncio.to_thread(reading.round.read_next)
-            yield reading.call(late=self._late())
-            if (calling := reading.round.calling) is not None:
-                # A call whose predecessors may be missing from the journal may itself be one that was already made.
-                told = self._told if self._hosting.is_journal_complete else self._told_late
-                yield reading.ran(await told(reading, calling))
-
-    async def _told_late(self, reading: OutputReader, calling: PendingCall) -> CallOutcome:
-        """Return the outcome of a call that an earlier stream may have made.
-
-        Only idempotent tools are called again.
-        """
-        assert reading.round is not None
-        tool = reading.round.tools.tool(calling.call.name)
-        told = reading.round.told(calling)
-        if told is not None or (tool is not None and tool.name in reading.round.tools.server(tool).idempotent):
-            return await self._told(reading, calling)
-        outcome = ToolOutcome(OUTCOME_UNKNOWN, is_error=True, outcome_unknown=True)
-        return CallOutcome(outcome, OUTCOME_UNKNOWN, NOT_REPEATED)
-
-    async def _told(self, reading: OutputReader, calling: PendingCall) -> CallOutcome:
-        assert reading.round is not None
-        if (told := reading.round.told(calling)) is not None:
-            return told
-        tool = reading.round.tools.tool(calling.call.name)
+        if (refused := calls.refusal(pending)) is not None:
+            return refused
+        tool = calls.tools.tool(pending.call.name)
+        # A call whose predecessors may be missing from the journal may itself be one that was already made.
+        may_repeat = may_repeat or not self._hosting.is_journal_complete
+        if may_repeat and (tool is None or tool.name not in calls.tools.server(tool).idempotent):
+            return CallOutcome.unknown()
         assert tool is not None
-        if calling.call.approval and self._hosting.take is not None:
-            await self._hosting.take(calling.call.approval)
-        outcome = await self._made(calling.call, reading.round.tools.server(tool), tool, calling.arguments)
-        unknown = NOT_REPEATED if outcome.outcome_unknown else ""
-        return CallOutcome(outcome, outcome.text, NO_TIME_LEFT if self._late() else unknown)
+        if pending.call.approval and self._hosting.claim_approval is not None:
+            await self._hosting.claim_approval(pending.call.approval)
+        outcome = await self._made(pending.call, calls.tools.server(tool), tool, pending.arguments)
+        return CallOutcome.of(outcome, is_late=self.is_late)
 
     async def _made(
         self, call: ServerToolCall, server: ToolServer, tool: HostedTool, arguments: ToolArguments
@@ -124,11 +100,11 @@ class ToolLoop:
         facts, began_s, end = self._report.facts, self._report.now_s(), ToolEnd.LEFT
         below = DOING.set(None if self._span is None else self._span.child(tool_span(len(facts.tools))))
         try:
-            async with asyncio.timeout_at(self._deadline + GRACE_S):
+            async with asyncio.timeout_at(self._deadline + DEADLINE_GRACE_S):
                 outcome = await self._host.call(server, tool.name, arguments, deadline=self._deadline)
             end = ToolEnd.UNKNOWN if outcome.outcome_unknown else ToolEnd.ERROR if outcome.is_error else ToolEnd.OK
         except TimeoutError:
-            outcome, end = ToolOutcome(OUTCOME_UNKNOWN, is_error=True, outcome_unknown=True), ToolEnd.UNKNOWN
+            outcome, end = CallOutcome.unknown().outcome, ToolEnd.UNKNOWN
         except (ToolServerNotAllowed, InvalidRequest, ToolServerError) as failure:
             outcome, end = ToolOutcome(failure.message, is_error=True), ToolEnd.ERROR
         finally:
@@ -136,5 +112,7 @@ class ToolLoop:
             facts.tools.append(ToolDone(server.label, tool.name, call.call_id, began_s, self._report.now_s(), end))
         return outcome
 
-    def _late(self) -> bool:
+    @property
+    def is_late(self) -> bool:
+        """Return whether the time for tools has passed."""
         return asyncio.get_running_loop().time() >= self._deadline

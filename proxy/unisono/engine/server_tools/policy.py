@@ -23,16 +23,14 @@ NO_TIME_LEFT: Final = "tool-deadline"
 VOID: Final = "approval-void"
 ENDED: Final = "tools-ended"
 NOT_REPEATED: Final = "call-not-repeated"
-LATE: Final = "late-call"
-LEFT_OUT: Final = "tool-left-out"
 
-FAULTS: Final = 3  # consecutive faults of the model that end its calling
-MOST_ALIKE: Final = 2  # consecutive equal calls that are made
-MOST_CALLS: Final = 512  # calls of a request without a limit of its own
+MAX_FAULTS: Final = 3  # consecutive faults of the model that end its calling
+MAX_EQUAL_CALLS: Final = 2  # consecutive equal calls that are made
+MAX_CALLS: Final = 512  # calls of a request without a limit of its own
 
 OUTCOME_UNKNOWN: Final = "It is not known whether the call was carried out; it was not repeated."
 
-THE_MODELS_FAULT: Final = frozenset({UNKNOWN_TOOL, BAD_ARGUMENTS})
+MODEL_FAULTS: Final = frozenset({UNKNOWN_TOOL, BAD_ARGUMENTS})
 
 
 def _unknown(call: ServerToolCall, _: ToolArguments, tools: OfferedServerTools) -> str:
@@ -45,12 +43,12 @@ def _no_time_left(_: ServerToolCall, __: ToolArguments, tools: OfferedServerTool
     return f"No time is left for calls. The call was not made. {then}"
 
 
-FITTING: Final = "Give a JSON object that fits the tool."
+ARGUMENTS_HINT: Final = "Give a JSON object that fits the tool."
 
 # text that the model reads instead of a result, by rule
-TOLD: Final[Mapping[str, Callable[[ServerToolCall, ToolArguments, OfferedServerTools], str]]] = {
+REFUSALS: Final[Mapping[str, Callable[[ServerToolCall, ToolArguments, OfferedServerTools], str]]] = {
     UNKNOWN_TOOL: _unknown,
-    BAD_ARGUMENTS: lambda _, arguments, __: f"The arguments cannot be sent: {arguments.problem}. {FITTING}",
+    BAD_ARGUMENTS: lambda _, arguments, __: f"The arguments cannot be sent: {arguments.problem}. {ARGUMENTS_HINT}",
     REPEATED: lambda *_: "The same call was made before, with the same arguments. It was not made again.",
     NO_CALLS_LEFT: lambda *_: "No calls are left. The call was not made. Answer with what is known.",
     NO_TIME_LEFT: _no_time_left,
@@ -79,11 +77,10 @@ class CallBudget:
         after = self.tools.hosting.pause_after
         return after is not None and (self._late or self._rounds >= after)
 
-    def begin(self) -> None:
-        """Begin another round of calls."""
+    def start_round(self) -> None:
         self._rounds += 1
 
-    def time_is_over(self) -> None:
+    def record_timeout(self) -> None:
         self._late = True
         self.exhausted = self.exhausted or self.tools.hosting.pause_after is None
 
@@ -103,19 +100,19 @@ class CallBudget:
             return VOID if call.approval else UNKNOWN_TOOL
         if arguments.problem:
             return BAD_ARGUMENTS
-        if self._alike >= MOST_ALIKE and arguments.digest == self._last:
+        if self._alike >= MAX_EQUAL_CALLS and arguments.digest == self._last:
             return REPEATED
         if not call.approval and self.tools.server(tool).approval.needed(tool):
             return ASK
         return MAKE
 
-    def enter(self, arguments: ToolArguments, verdict: str) -> None:
+    def record(self, arguments: ToolArguments, verdict: str) -> None:
         """Record the verdict on a call with these arguments."""
         self._alike = self._alike + 1 if arguments.digest == self._last else 1
         self._last = arguments.digest
         self._made += verdict == MAKE
-        self._faults = self._faults + 1 if verdict in THE_MODELS_FAULT else 0
-        once_more = verdict == REPEATED and self._alike > MOST_ALIKE + 1
-        self.exhausted = self.exhausted or verdict == NO_CALLS_LEFT or self._faults >= FAULTS or once_more
+        self._faults = self._faults + 1 if verdict in MODEL_FAULTS else 0
+        once_more = verdict == REPEATED and self._alike > MAX_EQUAL_CALLS + 1
+        self.exhausted = self.exhausted or verdict == NO_CALLS_LEFT or self._faults >= MAX_FAULTS or once_more
         if verdict == NO_TIME_LEFT:
-            self.time_is_over()
+            self.record_timeout()

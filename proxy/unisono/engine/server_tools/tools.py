@@ -19,9 +19,10 @@ from unisono.errors import InvalidRequest
 from unisono.harmony.builtin_tools import FUNCTIONS_OF, namespace
 from unisono.harmony.tools import ToolSet, plan_tools
 
-NOTED_TOOLS: Final = 8  # left-out tools per server that the notes list
-NOTED_NAME: Final = 64  # characters of a name in a note
-NAMED: Final = 64  # names listed for the model when it invented one
+LEFT_OUT: Final = "tool-left-out"  # rule: some server tools could not be declared
+MAX_NOTED_TOOLS: Final = 8  # left-out tools per server that the notes list
+MAX_NOTED_NAME_CHARS: Final = 64
+MAX_NAMES_NEAR: Final = 64  # names listed for the model when it invented one
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,7 +127,7 @@ class OfferedServerTools:
         label, _ = self.place(call)
         tools = self._trained | self._tools
         near = [name for name, tool in tools.items() if tool.server == label]
-        return (near or list(tools))[:NAMED]
+        return (near or list(tools))[:MAX_NAMES_NEAR]
 
     def plan(self, client: Sequence[FunctionTool], at: str, schema_field: str = "parameters") -> tuple[ToolSet, bool]:
         """Declare all tools, the client's first, and return whether all server tools are included.
@@ -179,10 +180,10 @@ class OfferedServerTools:
 
 def notes_on_left_out(server: str, left_out: Sequence[LeftOutTool]) -> Iterator[str]:
     """Yield the client's notes about tools of a server that the model was not offered."""
-    for each in left_out[:NOTED_TOOLS]:
-        yield f"tool {each.tool.name[:NOTED_NAME]!r} of server {server!r}: left out, {each.reason}"
-    if len(left_out) > NOTED_TOOLS:
-        yield f"server {server!r}: {len(left_out) - NOTED_TOOLS} more tools left out"
+    for each in left_out[:MAX_NOTED_TOOLS]:
+        yield f"tool {each.tool.name[:MAX_NOTED_NAME_CHARS]!r} of server {server!r}: left out, {each.reason}"
+    if len(left_out) > MAX_NOTED_TOOLS:
+        yield f"server {server!r}: {len(left_out) - MAX_NOTED_TOOLS} more tools left out"
 
 
 def offers_in(journal: Sequence[int]) -> tuple[ServerOffer, ...] | None:

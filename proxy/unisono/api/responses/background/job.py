@@ -104,12 +104,12 @@ class BackgroundJob:
         self._over = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
 
-    async def let_in(self) -> None:
+    async def admit(self) -> None:
         """Check admission of a new response.
 
         Raises the error that refuses the request, by the limits of its key or by a hook.
         """
-        await self._engine_run.let_in()
+        await self._engine_run.admit()
 
     async def never_begins(self) -> None:
         """Release the resources reserved by the admission."""

@@ -220,7 +220,7 @@ class BackgroundRunner:
         """Store the response if it is admitted, and nothing otherwise."""
         begun = LogWrite(0, tuple(event.data for event in life.begin(response)))
         try:
-            await life.let_in()
+            await life.admit()
             await self._create(life.run, response, lease, begun)
         except BaseException:
             await asyncio.shield(life.never_begins())

@@ -95,7 +95,7 @@ class Approvals:
         """Return the generation request with `take` as its callback."""
         if turn.hosting is None or not self._fields:
             return turn
-        return replace(turn, hosting=replace(turn.hosting, take=self.take))
+        return replace(turn, hosting=replace(turn.hosting, claim_approval=self.take))
 
     async def _mark(self, approval: str, for_s: float) -> None:
         store, mine = self._means.store, self._response_id

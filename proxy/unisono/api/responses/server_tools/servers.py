@@ -125,7 +125,7 @@ def _named(at: str, spec: McpSpec, rules: ServerRules) -> ToolServer:
         )
     older = urlsplit(spec.server_url).path.rstrip("/").endswith("/sse")
     transport = ToolTransport.SSE if older else ToolTransport.STREAMABLE_HTTP
-    return ToolServer(spec.server_label, spec.server_url, transport=transport, at=at)
+    return ToolServer(spec.server_label, spec.server_url, transport=transport, at=f"{at}.server_url")
 
 
 def _with_credentials(at: str, spec: McpSpec, server: ToolServer, rules: ServerRules) -> ToolServer:
