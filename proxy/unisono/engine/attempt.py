@@ -52,6 +52,7 @@ class SlotSession:
         self._is_used = False
         self._timeouts: Timeouts | None = None
         self._is_failover = False  # the next slot counts as a failover
+        self.has_moved = bool(request.journal)  # the answer's tokens so far come from another deployment or a journal
 
     @property
     def has_alternative(self) -> bool:
@@ -168,6 +169,7 @@ class SlotSession:
             self.slot.failed(error)
         self._report.tries = (*self._earlier, *self._route.tries)
         self._is_failover = moves
+        self.has_moved = True
         self.release()
 
     def pause(self) -> None:

@@ -23,7 +23,6 @@ from unisono.engine.output import OutputReader
 from unisono.engine.prompt_builder import PromptBuilder
 from unisono.engine.request import BatchStream, GenerationReport, GenerationRequest
 from unisono.engine.step_runner import StepRunner, replay_journal, settled
-from unisono.engine.steps import OpenFinal, RunTools
 from unisono.errors import BackendError, CannotGoOn, ContextTooLong
 
 
@@ -111,7 +110,7 @@ class HarmonyGeneration(BatchStream):
         can_restart = prepared.loop is None and not self._has_output
         has_generated = can_restart and len(transcript.journal.numbers) > self._known_length
         regenerable = self._regenerations < MAX_REGENERATIONS and (transcript.can_drop or has_generated)
-        action = await runner.recover(
+        action = await runner.session.recover(
             error,
             self._progress(reader),
             # Server tools must not run again, so the answer continues after their results.
@@ -215,7 +214,7 @@ class HarmonyGeneration(BatchStream):
                     yield events
                 continue
             reason = reason or FinishReason.STOP
-            if isinstance(reader.next_step, RunTools) and prepared.loop is not None:
+            if reader.should_run_tools and prepared.loop is not None:
                 if events:
                     yield events
                 runner.session.pause()
@@ -224,13 +223,13 @@ class HarmonyGeneration(BatchStream):
                         yield batch
                 runner.session.resume()
                 events = []
-            elif isinstance(reader.next_step, OpenFinal) and reader.stop_sequence is None:
+            elif reader.should_open_final:
                 slot = await runner.slot(builder, reader)
                 if not await builder.has_room(reader.items.context_of_final, slot.capabilities, reader.token_count):
                     yield [*events, await self._finish(runner, builder, reader, FinishReason.LENGTH)]
                     return
                 # One batch: there is no token between its events at which a journal could be cut.
-                yield [*events, *reader.open_final(reader.next_step)]
+                yield [*events, *reader.open_final()]
                 continue
             if reader.is_complete:
                 yield [*events, await self._finish(runner, builder, reader, reason)]

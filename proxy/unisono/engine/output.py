@@ -15,8 +15,10 @@ from unisono.core.events import Closed, Event, Finished, Repaired
 from unisono.core.generation import Capabilities, FinishReason, Sampling
 from unisono.core.ports import Violation
 from unisono.core.token_ids import share_ids
+from unisono.engine.interventions.controller import InterventionController
+from unisono.engine.interventions.requirements import requirements_of
 from unisono.engine.interventions.stop_strings import StopStrings
-from unisono.engine.journal import LISTED, JournalEntry, JournalMarker, TokenSource, parts_of
+from unisono.engine.journal import LISTED, NOTED, JournalEntry, JournalMarker, TokenSource, parts_of
 from unisono.engine.request import GenerationRequest
 from unisono.engine.server_tools.calls import CALL, CallOutcome, ToolRound
 from unisono.engine.server_tools.tools import OfferedServerTools
@@ -32,9 +34,10 @@ from unisono.engine.steps import (
     Step,
     next_step,
 )
-from unisono.engine.transcript import transcript_of
+from unisono.engine.transcript import Transcript
 from unisono.errors import StoreUnreadable
 from unisono.harmony.encoding import Encoding
+from unisono.harmony.router import HarmonyRouter
 from unisono.harmony.tools import ToolSet
 
 UNFIT_JOURNAL = "What was generated so far does not fit the request it was generated for."
@@ -110,6 +113,16 @@ class OutputReader:
         """Return whether tools were run and no generation follows them."""
         return self._state.has_run and isinstance(self.next_step, AnswerDone)
 
+    @property
+    def should_run_tools(self) -> bool:
+        """Return whether the calls of `round` follow the last step."""
+        return isinstance(self.next_step, RunTools)
+
+    @property
+    def should_open_final(self) -> bool:
+        """Return whether the gateway has to open the answer after the last step."""
+        return isinstance(self.next_step, OpenFinal) and self.stop_sequence is None
+
     def sampling(self, requested: Sampling) -> Sampling:
         """Return the sampling of the next generation, where the client requests `requested`."""
         attempts = self.transcript.controller.step.last.attempts
@@ -168,10 +181,11 @@ class OutputReader:
         self._is_call_cut = True
         return events
 
-    def open_final(self, step: OpenFinal) -> list[Event]:
+    def open_final(self) -> list[Event]:
         """Begin another step, in the answer that is opened for it."""
+        assert isinstance(self.next_step, OpenFinal)
         self._end_step()
-        return self._start_final(step)
+        return self._start_final(self.next_step)
 
     def finish(self, reason: FinishReason) -> Finished:
         """Return the last event; its usage does not include the prompt."""
@@ -263,7 +277,7 @@ class OutputReader:
                 case JournalMarker.STEP_ENDED:
                     events += self.end_generation(FinishReason.STOP)
                     if isinstance(self.next_step, OpenFinal):
-                        events += self.open_final(self.next_step)
+                        events += self.open_final()
                 case tokens:
                     events += self.feed(tokens)
         if self.transcript.journal.numbers != list(journal):
@@ -311,3 +325,30 @@ class OutputReader:
             elif isinstance(event, Repaired) and event.rule not in self._recoveries:
                 self._recoveries.append(event.rule)
         return events
+
+
+def transcript_of(
+    encoding: Encoding,
+    tools: ToolSet,
+    request: GenerationRequest,
+    hosted: OfferedServerTools | None,
+    new_call_id: Callable[[], str],
+    violation: Violation | None,
+) -> Transcript:
+    """Return the transcript of an answer to `request`, at its beginning."""
+    requirements = requirements_of(request, tools, hosted)
+    controller = InterventionController(encoding, requirements, violation)
+    router = HarmonyRouter(
+        encoding,
+        tools,
+        new_call_id,
+        hold_calls=request.hold_calls,
+        calls_allowed=request.calls_allowed,
+        # Calls of server tools are separated after the router.
+        parallel_calls=request.parallel_calls or hosted is not None,
+        gate=controller,
+    )
+    transcript = Transcript(encoding, router, controller, is_noted=request.noted is not None)
+    if request.noted is not None and not request.journal:
+        transcript.add_entry(JournalEntry({NOTED: dict(request.noted)}))
+    return transcript

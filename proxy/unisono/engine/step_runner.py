@@ -30,7 +30,6 @@ from unisono.engine.attempt import (
     receive,
 )
 from unisono.engine.deps import EngineDeps, RefusedConstraints
-from unisono.engine.failover import Action, AttemptError, Progress
 from unisono.engine.output import OutputReader
 from unisono.engine.prompt import ContinuedPrompt, continue_prompt
 from unisono.engine.prompt_builder import PromptBuilder
@@ -117,7 +116,6 @@ class StepRunner:
         self._request = request
         self._report = report
         self._constraints = ConstraintTracker(deps.refused_constraints, request, report)
-        self._has_moved = bool(request.journal)  # the step's tokens so far come from another deployment or a journal
         self.has_output = False
         self.is_full = False  # no context window has room for another token
 
@@ -132,23 +130,14 @@ class StepRunner:
             reader.items.context,
             reader.transcript.journal.tail,
             completed=reader.token_count,
-            wants=reader.transcript.requirements.constraint_kinds,
+            wants=reader.transcript.controller.requirements.constraint_kinds,
             resumes=self.has_output or reader.token_count > 0,
         )
         return await self.session.acquire(requirements)
 
-    async def recover(
-        self, error: AttemptError, progress: Progress, *, resumable: bool, regenerable: bool = False
-    ) -> Action:
-        """Apply the failover policy to an attempt that failed, as `SlotSession.recover`."""
-        action = await self.session.recover(error, progress, resumable=resumable, regenerable=regenerable)
-        # The next attempt uses another slot, unless the deployment regenerates text itself.
-        self._has_moved = self._has_moved or not self.session.has_slot
-        return action
-
     def restart(self) -> None:
         """Reset to the state in which only the request's journal was generated."""
-        self._has_moved = bool(self._request.journal)
+        self.session.has_moved = bool(self._request.journal)
 
     async def step(self, builder: PromptBuilder, reader: OutputReader) -> Generated:
         """Run the current step from its current state to its end.
@@ -196,7 +185,7 @@ class StepRunner:
         if not reader.items.has_started:
             reader.start_generation(rendered.opening)
         enforced = self._constraints.enforced_kinds(slot, transcript.controller.step.last.constraint)
-        if self._has_moved:
+        if self.session.has_moved:
             transcript.resume_elsewhere(enforced)
         tail = transcript.journal.tail
         continued = await continue_prompt(
@@ -205,13 +194,13 @@ class StepRunner:
             tail,
             capabilities,
             is_guessed=transcript.router.canonical,
-            has_moved=self._has_moved,
+            has_moved=self.session.has_moved,
             is_naming=transcript.controller.is_naming,
         )
         room = self._room(builder, continued, capabilities, reader)
         if room < 1:
             return _end(reader, FinishReason.LENGTH)
-        self._has_moved = False
+        self.session.has_moved = False
         reader.set_source(capabilities, enforced)
         job = self._job(continued, slot, room, reader)
         is_first = not tail and not reader.items.step
@@ -250,7 +239,7 @@ class StepRunner:
         self, slot: Slot, job: CompletionJob, decoder: Decoder, reader: OutputReader, first: PromptBuilder | None
     ) -> Generated:
         """Yield the events of one generation. `first` is the builder if this is the first prompt's generation."""
-        deployment = slot.deployment
+        deployment, transcript = slot.deployment, reader.transcript
         stream = deployment.backend.complete(job)
         self.session.record_use()
         is_waiting = True
@@ -274,7 +263,7 @@ class StepRunner:
                         events = []
                     await pauses.wait_before(portion)
                     events += await feed(reader, portion)
-                if reader.transcript.is_broken_off:
+                if transcript.is_broken_off:
                     finish = FinishReason.LENGTH
                 if finish is not None:
                     if not reader.has_pending_edit:

@@ -8,29 +8,23 @@ continues after the same prompt. No I/O.
 from __future__ import annotations
 
 from codecs import getincrementaldecoder
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Final
 
 from unisono.core.conversation import Json, Tokens
 from unisono.core.events import Event, Repaired
 from unisono.core.generation import CALL, END, FIRST_SPECIAL, Constraint, FinishReason
-from unisono.core.ports import Violation
 from unisono.engine.interventions.controller import BUDGET, REPETITION, InterventionController
-from unisono.engine.interventions.prompt_edit import PromptEdit
 from unisono.engine.interventions.repetition import (
     CHECK_INTERVAL_TOKENS,
     REASONING_REPEAT_TOKENS,
     REPEAT_TOKENS,
     repeats,
 )
-from unisono.engine.interventions.requirements import OutputRequirements, requirements_of
 from unisono.engine.journal import NOTED, STOPS, JournalEntry, JournalWriter, TokenSource
-from unisono.engine.request import GenerationRequest
-from unisono.engine.server_tools.tools import OfferedServerTools
 from unisono.harmony.encoding import Encoding
 from unisono.harmony.header import Header
 from unisono.harmony.router import HarmonyRouter
-from unisono.harmony.tools import ToolSet
 from unisono.harmony.utf8_tail import MAX_CHARACTER_TOKENS, unfinished
 
 CLOSING_TOKENS: Final = STOPS | {END}
@@ -51,7 +45,6 @@ class Transcript:
         encoding: Encoding,
         router: HarmonyRouter,
         controller: InterventionController,
-        requirements: OutputRequirements,
         *,
         is_noted: bool = False,
     ) -> None:
@@ -59,11 +52,10 @@ class Transcript:
         self._encoding = encoding
         self.router = router
         self.controller = controller
-        self.requirements = requirements
         self.journal = JournalWriter()
-        self._budget = requirements.budget  # limit of reasoning tokens
+        self._budget = controller.requirements.budget  # limit of reasoning tokens
         self._is_noted = is_noted
-        self._detects_repetition = REPETITION not in requirements.unmended
+        self._detects_repetition = REPETITION not in controller.requirements.unmended
         self._start = tuple(encoding.encode_marked("<|start|>assistant"))
         self._unchecked_to = 0  # journal length up to which only the router can stop the stream
         self._ended: FinishReason | None = None
@@ -102,7 +94,7 @@ class Transcript:
             self.journal.set_source(source)
             # A message with guessed tokens may also contain tokens of the model's own, so this flag is never reset.
             self.router.canonical = self.router.canonical or source.guessed
-        if self.requirements.needs_constraints and able != self.controller.enforced_kinds:
+        if self.controller.requirements.needs_constraints and able != self.controller.enforced_kinds:
             self.controller.enforced_kinds = able
             kinds: list[Json] = [*sorted(able)]
             self.add_entry(JournalEntry({ABLE: kinds}))
@@ -233,7 +225,7 @@ class Transcript:
         edit = self.controller.step.pending
         assert edit is not None
         if edit.trims:
-            return self._trim(edit)
+            return self._trim()
         said = self.journal.tail
         events: list[Event] = []
         kept = said[: edit.kept]
@@ -254,7 +246,7 @@ class Transcript:
         added: Sequence[int] = () if opened else (*(start if begin else ()), *edit.header)
         now = [*kept, *added]
         position = self.router.usage.completion_tokens
-        self._record_edit(edit, kept, (*added, *edit.body), tail=[*now, *edit.body])
+        self._record_edit(edit.kept, kept, (*added, *edit.body), tail=[*now, *edit.body])
         events += self.router.reread(() if edit.naming else edit.header, begin, len(now))
         self.controller.record_edit(edit, begin, len(now))
         events += self.router.supply(edit.body)
@@ -262,21 +254,24 @@ class Transcript:
             events.append(Repaired(edit.rule, position))
         return events
 
-    def _trim(self, edit: PromptEdit) -> list[Event]:
+    def _trim(self) -> list[Event]:
+        edit = self.controller.step.pending
+        assert edit is not None
         kept = self.journal.tail[: edit.kept]
         body, stop = edit.body, edit.body[:0]
         if body and body[-1] in STOPS:
             body, stop = body[:-1], body[-1:]
         position = self.router.usage.completion_tokens
-        self._record_edit(edit, kept, edit.body, tail=[*kept, *edit.body])
+        self._record_edit(edit.kept, kept, edit.body, tail=[*kept, *edit.body])
         self.router.trim(body, len(kept) + len(body))
         self.controller.record_edit(edit, edit.kept, edit.kept)
         self.is_broken_off = edit.ends
         return [Repaired(edit.rule, position), *self.router.supply(stop)]
 
-    def _record_edit(self, edit: PromptEdit, kept: Sequence[int], added: Sequence[int], tail: Sequence[int]) -> None:
+    def _record_edit(self, position: int, kept: Sequence[int], added: Sequence[int], *, tail: Sequence[int]) -> None:
+        """Add the entry of an edit after `position`, which leaves `kept` of the tail and appends `added`."""
         ended, self._ended = self._ended, None
-        value: dict[str, Json] = {MOVED: [*kept[edit.kept :], *added], "kept": edit.kept}
+        value: dict[str, Json] = {MOVED: [*kept[position:], *added], "kept": position}
         self.add_entry(JournalEntry(value | ({"ended": ended.value} if ended is not None else {})), tail)
 
     def replay_entry(self, entry: JournalEntry) -> list[Event] | None:
@@ -346,30 +341,3 @@ class Transcript:
             return False
         self.add_entry(JournalEntry({UNREAD: tokens}), [*self.journal.tail[:-tokens], *instead])
         return True
-
-
-def transcript_of(
-    encoding: Encoding,
-    tools: ToolSet,
-    request: GenerationRequest,
-    hosted: OfferedServerTools | None,
-    new_call_id: Callable[[], str],
-    violation: Violation | None,
-) -> Transcript:
-    """Return the transcript of an answer to `request`, at its beginning."""
-    requirements = requirements_of(request, tools, hosted)
-    controller = InterventionController(encoding, requirements, violation)
-    router = HarmonyRouter(
-        encoding,
-        tools,
-        new_call_id,
-        hold_calls=request.hold_calls,
-        calls_allowed=request.calls_allowed,
-        # Calls of server tools are separated after the router.
-        parallel_calls=request.parallel_calls or hosted is not None,
-        gate=controller,
-    )
-    transcript = Transcript(encoding, router, controller, requirements, is_noted=request.noted is not None)
-    if request.noted is not None and not request.journal:
-        transcript.add_entry(JournalEntry({NOTED: dict(request.noted)}))
-    return transcript

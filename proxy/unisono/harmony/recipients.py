@@ -56,6 +56,17 @@ class Recipient:
     name: str = ""
     mended: bool = False
 
+    @property
+    def full_name(self) -> str:
+        """Return the name as in a header, such as `functions.NAME`; empty if there is no recipient."""
+        match self.kind:
+            case RecipientKind.NOBODY:
+                return ""
+            case RecipientKind.FUNCTION:
+                return f"{FUNCTIONS}{self.name}"
+            case RecipientKind.HOSTED | RecipientKind.BUILTIN:
+                return self.name
+
 
 NOBODY = Recipient(RecipientKind.NOBODY)
 

@@ -56,7 +56,7 @@ class InterventionController:
 
     def __init__(self, encoding: Encoding, requirements: OutputRequirements, violation: Violation | None) -> None:
         self._spelling = HeaderSpelling(encoding)
-        self._requirements = requirements
+        self.requirements = requirements
         self._checks = BodyChecks(requirements, violation)
         self._call_owed = bool(requirements.forced)
         self._form_owed = requirements.form is not None
@@ -94,7 +94,7 @@ class InterventionController:
         """Begin a step whose prompt ends in an answer header, because the last one gave no answer."""
         self.step = StepInterventions(edits=self.step.edits_before, is_answering=True, header_end=0)
         if self._form_owed:
-            self.step.last = PromptEdit(header=self._spelling.answer, constraint=self._requirements.form_constraint)
+            self.step.last = PromptEdit(header=self._spelling.answer, constraint=self.requirements.form_constraint)
 
     @property
     def is_spent(self) -> bool:
@@ -120,19 +120,19 @@ class InterventionController:
             or (act is HeaderAction.SKIP and self.step.is_answering)
         ):
             return True
-        if kind is MessageKind.BARRED and not self._requirements.hold_calls:
+        if kind is MessageKind.BARRED and not self.requirements.hold_calls:
             return False
         return act is HeaderAction.PASS or (act is HeaderAction.GUIDE and not self._can_guide(message.header))
 
     def holds(self, header: Header) -> bool:
         # A backend that enforces a form may still break it off: a marker inside a string ends the message.
-        free = self.constraint is None or self._requirements.whole
+        free = self.constraint is None or self.requirements.whole
         return free and self._message(header) is MessageKind.ANSWER and self.owed is Obligation.FORM
 
     def limits_blanks(self, header: Header) -> bool:
         message = self._message(header)
         is_json = self._has_form(message) or self._checks.is_json_call(message, header)
-        return is_json and not self.is_spent and REPETITION not in self._requirements.unmended
+        return is_json and not self.is_spent and REPETITION not in self.requirements.unmended
 
     def closes(self, header: Header, text: str, *, held: bool) -> str | None:
         message = self._message(header)
@@ -151,7 +151,7 @@ class InterventionController:
                 return True
             case BodyAction.REGENERATE:
                 rule = REGENERATED_ANSWER if message is MessageKind.ANSWER else REGENERATED_CALL
-                if rule in self._requirements.unmended or self.step.last.body:
+                if rule in self.requirements.unmended or self.step.last.body:
                     return False
                 return self.step.attempts.count < MAX_REGENERATIONS or not self.step.attempts.is_first(header, text)
 
@@ -189,7 +189,7 @@ class InterventionController:
         self._late = self._late or rule == BUDGET
         if self._call_owed:
             self._force(place, rule=rule, closes=True)
-        elif rule == BUDGET and self._requirements.tools:
+        elif rule == BUDGET and self.requirements.tools:
             self.step.pending = PromptEdit(place, closes=True, rule=rule)
         else:
             self._open_answer(place, rule=rule, closes=True)
@@ -248,14 +248,14 @@ class InterventionController:
     # -- messages
 
     def _message(self, header: Header) -> MessageKind:
-        return self._requirements.message_kind(header, is_call_owed=self._call_owed, is_late=self._late)
+        return self.requirements.message_kind(header, is_call_owed=self._call_owed, is_late=self._late)
 
     def _can_guide(self, header: Header) -> bool:
-        constraint = self._requirements.constraint_for(header)
+        constraint = self.requirements.constraint_for(header)
         return constraint is not None and constraint.kind in self.enforced_kinds
 
     def _has_form(self, message: MessageKind) -> bool:
-        has_form = message is MessageKind.ANSWER and self._requirements.form is not None
+        has_form = message is MessageKind.ANSWER and self.requirements.form is not None
         return has_form and self.owed is Obligation.FORM
 
     # -- prompt edits
@@ -270,9 +270,9 @@ class InterventionController:
             self._open_answer(at.begin)
         elif act is HeaderAction.GUIDE:
             self.step.pending = PromptEdit(
-                at.begin, self._spelling.written(at), constraint=self._requirements.constraint_for(at.header)
+                at.begin, self._spelling.written(at), constraint=self.requirements.constraint_for(at.header)
             )
-        elif self.step.has_skipped or not self._requirements.tools:
+        elif self.step.has_skipped or not self.requirements.tools:
             self._open_answer(at.begin, rule=BUDGET)
         else:
             self.step.has_skipped = True
@@ -280,11 +280,11 @@ class InterventionController:
 
     def _force(self, place: int, *, rule: str = "", closes: bool = False) -> None:
         """Open the required call, or the beginning of a call if several tools are possible."""
-        forced = self._requirements.forced or ()
+        forced = self.requirements.forced or ()
         if len(forced) == 1:
             header = header_for(forced[0])
             tokens = self._spelling.header(header)
-            constraint = self._requirements.constraint_for(header)
+            constraint = self.requirements.constraint_for(header)
             self.step.pending = PromptEdit(place, tokens, closes=closes, constraint=constraint, rule=rule)
             return
         naming = self.tool_naming
@@ -302,7 +302,7 @@ class InterventionController:
             self.step.pending = PromptEdit(
                 self.step.name_start,
                 self._spelling.header(header),
-                constraint=self._requirements.constraint_for(header),
+                constraint=self.requirements.constraint_for(header),
             )
         elif self.step.attempts.count < MAX_REGENERATIONS:
             self.step.attempts = self.step.attempts.reject(
@@ -315,7 +315,7 @@ class InterventionController:
 
     def _open_answer(self, place: int, *, rule: str = "", closes: bool = False) -> None:
         self.step.is_answering = True
-        constraint = self._requirements.form_constraint if self.owed is Obligation.FORM else None
+        constraint = self.requirements.form_constraint if self.owed is Obligation.FORM else None
         self.step.pending = PromptEdit(place, self._spelling.answer, closes=closes, constraint=constraint, rule=rule)
 
     def _regenerate(self, at: Stopped, message: MessageKind) -> None:
@@ -325,7 +325,7 @@ class InterventionController:
         constrained = self.constraint is not None and at.header_end == self.step.header_end
         self.step.attempts = self.step.attempts.reject(at.text or "", constrained=constrained, at=at)
         rule = REGENERATED_ANSWER if message is MessageKind.ANSWER else REGENERATED_CALL
-        constraint = self._requirements.constraint_for(at.header)
+        constraint = self.requirements.constraint_for(at.header)
         free = message is MessageKind.CALL and not self._can_guide(at.header)
         header = () if free else self._spelling.written(at)
         self.step.pending = PromptEdit(at.begin, header, constraint=constraint, attempts=self.step.attempts, rule=rule)
@@ -335,7 +335,7 @@ class InterventionController:
         self.step.trims += 1
         is_last = self.step.trims > MAX_TRIMS and not at.is_complete
         rule = REGENERATED_ANSWER if message is MessageKind.ANSWER else REGENERATED_CALL
-        can_regenerate = not at.is_shown and rule not in self._requirements.unmended
+        can_regenerate = not at.is_shown and rule not in self.requirements.unmended
         if is_last and can_regenerate and self.step.attempts.count < MAX_REGENERATIONS:
             self._regenerate(at, message)
             return

@@ -12,7 +12,6 @@ from typing import Final
 
 from unisono.core.conversation import Tokens
 from unisono.core.generation import CALL, END, RETURN, Constraint, Sampling
-from unisono.engine.interventions.tool_names import recipient_of
 from unisono.harmony.encoding import Encoding
 from unisono.harmony.gate import Stopped
 from unisono.harmony.header import FINAL, Header
@@ -139,7 +138,7 @@ class HeaderSpelling:
 
     def refused(self, at: Stopped) -> Tokens:
         """Return the call as the model wrote it, with a result that states why it was not run."""
-        header = f"<|start|>{recipient_of(at.header)} to=assistant<|channel|>{at.header.channel}<|message|>"
+        header = f"<|start|>{at.header.recipient.full_name} to=assistant<|channel|>{at.header.channel}<|message|>"
         body = self._encoding.encode_generated(at.text or "")
         result = (*self._encoding.encode_marked(header), *self._encoding.encode_text(NOT_AVAILABLE), END)
         return (*self._start, *self.written(at), *body, CALL, *result)

@@ -16,7 +16,6 @@ from unisono.core.generation import AnyJson, Constraint, JsonSchema, OneOf
 from unisono.core.ports import Schema, Violation
 from unisono.core.tools import HostedTool
 from unisono.engine.interventions.policy import BodyFault, MessageKind, fault_of
-from unisono.engine.interventions.tool_names import recipient_of
 from unisono.engine.request import AllowedTools, ForcedCalls, GenerationRequest
 from unisono.engine.server_tools.tools import OfferedServerTools, decided_calls
 from unisono.harmony.builtin_tools import FUNCTIONS_OF, is_builtin
@@ -75,7 +74,7 @@ class OutputRequirements:
 
     def constraint_for(self, header: Header) -> Constraint | None:
         """Return the constraint for the body of a message; None if there is none."""
-        recipient = recipient_of(header)
+        recipient = header.recipient.full_name
         if not recipient:
             return self.form_constraint
         schema = self.schemas.get(recipient)
@@ -83,7 +82,7 @@ class OutputRequirements:
 
     def message_kind(self, header: Header, *, is_call_owed: bool, is_late: bool) -> MessageKind:
         """Return the role of a message. `is_late`: the reasoning budget is used up."""
-        recipient = recipient_of(header)
+        recipient = header.recipient.full_name
         if header.is_call and self.calls_allowed:
             if is_call_owed and recipient in (self.forced or ()):
                 return MessageKind.WANTED
@@ -192,12 +191,12 @@ class BodyChecks:
             return fault, text
         if not self.is_json_call(message, header):
             return BodyFault.NONE, text
-        schema = None if message is MessageKind.CALL else self._requirements.schemas.get(recipient_of(header))
+        schema = None if message is MessageKind.CALL else self._requirements.schemas.get(header.recipient.full_name)
         return self._fault(text or "{}", schema, objects=True), text
 
     def is_json_call(self, message: MessageKind, header: Header) -> bool:
         """Return whether a message is a call whose arguments are checked here."""
-        requirements, recipient = self._requirements, recipient_of(header)
+        requirements, recipient = self._requirements, header.recipient.full_name
         if message not in (MessageKind.WANTED, MessageKind.STRICT, MessageKind.CALL) or recipient in requirements.texts:
             return False
         if header.recipient.kind is not RecipientKind.FUNCTION and recipient not in requirements.schemas:

@@ -76,17 +76,6 @@ class ToolNaming:
         return meant if meant in self._recipients else None
 
 
-def recipient_of(header: Header) -> str:
-    """Return the recipient's name, or an empty string if there is none."""
-    match header.recipient.kind:
-        case RecipientKind.NOBODY:
-            return ""
-        case RecipientKind.FUNCTION:
-            return f"{FUNCTIONS}{header.recipient.name}"
-        case RecipientKind.HOSTED | RecipientKind.BUILTIN:
-            return header.recipient.name
-
-
 def header_for(recipient: str) -> Header:
     """Return the header of a call to `recipient`."""
     if is_builtin(recipient):
