@@ -48,9 +48,9 @@ def test_an_entry_is_a_name_or_a_name_with_options() -> None:
 INSTALLED = "blocklist, failing, garbling, gone, halved, hearing, replacing, unmakeable"
 WRONG: dict[str, tuple[Any, str]] = {
     "no list": ("hearing", "unisono.hooks: input should be a list"),
-    "a number": ([1], "unisono.hooks[0]: must be the name of a hook, or {name: {its options}}"),
-    "two names": ([{"a": {}, "b": {}}], "unisono.hooks[0]: must be the name of a hook, or {name: {its options}}"),
-    "options that are a list": ([{"hearing": []}], "unisono.hooks[0]: the options of a hook are a mapping"),
+    "a number": ([1], "unisono.hooks[0]: must be the name of a hook, or `{name: {options}}`"),
+    "two names": ([{"a": {}, "b": {}}], "unisono.hooks[0]: must be the name of a hook, or `{name: {options}}`"),
+    "options that are a list": ([{"hearing": []}], "unisono.hooks[0]: the options of a hook must be a mapping"),
     "no time": ([{"hearing": {"timeout_s": 0}}], "unisono.hooks[0].timeout_s: input should be greater than 0"),
     "another way to fail": (
         [{"hearing": {"fail": "soft"}}],

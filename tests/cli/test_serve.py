@@ -299,7 +299,7 @@ def test_unused_keys_are_warned_of_at_start(tmp_path: Path) -> None:
         _, _, log = served.ended(within_s=PATIENCE_S)
     warnings = [json.loads(line) for line in log.splitlines()]
     told = [w["message"] for w in warnings if w["logger"] == "unisono.config"]
-    assert told == ["unisono.trust_proxy_headers: not used by this version"]
+    assert told == ["unisono.trust_proxy_headers: this setting is reserved and has no effect in this version"]
     assert "canary" not in log
 
 
@@ -376,7 +376,7 @@ BAD_START: dict[str, tuple[str, Sequence[str], str]] = {
     "a mistake in the configuration": (
         "model_lst: []",
         [],
-        "Error: model_lst: nobody knows this key; did you mean 'model_list'?\n",
+        "Error: model_lst: unknown key `model_lst` (did you mean `model_list`?)\n",
     ),
     "a store that is none": (
         "model_list: [{model_name: gpt-oss, litellm_params: {model: replay/demo}}]\nstore: {url: 'postgres://u:p@x'}",

@@ -91,7 +91,7 @@ async def test_what_comes_is_answered_by_the_new_and_what_runs_ends_on_the_old(w
 
 
 MISTAKES: dict[str, tuple[str, str]] = {
-    "a key nobody knows": ('{"model_lst": []}', "model_lst: nobody knows this key"),
+    "a key nobody knows": ('{"model_lst": []}', "model_lst: unknown key"),
     "no model": ("{}", "model_list: there is no model in it"),
     "not YAML": ('{"model_list": ', "config.json, line"),
     "a backend that does not exist": (
