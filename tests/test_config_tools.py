@@ -196,7 +196,7 @@ def test_a_builtin_tool_needs_a_server_there_is() -> None:
     config = parse({"mcp_servers": servers, "unisono": {"builtin_tools": {"browser": "docs"}}}, {}).config
     assert build_hosting(config).rules.trained["browser"].label == "docs"
     config = parse({"mcp_servers": servers, "unisono": {"builtin_tools": {"python": "code"}}}, {}).config
-    with pytest.raises(ConfigError, match=r"unisono\.builtin_tools\.python: there is no 'code' in mcp_servers"):
+    with pytest.raises(ConfigError, match=r"unisono\.builtin_tools\.python: unknown tool server `code`"):
         build_hosting(config)
 
 

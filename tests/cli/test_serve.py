@@ -357,7 +357,7 @@ def test_a_port_in_use_is_said_plainly(tmp_path: Path) -> None:
         code, said = run("serve", "--config", str(config), "--port", str(port))
     assert code == 1
     assert said == (
-        f"Error: port {port} is in use on 127.0.0.1; another gateway may be running there. Choose one with --port\n"
+        f"Error: port {port} is in use on 127.0.0.1; another gateway may be running there. Choose another --port\n"
     )
 
 
@@ -365,7 +365,7 @@ BAD_START: dict[str, tuple[str, Sequence[str], str]] = {
     "open to everybody without a key": (
         "model_list: [{model_name: gpt-oss, litellm_params: {model: replay/demo}}]",
         ["--host", "0.0.0.0"],
-        "Error: general_settings.master_key: without one, everybody who can reach 0.0.0.0 could use your models. Set a "
+        "Error: general_settings.master_key: not set, so everyone who can reach 0.0.0.0 could use your models. Set a "
         "key (`master_key: os.environ/UNISONO_MASTER_KEY`), or listen on 127.0.0.1\n",
     ),
     "an address that is not ours": (
@@ -386,7 +386,7 @@ BAD_START: dict[str, tuple[str, Sequence[str], str]] = {
     "a backend that does not exist": (
         "model_list: [{model_name: gpt-oss, litellm_params: {model: vlm/gpt-oss}}]",
         [],
-        "Error: model_list[0].litellm_params.model: 'vlm' is no backend kind of Unisono",
+        "Error: model_list[0].litellm_params.model: `vlm` is not a backend kind of Unisono",
     ),
 }
 
