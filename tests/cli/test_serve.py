@@ -432,7 +432,7 @@ def test_the_models_of_a_configuration_are_listed_without_asking_anyone(tmp_path
     )
     done = subprocess.run([UNISONO, "models", "--config", str(config)], capture_output=True, text=True, check=True)
     assert [line.split() for line in done.stdout.splitlines()] == [
-        ["MODEL", "BACKEND", "KIND", "ITS", "NAME", "THERE"],
+        ["MODEL", "BACKEND", "KIND", "MODEL", "ON", "THE", "BACKEND"],
         ["gpt-oss", "big", "vllm", "a"],
         ["gpt-oss", "replay-1", "replay", "demo"],
         ["gpt-4o", "means", "gpt-oss"],
