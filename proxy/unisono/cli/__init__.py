@@ -33,7 +33,7 @@ def main() -> None:
     type=click.IntRange(0, 65535),
     help="Port to listen on; 0 selects a free one.",
 )
-@click.option("--workers", default=1, show_default=True, type=click.IntRange(1, 64), help="Worker processes.")
+@click.option("--workers", default=1, show_default=True, type=click.IntRange(1, 64), help="Number of worker processes.")
 def serve(config_path: Path | None, host: str, port: int, workers: int) -> None:
     """Serve the models of a configuration.
 
@@ -64,7 +64,10 @@ def check(config_path: Path | None, as_json: bool) -> None:
 @main.command()
 @CONFIG_REQUIRED
 def models(config_path: Path) -> None:
-    """List the models of a configuration and their backends, without contacting any backend."""
+    """List configured models and their backends.
+
+    No backend is contacted.
+    """
     from unisono.cli.models import show
 
     show(config_path)
@@ -74,10 +77,10 @@ def models(config_path: Path) -> None:
 @click.argument("model")
 @click.option("--revision", help="Branch, tag or commit of the model; by default its main branch.")
 def pull(model: str, revision: str | None) -> None:
-    """Download a model for the `mlx` backend from the Hugging Face hub and check its tokenizer.
+    """Download a model for the `mlx` backend.
 
-    MODEL is a name such as mlx-community/gpt-oss-20b-MXFP4-Q8. An interrupted download continues where it stopped.
-    `serve` never downloads anything.
+    The source is the Hugging Face hub. MODEL is a name such as mlx-community/gpt-oss-20b-MXFP4-Q8. The tokenizer of the
+    model is checked. An interrupted download continues where it stopped. `serve` never downloads anything.
     """
     from unisono.cli.pull import run
 
@@ -94,7 +97,7 @@ def pull(model: str, revision: str | None) -> None:
     help="New file to write; by default the result is printed.",
 )
 def import_litellm(source: Path, target: Path | None) -> None:
-    """Convert a LiteLLM configuration to a Unisono configuration.
+    """Convert a LiteLLM configuration for Unisono.
 
     Settings without effect are listed in comments, with the reason.
     """
@@ -105,7 +108,10 @@ def import_litellm(source: Path, target: Path | None) -> None:
 
 @main.command()
 def openapi() -> None:
-    """Print the OpenAPI document of the gateway, as served at GET /openapi.json."""
+    """Print the OpenAPI document of the gateway.
+
+    It is equal to the response of GET /openapi.json.
+    """
     import json
 
     from unisono.api.openapi.document import document
@@ -144,7 +150,10 @@ def simulate(
     strategies: tuple[str, ...],
     as_json: bool,
 ) -> None:
-    """Simulate a plan for backends: waiting times, cache hits and rejected requests."""
+    """Simulate traffic on planned backends.
+
+    The result contains waiting times, cache hits and rejected requests.
+    """
     from unisono.cli.simulate import run
 
     overrides = {"rate": rate, "requests": requests, "seed": seed, "strategies": strategies or None}
@@ -168,7 +177,10 @@ def simulate(
 @click.option("--json", "form", flag_value="json", help="Print JSON.")
 @click.option("--chart", "form", flag_value="chart", help="Print a bar chart of tokens.")
 def usage(config_path: Path, by: str, since: datetime | None, until: datetime | None, form: str | None) -> None:
-    """Print token usage and cost from the usage records in the store."""
+    """Print token usage and cost.
+
+    Both are sums of the usage records in the store.
+    """
     from unisono.cli.usage import show
 
     first, last = since or datetime.min, until or datetime.max
@@ -185,10 +197,11 @@ def usage(config_path: Path, by: str, since: datetime | None, until: datetime | 
     "--last", default=20, show_default=True, type=click.IntRange(1, 10_000), help="Maximum number of listed recordings."
 )
 def trace(config_path: Path | None, trace: str | None, tenant: str, as_json: bool, replay: bool, last: int) -> None:
-    """Print the recording of an answer: its prompts, all tokens, and repairs.
+    """Print the recording of an answer.
 
-    ID is the x-request-id of the answer. Without an argument, the last recordings are listed. Exit codes of --replay:
-    0 for the same result, 1 for a different one, 2 if the recording cannot be replayed.
+    A recording contains the prompts, all tokens, and the repairs of the gateway. ID is the x-request-id of the answer.
+    Without an argument, the last recordings are listed. Exit codes of --replay: 0 for the same result, 1 for a
+    different one, 2 if the recording cannot be replayed.
     """
     from unisono.cli.trace import trace as run
 
@@ -199,7 +212,10 @@ def trace(config_path: Path | None, trace: str | None, tenant: str, as_json: boo
 @CONFIG_REQUIRED
 @click.argument("server", required=False)
 def list_tools(config_path: Path, server: str | None) -> None:
-    """List the tools of all configured tool servers, or of one, with the approval they need."""
+    """List the tools of configured tool servers.
+
+    The list states for each tool if its calls need approval.
+    """
     from unisono.cli.tools import show
 
     show(config_path, server)
@@ -211,7 +227,10 @@ def list_tools(config_path: Path, server: str | None) -> None:
 @click.argument("tool")
 @click.argument("arguments", metavar="JSON", default="{}")
 def call_tool(config_path: Path, server: str, tool: str, arguments: str) -> None:
-    """Run a tool of a configured tool server and print the result as a model receives it."""
+    """Run a tool of a configured tool server.
+
+    The result is printed as a model receives it.
+    """
     from unisono.cli.tools import call
 
     call(config_path, server, tool, arguments)

@@ -21,18 +21,22 @@ JSON = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 
 MAY = (
     click.option("--name", "--key-alias", "name", type=LINE, help="Name of the key in lists."),
-    click.option("--models", type=NAMES, help="Allowed models or aliases, separated by commas; all."),
-    click.option("--mcp-servers", type=NAMES, help="Allowed tool servers, by label; all, none."),
-    click.option("--expires", "--duration", "expires_at", type=MOMENT, help="Expiry: 12h, 30d, 2027-01-31, never."),
+    click.option("--models", type=NAMES, help="Allowed models or aliases: names with commas, or all."),
+    click.option("--mcp-servers", type=NAMES, help="Allowed tool servers: labels with commas, all or none."),
+    click.option("--expires", "--duration", "expires_at", type=MOMENT, help="Expiry: 12h, 30d, 2027-01-31 or never."),
     click.option("--rpm", "--rpm-limit", "rpm", type=AMOUNT, help="Maximum requests within any minute."),
     click.option("--tpm", "--tpm-limit", "tpm", type=AMOUNT, help="Maximum tokens within any minute."),
-    click.option("--max-parallel", "--max-parallel-requests", "max_parallel", type=AMOUNT, help="Concurrent requests."),
+    click.option("--max-parallel", "--max-parallel-requests", "max_parallel", type=AMOUNT, help="Maximum concurrency."),
     click.option("--token-budget", type=AMOUNT, help="Maximum tokens per budget period."),
     click.option(
         "--money-budget", "--max-budget", "money_budget", type=MONEY, help="Maximum cost per budget period, in USD."
     ),
     click.option(
-        "--budget-period", "--budget-duration", "budget_period", type=PERIOD, help="Period: day, month, 12h, 30d, none."
+        "--budget-period",
+        "--budget-duration",
+        "budget_period",
+        type=PERIOD,
+        help="Period: day, month, 12h, 30d or none.",
     ),
     click.option("--tag", "tags", multiple=True, metavar="KEY=VALUE", help="Tag for reports; KEY= removes it."),
     click.option("--raw/--no-raw", "raw", default=None, help="Permission for raw prompts at /v1/completions."),
@@ -70,7 +74,10 @@ def create(config_path: Path, tenant: OptionValue[str] | None, as_json: bool, **
 @CONFIG_REQUIRED
 @JSON
 def list_keys(config_path: Path, as_json: bool) -> None:
-    """List all keys with their permissions and limits, without their secrets."""
+    """List all keys.
+
+    The list has their permissions and limits. Secrets are not stored and cannot be listed.
+    """
     from unisono.cli.keyring import show
 
     show(config_path, as_json=as_json)
@@ -82,7 +89,10 @@ def list_keys(config_path: Path, as_json: bool) -> None:
 @permitting
 @JSON
 def update(config_path: Path, key_id: str, as_json: bool, **options: Any) -> None:
-    """Change permissions and limits of a key. Omitted options stay unchanged."""
+    """Change permissions and limits of a key.
+
+    Settings without an option stay unchanged.
+    """
     from unisono.cli.keyring import update as run
 
     changes = wishes(options)

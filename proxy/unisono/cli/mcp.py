@@ -29,7 +29,10 @@ def mcp() -> None:
 
 @mcp.group()
 def serve() -> None:
-    """Start the tool server `browser` or `python`, with the tools gpt-oss was trained on."""
+    """Start one of the included tool servers.
+
+    They have the tools that gpt-oss was trained on.
+    """
 
 
 def listening(port: int) -> Callable[[Command], Command]:
@@ -43,7 +46,7 @@ def listening(port: int) -> Callable[[Command], Command]:
                 "--port", default=port, show_default=True, type=click.IntRange(0, 65535), help="0 selects a free port."
             ),
             click.option(
-                "--host", default="127.0.0.1", show_default=True, help="An address other than loopback needs a key."
+                "--host", default="127.0.0.1", show_default=True, help="Other addresses than loopback need a key."
             ),
         ):
             command = option(command)
@@ -73,7 +76,7 @@ def browser(
     view_tokens: int,
     **where: Any,
 ) -> None:
-    """Search and open pages on the web or in a folder, and find text in them."""
+    """Search web pages or the files of a folder."""
     from unisono.toolservers.browser.actions import Browser
     from unisono.toolservers.browser.folder import Folder
     from unisono.toolservers.browser.page_sources import PageReader, SearchEngine

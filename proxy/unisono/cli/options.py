@@ -8,7 +8,7 @@ import click
 
 from unisono.core.surrogates import is_well_formed
 
-HELP = "Configuration file in YAML or JSON; config.example.yaml shows every option."
+HELP = "Configuration file in YAML or JSON; config.example.yaml shows all settings."
 CONFIG = click.option("--config", "config_path", type=click.Path(path_type=Path), help=HELP)
 CONFIG_REQUIRED = click.option("--config", "config_path", type=click.Path(path_type=Path), required=True, help=HELP)
 
