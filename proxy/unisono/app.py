@@ -369,7 +369,7 @@ def build_engine(
     parts: Parts | None = None,
     salt_of: Callable[[str], str] | None = None,
 ) -> Engine:
-    """Build the engine; reads the vocabulary that comes with the package."""
+    """Build the engine; reads the vocabulary in the package."""
     encoding = load_encoding()
     return Engine(
         encoding=encoding,

@@ -435,7 +435,7 @@ def test_the_models_of_a_configuration_are_listed_without_asking_anyone(tmp_path
         ["MODEL", "BACKEND", "KIND", "MODEL", "ON", "THE", "BACKEND"],
         ["gpt-oss", "big", "vllm", "a"],
         ["gpt-oss", "replay-1", "replay", "demo"],
-        ["gpt-4o", "means", "gpt-oss"],
+        ["gpt-4o", "is", "an", "alias", "of", "gpt-oss"],
     ]
 
 

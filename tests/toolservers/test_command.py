@@ -91,7 +91,7 @@ MISTAKES = {
     "a name that others may have": (["browser", "--folder", ".", "--host", "example.com"], "a key is needed"),
     "a key that is not set": (
         ["browser", "--folder", ".", "--key-variable", "NO_KEY"],
-        "NO_KEY: this environment variable",
+        "the environment variable NO_KEY is not set",
     ),
     "no address of ours": (["browser", "--folder", ".", "--host", "127.0.0.1", "--port", "1x"], "'1x' is not a valid"),
     "no interpreter": (["python", "--python", "/nowhere/python"], "/nowhere/python: cannot be run"),
