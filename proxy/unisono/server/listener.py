@@ -247,15 +247,11 @@ def connections(
 
         def handle_websocket_upgrade(self) -> None:
             if self._owed() is not None:
-                self._refuse(
-                    MalformedRequest("A WebSocket cannot start before earlier requests on its connection are answered.")
-                )
+                self._refuse(MalformedRequest("A WebSocket cannot start before earlier requests are answered."))
             elif self._crowded():
                 self._refuse(TooManyConnections("The gateway has reached its connection limit; try again later."))
             elif self.scope["method"] != "GET" or self.scope["http_version"] != "1.1" or not self.url.isascii():
-                self._refuse(
-                    MalformedRequest("A WebSocket must start with a GET request over HTTP/1.1 and an ASCII target.")
-                )
+                self._refuse(MalformedRequest("A WebSocket must start with a GET request over HTTP/1.1."))
             else:
                 self._delivery.rest()
                 if Connection._sockets is None:
