@@ -110,7 +110,7 @@ async def test_the_command_shows_what_was_mended_and_where(tmp_path: Path) -> No
     assert not {letter for letter in shown if not letter.isprintable()} - {"\n"}
     assert id in (await printed("trace", "--config", str(path))).stdout
     replayed = await printed("trace", id, "--config", str(path), "--replay")
-    assert replayed.stderr == "The replay matches the recording.\n"
+    assert replayed.stderr == "The same as recorded.\n"
     await check_files(tmp_path, (await printed("trace", id, "--config", str(path), "--json")).stdout)
     for arguments in ([f"{id}x"], [id, "--tenant", "ann"]):
         missing = await printed("trace", *arguments, "--config", str(path), code=1)

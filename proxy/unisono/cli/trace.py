@@ -211,7 +211,7 @@ def _replay(document: Document, *, as_json: bool) -> None:
     else:
         told = [event for event in again.events if isinstance(event, Closed | Repaired)]
         click.echo("\n".join(_compared(told, now, recorded)), color=takes_colour())
-        click.echo("The replay matches the recording." if same else "The replay differs from the recording.", err=True)
+        click.echo("The same as recorded." if same else "Not the same as recorded.", err=True)
     if not same:
         raise SystemExit(DIFFERENT)
 

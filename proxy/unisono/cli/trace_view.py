@@ -151,7 +151,7 @@ def _heading(document: Mapping[str, Any]) -> Iterator[str]:
         ended = f": {on_one_line(wait['failure'])}" if wait["failure"] else ""
         yield f"waited {wait['ended_s'] - wait['began_s']:.3f} s for a slot{ended}"
     if document["tries"]:
-        yield "attempts: " + ", then ".join(
+        yield "tried " + ", then ".join(
             on_one_line(one["deployment"] + (f" ({one['failure']})" if one["failure"] else ""))
             for one in document["tries"]
         )
