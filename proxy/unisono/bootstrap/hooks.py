@@ -40,7 +40,7 @@ class Hookset:
             try:
                 await named.hook.aclose()
             except FAULTS as error:
-                log.exception("a hook failed to close", extra={"hook": named.name}, exc_info=error)
+                log.exception("cannot close a hook", extra={"hook": named.name}, exc_info=error)
 
 
 def build_hooks(settings: Sequence[HookSettings], failed: Failed | None = None) -> Hookset:
