@@ -154,7 +154,7 @@ def _notes_on(request: ChatRequest, turn: GenerationRequest, choice_at: str) -> 
 
 def _notes_on_running(request: ChatRequest, turn: GenerationRequest) -> Iterator[str]:
     if request.unisono and request.unisono.run_tools and turn.hosting is None:
-        yield "unisono.run_tools: no effect, there are no tools to run, or several choices to make"
+        yield "unisono.run_tools: no effect, because there are no tools to run, or because of 'tool_choice' or 'n'"
 
 
 def declared(request: ChatRequest) -> Iterator[DeclaredTool]:
@@ -196,7 +196,9 @@ def to_conversation(
     preamble = Preamble(instructions=instructions, tools=toolbox.tools, effort=effort, date=today)
     items = tuple(history.said)
     if len(items) > MAX_MESSAGES:
-        raise InvalidRequest(f"There are more than {MAX_MESSAGES:,} messages and calls.", param="messages")
+        raise InvalidRequest(
+            f"'messages' contains more than {MAX_MESSAGES:,} messages, calls and results.", param="messages"
+        )
     return Conversation(preamble, items, prefill), history.notes
 
 
@@ -246,7 +248,7 @@ class _History:
         if unanswered:
             return unanswered.popleft()
         raise InvalidRequest(
-            f"'{param}': no assistant message before it has an unanswered call of '{shortened(name)}'.", param=param
+            f"'{param}': no earlier assistant message has an unanswered call of '{shortened(name)}'.", param=param
         )
 
 

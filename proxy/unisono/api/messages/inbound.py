@@ -104,7 +104,9 @@ def to_turn(
 ) -> MessagesTurn:
     """Convert a request; `today` is YYYY-MM-DD. Raises InvalidRequest if it cannot be met."""
     if request.thread:
-        raise ThreadsUnsupported("'thread': no conversation is kept here; send all of its messages.", param="thread")
+        raise ThreadsUnsupported(
+            "'thread' is not supported: send the whole conversation in 'messages'.", param="thread"
+        )
     tools = request.tools or []
     asked = asked_choice(request.tool_choice, tools)
     forbidden = asked is not None and asked.mode is ChoiceMode.NONE
@@ -228,7 +230,7 @@ def _notes_on(request: MessagesInput, turn: GenerationRequest, hosted: frozenset
 
 def _notes_on_running(request: MessagesInput, turn: GenerationRequest) -> Iterator[str]:
     if request.unisono and request.unisono.run_tools and turn.hosting is None:
-        yield "unisono.run_tools: no effect, there are no tools to run"
+        yield "unisono.run_tools: no effect, because there are no tools to run, or because of 'tool_choice'"
 
 
 def _notes_on_fields(request: MessagesInput) -> Iterator[str]:

@@ -118,9 +118,9 @@ def choice_of(asked: ToolChoice | None, toolbox: Toolbox, servers: Sequence[Tool
     def hosted(tool: NamedTool) -> HostedTool:
         builtin = builtin_for(tool.kind)
         if (label := labels.get(builtin)) is None:
-            needs = f"; the operator has to set {SETTING}{builtin}" if builtin else ""
+            needs = f"; the operator can enable them with `{SETTING}{builtin}`" if builtin else ""
             raise UnsupportedValue(
-                f"'tool_choice': tools of type '{tool.kind}' are not available here{needs}.", param="tool_choice"
+                f"'tool_choice': tools of type '{tool.kind}' are not available{needs}.", param="tool_choice"
             )
         return label, None
 

@@ -52,12 +52,14 @@ def check(request: ResponsesRequest, *, answered: bool = True) -> None:
     """
     if request.previous_response_id is not None and request.conversation is not None:
         raise InvalidRequest(
-            "'previous_response_id' and 'conversation' cannot both be given.", param="previous_response_id"
+            "'previous_response_id' and 'conversation' cannot be combined; set only one.", param="previous_response_id"
         )
     if answered and not request.input and request.previous_response_id is None and request.conversation is None:
-        raise InvalidRequest("'input' must hold something when nothing is continued.", param="input")
+        raise InvalidRequest(
+            "'input' must not be empty without 'previous_response_id' or 'conversation'.", param="input"
+        )
     if request.background and not request.stored:
-        raise InvalidRequest("'background' needs 'store': what runs in the background is fetched later.", param="store")
+        raise InvalidRequest("'background' requires 'store', so that the response can be retrieved.", param="store")
 
 
 def wanted_ids(request: ResponsesRequest) -> tuple[str, ...]:
@@ -201,7 +203,9 @@ def to_conversation(items: Sequence[Item], preamble: Preamble) -> Conversation:
         texts.append(item.text)
         leading += 1
     if len(items) > MAX_MESSAGES:
-        raise InvalidRequest(f"There are more than {MAX_MESSAGES:,} messages and calls.", param="input")
+        raise InvalidRequest(
+            f"The conversation contains more than {MAX_MESSAGES:,} messages, calls and results.", param="input"
+        )
     whole = Preamble(join(texts, "\n\n", param="input"), preamble.tools, preamble.effort, preamble.date)
     return Conversation(whole, tuple(items[leading:]))
 
@@ -293,7 +297,7 @@ def notes_on_fields(request: ResponsesRequest) -> Iterator[str]:
     if request.text and request.text.verbosity not in (None, "medium"):
         yield "text.verbosity: no effect"
     if request.reasoning and request.reasoning.summary not in (None, "none"):
-        yield "reasoning.summary: no effect, the reasoning itself is shown"
+        yield "reasoning.summary: no effect, because summaries are not supported"
     for name in request.include or ():
         if not INCLUDABLE[name]:
             yield f"include: '{name}' has no effect"

@@ -81,4 +81,4 @@ async def release(means: ResponsesDeps, lease: Lease) -> None:
     try:
         await asyncio.shield(means.store.release(lease))
     except StoreError as error:
-        log.warning("lease not given back", extra={"code": error.code})
+        log.warning("lease not released", extra={"code": error.code})

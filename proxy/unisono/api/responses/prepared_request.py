@@ -117,8 +117,7 @@ async def understood(
 
 def busy(conversation_id: str) -> StoreConflict:
     return StoreConflict(
-        f"Another response is being made in the conversation '{shortened(conversation_id)}'; try again when it "
-        "is over.",
+        f"The conversation '{shortened(conversation_id)}' has a response in progress; try again after its end.",
         param="conversation",
     )
 
