@@ -275,7 +275,7 @@ class ErrorResponses:
         try:
             await self._app(scope, receive, watched)
         except WebSocketDisconnect:
-            # The client left, which is how most of them end.
+            # The client disconnected, which is the usual end of a WebSocket.
             return
         except Exception as error:
             failure = failure_of(error)

@@ -254,9 +254,7 @@ class LiveDeployment:
     def _phased(self, before: CircuitPhase, kind: BreakerFailure, now: float) -> None:
         if self.phase(now) is CircuitPhase.OPEN and before is not CircuitPhase.OPEN:
             rest_s = round(rests_until(self.circuits) - now, 1)
-            log.warning(
-                "circuit of a backend opened", extra={"backend": self.name, "kind": kind.value, "rest_s": rest_s}
-            )
+            log.warning("backend circuit opened", extra={"backend": self.name, "kind": kind.value, "rest_s": rest_s})
             if kind is not BreakerFailure.OVERLOADED:
                 # Make the next user probe again: after a failure another server may come back.
                 self.known = None

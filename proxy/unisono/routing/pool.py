@@ -204,7 +204,7 @@ class RoutingPool:
             async with self._places:
                 phase = watched.live.phase(self._clock())
                 if phase is CircuitPhase.HALF_OPEN:
-                    log.info("probing a backend after its cooldown", extra={"backend": watched.live.name})
+                    log.info("backend cooldown over; probing it", extra={"backend": watched.live.name})
                 await watched.live.check()
                 if phase is not CircuitPhase.CLOSED:
                     # A single successful probe may be luck.

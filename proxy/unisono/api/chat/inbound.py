@@ -94,9 +94,10 @@ def to_turn(
         sampling=to_sampling(request),
         max_tokens=request.max_completion_tokens or request.max_tokens,
         stop=tuple(request.stop),
-        # A made-up call would stand in place of the JSON that the client expects.
+        # Without tools, an invented call would replace the JSON that the client expects.
         calls_allowed=not forbidden and (form is None or bool(toolbox.tools) or hosting is not None),
-        parallel_calls=request.parallel_tool_calls is not False and not request.functions,  # The old form holds one.
+        parallel_calls=request.parallel_tool_calls is not False
+        and not request.functions,  # The legacy form allows one.
         hold_calls=hold_calls or not request.stream,
         whole=not request.stream,
         tenant=caller.tenant,

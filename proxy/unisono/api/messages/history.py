@@ -1,8 +1,8 @@
 """Conversion of a request's messages to a conversation, in the model's order. Pure.
 
-Each text block of an assistant message is one message of the model. The last one is the final answer; earlier ones,
-and those next to calls, are commentary. Blocks with citations are pieces of one text. Reasoning is accepted only
-with a signature of this gateway.
+Each text block of an assistant message is one message of the model. The last one is the final answer, unless the
+message has a client call or a later server tool call; all others are commentary. Adjacent blocks with citations are
+one text. Reasoning is accepted only with a signature of this gateway.
 """
 
 from __future__ import annotations

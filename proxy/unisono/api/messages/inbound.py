@@ -125,7 +125,7 @@ def to_turn(
         sampling=to_sampling(request),
         max_tokens=request.max_tokens,
         stop=tuple(request.stop_sequences or ()),
-        # A made-up call would stand in place of the JSON that the client expects.
+        # Without tools, an invented call would replace the JSON that the client expects.
         calls_allowed=not forbidden and (form is None or bool(toolbox.tools) or hosting is not None),
         parallel_calls=not (request.tool_choice and request.tool_choice.disable_parallel_tool_use),
         hold_calls=not model.stream_tool_arguments or not request.stream,

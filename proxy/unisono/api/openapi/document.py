@@ -36,7 +36,10 @@ HEADERS: dict[str, Schema] = {
     },
     "retry-after": {"description": "Seconds to wait before the next attempt.", "schema": {"type": "integer"}},
     "www-authenticate": {"schema": {"type": "string"}},
-    NO_RETRY_HEADER[0]: {"description": "`false` if the same request would fail again.", "schema": {"type": "string"}},
+    NO_RETRY_HEADER[0]: {
+        "description": "`false` if the client should not repeat the request.",
+        "schema": {"type": "string"},
+    },
 }
 FAILURES = {"Failure": "Error", "MessagesFailure": "MessagesError"}
 """Schema names of errors, by format."""
@@ -49,7 +52,7 @@ WITH_FAILURE = {
     429: ("retry-after",),
     503: ("retry-after",),
 }
-"""Headers that errors of a status always have."""
+"""Headers of errors, by status. After tools have run, `retry-after` is absent."""
 
 
 @cache

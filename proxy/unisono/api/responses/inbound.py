@@ -145,7 +145,7 @@ def with_wishes(
     turn = rules.applied_to(turn)
     return replace(
         turn,
-        # A made-up call would stand in place of the JSON that the client expects.
+        # Without tools, an invented call would replace the JSON that the client expects.
         calls_allowed=not request.calls_nothing and (form is None or callable_),
         choice=to_choice(request.tool_choice, offer),
         form=form,
@@ -232,7 +232,7 @@ def _shown(given: InputItem, reading: InputConversion) -> Wire:
     """Return an item in its author's form, with every field that strict clients require."""
     if isinstance(given, InputReference):
         kept = reading.known.kept(given.id)
-        assert kept is not None  # the reading refused it otherwise
+        assert kept is not None  # `InputConversion` refuses an unknown id
         return dict(kept.shown)
     if isinstance(given, InputReasoning):
         parts = [{"type": "reasoning_text", "text": text} for text in given.content]

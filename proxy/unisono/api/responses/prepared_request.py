@@ -1,7 +1,7 @@
 """Preparation of a request: validated body, prior state, generation request and frame.
 
-Every refusal happens here, before a backend is called. A response to be stored starts only if the store answers,
-accepts writes and has room. Otherwise the client could not retrieve the promised response.
+Invalid requests are refused here, before a backend is called. A response to be stored starts only if the store
+answers, accepts writes and has room. Otherwise the client could not retrieve the promised response.
 """
 
 from __future__ import annotations

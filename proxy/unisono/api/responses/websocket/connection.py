@@ -59,7 +59,7 @@ MOST_WAITING = 64
 """Maximum number of pending responses of one socket, including running ones."""
 MOST_WAITING_BYTES = 32 << 20
 MOST_UNTOLD = 64
-"""Maximum number of unsent error frames."""
+"""Maximum number of unsent error frames and refusals of steer frames."""
 CLOSED_NORMALLY = 1000
 
 
@@ -115,7 +115,7 @@ class Connection:
     # -- reading
 
     async def _read(self, group: asyncio.TaskGroup) -> None:
-        """Read every frame at once. An unread socket does not report a disconnect."""
+        """Read every frame on arrival, because an unread socket does not report a disconnect."""
         while True:
             message = await self._socket.receive()
             if message["type"] == "websocket.disconnect":
