@@ -69,7 +69,7 @@ def test_repairs_stand_where_they_were_decided_and_steps_behind_each_other() -> 
         "--- step 0 -",
         "tokens made from text",
         "one two",
-        "^ missing-end: A message started inside another one; the first was closed.",
+        "^ missing-end: A message began inside another; the first was closed.",
         " three",
         "--- step 1 -",
         "is generated once more",

@@ -29,7 +29,7 @@ AT_ONCE = 32
 MALFORMED = ENCODING.encode_as_server(
     "<|channel|>analysis<|message|>Hm \x1b[31m.<|channel|>final<|message|>Hello <\u200b|<|return|>"
 )
-MENDED = "^ missing-end: A message started inside another one; the first was closed."
+MENDED = "^ missing-end: A message began inside another; the first was closed."
 
 
 def recorded(*deployments: str, **traces: Any) -> dict[str, Any]:

@@ -8,7 +8,7 @@ from unisono.core.tools import ToolServer
 from unisono.errors import ToolServerNotAllowed
 from unisono.net.ssrf_guard import DestinationNotAllowed, DialTarget, SsrfGuard
 
-NOT_ALLOWED: Final = "Access to this tool server is not allowed; the operator must allow its host."
+NOT_ALLOWED: Final = "This tool server may not be reached from here; its host has to be allowed by the operator."
 
 
 async def admit(server: ToolServer, guard: SsrfGuard) -> DialTarget | None:

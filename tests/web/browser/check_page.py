@@ -146,7 +146,7 @@ def test_reasoning_calls_and_text_stand_apart(
 def test_what_was_mended_is_explained(stage: dict[str, str], opened: Opened, surface: str) -> None:
     page = opened(f"{stage['open']}/#/playground")
     answer = asks(page, "say mended", API=surface)
-    assert "missing-end A message started inside another one; the first was closed." in answer.inner_text()
+    assert "missing-end A message began inside another; the first was closed." in answer.inner_text()
 
 
 def test_an_answer_can_be_stopped(stage: dict[str, str], opened: Opened) -> None:

@@ -119,7 +119,8 @@ def _named(at: str, spec: McpSpec, rules: ServerRules) -> ToolServer:
         )
     if not rules.may_name(spec.server_url):
         raise ToolServerNotAllowed(
-            f"'{at}.server_url': access to this tool server is not allowed; the operator must allow its host.",
+            f"'{at}.server_url': the gateway may not connect to this tool server. "
+            "The operator can add its host to `mcp_allowed_hosts`.",
             param=f"{at}.server_url",
         )
     older = urlsplit(spec.server_url).path.rstrip("/").endswith("/sse")
