@@ -469,7 +469,12 @@ def lost(name: str, arguments: object) -> ToolOutcome:
 
 FAULTS: dict[str, tuple[str, Servers, str, str]] = {
     "arguments that are no JSON": (call("docs__search", "{q"), Servers(), "not a JSON object", "bad-tool-arguments"),
-    "arguments that are no object": (call("docs__search", "[1]"), Servers(), "something else", "bad-tool-arguments"),
+    "arguments that are no object": (
+        call("docs__search", "[1]"),
+        Servers(),
+        "another JSON value",
+        "bad-tool-arguments",
+    ),
     "half a character": (call("docs__search", '{"q":"\\ud800"}'), Servers(), "surrogate pair", "bad-tool-arguments"),
     "endless nesting": (
         call("docs__search", '{"q":' + "[" * 9000),

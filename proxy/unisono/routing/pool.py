@@ -123,7 +123,7 @@ class RoutingPool:
         if not (first := own or fallbacks or larger):
             if ask.model in other and not ask.passing:
                 raise UnsupportedValue(
-                    f"The pass-through model `{ask.model}` supports only chat completions and responses.",
+                    f"The model `{ask.model}` passes through and supports only chat completions and responses.",
                     param="model",
                 )
             raise UnknownModel(f"The model `{ask.model}` does not exist.", param="model")
