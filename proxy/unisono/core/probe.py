@@ -76,13 +76,13 @@ class Meaning:
 MEANINGS: Mapping[Check, Meaning] = {
     Check.REACHABLE: Meaning(
         Severity.FATAL,
-        "The backend could not be probed.",
-        "Start the backend, and check api_base and api_key of this deployment.",
+        "The backend could not be reached.",
+        "Start it, and check api_base and api_key of this deployment.",
     ),
     Check.MODEL: Meaning(
         Severity.FATAL,
         "The backend does not serve the configured model.",
-        "In litellm_params.model, write the backend's name for the model after the kind.",
+        "Set litellm_params.model to the kind, a slash and the name under which the backend serves the model.",
     ),
     Check.GENERATION: Meaning(
         Severity.FATAL,
@@ -91,8 +91,8 @@ MEANINGS: Mapping[Check, Meaning] = {
     ),
     Check.TOKENIZER: Meaning(
         Severity.FATAL,
-        "The backend's tokenizer is not that of gpt-oss, so prompts would be misread.",
-        "Serve an unmodified gpt-oss model with its own tokenizer files.",
+        "The backend's tokenizer differs from that of gpt-oss, so it would misread prompts.",
+        "Serve an unchanged gpt-oss model with its own tokenizer files.",
     ),
     Check.IDS_IN: Meaning(
         Severity.FATAL,
@@ -106,38 +106,38 @@ MEANINGS: Mapping[Check, Meaning] = {
     ),
     Check.MARKERS: Meaning(
         Severity.FATAL,
-        "The backend strips structural markers from its output, so reasoning and answer cannot be distinguished.",
-        "Use an endpoint and a version that keep special tokens, and disable server-side Harmony parsing.",
+        "The backend strips structural markers from its output, so reasoning and answer cannot be separated.",
+        "Use an endpoint and a version that return special tokens, and turn off Harmony parsing in the backend.",
     ),
     Check.STOPS: Meaning(
         Severity.FATAL,
-        "The backend does not stop at every stop token of gpt-oss, so it would also write user and tool messages.",
+        "The backend does not stop at every stop token of gpt-oss, so it would generate user and tool messages too.",
         "List 200002 and 200012 under eos_token_id in the model's generation_config.json.",
     ),
     Check.STOP_TOKEN: Meaning(
         Severity.NOTE,
         "The backend hides the token that ended generation.",
-        "No action is needed: the end of the stream closes the message.",
+        "No action needed: the end of the stream closes the message.",
     ),
     Check.TYPED_MARKERS: Meaning(
         Severity.WARNING,
-        "The backend accepts only text, in which a typed marker would become a control token.",
-        "No action is needed: the gateway breaks up markers in outside text. Kinds that accept ids do not need this.",
+        "The backend accepts text, in which a typed marker would become a real one.",
+        "No action needed: the gateway breaks up markers in client text. A kind that accepts ids does not need that.",
     ),
     Check.PROMPT_KEPT: Meaning(
         Severity.FATAL,
         "The backend silently truncates prompts.",
-        "Disable truncation, and enlarge the backend's context or set model_info.max_input_tokens to its size.",
+        "Turn truncation off. Start the backend with a larger context, or set model_info.max_input_tokens to its size.",
     ),
     Check.CONTEXT: Meaning(
         Severity.WARNING,
         "The backend's context size is unknown or small.",
-        "Set model_info.max_input_tokens to the backend's context size, or start the backend with a larger context.",
+        "Set model_info.max_input_tokens to the context the backend was started with, and start it with a larger one.",
     ),
     Check.CONSTRAIN: Meaning(
         Severity.NOTE,
-        "The backend cannot constrain generation.",
-        "No action is needed.",
+        "Generation cannot be constrained on this backend.",
+        "No action needed.",
     ),
 }
 
@@ -198,11 +198,8 @@ class Probe:
 
 
 UNREACHED: tuple[tuple[type[UnisonoError], str], ...] = (
-    (
-        BackendOverloaded,
-        "Wait until the backend is less busy; if it stays overloaded, add another deployment of the model.",
-    ),
-    (BackendTimeout, "Check whether the backend hangs or is still loading; restart it if it hangs."),
+    (BackendOverloaded, "Wait until it is less busy. If it stays overloaded, add another deployment of the model."),
+    (BackendTimeout, "Check whether it hangs or is still loading; restart it if it hangs."),
     (BackendUnavailable, MEANINGS[Check.REACHABLE].remedy),
     (BackendProtocolError, "Check that api_base is the address of a server of this kind."),
     (UnisonoError, "Check its log, and that api_base is the address of a server of this kind."),

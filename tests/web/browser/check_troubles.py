@@ -89,7 +89,7 @@ def test_a_gateway_that_is_gone_is_missed_and_what_stands_there_is_dated(stage: 
 def test_a_key_that_is_refused_in_the_middle_can_be_replaced(stage: dict[str, str], opened: Opened) -> None:
     page = keyed_page(stage, opened, "overview")
     page.locator(".is-ready").first.wait_for()
-    answers(page, "/v1/status", {"error": {"message": "The API key is not valid.", "code": "invalid"}}, 401)
+    answers(page, "/v1/status", {"error": {"message": "The API key is not valid here.", "code": "invalid"}}, 401)
     page.get_by_text("Give another one at “Key” above.").wait_for()
     page.unroute("**/v1/status")
     page.get_by_role("button", name="Key: set").click()

@@ -78,9 +78,7 @@ def to_turns(
     """
     each = request.n or 1
     if len(request.prompt) * each > MAX_CHOICES:
-        raise InvalidRequest(
-            f"'prompt': the number of prompts times `n` must be at most {MAX_CHOICES}.", param="prompt"
-        )
+        raise InvalidRequest(f"'prompt': prompts times `n` must be at most {MAX_CHOICES}.", param="prompt")
     if request.best_of not in (None, each):
         raise UnsupportedValue(
             "'best_of' must be equal to `n`: the gateway generates only the choices that it returns.", param="best_of"

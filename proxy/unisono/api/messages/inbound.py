@@ -104,9 +104,7 @@ def to_turn(
 ) -> MessagesTurn:
     """Convert a request; `today` is YYYY-MM-DD. Raises InvalidRequest if it cannot be met."""
     if request.thread:
-        raise ThreadsUnsupported(
-            "'thread' is not supported: send the whole conversation in 'messages'.", param="thread"
-        )
+        raise ThreadsUnsupported("'thread' is not supported: send all messages of the conversation.", param="thread")
     tools = request.tools or []
     asked = asked_choice(request.tool_choice, tools)
     forbidden = asked is not None and asked.mode is ChoiceMode.NONE
