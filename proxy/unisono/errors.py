@@ -202,7 +202,7 @@ class TokensLimited(LimitReached):
 
 
 class QuotaExceeded(LimitReached):
-    """Budget spent until its next period."""
+    """Budget used up until its next period."""
 
     type, code = "insufficient_quota", "insufficient_quota"
 

@@ -41,7 +41,9 @@ class SchemaBudget:
         self.nodes -= nodes
         self.characters -= characters
         if min(self.json, self.nodes, self.characters) < 0:
-            raise InvalidRequest("The tools are too big: too many parameters or too much text, references expanded.")
+            raise InvalidRequest(
+                "The tools have too many parameters or too much text, counted with expanded references; reduce them."
+            )
 
 
 def breaks_out(text: str) -> bool:
@@ -66,6 +68,6 @@ def to_json(value: object) -> str:
     try:
         text = json.dumps(value, ensure_ascii=False, allow_nan=False)
     except (ValueError, TypeError, RecursionError) as failure:
-        raise InvalidRequest("A tool's parameters hold a value that JSON cannot express.") from failure
+        raise InvalidRequest("A tool's parameters contain a value that JSON cannot represent.") from failure
     # JSON does not escape these two line breaks of TypeScript.
     return well_formed(text).replace("\u2028", "\\u2028").replace("\u2029", "\\u2029")

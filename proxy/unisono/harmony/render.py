@@ -52,6 +52,8 @@ ANSWER = "<|start|>assistant"
 PREFILL = ANSWER + "<|channel|>final<|message|>"
 INSTRUCTIONS = "# Instructions\n\n"
 
+RUN_TOO_LONG = "A message contains a run of characters that is too long to be tokenized; shorten it."
+
 
 class HeaderForm(Enum):
     """Header of each kind of message, with the tool's wire name if any, and its terminator."""
@@ -249,7 +251,7 @@ class Renderer:
         try:
             return self._encoding.encode_text(text)
         except ValueError as failure:
-            raise InvalidRequest("A message holds a run of characters that is too long to be tokenised.") from failure
+            raise InvalidRequest(RUN_TOO_LONG) from failure
 
     def _spelled(self, piece: Piece) -> str:
         if isinstance(piece, PromptPart):
@@ -266,7 +268,7 @@ class Renderer:
         try:
             check_structure(self._encoding, text, tokens)
         except ValueError as failure:
-            raise InvalidRequest("A message holds a run of characters that is too long to be tokenised.") from failure
+            raise InvalidRequest(RUN_TOO_LONG) from failure
 
     def _section(self, tools: ToolSet) -> str:
         section = self._sections.get(tools.digest)
