@@ -1,4 +1,4 @@
-"""Checks of string formats: those permitted in strict schemas. Any other format is an annotation."""
+"""Checks of the string formats of strict schemas; any other format is an annotation."""
 
 from __future__ import annotations
 

@@ -118,7 +118,7 @@ def _check_flags(flags: str) -> bool:
 
 
 def _class_work(pattern: str, at: int) -> tuple[int, int]:
-    """Return the work of the character class whose content begins at `at`, and the end of the class."""
+    """Return the work and the end of the character class whose content begins at `at`."""
     work, depth = 3, 1
     while depth and at < len(pattern):
         token = _IN_CLASS.match(pattern, at)

@@ -181,7 +181,7 @@ class _Survey:
             self._check_cycles(start, edges, settled)
 
     def _in_place(self, location: Location, schema: Mapping[str, object]) -> Iterator[Location]:
-        """Yield the locations of the schemas that apply to the same value as the schema at `location`."""
+        """Yield the locations of the schemas that apply to the same value as `schema`."""
         for name, value in schema.items():
             keyword = KEYWORDS.get(name)
             if keyword is None or not keyword.in_place:

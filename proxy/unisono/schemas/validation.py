@@ -272,18 +272,10 @@ def _fraction(value: object) -> Fraction:
     return Fraction(value) if isinstance(value, int) else Fraction(str(value))
 
 
-def _at_least(kind: type, unit: str) -> Check:
+def _size(kind: type, unit: str, is_within: Callable[[int, int], bool], words: str) -> Check:
     def checked(validator: Validator, wanted: int, value: Any, path: Path, schema: Schema) -> Mismatches:
-        if len(value) < wanted:
-            yield Mismatch(path, f"must have at least {wanted} {unit}, not {len(value)}")
-
-    return _for(kind, checked)
-
-
-def _at_most(kind: type, unit: str) -> Check:
-    def checked(validator: Validator, wanted: int, value: Any, path: Path, schema: Schema) -> Mismatches:
-        if len(value) > wanted:
-            yield Mismatch(path, f"must have at most {wanted} {unit}, not {len(value)}")
+        if not is_within(len(value), wanted):
+            yield Mismatch(path, f"must have {words} {wanted} {unit}, not {len(value)}")
 
     return _for(kind, checked)
 
@@ -311,18 +303,18 @@ CHECKS: Mapping[str, Check] = {
     "additionalProperties": _for(dict, _additional_properties),
     "propertyNames": _for(dict, _property_names),
     "required": _for(dict, _required),
-    "minProperties": _at_least(dict, "properties"),
-    "maxProperties": _at_most(dict, "properties"),
+    "minProperties": _size(dict, "properties", operator.ge, "at least"),
+    "maxProperties": _size(dict, "properties", operator.le, "at most"),
     "dependentRequired": _for(dict, _dependent_required),
     "dependentSchemas": _for(dict, _dependent_schemas),
     "prefixItems": _for(list, _prefix_items),
     "items": _for(list, _items),
     "contains": _for(list, _contains),
-    "minItems": _at_least(list, "items"),
-    "maxItems": _at_most(list, "items"),
+    "minItems": _size(list, "items", operator.ge, "at least"),
+    "maxItems": _size(list, "items", operator.le, "at most"),
     "uniqueItems": _for(list, _unique_items),
-    "minLength": _at_least(str, "characters"),
-    "maxLength": _at_most(str, "characters"),
+    "minLength": _size(str, "characters", operator.ge, "at least"),
+    "maxLength": _size(str, "characters", operator.le, "at most"),
     "pattern": _for(str, _pattern),
     "format": _for(str, _format),
     "minimum": _bound(operator.ge, "at least"),

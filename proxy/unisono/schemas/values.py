@@ -49,7 +49,7 @@ def hashable(value: object, count_step: Callable[[], None]) -> object:
 
 
 def quoted(value: object) -> str:
-    """Return the JSON of a short value, the beginning of a long string, or the kind of any other value."""
+    """Return short JSON, the beginning of a long string, or the kind of any other value."""
     if isinstance(value, str) and len(value) > MAX_QUOTED:
         return orjson.dumps(value[:MAX_QUOTED] + "...").decode()
     if isinstance(value, Mapping):
