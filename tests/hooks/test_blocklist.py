@@ -121,10 +121,10 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
     "a list": ({"patterns": ["a"]}, f"patterns: must map names to regular expressions, {NAMES}"),
     "an empty one": ({"patterns": {"a": ""}}, "patterns.a: must be a regular expression"),
     "a number": ({"patterns": {"a": 1}}, "patterns.a: must be a regular expression"),
-    "looking around": ({"patterns": {"a": "(?=x)"}}, "patterns.a: it is no regular expression that can be run"),
+    "looking around": ({"patterns": {"a": "(?=x)"}}, "patterns.a: it is not a supported regular expression"),
     "far too large": (
         {"patterns": {"a": "((x{900}){900}){900}"}},
-        "patterns.a: with what it repeats written out it is too large",
+        "patterns.a: it is too large once its repetitions are expanded",
     ),
     "another action": ({"patterns": PATTERNS, "action": "drop"}, "action: must be refuse or annotate"),
     "another place": ({"patterns": PATTERNS, "where": ["in"]}, "where: must be input or output"),
