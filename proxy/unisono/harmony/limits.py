@@ -10,8 +10,7 @@ import json
 import re
 from dataclasses import dataclass
 
-from unisono.core.surrogates import well_formed
-from unisono.errors import InvalidRequest
+from unisono.errors import InvalidRequest, well_formed
 
 MAX_TOOLS = 512
 MAX_DEPTH = 48

@@ -35,8 +35,7 @@ from unisono.core.conversation import (
     UserMessage,
 )
 from unisono.core.generation import CALL, CHANNEL, END, FIRST_SPECIAL, MESSAGE, RETURN, START, VOCABULARY
-from unisono.core.surrogates import well_formed
-from unisono.errors import InvalidRequest
+from unisono.errors import InvalidRequest, well_formed
 from unisono.harmony.encoding import Encoding
 from unisono.harmony.injection_guard import check_structure, neutralise
 from unisono.harmony.lru_cache import LruCache

@@ -12,8 +12,7 @@ from dataclasses import dataclass, field
 from typing import TypeAlias
 from urllib.parse import unquote
 
-from unisono.core.surrogates import well_formed
-from unisono.errors import InvalidRequest
+from unisono.errors import InvalidRequest, well_formed
 from unisono.harmony.limits import MAX_DEPTH, MAX_ENUM, MAX_KEY, SchemaBudget, breaks_out, one_line, to_json
 from unisono.harmony.schema_comments import told
 from unisono.harmony.schema_merge import merged

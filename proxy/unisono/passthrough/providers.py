@@ -22,6 +22,7 @@ from typing import Any, Final
 
 from pydantic_core import to_jsonable_python
 
+from unisono.core.backend_statuses import is_permanent
 from unisono.core.context_window import read_counts
 from unisono.core.conversation import Json
 from unisono.core.generation import Capabilities, Load, OutputForm
@@ -40,7 +41,6 @@ from unisono.errors import (
     ContextTooLong,
     InvalidRequest,
     UnsupportedValue,
-    is_permanent,
 )
 
 log = logging.getLogger("unisono.passthrough")
