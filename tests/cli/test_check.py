@@ -208,7 +208,7 @@ def test_the_store_is_checked_too(tmp_path: Path) -> None:
     assert there[0] == 0
     assert f"store sqlite://{tmp_path}/state.db: ok" in " ".join(there[1].split())
     assert warned[0] == 0
-    assert "  warn store: State is kept in memory only: it ends with this process." in warned[1]
+    assert "  warn store: State is stored in memory only and is lost when this process ends." in warned[1]
 
 
 @pytest.mark.slow

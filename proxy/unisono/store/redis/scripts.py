@@ -126,7 +126,7 @@ local function confirm_history(record, log, now)
   if redis.call('HGET', record, 'history') ~= now then redis.call('HSET', record, 'history', now) end
 end
 
--- The number of the entry that closes a stream: nothing can come behind it.
+-- Number of the entry that closes a stream: no entry can follow it.
 local ENDED = '9007199254740991-1'
 
 local function clock()
