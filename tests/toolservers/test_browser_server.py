@@ -291,4 +291,4 @@ async def test_a_search_engine_without_json_says_what_to_configure() -> None:
     from aiohttp import web as answers
 
     async with browsing({"/search": lambda _: answers.Response(status=403)}) as (client, _):
-        assert "needs `json` among its search.formats" in text_of(await called(client, "search", query="x"))
+        assert "needs `json` in `search.formats`" in text_of(await called(client, "search", query="x"))

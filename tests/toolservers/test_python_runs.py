@@ -439,7 +439,7 @@ async def test_what_the_code_says_of_its_end_is_not_believed_blindly(way: Sandbo
 
 
 def test_an_interpreter_that_is_none_is_a_mistake(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="--python names another interpreter"):
+    with pytest.raises(ConfigError, match="choose another interpreter with --python"):
         find_way(str(tmp_path / "python"))
 
 
