@@ -20,24 +20,24 @@ class Support(StrEnum):
     EXACT = "exact"
     """On the exact token ids, in and out."""
     TEXT_EXACT = "text-exact"
-    """On the same text, which the backend tokenises itself."""
+    """On the same text, which the backend tokenizes itself."""
     REFUSED = "refused"
     """Requesting it is a clear error."""
     NO_EFFECT = "no effect"
     """Accepted as an optional hint and ignored."""
     NONE = "none"
     """Not supported by the backend; the gateway does what is possible without it."""
-    NOT_TOLD = "not told"
+    NOT_TOLD = "not reported"
     """Not reported by the backend; the field is omitted or 0."""
 
 
 MEANT: Mapping[Support, str] = {
-    Support.EXACT: "works on the very token ids",
-    Support.TEXT_EXACT: "works on the same text, which the backend tokenises itself",
-    Support.REFUSED: "is answered with the error named in the note",
-    Support.NO_EFFECT: "is accepted and changes nothing",
-    Support.NONE: "is nothing the backend can do",
-    Support.NOT_TOLD: "is unknown, since the backend does not say it",
+    Support.EXACT: "works on the exact token ids",
+    Support.TEXT_EXACT: "works on the same text, which the backend tokenizes itself",
+    Support.REFUSED: "returns the error in the note",
+    Support.NO_EFFECT: "is accepted and has no effect",
+    Support.NONE: "is not supported by the backend",
+    Support.NOT_TOLD: "is not reported by the backend; the field is omitted or 0",
 }
 
 
@@ -72,16 +72,16 @@ ANYWHERE: Mapping[str, Cell] = dict.fromkeys(KINDS, EXACT)
 NO_BIAS = Cell(
     Support.REFUSED, "400 `unsupported_value`: the backend cannot bias tokens.", ("logit_bias", "unsupported_value")
 )
-UNCONSTRAINED = Cell(Support.NONE, "Asking an adapter for it is refused, never ignored.")
+UNCONSTRAINED = Cell(Support.NONE, "An adapter rejects a request for it and never ignores one.")
 SCHEMAS_ONLY = Cell(
     Support.TEXT_EXACT,
-    "Schemas and JSON, no choice between texts; where Ollama shows no markers in raw text, none of them. A marker "
-    "inside of a string is not ruled out.",
+    "JSON schemas and JSON objects, but no choice between texts. None of them on the template route. A marker inside a "
+    "string is possible.",
 )
 CONSTRAINED: Mapping[str, Cell] = {
-    "vllm": Cell(Support.EXACT, "White space between two tokens of JSON has a bound wherever vLLM can be told one."),
+    "vllm": Cell(Support.EXACT, "White space between JSON tokens is limited if vLLM supports such a limit."),
     "sglang": Cell(
-        Support.EXACT, "White space between two tokens of JSON has a bound only where SGLang was started with one."
+        Support.EXACT, "White space between JSON tokens is limited only if SGLang was started with such a limit."
     ),
     "llamacpp": EXACT,
     "ollama": SCHEMAS_ONLY,
@@ -91,10 +91,10 @@ CONSTRAINED: Mapping[str, Cell] = {
 }
 """Constraints of each kind; `response_format` and `tool_choice` work without them, too."""
 JUDGED = (
-    "The answer is held until it is complete, judged, and written again where it is not what was asked for, twice at "
-    "most. If that is not enough it comes as a refusal, and `unisono.unmet` says why."
+    "The answer is buffered until it is complete, checked, and generated again if it does not match, at most twice. If "
+    "no answer matches, the client receives a refusal with the reason in `unisono.unmet`."
 )
-NAMED_FREELY = "Arguments are judged and written again in the same way; `unisono.unmet` says where a call was not had."
+NAMED_FREELY = "Arguments are checked and generated again in the same way; `unisono.unmet` reports a missing call."
 FORMATS: Mapping[str, Cell] = {
     **FORMS,
     "mlx_server": Cell(Support.TEXT_EXACT, JUDGED),
@@ -111,11 +111,11 @@ NO_LOGPROBS = Cell(
     "400 `unsupported_value`, on every backend.",
     ("logprobs", "unsupported_value"),
 )
-PLAYED = Cell(Support.NO_EFFECT, "A recording is played as it was made.")
+PLAYED = Cell(Support.NO_EFFECT, "A recording is replayed unchanged.")
 LATE = Cell(
     Support.TEXT_EXACT,
-    "Where Ollama shows no markers in raw text (0.30 and newer, by its source), another route is taken, on which an "
-    "answer arrives when it is complete; `unisono check` says which.",
+    "Versions of Ollama that return no markers in raw text (0.30 and newer, by its source) use the template route. It "
+    "returns an answer only when it is complete. `unisono check` reports the route.",
 )
 
 MATRIX: Mapping[str, Mapping[str, Cell]] = {
@@ -123,29 +123,29 @@ MATRIX: Mapping[str, Mapping[str, Cell]] = {
     "streaming": {**FORMS, "ollama": LATE},
     "tools": FORMS,
     "reasoning": FORMS,
-    "prefill": {**FORMS, "ollama": Cell(Support.TEXT_EXACT, "Where raw text shows the markers.")},
-    "continuation of an answer that is only analysis": FORMS,
+    "prefill": {**FORMS, "ollama": Cell(Support.TEXT_EXACT, "Only if raw text contains the markers.")},
+    "continuation of an answer with analysis only": FORMS,
     "token-exact history": FORMS,
     "stop strings": ANYWHERE,
-    "cancel by leaving": ANYWHERE,
+    "cancellation by disconnecting": ANYWHERE,
     "usage counts": {
         **ANYWHERE,
         **dict.fromkeys(
-            ("ollama", "mlx_server"), Cell(Support.TEXT_EXACT, "Counted from the text as gpt-oss cuts it.")
+            ("ollama", "mlx_server"), Cell(Support.TEXT_EXACT, "Counted by the gateway with the gpt-oss tokenizer.")
         ),
     },
     "cached_tokens": {
         **ANYWHERE,
-        "vllm": Cell(Support.EXACT, "vLLM tells them with `--enable-prompt-tokens-details`."),
-        "sglang": Cell(Support.EXACT, "SGLang tells them with `--enable-cache-report`."),
-        "ollama": Cell(Support.EXACT, "By versions that send `prompt_eval_cached_count`."),
+        "vllm": Cell(Support.EXACT, "vLLM reports them with `--enable-prompt-tokens-details`."),
+        "sglang": Cell(Support.EXACT, "SGLang reports them with `--enable-cache-report`."),
+        "ollama": Cell(Support.EXACT, "Only in versions that send `prompt_eval_cached_count`."),
         "replay": Cell(Support.NOT_TOLD),
     },
     "temperature, top_p, top_k, min_p": {**ANYWHERE, "replay": PLAYED},
     "penalties": {**ANYWHERE, "replay": PLAYED},
     "seed": {
         **ANYWHERE,
-        "mlx_server": Cell(Support.EXACT, "mlx_lm.server serves a request with a seed alone, outside of its batch."),
+        "mlx_server": Cell(Support.EXACT, "mlx_lm.server does not batch a request with a seed."),
         "replay": PLAYED,
     },
     "logit_bias": {**ANYWHERE, "ollama": NO_BIAS, "replay": NO_BIAS},
@@ -164,10 +164,10 @@ def page() -> str:
 
 
 def _lines() -> Iterator[str]:
-    yield "# What works on which backend"
+    yield "# Features by backend"
     yield ""
-    yield "Written by `python -m unisono_adapters.matrix` from `adapters/unisono_adapters/matrix.py`; edit it there."
-    yield "`unisono check` examines the backends you have; this is what their kinds can do."
+    yield "Generated by `python -m unisono_adapters.matrix` from `adapters/unisono_adapters/matrix.py`; edit that file."
+    yield "This table shows the features of each backend kind. `unisono check` examines your own backends."
     yield ""
     yield "| | " + " | ".join(f"`{kind}`" for kind in KINDS) + " |"
     yield "| --- " * (len(KINDS) + 1) + "|"

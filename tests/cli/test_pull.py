@@ -150,7 +150,7 @@ def test_a_model_with_another_tokenizer_is_refused(hub: Hub, tokenizer: str, tmp
 REFUSED = {
     "no such model": ("acme/none", (), "the hub has no model acme/none, or it is private"),
     "no such revision": (MODEL, ("--revision", "v9"), "acme/gpt-oss-tiny has no revision 'v9'"),
-    "not a name": ("not a name", (), "'not a name' is neither a folder nor a model name like `owner/name`"),
+    "not a name": ("not a name", (), "'not a name' is neither a folder nor a model name of the form `owner/name`"),
 }
 
 
