@@ -205,7 +205,7 @@ def test_more_bytes_than_the_file_has_are_refused(hub: Hub, tmp_path: Path, more
     hub.contents = {"model.safetensors": WEIGHTS + more}
     code, _, errors = run(hub.url, tmp_path, MODEL)
     assert code == 1
-    assert "the hub sends more bytes than the file has" in errors
+    assert "the hub sent more bytes than the file's size" in errors
     [partial] = tmp_path.rglob("*.unisono-partial")
     assert partial.stat().st_size <= len(WEIGHTS)
     hub.contents = {}
