@@ -246,7 +246,7 @@ class Outgoing(httpx2.AsyncClient):
     async def _pace(self) -> None:
         """Delay reconnection to a server that closes every listening stream.
 
-        The delay applies whatever interval the server announces.
+        The delay applies regardless of the interval that the server announces.
         """
         loop = asyncio.get_running_loop()
         wait_s = self._listened + self._limits.reconnect_s - loop.time()

@@ -17,7 +17,7 @@ from unisono.mcp.content import cut
 from unisono.mcp.limits import McpLimits
 
 OFF_LOOP_BYTES: Final = 128 * 1024
-"""Answers up to this size parse quickly, whatever they contain."""
+"""Answers up to this size parse quickly, regardless of their content."""
 FEW: Final = 20_000
 """Number of tokens that parse quickly."""
 MOST_IN_PART: Final = 1_000

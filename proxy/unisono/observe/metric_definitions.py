@@ -126,9 +126,7 @@ class Instruments:
         self.failovers = counter("failovers", "Failovers: answers continued on another backend.", "model")
         # -- backends
         backend = ("model", "backend")
-        self.generations = counter(
-            "backend_requests", "Generations that backends were asked for, by outcome.", *backend, "outcome"
-        )
+        self.generations = counter("backend_requests", "Generations sent to backends, by outcome.", *backend, "outcome")
         self.refused_constraints = counter(
             "constraints_refused", "Generations without their schema or grammar, by reason.", *backend, "reason"
         )

@@ -43,7 +43,7 @@ def was_mended(done: GenerationDone) -> bool:
 
 WANTED: Final[dict[str, Callable[[GenerationDone], bool]]] = {
     "off": lambda _: False,
-    # A request without an attempt on a backend is no answer: many refusals would evict the relevant recordings.
+    # A request that failed before its first attempt is not recorded: many of them would evict the relevant recordings.
     "recoveries": lambda done: bool(was_mended(done) or done.failovers or done.unmet or (done.error and done.tries)),
     "all": lambda _: True,
 }
