@@ -38,7 +38,7 @@ AT_ONCE = 64
 """Maximum concurrent operations; further ones wait within their own deadline."""
 
 WRITES_TOGETHER = 256
-"""Writes per round trip: few enough for the shortest deadline, enough to make latency negligible."""
+"""Writes per round trip: few enough for the shortest deadline, enough to hide latency."""
 
 Command = tuple[str | bytes | int, ...]
 
