@@ -87,7 +87,7 @@ def as_lark(texts: Sequence[str]) -> str:
 
 def refused_kind(constraint: Constraint) -> ConstraintRefused:
     """Return the error of an adapter that cannot enforce this kind of constraint."""
-    return ConstraintRefused(f"this backend cannot constrain generation to a {constraint.kind}")
+    return ConstraintRefused(f"this backend does not support constraints of type {constraint.kind}")
 
 
 def refusal(job: CompletionJob, error: BackendError) -> BackendError:
@@ -95,7 +95,7 @@ def refusal(job: CompletionJob, error: BackendError) -> BackendError:
     if job.constraint is None or not _may_be_the_constraint(error):
         return error
     refused = ConstraintRefused(
-        f"{error.message} (it was constrained to a {job.constraint.kind})", symptom=error.symptom
+        f"{error.message} (request with a constraint of type {job.constraint.kind})", symptom=error.symptom
     )
     refused.__cause__ = error.__cause__
     return refused

@@ -330,7 +330,7 @@ def test_a_folder_nobody_can_write_to_does_not_keep_it_from_serving(tmp_path: Pa
     (said,) = [json.loads(line) for line in log.splitlines() if '"unisono.store"' in line]
     assert said["level"] == "warning"
     assert f"{tmp_path}/file/unisono/state.db cannot be used" in said["message"]
-    assert "state is kept in memory only" in said["message"]
+    assert "state is stored in memory only" in said["message"]
 
 
 SECRETS: dict[str, tuple[str, set[str]]] = {
@@ -381,7 +381,7 @@ BAD_START: dict[str, tuple[str, Sequence[str], str]] = {
     "a store that is none": (
         "model_list: [{model_name: gpt-oss, litellm_params: {model: replay/demo}}]\nstore: {url: 'postgres://u:p@x'}",
         [],
-        "Error: store.url: not a scheme of Redis; write redis://, redis+sentinel:// or redis+cluster://\n",
+        "Error: store.url: unknown scheme; use redis://, redis+sentinel:// or redis+cluster://\n",
     ),
     "a backend that does not exist": (
         "model_list: [{model_name: gpt-oss, litellm_params: {model: vlm/gpt-oss}}]",

@@ -122,7 +122,7 @@ WRONG: dict[str, tuple[dict[str, Any] | str, str]] = {
     "a field": ({**SMALL, "backends": [{**SMALL["backends"][0], "weight": 0}]}, "backends[0].weight: must be from 1"),
     "no YAML": ("backends: [", "plan.yaml: the plan cannot be read"),
     "a list": ("- 1", "plan.yaml: the plan must be a mapping"),
-    "traffic that is none": ({**SMALL, "traffic": 7}, "traffic: must hold names and values"),
+    "traffic that is none": ({**SMALL, "traffic": 7}, "traffic: must be a mapping of names to values"),
 }
 
 

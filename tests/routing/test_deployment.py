@@ -137,7 +137,7 @@ async def test_a_backend_in_use_is_not_asked_and_an_idle_one_more_and_more_seldo
     assert [deployment.stale(clock.now + later) for later in (0, 29, 30)] == [False, False, True]
 
 
-UNSIZED = Finding(Check.CONTEXT, ok=False, detail="It does not say how large its context is.")
+UNSIZED = Finding(Check.CONTEXT, ok=False, detail="It does not report its context size.")
 
 
 async def test_a_context_that_is_configured_is_a_context_that_is_known() -> None:

@@ -86,9 +86,9 @@ MISTAKES = {
     "nothing to search": (["browser"], "give either --searxng or --folder"),
     "two to search": (["browser", "--folder", ".", "--searxng", "http://x"], "give either --searxng or --folder"),
     "no URL": (["browser", "--searxng", "example.com"], "--searxng: must be an http or https URL"),
-    "no folder": (["browser", "--folder", "/nowhere"], "/nowhere: there is no such folder"),
-    "open to others without a key": (["browser", "--folder", ".", "--host", "0.0.0.0"], "a key is needed"),
-    "a name that others may have": (["browser", "--folder", ".", "--host", "example.com"], "a key is needed"),
+    "no folder": (["browser", "--folder", "/nowhere"], "/nowhere: the folder does not exist"),
+    "open to others without a key": (["browser", "--folder", ".", "--host", "0.0.0.0"], "a key is required"),
+    "a name that others may have": (["browser", "--folder", ".", "--host", "example.com"], "a key is required"),
     "a key that is not set": (
         ["browser", "--folder", ".", "--key-variable", "NO_KEY"],
         "the environment variable NO_KEY is not set",

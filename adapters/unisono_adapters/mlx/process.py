@@ -181,7 +181,7 @@ class EngineProcess:
                 self._heard_at = time.monotonic()
                 self._deliver(from_line(line))
         except (OSError, ValueError, WireError) as error:
-            trouble = f"; its connection broke: {error}"
+            trouble = f"; its connection was lost: {error}"
         self._writer.close()
         if self._ending:
             return
@@ -217,7 +217,7 @@ class EngineProcess:
             case Pulse():
                 pass
             case GenerateCommand() | Cancel() | Tokenize() | Count():
-                raise WireError(f"{type(message).__name__} is not for a gateway")
+                raise WireError(f"a gateway does not accept {type(message).__name__} messages")
 
     def _lose(self, why: str) -> None:
         if self.lost is None:

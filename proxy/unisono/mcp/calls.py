@@ -33,7 +33,8 @@ from unisono.mcp.tracing import below
 RESULT: Final[TypeAdapter[CallToolResult | InputRequiredResult]] = TypeAdapter(CallToolResult | InputRequiredResult)
 
 ERROR_BYTES: Final = 4096
-UNKNOWN: Final = "It is not known whether the tool did its work."
+INVALID_ANSWER: Final = "The tool server sent an invalid answer."
+UNKNOWN: Final = "The tool may or may not have run."
 NOT_UNDERSTOOD: Final = ("Failed to parse", "Unexpected content type")
 """Prefixes of messages that the SDK writes itself when it cannot parse the server's answer.
 
@@ -73,7 +74,9 @@ async def tools(session: McpSession, server: ToolServer, limits: McpLimits, unti
                 found.append(_hosted(server.label, tool))
                 room -= size_of(found[-1])
             if room < 0 or len(found) > limits.tools:
-                raise ToolServerProtocolError(f"{name} lists more tools than are taken.")
+                raise ToolServerProtocolError(
+                    f"{name} lists too many tools; the limits are {limits.tools} tools and {limits.list_bytes} bytes."
+                )
         return tuple(found)
 
     try:
@@ -127,11 +130,11 @@ async def call(
     except TimeoutError:
         return CallAttempt(_failed("The tool did not answer in time.", unknown=exchange.sent))
     except ValidationError:
-        return CallAttempt(_failed("The tool server's answer was not understood.", unknown=True))
+        return CallAttempt(_failed(INVALID_ANSWER, unknown=True))
     except NoAnswer:
         if exchange.status >= 300:
             return _refused(exchange, MCPError(types.INTERNAL_ERROR, ""), session)
-        return CallAttempt(_failed("The tool server answered something else.", unknown=True))
+        return CallAttempt(_failed("The tool server ended its answer without a result for this call.", unknown=True))
     except MCPError as error:
         return _refused(exchange, error, session)
 
@@ -150,7 +153,9 @@ async def _pages(client: Client, most: int) -> AsyncIterator[types.ListToolsResu
         if not cursor:
             return
         if cursor in seen or len(seen) + 1 >= most:
-            raise ToolServerProtocolError("The tool server's list of tools has no end.")
+            raise ToolServerProtocolError(
+                f"The tool server's list of tools repeats a page or has more than {most} pages."
+            )
         seen.add(cursor)
 
 
@@ -163,14 +168,16 @@ def _hosted(label: str, tool: types.Tool) -> HostedTool:
 
 def _listing_failed(name: str, exchange: Exchange, error: Exception) -> ToolServerError:
     if exchange.status in (401, 403):
-        return ToolServerUnauthorized(f"{name} refuses the credentials it was shown (HTTP {exchange.status}).")
+        return ToolServerUnauthorized(
+            f"{name} rejected its credentials (HTTP {exchange.status}). Check the credentials for this server."
+        )
     if exchange.problem:
         return ToolServerError(f"{name} did not list its tools: {exchange.problem}.")
     if exchange.status >= 300:
         return ToolServerError(f"{name} did not list its tools: HTTP {exchange.status}.")
     if isinstance(error, MCPError) and not error.message.startswith(NOT_UNDERSTOOD):
         return ToolServerError(f"{name} did not list its tools: {cut(error.message, ERROR_BYTES)}")
-    return ToolServerProtocolError(f"{name} gave a list of tools that was not understood.")
+    return ToolServerProtocolError(f"{name} sent an invalid list of tools.")
 
 
 def _refused(exchange: Exchange, error: MCPError, session: McpSession) -> CallAttempt:
@@ -178,7 +185,7 @@ def _refused(exchange: Exchange, error: MCPError, session: McpSession) -> CallAt
     status, problem = exchange.status, exchange.problem
     # The SDK limits the size of an event, and has no error code of its own for one that is too large.
     if exchange.too_large or (error.message.startswith("SSE stream failed") and "byte limit" in error.message):
-        return CallAttempt(_failed("The tool's answer is larger than is taken."))
+        return CallAttempt(_failed("The tool's result exceeds the size limit."))
     if not exchange.sent:
         return CallAttempt(
             _failed(f"The tool server could not be reached: {problem or 'the connection was closed'}."), True
@@ -192,11 +199,11 @@ def _refused(exchange: Exchange, error: MCPError, session: McpSession) -> CallAt
         return CallAttempt(_failed(f"The tool server answered with HTTP {status}.", unknown=True))
     if problem or (error.code == types.CONNECTION_CLOSED and (exchange.ended or session.closing)):
         return CallAttempt(
-            _failed(f"The tool server did not answer: {problem or 'the connection broke'}.", unknown=True)
+            _failed(f"The tool server did not answer: {problem or 'the connection was lost'}.", unknown=True)
         )
     if status == 202 or error.message.startswith(NOT_UNDERSTOOD):
-        return CallAttempt(_failed("The tool server's answer was not understood.", unknown=True))
-    return CallAttempt(_failed(_said(error) or f"The tool server reports error {error.code}."))
+        return CallAttempt(_failed(INVALID_ANSWER, unknown=True))
+    return CallAttempt(_failed(_said(error) or f"The tool server reported error {error.code}."))
 
 
 def _said(error: MCPError) -> str:
