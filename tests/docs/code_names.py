@@ -16,7 +16,7 @@ _SEGMENTS = re.compile(r"\||;|\.(?=\s|$)")
 # it is a package or a value.
 _NAME = re.compile(r"[A-Z]\w*(\.\w+)*|[a-z]\w*(\.\w+)+|[a-z]+(_\w+)+")
 _WORD = re.compile(r"[a-z]+")
-_NOT_NAMES = frozenset({"pyproject.toml", "unisono_adapters"})
+_NOT_NAMES = frozenset({"pyproject.toml", "unisono_adapters", "schema.py", "inbound.py", "outbound.py"})
 
 
 def wrong_names(page: str, folder: Path) -> Iterator[str]:
