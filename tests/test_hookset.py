@@ -72,7 +72,7 @@ WRONG: dict[str, tuple[Any, str]] = {
     ),
     "an option it refuses": (
         ["hearing", {"blocklist": {"patterns": {"a": "("}}}],
-        "unisono.hooks[1].blocklist.patterns.a: it is no regular expression that can be run",
+        "unisono.hooks[1].blocklist.patterns.a: it is not a supported regular expression",
     ),
 }
 

@@ -9,8 +9,7 @@ from collections.abc import AsyncGenerator
 from typing import Any
 
 from unisono.core.generation import ENDOFTEXT, STOP_TOKENS, Chunk, CompletionJob, FinishReason, OutputForm
-from unisono.core.symptom import Symptom
-from unisono.errors import BackendError, BackendProtocolError, BackendUnavailable
+from unisono.errors import BackendError, BackendProtocolError, BackendUnavailable, Symptom
 from unisono_adapters._constraints import bias
 from unisono_adapters._events import count, decoded, generate, text_of, token_ids
 from unisono_adapters._failures import FailureTable, IdsMissing, is_error

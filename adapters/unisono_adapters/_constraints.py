@@ -24,7 +24,6 @@ from unisono.core.generation import (
     Constraint,
     JsonSchema,
 )
-from unisono.core.symptom import Symptom
 from unisono.core.tagged_unions import for_grammar
 from unisono.errors import (
     BackendError,
@@ -32,6 +31,7 @@ from unisono.errors import (
     BackendRejected,
     BackendTimeout,
     ConstraintRefused,
+    Symptom,
 )
 
 FORBIDDEN = (CONSTRAIN, CHANNEL, START, END, MESSAGE, ENDOFTEXT)

@@ -12,8 +12,7 @@ from typing import Any, Protocol
 import orjson
 
 from unisono.core.generation import VOCABULARY, Chunk, CompletionJob
-from unisono.core.symptom import Symptom
-from unisono.errors import BackendError, BackendProtocolError
+from unisono.errors import BackendError, BackendProtocolError, Symptom
 from unisono_adapters._constraints import refusal
 from unisono_adapters._framing import SSE, Framing
 from unisono_adapters._http import BackendHttp

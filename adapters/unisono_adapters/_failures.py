@@ -15,9 +15,9 @@ from typing import Any, TypeAlias
 
 import aiohttp
 
+from unisono.core.backend_statuses import is_permanent
 from unisono.core.context_window import read_counts
 from unisono.core.secrecy import secret_spellings
-from unisono.core.symptom import Symptom
 from unisono.errors import (
     BackendError,
     BackendOverloaded,
@@ -26,7 +26,7 @@ from unisono.errors import (
     BackendTimeout,
     BackendUnavailable,
     ContextTooLong,
-    is_permanent,
+    Symptom,
 )
 from unisono_adapters._ndjson import EventTooLong
 

@@ -28,8 +28,7 @@ from unisono.core.generation import (
 )
 from unisono.core.ports import BackendOptions
 from unisono.core.probe import Check, Probe
-from unisono.core.symptom import Symptom
-from unisono.errors import ConfigError, ConstraintRefused
+from unisono.errors import ConfigError, ConstraintRefused, Symptom
 from unisono_adapters import _completions
 from unisono_adapters._constraints import schema_of
 from unisono_adapters._http import BackendHttp

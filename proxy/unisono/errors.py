@@ -58,11 +58,25 @@ Model output never raises these. `ConfigError` is separate: it is for operators,
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
-from typing import ClassVar, Final
+from enum import StrEnum
+from typing import ClassVar
 
-from unisono.core.surrogates import well_formed
-from unisono.core.symptom import Symptom
+_SURROGATES = re.compile("[\ud800-\udfff]")
+
+
+class Symptom(StrEnum):
+    """Kind of failure of a backend, set by adapters where they know it; tells bad requests from bad backends."""
+
+    NO_CONNECTION = "no_connection"  # refused, name not resolved, or request not accepted in time
+    DISCONNECTED = "disconnected"  # broken after the request was sent
+    SERVER_ERROR = "server_error"  # HTTP 5xx, or an error object
+
+
+def well_formed(text: str) -> str:
+    """Return the text with each lone surrogate, which UTF-8 cannot carry, replaced by U+FFFD."""
+    return text if text.isascii() else _SURROGATES.sub("\ufffd", text)
 
 
 class UnisonoError(Exception):
@@ -202,7 +216,7 @@ class TokensLimited(LimitReached):
 
 
 class QuotaExceeded(LimitReached):
-    """Budget spent until its next period."""
+    """Budget used up until its next period."""
 
     type, code = "insufficient_quota", "insufficient_quota"
 
@@ -225,15 +239,6 @@ class ToolServerNotAllowed(NotAllowed):
     """Forbidden tool server; all reasons read alike, to reveal nothing about the network."""
 
     code = "tool_server_not_allowed"
-
-
-TRANSIENT_STATUSES: Final = frozenset({408, 409, 425, 429})
-"""Backend statuses below 500 after which the same request may succeed."""
-
-
-def is_permanent(status: int) -> bool:
-    """Return True if a backend that answered with this HTTP status would do so again."""
-    return 400 <= status < 500 and status not in TRANSIENT_STATUSES
 
 
 class BackendError(UnisonoError):
@@ -388,10 +393,7 @@ class ShuttingDown(UnisonoError):
 
 
 class PullError(Exception):
-    """Model cannot be downloaded or used.
-
-    The message gives the operator the reason and a remedy.
-    """
+    """Model cannot be downloaded or used; the message states the reason and a remedy."""
 
 
 class ConfigError(Exception):

@@ -95,8 +95,8 @@ def test_what_a_server_says_does_not_steer_the_terminal(tmp_path: Path) -> None:
 
 WRONG: dict[str, tuple[list[str], str]] = {
     "no such server": (["call", "other", "echo"], "unknown tool server `other`; servers: docs"),
-    "no JSON": (["call", "docs", "echo", "{"], "no JSON object"),
-    "no object": (["call", "docs", "echo", "[]"], "no JSON object"),
+    "no JSON": (["call", "docs", "echo", "{"], "not a JSON object"),
+    "no object": (["call", "docs", "echo", "[]"], "not a JSON object"),
     "no such server to list": (["list", "other"], "unknown tool server `other`"),
 }
 

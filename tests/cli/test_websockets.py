@@ -336,7 +336,11 @@ async def test_a_message_has_a_limited_number_of_fragments(fragment: bytes) -> N
 async def test_text_that_is_not_utf8_is_logged_without_a_traceback_and_rarely(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(websocket_connection, "MALFORMED_TEXT", RateLimitedWarning(logging.getLogger("unisono.server.websocket_connection")))
+    monkeypatch.setattr(
+        websocket_connection,
+        "MALFORMED_TEXT",
+        RateLimitedWarning(logging.getLogger("unisono.server.websocket_connection")),
+    )
     async with listening(echoing(None)) as port:
         for pieces in ([b"\xff\xfe"], [b"ab", b"\xc3"], [b"\x80"]):
             async with opened(port) as client:

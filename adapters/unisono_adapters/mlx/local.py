@@ -23,7 +23,6 @@ from unisono.core.generation import (
 )
 from unisono.core.ports import BackendOptions
 from unisono.core.probe import Check, Probe
-from unisono.core.symptom import Symptom
 from unisono.errors import (
     BackendError,
     BackendOverloaded,
@@ -33,6 +32,7 @@ from unisono.errors import (
     ConfigError,
     ConstraintRefused,
     ContextTooLong,
+    Symptom,
     UnisonoError,
 )
 from unisono_adapters._constraints import refusal

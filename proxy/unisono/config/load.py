@@ -22,8 +22,8 @@ from unisono.config.litellm_keys import UNSERVED, is_handed_on, why_default, why
 from unisono.config.mcp_settings import McpServerSettings
 from unisono.config.model_settings import LitellmParams, ModelEntry, is_of_litellm
 from unisono.config.sections import Config
-from unisono.core.surrogates import is_well_formed, well_formed
-from unisono.errors import ConfigError
+from unisono.core.surrogates import is_well_formed
+from unisono.errors import ConfigError, well_formed
 
 ENVIRONMENT_PREFIX = "os.environ/"
 MASTER_KEY_VARIABLE = "UNISONO_MASTER_KEY"

@@ -13,8 +13,7 @@ from time import monotonic
 from typing import Final
 
 from unisono.core.generation import AnyJson, Constraint, JsonSchema, OneOf
-from unisono.core.symptom import Symptom
-from unisono.errors import BackendError, BackendOverloaded, BackendRejected, BackendTimeout
+from unisono.errors import BackendError, BackendOverloaded, BackendRejected, BackendTimeout, Symptom
 from unisono.harmony.lru_cache import LruCache
 
 REMEMBERED_S: Final = 3600.0

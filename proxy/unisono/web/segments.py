@@ -13,7 +13,7 @@ from typing import Any, Final
 from unisono.core.events import Repaired
 from unisono.core.generation import CALL, CHANNEL, CONSTRAIN, END, FIRST_SPECIAL, MESSAGE, RETURN, START, VOCABULARY
 from unisono.core.recovery_rules import RULES
-from unisono.core.surrogates import well_formed
+from unisono.errors import well_formed
 from unisono.harmony.encoding import Encoding
 from unisono.harmony.header import ASSISTANT, C, S, T, read_header
 from unisono.harmony.header_text import header_text

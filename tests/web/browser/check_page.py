@@ -352,7 +352,7 @@ def test_the_key_is_asked_for_and_stands_in_no_address(stage: dict[str, str], op
     page = opened(stage["keyed"])
     page.get_by_label("Key", exact=True).fill("sk-wrong")
     page.get_by_role("button", name="Use this key").click()
-    page.get_by_text("The API key is not valid here").wait_for()
+    page.get_by_text("The API key is not valid").wait_for()
     page.get_by_label("Key", exact=True).fill(stage["key"])
     page.keyboard.press("Enter")
     page.locator(".is-ready").first.wait_for()
