@@ -1,8 +1,8 @@
 """HTTP connection pool of one backend: sending requests and receiving event streams.
 
-Guarantees: only the `BackendError` family and `ContextTooLong` are raised. A request that is cancelled, closed
-or timed out drops its socket at once, in any phase. No proxy, redirect, cookie, netrc or compression is used.
-Only the headers listed here are sent."""
+Only the `BackendError` family and `ContextTooLong` are raised. A request that is cancelled, closed or timed out drops
+its socket at once. No proxy, redirect, cookie, netrc or compression is used. Only the headers listed here are sent.
+"""
 
 from __future__ import annotations
 
@@ -26,13 +26,10 @@ from unisono_adapters._abort import Dropping, Polite
 from unisono_adapters._failures import CAUGHT, LONGEST_DETAIL, FailureTable, Statuses, fault
 from unisono_adapters._framing import SSE, Framing
 
-KEEP_ALIVE_S = 4.0
-"""Lifetime of idle connections in seconds, below uvicorn's default of 5 s."""
+KEEP_ALIVE_S = 4.0  # lifetime of idle connections, below uvicorn's default of 5 s
 PROBE_S = 10.0
-LONGEST_ANSWER = 4 * 1024 * 1024
-"""Limit of an answer that is not a stream, in bytes."""
-LONGEST_PASSED = 64 * 1024 * 1024
-"""Limit of such an answer in pass-through, in bytes."""
+LONGEST_ANSWER = 4 * 1024 * 1024  # for an answer that is not a stream, in bytes
+LONGEST_PASSED = 64 * 1024 * 1024  # the same in pass-through
 # These three limit the memory for a client that reads nothing: one batch, twice the buffer, and one read from
 # the socket, each with the objects made from it.
 MAX_BATCH_BYTES = 8 * 1024
@@ -41,8 +38,7 @@ BUFFER_BYTES = 16 * 1024
 """Reading from the backend pauses when twice as many bytes are buffered."""
 RECEIVE_BUFFER_BYTES = 32 * 1024
 """Receive buffer of a backend's socket. By default the system grows it to tens of megabytes."""
-LATE_READ_S = 0.05
-"""Seconds allowed for reading bytes that came in time while the event loop was busy."""
+LATE_READ_S = 0.05  # for reading bytes that arrived in time while the event loop was busy
 LINGER_S = 0.1
 """Seconds allowed for the end of a finished answer, so that its connection can be reused."""
 NO_PAGE = (400, 403, 404, 405, 501)

@@ -67,7 +67,7 @@ _SURROGATES = re.compile("[\ud800-\udfff]")
 
 
 class Symptom(StrEnum):
-    """Kind of failure of a backend, set by adapters where they know it; tells bad requests from bad backends."""
+    """Kind of failure of a backend, where its adapter knows it."""
 
     NO_CONNECTION = "no_connection"  # refused, name not resolved, or request not accepted in time
     DISCONNECTED = "disconnected"  # broken after the request was sent

@@ -1,4 +1,4 @@
-"""Start of an engine process: its command, its environment, and the handle of a process of this gateway alone."""
+"""Start of an engine process: command, environment, and the handle of an unshared process."""
 
 from __future__ import annotations
 

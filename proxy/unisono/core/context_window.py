@@ -1,4 +1,4 @@
-"""Error texts that clients recognise, and token counts in a backend's report of a full context window."""
+"""Error texts that clients recognise, and token counts in reports of a full context window."""
 
 from __future__ import annotations
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
+from functools import partial
 from typing import Final
 
 import mcp_types as types
@@ -85,6 +86,22 @@ async def tools(session: McpSession, server: ToolServer, limits: McpLimits, unti
         raise _listing_failed(name, exchange, error) from None
 
 
+async def _send_call(
+    client: Client, params: types.CallToolRequestParams, until: float, on_progress: Progress | None
+) -> CallToolResult | InputRequiredResult:
+    async def report(progress: float, total: float | None, message: str | None) -> None:
+        if on_progress is not None:
+            on_progress(progress, total, message or "")
+
+    return await client.session.send_request(
+        types.CallToolRequest(params=params),
+        RESULT,
+        # The caller's own deadline expires first.
+        request_read_timeout_seconds=until - asyncio.get_running_loop().time() + 60.0,
+        progress_callback=None if on_progress is None else report,
+    )
+
+
 async def call(
     session: McpSession,
     tool: str,
@@ -96,24 +113,10 @@ async def call(
     """Run a tool. Raises nothing but cancellation: every failure is reported as an outcome."""
     exchange = Exchange(arguments=arguments.text)
     # The SDK copies arguments into headers if a tool requests that. The body carries the model's text unchanged.
-    mirrored = mirrorable(arguments.members)
-
-    report = progress
-
-    async def told(progress: float, total: float | None, message: str | None) -> None:
-        if report is not None:
-            report(progress, total, message or "")
+    params = types.CallToolRequestParams(name=tool, arguments=mirrorable(arguments.members))
 
     async def work(client: Client) -> CallToolResult | InputRequiredResult:
-        async def send() -> CallToolResult | InputRequiredResult:
-            return await client.session.send_request(
-                types.CallToolRequest(params=types.CallToolRequestParams(name=tool, arguments=mirrored)),
-                RESULT,
-                # The caller's own deadline expires first.
-                request_read_timeout_seconds=until - asyncio.get_running_loop().time() + 60.0,
-                progress_callback=told if report is not None else None,
-            )
-
+        send = partial(_send_call, client, params, until, progress)
         try:
             return await send()
         except MCPError as error:

@@ -1,4 +1,4 @@
-"""WebSocket connection with a write timeout, a limit of fragments, and refusals in the format of the API."""
+"""WebSocket connection with a write timeout, a fragment limit, and refusals as the API does."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def _is_utf8(data: bytes) -> bool:
 
 
 class WebSocketConnection(_Base):
-    """Mixin for uvicorn's WebSocket class: a write timeout, fewer fragments, and refusals in the format of the API."""
+    """Mixin for uvicorn's WebSocket class."""
 
     settings: ClassVar[ListenerSettings]
 

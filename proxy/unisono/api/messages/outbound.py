@@ -97,7 +97,10 @@ class MessageFrame:
         return builtin_of(item.server) in self.served and bool(name_of(item))
 
     def signature(self, closed: Closed) -> str:
-        """Return the signature of a reasoning block; for omitted reasoning, the sealed reasoning itself."""
+        """Return the signature of a reasoning block.
+
+        For omitted reasoning, it is the sealed reasoning itself.
+        """
         if self.thinking is Thinking.OMITTED:
             return self.seal([AssistantReasoning(closed.text, closed.tokens)], "")
         return self.sign(closed.text)
@@ -149,7 +152,10 @@ def _call(item: ToolCall, arguments: Any) -> dict[str, Any]:
 
 
 class MessageEvents:
-    """Converter from event batches to bytes of a stream. Stores only the state that the order of events needs."""
+    """Converter from event batches to bytes of a stream.
+
+    Stores only the state that the order of events needs.
+    """
 
     def __init__(self, frame: MessageFrame, report: GenerationReport) -> None:
         self._frame = frame

@@ -79,7 +79,10 @@ def notes_on(tools: Sequence[MessagesTool], hosted: frozenset[str]) -> Iterator[
 
 
 def bounded(hosting: ServerTools, tools: Sequence[MessagesTool]) -> ServerTools:
-    """Limit the calls by the sum of `max_uses`, if every server tool has one and no other server is used."""
+    """Limit the calls by the sum of `max_uses`.
+
+    This applies if every server tool has one and no other server is used.
+    """
     served = [tool for tool in tools if builtin_for(tool.type)]
     uses = [most for tool in served if isinstance(most := (tool.model_extra or {}).get("max_uses"), int) and most > 0]
     if len(uses) < len(served) or len(served) < len(hosting.servers):

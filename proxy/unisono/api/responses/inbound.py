@@ -93,8 +93,11 @@ def to_turn(
     servers: tuple[ToolServer, ...] = (),
     rules: ModelRules = NO_RULES,
 ) -> ResponsesTurn:
-    """Convert a request to a generation request and stored items. `today` is the first day as YYYY-MM-DD. Raises
-    InvalidRequest for contradictory or unsupported fields, and NotFound for a reference to a missing item."""
+    """Convert a request to a generation request and stored items.
+
+    `today` is the first day as YYYY-MM-DD. Raises InvalidRequest for contradictory or unsupported fields, and NotFound
+    for a reference to a missing item.
+    """
     toolbox = to_tools(request, servers)
     reading = InputConversion(known, names=ToolNames(taken=(tool.name for tool in toolbox.tools)))
     reading.add(known.earlier)

@@ -34,8 +34,7 @@ from unisono.store.redis.scripts import Script
 from unisono.store.redis.trouble import told
 from unisono.store.write_errors import refusal
 
-AT_ONCE = 64
-"""Maximum concurrent operations; further ones wait within their own deadline."""
+AT_ONCE = 64  # maximum concurrent operations; further ones wait within their own deadline
 
 WRITES_TOGETHER = 256
 """Writes per round trip: few enough for the shortest deadline, enough to hide latency."""
