@@ -24,9 +24,8 @@ MAX_CLAUSE_OPENINGS: Final = 40
 
 # Each of these words has a plain alternative in technical English: stored, reported, emitted, requested, waiting.
 LISTED: Final = frozenset(
-    ("asked", "behind", "comes", "goes", "kept", "nobody", "said", "shown")
-    + ("somebody", "taken", "tells", "told", "whatever", "whoever", "whom")
-)
+    ("asked", "behind", "comes", "goes", "kept", "nobody", "said", "shown", "somebody")
+) | frozenset(("taken", "tells", "told", "whatever", "whoever", "whom"))
 # Field names and quoted examples that outsiders rely on.
 ALLOWED_PHRASES: Final = ("as asked for", "behind a proxy", "behind a load balancer", "behind nginx", "is taken over")
 CLAUSE: Final = re.compile(r"(?:How|So|That|What|Where|Which|Who|Whom|Whose)\b")
