@@ -180,7 +180,9 @@ def connections(
             except httptools.HttpParserError as error:
                 # The parser replaces an exception of a callback by its own; the original is the context.
                 cause = error.__context__
-                self._refuse(cause if isinstance(cause, UnisonoError) else MalformedRequest("This is not HTTP."))
+                self._refuse(
+                    cause if isinstance(cause, UnisonoError) else MalformedRequest("The request is not valid HTTP.")
+                )
             # One read may contain both the end of the headers and part of the body, so only incomplete headers are
             # measured.
             size = self._header_bytes if self._in_headers else self._between_bytes
@@ -204,7 +206,7 @@ def connections(
                 return
             is_crowded = not self.parser.should_upgrade() and self._crowded(self.tasks)
             if is_crowded and path_of(self.url) not in HEALTH_PATHS:
-                raise TooManyConnections("The gateway has as many connections as it takes; try again.")
+                raise TooManyConnections("The gateway has reached its connection limit; try again later.")
             self._in_headers = False
             self._header_bytes = self._between_bytes = 0
             self._stop_deadline()
@@ -245,11 +247,11 @@ def connections(
 
         def handle_websocket_upgrade(self) -> None:
             if self._owed() is not None:
-                self._refuse(MalformedRequest("A WebSocket cannot begin before earlier requests are answered."))
+                self._refuse(MalformedRequest("A WebSocket cannot start before earlier requests are answered."))
             elif self._crowded():
-                self._refuse(TooManyConnections("The gateway has as many connections as it takes; try again."))
+                self._refuse(TooManyConnections("The gateway has reached its connection limit; try again later."))
             elif self.scope["method"] != "GET" or self.scope["http_version"] != "1.1" or not self.url.isascii():
-                self._refuse(MalformedRequest("A WebSocket begins with a GET of HTTP/1.1."))
+                self._refuse(MalformedRequest("A WebSocket must start with a GET request over HTTP/1.1."))
             else:
                 self._delivery.rest()
                 if Connection._sockets is None:
@@ -262,7 +264,7 @@ def connections(
                 taken_over_by = cast("WebSocketsSansIOProtocol", self.transport.get_protocol())
                 if not taken_over_by.handshake_initiated:
                     # uvicorn's own header limits are lower, and exceeding them is not reported.
-                    self._refuse(HeadersTooLarge("These headers are too large for a WebSocket."))
+                    self._refuse(HeadersTooLarge("The headers are too large for a WebSocket."))
 
         def _start_deadline(self) -> None:
             self._deadline = self.loop.call_later(header_timeout_s, self._overdue)
