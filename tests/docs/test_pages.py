@@ -92,20 +92,6 @@ def test_links_lead_somewhere(page: Path) -> None:
     assert [link for link in links if not (page.parent / link).exists()] == []
 
 
-def anchors_of(page: Path) -> set[str]:
-    """Return the anchors of a page's headings, by GitHub's rules."""
-    prose = re.sub(r"^```.*?^```$", "", page.read_text(), flags=re.S | re.M)
-    headings = re.findall(r"^#+ (.+)$", prose, re.M)
-    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
-
-
-@pytest.mark.parametrize("page", PAGES, ids=[page.name for page in PAGES])
-def test_links_name_headings_that_exist(page: Path) -> None:
-    links = re.findall(r"\]\((?!https?://)([^)#\s]*)#([^)\s]+)", page.read_text())
-    targets = [((page.parent / path) if path else page, anchor) for path, anchor in links]
-    assert [(path.name, anchor) for path, anchor in targets if anchor not in anchors_of(path)] == []
-
-
 SOURCE_ROOTS = (ROOT, ROOT / "proxy/unisono")
 
 
