@@ -107,6 +107,18 @@ def test_anchors_of_links_exist(page: Path) -> None:
     assert [anchor for path, anchor in links if anchor not in anchors(page.parent / path if path else page)] == []
 
 
+SOURCE_ROOTS = (ROOT, ROOT / "proxy/unisono")
+
+
+def test_modules_of_the_symptom_table_exist() -> None:
+    text = (ROOT / "CONTRIBUTING.md").read_text()
+    table = text.partition("## From a symptom to the code")[2].partition("\n## ")[0]
+    rows = re.findall(r"^\| .+ \| (`.+) \|$", table, re.M)
+    paths = [path for row in rows for path in re.findall(r"`(.+?)`", row)]
+    assert len(rows) > 12
+    assert [path for path in paths if not any((root / path).exists() for root in SOURCE_ROOTS)] == []
+
+
 def kinds_of(error: type[UnisonoError]) -> Iterator[type[UnisonoError]]:
     yield error
     for kind in error.__subclasses__():
