@@ -1,6 +1,6 @@
-# Two commands are all there is to know: `make serve` and `make test`. Each sets up what it needs, on Debian and on
-# macOS alike, from nothing but make and Python 3.11 or newer. Everything lands in .venv and .cache;
-# only the Redis server that `make test` needs comes from the system's package manager where there is none.
+# The main commands are `make serve` and `make test`. Each installs what it needs on Debian or macOS, and requires only
+# make and Python 3.11 or newer. Everything is stored in .venv and .cache. Only the Redis server for `make test` is
+# installed with the package manager of the system, if it is missing.
 
 VENV := .venv
 BIN := $(VENV)/bin
@@ -9,10 +9,10 @@ UV := $(shell command -v uv 2>/dev/null || echo $(OWN_UV))
 PYTHON := $(shell for p in python3 python3.14 python3.13 python3.12 python3.11; do \
 	"$$p" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo "$$p" && break; done)
 
-# Hundreds of processes are started by the tests: each would compile all it imports anew.
+# The tests start hundreds of processes. Without bytecode files, each of them would compile all its imports.
 unexport PYTHONDONTWRITEBYTECODE
 
-# uv takes the Python that is here and never fetches one.
+# uv uses the installed Python and never downloads one.
 export UV_PYTHON_DOWNLOADS := never
 export UV_PROJECT_ENVIRONMENT := $(VENV)
 
@@ -20,35 +20,35 @@ SYNCED := $(VENV)/.synced
 ARGS :=
 DIST := dist
 VERSION = $(shell sed -n 's/^version = "\(.*\)"/\1/p' pyproject.toml)
-# Tests that wait on servers wait side by side.
+# More workers than cores, because many tests only wait for servers.
 WORKERS := 4
 
 .PHONY: help serve test lint types imports unit test-sdk test-clients test-providers test-engines test-openapi test-page test-crash test-leaks test-slow test-deep test-restarts test-failover chaos soak fmt bench clean docs test-deploy test-dist dist
 
 help:
-	@echo "make serve          serve what is on this machine, or the demo model (ARGS='--config my.yaml')"
-	@echo "make test           everything that is checked before a change goes in"
-	@echo "make lint fmt       look at the style, or mend it"
-	@echo "make types imports unit test-sdk        the parts of make test"
-	@echo "make test-clients   every client library: openai before and after 3, anthropic, openai-agents, pydantic-ai, langchain, litellm"
-	@echo "make test-providers other providers, through litellm, in an environment of its own"
-	@echo "make test-engines   real vLLM, llama.cpp and mlx-lm on this CPU; 5 GB and half an hour the first time"
-	@echo "make test-openapi   ask whatever the OpenAPI document allows, and what it does not; four minutes"
-	@echo "make test-page      the page in a headless Chromium; three minutes"
+	@echo "make serve          serve the gpt-oss backends on this machine, or the demo model (ARGS='--config my.yaml')"
+	@echo "make test           all checks that a change must pass"
+	@echo "make lint fmt       check the style, or fix it"
+	@echo "make types imports unit test-sdk        parts of make test"
+	@echo "make test-clients   all client libraries: openai before and after 3, anthropic, openai-agents, pydantic-ai, langchain, litellm"
+	@echo "make test-providers other providers through litellm, in a separate environment"
+	@echo "make test-engines   real vLLM, llama.cpp and mlx-lm on the CPU; the first run takes 5 GB and half an hour"
+	@echo "make test-openapi   valid and invalid requests generated from the OpenAPI document; four minutes"
+	@echo "make test-page      the web page in a headless Chromium; three minutes"
 	@echo "make test-crash     kill processes at every step of a background response; ten minutes"
-	@echo "make test-leaks     twenty thousand streams, a quarter broken off; three minutes"
-	@echo "make test-slow      all that make test leaves out for its length"
-	@echo "make test-deep      properties with many examples, other ones every time"
-	@echo "make test-restarts  restart replicas under load; a minute"
+	@echo "make test-leaks     twenty thousand streams, a quarter of them aborted; three minutes"
+	@echo "make test-slow      all slow tests, which make test omits"
+	@echo "make test-deep      property tests with many random examples"
+	@echo "make test-restarts  restarts of replicas under load; a minute"
 	@echo "make test-failover  62 failovers of Redis under Sentinel and in a cluster, under load; 40 minutes"
-	@echo "make test-deploy    compose files and chart by the schemas, the chart rendered where helm is, the image's steps for root"
-	@echo "make test-dist      what make dist makes: what is in it, and whether it serves by itself"
-	@echo "make chaos          storms of faults for as long as one likes (ARGS='--minutes 15', '--seed 7 --talk 3')"
-	@echo "make soak           mixed traffic for hours: flat memory, descriptors and threads (ARGS='--minutes 120 --store redis')"
-	@echo "make docs           write the pages that are made of the code"
-	@echo "make dist           wheel, source and bill of materials (CycloneDX), in dist/"
-	@echo "make bench          measure the gateway (ARGS go to the bench)"
-	@echo "make clean          remove what was set up and built"
+	@echo "make test-deploy    compose files and Helm chart against their schemas, and the build steps of the image"
+	@echo "make test-dist      the files of make dist: their content, and a gateway from the wheel"
+	@echo "make chaos          random faults for the given time (ARGS='--minutes 15', '--seed 7 --talk 3')"
+	@echo "make soak           mixed traffic for hours, to find leaks of memory, descriptors and threads (ARGS='--minutes 120 --store redis')"
+	@echo "make docs           generate the pages that are derived from the code"
+	@echo "make dist           build wheel, source archive and bill of materials (CycloneDX) in dist/"
+	@echo "make bench          measure the performance of the gateway (ARGS for the benchmark)"
+	@echo "make clean          remove everything that was installed and built"
 
 serve: $(SYNCED)
 	$(BIN)/unisono serve $(ARGS)
@@ -65,78 +65,79 @@ types: $(SYNCED)
 imports: $(SYNCED)
 	$(BIN)/lint-imports
 
-# Some tests wait for processes that share two cores with all the others. What fails there has another chance by itself,
-# in plain sight; what fails twice has failed.
+# Some tests depend on time and fail on a busy machine. Failed tests are repeated once, alone and with verbose output. A
+# test that fails twice has failed.
 unit: $(SYNCED) .state-server
 	$(BIN)/pytest -m "not slow" -n $(WORKERS) --dist loadfile $(ARGS) || { [ $$? = 1 ] && \
 		$(BIN)/pytest -m "not slow" --last-failed --last-failed-no-failures none -v $(ARGS); }
 
-# OpenAI's own client library, in an environment of its own.
+# OpenAI's client library, in a separate environment.
 test-sdk: $(SYNCED)
 	CLIENTS=openai-3 tests/e2e/run --ignore tests/e2e/clients/openai_sdk/check_answers.py
 
-# All client libraries, each in an environment of its own.
+# All client libraries, each in a separate environment.
 test-clients: $(SYNCED)
 	tests/e2e/run $(ARGS)
 
-# Requests made from the OpenAPI document, in an environment of its own.
+# Requests generated from the OpenAPI document, in a separate environment.
 test-openapi: $(SYNCED)
 	CLIENTS=openapi tests/e2e/run $(ARGS)
 
-# The extra `litellm` keeps other packages at versions of its own, so it has an environment of its own.
+# The extra `litellm` pins versions of other packages, so it needs a separate environment.
 test-providers: $(SYNCED)
 	UV_PROJECT_ENVIRONMENT=.envs/providers $(UV) sync --quiet --locked --extra litellm
 	.envs/providers/bin/python -m pytest tests/providers $(ARGS)
 
-# The page in a browser, which comes from the system's package manager where there is none.
+# The web page in a browser. The package manager of the system installs the browser if it is missing.
 test-page: $(SYNCED) .browser
 	tests/web/browser/run $(ARGS)
 
-# An engine that could not be set up fails its tests, after the others have had theirs.
+# If the installation of an engine fails, its tests fail, and those of the other engines still run.
 test-engines: $(SYNCED)
 	-$(BIN)/python -m tests.engines_all.setup
 	$(BIN)/pytest tests/engines_all $(ARGS)
 
-# A gateway killed before and after every command it sends and every chunk it gets while it makes a response.
+# A gateway is killed before and after every store command and every chunk of a background response.
 test-crash: $(SYNCED) .state-server
 	$(BIN)/pytest -m slow tests/e2e/test_background_crashes.py tests/e2e/test_background_store_faults.py $(ARGS)
 
-# What so many leave behind shows over the noise of the allocator.
+# A leak of this many streams exceeds the noise of the allocator.
 test-leaks: $(SYNCED)
 	$(BIN)/pytest -m slow tests/e2e/test_leaks.py -s $(ARGS)
 
-# Everything that make test leaves out because it takes long, but for real engines.
+# All slow tests, except those with real engines.
 test-slow: $(SYNCED) .state-server
 	$(BIN)/pytest -m "slow and not alone" --ignore tests/engines_all -n 2 --dist loadfile $(ARGS)
 	$(BIN)/pytest -m "slow and alone" --ignore tests/engines_all $(ARGS)
 	tests/e2e/run
 	$(MAKE) --no-print-directory test-page
 
-# Properties with twenty times the examples of make test, other ones every time.
+# Property tests with many more examples than in make test, different ones in every run.
 test-deep: $(SYNCED) .state-server
 	TEST_DEPTH=5 $(BIN)/pytest -m "not slow" -n $(WORKERS) --dist loadfile $(ARGS)
 
-# Two replicas, restarted one after the other under 200 streams.
+# Two replicas are restarted one after the other under 200 streams.
 test-restarts: $(SYNCED) .state-server
 	$(BIN)/pytest -m slow tests/e2e/test_rolling.py $(ARGS)
 
-# Two gateways under load while Redis fails over at seeded moments (tests/failover runs single seeds by hand).
+# Two gateways under load while Redis fails over at seeded times (tests/failover can run a single seed).
 test-failover: $(SYNCED) .state-server
 	$(BIN)/pytest -m slow tests/failover -s $(ARGS)
 
-# What is in docker/, by the schemas of compose and Kubernetes; the image's steps in a plain root, where debootstrap is.
+# Files in docker/ against the schemas of compose and Kubernetes. With helm, the chart is rendered; as root and with
+# debootstrap, the build steps of the image run.
 test-deploy: $(SYNCED)
 	$(BIN)/pytest tests/deployment $(ARGS)
 
-# The wheel, installed away from here.
+# The wheel, installed outside of this repository.
 test-dist: $(SYNCED)
 	$(BIN)/pytest tests/deployment/test_release.py $(ARGS)
 
-# Backends that break, stall, die and come back under talks on every surface; says which seed went wrong.
+# Backends fail, stall, crash and return under requests to every API. A failure is reported with its seed.
 chaos: $(SYNCED)
 	$(BIN)/python -m tests.chaos $(ARGS)
 
-# One gateway process under mixed traffic, sampled between rounds; ends with a verdict.
+# One gateway process under mixed traffic, measured between rounds, with a result at the end.
 soak: $(SYNCED) .state-server
 	$(BIN)/python -m tests.soak $(ARGS)
 
@@ -144,7 +145,7 @@ fmt: $(SYNCED)
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-# A page that cannot be made stays as it was.
+# A page stays unchanged if its generator fails.
 docs: $(SYNCED)
 	$(BIN)/python -m unisono_adapters.matrix >docs/.capabilities && mv docs/.capabilities docs/capabilities.md
 	$(BIN)/python -m tests.docs.settings >docs/.configuration && mv docs/.configuration docs/configuration.md
@@ -176,8 +177,8 @@ $(SYNCED): pyproject.toml uv.lock
 		exit 1; \
 	fi
 
-# State shared by replicas is tested on a real server, which the tests start and end themselves. A machine without one
-# gets it from its package manager; the service some packages start is not wanted and goes.
+# The tests of shared state start and stop a real Redis server. If it is missing, the package manager installs it, and the
+# system service that some packages start is disabled.
 .PHONY: .state-server
 .state-server:
 	@mkdir -p .cache
@@ -190,8 +191,8 @@ $(SYNCED): pyproject.toml uv.lock
 			brew install --quiet redis; \
 		fi >.cache/state-server.log 2>&1; \
 		command -v redis-server >/dev/null || command -v valkey-server >/dev/null || { \
-			echo "redis-server is not installed, and could not be. Debian: apt install redis-server." >&2; \
-			echo "macOS: brew install redis. Fedora: dnf install valkey. What was tried: .cache/state-server.log" >&2; \
+			echo "redis-server is not installed, and its installation failed. Debian: apt install redis-server." >&2; \
+			echo "macOS: brew install redis. Fedora: dnf install valkey. Log of the installation: .cache/state-server.log" >&2; \
 			exit 1; }; }
 
 .PHONY: .browser
@@ -203,14 +204,14 @@ $(SYNCED): pyproject.toml uv.lock
 			$$root apt-get update -qq && $$root env DEBIAN_FRONTEND=noninteractive apt-get install -y -qq chromium; \
 		fi >.cache/browser.log 2>&1; \
 		command -v chromium >/dev/null || { \
-			echo "chromium is not installed, and could not be. Debian: apt install chromium." >&2; \
-			echo "What was tried: .cache/browser.log" >&2; \
+			echo "chromium is not installed, and its installation failed. Debian: apt install chromium." >&2; \
+			echo "Log of the installation: .cache/browser.log" >&2; \
 			exit 1; }; }
 
-# Without uv on PATH: one of our own, from the Python package index.
+# Without uv on PATH, install it from the Python package index.
 $(OWN_UV):
 	@rm -rf .cache/uv
 	@$(PYTHON) -m venv .cache/uv || { \
-		echo "$(PYTHON) cannot make a virtual environment. Debian: apt install python3-venv." >&2; \
+		echo "$(PYTHON) cannot create a virtual environment. Debian: apt install python3-venv." >&2; \
 		rm -rf .cache/uv; exit 1; }
 	.cache/uv/bin/python -m pip install --quiet --disable-pip-version-check 'uv>=0.9'

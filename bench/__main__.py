@@ -22,8 +22,7 @@ from bench.scenarios import SCENARIOS, shortened
 from bench.tasks import Arm, Scenario
 
 RESULTS = Path(__file__).parent / "RESULTS.md"
-NOTES = Path(__file__).parent / "NOTES.md"
-"""Why aims are missed, and what the figures do not say; written by hand, added to the results as it stands."""
+NOTES = "Conditions, and reasons for missed aims: [NOTES.md](NOTES.md)\n"
 
 
 def arguments(given: list[str]) -> argparse.Namespace:
@@ -76,9 +75,9 @@ def asked_for(scenario: Scenario, args: argparse.Namespace) -> list[Arm]:
 def heading(given: list[str], load_before: float) -> str:
     return (
         "# What the gateway costs\n\n"
-        "Ratios inside one table are the result; absolute figures belong to the machine. Every answer was compared\n"
-        "byte by byte with what the backend sent. Cells: median (least-most) of the rounds; comparisons: median of\n"
-        "what each round says.\n\n"
+        "Compare ratios inside one table; absolute figures depend on the machine. Every answer was compared byte by\n"
+        "byte with what the backend sent. Cells show the median (minimum-maximum) of the rounds. Comparisons show the\n"
+        "median of the comparisons of each round.\n\n"
         f"- command: `{shlex.join(['python', '-m', 'bench', *given])}`, {datetime.now(UTC):%Y-%m-%d %H:%M} UTC\n"
         f"- machine: {report.machine()}; load average before the run {load_before:.1f}\n"
         f"- versions: {report.versions()}; commit {report.revision() or 'unknown'}\n"
@@ -86,7 +85,7 @@ def heading(given: list[str], load_before: float) -> str:
 
 
 def memory(rig: Rig) -> str:
-    lines = ["## memory at the end of the run", "", "| | MiB |", "| --- | ---: |"]
+    lines = ["## Memory at the end of the run", "", "| | MiB |", "| --- | ---: |"]
     lines += [f"| {name} | {rig.resident_mib(name):.0f} |" for name, started in rig.started.items() if started.process]
     return "\n".join(lines) + "\n"
 
@@ -115,7 +114,7 @@ def main(given: list[str]) -> int:
     parts.insert(0, report.aims(judged))
     print(parts[0])
     if not args.quick:
-        args.out.write_text("\n".join([head, *parts, *([NOTES.read_text()] if NOTES.exists() else [])]))
+        args.out.write_text("\n".join([head, *parts, NOTES]))
     missed = faults or not all(row.met for rows in judged.values() for row in rows)
     return int(args.check and missed)
 

@@ -129,12 +129,12 @@ class Case:
 
 CASES: dict[str, Case] = {
     "one deployment": Case(1, _one_each, 0),
-    "nobody holds it": Case(MANY, _nobody, 0),
+    "none holds it": Case(MANY, _nobody, 0),
     "one holds it": Case(MANY, _one_each, 1),
     "all hold its beginning, one all of it": Case(MANY, _all_and_one, 2, SHARED),
     "each holds it to one of eight turns": Case(MANY, _to_a_turn_each, TURNS),
     "each holds it to another block": Case(MANY, _a_part_each, MANY),
-    "one holds it, and a place is taken": Case(MANY, _one_each, 1, placed=True),
+    "one holds it, and a slot is reserved": Case(MANY, _one_each, 1, placed=True),
 }
 NUMBERING = "numbering its blocks, with the render"
 

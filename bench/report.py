@@ -86,7 +86,7 @@ def _compared(verdict: Verdict, *arms: Sample) -> float:
 
 def aims(judged: Mapping[str, Sequence[Judged]]) -> str:
     """All aims at a glance, by scenario."""
-    lines = ["## the aims", "", _row(["", "", "aim", "here", ""]), _row(["---", "---", "---:", "---:", "---"])]
+    lines = ["## Aims", "", _row(["", "", "aim", "here", ""]), _row(["---", "---", "---:", "---:", "---"])]
     for name, rows in judged.items():
         lines += [_row([name, row.compared, row.aim, row.said, row.result]) for row in rows if row.aim]
     return "\n".join(lines) + "\n"

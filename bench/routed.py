@@ -8,12 +8,12 @@ from bench.tasks import Arm, Breaking, Choosing, Scenario, Verdict, Work
 CHOOSE_US = 50.0
 CHOSEN = {
     "one deployment": None,
-    "nobody holds it": CHOOSE_US,
+    "none holds it": CHOOSE_US,
     "one holds it": CHOOSE_US,
     "all hold its beginning, one all of it": CHOOSE_US,
     "each holds it to one of eight turns": None,
     "each holds it to another block": None,
-    "one holds it, and a place is taken": None,
+    "one holds it, and a slot is reserved": None,
     "numbering its blocks, with the render": None,
 }
 """The cases of `bench.choosing`, and what they may take."""
@@ -28,16 +28,16 @@ BREAKS = {
 
 SCENARIOS: dict[str, Scenario] = {
     "choosing": Scenario(
-        "a deployment chosen among 64 busy ones for a prompt of 32,000 tokens, without a server; block numbers come "
-        "with the rendered prompt and are no part of it",
+        "choice among 64 busy deployments for a prompt of 32,000 tokens, without a server; block numbers come with the "
+        "rendered prompt and are not part of it",
         tuple(Arm(how, "unisono", Choosing(how, 60)) for how in CHOSEN),
         ("choose_us",),
         tuple(Verdict("choose_us", how, aim=aim) for how, aim in CHOSEN.items() if aim is not None),
     ),
     "gap": Scenario(
-        "a backend that breaks off behind its 40th token of 64, one every 4 ms, while another goes on, which takes "
-        "20 ms to its first; 4 streams at once, 104 breaks a round, circuits that never open. Added is the gap at the "
-        "client without these 20 ms",
+        "a backend breaks off after its 40th token of 64, one every 4 ms, and another one continues, which needs 20 ms "
+        "for its first token; 4 streams at once, 104 breaks per round, circuits never open. Added: the gap at the "
+        "client minus these 20 ms",
         (
             Arm("undisturbed, direct", "direct", CADENCE),
             Arm("undisturbed", "unisono", CADENCE),

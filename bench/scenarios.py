@@ -179,7 +179,7 @@ SCENARIOS: dict[str, Scenario] = {
         ),
     ),
     "turns": Scenario(
-        "the same conversation in whole requests: seen for the first time, and continued",
+        "the same conversation in whole requests: its first turn, and the next one",
         (
             Arm("aiohttp", "aiohttp", NEXT_TURN),
             Arm("unisono, first turn", "unisono", FIRST_TURN),
@@ -192,14 +192,14 @@ SCENARIOS: dict[str, Scenario] = {
         ),
     ),
     "leave": Scenario(
-        "40 clients that hang up after 0.6 s of a paced answer",
+        "40 clients that disconnect after 0.6 s of a paced answer",
         _each(Work(streams=40, tokens=1000, leave_s=0.6, pace=TOKEN_EVERY_20_MS), "direct", "relay", "unisono"),
         ("unaborted", "cpu_ms_per_request"),
         (Verdict("unaborted", "unisono", "direct", difference=True, aim=0.0),),
     ),
     "start": Scenario(
-        "a process of its own, on one CPU: start, memory before the first request, and of each of 512 slow streams; "
-        "with Redis of as many responses in the background",
+        "a separate process on one CPU: start, memory before the first request, and memory of each of 512 slow "
+        "streams; with Redis, of as many background responses",
         (
             *(Arm(name, name, Launch(HELD)) for name in ("relay", "aiohttp", "unisono")),
             Arm("unisono+redis", "unisono+redis", Launch(HELD_BEHIND)),
@@ -215,7 +215,7 @@ SCENARIOS: dict[str, Scenario] = {
         ),
     ),
     "responses": Scenario(
-        "streams of responses against streams of chat at the same gateway: 24 paced ones, and 16 at full speed",
+        "streams of Responses against streams of Chat on the same gateway: 24 paced, and 16 at full speed",
         (*_surfaces("paced", PACED), *_surfaces("full", replace(FULL, requests=4))),
         ("cpu_us_per_token", "gap_p99_ms", "tokens_per_s"),
         tuple(
@@ -225,7 +225,7 @@ SCENARIOS: dict[str, Scenario] = {
         ),
     ),
     "messages": Scenario(
-        "streams of messages with thoughts against streams of chat at the same gateway: 24 paced ones, and 16 at full "
+        "streams of Messages with reasoning against streams of Chat on the same gateway: 24 paced, and 16 at full "
         "speed",
         tuple(
             Arm(f"{speed}, {wire}", "unisono", replace(work, wire=wire))
@@ -238,7 +238,7 @@ SCENARIOS: dict[str, Scenario] = {
         ),
     ),
     "continued": Scenario(
-        "a stored response behind nothing and behind fifty stored turns, one client, 64 tokens each",
+        "a stored response without history and after fifty stored turns, one client, 64 tokens each",
         (
             Arm("fresh", "unisono+redis", CONTINUED),
             Arm("chain of 50", "unisono+redis", replace(CONTINUED, past=Past("chain", 50, 10))),
@@ -261,7 +261,7 @@ SCENARIOS: dict[str, Scenario] = {
         ),
     ),
     "background": Scenario(
-        "500 responses in the background at 10 tokens per second each, 200 tokens, 100 of them streamed to clients",
+        "500 background responses at 10 tokens per second each, 200 tokens, 100 of them streamed to clients",
         (Arm("unisono+redis", "unisono+redis", BEHIND),),
         (
             *("logged_p50_s", "logged_max_s", "watched_p50_s", "watched_max_s"),
@@ -273,8 +273,8 @@ SCENARIOS: dict[str, Scenario] = {
         ),
     ),
     "loops": Scenario(
-        "five calls of a tool, then an answer, behind 8,000 tokens; one turn at a time and 100 at once; a step is what "
-        "lies between a call and the next prompt, without the tool's own time",
+        "five tool calls, then an answer, after 8,000 tokens; one turn at a time and 100 at once; a step is the time "
+        "from a call to the next prompt, without the tool's own time",
         (
             Arm("one", "unisono+tools", Looping(1, 20, 8_000)),
             Arm("100 at once", "unisono+tools", Looping(100, 4, 8_000)),
@@ -283,9 +283,9 @@ SCENARIOS: dict[str, Scenario] = {
         (Verdict("step_p50_ms", "one", aim=3.0), Verdict("steps_per_s", "100 at once")),
     ),
     "team": Scenario(
-        "what a team has on: nothing, with state in memory (bare) and in Redis (off); a virtual key with limits and "
-        "budgets, and metrics read every second (keys); and recordings and spans of all answers (all). 24 paced "
-        "streams of 256 tokens, 16 at full speed of 512, whole answers of 64 tokens to 8 clients and to a lone one",
+        "features that a team enables: none, with state in memory (bare) and in Redis (off); a virtual key with limits "
+        "and budgets, and metrics read every second (keys); also recordings and spans of all answers (all). 24 paced "
+        "streams of 256 tokens, 16 of 512 at full speed, whole answers of 64 tokens for 8 clients and for one",
         _teams(),
         ("cpu_us_per_token", "cpu_ms_per_request", "ttft_p50_ms"),
         (
@@ -297,19 +297,19 @@ SCENARIOS: dict[str, Scenario] = {
         by_default=False,
     ),
     "forced": Scenario(
-        "tools that have to be called, in front of a model by script: generations of an answer and the engine's time",
+        "tools that must be called, with a scripted model: generations per answer and the engine's time",
         _moved("plain", *CALLED),
         ("generations", "ms_per_answer"),
         _more(CALLED),
     ),
     "schema": Scenario(
-        "JSON of a schema, in front of a model by script: generations of an answer and the engine's time",
+        "JSON of a schema, with a scripted model: generations per answer and the engine's time",
         _moved("plain", *FORMED),
         ("generations", "ms_per_answer"),
         _more(FORMED),
     ),
     "plan": Scenario(
-        "tokens of an answer of which nothing is asked, one by one: the router, and the router with the plan before it",
+        "tokens of an answer without requirements, one at a time: the router alone, and the router with the plan",
         tuple(Arm(how, "unisono", Moving(how, 5)) for how in ("router alone", "with the plan")),
         ("us_per_token",),
         (Verdict("us_per_token", "with the plan", "router alone", aim=1.06),),

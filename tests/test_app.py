@@ -53,34 +53,35 @@ async def asked(app: FastAPI, model: str = "gpt-oss", **fields: Any) -> Exchange
 
 KINDS_THERE = "llamacpp, mlx, mlx_server, ollama, replay, sglang, vllm"
 REFUSED: dict[str, tuple[list[dict[str, Any]], str]] = {
-    "no model": ([], "model_list: there is no model in it"),
+    "no model": ([], "`model_list` is empty; add a model"),
     "no kind": (
         [entry("gpt-oss", "gpt-oss-20b")],
-        f"model_list[0].litellm_params.model: 'gpt-oss-20b' must be <backend kind>/<model>; kinds: {KINDS_THERE}",
+        "model_list[0].litellm_params.model: must be `<backend kind>/<model>`, not `gpt-oss-20b`; "
+        f"kinds: {KINDS_THERE}",
     ),
     "no model behind the kind": (
         [entry("gpt-oss", "vllm/")],
-        f"model_list[0].litellm_params.model: 'vllm/' must be <backend kind>/<model>; kinds: {KINDS_THERE}",
+        f"model_list[0].litellm_params.model: must be `<backend kind>/<model>`, not `vllm/`; kinds: {KINDS_THERE}",
     ),
     "a foreign provider": (
         [entry("a", "vllm/gpt-oss"), entry("b", "openai/gpt-4o")],
-        f"model_list[1].litellm_params.model: 'openai' is no backend kind of Unisono ({KINDS_THERE}), and litellm, "
-        "which serves other providers, is not installed: pip install 'unisono[litellm]'.",
+        f"model_list[1].litellm_params.model: `openai` is not a backend kind of Unisono ({KINDS_THERE}), and litellm, "
+        "which serves other providers, is not installed; run `pip install 'unisono[litellm]'`.",
     ),
     "a gpt-oss taken for a foreign provider": (
         [entry("a", "openai/openai/gpt-oss-20b")],
-        f"model_list[0].litellm_params.model: 'openai' is no backend kind of Unisono ({KINDS_THERE}), and litellm, "
-        "which serves other providers, is not installed: pip install 'unisono[litellm]'. Or if a server of your own "
-        "answers at api_base, name its kind and it is served as Harmony: `model: vllm/openai/gpt-oss-20b`.",
+        f"model_list[0].litellm_params.model: `openai` is not a backend kind of Unisono ({KINDS_THERE}), and litellm, "
+        "which serves other providers, is not installed; run `pip install 'unisono[litellm]'`. Or if api_base is your "
+        "own server, use its backend kind to serve the model as Harmony, such as `model: vllm/openai/gpt-oss-20b`.",
     ),
     "Harmony of a foreign provider": (
         [entry("a", "openai/some", model_info={"harmony": True})],
-        "model_list[0].litellm_params.model: 'openai' is no backend kind of Unisono, so no Harmony can be spoken with "
-        f"it; kinds: {KINDS_THERE} (and hosted_vllm, ollama_chat)",
+        "model_list[0].litellm_params.model: unknown backend kind `openai`, so the model cannot be served as Harmony; "
+        f"kinds: {KINDS_THERE} (and hosted_vllm, ollama_chat)",
     ),
     "a setting its adapter does not know": (
         [entry("gpt-oss", "vllm/a", unisono={"backend": {"stream_interval": 4, "batch": 2}})],
-        "model_list[0].unisono.backend.batch: the vllm adapter does not know this key",
+        "model_list[0].unisono.backend.batch: unknown key `batch` for the vllm adapter",
     ),
     "a setting its adapter refuses": (
         [entry("gpt-oss", "vllm/a", unisono={"backend": {"stream_interval": 0}})],
@@ -88,17 +89,17 @@ REFUSED: dict[str, tuple[list[dict[str, Any]], str]] = {
     ),
     "a recovery nobody knows": (
         [entry("gpt-oss", "vllm/a", unisono={"recoveries": {"repetition": "off", "typos": "off"}})],
-        "model_list[0].unisono.recoveries.typos: no rule of this name can be switched; what can: code-fence, "
+        "model_list[0].unisono.recoveries.typos: `typos` is not a rule that can be switched off; rules: code-fence, "
         "regenerated-answer, regenerated-call, repetition",
     ),
     "another model": (
         [entry("qwen", "mlx/qwen3")],
-        "model_list[0].litellm_params.model: neither 'qwen' nor 'mlx/qwen3' says gpt-oss, and 'mlx' serves Harmony "
-        "models only; if it is one, set `model_info: {harmony: true}`",
+        "model_list[0].litellm_params.model: neither `qwen` nor `mlx/qwen3` contains gpt-oss, and `mlx` serves only "
+        "Harmony models; if this is one, set `model_info: {harmony: true}`",
     ),
     "one name for two": (
         [entry("gpt-oss", "vllm/a", model_info={"id": "x"}), entry("gpt-oss", "vllm/b", model_info={"id": "x"})],
-        "model_list[1].model_info.id: 'x' is the name of another entry too",
+        "model_list[1].model_info.id: another entry has the name `x` too; set another id",
     ),
     "no address": (
         [entry("gpt-oss", "vllm/a", None)],
@@ -120,7 +121,7 @@ def test_a_kind_whose_adapter_is_not_installed_is_refused_by_its_path(monkeypatc
     with pytest.raises(ConfigError) as refused:
         built(entry("gpt-oss", "sglang/gpt-oss"))
     assert str(refused.value) == (
-        "model_list[0].litellm_params.model: 'sglang' is a backend kind this version has no adapter for; kinds: "
+        "model_list[0].litellm_params.model: no adapter is installed for the backend kind `sglang`; kinds: "
         f"{KINDS_THERE.replace('sglang, ', '')} (and hosted_vllm, ollama_chat)"
     )
 

@@ -94,15 +94,15 @@ def test_an_empty_file_is_an_empty_configuration(text: str, tmp_path: Path) -> N
 WRONG: dict[str, tuple[Any, str]] = {
     "half a letter": (
         {"model_list": [entry(model_name="gpt\ud83d")]},
-        "model_list[0].model_name: holds half a surrogate pair, or bytes that are no UTF-8",
+        "model_list[0].model_name: the text is not valid Unicode; remove unpaired surrogates and non-UTF-8 bytes",
     ),
     "half a letter in a key": (
         {"unisono": {"hooks": [{"mine": {"\udcff": 1}}]}},
-        "unisono.hooks[0].mine.\ufffd: holds half a surrogate pair, or bytes that are no UTF-8",
+        "unisono.hooks[0].mine.\ufffd: the text is not valid Unicode; remove unpaired surrogates and non-UTF-8 bytes",
     ),
     "a variable that is no UTF-8": (
         {"unisono": {"hooks": [{"mine": {"key": "os.environ/LATIN"}}]}},
-        "unisono.hooks[0].mine.key: holds half a surrogate pair, or bytes that are no UTF-8",
+        "unisono.hooks[0].mine.key: the text is not valid Unicode; remove unpaired surrogates and non-UTF-8 bytes",
     ),
     "a price that cannot be added up": (
         {"model_list": [entry(unisono={"price": {"output": 1e300}})]},
@@ -122,17 +122,17 @@ WRONG: dict[str, tuple[Any, str]] = {
     ),
     "a collector without an address": (
         {"unisono": {"otel": {"endpoint": "collector:4318"}}},
-        "unisono.otel.endpoint: must be a URL such as http://collector:4318/v1/traces",
+        "unisono.otel.endpoint: must be an http or https URL, such as http://collector:4318/v1/traces",
     ),
-    "not a mapping": ([1], "the configuration is a list, not a mapping of sections"),
-    "unknown section": ({"modle_list": []}, "modle_list: nobody knows this key; did you mean 'model_list'?"),
-    "unknown key": ({"unisono": {"colour": 1}}, "unisono.colour: nobody knows this key"),
+    "not a mapping": ([1], "the configuration must be a mapping of sections, not a list"),
+    "unknown section": ({"modle_list": []}, "modle_list: unknown key `modle_list` (did you mean `model_list`?)"),
+    "unknown key": ({"unisono": {"colour": 1}}, "unisono.colour: unknown key `colour`"),
     "unknown key of a model": (
         {"model_list": [entry(), entry(litellm_params={"api_bse": "x"})]},
-        "model_list[1].litellm_params.api_bse: nobody knows this key; did you mean 'api_base'?",
+        "model_list[1].litellm_params.api_bse: unknown key `api_bse` (did you mean `api_base`?)",
     ),
-    "models as a mapping": ({"model_list": {"a": 1}}, "model_list: a dict, not a list of models"),
-    "a model that is a text": ({"model_list": ["gpt-oss"]}, "model_list[0]: a text, not a mapping"),
+    "models as a mapping": ({"model_list": {"a": 1}}, "model_list: must be a list of models, not a mapping"),
+    "a model that is a text": ({"model_list": ["gpt-oss"]}, "model_list[0]: must be a mapping, not text"),
     "no model": (
         {"model_list": [{"model_name": "a", "litellm_params": {}}]},
         "model_list[0].litellm_params.model: field required",
@@ -156,11 +156,11 @@ WRONG: dict[str, tuple[Any, str]] = {
     ),
     "empty master key": (
         {"general_settings": {"master_key": "  "}},
-        "general_settings: master_key is empty; leave it out to serve on loopback without a key",
+        "general_settings: `master_key` is empty; set a key, or remove it to serve on loopback without a key",
     ),
     "a master key no header can carry": (
         {"general_settings": {"master_key": "sk-1\n"}},
-        "general_settings: master_key must be plain ASCII without spaces: it travels in a header",
+        "general_settings: `master_key` must be printable ASCII without spaces, because clients send it in a header",
     ),
     "a name with a line break": (
         {"model_list": [entry("gpt-oss\nx")]},
@@ -173,24 +173,24 @@ WRONG: dict[str, tuple[Any, str]] = {
     ),
     "a store nowhere": (
         {"store": {"url": " "}},
-        "store: url is empty; leave it out to keep state in a file of the user's",
+        "store: `url` is empty; set an address, or remove it to use a SQLite file of the user",
     ),
-    "a store without an address": ({"store": "redis://localhost"}, "store: a text, not a mapping"),
+    "a store without an address": ({"store": "redis://localhost"}, "store: must be a mapping, not text"),
     "a salt that can be guessed": (
         {"unisono": {"salt_key": "salt"}},
-        "unisono: salt_key is shorter than 16 characters, which could be guessed; without one, one is made",
+        "unisono: `salt_key` must have at least 16 characters; remove it to have one generated",
     ),
     "variable not set": (
         {"general_settings": {"master_key": "os.environ/NOT_SET"}},
-        "general_settings.master_key: the environment has no variable NOT_SET",
+        "general_settings.master_key: the environment variable NOT_SET is not set",
     ),
     "variable not set, in a list": (
         {"unisono": {"cors_origins": ["https://a.example", "os.environ/NOT_SET"]}},
-        "unisono.cors_origins[1]: the environment has no variable NOT_SET",
+        "unisono.cors_origins[1]: the environment variable NOT_SET is not set",
     ),
     "environment as a list": (
         {"environment_variables": ["A=1"]},
-        "environment_variables: a list, not a mapping of names to values",
+        "environment_variables: must be a mapping of names to values, not a list",
     ),
 }
 
@@ -204,7 +204,7 @@ def test_a_mistake_is_named_by_its_path(raw: Any, message: str) -> None:
 
 UNREADABLE: dict[str, tuple[bytes, str]] = {
     "broken YAML": (b"model_list: [\nmaster_key: sk-secret", "line 2, column"),
-    "a key twice": (b"unisono: {max_queue: 1, max_queue: 2}", "the key 'max_queue' stands twice"),
+    "a key twice": (b"unisono: {max_queue: 1, max_queue: 2}", "duplicate key `max_queue`"),
     "a tab": (b"unisono:\n\tmax_queue: 1 # sk-secret", "line 2, column 1"),
     "a Python object": (b"unisono: !!python/object/apply:os.system [sk-secret]", "could not determine a constructor"),
     "binary": (b"\xff\xfe\x00sk-secret", "not UTF-8 text"),
@@ -282,32 +282,32 @@ def test_where_data_of_this_user_belongs(environ: dict[str, str], folder: str) -
 UNUSED: dict[str, tuple[dict[str, Any], str]] = {
     "callbacks": (
         {"litellm_settings": {"callbacks": ["otel"]}},
-        "litellm_settings.callbacks: LiteLLM's; it has no effect here",
+        "litellm_settings.callbacks: this LiteLLM setting has no effect in Unisono",
     ),
     "database": (
         {"general_settings": {"database_url": "os.environ/UNSET"}},
-        "general_settings.database_url: LiteLLM's; it has no effect here",
+        "general_settings.database_url: this LiteLLM setting has no effect in Unisono",
     ),
     "strategy": (
         {"router_settings": {"routing_strategy": "latency-based-routing"}},
-        "router_settings.routing_strategy: 'latency-based-routing' is LiteLLM's; requests are routed by prefix-aware "
-        "here",
+        "router_settings.routing_strategy: `latency-based-routing` is a LiteLLM strategy; `prefix-aware` is used "
+        "instead",
     ),
     "rate limit": (
         {"model_list": [entry(litellm_params={"itpm": 10})]},
-        "model_list[0].litellm_params.itpm: LiteLLM's; it has no effect here",
+        "model_list[0].litellm_params.itpm: this LiteLLM setting has no effect in Unisono",
     ),
     "price": (
         {"model_list": [entry(model_info={"input_cost_per_second": 0.1})]},
-        "model_list[0].model_info.input_cost_per_second: LiteLLM's; it has no effect here",
+        "model_list[0].model_info.input_cost_per_second: this LiteLLM setting has no effect in Unisono",
     ),
     "a tool server's": (
         {"mcp_servers": {"docs": {"url": "http://x", "extra_headers": ["Authorization"]}}},
-        "mcp_servers.docs.extra_headers: LiteLLM's; it has no effect here",
+        "mcp_servers.docs.extra_headers: this LiteLLM setting has no effect in Unisono",
     ),
     "proxies": (
         {"unisono": {"trust_proxy_headers": True}},
-        "unisono.trust_proxy_headers: not used by this version",
+        "unisono.trust_proxy_headers: this setting is reserved and has no effect in this version",
     ),
 }
 
@@ -417,25 +417,25 @@ def test_the_list_shows_groups_and_aliases_but_no_pattern_and_nothing_hidden() -
 CONTRADICTIONS: dict[str, tuple[dict[str, Any], str]] = {
     "alias to nowhere": (
         {"model_list": [entry("a")], "router_settings": {"model_group_alias": {"x": "y"}}},
-        "router_settings.model_group_alias.x: there is no model_name 'y' in model_list",
+        "router_settings.model_group_alias.x: unknown model `y`; use a `model_name` from `model_list`",
     ),
     "default that is not there": (
         {"model_list": [entry("a")], "general_settings": {"completion_model": "y"}},
-        "general_settings.completion_model: there is no model_name 'y' in model_list",
+        "general_settings.completion_model: unknown model `y`; use a `model_name` from `model_list`",
     ),
     "a tool server that is not there": (
         {"model_list": [entry("a", unisono={"mcp_servers": ["docs"]})]},
-        "model_list[0].unisono.mcp_servers[0]: there is no 'docs' in mcp_servers",
+        "model_list[0].unisono.mcp_servers[0]: unknown tool server `docs`; add it to `mcp_servers`",
     ),
     "one name, two behaviours": (
         {"model_list": [entry("a"), entry("b"), entry("a", unisono={"reasoning_field": "none"})]},
-        "model_list[2].unisono.reasoning_field: differs from model_list[0], which has the same model_name 'a'; clients "
-        "of one name must see one behaviour",
+        "model_list[2].unisono.reasoning_field: differs from model_list[0], which has the same model_name `a`; set "
+        "the same value in both",
     ),
     "one name, two budgets": (
         {"model_list": [entry("a", unisono={"reasoning_budget": 10}), entry("a")]},
-        "model_list[1].unisono.reasoning_budget: differs from model_list[0], which has the same model_name 'a'; "
-        "clients of one name must see one behaviour",
+        "model_list[1].unisono.reasoning_budget: differs from model_list[0], which has the same model_name `a`; "
+        "set the same value in both",
     ),
 }
 

@@ -80,23 +80,23 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
     ),
     "nobody of that name": (
         {"router_settings": {"fallbacks": [{"a": ["b"]}, {"a": ["b", "z"]}]}},
-        "router_settings.fallbacks[1].a[1]: there is no model_name 'z' in model_list",
+        "router_settings.fallbacks[1].a[1]: unknown model `z`; use a `model_name` from `model_list`",
     ),
     "two lists": (
         {"router_settings": {"fallbacks": [{"a": ["b"]}, {"a": ["c"]}]}},
-        "router_settings.fallbacks[1].a: 'a' has a list already",
+        "router_settings.fallbacks[1].a: a second list for the model `a`; merge it into the first one",
     ),
     "two lists, one by another name": (
         {"router_settings": {"fallbacks": [{"a": ["b"]}, {"x": ["c"]}], "model_group_alias": {"x": "a"}}},
-        "router_settings.fallbacks[1].x: 'a' has a list already",
+        "router_settings.fallbacks[1].x: a second list for the model `a`; merge it into the first one",
     ),
     "for nobody of that name": (
         {"litellm_settings": {"context_window_fallbacks": [{"z": ["a"]}]}},
-        "litellm_settings.context_window_fallbacks[0].z: there is no model_name 'z' in model_list",
+        "litellm_settings.context_window_fallbacks[0].z: unknown model `z`; use a `model_name` from `model_list`",
     ),
     "by default": (
         {"router_settings": {"default_fallbacks": ["a", "z"]}},
-        "router_settings.default_fallbacks[1]: there is no model_name 'z' in model_list",
+        "router_settings.default_fallbacks[1]: unknown model `z`; use a `model_name` from `model_list`",
     ),
 }
 

@@ -88,25 +88,28 @@ def test_a_command_is_run_with_its_own_environment() -> None:
 
 
 MISTAKES: dict[str, tuple[dict[str, Any], str]] = {
-    "no way to it": ({}, "mcp_servers.docs: transport http or sse needs a url"),
-    "two ways": ({"url": URL, "command": "x"}, "mcp_servers.docs: transport http or sse needs a url, and no command"),
-    "a program without one": ({"transport": "stdio"}, "mcp_servers.docs: transport stdio needs a command"),
+    "no way to it": ({}, "mcp_servers.docs: transport `http` needs `url`"),
+    "two ways": ({"url": URL, "command": "x"}, "mcp_servers.docs: transport `http` needs `url`, and no `command`"),
+    "a program without one": ({"transport": "stdio"}, "mcp_servers.docs: transport `stdio` needs `command`"),
     "credentials of a program": (
         {"transport": "stdio", "command": "x", "static_headers": {"a": "b"}},
-        "mcp_servers.docs: transport stdio has no headers",
+        "mcp_servers.docs: transport `stdio` has no headers",
     ),
-    "no token": ({"url": URL, "auth_type": "bearer_token"}, "mcp_servers.docs: auth_type bearer_token needs an"),
-    "no issuer": ({"url": URL, "auth_type": "oauth2", "client_id": "a"}, "mcp_servers.docs: auth_type oauth2 needs"),
-    "an unknown key": ({"url": URL, "allowed_tool": []}, "mcp_servers.docs.allowed_tool: nobody knows this key; did"),
+    "no token": ({"url": URL, "auth_type": "bearer_token"}, "mcp_servers.docs: auth_type `bearer_token` needs"),
+    "no issuer": ({"url": URL, "auth_type": "oauth2", "client_id": "a"}, "mcp_servers.docs: auth_type `oauth2` needs"),
+    "an unknown key": (
+        {"url": URL, "allowed_tool": []},
+        "mcp_servers.docs.allowed_tool: unknown key `allowed_tool` (did",
+    ),
     "a filter that is none": (
         {"url": URL, "require_approval": {"never": {}}},
-        "mcp_servers.docs.require_approval.never: names no tools",
+        "mcp_servers.docs.require_approval.never: selects no tools",
     ),
     "an approval that is none": (
         {"url": URL, "require_approval": "sometimes"},
-        "mcp_servers.docs.require_approval: must be always, never, or say for which tools",
+        "mcp_servers.docs.require_approval: must be `always`, `never`, or a mapping",
     ),
-    "no entry": (None, "mcp_servers.docs: empty, not a mapping"),  # type: ignore[dict-item]
+    "no entry": (None, "mcp_servers.docs: must be a mapping, not empty"),  # type: ignore[dict-item]
 }
 
 
@@ -118,9 +121,9 @@ def test_a_mistake_is_named(entry: dict[str, Any], message: str) -> None:
 
 
 HOSTS: dict[str, tuple[Any, str]] = {
-    "an address": ("https://mcp.example.com", "unisono.mcp_allowed_hosts[0].host: must be a host alone"),
-    "with a port": ("mcp.example.com:8443", "unisono.mcp_allowed_hosts[0].host: must be a host alone"),
-    "everything inside": ({"host": "*", "private": True}, "unisono.mcp_allowed_hosts[0]: private needs a host by name"),
+    "an address": ("https://mcp.example.com", "unisono.mcp_allowed_hosts[0].host: must be only a host name"),
+    "with a port": ("mcp.example.com:8443", "unisono.mcp_allowed_hosts[0].host: must be only a host name"),
+    "everything inside": ({"host": "*", "private": True}, "unisono.mcp_allowed_hosts[0]: `private` needs a host name"),
 }
 
 
@@ -193,7 +196,7 @@ def test_a_builtin_tool_needs_a_server_there_is() -> None:
     config = parse({"mcp_servers": servers, "unisono": {"builtin_tools": {"browser": "docs"}}}, {}).config
     assert build_hosting(config).rules.trained["browser"].label == "docs"
     config = parse({"mcp_servers": servers, "unisono": {"builtin_tools": {"python": "code"}}}, {}).config
-    with pytest.raises(ConfigError, match=r"unisono\.builtin_tools\.python: there is no 'code' in mcp_servers"):
+    with pytest.raises(ConfigError, match=r"unisono\.builtin_tools\.python: unknown tool server `code`"):
         build_hosting(config)
 
 

@@ -48,9 +48,9 @@ def test_an_entry_is_a_name_or_a_name_with_options() -> None:
 INSTALLED = "blocklist, failing, garbling, gone, halved, hearing, replacing, unmakeable"
 WRONG: dict[str, tuple[Any, str]] = {
     "no list": ("hearing", "unisono.hooks: input should be a list"),
-    "a number": ([1], "unisono.hooks[0]: must be the name of a hook, or {name: {its options}}"),
-    "two names": ([{"a": {}, "b": {}}], "unisono.hooks[0]: must be the name of a hook, or {name: {its options}}"),
-    "options that are a list": ([{"hearing": []}], "unisono.hooks[0]: the options of a hook are a mapping"),
+    "a number": ([1], "unisono.hooks[0]: must be the name of a hook, or `{name: {options}}`"),
+    "two names": ([{"a": {}, "b": {}}], "unisono.hooks[0]: must be the name of a hook, or `{name: {options}}`"),
+    "options that are a list": ([{"hearing": []}], "unisono.hooks[0]: the options of a hook must be a mapping"),
     "no time": ([{"hearing": {"timeout_s": 0}}], "unisono.hooks[0].timeout_s: input should be greater than 0"),
     "another way to fail": (
         [{"hearing": {"fail": "soft"}}],
@@ -58,21 +58,21 @@ WRONG: dict[str, tuple[Any, str]] = {
     ),
     "a name nobody has": (
         ["hearing", "hearsay"],
-        f"unisono.hooks[1]: no hook 'hearsay' is installed; those that are: {INSTALLED}",
+        f"unisono.hooks[1]: unknown hook `hearsay`; installed hooks: {INSTALLED}",
     ),
-    "a package that is gone": (["gone"], "unisono.hooks[0]: the hook 'gone' cannot be imported: No module named"),
-    "half a hook": (["halved"], "unisono.hooks[0]: the hook 'halved' has no method `after`"),
+    "a package that is gone": (["gone"], "unisono.hooks[0]: the hook `gone` cannot be imported: No module named"),
+    "half a hook": (["halved"], "unisono.hooks[0]: the hook `halved` has no method `after`"),
     "one that cannot be made": (
         ["unmakeable"],
-        "unisono.hooks[0]: the hook 'unmakeable' cannot be made: SystemExit: no licence",
+        "unisono.hooks[0]: the hook `unmakeable` failed to start: SystemExit: no licence",
     ),
     "an option nobody knows": (
         [{"hearing": {"says": "a", "to": "b"}}],
-        "unisono.hooks[0].hearing.to: the hook does not know this key",
+        "unisono.hooks[0].hearing.to: unknown key `to` for this hook",
     ),
     "an option it refuses": (
         ["hearing", {"blocklist": {"patterns": {"a": "("}}}],
-        "unisono.hooks[1].blocklist.patterns.a: it is no regular expression that can be run",
+        "unisono.hooks[1].blocklist.patterns.a: it is not a supported regular expression",
     ),
 }
 

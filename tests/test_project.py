@@ -179,6 +179,7 @@ def test_every_folder_of_tests_is_about_a_package_or_says_what_else() -> None:
         "failover",
         "fakes",
         "golden",
+        "lint",
         "litellm_files",
         "patterns",
         "providers",

@@ -9,8 +9,7 @@ from collections.abc import AsyncGenerator
 from typing import Any
 
 from unisono.core.generation import ENDOFTEXT, STOP_TOKENS, Chunk, CompletionJob, FinishReason, OutputForm
-from unisono.core.symptom import Symptom
-from unisono.errors import BackendError, BackendProtocolError, BackendUnavailable
+from unisono.errors import BackendError, BackendProtocolError, BackendUnavailable, Symptom
 from unisono_adapters._constraints import bias
 from unisono_adapters._events import count, decoded, generate, text_of, token_ids
 from unisono_adapters._failures import FailureTable, IdsMissing, is_error
@@ -104,13 +103,13 @@ class CompletionFold:
             self._count(usage)
         choices = data.get("choices")
         if not isinstance(choices, list):
-            raise BackendProtocolError("the backend sent an event that is no completion")
+            raise BackendProtocolError("the backend sent an event that is not a completion")
         if not choices or self._finish is not None:
             # The usage event, or a repeated end of a finished generation.
             return
         choice = choices[0]
         if not isinstance(choice, dict):
-            raise BackendProtocolError("the backend sent a choice that is no object")
+            raise BackendProtocolError("the backend sent a choice that is not an object")
         if self._output is OutputForm.IDS:
             self._take_ids(choice, tokens)
         else:
@@ -132,9 +131,9 @@ class CompletionFold:
     def _end(self, finish: object, stop_reason: object) -> None:
         meaning = FINISHES.get(finish) if isinstance(finish, str) else None
         if meaning is None:
-            raise BackendProtocolError("the backend ended for a reason nobody knows")
+            raise BackendProtocolError("the backend sent an unknown finish reason")
         if not isinstance(meaning, FinishReason):
-            raise meaning("the backend gave up in the middle of its answer", symptom=Symptom.SERVER_ERROR)
+            raise meaning("the backend aborted its answer", symptom=Symptom.SERVER_ERROR)
         self._finish = meaning
         if type(stop_reason) is int and stop_reason in (*STOP_TOKENS, ENDOFTEXT):
             self._stop_reason = stop_reason
@@ -147,7 +146,7 @@ class CompletionFold:
 
     def _last_chunk(self, tokens: list[int], text: str) -> Chunk:
         if self._finish is None:
-            raise BackendProtocolError("the backend's stream ended without saying why")
+            raise BackendProtocolError("the backend's stream ended without a finish reason")
         unseen = self._stop_reason if self._stop_reason != self._last else None
         return Chunk(
             tokens=tokens,

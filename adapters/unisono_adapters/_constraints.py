@@ -24,7 +24,6 @@ from unisono.core.generation import (
     Constraint,
     JsonSchema,
 )
-from unisono.core.symptom import Symptom
 from unisono.core.tagged_unions import for_grammar
 from unisono.errors import (
     BackendError,
@@ -32,6 +31,7 @@ from unisono.errors import (
     BackendRejected,
     BackendTimeout,
     ConstraintRefused,
+    Symptom,
 )
 
 FORBIDDEN = (CONSTRAIN, CHANNEL, START, END, MESSAGE, ENDOFTEXT)
@@ -87,7 +87,7 @@ def as_lark(texts: Sequence[str]) -> str:
 
 def refused_kind(constraint: Constraint) -> ConstraintRefused:
     """Return the error of an adapter that cannot enforce this kind of constraint."""
-    return ConstraintRefused(f"this backend cannot constrain generation to a {constraint.kind}")
+    return ConstraintRefused(f"this backend does not support constraints of type {constraint.kind}")
 
 
 def refusal(job: CompletionJob, error: BackendError) -> BackendError:
@@ -95,7 +95,7 @@ def refusal(job: CompletionJob, error: BackendError) -> BackendError:
     if job.constraint is None or not _may_be_the_constraint(error):
         return error
     refused = ConstraintRefused(
-        f"{error.message} (it was constrained to a {job.constraint.kind})", symptom=error.symptom
+        f"{error.message} (request with a constraint of type {job.constraint.kind})", symptom=error.symptom
     )
     refused.__cause__ = error.__cause__
     return refused

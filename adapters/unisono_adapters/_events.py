@@ -12,8 +12,7 @@ from typing import Any, Protocol
 import orjson
 
 from unisono.core.generation import VOCABULARY, Chunk, CompletionJob
-from unisono.core.symptom import Symptom
-from unisono.errors import BackendError, BackendProtocolError
+from unisono.errors import BackendError, BackendProtocolError, Symptom
 from unisono_adapters._constraints import refusal
 from unisono_adapters._framing import SSE, Framing
 from unisono_adapters._http import BackendHttp
@@ -49,7 +48,9 @@ async def generate(
         while not fold.done:
             events = await answer.read()
             if events is None:
-                raise BackendProtocolError("the backend's stream ended without an end", symptom=Symptom.DISCONNECTED)
+                raise BackendProtocolError(
+                    "the backend's stream ended before the answer was complete", symptom=Symptom.DISCONNECTED
+                )
             chunk = fold.feed(events)
             del events
             if chunk is not None:
@@ -70,14 +71,14 @@ def decoded(event: bytes) -> dict[str, Any]:
     except orjson.JSONDecodeError as error:
         raise BackendProtocolError("the backend sent an event that is not JSON") from error
     if not isinstance(data, dict):
-        raise BackendProtocolError("the backend sent an event that is no object")
+        raise BackendProtocolError("the backend sent an event that is not an object")
     return data
 
 
 def token_ids(ids: object) -> list[int]:
     """Return a list of ids, each in the vocabulary. Raises BackendProtocolError."""
     if not isinstance(ids, list):
-        raise BackendProtocolError("the backend sent token ids that are no list")
+        raise BackendProtocolError("the backend sent token ids that are not a list")
     for token in ids:
         if type(token) is not int or not 0 <= token < VOCABULARY:
             raise BackendProtocolError("the backend sent a token id outside the vocabulary")
@@ -87,7 +88,7 @@ def token_ids(ids: object) -> list[int]:
 def text_of(text: object) -> str:
     """Return a text. Raises BackendProtocolError for any other type."""
     if not isinstance(text, str):
-        raise BackendProtocolError("the backend sent text that is no string")
+        raise BackendProtocolError("the backend sent text that is not a string")
     return text
 
 

@@ -15,9 +15,9 @@ from typing import Any, TypeAlias
 
 import aiohttp
 
+from unisono.core.backend_statuses import is_permanent
 from unisono.core.context_window import read_counts
 from unisono.core.secrecy import secret_spellings
-from unisono.core.symptom import Symptom
 from unisono.errors import (
     BackendError,
     BackendOverloaded,
@@ -26,7 +26,7 @@ from unisono.errors import (
     BackendTimeout,
     BackendUnavailable,
     ContextTooLong,
-    is_permanent,
+    Symptom,
 )
 from unisono_adapters._ndjson import EventTooLong
 
@@ -36,14 +36,14 @@ LONGEST_WAIT_S = 3600.0
 
 Statuses: TypeAlias = Mapping[int, tuple[type[BackendError], str]]
 
-_CREDENTIALS = "the backend refuses the gateway's credentials; the operator should check api_key of this deployment"
+_CREDENTIALS = "the backend rejected the gateway's credentials; the operator should check api_key of this deployment"
 
 STATUSES: dict[int, tuple[type[BackendError], str]] = {
     400: (BackendRejected, "the backend rejected the request"),
     401: (BackendUnavailable, _CREDENTIALS),
     403: (BackendUnavailable, _CREDENTIALS),
-    404: (BackendError, "the backend does not know the model or path it is configured with"),
-    408: (BackendTimeout, "the backend gave up waiting"),
+    404: (BackendError, "the backend does not have the configured model or path"),
+    408: (BackendTimeout, "the backend timed out while it waited for the request"),
     413: (BackendRejected, "the request is too large for the backend"),
     422: (BackendRejected, "the backend rejected the request"),
     429: (BackendOverloaded, "the backend is overloaded"),
@@ -60,7 +60,7 @@ _TOO_LONG = re.compile(
     re.IGNORECASE,
 )
 
-_BROKE = "the connection to the backend broke"
+_BROKE = "the connection to the backend was lost"
 
 FAULTS: tuple[tuple[type[BaseException], type[BackendError], Symptom | None, str], ...] = (
     (
@@ -76,9 +76,9 @@ FAULTS: tuple[tuple[type[BaseException], type[BackendError], Symptom | None, str
         Symptom.DISCONNECTED,
         "the backend closed the connection before it answered",
     ),
-    (aiohttp.ClientPayloadError, BackendProtocolError, Symptom.DISCONNECTED, "the backend's answer broke off"),
-    (aiohttp.ClientResponseError, BackendProtocolError, None, "the backend's answer is not HTTP"),
-    (EventTooLong, BackendProtocolError, None, "the backend sent an event of more than 10 MB"),
+    (aiohttp.ClientPayloadError, BackendProtocolError, Symptom.DISCONNECTED, "the backend's answer ended early"),
+    (aiohttp.ClientResponseError, BackendProtocolError, None, "the backend's answer is not valid HTTP"),
+    (EventTooLong, BackendProtocolError, None, "the backend sent an event larger than 10 MB"),
     (aiohttp.ClientError, BackendUnavailable, Symptom.DISCONNECTED, _BROKE),
     (TimeoutError, BackendTimeout, None, "the backend took too long"),
     (OSError, BackendUnavailable, Symptom.DISCONNECTED, _BROKE),
@@ -158,7 +158,7 @@ class FailureTable:
         """Return the error for a response under HTTP 200 that is not an event stream."""
         if isinstance(body, dict) and is_error(body):
             return self.error_object(body)
-        failure = BackendProtocolError(f"the backend answered with {clean(content_type)}, not with a stream")
+        failure = BackendProtocolError(f"the backend answered with {clean(content_type)} instead of an event stream")
         failure.__cause__ = UpstreamSaid(self._said(body)[1])
         return failure
 
@@ -178,7 +178,7 @@ class FailureTable:
 def _unlisted(status: int) -> tuple[type[BackendError], str]:
     if status >= 500:
         return BackendError, f"the backend failed (HTTP {status})"
-    return BackendProtocolError, f"the backend answered HTTP {status}"
+    return BackendProtocolError, f"the backend answered with HTTP {status}"
 
 
 def is_error(data: dict[str, Any]) -> bool:

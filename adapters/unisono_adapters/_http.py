@@ -1,8 +1,8 @@
 """HTTP connection pool of one backend: sending requests and receiving event streams.
 
-Guarantees: only the `BackendError` family and `ContextTooLong` are raised. A request that is cancelled, closed
-or timed out drops its socket at once, in any phase. No proxy, redirect, cookie, netrc or compression is used.
-Only the headers listed here are sent."""
+Only the `BackendError` family and `ContextTooLong` are raised. A request that is cancelled, closed or timed out drops
+its socket at once. No proxy, redirect, cookie, netrc or compression is used. Only the headers listed here are sent.
+"""
 
 from __future__ import annotations
 
@@ -26,13 +26,10 @@ from unisono_adapters._abort import Dropping, Polite
 from unisono_adapters._failures import CAUGHT, LONGEST_DETAIL, FailureTable, Statuses, fault
 from unisono_adapters._framing import SSE, Framing
 
-KEEP_ALIVE_S = 4.0
-"""Lifetime of idle connections in seconds, below uvicorn's default of 5 s."""
+KEEP_ALIVE_S = 4.0  # lifetime of idle connections, below uvicorn's default of 5 s
 PROBE_S = 10.0
-LONGEST_ANSWER = 4 * 1024 * 1024
-"""Limit of an answer that is not a stream, in bytes."""
-LONGEST_PASSED = 64 * 1024 * 1024
-"""Limit of such an answer in pass-through, in bytes."""
+LONGEST_ANSWER = 4 * 1024 * 1024  # for an answer that is not a stream, in bytes
+LONGEST_PASSED = 64 * 1024 * 1024  # the same in pass-through
 # These three limit the memory for a client that reads nothing: one batch, twice the buffer, and one read from
 # the socket, each with the objects made from it.
 MAX_BATCH_BYTES = 8 * 1024
@@ -41,8 +38,7 @@ BUFFER_BYTES = 16 * 1024
 """Reading from the backend pauses when twice as many bytes are buffered."""
 RECEIVE_BUFFER_BYTES = 32 * 1024
 """Receive buffer of a backend's socket. By default the system grows it to tens of megabytes."""
-LATE_READ_S = 0.05
-"""Seconds allowed for reading bytes that came in time while the event loop was busy."""
+LATE_READ_S = 0.05  # for reading bytes that arrived in time while the event loop was busy
 LINGER_S = 0.1
 """Seconds allowed for the end of a finished answer, so that its connection can be reused."""
 NO_PAGE = (400, 403, 404, 405, 501)
@@ -104,14 +100,16 @@ class _Watch:
         # No reader waits: the earliest end of a silence that would begin now.
         due = now + self._silence_s if self._due is None else self._due
         if now >= self._total_at:
-            self.expired = "the answer took longer than the total time allowed"
+            self.expired = "the answer exceeded the total time limit"
         elif now >= due and not self._last_look:
             self._last_look = True
             self._timer = self._loop.call_at(min(now + LATE_READ_S, self._total_at), self._fire)
             return
         elif now >= due:
             self.expired = (
-                "the backend sent no first token in time" if self._first else "the backend fell silent in mid-answer"
+                "the backend sent no first token in time"
+                if self._first
+                else "the backend stopped sending in the middle of its answer"
             )
         else:
             self._timer = self._loop.call_at(min(due, self._total_at), self._fire)
@@ -195,9 +193,9 @@ class BackendHttp:
         self._headers = {"User-Agent": "unisono", "Accept-Encoding": "identity"}
         if secret is not None:
             if not (secret.isascii() and secret.isprintable()):
-                raise ConfigError("litellm_params.api_key: holds characters that cannot stand in a header")
+                raise ConfigError("litellm_params.api_key: must contain printable ASCII characters only")
             if self._base.user is not None:
-                raise ConfigError("litellm_params.api_base: holds credentials although api_key is set")
+                raise ConfigError("litellm_params.api_base: contains credentials although api_key is set; set only one")
             self._headers["Authorization"] = f"Bearer {secret}"
         self._session: aiohttp.ClientSession | None = None
         self._closed = False
@@ -238,14 +236,14 @@ class BackendHttp:
                     if response.status != 200:
                         raise self.failures.refusal(response.status, answer, response.headers)
                     if isinstance(answer, str):
-                        raise BackendProtocolError("the backend answered with something that is not JSON")
+                        raise BackendProtocolError("the backend's answer is not JSON")
                     return answer
                 finally:
                     response.close()
         except TimeoutError as error:
             if isinstance(error, aiohttp.ClientError):
                 raise fault(error) from error
-            raise BackendTimeout("the answer took longer than the total time allowed") from error
+            raise BackendTimeout("the answer exceeded the total time limit") from error
         except CAUGHT as error:
             raise fault(error) from error
 
@@ -271,10 +269,12 @@ class BackendHttp:
                     if response.status != 200:
                         raise self.failures.refusal(response.status, body, response.headers)
                     if isinstance(body, str):
-                        raise BackendProtocolError("the backend answered a question about itself with something else")
+                        raise BackendProtocolError(
+                            "the backend answered a status request with something other than JSON"
+                        )
                     return body
         except TimeoutError as error:
-            raise BackendTimeout("the backend did not answer a question about itself in time") from error
+            raise BackendTimeout("the backend did not answer a status request in time") from error
         except CAUGHT as error:
             raise fault(error) from error
 
@@ -297,10 +297,10 @@ class BackendHttp:
                 while read := await response.content.readany():
                     page += read
                     if len(page) > longest:
-                        raise BackendProtocolError("the backend's page about itself has no end")
+                        raise BackendProtocolError("the backend's status page is too large")
                 return bytes(page)
         except TimeoutError as error:
-            raise BackendTimeout("the backend did not answer a question about itself in time") from error
+            raise BackendTimeout("the backend did not answer a status request in time") from error
         except CAUGHT as error:
             raise fault(error) from error
 
@@ -336,7 +336,7 @@ class BackendHttp:
             body = await _whole(response)
             raise self.failures.refusal(response.status, body, response.headers)
         if response.headers.get("Content-Encoding", "identity").lower() != "identity":
-            raise BackendProtocolError("the backend compressed its answer although asked not to")
+            raise BackendProtocolError("the backend compressed its answer although compression was not requested")
         if response.content_type == framing.content_type:
             return
         raise self.failures.not_events(response.content_type, await _whole(response))
@@ -393,7 +393,7 @@ def _base(api_base: str | None) -> URL:
     try:
         url = URL(api_base.rstrip("/").removesuffix("/v1"))
     except ValueError as error:
-        raise ConfigError(f"litellm_params.api_base: not an address ({error})") from error
+        raise ConfigError(f"litellm_params.api_base: not a valid URL ({error})") from error
     if url.scheme not in ("http", "https") or not url.host:
         raise ConfigError("litellm_params.api_base: must begin with http:// or https:// and name a host")
     return url

@@ -48,7 +48,7 @@ FEW = 16
 """Tokens requested in one piece: enough for a certain one, and a short wait for a client."""
 SURE = 0.999
 """Minimum probability of a token that is certain to be generated again."""
-UNBEARABLE = "The backend has just been there, and cannot go on behind the very same prompt."
+UNBEARABLE = "This backend cannot continue this prompt now: the same prompt is in its cache, which would crash it."
 TRIES = 4
 """Maximum number of attempts to regenerate a prompt's last tokens identically."""
 

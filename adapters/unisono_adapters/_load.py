@@ -62,7 +62,7 @@ def document(page: bytes) -> Any:
     try:
         return orjson.loads(page)
     except orjson.JSONDecodeError as error:
-        raise BackendProtocolError("the backend answered a question about its load with something else") from error
+        raise BackendProtocolError("the backend's load report has an unknown format") from error
 
 
 def amount(value: object) -> int | None:

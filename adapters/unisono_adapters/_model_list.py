@@ -23,7 +23,7 @@ async def model_list(wire: BackendHttp) -> Mapping[str, int | None]:
     listed = await wire.get_json("v1/models")
     models = listed.get("data") if isinstance(listed, dict) else None
     if not isinstance(models, list):
-        raise BackendProtocolError("the backend's model list is not one")
+        raise BackendProtocolError("the backend's model list has an unknown format")
     lengths: dict[str, int | None] = {}
     for model in models:
         if isinstance(model, dict) and isinstance(name := model.get("id"), str):
@@ -46,5 +46,5 @@ async def examine_served(subject: Subject, model: str, served: Collection[str]) 
 def _not_served(served: Iterable[str]) -> Finding:
     """Return the finding of a missing model. Names that are paths are not repeated."""
     names = [name for name in served if _NAME.fullmatch(name)]
-    detail = f"It does not serve the model it is configured with, but: {', '.join(names[:3])}." if names else ""
+    detail = f"It does not serve the configured model. It serves: {', '.join(names[:3])}." if names else ""
     return Finding(Check.MODEL, ok=False, detail=detail)

@@ -61,9 +61,9 @@ class RawFold:
         reason = self._last.get("done_reason")
         meaning = DONE_REASONS.get(reason) if isinstance(reason, str) else None
         if meaning is None:
-            raise BackendProtocolError("the backend ended for a reason nobody knows")
+            raise BackendProtocolError("the backend sent an unknown finish reason")
         if not isinstance(meaning, FinishReason):
-            raise meaning("the backend loaded or dropped its model and generated nothing")
+            raise meaning("the backend loaded or unloaded its model and generated nothing")
         return Chunk(
             text=text,
             finish=meaning,
@@ -103,7 +103,7 @@ class TemplateFold(RawFold):
 
     def _last_chunk(self, text: str) -> Chunk:
         if self._last.get("context") is None:
-            raise IdsMissing("the backend ended without its context; its version may be too new for this route")
+            raise IdsMissing("the backend's answer has no `context`; its version may be too new for this route")
         return super()._last_chunk(behind(self._prompt, token_ids(self._last.get("context"))))
 
 
@@ -118,5 +118,5 @@ def behind(prompt: Prompt, context: list[int]) -> str:
     whole, sent = encoding.decode_bytes(context), prompt.text.encode()
     structure = encoding.special_ids(prompt.tokens)
     if not whole.startswith(sent) or encoding.special_ids(context)[: len(structure)] != structure:
-        raise BackendProtocolError("the backend's context does not begin with the ids of the prompt it was sent")
+        raise BackendProtocolError("the `context` in the backend's answer does not begin with the prompt that was sent")
     return whole[len(sent) :].decode("utf-8", errors="replace")

@@ -215,9 +215,9 @@ class _Examination:
             raise error
         said = _said(error)
         if isinstance(error, IdsMissing):
-            self._find(Check.IDS_OUT, False, "It answers with text only, although asked for token ids.", said=said)
+            self._find(Check.IDS_OUT, False, "It returns text only, although token ids were requested.", said=said)
         elif isinstance(error, BackendTimeout):
-            told = f"It answers, but no token came within {self._patience:g} s."
+            told = f"It responds, but sent no token within {self._patience:g} s."
             self._find(Check.GENERATION, False, told)
         else:
             self._find(Check.GENERATION, False, f"It failed to generate: {error.message}.", said=said)
@@ -225,7 +225,7 @@ class _Examination:
     def generated(self, heard: _Heard) -> None:
         self._first_s = heard.first_s
         if not heard.tokens and not heard.text:
-            self._find(Check.GENERATION, False, "It ended its answer without a token.")
+            self._find(Check.GENERATION, False, "Its answer contains no token.")
             return
         self._find(Check.GENERATION, True)
         if self._gives_ids:
@@ -243,7 +243,7 @@ class _Examination:
             self._find(Check.IDS_IN, True)
             self._find(Check.PROMPT_KEPT, True)
             return
-        told = f"It was sent {heard.sent} ids and says it read {heard.claimed}."
+        told = f"It received {heard.sent} token ids and reports {heard.claimed} prompt tokens."
         spelled = self._encoding.decode(self.question().tokens)
         if heard.claimed < heard.sent and heard.claimed != len(self._encoding.encode_as_server(spelled)):
             self._find(Check.PROMPT_KEPT, False, told)
@@ -270,10 +270,16 @@ class _Examination:
             if ids is not None:
                 asked = True
                 same = list(ids) == ours
-                self._find(Check.TOKENIZER, same, "" if same else f"{text!r} is {_first(ids)}, not {_first(ours)}.")
+                self._find(
+                    Check.TOKENIZER,
+                    same,
+                    "" if same else f"It encodes {text!r} as {_first(ids)} instead of {_first(ours)}.",
+                )
             spelled = await _answer(decode(ours) if decode else None)
             if spelled is not None and spelled != text:
-                self._find(Check.TOKENIZER, False, f"{_first(ours)} is {spelled[:40]!r}, not {text[:40]!r}.")
+                self._find(
+                    Check.TOKENIZER, False, f"It decodes {_first(ours)} as {spelled[:40]!r} instead of {text[:40]!r}."
+                )
         return asked
 
     async def _counted(self) -> None:
@@ -283,12 +289,12 @@ class _Examination:
             heard = await self._try(prompt, 1)
             claimed = None if heard is None else heard.claimed
             if claimed is None:
-                detail = "It does not say how many tokens it read."
+                detail = "It does not report the number of prompt tokens."
                 self._find(Check.TOKENIZER, False, detail, Severity.WARNING)
                 continue
             same = claimed == len(prompt.tokens)
-            what = "the seven markers" if text is MARKED else "a text of many kinds"
-            detail = "" if same else f"It makes {claimed} tokens of {what}, not {len(prompt.tokens)}."
+            what = "the seven markers" if text is MARKED else "a mixed text"
+            detail = "" if same else f"It counts {claimed} tokens in {what} instead of {len(prompt.tokens)}."
             self._find(Check.TOKENIZER, same, detail)
             if text is MARKED and same:
                 self._find(Check.TYPED_MARKERS, False)
@@ -304,7 +310,7 @@ class _Examination:
             lived_with = Severity.WARNING if self._able.output is OutputForm.MARKERLESS else None
             self._find(Check.MARKERS, False, f"Its answer begins with {heard.text[:20]!r}.", lived_with)
         else:
-            detail = f"Its answer begins with {heard.text[:20]!r}, where gpt-oss writes a marker."
+            detail = f"Its answer begins with {heard.text[:20]!r}; gpt-oss begins with a marker."
             self._find(Check.MARKERS, False, detail)
 
     async def stops(self) -> None:
@@ -323,7 +329,7 @@ class _Examination:
                 self._find(Check.STOPS, True)
                 seen.append(visible)
             elif visible:
-                self._find(Check.STOPS, False, f"It goes on behind {name}.")
+                self._find(Check.STOPS, False, f"It continues after {name}.")
         if seen:
             self._stop_token(all(seen))
 
@@ -341,17 +347,17 @@ class _Examination:
             heard = await self.ask(prompt, 1)
         except (BackendRejected, ContextTooLong) as error:
             # Refusal is correct behavior, but the reported size is wrong.
-            self._find(Check.CONTEXT, False, f"It refuses {len(prompt.tokens)} tokens: {error.message}.")
+            self._find(Check.CONTEXT, False, f"It rejects a prompt of {len(prompt.tokens)} tokens: {error.message}.")
             return
         if heard.claimed is not None:
             kept = heard.claimed >= heard.sent
-            detail = "" if kept else f"It was sent {heard.sent} tokens and read {heard.claimed}."
+            detail = "" if kept else f"It received {heard.sent} prompt tokens and reports {heard.claimed}."
             self._find(Check.PROMPT_KEPT, kept, detail)
 
     def context(self) -> None:
         size = self._able.context
         if size is None:
-            self._find(Check.CONTEXT, False, "It does not say how large its context is.")
+            self._find(Check.CONTEXT, False, "It does not report its context size.")
         else:
             self._find(Check.CONTEXT, size >= SMALLEST_CONTEXT, f"{size} tokens")
 
@@ -364,7 +370,7 @@ class _Examination:
         kept = trusted | {kind for kind in sorted(claimed - trusted) if await self._keeps(TRIALS[kind])}
         self._able = replace(self._able, constrain=kept)
         lost = ", ".join(sorted(claimed - kept))
-        told = f"It does not keep to: {lost}." if lost else ", ".join(sorted(kept))
+        told = f"It does not enforce: {lost}." if lost else ", ".join(sorted(kept))
         self._find(Check.CONSTRAIN, kept == claimed and bool(kept), told, Severity.WARNING if lost else None)
 
     async def _keeps(self, trial: Trial) -> bool:

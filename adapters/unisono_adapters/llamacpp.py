@@ -65,10 +65,10 @@ LAST_EVENT = ("content", "tokens", "stop", "stop_type", "tokens_evaluated", "tim
 REMEDIES = {
     Check.GENERATION: "Restart llama-server with a GGUF file of gpt-oss.",
     Check.TOKENIZER: "Convert the GGUF file again from the released model, with its own tokenizer.",
-    Check.IDS_OUT: "Update llama.cpp: its server has to know return_tokens.",
-    Check.MARKERS: "Serve a gpt-oss model: llama-server always shows its markers.",
+    Check.IDS_OUT: "Update llama.cpp to a version whose server supports return_tokens.",
+    Check.MARKERS: "Serve a gpt-oss model: llama-server always returns its markers.",
     Check.PROMPT_KEPT: "Start llama-server without --context-shift.",
-    Check.CONTEXT: "Start llama-server with a larger -c: every one of its -np slots gets its part of it.",
+    Check.CONTEXT: "Start llama-server with a larger -c, which is divided among its -np slots.",
 }
 
 
@@ -88,7 +88,7 @@ class LlamaCppBackend:
         properties = await self._wire.get_json("props")
         settings = properties.get("default_generation_settings") if isinstance(properties, dict) else None
         if not isinstance(settings, dict):
-            raise BackendProtocolError("the backend's properties are not those of llama.cpp's server")
+            raise BackendProtocolError("the backend's properties are not those of a llama.cpp server")
         context = settings.get("n_ctx")
         claims = Capabilities(
             prompt=OutputForm.IDS,
@@ -224,7 +224,7 @@ class LlamaCppFold:
         if is_error(data):
             raise self._failures.error_object(data)
         if "content" not in data:
-            raise BackendProtocolError("the backend sent an event that is no completion")
+            raise BackendProtocolError("the backend sent an event that is not a completion")
         content = text_of(data["content"])
         ids = data.get("tokens")
         if ids is None and content:
@@ -241,7 +241,7 @@ def _finish(data: dict[str, Any]) -> Chunk:
     kind = data.get("stop_type")
     finish = STOP_TYPES.get(kind) if isinstance(kind, str) else None
     if finish is None:
-        raise BackendProtocolError("the backend ended for a reason nobody knows")
+        raise BackendProtocolError("the backend sent an unknown finish reason")
     timings = data.get("timings")
     return Chunk(
         finish=finish,

@@ -27,17 +27,17 @@ class Support(StrEnum):
     """Accepted as an optional hint and ignored."""
     NONE = "none"
     """Not supported by the backend; the gateway does what is possible without it."""
-    NOT_TOLD = "not told"
+    NOT_TOLD = "not reported"
     """Not reported by the backend; the field is omitted or 0."""
 
 
 MEANT: Mapping[Support, str] = {
-    Support.EXACT: "works on the very token ids",
-    Support.TEXT_EXACT: "works on the same text, which the backend tokenises itself",
-    Support.REFUSED: "is answered with the error named in the note",
-    Support.NO_EFFECT: "is accepted and changes nothing",
-    Support.NONE: "is nothing the backend can do",
-    Support.NOT_TOLD: "is unknown, since the backend does not say it",
+    Support.EXACT: "means the exact token ids, in prompts and in output",
+    Support.TEXT_EXACT: "means the same text, which the backend tokenises itself",
+    Support.REFUSED: "means not supported: the request fails with the error in the note",
+    Support.NO_EFFECT: "means accepted and ignored",
+    Support.NONE: "means that the backend does not support it; the note says what the gateway does instead",
+    Support.NOT_TOLD: "means that the backend does not report it; the field is 0 or absent",
 }
 
 
@@ -72,16 +72,18 @@ ANYWHERE: Mapping[str, Cell] = dict.fromkeys(KINDS, EXACT)
 NO_BIAS = Cell(
     Support.REFUSED, "400 `unsupported_value`: the backend cannot bias tokens.", ("logit_bias", "unsupported_value")
 )
-UNCONSTRAINED = Cell(Support.NONE, "Asking an adapter for it is refused, never ignored.")
+UNCONSTRAINED = Cell(Support.NONE, "The adapter refuses constraints; the gateway checks the complete answer instead.")
 SCHEMAS_ONLY = Cell(
     Support.TEXT_EXACT,
-    "Schemas and JSON, no choice between texts; where Ollama shows no markers in raw text, none of them. A marker "
-    "inside of a string is not ruled out.",
+    "JSON and JSON schemas, but no choice between texts. Not supported on the `template` route. A marker inside a "
+    "JSON string is possible.",
 )
 CONSTRAINED: Mapping[str, Cell] = {
-    "vllm": Cell(Support.EXACT, "White space between two tokens of JSON has a bound wherever vLLM can be told one."),
+    "vllm": Cell(
+        Support.EXACT, "White space between JSON tokens is limited for schemas for which vLLM supports a limit."
+    ),
     "sglang": Cell(
-        Support.EXACT, "White space between two tokens of JSON has a bound only where SGLang was started with one."
+        Support.EXACT, "White space between JSON tokens is limited only if SGLang was started with a limit."
     ),
     "llamacpp": EXACT,
     "ollama": SCHEMAS_ONLY,
@@ -91,10 +93,10 @@ CONSTRAINED: Mapping[str, Cell] = {
 }
 """Constraints of each kind; `response_format` and `tool_choice` work without them, too."""
 JUDGED = (
-    "The answer is held until it is complete, judged, and written again where it is not what was asked for, twice at "
-    "most. If that is not enough it comes as a refusal, and `unisono.unmet` says why."
+    "The gateway buffers the answer until it is complete, checks it, and generates an invalid one again, at most "
+    "twice. If it is still invalid, the client receives a refusal, and `unisono.unmet` gives the reason."
 )
-NAMED_FREELY = "Arguments are judged and written again in the same way; `unisono.unmet` says where a call was not had."
+NAMED_FREELY = "Arguments are checked and generated again in the same way; `unisono.unmet` reports a missing call."
 FORMATS: Mapping[str, Cell] = {
     **FORMS,
     "mlx_server": Cell(Support.TEXT_EXACT, JUDGED),
@@ -111,11 +113,11 @@ NO_LOGPROBS = Cell(
     "400 `unsupported_value`, on every backend.",
     ("logprobs", "unsupported_value"),
 )
-PLAYED = Cell(Support.NO_EFFECT, "A recording is played as it was made.")
+PLAYED = Cell(Support.NO_EFFECT, "A recording is replayed unchanged.")
 LATE = Cell(
     Support.TEXT_EXACT,
-    "Where Ollama shows no markers in raw text (0.30 and newer, by its source), another route is taken, on which an "
-    "answer arrives when it is complete; `unisono check` says which.",
+    "Ollama 0.30 and newer, according to its source, may omit markers from raw text. The adapter then uses its "
+    "`template` route, on which an answer arrives when it is complete. `unisono check` reports the route.",
 )
 
 MATRIX: Mapping[str, Mapping[str, Cell]] = {
@@ -123,29 +125,29 @@ MATRIX: Mapping[str, Mapping[str, Cell]] = {
     "streaming": {**FORMS, "ollama": LATE},
     "tools": FORMS,
     "reasoning": FORMS,
-    "prefill": {**FORMS, "ollama": Cell(Support.TEXT_EXACT, "Where raw text shows the markers.")},
+    "prefill": {**FORMS, "ollama": Cell(Support.TEXT_EXACT, "Not on the `template` route.")},
     "continuation of an answer that is only analysis": FORMS,
     "token-exact history": FORMS,
     "stop strings": ANYWHERE,
-    "cancel by leaving": ANYWHERE,
+    "cancellation when the client disconnects": ANYWHERE,
     "usage counts": {
         **ANYWHERE,
         **dict.fromkeys(
-            ("ollama", "mlx_server"), Cell(Support.TEXT_EXACT, "Counted from the text as gpt-oss cuts it.")
+            ("ollama", "mlx_server"), Cell(Support.TEXT_EXACT, "Counted by the gateway, with the tokenizer of gpt-oss.")
         ),
     },
     "cached_tokens": {
         **ANYWHERE,
-        "vllm": Cell(Support.EXACT, "vLLM tells them with `--enable-prompt-tokens-details`."),
-        "sglang": Cell(Support.EXACT, "SGLang tells them with `--enable-cache-report`."),
-        "ollama": Cell(Support.EXACT, "By versions that send `prompt_eval_cached_count`."),
+        "vllm": Cell(Support.EXACT, "vLLM reports them with `--enable-prompt-tokens-details`."),
+        "sglang": Cell(Support.EXACT, "SGLang reports them with `--enable-cache-report`."),
+        "ollama": Cell(Support.EXACT, "Reported by versions that send `prompt_eval_cached_count`."),
         "replay": Cell(Support.NOT_TOLD),
     },
     "temperature, top_p, top_k, min_p": {**ANYWHERE, "replay": PLAYED},
     "penalties": {**ANYWHERE, "replay": PLAYED},
     "seed": {
         **ANYWHERE,
-        "mlx_server": Cell(Support.EXACT, "mlx_lm.server serves a request with a seed alone, outside of its batch."),
+        "mlx_server": Cell(Support.EXACT, "mlx_lm.server does not batch a request that has a seed."),
         "replay": PLAYED,
     },
     "logit_bias": {**ANYWHERE, "ollama": NO_BIAS, "replay": NO_BIAS},
@@ -164,10 +166,15 @@ def page() -> str:
 
 
 def _lines() -> Iterator[str]:
-    yield "# What works on which backend"
+    yield "# Capabilities by backend kind"
     yield ""
-    yield "Written by `python -m unisono_adapters.matrix` from `adapters/unisono_adapters/matrix.py`; edit it there."
-    yield "`unisono check` examines the backends you have; this is what their kinds can do."
+    yield "Use this table to choose a backend, or to find out why a feature behaves differently on another one. The"
+    yield "columns are the backend kinds of `litellm_params.model`. `unisono check` probes your own servers."
+    yield ""
+    yield "`python -m unisono_adapters.matrix` generates this page from `adapters/unisono_adapters/matrix.py`. Edit the"
+    yield "source, not the page."
+    yield ""
+    yield "## Features"
     yield ""
     yield "| | " + " | ".join(f"`{kind}`" for kind in KINDS) + " |"
     yield "| --- " * (len(KINDS) + 1) + "|"
@@ -175,8 +182,12 @@ def _lines() -> Iterator[str]:
     for feature, cells in MATRIX.items():
         yield f"| {feature} | " + " | ".join(_cell(cells[kind], notes) for kind in KINDS) + " |"
     yield ""
+    yield "## Meaning of the cells"
+    yield ""
     for support, meaning in MEANT.items():
         yield f"- **{support}** {meaning}."
+    yield ""
+    yield "## Notes"
     yield ""
     for number, note in enumerate(notes, 1):
         yield f"{number}. {note}"

@@ -44,7 +44,7 @@ def check_sampling(sampling: Sampling) -> None:
             raise ValueError(f"{name} must be between {low} and {high}, not {value}")
     for token, bias in sampling.logit_bias.items():
         if not 0 <= token < VOCABULARY:
-            raise ValueError(f"logit_bias: there is no token {token}")
+            raise ValueError(f"logit_bias: token {token} is not in the vocabulary")
         if not math.isfinite(bias):
             raise ValueError(f"logit_bias: {bias} for token {token} is not a finite number")
 

@@ -98,16 +98,16 @@ class _Plan:
 LATE = Finding(
     Check.MARKERS,
     ok=False,
-    detail="Raw text comes without markers; another route has them, but answers arrive only when they are complete.",
-    remedy="Serve the model with llama.cpp's own server to get answers as they are generated.",
+    detail="Raw text has no markers. The template route has them, but returns an answer only when it is complete.",
+    remedy="Serve the model with llama.cpp's own server to stream answers.",
     severity=Severity.WARNING,
 )
 REMEDIES = {
-    Check.GENERATION: "Run the model once with `ollama run`: it has to fit into memory at this num_ctx.",
+    Check.GENERATION: "Run the model once with `ollama run`: it must fit into memory with this num_ctx.",
     Check.TOKENIZER: "Use the gpt-oss model of Ollama's own library.",
     Check.MARKERS: "Use the gpt-oss model of Ollama's own library, or serve it with llama.cpp's own server.",
-    Check.PROMPT_KEPT: "Update Ollama, and look at what `ollama ps` says about CONTEXT: it has to be num_ctx.",
-    Check.CONTEXT: "Set num_ctx in the adapter's settings: gpt-oss can do 131072, memory permitting.",
+    Check.PROMPT_KEPT: "Update Ollama, and check that CONTEXT in the output of `ollama ps` equals num_ctx.",
+    Check.CONTEXT: "Set litellm_params.num_ctx: gpt-oss supports 131072 if memory permits.",
 }
 
 LOADING_S = 300.0
@@ -129,7 +129,7 @@ class OllamaBackend:
         self._num_ctx = _num_ctx(options.extra.get("num_ctx"))
         self._keep_alive = options.extra.get("keep_alive")
         if self._keep_alive is not None and type(self._keep_alive) not in (int, float, str):
-            raise ConfigError("litellm_params.keep_alive: must be seconds, or a duration like 30m")
+            raise ConfigError("litellm_params.keep_alive: must be a number of seconds, or a duration like 30m")
         route = options.extra.get("route")
         if route not in (None, OllamaRoute.RAW, OllamaRoute.TEMPLATE):
             raise ConfigError("litellm_params.route: must be raw or template")
@@ -157,7 +157,7 @@ class OllamaBackend:
         if self._plan is None:
             await self.probe()
         plan = self._plan
-        assert plan is not None, "a probe left no plan"
+        assert plan is not None, "the probe made no plan"
         if isinstance(job.constraint, OneOf) or (job.constraint and plan.route is OllamaRoute.TEMPLATE):
             raise refused_kind(job.constraint)
         try:
@@ -223,10 +223,10 @@ class OllamaBackend:
         said = await self._wire.get_json("api/version")
         version = said.get("version") if isinstance(said, dict) else None
         if not isinstance(version, str):
-            raise BackendProtocolError("the backend's version is not one of Ollama's")
+            raise BackendProtocolError("the backend does not report an Ollama version")
         shown = await self._wire.get_json("api/show", {"model": self._model})
         if not isinstance(shown, dict):
-            raise BackendProtocolError("the backend's description of its model is not one")
+            raise BackendProtocolError("the backend's description of the model has an unknown format")
         num_ctx = self._num_ctx or _context_of(shown)
         of = (version, str(shown.get("modified_at")))
         if self._route is not None:
@@ -317,6 +317,6 @@ async def _check_whole(chunk: Chunk, prompt: Prompt, plan: _Plan) -> None:
     sent = await asyncio.to_thread(load_encoding().encode_as_server, prompt.text or "")
     if read < len(sent):
         raise BackendProtocolError(
-            f"the backend read {read} of the prompt's {len(sent)} tokens although num_ctx was {plan.num_ctx}: it cut "
-            "the prompt without a word"
+            f"the backend read {read} of the prompt's {len(sent)} tokens although num_ctx was {plan.num_ctx}: it "
+            "silently truncated the prompt"
         )

@@ -77,7 +77,7 @@ class OpenAiApi:
     async def _whole(self, job: PassthroughJob, body: bytes) -> AsyncGenerator[list[Mapping[str, Json]]]:
         answer = await self._wire.post_whole(f"v1/{job.api}", body, job)
         if not isinstance(answer, dict):
-            raise BackendProtocolError("the backend answered with something that is no object")
+            raise BackendProtocolError("the backend's answer is not a JSON object")
         if is_error(answer) and not answer.get("output") and "status" not in answer:
             raise self._wire.failures.error_object(answer)
         yield [answer]
@@ -111,7 +111,7 @@ class OpenAiApi:
         except orjson.JSONDecodeError:
             raise BackendProtocolError("the backend sent an event that is not JSON") from None
         if not isinstance(one, dict):
-            raise BackendProtocolError("the backend sent an event that is no object")
+            raise BackendProtocolError("the backend sent an event that is not an object")
         if is_error(one) and (api is Api.CHAT or "type" not in one):
             raise self._wire.failures.error_object(one)
         return one

@@ -125,7 +125,7 @@ class ReplayBackend:
         left = deadline - asyncio.get_running_loop().time()
         await asyncio.sleep(min(self._interval_s, patience, max(left, 0)))
         if self._interval_s > patience or self._interval_s > left:
-            raise BackendTimeout("the recording is played more slowly than this request allows")
+            raise BackendTimeout("the recording plays more slowly than the request's time limits allow")
 
     async def _load(self) -> Sequence[RecordedTurn]:
         if self._turns is None:
@@ -150,7 +150,9 @@ def _answer(turns: Sequence[RecordedTurn], prompt: Tokens) -> tuple[Tokens, Fini
                 return turn.tokens[len(begun) :], turn.finish
             refused = True
     raise BackendError(
-        "the recording went another way than this prompt" if refused else "the recording has no answer to this prompt"
+        "the recorded answer differs from the beginning of the answer in this prompt"
+        if refused
+        else "the recording has no answer to this prompt"
     )
 
 
@@ -197,7 +199,7 @@ def _turn(turn: dict[str, Any]) -> RecordedTurn:
     encoding = load_encoding()
     tokens = turn["tokens"] if "tokens" in turn else encoding.encode_marked(turn["text"])
     if not all(type(token) is int and 0 <= token < VOCABULARY for token in tokens):
-        raise ValueError("tokens are ids of the vocabulary")
+        raise ValueError("tokens must be ids of the vocabulary")
     return RecordedTurn(
         tokens=tuple(tokens),
         finish=FinishReason(turn.get("finish", "stop")),

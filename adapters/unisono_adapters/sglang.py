@@ -37,11 +37,11 @@ from unisono_adapters._model_list import examine_served, model_list
 from unisono_adapters._probe import Subject
 
 REMEDIES = {
-    Check.MODEL: "Write a name of its model list behind `sglang/`, or start SGLang with --served-model-name.",
+    Check.MODEL: "Use a name from its model list after `sglang/`, or start SGLang with --served-model-name.",
     Check.IDS_OUT: "Update SGLang to 0.5.23 or newer, and point api_base at SGLang itself.",
     Check.PROMPT_KEPT: "Start SGLang without --allow-auto-truncate.",
     Check.CONSTRAIN: "Start SGLang with a --grammar-backend other than none.",
-    Check.CONTEXT: "Start SGLang with a larger --context-length; 131072 is what gpt-oss can.",
+    Check.CONTEXT: "Start SGLang with a larger --context-length; gpt-oss supports 131072.",
 }
 
 

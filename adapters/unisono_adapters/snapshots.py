@@ -81,9 +81,9 @@ def _download(model: str, revision: str | None) -> Path:
         _download_large_files(model, revision)
         return Path(snapshot_download(model, revision=revision, allow_patterns=list(SNAPSHOT_FILES)))
     except HFValidationError as error:
-        raise PullError(f"{model!r} is neither a folder nor a model name like `owner/name`") from error
+        raise PullError(f"{model!r} is neither a folder nor a model name of the form `owner/name`") from error
     except GatedRepoError as error:
-        raise PullError(f"{model} needs a licence to be accepted on the hub, and a token in HF_TOKEN") from error
+        raise PullError(f"{model} is gated: accept its licence on the hub, and set a token in HF_TOKEN") from error
     except RepositoryNotFoundError as error:
         raise PullError(
             f"the hub has no model {model}, or it is private; for a private model set a token in HF_TOKEN"
@@ -95,7 +95,7 @@ def _download(model: str, revision: str | None) -> Path:
     except (HTTPError, OSError) as error:
         if isinstance(error, OSError) and error.errno == errno.ENOSPC:
             raise PullError(f"the disk is full. Free some space. {RESUME}") from error
-        raise PullError(f"the download of {model} broke off: {_first_line(error)}. {RESUME}") from error
+        raise PullError(f"the download of {model} was interrupted: {_first_line(error)}. {RESUME}") from error
     except (ValueError, LookupError, TypeError, RecursionError) as error:
         # The library's errors for hub responses of another form, or file names outside the snapshot.
         raise PullError(f"the hub's list of files of {model} cannot be used: {_first_line(error)}") from error
@@ -154,7 +154,7 @@ def _download_blob(url: str, blob: Path, size: int, name: str) -> None:
         content.seek(0)
         if hashlib.file_digest(content, "sha256").hexdigest() != blob.name:
             partial.unlink()
-            raise PullError(f"{name} is damaged: its checksum is not the hub's. Run the same command again.")
+            raise PullError(f"{name} is damaged: its checksum differs from the hub's. Run the same command again.")
         partial.rename(blob)
 
 
@@ -172,7 +172,7 @@ class _BoundedFile(io.BufferedRandom):
 
     def write(self, data: Any, /) -> int:
         if self.tell() + len(data) > self._max_bytes:
-            raise OSError("the hub sends more bytes than the file has")
+            raise OSError("the hub sent more bytes than the file's size")
         return super().write(data)
 
 

@@ -28,8 +28,7 @@ from unisono.core.generation import (
 )
 from unisono.core.ports import BackendOptions
 from unisono.core.probe import Check, Probe
-from unisono.core.symptom import Symptom
-from unisono.errors import ConfigError, ConstraintRefused
+from unisono.errors import ConfigError, ConstraintRefused, Symptom
 from unisono_adapters import _completions
 from unisono_adapters._constraints import schema_of
 from unisono_adapters._http import BackendHttp
@@ -40,10 +39,10 @@ from unisono_adapters._probe import Subject
 from unisono_adapters._structural_tag import as_tag
 
 REMEDIES = {
-    Check.MODEL: "Write a name of its model list behind `vllm/`, or start vLLM with --served-model-name.",
-    Check.IDS_OUT: "Update vLLM to 0.32 or newer, and point api_base at vLLM itself: ids come by return_token_ids.",
-    Check.CONSTRAIN: "Update vLLM to 0.32 or newer: it has to know structured_outputs.",
-    Check.CONTEXT: "Start vLLM with a larger --max-model-len; 131072 is what gpt-oss can.",
+    Check.MODEL: "Use a name from its model list after `vllm/`, or start vLLM with --served-model-name.",
+    Check.IDS_OUT: "Update vLLM to 0.32 or newer, which supports return_token_ids, and point api_base at vLLM itself.",
+    Check.CONSTRAIN: "Update vLLM to 0.32 or newer, which supports structured_outputs.",
+    Check.CONTEXT: "Start vLLM with a larger --max-model-len; gpt-oss supports 131072.",
 }
 
 

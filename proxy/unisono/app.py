@@ -132,7 +132,7 @@ def build(config: Config, *, keep: Gateway | None = None, share: int = 1) -> Fas
     running loop.
     """
     if not config.model_list:
-        raise ConfigError("model_list: there is no model in it")
+        raise ConfigError("`model_list` is empty; add a model")
     catalogue = ModelRegistry(config)
     pool = build_pool(config, catalogue, share=share, keep=None if keep is None else keep.pool)
     parts = build_parts(config, keep.parts if keep is not None else None, share)
@@ -312,8 +312,8 @@ def build_store(settings: StoreSettings, share: int = 1) -> Store:
     """
     if share > 1 and store_address(settings).startswith("memory:"):
         raise ConfigError(
-            f"store.url: {share} workers cannot share state that is kept in memory; use redis://, or leave it out to "
-            "keep state in a file"
+            f"store.url: {share} workers cannot share state in memory; use redis://, or remove the setting to use a "
+            "SQLite file"
         )
     return open_store(
         store_address(settings),
@@ -370,7 +370,7 @@ def build_engine(
     parts: Parts | None = None,
     salt_of: Callable[[str], str] | None = None,
 ) -> Engine:
-    """Build the engine; reads the vocabulary that comes with the package."""
+    """Build the engine; reads the vocabulary in the package."""
     encoding = load_encoding()
     return Engine(
         EngineDeps(

@@ -58,11 +58,25 @@ Model output never raises these. `ConfigError` is separate: it is for operators,
 
 from __future__ import annotations
 
-from typing import ClassVar, Final
+import re
+from collections.abc import Iterator
+from enum import StrEnum
+from typing import ClassVar, Protocol
 
-from unisono.core.quotas import QuotaStatus
-from unisono.core.surrogates import well_formed
-from unisono.core.symptom import Symptom
+_SURROGATES = re.compile("[\ud800-\udfff]")
+
+
+class Symptom(StrEnum):
+    """Kind of failure of a backend, where its adapter knows it."""
+
+    NO_CONNECTION = "no_connection"  # refused, name not resolved, or request not accepted in time
+    DISCONNECTED = "disconnected"  # broken after the request was sent
+    SERVER_ERROR = "server_error"  # HTTP 5xx, or an error object
+
+
+def well_formed(text: str) -> str:
+    """Return the text with each lone surrogate, which UTF-8 cannot carry, replaced by U+FFFD."""
+    return text if text.isascii() else _SURROGATES.sub("\ufffd", text)
 
 
 class UnisonoError(Exception):
@@ -180,6 +194,14 @@ class ConnectionTooOld(InvalidRequest):
     code = "websocket_connection_limit_reached"
 
 
+class QuotaWindows(Protocol):
+    """Status of a key's limits per minute."""
+
+    def windows(self) -> Iterator[tuple[str, int, int, float]]:
+        """Yield the name, the limit, the remainder and the seconds until reset of each limit."""
+        ...
+
+
 class LimitReached(UnisonoError):
     """Limit of a key exceeded; `quota` is the key's status, if known."""
 
@@ -191,7 +213,7 @@ class LimitReached(UnisonoError):
         *,
         param: str | None = None,
         retry_after_s: float | None = None,
-        quota: QuotaStatus | None = None,
+        quota: QuotaWindows | None = None,
     ) -> None:
         super().__init__(message, param=param, retry_after_s=retry_after_s)
         self.quota = quota
@@ -202,7 +224,7 @@ class TokensLimited(LimitReached):
 
 
 class QuotaExceeded(LimitReached):
-    """Budget spent until its next period."""
+    """Budget used up until its next period."""
 
     type, code = "insufficient_quota", "insufficient_quota"
 
@@ -225,15 +247,6 @@ class ToolServerNotAllowed(NotAllowed):
     """Forbidden tool server; all reasons read alike, to reveal nothing about the network."""
 
     code = "tool_server_not_allowed"
-
-
-TRANSIENT_STATUSES: Final = frozenset({408, 409, 425, 429})
-"""Backend statuses below 500 after which the same request may succeed."""
-
-
-def is_permanent(status: int) -> bool:
-    """Return True if a backend that answered with this HTTP status would do so again."""
-    return 400 <= status < 500 and status not in TRANSIENT_STATUSES
 
 
 class BackendError(UnisonoError):
@@ -388,10 +401,7 @@ class ShuttingDown(UnisonoError):
 
 
 class PullError(Exception):
-    """Model cannot be downloaded or used.
-
-    The message gives the operator the reason and a remedy.
-    """
+    """Model cannot be downloaded or used; the message states the reason and a remedy."""
 
 
 class ConfigError(Exception):

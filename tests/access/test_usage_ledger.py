@@ -219,7 +219,7 @@ async def test_what_no_store_takes_is_lost_alone_and_said(caplog: pytest.LogCapt
         assert await accounts.requests() == 4
         await books.settle(ended(claim(KeyLimits())))
         assert await accounts.requests() == 5
-    assert [record.message for record in caplog.records] == ["an entry of the ledger is lost: it cannot be written"]
+    assert [record.message for record in caplog.records] == ["usage record lost: the store rejects it"]
 
 
 async def test_a_reservation_of_which_nothing_is_known_is_given_back() -> None:

@@ -132,7 +132,7 @@ async def test_only_regular_files_are_opened(tmp_path: Path, kind: str, caplog: 
     replaying = UsageSpool(folder, STORE)
     for _ in range(3):
         await replaying.replay(accounts)
-    assert [record.message for record in caplog.records].count("usage records cannot be read") == 1
+    assert [record.message for record in caplog.records].count("usage spool segment unreadable") == 1
     assert len(list(Path("/proc/self/fd").iterdir())) == descriptors
     assert await total(accounts) == 3
     assert list(folder.iterdir()) == [other]

@@ -151,46 +151,48 @@ class Case:
 
 
 WRONG: dict[str, Case] = {
-    "another vocabulary": Case("vllm", lambda: Patient(encode=off_by_a_merge), Check.TOKENIZER, says="not [200006"),
+    "another vocabulary": Case(
+        "vllm", lambda: Patient(encode=off_by_a_merge), Check.TOKENIZER, says="instead of [200006"
+    ),
     "no marker is a token": Case("vllm", lambda: Patient(encode=markers_are_text), Check.TOKENIZER),
     "a token before every text": Case("vllm", lambda: Patient(encode=with_a_beginning), Check.TOKENIZER),
     "another vocabulary, by counts": Case(
-        "mlx_server", lambda: Patient(encode=off_by_a_merge), Check.TOKENIZER, says="not 7"
+        "mlx_server", lambda: Patient(encode=off_by_a_merge), Check.TOKENIZER, says="instead of 7"
     ),
     "no marker is a token, by counts": Case(
         "mlx_server", lambda: Patient(encode=markers_are_text), Check.TOKENIZER, says="the seven markers"
     ),
     "a token before every text, by counts": Case(
-        "mlx_server", lambda: Patient(encode=with_a_beginning), Check.TOKENIZER, says="makes 8 tokens"
+        "mlx_server", lambda: Patient(encode=with_a_beginning), Check.TOKENIZER, says="counts 8 tokens"
     ),
     "markers stripped": Case("mlx_server", lambda: Patient(strips_markers=True), Check.MARKERS, says="'analysis"),
     "no Harmony": Case("mlx_server", lambda: Patient(answer="Sure! Here it is."), Check.MARKERS, says="'Sure!"),
-    "a prompt cut": Case("vllm", lambda: Patient(reads_at_most=7), Check.PROMPT_KEPT, says="says it read 7"),
-    "ids read as text": Case("vllm", lambda: Patient(rewrites_ids=True), Check.IDS_IN, says="says it read"),
+    "a prompt cut": Case("vllm", lambda: Patient(reads_at_most=7), Check.PROMPT_KEPT, says="reports 7 prompt tokens"),
+    "ids read as text": Case("vllm", lambda: Patient(rewrites_ids=True), Check.IDS_IN, says="prompt tokens"),
     "no ids returned": Case("vllm", lambda: Patient(returns_ids=False), Check.IDS_OUT, says="text only"),
-    "hangs": Case("vllm", lambda: Patient(hangs=True), Check.GENERATION, says="no token came within 0.2 s"),
-    "hangs, text": Case("mlx_server", lambda: Patient(hangs=True), Check.GENERATION, says="no token came"),
+    "hangs": Case("vllm", lambda: Patient(hangs=True), Check.GENERATION, says="sent no token within 0.2 s"),
+    "hangs, text": Case("mlx_server", lambda: Patient(hangs=True), Check.GENERATION, says="sent no token"),
     "says nothing": Case("mlx_server", lambda: Patient(answer="", stops_at=[200002]), Check.GENERATION),
     "does not know the model after all": Case(
         "vllm",
         lambda: Patient(refusal=Refusal(404, b'{"error": {"message": "no such model"}}')),
         Check.GENERATION,
-        says="does not know the model",
+        says="does not have the configured model",
     ),
     "fails inside": Case(
         "mlx_server",
         lambda: Patient(refusal=Refusal(404, b'{"error": "No safetensors in ' + CANARY.encode() + b'"}', version=0)),
         Check.GENERATION,
-        says="failed while it generated",
+        says="failed during generation",
     ),
     "goes on behind a call": Case(
-        "vllm", lambda: Patient(stops_at=[200002, 199999]), Check.STOPS, says="goes on behind <|call|>"
+        "vllm", lambda: Patient(stops_at=[200002, 199999]), Check.STOPS, says="continues after <|call|>"
     ),
     "goes on behind a call, text": Case(
-        "mlx_server", lambda: Patient(stops_at=[200002, 199999]), Check.STOPS, says="goes on behind <|call|>"
+        "mlx_server", lambda: Patient(stops_at=[200002, 199999]), Check.STOPS, says="continues after <|call|>"
     ),
     "ignores constraints": Case(
-        "vllm", lambda: Patient(constrains=False), Check.CONSTRAIN, Severity.WARNING, says="does not keep to: choice"
+        "vllm", lambda: Patient(constrains=False), Check.CONSTRAIN, Severity.WARNING, says="does not enforce: choice"
     ),
     "hides stops": Case("vllm", lambda: Patient(hides_stops=True), Check.STOP_TOKEN, Severity.WARNING),
 }
@@ -341,8 +343,8 @@ def test_every_check_has_a_meaning_that_names_nobody(check: Check) -> None:
 UNREACHED = {
     "gone": (BackendUnavailable("the backend cannot be reached"), "api_base"),
     "busy": (BackendOverloaded("the backend is overloaded"), "Wait"),
-    "slow": (BackendTimeout("too slow"), "stuck"),
-    "something else": (BackendProtocolError("the backend's answer is not HTTP"), "of this kind"),
+    "slow": (BackendTimeout("too slow"), "hangs"),
+    "something else": (BackendProtocolError("the backend's answer is not valid HTTP"), "of this kind"),
 }
 
 

@@ -272,7 +272,7 @@ async def test_a_server_that_cuts_prompts_is_not_used() -> None:
 # Failures
 
 REFUSALS: dict[str, tuple[Refusal, type[Exception], str]] = {
-    "an unknown model": (Refusal(404, b'{"error":"model \'gpt-oss:20b\' not found"}'), BackendError, "does not know"),
+    "an unknown model": (Refusal(404, b'{"error":"model \'gpt-oss:20b\' not found"}'), BackendError, "does not have"),
     "too long": (
         Refusal(400, b'{"error":"the input length exceeds the context length"}'), ContextTooLong, "context",
     ),

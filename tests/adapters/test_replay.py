@@ -84,7 +84,7 @@ async def test_a_marker_typed_by_the_user_is_text(recording: str, encoding: Enco
 
 
 async def test_a_prompt_that_went_another_way_is_refused(recording: str, encoding: Encoding) -> None:
-    with pytest.raises(BackendError, match="another way"):
+    with pytest.raises(BackendError, match="differs"):
         await collect(replay(recording), encoding.encode_marked(USER.format("Hello") + "<|channel|>analysis"))
 
 

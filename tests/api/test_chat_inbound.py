@@ -323,7 +323,7 @@ def test_what_the_model_wrote_otherwise_is_the_free_text_itself(written: str) ->
 
 def test_parts_that_only_together_are_too_long_a_run_are_refused() -> None:
     parts = [{"type": "text", "text": " " * 400_000}] * 3
-    with pytest.raises(InvalidRequest, match="without a break"):
+    with pytest.raises(InvalidRequest, match="cannot be tokenized"):
         conversation_of(user(parts))
 
 

@@ -31,6 +31,8 @@ from unisono.cli import main
 from unisono.config import parse
 
 ROOT = Path(__file__).parents[2]
+PAGES = ("README.md", "docs/guides/conversations.md")
+SCHEMAS = {"client.chat.completions.create": "ChatRequest", "client.responses.create": "ResponsesRequest"}
 KEY = "sk-the-only-key"
 MODEL = {"model_name": "gpt-oss", "litellm_params": {"model": "vllm/tiny", "api_base": "http://127.0.0.1:9"}}
 CONFIG = {"model_list": [MODEL], "store": {"url": "memory://"}, "general_settings": {"master_key": KEY}}
@@ -232,9 +234,10 @@ def test_what_is_of_the_wrong_shape_is_not_in_the_document(model: type[BaseModel
 
 
 def examples() -> Iterator[tuple[str, dict[str, Any]]]:
-    """The method and the arguments of every request in the README; what only a run would tell is a string."""
+    """Yield method and arguments of every request in the programs of PAGES. Unknown values become strings."""
     known: dict[str, Any] = {}
-    for block in re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.S):
+    text = "\n".join((ROOT / page).read_text() for page in PAGES)
+    for block in re.findall(r"```python\n(.*?)```", text, re.S):
         for node in ast.walk(ast.parse(block)):
             match node:
                 case ast.Assign(targets=[ast.Name(id=name)], value=ast.List() | ast.Dict()):
@@ -265,15 +268,11 @@ def _value(node: ast.expr, known: dict[str, Any]) -> Any:
             return ast.unparse(node)
 
 
-def test_the_examples_of_the_readme_are_in_the_document() -> None:
-    bodies = list(examples())
-    assert [method for method, _ in bodies] == [
-        "client.chat.completions.create",
-        "client.responses.create",
-        "client.responses.create",
-    ]
-    for method, body in bodies:
-        assert faults("ChatRequest" if "chat" in method else "ResponsesRequest", body) == []
+def test_the_requests_on_the_pages_match_the_document() -> None:
+    bodies = [(SCHEMAS[method], body) for method, body in examples() if method in SCHEMAS]
+    assert {schema for schema, _ in bodies} == set(SCHEMAS.values())
+    for schema, body in bodies:
+        assert faults(schema, body) == []
 
 
 async def test_the_document_is_for_who_has_a_key(app: FastAPI) -> None:

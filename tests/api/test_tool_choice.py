@@ -154,8 +154,8 @@ def test_what_the_client_began_is_what_it_is() -> None:
     wishes = {"tool_choice": "required", "response_format": {"type": "json_object"}}
     asked = chat(**ALL, **wishes, messages=begun)
     assert asked.notes == (
-        "tool_choice: no effect, the client began the answer",
-        "response_format: no effect, the client began the answer",
+        "tool_choice: no effect, because the client started the answer",
+        "response_format: no effect, because the client started the answer",
     )
 
 

@@ -103,7 +103,7 @@ def other_vocabulary(text: str) -> list[int]:
 WRONG: dict[str, tuple[type[Fake], Patient, str, tuple[str, ...]]] = {
     "a wrong tokenizer": (FakeVllm, Patient(encode=other_vocabulary), "tokenizer", ("own tokenizer files",)),
     "markers stripped": (FakeMlxServer, Patient(strips_markers=True), "markers", ("mlx_lm.server 0.32",)),
-    "prompts cut": (FakeVllm, Patient(reads_at_most=5), "prompt_kept", ("read 5", "truncation off")),
+    "prompts cut": (FakeVllm, Patient(reads_at_most=5), "prompt_kept", ("reports 5 prompt tokens", "truncation off")),
     "no ids": (FakeVllm, Patient(returns_ids=False), "ids_out", ("vLLM to 0.32",)),
     "no stop behind calls": (FakeVllm, Patient(stops_at=[200002]), "stops", ("generation_config.json",)),
     "fails inside": (
@@ -208,7 +208,7 @@ def test_the_store_is_checked_too(tmp_path: Path) -> None:
     assert there[0] == 0
     assert f"store sqlite://{tmp_path}/state.db: ok" in " ".join(there[1].split())
     assert warned[0] == 0
-    assert "  warn store: State is kept in memory only: it ends with this process." in warned[1]
+    assert "  warn store: State is stored in memory only and is lost when this process ends." in warned[1]
 
 
 @pytest.mark.slow

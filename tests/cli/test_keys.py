@@ -178,7 +178,7 @@ def test_a_key_that_is_not_there_and_a_store_that_is_not_there_are_said(config: 
     for command in (("revoke", "key_x"), ("rotate", "key_x"), ("update", "key_x", "--rpm", "1")):
         refused = run(config, *command)
         assert refused.exit_code == 1
-        assert "there is no key 'key_x'" in refused.stderr
+        assert "unknown key 'key_x'" in refused.stderr
     assert run(config, "update", "key_x").exit_code == 2
     write(config, {"url": "redis://user:planted-secret@127.0.0.1:9/0"}, "sk-master")
     refused = run(config, "list")

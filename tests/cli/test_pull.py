@@ -150,7 +150,7 @@ def test_a_model_with_another_tokenizer_is_refused(hub: Hub, tokenizer: str, tmp
 REFUSED = {
     "no such model": ("acme/none", (), "the hub has no model acme/none, or it is private"),
     "no such revision": (MODEL, ("--revision", "v9"), "acme/gpt-oss-tiny has no revision 'v9'"),
-    "not a name": ("not a name", (), "'not a name' is neither a folder nor a model name like `owner/name`"),
+    "not a name": ("not a name", (), "'not a name' is neither a folder nor a model name of the form `owner/name`"),
 }
 
 
@@ -205,7 +205,7 @@ def test_more_bytes_than_the_file_has_are_refused(hub: Hub, tmp_path: Path, more
     hub.contents = {"model.safetensors": WEIGHTS + more}
     code, _, errors = run(hub.url, tmp_path, MODEL)
     assert code == 1
-    assert "the hub sends more bytes than the file has" in errors
+    assert "the hub sent more bytes than the file's size" in errors
     [partial] = tmp_path.rglob("*.unisono-partial")
     assert partial.stat().st_size <= len(WEIGHTS)
     hub.contents = {}

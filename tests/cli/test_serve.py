@@ -299,7 +299,7 @@ def test_unused_keys_are_warned_of_at_start(tmp_path: Path) -> None:
         _, _, log = served.ended(within_s=PATIENCE_S)
     warnings = [json.loads(line) for line in log.splitlines()]
     told = [w["message"] for w in warnings if w["logger"] == "unisono.config"]
-    assert told == ["unisono.trust_proxy_headers: not used by this version"]
+    assert told == ["unisono.trust_proxy_headers: this setting is reserved and has no effect in this version"]
     assert "canary" not in log
 
 
@@ -330,7 +330,7 @@ def test_a_folder_nobody_can_write_to_does_not_keep_it_from_serving(tmp_path: Pa
     (said,) = [json.loads(line) for line in log.splitlines() if '"unisono.store"' in line]
     assert said["level"] == "warning"
     assert f"{tmp_path}/file/unisono/state.db cannot be used" in said["message"]
-    assert "state is kept in memory only" in said["message"]
+    assert "state is stored in memory only" in said["message"]
 
 
 SECRETS: dict[str, tuple[str, set[str]]] = {
@@ -357,7 +357,7 @@ def test_a_port_in_use_is_said_plainly(tmp_path: Path) -> None:
         code, said = run("serve", "--config", str(config), "--port", str(port))
     assert code == 1
     assert said == (
-        f"Error: port {port} is in use on 127.0.0.1; another gateway may be running there. Choose one with --port\n"
+        f"Error: port {port} is in use on 127.0.0.1; another gateway may be running there. Choose another --port\n"
     )
 
 
@@ -365,7 +365,7 @@ BAD_START: dict[str, tuple[str, Sequence[str], str]] = {
     "open to everybody without a key": (
         "model_list: [{model_name: gpt-oss, litellm_params: {model: replay/demo}}]",
         ["--host", "0.0.0.0"],
-        "Error: general_settings.master_key: without one, everybody who can reach 0.0.0.0 could use your models. Set a "
+        "Error: general_settings.master_key: not set, so everyone who can reach 0.0.0.0 could use your models. Set a "
         "key (`master_key: os.environ/UNISONO_MASTER_KEY`), or listen on 127.0.0.1\n",
     ),
     "an address that is not ours": (
@@ -376,17 +376,17 @@ BAD_START: dict[str, tuple[str, Sequence[str], str]] = {
     "a mistake in the configuration": (
         "model_lst: []",
         [],
-        "Error: model_lst: nobody knows this key; did you mean 'model_list'?\n",
+        "Error: model_lst: unknown key `model_lst` (did you mean `model_list`?)\n",
     ),
     "a store that is none": (
         "model_list: [{model_name: gpt-oss, litellm_params: {model: replay/demo}}]\nstore: {url: 'postgres://u:p@x'}",
         [],
-        "Error: store.url: not a scheme of Redis; write redis://, redis+sentinel:// or redis+cluster://\n",
+        "Error: store.url: unknown scheme; use redis://, redis+sentinel:// or redis+cluster://\n",
     ),
     "a backend that does not exist": (
         "model_list: [{model_name: gpt-oss, litellm_params: {model: vlm/gpt-oss}}]",
         [],
-        "Error: model_list[0].litellm_params.model: 'vlm' is no backend kind of Unisono",
+        "Error: model_list[0].litellm_params.model: `vlm` is not a backend kind of Unisono",
     ),
 }
 
@@ -432,10 +432,10 @@ def test_the_models_of_a_configuration_are_listed_without_asking_anyone(tmp_path
     )
     done = subprocess.run([UNISONO, "models", "--config", str(config)], capture_output=True, text=True, check=True)
     assert [line.split() for line in done.stdout.splitlines()] == [
-        ["MODEL", "BACKEND", "KIND", "ITS", "NAME", "THERE"],
+        ["MODEL", "BACKEND", "KIND", "MODEL", "ON", "THE", "BACKEND"],
         ["gpt-oss", "big", "vllm", "a"],
         ["gpt-oss", "replay-1", "replay", "demo"],
-        ["gpt-4o", "means", "gpt-oss"],
+        ["gpt-4o", "is", "an", "alias", "of", "gpt-oss"],
     ]
 
 

@@ -120,9 +120,9 @@ def test_a_configuration_gives_backends_with_their_weights_and_limits(tmp_path: 
 
 WRONG: dict[str, tuple[dict[str, Any] | str, str]] = {
     "a field": ({**SMALL, "backends": [{**SMALL["backends"][0], "weight": 0}]}, "backends[0].weight: must be from 1"),
-    "no YAML": ("backends: [", "plan.yaml: cannot be read"),
-    "a list": ("- 1", "plan.yaml: must hold names and values"),
-    "traffic that is none": ({**SMALL, "traffic": 7}, "traffic: must hold names and values"),
+    "no YAML": ("backends: [", "plan.yaml: the plan cannot be read"),
+    "a list": ("- 1", "plan.yaml: the plan must be a mapping"),
+    "traffic that is none": ({**SMALL, "traffic": 7}, "traffic: must be a mapping of names to values"),
 }
 
 
@@ -140,16 +140,19 @@ def test_a_file_that_is_not_there_is_said_to_be(tmp_path: Path) -> None:
 
 
 UNCLEAR: dict[str, tuple[tuple[str, ...], str]] = {
-    "no speed": (("--model", "gpt-oss", "--speed", "vllm-1=1,1"), "--speed ollama-1=PREFILL,DECODE: is missing"),
-    "a speed of nobody": (("--model", "gpt-oss", *SPEEDS, "--speed", "x=1,1"), "--speed x: no such deployment"),
+    "no speed": (("--model", "gpt-oss", "--speed", "vllm-1=1,1"), "--speed ollama-1=PREFILL,DECODE: required"),
+    "a speed of nobody": (("--model", "gpt-oss", *SPEEDS, "--speed", "x=1,1"), "--speed x: unknown deployment"),
     "a speed that is none": (("--model", "gpt-oss", "--speed", "vllm-1=fast"), "must be NAME=PREFILL,DECODE"),
     "half a speed": (("--model", "gpt-oss", "--speed", "vllm-1=1"), "must be NAME=PREFILL,DECODE"),
     "a speed below nothing": (
         ("--model", "gpt-oss", "--speed", "vllm-1=-1,1", "--speed", "ollama-1=1,1"),
         "backends[0].prefill_tps: must be from 1",
     ),
-    "one of several groups": (SPEEDS, "--model: the configuration has several groups: gpt-oss, gpt-oss-20b"),
-    "no such group": (("--model", "x", *SPEEDS), "--model: there is no group 'x'"),
+    "one of several groups": (
+        SPEEDS,
+        "--model: required, because the configuration has several models: gpt-oss, gpt-oss-20b",
+    ),
+    "no such group": (("--model", "x", *SPEEDS), "--model: unknown model `x`"),
 }
 
 
@@ -164,5 +167,5 @@ def test_what_a_configuration_does_not_say_is_asked_for(
 @pytest.mark.slow
 def test_backends_come_from_one_place(tmp_path: Path) -> None:
     config, plan = written(tmp_path, "config.yaml", CONFIG), written(tmp_path, "plan.yaml", SMALL)
-    assert "both name backends" in refused("--config", config, "--plan", plan, *SPEEDS)
-    assert "are for the deployments of a --config" in refused("--plan", plan, *SPEEDS)
+    assert "both the plan and the configuration define backends" in refused("--config", config, "--plan", plan, *SPEEDS)
+    assert "--speed and --model need --config" in refused("--plan", plan, *SPEEDS)

@@ -56,7 +56,11 @@ def test_tools_are_listed_with_what_needs_approval(upstream: Upstream, tmp_path:
     }
     result = run(tmp_path, {"docs": docs}, "list")
     assert result.exit_code == 0, result.output
-    assert result.output.splitlines() == ["docs", "  echo  runs      Says what it is told.", "  huge  approval"]
+    assert result.output.splitlines() == [
+        "docs",
+        "  echo  no approval     Says what it is told.",
+        "  huge  needs approval",
+    ]
 
 
 def test_a_server_that_is_not_there_is_said_beside_the_others(upstream: Upstream, tmp_path: Path) -> None:
@@ -84,16 +88,16 @@ def test_what_a_server_says_does_not_steer_the_terminal(tmp_path: Path) -> None:
     docs = {"transport": "stdio", "command": sys.executable, "args": [str(told)], "require_approval": "never"}
     spelled = r"\x1b]0;owned\x07 \u202eback\x9b2J"
     result = run(tmp_path, {"docs": docs}, "list")
-    assert (result.exit_code, result.output) == (0, f"docs\n  act  runs      {spelled}\n")
+    assert (result.exit_code, result.output) == (0, f"docs\n  act  no approval     {spelled}\n")
     result = run(tmp_path, {"docs": docs}, "call", "docs", "act")
     assert (result.exit_code, result.output) == (0, f"{spelled}\n\tnext\n")
 
 
 WRONG: dict[str, tuple[list[str], str]] = {
-    "no such server": (["call", "other", "echo"], "there is no 'other'; servers: docs"),
-    "no JSON": (["call", "docs", "echo", "{"], "no JSON object"),
-    "no object": (["call", "docs", "echo", "[]"], "no JSON object"),
-    "no such server to list": (["list", "other"], "there is no 'other'"),
+    "no such server": (["call", "other", "echo"], "unknown tool server `other`; servers: docs"),
+    "no JSON": (["call", "docs", "echo", "{"], "not a JSON object"),
+    "no object": (["call", "docs", "echo", "[]"], "not a JSON object"),
+    "no such server to list": (["list", "other"], "unknown tool server `other`"),
 }
 
 

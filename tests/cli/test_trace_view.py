@@ -26,7 +26,7 @@ TEXTS: dict[str, tuple[Sequence[int | None], str]] = {
     "half a character": (ENCODING.encode_text("🦜")[:1], "\ufffd"),
     "what is left out": (
         [*ENCODING.encode_text("a"), None, None, *ENCODING.encode_text("b")],
-        "a[2 tokens were left out]b",
+        "a[2 tokens omitted]b",
     ),
     "no tokens": ([-1, 201_088, 2**40], "<|no token -1|><|no token 201088|><|no token 1099511627776|>"),
     "a reserved one": ([200_013], "<|reserved_200013|>"),
@@ -66,14 +66,14 @@ def test_repairs_stand_where_they_were_decided_and_steps_behind_each_other() -> 
     shown = lines(journal, repairs)
     order = [
         "--- step 0 -",
-        "tokens made from text",
+        "tokens derived from text",
         "one two",
         "^ missing-end: A message began inside another; the first was closed.",
         " three",
         "--- step 1 -",
-        "is generated once more",
+        "is generated again",
         "four",
-        "^ made-up\\x1b: This gateway does not know the rule. 3 characters reach nobody.",
+        "^ made-up\\x1b: Unknown rule in this version of the gateway. 3 characters were dropped.",
         " five",
         "^ no-markup",
     ]
@@ -84,7 +84,7 @@ def test_repairs_stand_where_they_were_decided_and_steps_behind_each_other() -> 
 NOTES: dict[str, tuple[dict[str, Any], str]] = {
     "a move": (
         {"moved": ENCODING.encode_marked("<|start|>"), "kept": 4},
-        "behind 4 tokens of this step with:]\n<|start|>",
+        "after 4 tokens of this step with:]\n<|start|>",
     ),
     "a result": ({"ran": "call_1", "text": "42 \x1b\n!"}, "[result of call_1: 42 \\x1b\\n!]"),
     "a long one": ({"ran": "call_1", "text": "x" * 5_000}, "xxx…]"),
@@ -107,6 +107,6 @@ def test_a_later_prompt_is_shown_from_where_it_differs() -> None:
     ]
     shown = lines([*ENCODING.encode_text("x"), STEP_ENDED], steps=steps)
     assert shown.count("Hi") == 1
-    assert f"prompt, behind {len(prompt)} tokens of the one before:\nand so on" in shown
+    assert f"prompt, after {len(prompt)} tokens of the previous prompt:\nand so on" in shown
     assert f"a: {len(prompt)} tokens (3 cached), 1 generated" in shown
-    assert "no token came" in shown
+    assert "no token" in shown

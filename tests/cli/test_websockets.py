@@ -25,7 +25,7 @@ from unisono.app import build
 from unisono.config import parse
 from unisono.core.log_rate import RateLimitedWarning
 from unisono.errors import InvalidRequest
-from unisono.server import listener
+from unisono.server import websocket_connection
 from unisono.server.server import server_config
 
 KEY = "sk-right"
@@ -321,11 +321,11 @@ async def test_a_message_has_a_limited_number_of_fragments(fragment: bytes) -> N
     async with listening(echoing(None)) as port, opened(port) as client:
         await client.recv()
         # The client ends a message with an empty fragment.
-        length = listener.MAX_FRAGMENTS - 1
+        length = websocket_connection.MAX_FRAGMENTS - 1
         await client.send([b"a"] * length, text=True)
         assert await client.recv() == "a" * length
         with suppress(ConnectionClosedError):
-            await client.send([b"a", *[fragment] * listener.MAX_FRAGMENTS, b"a"], text=True)
+            await client.send([b"a", *[fragment] * websocket_connection.MAX_FRAGMENTS, b"a"], text=True)
         with pytest.raises(ConnectionClosedError) as closed:
             async with asyncio.timeout(10):
                 await client.recv()
@@ -336,7 +336,11 @@ async def test_a_message_has_a_limited_number_of_fragments(fragment: bytes) -> N
 async def test_text_that_is_not_utf8_is_logged_without_a_traceback_and_rarely(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(listener, "MALFORMED_TEXT", RateLimitedWarning(logging.getLogger("unisono.server.listener")))
+    monkeypatch.setattr(
+        websocket_connection,
+        "MALFORMED_TEXT",
+        RateLimitedWarning(logging.getLogger("unisono.server.websocket_connection")),
+    )
     async with listening(echoing(None)) as port:
         for pieces in ([b"\xff\xfe"], [b"ab", b"\xc3"], [b"\x80"]):
             async with opened(port) as client:
@@ -347,5 +351,5 @@ async def test_text_that_is_not_utf8_is_logged_without_a_traceback_and_rarely(
                 assert closed.value.rcvd is not None
                 assert closed.value.rcvd.code == 1007
     records = [record for record in caplog.records if record.levelno >= logging.WARNING]
-    assert [record.name for record in records] == ["unisono.server.listener"]
+    assert [record.name for record in records] == ["unisono.server.websocket_connection"]
     assert records[0].exc_info is None

@@ -22,7 +22,6 @@ from unisono.core.generation import (
     OneOf,
     Sampling,
 )
-from unisono.core.symptom import Symptom
 from unisono.errors import (
     BackendError,
     BackendOverloaded,
@@ -31,6 +30,7 @@ from unisono.errors import (
     BackendUnavailable,
     ConstraintRefused,
     ContextTooLong,
+    Symptom,
 )
 
 SCHEMA = {

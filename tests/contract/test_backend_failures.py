@@ -37,7 +37,6 @@ from tests.fakes import (
     without_done,
 )
 from unisono.core.generation import Timeouts
-from unisono.core.symptom import Symptom
 from unisono.errors import (
     BackendError,
     BackendOverloaded,
@@ -46,6 +45,7 @@ from unisono.errors import (
     BackendTimeout,
     BackendUnavailable,
     ContextTooLong,
+    Symptom,
 )
 
 # Failures

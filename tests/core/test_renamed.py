@@ -18,7 +18,7 @@ RENAMED = {
 @pytest.mark.parametrize(("module", "name"), RENAMED)
 def test_an_old_name_works_and_warns(module: str, name: str) -> None:
     new = RENAMED[module, name]
-    with pytest.warns(DeprecationWarning, match=f"{name} is now called {new}"):
+    with pytest.warns(DeprecationWarning, match=f"{name} was renamed to {new}"):
         found = getattr(importlib.import_module(module), name)
     assert found.__name__ == new
 

@@ -36,20 +36,20 @@ def test_an_object_is_sent_as_it_is_written(text: str, sent: str | None) -> None
 @pytest.mark.parametrize(
     ("text", "problem"),
     {
-        "no JSON": ("{", "no JSON object: Expecting property name"),
-        "a list": ("[1]", "no JSON object but something else"),
-        "not a number": ('{"a":-Infinity}', "-Infinity is no JSON number"),
+        "no JSON": ("{", "not a JSON object: Expecting property name"),
+        "a list": ("[1]", "not a JSON object but another JSON value"),
+        "not a number": ('{"a":-Infinity}', "-Infinity is not a JSON number"),
         "out of range": (f'{{"a":1e{DIGITS}}}', "is out of range"),
         "half a pair": ('{"a":"\\uDFFF"}', "\\udfff, which is half of a surrogate pair"),
         "half a pair as it is": ('{"a":"\ud800"}', "\\ud800, which is half of a surrogate pair"),
         "too deep": (nested(MAX_LEVELS + 1), "nested deeper than 10,000 levels"),
         "too deep and no JSON": ("[" * (MAX_LEVELS + 1), "nested deeper than 10,000 levels"),
-        "deep and no object": ("[" * 3_000 + "]" * 3_000, "no JSON object"),
-        "deep and not closed": ('{"a":' * 3_000, "no JSON object"),
+        "deep and no object": ("[" * 3_000 + "]" * 3_000, "not a JSON object"),
+        "deep and not closed": ('{"a":' * 3_000, "not a JSON object"),
         "deep, out of range": (nested(3_000, "-1e400"), "-1e400 is out of range"),
         "deep, half a pair": (nested(3_000, '"\\ud800"'), "half of a surrogate pair"),
         "deep, half a pair in a name": (nested(3_000, '{"\\ud800" : 1}'), "half of a surrogate pair"),
-        "deep, not a number": (nested(3_000, "NaN"), "no JSON object"),
+        "deep, not a number": (nested(3_000, "NaN"), "not a JSON object"),
     }.values(),
 )
 def test_what_cannot_be_sent_names_its_cause(text: str, problem: str) -> None:

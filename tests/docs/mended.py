@@ -1,7 +1,7 @@
-"""One example of every rule of mending, run through the real router and engine, and the page made of them.
+"""One example of each recovery rule, run through the real router and engine; the source of `docs/recoveries.md`.
 
-`python -m tests.docs.mended > docs/recoveries.md` writes the page anew. What the model wrote stands in the tables of
-the tests; what came of it is what comes of it now.
+`python -m tests.docs.mended > docs/recoveries.md` regenerates the page. The tables of the tests contain the model
+output; the current code produces the results.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ COMMAND = "python -m tests.docs.mended > docs/recoveries.md"
 
 @dataclass(frozen=True)
 class Example:
-    """What the model wrote, step by step, and what came of it. `aside` says what else matters."""
+    """Model output of each step, and its result. `aside` states a further condition."""
 
     wrote: Sequence[str]
     came: Sequence[str]
@@ -37,14 +37,14 @@ class Example:
 
 
 def said(events: Sequence[Event]) -> list[str]:
-    """What a client gets, in words."""
+    """Return the client's view of the events, in words."""
     return [_word(item) for item in items_of(events)] or ["nothing"]
 
 
 def _word(item: R | P | F | C) -> str:
     match item:
         case R(text):
-            return f"thoughts `{text}`"
+            return f"reasoning `{text}`"
         case P(text):
             return f"preamble `{text}`"
         case F(text):
@@ -54,16 +54,16 @@ def _word(item: R | P | F | C) -> str:
 
 
 TELLING = ("a channel in the recipient", "a call in the header", "a call in a preamble", "no markup")
-"""Shapes that show their rule better than shorter ones."""
+"""Cases that illustrate their rule better than shorter ones."""
 
 
 def of_reading() -> Mapping[str, Example]:
-    """For each rule a telling shape, else the one that needs the fewest others, and the shortest of those."""
+    """Return an example of each rule: one of `TELLING`, else the shortest case with the fewest other rules."""
     found: dict[str, Example] = {}
     rest = sorted(CASES.values(), key=lambda case: (len(case.rules), case.finish == "length", len(case.output)))
     for case in [*(CASES[name] for name in TELLING), *rest]:
         events = _read(ENCODING.encode_as_server(case.output), case.finish)
-        cut = "It was cut off there." if case.finish == "length" else ""
+        cut = "The output was cut off at this point." if case.finish == "length" else ""
         for rule in rules_of(events):
             found.setdefault(rule, Example([case.output], said(events), rules_of(events), cut))
     marked, half = ENCODING.encode_marked, next(t for t in range(256) if ENCODING.decode_bytes([t])[0] >= 0xF0)
@@ -77,7 +77,8 @@ def of_reading() -> Mapping[str, Example]:
         found[rule] = Example([shown], said(events), rules_of(events))
     open_end = "<|channel|>final<|message|>It rains."
     events = _read(ENCODING.encode_marked(open_end), "stop", stop_hidden=True)
-    found["restored-stop"] = Example([open_end], said(events), rules_of(events), "The backend hides the stop.")
+    aside = "The backend does not send the stop token."
+    found["restored-stop"] = Example([open_end], said(events), rules_of(events), aside)
     return found
 
 
@@ -87,13 +88,13 @@ def _read(tokens: Sequence[int], finish: str, *, stop_hidden: bool = False) -> l
 
 
 PLANNED: Mapping[str, tuple[str, str]] = {
-    "code-fence": ("a fence around the answer", "JSON was asked for."),
-    "reasoning-budget": ("", "The budget for thoughts was small."),
-    "regenerated-answer": ("", "JSON of a schema was asked for."),
-    "regenerated-call": ("", "The tool's arguments have a schema."),
-    "tool-not-allowed": ("", "The tool must not be called now."),
+    "code-fence": ("a fence around the answer", "The request requires JSON."),
+    "reasoning-budget": ("", "The request has a small reasoning budget."),
+    "regenerated-answer": ("", "The request requires JSON of a schema."),
+    "regenerated-call": ("", "The tool has a schema for its arguments."),
+    "tool-not-allowed": ("", "The request does not allow this tool."),
 }
-"""For rules of the answer: the case, by default the first that has the rule alone, and what was asked for."""
+"""Case and condition of each answer rule; by default the shortest case that has no other rule."""
 
 
 async def of_the_answer() -> Mapping[str, Example]:
@@ -114,7 +115,7 @@ async def of_the_answer() -> Mapping[str, Example]:
     asked = await ask([FINAL + "la " * 6000], turn(), spare=True)
     [(answer,)] = [asked.items]
     assert isinstance(answer, F)
-    so_far = f"answer `{answer.text[:12]}...`, broken off after {len(answer.text) // 3:,} words"
+    so_far = f"answer `{answer.text[:12]}...`, stopped after {len(answer.text) // 3:,} words"
     found["repetition"] = Example([FINAL + "la la la la ..."], [so_far], asked.rules)
     return found
 
@@ -140,38 +141,46 @@ async def of_hosted_tools() -> Mapping[str, Example]:
     found: dict[str, Example] = {}
     for rule, talk in _hosted().items():
         events, report = await talk.events()
-        told = [f"the model reads `{text}`" for _, _, text in calls_of(events) if text]
+        told = [f"the model receives `{text}`" for _, _, text in calls_of(events) if text]
         found[rule] = Example(talk.outputs, [*dict.fromkeys(told), *said(events)[-1:]], report.recoveries)
     return found
 
 
-HEAD = f"""# What is mended, and how
+HEAD = f"""# Recoveries from malformed output
 
-Written by `{COMMAND}` from `unisono/core/recovery_rules.py` and the shapes that
-the tests are made of, by running them.
+This page lists every recovery rule, with an example. Read it when an answer reports a recovery and you want to know
+what the gateway changed. `{COMMAND}` generates this page from
+`unisono/core/recovery_rules.py` and from the test cases that it runs.
 
-What a model writes never becomes an error. It is read as what it must have meant, or handed over as text, and the
-rule's name is told: in the header `x-unisono-recoveries`, in the answer's `unisono.recoveries`, in the metric
-`unisono_recoveries_total`, and at its place in a [recording](traces.md).
+Malformed model output is never an error. The gateway reads it as the most probable valid message, or emits it as text.
+It then reports the name of the rule:
 
-Rules can be switched off where they cost something, per model, as `unisono: {{recoveries: {{repetition: off}}}}`:
-{", ".join(f"`{rule}`" for rule in sorted(SWITCHABLE))}. All others are what reading means.
+| where | what |
+| --- | --- |
+| `unisono.recoveries` of the answer | the rules of this answer |
+| header `x-unisono-recoveries` | the same; only without streaming |
+| metric `unisono_recoveries_total` | the number of recoveries by rule |
+| a [recording](traces.md) | each rule at its position in the output |
 
-In the examples the prompt ends in `<|start|>assistant`, the tools `f`, `a`, `bash`, `search` and others are declared,
-and each line is one step of the model's.
+These rules can be switched off for a model: {", ".join(f"`{rule}`" for rule in sorted(SWITCHABLE))}.
+For example, `unisono: {{recoveries: {{repetition: off}}}}` in an entry of `model_list` switches off `repetition`. The
+other rules are a part of the parser and cannot be switched off.
+
+In the examples, the prompt ends in `<|start|>assistant`. The tools `f`, `a`, `bash`, `search` and others are declared.
+Each line is the model output of one step. "Result" is the content of the answer.
 """
 
 
 def page() -> str:
-    """The whole page."""
+    """Return the content of `docs/recoveries.md`."""
     return HEAD + "".join(asyncio.run(_parts()))
 
 
 async def _parts() -> list[str]:
     return [
-        *_part("Reading what the model wrote", OF_READING, of_reading()),
-        *_part("Getting the answer that was asked for", OF_THE_ANSWER, await of_the_answer()),
-        *_part("Tools that the gateway runs", OF_HOSTED_TOOLS, await of_hosted_tools()),
+        *_part("Reading malformed output", OF_READING, of_reading()),
+        *_part("Meeting the requirements of the request", OF_THE_ANSWER, await of_the_answer()),
+        *_part("Running server tools", OF_HOSTED_TOOLS, await of_hosted_tools()),
     ]
 
 
@@ -183,10 +192,10 @@ def _part(title: str, rules: Mapping[str, str], examples: Mapping[str, Example])
         assert rule in example.rules, (rule, example)
         steps = "\n".join(step.replace("\n", "\\n") for step in example.wrote)
         others = [f"`{other}`" for other in example.rules if other != rule]
-        also = f" Beside it: {', '.join(others)}." if others else ""
+        also = f" Also reported: {', '.join(others)}." if others else ""
         came = "; ".join(text.replace("\n", "\\n") for text in example.came)
         aside = f"{example.aside} " if example.aside else ""
-        yield f"\n```text\n{steps}\n```\n\n{aside}Comes as: {came}.{also}\n"
+        yield f"\n```text\n{steps}\n```\n\n{aside}Result: {came}.{also}\n"
 
 
 if __name__ == "__main__":

@@ -92,6 +92,33 @@ def test_links_lead_somewhere(page: Path) -> None:
     assert [link for link in links if not (page.parent / link).exists()] == []
 
 
+def anchors(page: Path) -> set[str]:
+    """The anchors of a page: its own, and those of its headings, as code hosts form them."""
+    text = re.sub(r"^```.*?^```$", "", page.read_text(), flags=re.S | re.M)
+    headings = re.findall(r"^#+ (.+)$", text, re.M)
+    words = (re.sub(r"\[([^]]*)\]\([^)]*\)", r"\1", heading) for heading in headings)
+    own = re.findall(r'<a id="([^"]+)"></a>', text)
+    return {*own, *(re.sub(r"[^\w\- ]", "", each.lower()).replace(" ", "-") for each in words)}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=[page.name for page in PAGES])
+def test_anchors_of_links_exist(page: Path) -> None:
+    links = re.findall(r"\]\((?!https?://)([^)#\s]*\.md|)#([^)\s]+)\)", page.read_text())
+    assert [anchor for path, anchor in links if anchor not in anchors(page.parent / path if path else page)] == []
+
+
+SOURCE_ROOTS = (ROOT, ROOT / "proxy/unisono")
+
+
+def test_modules_of_the_symptom_table_exist() -> None:
+    text = (ROOT / "CONTRIBUTING.md").read_text()
+    table = text.partition("## From a symptom to the code")[2].partition("\n## ")[0]
+    rows = re.findall(r"^\| .+ \| (`.+) \|$", table, re.M)
+    paths = [path for row in rows for path in re.findall(r"`(.+?)`", row)]
+    assert len(rows) > 12
+    assert [path for path in paths if not any((root / path).exists() for root in SOURCE_ROOTS)] == []
+
+
 def kinds_of(error: type[UnisonoError]) -> Iterator[type[UnisonoError]]:
     yield error
     for kind in error.__subclasses__():

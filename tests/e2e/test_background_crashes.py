@@ -197,7 +197,7 @@ def check_prompts(scene: Scene, tokens: Tokens) -> None:
     for prompt in prompts[1:]:
         assert prompt[: len(prompts[0])] == prompts[0]
     # On a machine that is very busy it may have lost its lease before it died.
-    if len(prompts) > 1 and "somebody else's" not in scene.first.log:
+    if len(prompts) > 1 and "owned by another process" not in scene.first.log:
         assert prompts[1] == [*prompts[0], *tokens]
         assert list(tokens) == scene.model.answer[: len(tokens)]
 

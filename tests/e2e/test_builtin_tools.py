@@ -193,7 +193,7 @@ async def test_items_sent_back_are_found_with_their_tokens(here: Line, stored: b
 
 
 FAULTS: dict[str, tuple[str, str, str, str]] = {
-    "no JSON": (trained("browser.search", "Paris"), "web_search_call", "failed", "no JSON object"),
+    "no JSON": (trained("browser.search", "Paris"), "web_search_call", "failed", "not a JSON object"),
     "no such link": (
         trained("browser.open", '{"id":5}'),
         "web_search_call",

@@ -146,7 +146,7 @@ async def test_an_interrupt_of_a_hook_is_a_failed_one_and_that_of_the_terminal_e
             assert (status, json.loads(body)["error"]["code"]) == (503, "hook_failed")
         await stage.ended(10)
     assert stage.one.log.count("a hook failed") == 2
-    assert stage.one.log.count("a hook does not close") == 1
+    assert stage.one.log.count("cannot close a hook") == 1
 
 
 @pytest.mark.slow

@@ -83,7 +83,7 @@ async def test_tools_that_need_approval_are_not_offered(upstream: Upstream) -> N
         message = await chats(here, **RUN)
         assert "docs__" not in here.prompts[0]
         assert message.note["notes"] == [
-            "unisono.run_tools: no effect, there are no tools to run, or several choices to make"
+            "unisono.run_tools: no effect, because there are no tools to run, or because of 'tool_choice' or 'n'"
         ]
 
 

@@ -21,7 +21,7 @@ from tests.fakes import VllmScript, stall_at
 from tests.schemas.suite import closed
 from unisono.api.messages import tool_input
 from unisono.harmony.encoding import load_encoding
-from unisono.schemas import judging
+from unisono.schemas import validation
 
 SCHEMA: Final = closed(items={"type": "array", "items": {"type": "integer"}})
 LONG: Final = json.dumps({"items": [Random(1).randrange(10**6) + number for number in range(20_000)]})
@@ -57,7 +57,7 @@ async def test_a_long_body_is_checked_outside_of_the_loops_thread(
     here: Desk, kind: str, surface: str, stream: bool
 ) -> None:
     fields = {"response_format": FORM} if kind == "answer" else {"tools": [PUT]}
-    with watching(judging) as watch:
+    with watching(validation) as watch:
         for _ in range(MAX_SIGHTINGS_MISSED):
             here.think(answers(LONG) if kind == "answer" else calls("put", LONG), per_chunk=500)
             got = await SURFACES[surface](here, stream=stream, **fields_for(surface, **fields))
@@ -94,7 +94,7 @@ async def test_leaving_while_an_answer_is_checked_frees_the_backend(here: Desk, 
     here.fake.requests.clear()
     asking = asyncio.create_task(SURFACES[surface](here, stream=True, **fields))
     await here.fake.asked(within=20)
-    with watching(judging, lambda: loop.call_soon_threadsafe(is_checked.set)):
+    with watching(validation, lambda: loop.call_soon_threadsafe(is_checked.set)):
         async with asyncio.timeout(20):
             await is_checked.wait()
     asking.cancel()

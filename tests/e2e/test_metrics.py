@@ -227,7 +227,7 @@ async def test_whichever_worker_is_asked_shows_the_sum_of_all_and_one_that_died_
                 await asyncio.sleep(0.1)
         assert (await read(f"http://127.0.0.1:{port}"))("requests_total", **MODEL) == 8
         await kill_a_worker(one.pid)
-        await one.logged("a worker ended; another one is started")
+        await one.logged("a worker exited; another one is started")
         await asks(one.url, 4)
         async with asyncio.timeout(30):
             while {(await read(one.url))("requests_total", **MODEL) for _ in range(6)} != {12}:

@@ -25,7 +25,7 @@ from unisono.harmony.encoding import load_encoding
 pytestmark = pytest.mark.timeout(180)
 
 ENCODING = load_encoding()
-READ_AGAIN = "the configuration was read again"
+READ_AGAIN = "the configuration was reloaded"
 
 
 def said(word: str, count: int = 40) -> list[int]:
@@ -91,12 +91,12 @@ async def test_what_comes_is_answered_by_the_new_and_what_runs_ends_on_the_old(w
 
 
 MISTAKES: dict[str, tuple[str, str]] = {
-    "a key nobody knows": ('{"model_lst": []}', "model_lst: nobody knows this key"),
-    "no model": ("{}", "model_list: there is no model in it"),
+    "a key nobody knows": ('{"model_lst": []}', "model_lst: unknown key"),
+    "no model": ("{}", "`model_list` is empty"),
     "not YAML": ('{"model_list": ', "config.json, line"),
     "a backend that does not exist": (
         json.dumps(config_of("vlm/gpt-oss")),
-        "model_list[0].litellm_params.model: 'vlm' is no backend kind",
+        "model_list[0].litellm_params.model: `vlm` is not a backend kind",
     ),
 }
 
@@ -107,7 +107,7 @@ async def test_a_configuration_that_cannot_be_served_changes_nothing(tmp_path: P
         for number, (text, message) in enumerate(MISTAKES.values(), 1):
             stage.one.path.write_text(text)
             stage.one.signal(signal.SIGHUP)
-            await stage.one.logged("the configuration was not changed", number)
+            await stage.one.logged("the configuration was not reloaded", number)
             assert message in stage.one.log
             assert "old old" in await stage.chat()
         await stage.reload(stage.config(stage.new))
@@ -118,7 +118,7 @@ async def test_a_configuration_that_cannot_be_served_changes_nothing(tmp_path: P
 async def test_what_waits_for_a_restart_is_said(tmp_path: Path) -> None:
     async with staged(tmp_path) as stage:
         await stage.reload(stage.config(stage.old, unisono={"max_connections": 7}))
-        assert "unisono.max_connections: a change is in force after a restart" in stage.one.log
+        assert "unisono.max_connections: the change takes effect after a restart" in stage.one.log
 
 
 @pytest.mark.slow

@@ -87,15 +87,18 @@ NOTED: dict[str, tuple[Json, str]] = {
     "cache retention": ({"prompt_cache_retention": "24h"}, "prompt_cache_retention: no effect"),
     "context management": ({"context_management": [{"type": "compaction"}]}, "context_management: no effect"),
     "verbosity": ({"text": {"verbosity": "low"}}, "text.verbosity: no effect"),
-    "a summary": ({"reasoning": {"summary": "auto"}}, "reasoning.summary: no effect, the reasoning itself is shown"),
+    "a summary": (
+        {"reasoning": {"summary": "auto"}},
+        "reasoning.summary: no effect, because summaries are not supported",
+    ),
     "results": (
         {"include": ["file_search_call.results"]},
         "include: 'file_search_call.results' has no effect",
     ),
     "a tool nobody configured": (
         {"tools": [{"type": "web_search"}, TOOL]},
-        "tools.0.type: skipped, tools of type 'web_search' are not available here; the operator has to set "
-        "unisono.builtin_tools.browser",
+        "tools.0.type: skipped, tools of type 'web_search' are not available; the operator can enable them with "
+        "`unisono.builtin_tools.browser`",
     ),
 }
 

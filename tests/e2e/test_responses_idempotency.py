@@ -219,7 +219,7 @@ async def test_a_key_on_what_is_not_kept_has_no_effect_and_is_told_so(pair: Pair
     for _ in range(2):
         answer = await pair.one.post(stream=stream, store=False, headers=key)
         response = streamed(answer).last if stream else answer.body
-        assert response["unisono"]["notes"] == ["Idempotency-Key: no effect with store false"]
+        assert response["unisono"]["notes"] == ["Idempotency-Key: no effect, because 'store' is false"]
     assert generations(pair) == 2
     for kept in (await pair.one.post(stream=stream, headers=key), await pair.one.post(stream=stream, store=False)):
         response = streamed(kept).last if stream else kept.body

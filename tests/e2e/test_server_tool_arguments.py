@@ -55,8 +55,8 @@ TOLD = {
     "the second half in a name": ('{"\\udc00":1}', "half of a surrogate pair"),
     "half of a deep pair": (irregular(LEVELS, '"\\ud800"'), "half of a surrogate pair"),
     "20,000 levels": (brackets(20_000), "10,000 levels"),
-    "no number": ('{"a":NaN}', "NaN is no JSON number"),
-    "deep and not closed": (irregular(LEVELS)[:-1], "no JSON object"),
+    "no number": ('{"a":NaN}', "NaN is not a JSON number"),
+    "deep and not closed": (irregular(LEVELS)[:-1], "not a JSON object"),
 }
 
 

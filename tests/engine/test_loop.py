@@ -472,10 +472,20 @@ def lost(name: str, arguments: object) -> ToolOutcome:
 
 
 FAULTS: dict[str, tuple[str, Servers, str, str]] = {
-    "arguments that are no JSON": (call("docs__search", "{q"), Servers(), "no JSON object", "bad-tool-arguments"),
-    "arguments that are no object": (call("docs__search", "[1]"), Servers(), "something else", "bad-tool-arguments"),
+    "arguments that are no JSON": (call("docs__search", "{q"), Servers(), "not a JSON object", "bad-tool-arguments"),
+    "arguments that are no object": (
+        call("docs__search", "[1]"),
+        Servers(),
+        "another JSON value",
+        "bad-tool-arguments",
+    ),
     "half a character": (call("docs__search", '{"q":"\\ud800"}'), Servers(), "surrogate pair", "bad-tool-arguments"),
-    "endless nesting": (call("docs__search", '{"q":' + "[" * 9000), Servers(), "no JSON object", "bad-tool-arguments"),
+    "endless nesting": (
+        call("docs__search", '{"q":' + "[" * 9000),
+        Servers(),
+        "not a JSON object",
+        "bad-tool-arguments",
+    ),
     "no number": (call("docs__search", '{"q":1e999}'), Servers(), "1e999 is out of range", "bad-tool-arguments"),
     "a tool its server does not have": (call("docs__write"), Servers(), "docs__search, docs__fetch", "unknown-tool"),
     "a name made up": (call("made_up"), Servers(), "There is: docs__search", "unknown-tool"),

@@ -127,7 +127,7 @@ async def test_every_step_begins_behind_all_that_was_said_before_token_for_token
 
 FAULTS = {
     "a function there is not": (trained("browser.click", "{}"), "web", "unknown-tool", "browser.find, browser.open"),
-    "no JSON": (trained("browser.search", "x"), "web", "bad-tool-arguments", "no JSON object"),
+    "no JSON": (trained("browser.search", "x"), "web", "bad-tool-arguments", "not a JSON object"),
 }
 
 

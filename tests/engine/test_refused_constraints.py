@@ -15,7 +15,6 @@ from unisono.core.conversation import AnswerForm
 from unisono.core.events import Event
 from unisono.core.generation import AnyJson, Chunk, CompletionJob, Constraint, JsonSchema, OneOf
 from unisono.core.observer import RefusedConstraint
-from unisono.core.symptom import Symptom
 from unisono.engine.conversation_cache import ConversationCache
 from unisono.engine.deps import REFUSAL_TTL_S, EngineDeps, RefusedConstraints
 from unisono.engine.request import GenerationReport, GenerationRequest
@@ -26,6 +25,7 @@ from unisono.errors import (
     BackendRejected,
     BackendUnavailable,
     ConstraintRefused,
+    Symptom,
     UnisonoError,
 )
 from unisono.harmony.render import Renderer

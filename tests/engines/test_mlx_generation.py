@@ -161,7 +161,7 @@ REFUSED = {
     "no prompt": (greedy([]), BackendRejected, "prompt"),
     "an id below the vocabulary": (greedy([-1, 5]), BackendRejected, "vocabulary"),
     "an id above the vocabulary": (greedy([5, 201088]), BackendRejected, "vocabulary"),
-    "no room": (greedy([5], 0), BackendRejected, "room"),
+    "no room": (greedy([5], 0), BackendRejected, "limit"),
     "temperature": (CompletionJob(Prompt([5]), 5, Sampling(temperature=-1)), BackendRejected, "temperature"),
     "top_p": (CompletionJob(Prompt([5]), 5, Sampling(top_p=1.5)), BackendRejected, "top_p"),
     "min_p": (CompletionJob(Prompt([5]), 5, Sampling(min_p=2)), BackendRejected, "min_p"),

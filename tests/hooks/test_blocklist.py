@@ -117,18 +117,18 @@ async def test_no_text_makes_it_slow() -> None:
 
 NAMES = "such as {card: '[0-9]{16}'}"
 WRONG: dict[str, tuple[dict[str, Any], str]] = {
-    "no patterns": ({}, f"patterns: must be regular expressions by name, {NAMES}"),
-    "a list": ({"patterns": ["a"]}, f"patterns: must be regular expressions by name, {NAMES}"),
+    "no patterns": ({}, f"patterns: must map names to regular expressions, {NAMES}"),
+    "a list": ({"patterns": ["a"]}, f"patterns: must map names to regular expressions, {NAMES}"),
     "an empty one": ({"patterns": {"a": ""}}, "patterns.a: must be a regular expression"),
     "a number": ({"patterns": {"a": 1}}, "patterns.a: must be a regular expression"),
-    "looking around": ({"patterns": {"a": "(?=x)"}}, "patterns.a: it is no regular expression that can be run"),
+    "looking around": ({"patterns": {"a": "(?=x)"}}, "patterns.a: it is not a supported regular expression"),
     "far too large": (
         {"patterns": {"a": "((x{900}){900}){900}"}},
-        "patterns.a: with what it repeats written out it is too large",
+        "patterns.a: it is too large once its repetitions are expanded",
     ),
     "another action": ({"patterns": PATTERNS, "action": "drop"}, "action: must be refuse or annotate"),
     "another place": ({"patterns": PATTERNS, "where": ["in"]}, "where: must be input or output"),
-    "no place": ({"patterns": PATTERNS, "where": []}, "where: must be a list of input and output"),
+    "no place": ({"patterns": PATTERNS, "where": []}, "where: must be a list of input or output, or both"),
 }
 
 

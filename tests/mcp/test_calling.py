@@ -58,7 +58,7 @@ async def test_progress_is_told(host: McpHost, upstream: Upstream, way: str) -> 
 async def test_a_long_result_is_cut(upstream: Upstream, way: str) -> None:
     host = McpHost(limits=McpLimits(output_bytes=1000))
     outcome = await host.call(upstream.server(way), "huge", sent({"size": 300_000}))
-    assert outcome.text == "ü" * 500 + "\n[cut: the result has 300000 bytes, of which this is the beginning]"
+    assert outcome.text == "ü" * 500 + "\n[truncated: the result has 300000 bytes; only its beginning is included]"
     await host.aclose()
 
 

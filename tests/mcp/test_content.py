@@ -79,7 +79,7 @@ def test_a_long_text_is_cut_between_characters_and_says_so(most: int) -> None:
     kept, _, mark = shown.rpartition("\n")
     assert text.startswith(kept)
     assert most - 3 <= len(kept.encode()) <= most
-    assert mark == "[cut: the result has 11 bytes, of which this is the beginning]"
+    assert mark == "[truncated: the result has 11 bytes; only its beginning is included]"
 
 
 def test_structured_content_that_is_too_long_is_only_text() -> None:
@@ -87,7 +87,7 @@ def test_structured_content_that_is_too_long_is_only_text() -> None:
     outcome = to_outcome(result, 100)
     assert outcome.structured is None
     assert outcome.text.startswith('{"a":"xxx')
-    assert "[cut: the result has 508 bytes" in outcome.text
+    assert "[truncated: the result has 508 bytes" in outcome.text
 
 
 @pytest.mark.parametrize("letter", ["\x00", '"', "\n", "\x1b"])
@@ -96,7 +96,7 @@ def test_what_json_spells_out_counts_for_more(letter: str, before: int) -> None:
     text = "a" * before + letter * 1000
     shown = cut(text, 1000)
     kept, _, mark = shown.rpartition("\n")
-    assert mark.startswith(f"[cut: the result has {before + 1000} bytes")
+    assert mark.startswith(f"[truncated: the result has {before + 1000} bytes")
     assert text.startswith(kept)
     assert len(json.dumps(kept)) <= 1502
     assert 1 <= len(kept) <= 1000

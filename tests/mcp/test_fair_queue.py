@@ -95,7 +95,7 @@ async def test_who_waits_too_long_or_behind_too_many_gets_no_place_and_others_do
     with pytest.raises(NoSlot, match="Too many"):
         await desk.call("a4")
     other = desk.call("b1")
-    with pytest.raises(NoSlot, match="too late"):
+    with pytest.raises(NoSlot, match="deadline"):
         await waiting[0]
     await desk.end("a1")
     await desk.end("b1" if desk.order[-1] == "b1" else "a3")

@@ -103,15 +103,15 @@ KNOWN: dict[str, tuple[Acting, str]] = {
     "503": (lambda seen: [plain(503)], "refused"),
     "an endless error": (
         lambda seen: [plain(200, message(id=seen.json["id"], error={"code": 1, "message": "x" * 100_000}))],
-        "[cut",
+        "[truncated",
     ),
     "5 MB in one event": (
         lambda seen: [Write(EVENTS), event(b'{"jsonrpc":"' + b"x" * 5_000_000), Close()],
-        "larger",
+        "size limit",
     ),
     "an answer that is not taken whole": (
         lambda seen: [answer(seen, {"content": [{"type": "text", "text": "x" * 3_000_000}]})],
-        "larger",
+        "size limit",
     ),
 }
 
@@ -372,7 +372,7 @@ async def test_a_result_of_endless_parts_is_read_to_a_bound_and_says_so(host: Mc
     most = host.limits.entries
     assert outcome.text.split("\n")[most - 1 :] == [
         f"{most - 1}",
-        "[cut: the result has 50000 parts, of which these are the first]",
+        "[truncated: the result has 50000 parts; only the first ones are included]",
     ]
 
 

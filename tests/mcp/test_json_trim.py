@@ -44,14 +44,20 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "a list of tools stays": ({"tools": TOOLS, "nextCursor": "2"}, {"tools": TOOLS, "nextCursor": "2"}),
     "a part that is no part is left out": (
         {"content": [part("a"), {**part("b"), "_meta": {"rows": ROWS}}, part("c")]},
-        {"content": [part("a"), part("c"), part("[cut: the result has 3 parts, of which these are the first]")]},
+        {
+            "content": [
+                part("a"),
+                part("c"),
+                part("[truncated: the result has 3 parts; only the first ones are included]"),
+            ]
+        },
     ),
     "endless parts": (
         {"content": PARTS},
         {
             "content": [
                 *PARTS[: LIMITS.entries],
-                part(f"[cut: the result has {FEW} parts, of which these are the first]"),
+                part(f"[truncated: the result has {FEW} parts; only the first ones are included]"),
             ]
         },
     ),

@@ -71,7 +71,7 @@ time.sleep(600)
     async with asyncio.timeout(30):
         await host.aclose()
     assert not lives(int(told.read_text()))
-    with pytest.raises(ToolServerUnavailable, match="was closed before it was ready"):
+    with pytest.raises(ToolServerUnavailable, match="was disconnected before it was ready"):
         await listing
 
 
@@ -129,7 +129,7 @@ async def test_complaints_are_logged_in_bounds(
 ) -> None:
     with caplog.at_level(logging.INFO, "unisono.mcp.stdio"):
         assert (await host.call(upstream.server("stdio"), "complain", sent({"lines": 400}))).text == "complained"
-    said = [record for record in caplog.records if "tool server says" in record.message]
+    said = [record for record in caplog.records if "tool server wrote to standard error" in record.message]
     assert 0 < len(said) <= 200
     assert all(len(record.message) < 600 for record in said)
 

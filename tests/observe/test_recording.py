@@ -188,5 +188,7 @@ async def test_a_store_that_is_down_is_told_once_and_costs_recordings_only(caplo
     await asyncio.sleep(0)
     await recording.aclose()
     assert count == {"failed": 20}
-    assert [record.message for record in caplog.records] == ["answers cannot be recorded for now"]
+    assert [record.message for record in caplog.records] == [
+        "recordings cannot be stored at the moment; they are dropped"
+    ]
     await store.aclose()

@@ -48,7 +48,7 @@ LINEAR: Final = {
 
 def _expressions() -> list[Mapping[str, Any]]:
     """The expressions of `_shaped`, which are closed over by the checks of the formats."""
-    checks = [*formats.FORMATS.values(), formats._TIME, formats._MOMENT, formats._DATE]
+    checks = [*formats.FORMATS.values(), formats._TIME, formats._DATE_TIME, formats._DATE]
     cells = [cell.cell_contents for check in checks for cell in getattr(check, "__closure__", None) or ()]
     return [{"expression": cell.pattern} for cell in cells if isinstance(cell, re.Pattern)]
 

@@ -14,7 +14,6 @@ from tests.routing.doubles import ASK, DEMAND, IDS, Clock, Script, known_pool
 from unisono.core.generation import Capabilities
 from unisono.core.probe import Check, Finding, Probe
 from unisono.core.route_protocol import RouteRequest, RouteRequirements
-from unisono.core.symptom import Symptom
 from unisono.errors import (
     BackendError,
     BackendOverloaded,
@@ -22,6 +21,7 @@ from unisono.errors import (
     BackendRejected,
     BackendTimeout,
     BackendUnavailable,
+    Symptom,
     UnisonoError,
 )
 from unisono.routing.blame import PROBE_SELDOM_S, is_independent

@@ -64,7 +64,7 @@ async def test_a_backend_with_a_fatal_finding_is_not_used_until_it_is_found_well
     deployment = LiveDeployment("a", Script([Probe(IDS, (WRONG, HIDDEN)), Probe(IDS, (HIDDEN,))]), clock=clock)
     pool = RoutingPool({"m": [deployment]}, clock=clock)
     for _ in range(2):
-        with pytest.raises(BackendUnfit, match="a is not fit for use: tokenizer"):
+        with pytest.raises(BackendUnfit, match="a cannot be used"):
             await deployment.capabilities()
     (status,) = pool.status()
     meaning = MEANINGS[Check.TOKENIZER]
@@ -137,7 +137,7 @@ async def test_a_backend_in_use_is_not_asked_and_an_idle_one_more_and_more_seldo
     assert [deployment.stale(clock.now + later) for later in (0, 29, 30)] == [False, False, True]
 
 
-UNSIZED = Finding(Check.CONTEXT, ok=False, detail="It does not say how large its context is.")
+UNSIZED = Finding(Check.CONTEXT, ok=False, detail="It does not report its context size.")
 
 
 async def test_a_context_that_is_configured_is_a_context_that_is_known() -> None:
@@ -294,10 +294,10 @@ async def test_its_state_is_told_with_why_and_since_when() -> None:
     assert told() == ("ready", "", 5)
     deployment.failed(BackendProtocolError("garbage"))
     clock.now += 3
-    assert told() == ("resting", "broke off or sent garbage too often", 3)
+    assert told() == ("resting", "sent incomplete or invalid responses too often", 3)
     rested_s = status_of("m", deployment, 0, clock.now).rests_s
     clock.now += rested_s + 1
-    assert told() == ("half-open", "broke off or sent garbage too often", 1)
+    assert told() == ("half-open", "sent incomplete or invalid responses too often", 1)
     await check()
     await check()
     clock.now += 6

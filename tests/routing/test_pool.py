@@ -124,7 +124,7 @@ async def test_what_is_told_of_a_deployment() -> None:
         assert (one.state, one.running, one.tokens, one.waiting, one.circuits) == ("ready", 1, 1124, 1, {})
         assert (other.state, other.reason, other.circuits) == (
             "resting",
-            "was silent for too long too often",
+            "timed out too often",
             {"timeout": "open"},
         )
         assert 27 <= other.rests_s <= 33

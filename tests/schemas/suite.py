@@ -72,7 +72,7 @@ SUITE: dict[str, Case] = {
     "anyOf": Case(
         closed(item={"anyOf": [closed(kind={"const": "user"}, age=WHOLE), closed(kind={"const": "bot"}, url=TEXT)]}),
         ('{"item":{"kind":"user","age":1}}', '{"item":{"kind":"bot","url":"x"}}'),
-        {'{"item":{"kind":"bot","age":1}}': "nor does another alternative", '{"item":7}': "$.item must be"},
+        {'{"item":{"kind":"bot","age":1}}': "no other alternative", '{"item":7}': "$.item must be"},
     ),
     "recursive": Case(
         TREE,
@@ -120,8 +120,8 @@ SUITE: dict[str, Case] = {
             '"id":"123e4567-e89b-12d3-a456-426614174000","to":"a@b.example"}',
         ),
         {
-            '{"at":"2026-02-28","day":"2024-02-29","id":"1","to":"a@b"}': "$.at must be of the format date-time",
-            '{"at":"2026-02-28T23:59:59Z","day":"2023-02-29","id":"1","to":"@"}': "$.day must be of the format date",
+            '{"at":"2026-02-28","day":"2024-02-29","id":"1","to":"a@b"}': "$.at must have the format date-time",
+            '{"at":"2026-02-28T23:59:59Z","day":"2023-02-29","id":"1","to":"@"}': "$.day must have the format date",
         },
     ),
     "open": Case(
@@ -150,8 +150,8 @@ SUITE: dict[str, Case] = {
         },
         ('{"pet":{"kind":"cat","lives":9}}', '{"pet":{"kind":"dog","name":"Rex"}}'),
         {
-            '{"pet":{"kind":"dog","lives":9}}': "nor does another alternative",
-            '{"pet":{"kind":"cat"}}': "nor does another alternative",
+            '{"pet":{"kind":"dog","lives":9}}': "no other alternative",
+            '{"pet":{"kind":"cat"}}': "no other alternative",
             '{"pet":{"kind":"cow","lives":9}}': "$.pet",
         },
     ),
@@ -168,7 +168,7 @@ SUITE: dict[str, Case] = {
         {
             '{"kind":1,"other":1}': "exactly one alternative",
             '{"kind":2}': 'property "two"',
-            '{"kind":2,"two":1,"never":1}': "rules out",
+            '{"kind":2,"two":1,"never":1}': "the keyword not",
             "{}": 'property "kind"',
         },
         strict=False,

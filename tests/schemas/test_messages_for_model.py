@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
+from random import Random
 from time import process_time
 from typing import Any
 
@@ -15,8 +17,8 @@ from tests.depth import examples
 from tests.schemas.suite import SUITE, TEXT, Case, closed
 from unisono.errors import InvalidRequest
 from unisono.schemas import check, violation
-from unisono.schemas.judging import JUDGES, READ_ALONG
 from unisono.schemas.keywords import KEYWORDS
+from unisono.schemas.validation import CHECKS, READ_BY_OTHERS
 
 RIGHT = [pytest.param(case, text, id=f"{name}: {text}") for name, case in SUITE.items() for text in case.right]
 WRONG = [
@@ -39,8 +41,8 @@ def test_what_does_not_match_is_named_with_its_place(case: Case, text: str, word
     assert said.endswith(".")
 
 
-def test_every_keyword_that_is_let_through_is_judged() -> None:
-    assert KEYWORDS.keys() == JUDGES.keys() | READ_ALONG
+def test_every_supported_keyword_is_checked() -> None:
+    assert KEYWORDS.keys() == CHECKS.keys() | READ_BY_OTHERS
 
 
 def test_several_faults_are_told_at_once_and_not_too_many() -> None:
@@ -79,6 +81,15 @@ def nested(depth: int) -> str:
     return '{"name":"a","children":[' * depth + '{"name":"b","children":[]}' + "]}" * depth
 
 
+STEPS = 40
+
+
+def doubling(step: Callable[[dict[str, Any]], dict[str, Any]]) -> dict[str, Any]:
+    """A chain of definitions; `step` makes one of a reference to the next. No reference is recursive."""
+    chain = {f"d{n}": step({"$ref": f"#/$defs/d{n + 1}"}) for n in range(STEPS)}
+    return {"$defs": {**chain, f"d{STEPS}": TEXT}, "$ref": "#/$defs/d0"}
+
+
 HARD: dict[str, tuple[dict[str, Any], str]] = {
     "an expression that backtracks": (
         {"type": "string", "pattern": "^(a+)+$"},
@@ -90,6 +101,15 @@ HARD: dict[str, tuple[dict[str, Any], str]] = {
             "$ref": "#/$defs/x",
         },
         "[" * 30 + '"x"' + "]" * 30,
+    ),
+    "references that double": (doubling(lambda ref: {"allOf": [ref, ref]}), '"x"'),
+    "references that double below a property": (
+        doubling(lambda ref: {"allOf": [{"properties": {"a": ref}}] * 2}),
+        '{"a":' * STEPS + '"x"' + "}" * STEPS,
+    ),
+    "a late alternative for every item": (
+        {"items": {"anyOf": [{"minLength": 1_000 - n} for n in range(1_000)]}},
+        json.dumps(["x"] * 100_000),
     ),
     "items that have to differ": ({"uniqueItems": True}, json.dumps([{"a": [n]} for n in range(60_000)])),
     "a long list of choices": (
@@ -105,6 +125,10 @@ HARD: dict[str, tuple[dict[str, Any], str]] = {
         json.dumps(["abc"] * 1_000),
     ),
     "an expression with many ways": ({"pattern": "[ab]*a[ab]{900}c"}, json.dumps("abbab" * 100_000)),
+    "an expression with many ways and a text of no pattern": (
+        {"pattern": "[ab]*a[ab]{900}c"},
+        json.dumps("".join(Random(1).choices("ab", k=990_000))),
+    ),
     "too deep": (SUITE["recursive"].schema, nested(40)),
     "too deep to be read": ({}, "[" * 2_000 + "]" * 2_000),
     "too long": ({}, json.dumps("x" * 1_000_001)),
@@ -125,6 +149,7 @@ def test_what_is_too_much_counts_as_wrong() -> None:
     schema, text = HARD["items that have to differ"]
     assert violation(schema, text) is None
     assert "too large" in str(violation(*HARD["alternatives that multiply"]))
+    assert "too large" in str(violation(*HARD["references that double"]))
     assert "too deep" in str(violation(*HARD["too deep"]))
 
 

@@ -60,7 +60,7 @@ async def test_what_a_store_warns_of_is_logged_when_it_is_up(caplog: pytest.LogC
     async with kept("memory://") as upkeep:
         assert upkeep.reason == ""
     assert [record.getMessage() for record in caplog.records if record.name == "unisono.store"] == [
-        "store: state is kept in memory only: it ends with this process"
+        "store: state is stored in memory only and is lost when this process ends"
     ]
 
 

@@ -161,9 +161,9 @@ async def test_a_server_that_takes_no_writes_still_answers(server: Server) -> No
         await store.create("ann", kept)
         with server.client() as client:
             client.replicaof("127.0.0.1", 1)
-            with pytest.raises(StoreUnavailable, match="no writes"):
+            with pytest.raises(StoreUnavailable, match="rejects writes"):
                 await store.update("ann", replace(kept, status=Status.COMPLETED))
-            with pytest.raises(StoreUnavailable, match="no writes"):
+            with pytest.raises(StoreUnavailable, match="rejects writes"):
                 await store.secret("salt", b"x")
             assert await store.responses("ann", [kept.id]) == (kept,)
             client.replicaof("NO", "ONE")
@@ -309,7 +309,7 @@ async def test_everything_kept_has_an_end_and_stays_in_its_slot(server: Server) 
 
 UNWRITABLE = {
     "full": (("CONFIG", "SET", "maxmemory", "1"), ("CONFIG", "SET", "maxmemory", "0"), "full"),
-    "read-only": (("REPLICAOF", "127.0.0.1", "1"), ("REPLICAOF", "NO", "ONE"), "no writes"),
+    "read-only": (("REPLICAOF", "127.0.0.1", "1"), ("REPLICAOF", "NO", "ONE"), "rejects writes"),
     "without replicas": (
         ("CONFIG", "SET", "min-replicas-to-write", "1"),
         ("CONFIG", "SET", "min-replicas-to-write", "0"),

@@ -84,7 +84,7 @@ async def store_on(*nodes: Node) -> AsyncIterator[RedisStore]:
 async def test_a_node_alone_does_not_prove_that_a_log_is_complete() -> None:
     async with store_on(Node(0, FORMER), Node(1, PROMOTED), Node(1, PROMOTED)) as store:
         for _ in range(12):
-            with pytest.raises(StoreUnavailable, match="fails over"):
+            with pytest.raises(StoreUnavailable, match="failover"):
                 await store.is_log_complete(LEASE, "resp_1")
 
 

@@ -84,7 +84,7 @@ OUTSIDE = (
 
 @pytest.mark.parametrize("url", OUTSIDE)
 async def test_nothing_else_can_be_named(root: Path, url: str) -> None:
-    with pytest.raises(BrowsingError, match="no such document"):
+    with pytest.raises(BrowsingError, match="the document does not exist"):
         await Folder(root).read(url)
 
 
@@ -104,5 +104,5 @@ async def test_what_cannot_be_read_is_left_out(root: Path) -> None:
 
 
 def test_a_folder_that_is_not_there_is_a_mistake(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="there is no such folder"):
+    with pytest.raises(ConfigError, match="the folder does not exist"):
         Folder(tmp_path / "nowhere")

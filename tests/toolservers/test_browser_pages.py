@@ -63,5 +63,5 @@ def test_the_session_unused_for_longest_goes() -> None:
 
 def test_a_page_is_cut_and_says_so() -> None:
     lines = lines_of("a" * (PAGE_CHARACTERS + 5))
-    assert lines[-1] == "[The page goes on; 5 characters are left out.]"
+    assert lines[-1] == "[The page was truncated; 5 more characters are left out.]"
     assert sum(map(len, lines)) < PAGE_CHARACTERS + 100

@@ -167,9 +167,9 @@ OPENINGS: dict[str, tuple[dict[str, Any], str]] = {
     "a page before the first": ({"cursor": -2}, "Cursor `-2` is out of range."),
     "no place": ({"loc": "there"}, "Invalid function arguments: `loc`"),
     "no link": ({"id": [1]}, "Invalid function arguments: `id`"),
-    "a file": ({"id": "file:///etc/passwd"}, "addresses of this kind cannot be opened"),
-    "words": ({"id": "the first link"}, "`the first link` is no address that can be opened"),
-    "a very long address": ({"id": "https://" + "a" * 5000}, "is no address that can be opened"),
+    "a file": ({"id": "file:///etc/passwd"}, "URLs of this kind cannot be opened"),
+    "words": ({"id": "the first link"}, "`the first link` is not a valid URL"),
+    "a very long address": ({"id": "https://" + "a" * 5000}, "is not a valid URL"),
 }
 
 
@@ -246,12 +246,12 @@ async def test_calls_of_one_session_take_their_turns() -> None:
 HARM: dict[str, tuple[dict[str, Answer], str]] = {
     "never ends": ({"/": endless}, "**viewing lines [0 - "),
     "a bomb": ({"/": bomb}, "**viewing lines [0 - "),
-    "never goes on": ({"/": silent}, "it took longer than 1 s"),
+    "never goes on": ({"/": silent}, "it did not load within 1 s"),
     "redirects for ever": ({"/": moved("/")}, "it redirects more than 5 times"),
-    "redirects to a file": ({"/": moved("file:///etc/passwd")}, "only http and https addresses can be opened"),
-    "redirects with a password": ({"/": moved("http://a:b@127.0.0.1/")}, "addresses with a user name are not opened"),
+    "redirects to a file": ({"/": moved("file:///etc/passwd")}, "only http and https URLs can be opened"),
+    "redirects with a password": ({"/": moved("http://a:b@127.0.0.1/")}, "URLs with a user name are not allowed"),
     "redirects to nothing": ({"/": moved("http://[")}, "Error fetching URL"),
-    "an image": ({"/": page("x", "image/png")}, "its content is `image/png`, and only text can be read"),
+    "an image": ({"/": page("x", "image/png")}, "its content type is `image/png`; only text can be read"),
     "no text": ({"/": page("a\x00b", "")}, "Error fetching URL"),
     "not there": ({}, "HTTP status 404"),
     "an encoding that is none": ({"/": page("<p>café</p>", "text/html; charset=zlib")}, "café"),
@@ -273,9 +273,9 @@ async def test_pages_that_mean_harm_do_none(pages: dict[str, Answer], expected: 
 ENGINES: dict[str, tuple[Any, str]] = {
     "not JSON": ("<html>", "the search engine's answer is not JSON"),
     "nested without end": ("[" * 100_000, "the search engine's answer is not JSON"),
-    "no results": ({"error": 1}, "the search engine's answer holds no results"),
+    "no results": ({"error": 1}, "the search engine's answer has no list of results"),
     "endless": ("x" * 5_000_000, "the search engine's answer is too large"),
-    "none there": (None, "the search engine answers with HTTP status 404"),
+    "none there": (None, "the search engine answered with HTTP status 404"),
 }
 
 
@@ -291,4 +291,4 @@ async def test_a_search_engine_without_json_says_what_to_configure() -> None:
     from aiohttp import web as answers
 
     async with browsing({"/search": lambda _: answers.Response(status=403)}) as (client, _):
-        assert "needs `json` among its search.formats" in text_of(await called(client, "search", query="x"))
+        assert "needs `json` in `search.formats`" in text_of(await called(client, "search", query="x"))

@@ -83,15 +83,15 @@ async def test_a_key_is_asked_for_when_there_is_one(folder: Path) -> None:
 
 
 MISTAKES = {
-    "nothing to search": (["browser"], "one of --searxng and --folder is needed"),
-    "two to search": (["browser", "--folder", ".", "--searxng", "http://x"], "one of --searxng and --folder is needed"),
-    "no URL": (["browser", "--searxng", "example.com"], "--searxng: an http or https URL"),
-    "no folder": (["browser", "--folder", "/nowhere"], "/nowhere: there is no such folder"),
-    "open to others without a key": (["browser", "--folder", ".", "--host", "0.0.0.0"], "a key is needed"),
-    "a name that others may have": (["browser", "--folder", ".", "--host", "example.com"], "a key is needed"),
+    "nothing to search": (["browser"], "give either --searxng or --folder"),
+    "two to search": (["browser", "--folder", ".", "--searxng", "http://x"], "give either --searxng or --folder"),
+    "no URL": (["browser", "--searxng", "example.com"], "--searxng: must be an http or https URL"),
+    "no folder": (["browser", "--folder", "/nowhere"], "/nowhere: the folder does not exist"),
+    "open to others without a key": (["browser", "--folder", ".", "--host", "0.0.0.0"], "a key is required"),
+    "a name that others may have": (["browser", "--folder", ".", "--host", "example.com"], "a key is required"),
     "a key that is not set": (
         ["browser", "--folder", ".", "--key-variable", "NO_KEY"],
-        "NO_KEY: this environment variable",
+        "the environment variable NO_KEY is not set",
     ),
     "no address of ours": (["browser", "--folder", ".", "--host", "127.0.0.1", "--port", "1x"], "'1x' is not a valid"),
     "no interpreter": (["python", "--python", "/nowhere/python"], "/nowhere/python: cannot be run"),

@@ -87,7 +87,7 @@ RUNS = {
         "",
     ),
     "nothing printed": ("1 + 1", "", 0, "[No output. Use print() to see values.]"),
-    "an exit": ("import sys; sys.exit(3)", "", 3, "[The program ended with exit code 3.]"),
+    "an exit": ("import sys; sys.exit(3)", "", 3, "[The program exited with code 3.]"),
     "an empty folder": ("import os; print(os.listdir('.'))", "[]\n", 0, ""),
     "an own folder": ("open('a', 'w').write('b'); print(open('a').read())", "b\n", 0, ""),
     "nothing to read": ("import sys; print(repr(sys.stdin.read()))", "''\n", 0, ""),
@@ -145,7 +145,7 @@ async def test_a_run_is_over_when_its_time_is(any_way: Sandbox, code: str) -> No
     outcome = await run("print('began', flush=True)\n" + code, any_way, RunLimits(seconds=0.7))
     assert 0.7 <= time.monotonic() - began < 4
     assert (outcome.timed_out, outcome.logs) == (True, "began\n")
-    assert outcome.remark == "[The time limit was reached; the program was ended.]"
+    assert outcome.remark == "[The program exceeded its time limit and was stopped.]"
 
 
 async def test_cpu_time_is_bounded_on_its_own(way: Sandbox) -> None:
@@ -218,7 +218,7 @@ async def test_the_disk_is_bounded_whatever_it_is_filled_with(any_way: Sandbox, 
     if not (any_way.is_isolated and "No space left on device" in outcome.logs):
         # A deleted file is gone with its process, and the file system has room again.
         assert outcome.disk_full
-        assert outcome.remark == "[The program wrote more files than it may; it was ended.]"
+        assert outcome.remark == "[The program exceeded its file limit and was stopped.]"
     assert not outcome.timed_out
     # Others write here, too; what a run left would be far more.
     assert shutil.disk_usage(tempfile.gettempdir()).used - before < 1024 * MIB
@@ -348,7 +348,7 @@ async def test_long_output_keeps_its_error(way: Sandbox) -> None:
     outcome = await run("for n in range(20000): print(n)\n1 / 0", way, RunLimits(output=4000))
     assert outcome.logs.startswith("0\n1\n2\n")
     assert outcome.logs.endswith("ZeroDivisionError: division by zero\n")
-    assert f"[... {outcome.left_out} bytes are left out ...]" in outcome.logs
+    assert f"[... {outcome.left_out} bytes omitted ...]" in outcome.logs
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root has something to give up")
@@ -439,7 +439,7 @@ async def test_what_the_code_says_of_its_end_is_not_believed_blindly(way: Sandbo
 
 
 def test_an_interpreter_that_is_none_is_a_mistake(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="--python names another interpreter"):
+    with pytest.raises(ConfigError, match="choose another interpreter with --python"):
         find_way(str(tmp_path / "python"))
 
 
@@ -452,7 +452,7 @@ def test_output_keeps_its_ends() -> None:
     output = CapturedOutput(10)
     for chunk in (b"abc", b"defgh", b"ijklmnop", b"q"):
         output.add(chunk)
-    assert output.text() == ("abcde\n[... 7 bytes are left out ...]\nmnopq", 7)
+    assert output.text() == ("abcde\n[... 7 bytes omitted ...]\nmnopq", 7)
     whole = CapturedOutput(10)
     for character in b"0123456789":
         whole.add(bytes([character]))

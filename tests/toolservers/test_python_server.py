@@ -44,7 +44,7 @@ async def test_code_goes_in_and_what_it_printed_comes_out(way: Sandbox) -> None:
 async def test_a_program_that_fails_is_an_answer(way: Sandbox) -> None:
     async with python(way, RunLimits(seconds=0.5)) as client:
         result = await called(client, "python", code="print(1)\nwhile True: pass")
-        assert text_of(result) == "1\n[The time limit was reached; the program was ended.]"
+        assert text_of(result) == "1\n[The program exceeded its time limit and was stopped.]"
         assert (result.is_error, result.structured_content["timed_out"]) == (False, True)
 
 

@@ -74,7 +74,7 @@ def _write(target: Path, layout: str, stamp: str) -> None:
     from unisono_adapters.demo.weights import write_model
 
     if target.exists() and (not target.is_dir() or any(target.iterdir())):
-        raise DemoError(f"{target} exists and is not the demo model in {layout} layout: name a folder that is free")
+        raise DemoError(f"{target} exists and is not the demo model in {layout} layout; name an unused folder")
     unfinished = f".{target.name}.new-"
     for left in target.parent.glob(f"{unfinished}*"):  # left by a killed process, since this one holds the lock
         shutil.rmtree(left, ignore_errors=True)

@@ -170,13 +170,13 @@ class Batch:
 
     def _refusal(self, ask: GenerateCommand) -> tuple[Reason, str] | None:
         if len(self._running) >= self._limits.batch + self._limits.waiting:
-            return "overloaded", f"{len(self._running)} requests are running or waiting"
+            return "overloaded", f"{len(self._running)} requests are running or waiting, which is the limit"
         if not ask.prompt or ask.max_tokens < 1:
-            return "rejected", "a request needs a prompt and room for at least one token"
+            return "rejected", "a request needs a prompt and a limit of at least one token"
         if min(ask.prompt) < 0 or max(ask.prompt) >= VOCABULARY:
-            return "rejected", "the prompt holds an id outside the vocabulary"
+            return "rejected", "the prompt contains a token id outside the vocabulary"
         if self._context is not None and len(ask.prompt) >= self._context:
-            return "context", f"the prompt has {len(ask.prompt)} tokens, the model's context {self._context}"
+            return "context", f"the prompt has {len(ask.prompt)} tokens, the model's context has {self._context}"
         try:
             check_sampling(ask.sampling)
         except ValueError as error:
@@ -261,5 +261,5 @@ class Batch:
 def _said(request: _Running, response: _Response, cached: int | None) -> TokenOutput | RequestRefused:
     """Return the message to the gateway for one token."""
     if response.finish_reason is not None and request.guide is not None and request.guide.failed:
-        return RequestRefused(request.route[1], "failed", f"the constraint cannot be followed: {request.guide.failed}")
+        return RequestRefused(request.route[1], "failed", f"the constraint cannot be enforced: {request.guide.failed}")
     return TokenOutput(request.route[1], (response.token,), response.finish_reason, cached)

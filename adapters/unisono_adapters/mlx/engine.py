@@ -100,7 +100,7 @@ class _Engine:
             while line := await reader.readline():
                 self._obey(number, writer, line)
         except (OSError, WireError, ValueError) as error:  # ValueError: a line over the limit
-            _log.warning("a gateway's connection broke: %s", error)
+            _log.warning("the connection to a gateway was lost: %s", error)
         finally:
             del self.writers[number]
             self._withdraw(number)
@@ -115,7 +115,7 @@ class _Engine:
     def _obey(self, number: int, writer: asyncio.StreamWriter, line: bytes) -> None:
         message = from_line(line)
         if self.loaded is None:
-            raise WireError("a request before the model was ready")
+            raise WireError("a request arrived before the model was loaded")
         match message:
             case GenerateCommand(constraint=None):
                 self.loaded.batch.submit(Submit(number, message))
@@ -131,14 +131,23 @@ class _Engine:
                 running, waiting, tokens = self.loaded.batch.load
                 writer.write(to_line(CountAnswer(request, running, waiting + len(self.compiling), tokens)))
             case _:
-                raise WireError(f"{type(message).__name__} is not for the engine")
+                raise WireError(f"the engine does not accept {type(message).__name__} messages")
 
     def _guide(self, loaded: _Loaded, number: int, ask: GenerateCommand) -> None:
         """Submit a constrained request once its grammar is compiled, unless it is cancelled before."""
-        assert ask.constraint is not None, "there is nothing to compile"
+        assert ask.constraint is not None, "a request without a constraint"
         place = (number, ask.id)
         if len(self.compiling) >= self.most_compiling:
-            self._send([(number, RequestRefused(ask.id, "overloaded", "too many grammars are waiting to be compiled"))])
+            self._send(
+                [
+                    (
+                        number,
+                        RequestRefused(
+                            ask.id, "overloaded", "too many requests are waiting for their grammars to be compiled"
+                        ),
+                    )
+                ]
+            )
             return
         self.compiling.add(place)
         compiled = self.loop.run_in_executor(loaded.guides.threads, loaded.guides.guide, ask.constraint)
@@ -154,7 +163,7 @@ class _Engine:
             if not isinstance(error, Unguidable):
                 _log.error("compiling a grammar failed", exc_info=error)
             self._send(
-                [(number, RequestRefused(ask.id, "constraint", f"the engine cannot keep to the constraint: {error}"))]
+                [(number, RequestRefused(ask.id, "constraint", f"the engine cannot enforce the constraint: {error}"))]
             )
 
         compiled.add_done_callback(submit)
@@ -185,7 +194,7 @@ class _Engine:
                 continue
             writer.write(b"".join(parts))
             if writer.transport.get_write_buffer_size() > _STUCK_BYTES:
-                _log.warning("a gateway does not read; cutting its connection")
+                _log.warning("a gateway does not read its answers; closing its connection")
                 writer.transport.abort()
 
     def _address(self, lines: dict[int, list[bytes]], number: int, message: ToGateway) -> None:
@@ -209,7 +218,7 @@ def _find(model: str) -> Path:
     folder = Path(model).expanduser()
     if folder.is_dir():
         if not (folder / "config.json").is_file():
-            raise ModelUnusable(f"{model} is a folder without a config.json; name the folder of a model for mlx-lm")
+            raise ModelUnusable(f"{model} has no config.json; name a folder that contains a model for mlx-lm")
         return folder
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import HFValidationError, LocalEntryNotFoundError
@@ -218,8 +227,8 @@ def _find(model: str) -> Path:
         return Path(snapshot_download(model, local_files_only=True, allow_patterns=list(SNAPSHOT_FILES)))
     except (LocalEntryNotFoundError, HFValidationError, OSError) as error:
         raise ModelUnusable(
-            f"{model} is neither a folder nor a model that was downloaded in full on this machine; "
-            f"download it first (`unisono pull {model}`) or name its folder"
+            f"{model} is neither a folder nor a completely downloaded model; "
+            f"download it with `unisono pull {model}`, or name its folder"
         ) from error
 
 
@@ -306,7 +315,7 @@ def main() -> None:
     parser.add_argument("--waiting", type=int, required=True)
     parser.add_argument("--prefill-chunk", type=int, required=True)
     parser.add_argument("--prefix-cache-bytes", type=int, required=True)
-    parser.add_argument("--shared", action="store_true", help="live as long as anybody is connected")
+    parser.add_argument("--shared", action="store_true", help="exit when no gateway is connected any more")
     args = parser.parse_args()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the gateway, which then ends this process
     logging.basicConfig(stream=sys.stderr, level=logging.WARNING, format="%(levelname)s %(name)s: %(message)s")

@@ -23,7 +23,6 @@ from unisono.core.generation import (
 )
 from unisono.core.ports import BackendOptions
 from unisono.core.probe import Check, Probe
-from unisono.core.symptom import Symptom
 from unisono.errors import (
     BackendError,
     BackendOverloaded,
@@ -33,6 +32,7 @@ from unisono.errors import (
     ConfigError,
     ConstraintRefused,
     ContextTooLong,
+    Symptom,
     UnisonoError,
 )
 from unisono_adapters._constraints import refusal
@@ -63,11 +63,11 @@ Not part of any request's own timeouts.
 _MOST_AT_ONCE = 256
 """Maximum number of tokens in a chunk; a slow client may have many waiting."""
 
-_SHUT_DOWN = "the mlx backend is shut down"
+_SHUT_DOWN = "the mlx backend was shut down"
 
 _FINISH = {"stop": FinishReason.STOP, "length": FinishReason.LENGTH}
 
-REMEDIES = {Check.CONSTRAIN: "Install llguidance beside mlx-lm: pip install 'unisono[mlx]'."}
+REMEDIES = {Check.CONSTRAIN: "Install llguidance with mlx-lm: pip install 'unisono[mlx]'."}
 
 _REFUSALS: Mapping[Reason, type[UnisonoError]] = {
     "context": ContextTooLong,
@@ -159,7 +159,7 @@ class MlxLocalBackend:
             async with asyncio.timeout(LOAD_S):
                 counted = await engine.count()
         except TimeoutError as error:
-            raise BackendTimeout("the engine process did not say in time what it has to do") from error
+            raise BackendTimeout("the engine process did not report its load in time") from error
         return Load(counted.running, counted.waiting, counted.tokens)
 
     async def aclose(self) -> None:
@@ -242,7 +242,7 @@ async def _wait(engine: EngineProcess, inbox: Inbox, timeouts: Timeouts, asked_a
         if total_left < patience:
             raise BackendTimeout(f"the answer was not complete within {timeouts.total_s:g} s") from error
         what = "token" if begun else "first token"
-        raise BackendTimeout(f"no {what} came within {patience:g} s") from error
+        raise BackendTimeout(f"no {what} within {patience:g} s") from error
 
 
 def _take(engine: EngineProcess, inbox: Inbox, prompt_tokens: int | None) -> Chunk:
@@ -256,7 +256,7 @@ def _take(engine: EngineProcess, inbox: Inbox, prompt_tokens: int | None) -> Chu
             if inbox.refused.reason == "failed":
                 raise BackendError(inbox.refused.message, symptom=Symptom.SERVER_ERROR)
             raise _REFUSALS[inbox.refused.reason](inbox.refused.message)
-        raise BackendUnavailable(engine.lost or "the engine process gave no answer", symptom=Symptom.DISCONNECTED)
+        raise BackendUnavailable(engine.lost or "the engine process did not answer", symptom=Symptom.DISCONNECTED)
     tokens = inbox.tokens[:_MOST_AT_ONCE].tolist()
     del inbox.tokens[:_MOST_AT_ONCE]
     if inbox.tokens or inbox.refused is not None or engine.lost is not None:
@@ -278,5 +278,5 @@ def _look_at(start: asyncio.Task[tuple[EngineProcess, Ready]]) -> None:
 def _number(extra: Mapping[str, object], name: str, default: float) -> float:
     value = extra.get(name, default)
     if isinstance(value, bool) or not isinstance(value, int | float) or value < 0:
-        raise ConfigError(f"{name}: must be a number that is not negative, not {value!r}")
+        raise ConfigError(f"{name}: must be a number of at least 0, not {value!r}")
     return value

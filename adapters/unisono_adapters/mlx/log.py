@@ -41,7 +41,7 @@ def quoted(log: bytes) -> str:
     if not lines:
         return ""
     last = " / ".join(lines[-_QUOTED_LINES:])[-_QUOTED_CHARACTERS:]
-    return "; it last wrote: " + "".join(letter if letter.isprintable() else " " for letter in last)
+    return "; its last output: " + "".join(letter if letter.isprintable() else " " for letter in last)
 
 
 def meaning(code: int) -> str:

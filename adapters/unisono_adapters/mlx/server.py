@@ -26,9 +26,9 @@ LOADED = "default_model"
 """Name of the model that the server has loaded; others would be looked up on the hub."""
 
 REMEDIES = {
-    Check.GENERATION: "Restart mlx_lm.server, with the gpt-oss folder as its --model.",
-    Check.MARKERS: "Use mlx_lm.server 0.32 or newer and its own /v1/completions: it leaves markers in the text.",
-    Check.CONTEXT: "Set model_info.max_input_tokens to what the machine's memory allows: the server tells no size.",
+    Check.GENERATION: "Restart mlx_lm.server with the gpt-oss folder as its --model.",
+    Check.MARKERS: "Use mlx_lm.server 0.32 or newer directly: its /v1/completions leaves markers in the text.",
+    Check.CONTEXT: "Set model_info.max_input_tokens to a size that fits in memory: the server does not report one.",
 }
 
 
@@ -39,7 +39,7 @@ class MlxServerBackend:
         """Raise ConfigError for invalid options."""
         # The server does not notice a client that disconnects before its response head, and generates to the
         # limit.
-        self._wire = BackendHttp(options, {404: (BackendError, "the backend failed while it generated")}, polite=True)
+        self._wire = BackendHttp(options, {404: (BackendError, "the backend failed during generation")}, polite=True)
         self._written = PoisonPrompt()
 
     async def probe(self) -> Probe:
@@ -50,9 +50,9 @@ class MlxServerBackend:
         health = await self._wire.get_json("health")
         status = health.get("status") if isinstance(health, dict) else None
         if status is None:
-            raise BackendProtocolError("the backend's report of its health is not one")
+            raise BackendProtocolError("the backend's health report has an unknown format")
         if status != "ok":
-            raise BackendUnavailable("the backend says it is not well")
+            raise BackendUnavailable("the backend reports that it is not healthy")
         claims = Capabilities(prompt=OutputForm.TEXT, output=OutputForm.TEXT, stop_visible=False, logit_bias=True)
         return await examine(Subject(self._streamed, claims, remedies=REMEDIES))
 

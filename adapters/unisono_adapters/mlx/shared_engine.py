@@ -20,8 +20,8 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from unisono_adapters.mlx.jobs import BatchLimits
+from unisono_adapters.mlx.launch import Process, ProcessHandle, spawned
 from unisono_adapters.mlx.log import meaning, quoted
-from unisono_adapters.mlx.process import Process, ProcessHandle, spawned
 
 _LOG_BYTES = 8192
 _CLOSED_S = 0.5

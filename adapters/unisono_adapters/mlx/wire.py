@@ -160,7 +160,7 @@ def _plain(value: object) -> object:
         return dict(value)
     if isinstance(value, Sequence):
         return list(value)
-    raise TypeError(f"{type(value).__name__} does not travel")
+    raise TypeError(f"{type(value).__name__} cannot be sent")
 
 
 def from_line(line: bytes) -> ToEngine | ToGateway:

@@ -38,7 +38,7 @@ class MasterKey:
 
     def __init__(self, key: str, others: KeyFinder | None = None) -> None:
         if not key:
-            raise ValueError("an empty master key would let everyone in")
+            raise ValueError("the master key must not be empty")
         # Random per process: neither the key nor its digest outlives the process or means anything elsewhere.
         self._pepper = secrets.token_bytes(32)
         self._digest = self._digest_of(key)
@@ -50,14 +50,12 @@ class MasterKey:
 
     async def identify(self, presented: str | None) -> Caller:
         if presented is None:
-            raise NotAuthenticated(
-                "No API key was sent, or several: send one as `Authorization: Bearer <key>` or `x-api-key: <key>`."
-            )
+            raise NotAuthenticated("Send exactly one API key, as `Authorization: Bearer <key>` or `x-api-key: <key>`.")
         if hmac.compare_digest(self._digest_of(presented), self._digest):
             return Caller(MASTER_TENANT, raw=True)
         caller = None if self._others is None else await self._others.find(presented)
         if caller is None:
-            raise NotAuthenticated("The API key is not valid here.")
+            raise NotAuthenticated("The API key is not valid.")
         return caller
 
 

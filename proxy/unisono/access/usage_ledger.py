@@ -128,7 +128,7 @@ class UsageLedger:
             if not claim.limits.has_budget:
                 self._local.note(claim)
             if self._renewing is None or self._renewing.done():
-                self._renewing = asyncio.create_task(self._renew(), name="renewing claims")
+                self._renewing = asyncio.create_task(self._renew(), name="renewing quota reservations")
         return standing
 
     @property
@@ -166,7 +166,7 @@ class UsageLedger:
             # A spooled settlement is replayed from its file.
             if not oldest.is_spooled:
                 about = _about(oldest.settlement)
-                log.error("an entry of the ledger is lost: the store has been down for too long", extra=about)
+                log.error("usage record lost: the store was unavailable for too long", extra=about)
         if self._writing is None or self._writing.done():
             self._writing = asyncio.create_task(self._write(), name="writing the ledger")
         return waiting
@@ -211,7 +211,7 @@ class UsageLedger:
         await self._spool.release()
         for one in left:
             if not one.is_spooled:
-                log.error("an entry of the ledger is lost: the store is down", extra=_about(one.settlement))
+                log.error("usage record lost: the store is unavailable", extra=_about(one.settlement))
 
     async def _replay(self) -> None:
         cause = ""
@@ -220,13 +220,13 @@ class UsageLedger:
                 await self._spool.replay(self._accounts)
                 cause = ""
             except StoreError as error:
-                log.debug("the usage spool cannot be replayed yet", extra={"code": error.code})
+                log.debug("usage spool not replayed: the store is unavailable", extra={"code": error.code})
             except OSError as error:
                 if cause != (cause := str(error)):
-                    log.warning("the usage spool cannot be read", extra={"cause": cause})
+                    log.warning("usage spool unreadable", extra={"cause": cause})
             except Exception as error:
                 # Later records must not wait for a restart.
-                log.exception("the replay of the usage spool failed", exc_info=error)
+                log.exception("replay of the usage spool failed", exc_info=error)
             await asyncio.sleep(SCAN_INTERVAL_S)
 
     async def _renew(self) -> None:
@@ -237,7 +237,7 @@ class UsageLedger:
             try:
                 await self._accounts.extend(*self._open.values())
             except StoreError as error:
-                log.debug("claims could not be renewed", extra={"code": error.code})
+                log.debug("quota reservations not renewed", extra={"code": error.code})
 
     async def _write(self) -> None:
         while self._waiting:
@@ -266,7 +266,7 @@ class UsageLedger:
             except Exception as error:
                 if len(batch) == 1:
                     about = _about(batch[0].settlement)
-                    log.exception("an entry of the ledger is lost: it cannot be written", exc_info=error, extra=about)
+                    log.exception("usage record lost: the store rejects it", exc_info=error, extra=about)
                     await self._wrote(batch)
                 else:
                     # The store rejects one of them; writing them one by one finds it.
@@ -290,7 +290,7 @@ class UsageLedger:
 
     async def _fail(self, batch: Sequence[_Waiting], error: StoreError) -> None:
         if not self._down:
-            log.warning("the ledger cannot be written for now", extra={"code": error.code})
+            log.warning("usage records not written: the store is unavailable", extra={"code": error.code})
             self._on_failure()
         self._down = self._is_slow = True
         await self._spooled(batch)

@@ -63,7 +63,7 @@ def from_record(line: bytes) -> UsageRecord:
         return _parsed(line)
     # Damage can be anything: nesting without end, numbers without bound, fields of any type.
     except Exception as error:
-        raise ValueError("a damaged line of the usage spool") from error
+        raise ValueError("damaged line in the usage spool") from error
 
 
 def _parsed(line: bytes) -> UsageRecord:
@@ -119,7 +119,7 @@ class _Segment:
                     settlement = from_record(line)
                 except ValueError:
                     # A process that dies while it writes leaves a truncated last line.
-                    log.warning("a damaged line of the usage spool is skipped", extra={"file": self.path.name})
+                    log.warning("damaged line in the usage spool skipped", extra={"file": self.path.name})
                 else:
                     yield settlement
 
@@ -194,7 +194,7 @@ class UsageSpool:
             if segment in self._adopted:
                 self._adopted.remove(segment)
                 await asyncio.to_thread(_delete, segment)
-                log.warning("usage records of the spool are in the ledger now", extra={"count": len(records)})
+                log.warning("usage records of the spool written to the ledger", extra={"count": len(records)})
 
     async def _run(self, work: Callable[[], None]) -> None:
         # A cancelled caller must not leave a thread that changes a segment without the lock.
@@ -215,7 +215,7 @@ class UsageSpool:
             segment.write(data, self.max_bytes)
         except OSError as error:
             if not self._is_failing:
-                log.warning("usage records cannot be spooled", extra={"cause": str(error)})
+                log.warning("usage records not spooled", extra={"cause": str(error)})
             self._is_failing = True
         else:
             self._is_failing = False
@@ -299,7 +299,7 @@ class UsageSpool:
             return
         except OSError as error:
             if path not in self._unreadable:
-                log.warning("usage records cannot be read", extra={"file": path.name, "cause": str(error)})
+                log.warning("usage spool segment unreadable", extra={"file": path.name, "cause": str(error)})
             self._unreadable.add(path)
             return
         self._unreadable.discard(path)
@@ -325,7 +325,7 @@ async def _settled(accounts: AccountStore, records: Sequence[UsageRecord]) -> No
     except Exception as error:
         if len(records) == 1:
             about = {"model": records[0].entry.model}
-            log.exception("a usage record is lost: the store rejects it", exc_info=error, extra=about)
+            log.exception("usage record lost: the store rejects it", exc_info=error, extra=about)
             return
         # The store rejects one of them; writing them one by one finds it.
         for one in records:
@@ -374,7 +374,7 @@ def _lock(descriptor: int) -> None:
     """Lock a file. Raises OSError if another process holds the lock or has deleted the file."""
     fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     if not os.fstat(descriptor).st_nlink:
-        raise FileNotFoundError("the segment is deleted")
+        raise FileNotFoundError("the segment was deleted")
 
 
 def _sync_folder(folder: Path) -> None:

@@ -191,13 +191,16 @@ class LocalOnly:
         if scope["type"] in REQUESTS:
             hosts = header_values(scope, b"host")
             if len(hosts) != 1 or not is_loopback(f"//{hosts[0]}"):
-                raise NotAllowed("Without an API key this gateway answers only to localhost.")
+                raise NotAllowed(
+                    "This gateway has no API key and accepts only requests to localhost: "
+                    "set a master key to allow other hosts."
+                )
             # Another port of this machine is another origin: any local program may serve a page there.
             own = {f"{scheme}://{hosts[0].lower()}" for scheme in ("http", "https")}
             for origin in header_values(scope, b"origin"):
                 if origin not in self._origins and origin not in own:
                     raise NotAllowed(
-                        "Without an API key this gateway refuses requests from other origins: "
+                        "This gateway has no API key and refuses requests from other origins: "
                         "set a master key, or list the origin in 'unisono.cors_origins'."
                     )
         await self._app(scope, receive, send)
@@ -295,13 +298,13 @@ class BodyLimits:
     def _check_headers(self, scope: Scope) -> None:
         lengths = header_values(scope, b"content-length")
         if len(set(lengths)) > 1 or any(not (value.isascii() and value.isdigit()) for value in lengths):
-            raise InvalidRequest("Content-Length is not one number.")
+            raise InvalidRequest("'Content-Length' must be a single decimal number.")
         if lengths and (len(lengths[0]) > 18 or int(lengths[0]) > self._max_bytes):
             raise self._too_large()
         for coding in header_values(scope, b"content-encoding"):
             if coding.strip().lower() not in {"", "identity"}:
                 raise UnsupportedMediaType(
-                    f"Compressed bodies are not accepted: send it without 'Content-Encoding: {coding[:LONGEST_SHOWN]}'."
+                    f"Compressed bodies are not accepted: omit 'Content-Encoding: {coding[:LONGEST_SHOWN]}'."
                 )
         has_body = (bool(lengths) and int(lengths[0]) > 0) or bool(header_values(scope, b"transfer-encoding"))
         types = header_values(scope, b"content-type")

@@ -35,7 +35,7 @@ MAX_RUN = 500_000
 The tokenizer handles runs of this length in a quarter of a second without blocking other requests. From about a
 million spaces on it fails (measured with tiktoken 0.14).
 """
-RUN_TOO_LONG = f"More than {MAX_RUN:,} characters without a break cannot be tokenized."
+RUN_TOO_LONG = f"A run of more than {MAX_RUN:,} letters, symbols or blanks cannot be tokenized; shorten it."
 
 # The tokenizer first cuts text into pieces of letters and marks, of other signs, and of white space. Each class here is
 # a little wider than its piece, so no piece crosses its edge.
@@ -45,10 +45,10 @@ _RUNS = (re.compile(r"[^\s\d!-/:-@\[-`{-~]*+"), re.compile(r"(?:[^\s\w]|_)*+"), 
 LONGEST_NAME = 64
 """Maximum characters of a name that an error message repeats."""
 BEGINNINGS = {
-    b"\xff\xfe": "it is in UTF-16, not in UTF-8",
-    b"\xfe\xff": "it is in UTF-16, not in UTF-8",
-    b"\x1f\x8b": "it is compressed",
-    b"\x28\xb5\x2f\xfd": "it is compressed",
+    b"\xff\xfe": "it is encoded in UTF-16; send UTF-8",
+    b"\xfe\xff": "it is encoded in UTF-16; send UTF-8",
+    b"\x1f\x8b": "it is compressed; send it uncompressed",
+    b"\x28\xb5\x2f\xfd": "it is compressed; send it uncompressed",
 }
 NO_NUMBER = re.compile(r"NaN|Infinity")
 
@@ -78,7 +78,7 @@ async def off_loop(work: Callable[[], Result], size: int, bound: int = OFF_LOOP_
 def to_object(body: bytes) -> dict[str, Any]:
     """Parse the body to a JSON object within all limits. Raises InvalidRequest."""
     if too_many_values(body):
-        raise InvalidRequest(f"The body holds more than {MAX_VALUES:,} JSON values.")
+        raise InvalidRequest(f"The body contains more than {MAX_VALUES:,} JSON values.")
     try:
         value = orjson.loads(body)
     except orjson.JSONDecodeError as error:
@@ -97,7 +97,7 @@ def _what_is_wrong(body: bytes, error: orjson.JSONDecodeError) -> str:
         if body.startswith(beginning):
             return what
     if NO_NUMBER.match(error.doc, error.pos):
-        return f"NaN and Infinity are no JSON numbers: {error}"
+        return f"NaN and Infinity are not JSON numbers: {error}"
     return str(error)
 
 
@@ -117,7 +117,7 @@ def _named_twice(body: bytes) -> InvalidRequest:
                 shown = name[:LONGEST_NAME]
                 # The outermost object is the last one to be complete.
                 param = None if opened else shown
-                raise InvalidRequest(f"The name '{shown}' stands twice in one object.", param=param)
+                raise InvalidRequest(f"The name '{shown}' occurs twice in one object.", param=param)
             names.add(name)
 
     try:
@@ -125,7 +125,7 @@ def _named_twice(body: bytes) -> InvalidRequest:
         json.loads(body, object_pairs_hook=complete, parse_int=len, parse_float=len)
     except InvalidRequest as error:
         return error
-    return InvalidRequest("A name stands twice in one object.")
+    return InvalidRequest("A name occurs twice in one object.")
 
 
 def too_many_values(body: bytes) -> bool:

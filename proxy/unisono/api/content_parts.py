@@ -50,7 +50,7 @@ class ContentPart(OpenModel):
     @classmethod
     def _known(cls, value: str) -> str:
         if value in MEDIA_PARTS:
-            raise refused(f"'{value}' is not possible: the model does not support {MEDIA_PARTS[value]} input")
+            raise refused(f"'{value}' is not accepted: the model does not support {MEDIA_PARTS[value]} input")
         if value not in KINDS:
             raise wrong("must be 'text' or 'refusal'")
         return value

@@ -165,8 +165,8 @@ def failure_of(error: Exception) -> UnisonoError:
     if isinstance(error, HTTPException):
         kind = BY_STATUS.get(error.status_code, InternalError)
         return kind(str(error.detail))
-    log.error("unexpected %s", type(error).__name__, exc_info=error)
-    return InternalError("The gateway failed on this request; the operator's log says why.")
+    log.error("unexpected exception: %s", type(error).__name__, exc_info=error)
+    return InternalError("The gateway failed to process this request; its log contains the cause.")
 
 
 def invalid(errors: Sequence[Any]) -> InvalidRequest:
@@ -175,7 +175,7 @@ def invalid(errors: Sequence[Any]) -> InvalidRequest:
     A finding of type `unsupported_value` becomes `UnsupportedValue`. The input itself is not repeated.
     """
     if not errors:
-        return InvalidRequest("The request is not valid.")
+        return InvalidRequest("The request is invalid.")
     first = errors[0]
     # Pydantic marks a finding on a key itself with a last step "[key]".
     param = ".".join(str(step)[:LONGEST_STEP] for step in first["loc"] if step != "[key]") or None
@@ -204,9 +204,9 @@ def register(app: FastAPI) -> None:
             raise error
         failure = failure_of(error)
         if isinstance(failure, NotFound) and isinstance(error, HTTPException):
-            failure = NotFound(f"There is nothing at {request.method} {request.scope['path'][:200]}.")
+            failure = NotFound(f"There is no endpoint for {request.method} {request.scope['path'][:200]}.")
         elif isinstance(failure, MethodNotAllowed):
-            failure = MethodNotAllowed(f"{request.method} is not allowed at {request.scope['path'][:200]}.")
+            failure = MethodNotAllowed(f"The method {request.method} is not allowed at {request.scope['path'][:200]}.")
         response = to_response(failure, request.scope)
         if isinstance(error, HTTPException) and error.headers:
             response.headers.update(error.headers)
@@ -219,7 +219,7 @@ def register(app: FastAPI) -> None:
 
     async def not_found(scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "websocket":
-            raise NotFound(f"There is no WebSocket at {scope['path'][:200]}.")
+            raise NotFound(f"There is no WebSocket endpoint at {scope['path'][:200]}.")
         await nowhere(scope, receive, send)
 
     app.router.default = not_found
@@ -277,7 +277,7 @@ class ErrorResponses:
         try:
             await self._app(scope, receive, watched)
         except WebSocketDisconnect:
-            # The client left, which is how most of them end.
+            # The client disconnected, which is the usual end of a WebSocket.
             return
         except Exception as error:
             failure = failure_of(error)

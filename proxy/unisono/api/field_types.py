@@ -69,10 +69,10 @@ NEUTRAL: dict[str, tuple[Any, ...]] = {
 """Values of unsupported fields that request nothing."""
 
 REFUSALS = {
-    "logprobs": "log probabilities are not available; leave it out or send false",
-    "top_logprobs": "log probabilities are not available; leave it out or send 0",
-    "modalities": 'only ["text"] is supported',
-    "audio": "audio output is not supported",
+    "logprobs": "log probabilities are not supported; omit this field or send false",
+    "top_logprobs": "log probabilities are not supported; omit this field or send 0",
+    "modalities": 'only ["text"] is supported; omit this field',
+    "audio": "audio output is not supported; omit this field",
 }
 
 
@@ -103,7 +103,7 @@ def _encodable(text: str) -> str:
         try:
             text.encode()
         except UnicodeEncodeError:
-            raise wrong("holds a lone surrogate, which is not valid Unicode") from None
+            raise wrong("contains a lone surrogate, which is not valid Unicode") from None
     return text
 
 
@@ -117,7 +117,7 @@ def to_effort(value: Any) -> Effort | None:
 
 def _to_token_id(value: Any) -> int:
     if not isinstance(value, str) or not (value.isascii() and value.isdigit() and len(value) <= 6):
-        raise wrong("must be a token id in decimal")
+        raise wrong("must be a token id in decimal digits")
     token = int(value)
     if token >= VOCABULARY:
         raise wrong(f"must be a token id from 0 to {VOCABULARY - 1}")
@@ -136,9 +136,9 @@ def _bounded(parameters: dict[str, Any]) -> dict[str, Any]:
     try:
         size = len(orjson.dumps(parameters))
     except orjson.JSONEncodeError:
-        raise wrong("holds a value that is not valid JSON or a lone surrogate") from None
+        raise wrong("contains a lone surrogate or a value that is not valid JSON") from None
     if size > MAX_PARAMETERS_BYTES:
-        raise wrong(f"is a schema of more than {MAX_PARAMETERS_BYTES:,} bytes")
+        raise wrong(f"must be a schema of at most {MAX_PARAMETERS_BYTES:,} bytes")
     return parameters
 
 

@@ -71,7 +71,7 @@ class History:
         name = self._names.get(call_id)
         if name is None:
             raise InvalidRequest(
-                f"'{param}': nothing before it is a tool call with the id '{shortened(given or call_id)}'.", param=param
+                f"'{param}': there is no earlier tool call with the id '{shortened(given or call_id)}'.", param=param
             )
         return name
 

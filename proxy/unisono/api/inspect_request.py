@@ -37,4 +37,4 @@ class InspectRequest(OpenModel):
     def check(self) -> None:
         """Check that exactly one source is given. Raises InvalidRequest."""
         if sum(given is not None for given in (self.id, self.trace, self.text, self.tokens)) != 1:
-            raise InvalidRequest("Give one of 'id', 'trace', 'text' and 'tokens'.")
+            raise InvalidRequest("Set exactly one of 'id', 'trace', 'text' and 'tokens'.")

@@ -36,10 +36,10 @@ def metrics_router(shown: Shown, *, names_keys: bool) -> APIRouter:
     async def metrics(request: Request) -> Response:
         caller: Caller = request.state.caller
         if names_keys and caller.key:
-            raise NotAllowed("These metrics name the keys of others; the master key reads them.")
+            raise NotAllowed("These metrics contain the names of other keys: use the master key.")
         text = await shown()
         if text is None:
-            raise NotFound("Metrics are switched off here.")
+            raise NotFound("Metrics are disabled on this gateway.")
         return Response(text, media_type=CONTENT_TYPE)
 
     router.add_route("/metrics", metrics, methods=["GET", "HEAD"])
@@ -51,10 +51,10 @@ def listening_address(listen: str) -> tuple[str, int]:
     host, colon, port = listen.rpartition(":")
     host = host.removeprefix("[").removesuffix("]")
     if not colon or not (port.isascii() and port.isdigit()) or not 0 <= int(port) < 1 << 16:
-        raise ValueError("say it as host:port")
+        raise ValueError("must have the form host:port")
     host = "127.0.0.1" if host == "localhost" else host
     if not ip_address(host).is_loopback:
-        raise ValueError("it asks for no key, so only this machine may reach it: listen on 127.0.0.1")
+        raise ValueError("must be a loopback address, such as 127.0.0.1, because this port requires no key")
     return host, int(port)
 
 

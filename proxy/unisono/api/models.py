@@ -74,7 +74,7 @@ def models_router(*, cards: Callable[[Caller], Sequence[ModelCard]], created: in
         for card in cards(request.state.caller):
             if card.id == name:
                 return to_whole(to_model(card, created))
-        raise UnknownModel(f"There is no model '{name[:256]}'.", param="model")
+        raise UnknownModel(f"The model '{name[:256]}' does not exist.", param="model")
 
     async def info(request: Request) -> Response:
         return to_whole({"data": [to_model_info(card) for card in cards(request.state.caller)]})

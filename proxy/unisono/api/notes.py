@@ -19,4 +19,6 @@ def without_effect(prefix: str, fields: Mapping[str, Any]) -> Iterator[str]:
 def notes_on_begun(turn: GenerationRequest, wishes: Mapping[str, object]) -> Iterator[str]:
     """Yield notes on fields that have no effect because the client started the answer itself."""
     if turn.conversation.prefill is not None:
-        yield from (f"{name}: no effect, the client began the answer" for name, wish in wishes.items() if wish)
+        yield from (
+            f"{name}: no effect, because the client started the answer" for name, wish in wishes.items() if wish
+        )

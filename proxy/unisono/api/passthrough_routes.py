@@ -82,12 +82,14 @@ def check_stateless(body: Mapping[str, Json]) -> None:
     """
     for field in STATEFUL:
         if body.get(field) not in (None, False):
-            raise UnsupportedValue(f"'{field}': this model passes through, and nothing of it is kept.", param=field)
+            raise UnsupportedValue(f"'{field}' is not supported for pass-through models.", param=field)
     tools = body.get("tools")
     for index, tool in enumerate(tools if isinstance(tools, list) else ()):
         if isinstance(tool, dict) and tool.get("type") == "mcp":
             where = f"tools.{index}"
-            raise UnsupportedValue(f"'{where}': this model passes through, and no tools are run for it.", param=where)
+            raise UnsupportedValue(
+                f"'{where}': tools of type 'mcp' are not supported for pass-through models.", param=where
+            )
 
 
 def to_passage(api: Api, body: Mapping[str, Json], way: AnswerMode) -> PassthroughRequest:

@@ -39,7 +39,7 @@ class SchemaSpec(OpenModel):
 
 def _of_a_known_kind(value: Any) -> Any:
     if isinstance(value, str) and value not in KINDS:
-        raise refused(f"only the types {', '.join(KINDS)} are supported")
+        raise refused(f"must be one of {', '.join(KINDS)}")
     return value
 
 

@@ -59,7 +59,7 @@ class Sealer:
         try:
             content = orjson.dumps(record)
         except orjson.JSONEncodeError as error:
-            raise InternalError(f"items that cannot be sealed: {error}") from error
+            raise InternalError(f"The items cannot be sealed: {error}") from error
         # The nonce is derived from the content: another process that seals the same items makes the same bytes, and no
         # nonce is used for two contents.
         nonce = hmac.digest(self._nonce_key, _bound_to(tenant) + b"\0" + content, "sha256")[:NONCE_BYTES]
@@ -86,15 +86,15 @@ class Sealer:
         Raises ValueError, and for foreign content TypeError, KeyError and AttributeError.
         """
         if len(text) > LONGEST or not text.startswith(PREFIX):
-            raise ValueError("no seal")
+            raise ValueError("not a seal")
         try:
             sealed = _read(text.removeprefix(PREFIX))
             packed = self._cipher.decrypt(sealed[:NONCE_BYTES], sealed[NONCE_BYTES:], _bound_to(tenant))
             record: Mapping[str, Any] = orjson.loads(_unpacked(packed))
         except (InvalidTag, zlib.error) as error:
-            raise ValueError("damaged, or not for them") from error
+            raise ValueError("damaged, or sealed for another tenant") from error
         if record["v"] != VERSION:
-            raise ValueError("of another version")
+            raise ValueError("unknown version")
         return record
 
     def sign(self, tenant: str, text: str) -> str:
@@ -136,5 +136,5 @@ def _unpacked(packed: bytes) -> bytes:
     reading = zlib.decompressobj()
     content = reading.decompress(packed, LARGEST)
     if not reading.eof:
-        raise ValueError("too large, or cut")
+        raise ValueError("too large or truncated")
     return content

@@ -88,7 +88,7 @@ def to_tool_choice(value: Any) -> ToolChoice | None:
     if isinstance(value, str):
         return ToolChoice(_mode(value))
     if not isinstance(value, dict) or not isinstance(value.get("type"), str):
-        raise wrong(f"must be one of {', '.join(WORDS)}, or an object with a type")
+        raise wrong(f"must be one of {', '.join(WORDS)}, or an object with the field 'type'")
     kind = value["type"]
     if kind in WORDS:
         return ToolChoice(WORDS[kind])
@@ -98,7 +98,7 @@ def to_tool_choice(value: Any) -> ToolChoice | None:
     listed = listed if isinstance(listed, dict) else value
     tools = listed.get("tools")
     if not isinstance(tools, list) or not 0 < len(tools) <= MAX_TOOLS:
-        raise wrong(f"must list 1 to {MAX_TOOLS} allowed tools")
+        raise wrong(f"must contain a list 'tools' with 1 to {MAX_TOOLS} tools")
     return ToolChoice(_mode(listed.get("mode", ChoiceMode.AUTO)), tuple(map(_named, tools)))
 
 
@@ -117,7 +117,7 @@ def _mode(value: Any) -> ChoiceMode:
 
 def _named(value: Any) -> NamedTool:
     if not isinstance(value, dict) or not isinstance(value.get("type"), str):
-        raise wrong("must name a tool by an object with a type")
+        raise wrong("must name each tool by an object with the field 'type'")
     kind = value["type"]
     if kind in FUNCTIONS:
         inner = value.get(kind)
@@ -131,7 +131,7 @@ def _named(value: Any) -> NamedTool:
 def _word(value: dict[str, Any], field_name: str) -> str:
     word = value.get(field_name)
     if not isinstance(word, str) or not 0 < len(word) <= LONGEST or not word.isprintable():
-        raise wrong(f"needs the field '{field_name}': 1 to {LONGEST} characters")
+        raise wrong(f"must contain the field '{field_name}' with 1 to {LONGEST} printable characters")
     return word
 
 
@@ -176,7 +176,7 @@ def to_choice(asked: ToolChoice | None, offer: OfferedTools, param: str = "tool_
     if asked is None or asked.mode is ChoiceMode.NONE or (asked.mode is ChoiceMode.AUTO and asked.tools is None):
         return None
     if asked.mode is ChoiceMode.REQUIRED and not (offer.toolbox.tools or offer.hosts):
-        raise InvalidRequest(f"'{param}': there are no tools that could be called.", param=param)
+        raise InvalidRequest(f"'{param}' requires a call, but the request has no tools.", param=param)
     if asked.tools is None:
         return ForcedCalls()
     own: set[str] = set()
@@ -189,7 +189,7 @@ def to_choice(asked: ToolChoice | None, offer: OfferedTools, param: str = "tool_
     if asked.mode is ChoiceMode.AUTO:
         return AllowedTools(frozenset(own), frozenset(hosted))
     if not (own or hosted):
-        raise InvalidRequest(f"'{param}': none of the tools it names is available here.", param=param)
+        raise InvalidRequest(f"'{param}': none of the named tools is available.", param=param)
     return ForcedCalls(frozenset(own), frozenset(hosted))
 
 
@@ -207,4 +207,4 @@ def _own(tool: NamedTool, toolbox: Toolbox, param: str) -> str:
 
 
 def not_declared(tool: NamedTool, param: str) -> InvalidRequest:
-    return InvalidRequest(f"'{param}': there is no tool '{tool}' among the tools of this request.", param=param)
+    return InvalidRequest(f"'{param}': the request has no tool '{tool}'.", param=param)

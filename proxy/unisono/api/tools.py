@@ -127,17 +127,17 @@ class _Collected:
     def add(self, tool: FunctionTool, form: CallForm, path: str) -> None:
         if len(tool.name) > MAX_NAME or not _is_name(tool.name):
             raise InvalidRequest(
-                f"'{path}.name': with its namespace the name must be 1 to {MAX_NAME} of A-Z a-z 0-9 . _ -",
+                f"'{path}.name': the name with its namespace must have 1 to {MAX_NAME} characters of A-Z a-z 0-9 . _ -",
                 param=f"{path}.name",
             )
         if tool.name in self._names:
-            raise InvalidRequest(f"'{path}.name': there is another tool named '{tool.name}'.", param=f"{path}.name")
+            raise InvalidRequest(f"'{path}.name': another tool has the same name '{tool.name}'.", param=f"{path}.name")
         if len(self.tools) >= MAX_TOOLS:
-            raise InvalidRequest(f"'tools': there are more than {MAX_TOOLS} tools.", param="tools")
+            raise InvalidRequest(f"'tools' contains more than {MAX_TOOLS} tools.", param="tools")
         self._schema_bytes += len(orjson.dumps(tool.parameters))
         if self._schema_bytes > MAX_SCHEMAS_BYTES:
             raise InvalidRequest(
-                f"'tools': the schemas are more than {MAX_SCHEMAS_BYTES:,} bytes together.", param="tools"
+                f"'tools': the schemas have more than {MAX_SCHEMAS_BYTES:,} bytes in total.", param="tools"
             )
         self._names.add(tool.name)
         self.tools.append(tool)
@@ -173,17 +173,17 @@ def _add(found: _Collected, declared: DeclaredTool, namespace: str | None) -> No
     elif declared.kind != "namespace":
         found.skipped.append((f"{declared.path}.type", _not_here(declared.kind, declared.setting)))
     elif namespace is not None:
-        found.skipped.append((f"{declared.path}.type", _not_here("namespace in a namespace")))
+        found.skipped.append((f"{declared.path}.type", "a namespace cannot contain a namespace"))
     else:
         for inner in declared.inner:
             _add(found, inner, declared.name)
         if not declared.inner:
-            found.skipped.append((f"{declared.path}.tools", _not_here("namespace without tools")))
+            found.skipped.append((f"{declared.path}.tools", "the namespace contains no tools"))
 
 
 def _not_here(kind: str, setting: str = "") -> str:
-    needs = f"; the operator has to set {setting}" if setting else ""
-    return f"tools of type '{kind}' are not available here{needs}"
+    needs = f"; the operator can enable them with `{setting}`" if setting else ""
+    return f"tools of type '{kind}' are not available{needs}"
 
 
 def in_namespace(namespace: str | None, name: str) -> str:

@@ -62,7 +62,7 @@ def day_of(request: Request, name: str, default: str) -> str:
     if DAY.fullmatch(given) is not None:
         with suppress(ValueError):
             return date.fromisoformat(given).isoformat()
-    raise InvalidRequest(f"'{name}' is not a day, YYYY-MM-DD.", param=name)
+    raise InvalidRequest(f"'{name}' must be a date of the form YYYY-MM-DD.", param=name)
 
 
 def usage_router(*, ledger: Ledger, clock: Callable[[], float]) -> APIRouter:

@@ -40,25 +40,25 @@ class Factories:
         kinds = ", ".join(sorted(self._found))
         model = entry.litellm_params.model
         if not entry.kind or not entry.backend_model:
-            raise ConfigError(f"{path}: {model!r} must be <backend kind>/<model>; kinds: {kinds}")
+            raise ConfigError(f"{path}: must be `<backend kind>/<model>`, not `{model}`; kinds: {kinds}")
         if entry.kind not in self._found:
             why = (
-                "is a backend kind this version has no adapter for"
+                f"no adapter is installed for the backend kind `{entry.kind}`"
                 if entry.kind in KINDS
-                else "is no backend kind of Unisono, so no Harmony can be spoken with it"
+                else f"unknown backend kind `{entry.kind}`, so the model cannot be served as Harmony"
             )
-            raise ConfigError(f"{path}: {entry.kind!r} {why}; kinds: {kinds} (and {', '.join(KIND_ALIASES)})")
+            raise ConfigError(f"{path}: {why}; kinds: {kinds} (and {', '.join(KIND_ALIASES)})")
         if not entry.harmony and entry.kind not in self._passing:
             raise ConfigError(
-                f"{path}: neither {entry.model_name!r} nor {model!r} says gpt-oss, and {entry.kind!r} serves Harmony "
-                "models only; if it is one, set `model_info: {harmony: true}`"
+                f"{path}: neither `{entry.model_name}` nor `{model}` contains gpt-oss, and `{entry.kind}` serves only "
+                "Harmony models; if this is one, set `model_info: {harmony: true}`"
             )
         try:
             factory: Factory = (self._found if entry.harmony else self._passing)[entry.kind].load()
         except ImportError as error:
             raise ConfigError(
-                f"{path}: the adapter for {entry.kind!r} cannot be imported: {error}; perhaps an extra is missing "
-                f"(`pip install 'unisono[mlx]'` for mlx)"
+                f"{path}: the adapter for `{entry.kind}` cannot be imported: {error}; an extra may be missing (for "
+                "`mlx`, run `pip install 'unisono[mlx]'`)"
             ) from error
         return factory
 
@@ -69,8 +69,8 @@ class Factories:
             hint = f" Or {entry.harmony_hint}." if entry.harmony_hint else ""
             kinds = ", ".join(sorted(self._found))
             raise ConfigError(
-                f"{path}: {entry.kind!r} is no backend kind of Unisono ({kinds}), and litellm, which serves "
-                f"other providers, is not installed: pip install 'unisono[litellm]'.{hint}"
+                f"{path}: `{entry.kind}` is not a backend kind of Unisono ({kinds}), and litellm, which serves other "
+                f"providers, is not installed; run `pip install 'unisono[litellm]'`.{hint}"
             )
         from unisono.passthrough.providers import LitellmProvider
 

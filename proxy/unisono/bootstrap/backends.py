@@ -119,7 +119,7 @@ def _terms(entry: ModelEntry, name: str, config: Config, share: int) -> Deployme
 
 
 def check_recoveries(config: Config) -> None:
-    """Raise ConfigError for a rule that cannot be switched."""
+    """Raise ConfigError for a recovery rule that cannot be switched off."""
     from unisono.engine.interventions.controller import SWITCHABLE
 
     for index, entry in enumerate(config.model_list):
@@ -127,8 +127,8 @@ def check_recoveries(config: Config) -> None:
             if rule not in SWITCHABLE:
                 known = ", ".join(sorted(SWITCHABLE))
                 raise ConfigError(
-                    f"model_list[{index}].unisono.recoveries.{rule}: no rule of this name can be switched; what can: "
-                    f"{known}"
+                    f"model_list[{index}].unisono.recoveries.{rule}: `{rule}` is not a rule that can be switched off; "
+                    f"rules: {known}"
                 )
 
 
@@ -144,7 +144,9 @@ def deployment_names(entries: Iterable[ModelEntry]) -> list[str]:
         counts[kind] = counts.get(kind, 0) + 1
         name = entry.model_info.id or f"{kind}-{counts[kind]}"
         if name in names:
-            raise ConfigError(f"model_list[{index}].model_info.id: {name!r} is the name of another entry too")
+            raise ConfigError(
+                f"model_list[{index}].model_info.id: another entry has the name `{name}` too; set another id"
+            )
         names.append(name)
     return names
 
@@ -169,7 +171,8 @@ def _backend(entry: ModelEntry, options: BackendOptions, path: str, factories: F
     except ConfigError as error:
         raise ConfigError(f"{path}.{extra.placed(str(error))}") from error
     if extra.unread:
-        raise ConfigError(f"{path}.{SETTINGS}.{extra.unread[0]}: the {entry.kind} adapter does not know this key")
+        key = extra.unread[0]
+        raise ConfigError(f"{path}.{SETTINGS}.{key}: unknown key `{key}` for the {entry.kind} adapter")
     return backend
 
 

@@ -40,7 +40,7 @@ class Hookset:
             try:
                 await named.hook.aclose()
             except FAULTS as error:
-                log.exception("a hook does not close", extra={"hook": named.name}, exc_info=error)
+                log.exception("cannot close a hook", extra={"hook": named.name}, exc_info=error)
 
 
 def build_hooks(settings: Sequence[HookSettings], failed: Failed | None = None) -> Hookset:
@@ -65,11 +65,11 @@ def build_hooks(settings: Sequence[HookSettings], failed: Failed | None = None) 
 def _hook(entry: HookSettings, path: str, installed: dict[str, EntryPoint]) -> Hook:
     if entry.name not in installed:
         known = ", ".join(sorted(installed)) or "none"
-        raise ConfigError(f"{path}: no hook {entry.name!r} is installed; those that are: {known}")
+        raise ConfigError(f"{path}: unknown hook `{entry.name}`; installed hooks: {known}")
     try:
         factory: HookFactory = installed[entry.name].load()
     except (Exception, SystemExit) as error:
-        raise ConfigError(f"{path}: the hook {entry.name!r} cannot be imported: {error}") from error
+        raise ConfigError(f"{path}: the hook `{entry.name}` cannot be imported: {error}") from error
     options = AdapterSettings(entry.options)
     try:
         hook = factory(options)
@@ -77,9 +77,12 @@ def _hook(entry: HookSettings, path: str, installed: dict[str, EntryPoint]) -> H
         raise ConfigError(f"{path}.{entry.name}.{error}") from error
     except (Exception, SystemExit) as error:
         # A process that reloads its configuration continues with the last valid one.
-        raise ConfigError(f"{path}: the hook {entry.name!r} cannot be made: {type(error).__name__}: {error}") from error
+        raise ConfigError(
+            f"{path}: the hook `{entry.name}` failed to start: {type(error).__name__}: {error}"
+        ) from error
     if options.unread:
-        raise ConfigError(f"{path}.{entry.name}.{options.unread[0]}: the hook does not know this key")
+        key = options.unread[0]
+        raise ConfigError(f"{path}.{entry.name}.{key}: unknown key `{key}` for this hook")
     if missing := [method for method in METHODS if not callable(getattr(hook, method, None))]:
-        raise ConfigError(f"{path}: the hook {entry.name!r} has no method `{missing[0]}`")
+        raise ConfigError(f"{path}: the hook `{entry.name}` has no method `{missing[0]}`")
     return hook

@@ -88,7 +88,7 @@ def responses_model(catalogue: ModelRegistry, name: str, caller: Caller) -> Resp
     model = allowed_model(catalogue, name, caller)
     if catalogue.way(model) in (AnswerMode.PASSING, AnswerMode.PASSING_THEN_ENGINE):
         raise UnsupportedValue(
-            f"The model `{name[:256]}` passes through: it answers plain `POST /v1/responses`, and nothing beside that.",
+            f"The model `{name[:256]}` passes through and supports only plain `POST /v1/responses` requests.",
             param="model",
         )
     return ResponsesModel(

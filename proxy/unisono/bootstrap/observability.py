@@ -139,7 +139,7 @@ def build_observing(config: Config, old: Observing | None, share: int = 1) -> Ob
     listener: SharedResource[MetricsListener] | None = None
     if settings.metrics_listen is not None:
         if on is None:
-            raise ConfigError("unisono.metrics_listen: there are no metrics with `metrics: false`")
+            raise ConfigError("unisono.metrics_listen: metrics are off; set `metrics: true`, or remove this setting")
         text, at = on.text, settings.metrics_listen
 
         def listen() -> SharedResource[MetricsListener]:
@@ -166,7 +166,7 @@ def _exporter(
         from unisono.observe.otlp_exporter import Exporter
     except ImportError as error:
         raise ConfigError(
-            f"unisono.otel: spans need an extra that is not installed (`pip install 'unisono[otel]'`): {error}"
+            f"unisono.otel: the extra for spans is not installed; run `pip install 'unisono[otel]'`: {error}"
         ) from error
 
     def build() -> SharedResource[Exporter]:

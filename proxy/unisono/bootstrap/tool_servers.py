@@ -42,7 +42,7 @@ class LeftOutTools:
             self._logged.popitem(last=False)
         names = ", ".join(f"{each.tool.name[:LOGGED_NAME]!r} ({each.reason})" for each in tools[:LOGGED_TOOLS])
         about = {"tool_server": server, "count": len(tools)}
-        log.warning("tools of a tool server are left out: %s", names, extra=about)
+        log.warning("tools of a tool server were left out: %s", names, extra=about)
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +80,7 @@ class NoTools(ToolHost):
         """Do nothing."""
 
     async def list_tools(self, server: ToolServer, *, deadline: float | None = None) -> ToolList:
-        raise ToolServerNotAllowed("There are no tool servers here.")
+        raise ToolServerNotAllowed("This gateway has no tool servers.")
 
     async def call(
         self,
@@ -91,7 +91,7 @@ class NoTools(ToolHost):
         deadline: float | None = None,
         progress: Progress | None = None,
     ) -> ToolOutcome:
-        raise ToolServerNotAllowed("There are no tool servers here.")
+        raise ToolServerNotAllowed("This gateway has no tool servers.")
 
     async def aclose(self) -> None:
         """Do nothing."""
@@ -103,7 +103,9 @@ def build_hosting(config: Config) -> ServerToolSetup:
     builtins = {str(builtin): label for builtin, label in config.unisono.builtin_tools.items()}
     for builtin, label in builtins.items():
         if label not in config.mcp_servers:
-            raise ConfigError(f"unisono.builtin_tools.{builtin}: there is no {label!r} in mcp_servers")
+            raise ConfigError(
+                f"unisono.builtin_tools.{builtin}: unknown tool server `{label}`; add it to `mcp_servers`"
+            )
     if not config.mcp_servers and not hosts:
         return ServerToolSetup(NoTools())
     from unisono.mcp import McpHost, check_headers

@@ -26,12 +26,19 @@ def main() -> None:
 @main.command()
 @CONFIG
 @click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on.")
-@click.option("--port", default=4000, show_default=True, type=click.IntRange(0, 65535), help="0 picks a free one.")
 @click.option(
-    "--workers", default=1, show_default=True, type=click.IntRange(1, 64), help="Processes that answer on the port."
+    "--port",
+    default=4000,
+    show_default=True,
+    type=click.IntRange(0, 65535),
+    help="Port to listen on; 0 selects a free one.",
 )
+@click.option("--workers", default=1, show_default=True, type=click.IntRange(1, 64), help="Number of worker processes.")
 def serve(config_path: Path | None, host: str, port: int, workers: int) -> None:
-    """Serve the models of a configuration; without one, what runs on this machine, or the demo model."""
+    """Serve the models of a configuration.
+
+    Without a configuration, the gpt-oss backends on this machine are served, or the demo model if there are none.
+    """
     # Imports take seconds, during which signals may arrive.
     signals = StartSignals()
     signals.handle()
@@ -44,10 +51,10 @@ def serve(config_path: Path | None, host: str, port: int, workers: int) -> None:
 @CONFIG
 @click.option("--json", "as_json", is_flag=True, help="Print JSON instead of a table.")
 def check(config_path: Path | None, as_json: bool) -> None:
-    """Examine every backend of a configuration: is it gpt-oss, does it generate, what can be seen of it.
+    """Probe every backend of a configuration and the store.
 
-    Without a configuration, what runs on this machine, or the demo model. Exit code 0: all can be used; 1: some cannot;
-    2: the configuration cannot.
+    Without a configuration, the gpt-oss backends on this machine are probed, or the demo model if there are none. Exit
+    code 0: all are usable; 1: some are not; 2: the configuration is invalid.
     """
     from unisono.cli.check import check as run
 
@@ -57,7 +64,10 @@ def check(config_path: Path | None, as_json: bool) -> None:
 @main.command()
 @CONFIG_REQUIRED
 def models(config_path: Path) -> None:
-    """List the models of a configuration and their backends, without asking any of them."""
+    """List configured models and their backends.
+
+    No backend is contacted.
+    """
     from unisono.cli.models import show
 
     show(config_path)
@@ -65,12 +75,12 @@ def models(config_path: Path) -> None:
 
 @main.command()
 @click.argument("model")
-@click.option("--revision", help="A branch, tag or commit of the model; by default its main branch.")
+@click.option("--revision", help="Branch, tag or commit of the model; by default its main branch.")
 def pull(model: str, revision: str | None) -> None:
-    """Download a model for the `mlx` backend from the Hugging Face hub and check its tokenizer.
+    """Download a model for the `mlx` backend.
 
-    MODEL is a name such as mlx-community/gpt-oss-20b-MXFP4-Q8. An interrupted download continues where it stopped.
-    `serve` never downloads anything.
+    The source is the Hugging Face hub. MODEL is a name such as mlx-community/gpt-oss-20b-MXFP4-Q8. The tokenizer of the
+    model is checked. An interrupted download continues where it stopped. `serve` never downloads anything.
     """
     from unisono.cli.pull import run
 
@@ -79,9 +89,18 @@ def pull(model: str, revision: str | None) -> None:
 
 @main.command("import-litellm")
 @click.argument("source", metavar="FILE", type=click.Path(path_type=Path))
-@click.option("-o", "--output", "target", type=click.Path(path_type=Path), help="A new file; else it is printed.")
+@click.option(
+    "-o",
+    "--output",
+    "target",
+    type=click.Path(path_type=Path),
+    help="New file to write; by default the result is printed.",
+)
 def import_litellm(source: Path, target: Path | None) -> None:
-    """Write a LiteLLM configuration as one of Unisono's: the keys that have an effect, and why others are left out."""
+    """Convert a LiteLLM configuration for Unisono.
+
+    Settings without effect are listed in comments, with the reason.
+    """
     from unisono.cli.import_litellm import run
 
     run(source, target)
@@ -89,7 +108,10 @@ def import_litellm(source: Path, target: Path | None) -> None:
 
 @main.command()
 def openapi() -> None:
-    """Print the OpenAPI document of the gateway, as GET /openapi.json answers it."""
+    """Print the OpenAPI document of the gateway.
+
+    It is equal to the response of GET /openapi.json.
+    """
     import json
 
     from unisono.api.openapi.document import document
@@ -98,16 +120,24 @@ def openapi() -> None:
 
 
 @main.command()
-@click.option("--plan", "plan_path", type=click.Path(path_type=Path), help="What to simulate: docs/simulate.md.")
-@click.option("--config", "config_path", type=click.Path(path_type=Path), help="Take the backends of a configuration.")
-@click.option("--model", help="Which group of the configuration.")
+@click.option("--plan", "plan_path", type=click.Path(path_type=Path), help="Plan to simulate; see docs/simulate.md.")
 @click.option(
-    "--speed", "speeds", multiple=True, metavar="NAME=PREFILL,DECODE", help="Tokens a second of a deployment."
+    "--config", "config_path", type=click.Path(path_type=Path), help="Configuration whose backends are simulated."
 )
-@click.option("--rate", type=float, help="Conversations that begin each second.")
-@click.option("--requests", type=int, help="How many.")
-@click.option("--seed", type=int, help="Other numbers, other conversations.")
-@click.option("--strategy", "strategies", multiple=True, help="One of router_settings.routing_strategy; all without.")
+@click.option("--model", help="Model of the configuration to simulate.")
+@click.option(
+    "--speed",
+    "speeds",
+    multiple=True,
+    metavar="NAME=PREFILL,DECODE",
+    help="Speed of a deployment in tokens per second.",
+)
+@click.option("--rate", type=float, help="Conversations that start per second.")
+@click.option("--requests", type=int, help="Number of requests.")
+@click.option("--seed", type=int, help="Seed of the random traffic.")
+@click.option(
+    "--strategy", "strategies", multiple=True, help="Value of router_settings.routing_strategy; by default all."
+)
 @click.option("--json", "as_json", is_flag=True, help="Print JSON instead of a table.")
 def simulate(
     plan_path: Path | None,
@@ -120,7 +150,10 @@ def simulate(
     strategies: tuple[str, ...],
     as_json: bool,
 ) -> None:
-    """Try a plan for backends on simulated traffic: what would be waited for, found in caches and refused."""
+    """Simulate traffic on planned backends.
+
+    The result contains waiting times, cache hits and rejected requests.
+    """
     from unisono.cli.simulate import run
 
     overrides = {"rate": rate, "requests": requests, "seed": seed, "strategies": strategies or None}
@@ -130,15 +163,24 @@ def simulate(
 @main.command()
 @CONFIG_REQUIRED
 @click.option(
-    "--by", type=click.Choice(["key", "model", "served-model", "day", "tenant"]), default="key", show_default=True
+    "--by",
+    type=click.Choice(["key", "model", "served-model", "day", "tenant"]),
+    default="key",
+    show_default=True,
+    help="Grouping of the sums.",
 )
-@click.option("--since", type=click.DateTime(["%Y-%m-%d"]), help="First day, of UTC; by default the first there is.")
-@click.option("--until", type=click.DateTime(["%Y-%m-%d"]), help="Last day; by default the last there is.")
+@click.option(
+    "--since", type=click.DateTime(["%Y-%m-%d"]), help="First day in UTC; by default the first one with usage."
+)
+@click.option("--until", type=click.DateTime(["%Y-%m-%d"]), help="Last day in UTC; by default the last one with usage.")
 @click.option("--csv", "form", flag_value="csv", help="Print CSV.")
 @click.option("--json", "form", flag_value="json", help="Print JSON.")
-@click.option("--chart", "form", flag_value="chart", help="Print bars of tokens.")
+@click.option("--chart", "form", flag_value="chart", help="Print a bar chart of tokens.")
 def usage(config_path: Path, by: str, since: datetime | None, until: datetime | None, form: str | None) -> None:
-    """What was used, and what it cost, from the ledger in the store."""
+    """Print token usage and cost.
+
+    Both are sums of the usage records in the store.
+    """
     from unisono.cli.usage import show
 
     first, last = since or datetime.min, until or datetime.max
@@ -148,15 +190,18 @@ def usage(config_path: Path, by: str, since: datetime | None, until: datetime | 
 @main.command()
 @CONFIG
 @click.argument("trace", metavar="[ID|FILE.json]", required=False, type=click.Path())
-@click.option("--tenant", default="", help="Whose recordings; by default everybody's.")
-@click.option("--json", "as_json", is_flag=True, help="Print the recording itself.")
-@click.option("--replay", is_flag=True, help="Read its tokens with this version's parser, and compare.")
-@click.option("--last", default=20, show_default=True, type=click.IntRange(1, 10_000), help="How many are listed.")
+@click.option("--tenant", default="", help="Tenant of the recordings; by default all tenants.")
+@click.option("--json", "as_json", is_flag=True, help="Print the recording as JSON.")
+@click.option("--replay", is_flag=True, help="Parse the recorded tokens with this version and compare the results.")
+@click.option(
+    "--last", default=20, show_default=True, type=click.IntRange(1, 10_000), help="Maximum number of listed recordings."
+)
 def trace(config_path: Path | None, trace: str | None, tenant: str, as_json: bool, replay: bool, last: int) -> None:
-    """Show what was recorded of an answer: its prompts, every token, and what was mended where.
+    """Print the recording of an answer.
 
-    ID is the x-request-id of the answer; without one, the last recordings are listed. Exit code of --replay: 0 when
-    everything is read as it was, 1 when it is not, 2 when it cannot be read again.
+    A recording contains the prompts, all tokens, and the repairs of the gateway. ID is the x-request-id of the answer.
+    Without an argument, the last recordings are listed. Exit codes of --replay: 0 for the same result, 1 for a
+    different one, 2 if the recording cannot be replayed.
     """
     from unisono.cli.trace import trace as run
 
@@ -167,7 +212,10 @@ def trace(config_path: Path | None, trace: str | None, tenant: str, as_json: boo
 @CONFIG_REQUIRED
 @click.argument("server", required=False)
 def list_tools(config_path: Path, server: str | None) -> None:
-    """List the tools of a configuration's tool servers, or of one, and which of them need approval."""
+    """List the tools of configured tool servers.
+
+    The list states for each tool if its calls need approval.
+    """
     from unisono.cli.tools import show
 
     show(config_path, server)
@@ -179,7 +227,10 @@ def list_tools(config_path: Path, server: str | None) -> None:
 @click.argument("tool")
 @click.argument("arguments", metavar="JSON", default="{}")
 def call_tool(config_path: Path, server: str, tool: str, arguments: str) -> None:
-    """Run a tool of a configuration's tool server and print what a model would read."""
+    """Run a tool of a configured tool server.
+
+    The result is printed as a model receives it.
+    """
     from unisono.cli.tools import call
 
     call(config_path, server, tool, arguments)

@@ -34,7 +34,7 @@ from unisono.routing.pool import PROBES_AT_ONCE
 WORDS = {None: "ok", Severity.NOTE: "no", Severity.WARNING: "warn", Severity.FATAL: "FAIL"}
 """Labels of findings in the output, by severity."""
 UNEXAMINED = "-"
-LEGEND = {"no": "no: it cannot, and need not be able to", UNEXAMINED: "-: not examined"}
+LEGEND = {"no": "no: not supported and not required", UNEXAMINED: "-: not checked"}
 WIDTH_WITHOUT_TERMINAL = 100
 NARROWEST = 40
 UNUSABLE, MISCONFIGURED = 1, 2
@@ -109,7 +109,7 @@ async def examined(config: Config) -> tuple[list[DeploymentReport], StoreReport]
     Raises ConfigError.
     """
     if not config.model_list:
-        raise ConfigError("model_list: there is no model in it")
+        raise ConfigError("`model_list` is empty; add a model")
     # The report contains everything that the probes would log.
     logging.getLogger("unisono").addHandler(logging.NullHandler())
     build_hooks(config.unisono.hooks)

@@ -28,5 +28,5 @@ def run(source: Path, target: Path | None) -> None:
         with os.fdopen(opened, "w", encoding="utf-8") as file:
             file.write(text)
     except OSError as error:
-        raise click.ClickException(f"{target}: {error.strerror or error}") from error
-    click.echo(f"{target} is written; `unisono check --config {target}` says whether its backends are right.")
+        raise click.ClickException(f"{target}: cannot write the file: {error.strerror or error}") from error
+    click.echo(f"Wrote {target}. Run `unisono check --config {target}` to probe its backends.")

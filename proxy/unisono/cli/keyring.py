@@ -56,7 +56,7 @@ def create(config_path: Path, tenant: str, wishes: Mapping[str, Any], *, as_json
     config = configured(config_path).config
     if config.general_settings.master_key is None:
         raise click.ClickException(
-            "general_settings.master_key: without one the gateway asks nobody for a key; set it first"
+            "general_settings.master_key: not set, so the gateway accepts all requests without a key; set it first"
         )
 
     async def made(opened: OpenedKeyring) -> Issued:
@@ -87,14 +87,14 @@ def update(config_path: Path, key_id: str, wishes: Mapping[str, Any], *, as_json
     _tell_unknown(config, wishes)
     record = _run(config, lambda opened: _change(opened.store, key_id, lambda record: changed(record, wishes)))
     shown = to_shown(record, time.time())
-    click.echo(json.dumps(shown, ensure_ascii=False, indent=2) if as_json else f"{record.id} is changed.")
+    click.echo(json.dumps(shown, ensure_ascii=False, indent=2) if as_json else f"Changed {record.id}.")
 
 
 def revoke(config_path: Path, key_id: str) -> None:
     now = time.time()
     config = configured(config_path).config
     record = _run(config, lambda opened: _change(opened.store, key_id, lambda record: revoked(record, now)))
-    click.echo(f"{record.id} is revoked since {_time(record.revoked_at)}.")
+    click.echo(f"{record.id} was revoked at {_time(record.revoked_at)} UTC.")
 
 
 def rotate(config_path: Path, key_id: str, grace_s: int, *, as_json: bool) -> None:
@@ -104,7 +104,7 @@ def rotate(config_path: Path, key_id: str, grace_s: int, *, as_json: bool) -> No
         def another(record: KeyRecord) -> KeyRecord:
             nonlocal latest
             if record.revoked_at is not None:
-                raise click.ClickException(f"{key_id} is revoked; make another key")
+                raise click.ClickException(f"{key_id} is revoked; create a new key with `unisono keys create`")
             new = rotated(record, mint, time.time(), grace_s)
             latest = new.plaintext
             return new.record
@@ -125,7 +125,7 @@ def _run(config: Config, work: Callable[[OpenedKeyring], Awaitable[Result]]) -> 
     try:
         return asyncio.run(worked())
     except UnisonoError as error:
-        raise click.ClickException(f"the store: {error.message}") from error
+        raise click.ClickException(f"store: {error.message}") from error
     except ConfigError as error:
         raise click.ClickException(str(error)) from error
 
@@ -134,7 +134,7 @@ def _run(config: Config, work: Callable[[OpenedKeyring], Awaitable[Result]]) -> 
 async def _opened(config: Config) -> AsyncIterator[Store]:
     address = store_address(config.store)
     if address.startswith("memory:"):
-        raise ConfigError("store.url: keys in memory would be gone with this command; use redis:// or sqlite:///path")
+        raise ConfigError("store.url: a store in memory is lost when this command ends; use redis:// or sqlite:///path")
     store = open_store(
         address, deadline_s=max(config.store.deadline_s, PATIENCE_S), replicas=config.store.replicas, or_memory=False
     )
@@ -149,7 +149,7 @@ async def _change(store: Store, key_id: str, change: Callable[[KeyRecord], KeyRe
     for tried in range(TRIES):
         was = await store.key(key_id)
         if was is None:
-            raise click.ClickException(f"there is no key {key_id!r}; `unisono keys list` names all")
+            raise click.ClickException(f"unknown key {key_id!r}; run `unisono keys list` for all keys")
         now = change(was)
         if now == was:
             return was
@@ -260,4 +260,4 @@ def _tell_unknown(config: Config, wishes: Mapping[str, Any]) -> None:
     models = {entry.model_name for entry in config.model_list} | set(config.router_settings.model_group_alias)
     for field, known in (("models", models), ("mcp_servers", set(config.mcp_servers))):
         for name in sorted((wishes.get(field) or frozenset()) - known):
-            click.echo(f"{field}: there is no {name!r} in this configuration yet", err=True)
+            click.echo(f"Warning: {field}: {name!r} is not in this configuration.", err=True)

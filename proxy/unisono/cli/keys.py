@@ -20,20 +20,26 @@ Command = TypeVar("Command", bound=Callable[..., Any])
 JSON = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 
 MAY = (
-    click.option("--name", "--key-alias", "name", type=LINE, help="What it is called in lists."),
-    click.option("--models", type=NAMES, help="Models or aliases it may use, with commas; all."),
-    click.option("--mcp-servers", type=NAMES, help="Tool servers it may use, by label; all, none."),
-    click.option("--expires", "--duration", "expires_at", type=MOMENT, help="12h, 30d, 2027-01-31, never."),
-    click.option("--rpm", "--rpm-limit", "rpm", type=AMOUNT, help="Requests in any minute."),
-    click.option("--tpm", "--tpm-limit", "tpm", type=AMOUNT, help="Tokens in any minute."),
-    click.option("--max-parallel", "--max-parallel-requests", "max_parallel", type=AMOUNT, help="Requests at once."),
-    click.option("--token-budget", type=AMOUNT, help="Tokens in a period."),
-    click.option("--money-budget", "--max-budget", "money_budget", type=MONEY, help="USD in a period."),
+    click.option("--name", "--key-alias", "name", type=LINE, help="Name of the key in lists."),
+    click.option("--models", type=NAMES, help="Allowed models or aliases: names with commas, or all."),
+    click.option("--mcp-servers", type=NAMES, help="Allowed tool servers: labels with commas, all or none."),
+    click.option("--expires", "--duration", "expires_at", type=MOMENT, help="Expiry: 12h, 30d, 2027-01-31 or never."),
+    click.option("--rpm", "--rpm-limit", "rpm", type=AMOUNT, help="Maximum requests within any minute."),
+    click.option("--tpm", "--tpm-limit", "tpm", type=AMOUNT, help="Maximum tokens within any minute."),
+    click.option("--max-parallel", "--max-parallel-requests", "max_parallel", type=AMOUNT, help="Maximum concurrency."),
+    click.option("--token-budget", type=AMOUNT, help="Maximum tokens per budget period."),
     click.option(
-        "--budget-period", "--budget-duration", "budget_period", type=PERIOD, help="day, month, 12h, 30d, none."
+        "--money-budget", "--max-budget", "money_budget", type=MONEY, help="Maximum cost per budget period, in USD."
     ),
-    click.option("--tag", "tags", multiple=True, metavar="KEY=VALUE", help="For reports; KEY= takes it away."),
-    click.option("--raw/--no-raw", "raw", default=None, help="Whether it may send prompts that are not rendered here."),
+    click.option(
+        "--budget-period",
+        "--budget-duration",
+        "budget_period",
+        type=PERIOD,
+        help="Period: day, month, 12h, 30d or none.",
+    ),
+    click.option("--tag", "tags", multiple=True, metavar="KEY=VALUE", help="Tag for reports; KEY= removes it."),
+    click.option("--raw/--no-raw", "raw", default=None, help="Permission for raw prompts at /v1/completions."),
 )
 
 
@@ -46,16 +52,19 @@ def permitting(command: Command) -> Command:
 
 @click.group(cls=CommandGroup)
 def keys() -> None:
-    """Virtual keys: make, list, change and revoke them. Limits and budgets are in docs/keys.md."""
+    """Create, list, change and revoke virtual keys.
+
+    docs/keys.md describes limits and budgets.
+    """
 
 
 @keys.command()
 @CONFIG_REQUIRED
-@click.option("--tenant", "--team-id", "tenant", type=LINE, help="Keys of one tenant share state; by default its own.")
+@click.option("--tenant", "--team-id", "tenant", type=LINE, help="Tenant whose keys share state; by default a new one.")
 @permitting
 @JSON
 def create(config_path: Path, tenant: OptionValue[str] | None, as_json: bool, **options: Any) -> None:
-    """Make a key and print it, this once."""
+    """Create a key and print it. It cannot be printed again."""
     from unisono.cli.keyring import create as run
 
     run(config_path, tenant.value if tenant else "", wishes(options), as_json=as_json)
@@ -65,7 +74,10 @@ def create(config_path: Path, tenant: OptionValue[str] | None, as_json: bool, **
 @CONFIG_REQUIRED
 @JSON
 def list_keys(config_path: Path, as_json: bool) -> None:
-    """List all keys with what they may do; none of them can be shown again."""
+    """List all keys.
+
+    The list has their permissions and limits. Secrets are not stored and cannot be listed.
+    """
     from unisono.cli.keyring import show
 
     show(config_path, as_json=as_json)
@@ -77,12 +89,15 @@ def list_keys(config_path: Path, as_json: bool) -> None:
 @permitting
 @JSON
 def update(config_path: Path, key_id: str, as_json: bool, **options: Any) -> None:
-    """Change what a key may do; what is not named stays as it is."""
+    """Change permissions and limits of a key.
+
+    Settings without an option stay unchanged.
+    """
     from unisono.cli.keyring import update as run
 
     changes = wishes(options)
     if not changes:
-        raise click.UsageError("nothing to change was given")
+        raise click.UsageError("nothing to change; give at least one option")
     run(config_path, key_id, changes, as_json=as_json)
 
 
@@ -90,7 +105,7 @@ def update(config_path: Path, key_id: str, as_json: bool, **options: Any) -> Non
 @CONFIG_REQUIRED
 @click.argument("key_id", metavar="ID")
 def revoke(config_path: Path, key_id: str) -> None:
-    """End a key for ever. What runs with it is finished, nothing new is begun."""
+    """Revoke a key permanently. Running requests finish; new ones are rejected."""
     from unisono.cli.keyring import revoke as run
 
     run(config_path, key_id)
@@ -99,10 +114,15 @@ def revoke(config_path: Path, key_id: str) -> None:
 @keys.command()
 @CONFIG_REQUIRED
 @click.argument("key_id", metavar="ID")
-@click.option("--grace", type=DURATION, default="0s", show_default=True, help="How long the one before is still good.")
+@click.option(
+    "--grace", type=DURATION, default="0s", show_default=True, help="Time for which the old secret stays valid."
+)
 @JSON
 def rotate(config_path: Path, key_id: str, grace: OptionValue[int], as_json: bool) -> None:
-    """Give a key another secret and print it, this once. Its id, state, limits and usage stay."""
+    """Replace the secret of a key and print it once.
+
+    The id, limits and usage of the key, and the state of its tenant, stay unchanged.
+    """
     from unisono.cli.keyring import rotate as run
 
     run(config_path, key_id, grace.value, as_json=as_json)
@@ -124,5 +144,5 @@ def wishes(options: Mapping[str, Any]) -> dict[str, Any]:
 def _tag(text: str) -> tuple[str, str]:
     key, equals, value = text.partition("=")
     if not equals or not key or len(text) > 256 or not text.isprintable():
-        raise click.BadParameter(f"{text!r} is not KEY=VALUE on one line", param_hint="--tag")
+        raise click.BadParameter(f"{text!r} is not KEY=VALUE on one line of at most 256 characters", param_hint="--tag")
     return key, value

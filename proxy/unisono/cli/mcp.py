@@ -24,12 +24,15 @@ Command = TypeVar("Command", bound=Callable[..., Any])
 
 @click.group(cls=CommandGroup)
 def mcp() -> None:
-    """Tool servers, by the Model Context Protocol."""
+    """Start and test tool servers of the Model Context Protocol."""
 
 
 @mcp.group()
 def serve() -> None:
-    """Start a tool server: `browser` or `python`, in the form gpt-oss was trained on."""
+    """Start one of the included tool servers.
+
+    They have the tools that gpt-oss was trained on.
+    """
 
 
 def listening(port: int) -> Callable[[Command], Command]:
@@ -37,12 +40,14 @@ def listening(port: int) -> Callable[[Command], Command]:
 
     def decorated(command: Command) -> Command:
         for option in (
-            click.option("--key-variable", help="Environment variable with a key every client has to show."),
-            click.option("--stdio", is_flag=True, help="Speak on standard input and output instead."),
+            click.option("--key-variable", help="Environment variable with the key that clients must send."),
+            click.option("--stdio", is_flag=True, help="Serve on standard input and output instead."),
             click.option(
-                "--port", default=port, show_default=True, type=click.IntRange(0, 65535), help="0: a free one."
+                "--port", default=port, show_default=True, type=click.IntRange(0, 65535), help="0 selects a free port."
             ),
-            click.option("--host", default="127.0.0.1", show_default=True, help="Others than loopback need a key."),
+            click.option(
+                "--host", default="127.0.0.1", show_default=True, help="Other addresses than loopback need a key."
+            ),
         ):
             command = option(command)
         return command
@@ -51,12 +56,16 @@ def listening(port: int) -> Callable[[Command], Command]:
 
 
 @serve.command()
-@click.option("--searxng", metavar="URL", help="Search with this SearXNG instance, and open pages of the web.")
-@click.option("--folder", type=click.Path(path_type=Path), help="Search and open the text files of this folder.")
-@click.option("--web", is_flag=True, help="With --folder: open pages of the web, too.")
-@click.option("--allow-private", is_flag=True, help="Open pages of this machine and of private networks, too.")
+@click.option("--searxng", metavar="URL", help="Search with this SearXNG instance and open web pages.")
+@click.option("--folder", type=click.Path(path_type=Path), help="Search and open the text files in this folder.")
+@click.option("--web", is_flag=True, help="With --folder: also open web pages.")
+@click.option("--allow-private", is_flag=True, help="Also open pages on this machine and in private networks.")
 @click.option(
-    "--view-tokens", default=1024, show_default=True, type=click.IntRange(64, 32768), help="Size of a view, about."
+    "--view-tokens",
+    default=1024,
+    show_default=True,
+    type=click.IntRange(64, 32768),
+    help="Approximate size of a page view.",
 )
 @listening(BROWSER_PORT)
 def browser(
@@ -67,7 +76,7 @@ def browser(
     view_tokens: int,
     **where: Any,
 ) -> None:
-    """Search, open and find: pages of the web, or of a folder."""
+    """Search web pages or the files of a folder."""
     from unisono.toolservers.browser.actions import Browser
     from unisono.toolservers.browser.folder import Folder
     from unisono.toolservers.browser.page_sources import PageReader, SearchEngine
@@ -76,7 +85,7 @@ def browser(
     from unisono.toolservers.browser.web import Web
 
     if (searxng is None) == (folder is None):
-        raise click.UsageError("one of --searxng and --folder is needed")
+        raise click.UsageError("give either --searxng or --folder")
     searching: SearchEngine
     readings: list[PageReader] = []
     if folder is not None:
@@ -86,25 +95,35 @@ def browser(
     else:
         assert searxng is not None
         if not searxng.startswith(("http://", "https://")):
-            raise click.UsageError("--searxng: an http or https URL")
+            raise click.UsageError("--searxng: must be an http or https URL")
         searching = SearxNG(searxng)
     opens_web = searxng is not None or web
     if opens_web:
         readings.append(Web(private=allow_private))
-    reach = "private addresses, too" if allow_private else "public addresses only"
-    remark = f"Pages: {folder or searxng}{f'; the web, {reach}' if opens_web else ''}."
+    reach = "public and private addresses" if allow_private else "public addresses only"
+    remark = f"Search: {folder or searxng}{f'; web pages: {reach}' if opens_web else ''}."
     _serve(browser_server(Browser(searching, readings, view_tokens)), [remark], remembers=True, **where)
 
 
 @serve.command()
-@click.option("--python", "interpreter", metavar="PATH", help="The interpreter that runs the code.")
-@click.option("--seconds", default=30.0, show_default=True, type=click.FloatRange(0.1, 3600), help="For a whole run.")
-@click.option("--cpu-seconds", default=30, show_default=True, type=click.IntRange(1, 3600), help="Of CPU, per process.")
-@click.option("--memory-mib", default=1024, show_default=True, type=click.IntRange(32), help="All processes together.")
-@click.option("--processes", default=32, show_default=True, type=click.IntRange(2, 4096), help="Threads included.")
-@click.option("--at-once", default=4, show_default=True, type=click.IntRange(1, 256), help="Runs at the same time.")
-@click.option("--as-root", is_flag=True, help="As root, keep being root for the code. Only where all may be lost.")
-@click.option("--unsafe", is_flag=True, help="Start even where the code can attack this server.")
+@click.option("--python", "interpreter", metavar="PATH", help="Interpreter that runs the code.")
+@click.option(
+    "--seconds", default=30.0, show_default=True, type=click.FloatRange(0.1, 3600), help="Time limit of a run."
+)
+@click.option(
+    "--cpu-seconds", default=30, show_default=True, type=click.IntRange(1, 3600), help="CPU time limit per process."
+)
+@click.option("--memory-mib", default=1024, show_default=True, type=click.IntRange(32), help="Memory limit of a run.")
+@click.option(
+    "--processes",
+    default=32,
+    show_default=True,
+    type=click.IntRange(2, 4096),
+    help="Process limit of a run, threads included.",
+)
+@click.option("--at-once", default=4, show_default=True, type=click.IntRange(1, 256), help="Concurrent runs.")
+@click.option("--as-root", is_flag=True, help="Run the code as root if the server is root. Unsafe without namespaces.")
+@click.option("--unsafe", is_flag=True, help="Start even if the code can attack this server.")
 @listening(PYTHON_PORT)
 def python(
     interpreter: str | None,
@@ -117,7 +136,10 @@ def python(
     unsafe: bool,
     **where: Any,
 ) -> None:
-    """Run Python code in processes of their own. No boundary against whoever means harm: use a container for that."""
+    """Run Python code in separate processes.
+
+    This is no security boundary against malicious code: run the server in a container or virtual machine.
+    """
     from unisono.toolservers.python.executor import MIB, CodeRunner, RunLimits
     from unisono.toolservers.python.sandbox_probe import close_to_inspection, find_way
     from unisono.toolservers.python.server import python_server
@@ -127,7 +149,7 @@ def python(
     limits = RunLimits(seconds=seconds, cpu_s=cpu_seconds, memory=memory_mib * MIB, processes=processes)
     remarks = [
         f"Code runs with {way.described}; {seconds:g} s, {memory_mib} MiB, {processes} processes.",
-        "This is no security boundary: run it in a container or virtual machine.",
+        "This is no security boundary: run the server in a container or virtual machine.",
         *(f"UNSAFE: {problem}." for problem in way.missing),
     ]
     _serve(python_server(CodeRunner(way, limits, at_once)), remarks, remembers=False, **where)
@@ -169,7 +191,7 @@ def _serve(
     if key_variable is not None:
         key = os.environ.get(key_variable)
         if not key:
-            raise click.ClickException(f"{key_variable}: this environment variable is not set")
+            raise click.ClickException(f"--key-variable: the environment variable {key_variable} is not set or empty")
 
     def started(url: str) -> None:
         for remark in (*remarks, f"Serving {server.name} at {url}"):

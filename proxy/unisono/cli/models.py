@@ -11,7 +11,7 @@ from unisono.cli.resolve_config import configured
 from unisono.config import ModelRegistry
 from unisono.errors import ConfigError
 
-HEADINGS = ("MODEL", "BACKEND", "KIND", "ITS NAME THERE")
+HEADINGS = ("MODEL", "BACKEND", "KIND", "MODEL ON THE BACKEND")
 
 
 def show(config_path: Path) -> None:
@@ -31,4 +31,4 @@ def show(config_path: Path) -> None:
         click.echo("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
     for alias, model in catalogue.listed():
         if alias != model.name:
-            click.echo(f"{alias} means {model.name}")
+            click.echo(f"{alias} is an alias of {model.name}")

@@ -8,7 +8,7 @@ import click
 
 from unisono.core.surrogates import is_well_formed
 
-HELP = "The configuration, YAML or JSON; config.example.yaml shows every option."
+HELP = "Configuration file in YAML or JSON; config.example.yaml shows all settings."
 CONFIG = click.option("--config", "config_path", type=click.Path(path_type=Path), help=HELP)
 CONFIG_REQUIRED = click.option("--config", "config_path", type=click.Path(path_type=Path), required=True, help=HELP)
 
@@ -25,7 +25,7 @@ class TextCommand(click.Command):
             given = ctx.params.get(param.name or "")
             for text in given if isinstance(given, tuple) else (given,):
                 if param.type is click.STRING and isinstance(text, str) and not is_well_formed(text):
-                    raise click.BadParameter(f"{text!r} is not UTF-8", ctx, param)
+                    raise click.BadParameter(f"{text!r} is not valid UTF-8", ctx, param)
         return rest
 
 

@@ -123,13 +123,13 @@ def line(text: str) -> str:
     return text
 
 
-DURATION = ParsedParam("DURATION", seconds, "a time like 90s, 30m, 12h, 30d or 2w")
-AMOUNT = ParsedParam("N", _whole, "a whole number from 1 on, or none")
-MONEY = ParsedParam("USD", _money, "an amount in USD, to a millionth, like 12.50, or none")
-PERIOD = ParsedParam("PERIOD", _period, "day, month, none, or a time like 12h or 30d")
-MOMENT = ParsedParam("WHEN", _moment, "a time from now like 12h or 30d, a date like 2027-01-31, or never")
-NAMES = ParsedParam("NAMES", _names, "names with commas between them, all, or none")
-LINE = ParsedParam("TEXT", line, "one line of text")
+DURATION = ParsedParam("DURATION", seconds, "a duration such as 90s, 30m, 12h, 30d or 2w")
+AMOUNT = ParsedParam("N", _whole, "a positive whole number, or none")
+MONEY = ParsedParam("USD", _money, "an amount in USD with at most six decimals, such as 12.50, or none")
+PERIOD = ParsedParam("PERIOD", _period, "day, month, none, or a duration such as 12h or 30d")
+MOMENT = ParsedParam("WHEN", _moment, "a duration such as 12h or 30d, a date such as 2027-01-31, or never")
+NAMES = ParsedParam("NAMES", _names, "a list of names separated by commas, all, or none")
+LINE = ParsedParam("TEXT", line, "one line of at most 256 printable characters")
 
 
 def written_period(period: Period) -> str:

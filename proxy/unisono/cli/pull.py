@@ -21,7 +21,7 @@ def run(model: str, revision: str | None) -> None:
     """
     points = entry_points(group=DOWNLOADERS, name="mlx")
     if not points:
-        raise click.ClickException("this installation cannot download models: pip install 'unisono[mlx]'")
+        raise click.ClickException("this installation cannot download models; run `pip install 'unisono[mlx]'`")
     (point,) = points
     download: Callable[[str, str | None], Path] = point.load()
     try:
@@ -29,10 +29,10 @@ def run(model: str, revision: str | None) -> None:
     except PullError as error:
         raise click.ClickException(str(error)) from error
     except ImportError as error:
-        raise click.ClickException(f"{error.name} is not installed: pip install 'unisono[mlx]'") from error
+        raise click.ClickException(f"{error.name} is not installed; run `pip install 'unisono[mlx]'`") from error
     size = sum(file.stat().st_size for file in folder.rglob("*") if file.is_file())
     backend_model = model.removeprefix("mlx/")
-    click.echo(f"{folder} ({size / 1e9:.1f} GB): the tokenizer is o200k_harmony, as it must be.")
+    click.echo(f"{folder} ({size / 1e9:.1f} GB): the tokenizer is o200k_harmony, as required.")
     click.echo("To serve it, add this to model_list:")
     click.echo(f"  - model_name: {PurePath(backend_model).name}")
     click.echo(f"    litellm_params: {{model: mlx/{backend_model}}}")

@@ -63,14 +63,14 @@ def without_config(found: list[DiscoveredBackend], missing: str | None, environ:
         models = [_entry(DEMO_NAME, "mlx", "demo")]
         remarks = [
             "No configuration given and no gpt-oss backend found on the usual local ports.",
-            "Serving the embedded demo model: tiny, real Harmony, no knowledge.",
+            "Serving the embedded demo model. It is a tiny model with real Harmony output and no knowledge.",
         ]
     else:
         models = [_entry(DEMO_NAME, "replay", "demo")]
         remarks = [
             "No configuration given and no gpt-oss backend found on the usual local ports.",
-            f"No model runs: {missing}.",
-            "Until then a recorded answer is played back, whatever you ask.",
+            f"The embedded demo model cannot run: {missing}.",
+            "Every request gets the same recorded answer instead.",
         ]
     raw: dict[str, Any] = {"model_list": models, "general_settings": {}}
     if found:
@@ -81,7 +81,7 @@ def without_config(found: list[DiscoveredBackend], missing: str | None, environ:
         # model. They are recorded to demonstrate the inspector. Answers of a user's own model are private and not
         # recorded.
         raw["unisono"] = {"traces": {"mode": "all", "keep": DEMOS_KEPT}}
-        remarks.append("What it answers is recorded, for the inspector on the page.")
+        remarks.append("All answers are recorded for the inspector on the web page.")
     if environ.get(MASTER_KEY_VARIABLE):
         raw["general_settings"]["master_key"] = f"os.environ/{MASTER_KEY_VARIABLE}"
     return ResolvedConfig(parse(raw, environ), tuple(remarks))
@@ -97,4 +97,4 @@ def demo_missing() -> str | None:
     for point in entry_points(group=DEMOS, name="mlx"):
         missing: Callable[[], str | None] = point.load()
         return missing()
-    return "this installation has no embedded demo model: pip install 'unisono[demo]'"
+    return "the demo model is not installed (`pip install 'unisono[demo]'`)"

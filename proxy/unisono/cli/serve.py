@@ -60,7 +60,7 @@ class ConfigReader:
     def again(self) -> Config:
         """Load a configuration that may replace the current one. Raises ConfigError."""
         if self._path is None:
-            raise NothingToRead("there is no configuration file: it was started without --config")
+            raise NothingToRead("there is no file to reload, because the gateway was started without --config")
         loaded = load(self._path)
         refuse_to_be_open(loaded.config, self._host)
         warn(loaded)
@@ -107,7 +107,7 @@ def serve_by_workers(ready: ResolvedConfig, listener: socket.socket, address: st
 
     supervisor = Supervisor(listener, order, read_again=again, show=show, start_signals=reading.signals)
     if not asyncio.run(supervisor.run()):
-        raise click.ClickException("no worker could start; the log above says why")
+        raise click.ClickException("no worker could start; see the log above for the reason")
 
 
 def show(lines: Sequence[str]) -> None:
@@ -129,7 +129,7 @@ def refuse_to_be_open(config: Config, host: str) -> None:
     """Raise ConfigError if other machines can reach the address and there is no key."""
     if config.general_settings.master_key is None and not is_loopback(host):
         raise ConfigError(
-            f"general_settings.master_key: without one, everybody who can reach {host} could use your models. Set a "
+            f"general_settings.master_key: not set, so everyone who can reach {host} could use your models. Set a "
             f"key (`master_key: os.environ/{MASTER_KEY_VARIABLE}`), or listen on 127.0.0.1"
         )
 
@@ -146,7 +146,7 @@ def listen(host: str, port: int) -> socket.socket:
     except OSError as error:
         if error.errno == errno.EADDRINUSE:
             raise click.ClickException(
-                f"port {port} is in use on {host}; another gateway may be running there. Choose one with --port"
+                f"port {port} is in use on {host}; another gateway may be running there. Choose another --port"
             ) from error
         raise click.ClickException(f"cannot listen on {host}:{port}: {error.strerror}") from error
 

@@ -64,10 +64,12 @@ def planned(
     data = dict(_read(plan_path) if plan_path is not None else EXAMPLE)
     if config_path is not None:
         if plan_path is not None and "backends" in data:
-            raise ConfigError("backends: the plan and the configuration both name backends; one of them has to")
+            raise ConfigError(
+                "backends: both the plan and the configuration define backends; remove them from the plan"
+            )
         data |= _configured(config_path, model, speeds)
     elif speeds or model:
-        raise ConfigError("--speed and --model are for the deployments of a --config")
+        raise ConfigError("--speed and --model need --config")
     traffic = data.get("traffic", {})
     given = {name: value for name, value in overrides.items() if value is not None}
     if isinstance(traffic, Mapping) and "rate" in given:
@@ -79,9 +81,9 @@ def _read(path: Path) -> dict[str, object]:
     try:
         data = yaml.safe_load(path.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
-        raise ConfigError(f"{path}: cannot be read: {error}") from error
+        raise ConfigError(f"{path}: the plan cannot be read: {error}") from error
     if not isinstance(data, dict):
-        raise ConfigError(f"{path}: must hold names and values")
+        raise ConfigError(f"{path}: the plan must be a mapping")
     return data
 
 
@@ -94,13 +96,13 @@ def _configured(path: Path, model: str | None, speeds: Sequence[str]) -> dict[st
     names = deployment_names(config.model_list)
     groups = list(dict.fromkeys(entry.model_name for entry in config.model_list))
     if model is None and len(groups) > 1:
-        raise ConfigError(f"--model: the configuration has several groups: {', '.join(groups)}")
+        raise ConfigError(f"--model: required, because the configuration has several models: {', '.join(groups)}")
     group = model or next(iter(groups), "")
     if group not in groups:
-        raise ConfigError(f"--model: there is no group {group!r}; there are {', '.join(groups) or 'none'}")
+        raise ConfigError(f"--model: unknown model `{group}`; models: {', '.join(groups) or 'none'}")
     told = dict(_speed(speed) for speed in speeds)
     if unknown := told.keys() - set(names):
-        raise ConfigError(f"--speed {min(unknown)}: no such deployment; there are {', '.join(names)}")
+        raise ConfigError(f"--speed {min(unknown)}: unknown deployment; deployments: {', '.join(names)}")
     return {
         "backends": [
             _backend(config, index, name, told)
@@ -114,7 +116,7 @@ def _configured(path: Path, model: str | None, speeds: Sequence[str]) -> dict[st
 
 def _backend(config: Config, index: int, name: str, told: Mapping[str, tuple[float, float]]) -> dict[str, object]:
     if name not in told:
-        raise ConfigError(f"--speed {name}=PREFILL,DECODE: is missing; a configuration does not say how fast it is")
+        raise ConfigError(f"--speed {name}=PREFILL,DECODE: required, because the configuration has no speed of {name}")
     prefill, decode = told[name]
     entry = config.model_list[index]
     return {
@@ -137,5 +139,5 @@ def _speed(text: str) -> tuple[str, tuple[float, float]]:
     except ValueError:
         equals = ""
     if not equals or not name:
-        raise ConfigError(f"--speed {text}: must be NAME=PREFILL,DECODE in tokens a second")
+        raise ConfigError(f"--speed {text}: must be NAME=PREFILL,DECODE in tokens per second")
     return name, (prefill, decode)

@@ -27,7 +27,7 @@ def show(config_path: Path, label: str | None) -> None:
     hosting = _hosting(config_path)
     servers = [_server(hosting, label)] if label else list(hosting.configured.values())
     if not servers:
-        raise click.ClickException("mcp_servers: there are none")
+        raise click.ClickException("`mcp_servers` is empty; add a tool server")
 
     async def listed(host: ToolHost) -> list[tuple[HostedTool, ...] | UnisonoError]:
         return await asyncio.gather(*(_listed(host, server) for server in servers))
@@ -40,8 +40,8 @@ def show(config_path: Path, label: str | None) -> None:
             continue
         width = max((len(tool.name) for tool in answer), default=0)
         for tool in answer:
-            needs = "approval" if server.approval.needed(tool) else "runs"
-            click.echo(f"  {tool.name.ljust(width)}  {needs:8}  {_first_line(tool.description)}".rstrip())
+            needs = "needs approval" if server.approval.needed(tool) else "no approval"
+            click.echo(f"  {tool.name.ljust(width)}  {needs:14}  {_first_line(tool.description)}".rstrip())
     if any(isinstance(answer, UnisonoError) for answer in answers):
         raise SystemExit(1)
 
@@ -75,7 +75,7 @@ def _server(hosting: ServerToolSetup, label: str) -> ToolServer:
     server = hosting.configured.get(label)
     if server is None:
         known = ", ".join(hosting.configured) or "none"
-        raise click.ClickException(f"mcp_servers: there is no {label!r}; servers: {known}")
+        raise click.ClickException(f"mcp_servers: unknown tool server `{label}`; servers: {known}")
     return server
 
 

@@ -54,7 +54,7 @@ def trace(name: str | None, config_path: Path | None, tenant: str, *, as_json: b
     elif is_well_formed(name):
         document = _from_store(name, config_path, tenant)
     else:
-        raise click.BadParameter(f"{name!r} is not UTF-8", param_hint="ID")
+        raise click.BadParameter(f"{name!r} is not valid UTF-8", param_hint="ID")
     if replay:
         _replay(document, as_json=as_json)
     elif as_json:
@@ -80,7 +80,7 @@ def _from_file(path: Path) -> Document:
     except OSError as error:
         raise click.ClickException(f"{path}: {error.strerror}") from error
     except (ValueError, RecursionError) as error:
-        raise click.ClickException(f"{path}: this is no recording that can be read: {error}") from error
+        raise click.ClickException(f"{path}: not a readable recording: {error}") from error
 
 
 def _from_store(id: str, config_path: Path | None, tenant: str) -> Document:
@@ -96,8 +96,8 @@ def _from_store(id: str, config_path: Path | None, tenant: str) -> Document:
     if found is None:
         of = f" of tenant {on_one_line(tenant)!r}" if tenant else ""
         raise click.ClickException(
-            f"there is no recording {on_one_line(id)!r}{of}; it may be past its time, or not recorded by "
-            "unisono.traces.mode"
+            f"there is no recording {on_one_line(id)!r}{of}; it may have expired, or `unisono.traces.mode` may exclude "
+            "this answer"
         )
     try:
         return unpacked(found.document)
@@ -148,7 +148,7 @@ def _with_store(config: Config, work: Callable[[Store], Awaitable[Result]]) -> R
     address = store_address(config.store)
     if address.startswith("memory:"):
         raise click.ClickException(
-            "store.url: recordings in memory are nobody else's to read; use redis:// or sqlite:///path"
+            "store.url: other processes cannot read recordings from a store in memory; use redis:// or sqlite:///path"
         )
 
     async def worked() -> Result:
@@ -162,7 +162,7 @@ def _with_store(config: Config, work: Callable[[Store], Awaitable[Result]]) -> R
     try:
         return asyncio.run(worked())
     except StoreError as error:
-        raise click.ClickException(f"the store: {error.message}") from error
+        raise click.ClickException(f"store: {error.message}") from error
     except ConfigError as error:
         raise click.ClickException(str(error)) from error
 
@@ -174,7 +174,7 @@ def read_document(document: Document) -> Replay:
     """Parse a recording with the current parser and return its events. Raises Unreplayable."""
     missing = {"asked", "output", "said"} & set(document.get("left_out", ()))
     if missing or document.get("asked") is None:
-        raise Unreplayable("this recording was too large to be kept whole, and cannot be read again")
+        raise Unreplayable("this recording is incomplete because of its size limit and cannot be replayed")
     try:
         turn = to_request(document["model"], document["asked"])
         output = [int(number) for number in document["output"]]
@@ -185,7 +185,7 @@ def read_document(document: Document) -> Replay:
         encoding = load_encoding()
         return replay_answer(encoding, Renderer(encoding), turn, output, finish, violation)
     except UnisonoError as error:
-        raise Unreplayable(f"this recording cannot be read again: {error.message}") from error
+        raise Unreplayable(f"this recording cannot be replayed: {error.message}") from error
     except (KeyError, TypeError, ValueError, IndexError, AttributeError) as error:
         raise Unreplayable("this recording is damaged") from error
 
@@ -231,11 +231,13 @@ def _compared(events: Sequence[Event], now: Sequence[object], recorded: Sequence
 def _told(event: Event) -> str:
     match event:
         case Repaired():
-            return f"^ {event.rule} at {event.position}" + (f", {event.dropped} dropped" if event.dropped else "")
+            return f"^ {event.rule} at {event.position}" + (
+                f", {event.dropped} characters dropped" if event.dropped else ""
+            )
         case Closed(item=item):
             [said] = said_of([event])
             name = f" {on_one_line(item.name)}" if isinstance(item, ToolCall | HostedCall) else ""
-            return f"{said['closed']}{name}{'' if event.complete else ' (cut)'}: {on_one_line(event.text)}"
+            return f"{said['closed']}{name}{'' if event.complete else ' (incomplete)'}: {on_one_line(event.text)}"
         case _:
             return ""
 
@@ -244,5 +246,5 @@ def _was(said: Mapping[str, Any]) -> str:
     if "repaired" in said:
         return on_one_line(f"^ {said['repaired']} at {said['position']}")
     name = f" {said['name']}" if said["name"] else ""
-    cut = "" if said["complete"] else " (cut)"
+    cut = "" if said["complete"] else " (incomplete)"
     return on_one_line(f"{said['closed']}{name}{cut}: {said['characters']} characters, sha256 {said['digest']}...")

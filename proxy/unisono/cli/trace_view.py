@@ -88,7 +88,7 @@ class Painter:
 
 
 def _gap(tokens: int) -> str:
-    return click.style(f"[{tokens} tokens were left out]", fg="red")
+    return click.style(f"[{tokens} tokens omitted]", fg="red")
 
 
 def _colour_of(header: str) -> str:
@@ -116,7 +116,9 @@ def painted(document: Mapping[str, Any], encoding: Encoding) -> Iterator[str]:
         if generations:
             prompt = prompts[generations[0]]
             behind = document["steps"][generations[0]]["prompt"]["same"] if shown else 0
-            yield click.style(f"prompt{f', behind {behind} tokens of the one before' if behind else ''}:", bold=True)
+            yield click.style(
+                f"prompt{f', after {behind} tokens of the previous prompt' if behind else ''}:", bold=True
+            )
             yield Painter(encoding).paint(prompt[behind:])
             shown += 1
         yield click.style("output:", bold=True)
@@ -126,7 +128,9 @@ def painted(document: Mapping[str, Any], encoding: Encoding) -> Iterator[str]:
         name = on_one_line(f"{tool['server']}.{tool['name']}")
         yield f"tool {name} at {tool['began_s']:.3f} s, {took:.3f} s: {tool['outcome']}"
     if document["left_out"]:
-        yield click.style("left out for want of room: " + ", ".join(map(on_one_line, document["left_out"])), fg="red")
+        yield click.style(
+            "omitted because of the size limit: " + ", ".join(map(on_one_line, document["left_out"])), fg="red"
+        )
 
 
 def _heading(document: Mapping[str, Any]) -> Iterator[str]:
@@ -144,7 +148,7 @@ def _heading(document: Mapping[str, Any]) -> Iterator[str]:
     yield f"tenant {on_one_line(document['tenant'])}{key}{flags}"
     for wait in document["waits"]:
         ended = f": {on_one_line(wait['failure'])}" if wait["failure"] else ""
-        yield f"waited {wait['ended_s'] - wait['began_s']:.3f} s for a place{ended}"
+        yield f"waited {wait['ended_s'] - wait['began_s']:.3f} s for a slot{ended}"
     if document["tries"]:
         yield "tried " + ", then ".join(
             on_one_line(one["deployment"] + (f" ({one['failure']})" if one["failure"] else ""))
@@ -157,7 +161,7 @@ def _heading(document: Mapping[str, Any]) -> Iterator[str]:
 
 def _generation(step: Mapping[str, Any]) -> str:
     cached = "" if step["cached_tokens"] is None else f" ({step['cached_tokens']} cached)"
-    first = "no token came" if step["first_token_s"] is None else f"first at {step['first_token_s']:.3f} s"
+    first = "no token" if step["first_token_s"] is None else f"first at {step['first_token_s']:.3f} s"
     ended = step["failure"] or step["finish"] or "stopped by the gateway"
     counts = f"{step['prompt_tokens']} tokens{cached}, {step['generated']} generated"
     times = f"from {step['began_s']:.3f} s, {first}, to {step['ended_s']:.3f} s"
@@ -180,7 +184,9 @@ def _steps(document: Mapping[str, Any], painter: Painter) -> Iterator[str]:
                 yield "".join(pieces)
                 pieces = []
             case TokenSource():
-                pieces.append(_aside(f"tokens made from text: {part.guessed}; stop token hidden: {part.stop_hidden}"))
+                pieces.append(
+                    _aside(f"tokens derived from text: {part.guessed}; stop token hidden: {part.stop_hidden}")
+                )
             case JournalEntry():
                 pieces.append(_note(part.value, painter))
             case Repaired():
@@ -195,9 +201,9 @@ def _note(value: Mapping[str, Any], painter: Painter) -> str:
     """Return an action of the gateway as a styled note."""
     match value:
         case {"moved": list(tokens), "kept": int(kept)}:
-            return _aside(f"the prompt now goes on behind {kept} tokens of this step with:") + painter.paint(tokens)
+            return _aside(f"the prompt now continues after {kept} tokens of this step with:") + painter.paint(tokens)
         case {"able": list(kinds)}:
-            return _aside(f"the backend keeps to: {', '.join(map(str, kinds)) or 'no constraints'}")
+            return _aside(f"constraints supported by the backend: {', '.join(map(str, kinds)) or 'none'}")
         case {"listed": list(offers)}:
             return _aside("tools offered by: " + ", ".join(str(offer[0]) for offer in offers))
         case {"call": str(id), "verdict": str(verdict)}:
@@ -205,11 +211,11 @@ def _note(value: Mapping[str, Any], painter: Painter) -> str:
         case {"ran": str(id), "text": str(text)}:
             return _aside(f"result of {id}: {text}")
         case {"noted": dict(noted)}:
-            return _aside(f"by hooks: {', '.join(noted)}")
+            return _aside(f"annotated by hooks: {', '.join(noted)}")
         case {"left": int(place)}:
-            return _aside(f"what was begun behind {place} tokens of this step is generated once more")
+            return _aside(f"the output after {place} tokens of this step is generated again")
         case {"unread": int(tokens_)}:
-            return _aside(f"{tokens_} tokens of half a character are generated once more")
+            return _aside(f"{tokens_} tokens of an incomplete character are generated again")
         case _:
             return _aside(dumped(dict(value)).decode())
 
@@ -220,6 +226,6 @@ def _aside(text: str) -> str:
 
 
 def _repair(repair: Repaired) -> str:
-    dropped = f" {repair.dropped} characters reach nobody." if repair.dropped else ""
-    sentence = RULES.get(repair.rule, "This gateway does not know the rule.")
+    dropped = f" {repair.dropped} characters were dropped." if repair.dropped else ""
+    sentence = RULES.get(repair.rule, "Unknown rule in this version of the gateway.")
     return click.style(f"\n  ^ {on_one_line(repair.rule)}: {sentence}{dropped}\n", fg="bright_yellow", bold=True)

@@ -1,4 +1,4 @@
-"""Implementation of `unisono usage`: prints the ledger as table, chart, CSV or JSON."""
+"""Implementation of `unisono usage`: prints usage as table, chart, CSV or JSON."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ async def _read(config: Config, since: str, until: str) -> tuple[LedgerLine, ...
     address = store_address(config.store)
     if address.startswith("memory:"):
         raise click.ClickException(
-            "store.url: a ledger in memory is nobody else's to read; use redis:// or sqlite:///path"
+            "store.url: other processes cannot read usage from a store in memory; use redis:// or sqlite:///path"
         )
     try:
         store = open_store(address, deadline_s=max(config.store.deadline_s, PATIENCE_S))
@@ -65,7 +65,7 @@ async def _read(config: Config, since: str, until: str) -> tuple[LedgerLine, ...
         finally:
             await store.aclose()
     except UnisonoError as error:
-        raise click.ClickException(f"the store: {error.message}") from error
+        raise click.ClickException(f"store: {error.message}") from error
     except ConfigError as error:
         raise click.ClickException(str(error)) from error
 

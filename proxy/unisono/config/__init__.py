@@ -1,7 +1,7 @@
-"""The configuration: what it may say, how it is read, and which models it makes.
+"""Configuration: its sections, the loader, and the registry of models.
 
-`load` is the only reader of the file and of the environment; everything after it works on frozen sections. What is
-wrong is a ConfigError whose message begins with the path of the key; what is merely unused is a warning.
+Only `load` reads the file and the environment; all other code works on frozen sections. An invalid setting raises
+ConfigError with a message that begins with the path of the key. A setting without effect is a warning.
 """
 
 from unisono.config.fallbacks import StandIns
@@ -10,17 +10,12 @@ from unisono.config.litellm_import import imported
 from unisono.config.load import Loaded, data_folder, load, parse
 from unisono.config.mcp_settings import AllowedHostSettings, McpServerSettings
 from unisono.config.model_registry import ModelRegistry, ServedModel
+from unisono.config.model_settings import KIND_ALIASES, KINDS, LitellmParams, ModelEntry, ModelInfo, ModelSettings
 from unisono.config.sections import (
-    KIND_ALIASES,
-    KINDS,
     Config,
     GatewaySettings,
     GeneralSettings,
-    LitellmParams,
     LitellmSettings,
-    ModelEntry,
-    ModelInfo,
-    ModelSettings,
     RouterSettings,
     StoreSettings,
 )

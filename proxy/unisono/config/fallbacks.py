@@ -1,4 +1,4 @@
-"""Which models stand in for which: LiteLLM's lists, read where LiteLLM has them and checked against the models."""
+"""Fallback models from LiteLLM's lists, checked against the model list."""
 
 from __future__ import annotations
 
@@ -10,20 +10,25 @@ from unisono.config.sections import Config, FallbackList, Fallbacks
 from unisono.errors import ConfigError
 
 ANY: Final = "*"
-"""Stands for every model that is not named."""
+"""Key for every model without its own list."""
 
 
 @dataclass(frozen=True, slots=True)
 class StandIns:
-    """For one model, names of `model_list`, in order: `fallbacks` where its own backends failed or are full, `larger`
-    where the prompt is too long for them."""
+    """Fallback models of one model, in order.
+
+    `fallbacks` apply if its own backends failed or have no slot, `larger` if the prompt is too long for them.
+    """
 
     fallbacks: tuple[str, ...] = ()
     larger: tuple[str, ...] = ()
 
 
 def stand_ins(config: Config, groups: Sequence[str], aliases: Mapping[str, str]) -> dict[str, StandIns]:
-    """By model. Raises ConfigError for a name that nothing has, and for a model that has two lists."""
+    """Return the fallback models by model.
+
+    Raises ConfigError for an unknown name or a second list.
+    """
     known = _Names(groups, aliases)
     fallbacks, larger, default = _fallbacks(config, known), _larger(config, known), _default(config, known)
     found = {
@@ -44,7 +49,7 @@ class _Names:
     def of(self, name: str, path: str) -> str:
         model = self.aliases.get(name, name)
         if model not in self.groups:
-            raise ConfigError(f"{path}: there is no model_name {name!r} in model_list")
+            raise ConfigError(f"{path}: unknown model `{name}`; use a `model_name` from `model_list`")
         return model
 
     def read(self, rows: FallbackList, path: str) -> dict[str, list[str]]:
@@ -55,13 +60,13 @@ class _Names:
                 targets = [self.of(name, f"{here}[{at}]") for at, name in enumerate(names)]
                 whose = model if model == ANY else self.of(model, here)
                 if whose in found:
-                    raise ConfigError(f"{here}: {whose!r} has a list already")
+                    raise ConfigError(f"{here}: a second list for the model `{whose}`; merge it into the first one")
                 found[whose] = targets
         return found
 
 
 def _sections(config: Config) -> tuple[tuple[str, Fallbacks], ...]:
-    """Where the lists may stand; the first that has one wins."""
+    """Sections that may contain the lists; the first one with a list wins."""
     return ("router_settings", config.router_settings), ("litellm_settings", config.litellm_settings)
 
 

@@ -1,4 +1,4 @@
-"""The section about hooks: which are asked, in which order, and what becomes of turns when one fails."""
+"""Section of hooks: names, order, and behaviour on failure."""
 
 from __future__ import annotations
 
@@ -14,30 +14,31 @@ class HookSettings(Section):
     """One entry of `unisono.hooks`: a name, or `{name: {options}}`."""
 
     name: Name
-    """Its entry point's name."""
+    """Name of the hook's entry point."""
     timeout_s: Seconds = 5.0
-    """How long it may take each time it is asked, in seconds."""
+    """Limit for each call of the hook, in seconds."""
     fail: Literal["closed", "open"] = "closed"
-    """What becomes of a turn when it fails or takes longer: `closed` ends it with an error, `open` goes on without."""
+    """Behaviour when the hook fails or exceeds its limit.
+    `closed` ends the generation with an error, `open` continues without the hook."""
     options: dict[str, JsonValue] = Field(default_factory=dict)
-    """What is the hook's own."""
+    """Options of the hook itself."""
 
 
 OURS = frozenset({"timeout_s", "fail"})
 
 
 def _to_hook(value: Any) -> Any:
-    """The short forms as what they stand for."""
+    """Expand the short forms of an entry."""
     if isinstance(value, str):
         return {"name": value}
     if isinstance(value, HookSettings):
         return value
     if not isinstance(value, Mapping) or len(value) != 1:
-        raise ValueError("must be the name of a hook, or {name: {its options}}")
+        raise ValueError("must be the name of a hook, or `{name: {options}}`")
     [(name, options)] = value.items()
     given = {} if options is None else options
     if not isinstance(given, Mapping):
-        raise ValueError("the options of a hook are a mapping")  # noqa: TRY004 - what pydantic understands
+        raise ValueError("the options of a hook must be a mapping")  # noqa: TRY004 - pydantic expects ValueError
     ours = {key: option for key, option in given.items() if key in OURS}
     return {"name": name, **ours, "options": {key: option for key, option in given.items() if key not in OURS}}
 

@@ -1,7 +1,7 @@
-"""Keys that are known and not used: LiteLLM's own, by section, and those of later versions of ours.
+"""Known keys without effect, by section: LiteLLM's keys and reserved keys.
 
-A file that works with LiteLLM should start here and be told what has no effect. Source of the names: LiteLLM's
-documentation of its settings and its router's types. A `*` matches any rest.
+A LiteLLM file should start without changes, with a warning for each key without effect. The names are from LiteLLM's
+documentation of its settings and from the types of its router. `*` in a name is a wildcard.
 """
 
 from __future__ import annotations
@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from fnmatch import fnmatchcase
 
-LITELLM = "LiteLLM's; it has no effect here"
-LATER = "not used by this version"
-FRAGMENT = "has no effect by itself; it is taken for a place of anchors"
+LITELLM = "this LiteLLM setting has no effect in Unisono"
+LATER = "this setting is reserved and has no effect in this version"
+FRAGMENT = "this key has no effect itself; it may only contain YAML anchors"
 
 _COSTS = "*cost* max_budget budget_duration tiered_pricing regional_processing_uplift*"
 
@@ -28,7 +28,7 @@ _PARAMS = (
     "vector_* milvus_* valkey_* index_name embedding_model cooldown_time additional_drop_params allowed_openai_params "
     "extra_headers headers default_headers extra_body model_info metadata cache caching fallbacks ssl_verify "
     "supports_system_message input_type dimensions prompt_* hf_model_name num_ctx keep_alive guardrails "
-    # defaults for request fields
+    # Defaults for request fields.
     "temperature top_p top_k min_p max_tokens max_completion_tokens n stop seed frequency_penalty presence_penalty "
     "logit_bias logprobs top_logprobs user response_format tools tool_choice parallel_tool_calls stream "
     "stream_options reasoning_effort thinking service_tier store verbosity " + _COSTS
@@ -96,7 +96,7 @@ FOREIGN: dict[str, Mapping[str, str]] = {
     "router_settings": {LITELLM: _ROUTER},
     "unisono": {LATER: "trust_proxy_headers"},
 }
-"""By section: why a key is not used, and the patterns of such keys."""
+"""Patterns of keys without effect, by section and reason."""
 
 
 STRATEGIES = (
@@ -104,17 +104,17 @@ STRATEGIES = (
 )
 FOREIGN_VALUES: Mapping[tuple[str, str], Mapping[str, str]] = {
     ("router_settings", "routing_strategy"): dict.fromkeys(
-        STRATEGIES.split(), "is LiteLLM's; requests are routed by prefix-aware here"
+        STRATEGIES.split(), "is a LiteLLM strategy; `prefix-aware` is used instead"
     )
 }
-"""By section and key: values of LiteLLM that stand for the default, and what to say of them."""
+"""LiteLLM values that are replaced by the default, with the warning, by section and key."""
 
 
 UNSERVED = (
     *("embedding", "image_generation", "image_edit", "audio_transcription", "audio_speech", "moderation", "rerank"),
     *("batch", "realtime", "video_generation", "ocr", "search", "vector_store"),
 )
-"""Values of `model_info.mode` for what is no answer of a language model."""
+"""Values of `model_info.mode` other than text generation."""
 
 _NOT_HANDED_ON = (
     "provider itpm otpm tags tag_regex litellm_credential_name litellm_trace_id "
@@ -123,21 +123,24 @@ _NOT_HANDED_ON = (
     "use_litellm_proxy max_file_size_mb default_api_key_* auto_router_* complexity_router_* adaptive_router_* "
     "quality_router_* cache caching fallbacks guardrails stream stream_options messages input n tiered_pricing *_cost_*"
 )
-"""Keys of an entry's `litellm_params` that are its router's and mean nothing to a provider."""
+"""Keys in `litellm_params` for LiteLLM's router, not for the provider."""
 
 
 def is_handed_on(key: str) -> bool:
-    """Whether a key of an entry that litellm serves is handed to it."""
+    """Return whether a key of an entry that litellm serves is passed to litellm."""
     return not any(fnmatchcase(key, pattern) for pattern in _NOT_HANDED_ON.split())
 
 
 def why_default(section: str, key: str, value: object) -> str | None:
-    """Why a value means the default; None when it is taken as it stands."""
+    """Return the reason why a value is replaced by the default; None if it is used."""
     return FOREIGN_VALUES.get((section, key), {}).get(value) if isinstance(value, str) else None
 
 
 def why_unused(section: str, key: str) -> str | None:
-    """Why `key` has no effect in `section` (a path with `[]` for any index); None when nobody knows it."""
+    """Return the reason why `key` has no effect; None if the key is unknown.
+
+    `section` is a path with `[]` for any index.
+    """
     for reason, patterns in FOREIGN.get(section, {}).items():
         if any(fnmatchcase(key, pattern) for pattern in patterns.split()):
             return reason

@@ -1,7 +1,7 @@
-"""Tool servers of the operator: `mcp_servers` in LiteLLM's shape, and which hosts requests may name besides.
+"""Sections of the operator's tool servers, and of the hosts that requests may name.
 
-What LiteLLM has a key for keeps its spelling; approval and what may be repeated are ours. An entry says how a server is
-reached and what may be done there; a request can only ask for less.
+Shape and key names are LiteLLM's where it has them. An entry states how to reach a server and which tools are allowed
+there. A request can only restrict that further.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from unisono.core.tools import (
 )
 
 ServerLabel = Annotated[str, Field(pattern=r"^[A-Za-z][A-Za-z0-9_-]{0,63}$")]
-"""How requests name a server, and how its tools begin for the model."""
+"""Name of a server in requests, and prefix of its tool names for the model."""
 
 TRANSPORTS = {
     "http": ToolTransport.STREAMABLE_HTTP,
@@ -39,26 +39,28 @@ SCHEMES: Mapping[str, Callable[[str], str]] = {
     "basic": lambda token: f"Basic {b64encode(token.encode()).decode() if ':' in token else _bare(token, 'basic')}",
     "token": lambda token: f"token {_bare(token, 'token')}",
 }
-"""The Authorization header that a token becomes, by LiteLLM's names of the ways."""
+"""Functions from a token to the Authorization header, by LiteLLM's `auth_type`."""
 API_KEY_HEADER = "x-api-key"
 
 
 def _bare(token: str, scheme: str) -> str:
-    """A token without the scheme that some files repeat in it."""
+    """Return a token without the scheme that some files repeat in it."""
     first, _, rest = token.partition(" ")
     return rest if rest and first.lower() == scheme else token
 
 
 class ToolFilterSettings(Section):
+    """Selection of tools. A tool must match both keys if both are set."""
+
     tool_names: tuple[Name, ...] | None = None
-    """Tools by name."""
+    """Names of tools."""
     read_only: bool | None = None
-    """True for tools that say they change nothing, false for all others."""
+    """True selects tools that the server declares as read-only, false all others."""
 
     @model_validator(mode="after")
     def _says_something(self) -> ToolFilterSettings:
         if self.tool_names is None and self.read_only is None:
-            raise ValueError("names no tools; give tool_names or read_only")
+            raise ValueError("selects no tools; set `tool_names` or `read_only`")
         return self
 
     def filter(self) -> ToolFilter:
@@ -66,17 +68,17 @@ class ToolFilterSettings(Section):
 
 
 class ApprovalSettings(Section):
-    """Which tools need approval: `always` wins over `never`, and `otherwise` decides about those that neither names."""
+    """Approval of tool calls. `always` wins over `never`; `otherwise` applies to all others."""
 
     always: ToolFilterSettings | None = None
     """Tools that need approval."""
     never: ToolFilterSettings | None = None
-    """Tools that need none."""
+    """Tools that need no approval."""
     otherwise: Literal["always", "never"] = "always"
-    """What holds for all others."""
+    """Approval of all other tools."""
 
     def approval(self) -> Approval:
-        """Never `Approval()`, which stands for no word at all."""
+        """Return the policy, never `Approval()`, which stands for no setting."""
         always = None if self.always is None else self.always.filter()
         never = None if self.never is None else self.never.filter()
         said = Approval(always, never, self.otherwise == "always")
@@ -84,75 +86,76 @@ class ApprovalSettings(Section):
 
 
 def _to_approval(value: Any) -> Any:
-    """One word stands for all tools."""
+    """Expand the short form, a word for all tools."""
     if isinstance(value, str):
         if value not in ("always", "never"):
-            raise ValueError("must be always, never, or say for which tools")
+            raise ValueError("must be `always`, `never`, or a mapping with the keys `always`, `never` and `otherwise`")
         return {"otherwise": value}
     return value
 
 
 class McpServerSettings(Section):
-    """One tool server: an address or a command, its credentials, and what may be done there."""
+    """Tool server: its address or command, its credentials, and the allowed tools."""
 
     url: SecretStr | None = None
-    """Its address. A secret, for some have a key in it."""
+    """Address of the server. It is secret because some addresses contain a key."""
     transport: Literal["http", "streamable_http", "sse", "stdio"] = "http"
-    """How it is spoken to; `stdio` is a program of this machine."""
+    """Transport of the Model Context Protocol. `stdio` starts a program on this machine."""
     command: Annotated[str, Field(min_length=1)] | None = None
-    """For `stdio`: the program that is run, with `args` behind it and `env` around it."""
+    """Program to start for `stdio`."""
     args: tuple[str, ...] = ()
-    """What stands behind the command."""
+    """Arguments of the program."""
     env: dict[str, SecretStr] = Field(default_factory=dict)
-    """All that the program sees of an environment."""
+    """Environment of the program, in addition to a few harmless variables of the gateway."""
     auth_type: Literal["none", "api_key", "bearer_token", "basic", "authorization", "token", "oauth2"] = "none"
-    """How the token is sent."""
+    """Form in which `authentication_token` is sent. `api_key` uses the header `x-api-key`."""
     authentication_token: SecretStr | None = None
-    """The token, for every way but `none` and `oauth2`."""
+    """Token for the server. Every `auth_type` except `none` and `oauth2` needs one."""
     static_headers: dict[str, SecretStr] = Field(default_factory=dict)
-    """Sent with every request to this server."""
+    """Headers of every request to this server."""
     client_id: str | None = None
-    """For `oauth2`: client credentials, shown to `issuer` alone."""
+    """Client ID for `oauth2`. The client credentials are sent only to `issuer`."""
     client_secret: SecretStr | None = None
-    """For `oauth2`."""
+    """Client secret for `oauth2`."""
     issuer: str | None = None
-    """For `oauth2`: whose metadata say where tokens are had."""
+    """Authorization server for `oauth2`. Its metadata names the token endpoint."""
     allowed_tools: tuple[Name, ...] | ToolFilterSettings | None = None
-    """What may be used at all; by default everything."""
+    """Tools that may be used: a list of names or a filter. By default all."""
     disallowed_tools: tuple[Name, ...] = ()
-    """What may not be used, even if `allowed_tools` has it."""
+    """Tools that may not be used, even if `allowed_tools` includes them."""
     require_approval: Annotated[ApprovalSettings | None, BeforeValidator(_to_approval)] = None
-    """`always`, `never`, or which tools; by default a request says it, and where it does not, always."""
+    """Approval of tool calls: `always`, `never`, or a section with tools.
+    By default the request decides; without a setting in the request, every call needs approval."""
     idempotent: tuple[Name, ...] = ()
-    """Tools that may be run twice where it is not known whether they were run."""
+    """Tools that may run again if the outcome of a call is unknown."""
     description: str = ""
-    """What the model is told about the server, beside its tools."""
+    """Description of the server for the model."""
     timeout: Seconds = ToolTimeouts().call_s
-    """One call, in seconds."""
+    """Limit for one call, in seconds."""
     connect_timeout_s: Seconds = ToolTimeouts().connect_s
-    """Until a connection stands, in seconds."""
+    """Limit for connecting, in seconds."""
     list_timeout_s: Seconds = ToolTimeouts().list_s
-    """Until its tools are listed, connection and all pages included, in seconds."""
+    """Limit for listing the tools, in seconds. It includes the connection and all pages."""
     max_concurrent_requests: Count = 8
-    """Calls at once, of all clients together; further ones wait, and the clients take turns."""
+    """Maximum concurrent calls of all clients. Further calls wait, and clients alternate."""
 
     @model_validator(mode="after")
     def _fits_together(self) -> McpServerSettings:
         stdio = self.transport == "stdio"
         if stdio and (self.command is None or self.url is not None):
-            raise ValueError("transport stdio needs a command and no url")
+            raise ValueError("transport `stdio` needs `command` and no `url`")
         if not stdio and (self.url is None or self.command is not None or self.args or self.env):
-            raise ValueError("transport http or sse needs a url, and no command, args or env")
+            raise ValueError(f"transport `{self.transport}` needs `url`, and no `command`, `args` or `env`")
         if stdio and (self.auth_type != "none" or self.static_headers):
-            raise ValueError("transport stdio has no headers; give credentials in env")
+            raise ValueError("transport `stdio` has no headers; set the credentials in `env`")
         if self.auth_type == "oauth2" and not (self.client_id and self.issuer):
-            raise ValueError("auth_type oauth2 needs client_id and issuer: client credentials are the one way here")
+            raise ValueError("auth_type `oauth2` needs `client_id` and `issuer`; only client credentials are supported")
         if self.auth_type not in ("none", "oauth2") and self.authentication_token is None:
-            raise ValueError(f"auth_type {self.auth_type} needs an authentication_token")
+            raise ValueError(f"auth_type `{self.auth_type}` needs `authentication_token`")
         return self
 
     def server(self, label: str) -> ToolServer:
-        """How the server is reached and what may be done there."""
+        """Return the server with its address, credentials and permissions."""
         command = None
         if self.command is not None:
             environment = {name: value.get_secret_value() for name, value in self.env.items()}
@@ -209,26 +212,27 @@ def _to_host(value: Any) -> Any:
 
 def _plain_host(value: str) -> str:
     if value != value.lower() or "/" in value or (":" in value and "[" not in value and value.count(":") == 1):
-        raise ValueError("must be a host alone, in lower case: no scheme, no path, ports go into `ports`")
+        raise ValueError("must be only a host name in lower case, without scheme or path; set ports in `ports`")
     return value
 
 
 class AllowedHostSettings(Section):
-    """A host that requests may name tool servers at: `mcp.example.com`, `*.example.com` or `*`."""
+    """Host of tool servers that requests may name by URL."""
 
     host: Annotated[Name, AfterValidator(_plain_host)]
-    """In lower case: no scheme, no path, no port."""
+    """Host in lower case without scheme, path and port.
+    `*.example.com` allows all subdomains, `*` every host."""
     ports: tuple[Annotated[int, Field(ge=1, le=65535)], ...] = (443,)
-    """None listed means any."""
+    """Allowed ports. An empty list allows all ports."""
     plain_http: bool = False
-    """Whether `http://` will do."""
+    """True also allows `http://`."""
     private: bool = False
-    """Whether its addresses may be inside: never for `*`."""
+    """True also allows private addresses. It cannot be used with `*`."""
 
     @model_validator(mode="after")
     def _private_ones_are_named(self) -> AllowedHostSettings:
         if self.private and self.host == "*":
-            raise ValueError("private needs a host by name: with `*` clients could reach everything inside")
+            raise ValueError("`private` needs a host name, because `*` would open the whole private network to clients")
         return self
 
 

@@ -1,4 +1,4 @@
-"""Which models there are and what a client's name for one means: groups, aliases, wildcards, a default."""
+"""Registry of models: groups, aliases, wildcards, and the default model."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from fnmatch import fnmatchcase
 
 from unisono.config.fallbacks import StandIns, stand_ins
-from unisono.config.sections import AliasTarget, Config, ModelEntry, ModelSettings
+from unisono.config.model_settings import ModelEntry, ModelSettings
+from unisono.config.sections import AliasTarget, Config
 from unisono.core.passthrough_request import AnswerMode
 from unisono.errors import ConfigError, UnknownModel
 
@@ -15,16 +16,16 @@ SHOWN = (
     *("reasoning_field", "stream_tool_arguments", "mcp_servers", "run_tools"),
     *("reasoning_budget", "recoveries", "forbidden_tools"),
 )
-"""Settings that clients see: equal for all entries of one name."""
+"""Settings that clients can observe; equal for all entries of one `model_name`."""
 
 
 KEEPING = ("openai", "azure")
-"""Providers with a Responses API that keeps what it answers."""
+"""Providers whose Responses API stores responses."""
 
 
 @dataclass(frozen=True, slots=True)
 class ServedModel:
-    """A group: every entry of one model_name. `name` is what the pool knows it by."""
+    """Group of all entries with one `model_name`, which is its `name` in the pool."""
 
     name: str
     entries: tuple[ModelEntry, ...]
@@ -32,12 +33,12 @@ class ServedModel:
 
     @property
     def max_input_tokens(self) -> int | None:
-        """The smallest window configured, None when none is: any entry may answer."""
+        """Smallest configured context window, because any entry may answer; None if unset."""
         return min((e.model_info.max_input_tokens for e in self.entries if e.model_info.max_input_tokens), default=None)
 
 
 class ModelRegistry:
-    """The groups of a configuration by name. Raises ConfigError when they contradict each other."""
+    """Groups of a configuration by name. Raises ConfigError for contradicting entries."""
 
     def __init__(self, config: Config) -> None:
         self._groups = {model.name: model for model in _groups(config.model_list)}
@@ -45,7 +46,7 @@ class ModelRegistry:
             for position, label in enumerate(entry.unisono.mcp_servers or ()):
                 if label not in config.mcp_servers:
                     path = f"model_list[{index}].unisono.mcp_servers[{position}]"
-                    raise ConfigError(f"{path}: there is no {label!r} in mcp_servers")
+                    raise ConfigError(f"{path}: unknown tool server `{label}`; add it to `mcp_servers`")
         self._aliases: dict[str, str] = {}
         self._hidden: set[str] = set()
         for alias, target in config.router_settings.model_group_alias.items():
@@ -55,10 +56,10 @@ class ModelRegistry:
             if isinstance(target, AliasTarget) and target.hidden:
                 self._hidden.add(alias)
         self.stand_ins: dict[str, StandIns] = stand_ins(config, tuple(self._groups), self._aliases)
-        """Models that stand in for others, by model."""
+        """Fallback models, by model."""
         default = config.general_settings.completion_model
         self._default = default and self.resolve_alias(default, "general_settings.completion_model")
-        # The most specific pattern first: more letters besides the stars.
+        # Most specific pattern first: the one with the most characters besides `*`.
         patterns = [name for name in self._groups if "*" in name]
         self._patterns = sorted(patterns, key=lambda pattern: len(pattern.replace("*", "")), reverse=True)
 
@@ -68,11 +69,14 @@ class ModelRegistry:
     def _existing(self, name: str, path: str) -> ServedModel:
         model = self._groups.get(name)
         if model is None:
-            raise ConfigError(f"{path}: there is no model_name {name!r} in model_list")
+            raise ConfigError(f"{path}: unknown model `{name}`; use a `model_name` from `model_list`")
         return model
 
     def resolve(self, requested: str | None) -> ServedModel:
-        """The group for a client's name: its alias, itself, a wildcard, then the default. Raises UnknownModel."""
+        """Return the group for a client's name. Raises UnknownModel.
+
+        The order is alias, exact name, wildcard, default model.
+        """
         if requested:
             name = self._aliases.get(requested, requested)
             if name in self._groups and "*" not in requested:
@@ -88,7 +92,10 @@ class ModelRegistry:
         raise UnknownModel(f"The model `{requested}` does not exist here. Models: {known}.", param="model")
 
     def way(self, model: ServedModel) -> AnswerMode:
-        """Who answers for a model: entries that are Harmony before others, its own before those of its stand-ins."""
+        """Return the answer mode of a model: by the engine, by pass-through, or by both in order.
+
+        Harmony entries come before others, and a model's own entries before those of its fallback models.
+        """
         kinds = _kinds(model)
         stand_ins = self.stand_ins.get(model.name, StandIns())
         others = set().union(*(_kinds(self._groups[name]) for name in (*stand_ins.fallbacks, *stand_ins.larger)))
@@ -97,7 +104,10 @@ class ModelRegistry:
         return AnswerMode.PASSING_THEN_ENGINE if True in others else AnswerMode.PASSING
 
     def keeps(self, model: ServedModel) -> bool:
-        """Whether requests that lean on what is kept by whoever answers always come to the same one."""
+        """Return whether all requests reach the same provider, which stores responses.
+
+        Only then can a request refer to a response stored there.
+        """
         return (
             len(model.entries) == 1
             and model.entries[0].kind in KEEPING
@@ -107,14 +117,14 @@ class ModelRegistry:
 
     @property
     def passes(self) -> bool:
-        """Whether any model passes through."""
+        """True if any model passes through."""
         return any(False in _kinds(model) for model in self._groups.values())
 
     def groups(self) -> Iterator[ServedModel]:
         yield from self._groups.values()
 
     def listed(self) -> Iterator[tuple[str, ServedModel]]:
-        """Every name a client may be shown, with its group: groups first, then aliases; no patterns."""
+        """Yield every public name with its group: groups first, then aliases, no patterns."""
         for name, model in self._groups.items():
             if "*" not in name:
                 yield name, model
@@ -124,7 +134,7 @@ class ModelRegistry:
 
 
 def _kinds(model: ServedModel) -> set[bool]:
-    """Whether its entries are Harmony."""
+    """Return the `harmony` values of the entries."""
     return {entry.harmony for entry in model.entries}
 
 
@@ -138,6 +148,6 @@ def _groups(entries: tuple[ModelEntry, ...]) -> Iterator[ServedModel]:
                 if getattr(entry.unisono, field) != getattr(settings, field):
                     raise ConfigError(
                         f"model_list[{index}].unisono.{field}: differs from model_list[{indexed[0][0]}], which has the "
-                        f"same model_name {name!r}; clients of one name must see one behaviour"
+                        f"same model_name `{name}`; set the same value in both"
                     )
         yield ServedModel(name, tuple(entry for _, entry in indexed), settings)

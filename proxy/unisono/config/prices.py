@@ -1,4 +1,4 @@
-"""What tokens cost: LiteLLM's keys, and ours."""
+"""Prices of tokens, in LiteLLM's keys and in Unisono's."""
 
 from __future__ import annotations
 
@@ -8,28 +8,31 @@ from pydantic import Field
 
 from unisono.config.section import Section
 
-# No dearer than 1 USD for a token: sums in micro-USD stay within what stores can count.
+# At most 1 USD per token, so that sums in micro-USD stay within the integers of the stores.
 PerToken = Annotated[float, Field(ge=0, le=1)]
 PerMillion = Annotated[float, Field(ge=0, le=1e6)]
 
 
 class Costs(Section):
-    """What LiteLLM calls prices: USD for one token."""
+    """Prices in LiteLLM's keys, in USD per token. `unisono.price` wins."""
 
     input_cost_per_token: PerToken | None = None
-    """Of a prompt."""
+    """Price of a prompt token."""
     output_cost_per_token: PerToken | None = None
-    """Of an answer."""
+    """Price of an answer token, reasoning included."""
     cache_read_input_token_cost: PerToken | None = None
-    """Of a prompt, where a backend had it in its cache."""
+    """Price of a prompt token from the cache of a backend."""
 
 
 class PriceSettings(Section):
-    """USD for a million tokens; what is not given is LiteLLM's where that says it, else nothing."""
+    """Prices in USD per million tokens.
+
+    Without a price here, the keys of LiteLLM apply, then LiteLLM's price list if litellm is installed, else 0.
+    """
 
     input: PerMillion | None = None
-    """For prompts."""
+    """Price of prompt tokens."""
     output: PerMillion | None = None
-    """For answers, thoughts included."""
+    """Price of answer tokens, reasoning included."""
     cached_input: PerMillion | None = None
-    """For tokens of a prompt that a backend had in its cache; by default as all others."""
+    """Price of prompt tokens from the cache of a backend. By default `input`."""

@@ -1,7 +1,7 @@
-"""The sections of the configuration as frozen pydantic models: LiteLLM's shape and key names where it has one.
+"""Sections of the configuration file as frozen pydantic models.
 
-Seconds throughout. Keys of our own carry their unit; keys of LiteLLM keep their spelling. Every field's description
-is what `config.example.yaml` explains.
+Shape and key names are LiteLLM's where it has them. All times are in seconds. Unisono's own keys name the unit;
+LiteLLM's keys keep their spelling. The string under a field is its description in `docs/configuration.md`.
 """
 
 from __future__ import annotations
@@ -9,177 +9,25 @@ from __future__ import annotations
 from datetime import date
 from typing import Annotated, Literal
 
-from pydantic import Field, JsonValue, SecretStr, model_validator
+from pydantic import Field, SecretStr, model_validator
 
 from unisono.config.hooks import HookEntry
 from unisono.config.mcp_settings import AllowedHostEntry, McpServerSettings, ServerLabel
-from unisono.config.prices import Costs, PriceSettings
+from unisono.config.model_settings import ModelEntry
 from unisono.config.section import Count, Name, Seconds, Section
 from unisono.config.telemetry_settings import OtelSettings, TraceSettings
 from unisono.core.generation import Timeouts
 
-KINDS = ("vllm", "sglang", "llamacpp", "ollama", "mlx_server", "mlx", "replay")
-"""Backend kinds of our own; which of them work is for the installed adapters to say."""
-
-KIND_ALIASES = {"hosted_vllm": "vllm", "ollama_chat": "ollama"}
-"""LiteLLM's names for the same servers."""
-
-
-class LitellmParams(Costs):
-    """Where a model's backend is and how hard it may be used."""
-
-    model: Name
-    """`<backend kind>/<the backend's own name for the model>`"""
-    api_base: str | None = None
-    """The server's address, with or without a trailing `/v1`."""
-    api_key: SecretStr | None = None
-    """Sent to the backend; nothing a client sends is."""
-    timeout: Seconds | None = None
-    """A whole answer, in seconds."""
-    stream_timeout: Seconds | None = None
-    """The longest silence between tokens, in seconds."""
-    max_parallel_requests: Count | None = None
-    """Requests this backend gets at once; further ones wait for a place."""
-    rpm: Count | None = None
-    """Requests this backend gets in any minute; further ones go to others, or wait."""
-    tpm: Count | None = None
-    """Tokens of prompts and answers this backend gets in any minute; a request that is larger has one alone."""
-    weight: Count = 1
-    """Share of this entry among the entries of the same model_name, and its speed beside theirs."""
-    order: Annotated[int, Field(ge=0)] = 0
-    """Entries of a higher order get requests only while those of a lower one cannot take them."""
-    provider: dict[str, JsonValue] = Field(default_factory=dict)
-    """Of an entry that litellm serves: everything else that stands here, which is handed to it."""
-
-
-class ModelInfo(Costs):
-    """What is known about the model besides where it is."""
-
-    id: Name | None = None
-    """The deployment's public name; by default the backend kind and a number."""
-    mode: Literal["chat", "responses", "completion"] = "chat"
-    """What LiteLLM calls the model's use; embeddings, images and audio are not served."""
-    harmony: bool | None = None
-    """Whether the model speaks Harmony; by default yes when one of its two names says gpt-oss."""
-    max_input_tokens: Count | None = None
-    """The context window in tokens, where the backend does not say or less of it is to be used."""
-
-
-class ModelSettings(Section):
-    """What is ours alone about one model; equal for all entries of one model_name."""
-
-    reasoning_field: Literal["both", "reasoning", "reasoning_content", "none"] = "both"
-    """Under which name Chat Completions shows the reasoning."""
-    stream_tool_arguments: bool = False
-    """True shows a tool call's arguments while they are generated, before the call is known to be whole."""
-    connect_timeout_s: Seconds = 10.0
-    """Until a connection to the backend stands, in seconds."""
-    first_token_timeout_s: Seconds = 300.0
-    """Until the first token, in seconds; covers the backend's own queue and a long prompt."""
-    min_first_token_timeout_s: Seconds = 10.0
-    """Shortest learned limit for the first token, in seconds; shorter only to leave time for another backend."""
-    min_silence_timeout_s: Seconds = 10.0
-    """Shortest learned limit for silence between tokens, in seconds; shorter only to leave time for another backend."""
-    mcp_servers: tuple[ServerLabel, ...] | None = None
-    """Tool servers of `mcp_servers` that requests for this model may use; by default all."""
-    run_tools: bool = False
-    """True runs those of them that need no approval in Chat Completions too, unless a request says otherwise."""
-    reasoning_budget: Annotated[int, Field(ge=0)] | None = None
-    """The most tokens of thoughts in one answer; requests may ask for fewer."""
-    forbidden_tools: Literal["remove", "note"] = "remove"
-    """Tools in the prompt where `tool_choice` is `none`: `remove` them, or keep them and `note` that none may be
-    called."""
-    failover: bool = True
-    """False ends an answer that a client has begun to read where its backend failed, instead of going on elsewhere."""
-    price: PriceSettings = Field(default_factory=PriceSettings)
-    """What tokens cost, for budgets and the ledger."""
-    max_tokens_in_flight: Count | None = None
-    """Tokens of prompts and answers this backend gets at once; a request that is larger runs alone."""
-    recoveries: dict[Name, bool] = Field(default_factory=dict)
-    """Rules by which answers are mended that are switched `off`; all others are on."""
-    backend: dict[str, JsonValue] = Field(default_factory=dict)
-    """Settings of the backend's adapter, as its documentation lists them."""
-
-    @property
-    def unmended(self) -> frozenset[str]:
-        """The rules that are off."""
-        return frozenset(rule for rule, on in self.recoveries.items() if not on)
-
-
-def is_of_litellm(model: object) -> bool:
-    """Whether a `litellm_params.model` is none of our backend kinds'."""
-    kind, slash, name = model.partition("/") if isinstance(model, str) else ("", "", "")
-    if not slash:
-        return bool(kind)
-    return bool(kind and name) and KIND_ALIASES.get(kind, kind) not in KINDS
-
-
-class ModelEntry(Section):
-    """One backend for one name that clients ask for; entries of equal name share the load."""
-
-    model_name: Name
-    """What clients ask for; with stars, any name of that pattern."""
-    litellm_params: LitellmParams
-    """Where the backend is."""
-    model_info: ModelInfo = Field(default_factory=ModelInfo)
-    """What is known about the model."""
-    unisono: ModelSettings = Field(default_factory=ModelSettings)
-    """What is ours alone."""
-
-    @property
-    def by_litellm(self) -> bool:
-        """Whether it is another provider's, which litellm serves."""
-        # A gpt-oss without a backend kind is a mistake.
-        named = bool(self.kind) or not self.says_gpt_oss
-        return not self.harmony and named and is_of_litellm(self.litellm_params.model)
-
-    @property
-    def kind(self) -> str:
-        """The backend kind, aliases resolved; empty when `model` names none."""
-        kind, slash, _ = self.litellm_params.model.partition("/")
-        return KIND_ALIASES.get(kind, kind) if slash else ""
-
-    @property
-    def backend_model(self) -> str:
-        """The backend's own name for the model."""
-        return self.litellm_params.model.partition("/")[2]
-
-    @property
-    def shown_kind(self) -> str:
-        """What it is, for people: `vllm`, or who serves what passes through."""
-        if self.harmony:
-            return self.kind
-        if self.by_litellm:
-            return f"litellm ({self.kind})" if self.kind else "litellm"
-        return f"{self.kind} (passes)"
-
-    @property
-    def harmony(self) -> bool:
-        if self.model_info.harmony is not None:
-            return self.model_info.harmony
-        return self.kind in KINDS and self.says_gpt_oss
-
-    @property
-    def says_gpt_oss(self) -> bool:
-        names = f"{self.model_name} {self.litellm_params.model}".lower().replace("_", "-")
-        return "gpt-oss" in names
-
-    @property
-    def harmony_hint(self) -> str:
-        """For a gpt-oss behind a generic OpenAI address: how to have it served as Harmony; empty for any other."""
-        if self.kind != "openai" or not self.says_gpt_oss or not self.litellm_params.api_base:
-            return ""
-        return (
-            "if a server of your own answers at api_base, name its kind and it is served as Harmony: "
-            f"`model: vllm/{self.backend_model}`"
-        )
-
 
 class GeneralSettings(Section):
+    """Access to the gateway, and the default model."""
+
     master_key: SecretStr | None = None
-    """The key clients send. Without one the gateway answers on loopback only."""
+    """Key of the operator, which clients send as their API key.
+    Without it, the gateway serves on loopback only and needs no key."""
     completion_model: Name | None = None
-    """The model for requests that name none, and for names nothing else matches."""
+    """Model for requests that name no model or an unknown one.
+    By default such requests are rejected."""
 
     @model_validator(mode="after")
     def _key_is_usable(self) -> GeneralSettings:
@@ -187,93 +35,107 @@ class GeneralSettings(Section):
             return self
         key = self.master_key.get_secret_value()
         if not key.strip():
-            raise ValueError("master_key is empty; leave it out to serve on loopback without a key")
+            raise ValueError("`master_key` is empty; set a key, or remove it to serve on loopback without a key")
         if not all("!" <= letter <= "~" for letter in key):
-            raise ValueError("master_key must be plain ASCII without spaces: it travels in a header")
+            raise ValueError("`master_key` must be printable ASCII without spaces, because clients send it in a header")
         return self
 
 
 FallbackList = tuple[dict[Name, tuple[Name, ...]], ...]
-"""LiteLLM's shape: `[{model: [others, ...]}, ...]`; `*` stands for every model that is not named."""
+"""LiteLLM's form: `[{model: [fallback, ...]}, ...]`.
+`*` stands for every model without its own list."""
 
 STRATEGIES = ("prefix-aware", "least-busy", "simple-shuffle")
 
 
 class Fallbacks(Section):
-    """Which models stand in for which."""
+    """Fallback models."""
 
     fallbacks: FallbackList | None = None
-    """Other models of the list for requests that a model's own backends failed or had no place for."""
+    """Models for requests whose own backends failed or have no free slot.
+    The form is `[{model: [others]}]`. The key `*` stands for every model without its own list."""
     default_fallbacks: tuple[Name, ...] | None = None
-    """The same for every model that has none of its own."""
+    """Fallback models for every model that `fallbacks` does not list."""
     context_window_fallbacks: FallbackList | None = None
-    """Other models for prompts that are too long for a model's own backends."""
+    """Models for prompts that are too long for the requested model, in the form of `fallbacks`."""
 
 
 class LitellmSettings(Fallbacks):
-    """Defaults LiteLLM keeps here; the same keys in `router_settings` win."""
+    """Defaults in the section where LiteLLM has them. The same keys in `router_settings` win."""
 
     request_timeout: Seconds | None = None
-    """Default of every model's `timeout`."""
+    """Default for `timeout` of every model, in seconds. `router_settings.timeout` wins."""
     num_retries: Annotated[int, Field(ge=0)] | None = None
-    """Further backends tried after a failure."""
+    """Maximum further attempts after a failure, each on another backend.
+    `router_settings.num_retries` wins."""
     drop_params: bool = False
-    """True leaves out fields of requests that a provider of litellm's does not know, instead of refusing them."""
+    """True removes request fields that a provider served by litellm does not support.
+    By default such requests are rejected."""
 
 
 class AliasTarget(Section):
-    """LiteLLM's long form of an alias."""
+    """Long form of an alias, as in LiteLLM."""
 
     model: Name
-    """The model of the list that is meant."""
+    """Name of the model in `model_list`."""
     hidden: bool = False
-    """True leaves the alias out of the model list."""
+    """True omits the alias from `GET /v1/models`."""
 
 
 class RouterSettings(Fallbacks):
+    """Choice of backends, retries and fallback models."""
+
     routing_strategy: Literal["prefix-aware", "least-busy", "simple-shuffle"] = "prefix-aware"
-    """How one of a model's backends is chosen."""
+    """Choice among the backends of a model.
+    `prefix-aware` prefers cached prompts and the least expected work, `least-busy` the fewest requests.
+    `simple-shuffle` alternates by weight."""
     num_retries: Annotated[int, Field(ge=0)] | None = None
-    """Further backends tried after a failure; 2 when nothing says otherwise."""
+    """Maximum further attempts after a failure, each on another backend.
+    By default `litellm_settings.num_retries`, else 2."""
     allowed_fails: Annotated[int, Field(ge=0)] = 3
-    """Failures of one kind in a row a backend may have before it rests."""
+    """Tolerated failures of one kind in a row.
+    The next one opens the circuit breaker of the backend."""
     cooldown_time: Annotated[float, Field(ge=0)] = 30.0
-    """How long it rests, in seconds; twice as long each time it comes back and fails again."""
+    """Cooldown of a backend after its circuit breaker opens, in seconds.
+    It doubles with every further failure, up to five minutes."""
     timeout: Seconds | None = None
-    """Default of every model's `timeout`."""
+    """Default for `timeout` of every model, in seconds."""
     stream_timeout: Seconds | None = None
-    """Default of every model's `stream_timeout`."""
+    """Default for `stream_timeout` of every model, in seconds."""
     model_group_alias: dict[Name, Name | AliasTarget] = Field(default_factory=dict)
-    """Other names for models of the list: `{gpt-4o: gpt-oss-120b}`."""
+    """Other names for models in `model_list`, such as `{gpt-4o: gpt-oss-120b}`."""
 
 
 class StoreSettings(Section):
-    """Where state is kept that outlives a request, and for how long."""
+    """Storage of state that outlives a request: responses, conversations, keys and usage."""
 
     url: SecretStr | None = None
-    """`sqlite:///path`, `memory://`, `redis://...` and its relatives; by default a file in the user's data folder. A
-    secret, for it may hold a password."""
+    """Address of the store: `sqlite:///path`, `memory://`, or `redis://` and its variants.
+    By default a SQLite file in the user's data folder. Replicas need a shared Redis. The address is secret because
+    it may contain a password."""
     ttl_s: Seconds = 30 * 86400.0
-    """How long responses and conversations are kept after their last write, in seconds."""
+    """Lifetime of responses and conversations after their last write, in seconds."""
     log_ttl_s: Seconds = 600.0
-    """How long the events of a finished response can be read again, in seconds."""
+    """Time for which the events of a finished response can be streamed again, in seconds."""
     deadline_s: Seconds = 0.25
-    """How long one operation of a shared store may take, in seconds."""
+    """Limit for one operation of a shared store, in seconds.
+    Raise it if the network to the store is slow."""
     replicas: Annotated[int, Field(ge=0)] | None = None
-    """Number of Redis replicas that must acknowledge a write. Unset: one, if the primary has a connected
-    replica or had one within the last 30 seconds."""
+    """Number of Redis replicas that must acknowledge a write.
+    Unset: one, if the primary has a connected replica or had one within the last 30 seconds."""
     lease_s: Seconds = 10.0
-    """After how long without a sign another process takes over a background response, in seconds."""
+    """Duration of a lease, in seconds.
+    Another process takes over a background response whose lease was not renewed for so long."""
     spool_dir: Name | None = None
-    """Folder for usage records that the store does not accept yet; by default `spool` beside the SQLite file, or in the
-    user's data folder. `memory://` needs none."""
+    """Folder for usage records that the store does not accept yet.
+    By default `spool` next to the SQLite file, or in the user's data folder; none for `memory://`."""
     spool_max_bytes: Count = 64 * 1024 * 1024
-    """How large the spool of one process may be, in bytes."""
+    """Maximum size of the spool of one process, in bytes."""
 
     @model_validator(mode="after")
     def _url_is_given(self) -> StoreSettings:
         if self.url is not None and not self.url.get_secret_value().strip():
-            raise ValueError("url is empty; leave it out to keep state in a file of the user's")
+            raise ValueError("`url` is empty; set an address, or remove it to use a SQLite file of the user")
         return self
 
 
@@ -281,94 +143,109 @@ SHORTEST_SALT = 16
 
 
 class GatewaySettings(Section):
-    """The gateway itself: top level `unisono:`."""
+    """Settings of the gateway itself."""
 
     salt_key: SecretStr | None = None
-    """Seals what clients carry for the gateway (`encrypted_content`), equal on all replicas. Unset, one is made once
-    and kept in the store."""
+    """Secret for virtual keys and for sealed data that clients hold (`encrypted_content`).
+    It has at least 16 characters and is equal on all replicas. A new value invalidates both. By default it is
+    generated once and stored."""
     cors_origins: tuple[str, ...] = ()
-    """Web origins (`https://app.example.com`) whose pages may call the gateway."""
+    """Web origins whose pages may call the gateway, such as `https://app.example.com`.
+    By default none."""
     max_body_bytes: Count = 10 * 1024 * 1024
-    """Larger requests get 413."""
+    """Maximum size of a request body, in bytes. Larger requests are rejected with 413."""
     header_timeout_s: Seconds = 10.0
-    """Until a request's headers are complete, in seconds."""
+    """Limit until the headers of a request are complete, in seconds.
+    A change takes effect after a restart."""
     body_timeout_s: Seconds = 60.0
-    """Until a request's body is complete, in seconds."""
+    """Limit until the body of a request is complete, in seconds."""
     write_timeout_s: Seconds = 60.0
-    """How long a client may take nothing of an answer, in seconds; then it loses its connection."""
+    """Time after which a client that reads nothing of its response is disconnected, in seconds.
+    A change takes effect after a restart."""
     max_connections: Count = 2048
-    """Connections at once; further ones get 503, except for health checks."""
+    """Maximum concurrent connections, divided among workers.
+    Requests beyond it get 503, except for health checks. A change takes effect after a restart."""
     max_queue: Annotated[int, Field(ge=0)] = 256
-    """Requests that may wait for a place at the backends of one model."""
+    """Maximum requests that wait for a slot on the backends of one model.
+    The limit is divided among workers. With 0, no request waits."""
     max_queue_per_key: Annotated[int, Field(ge=0)] | None = None
-    """How many of them may be of one key; by default as many as there is room for."""
+    """Maximum waiting requests of one key for one model.
+    By default `max_queue` is the only limit."""
     queue_timeout_s: Seconds = 60.0
-    """How long a request waits for a place, in seconds."""
+    """Longest wait for a slot, in seconds. The limit `timeout` includes this wait."""
     mcp_allowed_hosts: tuple[AllowedHostEntry, ...] = ()
-    """Hosts whose tool servers requests may name by address; by default none."""
+    """Hosts of tool servers that requests may name by URL. By default none."""
     builtin_tools: dict[Literal["browser", "python", "container"], ServerLabel] = Field(default_factory=dict)
-    """Tool servers of `mcp_servers` that stand for tools gpt-oss was trained on: requests ask for them as `web_search`
-    and `code_interpreter`."""
+    """Servers in `mcp_servers` that implement the tools gpt-oss was trained on.
+    In requests, `browser` is `web_search` and `python` is `code_interpreter`. By default none."""
     pause_after_rounds: Count = 10
-    """Rounds of server tools after which an answer of the Messages API pauses (`pause_turn`) until it is sent back."""
+    """Rounds of server tools after which a Messages answer pauses with `pause_turn`.
+    The client sends the answer back to continue."""
     raw_completions: bool = False
-    """True answers `/v1/completions`, whose prompts go to a backend unrendered, for keys that are made `--raw`."""
+    """True enables `/v1/completions`, which sends prompts to a backend without rendering.
+    Virtual keys need the permission `--raw`."""
     share_prompt_caches: bool = False
-    """True lets tenants have what backends have cached of each other's prompts: faster where they begin alike, and how
-    soon an answer begins then tells that somebody sent the same beginning before."""
+    """True lets tenants share the prompt caches of backends.
+    Prompts that begin alike are read faster, but the time to the first token then reveals that another tenant sent
+    the same beginning."""
     hooks: tuple[HookEntry, ...] = ()
-    """Hooks that are asked about every turn, in this order: names, or `{name: {options}}`."""
+    """Hooks that run for every generation, in this order.
+    Each one is a name or `{name: {options}}`. By default none."""
     shutdown_grace_s: Count = 30
-    """How long running answers may go on after SIGTERM, in whole seconds."""
+    """Time for running answers to finish after SIGTERM, in whole seconds.
+    A change takes effect after a restart."""
     shutdown_delay_s: Annotated[float, Field(ge=0)] = 5.0
-    """How long new connections are taken after SIGTERM, while readiness says no already, in seconds; only where
-    somebody asks for readiness."""
+    """Time for which new connections are still accepted after SIGTERM, in seconds.
+    Readiness already fails then. The delay applies only if readiness was probed within the last minute. Raise it if
+    the load balancer reacts later."""
     when_store_is_down: Literal["refuse", "known_keys"] = "refuse"
-    """What becomes of requests with a virtual key while the store does not answer: `refuse` has them wait for better
-    times with 503, `known_keys` lets in keys that this process has seen before, as they were then."""
+    """Treatment of virtual keys while the store is unavailable.
+    `refuse` rejects their requests with 503. `known_keys` accepts keys that this process has seen before, with the
+    permissions they had then."""
     metrics: bool = True
-    """Whether there is anything at `/metrics`."""
+    """True serves metrics in Prometheus format at `/metrics`, to requests with a key."""
     metrics_listen: str | None = None
-    """`host:port` of this machine at which `/metrics` can be read without a key."""
+    """`host:port` on loopback that serves `/metrics` without a key. By default none."""
     metrics_per_key: bool = False
-    """True counts tokens by key too; then only the master key reads `/metrics`."""
+    """True also counts tokens by key. Then `/metrics` requires the master key."""
     otel: OtelSettings | None = None
-    """Where spans go, for OpenTelemetry; by default nowhere."""
+    """Export of OpenTelemetry spans. By default off. It needs the extra `unisono[otel]`."""
     traces: TraceSettings = Field(default_factory=TraceSettings)
-    """Which answers are recorded."""
+    """Recording of answers."""
     log_level: Literal["debug", "info", "warning", "error"] = "info"
-    """What is logged, and all that is worse."""
+    """Lowest level of the messages that are logged."""
     current_date: date | Literal["today", "none"] = "today"
-    """The day that prompts tell the model; `none` leaves it out, and a fixed one makes runs repeatable."""
+    """Date in prompts: `today` in UTC, `none` to omit it, or a fixed date for reproducible runs."""
 
     @model_validator(mode="after")
     def _salt_is_long_enough(self) -> GatewaySettings:
         if self.salt_key is not None and len(self.salt_key.get_secret_value().strip()) < SHORTEST_SALT:
             raise ValueError(
-                f"salt_key is shorter than {SHORTEST_SALT} characters, which could be guessed; without one, one is made"
+                f"`salt_key` must have at least {SHORTEST_SALT} characters; remove it to have one generated"
             )
         return self
 
 
 class Config(Section):
-    """The whole configuration. Components get their own section of it."""
+    """The whole configuration. A component receives only its own section."""
 
     model_list: tuple[ModelEntry, ...] = ()
-    """Models, and the backends that serve them."""
+    """Models and the backends that serve them."""
     general_settings: GeneralSettings = Field(default_factory=GeneralSettings)
-    """The key of the gateway, and the model for requests that name none."""
+    """Access to the gateway, and the default model."""
     litellm_settings: LitellmSettings = Field(default_factory=LitellmSettings)
-    """Defaults, where LiteLLM keeps them."""
+    """Defaults in the section where LiteLLM has them."""
     router_settings: RouterSettings = Field(default_factory=RouterSettings)
-    """How backends are chosen, and what is done when one fails."""
+    """Choice of backends, retries and fallback models."""
     store: StoreSettings = Field(default_factory=StoreSettings)
-    """Where state is kept."""
+    """Storage of state."""
     mcp_servers: dict[ServerLabel, McpServerSettings] = Field(default_factory=dict)
-    """Tool servers by the label that requests know them by."""
+    """Tool servers by label. Requests use the label."""
     unisono: GatewaySettings = Field(default_factory=GatewaySettings)
-    """The gateway itself."""
+    """Settings of the gateway itself."""
     environment_variables: dict[str, SecretStr] = Field(default_factory=dict)
-    """What `os.environ/NAME` finds before it looks at the environment, and litellm's providers in it."""
+    """Values for `os.environ/NAME`; they win over the environment.
+    Providers that litellm serves see them too."""
 
     @property
     def num_retries(self) -> int:
@@ -378,7 +255,7 @@ class Config(Section):
         return 2
 
     def timeouts(self, entry: ModelEntry) -> Timeouts:
-        """An entry's own timeouts where it has them, else the router's, else LiteLLM's, else ours."""
+        """Return an entry's timeouts: its own, else the router's, LiteLLM's, or the defaults."""
         params, router, default = entry.litellm_params, self.router_settings, Timeouts()
         return Timeouts(
             connect_s=entry.unisono.connect_timeout_s,

@@ -1,4 +1,4 @@
-"""The sections about what is told of the gateway to others: where spans go, and what is recorded of answers."""
+"""Sections of OpenTelemetry spans and of recordings."""
 
 from __future__ import annotations
 
@@ -11,33 +11,34 @@ from unisono.config.section import Count, Name, Seconds, Section
 
 
 def _address(url: SecretStr) -> SecretStr:
-    """Spans are sent behind everybody's back: an address nobody can have is told before."""
+    """Reject an invalid address at start. Later, failed exports show in the metrics only."""
     parts = urlsplit(url.get_secret_value())
     if parts.scheme not in ("http", "https") or not parts.hostname or " " in url.get_secret_value():
-        raise ValueError("must be a URL such as http://collector:4318/v1/traces")
+        raise ValueError("must be an http or https URL, such as http://collector:4318/v1/traces")
     return url
 
 
 class OtelSettings(Section):
-    """`unisono.otel`: spans of requests, steps, tools and backends for an OpenTelemetry collector."""
+    """Export of spans for requests, steps, tools and backends to an OpenTelemetry collector."""
 
     endpoint: Annotated[SecretStr, AfterValidator(_address)] | None = None
-    """The collector's whole URL for traces (`http://collector:4318/v1/traces`); by default what `OTEL_EXPORTER_OTLP_*`
-    variables say. A secret, for it may hold a password."""
+    """Full URL of the collector for traces, such as `http://collector:4318/v1/traces`.
+    By default the variables `OTEL_EXPORTER_OTLP_*` apply. The URL is secret because it may contain a password."""
     headers: dict[Name, SecretStr] = Field(default_factory=dict)
-    """Sent along to the collector, such as its key."""
+    """Headers for the collector, such as its API key."""
     service_name: Name = "unisono"
-    """Which service the spans are of."""
+    """Service name in the spans."""
     sample: Annotated[float, Field(ge=0, le=1)] = 1.0
-    """The part of requests that is traced; for those that come with a `traceparent` that one says."""
+    """Fraction of requests that are traced.
+    For a request with a `traceparent` header, the sampling flag in that header decides."""
     timeout_s: Seconds = 10.0
-    """How long the collector may take, in seconds."""
+    """Limit for a request to the collector, in seconds."""
     max_queue: Count = 8192
-    """Spans that may wait to be sent; what comes beyond is dropped and counted."""
+    """Maximum spans that wait to be sent. Further spans are dropped and counted in the metrics."""
 
 
 def _off(value: object) -> object:
-    """YAML reads a bare `off` as no."""
+    """Restore `off`, which YAML parses as false."""
     return "off" if value is False else value
 
 
@@ -45,14 +46,15 @@ TraceMode = Annotated[Literal["off", "recoveries", "all"], BeforeValidator(_off)
 
 
 class TraceSettings(Section):
-    """`unisono.traces`: recordings of answers, token by token, in the store. They hold what was said."""
+    """Recordings of answers in the store, token by token. They contain the conversations."""
 
     mode: TraceMode = "off"
-    """Which answers: `off` none, `recoveries` those that were mended, failed, moved to another backend, or are not what
-    was asked for, `all` every one."""
+    """Answers that are recorded: `off` none, `all` every answer.
+    `recoveries` records answers with a recovery, a failure, a failover, or an unmet requirement of the request."""
     ttl_s: Seconds = 7 * 86400.0
-    """How long a recording is kept, in seconds."""
+    """Lifetime of a recording, in seconds."""
     max_bytes: Count = 1024 * 1024
-    """How large one may be, as JSON; what is too much is left out of it, the middle of prompts first."""
+    """Maximum size of a recording as JSON, in bytes.
+    Larger recordings are shortened, the middle of prompts first."""
     keep: Count = 200
-    """How many are kept of each tenant; the oldest go."""
+    """Maximum recordings per tenant. The oldest are deleted."""

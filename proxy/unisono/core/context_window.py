@@ -1,4 +1,4 @@
-"""Context window errors: token counts in a backend's report, and the wording for each API."""
+"""Error texts that clients recognise, and token counts in reports of a full context window."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ class MatchedText:
     clients: dict[str, str]
 
 
-# Do not reword these: the named clients recognise them and then compact the conversation; otherwise they end the
-# session. Every other error text may change freely.
+# Do not reword the texts in this table. After the first two, the named clients compact the conversation; otherwise
+# they end the session. After the third, they send the whole conversation again. All other error texts may change.
 OPENAI_PROMPT_TOO_LONG: Final = MatchedText(
     "This model's maximum context length is {limit} tokens, but {subject} resulted in {tokens} tokens. "
     "Please reduce {length}.",
@@ -25,6 +25,11 @@ OPENAI_PROMPT_TOO_LONG: Final = MatchedText(
 ANTHROPIC_PROMPT_TOO_LONG: Final = MatchedText(
     "prompt is too long: {tokens} tokens > {limit} maximum",
     {"Claude Code": r"prompt is too long[^0-9]*(\d+)\s*tokens?\s*>\s*(\d+)"},
+)
+
+PREVIOUS_RESPONSE_NOT_FOUND: Final = MatchedText(
+    "Previous response with id '{response_id}' not found.",
+    {"bridges for Codex": r"previous response with id .* not found"},
 )
 
 # Backends differ in wording, not in order: the limit follows a word for it, except in Anthropic's own message.

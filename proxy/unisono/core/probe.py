@@ -76,27 +76,27 @@ class Meaning:
 MEANINGS: Mapping[Check, Meaning] = {
     Check.REACHABLE: Meaning(
         Severity.FATAL,
-        "The backend could not be asked.",
+        "The backend could not be reached.",
         "Start it, and check api_base and api_key of this deployment.",
     ),
     Check.MODEL: Meaning(
         Severity.FATAL,
-        "The backend does not serve the model it is configured with.",
-        "Write the name the backend serves it under behind the kind in litellm_params.model.",
+        "The backend does not serve the configured model.",
+        "Set litellm_params.model to the kind, a slash and the name under which the backend serves the model.",
     ),
     Check.GENERATION: Meaning(
         Severity.FATAL,
-        "The backend answers questions about itself, but it does not generate.",
-        "Look into its log, and restart it if it is stuck.",
+        "The backend answers status requests but does not generate.",
+        "Check its log, and restart it if it hangs.",
     ),
     Check.TOKENIZER: Meaning(
         Severity.FATAL,
-        "The backend's tokenizer is not the one of gpt-oss, so prompts would be misread.",
+        "The backend's tokenizer differs from that of gpt-oss, so it would misread prompts.",
         "Serve an unchanged gpt-oss model with its own tokenizer files.",
     ),
     Check.IDS_IN: Meaning(
         Severity.FATAL,
-        "The backend does not read a prompt of token ids as those ids.",
+        "The backend changes the token ids of a prompt.",
         "Point api_base at the engine itself, not at a proxy that rewrites prompts.",
     ),
     Check.IDS_OUT: Meaning(
@@ -106,38 +106,38 @@ MEANINGS: Mapping[Check, Meaning] = {
     ),
     Check.MARKERS: Meaning(
         Severity.FATAL,
-        "The backend strips structural markers from its output, so reasoning and answer cannot be told apart.",
-        "Use an endpoint and a version that keep special tokens, and no server-side parsing of Harmony.",
+        "The backend strips structural markers from its output, so reasoning and answer cannot be separated.",
+        "Use an endpoint and a version that return special tokens, and turn off Harmony parsing in the backend.",
     ),
     Check.STOPS: Meaning(
         Severity.FATAL,
-        "The backend does not end at every stop token of gpt-oss, so it would write the user's and the tools' part.",
+        "The backend does not stop at every stop token of gpt-oss, so it would generate user and tool messages too.",
         "List 200002 and 200012 under eos_token_id in the model's generation_config.json.",
     ),
     Check.STOP_TOKEN: Meaning(
         Severity.NOTE,
         "The backend hides the token that ended generation.",
-        "Nothing has to be done: the end of the stream closes the message.",
+        "No action needed: the end of the stream closes the message.",
     ),
     Check.TYPED_MARKERS: Meaning(
         Severity.WARNING,
-        "The backend takes text, in which a typed marker would become a real one.",
-        "Nothing has to be done: markers in text from outside are broken up. A kind that takes ids does not need that.",
+        "The backend accepts text, in which a typed marker would become a real one.",
+        "No action needed: the gateway breaks up markers in client text. A kind that accepts ids does not need that.",
     ),
     Check.PROMPT_KEPT: Meaning(
         Severity.FATAL,
-        "The backend silently cuts prompts.",
-        "Turn truncation off, and give the backend a larger context or set model_info.max_input_tokens to what it has.",
+        "The backend silently truncates prompts.",
+        "Turn truncation off. Start the backend with a larger context, or set model_info.max_input_tokens to its size.",
     ),
     Check.CONTEXT: Meaning(
         Severity.WARNING,
-        "The size of the backend's context is not known, or small.",
+        "The backend's context size is unknown or small.",
         "Set model_info.max_input_tokens to the context the backend was started with, and start it with a larger one.",
     ),
     Check.CONSTRAIN: Meaning(
         Severity.NOTE,
         "Generation cannot be constrained on this backend.",
-        "Nothing has to be done.",
+        "No action needed.",
     ),
 }
 
@@ -198,11 +198,11 @@ class Probe:
 
 
 UNREACHED: tuple[tuple[type[UnisonoError], str], ...] = (
-    (BackendOverloaded, "Wait until it is less busy; if it stays so, add another deployment of the model."),
-    (BackendTimeout, "Look whether it is stuck or still loading; restart it if it is."),
+    (BackendOverloaded, "Wait until it is less busy. If it stays overloaded, add another deployment of the model."),
+    (BackendTimeout, "Check whether it hangs or is still loading; restart it if it hangs."),
     (BackendUnavailable, MEANINGS[Check.REACHABLE].remedy),
     (BackendProtocolError, "Check that api_base is the address of a server of this kind."),
-    (UnisonoError, "Look into its log, and check that api_base is the address of a server of this kind."),
+    (UnisonoError, "Check its log, and that api_base is the address of a server of this kind."),
 )
 """Remedies for errors that prevented an examination; the first matching row applies."""
 

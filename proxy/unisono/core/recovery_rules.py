@@ -10,64 +10,74 @@ from collections.abc import Mapping
 from typing import Final
 
 OF_READING: Final[Mapping[str, str]] = {
-    "bad-token": "An id that is no token was dropped.",
-    "channel-repeated": "A header named its channel more than once; the last one counts.",
-    "channel-spelling": "A misspelt channel was read as the known one it stands for.",
+    "bad-token": "An id outside the vocabulary was dropped.",
+    "channel-repeated": "A header named its channel more than once; the last one was used.",
+    "channel-spelling": "A misspelt channel was read as the known channel that it resembles.",
     "constrain-empty": "A content type marker without a content type was ignored.",
-    "constrain-repeated": "A content type given twice was read once.",
-    "cut-header": "The output ended inside a header that held nothing but header words; it says nothing.",
-    "doubled-start": "A message was started twice; the second start counts.",
+    "constrain-repeated": "A header repeated its content type; it was read once.",
+    "cut-header": "The output ended inside a header without any message text; the header was dropped.",
+    "doubled-start": "A message was started twice; the second start was used.",
     "echoed-prefix": "The output repeated the end of the prompt; the repetition was dropped.",
-    "embedded-call": "A tool call began inside a preamble; the preamble was closed and the call is a call.",
-    "empty-channel": "A channel marker without a channel; the text is shown.",
+    "embedded-call": "A tool call began inside a preamble; the preamble was closed and the call was read.",
+    "empty-channel": "A channel marker had no channel; the message was read as visible text.",
     "endoftext-stop": "The end-of-text token ended a message; it completes text but never a call.",
-    "foreign-role": "A message of another role than assistant; a declared tool's name with a call's end is that call, "
-    "an invented system, user or tool message is dropped, other text is shown.",
-    "free-text-between": "Text between two messages belongs to none and was dropped.",
-    "glued-role": "The role ran into the next word of the header; both were read.",
-    "header-order": "The content type stood before the recipient; both were read.",
-    "header-without-message": "A message ended inside its header; what follows the header's words is its body.",
-    "marker-in-recipient": "A marker leaked into a recipient; the name was cleaned.",
-    "missing-channel": "A message without a channel; its text is shown.",
+    "foreign-role": "A message had another role than assistant. If the role is a declared tool and the message ends "
+    "as a call, it was read as that call. A message in the name of the system, a developer, a user or a tool was "
+    "dropped. Other text was emitted.",
+    "free-text-between": "Text between two messages was dropped.",
+    "glued-role": "The role was joined to the next word of the header; both were read.",
+    "header-order": "The content type preceded the recipient; both were read.",
+    "header-without-message": "A message ended inside its header; the text after the header words was read as its "
+    "body.",
+    "marker-in-recipient": "A recipient contained a marker; the marker was removed from the name.",
+    "missing-channel": "A message had no channel; it was read as visible text.",
     "missing-end": "A message began inside another; the first was closed.",
-    "missing-start": "A message began without its start marker; it was supplied.",
-    "no-markup": "Text without any Harmony; it is shown.",
-    "not-a-tool": "A recipient that is no tool; the body is text on its channel.",
-    "recipient-repeated": "A header named several recipients; the first that is a tool counts.",
-    "recipient-spelling": "A misspelt recipient was read as the one declared tool it can stand for.",
-    "restored-stop": "The backend hides the token it stopped at; the terminator was put back.",
-    "stray-header-words": "Words in a header that mean nothing were ignored.",
-    "stray-special": "A special token that has no business there was dropped.",
-    "trailing-stop": "A second terminator after a finished message was dropped.",
-    "type-as-recipient": "A content type stood where a recipient stands; it was read as a content type.",
-    "undecodable-header": "A header held bytes that are not UTF-8; they were replaced.",
-    "unfinished-call": "A tool call without its terminator is no call; nothing of it is run or shown.",
-    "unknown-channel": "A channel that does not exist; the text is shown.",
+    "missing-start": "A message began without its start marker; the marker was supplied.",
+    "no-markup": "The output had no Harmony markup; it was read as visible text.",
+    "not-a-tool": "The recipient is not a tool; the body was read as text on its channel.",
+    "recipient-repeated": "A header named several recipients; the first one that is a tool was used.",
+    "recipient-spelling": "A misspelt recipient was read as the only declared tool that it can mean.",
+    "restored-stop": "The backend does not send the token that it stopped at; the terminator was restored.",
+    "stray-header-words": "Words without meaning in a header were ignored.",
+    "stray-special": "A special token that is not valid at its position was dropped.",
+    "trailing-stop": "A second terminator after a complete message was dropped.",
+    "type-as-recipient": "A content type was in the position of a recipient; it was read as a content type.",
+    "undecodable-header": "A header contained bytes that are not UTF-8; they were replaced.",
+    "unfinished-call": "A tool call ended without its terminator; it was not treated as a call.",
+    "unknown-channel": "A header named an unknown channel; the message was read as visible text.",
 }
 """Recoveries from malformed Harmony output."""
 
 OF_THE_ANSWER: Final[Mapping[str, str]] = {
-    "analysis-only": "The model thought and stopped without an answer; the answer was opened and the model continued.",
-    "code-fence": "Code fences stood around an answer that has to be JSON; they were taken off.",
-    "reasoning-budget": "The tokens for thoughts were used up; the model was made to come to something.",
-    "regenerated-answer": "An answer was not of the form that was asked for; it was generated again.",
-    "regenerated-call": "A call had arguments that could not be used; it was generated again.",
-    "repetition": "The same was repeated; thoughts were ended, blanks in JSON removed, anything else broken off.",
-    "tool-not-allowed": "A tool was called that may not be called now; nothing of the call was shown.",
+    "analysis-only": "The model stopped after its reasoning, without an answer; an answer was opened and the model "
+    "continued.",
+    "code-fence": "A code fence surrounded an answer that must be JSON; the fence was removed.",
+    "reasoning-budget": "The reasoning budget was used up; the model had to answer or to call a tool.",
+    "regenerated-answer": "An answer did not have the required format; it was generated again.",
+    "regenerated-call": "A call had invalid arguments; it was generated again.",
+    "repetition": "The output repeated itself. Reasoning was closed, blanks in JSON were removed, or the output was "
+    "stopped.",
+    "tool-not-allowed": "The model called a tool that the request does not allow; the call was not emitted.",
 }
 """Recoveries from an unsuitable or missing answer."""
 
 OF_HOSTED_TOOLS: Final[Mapping[str, str]] = {
-    "approval-void": "A call was approved that belongs to no tool that may be run any more; the model was told.",
-    "bad-tool-arguments": "A hosted tool was called with arguments that are no JSON object; the model was told.",
-    "call-limit": "The turn's calls of hosted tools were used up; a further one was not made and the model was told.",
-    "call-not-repeated": "It is not known whether a call of a hosted tool was carried out; it was not made again.",
-    "late-call": "A hosted tool was called when there was nothing more to be called; nothing of it is run or shown.",
-    "repeated-call": "A hosted tool was called again and again with the same arguments; the model was told.",
-    "tool-deadline": "The turn's time for hosted tools was over; the model was told.",
-    "tool-left-out": "A hosted tool could not be had, or not be declared to the model; the turn went without it.",
-    "tools-ended": "No more hosted tools were run; the answer was opened and the model continued.",
-    "unknown-tool": "A hosted tool was called that there is not; the model was told what there is.",
+    "approval-void": "A call was approved, but its tool is no longer available. The call was not made, and the model "
+    "was informed.",
+    "bad-tool-arguments": "The arguments of a server tool call cannot be sent. The call was not made, and the model "
+    "was informed.",
+    "call-limit": "The limit of server tool calls was reached. The call was not made, and the model was informed.",
+    "call-not-repeated": "It is unknown whether a server tool call was carried out; the call was not repeated.",
+    "late-call": "The model called a server tool when no more calls were possible; the call was neither made nor "
+    "emitted.",
+    "repeated-call": "A server tool was called repeatedly with the same arguments. The call was not made again, and "
+    "the model was informed.",
+    "tool-deadline": "The time limit for server tools passed, and the model was informed.",
+    "tool-left-out": "A server tool was unavailable or could not be declared to the model; the request continued "
+    "without it.",
+    "tools-ended": "No more server tools were run; an answer was opened and the model continued.",
+    "unknown-tool": "The model called a server tool that does not exist; the model was informed of the available "
+    "tools.",
 }
 """Recoveries from invalid calls of server tools."""
 

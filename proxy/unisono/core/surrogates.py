@@ -6,20 +6,12 @@ the middle of a character.
 
 from __future__ import annotations
 
-import re
-
 from unisono.core.conversation import Json
-
-_HALVES = re.compile("[\ud800-\udfff]")
-
-
-def well_formed(text: str) -> str:
-    """Return the text with each lone surrogate replaced by U+FFFD."""
-    return text if text.isascii() else _HALVES.sub("\ufffd", text)
+from unisono.errors import well_formed
 
 
 def is_well_formed(text: str) -> bool:
-    return text.isascii() or _HALVES.search(text) is None
+    return text.isascii() or well_formed(text) == text
 
 
 def all_well_formed(value: Json) -> Json:

@@ -23,7 +23,7 @@ MAX_MEMBER_DIGITS: Final = 4_000
 QUOTED_CHARACTERS: Final = 40
 """Maximum characters of a number quoted in an error."""
 
-NOT_AN_OBJECT: Final = "they are no JSON object"
+NOT_AN_OBJECT: Final = "they are not a JSON object"
 
 PYTHON: Final = "python"
 CODE: Final = "code"
@@ -90,7 +90,7 @@ def _object(tool: str, text: str) -> ToolArguments:
 
     value = json.loads(text, parse_int=integer, parse_float=_finite, parse_constant=_refuse)
     if not isinstance(value, dict):
-        raise ValueError(f"{NOT_AN_OBJECT} but something else")  # noqa: TRY004 - the text is wrong
+        raise ValueError(f"{NOT_AN_OBJECT} but another JSON value")  # noqa: TRY004 - the text is wrong
     canonical = _canonical(value)
     _check_characters(canonical)
     return ToolArguments(text, value, _digest(tool, text if long else canonical))
@@ -113,7 +113,7 @@ def _check_characters(text: str) -> None:
         text.encode()
     except UnicodeEncodeError as error:
         half = f"\\u{ord(text[error.start]):04x}"
-        raise ValueError(f"they hold {half}, which is half of a surrogate pair and no character") from None
+        raise ValueError(f"they contain {half}, which is half of a surrogate pair and not a character") from None
 
 
 def _finite(text: str) -> float:
@@ -123,12 +123,12 @@ def _finite(text: str) -> float:
     """
     value = float(text)
     if math.isinf(value):
-        raise ValueError(f"the number {text[:QUOTED_CHARACTERS]} is out of range, which ends at 1.8e308")
+        raise ValueError(f"the number {text[:QUOTED_CHARACTERS]} is out of range; the limit is 1.8e308")
     return value
 
 
 def _refuse(constant: str) -> NoReturn:
-    raise ValueError(f"{constant} is no JSON number")
+    raise ValueError(f"{constant} is not a JSON number")
 
 
 def _canonical(arguments: Mapping[str, Json]) -> str:

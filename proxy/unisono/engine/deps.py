@@ -18,14 +18,13 @@ from unisono.core.conversation import AnswerForm, Conversation, DeveloperMessage
 from unisono.core.generation import AnyJson, Constraint, JsonSchema, OneOf
 from unisono.core.ports import Violation
 from unisono.core.route_protocol import DeploymentPool
-from unisono.core.symptom import Symptom
 from unisono.core.tools import LeftOutTool, ToolHost
 from unisono.engine.conversation_cache import ConversationCache
 from unisono.engine.prompt import RenderedPrompt, render
 from unisono.engine.request import ForbiddenTools, GenerationReport, GenerationRequest, RequestKey, ServerTools
 from unisono.engine.server_tools.loop import ToolLoop
 from unisono.engine.server_tools.tools import LEFT_OUT, OfferedServerTools, ServerOffer, notes_on_left_out, offers_in
-from unisono.errors import BackendError, BackendOverloaded, BackendRejected, BackendTimeout, UnsupportedValue
+from unisono.errors import BackendError, BackendOverloaded, BackendRejected, BackendTimeout, Symptom, UnsupportedValue
 from unisono.harmony.encoding import Encoding
 from unisono.harmony.lru_cache import LruCache
 from unisono.harmony.render import Renderer

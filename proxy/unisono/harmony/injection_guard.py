@@ -27,4 +27,6 @@ def check_structure(encoding: Encoding, text: str, tokens: Sequence[int]) -> Non
     Raises InvalidRequest otherwise.
     """
     if Encoding.special_ids(encoding.encode_as_server(text)) != Encoding.special_ids(tokens):
-        raise InvalidRequest("A message spells control tokens in a way that cannot be sent to this model safely.")
+        raise InvalidRequest(
+            "A message contains spelled control tokens that cannot be sent to this model safely; remove them."
+        )

@@ -10,8 +10,7 @@ import json
 import re
 from dataclasses import dataclass
 
-from unisono.core.surrogates import well_formed
-from unisono.errors import InvalidRequest
+from unisono.errors import InvalidRequest, well_formed
 
 MAX_TOOLS = 512
 MAX_DEPTH = 48
@@ -41,7 +40,9 @@ class SchemaBudget:
         self.nodes -= nodes
         self.characters -= characters
         if min(self.json, self.nodes, self.characters) < 0:
-            raise InvalidRequest("The tools are too big: too many parameters or too much text, references expanded.")
+            raise InvalidRequest(
+                "The tools have too many parameters or too much text, counted with expanded references; reduce them."
+            )
 
 
 def breaks_out(text: str) -> bool:
@@ -66,6 +67,6 @@ def to_json(value: object) -> str:
     try:
         text = json.dumps(value, ensure_ascii=False, allow_nan=False)
     except (ValueError, TypeError, RecursionError) as failure:
-        raise InvalidRequest("A tool's parameters hold a value that JSON cannot express.") from failure
+        raise InvalidRequest("A tool's parameters contain a value that JSON cannot represent.") from failure
     # JSON does not escape these two line breaks of TypeScript.
     return well_formed(text).replace("\u2028", "\\u2028").replace("\u2029", "\\u2029")

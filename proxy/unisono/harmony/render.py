@@ -35,8 +35,7 @@ from unisono.core.conversation import (
     UserMessage,
 )
 from unisono.core.generation import CALL, CHANNEL, END, FIRST_SPECIAL, MESSAGE, RETURN, START, VOCABULARY
-from unisono.core.surrogates import well_formed
-from unisono.errors import InvalidRequest
+from unisono.errors import InvalidRequest, well_formed
 from unisono.harmony.encoding import Encoding
 from unisono.harmony.injection_guard import check_structure, neutralise
 from unisono.harmony.lru_cache import LruCache
@@ -51,6 +50,8 @@ SECTION_CHARACTERS = 2_000_000
 ANSWER = "<|start|>assistant"
 PREFILL = ANSWER + "<|channel|>final<|message|>"
 INSTRUCTIONS = "# Instructions\n\n"
+
+RUN_TOO_LONG = "A message contains a run of characters that is too long to be tokenized; shorten it."
 
 
 class HeaderForm(Enum):
@@ -249,7 +250,7 @@ class Renderer:
         try:
             return self._encoding.encode_text(text)
         except ValueError as failure:
-            raise InvalidRequest("A message holds a run of characters that is too long to be tokenised.") from failure
+            raise InvalidRequest(RUN_TOO_LONG) from failure
 
     def _spelled(self, piece: Piece) -> str:
         if isinstance(piece, PromptPart):
@@ -266,7 +267,7 @@ class Renderer:
         try:
             check_structure(self._encoding, text, tokens)
         except ValueError as failure:
-            raise InvalidRequest("A message holds a run of characters that is too long to be tokenised.") from failure
+            raise InvalidRequest(RUN_TOO_LONG) from failure
 
     def _section(self, tools: ToolSet) -> str:
         section = self._sections.get(tools.digest)

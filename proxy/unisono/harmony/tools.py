@@ -15,8 +15,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 from unisono.core.conversation import FunctionTool
-from unisono.core.surrogates import well_formed
-from unisono.errors import InvalidRequest
+from unisono.errors import InvalidRequest, well_formed
 from unisono.harmony.builtin_tools import is_builtin
 from unisono.harmony.limits import MAX_TOOLS, SchemaBudget, breaks_out
 from unisono.harmony.lru_cache import LruCache
@@ -132,7 +131,7 @@ def _plan(tools: Sequence[FunctionTool], at: str, schema_field: str, budget: Sch
         place = at.format(index=index)
         if distinct.setdefault(tool.name, tool) is not tool:
             if distinct[tool.name] != tool:
-                raise InvalidRequest("Two tools have the same name.", param=f"{place}.name")
+                raise InvalidRequest("Two different tools have the same name.", param=f"{place}.name")
             continue
         with _blamed(f"{place}.{schema_field}"):
             budget.spend(characters=len(tool.description))
@@ -157,7 +156,7 @@ def _as_sent(tool: FunctionTool, budget: SchemaBudget) -> bytes:
     try:
         sent = json.dumps([tool.name, tool.description, parameters], allow_nan=False).encode()
     except (ValueError, TypeError, RecursionError) as failure:
-        raise InvalidRequest("A tool's parameters hold a value that JSON cannot express.") from failure
+        raise InvalidRequest("A tool's parameters contain a value that JSON cannot represent.") from failure
     budget.spend(json=len(sent))
     return sent
 
@@ -181,7 +180,7 @@ def _name_all(tools: Sequence[FunctionTool], at: str) -> dict[str, str]:
     for index, tool in enumerate(tools):
         if not tool.name or len(tool.name) > LONGEST_CLIENT_NAME or breaks_out(tool.name):
             raise InvalidRequest(
-                f"A tool's name must be 1 to {LONGEST_CLIENT_NAME} characters on one line.",
+                f"A tool's name must have 1 to {LONGEST_CLIENT_NAME} characters on one line.",
                 param=f"{at.format(index=index)}.name",
             )
     names = {tool.name: tool.name for tool in tools if _LEGAL.fullmatch(tool.name)}

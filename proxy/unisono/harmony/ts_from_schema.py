@@ -12,8 +12,7 @@ from dataclasses import dataclass, field
 from typing import TypeAlias
 from urllib.parse import unquote
 
-from unisono.core.surrogates import well_formed
-from unisono.errors import InvalidRequest
+from unisono.errors import InvalidRequest, well_formed
 from unisono.harmony.limits import MAX_DEPTH, MAX_ENUM, MAX_KEY, SchemaBudget, breaks_out, one_line, to_json
 from unisono.harmony.schema_comments import told
 from unisono.harmony.schema_merge import merged
@@ -111,7 +110,7 @@ class _Place:
 
     def check_depth(self) -> None:
         if max(len(self.names), len(self.references)) > MAX_DEPTH:
-            raise self.refuse(f"nested more than {MAX_DEPTH} deep")
+            raise self.refuse(f"nested more than {MAX_DEPTH} levels deep")
 
     def inside(self, reference: str) -> _Place:
         return _Place(self.names, (*self.references, reference))
@@ -174,7 +173,7 @@ class _Reader:
     def _find(self, reference: str, place: _Place) -> Schema:
         """Return the target of a reference into this document; other references become their name."""
         if len(reference) > LONGEST_REFERENCE:
-            raise place.refuse(f"a reference longer than {LONGEST_REFERENCE} characters")
+            raise place.refuse(f"a reference is longer than {LONGEST_REFERENCE} characters")
         elsewhere = {"description": f"see {one_line(reference)}"}
         base, _, pointer = reference.partition("#")
         if base or (pointer and not pointer.startswith("/")):
@@ -191,7 +190,7 @@ class _Reader:
         if isinstance(found, bool):
             return {} if found else {"not": {}}
         if not isinstance(found, Mapping):
-            raise place.refuse("a reference must lead to a schema")
+            raise place.refuse("a reference must point to a schema")
         return found
 
     def _again(self, reference: str) -> Schema:
@@ -326,7 +325,7 @@ class _Reader:
 
     def _literals(self, values: Sequence[object], place: _Place) -> InlineType:
         if len(values) > MAX_ENUM:
-            raise place.refuse(f"an enum of more than {MAX_ENUM} values")
+            raise place.refuse(f"an enum has more than {MAX_ENUM} values")
         texts = []
         for value in values:
             if isinstance(value, str) and breaks_out(value):

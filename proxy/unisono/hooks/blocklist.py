@@ -42,7 +42,7 @@ class Blocklist(Hook):
         self._refuses = _one_of(ACTIONS, "action", options.get("action", REFUSE)) == REFUSE
         where = options.get("where", list(WHERE))
         if not isinstance(where, list) or not where:
-            raise ConfigError(f"where: must be a list of {' and '.join(WHERE)}")
+            raise ConfigError(f"where: must be a list of {' or '.join(WHERE)}, or both")
         self._where = {_one_of(WHERE, "where", place) for place in where}
 
     async def before(self, request: Request) -> Changes | None:
@@ -51,7 +51,7 @@ class Blocklist(Hook):
         found = await self._found(_texts(request.conversation))
         if found and self._refuses:
             names = ", ".join(found)
-            raise Blocked(f"The request holds what is not allowed here: {names}.", param=FIELD.get(request.surface))
+            raise Blocked(f"The request contains blocked content: {names}.", param=FIELD.get(request.surface))
         return Changes(annotation=_noted(INPUT, found))
 
     async def after(self, request: Request, answer: Answer) -> Annotation | None:
@@ -59,7 +59,7 @@ class Blocklist(Hook):
             return None
         found = await self._found(closed.text for closed in answer.items)
         if found and self._refuses:
-            raise Blocked(f"The answer held what is not allowed here: {', '.join(found)}.")
+            raise Blocked(f"The answer contains blocked content: {', '.join(found)}.")
         return _noted(OUTPUT, found)
 
     async def _found(self, texts: Iterable[str]) -> list[str]:
@@ -105,7 +105,7 @@ def _noted(where: str, found: Sequence[str]) -> Annotation | None:
 
 def _patterns(given: object) -> dict[str, Expression]:
     if not isinstance(given, dict) or not given:
-        raise ConfigError("patterns: must be regular expressions by name, such as {card: '[0-9]{16}'}")
+        raise ConfigError("patterns: must map names to regular expressions, such as {card: '[0-9]{16}'}")
     made: dict[str, Expression] = {}
     for name, pattern in given.items():
         if not isinstance(pattern, str) or not pattern:

@@ -203,7 +203,7 @@ def to_call(
     try:
         raw = orjson.dumps(body, default=_plain, option=orjson.OPT_NON_STR_KEYS)
     except orjson.JSONEncodeError as error:
-        raise to_litellm(InvalidRequest(f"The request is not JSON: {error}"), model) from error
+        raise to_litellm(InvalidRequest(f"The request cannot be converted to JSON: {error}"), model) from error
     # httpx has four timeouts; the read timeout limits the answer.
     seconds = getattr(timeout, "read", timeout)
     return LitellmCall(
@@ -289,7 +289,7 @@ def to_end(ends: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
 def to_litellm(error: Exception, model: str) -> Exception:
     """Map an error to LiteLLM's exception."""
     if isinstance(error, TimeoutError):
-        return _made("Timeout", "The answer was not complete in time.", model)
+        return _made("Timeout", "The answer was not complete within the timeout.", model)
     if isinstance(error, ConfigError):
         return _made("BadRequestError", str(error).removeprefix(OURS), model)
     failure = failure_of(error)

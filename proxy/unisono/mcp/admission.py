@@ -8,7 +8,9 @@ from unisono.core.tools import ToolServer
 from unisono.errors import ToolServerNotAllowed
 from unisono.net.ssrf_guard import DestinationNotAllowed, DialTarget, SsrfGuard
 
-NOT_ALLOWED: Final = "This tool server may not be reached from here; its host has to be allowed by the operator."
+NOT_ALLOWED: Final = (
+    "The gateway may not connect to this tool server. The operator can add its host to `mcp_allowed_hosts`."
+)
 
 
 async def admit(server: ToolServer, guard: SsrfGuard) -> DialTarget | None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
+from functools import partial
 from typing import Final
 
 import mcp_types as types
@@ -33,7 +34,8 @@ from unisono.mcp.tracing import below
 RESULT: Final[TypeAdapter[CallToolResult | InputRequiredResult]] = TypeAdapter(CallToolResult | InputRequiredResult)
 
 ERROR_BYTES: Final = 4096
-UNKNOWN: Final = "It is not known whether the tool did its work."
+INVALID_ANSWER: Final = "The tool server sent an invalid answer."
+UNKNOWN: Final = "The tool may or may not have run."
 NOT_UNDERSTOOD: Final = ("Failed to parse", "Unexpected content type")
 """Prefixes of messages that the SDK writes itself when it cannot parse the server's answer.
 
@@ -73,13 +75,31 @@ async def tools(session: McpSession, server: ToolServer, limits: McpLimits, unti
                 found.append(_hosted(server.label, tool))
                 room -= size_of(found[-1])
             if room < 0 or len(found) > limits.tools:
-                raise ToolServerProtocolError(f"{name} lists more tools than are taken.")
+                raise ToolServerProtocolError(
+                    f"{name} lists too many tools; the limits are {limits.tools} tools and {limits.list_bytes} bytes."
+                )
         return tuple(found)
 
     try:
         return await session.request(work, exchange, until)
     except (MCPError, ValidationError, NoAnswer) as error:
         raise _listing_failed(name, exchange, error) from None
+
+
+async def _send_call(
+    client: Client, params: types.CallToolRequestParams, until: float, on_progress: Progress | None
+) -> CallToolResult | InputRequiredResult:
+    async def report(progress: float, total: float | None, message: str | None) -> None:
+        if on_progress is not None:
+            on_progress(progress, total, message or "")
+
+    return await client.session.send_request(
+        types.CallToolRequest(params=params),
+        RESULT,
+        # The caller's own deadline expires first.
+        request_read_timeout_seconds=until - asyncio.get_running_loop().time() + 60.0,
+        progress_callback=None if on_progress is None else report,
+    )
 
 
 async def call(
@@ -93,24 +113,10 @@ async def call(
     """Run a tool. Raises nothing but cancellation: every failure is reported as an outcome."""
     exchange = Exchange(arguments=arguments.text)
     # The SDK copies arguments into headers if a tool requests that. The body carries the model's text unchanged.
-    mirrored = mirrorable(arguments.members)
-
-    report = progress
-
-    async def told(progress: float, total: float | None, message: str | None) -> None:
-        if report is not None:
-            report(progress, total, message or "")
+    params = types.CallToolRequestParams(name=tool, arguments=mirrorable(arguments.members))
 
     async def work(client: Client) -> CallToolResult | InputRequiredResult:
-        async def send() -> CallToolResult | InputRequiredResult:
-            return await client.session.send_request(
-                types.CallToolRequest(params=types.CallToolRequestParams(name=tool, arguments=mirrored)),
-                RESULT,
-                # The caller's own deadline expires first.
-                request_read_timeout_seconds=until - asyncio.get_running_loop().time() + 60.0,
-                progress_callback=told if report is not None else None,
-            )
-
+        send = partial(_send_call, client, params, until, progress)
         try:
             return await send()
         except MCPError as error:
@@ -127,11 +133,11 @@ async def call(
     except TimeoutError:
         return CallAttempt(_failed("The tool did not answer in time.", unknown=exchange.sent))
     except ValidationError:
-        return CallAttempt(_failed("The tool server's answer was not understood.", unknown=True))
+        return CallAttempt(_failed(INVALID_ANSWER, unknown=True))
     except NoAnswer:
         if exchange.status >= 300:
             return _refused(exchange, MCPError(types.INTERNAL_ERROR, ""), session)
-        return CallAttempt(_failed("The tool server answered something else.", unknown=True))
+        return CallAttempt(_failed("The tool server ended its answer without a result for this call.", unknown=True))
     except MCPError as error:
         return _refused(exchange, error, session)
 
@@ -150,7 +156,9 @@ async def _pages(client: Client, most: int) -> AsyncIterator[types.ListToolsResu
         if not cursor:
             return
         if cursor in seen or len(seen) + 1 >= most:
-            raise ToolServerProtocolError("The tool server's list of tools has no end.")
+            raise ToolServerProtocolError(
+                f"The tool server's list of tools repeats a page or has more than {most} pages."
+            )
         seen.add(cursor)
 
 
@@ -163,14 +171,16 @@ def _hosted(label: str, tool: types.Tool) -> HostedTool:
 
 def _listing_failed(name: str, exchange: Exchange, error: Exception) -> ToolServerError:
     if exchange.status in (401, 403):
-        return ToolServerUnauthorized(f"{name} refuses the credentials it was shown (HTTP {exchange.status}).")
+        return ToolServerUnauthorized(
+            f"{name} rejected its credentials (HTTP {exchange.status}). Check the credentials for this server."
+        )
     if exchange.problem:
         return ToolServerError(f"{name} did not list its tools: {exchange.problem}.")
     if exchange.status >= 300:
         return ToolServerError(f"{name} did not list its tools: HTTP {exchange.status}.")
     if isinstance(error, MCPError) and not error.message.startswith(NOT_UNDERSTOOD):
         return ToolServerError(f"{name} did not list its tools: {cut(error.message, ERROR_BYTES)}")
-    return ToolServerProtocolError(f"{name} gave a list of tools that was not understood.")
+    return ToolServerProtocolError(f"{name} sent an invalid list of tools.")
 
 
 def _refused(exchange: Exchange, error: MCPError, session: McpSession) -> CallAttempt:
@@ -178,7 +188,7 @@ def _refused(exchange: Exchange, error: MCPError, session: McpSession) -> CallAt
     status, problem = exchange.status, exchange.problem
     # The SDK limits the size of an event, and has no error code of its own for one that is too large.
     if exchange.too_large or (error.message.startswith("SSE stream failed") and "byte limit" in error.message):
-        return CallAttempt(_failed("The tool's answer is larger than is taken."))
+        return CallAttempt(_failed("The tool's result exceeds the size limit."))
     if not exchange.sent:
         return CallAttempt(
             _failed(f"The tool server could not be reached: {problem or 'the connection was closed'}."), True
@@ -192,11 +202,11 @@ def _refused(exchange: Exchange, error: MCPError, session: McpSession) -> CallAt
         return CallAttempt(_failed(f"The tool server answered with HTTP {status}.", unknown=True))
     if problem or (error.code == types.CONNECTION_CLOSED and (exchange.ended or session.closing)):
         return CallAttempt(
-            _failed(f"The tool server did not answer: {problem or 'the connection broke'}.", unknown=True)
+            _failed(f"The tool server did not answer: {problem or 'the connection was lost'}.", unknown=True)
         )
     if status == 202 or error.message.startswith(NOT_UNDERSTOOD):
-        return CallAttempt(_failed("The tool server's answer was not understood.", unknown=True))
-    return CallAttempt(_failed(_said(error) or f"The tool server reports error {error.code}."))
+        return CallAttempt(_failed(INVALID_ANSWER, unknown=True))
+    return CallAttempt(_failed(_said(error) or f"The tool server reported error {error.code}."))
 
 
 def _said(error: MCPError) -> str:

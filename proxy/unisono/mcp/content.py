@@ -35,7 +35,7 @@ SHORT: Final = 200
 def to_outcome(result: CallToolResult | InputRequiredResult, most: int) -> ToolOutcome:
     """Convert a call's result into an outcome of at most about `most` bytes of text."""
     if isinstance(result, InputRequiredResult):
-        return ToolOutcome("The tool asked for further input, which it cannot be given here.", is_error=True)
+        return ToolOutcome("The tool requested further input, which this gateway does not support.", is_error=True)
     parts = [to_text(block) for block in result.content]
     structured, encoded = _structured(result, most)
     if not any(parts) and encoded:
@@ -74,7 +74,7 @@ def cut(text: str, most: int) -> str:
     if len(room) == len(encoded):
         return encoded.decode("utf-8")
     kept = room.decode("utf-8", "ignore")
-    return f"{kept}\n[cut: the result has {len(encoded)} bytes, of which this is the beginning]"
+    return f"{kept}\n[truncated: the result has {len(encoded)} bytes; only its beginning is included]"
 
 
 def _spelled_out(text: bytes) -> int:

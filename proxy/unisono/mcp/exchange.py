@@ -30,7 +30,7 @@ class Exchange:
     too_large: bool = False
     problem: str = ""
     over: Callable[[], object] | None = None
-    """Called once a complete answer has been read."""
+    """Called once an answer that is not an event stream has been read to its end."""
     arguments: str = ""
     """JSON that replaces the arguments of a tool call."""
     aside: bool = False

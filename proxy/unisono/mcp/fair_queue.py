@@ -48,7 +48,7 @@ class FairQueue:
             return
         mine = self._waiting.setdefault(owner, deque())
         if len(mine) >= self._most_waiting:
-            raise NoSlot("Too many calls wait for this tool server.")
+            raise NoSlot("Too many calls are waiting for this tool server. Try again later.")
         turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         mine.append(turn)
         try:
@@ -61,7 +61,7 @@ class FairQueue:
             else:
                 self._forget(owner, turn)
             if isinstance(error, TimeoutError):
-                raise NoSlot("The tool server was busy until it was too late.") from None
+                raise NoSlot("The tool server was busy until the call's deadline.") from None
             raise
 
     def _leave(self) -> None:

@@ -60,11 +60,11 @@ def judged(tools: Iterable[HostedTool]) -> tuple[tuple[HostedTool, ...], tuple[L
     left_out: list[LeftOutTool] = []
     for tool in tools:
         if not 0 < len(tool.name) <= LONGEST_NAME:
-            left_out.append(LeftOutTool(tool, f"A name has 1 to {LONGEST_NAME} characters."))
+            left_out.append(LeftOutTool(tool, f"A tool name must have 1 to {LONGEST_NAME} characters."))
         elif not tool.name.isprintable():
-            left_out.append(LeftOutTool(tool, "A name has printable characters only."))
+            left_out.append(LeftOutTool(tool, "A tool name must contain printable characters only."))
         elif named.setdefault(tool.name, tool) is not tool:
-            left_out.append(LeftOutTool(tool, "Another tool of the server has this name."))
+            left_out.append(LeftOutTool(tool, "Another tool of the server has the same name."))
     return tuple(named.values()), tuple(left_out)
 
 

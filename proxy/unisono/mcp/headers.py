@@ -41,26 +41,32 @@ def check_headers(headers: Mapping[str, str], authorization: str | None) -> None
     Values are never repeated.
     """
     if len(headers) > MOST:
-        raise InvalidRequest(f"A tool server takes at most {MOST} headers.")
+        raise InvalidRequest(f"A tool server may have at most {MOST} headers.")
     seen: set[str] = set()
     for name, value in headers.items():
         lower = name.lower()
         if not _NAME.fullmatch(name):
-            raise InvalidRequest("A header for a tool server has a name that is none.")
+            raise InvalidRequest(
+                "A header of a tool server has an invalid name. Spaces and underscores are not allowed."
+            )
         if lower in RESERVED or lower.startswith(RESERVED_PREFIXES):
-            raise InvalidRequest(f"The header {lower!r} cannot be set for a tool server.")
+            raise InvalidRequest(f"The header {lower!r} is reserved and cannot be set for a tool server.")
         if lower in seen:
-            raise InvalidRequest(f"The header {lower!r} is given twice.")
+            raise InvalidRequest(f"The header {lower!r} is set twice.")
         seen.add(lower)
         if not _VALUE.fullmatch(value):
-            raise InvalidRequest(f"The header {lower!r} has a value that cannot be sent.")
+            raise InvalidRequest(
+                f"The value of the header {lower!r} must be printable ASCII without spaces at either end."
+            )
     if authorization is not None:
         if "authorization" in seen:
-            raise InvalidRequest("The authorization is given twice: as a header and as `authorization`.")
+            raise InvalidRequest(
+                "Set either `authorization` or an `authorization` header of the tool server, not both."
+            )
         if not authorization or not _VALUE.fullmatch(authorization):
-            raise InvalidRequest("The authorization cannot be sent.")
+            raise InvalidRequest("`authorization` must be printable ASCII, not empty, without spaces at either end.")
     if sum(len(name) + len(value) for name, value in headers.items()) + len(authorization or "") > LONGEST:
-        raise InvalidRequest(f"The headers for a tool server are longer than {LONGEST} bytes.")
+        raise InvalidRequest(f"The headers of a tool server, `authorization` included, exceed {LONGEST} bytes.")
 
 
 def outgoing(headers: Mapping[str, str], authorization: str | None) -> dict[str, str]:

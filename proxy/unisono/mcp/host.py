@@ -105,7 +105,7 @@ class McpHost(ToolHost):
         self._check(server)
         size = len(arguments.text.encode())
         if size > self.limits.arguments_bytes:
-            return _failed(f"The arguments have {size} bytes; {self.limits.arguments_bytes} are taken.")
+            return _failed(f"The arguments have {size} bytes; the limit is {self.limits.arguments_bytes}.")
         until = _earlier(server.timeouts.call_s, deadline)
         try:
             async with self._place(server, until):
@@ -113,7 +113,7 @@ class McpHost(ToolHost):
         except (ToolServerError, NoSlot) as error:
             return _failed(str(error))
         except TimeoutError:
-            return _failed("The tool server did not get ready in time.")
+            return _failed("The tool server was not ready in time.")
 
     async def aclose(self) -> None:
         """See `ToolHost.aclose`."""
@@ -130,9 +130,9 @@ class McpHost(ToolHost):
             # Only the operator configures commands and the place of secrets.
             raise ToolServerNotAllowed(NOT_ALLOWED)
         if stdio != (server.command is not None) or stdio == bool(server.url):
-            raise InvalidRequest(f"The tool server {server.label!r} needs an address, or a command.")
+            raise InvalidRequest(f"The tool server {server.label!r} needs either a URL or a command.")
         if server.oauth is not None and server.authorization is not None:
-            raise InvalidRequest(f"The tool server {server.label!r} takes one kind of credentials.")
+            raise InvalidRequest(f"The tool server {server.label!r} has both `authorization` and OAuth; set one.")
 
     async def _listed(self, server: ToolServer, until: float) -> _Listed:
         loop = asyncio.get_running_loop()
@@ -174,7 +174,7 @@ class McpHost(ToolHost):
             if server.allowed is not None:
                 tools = (await self._listed(server, until)).tools
                 if not any(listed.name == tool and server.allowed.matches(listed) for listed in tools):
-                    return _failed(f"There is no tool {tool!r} here.")
+                    return _failed(f"The tool {tool!r} does not exist on this server or is not allowed.")
             session = await sessions.get(server)
         from unisono.mcp import calls
 

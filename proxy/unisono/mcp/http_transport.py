@@ -37,12 +37,12 @@ _UNSENT: Final = (
 )
 _FAILURES: Final = (httpx2.HTTPError, httpx2.StreamError, httpx2.InvalidURL, OAuthFlowError, OSError, ValueError)
 _PROBLEMS: Final[tuple[tuple[type[Exception], str], ...]] = (
-    (httpx2.ConnectTimeout, "no connection came about in time"),
-    (httpx2.ConnectError, "no connection came about"),
-    (OAuthFlowError, "no access token was to be had"),
-    (httpx2.TimeoutException, "the connection stalled"),
-    (httpx2.RemoteProtocolError, "the answer was no HTTP"),
-    (httpx2.TransportError, "the connection broke"),
+    (httpx2.ConnectTimeout, "the connection attempt timed out"),
+    (httpx2.ConnectError, "the connection attempt failed"),
+    (OAuthFlowError, "no access token could be obtained"),
+    (httpx2.TimeoutException, "the connection timed out"),
+    (httpx2.RemoteProtocolError, "the answer was not valid HTTP"),
+    (httpx2.TransportError, "the connection was lost"),
 )
 
 
@@ -81,7 +81,7 @@ class HttpTransport(httpx2.AsyncBaseTransport):
     async def handle_async_request(self, request: httpx2.Request) -> httpx2.Response:
         exchange = EXCHANGE.get() or Exchange()
         if exchange.left:
-            raise ResponseRefused("nobody waits for this any more")
+            raise ResponseRefused("the request was cancelled")
         ours = self._is_message(request)
         response = await self._dial(request, exchange if ours else Exchange())
         if ours:
@@ -89,7 +89,7 @@ class HttpTransport(httpx2.AsyncBaseTransport):
         response.headers.pop("set-cookie", None)
         if response.headers.get("content-encoding", "identity").lower() != "identity":
             await response.aclose()
-            raise ResponseRefused("the answer is compressed, which was not asked for")
+            raise ResponseRefused("the answer is compressed although compression was not requested")
         bounded = _Bounded(response, exchange, self._most(request, response))
         response.stream = (EventStreamBody if _is_events(response) else WholeBody)(bounded, exchange, self._limits)
         return response
@@ -104,7 +104,7 @@ class HttpTransport(httpx2.AsyncBaseTransport):
                 return await self._send(request, exchange)
             target = await _discovered(request.url)
         elif _origin(request.url) != (target.scheme, target.host, target.port):
-            raise ResponseRefused("the way leads elsewhere")
+            raise ResponseRefused("the request URL is not at the tool server's own host, port and scheme")
         for address in target.addresses[:-1]:
             try:
                 return await self._send(_at(request, target, address), exchange)
@@ -169,7 +169,7 @@ class _Bounded(httpx2.AsyncByteStream):
 
     def _measured(self, chunk: bytes | None) -> bytes:
         if chunk is None:
-            raise ResponseRefused("nobody waits for this any more")
+            raise ResponseRefused("the request was cancelled")
         if self._room is None:
             return chunk
         self._room -= len(chunk)
@@ -240,13 +240,13 @@ class Outgoing(httpx2.AsyncClient):
         if self.max_redirects:
             return response
         await response.aclose()
-        exchange.problem = "the server wants to be asked elsewhere"
+        exchange.problem = "the server sent a redirect, which is not followed"
         return httpx2.Response(STAND_IN, request=request)
 
     async def _pace(self) -> None:
         """Delay reconnection to a server that closes every listening stream.
 
-        The delay applies whatever interval the server announces.
+        The delay applies regardless of the interval that the server announces.
         """
         loop = asyncio.get_running_loop()
         wait_s = self._listened + self._limits.reconnect_s - loop.time()
@@ -259,7 +259,7 @@ def problem_of(error: BaseException) -> str:
     """Describe an error without addresses or content."""
     if isinstance(error, ResponseRefused):
         return str(error)
-    return next((words for kind, words in _PROBLEMS if isinstance(error, kind)), "the exchange failed")
+    return next((words for kind, words in _PROBLEMS if isinstance(error, kind)), "the request failed")
 
 
 async def _discovered(url: httpx2.URL) -> DialTarget:
@@ -270,7 +270,7 @@ async def _discovered(url: httpx2.URL) -> DialTarget:
     try:
         return await public_target(str(url))
     except (DestinationNotAllowed, UnicodeError):
-        raise ResponseRefused("the server names an address that may not be reached") from None
+        raise ResponseRefused("the server's OAuth metadata names an address that is not allowed") from None
 
 
 def _at(request: httpx2.Request, target: DialTarget, address: str) -> httpx2.Request:

@@ -17,7 +17,7 @@ from unisono.mcp.content import cut
 from unisono.mcp.limits import McpLimits
 
 OFF_LOOP_BYTES: Final = 128 * 1024
-"""Answers up to this size parse quickly, whatever they contain."""
+"""Answers up to this size parse quickly, regardless of their content."""
 FEW: Final = 20_000
 """Number of tokens that parse quickly."""
 MOST_IN_PART: Final = 1_000
@@ -136,7 +136,7 @@ def _parts(content: Child, limits: McpLimits) -> list[Child]:
     found, count = children(content.value, limits.looked_through, keep=limits.entries) or ([], 0)
     kept = [part for part in found if part.tokens <= MOST_IN_PART]
     if len(kept) < count:
-        kept.append(_text(f"[cut: the result has {count} parts, of which these are the first]"))
+        kept.append(_text(f"[truncated: the result has {count} parts; only the first ones are included]"))
     return kept
 
 

@@ -41,7 +41,7 @@ def encoded(message: Mapping[str, Any], arguments: str) -> bytes:
 def mirrorable(members: Mapping[str, Json], levels: int = MIRRORED_LEVELS) -> dict[str, Json]:
     """Return the members that fit in a header.
 
-    These are short strings, numbers, constants, and objects that contain such members.
+    These are short strings, numbers, booleans, and objects that contain such members.
     """
     small: dict[str, Json] = {}
     for name, value in members.items():

@@ -13,7 +13,7 @@ from unisono.mcp.exchange import Exchange
 from unisono.mcp.json_trim import OFF_LOOP_BYTES, TrimLimitReached, light
 from unisono.mcp.limits import McpLimits
 
-TOO_LARGE: Final = "the answer is larger than is taken"
+TOO_LARGE: Final = "the answer exceeds the size limit"
 
 # A line ends in one of three ways; an empty line ends an event.
 _EVENT_END: Final = re.compile(rb"(?>\r\n|\n|\r)(?>\r\n|\n|\r)")
@@ -25,7 +25,7 @@ class ResponseRefused(httpx2.StreamError):
 
 
 class _Body(httpx2.AsyncByteStream):
-    """Bounded body `inner`; calls the exchange's `over` callback after the last byte was read."""
+    """Body `inner`, whose messages are trimmed within `limits`."""
 
     def __init__(self, inner: httpx2.AsyncByteStream, exchange: Exchange, limits: McpLimits) -> None:
         self._inner = inner
@@ -51,7 +51,7 @@ class _Body(httpx2.AsyncByteStream):
 
 
 class WholeBody(_Body):
-    """Body that is one message."""
+    """Body that is one message; calls the exchange's `over` callback after it was read."""
 
     _given = False
 

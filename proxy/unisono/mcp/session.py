@@ -108,7 +108,7 @@ class McpSession:
         return bool(self._running) or not self._client.done()
 
     def retire(self) -> None:
-        """Accept no further requests."""
+        """Make the session unusable for new requests; those in progress may finish."""
         self._retired = True
 
     async def open(self) -> None:
@@ -186,7 +186,9 @@ class McpSession:
                 self._client.set_exception(self._why(failure))
                 self._client.exception()  # retrieve it: the caller may have left
         if failure is not None:
-            log.info("tool server: connection ended: %s", _kinds(failure), extra={"tool_server": self._server.label})
+            log.info(
+                "the connection to a tool server failed: %s", _kinds(failure), extra={"tool_server": self._server.label}
+            )
 
     @asynccontextmanager
     async def _connected(self) -> AsyncIterator[Client]:
@@ -290,19 +292,23 @@ class McpSession:
         label, exchange = self._server.label, self._opening
         name = f"The tool server {label!r}"
         if exchange.status in (401, 403):
-            return ToolServerUnauthorized(f"{name} refuses the credentials it was shown (HTTP {exchange.status}).")
+            return ToolServerUnauthorized(
+                f"{name} rejected its credentials (HTTP {exchange.status}). Check the credentials for this server."
+            )
         if exchange.problem:
             return ToolServerUnavailable(f"{name} cannot be used: {exchange.problem}.")
         if exchange.status >= 300:
-            return ToolServerUnavailable(f"{name} answers with HTTP {exchange.status}.")
+            return ToolServerUnavailable(f"{name} answered with HTTP {exchange.status}.")
         if failure is None and self._stop.is_set():
-            return ToolServerUnavailable(f"{name} was closed before it was ready.")
+            return ToolServerUnavailable(f"{name} was disconnected before it was ready.")
         if failure is None:
-            return ToolServerTimeout(f"{name} did not get ready in {self._server.timeouts.connect_s:g} seconds.")
+            return ToolServerTimeout(f"{name} was not ready within {self._server.timeouts.connect_s:g} seconds.")
         if self._stop.is_set():
-            return ToolServerUnavailable(f"{name} hung up before it was ready.")
+            return ToolServerUnavailable(f"{name} ended the connection before it was ready.")
         if any(isinstance(error, MCPError | ValidationError | RuntimeError) for error in _leaves(failure)):
-            return ToolServerProtocolError(f"{name} and this gateway have no protocol in common.")
+            return ToolServerProtocolError(
+                f"{name} failed the MCP handshake: no common protocol version, or an invalid message."
+            )
         return ToolServerUnavailable(f"{name} cannot be reached or started.")
 
 

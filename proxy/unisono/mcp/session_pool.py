@@ -145,7 +145,9 @@ class SessionPool:
             return
         idle = [key for key, kept in self._kept.items() if not kept.session.busy]
         if not idle:
-            raise ToolServerUnavailable("Too many connections to tool servers are in use.", retry_after_s=1.0)
+            raise ToolServerUnavailable(
+                "Too many connections to tool servers are in use. Try again later.", retry_after_s=1.0
+            )
         self._part(min(idle, key=lambda key: self._kept[key].session.used_at))
         self._collect()
 

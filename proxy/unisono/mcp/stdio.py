@@ -106,19 +106,25 @@ async def _messages(
         try:
             line = await stdout.readline()
         except ValueError:
-            log.warning("tool server wrote a line longer than is taken", extra={"tool_server": label})
+            log.warning(
+                "tool server wrote a line that exceeds the size limit; its session ends", extra={"tool_server": label}
+            )
             return
         if not line:
             return
         try:
             line = await light(line, limits)
         except TrimLimitReached:
-            log.warning("tool server wrote a message that holds more than is taken", extra={"tool_server": label})
+            log.warning(
+                "tool server wrote a message with too many values; its session ends", extra={"tool_server": label}
+            )
             return
         try:
             message = jsonrpc_message_adapter.validate_json(line, by_name=False)
         except ValueError:
-            log.warning("tool server wrote a line that is no message", extra={"tool_server": label})
+            log.warning(
+                "tool server wrote a line that is not a JSON-RPC message; it is ignored", extra={"tool_server": label}
+            )
             continue
         await to_session.send(SessionMessage(message))
 
@@ -151,7 +157,7 @@ async def _log(child: asyncio.subprocess.Process, label: str) -> None:
         if not line:
             return
         text = line.decode("utf-8", "replace").rstrip()[:LOGGED_CHARACTERS]
-        log.info("tool server says: %s", text, extra={"tool_server": label})
+        log.info("tool server wrote to standard error: %s", text, extra={"tool_server": label})
     while await child.stderr.read(1 << 16):
         pass
 

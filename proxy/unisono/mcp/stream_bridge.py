@@ -109,11 +109,11 @@ def shortened(item: SessionMessage | Exception, entries: int) -> SessionMessage 
     result = item.message.result
     for field in ("content", "tools"):
         found = result.get(field)
-        # One entry more is the remark about the cut.
+        # A result that was truncated before has one more entry, the remark about it.
         if isinstance(found, list) and len(found) > entries + 1:
             result[field] = found[:entries]
             if field == "content":
-                text = f"[cut: the result has {len(found)} parts, of which these are the first]"
+                text = f"[truncated: the result has {len(found)} parts; only the first ones are included]"
                 result[field].append({"type": "text", "text": text})
     return item
 

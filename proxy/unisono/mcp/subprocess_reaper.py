@@ -16,7 +16,7 @@ from typing import Final
 
 WATCHING: Final = """
 import os, signal, sys
-# It ends with its input. A signal to everybody must not end it before those it watches.
+# This process ends when its input closes. A signal to all processes must not end it before those it watches.
 for each in (signal.SIGHUP, signal.SIGINT, signal.SIGTERM):
     signal.signal(each, signal.SIG_IGN)
 groups = set()

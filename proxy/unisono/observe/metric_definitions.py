@@ -78,80 +78,122 @@ class Instruments:
 
     def __init__(self) -> None:
         disable_created_metrics()  # type: ignore[no-untyped-call]
-        self.registry = registry = CollectorRegistry()
-
-        def counter(name: str, about: str, *labels: str) -> KnownCounter:
-            return KnownCounter(f"unisono_{name}", about, labels, registry=registry)
-
-        def gauge(name: str, about: str, *labels: str, over: str = "livesum") -> KnownGauge:
-            """Create a gauge; `over` is the aggregation mode for several workers."""
-            return KnownGauge(f"unisono_{name}", about, labels, registry=registry, multiprocess_mode=over)  # type: ignore[arg-type]
-
-        def histogram(name: str, about: str, *labels: str, bounds: Iterable[float]) -> KnownHistogram:
-            return KnownHistogram(f"unisono_{name}_seconds", about, labels, registry=registry, buckets=tuple(bounds))
-
-        self.build = gauge("build_info", "Always 1; the version is a label.", "version", over="livemax")
-        # -- HTTP
-        self.http = counter("http_requests", "Requests answered, by route.", "route", "method", "status")
-        self.http_s = histogram(
-            "http_request_duration", "From a request's headers to the end of its answer.", "route", bounds=WHOLE_S
+        self.registry = CollectorRegistry()
+        self.build = self._gauge(
+            "build_info", "Version of the gateway, as a label; the value is always 1.", "version", over="livemax"
         )
-        # -- generation requests
+        self._define_http()
+        self._define_requests()
+        self._define_backends()
+        self._define_tools()
+        self._define_process()
+
+    def _define_http(self) -> None:
+        self.http = self._counter("http_requests", "HTTP requests, by route.", "route", "method", "status")
+        self.http_s = self._histogram(
+            "http_request_duration",
+            "Time from a request's headers to the end of its response.",
+            "route",
+            bounds=WHOLE_S,
+        )
+
+    def _define_requests(self) -> None:
         turn = ("model", "surface")
-        self.requests = counter("requests", "Answers asked of a model.", *turn, "outcome", "error")
-        self.in_flight = gauge("requests_in_flight", "Answers being made.", "model")
-        self.duration = histogram("request_duration", "From a request to the end of its answer.", *turn, bounds=WHOLE_S)
-        self.first = histogram(
-            "time_to_first_token", "From a request to the first token of a backend.", *turn, bounds=FIRST_S
+        self.requests = self._counter("requests", "Generation requests, by outcome.", *turn, "outcome", "error")
+        self.in_flight = self._gauge("requests_in_flight", "Generation requests in progress.", "model")
+        self.duration = self._histogram(
+            "request_duration", "Time from a request to the end of its answer.", *turn, bounds=WHOLE_S
         )
-        self.queue = histogram("request_queue_time", "Waiting for a place at a backend.", "model", bounds=FIRST_S)
-        self.key_tokens = counter("key_tokens", "Tokens by the public id of a key.", "key", "kind")
-        self.prompt = counter("prompt_tokens", "Tokens of prompts as clients sent them.", "model")
-        self.cached = counter("prompt_tokens_cached", "Of these, what backends had in their caches.", "model")
-        self.tokens = counter("generation_tokens", "Tokens generated, by what they were.", "model", "channel")
-        self.tool_output = counter("tool_output_tokens", "Tokens of results of hosted tools in prompts.", "model")
-        self.recoveries = counter("recoveries", "Malformed output that was mended.", "rule", "model", "backend")
-        self.unmet = counter("unmet_answers", "Answers without the call or the form that was asked for.", "model")
-        self.failovers = counter("failovers", "Answers that went on at another backend.", "model")
-        # -- backends
+        self.first = self._histogram(
+            "time_to_first_token", "Time from a request to the first token of a backend.", *turn, bounds=FIRST_S
+        )
+        self.queue = self._histogram(
+            "request_queue_time", "Time that requests wait for a slot on a backend.", "model", bounds=FIRST_S
+        )
+        self.key_tokens = self._counter("key_tokens", "Tokens, by public id of the key.", "key", "kind")
+        self.prompt = self._counter("prompt_tokens", "Prompt tokens of client requests.", "model")
+        self.cached = self._counter(
+            "prompt_tokens_cached", "Prompt tokens of client requests that were in a backend's cache.", "model"
+        )
+        self.tokens = self._counter("generation_tokens", "Generated tokens, by channel.", "model", "channel")
+        self.tool_output = self._counter("tool_output_tokens", "Tokens of server tool results in prompts.", "model")
+        self.recoveries = self._counter("recoveries", "Recoveries from malformed output.", "rule", "model", "backend")
+        self.unmet = self._counter("unmet_answers", "Answers without the required tool call or format.", "model")
+        self.failovers = self._counter("failovers", "Failovers: answers continued on another backend.", "model")
+
+    def _define_backends(self) -> None:
         backend = ("model", "backend")
-        self.generations = counter("backend_requests", "Generations asked of backends.", *backend, "outcome")
-        self.refused_constraints = counter(
-            "constraints_refused", "Generations that went without a schema or grammar.", *backend, "reason"
+        self.generations = self._counter(
+            "backend_requests", "Generations sent to backends, by outcome.", *backend, "outcome"
         )
-        self.backend_first = histogram(
-            "backend_time_to_first_token", "From a generation's beginning to its first token.", *backend, bounds=FIRST_S
+        self.refused_constraints = self._counter(
+            "constraints_refused", "Generations without their schema or grammar, by reason.", *backend, "reason"
         )
-        self.gaps = histogram(
+        self.backend_first = self._histogram(
+            "backend_time_to_first_token",
+            "Time from the start of a generation to its first token.",
+            *backend,
+            bounds=FIRST_S,
+        )
+        self.gaps = self._histogram(
             "inter_token_latency",
-            "Between tokens of a backend; what comes together shares the time.",
+            "Time between tokens of a backend; tokens that arrive together share it equally.",
             *backend,
             bounds=GAPS_S,
         )
-        self.prefilled = counter("backend_prompt_tokens", "Tokens of the prompts backends were sent.", *backend)
-        self.had = counter("backend_prompt_tokens_cached", "Of these, what they say they had in cache.", *backend)
-        self.up = gauge("backend_up", "Whether a backend is well.", *backend, over="livemin")
-        self.circuit = gauge(
-            "backend_circuit_state", "0 closed, 1 half open, 2 open.", *backend, "kind", over="livemax"
+        self.prefilled = self._counter("backend_prompt_tokens", "Prompt tokens sent to backends.", *backend)
+        self.had = self._counter(
+            "backend_prompt_tokens_cached", "Prompt tokens sent to backends that they reported as cached.", *backend
         )
-        self.running = gauge("backend_requests_running", "Requests of this gateway on a backend.", *backend)
-        self.claimed = gauge("backend_tokens_running", "What they may take up there, in tokens.", *backend)
-        self.foreign = gauge("backend_requests_foreign", "Requests of others, as it says.", *backend, over="livemax")
-        self.waiting = gauge("queue_length", "Requests that wait for a place.", "model")
-        # -- server tools
-        self.tools = counter("tool_calls", "Calls of hosted tools that were made.", "server", "outcome")
-        self.tools_s = histogram("tool_call_duration", "A call of a hosted tool.", "server", bounds=WHOLE_S)
-        self.hooks = counter("hook_failures", "Calls of hooks that failed or took too long.", "hook", "call")
-        # -- the process
-        self.store_s = histogram("store_operation_duration", "An operation of the store.", "operation", bounds=SHORT_S)
-        self.store_errors = counter("store_errors", "Operations of the store that failed.", "operation", "error")
-        self.store_up = gauge("store_up", "Whether the store can be used.", over="livemin")
-        self.unaccounted = gauge("usage_unaccounted_records", "Usage records that wait for the store.")
-        self.lag = histogram("event_loop_lag", "How late the event loop comes to what is due.", bounds=SHORT_S)
-        self.cpu = counter("process_cpu_seconds", "CPU time, user and system.")
-        self.memory = gauge("process_resident_memory_bytes", "Resident memory.")
-        self.spans = counter("spans", "Spans, by what became of them.", "outcome")
-        self.traces = counter("traces", "Recordings of answers, by what became of them.", "outcome")
+        self.up = self._gauge("backend_up", "1 if a backend is ready, else 0.", *backend, over="livemin")
+        self.circuit = self._gauge(
+            "backend_circuit_state",
+            "State of the circuit breaker: 0 closed, 1 half open, 2 open.",
+            *backend,
+            "kind",
+            over="livemax",
+        )
+        self.running = self._gauge(
+            "backend_requests_running", "Requests of this gateway that run on a backend.", *backend
+        )
+        self.claimed = self._gauge(
+            "backend_tokens_running", "Tokens reserved for the requests that run on a backend.", *backend
+        )
+        self.foreign = self._gauge(
+            "backend_requests_foreign", "Requests of other clients that a backend reports.", *backend, over="livemax"
+        )
+        self.waiting = self._gauge("queue_length", "Requests that wait for a slot.", "model")
+
+    def _define_tools(self) -> None:
+        self.tools = self._counter("tool_calls", "Calls of server tools.", "server", "outcome")
+        self.tools_s = self._histogram(
+            "tool_call_duration", "Duration of a server tool call.", "server", bounds=WHOLE_S
+        )
+        self.hooks = self._counter("hook_failures", "Hook calls that failed or timed out.", "hook", "call")
+
+    def _define_process(self) -> None:
+        self.store_s = self._histogram(
+            "store_operation_duration", "Duration of a store operation.", "operation", bounds=SHORT_S
+        )
+        self.store_errors = self._counter("store_errors", "Failed store operations.", "operation", "error")
+        self.store_up = self._gauge("store_up", "1 if the store is available, else 0.", over="livemin")
+        self.unaccounted = self._gauge("usage_unaccounted_records", "Usage records that are not stored yet.")
+        self.lag = self._histogram("event_loop_lag", "Delay of scheduled callbacks in the event loop.", bounds=SHORT_S)
+        self.cpu = self._counter("process_cpu_seconds", "CPU time, user and system.")
+        self.memory = self._gauge("process_resident_memory_bytes", "Resident memory.")
+        self.spans = self._counter("spans", "Spans, by export outcome.", "outcome")
+        self.traces = self._counter("traces", "Recordings of answers, by outcome.", "outcome")
+
+    def _counter(self, name: str, about: str, *labels: str) -> KnownCounter:
+        return KnownCounter(f"unisono_{name}", about, labels, registry=self.registry)
+
+    def _gauge(self, name: str, about: str, *labels: str, over: str = "livesum") -> KnownGauge:
+        """Create a gauge; `over` is the aggregation mode for several workers."""
+        return KnownGauge(f"unisono_{name}", about, labels, registry=self.registry, multiprocess_mode=over)  # type: ignore[arg-type]
+
+    def _histogram(self, name: str, about: str, *labels: str, bounds: Iterable[float]) -> KnownHistogram:
+        buckets = tuple(bounds)
+        return KnownHistogram(f"unisono_{name}_seconds", about, labels, registry=self.registry, buckets=buckets)
 
     def shown(self) -> CollectorRegistry | MultiProcessCollector:
         """Return the registry to scrape: the values of all workers if there are several."""

@@ -43,7 +43,7 @@ def was_mended(done: GenerationDone) -> bool:
 
 WANTED: Final[dict[str, Callable[[GenerationDone], bool]]] = {
     "off": lambda _: False,
-    # A request without an attempt on a backend is no answer: many refusals would evict the relevant recordings.
+    # A request that failed before its first attempt is not recorded: many of them would evict the relevant recordings.
     "recoveries": lambda done: bool(was_mended(done) or done.failovers or done.unmet or (done.error and done.tries)),
     "all": lambda _: True,
 }
@@ -133,11 +133,13 @@ class Recorder(Observer):
                 raise
             except UnisonoError as error:
                 if not self._down:
-                    log.warning("answers cannot be recorded for now", extra={"code": error.code})
+                    log.warning(
+                        "recordings cannot be stored at the moment; they are dropped", extra={"code": error.code}
+                    )
                 self._down = True
                 self._count("failed", len(batch))
             except Exception as error:
-                log.exception("answers could not be recorded", exc_info=error)
+                log.exception("storing a recording failed", exc_info=error)
                 self._count("failed", len(batch))
             else:
                 self._down = False

@@ -199,16 +199,16 @@ def unpacked(data: bytes) -> Document:
     try:
         document = json.loads(zlib.decompress(data))
     except zlib.error as error:
-        raise ValueError("this is no recording") from error
+        raise ValueError("not a recording") from error
     return checked(document)
 
 
 def checked(document: object) -> Document:
     """Return a valid recording. Raises ValueError for any other value or a newer version."""
     if not isinstance(document, dict) or document.get("object") != OBJECT:
-        raise ValueError("this is no recording")
+        raise ValueError("not a recording")
     if document.get("version") != VERSION:
-        raise ValueError("this recording is of another version of the gateway")
+        raise ValueError("the recording has another format version; use a gateway of the version that wrote it")
     return document
 
 

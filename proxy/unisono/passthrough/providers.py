@@ -22,6 +22,7 @@ from typing import Any, Final
 
 from pydantic_core import to_jsonable_python
 
+from unisono.core.backend_statuses import is_permanent
 from unisono.core.context_window import read_counts
 from unisono.core.conversation import Json
 from unisono.core.generation import Capabilities, Load, OutputForm
@@ -40,7 +41,6 @@ from unisono.errors import (
     ContextTooLong,
     InvalidRequest,
     UnsupportedValue,
-    is_permanent,
 )
 
 log = logging.getLogger("unisono.passthrough")
@@ -72,15 +72,15 @@ _PREFIX: Final = re.compile(r"^(?:(?:litellm\.)?\w+Error: )*(?:\w+Exception - )?
 # Errors for the status codes that litellm assigns to failures; every other code is a BackendError.
 STATUSES: Final[Mapping[int, tuple[type[BackendError], str]]] = {
     400: (BackendRejected, "the provider rejected the request"),
-    401: (BackendUnavailable, "the provider refuses the gateway's credentials; the operator should check them"),
-    403: (BackendUnavailable, "the provider refuses the gateway's credentials; the operator should check them"),
-    404: (BackendError, "the provider does not know the model it is asked for"),
-    408: (BackendTimeout, "the provider took too long"),
-    413: (BackendRejected, "the request is too large for the provider"),
+    401: (BackendUnavailable, "the provider rejected the gateway's credentials; the operator must check them"),
+    403: (BackendUnavailable, "the provider rejected the gateway's credentials; the operator must check them"),
+    404: (BackendError, "the provider does not know the requested model"),
+    408: (BackendTimeout, "the provider did not respond in time"),
+    413: (BackendRejected, "the request is too large for the provider; shorten it"),
     422: (BackendRejected, "the provider rejected the request"),
-    429: (BackendOverloaded, "the provider has had too many requests"),
-    503: (BackendOverloaded, "the provider is overloaded"),
-    504: (BackendTimeout, "the provider took too long"),
+    429: (BackendOverloaded, "the provider's rate limit is reached; try again later"),
+    503: (BackendOverloaded, "the provider is overloaded; try again later"),
+    504: (BackendTimeout, "the provider did not respond in time"),
 }
 
 TOO_LONG: Final = "ContextWindowExceededError"
@@ -154,7 +154,7 @@ class LitellmProvider:
                     has_output_come = has_output_come or has_output(job.api, event)
                     yield [event]
         except TimeoutError as error:
-            raise BackendTimeout("the provider took too long") from error
+            raise BackendTimeout("the provider did not respond in time") from error
         except BackendError:
             raise
         except Exception as error:
@@ -174,14 +174,16 @@ class LitellmProvider:
         fields = FIELDS[job.api]
         model = named(self._model, job.asked)
         if job.api is Api.RESPONSES and job.body.get("input") is None:
-            raise InvalidRequest("you must provide an input", param="input")
+            raise InvalidRequest("'input' is required.", param="input")
         known = {name: value for name, value in job.body.items() if name in fields and value is not None}
         rest = {name: value for name, value in job.body.items() if name not in fields | {"model", "stream"}}
         given = self._params.get("extra_body")
         if rest and not _takes_any_field(litellm, model, self._params):
             if not self._params.get("drop_params"):
                 name = next(iter(rest))
-                raise UnsupportedValue(f"'{name[:64]}': the provider of this model has no such field.", param=name[:64])
+                raise UnsupportedValue(
+                    f"'{name[:64]}' is not supported by the provider of this model.", param=name[:64]
+                )
             rest = {}
         more = {**(given if isinstance(given, dict) else {}), **rest}
         return {
@@ -203,12 +205,12 @@ class LitellmProvider:
             tokens, limit = read_counts(said)
             return ContextTooLong(f"the request is longer than the model's context: {said}", tokens=tokens, limit=limit)
         status = getattr(error, "status_code", None)
-        log.warning("a provider failed", extra={"kind": name, "status": status})
+        log.warning("provider failed", extra={"kind": name, "status": status})
         if status not in STATUSES and _of_a_connection(error):
             return BackendUnavailable("the connection to the provider failed")
         if not begun and (name == STUMBLED or status is None):
             # A client's unusual request must not open the circuit of the provider for all clients.
-            return BackendRejected("the request cannot be translated for the provider of this model")
+            return BackendRejected("the request cannot be converted to the API of this model's provider")
         kind, message = STATUSES.get(status if isinstance(status, int) else 0, (BackendError, "the provider failed"))
         failure = kind(f"{message}: {said}" if kind is BackendRejected and said else message)
         failure.permanent = isinstance(status, int) and is_permanent(status)
@@ -256,7 +258,7 @@ def _event(one: Any, stream: Any, api: Api) -> dict[str, Any]:
     # If a provider has no Responses API, litellm builds its events from chunks.
     chunks = getattr(stream, "litellm_custom_stream_wrapper", stream)
     if getattr(chunks, "sent_last_chunk", False) and all(getattr(chunks, name, "") is None for name in REASONS):
-        raise BackendProtocolError("the provider ended its answer without saying why")
+        raise BackendProtocolError("the provider ended its answer without a finish reason")
     usage = (told if api is Api.CHAT else told.get("response") or {}).get("usage") or {}
     if "cost" in usage and not any(_cost_of(chunk) for chunk in getattr(chunks, "chunks", ())):
         # The cost is from litellm's own price list, not from the provider.
@@ -322,7 +324,7 @@ class _Loaded:
                 self._package = await asyncio.to_thread(_load, dict(environment))
             except Exception as error:
                 log.exception("litellm cannot be loaded", exc_info=error)
-                raise BackendError("the gateway cannot ask other providers; the operator's log says why") from error
+                raise BackendError("the gateway cannot load litellm; its log contains the cause") from error
         return self._package
 
 
@@ -351,7 +353,7 @@ def _load(environment: Mapping[str, str]) -> Any:
         _warm(package)
     except Exception as error:
         # The first requests are then slower, and block other requests.
-        log.warning("litellm could not be warmed up", exc_info=error)
+        log.warning("warming up litellm failed", exc_info=error)
     return package
 
 

@@ -87,7 +87,7 @@ class PassthroughGeneration(BatchStream):
                         yield held
                         held = []
             if not relaying.over:
-                raise BackendProtocolError("the backend ended its answer without saying why")
+                raise BackendProtocolError("the backend ended its answer prematurely")
         except UnisonoError as error:
             # A failure after the end of the answer is ignored.
             if not relaying.ending:

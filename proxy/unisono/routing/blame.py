@@ -9,8 +9,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from unisono.core.symptom import Symptom
-from unisono.errors import BackendError, UnisonoError
+from unisono.errors import BackendError, Symptom, UnisonoError
 from unisono.routing.circuit_breaker import BreakerConfig, Circuits, after_acquittal, after_confirmation, suspected
 
 PROBE_EVERY_S: Final = 1.0

@@ -229,7 +229,7 @@ class LiveDeployment:
             if fails:
                 self._phased(before, kind, now)
             else:
-                log.warning("only one caller's requests fail", extra={"backend": self.name, "caller": caller})
+                log.warning("failures limited to one caller", extra={"backend": self.name, "caller": caller})
 
     def succeeded(self, begun: float = inf) -> None:
         """Record that a request begun at `begun` was served, which proves that the deployment is up."""
@@ -248,13 +248,13 @@ class LiveDeployment:
         self.circuits = circuits
         if before is not CircuitPhase.CLOSED and self.phase(now) is CircuitPhase.CLOSED:
             self.well_since = now
-            log.info("backend well again", extra={"backend": self.name})
+            log.info("backend available again", extra={"backend": self.name})
         self._changed()
 
     def _phased(self, before: CircuitPhase, kind: BreakerFailure, now: float) -> None:
         if self.phase(now) is CircuitPhase.OPEN and before is not CircuitPhase.OPEN:
             rest_s = round(rests_until(self.circuits) - now, 1)
-            log.warning("backend rests", extra={"backend": self.name, "kind": kind.value, "rest_s": rest_s})
+            log.warning("backend circuit opened", extra={"backend": self.name, "kind": kind.value, "rest_s": rest_s})
             if kind is not BreakerFailure.OVERLOADED:
                 # Make the next user probe again: after a failure another server may come back.
                 self.known = None
@@ -327,7 +327,7 @@ class LiveDeployment:
             async with asyncio.timeout(self.timeouts.first_token_s):
                 found = await self.endpoint.probe()
         except TimeoutError:
-            raise BackendTimeout(f"{self.name} did not say in time what it can do.") from None
+            raise BackendTimeout(f"The probe of the backend {self.name} timed out.") from None
         return with_context(found, self.context)
 
     def _probed(self, task: asyncio.Task[Probe]) -> None:

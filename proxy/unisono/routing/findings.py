@@ -42,7 +42,9 @@ def log_findings(name: str, probe: Probe, before: Probe | None) -> None:
 
 def unfit(name: str, fatal: Sequence[Finding]) -> BackendUnfit:
     """Return the error for a backend with fatal findings."""
-    return BackendUnfit(f"The backend {name} is not fit for use: {', '.join(finding.check for finding in fatal)}.")
+    return BackendUnfit(
+        f"The backend {name} cannot be used. Failed checks: {', '.join(finding.check for finding in fatal)}."
+    )
 
 
 def _is_unsized(finding: Finding) -> bool:

@@ -12,8 +12,7 @@ from typing import Protocol, Self
 from unisono.core.generation import Capabilities, Timeouts
 from unisono.core.ports import Deployment
 from unisono.core.route_protocol import RouteRequirements
-from unisono.core.symptom import Symptom
-from unisono.errors import BackendError, BackendTimeout, UnisonoError
+from unisono.errors import BackendError, BackendTimeout, Symptom, UnisonoError
 from unisono.routing.attempt_limits import AttemptSample, PendingAttempt, attempt_limits
 from unisono.routing.circuit_breaker import BreakerFailure, kind_of
 from unisono.routing.deployment import LiveDeployment, SlotReservation

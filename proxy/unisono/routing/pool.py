@@ -123,10 +123,10 @@ class RoutingPool:
         if not (first := own or fallbacks or larger):
             if ask.model in other and not ask.passing:
                 raise UnsupportedValue(
-                    f"The model `{ask.model}` passes through: it is served as chat completions and responses only.",
+                    f"The model `{ask.model}` passes through and supports only chat completions and responses.",
                     param="model",
                 )
-            raise UnknownModel(f"The model `{ask.model}` does not exist here.", param="model")
+            raise UnknownModel(f"The model `{ask.model}` does not exist.", param="model")
         return GroupFailoverRoute(ask, first[0], fallbacks, larger)
 
     @property
@@ -146,7 +146,7 @@ class RoutingPool:
         self._kept.clear()
         self._watching = [
             asyncio.create_task(self._watch(), name="probe backends"),
-            asyncio.create_task(self._watch_load(), name="ask backends for their load"),
+            asyncio.create_task(self._watch_load(), name="poll the load of backends"),
         ]
 
     def _own(self, lives: Sequence[LiveDeployment]) -> None:
@@ -204,7 +204,7 @@ class RoutingPool:
             async with self._places:
                 phase = watched.live.phase(self._clock())
                 if phase is CircuitPhase.HALF_OPEN:
-                    log.info("backend has rested and is tried", extra={"backend": watched.live.name})
+                    log.info("backend cooldown over; probing it", extra={"backend": watched.live.name})
                 await watched.live.check()
                 if phase is not CircuitPhase.CLOSED:
                     # A single successful probe may be luck.

@@ -105,7 +105,7 @@ class WaitingQueue(Generic[Held]):
             if waiter.answer.done() and not waiter.answer.cancelled() and waiter.answer.exception() is None:
                 return waiter.answer.result()
             raise BackendOverloaded(
-                "No place became free for this model in time.", retry_after_s=self.expected_s()
+                "No slot became free for this model in time; try again later.", retry_after_s=self.expected_s()
             ) from None
         except asyncio.CancelledError:
             answer = waiter.answer
@@ -203,8 +203,12 @@ class WaitingQueue(Generic[Held]):
             # Its client has just disconnected.
             return
         error = (
-            ShareExceeded("Too many of your requests are waiting for this model.", retry_after_s=wait_s)
+            ShareExceeded(
+                "Too many requests of this key are waiting for this model; try again later.", retry_after_s=wait_s
+            )
             if shared
-            else BackendOverloaded("Too many requests are waiting for this model.", retry_after_s=wait_s)
+            else BackendOverloaded(
+                "Too many requests are waiting for this model; try again later.", retry_after_s=wait_s
+            )
         )
         waiter.answer.set_exception(error)

@@ -234,7 +234,7 @@ class GroupFailoverRoute:
                 refusal = refusal or error
         if self._failure is not None and not isinstance(refusal, BackendOverloaded):
             raise self._failure.with_traceback(None)
-        raise refusal or BackendUnavailable("No backend serves this model right now.")
+        raise refusal or BackendUnavailable("No backend is available for this model; try again later.")
 
     def fell(self, group: DeploymentGroup, live: LiveDeployment, error: UnisonoError) -> None:
         self._tries[-1] = replace(self._tries[-1], failure=error.code)
@@ -319,7 +319,7 @@ class GroupFailoverRoute:
                 continue
             live = group.by_bit[choice.taken.bit] if choice.taken else self._unfit(group, wanted)
             if live is None:
-                raise error or BackendUnavailable("No backend serves this model right now.")
+                raise error or BackendUnavailable("No backend is available for this model; try again later.")
             try:
                 await group.examined(live)
             except BackendError as failure:

@@ -66,10 +66,10 @@ def status_of(model: str, live: LiveDeployment, waiting: int, now: float) -> Dep
 
 
 FAILED: Mapping[BreakerFailure, str] = {
-    BreakerFailure.UNREACHABLE: "could not be reached too often",
-    BreakerFailure.TIMEOUT: "was silent for too long too often",
-    BreakerFailure.OVERLOADED: "says that it is overloaded",
-    BreakerFailure.PROTOCOL: "broke off or sent garbage too often",
+    BreakerFailure.UNREACHABLE: "was unreachable too often",
+    BreakerFailure.TIMEOUT: "timed out too often",
+    BreakerFailure.OVERLOADED: "reports that it is overloaded",
+    BreakerFailure.PROTOCOL: "sent incomplete or invalid responses too often",
     BreakerFailure.ERROR: "failed too often",
 }
 """Reasons for an open or half-open circuit."""

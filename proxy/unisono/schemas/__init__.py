@@ -1,7 +1,19 @@
 """JSON schemas for answers: which of them are supported, and validation of answers.
 
-Pure, bounded in time and memory for any schema and answer; nothing is ever fetched. Existing libraries do not guarantee
-this: they run untrusted regular expressions in Python, and repeat whole values in their messages.
+Pure, bounded in time and memory for any schema and answer; nothing is ever fetched.
+
+Validation is our own. The library jsonschema-rs 0.60.3, with its linear regular expressions, was measured on one core:
+
+- It has no limit on work. 40 definitions, each with two references to the next, keep it busy for over 12 s of CPU time
+  (here: 0.3 s until the limit). Only `is_valid` avoids repeated work, and only for recursive references.
+- It holds the interpreter lock, so the event loop stops even if another thread validates. One pattern of 900 states on
+  a text of 1 MB stops it for 4.4 s (here: the estimated work exceeds the limit, and nothing runs).
+- Only `is_valid` is fast, and it reports no violations. `iter_errors` computes all of them first: 50,000 items against
+  an enum of 1,000 values take 12 s and 3.5 GB (here: 0.02 s).
+- Integers of more than 4,300 digits become null, so `multipleOf` accepts them and `minimum` rejects them.
+
+Its gain is smaller: an answer of 355 kB takes 4 ms instead of 100 ms, one of 25 bytes 1 µs instead of 8 µs. Its import
+adds 14 ms and its package 15 MB.
 """
 
 from unisono.schemas.messages_for_model import violation

@@ -1,4 +1,4 @@
-"""String formats that are checked: those of strict schemas. Any other is an annotation."""
+"""Checks of the string formats of strict schemas; any other format is an annotation."""
 
 from __future__ import annotations
 
@@ -7,19 +7,19 @@ from collections.abc import Callable, Mapping
 from datetime import date, datetime, time
 from ipaddress import IPv4Address, IPv6Address
 
-LONGEST = 1_000
-"""Maximum characters of a value of these formats."""
+MAX_CHARACTERS = 1_000
+"""Maximum characters of a string in one of these formats."""
 
 
 def _parsed(parse: Callable[[str], object]) -> Callable[[str], bool]:
-    def fits(text: str) -> bool:
+    def is_parsable(text: str) -> bool:
         try:
             parse(text)
         except ValueError:
             return False
         return True
 
-    return fits
+    return is_parsable
 
 
 def _shaped(expression: str) -> Callable[[str], bool]:
@@ -27,30 +27,30 @@ def _shaped(expression: str) -> Callable[[str], bool]:
     return lambda text: shape.fullmatch(text) is not None
 
 
-def _moment(text: str) -> bool:
+def _is_date_time(text: str) -> bool:
     """Check for an RFC 3339 timestamp: a date, a time of day and an offset."""
-    return _MOMENT(text) and _parsed(datetime.fromisoformat)(_spelled(text))
+    return _DATE_TIME(text) and _parsed(datetime.fromisoformat)(_normalized(text))
 
 
-def _time(text: str) -> bool:
-    return _TIME(text) and _parsed(time.fromisoformat)(_spelled(text))
+def _is_time(text: str) -> bool:
+    return _TIME(text) and _parsed(time.fromisoformat)(_normalized(text))
 
 
-def _spelled(text: str) -> str:
+def _normalized(text: str) -> str:
     """Normalize for Python's parser: at most six digits of a second, upper-case letters."""
     return re.sub(r"(\.\d{6})\d+", r"\1", text.upper())
 
 
 _OFFSET = r"(?:[zZ]|[+-]\d{2}:\d{2})"
 _TIME = _shaped(rf"\d{{2}}:\d{{2}}:\d{{2}}(?:\.\d{{1,9}})?{_OFFSET}")
-_MOMENT = _shaped(rf"\d{{4}}-\d{{2}}-\d{{2}}[tT ]\d{{2}}:\d{{2}}:\d{{2}}(?:\.\d{{1,9}})?{_OFFSET}")
+_DATE_TIME = _shaped(rf"\d{{4}}-\d{{2}}-\d{{2}}[tT ]\d{{2}}:\d{{2}}:\d{{2}}(?:\.\d{{1,9}})?{_OFFSET}")
 _DATE = _shaped(r"\d{4}-\d{2}-\d{2}")
 _LABEL = r"[A-Za-z0-9](?:[A-Za-z0-9-]{0,61}[A-Za-z0-9])?"
 
 FORMATS: Mapping[str, Callable[[str], bool]] = {
-    "date-time": _moment,
+    "date-time": _is_date_time,
     "date": lambda text: _DATE(text) and _parsed(date.fromisoformat)(text),
-    "time": _time,
+    "time": _is_time,
     "duration": _shaped(r"P(?=.)(?:\d+W|(?:\d+Y)?(?:\d+M)?(?:\d+D)?(?:T(?=\d)(?:\d+H)?(?:\d+M)?(?:\d+S)?)?)"),
     "email": _shaped(rf"[^@\s]{{1,64}}@{_LABEL}(?:\.{_LABEL})*"),
     "hostname": _shaped(rf"(?=.{{1,253}}\Z){_LABEL}(?:\.{_LABEL})*"),
@@ -60,7 +60,7 @@ FORMATS: Mapping[str, Callable[[str], bool]] = {
 }
 
 
-def fits(name: str, text: str) -> bool:
-    """Return True if `text` matches the format, or if the format is not checked."""
+def has_format(name: str, text: str) -> bool:
+    """Return True if `text` has the format, or if the format is not checked."""
     check = FORMATS.get(name)
-    return check is None or (len(text) <= LONGEST and check(text))
+    return check is None or (len(text) <= MAX_CHARACTERS and check(text))

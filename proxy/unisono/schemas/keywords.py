@@ -13,26 +13,27 @@ from enum import Enum, auto
 TYPES = ("null", "boolean", "object", "array", "number", "integer", "string")
 
 
-class Holds(Enum):
+class Subschemas(Enum):
     """Location of the schemas in a keyword's value."""
 
-    NOTHING = auto()
+    NONE = auto()
     ONE = auto()
-    SEVERAL = auto()
-    NAMED = auto()
+    LIST = auto()
+    BY_NAME = auto()
 
 
 @dataclass(frozen=True, slots=True)
 class Keyword:
     """One keyword.
 
-    `fits` and `what` check and describe its value; by default `holds` determines both. `strict` keywords belong to the
-    subset for strict schemas. The schemas of an `in_place` keyword apply to the same value as their parent schema.
+    `is_permitted` checks a value without subschemas, and `expected` describes the permitted values. `SHAPES` does both
+    for values with subschemas. `strict` keywords belong to the subset for strict schemas. The schemas of an `in_place`
+    keyword apply to the same value as their parent schema.
     """
 
-    holds: Holds = Holds.NOTHING
-    fits: Callable[[object], bool] = lambda value: True
-    what: str = ""
+    subschemas: Subschemas = Subschemas.NONE
+    is_permitted: Callable[[object], bool] = lambda value: True
+    expected: str = ""
     strict: bool = False
     in_place: bool = False
 
@@ -58,8 +59,8 @@ def _are_names(value: object) -> bool:
 
 
 def _are_types(value: object) -> bool:
-    named = [value] if isinstance(value, str) else value
-    return isinstance(named, list | tuple) and bool(named) and all(each in TYPES for each in named)
+    names = [value] if isinstance(value, str) else value
+    return isinstance(names, list | tuple) and bool(names) and all(name in TYPES for name in names)
 
 
 def _are_values(value: object) -> bool:
@@ -70,74 +71,76 @@ def _names_by_name(value: object) -> bool:
     return isinstance(value, Mapping) and all(map(_are_names, value.values()))
 
 
-_A_COUNT = (_is_count, "a whole number that is not negative")
+_A_COUNT = (_is_count, "a non-negative integer below 2^31")
 _A_NUMBER = (_is_number, "a number")
 _TEXT = (lambda value: isinstance(value, str), "a string")
 _FLAG = (lambda value: isinstance(value, bool), "true or false")
-_NOTHING = Holds.NOTHING
+_NONE = Subschemas.NONE
 
 KEYWORDS: Mapping[str, Keyword] = {
-    "type": Keyword(_NOTHING, _are_types, f"one or more of {', '.join(TYPES)}", strict=True),
-    "enum": Keyword(_NOTHING, _are_values, "a list of at least one value", strict=True),
+    "type": Keyword(_NONE, _are_types, f"one or more of {', '.join(TYPES)}", strict=True),
+    "enum": Keyword(_NONE, _are_values, "a list of at least one value", strict=True),
     "const": Keyword(strict=True),
-    "$ref": Keyword(_NOTHING, *_TEXT, strict=True, in_place=True),
-    "$defs": Keyword(Holds.NAMED, strict=True),
-    "definitions": Keyword(Holds.NAMED, strict=True),
-    "anyOf": Keyword(Holds.SEVERAL, strict=True, in_place=True),
-    "oneOf": Keyword(Holds.SEVERAL, in_place=True),
-    "allOf": Keyword(Holds.SEVERAL, in_place=True),
-    "not": Keyword(Holds.ONE, in_place=True),
-    "if": Keyword(Holds.ONE, in_place=True),
-    "then": Keyword(Holds.ONE, in_place=True),
-    "else": Keyword(Holds.ONE, in_place=True),
-    "properties": Keyword(Holds.NAMED, strict=True),
-    "patternProperties": Keyword(Holds.NAMED),
-    "additionalProperties": Keyword(Holds.ONE, strict=True),
-    "propertyNames": Keyword(Holds.ONE),
-    "required": Keyword(_NOTHING, _are_names, "a list of names", strict=True),
-    "minProperties": Keyword(_NOTHING, *_A_COUNT),
-    "maxProperties": Keyword(_NOTHING, *_A_COUNT),
-    "dependentRequired": Keyword(_NOTHING, _names_by_name, "an object of lists of names"),
-    "dependentSchemas": Keyword(Holds.NAMED, in_place=True),
-    "items": Keyword(Holds.ONE, strict=True),
-    "prefixItems": Keyword(Holds.SEVERAL),
-    "contains": Keyword(Holds.ONE),
-    "minContains": Keyword(_NOTHING, *_A_COUNT),
-    "maxContains": Keyword(_NOTHING, *_A_COUNT),
-    "minItems": Keyword(_NOTHING, *_A_COUNT, strict=True),
-    "maxItems": Keyword(_NOTHING, *_A_COUNT, strict=True),
-    "uniqueItems": Keyword(_NOTHING, *_FLAG),
-    "minLength": Keyword(_NOTHING, *_A_COUNT, strict=True),
-    "maxLength": Keyword(_NOTHING, *_A_COUNT, strict=True),
-    "pattern": Keyword(_NOTHING, *_TEXT, strict=True),
-    "format": Keyword(_NOTHING, *_TEXT, strict=True),
-    "minimum": Keyword(_NOTHING, *_A_NUMBER, strict=True),
-    "maximum": Keyword(_NOTHING, *_A_NUMBER, strict=True),
-    "exclusiveMinimum": Keyword(_NOTHING, *_A_NUMBER, strict=True),
-    "exclusiveMaximum": Keyword(_NOTHING, *_A_NUMBER, strict=True),
-    "multipleOf": Keyword(_NOTHING, _is_factor, "a number above 0", strict=True),
+    "$ref": Keyword(_NONE, *_TEXT, strict=True, in_place=True),
+    "$defs": Keyword(Subschemas.BY_NAME, strict=True),
+    "definitions": Keyword(Subschemas.BY_NAME, strict=True),
+    "anyOf": Keyword(Subschemas.LIST, strict=True, in_place=True),
+    "oneOf": Keyword(Subschemas.LIST, in_place=True),
+    "allOf": Keyword(Subschemas.LIST, in_place=True),
+    "not": Keyword(Subschemas.ONE, in_place=True),
+    "if": Keyword(Subschemas.ONE, in_place=True),
+    "then": Keyword(Subschemas.ONE, in_place=True),
+    "else": Keyword(Subschemas.ONE, in_place=True),
+    "properties": Keyword(Subschemas.BY_NAME, strict=True),
+    "patternProperties": Keyword(Subschemas.BY_NAME),
+    "additionalProperties": Keyword(Subschemas.ONE, strict=True),
+    "propertyNames": Keyword(Subschemas.ONE),
+    "required": Keyword(_NONE, _are_names, "a list of property names", strict=True),
+    "minProperties": Keyword(_NONE, *_A_COUNT),
+    "maxProperties": Keyword(_NONE, *_A_COUNT),
+    "dependentRequired": Keyword(_NONE, _names_by_name, "an object of lists of property names"),
+    "dependentSchemas": Keyword(Subschemas.BY_NAME, in_place=True),
+    "items": Keyword(Subschemas.ONE, strict=True),
+    "prefixItems": Keyword(Subschemas.LIST),
+    "contains": Keyword(Subschemas.ONE),
+    "minContains": Keyword(_NONE, *_A_COUNT),
+    "maxContains": Keyword(_NONE, *_A_COUNT),
+    "minItems": Keyword(_NONE, *_A_COUNT, strict=True),
+    "maxItems": Keyword(_NONE, *_A_COUNT, strict=True),
+    "uniqueItems": Keyword(_NONE, *_FLAG),
+    "minLength": Keyword(_NONE, *_A_COUNT, strict=True),
+    "maxLength": Keyword(_NONE, *_A_COUNT, strict=True),
+    "pattern": Keyword(_NONE, *_TEXT, strict=True),
+    "format": Keyword(_NONE, *_TEXT, strict=True),
+    "minimum": Keyword(_NONE, *_A_NUMBER, strict=True),
+    "maximum": Keyword(_NONE, *_A_NUMBER, strict=True),
+    "exclusiveMinimum": Keyword(_NONE, *_A_NUMBER, strict=True),
+    "exclusiveMaximum": Keyword(_NONE, *_A_NUMBER, strict=True),
+    "multipleOf": Keyword(_NONE, _is_factor, "a number greater than 0", strict=True),
 }
+
+_POINTERS_ONLY = "use $ref with a JSON pointer such as '#/$defs/name'"
 
 REFUSED: Mapping[str, str] = {
-    "$anchor": "references go by JSON pointer only",
-    "$dynamicRef": "references go by JSON pointer only",
-    "$dynamicAnchor": "references go by JSON pointer only",
-    "$recursiveRef": "references go by JSON pointer only",
-    "$recursiveAnchor": "references go by JSON pointer only",
-    "unevaluatedProperties": "additionalProperties is what can be honoured",
-    "unevaluatedItems": "items is what can be honoured",
-    "additionalItems": "it is of an older draft; write items beside prefixItems",
-    "dependencies": "it is of an older draft; write dependentRequired or dependentSchemas",
+    "$anchor": _POINTERS_ONLY,
+    "$dynamicRef": _POINTERS_ONLY,
+    "$dynamicAnchor": _POINTERS_ONLY,
+    "$recursiveRef": _POINTERS_ONLY,
+    "$recursiveAnchor": _POINTERS_ONLY,
+    "unevaluatedProperties": "use additionalProperties",
+    "unevaluatedItems": "use items",
+    "additionalItems": "it belongs to an older draft; use items with prefixItems",
+    "dependencies": "it belongs to an older draft; use dependentRequired or dependentSchemas",
 }
-"""Unsupported keywords that affect validation, with the reason or a replacement."""
+"""Unsupported keywords that would constrain values, each with its replacement."""
 
-SHAPES: Mapping[Holds, tuple[Callable[[object], bool], str]] = {
-    Holds.ONE: (_is_schema, "a schema"),
-    Holds.SEVERAL: (
+SHAPES: Mapping[Subschemas, tuple[Callable[[object], bool], str]] = {
+    Subschemas.ONE: (_is_schema, "a schema"),
+    Subschemas.LIST: (
         lambda value: isinstance(value, list | tuple) and bool(value) and all(map(_is_schema, value)),
         "a list of at least one schema",
     ),
-    Holds.NAMED: (
+    Subschemas.BY_NAME: (
         lambda value: isinstance(value, Mapping) and all(map(_is_schema, value.values())),
         "an object of schemas",
     ),
@@ -147,12 +150,12 @@ SHAPES: Mapping[Holds, tuple[Callable[[object], bool], str]] = {
 
 def schemas_in(keyword: Keyword, value: object) -> Mapping[str, object]:
     """Return the schemas in a keyword's value by their path; the empty path is the value itself."""
-    match keyword.holds:
-        case Holds.ONE:
+    match keyword.subschemas:
+        case Subschemas.ONE:
             return {"": value}
-        case Holds.SEVERAL:
-            return {str(number): each for number, each in enumerate(value)} if isinstance(value, list | tuple) else {}
-        case Holds.NAMED:
+        case Subschemas.LIST:
+            return {str(index): each for index, each in enumerate(value)} if isinstance(value, list | tuple) else {}
+        case Subschemas.BY_NAME:
             return value if isinstance(value, Mapping) else {}
-        case Holds.NOTHING:
+        case Subschemas.NONE:
             return {}

@@ -1,7 +1,7 @@
-"""Messages about schema violations, written for the model that has to correct its answer.
+"""Messages about schema violations, worded for a model that corrects its answer.
 
-Safe for untrusted texts and schemas: work is limited, no expression runs on a backtracking engine, and messages quote
-at most short parts of an answer. The schema must have passed `check`.
+The engine uses only whether there is a violation. Safe for untrusted texts and schemas: work is limited, no expression
+runs on a backtracking engine, and messages quote at most short parts of an answer. The schema must have passed `check`.
 """
 
 from __future__ import annotations
@@ -12,15 +12,16 @@ from collections.abc import Iterable, Mapping
 
 import orjson
 
-from unisono.schemas.judging import Complaint, Judge, WorkLimitReached
+from unisono.schemas.validation import Mismatch, Validator, WorkLimitReached
 
-LONGEST = 1_000_000
+MAX_CHARACTERS = 1_000_000
 """Maximum characters of an answer."""
-DEEPEST = 64
+MAX_LEVELS = 64
 """Maximum nesting depth of values."""
 MAX_DIGITS = 20_000
-DIGITS_AT_ONCE = 4_000
-MOST_TOLD = 5
+"""Maximum digits of an integer."""
+DIGITS_PER_CONVERSION = 4_000
+MAX_REPORTED = 5
 """Maximum violations in one message."""
 
 
@@ -29,29 +30,29 @@ def violation(schema: Mapping[str, object], text: str) -> str | None:
 
     An answer that exceeds the validation limits counts as invalid; its message demands a smaller one.
     """
-    if len(text) > LONGEST:
-        return f"The answer is too long: it has to be JSON of at most {LONGEST:,} characters."
+    if len(text) > MAX_CHARACTERS:
+        return f"The answer is too long: write JSON of at most {MAX_CHARACTERS:,} characters."
     try:
         value = _parsed(text)
     except orjson.JSONDecodeError as error:
         return _unreadable(text, error)
-    if _is_deep(value):
-        return f"The answer is too deep: values may stand {DEEPEST} deep in one another."
+    if _is_too_deep(value):
+        return f"The answer is nested too deeply: use at most {MAX_LEVELS} levels."
     try:
-        told = [str(complaint) for complaint in _first(Judge(schema).complaints(value))]
+        return " ".join(map(str, _first(Validator(schema).validate(schema, value)))) or None
     except WorkLimitReached:
         return "The answer is too large to be checked against its schema: make it smaller and simpler."
-    return " ".join(told) or None
 
 
-def _first(complaints: Iterable[Complaint]) -> Iterable[Complaint]:
-    told: list[Complaint] = []
-    for complaint in complaints:
-        if complaint not in told:
-            told.append(complaint)
-        if len(told) == MOST_TOLD:
+def _first(mismatches: Iterable[Mismatch]) -> Iterable[Mismatch]:
+    """Return the first different mismatches, at most `MAX_REPORTED`."""
+    found: list[Mismatch] = []
+    for mismatch in mismatches:
+        if mismatch not in found:
+            found.append(mismatch)
+        if len(found) == MAX_REPORTED:
             break
-    return told
+    return found
 
 
 def _parsed(text: str) -> object:
@@ -73,9 +74,9 @@ def _integer(text: str) -> int:
         raise ValueError("too many digits")
     digits = text.removeprefix("-")
     value = 0
-    # `int` rejects texts of more than 4,300 digits.
-    for start in range(0, len(digits), DIGITS_AT_ONCE):
-        piece = digits[start : start + DIGITS_AT_ONCE]
+    # `int` rejects strings of more than 4,300 digits; the way through Decimal takes ten times as long.
+    for start in range(0, len(digits), DIGITS_PER_CONVERSION):
+        piece = digits[start : start + DIGITS_PER_CONVERSION]
         value = value * 10 ** len(piece) + int(piece)
     return -value if text.startswith("-") else value
 
@@ -89,16 +90,16 @@ def _finite(text: str) -> float:
 
 def _unreadable(text: str, error: orjson.JSONDecodeError) -> str:
     if not text.strip():
-        return "The answer is empty: it has to be JSON."
+        return "The answer is empty: write JSON."
     if text.lstrip().startswith("```"):
-        return "The answer has to be JSON alone, without a code block around it."
-    why = error.msg.partition(": line")[0]
-    return f"The answer is not valid JSON: {why} at line {error.lineno}, column {error.colno}."
+        return "The answer must be JSON alone, without a code block around it."
+    reason = error.msg.partition(": line")[0]
+    return f"The answer is not valid JSON: {reason} at line {error.lineno}, column {error.colno}."
 
 
-def _is_deep(value: object) -> bool:
+def _is_too_deep(value: object) -> bool:
     level = [value]
-    for _ in range(DEEPEST):
+    for _ in range(MAX_LEVELS):
         inner: list[object] = []
         for each in level:
             if isinstance(each, dict):

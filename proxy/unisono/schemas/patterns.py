@@ -1,8 +1,8 @@
-"""Regular expressions from clients, run by an engine with time linear in the text.
+"""Regular expressions from clients, run by an engine that takes time linear in the text.
 
-This is Rust's engine, as bundled with pydantic; Python's can take forever on one line of text. The Rust engine lacks
-look-around and back references, which no backend grammar supports either. Its time is also linear in the size of the
-expression, and compilation cannot be interrupted. Both costs are estimated from the expression before compilation.
+The engine is Rust's, as bundled with pydantic; Python's can take exponential time. It lacks look-around and back
+references, which no backend grammar supports either. Its time is also linear in the size of the expression, and it
+cannot be interrupted. The costs of compilation and matching are therefore estimated from the expression.
 """
 
 from __future__ import annotations
@@ -15,48 +15,48 @@ from typing import Final
 
 from pydantic_core import SchemaError, SchemaValidator, ValidationError, core_schema
 
-LONGEST: Final = 1_000
+MAX_CHARACTERS: Final = 1_000
 """Maximum characters of one expression."""
-MOST_WORK: Final = 100_000
+MAX_WORK: Final = 100_000
 """Maximum work of compiling one expression, in units of about a microsecond."""
 
-_WORK_PER_STEP: Final = 2_000
-"""Product of text characters and expression positions that costs one validation step."""
-_COSTLY: Final = 5_000
+_MATCHING_PER_STEP: Final = 2_000
+"""Product of text characters and expression positions that counts as one validation step."""
+_LARGE: Final = 5_000
 """Work from which a compiled expression takes megabytes, so that few are cached."""
-_KEPT, _COSTLY_KEPT = 64, 8
+_CACHED, _LARGE_CACHED = 64, 8
 
 # An unclosed bracket extends to the end of the expression, which the engine then rejects. A search for its end from
 # each of many such brackets would take quadratic time.
 _TOKEN = re.compile(
-    r"""(?P<letters>\\(?:[wW]|[pP](?:\{[^}]*+(?:\}|\Z)|.)))
-      | (?P<digits>\\[dD])
-      | (?P<some>\\[sS])
+    r"""(?P<word>\\(?:[wW]|[pP](?:\{[^}]*+(?:\}|\Z)|.)))
+      | (?P<digit>\\[dD])
+      | (?P<space>\\[sS])
       | (?P<one>\\(?:[xuU]\{[^}]*+(?:\}|\Z)|.))
-      | (?P<group>\((?:\?P?<[^>]*+(?:>|\Z)|\?(?P<within>[A-Za-z-]*):)?)
+      | (?P<group>\((?:\?P?<[^>]*+(?:>|\Z)|\?(?P<flags>[A-Za-z-]*):)?)
       | (?P<end>\))
-      | (?P<repeat>\{(?P<least>\d*)(?P<range>,(?P<most>\d*))?\})
+      | (?P<repeat>\{(?P<min>\d*)(?P<range>,(?P<max>\d*))?\})
       | (?P<any>\.)
-      | (?P<nothing>[*+?|])
+      | (?P<operator>[*+?|])
       | (?P<class>\[\^?\]?)
       | (?P<other>.)""",
     re.VERBOSE | re.DOTALL,
 )
 _FLAGS = re.compile(r"\(\?([A-Za-z-]+)\)")
 _IN_CLASS = re.compile(
-    r"""(?P<letters>\\(?:[wW]|[pP](?:\{[^}]*+(?:\}|\Z)|.)))
-      | (?P<digits>\\[dD])
+    r"""(?P<word>\\(?:[wW]|[pP](?:\{[^}]*+(?:\}|\Z)|.)))
+      | (?P<digit>\\[dD])
       | (?P<one>\\(?:[xuU]\{[^}]*+(?:\}|\Z)|.))
       | (?P<open>\[\^?\]?)
       | (?P<close>\])
       | (?P<other>.)""",
     re.VERBOSE | re.DOTALL,
 )
-_FAR = re.compile(r"\\[xuU]|[^\x00-\x7f]")
-_FOLDING: Final = 2_500
-"""Work of a range across all scripts when case is ignored."""
-WORK: Final = {"letters": 350, "digits": 15, "some": 3, "any": 3}
-"""Work of classes with several ranges: the letters of all scripts form hundreds."""
+_NON_ASCII = re.compile(r"\\[xuU]|[^\x00-\x7f]")
+_CASE_FOLDING_WORK: Final = 2_500
+"""Work of a range of non-ASCII characters when case is ignored."""
+_CLASS_WORK: Final = {"word": 350, "digit": 15, "space": 3, "any": 3}
+"""Work of classes with several ranges; the word characters of Unicode form hundreds."""
 
 
 class BadPattern(ValueError):
@@ -65,88 +65,85 @@ class BadPattern(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class Size:
-    """Cost of an expression with its repetitions expanded.
+    """Cost of an expression with its repetitions expanded."""
 
-    `places` counts its positions, `work` the microseconds of compilation.
-    """
-
-    places: int = 0
-    work: int = 0
+    positions: int = 0
+    work: int = 0  # of compilation, in microseconds
 
     def __add__(self, other: Size) -> Size:
-        return Size(self.places + other.places, self.work + other.work)
+        return Size(self.positions + other.positions, self.work + other.work)
 
     def times(self, count: int) -> Size:
-        return Size(self.places * count, self.work * count)
+        return Size(self.positions * count, self.work * count)
 
 
 def size_of(pattern: str) -> Size:
     """Estimate the size, rather too high than too low. Raises BadPattern for ambiguous syntax."""
-    sums, last, place, folds = [Size()], Size(), 0, False
-    while place < len(pattern):
-        if flags := _FLAGS.match(pattern, place):
-            folds = _check_flags(flags[1]) or folds
-            place = flags.end()
+    sums, last, at, ignores_case = [Size()], Size(), 0, False
+    while at < len(pattern):
+        if flags := _FLAGS.match(pattern, at):
+            ignores_case = _check_flags(flags[1]) or ignores_case
+            at = flags.end()
             continue
-        token = _TOKEN.match(pattern, place)
-        assert token is not None, "any character is one"
-        place = token.end()
+        token = _TOKEN.match(pattern, at)
+        assert token is not None, "every character matches a token"
+        at = token.end()
         match token.lastgroup:
             case "group":
-                folds = _check_flags(token["within"] or "") or folds
+                ignores_case = _check_flags(token["flags"] or "") or ignores_case
                 sums[-1] += last
                 sums.append(Size())
                 last = Size(1, 1)
             case "end" if len(sums) > 1:
                 last = sums.pop() + last
             case "repeat":
-                last = last.times(max(int(token["least"] or 0), int(token["most"] or 0), 1))
-            case "nothing":
+                last = last.times(max(int(token["min"] or 0), int(token["max"] or 0), 1))
+            case "operator":
                 continue
             case kind:
                 sums[-1] += last
-                last = Size(1, WORK.get(kind or "", 1))
+                last = Size(1, _CLASS_WORK.get(kind or "", 1))
                 if kind == "class":
-                    work, place = _class_work(pattern, place)
+                    work, at = _class_work(pattern, at)
                     last = Size(1, work)
-    folded = pattern.count("-") * _FOLDING if folds and _FAR.search(pattern) else 0
+    folded = pattern.count("-") * _CASE_FOLDING_WORK if ignores_case and _NON_ASCII.search(pattern) else 0
     return sum(sums, last + Size(0, folded))
 
 
 def _check_flags(flags: str) -> bool:
     """Return True if the flags ignore case. Raises BadPattern."""
     if "x" in flags:
-        raise BadPattern("its flag x would leave out spaces")
+        raise BadPattern("its flag x is not available")
     return "i" in flags
 
 
-def _class_work(pattern: str, place: int) -> tuple[int, int]:
-    """Return the work of the character class that opens at `place`, and its end."""
+def _class_work(pattern: str, at: int) -> tuple[int, int]:
+    """Return the work and the end of the character class whose content begins at `at`."""
     work, depth = 3, 1
-    while depth and place < len(pattern):
-        token = _IN_CLASS.match(pattern, place)
-        assert token is not None, "any character is one"
-        place = token.end()
-        work += WORK.get(token.lastgroup or "", 1)
+    while depth and at < len(pattern):
+        token = _IN_CLASS.match(pattern, at)
+        assert token is not None, "every character matches a token"
+        at = token.end()
+        work += _CLASS_WORK.get(token.lastgroup or "", 1)
         depth += {"open": 1, "close": -1}.get(token.lastgroup or "", 0)
-    return work, place
+    return work, at
 
 
 class Expression:
     """Compiled expression. Raises BadPattern if the engine cannot run it."""
 
     def __init__(self, pattern: str) -> None:
-        if len(pattern) > LONGEST:
-            raise BadPattern(f"it has more than {LONGEST:,} characters")
+        if len(pattern) > MAX_CHARACTERS:
+            raise BadPattern(f"it has more than {MAX_CHARACTERS:,} characters")
         self.size = size_of(pattern)
-        if self.size.work > MOST_WORK:
-            raise BadPattern("with what it repeats written out it is too large")
-        compiled: Callable[[str], SchemaValidator] = _compiled if self.size.work < _COSTLY else _costly_compiled
+        if self.size.work > MAX_WORK:
+            raise BadPattern("it is too large once its repetitions are expanded")
+        compiled: Callable[[str], SchemaValidator] = _compiled if self.size.work < _LARGE else _large_compiled
         self._compiled = compiled(pattern)
 
     def steps(self, text: str) -> int:
         """Return an upper estimate of the match time, in validation steps."""
-        return 1 + len(text) * self.size.places // _WORK_PER_STEP
+        return 1 + len(text) * self.size.positions // _MATCHING_PER_STEP
 
     def found(self, text: str) -> bool:
         """Return True if the expression matches anywhere in `text`."""
@@ -161,9 +158,9 @@ def _compile(pattern: str) -> SchemaValidator:
     try:
         return SchemaValidator(core_schema.str_schema(pattern=pattern, regex_engine="rust-regex"))
     except SchemaError as error:
-        why = str(error).rpartition("error: ")[2].strip()
-        raise BadPattern(f"it is no regular expression that can be run: {' '.join(why.split())[:200]}") from error
+        reason = str(error).rpartition("error: ")[2].strip()
+        raise BadPattern(f"it is not a supported regular expression: {' '.join(reason.split())[:200]}") from error
 
 
-_compiled = lru_cache(_KEPT)(_compile)
-_costly_compiled = lru_cache(_COSTLY_KEPT)(_compile)
+_compiled = lru_cache(_CACHED)(_compile)
+_large_compiled = lru_cache(_LARGE_CACHED)(_compile)

@@ -1,120 +1,124 @@
 """Check that a schema is supported, before any token is generated.
 
-Every part is visited once. An error names the path in the request and a replacement.
+Each schema is visited once. An error names the path in the request and, where there is one, a replacement.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from typing import TypeAlias
 
 from unisono.core.tagged_unions import is_tagged_union
 from unisono.errors import InvalidRequest
 from unisono.schemas.formats import FORMATS
-from unisono.schemas.keywords import KEYWORDS, REFUSED, SHAPES, Holds, Keyword, schemas_in
+from unisono.schemas.keywords import KEYWORDS, REFUSED, SHAPES, Keyword, Subschemas, schemas_in
 from unisono.schemas.patterns import BadPattern, Expression
 
-DEEPEST = 64
+MAX_LEVELS = 64
 """Maximum nesting depth of schemas."""
-MOST_SCHEMAS = 10_000
-MOST_PROPERTIES = 5_000
-MOST_CHOICES = 1_000
+MAX_SCHEMAS = 10_000
+MAX_PROPERTIES = 5_000
+MAX_ENUM_VALUES = 1_000
 """Maximum values of all enums together."""
-MOST_CHARACTERS = 120_000
+MAX_CHARACTERS = 120_000
 """Maximum characters of all property and definition names and all enum and const values."""
-MOST_PATTERN_WORK = 250_000
+MAX_PATTERN_WORK = 250_000
 """Maximum work of compiling all expressions, in the units of `patterns`.
 
-Each distinct expression counts once, and each occurrence a little.
+Each distinct expression counts once.
 """
-DEEPEST_VALUE = 16
-"""Maximum depth of a value in enum or const."""
+MAX_VALUE_LEVELS = 16
+"""Maximum nesting depth of a value in enum or const."""
+
+Location: TypeAlias = tuple[str, ...]
+"""Location of a schema in its document: the steps of its JSON pointer."""
 
 
 def check(schema: object, path: str, *, strict: bool = False) -> None:
     """Raise InvalidRequest with the path, below `path`, of an unsupported keyword.
 
-    With `strict` the schema has to be in OpenAI's subset for strict schemas. The root is an object, every object is
-    closed with all its properties required, and only the keywords marked strict in the table occur.
+    With `strict`, the schema must belong to OpenAI's subset for strict schemas: the root is an object, every object is
+    closed and requires all its properties, and only keywords marked `strict` in the table occur.
     """
     if not isinstance(schema, Mapping):
-        raise _refused(path, "has to be a JSON schema, which is an object")
+        raise _refused(path, "must be a JSON schema, which is an object")
     survey = _Survey(path, strict)
     survey.visit(schema)
     survey.check_references()
     if strict and (schema.get("type") != "object" or "anyOf" in schema or "oneOf" in schema):
-        raise _refused(f"{path}.type", "has to be 'object': a strict schema is one at its root, without a union")
+        raise _refused(f"{path}.type", "must be 'object': the root of a strict schema is an object, not a union")
 
 
-def _refused(param: str, why: str) -> InvalidRequest:
-    return InvalidRequest(f"'{param}' {why}.", param=param)
+def _refused(param: str, fault: str) -> InvalidRequest:
+    return InvalidRequest(f"'{param}' {fault}.", param=param)
 
 
 @dataclass(slots=True)
 class _Survey:
-    """State of the survey of one schema. `places`: its schemas by JSON pointer."""
+    """State of the check of one document; `schemas` has all its schemas by location."""
 
     path: str
     strict: bool
-    places: dict[tuple[str, ...], Mapping[str, object]] = field(default_factory=dict)
+    schemas: dict[Location, Mapping[str, object]] = field(default_factory=dict)
     properties: int = 0
-    choices: int = 0
+    enum_values: int = 0
     characters: int = 0
     pattern_work: int = 0
     patterns: set[str] = field(default_factory=set)
 
     def visit(self, root: Mapping[str, object]) -> None:
-        waiting: list[tuple[tuple[str, ...], object, int]] = [((), root, 1)]
-        while waiting:
-            place, schema, depth = waiting.pop()
-            if depth > DEEPEST:
-                raise _refused(self.param(place), f"is too deep: schemas may stand {DEEPEST} deep in one another")
+        pending: list[tuple[Location, object, int]] = [((), root, 1)]
+        while pending:
+            location, schema, level = pending.pop()
+            if level > MAX_LEVELS:
+                raise _refused(self.param(location), f"is nested too deeply: use at most {MAX_LEVELS} levels")
             if not isinstance(schema, Mapping):
-                if self.strict and place[-1] != "additionalProperties":
-                    raise _refused(self.param(place), "has to be an object in a strict schema")
+                if self.strict and location[-1] != "additionalProperties":
+                    raise _refused(self.param(location), "must be an object in a strict schema")
                 continue
-            self.places[place] = schema
-            if len(self.places) > MOST_SCHEMAS:
-                raise _refused(self.path, f"is too large: it holds more than {MOST_SCHEMAS:,} schemas")
+            self.schemas[location] = schema
+            if len(self.schemas) > MAX_SCHEMAS:
+                raise _refused(self.path, f"is too large: it contains more than {MAX_SCHEMAS:,} schemas")
             for name, value in schema.items():
-                found = self.keyword(place, str(name), value)
+                found = self.check_keyword(location, str(name), value)
                 if found is not None:
-                    waiting += [(to, each, depth + 1) for to, each in _below(place, name, found, value)]
+                    pending += [(to, each, level + 1) for to, each in _below(location, name, found, value)]
             if self.strict:
-                self.closed(place, schema)
+                self.check_closed(location, schema)
 
-    def param(self, place: tuple[str, ...]) -> str:
-        return ".".join((self.path, *place))
+    def param(self, location: Location) -> str:
+        return ".".join((self.path, *location))
 
-    def keyword(self, place: tuple[str, ...], name: str, value: object) -> Keyword | None:
+    def check_keyword(self, location: Location, name: str, value: object) -> Keyword | None:
         """Check one keyword; return None for one that does not constrain values."""
-        param = self.param((*place, name))
+        param = self.param((*location, name))
         if name in REFUSED:
             raise _refused(param, f"is not supported: {REFUSED[name]}")
-        if name in ("$id", "$schema") and place:
-            raise _refused(param, "is not supported: it may stand at the root only")
+        if name in ("$id", "$schema") and location:
+            raise _refused(param, "is not supported below the root of a schema")
         found = KEYWORDS.get(name)
         if found is None:
             return None
-        if self.strict and not found.strict and not self.is_tagged_union(place, name):
+        if self.strict and not found.strict and not self.is_tagged_union(location, name):
             raise _refused(param, "is not supported in a strict schema")
-        fits, what = SHAPES.get(found.holds, (found.fits, found.what))
-        if not fits(value):
-            raise _refused(param, f"has to be {what}")
+        is_permitted, expected = SHAPES.get(found.subschemas, (found.is_permitted, found.expected))
+        if not is_permitted(value):
+            raise _refused(param, f"must be {expected}")
         self.count(param, name, value)
         return found
 
-    def is_tagged_union(self, place: tuple[str, ...], name: str) -> bool:
+    def is_tagged_union(self, location: Location, name: str) -> bool:
         """Return True for the `oneOf` of a tagged union.
 
         Raises InvalidRequest if its branches overlap.
         """
-        schema = self.places[place]
+        schema = self.schemas[location]
         if name != "oneOf" or "discriminator" not in schema:
             return False
-        if not is_tagged_union(schema, self.places[()]):
-            why = "has branches that the discriminator's property does not tell apart; give each its own constant there"
-            raise _refused(self.param((*place, name)), why)
+        if not is_tagged_union(schema, self.schemas[()]):
+            fault = "has branches that the discriminator does not tell apart; give its property other constants in each"
+            raise _refused(self.param((*location, name)), fault)
         return True
 
     def count(self, param: str, name: str, value: object) -> None:
@@ -125,12 +129,12 @@ class _Survey:
         elif name in ("$defs", "definitions") and isinstance(value, Mapping):
             self.characters += sum(map(len, value))
         elif name == "enum" and isinstance(value, list | tuple):
-            self.choices += len(value)
+            self.enum_values += len(value)
             self.characters += sum(_size(each, param) for each in value)
         elif name == "const":
             self.characters += _size(value, param)
         elif name == "format" and self.strict and value not in FORMATS:
-            raise _refused(param, f"is not supported in a strict schema; what is: {', '.join(FORMATS)}")
+            raise _refused(param, f"is not supported in a strict schema; use one of: {', '.join(FORMATS)}")
         for pattern in _patterns(name, value):
             if pattern in self.patterns:
                 continue
@@ -139,94 +143,91 @@ class _Survey:
                 self.pattern_work += 20 + Expression(pattern).size.work
             except BadPattern as error:
                 raise _refused(param, f"is not supported: {error}") from error
-        for size, most, what in (
-            (self.properties, MOST_PROPERTIES, "properties"),
-            (self.choices, MOST_CHOICES, "values in enums"),
-            (self.characters, MOST_CHARACTERS, "characters in names and values"),
-            (self.pattern_work, MOST_PATTERN_WORK, "steps of work in regular expressions"),
+        for size, limit, unit in (
+            (self.properties, MAX_PROPERTIES, "properties"),
+            (self.enum_values, MAX_ENUM_VALUES, "values in enums"),
+            (self.characters, MAX_CHARACTERS, "characters in names and values"),
+            (self.pattern_work, MAX_PATTERN_WORK, "steps of work in regular expressions"),
         ):
-            if size > most:
-                raise _refused(param, f"is too much: a schema may have {most:,} {what}")
+            if size > limit:
+                raise _refused(param, f"exceeds a limit: a schema may have at most {limit:,} {unit}")
 
-    def closed(self, place: tuple[str, ...], schema: Mapping[str, object]) -> None:
+    def check_closed(self, location: Location, schema: Mapping[str, object]) -> None:
         """Check that a strict schema closes its object and requires all properties."""
         types = schema.get("type")
         if types != "object" and not (isinstance(types, list | tuple) and "object" in types):
             return
         if schema.get("additionalProperties") is not False:
-            raise _refused(self.param((*place, "additionalProperties")), "has to be false in a strict schema")
+            raise _refused(self.param((*location, "additionalProperties")), "must be false in a strict schema")
         properties, required = schema.get("properties", {}), schema.get("required", [])
         assert isinstance(properties, Mapping), "its shape was checked"
         assert isinstance(required, list | tuple), "its shape was checked"
         missing = sorted(set(properties) - set(required))
         if missing:
             raise _refused(
-                self.param((*place, "required")),
-                f"has to name every property in a strict schema, and does not name '{missing[0]}'; "
-                "one that may be missing has null among its types",
+                self.param((*location, "required")),
+                f"must name every property in a strict schema, but does not name '{missing[0]}'; "
+                "for an optional property, allow the type null",
             )
 
     def check_references(self) -> None:
-        """Check that each reference leads to a schema in this document.
+        """Check that each reference points to a schema in this document.
 
         A chain of references must not lead back to itself for the same value.
         """
-        leads = {place: tuple(self._in_place(place, schema)) for place, schema in self.places.items()}
-        settled: set[tuple[str, ...]] = set()
-        for start in leads:
-            self._walk(start, leads, settled)
+        edges = {location: tuple(self._in_place(location, schema)) for location, schema in self.schemas.items()}
+        settled: set[Location] = set()
+        for start in edges:
+            self._check_cycles(start, edges, settled)
 
-    def _in_place(self, place: tuple[str, ...], schema: Mapping[str, object]) -> Iterator[tuple[str, ...]]:
+    def _in_place(self, location: Location, schema: Mapping[str, object]) -> Iterator[Location]:
+        """Yield the locations of the schemas that apply to the same value as `schema`."""
         for name, value in schema.items():
             keyword = KEYWORDS.get(name)
             if keyword is None or not keyword.in_place:
                 continue
             if name == "$ref":
-                yield self._target((*place, name), str(value))
-            for to, each in _below(place, name, keyword, value):
+                yield self._target((*location, name), str(value))
+            for to, each in _below(location, name, keyword, value):
                 if isinstance(each, Mapping):
                     yield to
 
-    def _target(self, place: tuple[str, ...], reference: str) -> tuple[str, ...]:
-        param = self.param(place)
+    def _target(self, location: Location, reference: str) -> Location:
+        param = self.param(location)
         if reference != "#" and not reference.startswith("#/"):
-            raise _refused(param, "has to begin with '#/': only references within the schema are followed")
+            raise _refused(param, "must begin with '#/': only references within the schema are supported")
         names = reference[2:].split("/") if len(reference) > 1 else []
         target = tuple(name.replace("~1", "/").replace("~0", "~") for name in names)
-        if "%" in reference or target not in self.places:
-            raise _refused(param, "leads to no schema")
+        if "%" in reference or target not in self.schemas:
+            raise _refused(param, "does not point to a schema")
         return target
 
-    def _walk(
-        self,
-        start: tuple[str, ...],
-        leads: Mapping[tuple[str, ...], tuple[tuple[str, ...], ...]],
-        settled: set[tuple[str, ...]],
+    def _check_cycles(
+        self, start: Location, edges: Mapping[Location, tuple[Location, ...]], settled: set[Location]
     ) -> None:
-        """Search depth first without recursion: a chain may be as long as there are schemas."""
+        """Search depth first without recursion: a chain may be as long as the number of schemas."""
         if start in settled:
             return
         above = {start}
-        stack = [(start, iter(leads[start]))]
+        stack = [(start, iter(edges[start]))]
         while stack:
-            place, rest = stack[-1]
+            location, rest = stack[-1]
             following = next(rest, None)
             if following is None:
                 stack.pop()
-                above.discard(place)
-                settled.add(place)
+                above.discard(location)
+                settled.add(location)
             elif following in above:
-                raise _refused(self.param(place), "leads back to itself without a property or an item between")
+                fault = "refers back to itself for the same value; put a property or an item between the references"
+                raise _refused(self.param(location), fault)
             elif following not in settled:
                 above.add(following)
-                stack.append((following, iter(leads[following])))
+                stack.append((following, iter(edges[following])))
 
 
-def _below(
-    place: tuple[str, ...], name: str, keyword: Keyword, value: object
-) -> Iterator[tuple[tuple[str, ...], object]]:
+def _below(location: Location, name: str, keyword: Keyword, value: object) -> Iterator[tuple[Location, object]]:
     for key, each in schemas_in(keyword, value).items():
-        yield ((*place, name) if keyword.holds is Holds.ONE else (*place, name, key)), each
+        yield ((*location, name) if keyword.subschemas is Subschemas.ONE else (*location, name, key)), each
 
 
 def _patterns(name: str, value: object) -> Iterator[str]:
@@ -239,15 +240,15 @@ def _patterns(name: str, value: object) -> Iterator[str]:
 def _size(value: object, param: str) -> int:
     """Return the number of characters of a value in enum or const."""
     size = 0
-    waiting = [(value, 1)]
-    while waiting:
-        each, depth = waiting.pop()
-        if depth > DEEPEST_VALUE:
-            raise _refused(param, "holds a value that is too deep")
+    pending = [(value, 1)]
+    while pending:
+        each, level = pending.pop()
+        if level > MAX_VALUE_LEVELS:
+            raise _refused(param, f"contains a value of more than {MAX_VALUE_LEVELS} levels")
         size += len(each) if isinstance(each, str) else 1
         if isinstance(each, Mapping):
             size += sum(map(len, each))
-            waiting += [(inner, depth + 1) for inner in each.values()]
+            pending += [(inner, level + 1) for inner in each.values()]
         elif isinstance(each, list | tuple):
-            waiting += [(inner, depth + 1) for inner in each]
+            pending += [(inner, level + 1) for inner in each]
     return size

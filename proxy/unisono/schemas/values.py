@@ -1,4 +1,4 @@
-"""JSON values as JSON Schema defines them: types, equality, and short descriptions."""
+"""JSON values as JSON Schema defines them: types, equality, and short quotes for messages."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ from collections.abc import Callable, Mapping
 
 import orjson
 
-SHOWN = 60
-"""Maximum characters of a quoted text."""
+MAX_QUOTED = 60
+"""Maximum characters of a quoted string, and digits of a quoted integer."""
 
 
-def _is_number(value: object) -> bool:
+def is_number(value: object) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 
@@ -19,8 +19,8 @@ _TYPES: Mapping[str, Callable[[object], bool]] = {
     "boolean": lambda value: isinstance(value, bool),
     "object": lambda value: isinstance(value, dict),
     "array": lambda value: isinstance(value, list),
-    "number": _is_number,
-    "integer": lambda value: _is_number(value) and (isinstance(value, int) or float(str(value)).is_integer()),
+    "number": is_number,
+    "integer": lambda value: is_number(value) and (isinstance(value, int) or float(str(value)).is_integer()),
     "string": lambda value: isinstance(value, str),
 }
 
@@ -33,30 +33,30 @@ def is_type(name: str, value: object) -> bool:
     return _TYPES[name](value)
 
 
-def key(value: object, work: Callable[[], None]) -> object:
+def hashable(value: object, count_step: Callable[[], None]) -> object:
     """Return a hashable that is equal for equal JSON: 1 and 1.0 are equal, 1 and true are not.
 
-    Calls `work` for every nested value. Recursive: the depth of `value` must be bounded.
+    Calls `count_step` for every nested value. Recursive: the depth of `value` must be bounded.
     """
-    work()
+    count_step()
     if isinstance(value, bool):
         return ("boolean", value)
     if isinstance(value, list | tuple):
-        return ("array", *(key(each, work) for each in value))
+        return ("array", *(hashable(item, count_step) for item in value))
     if isinstance(value, Mapping):
-        return frozenset((name, key(each, work)) for name, each in value.items())
+        return frozenset((name, hashable(item, count_step)) for name, item in value.items())
     return value
 
 
-def shown(value: object) -> str:
-    """Return the value as text if it is short, or else its kind."""
-    if isinstance(value, str) and len(value) > SHOWN:
-        return orjson.dumps(value[:SHOWN] + "...").decode()
+def quoted(value: object) -> str:
+    """Return short JSON, the beginning of a long string, or the kind of any other value."""
+    if isinstance(value, str) and len(value) > MAX_QUOTED:
+        return orjson.dumps(value[:MAX_QUOTED] + "...").decode()
     if isinstance(value, Mapping):
         return "an object"
     if isinstance(value, list | tuple):
         return "an array"
-    if isinstance(value, int | float) and not isinstance(value, bool):
-        is_long = isinstance(value, int) and abs(value) >= 10**SHOWN
-        return f"a number of more than {SHOWN} digits" if is_long else str(value)[:SHOWN]
+    if is_number(value):
+        is_long = isinstance(value, int) and abs(value) >= 10**MAX_QUOTED
+        return f"a number of more than {MAX_QUOTED} digits" if is_long else str(value)[:MAX_QUOTED]
     return orjson.dumps(value).decode()

@@ -105,7 +105,7 @@ class Accepting:
         except OSError as error:
             if error.errno not in EXHAUSTED:
                 raise
-            log.warning("no connection can be taken now", extra={"reason": error.strerror})
+            log.warning("cannot accept a connection", extra={"reason": error.strerror})
             self._later(AGAIN_S)
             return
         connection.setblocking(False)

@@ -74,5 +74,5 @@ def first_message(channel: socket.socket) -> Message | None:
 
 
 def _read(body: bytes) -> Message:
-    message: Message = pickle.loads(body)  # noqa: S301 - from this program, by a socket nobody else has
+    message: Message = pickle.loads(body)  # noqa: S301 - from this program, over a private socket
     return message

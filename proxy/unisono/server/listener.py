@@ -8,8 +8,6 @@ requests of a connection end when the client disconnects.
 
 from __future__ import annotations
 
-import asyncio
-import logging
 from asyncio import TimerHandle, Transport
 from collections.abc import Collection
 from types import MappingProxyType
@@ -20,9 +18,9 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from unisono.api.asgi_layers import HEALTH_PATHS
 from unisono.api.error_responses import Formats
-from unisono.core.log_rate import RateLimitedWarning
 from unisono.errors import HeadersTimeout, HeadersTooLarge, MalformedRequest, TooManyConnections, UnisonoError
 from unisono.server.closing import HalfClosed, LingeringTransport
+from unisono.server.connection_limits import ListenerSettings
 from unisono.server.delivery import Delivering, Delivery, hold_little
 from unisono.server.request_head import (
     check_head,
@@ -32,24 +30,15 @@ from unisono.server.request_head import (
     until_close,
     without_upgrade,
 )
+from unisono.server.websocket_connection import WebSocketConnection
 
 if TYPE_CHECKING:
-    from starlette.types import ASGIApp, Message
+    from starlette.types import ASGIApp
     from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
     from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
-    from websockets.frames import Frame
-    from websockets.http11 import Request
 
 MAX_HEADER_BYTES = 64 * 1024
 WRITE_TIMEOUT_S = 60.0
-SWITCHED = 101
-INVALID_DATA = 1007
-"""WebSocket close code for text that is not UTF-8."""
-MESSAGE_TOO_BIG = 1009
-# A fragment costs memory in addition to its bytes, even if it is empty. The largest message is 10 MiB, so this limit
-# allows fragments of 640 bytes.
-MAX_FRAGMENTS = 16 * 1024
-MALFORMED_TEXT = RateLimitedWarning(logging.getLogger(__name__))
 
 
 def connections(
@@ -69,309 +58,254 @@ def connections(
     From `max_connections` connections on, requests are refused. Health checks are exempt, because an orchestrator would
     restart a busy gateway. `formats` maps paths to the error formats of APIs other than OpenAI's.
     """
+    settings = ListenerSettings(header_timeout_s, max_header_bytes, write_timeout_s, max_connections, formats)
+    return type("LimitedHttp", (HttpConnection,), {"settings": settings})
 
-    class Connection(Delivering, HttpToolsProtocol):
-        _deadline: TimerHandle | None = None
-        _header_bytes = 0
-        _between_bytes = 0
-        """Bytes of chunk framing and trailers since the last body data."""
-        _in_headers = True
-        _is_read = False
-        """True while an incomplete request is being read."""
-        _set_aside = False
-        _answering: RequestResponseCycle | None = None
-        """Request that is being answered or was answered last.
 
-        `cycle` is the request that was read last.
-        """
-        _refusal: bytes | None = None
-        """Error that closes the connection after the pending responses. Further input is ignored."""
-        _half_closed: HalfClosed | None = None
-        _sockets: ClassVar[type[WebSocketsSansIOProtocol] | None] = None
+class HttpConnection(Delivering, HttpToolsProtocol):
+    """uvicorn's HTTP connection with limits; `connections` makes a subclass with settings."""
 
-        def connection_made(self, transport: Transport) -> None:  # type: ignore[override]
-            self._raw_transport = transport
-            self._lingering = LingeringTransport(transport, self._has_unread_input)
-            super().connection_made(self._lingering)
-            hold_little(transport)
-            self._delivery = Delivery(transport, write_timeout_s)
+    settings: ClassVar[ListenerSettings]
+
+    _deadline: TimerHandle | None = None
+    _header_bytes = 0
+    _between_bytes = 0
+    """Bytes of chunk framing and trailers since the last body data."""
+    _in_headers = True
+    _is_read = False
+    """True while an incomplete request is being read."""
+    _set_aside = False
+    _answering: RequestResponseCycle | None = None
+    """Request that is being answered or was answered last.
+
+    `cycle` is the request that was read last.
+    """
+    _refusal: bytes | None = None
+    """Error that closes the connection after the pending responses. Further input is ignored."""
+    _half_closed: HalfClosed | None = None
+    _sockets: ClassVar[type[WebSocketsSansIOProtocol] | None] = None
+
+    def connection_made(self, transport: Transport) -> None:  # type: ignore[override]
+        self._raw_transport = transport
+        self._lingering = LingeringTransport(transport, self._has_unread_input)
+        super().connection_made(self._lingering)
+        hold_little(transport)
+        self._delivery = Delivery(transport, self.settings.write_timeout_s)
+        self._start_deadline()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._stop_deadline()
+        self._delivery.rest()
+        self._lingering.stop()
+        if self._half_closed is not None:
+            self._half_closed.stop()
+        if self._answering is not None and not self._answering.response_complete:
+            # uvicorn notifies only the request that was read last.
+            self._answering.disconnected = True
+            self._answering.message_event.set()
+        super().connection_lost(exc)
+
+    def eof_received(self) -> bool:  # type: ignore[override]
+        """Return whether the connection stays open: a complete request is still unanswered."""
+        if self._lingering.is_closing():
+            return False
+        self._drop_incomplete()
+        cycle = self._owed()
+        # A proxy with HTTP/1.0 closes its connection when its own client leaves, and accepts no interim response.
+        if cycle is not None and cycle.scope["http_version"] == "1.1":
+            self._half_closed = HalfClosed(self._raw_transport, cycle)
+            return True
+        if cycle is None and self._is_read:
+            self._refuse(MalformedRequest("The request ended before it was complete."))
+        return False
+
+    def _start_asgi_task(self, cycle: RequestResponseCycle, app: ASGIApp) -> None:  # type: ignore[override]
+        self._answering = cycle
+        super()._start_asgi_task(cycle, app)  # type: ignore[arg-type]
+
+    def _owed(self) -> RequestResponseCycle | None:
+        """The request being answered, if it was read completely. Others may be queued after it."""
+        cycle = self._answering
+        return None if cycle is None or cycle.response_complete or cycle.more_body else cycle
+
+    def _drop_incomplete(self) -> None:
+        """Drop a queued request whose body will never be complete."""
+        if self.pipeline and self.cycle.more_body:
+            self.pipeline.popleft()
+            self.cycle = self.pipeline[0][0] if self.pipeline else cast("RequestResponseCycle", self._answering)
+
+    def on_response_complete(self) -> None:
+        super().on_response_complete()
+        if self.transport.is_closing():
+            self._delivery.watch()
+        elif self._owed() is None and self.cycle.response_complete:
+            self._all_answered()
+
+    def _all_answered(self) -> None:
+        if self._refusal is not None:
+            self._end(self._refusal)
+        elif self._half_closed is not None:
+            self._end(b"")
+        elif self._is_read and self._deadline is None:
+            # An unread body may continue for this long, so that the client can read the response. The next headers
+            # have no deadline while responses are pending.
             self._start_deadline()
 
-        def connection_lost(self, exc: Exception | None) -> None:
-            self._stop_deadline()
-            self._delivery.rest()
-            self._lingering.stop()
-            if self._half_closed is not None:
-                self._half_closed.stop()
-            if self._answering is not None and not self._answering.response_complete:
-                # uvicorn notifies only the request that was read last.
-                self._answering.disconnected = True
-                self._answering.message_event.set()
-            super().connection_lost(exc)
+    def timeout_keep_alive_handler(self) -> None:
+        super().timeout_keep_alive_handler()
+        self._delivery.watch()
 
-        def eof_received(self) -> bool:  # type: ignore[override]
-            """Return whether the connection stays open: a complete request is still unanswered."""
-            if self._lingering.is_closing():
-                return False
-            self._drop_incomplete()
-            cycle = self._owed()
-            # A proxy with HTTP/1.0 closes its connection when its own client leaves, and accepts no interim response.
-            if cycle is not None and cycle.scope["http_version"] == "1.1":
-                self._half_closed = HalfClosed(self._raw_transport, cycle)
-                return True
-            if cycle is None and self._is_read:
-                self._refuse(MalformedRequest("The request ended before it was complete."))
-            return False
-
-        def _start_asgi_task(self, cycle: RequestResponseCycle, app: ASGIApp) -> None:  # type: ignore[override]
-            self._answering = cycle
-            super()._start_asgi_task(cycle, app)  # type: ignore[arg-type]
-
-        def _owed(self) -> RequestResponseCycle | None:
-            """The request being answered, if it was read completely. Others may be queued after it."""
-            cycle = self._answering
-            return None if cycle is None or cycle.response_complete or cycle.more_body else cycle
-
-        def _drop_incomplete(self) -> None:
-            """Drop a queued request whose body will never be complete."""
-            if self.pipeline and self.cycle.more_body:
-                self.pipeline.popleft()
-                self.cycle = self.pipeline[0][0] if self.pipeline else cast("RequestResponseCycle", self._answering)
-
-        def on_response_complete(self) -> None:
-            super().on_response_complete()
-            if self.transport.is_closing():
-                self._delivery.watch()
-            elif self._owed() is None and self.cycle.response_complete:
-                self._all_answered()
-
-        def _all_answered(self) -> None:
-            if self._refusal is not None:
-                self._end(self._refusal)
-            elif self._half_closed is not None:
-                self._end(b"")
-            elif self._is_read and self._deadline is None:
-                # An unread body may continue for this long, so that the client can read the response. The next headers
-                # have no deadline while responses are pending.
+    def data_received(self, data: bytes) -> None:
+        if self._lingering.is_lingering or self._refusal is not None:
+            self._lingering.discard(len(data))
+            return
+        if self._in_headers:
+            if self._deadline is None and self._owed() is None:
                 self._start_deadline()
-
-        def timeout_keep_alive_handler(self) -> None:
-            super().timeout_keep_alive_handler()
-            self._delivery.watch()
-
-        def data_received(self, data: bytes) -> None:
-            if self._lingering.is_lingering or self._refusal is not None:
-                self._lingering.discard(len(data))
-                return
-            if self._in_headers:
-                if self._deadline is None and self._owed() is None:
-                    self._start_deadline()
-                self._header_bytes += len(data)
+            self._header_bytes += len(data)
+        else:
+            self._between_bytes += len(data)
+        self._unset_keepalive_if_required()
+        try:
+            self.parser.feed_data(data)
+        except httptools.HttpParserUpgrade as upgrade:
+            if self._should_upgrade():
+                self.handle_websocket_upgrade()
             else:
-                self._between_bytes += len(data)
-            self._unset_keepalive_if_required()
-            try:
-                self.parser.feed_data(data)
-            except httptools.HttpParserUpgrade as upgrade:
-                if self._should_upgrade():
-                    self.handle_websocket_upgrade()
-                else:
-                    self._stay_with_http(data[upgrade.args[0] :])
-            except httptools.HttpParserError as error:
-                # The parser replaces an exception of a callback by its own; the original is the context.
-                cause = error.__context__
-                self._refuse(cause if isinstance(cause, UnisonoError) else MalformedRequest("This is not HTTP."))
-            # One read may contain both the end of the headers and part of the body, so only incomplete headers are
-            # measured.
-            size = self._header_bytes if self._in_headers else self._between_bytes
-            if size > max_header_bytes and self._refusal is None and not self.transport.is_closing():
-                self._refuse(HeadersTooLarge(f"The headers are larger than {max_header_bytes:,} bytes."))
+                self._stay_with_http(data[upgrade.args[0] :])
+        except httptools.HttpParserError as error:
+            # The parser replaces an exception of a callback by its own; the original is the context.
+            cause = error.__context__
+            self._refuse(
+                cause if isinstance(cause, UnisonoError) else MalformedRequest("The request is not valid HTTP.")
+            )
+        # One read may contain both the end of the headers and part of the body, so only incomplete headers are
+        # measured.
+        size = self._header_bytes if self._in_headers else self._between_bytes
+        if size > self.settings.max_header_bytes and self._refusal is None and not self.transport.is_closing():
+            self._refuse(HeadersTooLarge(f"The headers are larger than {self.settings.max_header_bytes:,} bytes."))
 
-        def on_message_begin(self) -> None:
-            super().on_message_begin()
-            self._in_headers = self._is_read = True
+    def on_message_begin(self) -> None:
+        super().on_message_begin()
+        self._in_headers = self._is_read = True
 
-        def on_header(self, name: bytes, value: bytes) -> None:
-            # Trailers arrive after all decisions based on the headers and must not count as headers.
-            if self._in_headers:
-                super().on_header(name, value)
+    def on_header(self, name: bytes, value: bytes) -> None:
+        # Trailers arrive after all decisions based on the headers and must not count as headers.
+        if self._in_headers:
+            super().on_header(name, value)
 
-        def on_headers_complete(self) -> None:
-            version = self.parser.get_http_version()
-            check_head(self.parser.get_method().decode("ascii"), self.url, version, self.headers, max_header_bytes)
-            self._set_aside = self.parser.should_upgrade() and not self._should_upgrade()
-            if self._set_aside:
-                return
-            is_crowded = not self.parser.should_upgrade() and self._crowded(self.tasks)
-            if is_crowded and path_of(self.url) not in HEALTH_PATHS:
-                raise TooManyConnections("The gateway has as many connections as it takes; try again.")
-            self._in_headers = False
-            self._header_bytes = self._between_bytes = 0
+    def on_headers_complete(self) -> None:
+        version = self.parser.get_http_version()
+        check_head(
+            self.parser.get_method().decode("ascii"), self.url, version, self.headers, self.settings.max_header_bytes
+        )
+        self._set_aside = self.parser.should_upgrade() and not self._should_upgrade()
+        if self._set_aside:
+            return
+        is_crowded = not self.parser.should_upgrade() and self._crowded(self.tasks)
+        if is_crowded and path_of(self.url) not in HEALTH_PATHS:
+            raise TooManyConnections("The gateway has reached its connection limit; try again later.")
+        self._in_headers = False
+        self._header_bytes = self._between_bytes = 0
+        self._stop_deadline()
+        super().on_headers_complete()
+        if self.parser.should_upgrade():
+            return
+        if is_crowded:
+            self.cycle.keep_alive = False
+        if self.expect_100_continue:
+            close_unless_continued(self.cycle)
+        if version == "1.0":
+            until_close(self.cycle)
+
+    def on_body(self, body: bytes) -> None:
+        self._between_bytes = 0
+        super().on_body(body)
+
+    def on_message_complete(self) -> None:
+        if not self._set_aside:
             self._stop_deadline()
-            super().on_headers_complete()
-            if self.parser.should_upgrade():
-                return
-            if is_crowded:
-                self.cycle.keep_alive = False
-            if self.expect_100_continue:
-                close_unless_continued(self.cycle)
-            if version == "1.0":
-                until_close(self.cycle)
+            super().on_message_complete()
+            # A WebSocket handshake is checked once it is complete.
+            self._is_read = self.parser.should_upgrade()
+        # The next bytes start another request.
+        self._in_headers = True
 
-        def on_body(self, body: bytes) -> None:
-            self._between_bytes = 0
-            super().on_body(body)
+    def _stay_with_http(self, rest: bytes) -> None:
+        """Parse a request again without its unsupported upgrade. The parser would drop its body."""
+        method, version = self.parser.get_method(), self.parser.get_http_version()
+        self.parser = httptools.HttpRequestParser(self)
+        self.parser.set_dangerous_leniencies(lenient_data_after_close=True)
+        self._header_bytes = 0
+        self.data_received(without_upgrade(method, self.url, version, self.headers) + rest)
 
-        def on_message_complete(self) -> None:
-            if not self._set_aside:
-                self._stop_deadline()
-                super().on_message_complete()
-                # A WebSocket handshake is checked once it is complete.
-                self._is_read = self.parser.should_upgrade()
-            # The next bytes start another request.
-            self._in_headers = True
+    def _crowded(self, *others: Collection[object]) -> bool:
+        limit = self.settings.max_connections
+        return limit is not None and any(len(each) >= limit for each in (self.connections, *others))
 
-        def _stay_with_http(self, rest: bytes) -> None:
-            """Parse a request again without its unsupported upgrade. The parser would drop its body."""
-            method, version = self.parser.get_method(), self.parser.get_http_version()
-            self.parser = httptools.HttpRequestParser(self)
-            self.parser.set_dangerous_leniencies(lenient_data_after_close=True)
-            self._header_bytes = 0
-            self.data_received(without_upgrade(method, self.url, version, self.headers) + rest)
-
-        def _crowded(self, *others: Collection[object]) -> bool:
-            limit = max_connections
-            return limit is not None and any(len(each) >= limit for each in (self.connections, *others))
-
-        def handle_websocket_upgrade(self) -> None:
-            if self._owed() is not None:
-                self._refuse(MalformedRequest("A WebSocket cannot begin before earlier requests are answered."))
-            elif self._crowded():
-                self._refuse(TooManyConnections("The gateway has as many connections as it takes; try again."))
-            elif self.scope["method"] != "GET" or self.scope["http_version"] != "1.1" or not self.url.isascii():
-                self._refuse(MalformedRequest("A WebSocket begins with a GET of HTTP/1.1."))
-            else:
-                self._delivery.rest()
-                if Connection._sockets is None:
-                    # Available only after uvicorn has loaded its WebSocket class.
-                    own = cast("type[WebSocketsSansIOProtocol]", self.ws_protocol_class)
-                    Connection._sockets = _watched(own, write_timeout_s, formats)
-                self.ws_protocol_class = Connection._sockets
-                self.transport = self._raw_transport
-                super().handle_websocket_upgrade()
-                taken_over_by = cast("WebSocketsSansIOProtocol", self.transport.get_protocol())
-                if not taken_over_by.handshake_initiated:
-                    # uvicorn's own header limits are lower, and exceeding them is not reported.
-                    self._refuse(HeadersTooLarge("These headers are too large for a WebSocket."))
-
-        def _start_deadline(self) -> None:
-            self._deadline = self.loop.call_later(header_timeout_s, self._overdue)
-
-        def _stop_deadline(self) -> None:
-            if self._deadline is not None:
-                self._deadline.cancel()
-                self._deadline = None
-
-        def _overdue(self) -> None:
-            self._deadline = None
-            if not self.transport.is_closing():
-                # A client that exceeds the deadline gets no extension: everything it sent was read.
-                self._refuse(HeadersTimeout(f"The headers did not arrive within {header_timeout_s:g} s."))
-                self._raw_transport.close()
-
-        def _has_unread_input(self) -> bool:
-            if self._half_closed is not None:
-                return False
-            return self._is_read or self._refusal is not None or (self._in_headers and bool(self._header_bytes))
-
-        def _refuse(self, error: UnisonoError) -> None:
-            """Refuse the request being read, after the responses to earlier requests."""
-            # Body data that arrives after its response needs no further response.
-            is_answered = not self._in_headers and self.cycle is not None and self.cycle.response_started
-            self._refusal = b"" if is_answered else refusal(error, self.url if self._is_read else b"", formats)
-            self._drop_incomplete()
-            if self._owed() is None:
-                self._end(self._refusal)
-
-        def _end(self, last: bytes) -> None:
-            """Write `last` and close the connection."""
-            if last:
-                self.transport.write(last)
-            if self.cycle is not None and not self.cycle.response_complete:
-                # Nothing may follow the refusal.
-                self.cycle.disconnected = True
-                self.cycle.message_event.set()
-            self.transport.close()
-            self._delivery.watch()
-
-    return Connection
-
-
-def _is_utf8(data: bytes) -> bool:
-    try:
-        data.decode()
-    except UnicodeDecodeError:
-        return False
-    return True
-
-
-def _watched(
-    protocol: type[WebSocketsSansIOProtocol], write_timeout_s: float, formats: Formats
-) -> type[WebSocketsSansIOProtocol]:
-    """Return uvicorn's WebSocket class with a write timeout and API-specific refusals."""
-    from websockets.server import ServerProtocol
-
-    class Socket(Delivering, protocol):  # type: ignore[valid-type,misc]
-        def connection_made(self, transport: Transport) -> None:
-            super().connection_made(transport)
-            self._delivery = Delivery(transport, write_timeout_s)
-
-        def connection_lost(self, exc: Exception | None) -> None:
+    def handle_websocket_upgrade(self) -> None:
+        if self._owed() is not None:
+            self._refuse(MalformedRequest("A WebSocket cannot start before earlier requests are answered."))
+        elif self._crowded():
+            self._refuse(TooManyConnections("The gateway has reached its connection limit; try again later."))
+        elif self.scope["method"] != "GET" or self.scope["http_version"] != "1.1" or not self.url.isascii():
+            self._refuse(MalformedRequest("A WebSocket must start with a GET request over HTTP/1.1."))
+        else:
             self._delivery.rest()
-            super().connection_lost(exc)
+            self.ws_protocol_class = self._websocket_class()
+            self.transport = self._raw_transport
+            super().handle_websocket_upgrade()
+            taken_over_by = cast("WebSocketsSansIOProtocol", self.transport.get_protocol())
+            if not taken_over_by.handshake_initiated:
+                # uvicorn's own header limits are lower, and exceeding them is not reported.
+                self._refuse(HeadersTooLarge("The headers are too large for a WebSocket."))
 
-        def handle_connect(self, event: Request) -> None:
-            tried = ServerProtocol(logger=self.logger).accept(event)
-            if tried.status_code == SWITCHED:
-                super().handle_connect(event)
-                return
-            # The library's refusal is plain text.
-            self.handshake_initiated = self.handshake_complete = self.close_sent = True
-            error = MalformedRequest(tried.body.decode("utf-8", "replace").partition("\n")[0])
-            self.transport.write(refusal(error, event.path.encode(), formats))
-            self.transport.close()
+    def _websocket_class(self) -> type[WebSocketsSansIOProtocol]:
+        cls = type(self)
+        if cls._sockets is None:
+            # Available only after uvicorn has loaded its WebSocket class.
+            own = cast("type[WebSocketsSansIOProtocol]", self.ws_protocol_class)
+            cls._sockets = type("LimitedWebSocket", (WebSocketConnection, own), {"settings": self.settings})
+        return cls._sockets
 
-        def handle_cont(self, event: Frame) -> None:
-            if self.close_sent:
-                return
-            if len(self.frames) >= MAX_FRAGMENTS:
-                self.conn.send_close(MESSAGE_TOO_BIG, f"more than {MAX_FRAGMENTS} fragments")
-                self.handle_parser_exception()
-                return
-            super().handle_cont(event)
+    def _start_deadline(self) -> None:
+        self._deadline = self.loop.call_later(self.settings.header_timeout_s, self._overdue)
 
-        def send_receive_event_to_app(self) -> None:
-            frames = cast("list[bytes]", self.frames)
-            if self.curr_msg_data_type == "text" and not self.close_sent and not _is_utf8(b"".join(frames)):
-                # uvicorn logs a traceback for every such message.
-                MALFORMED_TEXT.warn("a client sent WebSocket text that is not UTF-8; its connection was closed")
-                self.conn.send_close(INVALID_DATA)
-                self.handle_parser_exception()
-                return
-            super().send_receive_event_to_app()
+    def _stop_deadline(self) -> None:
+        if self._deadline is not None:
+            self._deadline.cancel()
+            self._deadline = None
 
-        def keepalive_timeout(self) -> None:
-            super().keepalive_timeout()
-            self._delivery.watch()
+    def _overdue(self) -> None:
+        self._deadline = None
+        if not self.transport.is_closing():
+            # A client that exceeds the deadline gets no extension: everything it sent was read.
+            self._refuse(HeadersTimeout(f"The headers did not arrive within {self.settings.header_timeout_s:g} s."))
+            self._raw_transport.close()
 
-        async def send(self, message: Message) -> None:
-            await super().send(message)
-            if message["type"] == "websocket.http.response.body" and not message.get("more_body", False):
-                # A refusal also completes the handshake; uvicorn would report it as an application error.
-                self.handshake_complete = True
+    def _has_unread_input(self) -> bool:
+        if self._half_closed is not None:
+            return False
+        return self._is_read or self._refusal is not None or (self._in_headers and bool(self._header_bytes))
 
-        def on_task_complete(self, task: asyncio.Task[None]) -> None:
-            super().on_task_complete(task)
-            self._delivery.watch()
+    def _refuse(self, error: UnisonoError) -> None:
+        """Refuse the request being read, after the responses to earlier requests."""
+        # Body data that arrives after its response needs no further response.
+        is_answered = not self._in_headers and self.cycle is not None and self.cycle.response_started
+        self._refusal = (
+            b"" if is_answered else refusal(error, self.url if self._is_read else b"", self.settings.formats)
+        )
+        self._drop_incomplete()
+        if self._owed() is None:
+            self._end(self._refusal)
 
-    return Socket
+    def _end(self, last: bytes) -> None:
+        """Write `last` and close the connection."""
+        if last:
+            self.transport.write(last)
+        if self.cycle is not None and not self.cycle.response_complete:
+            # Nothing may follow the refusal.
+            self.cycle.disconnected = True
+            self.cycle.message_event.set()
+        self.transport.close()
+        self._delivery.watch()

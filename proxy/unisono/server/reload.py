@@ -27,7 +27,7 @@ log = logging.getLogger("unisono.serve")
 
 
 class NothingToRead(ConfigError):
-    """No configuration file exists that could be reloaded."""
+    """Error for a reload without a configuration file."""
 
 
 async def apply(switch: AppSwitch, new: Config, share: int = 1) -> None:
@@ -40,8 +40,8 @@ async def apply(switch: AppSwitch, new: Config, share: int = 1) -> None:
     # Requests that started before may still log secrets of the old configuration.
     start_logging(new.unisono.log_level, {*secrets_of(old), *secrets_of(new)})
     for key in waiting(old, new):
-        log.warning("%s: a change is in force after a restart", key)
-    log.info("the configuration was read again")
+        log.warning("%s: the change takes effect after a restart", key)
+    log.info("the configuration was reloaded")
 
 
 def waiting(old: Config, new: Config) -> list[str]:
@@ -50,4 +50,4 @@ def waiting(old: Config, new: Config) -> list[str]:
 
 
 def tell_kept(error: ConfigError) -> None:
-    log.error("the configuration was not changed: %s", error)
+    log.error("the configuration was not reloaded: %s", error)

@@ -36,20 +36,20 @@ def check_head(method: str, target: bytes, version: str, headers: Headers, max_b
     if len(target) + sum(len(name) + len(value) + AROUND for name, value in headers) > max_bytes:
         raise HeadersTooLarge(f"The headers are larger than {max_bytes:,} bytes.")
     if version not in VERSIONS:
-        raise MalformedRequest("This gateway speaks HTTP/1.1 and HTTP/1.0 only.")
+        raise MalformedRequest("The gateway supports only HTTP/1.1 and HTTP/1.0.")
     if method == "CONNECT":
-        raise MalformedRequest("This gateway is no proxy.")
+        raise MalformedRequest("The gateway is not a proxy and does not support CONNECT.")
     hosts = _values(headers, b"host")
     if len(hosts) > 1 or (not hosts and version != "1.0"):
-        raise MalformedRequest("A request has one Host header.")
+        raise MalformedRequest("A request must have exactly one Host header.")
     codings = _values(headers, b"transfer-encoding")
     if codings and (version == "1.0" or [coding.strip().lower() for coding in codings] != [b"chunked"]):
-        raise MalformedRequest("A body comes with 'Transfer-Encoding: chunked' or none.")
+        raise MalformedRequest("The only supported Transfer-Encoding is 'chunked', in HTTP/1.1.")
     if target.startswith(b"/") or (method, target) == ("OPTIONS", b"*"):
         return
     authority = AUTHORITY.match(target)
     if authority is None or [authority[1].lower()] != [host.strip().lower() for host in hosts]:
-        raise MalformedRequest("The target of a request is a path, or an address at the host its Host header names.")
+        raise MalformedRequest("The request target must be a path, or a URL with the host of the Host header.")
 
 
 def without_upgrade(method: bytes, target: bytes, version: str, headers: Headers) -> bytes:

@@ -10,18 +10,18 @@ from unisono.config.load import MASTER_KEY_VARIABLE
 
 STATES = {
     "ready": "ready",
-    "unknown": "starting",
-    "failing": "not reachable now, will be tried again",
-    "resting": "failing, rests for a while",
-    "half-open": "failing not long ago, tried again now",
-    "unfit": "not fit for use; `unisono check` says why",
+    "unknown": "not probed yet",
+    "failing": "last probe failed, will be probed again",
+    "resting": "failed too often, in cooldown",
+    "half-open": "recovering from failures",
+    "unfit": "not usable, run `unisono check` for the reason",
 }
 
 
 def screen(gateway: Gateway, address: str, remarks: Sequence[str]) -> list[str]:
     """Return the lines of the screen: remarks, address, models with backends, one command."""
     lines = [*remarks, ""] if remarks else []
-    lines += [f"Unisono listens on {address}/v1, and shows itself at {address}/", ""]
+    lines += [f"Unisono listens on {address}/v1 (web page: {address}/)", ""]
     states = {status.name: status for status in gateway.pool.status()}
     for model, deployments in gateway.pool.members().items():
         lines.append(f"  {model}")
@@ -31,7 +31,7 @@ def screen(gateway: Gateway, address: str, remarks: Sequence[str]) -> list[str]:
     names = [name for name, _ in gateway.catalogue.listed()]
     if names:
         lines += ["", "Try it:", "", f"  {curl_line(address, names[0], keyed=_keyed(gateway))}"]
-    lines += ["", "Ctrl-C stops it."]
+    lines += ["", "Ctrl-C stops the gateway."]
     return lines
 
 

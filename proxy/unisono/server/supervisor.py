@@ -129,12 +129,12 @@ class Supervisor:
                 return
             if not self._up:
                 # The same cause would stop every other worker as well.
-                log.error("a worker ended before it served", extra={"code": code})
+                log.error("a worker exited during its start", extra={"code": code})
                 self._leave(signal.SIGTERM)
                 return
             short_lives = 0 if monotonic() - began > LONG_S else short_lives + 1
             pause_s = PAUSES_S[min(short_lives, len(PAUSES_S)) - 1] if short_lives else 0.0
-            log.error("a worker ended; another one is started", extra={"code": code, "pause_s": pause_s})
+            log.error("a worker exited; another one is started", extra={"code": code, "pause_s": pause_s})
             with suppress(TimeoutError):
                 async with asyncio.timeout(pause_s):
                     await self._leaving.wait()

@@ -126,19 +126,23 @@ def parse(data: object, path: str = "") -> SimulationPlan:
     """Return the plan described by the parsed contents of a file. Raises ConfigError."""
     plan = _section(SimulationPlan, data, path)
     if not plan.backends:
-        raise ConfigError(f"{_at(path, 'backends')}: a plan needs at least one")
+        raise ConfigError(f"{_at(path, 'backends')}: must have at least one backend")
     if sum(backend.count for backend in plan.backends) > MOST_BACKENDS:
-        raise ConfigError(f"{_at(path, 'backends')}: more than {MOST_BACKENDS}")
+        raise ConfigError(f"{_at(path, 'backends')}: must not exceed {MOST_BACKENDS} backends, including `count`")
     names = [backend.name for backend in plan.backends]
     for index, name in enumerate(names):
         if name in names[:index]:
-            raise ConfigError(f"{_at(path, f'backends[{index}].name')}: {name!r} is the name of another one too")
+            raise ConfigError(
+                f"{_at(path, f'backends[{index}].name')}: {name!r} is already the name of another backend"
+            )
     for index, strategy in enumerate(plan.strategies):
         if strategy not in STRATEGIES:
             known = ", ".join(STRATEGIES)
-            raise ConfigError(f"{_at(path, f'strategies[{index}]')}: {strategy!r} is not one of {known}")
+            raise ConfigError(
+                f"{_at(path, f'strategies[{index}]')}: unknown strategy {strategy!r}; must be one of {known}"
+            )
     if not plan.strategies:
-        raise ConfigError(f"{_at(path, 'strategies')}: a plan needs at least one")
+        raise ConfigError(f"{_at(path, 'strategies')}: must have at least one strategy")
     return plan
 
 
@@ -148,14 +152,14 @@ LISTS: Mapping[str, type] = {"backends": BackendPlan, "down": Outage}
 
 def _section(kind: type[T], data: object, path: str) -> T:
     if not isinstance(data, Mapping):
-        raise ConfigError(f"{path or 'plan'}: must hold names and values")
+        raise ConfigError(f"{path or 'plan'}: must be a mapping of names to values")
     known = {each.name: each for each in fields(kind)}  # type: ignore[arg-type]
     for name in data:
         if name not in known:
-            raise ConfigError(f"{_at(path, str(name))}: there is no such field; there are {', '.join(known)}")
+            raise ConfigError(f"{_at(path, str(name))}: unknown field; known fields are {', '.join(known)}")
     for name, each in known.items():
         if name not in data and each.default is MISSING and each.default_factory is MISSING:
-            raise ConfigError(f"{_at(path, name)}: is missing")
+            raise ConfigError(f"{_at(path, name)}: required field is missing")
     return kind(**{str(name): _value(known[name], value, _at(path, name)) for name, value in data.items()})
 
 
@@ -173,7 +177,7 @@ def _value(known: Field[Any], value: object, path: str) -> object:
         return value
     if "least" not in known.metadata:
         if not isinstance(value, str) or not value:
-            raise ConfigError(f"{path}: must be a name")
+            raise ConfigError(f"{path}: must be a non-empty string")
         return value
     if value is None and known.default is None:
         return None

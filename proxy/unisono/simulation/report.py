@@ -30,7 +30,7 @@ def to_table(plan: SimulationPlan, results: Sequence[StrategyResult]) -> list[st
     rows = [["STRATEGY", *(name for name, _ in COLUMNS)]]
     rows += [[result.strategy, *(cell(result) for _, cell in COLUMNS)] for result in results]
     lines = [
-        f"{came} requests in {first.lasted_us / 60e6:.1f} minutes of the plan's time, seed {plan.seed}; seconds",
+        f"{came} requests in {first.lasted_us / 60e6:.1f} simulated minutes, seed {plan.seed}; times in seconds",
         "",
         *_aligned(rows),
         "",

@@ -276,7 +276,9 @@ class _Simulation:
         if chosen is None:
             return False
         if self._down[chosen]:
-            raise ValueError(f"{self._name} chose {self._backends[chosen].name}, which is down")
+            raise ValueError(
+                f"the strategy {self._name} chose the backend {self._backends[chosen].name}, which is down"
+            )
         self._where[run.request] = (chosen, wish)
         served = self._served[run.request]
         if served.placed_us < 0:

@@ -29,7 +29,7 @@ def open_store(
     """
     scheme, found, _ = url.partition("://")
     if not found:
-        raise ConfigError("store.url: not an address; write sqlite:///path, memory:// or redis://host:6379/0")
+        raise ConfigError("store.url: not a store address; use sqlite:///path, memory:// or redis://host:6379/0")
     if scheme in ("memory", "sqlite"):
         from unisono.store.sqlite import SqliteStore
 
@@ -49,5 +49,7 @@ def sqlite_path(url: str) -> Path | None:
     # sqlite:///home/me/state.db is absolute, as after three slashes everywhere; ~ is the home directory.
     path = unquote(rest)
     if not path.startswith("/") or path == "/":
-        raise ConfigError("store.url: sqlite needs a path: sqlite:///var/lib/unisono/state.db")
+        raise ConfigError(
+            "store.url: a SQLite address needs an absolute path, as in sqlite:///var/lib/unisono/state.db"
+        )
     return Path(path.removeprefix("/") if path.startswith("/~") else path)

@@ -40,7 +40,7 @@ def _dump(record: Record) -> bytes:
     try:
         return orjson.dumps({"v": VERSION, **record})
     except orjson.JSONEncodeError as error:
-        raise InternalError(f"state that is not JSON: {error}") from error
+        raise InternalError(f"the state cannot be encoded as JSON: {error}") from error
 
 
 def _load(data: bytes) -> Record:
@@ -48,7 +48,9 @@ def _load(data: bytes) -> Record:
     if not isinstance(record, dict) or not isinstance(record.get("v"), int):
         raise TypeError("no version")
     if record["v"] > VERSION:
-        raise StoreUnreadable("this state was written by a newer version of the gateway; update this one to read it")
+        raise StoreUnreadable(
+            "this state was written by a newer version of the gateway; update this gateway to read it"
+        )
     return record
 
 
@@ -61,14 +63,14 @@ def _reading(
             record |= _load(part)
         return read(record)
     except (orjson.JSONDecodeError, KeyError, TypeError, ValueError, AttributeError) as error:
-        raise StoreUnreadable("a stored record is damaged and cannot be read") from error
+        raise StoreUnreadable("a stored record is damaged") from error
 
 
 def encode_item(item: StoredItem, bounds: StateLimits) -> bytes:
     """Encode an item. Raises `StoreTooLarge`."""
     data = _dump(_item(item))
     if len(data) > bounds.item:
-        raise StoreTooLarge(f"an item of {len(data)} bytes cannot be stored; the limit is {bounds.item}")
+        raise StoreTooLarge(f"the item cannot be stored: it has {len(data)} bytes, the limit is {bounds.item}")
     return data
 
 
@@ -112,7 +114,7 @@ def encode_response(response: StoredResponse, bounds: StateLimits) -> tuple[byte
     )
     size = sum(map(len, parts))
     if size > bounds.response:
-        raise StoreTooLarge(f"a response of {size} bytes cannot be stored; the limit is {bounds.response}")
+        raise StoreTooLarge(f"the response cannot be stored: it has {size} bytes, the limit is {bounds.response}")
     return parts
 
 

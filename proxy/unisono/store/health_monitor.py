@@ -22,7 +22,7 @@ AGAIN_S = 2.0
 LOOK_S = 10.0
 """Interval between two checks of a working store, in seconds."""
 
-REASONS = {"the store is full": "store_full", "the store takes no writes at the moment": "store_read_only"}
+REASONS = {"the store is full": "store_full", "the store currently rejects writes": "store_read_only"}
 """Separate reason codes for errors that need a specific action by the operator.
 
 Keys are the messages that every kind of store uses.
@@ -88,7 +88,7 @@ class Upkeep:
 
     def _works(self) -> None:
         if self._said:
-            log.warning("the store can be used again")
+            log.warning("the store is available again")
         self.reason = self._said = ""
 
     def _fails(self, error: Exception) -> None:
@@ -100,7 +100,7 @@ class Upkeep:
         self._said = words
         cause = error.__cause__
         log.error(
-            "the store cannot be used; requests that need state are refused until it can be",
+            "the store is unavailable; requests that need state are refused until it is available again",
             extra={"reason": words, "cause": "" if cause is None else f"{type(cause).__name__}: {cause}"},
             exc_info=None if known else error,
         )

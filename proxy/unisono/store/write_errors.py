@@ -7,18 +7,21 @@ from collections.abc import Mapping
 from unisono.errors import KeyReused, NotFound, StoreConflict, StoreTooLarge, UnisonoError
 
 REFUSALS: Mapping[str, tuple[type[UnisonoError], str]] = {
-    "missing": (NotFound, "there is nothing under this id"),
-    "exists": (StoreConflict, "there is something else under this id"),
-    "finished": (StoreConflict, "the response is finished and cannot change any more"),
-    "taken": (StoreConflict, "this run was taken over, or is no longer wanted"),
-    "busy": (StoreConflict, "another response is being written here; try again when it is finished"),
-    "changed": (StoreConflict, "the conversation was changed meanwhile"),
-    "repeated": (StoreConflict, "the conversation has an item of this id already"),
-    "gap": (StoreConflict, "the log does not reach this far"),
-    "differs": (StoreConflict, "the log says something else here"),
-    "large": (StoreTooLarge, "the conversation would be larger than can be stored"),
-    "key changed": (StoreConflict, "the key was changed meanwhile"),
-    "reused": (KeyReused, "this idempotency key was used with another body"),
+    "missing": (NotFound, "nothing is stored under this id"),
+    "exists": (StoreConflict, "something else is already stored under this id"),
+    "finished": (StoreConflict, "the response is finished and can no longer change"),
+    "taken": (
+        StoreConflict,
+        "this process no longer holds the lease: another process took it over, or the response was cancelled",
+    ),
+    "busy": (StoreConflict, "another response is in progress here; try again when it has finished"),
+    "changed": (StoreConflict, "the conversation was changed by another request; read it again and retry"),
+    "repeated": (StoreConflict, "the conversation already has an item with this id"),
+    "gap": (StoreConflict, "the stored log ends before the position of this write"),
+    "differs": (StoreConflict, "the stored log differs from this write"),
+    "large": (StoreTooLarge, "the conversation would exceed the size limit for storage"),
+    "key changed": (StoreConflict, "the key was changed by another request; read it again and retry"),
+    "reused": (KeyReused, "this idempotency key was already used with another request body"),
 }
 
 

@@ -71,7 +71,7 @@ class TransportSessions:
 def _refusal(version: str) -> bytes:
     error = {
         "code": UNSUPPORTED_PROTOCOL_VERSION,
-        "message": "This server keeps state and needs a revision with sessions.",
+        "message": "This server stores state per session and requires a protocol version with sessions.",
         "data": {"supported": list(HANDSHAKE_PROTOCOL_VERSIONS), "requested": version},
     }
     return json.dumps({"jsonrpc": "2.0", "id": None, "error": error}).encode()
@@ -99,7 +99,7 @@ def application(server: ToolServer, host: str, *, key: str | None = None, rememb
     Raises `ConfigError` for an address that other machines can reach if there is no key.
     """
     if key is None and not is_loopback(host):
-        raise ConfigError(f"{host}: others can reach this address, so a key is needed (see --key-variable)")
+        raise ConfigError(f"{host}: other machines can reach this address, so a key is required; set --key-variable")
     app: ASGIApp = server.streamable_http_app(
         streamable_http_path=PATH,
         max_request_body_size=REQUEST_BYTES,

@@ -68,7 +68,7 @@ def files_router() -> APIRouter:
 
     async def part(request: Request) -> Response:
         if (name := request.path_params["name"]) not in FILES:
-            raise NotFound("The page has no such file.")
+            raise NotFound("The page has no file of this name.")
         return _answer(request, name)
 
     router = APIRouter(include_in_schema=False)

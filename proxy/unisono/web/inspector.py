@@ -16,9 +16,8 @@ from unisono.api.inspect_request import MOST_TOOLS, InspectRequest
 from unisono.core.conversation import FunctionTool
 from unisono.core.events import Closed, Event, HostedCall, Listing, Reasoning, Repaired, Text, ToolCall
 from unisono.core.generation import START, Chunk, FinishReason, OutputForm
-from unisono.core.surrogates import well_formed
 from unisono.engine.journal import mended
-from unisono.errors import InvalidRequest
+from unisono.errors import InvalidRequest, well_formed
 from unisono.harmony.builtin_tools import FUNCTIONS_OF
 from unisono.harmony.decode import decoder_for
 from unisono.harmony.encoding import Encoding, load_encoding

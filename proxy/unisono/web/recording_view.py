@@ -66,7 +66,7 @@ def _number(value: object) -> int | float | None:
     """Return a number of limited size, or None. Raises TypeError for any other value."""
     if value is None or (isinstance(value, int | float) and abs(value) < LARGEST):
         return value
-    raise TypeError("no number")
+    raise TypeError("not a number")
 
 
 def _item(said: Mapping[str, Any]) -> dict[str, Any]:
@@ -118,7 +118,7 @@ def _prompt(told: Mapping[str, Any] | None, encoding: Encoding) -> dict[str, Any
 def _id(token: object) -> int:
     """Return a token id. Raises TypeError for any other value."""
     if type(token) is not int or abs(token) >= LARGEST:
-        raise TypeError("no token")
+        raise TypeError("not a token id")
     return token
 
 
@@ -135,7 +135,7 @@ def _outputs(document: Mapping[str, Any], encoding: Encoding) -> Iterator[list[S
             case JournalMarker.STEP_ENDED:
                 yield shown.taken()
             case TokenSource():
-                shown.aside(f"tokens made from text: {part.guessed}; stop token hidden: {part.stop_hidden}")
+                shown.aside(f"token ids derived from text: {part.guessed}; stop token hidden: {part.stop_hidden}")
             case JournalEntry():
                 shown.aside(told_of(part.value))
                 if isinstance(moved := part.value.get("moved"), list):

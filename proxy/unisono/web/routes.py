@@ -78,7 +78,7 @@ class InspectionReader:
     async def of(self, given: InspectRequest) -> Mapping[str, Any]:
         """Run an inspection. Raises InvalidRequest, and LimitReached if the queue is full."""
         if self._waiting >= MOST_WAITING:
-            raise LimitReached("Too much is being inspected already; try again in a moment.", retry_after_s=1.0)
+            raise LimitReached("Too many inspections are in progress; try again in a moment.", retry_after_s=1.0)
         self._waiting += 1
         try:
             async with self._places:
@@ -92,7 +92,7 @@ async def _document(traces: TraceStore, caller: Caller, id: str) -> dict[str, An
     # No other id can exist in the store.
     found = await traces.trace(caller.tenant, id) if POSSIBLE.fullmatch(id) else None
     if found is None:
-        raise NotFound("There is no such recording; it may be past its time, or the answer was not recorded.")
+        raise NotFound("The recording does not exist: it may have expired, or the answer was not recorded.")
     try:
         return await asyncio.to_thread(unpacked, found.document)
     except ValueError as error:
@@ -102,7 +102,7 @@ async def _document(traces: TraceStore, caller: Caller, id: str) -> dict[str, An
 def _limit(request: Request) -> int:
     given = request.query_params.get("limit", str(LISTED))
     if not (given.isascii() and given.isdigit() and len(given) <= 4 and 1 <= int(given) <= MOST_LISTED):
-        raise InvalidRequest(f"'limit' is not a number from 1 to {MOST_LISTED}.", param="limit")
+        raise InvalidRequest(f"'limit' must be a whole number from 1 to {MOST_LISTED}.", param="limit")
     return int(given)
 
 

@@ -13,7 +13,7 @@ from typing import Any, Final
 from unisono.core.events import Repaired
 from unisono.core.generation import CALL, CHANNEL, CONSTRAIN, END, FIRST_SPECIAL, MESSAGE, RETURN, START, VOCABULARY
 from unisono.core.recovery_rules import RULES
-from unisono.core.surrogates import well_formed
+from unisono.errors import well_formed
 from unisono.harmony.encoding import Encoding
 from unisono.harmony.header import ASSISTANT, C, S, T, read_header
 from unisono.harmony.header_text import header_text
@@ -28,7 +28,7 @@ LONGEST_CHARACTER: Final = 4
 """Maximum number of tokens that the bytes of one character span."""
 LONGEST_SHOWN: Final = 400
 """Maximum characters of a remark by the gateway."""
-UNKNOWN_RULE: Final = "This gateway does not know the rule."
+UNKNOWN_RULE: Final = "This version of the gateway has no such rule."
 
 LONGEST_HEADER: Final = 512
 """Maximum tokens of a header that are parsed."""
@@ -115,7 +115,7 @@ class Segments:
 
     def _special(self, token: int) -> None:
         known = 0 <= token < VOCABULARY
-        text = self._encoding.decode([token]) if known else "no token"
+        text = self._encoding.decode([token]) if known else "invalid token"
         self._put({"kind": "special", "text": text, "id": token, "known": known})
         if token == MESSAGE:
             header, _ = header_text(self._encoding, self._header[:LONGEST_HEADER])
@@ -146,9 +146,9 @@ def told_of(note: Mapping[str, Any]) -> str:
     """Describe an action of the gateway between two tokens, without the tokens it inserted."""
     match note:
         case {"moved": list(), "kept": int(kept)}:
-            return f"the prompt now goes on behind {kept} tokens of this step with:"
+            return f"the prompt continues after {kept} tokens of this step with:"
         case {"able": list(kinds)}:
-            return f"the backend keeps to: {', '.join(map(str, kinds)) or 'no constraints'}"
+            return f"the backend can enforce: {', '.join(map(str, kinds)) or 'no constraints'}"
         case {"listed": list(offers)}:
             return "tools offered by: " + ", ".join(str(offer[0]) for offer in offers)
         case {"call": str(id), "verdict": str(verdict)}:
@@ -156,10 +156,10 @@ def told_of(note: Mapping[str, Any]) -> str:
         case {"ran": str(id), "text": str(text)}:
             return f"result of {id}: {text}"
         case {"noted": dict(noted)}:
-            return f"by hooks: {', '.join(noted)}"
+            return f"notes by hooks: {', '.join(noted)}"
         case {"left": int(place)}:
-            return f"what was begun behind {place} tokens of this step is generated once more"
+            return f"generation resumes after {place} tokens of this step; later ones are discarded"
         case {"unread": int(tokens)}:
-            return f"{tokens} tokens of half a character are generated once more"
+            return f"{tokens} tokens of an incomplete character are generated again"
         case _:
             return ", ".join(note)

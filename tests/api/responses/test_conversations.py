@@ -238,7 +238,7 @@ async def test_a_missing_a_deleted_and_a_foreign_conversation_are_the_same(
     await desk.ask("DELETE", f"/v1/conversations/{deleted}")
     for conversation in (foreign, deleted, "conv_never"):
         answer = await desk.ask(method, f"/v1/conversations/{conversation}{suffix}", json)
-        assert refused(answer, 404) == f"There is no conversation with the id '{conversation}'."
+        assert refused(answer, 404) == f"Conversation with id '{conversation}' not found."
         assert answer.json()["error"]["code"] == "not_found"
     assert len((await desk.ask("GET", f"/v1/conversations/{foreign}/items", as_="bob")).json()["data"]) == 1
 
@@ -252,9 +252,9 @@ async def test_a_missing_a_deleted_and_a_foreign_item_are_the_same(desk: Desk) -
     for item in (theirs["id"], deleted["id"], elsewhere["id"], "msg_never"):
         for method in ("GET", "DELETE"):
             answer = await desk.ask(method, f"/v1/conversations/{mine}/items/{item}")
-            assert refused(answer, 404) == f"There is no item with the id '{item}' in this conversation."
+            assert refused(answer, 404) == f"Item with id '{item}' not found in this conversation."
         answer = await desk.ask("GET", f"/v1/conversations/{mine}/items", after=item)
-        assert refused(answer, 404, "after") == f"There is no item with the id '{item}' in this conversation."
+        assert refused(answer, 404, "after") == f"Item with id '{item}' not found in this conversation."
     assert (await desk.ask("GET", f"/v1/conversations/{foreign}/items/{theirs['id']}")).status == 404
 
 
@@ -286,7 +286,7 @@ async def test_what_can_be_no_id_is_not_found(desk: Desk, name: str) -> None:
 
 async def test_an_id_is_repeated_up_to_128_characters(desk: Desk) -> None:
     answer = await desk.ask("GET", f"/v1/conversations/conv_{'x' * 500}")
-    assert refused(answer, 404) == f"There is no conversation with the id 'conv_{'x' * 123}'."
+    assert refused(answer, 404) == f"Conversation with id 'conv_{'x' * 123}' not found."
 
 
 @pytest.mark.parametrize("method", ["PUT", "PATCH"])

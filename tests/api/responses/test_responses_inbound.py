@@ -178,7 +178,7 @@ def test_there_is_a_reader_for_every_kind() -> None:
 def test_a_kind_without_meaning_is_left_out_with_a_note(kind: str) -> None:
     turn = turn_of(input=[{"type": kind, "id": "x_1", "anything": [1]}, {"role": "user", "content": "Hi"}])
     assert turn.turn.conversation.items == (UserMessage("Hi"),)
-    assert turn.notes == (f"input.0: no effect, an item of type '{kind}' says nothing to the model",)
+    assert turn.notes == (f"input.0: no effect, because an item of type '{kind}' has no content for the model",)
     assert turn.input[0].shown["anything"] == [1]
 
 
@@ -284,7 +284,7 @@ def test_sealed_content_is_opened() -> None:
     ]
     assert items_of(sent, known) == [UserMessage("Hi"), AssistantMessage("Yes"), THOUGHT]
     turn = turn_of(known, input=[{"type": "compaction", "encrypted_content": "foreign"}, *sent])
-    assert turn.notes == ("input.0: no effect, what another server sealed cannot be read",)
+    assert turn.notes == ("input.0: no effect, because this gateway cannot decrypt it",)
 
 
 def test_earlier_items_come_first_and_results_find_their_calls_there() -> None:

@@ -263,12 +263,15 @@ NOTED: dict[str, tuple[dict[str, Any], str]] = {
     "service tier": ({"service_tier": "flex"}, "service_tier: no effect"),
     "moderation": ({"moderation": {"model": "m"}}, "moderation: no effect"),
     "verbosity": ({"text": {"verbosity": "low"}}, "text.verbosity: no effect"),
-    "summary": ({"reasoning": {"summary": "auto"}}, "reasoning.summary: no effect, the reasoning itself is shown"),
+    "summary": (
+        {"reasoning": {"summary": "auto"}},
+        "reasoning.summary: no effect, because summaries are not supported",
+    ),
     "include": ({"include": ["web_search_call.results"]}, "include: 'web_search_call.results' has no effect"),
     "a tool that is not here": (
         {"tools": [{"type": "web_search"}, {"type": "function", "name": "f"}]},
-        "tools.0.type: skipped, tools of type 'web_search' are not available here; "
-        "the operator has to set unisono.builtin_tools.browser",
+        "tools.0.type: skipped, tools of type 'web_search' are not available; "
+        "the operator can enable them with `unisono.builtin_tools.browser`",
     ),
     "grammar of a custom tool": (
         {"tools": [{"type": "custom", "name": "f", "format": {"type": "grammar"}}]},

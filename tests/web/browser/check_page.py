@@ -46,7 +46,7 @@ def is_sound(page: Page) -> None:
 @pytest.mark.parametrize("theme", THEMES)
 def test_every_view_is_sound(stage: dict[str, str], opened: Opened, theme: str, size: str) -> None:
     page = opened(f"{stage['open']}/#/playground", theme=theme, size=size)
-    page.get_by_text("Tools and form of the answer").click()
+    page.get_by_text("Tools and response format").click()
     page.get_by_role("button", name="Example tool").click()
     page.get_by_text("The same request as code").click()
     page.get_by_label("Response format").select_option("json_schema")
@@ -55,7 +55,7 @@ def test_every_view_is_sound(stage: dict[str, str], opened: Opened, theme: str, 
     asks(page, "say weather")
     asks(page, "say mended")
     is_sound(page)
-    page.get_by_role("link", name="Look at its tokens").first.click()
+    page.get_by_role("link", name="Inspect its tokens").first.click()
     page.locator(".flow .t").first.wait_for()
     page.locator("summary", has_text="Prompt").click()
     page.locator(".of-system .t").first.wait_for()
@@ -103,7 +103,7 @@ def test_a_place_nobody_knows_is_the_overview(stage: dict[str, str], opened: Ope
 
 def test_the_example_tool_fills_in_its_question_and_never_replaces_one(stage: dict[str, str], opened: Opened) -> None:
     page = opened(f"{stage['open']}/#/playground")
-    page.get_by_text("Tools and form of the answer").click()
+    page.get_by_text("Tools and response format").click()
     page.get_by_role("button", name="Example tool").click()
     message = page.get_by_label("Text of message 1")
     assert message.input_value() == EXAMPLE_MESSAGE
@@ -119,7 +119,7 @@ def test_reasoning_calls_and_text_stand_apart(
     stage: dict[str, str], opened: Opened, surface: str, stream: bool
 ) -> None:
     page = opened(f"{stage['open']}/#/playground")
-    page.get_by_text("Tools and form of the answer").click()
+    page.get_by_text("Tools and response format").click()
     page.get_by_role("button", name="Example tool").click()
     page.get_by_label("Stream").set_checked(stream)
     answer = asks(page, "say weather", API=surface)
@@ -129,7 +129,7 @@ def test_reasoning_calls_and_text_stand_apart(
     assert "Let me look." in answer.inner_text()
     assert "by vllm-1" in answer.locator(".facts").inner_text()
     # The call's result goes into the next request, and the model answers it.
-    answer.get_by_role("button", name="Go on from here").click()
+    answer.get_by_role("button", name="Continue from here").click()
     page.keyboard.type("say hello")
     page.get_by_role("button", name="Send").click()
     again = page.locator("article").nth(1)
@@ -137,7 +137,7 @@ def test_reasoning_calls_and_text_stand_apart(
     assert page.locator("#said").inner_text().startswith("The answer is complete. Hello!")
     # From an earlier answer it goes on as it went on then.
     assert page.locator(".message").count() == 3
-    again.get_by_role("button", name="Go on from here").click()
+    again.get_by_role("button", name="Continue from here").click()
     assert page.locator(".message").count() == 3
     assert page.get_by_label("Text of message 3").input_value() == ""
 
@@ -166,7 +166,7 @@ def test_what_cannot_be_sent_is_said_at_its_field(stage: dict[str, str], opened:
     page.locator(".is-ready").first.wait_for()
     page.route("**/v1/status", lambda route: held.append(route))
     page.get_by_role("link", name="Playground").click()
-    page.get_by_text("Tools and form of the answer").click()
+    page.get_by_text("Tools and response format").click()
     page.get_by_label("Tools, as JSON").fill("[{")
     page.get_by_role("button", name="Send").click()
     assert "not JSON" in page.get_by_role("alert").first.inner_text()
@@ -237,7 +237,7 @@ def test_markup_is_text(stage: dict[str, str], opened: Opened, surface: str, str
     said = answer.locator(".of-final .part-body")
     assert said.inner_text().startswith('<script>document.title = "taken"</script><img src=x onerror=')
     assert said.locator("*").count() == 0
-    answer.get_by_role("link", name="Look at its tokens").click()
+    answer.get_by_role("link", name="Inspect its tokens").click()
     page.locator(".said.of-final .t").first.wait_for()
     assert page.locator("main img, main script, main style, main h1 ~ h1").count() == 0
     assert page.title() == "Inspector · Unisono"
@@ -252,7 +252,7 @@ def test_characters_nobody_sees_are_spelled_out(stage: dict[str, str], opened: O
     # Joiners that join are no such characters, whatever tokens they came in.
     assert said.endswith("last 👩\u200d🚀 می\u200cخواهم xU+200Dy")
     assert not re.search(r"[\x00-\x08\x0b-\x1f\u200b\u202a-\u202e\u2066-\u2069\u2028\ufeff]", said)
-    answer.get_by_role("link", name="Look at its tokens").click()
+    answer.get_by_role("link", name="Inspect its tokens").click()
     page.locator(".said.of-final .t").first.wait_for()
     assert "U+202E" in page.locator(".said.of-final").inner_text()
 
@@ -264,14 +264,14 @@ def test_a_megabyte_is_cut_with_a_note_and_the_page_goes_on(
     page = opened(f"{stage['open']}/#/playground")
     page.get_by_label("Stream").set_checked(stream)
     answer = asks(page, "say large")
-    assert "Shown are the first 100,000 of 1,000,000 characters." in answer.inner_text()
+    assert "Only the first 100,000 of 1,000,000 characters are shown." in answer.inner_text()
     assert len(answer.locator(".of-final .part-body").inner_text()) == 100_000
     asks(page, "say hello")
 
 
 def test_a_long_output_is_drawn_a_stretch_at_a_time(stage: dict[str, str], opened: Opened) -> None:
     page = opened(f"{stage['open']}/#/playground")
-    asks(page, "say long").get_by_role("link", name="Look at its tokens").click()
+    asks(page, "say long").get_by_role("link", name="Inspect its tokens").click()
     more = page.get_by_role("button", name="Show more")
     more.wait_for()
     drawn = page.locator(".flow .t").count()
@@ -284,10 +284,10 @@ def test_a_long_output_is_drawn_a_stretch_at_a_time(stage: dict[str, str], opene
 
 
 PASTED: dict[str, tuple[str, str, str]] = {
-    "text": ("<|channel|>analysis<|message|>Hm.<|channel|>final<|message|>Hi", "text in Harmony", "missing-end"),
+    "text": ("<|channel|>analysis<|message|>Hm.<|channel|>final<|message|>Hi", "Harmony text", "missing-end"),
     "ids": ("[200005, 35644, 200008, 12194, 200002, 200002]", "6 token ids", "trailing-stop"),
     "ids that are none": ("-1 999999 5", "3 token ids", "bad-token"),
-    "markup": ("<img src=x onerror=alert(1)>", "text in Harmony", "no-markup"),
+    "markup": ("<img src=x onerror=alert(1)>", "Harmony text", "no-markup"),
 }
 
 
@@ -306,13 +306,13 @@ def test_what_is_pasted_is_read_and_explained(
 
 def test_a_recording_comes_from_a_file(stage: dict[str, str], opened: Opened) -> None:
     page = opened(f"{stage['open']}/#/playground")
-    asks(page, "say mended").get_by_role("link", name="Look at its tokens").click()
+    asks(page, "say mended").get_by_role("link", name="Inspect its tokens").click()
     page.locator(".flow .t").first.wait_for()
     id = page.get_by_label("Recording", exact=True).input_value()
     recording = page.request.get(f"{stage['open']}/v1/traces/{id}").body()
     other = opened(f"{stage['open']}/#/inspector")
     file = {"name": "bug.json", "mimeType": "application/json", "buffer": recording}
-    other.get_by_label("Or a file of").set_input_files(file)
+    other.get_by_label("Or open a file").set_input_files(file)
     other.locator("h2", has_text=id).wait_for()
     assert other.locator(".repair").count() == 2
     other.get_by_label("Or paste a recording").fill('{"object": "unisono.trace", "version": 1}')
@@ -352,7 +352,7 @@ def test_the_key_is_asked_for_and_stands_in_no_address(stage: dict[str, str], op
     page = opened(stage["keyed"])
     page.get_by_label("Key", exact=True).fill("sk-wrong")
     page.get_by_role("button", name="Use this key").click()
-    page.get_by_text("The API key is not valid here").wait_for()
+    page.get_by_text("The API key is not valid").wait_for()
     page.get_by_label("Key", exact=True).fill(stage["key"])
     page.keyboard.press("Enter")
     page.locator(".is-ready").first.wait_for()
@@ -370,7 +370,7 @@ def test_the_key_is_asked_for_and_stands_in_no_address(stage: dict[str, str], op
 def test_a_key_need_not_outlive_the_page(stage: dict[str, str], opened: Opened) -> None:
     page = opened(stage["keyed"])
     page.get_by_label("Key", exact=True).fill(stage["key"])
-    page.get_by_label("Keep it until this tab is closed").uncheck()
+    page.get_by_label("Remember it until this tab is closed").uncheck()
     page.keyboard.press("Tab")
     page.get_by_role("button", name="Use this key").click()
     page.locator(".is-ready").first.wait_for()

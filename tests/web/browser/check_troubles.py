@@ -48,7 +48,7 @@ def spoiled(value: Any) -> Any:
 
 def test_whatever_comes_from_a_gateway_is_text(stage: dict[str, str], opened: Opened) -> None:
     page = opened(f"{stage['open']}/#/playground")
-    asks(page, "say mended").get_by_role("link", name="Look at its tokens").click()
+    asks(page, "say mended").get_by_role("link", name="Inspect its tokens").click()
     page.locator(".flow .t").first.wait_for()
     id = page.get_by_label("Recording", exact=True).input_value()
     of = {path: page.request.get(f"{stage['open']}{path}").json() for path in ("/v1/status", "/v1/traces", "/v1/usage")}
@@ -57,7 +57,7 @@ def test_whatever_comes_from_a_gateway_is_text(stage: dict[str, str], opened: Op
         answers(page, f"{path}*", spoiled(body))
     answers(page, "/v1/chat/completions", {"error": {"message": HARM, "code": HARM, "param": HARM}}, 400)
     file = {"name": "x.json", "mimeType": "application/json", "buffer": json.dumps(recording).encode()}
-    page.get_by_label("Or a file of").set_input_files(file)
+    page.get_by_label("Or open a file").set_input_files(file)
     page.locator("h2", has_text=SPELLED).wait_for()
     for view in ("Inspector", "Overview", "Usage", "Playground"):
         page.get_by_role("link", name=view, exact=True).click()
@@ -80,7 +80,7 @@ def test_a_gateway_that_is_gone_is_missed_and_what_stands_there_is_dated(stage: 
     page = opened(stage["open"])
     page.locator(".is-ready").first.wait_for()
     page.route("**/v1/**", lambda route: route.fulfill(status=502, body="<h1>Bad Gateway</h1>"))
-    page.get_by_text("Bad Gateway What stands here is of ").wait_for()
+    page.get_by_text("Bad Gateway The data below is from ").wait_for()
     assert page.locator(".is-ready").first.is_visible()
     page.unroute("**/v1/**")
     page.locator("main > .trouble").wait_for(state="hidden")
@@ -90,7 +90,7 @@ def test_a_key_that_is_refused_in_the_middle_can_be_replaced(stage: dict[str, st
     page = keyed_page(stage, opened, "overview")
     page.locator(".is-ready").first.wait_for()
     answers(page, "/v1/status", {"error": {"message": "The API key is not valid here.", "code": "invalid"}}, 401)
-    page.get_by_text("Give another one at “Key” above.").wait_for()
+    page.get_by_text("Enter another key with the “Key” button above.").wait_for()
     page.unroute("**/v1/status")
     page.get_by_role("button", name="Key: set").click()
     page.get_by_label("Key", exact=True).fill(stage["key"])
@@ -102,7 +102,7 @@ def test_a_key_without_models_is_told_so(stage: dict[str, str], opened: Opened) 
     page = opened(f"{stage['open']}/#/inspector")
     answers(page, "/v1/status", {**status_of(stage, page), "models": [], "minutes": None})
     page.get_by_role("link", name="Playground").click()
-    page.get_by_text("This key may use no model.").wait_for()
+    page.get_by_text("This key has no access to any model.").wait_for()
     page.get_by_role("button", name="Send").click()
     assert page.locator("article").count() == 0
 
@@ -131,12 +131,12 @@ def test_of_many_deployments_some_can_be_found(stage: dict[str, str], opened: Op
     table.wait_for()
     high = page.evaluate("document.documentElement.scrollHeight")
     assert high < 4000
-    page.get_by_label("Only those that are not ready").check()
+    page.get_by_label("Only deployments that are not ready").check()
     page.get_by_label("Model or deployment").fill("THE-ONE")
     assert table.locator("tbody").count() == 1
     assert "<b>U+202Eno</b>" in table.inner_text()
     page.get_by_label("Model or deployment").fill("nothing")
-    page.get_by_text("No deployment is like this.").wait_for()
+    page.get_by_text("No deployment matches.").wait_for()
 
 
 def test_the_overview_holds_still_under_its_reader(stage: dict[str, str], opened: Opened) -> None:
@@ -200,7 +200,7 @@ def test_nothing_that_is_pasted_holds_the_page_up(stage: dict[str, str], opened:
         return performance.now() - began;
     }"""
     assert page.evaluate(pasting, text) < LONG_MS
-    assert page.get_by_text("Read as text in Harmony").is_visible()
+    assert page.get_by_text("Read as Harmony text").is_visible()
 
 
 def test_hosted_tools_are_told_in_few_words(stage: dict[str, str], opened: Opened) -> None:
@@ -218,8 +218,8 @@ def test_hosted_tools_are_told_in_few_words(stage: dict[str, str], opened: Opene
     parts = answer.locator(".of-tool")
     assert [title.split("\n")[0] for title in parts.all_inner_texts()] == [
         "Tools of U+202Edocs",
-        "Hosted tool docs.<b>echo",
-        "Hosted tool docs.<b>echo",
+        "Server tool docs.<b>echo",
+        "Server tool docs.<b>echo",
     ]
     bodies = parts.locator(".part-body").all_inner_texts()
     assert bodies == ["<b>echo", '{"a": 1}\n→ <i>yes</i>', '{"a": 1}\n→ failed: <i>no</i>']

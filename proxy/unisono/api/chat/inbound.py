@@ -96,9 +96,10 @@ def to_turn(
         sampling=to_sampling(request),
         max_tokens=request.max_completion_tokens or request.max_tokens,
         stop=tuple(request.stop),
-        # A made-up call would stand in place of the JSON that the client expects.
+        # Without tools, an invented call would replace the JSON that the client expects.
         calls_allowed=not forbidden and (form is None or bool(toolbox.tools) or hosting is not None),
-        parallel_calls=request.parallel_tool_calls is not False and not request.functions,  # The old form holds one.
+        parallel_calls=request.parallel_tool_calls is not False
+        and not request.functions,  # The legacy form allows one.
         hold_calls=hold_calls or not request.stream,
         whole=not request.stream,
         tenant=caller.tenant,
@@ -156,7 +157,7 @@ def _notes_on(request: ChatRequest, turn: GenerationRequest, choice_at: str) -> 
 
 def _notes_on_running(request: ChatRequest, turn: GenerationRequest) -> Iterator[str]:
     if request.unisono and request.unisono.run_tools and turn.hosting is None:
-        yield "unisono.run_tools: no effect, there are no tools to run, or several choices to make"
+        yield "unisono.run_tools: no effect, because there are no tools to run, or because of 'tool_choice' or 'n'"
 
 
 def declared(request: ChatRequest) -> Iterator[DeclaredTool]:
@@ -198,7 +199,9 @@ def to_conversation(
     preamble = Preamble(instructions=instructions, tools=toolbox.tools, effort=effort, date=today)
     items = tuple(history.said)
     if len(items) > MAX_MESSAGES:
-        raise InvalidRequest(f"There are more than {MAX_MESSAGES:,} messages and calls.", param="messages")
+        raise InvalidRequest(
+            f"'messages' contains more than {MAX_MESSAGES:,} messages, calls and results.", param="messages"
+        )
     return Conversation(preamble, items, prefill), history.notes
 
 
@@ -248,7 +251,7 @@ class _History:
         if unanswered:
             return unanswered.popleft()
         raise InvalidRequest(
-            f"'{param}': no assistant message before it has an unanswered call of '{shortened(name)}'.", param=param
+            f"'{param}': no earlier assistant message has an unanswered call of '{shortened(name)}'.", param=param
         )
 
 

@@ -153,7 +153,7 @@ def to_choice(index: int, result: CollectedAnswer, frame: ChatFrame) -> dict[str
                     calls.append(to_call(closed.item, closed.text, form))
                     shown.append(form)
             case HostedCall() | Listing():
-                pass  # the gateway's own affair
+                pass  # internal to the gateway
             case _:
                 assert_never(closed.item)
     text, thoughts, refused = join_messages(content), "".join(reasoning), join_messages(refusal)
@@ -265,7 +265,7 @@ class ChoiceChunks:
                 return self._chunk(b"{" + b"".join(name + value for name in self._reasoning) + b"}")
             case ToolCall():
                 if self._early is None:
-                    return b""  # held: its Closed has the whole of it
+                    return b""  # buffered: its Closed event has the complete text
                 return self._arguments(self._early[1], CallForm.FUNCTION, text)
             case HostedCall() | Listing():
                 return b""

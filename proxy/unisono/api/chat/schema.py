@@ -101,7 +101,7 @@ class ChatToolCall(OpenModel):
     @classmethod
     def _present(cls, value: Any, info: ValidationInfo) -> Any:
         if value is None and info.data.get("type") == info.field_name:
-            raise wrong("must be an object with the call's name")
+            raise wrong("must be an object with the field 'name'")
         return value
 
 
@@ -160,14 +160,14 @@ class ChatMessage(OpenModel):
     @classmethod
     def _result_has_call(cls, value: str | None, info: ValidationInfo) -> str | None:
         if value is None and info.data.get("role") == "tool":
-            raise wrong("must name the call this message answers")
+            raise wrong("must be the id of the tool call that this message answers")
         return value
 
     @field_validator("name")
     @classmethod
     def _result_has_name(cls, value: str | None, info: ValidationInfo) -> str | None:
         if value is None and info.data.get("role") == "function":
-            raise wrong("must name the function this message answers for")
+            raise wrong("must be the name of the function that this message answers")
         return value
 
 
@@ -209,7 +209,7 @@ class ChatTool(OpenModel):
     @classmethod
     def _present(cls, value: Any, info: ValidationInfo) -> Any:
         if value is None and info.data.get("type") == info.field_name:
-            raise wrong("must be an object with the tool's name")
+            raise wrong("must be an object with the field 'name'")
         return value
 
 

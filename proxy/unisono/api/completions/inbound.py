@@ -30,10 +30,12 @@ Cut = Callable[[str], Sequence[int]]
 """Convert text with spelled special tokens to token ids."""
 
 SWITCHED_OFF: Final = (
-    "Raw completions are off here; the gateway's setting `unisono: {raw_completions: true}` allows them. "
-    "/v1/chat/completions needs no such permission."
+    "Raw completions are disabled on this gateway: use /v1/chat/completions, "
+    "or ask the operator to set `unisono: {raw_completions: true}`."
 )
-NOT_FOR_THIS_KEY: Final = "This key may not send raw prompts; one made with `unisono keys create --raw` may."
+NOT_FOR_THIS_KEY: Final = (
+    "This key may not send raw prompts: use /v1/chat/completions, or a key created with `unisono keys create --raw`."
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,9 +79,11 @@ def to_turns(
     """
     each = request.n or 1
     if len(request.prompt) * each > MAX_CHOICES:
-        raise InvalidRequest(f"'prompt': prompts times `n` may be {MAX_CHOICES} at most.", param="prompt")
+        raise InvalidRequest(f"'prompt': prompts times `n` must be at most {MAX_CHOICES}.", param="prompt")
     if request.best_of not in (None, each):
-        raise UnsupportedValue("'best_of': only as many as are answered (`n`) are generated.", param="best_of")
+        raise UnsupportedValue(
+            "'best_of' must be equal to `n`: the gateway generates only the choices that it returns.", param="best_of"
+        )
     turns: list[GenerationRequest] = []
     texts: list[str] = []
     for prompt in request.prompt:

@@ -21,21 +21,24 @@ MAX_CHOICES: Final = 128
 
 Ids = tuple[int, ...]
 
+NOT_CONSTRAINED: Final = "the format of a raw completion cannot be constrained"
+CONSTRAINED_ELSEWHERE: Final = f"{NOT_CONSTRAINED}; use /v1/chat/completions"
+
 NEUTRAL: Final[dict[str, tuple[tuple[Any, ...], str]]] = {
-    "logprobs": ((None, False, 0), "log probabilities are not available; leave it out"),
-    "prompt_logprobs": ((None, False, 0), "log probabilities are not available; leave it out"),
-    "suffix": ((None, ""), "gpt-oss does not fill in the middle"),
-    "use_beam_search": ((None, False), "there is no beam search"),
-    "prompt_embeds": ((None, []), "prompts are text or token ids"),
-    "response_format": ((None, {"type": "text"}), "a raw completion is not kept to a form; /v1/chat/completions is"),
-    "structured_outputs": ((None, {}), "a raw completion is not kept to a form; /v1/chat/completions is"),
-    "guided_json": ((None,), "a raw completion is not kept to a form; /v1/chat/completions is"),
-    "guided_regex": ((None,), "a raw completion is not kept to a form"),
-    "guided_choice": ((None,), "a raw completion is not kept to a form"),
-    "guided_grammar": ((None,), "a raw completion is not kept to a form"),
-    "truncate_prompt_tokens": ((None,), "a prompt is sent whole, or not at all"),
-    "ignore_eos": ((None, False), "every generation ends at a stop token"),
-    "min_tokens": ((None, 0), "every generation ends at a stop token"),
+    "logprobs": ((None, False, 0), "log probabilities are not supported; omit this field"),
+    "prompt_logprobs": ((None, False, 0), "log probabilities are not supported; omit this field"),
+    "suffix": ((None, ""), "gpt-oss cannot fill in the middle of a text; omit this field"),
+    "use_beam_search": ((None, False), "beam search is not supported; omit this field"),
+    "prompt_embeds": ((None, []), "embeddings are not supported; send text or token ids in 'prompt'"),
+    "response_format": ((None, {"type": "text"}), CONSTRAINED_ELSEWHERE),
+    "structured_outputs": ((None, {}), CONSTRAINED_ELSEWHERE),
+    "guided_json": ((None,), CONSTRAINED_ELSEWHERE),
+    "guided_regex": ((None,), NOT_CONSTRAINED),
+    "guided_choice": ((None,), NOT_CONSTRAINED),
+    "guided_grammar": ((None,), NOT_CONSTRAINED),
+    "truncate_prompt_tokens": ((None,), "prompts are never truncated; shorten the prompt"),
+    "ignore_eos": ((None, False), "generation always ends at a stop token; omit this field"),
+    "min_tokens": ((None, 0), "generation always ends at a stop token; omit this field"),
 }
 """Unsupported fields, with their neutral values and the reason."""
 
@@ -48,21 +51,19 @@ def _to_prompts(value: Any) -> Any:
     if isinstance(value, str):
         return [value]
     if not isinstance(value, list) or not value:
-        raise wrong(
-            "must be a string, a list of strings, a list of token ids, or a list of such lists; not an empty one"
-        )
+        raise wrong("must be a string or a list that is not empty: of strings, of token ids, or of lists of token ids")
     if all(type(one) is int for one in value):
         return [_to_ids(value)]
     if all(isinstance(one, str) for one in value):
         return value
     if all(isinstance(one, list) for one in value):
         return [_to_ids(one) for one in value]
-    raise wrong("must hold strings only, token ids only, or lists of token ids only")
+    raise wrong("must contain only strings, only token ids, or only lists of token ids")
 
 
 def _to_ids(value: list[Any]) -> Ids:
     if not all(type(one) is int and 0 <= one < VOCABULARY for one in value):
-        raise wrong(f"holds what is no token id from 0 to {VOCABULARY - 1}")
+        raise wrong(f"must contain only token ids from 0 to {VOCABULARY - 1}")
     return tuple(value)
 
 

@@ -30,9 +30,9 @@ class ContentBlock(OpenModel):
     @classmethod
     def _known(cls, value: str) -> str:
         if value in MEDIA_PARTS and value not in KINDS:
-            raise refused(f"'{value}' is not possible: the model does not support {MEDIA_PARTS[value]} input")
+            raise refused(f"'{value}' is not accepted: the model does not support {MEDIA_PARTS[value]} input")
         if value not in KINDS:
-            raise wrong(f"there is no block of this type; possible are {', '.join(sorted(KINDS))}")
+            raise wrong(f"must be one of {', '.join(sorted(KINDS))}")
         return value
 
 
@@ -87,7 +87,7 @@ class BlockSource(OpenModel):
     @classmethod
     def _is_text(cls, value: Any) -> Any:
         if isinstance(value, str) and value in FILES:
-            raise refused(f"'{value}' is not possible: the model reads documents of type 'text' or 'content' only")
+            raise refused(f"'{value}' is not accepted: use a source of type 'text' or 'content'")
         return value
 
 

@@ -1,8 +1,8 @@
 """Conversion of a request's messages to a conversation, in the model's order. Pure.
 
-Each text block of an assistant message is one message of the model. The last one is the final answer; earlier ones,
-and those next to calls, are commentary. Blocks with citations are pieces of one text. Reasoning is accepted only
-with a signature of this gateway.
+Each text block of an assistant message is one message of the model. The last one is the final answer, unless the
+message has a client call or a later server tool call; all others are commentary. Adjacent blocks with citations are
+one text. Reasoning is accepted only with a signature of this gateway.
 """
 
 from __future__ import annotations
@@ -90,7 +90,9 @@ class HistoryReader:
     def items(self) -> tuple[Item, ...]:
         items = tuple(self.said)
         if len(items) > MAX_MESSAGES:
-            raise InvalidRequest(f"There are more than {MAX_MESSAGES:,} messages and calls.", param="messages")
+            raise InvalidRequest(
+                f"'messages' contains more than {MAX_MESSAGES:,} messages, calls and results.", param="messages"
+            )
         return items
 
     def _user(self, blocks: Sequence[tuple[str, ContentBlock]]) -> None:
@@ -159,7 +161,7 @@ class HistoryReader:
                 self._served(at, block)
             case ToolResultBlock():
                 raise InvalidRequest(
-                    f"'{at}.type': a tool_result belongs to a message of the user.", param=f"{at}.type"
+                    f"'{at}.type': 'tool_result' is allowed only in a user message.", param=f"{at}.type"
                 )
             case _:
                 self.said.say_beside(*split_markers(text_of([(at, block)], self.notes), Phase.COMMENTARY))
@@ -201,7 +203,7 @@ class HistoryReader:
 
 def _not_ours(param: str) -> InvalidRequest:
     return InvalidRequest(
-        f"'{param}': this was not made here, or not for this text. Send thinking back as it came, or leave it out.",
+        f"'{param}' does not match this block, or is not from this gateway. Return thinking unchanged, or omit it.",
         param=param,
     )
 
@@ -230,7 +232,9 @@ def text_of(blocks: Iterable[tuple[str, ContentBlock]], notes: list[str]) -> str
             case SilentBlock():
                 notes.append(f"{at}: no effect")
             case _:
-                raise InvalidRequest(f"'{at}.type': '{block.type}' is not possible here.", param=f"{at}.type")
+                raise InvalidRequest(
+                    f"'{at}.type': '{block.type}' is not allowed in this position.", param=f"{at}.type"
+                )
     return join(texts, BETWEEN, param="messages")
 
 

@@ -105,7 +105,7 @@ def to_turn(
 ) -> MessagesTurn:
     """Convert a request; `today` is YYYY-MM-DD. Raises InvalidRequest if it cannot be met."""
     if request.thread:
-        raise ThreadsUnsupported("'thread': no conversation is kept here; send all of its messages.", param="thread")
+        raise ThreadsUnsupported("'thread' is not supported: send all messages of the conversation.", param="thread")
     tools = request.tools or []
     asked = asked_choice(request.tool_choice, tools)
     forbidden = asked is not None and asked.mode is ChoiceMode.NONE
@@ -124,7 +124,7 @@ def to_turn(
         sampling=to_sampling(request),
         max_tokens=request.max_tokens,
         stop=tuple(request.stop_sequences or ()),
-        # A made-up call would stand in place of the JSON that the client expects.
+        # Without tools, an invented call would replace the JSON that the client expects.
         calls_allowed=not forbidden and (form is None or bool(toolbox.tools) or hosting is not None),
         parallel_calls=not (request.tool_choice and request.tool_choice.disable_parallel_tool_use),
         hold_calls=not model.stream_tool_arguments or not request.stream,
@@ -228,7 +228,7 @@ def _notes_on(request: MessagesInput, turn: GenerationRequest, hosted: frozenset
 
 def _notes_on_running(request: MessagesInput, turn: GenerationRequest) -> Iterator[str]:
     if request.unisono and request.unisono.run_tools and turn.hosting is None:
-        yield "unisono.run_tools: no effect, there are no tools to run"
+        yield "unisono.run_tools: no effect, because there are no tools to run, or because of 'tool_choice'"
 
 
 def _notes_on_fields(request: MessagesInput) -> Iterator[str]:

@@ -97,7 +97,10 @@ class MessageFrame:
         return builtin_of(item.server) in self.served and bool(name_of(item))
 
     def signature(self, closed: Closed) -> str:
-        """Return the signature of a reasoning block, which makes it acceptable in a later request."""
+        """Return the signature of a reasoning block.
+
+        For omitted reasoning, it is the sealed reasoning itself.
+        """
         if self.thinking is Thinking.OMITTED:
             return self.seal([AssistantReasoning(closed.text, closed.tokens)], "")
         return self.sign(closed.text)
@@ -149,7 +152,10 @@ def _call(item: ToolCall, arguments: Any) -> dict[str, Any]:
 
 
 class MessageEvents:
-    """Converter from event batches to bytes of a stream. Stores ordering state, but no text."""
+    """Converter from event batches to bytes of a stream.
+
+    Stores only the state that the order of events needs.
+    """
 
     def __init__(self, frame: MessageFrame, report: GenerationReport) -> None:
         self._frame = frame
@@ -229,7 +235,7 @@ class MessageEvents:
                     return b""
                 start = self._start({"type": "thinking", "thinking": "", "signature": ""}, _THINKING)
             case ToolCall() | HostedCall() | Listing():
-                return b""  # its Closed has the whole of it
+                return b""  # its Closed event has the complete text
             case _:
                 assert_never(item)
         return start + self._delta + orjson.dumps(text) + _END

@@ -119,7 +119,7 @@ async def _counted(turns: GenerationService, asked: MessagesTurn) -> int:
 
 
 async def understood(means: MessagesDeps, request: Request, kind: type[Kind]) -> PreparedMessage:
-    """Prepare a request. Every refusal happens here, before a backend is called."""
+    """Validate and convert a request. Raises the error that refuses it."""
     body = await read_json(request)
     size = len(await request.body())
     caller: Caller = request.state.caller

@@ -53,7 +53,7 @@ class MessagesTool(OpenModel):
     @classmethod
     def _present(cls, value: Any, info: ValidationInfo) -> Any:
         if value is None and info.data.get("type") == CUSTOM:
-            raise wrong("is required for a tool of the client's own")
+            raise wrong("is required for a tool of type 'custom'")
         return value
 
 
@@ -66,7 +66,7 @@ class ChoiceSpec(OpenModel):
     @classmethod
     def _present(cls, value: Any, info: ValidationInfo) -> Any:
         if not value and info.data.get("type") == "tool":
-            raise wrong("must name the tool")
+            raise wrong("is required when 'type' is 'tool'")
         return value
 
 

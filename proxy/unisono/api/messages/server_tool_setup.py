@@ -79,7 +79,10 @@ def notes_on(tools: Sequence[MessagesTool], hosted: frozenset[str]) -> Iterator[
 
 
 def bounded(hosting: ServerTools, tools: Sequence[MessagesTool]) -> ServerTools:
-    """Limit the calls of the request by `max_uses`, if every server tool has one."""
+    """Limit the calls by the sum of `max_uses`.
+
+    This applies if every server tool has one and no other server is used.
+    """
     served = [tool for tool in tools if builtin_for(tool.type)]
     uses = [most for tool in served if isinstance(most := (tool.model_extra or {}).get("max_uses"), int) and most > 0]
     if len(uses) < len(served) or len(served) < len(hosting.servers):
@@ -118,9 +121,9 @@ def choice_of(asked: ToolChoice | None, toolbox: Toolbox, servers: Sequence[Tool
     def hosted(tool: NamedTool) -> HostedTool:
         builtin = builtin_for(tool.kind)
         if (label := labels.get(builtin)) is None:
-            needs = f"; the operator has to set {SETTING}{builtin}" if builtin else ""
+            needs = f"; the operator can enable them with `{SETTING}{builtin}`" if builtin else ""
             raise UnsupportedValue(
-                f"'tool_choice': tools of type '{tool.kind}' are not available here{needs}.", param="tool_choice"
+                f"'tool_choice': tools of type '{tool.kind}' are not available{needs}.", param="tool_choice"
             )
         return label, None
 

@@ -16,8 +16,8 @@ from unisono.engine.request import GenerationReport
 class ShownBlocks:
     """Record of the emitted blocks.
 
-    Holds the number of complete calls, if a truncated call was emitted, the names of server tool calls, and if a
-    text violated its required format.
+    `calls` is the number of emitted client calls, and `cut` is true if one of them was truncated. `served` names the
+    server tool calls. `refused` is true if a text violated its required format.
     """
 
     calls: int = 0

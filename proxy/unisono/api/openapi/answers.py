@@ -16,7 +16,7 @@ NUMBER: Schema = {"type": "number"}
 TRUTH: Schema = {"type": "boolean"}
 NOTHING: Schema = {"type": "null"}
 OBJECT: Schema = {"type": "object"}
-MOMENT: Schema = {"type": "integer", "description": "Seconds since 1970."}
+MOMENT: Schema = {"type": "integer", "description": "Unix time in seconds."}
 
 
 def thing(optional: Schema | None = None, /, **fields: Schema) -> Schema:
@@ -57,7 +57,7 @@ DAY: Schema = {"type": "string", "format": "date"}
 SHARED: dict[str, Schema] = {
     "Error": thing(error=thing(message=TEXT, type=TEXT, param=maybe(TEXT), code=TEXT)),
     "About": {
-        "description": "How an answer came to be.",
+        "description": "Report on the generation: backend, failovers, recoveries and notes.",
         **thing(
             {"left_out": COUNT, "unmet": TEXT, "hooks": OBJECT, "notes": many(TEXT)},
             recoveries=many(TEXT),

@@ -19,21 +19,27 @@ from unisono.errors import UnisonoError
 
 JSON, EVENTS, TEXT = "application/json", "text/event-stream", "text/plain"
 ABOUT = (
-    "Every path that begins with `/v1` answers without it too, and `/open-responses/v1` without its `/v1`. Objects may "
-    "hold more fields than are named here: in a request they have no effect, which the answer notes."
+    "Paths with `/v1` also work without it. Objects may have more fields than listed here. "
+    "In a request, such fields have no effect, and the answer contains a note on each."
 )
 KEYS: list[dict[str, list[str]]] = [{"bearer": []}, {"key": []}]
 
 HEADERS: dict[str, Schema] = {
-    "x-request-id": {"description": "What the request is called in logs and recordings.", "schema": {"type": "string"}},
-    "x-unisono-backend": {"description": "Who answered.", "schema": {"type": "string"}},
+    "x-request-id": {"description": "Id of the request in logs and recordings.", "schema": {"type": "string"}},
+    "x-unisono-backend": {"description": "Names of the deployments that answered.", "schema": {"type": "string"}},
     "x-unisono-model": {"description": "The requested model, after aliases.", "schema": {"type": "string"}},
     "x-unisono-served-model": {"description": "The model that answered.", "schema": {"type": "string"}},
-    "x-unisono-failovers": {"description": "How often another one had to.", "schema": {"type": "integer"}},
-    "x-unisono-recoveries": {"description": "What was mended; not of streams.", "schema": {"type": "string"}},
-    "retry-after": {"description": "Seconds.", "schema": {"type": "integer"}},
+    "x-unisono-failovers": {"description": "Number of failovers to another deployment.", "schema": {"type": "integer"}},
+    "x-unisono-recoveries": {
+        "description": "Recovery rules applied to the output; not sent with streams.",
+        "schema": {"type": "string"},
+    },
+    "retry-after": {"description": "Seconds to wait before the next attempt.", "schema": {"type": "integer"}},
     "www-authenticate": {"schema": {"type": "string"}},
-    NO_RETRY_HEADER[0]: {"description": "`false`: the same request fails again.", "schema": {"type": "string"}},
+    NO_RETRY_HEADER[0]: {
+        "description": "`false` if the client should not repeat the request.",
+        "schema": {"type": "string"},
+    },
 }
 FAILURES = {"Failure": "Error", "MessagesFailure": "MessagesError"}
 """Schema names of errors, by format."""
@@ -46,7 +52,7 @@ WITH_FAILURE = {
     429: ("retry-after",),
     503: ("retry-after",),
 }
-"""Headers that errors of a status always have."""
+"""Headers of errors, by status. After tools have run, `retry-after` is absent."""
 
 
 @cache
@@ -88,7 +94,7 @@ def _operation(tag: str, operation: Operation, requests: dict[str, Schema]) -> S
         made["requestBody"] = {"required": True, "content": {JSON: {"schema": schema}}}
     made["responses"] = {"200": _answer(operation)}
     if operation.unready:
-        made["responses"]["503"] = {**_answer(operation), "description": "Not now."}
+        made["responses"]["503"] = {**_answer(operation), "description": "No model is ready."}
     for status in sorted(operation.failures):
         made["responses"][str(status)] = {"$ref": f"#/components/responses/{operation.failure}{status}"}
     return made
@@ -118,7 +124,7 @@ def _answer(operation: Operation) -> Schema:
     if operation.events is not None:
         # The event schema is for human readers: OpenAPI 3.1 has no field for it.
         content[EVENTS] = {"x-event-schema": ref(operation.events)}
-    answer = {"description": "The answer.", "headers": _headers(headers), "content": content}
+    answer = {"description": "Success.", "headers": _headers(headers), "content": content}
     return {**answer, "links": dict(map(_link, operation.leads_to))} if operation.leads_to else answer
 
 

@@ -151,7 +151,7 @@ def shortened(
         rest = [*(item for item in rest if isinstance(item, DeveloperMessage)), UserMessage(HEADING + summary)]
     sealed = seals.seal(tenant, rest)
     if seals.open(tenant, sealed) is None:
-        raise StoreTooLarge("What is left of the conversation is too large for a compaction.")
+        raise StoreTooLarge("The content of the compaction item is too large; shorten the conversation.")
     return kept, sealed
 
 

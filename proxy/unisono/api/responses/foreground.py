@@ -38,7 +38,7 @@ async def answer_whole(means: ResponsesDeps, asked: PreparedRequest) -> tuple[St
     finally:
         await run.aclose()
     response = events.stored
-    assert response is not None  # a run ends with Finished or raises
+    assert response is not None  # a generation ends with Finished or raises
     try:
         await keep(means, asked, response)
     except UnisonoError as error:
@@ -76,7 +76,7 @@ async def answer_events(
                 raise
             yield events.fail(failure_of(error))
         response = events.stored
-        assert response is not None  # a run ends with Finished or raises
+        assert response is not None  # a generation ends with Finished or raises
         try:
             await keep(means, asked, response)
         except UnisonoError as error:

@@ -26,7 +26,7 @@ from unisono.errors import InvalidRequest, StoreError
 
 HEADER = "idempotency-key"
 LONGEST_KEY = 255
-NO_EFFECT = "Idempotency-Key: no effect with store false"
+NO_EFFECT = "Idempotency-Key: no effect, because 'store' is false"
 LOOK_EVERY_S = 0.05
 MAX_LOOK_S = 0.5
 
@@ -52,7 +52,7 @@ async def claim_of(request: Request, tenant: str) -> IdempotencyClaim | None:
     if key is None:
         return None
     if not key or len(key) > LONGEST_KEY or not all(" " <= letter <= "~" for letter in key):
-        raise InvalidRequest(f"'Idempotency-Key' must be 1 to {LONGEST_KEY} printable ASCII characters.")
+        raise InvalidRequest(f"'Idempotency-Key' must have 1 to {LONGEST_KEY} printable ASCII characters.")
     digest = blake2b(await request.body(), digest_size=16, person=b"unisono-body")
     return IdempotencyClaim(tenant, key, digest.hexdigest())
 
@@ -73,7 +73,7 @@ async def give_back(means: ResponsesDeps, claim: IdempotencyClaim, response_id: 
     try:
         await means.store.unclaim(claim.tenant, claim.key, response_id)
     except StoreError as error:
-        log.warning("idempotency key not given back", extra={"code": error.code})
+        log.warning("idempotency key not released", extra={"code": error.code})
 
 
 async def started(

@@ -53,12 +53,14 @@ def check(request: ResponsesRequest, *, answered: bool = True) -> None:
     """
     if request.previous_response_id is not None and request.conversation is not None:
         raise InvalidRequest(
-            "'previous_response_id' and 'conversation' cannot both be given.", param="previous_response_id"
+            "'previous_response_id' and 'conversation' cannot be combined; set only one.", param="previous_response_id"
         )
     if answered and not request.input and request.previous_response_id is None and request.conversation is None:
-        raise InvalidRequest("'input' must hold something when nothing is continued.", param="input")
+        raise InvalidRequest(
+            "'input' must not be empty without 'previous_response_id' or 'conversation'.", param="input"
+        )
     if request.background and not request.stored:
-        raise InvalidRequest("'background' needs 'store': what runs in the background is fetched later.", param="store")
+        raise InvalidRequest("'background' requires 'store', so that the response can be retrieved.", param="store")
 
 
 def wanted_ids(request: ResponsesRequest) -> tuple[str, ...]:
@@ -92,8 +94,11 @@ def to_turn(
     servers: tuple[ToolServer, ...] = (),
     rules: ModelRules = NO_RULES,
 ) -> ResponsesTurn:
-    """Convert a request to a generation request and stored items. `today` is the first day as YYYY-MM-DD. Raises
-    InvalidRequest for contradictory or unsupported fields, and NotFound for a reference to a missing item."""
+    """Convert a request to a generation request and stored items.
+
+    `today` is the first day as YYYY-MM-DD. Raises InvalidRequest for contradictory or unsupported fields, and NotFound
+    for a reference to a missing item.
+    """
     toolbox = to_tools(request, servers)
     reading = InputConversion(known, names=ToolNames(taken=(tool.name for tool in toolbox.tools)))
     reading.add(known.earlier)
@@ -143,7 +148,7 @@ def with_wishes(
     turn = rules.applied_to(turn)
     return replace(
         turn,
-        # A made-up call would stand in place of the JSON that the client expects.
+        # Without tools, an invented call would replace the JSON that the client expects.
         calls_allowed=not request.calls_nothing and (form is None or callable_),
         choice=to_choice(request.tool_choice, offer),
         form=form,
@@ -201,7 +206,9 @@ def to_conversation(items: Sequence[Item], preamble: Preamble) -> Conversation:
         texts.append(item.text)
         leading += 1
     if len(items) > MAX_MESSAGES:
-        raise InvalidRequest(f"There are more than {MAX_MESSAGES:,} messages and calls.", param="input")
+        raise InvalidRequest(
+            f"The conversation contains more than {MAX_MESSAGES:,} messages, calls and results.", param="input"
+        )
     whole = Preamble(join(texts, "\n\n", param="input"), preamble.tools, preamble.effort, preamble.date)
     return Conversation(whole, tuple(items[leading:]))
 
@@ -228,7 +235,7 @@ def _shown(given: InputItem, reading: InputConversion) -> Wire:
     """Return an item in its author's form, with every field that strict clients require."""
     if isinstance(given, InputReference):
         kept = reading.known.kept(given.id)
-        assert kept is not None  # the reading refused it otherwise
+        assert kept is not None  # `InputConversion` refuses an unknown id
         return dict(kept.shown)
     if isinstance(given, InputReasoning):
         parts = [{"type": "reasoning_text", "text": text} for text in given.content]
@@ -293,7 +300,7 @@ def notes_on_fields(request: ResponsesRequest) -> Iterator[str]:
     if request.text and request.text.verbosity not in (None, "medium"):
         yield "text.verbosity: no effect"
     if request.reasoning and request.reasoning.summary not in (None, "none"):
-        yield "reasoning.summary: no effect, the reasoning itself is shown"
+        yield "reasoning.summary: no effect, because summaries are not supported"
     for name in request.include or ():
         if not INCLUDABLE[name]:
             yield f"include: '{name}' has no effect"

@@ -164,7 +164,7 @@ def _reasoning(reading: InputConversion, given: InputItem, param: str) -> Sequen
     if text:
         return (AssistantReasoning(text),)
     if given.summary or given.encrypted_content:
-        reading.notes.append(f"{param}: no effect, only a summary or what another server sealed")
+        reading.notes.append(f"{param}: no effect, because it has only a summary or content encrypted elsewhere")
     return ()
 
 
@@ -187,7 +187,7 @@ def _custom_call(reading: InputConversion, given: InputItem, param: str) -> Sequ
 def _checked_name(name: str, param: str) -> str:
     if len(name) > MAX_NAME:
         raise InvalidRequest(
-            f"'{param}.name': with its namespace the name has more than {MAX_NAME} characters.", param=f"{param}.name"
+            f"'{param}.name': the name with its namespace has more than {MAX_NAME} characters.", param=f"{param}.name"
         )
     return name
 
@@ -202,7 +202,7 @@ def _reference(reading: InputConversion, given: InputItem, param: str) -> Sequen
     assert isinstance(given, InputReference)
     kept = reading.known.kept(given.id)
     if kept is None:
-        raise NotFound(f"There is no item with the id '{shortened(given.id)}'.", param=f"{param}.id")
+        raise NotFound(f"Item with id '{shortened(given.id)}' not found.", param=f"{param}.id")
     return kept.said
 
 
@@ -278,9 +278,11 @@ def _approval_response(reading: InputConversion, given: InputItem, param: str) -
     call = reading.requests.get(given.approval_request_id)
     at = f"{param}.approval_request_id"
     if call is None:
-        raise NotFound(f"'{at}': there is no request for approval '{shortened(given.approval_request_id)}'.", param=at)
+        raise NotFound(f"'{at}': approval request '{shortened(given.approval_request_id)}' not found.", param=at)
     if call.call_id in reading.answered:
-        raise InvalidRequest(f"'{at}': '{shortened(given.approval_request_id)}' was answered before.", param=at)
+        raise InvalidRequest(
+            f"'{at}': approval request '{shortened(given.approval_request_id)}' was already answered.", param=at
+        )
     reading.answered.add(call.call_id)
     return ()
 
@@ -305,7 +307,7 @@ def _sealed(reading: InputConversion, given: InputItem, param: str) -> Sequence[
     assert isinstance(given, InputSealed)
     opened = reading.known.opened(given.encrypted_content) if given.encrypted_content else None
     if opened is None:
-        reading.notes.append(f"{param}: no effect, what another server sealed cannot be read")
+        reading.notes.append(f"{param}: no effect, because this gateway cannot decrypt it")
     return opened or ()
 
 
@@ -318,7 +320,7 @@ def _search(reading: InputConversion, given: InputItem, param: str) -> Sequence[
 
 
 def _silent(reading: InputConversion, given: InputItem, param: str) -> Sequence[Item]:
-    reading.notes.append(f"{param}: no effect, an item of type '{given.type}' says nothing to the model")
+    reading.notes.append(f"{param}: no effect, because an item of type '{given.type}' has no content for the model")
     return ()
 
 

@@ -78,7 +78,7 @@ class InputItem(OpenModel):
     @classmethod
     def _known(cls, value: str) -> str:
         if value not in KINDS:
-            raise wrong(f"there is no item of this type; possible are {', '.join(sorted(KINDS))}")
+            raise wrong(f"must be one of {', '.join(sorted(KINDS))}")
         return value
 
 

@@ -16,9 +16,9 @@ RENEWALS = 3
 """Number of renewals per lease duration. One failed renewal may be followed by another."""
 
 GIVEN_BACK_WITHIN_S = (0.02, 0.05, 0.1, 0.15)
-"""Pauses in seconds while a lease may be released.
+"""Pauses in seconds between attempts to acquire a lease.
 
-Its holder has finished, or continues for longer than this.
+A holder that has finished releases it within this time.
 """
 
 log = logging.getLogger("unisono.responses")
@@ -81,4 +81,4 @@ async def release(means: ResponsesDeps, lease: Lease) -> None:
     try:
         await asyncio.shield(means.store.release(lease))
     except StoreError as error:
-        log.warning("lease not given back", extra={"code": error.code})
+        log.warning("lease not released", extra={"code": error.code})

@@ -1,7 +1,7 @@
 """Preparation of a request: validated body, prior state, generation request and frame.
 
-Every refusal happens here, before a backend is called. A response to be stored starts only if the store answers,
-accepts writes and has room. Otherwise the client could not retrieve the promised response.
+Invalid requests are refused here, before a backend is called. A response to be stored starts only if the store
+answers, accepts writes and has room. Otherwise the client could not retrieve the promised response.
 """
 
 from __future__ import annotations
@@ -117,8 +117,7 @@ async def understood(
 
 def busy(conversation_id: str) -> StoreConflict:
     return StoreConflict(
-        f"Another response is being made in the conversation '{shortened(conversation_id)}'; try again when it "
-        "is over.",
+        f"The conversation '{shortened(conversation_id)}' has a response in progress; try again after its end.",
         param="conversation",
     )
 

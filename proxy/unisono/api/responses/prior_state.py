@@ -12,6 +12,7 @@ from unisono.api.responses.inbound import references, wanted_ids
 from unisono.api.responses.items import said_by
 from unisono.api.responses.schema import ResponsesRequest
 from unisono.api.responses.server_tools.approval_history import NOTHING_HOSTED, ServerToolHistory, hosted_in
+from unisono.core.context_window import PREVIOUS_RESPONSE_NOT_FOUND
 from unisono.core.conversation import Item
 from unisono.core.state_store import Store, StoredItem, StoredResponse
 from unisono.errors import NotFound, PreviousResponseNotFound, StoreConflict
@@ -68,18 +69,20 @@ async def _chain(store: Store, tenant: str, parent_id: str, kept: Mapping[str, S
     [parent] = await store.responses(tenant, [parent_id]) if OUR_ID.fullmatch(parent_id) else (None,)
     if parent is None:
         raise PreviousResponseNotFound(
-            f"Previous response with id '{shortened(parent_id)}' not found.", param="previous_response_id"
+            PREVIOUS_RESPONSE_NOT_FOUND.template.format(response_id=shortened(parent_id)),
+            param="previous_response_id",
         )
     if not parent.status.terminal:
         raise StoreConflict(
-            f"The response '{parent.id}' still goes on; wait for its end before continuing it.",
+            f"The response '{parent.id}' is still in progress; continue it after its end.",
             param="previous_response_id",
         )
     chain: list[StoredResponse] = []
     for ancestor in await store.responses(tenant, parent.ancestors):
         if ancestor is None:
             raise PreviousResponseNotFound(
-                f"A response that '{parent.id}' continues was deleted or has expired.", param="previous_response_id"
+                f"An earlier response in the chain of '{parent.id}' was deleted or has expired.",
+                param="previous_response_id",
             )
         chain.append(ancestor)
     chain.append(parent)

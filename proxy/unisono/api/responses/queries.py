@@ -56,7 +56,7 @@ class ItemQuery(OpenModel):
     def _includable(cls, value: list[str]) -> list[str]:
         for name in value:
             if name not in INCLUDABLE and name != LOGPROBS:
-                raise wrong(f"there is no {name[:64]!r}; possible are {', '.join((*INCLUDABLE, LOGPROBS))}")
+                raise wrong(f"unknown value {name[:64]!r}; must be one of {', '.join((*INCLUDABLE, LOGPROBS))}")
         return value
 
 

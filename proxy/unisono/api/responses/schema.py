@@ -181,7 +181,7 @@ class ResponsesInput(OpenModel):
     @classmethod
     def _no_templates(cls, value: Any) -> Any:
         if value is not None:
-            raise refused("stored prompt templates are not supported; send instructions and input")
+            raise refused("prompt templates are not supported; use 'instructions' and 'input'")
         return value
 
     @field_validator("include")
@@ -189,9 +189,9 @@ class ResponsesInput(OpenModel):
     def _includable(cls, value: list[str] | None) -> list[str] | None:
         for name in value or ():
             if name == LOGPROBS:
-                raise refused("log probabilities are not available; leave 'message.output_text.logprobs' out")
+                raise refused("log probabilities are not supported; omit 'message.output_text.logprobs'")
             if name not in INCLUDABLE:
-                raise wrong(f"there is no {name[:64]!r}; possible are {', '.join(INCLUDABLE)}")
+                raise wrong(f"unknown value {name[:64]!r}; must be one of {', '.join(INCLUDABLE)}")
         return value
 
     @property

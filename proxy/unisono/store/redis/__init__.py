@@ -195,7 +195,7 @@ class RedisStore(KeptKeys, KeptAccounts, KeptTraces):
         is_complete, history = await self._link.act(scripts.INHERIT, named, [str(lease.fence)])
         # A pooled connection may lead to a former primary, which lacks the owner's writes to the new one.
         if bytes(history).decode() != await self._link.current_history(named[0]):
-            raise StoreUnavailable("the store fails over at the moment")
+            raise StoreUnavailable("a failover of the store is in progress; try again")
         return bool(is_complete)
 
     async def events(

@@ -27,8 +27,8 @@ local function drop_before(minute, first, sums)
   end
 end
 
--- What was asked for and taken in the minute, and in which second last. Fields r1700000000 and t1700000000 are a
--- second's requests and tokens; 'oldest' is the first second that may have them, 'requests' and 'tokens' are the sums.
+-- Returns the requests and tokens of the last minute, and the last second of each. Fields r1700000000 and t1700000000
+-- are the amounts of one second; 'oldest' is the first second that may have them; 'requests' and 'tokens' are sums.
 local function read_minute(minute, second)
   local head = redis.call('HMGET', minute, 'oldest', 'requests', 'tokens', 'last_requests', 'last_tokens')
   local function number(n) return tonumber(head[n] or 0) end
@@ -41,7 +41,7 @@ local function read_minute(minute, second)
   end
   if sums.oldest < first then
     local ended, from = {}, math.max(sums.oldest, first - 2 * window)
-    -- Only where answers ended for longer than that, and none began.
+    -- Fields this old remain only if settlements continued for over two windows without a new reservation.
     if from > sums.oldest then drop_before(minute, from, sums) end
     for at = from, first - 1 do
       ended[#ended + 1] = 'r' .. at
@@ -61,7 +61,7 @@ local function read_minute(minute, second)
   return sums
 end
 
--- Of a second that took tokens there is nothing left: if it was the last one, another one is.
+-- A second has no tokens left: if it was the last one with tokens, find the one before it.
 local function forget_second(minute, at)
   if tonumber(redis.call('HGET', minute, 'last_tokens') or 0) ~= at then return end
   local oldest = tonumber(redis.call('HGET', minute, 'oldest'))
@@ -69,10 +69,10 @@ local function forget_second(minute, at)
   redis.call('HSET', minute, 'last_tokens', math.max(at, oldest - 1))
 end
 
--- Milliseconds until a second of the minute counts no more.
+-- Milliseconds until a second leaves the window.
 local function until_free(at, now) return at > 0 and (at + window + 1) * 1000 - now or 0 end
 
--- Milliseconds until so much of a kind is free again; only who is refused asks.
+-- Milliseconds until the amount `much` of a kind is free again; called for refused requests only.
 local function frees(minute, kind, much, now)
   local seconds, amounts, fields = {}, {}, redis.call('HGETALL', minute)
   for n = 1, #fields, 2 do
@@ -104,8 +104,8 @@ local rpm, tpm, parallel = tonumber(arg()), tonumber(arg()), tonumber(arg())
 local token_budget, money_budget = tonumber(arg()), tonumber(arg())
 local now = clock()
 local second = math.floor(now / 1000)
--- A full server denies a script its first write only if that write may need memory; afterwards it denies nothing. A
--- reservation must not be made where its settlement would be denied.
+-- A full server rejects only the first write of a script, and only one that may need memory. A reservation must not
+-- be made if its settlement would be rejected.
 redis.call('HINCRBY', minute, 'requests', 0)
 drop_lapsed(open, held, now)
 local sums = read_minute(minute, second)
@@ -134,7 +134,7 @@ if not owed then
   if parallel and redis.call('ZCARD', open) >= parallel then return told('parallel') end
 end
 
--- Tokens that the budgets permit for the answer, or nil and the budget that has no room.
+-- Returns the output tokens that the budgets permit, or nil and the exhausted budget.
 local function find_room(used_tokens, used_cost)
   local room = most
   if token_budget then

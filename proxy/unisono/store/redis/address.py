@@ -6,9 +6,7 @@ from urllib.parse import unquote, urlsplit
 
 from unisono.errors import ConfigError
 
-UNREADABLE = (
-    "not an address; write redis://user:password@host:6379/0, with signs like / # @ : in a password percent-encoded"
-)
+UNREADABLE = "not a Redis address; use redis://user:password@host:6379/0 and percent-encode / # @ : in the password"
 
 
 def addresses(rest: str, port: int) -> tuple[list[tuple[str, int]], str, int]:
@@ -22,11 +20,11 @@ def addresses(rest: str, port: int) -> tuple[list[tuple[str, int]], str, int]:
         except ValueError:
             raise ConfigError(f"store.url: {UNREADABLE}") from None
         if not host:
-            raise ConfigError("store.url: a host is missing")
+            raise ConfigError("store.url: the host is missing")
         nodes.append((host, number))
     service, _, db = path.partition("/")
     if db and not db.isdigit():
-        raise ConfigError("store.url: what follows the service's name is the number of a database")
+        raise ConfigError("store.url: the part after the service name must be a database number, as in /name/0")
     return nodes, unquote(service), int(db or 0)
 
 

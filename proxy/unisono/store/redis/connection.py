@@ -34,11 +34,10 @@ from unisono.store.redis.scripts import Script
 from unisono.store.redis.trouble import told
 from unisono.store.write_errors import refusal
 
-AT_ONCE = 64
-"""Maximum concurrent operations; further ones wait within their own deadline."""
+AT_ONCE = 64  # maximum concurrent operations; further ones wait within their own deadline
 
 WRITES_TOGETHER = 256
-"""Writes per round trip: fit the shortest deadline, and make network latency negligible."""
+"""Writes per round trip: few enough for the shortest deadline, enough to hide latency."""
 
 Command = tuple[str | bytes | int, ...]
 
@@ -62,7 +61,7 @@ class Link:
         self._copies_until: dict[str, float] = {}
         # Scripts that the server has loaded. A promoted one has none, and a rejected script wastes the WAIT time.
         self._loaded: set[str] = set()
-        # Cluster node whose failure requires reading the slots again; empty if unknown.
+        # Cluster node whose failure requires reading the slots again: empty if unknown, None if none failed.
         self._failed_node: str | None = None
         self._sentinel: Sentinel | None = None
         self._service = ""
@@ -78,7 +77,7 @@ class Link:
             "socket_connect_timeout": self._deadline_s * 0.8,
             "retry": Retry(NoBackoff(), 0),
             "protocol": 3,
-            # With them the library may write to a connection that the server has closed meanwhile.
+            # With these notifications, the library may write to a connection that the server has closed meanwhile.
             "maint_notifications_config": MaintNotificationsConfig(enabled=False),
         }
         self._options = options
@@ -93,13 +92,15 @@ class Link:
             return client
         base, _, way = scheme.partition("+")
         if base not in ("redis", "rediss") or way not in ("sentinel", "cluster"):
-            raise ConfigError("store.url: not a scheme of Redis; write redis://, redis+sentinel:// or redis+cluster://")
+            raise ConfigError("store.url: unknown scheme; use redis://, redis+sentinel:// or redis+cluster://")
         nodes, service, db = addresses(rest, 26379 if way == "sentinel" else 6379)
         options |= credentials(rest) | ({"ssl": True} if base == "rediss" else {})
         if way == "cluster":
             return RedisCluster(startup_nodes=[ClusterNode(*node) for node in nodes], **options)
         if not service:
-            raise ConfigError("store.url: redis+sentinel:// needs the service's name: redis+sentinel://host:26379/name")
+            raise ConfigError(
+                "store.url: redis+sentinel:// needs a service name, as in redis+sentinel://host:26379/name"
+            )
         asking = {key: options[key] for key in ("socket_timeout", "socket_connect_timeout", "retry")}
         self._service = service
         make: Any = Sentinel
@@ -246,7 +247,7 @@ class Link:
         return {name: self._replicas or 1 for name in sorted(names) if self._replicas or self._needs_copy(name)}
 
     def _needs_copy(self, name: str) -> bool:
-        """Return True if the primary has a replica or had one within REPLICA_GRACE_S."""
+        """Return True if the primary had a replica within REPLICA_GRACE_S, or was not known before."""
         now_s = time.monotonic()
         return now_s < self._copies_until.setdefault(name, now_s + REPLICA_GRACE_S)
 
@@ -260,7 +261,7 @@ class Link:
             elif not self._needs_copy(name):
                 return
         if reached < count:
-            raise StoreUnavailable("the store could not copy a write to its replicas in time")
+            raise StoreUnavailable("the store did not copy a write to its replicas in time")
 
     async def check_replicas(self) -> None:
         """Check again which primaries have replicas, if the default depends on it."""
@@ -334,7 +335,7 @@ class Link:
     async def current_history(self, key: str) -> str:
         """Return the replication id of the primary of `key`, empty without permission for INFO.
 
-        Uses no pooled connection. Raises StoreUnavailable while the sentinels disagree.
+        Uses no pooled connection. Raises StoreUnavailable, also while sentinels or nodes disagree on the primary.
         """
         async with self._bounded():
             async with await self._found_anew(key) as primary:
@@ -359,7 +360,7 @@ class Link:
         return Redis(host=host, port=port, **self._options)
 
     async def pubsub(self) -> PubSub:
-        """Open a subscribing connection to any node: published messages reach all of them."""
+        """Return a subscriber for any node, not yet connected: published messages reach all nodes."""
         if isinstance(self._client, RedisCluster):
             await self._client.initialize()
             return self._client.pubsub(node=self._client.get_random_node())

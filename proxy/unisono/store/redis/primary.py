@@ -25,7 +25,7 @@ async def agreed(asked: Sequence[Awaitable[Any]], within_s: float) -> tuple[str,
         answers = await asyncio.gather(*tasks, return_exceptions=True)
     found = [tuple(answer) for answer in answers if isinstance(answer, tuple | list)]
     if len(set(found)) != 1 or 2 * len(found) <= len(answers):
-        raise StoreUnavailable("the store fails over at the moment")
+        raise StoreUnavailable("a failover of the store is in progress; try again")
     host, port = found[0]
     return text(host), int(port)
 

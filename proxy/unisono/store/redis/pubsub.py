@@ -61,7 +61,7 @@ class Listener:
                     both.create_task(self._listen(pubsub))
             except* Exception as errors:
                 # A broken connection raises errors of many kinds: open a new one.
-                log.debug("the connection that listens broke", extra={"cause": repr(errors.exceptions[0])})
+                log.debug("the subscription connection was lost", extra={"cause": repr(errors.exceptions[0])})
                 self._waiting.wake_all()
             finally:
                 await asyncio.wait([begun])

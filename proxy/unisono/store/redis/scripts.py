@@ -105,14 +105,14 @@ local function write_items(add, was, key, items, order)
   redis.call('PEXPIRE', order, add.ttl)
 end
 
--- Identifies the sequence of writes that this server continues. A failover and a restart begin another one, and may
--- have lost the last writes of the one before. Empty if the server does not permit INFO.
+-- Returns the id of the sequence of writes that this server continues. A failover or a restart starts a new sequence,
+-- which may lack the last writes of the previous one. Empty if the server does not permit INFO.
 local function history()
   local info = redis.pcall('INFO', 'replication')
   return type(info) == 'string' and string.match(info, 'master_replid:(%x+)') or ''
 end
 
--- A failover may have lost a newer fence. The newest one is proven by its lease: while it holds, there is no other.
+-- A failover may have lost a newer fence. A current lease with the given fence proves that no newer one was lost.
 local function owns_history(record, lease, given, now)
   local was = redis.call('HGET', record, 'history')
   if not was or was == now then return true end
@@ -126,7 +126,7 @@ local function confirm_history(record, log, now)
   if redis.call('HGET', record, 'history') ~= now then redis.call('HSET', record, 'history', now) end
 end
 
--- The number of the entry that closes a stream: nothing can come behind it.
+-- Number of the entry that closes a stream: no entry can follow it.
 local ENDED = '9007199254740991-1'
 
 local function clock()

@@ -8,6 +8,11 @@ from unisono.store.redis.connection import Link
 
 Concern = Callable[[Mapping[str, str]], str]
 
+HIDDEN = "the server hides its settings: make sure that appendonly is yes and maxmemory-policy is noeviction"
+UNCOPIED = (
+    "writes do not wait for the connected replicas: a failover may lose acknowledged writes; unset store.replicas"
+)
+
 READ = ("appendonly", "appendfsync", "maxmemory-policy")
 
 
@@ -15,19 +20,19 @@ def _eviction(settings: Mapping[str, str]) -> str:
     policy = settings["maxmemory-policy"]
     if policy == "noeviction":
         return ""
-    return f"maxmemory-policy is {policy}: a full server drops conversations; set it to noeviction"
+    return f"maxmemory-policy is {policy}: a full server deletes conversations; set it to noeviction"
 
 
 def _log(settings: Mapping[str, str]) -> str:
     if settings["appendonly"] == "yes":
         return ""
-    return "appendonly is off: a crash of the server loses what it has acknowledged; set it to yes"
+    return "appendonly is off: acknowledged writes are lost if the server crashes; set it to yes"
 
 
 def _sync(settings: Mapping[str, str]) -> str:
     if settings["appendonly"] != "yes" or settings["appendfsync"] != "no":
         return ""
-    return "appendfsync is no: a power cut loses what was acknowledged; set it to everysec or always"
+    return "appendfsync is no: acknowledged writes are lost if the power fails; set it to everysec or always"
 
 
 CONCERNS: tuple[Concern, ...] = (_eviction, _log, _sync)
@@ -38,14 +43,12 @@ async def examine(link: Link, replicas: int | None) -> tuple[str, ...]:
     found: dict[str, None] = {}
     for settings in await link.settings(*READ):
         if not all(name in settings for name in READ):
-            found["its settings cannot be read: see that appendonly is yes and maxmemory-policy is noeviction"] = None
+            found[HIDDEN] = None
             continue
         found |= dict.fromkeys(filter(None, (concern(settings) for concern in CONCERNS)))
     there = min((await link.connected_replicas()).values(), default=0)
     if there and replicas == 0:
-        found["it has replicas, and writes do not wait for them: a failover may lose what was acknowledged"] = None
+        found[UNCOPIED] = None
     if there < (replicas or 0):
-        found[f"writes wait for {replicas} replicas, and it has {there}: nothing can be stored until it has more"] = (
-            None
-        )
+        found[f"store.replicas is {replicas}, but {there} are connected: all writes fail until there are more"] = None
     return tuple(found)

@@ -10,7 +10,7 @@ from redis.exceptions import TimeoutError as LateAnswer
 
 TROUBLE: tuple[tuple[type[Exception], str], ...] = (
     (OutOfMemoryError, "the store is full"),
-    (ReadOnlyError, "the store takes no writes at the moment"),
+    (ReadOnlyError, "the store currently rejects writes"),
     (TimeoutError, "the store did not answer in time"),
     (LateAnswer, "the store did not answer in time"),
     (Exception, "the store cannot be reached"),

@@ -52,14 +52,14 @@ LOCKED_TIMEOUT_S = 0.2
 """Lock timeout, in seconds, of a write after one that timed out. Many writes may be queued."""
 TROUBLE: Mapping[int, str] = {
     sqlite3.SQLITE_FULL: "the store is full",
-    sqlite3.SQLITE_READONLY: "the store takes no writes at the moment",
+    sqlite3.SQLITE_READONLY: "the store currently rejects writes",
     sqlite3.SQLITE_BUSY: "the store did not answer in time",
 }
 """Messages for callers, by SQLite's primary codes.
 
 The error itself is the cause, for the log.
 """
-IN_MEMORY = "state is kept in memory only: it ends with this process"
+IN_MEMORY = "state is stored in memory only and is lost when this process ends"
 
 
 class SqliteStore:
@@ -108,7 +108,7 @@ class SqliteStore:
             if not self._or_memory or not no_place(error):
                 raise
             self._db = await loop.run_in_executor(self._worker, connect, None)
-            return (f"{self._path} cannot be used ({error.__cause__}); {IN_MEMORY}. Set store.url",)
+            return (f"{self._path} cannot be used ({error.__cause__}); {IN_MEMORY}. Set store.url to a writable path",)
         return (IN_MEMORY,) if self._path is None else ()
 
     async def aclose(self) -> None:
@@ -185,7 +185,7 @@ class SqliteStore:
                 return work(act, *args, **named)
         except sqlite3.Error as error:
             self._failed = True
-            words = TROUBLE.get(_code(error), "the store failed; its state is as before")
+            words = TROUBLE.get(_code(error), "the store failed; nothing was changed")
             raise StoreUnavailable(words) from error
 
     async def check(self, beginning: StoredResponse | None = None) -> None:

@@ -185,7 +185,7 @@ def _make(db: sqlite3.Connection) -> None:
         version = db.execute("PRAGMA user_version").fetchone()[0]
         if version > VERSION:
             raise StoreUnreadable(
-                "this store was written by a newer version of the gateway; update this one, or give it another store"
+                "this store was written by a newer version of the gateway; update this gateway or set another store.url"
             )
         if version == 0:
             for statement in filter(str.strip, TABLES.split(";")):

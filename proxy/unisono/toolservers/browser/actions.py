@@ -118,7 +118,7 @@ class Browser:
         shown = one_line(url, SHOWN_URL)
         reading = next((reading for reading in self._readings if reading.reads(url)), None)
         if reading is None:
-            raise BrowsingError(f"Error fetching URL `{shown}`: addresses of this kind cannot be opened")
+            raise BrowsingError(f"Error fetching URL `{shown}`: URLs of this kind cannot be opened")
         try:
             document = await reading.read(url)
         except BrowsingError as error:
@@ -143,7 +143,7 @@ def address(id: str) -> str:
     """Return the URL that the model meant. Raises `BrowsingError`."""
     url = id.strip()
     if not url or len(url) > LONGEST_URL or any(character.isspace() for character in url):
-        raise BrowsingError(f"`{one_line(url)}` is no address that can be opened")
+        raise BrowsingError(f"`{one_line(url)}` is not a valid URL")
     scheme, colon, _ = url.removeprefix(VIEW_SOURCE).partition(":")
     # `example.com/path` and `example.com:8080` have no scheme; the usual one is assumed.
     bare = not colon or "." in scheme or "/" in scheme

@@ -70,7 +70,7 @@ class Folder:
     def __init__(self, root: Path) -> None:
         self._root = root.resolve()
         if not self._root.is_dir():
-            raise ConfigError(f"{root}: there is no such folder")
+            raise ConfigError(f"{root}: the folder does not exist")
         self.name = "folder"
         self._entries: dict[str, FolderFile] = {}
         self._refreshing = asyncio.Lock()
@@ -88,7 +88,7 @@ class Folder:
             await self._refreshed()
         entry = self._entries.get(_spelled(url))
         if entry is None:
-            raise BrowsingError("there is no such document")
+            raise BrowsingError("the document does not exist")
         try:
             source = await asyncio.to_thread(_contents, self._root, entry.path)
         except OSError:
@@ -113,7 +113,7 @@ class Folder:
             try:
                 entries[url] = _entry(url, path, stamp, _contents(self._root, path))
             except OSError:
-                continue  # gone, or not for us, since it was listed
+                continue  # deleted, or no longer readable, since it was listed
         return entries
 
     def _ranked(self, asked: set[str], most: int) -> list[SearchResult]:

@@ -33,7 +33,7 @@ class SearxNG:
             async with asyncio.timeout(ANSWER_S):
                 found = await self._ask(query)
         except TimeoutError:
-            raise BrowsingError(f"the search engine took longer than {ANSWER_S:g} s") from None
+            raise BrowsingError(f"the search engine did not answer within {ANSWER_S:g} s") from None
         except (aiohttp.ClientError, OSError) as error:
             raise BrowsingError(f"the search engine cannot be reached: {str(error)[:300]}") from None
         results = [result for entry in found if (result := _result(entry)) is not None]
@@ -49,9 +49,11 @@ class SearxNG:
         asked = {"q": query, "format": "json"}
         async with self._session.get(self._url, params=asked, allow_redirects=False) as answer:
             if answer.status == 403:
-                raise BrowsingError("the search engine refuses; SearXNG needs `json` among its search.formats")
+                raise BrowsingError(
+                    "the search engine answered with HTTP status 403; SearXNG needs `json` in `search.formats`"
+                )
             if answer.status != 200:
-                raise BrowsingError(f"the search engine answers with HTTP status {answer.status}")
+                raise BrowsingError(f"the search engine answered with HTTP status {answer.status}")
             body = bytearray()
             async for chunk in answer.content.iter_any():
                 body += chunk
@@ -63,7 +65,7 @@ class SearxNG:
             raise BrowsingError("the search engine's answer is not JSON") from None
         results = found.get("results") if isinstance(found, dict) else None
         if not isinstance(results, list):
-            raise BrowsingError("the search engine's answer holds no results")
+            raise BrowsingError("the search engine's answer has no list of results")
         return results
 
 

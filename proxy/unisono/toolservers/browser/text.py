@@ -21,9 +21,9 @@ Wrapping a single word takes quadratic time.
 """
 
 _UNSEEN: Final = re.compile(
-    "[\x00-\x08\x0b-\x1f\x7f-\x9f"  # controls but tabs and line feeds
-    "\u200b-\u200f\u202a-\u202e\u2060-\u2069\ufeff"  # no width, or a change of direction
-    "\ud800-\udfff\U000e0000-\U000e0fff]"  # halves of pairs; tags, which spell text that nobody sees
+    "[\x00-\x08\x0b-\x1f\x7f-\x9f"  # control characters except tab and line feed
+    "\u200b-\u200f\u202a-\u202e\u2060-\u2069\ufeff"  # zero width, or a change of text direction
+    "\ud800-\udfff\U000e0000-\U000e0fff]"  # lone surrogates; tag characters, which can spell invisible text
 )
 _BRACKETS: Final = str.maketrans({"【": "〖", "】": "〗"})
 # Link texts contain no links, because `cleaned` replaces their brackets.

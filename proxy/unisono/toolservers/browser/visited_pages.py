@@ -70,7 +70,7 @@ def lines_of(text: str) -> tuple[str, ...]:
     """Wrap the text of a page into lines, truncated to `PAGE_CHARACTERS`."""
     if len(text) > PAGE_CHARACTERS:
         left_out = len(text) - PAGE_CHARACTERS
-        text = f"{text[:PAGE_CHARACTERS]}\n\n[The page goes on; {left_out} characters are left out.]"
+        text = f"{text[:PAGE_CHARACTERS]}\n\n[The page was truncated; {left_out} more characters are left out.]"
     return wrapped(text)
 
 

@@ -101,11 +101,11 @@ class Web:
             async with asyncio.timeout(self._page_s):
                 return await self._follow(url)
         except TimeoutError:
-            raise BrowsingError(f"it took longer than {self._page_s:g} s") from None
+            raise BrowsingError(f"it did not load within {self._page_s:g} s") from None
         except NotDialled as error:
             raise BrowsingError(str(error)) from None
         except aiohttp.ClientConnectorError as error:
-            raise BrowsingError(str(error.os_error) or "it cannot be reached") from None
+            raise BrowsingError(str(error.os_error) or "its server cannot be reached") from None
         except (aiohttp.ClientError, aiohttp.http_exceptions.HttpProcessingError, OSError, ValueError) as error:
             raise BrowsingError(str(error)[:300] or type(error).__name__) from None
 
@@ -126,11 +126,11 @@ class Web:
     def _judge(self, url: str) -> None:
         parts = urlsplit(url)
         if parts.scheme.lower() not in {"http", "https"} or not parts.hostname:
-            raise BrowsingError("only http and https addresses can be opened")
+            raise BrowsingError("only http and https URLs can be opened")
         if len(url) > LONGEST_URL:
-            raise BrowsingError("the address is too long")
+            raise BrowsingError("the URL is too long")
         if parts.username is not None or parts.password is not None:
-            raise BrowsingError("addresses with a user name are not opened")
+            raise BrowsingError("URLs with a user name are not allowed")
 
     def _client(self) -> aiohttp.ClientSession:
         if self._session is None:
@@ -161,7 +161,7 @@ class Web:
             raise BrowsingError(f"HTTP status {answer.status}")
         declared = answer.headers.get("content-type", "").split(";")[0].strip().lower()
         if declared and declared not in HTML and not TEXT.fullmatch(declared):
-            raise BrowsingError(f"its content is `{declared[:80]}`, and only text can be read")
+            raise BrowsingError(f"its content type is `{declared[:80]}`; only text can be read")
         body = bytearray()
         async for chunk in answer.content.iter_any():
             body += chunk

@@ -83,18 +83,18 @@ class RunOutcome:
     def remark(self) -> str:
         """Explanation that the output lacks, or an empty string."""
         if self.disk_full:
-            return "[The program wrote more files than it may; it was ended.]"
+            return "[The program exceeded its file limit and was stopped.]"
         if self.memory_full:
-            return "[The processes of the program used more memory than they may; it was ended.]"
+            return "[The program exceeded its memory limit and was stopped.]"
         if self.timed_out:
-            return "[The time limit was reached; the program was ended.]"
+            return "[The program exceeded its time limit and was stopped.]"
         if self.exit_code is None:
-            return "[The program was ended.]"
+            return "[The program was stopped.]"
         if self.exit_code < 0:
             name = next((number.name for number in signal.Signals if number == -self.exit_code), "a signal")
-            return f"[The program was ended by {name}, as happens at a limit of CPU time, memory or output.]"
+            return f"[The program was ended by {name}. It may have exceeded a limit of CPU time, memory or output.]"
         if self.exit_code > 0 and not self.logs:
-            return f"[The program ended with exit code {self.exit_code}.]"
+            return f"[The program exited with code {self.exit_code}.]"
         return "" if self.logs else "[No output. Use print() to see values.]"
 
 
@@ -126,7 +126,7 @@ class CapturedOutput:
         if not missing:
             return (bytes(self._first) + last).decode("utf-8", "replace"), 0
         first = self._first.decode("utf-8", "replace")
-        return f"{first}\n[... {missing} bytes are left out ...]\n{last.decode('utf-8', 'replace')}", missing
+        return f"{first}\n[... {missing} bytes omitted ...]\n{last.decode('utf-8', 'replace')}", missing
 
 
 class CodeRunner:

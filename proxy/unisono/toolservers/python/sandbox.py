@@ -167,7 +167,7 @@ def load_filter(program: str) -> None:
     code = base64.b64decode(program)
     loaded = Program(len(code) // 8, code)
     if not prctl(SET_SECCOMP, SECCOMP_MODE_FILTER, ctypes.addressof(loaded)):
-        raise OSError(ctypes.get_errno(), "the system call filter cannot be loaded")
+        raise OSError(ctypes.get_errno(), "the system call filter could not be loaded")
 
 
 def become(user: int | None) -> None:
@@ -184,7 +184,7 @@ def limit(limits: dict[str, int]) -> None:
             continue
         _, hard = resource.getrlimit(kind)
         bound = most if hard == resource.RLIM_INFINITY else min(most, hard)
-        # macOS defines a memory limit but rejects every value.
+        # macOS defines a memory limit but rejects every value for it.
         with suppress(ValueError, OSError):
             resource.setrlimit(kind, (bound, bound))
 
@@ -196,7 +196,7 @@ def start(settings: dict[str, Any]) -> int:
         return child
     try:
         os.umask(0o077)
-        # Limits count for the user id of the code, so they are set first: beyond them, nothing can be started.
+        # Some limits count all processes of a user id, so they are set before the code starts.
         limit(settings["limits"])
         drop_capabilities()
         become(settings["user"])
@@ -209,7 +209,7 @@ def start(settings: dict[str, Any]) -> int:
             load_filter(settings["filter"])
         os.execve(settings["argv"][0], settings["argv"], settings["environment"])  # noqa: S606
     except OSError as error:
-        os.write(2, f"the code cannot be started: {error}\n".encode())
+        os.write(2, f"the code could not be started: {error}\n".encode())
     os._exit(CANNOT_START)
 
 

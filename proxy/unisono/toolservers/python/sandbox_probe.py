@@ -193,13 +193,13 @@ def find_way(interpreter: str | None = None, *, as_root: bool = False, unsafe: b
             way = made(tried, drops=drops, is_isolated=is_isolated)
             if works(way):
                 if way.missing and not unsafe:
-                    raise ConfigError(f"code could attack this server here: {'; '.join(way.missing)}. {ADVICE}")
+                    raise ConfigError(f"code could attack this server: {'; '.join(way.missing)}. {ADVICE}")
                 return way
     user = "as nobody (--as-root keeps root, which is dangerous)" if drops else "here"
-    raise ConfigError(f"{' and '.join(interpreters)}: cannot be run {user}; --python names another interpreter")
+    raise ConfigError(f"{' and '.join(interpreters)}: cannot be run {user}; choose another interpreter with --python")
 
 
-ADVICE: Final = "Run the server in a container or virtual machine of its own; there --unsafe starts it without this"
+ADVICE: Final = "Run the server in its own container or virtual machine and add --unsafe there"
 
 
 def made(interpreter: str, *, drops: bool, is_isolated: bool) -> Sandbox:
@@ -209,12 +209,14 @@ def made(interpreter: str, *, drops: bool, is_isolated: bool) -> Sandbox:
     try:
         way = replace(way, program=compile_filter(has_network_namespace=is_isolated))
     except FilterUnavailable as error:
-        missing.append(f"no filter of system calls: {error}")
+        missing.append(f"no system call filter: {error}")
     if not (is_isolated or drops):
         why = (
-            "namespaces are not permitted here, or Linux is older than 5.12" if unshare() else "there are no namespaces"
+            "namespaces are not permitted here, or Linux is older than 5.12"
+            if unshare()
+            else "namespaces require Linux and the `unshare` program"
         )
-        missing.append(f"{why}, and the server does not run as root to give the code another user id")
+        missing.append(f"{why}, and only a server that runs as root can give the code another user id")
     return replace(way, missing=tuple(missing))
 
 

@@ -65,7 +65,7 @@ def python_server(runner: CodeRunner) -> ToolServer:
         description=description,
         input_schema={
             "type": "object",
-            "properties": {"code": {"type": "string", "description": "Python code, as it is to be run."}},
+            "properties": {"code": {"type": "string", "description": "The Python code to run."}},
             "required": ["code"],
         },
         annotations=ToolAnnotations(destructive_hint=False, idempotent_hint=True, open_world_hint=False),

@@ -87,7 +87,7 @@ def _number(seccomp: Any, entry: str) -> int:
     if found != -1:
         return found
     if not number:
-        raise FilterUnavailable(f"libseccomp does not know {name}; a newer version is needed")
+        raise FilterUnavailable(f"libseccomp does not support the system call {name}; install a newer version")
     return int(number)
 
 

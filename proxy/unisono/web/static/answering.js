@@ -4,7 +4,7 @@
 // and `set(text)`; and `about({...})` for facts about the whole answer.
 
 export function chatEvent(event, transcript) {
-  if (event.error) throw new Error(String(event.error.message ?? "The stream broke off."));
+  if (event.error) throw new Error(String(event.error.message ?? "The stream failed."));
   for (const choice of event.choices ?? []) {
     chatParts(choice.delta ?? {}, transcript, "add");
     if (choice.finish_reason) transcript.about({ finish: choice.finish_reason });
@@ -52,7 +52,7 @@ const DELTAS = new Set([
 const ENDS = new Set(["response.completed", "response.incomplete", "response.failed"]);
 
 export function responsesEvent(event, transcript) {
-  if (event.type === "error") throw new Error(String(event.message ?? event.error?.message ?? "The stream broke off."));
+  if (event.type === "error") throw new Error(String(event.message ?? event.error?.message ?? "The stream failed."));
   const key = `item ${event.output_index}`;
   if (event.type === "response.output_item.added") begun(event.item, key, transcript);
   else if (DELTAS.has(event.type)) transcript.part(key, "final", "Answer").add(event.delta);
@@ -85,8 +85,8 @@ function begun(item, key, transcript) {
     case "mcp_list_tools":
       return transcript.part(key, "tool", `Tools of ${item.server_label}`);
     case "mcp_call": {
-      const part = transcript.part(key, "tool", "Hosted tool");
-      part.titled("Hosted tool", `${item.server_label}.${item.name}`);
+      const part = transcript.part(key, "tool", "Server tool");
+      part.titled("Server tool", `${item.server_label}.${item.name}`);
       return part;
     }
     default:
@@ -105,7 +105,7 @@ function whole(item, key, transcript) {
   else part.set(JSON.stringify(item, null, 2));
 }
 
-const said = (error) => (error ? `failed: ${texts(error.content) || error.message || JSON.stringify(error)}` : "nothing came back");
+const said = (error) => (error ? `failed: ${texts(error.content) || error.message || JSON.stringify(error)}` : "no result");
 
 const texts = (parts) => (parts ?? []).map((part) => part.text ?? part.refusal ?? "").join("");
 

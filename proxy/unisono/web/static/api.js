@@ -47,7 +47,7 @@ export function reason(error) {
   if (!(error instanceof Refused)) return error.message;
   const field = error.param && `Field: ${error.param}.`;
   const code = error.code && `(${error.code})`;
-  const todo = error.status === 401 ? "Give another one at “Key” above." : error.again && `Try again in ${error.again} s.`;
+  const todo = error.status === 401 ? "Enter another key with the “Key” button above." : error.again && `Try again in ${error.again} s.`;
   return [error.message, field, code, todo].filter(Boolean).join(" ");
 }
 
@@ -74,7 +74,7 @@ export async function asked(path, { body, signal, quiet } = {}) {
 
 export async function json(path, given) {
   const answer = await asked(path, given);
-  return answer.json().catch(broken("The answer broke off."));
+  return answer.json().catch(broken("The connection was lost during the answer."));
 }
 
 // Browsers describe a lost connection with little detail.
@@ -99,7 +99,7 @@ export async function* events(answer) {
   let pieces = [];
   try {
     for (;;) {
-      const { done, value } = await reader.read().catch(broken("The stream broke off."));
+      const { done, value } = await reader.read().catch(broken("The connection was lost during the stream."));
       if (done) return;
       // A large event arrives in many chunks, which are joined once, at its end.
       pieces.push(value);

@@ -55,7 +55,7 @@ let answered = [];
 function askKey(why) {
   const wrong = hasKey() && why;
   byId("key-why").replaceChildren(
-    visible(wrong ? why : "The gateway asks for a key. It is sent as the Authorization header and nowhere else."),
+    visible(wrong ? why : "The gateway requires a key. It is sent in the Authorization header only."),
   );
   byId("key-why").className = wrong ? "trouble" : "muted";
   byId("key-forget").hidden = !hasKey();
@@ -88,7 +88,7 @@ byId("key-form").addEventListener("submit", (event) => {
   answer(true);
   if (!waited) go();
 });
-byId("key-forget").addEventListener("click", () => { useKey("", false); answer(false); say("The key is forgotten"); });
+byId("key-forget").addEventListener("click", () => { useKey("", false); answer(false); say("The key was removed"); });
 byId("key-close").addEventListener("click", () => answer(false));
 dialog.addEventListener("cancel", (event) => { event.preventDefault(); answer(false); });
 byId("key").addEventListener("click", async () => { if (await askKey("")) go(); });

@@ -60,7 +60,7 @@ function toItems({ role, content, calls, callId }) {
 function toTools(text, chat) {
   if (!text.trim()) return [];
   const tools = parsed("tools", text);
-  if (!Array.isArray(tools)) throw new Unreadable("tools", "Tools are a list: [{...}, ...]");
+  if (!Array.isArray(tools)) throw new Unreadable("tools", "Tools must be a list: [{...}, ...]");
   return tools.map((tool) => {
     if (chat && tool?.type === "function" && !tool.function) {
       const { type, ...of } = tool;

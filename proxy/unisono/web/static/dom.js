@@ -71,7 +71,7 @@ export function visible(text, before = "") {
     else {
       const shown = document.createElement("span");
       shown.className = "control";
-      shown.title = "a character nobody sees";
+      shown.title = "invisible character";
       shown.textContent = name;
       made.append(shown);
     }
@@ -131,7 +131,7 @@ export function copier(what, text) {
       say(`${what} copied`);
       button.textContent = "Copied";
     } catch {
-      button.textContent = "Not allowed here";
+      button.textContent = "Copying not allowed";
     }
     setTimeout(() => { button.textContent = `Copy ${what}`; }, 1600);
   });

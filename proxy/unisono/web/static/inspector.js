@@ -8,8 +8,8 @@ const SAMPLE =
   "<|start|>user<|message|>What is the weather in Oslo?<|end|><|start|>assistant<|channel|>analysis<|message|>" +
   "I have to look.<|channel|>commentary to=functions.get_weather <|constrain|>json<|message|>{\"location\": \"Oslo\"}<|call|>";
 const LEAD =
-  "gpt-oss writes Harmony: messages on channels (analysis is its thinking, final is the answer, calls go to tools), between markers. " +
-  "Here they stand token by token. Where the output broke the format, the gateway mended it: each repair stands where it was decided, with its rule and why.";
+  "gpt-oss writes Harmony: messages between special tokens, on channels (analysis for reasoning, final for the answer, commentary for tool calls). " +
+  "This view shows every token. Where the output broke the format, the gateway repaired it. Each repair appears where it was decided, with its rule and the reason.";
 const LEGEND = ["system", "developer", "user", "analysis", "commentary", "final", "call", "tool"];
 const MOST_BYTES = 8_000_000;
 
@@ -30,14 +30,14 @@ export function inspector(main, id) {
     const overtaken = () => gone || own !== asked;
     tell(trouble, "");
     place.setAttribute("aria-busy", "true");
-    place.replaceChildren(el("p", { class: "empty late" }, "Reading …"));
-    say("Reading");
+    place.replaceChildren(el("p", { class: "empty late" }, "Loading …"));
+    say("Loading");
     try {
       const told = await read(body, retries, overtaken);
       if (overtaken()) return;
       place.replaceChildren(...drawn(told));
       if (!body.id) shown(place);
-      say(`Read. ${mended(told)}`);
+      say(`Loaded. ${mended(told)}`);
     } catch (error) {
       if (overtaken()) return;
       tell(trouble, reason(error));
@@ -55,11 +55,11 @@ export function inspector(main, id) {
   const pasted = el(
     "form",
     { class: "pasted" },
-    field("Or paste a recording, text in Harmony, or token ids", text),
+    field("Or paste a recording, Harmony text or token ids", text),
     el("div", { class: "row" },
       el("button", { type: "submit", class: "primary" }, "Inspect"),
       el("button", { type: "button", onclick: () => { text.value = SAMPLE; told(); pasted.requestSubmit(); } }, "Try an example"),
-      el("label", { class: "check" }, whole, " All of it is the model's output"),
+      el("label", { class: "check" }, whole, " All of it is model output"),
       readAs),
   );
   const told = () => { readAs.textContent = text.value.trim() ? `Read as ${kindOf(text.value).what}` : ""; };
@@ -80,7 +80,7 @@ export function inspector(main, id) {
     event.preventDefault();
     if (text.value.trim()) run(kindOf(text.value).body(whole.checked));
   });
-  main.append(el("h1", {}, "Inspector"), el("p", { class: "muted lead" }, LEAD), el("div", { class: "sources" }, el("div", { class: "kept" }, byId, field("Or a file of unisono trace ID --json", file)), pasted), trouble, place);
+  main.append(el("h1", {}, "Inspector"), el("p", { class: "muted lead" }, LEAD), el("div", { class: "sources" }, el("div", { class: "kept" }, byId, field("Or open a file from unisono trace ID --json", file)), pasted), trouble, place);
   if (id) run({ id }, 8);
   return () => { gone = true; };
 }
@@ -112,7 +112,7 @@ function kindOf(text) {
   if (tokens) {
     return { what: counted(tokens.length, "token id"), body: (all_output) => ({ tokens, all_output }) };
   }
-  return { what: "text in Harmony", body: (all_output) => ({ text: text.toWellFormed(), all_output }) };
+  return { what: "Harmony text", body: (all_output) => ({ text: text.toWellFormed(), all_output }) };
 }
 
 // Single pass over the characters: pasted input may be long.
@@ -136,13 +136,13 @@ function heading(about) {
   const usage = about.usage;
   const facts = [
     ["Recorded", day(about.at)],
-    ["Model", `${about.model} by ${about.surface}`],
-    ["Ended", ended],
-    ["Took", `${seconds(about.ended_s)}, first after ${seconds(about.first_s)}`],
+    ["Model", `${about.model} via ${about.surface}`],
+    ["Outcome", ended],
+    ["Duration", `${seconds(about.ended_s)}, first token after ${seconds(about.first_s)}`],
     ["Tokens", usage && `${number(usage.prompt_tokens)} in, ${number(usage.completion_tokens)} out, ${number(usage.reasoning_tokens)} of them reasoning`],
-    ["Tried", about.tries.map((one) => one.deployment + (one.failure ? ` (${one.failure})` : "")).join(", then ")],
+    ["Deployments", about.tries.map((one) => one.deployment + (one.failure ? ` (${one.failure})` : "")).join(", then ")],
     ["Waited", about.waits.map((one) => seconds(one.ended_s - one.began_s) + (one.failure ? ` (${one.failure})` : "")).join(", ")],
-    ["Unmet", about.unmet],
+    ["Unmet requirement", about.unmet],
     ["Gateway", about.gateway],
   ].filter(([, value]) => value);
   return el(
@@ -163,7 +163,7 @@ function repairsOf(told) {
 
 function mended(told) {
   const found = repairsOf(told).length;
-  return found ? counted(found, "repair") : "Nothing was mended: this is proper Harmony.";
+  return found ? counted(found, "repair") : "No repairs: this is valid Harmony.";
 }
 
 function repairs(told, views) {
@@ -173,15 +173,15 @@ function repairs(told, views) {
     el("li", {}, el("button", { type: "button", class: "link", onclick: () => views[at].reveal(nth) }, el("code", { class: "rule" }, one.rule)), ` ${one.why}`,
       told.steps.length > 1 ? el("span", { class: "muted" }, ` Step ${told.steps[at].step}.`) : null));
   return el("section", { "aria-label": "Repairs" }, el("h2", {}, mended(told)), el("ol", { class: "repairs" }, list),
-    found.length > 100 ? el("p", { class: "note" }, "The first 100 are listed; all stand in their places below.") : null);
+    found.length > 100 ? el("p", { class: "note" }, "Only the first 100 are listed here; the tokens below show all of them.") : null);
 }
 
 function items(told) {
   if (!told.items.length) return null;
-  const title = told.about ? "What the client got" : "What a client would get";
+  const title = told.about ? "Items sent to the client" : "Items that a client would receive";
   const rows = told.items.slice(0, 200).map((item) => [
     el("span", { class: `badge of-${item.kind === "hosted_call" ? "call" : item.kind}` }, item.kind.replace("_", " ")),
-    el("span", {}, item.name ? el("code", {}, visible(item.name)) : null, item.complete ? null : el("span", { class: "bad" }, " cut")),
+    el("span", {}, item.name ? el("code", {}, visible(item.name)) : null, item.complete ? null : el("span", { class: "bad" }, " incomplete")),
     // A recording contains the text as tokens, which are shown below.
     item.text === undefined
       ? el("span", { class: "muted" }, counted(item.characters, "character"))
@@ -195,7 +195,7 @@ function stepOf(step, steps, views) {
   views.push(view);
   const prompts = step.prompts.map((prompt) => {
     const details = el("details", {}, el("summary", {}, prompt.behind
-      ? `Prompt, behind the ${number(prompt.behind)} tokens it has in common with the one before`
+      ? `Prompt, after the ${number(prompt.behind)} tokens that it shares with the previous prompt`
       : "Prompt"));
     // Rendered when it is opened.
     details.addEventListener("toggle", () => {
@@ -205,7 +205,7 @@ function stepOf(step, steps, views) {
   });
   const title = steps > 1 ? `Step ${step.step}` : "Tokens";
   return el("section", { class: "step", "aria-label": title }, el("h2", {}, title, " ", el("span", { class: "muted" }, `${number(step.generated)} generated`)),
-    generations(step), ...prompts, el("h3", {}, "Output"), step.output.length ? view.node : el("p", { class: "empty" }, "No token."));
+    generations(step), ...prompts, el("h3", {}, "Output"), step.output.length ? view.node : el("p", { class: "empty" }, "No tokens."));
 }
 
 function generations(step) {
@@ -224,7 +224,7 @@ function generations(step) {
     ];
   });
   return table(`Generations of step ${step.step}`,
-    ["Deployment", "Ended", ["Prompt", "n"], ["Generated", "n"], ["First token", "n"], ["Each token", "n"], "When"], rows, "");
+    ["Deployment", "Outcome", ["Prompt", "n"], ["Generated", "n"], ["First token", "n"], ["Per token", "n"], "Timeline"], rows, "");
 }
 
 // Time bar from start to end, with the part before the first token in a lighter colour.
@@ -242,10 +242,10 @@ function span(all, one) {
 function tools(told) {
   if (!told.tools.length) return null;
   const rows = told.tools.map((one) => [visible(`${one.server}.${one.name}`), one.outcome, seconds(one.began_s), seconds(one.ended_s - one.began_s)]);
-  return el("section", { "aria-label": "Hosted tools" }, el("h2", {}, "Hosted tools"),
-    table("Calls of hosted tools", ["Tool", "Outcome", ["At", "n"], ["Took", "n"]], rows, ""));
+  return el("section", { "aria-label": "Server tools" }, el("h2", {}, "Server tools"),
+    table("Server tool calls", ["Tool", "Outcome", ["Start", "n"], ["Duration", "n"]], rows, ""));
 }
 
 function leftOut(told) {
-  return told.left_out.length ? el("p", { class: "note" }, `Left out for want of room: ${told.left_out.join(", ")}.`) : null;
+  return told.left_out.length ? el("p", { class: "note" }, `Omitted because the recording was too large: ${told.left_out.join(", ")}.`) : null;
 }

@@ -8,12 +8,12 @@ const EVERY_MS = 3000;
 // Number of deployments from which a filter is shown.
 const MANY = 12;
 const STATES = {
-  ready: "gets requests",
-  unknown: "not examined yet",
-  "half-open": "rested, and is being tried",
-  resting: "failed too often",
+  ready: "receives requests",
+  unknown: "not probed yet",
+  "half-open": "cooldown ended, next request is a trial",
+  resting: "in cooldown after repeated failures",
   failing: "last probe failed",
-  unfit: "not fit for use",
+  unfit: "probe found a blocking problem",
 };
 
 export function overview(main) {
@@ -24,11 +24,11 @@ export function overview(main) {
     recent: el("div"),
   };
   const trouble = complaint();
-  const waiting = el("p", { class: "empty late" }, "Looking …");
+  const waiting = el("p", { class: "empty late" }, "Loading …");
   const sought = el("input", { type: "search", spellcheck: "false", autocapitalize: "off" });
   const unwell = el("input", { type: "checkbox" });
-  const seeking = el("form", { class: "inline seeking", hidden: true, "aria-label": "Deployments shown" },
-    field("Model or deployment", sought), el("label", { class: "check" }, unwell, " Only those that are not ready"));
+  const seeking = el("form", { class: "inline seeking", hidden: true, "aria-label": "Filter deployments" },
+    field("Model or deployment", sought), el("label", { class: "check" }, unwell, " Only deployments that are not ready"));
   let last = null;
   const redraw = () => last && draw(parts, ...last, { text: sought.value.trim().toLowerCase(), unwell: unwell.checked });
   seeking.addEventListener("input", redraw);
@@ -45,7 +45,7 @@ export function overview(main) {
     waiting,
     parts.sums,
     section("models", "Models and deployments", seeking, parts.models),
-    section("rules", "Mended in the last hour", parts.rules),
+    section("rules", "Recoveries in the last hour", parts.rules),
     section("recent", "Recent recordings", parts.recent),
   );
   let timer = 0;
@@ -70,7 +70,7 @@ export function overview(main) {
     } catch (error) {
       waiting.remove();
       // Written once: a repeated alert is read out again by screen readers.
-      const why = reason(error) + (last ? ` What stands here is of ${day(last[0].at)}.` : "");
+      const why = reason(error) + (last ? ` The data below is from ${day(last[0].at)}.` : "");
       if (trouble.textContent !== why) tell(trouble, why);
     }
     if (!gone) timer = setTimeout(look, EVERY_MS);
@@ -91,7 +91,7 @@ function draw(parts, status, recorded, seeking) {
   const groups = status.models.filter((model) => model.id === model.model);
   renew(parts.sums, ...sums(status, groups, whole));
   renew(parts.models, whole ? deployed(groups, seeking) : plainModels(status, seeking), aliases(status));
-  renew(parts.rules, whole ? rules(status) : el("p", { class: "empty" }, "Shown to the operator's own key."));
+  renew(parts.rules, whole ? rules(status) : el("p", { class: "empty" }, "Visible with the master key only."));
   renew(parts.recent, recent(recorded, status));
 }
 
@@ -104,7 +104,7 @@ function sums(status, groups, whole) {
     el("div", { class: "sum" }, el("span", { class: "name" }, name), el("strong", {}, value), el("span", { class: "muted" }, more));
   const ready = groups.filter((model) => model.ready).length;
   const working = `${number(ready)} of ${number(groups.length)}`;
-  if (!whole) return [fact("Models that work", working, `version ${status.version}`)];
+  if (!whole) return [fact("Available models", working, `version ${status.version}`)];
   const deployments = groups.flatMap((model) => model.deployments);
   const answers = sum(status.minutes.map((minute) => minute.answers));
   const failed = sum(status.minutes.map((minute) => minute.failed));
@@ -112,11 +112,11 @@ function sums(status, groups, whole) {
   const running = sum(deployments.map((one) => one.running));
   const fit = deployments.filter((one) => one.state === "ready").length;
   return [
-    fact("Models that work", working, `${number(fit)} of ${counted(deployments.length, "deployment")} ready`),
+    fact("Available models", working, `${number(fit)} of ${counted(deployments.length, "deployment")} ready`),
     fact("In flight", number(running), counted(sum(deployments.map((one) => one.tokens)), "token")),
-    fact("Waiting", number(sum(groups.map((model) => model.waiting))), "for a place"),
+    fact("Waiting", number(sum(groups.map((model) => model.waiting))), "for a slot"),
     fact("Answers, last hour", number(answers), failed ? `${number(failed)} failed` : "none failed"),
-    fact("Mended, last hour", number(mended), status.workers > 1 ? `this worker, one of ${status.workers}` : "this process"),
+    fact("Recoveries, last hour", number(mended), status.workers > 1 ? `this worker, one of ${status.workers}` : "this process"),
   ];
 }
 
@@ -139,7 +139,7 @@ function deployed(groups, { text, unwell }) {
     return shown.length || (named && !unwell) ? [{ model, shown }] : [];
   });
   const rows = sum(found.map(({ shown }) => shown.length));
-  return table("Deployments", heads, found.map(({ model, shown }) => group(model, shown, heads.length)), groups.length ? "No deployment is like this." : "No model has a name of its own.", rows > 2 * MANY);
+  return table("Deployments", heads, found.map(({ model, shown }) => group(model, shown, heads.length)), groups.length ? "No deployment matches." : "No models to show.", rows > 2 * MANY);
 }
 
 function group(model, shown, wide) {
@@ -148,11 +148,11 @@ function group(model, shown, wide) {
     const hits = hour && hour.prompt ? `${Math.round((100 * hour.cached) / hour.prompt)} %` : "–";
     const told = [STATES[one.state], one.reason].filter(Boolean).join(": ");
     const why = `${told}, for ${seconds(Math.max(1, Math.round(one.since_s)))}`;
-    const rest = one.rests_s ? `; rests ${seconds(one.rests_s)} more` : "";
+    const rest = one.rests_s ? `; cooldown ends in ${seconds(one.rests_s)}` : "";
     return [
       el("span", {}, el("strong", { class: "named" }, one.name), " ", el("span", { class: "muted" }, one.kind)),
       el("span", {}, state(one), " ", el("span", { class: "muted why" }, why + rest)),
-      number(one.running) + (one.foreign ? ` + ${number(one.foreign)} of others` : ""),
+      number(one.running) + (one.foreign ? ` + ${number(one.foreign)} of other clients` : ""),
       number(one.tokens),
       hits,
       hour ? number(hour.generations) + (hour.failed ? ` (${number(hour.failed)} failed)` : "") : "0",
@@ -160,7 +160,7 @@ function group(model, shown, wide) {
     ];
   });
   const told = [
-    model.context ? `${number(model.context)} tokens of context` : "context not known yet",
+    model.context ? `${number(model.context)} tokens of context` : "context size not known yet",
     model.waiting ? `${number(model.waiting)} waiting` : null,
     model.deployments.length > 1 ? `${number(model.deployments.filter((one) => one.state === "ready").length)} of ${number(model.deployments.length)} ready` : null,
   ];
@@ -172,14 +172,14 @@ function group(model, shown, wide) {
 function plainModels(status, { text, unwell }) {
   const fits = (model) => model.id.toLowerCase().includes(text) && !(unwell && model.ready);
   const rows = status.models.filter(fits).map((model) => [model.id, state({ state: model.ready ? "ready" : "failing" }), number(model.context)]);
-  const empty = status.models.length ? "No model is like this." : "This key may use no model.";
+  const empty = status.models.length ? "No model matches." : "This key has no access to any model.";
   return table("Models of this key", ["Model", "State", ["Context", "n"]], rows, empty, rows.length > 2 * MANY);
 }
 
 function aliases(status) {
   const others = status.models.filter((model) => model.id !== model.model);
   if (!others.length || status.minutes === undefined) return "";
-  return el("p", { class: "muted" }, "Also known as: ", others.map((model) => `${model.id} → ${model.model}`).join(", "));
+  return el("p", { class: "muted" }, "Aliases: ", others.map((model) => `${model.id} → ${model.model}`).join(", "));
 }
 
 function rules(status) {
@@ -200,7 +200,7 @@ function rules(status) {
       number(total),
       strip(counts),
     ] }));
-  return table("Recoveries by rule", ["Rule", ["Times", "n"], "60 minutes"], rows, "Nothing had to be mended.");
+  return table("Recoveries by rule", ["Rule", ["Times", "n"], "60 minutes"], rows, "No recoveries in the last hour.");
 }
 
 function strip(counts) {
@@ -210,13 +210,13 @@ function strip(counts) {
     return svg("rect", { x: at * 4, y: 26 - height, width: 3, height, class: count ? "bar-some" : "bar-none" });
   });
   const ago = counts.length - 1 - counts.findLastIndex((count) => count > 0);
-  const last = ago ? `last ${ago} min ago` : "last in this minute";
+  const last = ago ? `last ${ago} min ago` : "last in the current minute";
   return svg("svg", { viewBox: "0 0 240 27", class: "strip", role: "img", "aria-label": last }, svg("title", {}, last), bars);
 }
 
 function recent(recorded, status) {
   if (recorded === null) {
-    return el("p", { class: "empty" }, "Recordings are off. ", el("code", {}, "unisono.traces.mode"), " switches them on.");
+    return el("p", { class: "empty" }, "Recording is off. Set ", el("code", {}, "unisono.traces.mode"), " to turn it on.");
   }
   const rows = recorded.map((one) => {
     const ended = one.error || one.finish || one.outcome;
@@ -235,8 +235,8 @@ function recent(recorded, status) {
   });
   return table(
     "Recordings of this key's tenant",
-    ["Time", "Ended", "Mended", ["Tokens", "n"], ["Took", "n"], "Model", "Surface", "Backend"],
+    ["Time", "Outcome", "Recoveries", ["Tokens", "n"], ["Duration", "n"], "Model", "API", "Backend"],
     rows,
-    status.traces === "all" ? "No answers yet." : "No answer had to be mended yet.",
+    status.traces === "all" ? "No answers recorded yet." : "No answers recorded yet: only those with recoveries or failures are.",
   );
 }

@@ -68,7 +68,7 @@ class Playground {
       stream: el("input", { type: "checkbox", checked: true }),
       tools: el("textarea", { rows: 5, class: "mono", spellcheck: "false" }),
       choice: select([["auto", "auto"]], "auto"),
-      format: select([["text", "text"], ["json_object", "JSON"], ["json_schema", "JSON of a schema"]], "text"),
+      format: select([["text", "text"], ["json_object", "JSON"], ["json_schema", "JSON schema"]], "text"),
       schema: el("textarea", { rows: 5, class: "mono", spellcheck: "false" }, SCHEMA),
     };
   }
@@ -86,7 +86,7 @@ class Playground {
       el("fieldset", {}, el("legend", {}, "Messages"), this.messages,
         this.more),
       el("div", { class: "triple" }, field("Reasoning effort", of.effort), field("Temperature", of.temperature), field("Max tokens", of.most)),
-      el("details", {}, el("summary", {}, "Tools and form of the answer"),
+      el("details", {}, el("summary", {}, "Tools and response format"),
         field("Tools, as JSON", of.tools), tryTool,
         el("div", { class: "pair" }, field("Tool choice", of.choice), field("Response format", of.format)), this.schemaField),
       el("div", { class: "row send" }, this.send, this.stop, el("label", { class: "check" }, of.stream, " Stream"),
@@ -98,7 +98,7 @@ class Playground {
     form.addEventListener("keydown", (event) => {
       if (event.key === "Enter" && (event.ctrlKey || event.metaKey)) { event.preventDefault(); this.ask(); }
     });
-    this.empty = el("p", { class: "empty" }, "Answers come here: reasoning, tool calls and text apart, and what was mended.");
+    this.empty = el("p", { class: "empty" }, "Answers appear here, with reasoning, tool calls, text and recoveries in separate parts.");
     this.answers.append(this.empty);
     const right = el("section", { class: "answering", "aria-label": "Answers" }, this.answers);
     return el("div", {}, el("h1", {}, "Playground"), el("div", { class: "bench" }, form, right));
@@ -162,7 +162,7 @@ class Playground {
       const chosen = this.fields.model.value;
       this.fields.model.replaceChildren(...status.models.map(({ id }) => el("option", { value: id, selected: id === chosen }, id)));
       this.changed();
-      tell(this.absent, status.models.length ? "" : "This key may use no model.");
+      tell(this.absent, status.models.length ? "" : "This key has no access to any model.");
     } catch (error) {
       tell(this.absent, reason(error));
     }
@@ -238,7 +238,7 @@ class Playground {
     this.empty.remove();
     this.answers.prepend(transcript.node);
     shown(transcript.node);
-    say("The answer is being written");
+    say("The answer is being generated");
     let trouble = "";
     let requestId = "";
     try {
@@ -246,7 +246,7 @@ class Playground {
       requestId = answer.headers.get("x-request-id");
       if (given.stream) {
         for await (const event of events(answer)) STREAMED[given.surface](event, transcript);
-        if (!transcript.known.finish) throw new Error("The stream broke off.");
+        if (!transcript.known.finish) throw new Error("The connection was lost during the stream.");
       } else {
         WHOLE[given.surface](await answer.json(), transcript);
       }
@@ -272,7 +272,7 @@ class Playground {
 
   // The conversation up to this answer, independent of the current field values.
   goOn(transcript, messages) {
-    const button = el("button", { type: "button", class: "small" }, "Go on from here");
+    const button = el("button", { type: "button", class: "small" }, "Continue from here");
     button.addEventListener("click", () => {
       const { message } = transcript;
       this.messages.replaceChildren();

@@ -18,7 +18,7 @@ export class Tokens {
     this.message = null;
     this.ended = true;
     this.repairs = [];
-    this.flow = el("div", { class: "flow", tabindex: "0", role: "group", "aria-label": `${name}: arrow keys go from token to token` });
+    this.flow = el("div", { class: "flow", tabindex: "0", role: "group", "aria-label": `${name}: arrow keys move between tokens` });
     this.readout = el("p", { class: "readout", "aria-live": "polite" }, "Point at a token, or use the arrow keys.");
     this.more = el("button", { type: "button", class: "small", onclick: () => this.draw() });
     this.node = el("div", { class: "tokens" }, this.flow, el("div", { class: "row" }, this.readout, this.more));
@@ -87,20 +87,20 @@ export class Tokens {
       case "special": {
         if (this.ended || segment.text === "<|start|>" || (segment.text === "<|channel|>" && this.hasBody)) this.begin();
         const known = segment.known ? "chip" : "chip unknown";
-        this.message.append(el("span", { class: known, "data-id": segment.id, "data-at": this.place }, segment.known ? segment.text : `no token ${segment.id}`));
+        this.message.append(el("span", { class: known, "data-id": segment.id, "data-at": this.place }, segment.known ? segment.text : `invalid token ${segment.id}`));
         this.place += 1;
         if (ENDS.has(segment.text)) this.ended = true;
         break;
       }
       case "repair": {
-        const dropped = segment.dropped ? ` ${number(segment.dropped)} characters reach nobody.` : "";
+        const dropped = segment.dropped ? ` ${number(segment.dropped)} characters were dropped.` : "";
         const note = el("p", { class: "repair", tabindex: "-1" }, el("code", { class: "rule" }, visible(segment.rule)), ` ${segment.why}${dropped}`);
         this.repairs.push(note);
         (this.message ?? this.flow).append(note);
         break;
       }
       case "gap":
-        this.flow.append(el("p", { class: "aside" }, `${number(segment.tokens)} tokens were left out for want of room`));
+        this.flow.append(el("p", { class: "aside" }, `${number(segment.tokens)} tokens omitted because the recording was too large`));
         this.ended = true;
         break;
       default:
@@ -136,6 +136,6 @@ export class Tokens {
     this.index = Math.min(Math.max(this.index + way, 0), all.length - 1);
     this.point(all[this.index]);
     all[this.index]?.scrollIntoView({ block: "nearest" });
-    if (this.index === all.length - 1 && this.drawn < this.total) say("Show more draws the rest");
+    if (this.index === all.length - 1 && this.drawn < this.total) say("“Show more” shows the remaining tokens");
   }
 }

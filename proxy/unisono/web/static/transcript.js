@@ -71,7 +71,7 @@ class Part {
     if (text) this.body.append(visible(text, this.before));
     this.before = (this.before + text).slice(-LONGEST_BEFORE);
     if (this.length > this.shown + this.waiting.length) {
-      this.note.textContent = `Shown are the first ${number(this.shown)} of ${number(this.length)} characters.`;
+      this.note.textContent = `Only the first ${number(this.shown)} of ${number(this.length)} characters are shown.`;
       this.note.hidden = false;
     }
   }
@@ -128,8 +128,8 @@ export class Transcript {
       trouble ? null : finish,
       usage && `${number(usage.input)} in${usage.cached ? ` (${number(usage.cached)} cached)` : ""}`,
       usage && `${number(usage.output)} out${usage.reasoning ? ` (${number(usage.reasoning)} reasoning)` : ""}`,
-      this.first && `first after ${seconds((this.first - this.began) / 1000)}`,
-      `${seconds((now - this.began) / 1000)} in all`,
+      this.first && `first token after ${seconds((this.first - this.began) / 1000)}`,
+      `${seconds((now - this.began) / 1000)} in total`,
       unisono?.backend && `by ${unisono.backend}`,
       unisono?.failovers ? `${unisono.failovers} failovers` : null,
     ];
@@ -141,7 +141,7 @@ export class Transcript {
     if (unisono?.unmet) told.push(el("p", { class: "trouble" }, visible(unisono.unmet)));
     for (const note of unisono?.notes ?? []) told.push(el("p", { class: "note" }, visible(String(note))));
     if (requestId && this.linked(unisono)) {
-      this.next.append(el("a", { href: `#/inspector/${encodeURIComponent(requestId)}` }, "Look at its tokens"));
+      this.next.append(el("a", { href: `#/inspector/${encodeURIComponent(requestId)}` }, "Inspect its tokens"));
     }
     this.foot.replaceChildren(...told, this.next);
   }

@@ -10,7 +10,7 @@ export function usage(main) {
   const iso = (ms) => new Date(ms).toISOString().slice(0, 10);
   const since = el("input", { type: "date", value: iso(Date.now() - 29 * DAY_MS), required: true });
   const until = el("input", { type: "date", value: iso(Date.now()), required: true });
-  const shown = el("div", {}, el("p", { class: "empty" }, "Looking …"));
+  const shown = el("div", {}, el("p", { class: "empty" }, "Loading …"));
   shown.firstChild.classList.add("late");
   const trouble = complaint();
   const form = el(
@@ -52,7 +52,7 @@ function drawn(told, wide) {
       one.date, one.model, number(one.requests), number(one.errors), number(one.input_tokens),
       number(one.input_cached_tokens), number(one.output_tokens), number(one.reasoning_tokens), cost(one.cost_usd),
     ]);
-  const heads = ["Requests", "Errors", "Input", "of it cached", "Output", "of it reasoning", "Cost"].map((name) => [name, "n"]);
+  const heads = ["Requests", "Errors", "Input", "Cached input", "Output", "Reasoning output", "Cost"].map((name) => [name, "n"]);
   return [
     el(
       "div",
@@ -60,10 +60,10 @@ function drawn(told, wide) {
       fact("Requests", number(total.requests), counted(total.errors, "error")),
       fact("Input tokens", number(total.input_tokens), `${number(total.input_cached_tokens)} cached`),
       fact("Output tokens", number(total.output_tokens), `${number(total.reasoning_tokens)} reasoning`),
-      fact("Cost", cost(total.cost_usd), told.key ? `key ${told.key}` : "the operator's own key"),
+      fact("Cost", cost(total.cost_usd), told.key ? `key ${told.key}` : "master key"),
     ),
     chart(told, wide),
-    table("Usage by day and model", ["Day", "Model", ...heads], rows, "Nothing was used in these days."),
+    table("Usage by day and model", ["Day", "Model", ...heads], rows, "No usage in this period."),
   ];
 }
 
@@ -109,11 +109,11 @@ function chart(told, wide) {
       el("span", { class: "key-input" }, "input"),
       " and ",
       el("span", { class: "key-output" }, "output"),
-      `; the highest day has ${number(most)}`,
+      `; at most ${number(most)} per day`,
     ),
     svg(
       "svg",
-      { viewBox: `0 0 ${wide} ${HIGH}`, role: "img", "aria-label": "Tokens by day; the table below has the numbers" },
+      { viewBox: `0 0 ${wide} ${HIGH}`, role: "img", "aria-label": "Tokens by day; the table below lists the numbers" },
       svg("line", { x1: 0, x2: wide, y1: HIGH - 17.5, y2: HIGH - 17.5, class: "axis" }),
       bars,
       marks,

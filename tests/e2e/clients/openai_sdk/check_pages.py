@@ -1,4 +1,4 @@
-"""What the documents let Python do is done, in front of the demo model: it prints what stands below it."""
+"""Run the Python programs of the pages against the demo model and compare their output with the pages."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ if TYPE_CHECKING:
     from conftest import Stage
 
 ROOT = Path(__file__).parents[4]
-PAGES = ("README.md", "docs/api.md")
+PAGES = ("README.md", "docs/guides/conversations.md", "docs/api.md")
 PROGRAM = re.compile(r"^```python\n(.*?)^```\n+(?:^```\n(.*?)^```$)?", re.S | re.M)
 
 
 @pytest.mark.parametrize("page", PAGES)
-def test_programs_on_a_page_print_what_it_says(page: str, stage: Stage) -> None:
+def test_programs_on_a_page_print_the_output_below_them(page: str, stage: Stage) -> None:
     programs = PROGRAM.findall((ROOT / page).read_text())
     assert programs
     names: dict[str, Any] = {}
     for program, printed in programs:
         assert program.replace("http://localhost:4000", stage.demo) != program or "client" in names
-        with contextlib.redirect_stdout(io.StringIO()) as said:
+        with contextlib.redirect_stdout(io.StringIO()) as output:
             exec(program.replace("http://localhost:4000", stage.demo), names)
-        assert said.getvalue() == printed
+        assert output.getvalue() == printed
     names["client"].close()

@@ -166,19 +166,19 @@ class BackgroundJob:
                 self._over.set()
             await self._let_go(watched=gone_on)
         except* NotFound:
-            log.info("response was deleted", extra=about)
+            log.info("response deleted during generation", extra=about)
             # A failover of the store may have lost the lease only temporarily: the next process that looks decides.
             await self._let_go(watched=True)
         except* StoreConflict:
-            log.info("response is somebody else's", extra=about)
+            log.info("response owned by another process", extra=about)
             await self._keep_watched()
         except* StoreUnavailable:
             # The response stays as it is: when the store is back, a process takes it over.
-            log.warning("response cannot be kept for now", extra=about)
+            log.warning("response not stored: store unavailable", extra=about)
         except* Exception as errors:
             for error in errors.exceptions:
                 if isinstance(error, Exception):
-                    log.warning("response given up for now", extra=about | {"code": failure_of(error).code})
+                    log.warning("background response interrupted", extra=about | {"code": failure_of(error).code})
         finally:
             await self._engine_run.aclose()
 
@@ -204,7 +204,7 @@ class BackgroundJob:
             await self._hand_over()
             return True
         elif self._ending is None:
-            await self._finish(failure_of(RuntimeError("a run ended without its end")))
+            await self._finish(failure_of(RuntimeError("the generation stream ended without a final event")))
         return False
 
     async def _catch_up(self, batches: AsyncIterator[list[Event]]) -> UnisonoError | None:
@@ -303,7 +303,7 @@ class BackgroundJob:
                 await self._sign_of_life()
             except StoreUnavailable as error:
                 # The monitor of the store logs the outage once, not once per response.
-                log.debug("no sign of life given", extra={"response": self.run.response, "code": error.code})
+                log.debug("lease not renewed", extra={"response": self.run.response, "code": error.code})
             except StoreConflict:
                 # The end may be written already. Its own write detects a lost lease.
                 if not self._finishing:
@@ -312,7 +312,7 @@ class BackgroundJob:
     async def _sign_of_life(self) -> None:
         store, lease_s = self._means.store, self._means.lease_s
         if not await store.renew(self._lease, lease_s):
-            raise StoreConflict("the lease is lost")
+            raise StoreConflict("The lease of the response is lost.")
         await store.watch(self.run, lease_s)
         await self._log.ask()
 
@@ -337,7 +337,7 @@ class BackgroundJob:
             if self._revision is None:
                 raise
             # Either the conversation changed, or the lease is lost. In the second case this write is refused too.
-            changed = StoreConflict("The conversation was changed meanwhile: the answer could not be added to it.")
+            changed = StoreConflict("The conversation changed during generation, so the response was not added to it.")
             self._log.add(self._events.fail(changed), ())
             await self._write_end()
 
@@ -366,7 +366,7 @@ class BackgroundJob:
         try:
             await self._means.store.watch(self.run, self._means.lease_s)
         except StoreUnavailable as error:
-            log.debug("response not watched", extra={"response": self.run.response, "code": error.code})
+            log.debug("watch of the response not renewed", extra={"response": self.run.response, "code": error.code})
 
     async def _let_go(self, *, watched: bool) -> None:
         """Release the lease. With `watched`, the next process that looks takes over.
@@ -378,4 +378,4 @@ class BackgroundJob:
             await store.release(self._lease)
             await (store.watch(self.run, 0.0) if watched else store.unwatch(self.run))
         except StoreUnavailable as error:
-            log.debug("response not let go of", extra={"response": self.run.response, "code": error.code})
+            log.debug("lease not released", extra={"response": self.run.response, "code": error.code})

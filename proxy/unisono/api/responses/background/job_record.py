@@ -96,7 +96,7 @@ async def rebuilt(means: ResponsesDeps, tenant: str, response: StoredResponse, l
     past = await insisting(lambda: chain_of(means.store, tenant, response))
     revision = note.get("revision")
     if past.revision != revision:
-        raise StoreConflict("The conversation was changed while the response was not being made.")
+        raise StoreConflict("The conversation changed while no process was generating the response.")
     hosted, now = parted(response.input, past.hosted)
     past = replace(
         past,

@@ -43,7 +43,7 @@ async def logged_events(
         page = await insisting(read, PATIENCE_S)
         if page is None:
             if told:
-                raise NotFound("The response was deleted while its events were read.", param="response_id")
+                raise NotFound("The response was deleted while its events were being read.", param="response_id")
             return
         if page.events:
             for few in slices(page.events):

@@ -64,7 +64,9 @@ class BackgroundRunner:
 
     def start(self) -> None:
         """Start to look for responses whose owners are gone."""
-        self._reaping = asyncio.create_task(self._taking.keep_looking(MOST_AT_ONCE), name="reaper of responses")
+        self._reaping = asyncio.create_task(
+            self._taking.keep_looking(MOST_AT_ONCE), name="search for abandoned responses"
+        )
 
     async def aclose(self, grace_s: float = 0.0) -> None:
         """Hand over every response to other processes.
@@ -94,7 +96,7 @@ class BackgroundRunner:
         then deleted, unless the store fails for the deletion too.
         """
         if len(self._lives) >= MOST_AT_ONCE:
-            raise BackendOverloaded("Too many responses run in the background; try again later.", retry_after_s=5)
+            raise BackendOverloaded("Too many background responses are in progress; try again later.", retry_after_s=5)
         model = self._means.resolve(request.model, sender.caller)
         anchor = anchor_of(request, response_id)
         lease = await soon_free(lambda: self._lease(sender.tenant, anchor, response_id, pauses_s=PAUSES_S))
@@ -161,7 +163,7 @@ class BackgroundRunner:
             if response is None:
                 raise missing(response_id)
             if not response.request.get("background"):
-                raise InvalidRequest("Only responses that run in the background can be cancelled.", param="response_id")
+                raise InvalidRequest("Only background responses can be cancelled.", param="response_id")
             if response.status.terminal:
                 return response
             life = self._lives.get(run)
@@ -258,7 +260,7 @@ class BackgroundRunner:
                 await store.unwatch(run)
                 await store.release(barrier)
         except StoreError as error:
-            log.warning("a response that was refused may go on", extra={"code": error.code})
+            log.warning("refused response not deleted; it may still be generated", extra={"code": error.code})
 
     async def _let_go(self, lease: Lease) -> None:
         """Release the lease of a response that was not started.
@@ -268,7 +270,7 @@ class BackgroundRunner:
         try:
             await self._means.store.release(lease)
         except StoreError as error:
-            log.debug("lease not given back", extra={"code": error.code})
+            log.debug("lease not released", extra={"code": error.code})
 
 
 def anchor_of(request: ResponsesRequest, response_id: str) -> str:

@@ -75,9 +75,9 @@ class Takeover:
                 else:
                     more = len(runs) == AT_A_LOOK
             except StoreUnavailable as error:
-                log.debug("cannot look for abandoned responses", extra={"code": error.code})
+                log.debug("search for abandoned responses failed", extra={"code": error.code})
             except Exception as error:
-                log.warning("cannot look for abandoned responses", extra={"code": failure_of(error).code})
+                log.warning("search for abandoned responses failed", extra={"code": failure_of(error).code})
             if not more:
                 await asyncio.sleep(min(self._means.lease_s / 2, LOOK_S))
 
@@ -89,7 +89,7 @@ class Takeover:
             raise
         except Exception as error:
             about = {"response": run.response, "code": failure_of(error).code}
-            log.warning("an abandoned response cannot be taken over", extra=about)
+            log.warning("takeover of an abandoned response failed", extra=about)
             await self._means.store.watch(run, UNREADABLE_S)
 
     async def _found(self, run: BackgroundRun) -> None:
@@ -168,7 +168,7 @@ class Takeover:
 
     async def _asked(self, run: BackgroundRun, response: StoredResponse, lease: Lease, tries: int) -> PreparedRequest:
         if tries > MOST_TAKEOVERS:
-            raise InternalError("The response was given up: every process that made it came to an end.")
+            raise InternalError("The response was abandoned, because every process that generated it crashed.")
         return await rebuilt(self._means, run.tenant, response, lease)
 
     async def _logged(self, run: BackgroundRun) -> int:
@@ -191,4 +191,4 @@ class Takeover:
         try:
             await self._means.store.release(lease)
         except StoreError as error:
-            log.debug("lease not given back", extra={"code": error.code})
+            log.debug("lease not released", extra={"code": error.code})

@@ -205,8 +205,8 @@ def item_of(request: Request) -> str:
 
 
 def no_conversation(name: str) -> NotFound:
-    return NotFound(f"There is no conversation with the id '{shortened(name)}'.")
+    return NotFound(f"Conversation with id '{shortened(name)}' not found.")
 
 
 def no_item(name: str, param: str | None = None) -> NotFound:
-    return NotFound(f"There is no item with the id '{shortened(name)}' in this conversation.", param=param)
+    return NotFound(f"Item with id '{shortened(name)}' not found in this conversation.", param=param)

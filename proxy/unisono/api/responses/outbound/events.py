@@ -186,14 +186,14 @@ class ResponseEvents:
             case Ran() | Listed():
                 self._came_of(entry)
             case Repaired() | Passed():
-                pass  # told in the last event, or no answer of this turn's
+                pass  # the last event reports repairs; a Harmony answer has no Passed
             case _:
                 assert_never(entry)
 
     def _opened(self, item: Made) -> None:
         match item:
             case Reasoning():
-                pass  # shown with its first word: a thought without one is none
+                pass  # emitted with its first text: empty reasoning is omitted
             case Text():
                 self._show(item)
             case ToolCall():
@@ -213,7 +213,7 @@ class ResponseEvents:
         shown = self._shown
         if shown is None or (shown.made is not item and shown.made != item) or shown.closed is not None:
             if not isinstance(item, Reasoning):
-                return  # held: its Closed has the whole of it
+                return  # buffered: its Closed event has the complete text
             shown = self._show(item)
         self._say(shown, text)
 

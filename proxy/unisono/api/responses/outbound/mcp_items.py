@@ -125,5 +125,5 @@ def to_stored_request(closed: Closed, item_id: str, before: Sequence[Item]) -> S
 def to_stored_listing(item: Listing, item_id: str, listed: Listed | None) -> StoredItem:
     """Return a tool list as stored. `listed` is None for an interrupted list."""
     if listed is None:
-        return StoredItem(item_id, (), listing(item, item_id, error="The tools were not listed."))
+        return StoredItem(item_id, (), listing(item, item_id, error="The listing of the tools was interrupted."))
     return StoredItem(item_id, (), listing(item, item_id, listed.tools, listed.error))

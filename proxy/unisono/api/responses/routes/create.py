@@ -232,7 +232,8 @@ class ResponseCreation:
         return response is None
 
     async def found(self, response_id: str) -> StoredResponse:
-        # It runs: a client that is refused now would repeat the request, and have it generated twice.
+        # Retried, because the response exists: after an error the client would repeat the request, and the response
+        # would be generated twice.
         store, tenant = self._means.store, self._sender.tenant
         [response] = await insisting(lambda: store.responses(tenant, [response_id]))
         if response is None:

@@ -46,8 +46,8 @@ def kept_routes(
         tenant = request.state.caller.tenant
         if await store.events(tenant, response.id, 0, limit=1) is None:
             raise InvalidRequest(
-                "The events of this response are not kept: it did not run in the background, or its end is too long "
-                "ago. Fetch it without 'stream'.",
+                "The events of this response are not stored: it is not a background response, or it ended too long "
+                "ago. Retrieve it without 'stream'.",
                 param="stream",
             )
         first = 0 if query.starting_after is None else query.starting_after + 1

@@ -89,7 +89,7 @@ class Approvals:
             try:
                 await self._means.store.unclaim(self._tenant, MARK + approval, self._response_id)
             except StoreError as error:
-                log.debug("approval not given back", extra={"code": error.code})
+                log.debug("approval not released", extra={"code": error.code})
 
     def taken_by(self, turn: GenerationRequest) -> GenerationRequest:
         """Return the generation request with `take` as its callback."""
@@ -103,5 +103,6 @@ class Approvals:
         if owner != mine:
             field = self._fields[approval]
             raise ApprovalUsed(
-                f"'{field}': '{approval}' is for one call, which the response '{owner}' makes or has made.", param=field
+                f"'{field}': the approval '{approval}' is valid for one call and is used by the response '{owner}'.",
+                param=field,
             )

@@ -28,7 +28,7 @@ class FilterSpec(OpenModel):
     def _says_something(self) -> FilterSpec:
         # An empty filter matches everything. As `never` it would disable approval for all tools by accident.
         if self.tool_names is None and self.read_only is None:
-            raise wrong("names no tools; give tool_names or read_only")
+            raise wrong("must contain 'tool_names' or 'read_only'")
         return self
 
     def filter(self) -> ToolFilter:
@@ -88,7 +88,7 @@ class McpSpec(OpenModel):
     @classmethod
     def _not_here(cls, value: Any) -> Any:
         if value is not None:
-            raise refused("connectors and tunnels are OpenAI's own; name a server by server_label or server_url")
+            raise refused("connectors and tunnels are not supported; set 'server_label' or 'server_url'")
         return value
 
 

@@ -63,6 +63,6 @@ def _revealed(tool: Any, seals: ItemSealing, tenant: str) -> Any:
         return tool
     opened = seals.open(tenant, str(tool[SEALED]))
     if not opened or not isinstance(opened[0], UserMessage):
-        raise StoreUnreadable("What the request says to a tool server cannot be read any more.")
+        raise StoreUnreadable("The tool server secrets in the stored request cannot be decrypted.")
     rest = {name: value for name, value in tool.items() if name != SEALED}
     return rest | orjson.loads(opened[0].text)

@@ -32,10 +32,8 @@ def on_offer(request: ResponsesRequest, toolbox: Toolbox, servers: Sequence[Tool
         label = builtins.get(builtin)
         if label is None and request.tool_choice is not None and request.tool_choice.one:
             setting = missing_setting(tool.kind)
-            needs = f"; the operator has to set {setting}" if setting else ""
-            raise UnsupportedValue(
-                f"'{CHOICE}': tools of type '{tool.kind}' are not available here{needs}.", param=CHOICE
-            )
+            needs = f"; the operator can enable them with `{setting}`" if setting else ""
+            raise UnsupportedValue(f"'{CHOICE}': tools of type '{tool.kind}' are not available{needs}.", param=CHOICE)
         return None if label is None else (label, None)
 
     return OfferedTools(toolbox, hosts=bool(servers), hosted=hosted)

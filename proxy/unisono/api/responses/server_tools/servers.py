@@ -82,11 +82,11 @@ def to_servers(specs: Sequence[tuple[str, McpSpec]], rules: ServerRules, owner: 
     for at, spec in specs:
         if spec.server_label in servers:
             raise InvalidRequest(
-                f"'{at}.server_label': there is another server with the label '{spec.server_label}'.",
+                f"'{at}.server_label': another tool server has the same label '{spec.server_label}'.",
                 param=f"{at}.server_label",
             )
         if len(servers) >= MOST_SERVERS:
-            raise InvalidRequest(f"'{at}': there are more than {MOST_SERVERS} tool servers.", param=at)
+            raise InvalidRequest(f"'{at}': the request has more than {MOST_SERVERS} tool servers.", param=at)
         servers[spec.server_label] = _to_server(at, spec, rules, owner)
     return tuple(servers.values())
 
@@ -113,14 +113,14 @@ def _named(at: str, spec: McpSpec, rules: ServerRules) -> ToolServer:
     if spec.server_url is None:
         known = ", ".join(sorted(rules.configured)) or "none"
         raise InvalidRequest(
-            f"'{at}.server_label': there is no tool server '{spec.server_label}' here, and no server_url. "
-            f"Servers: {known}.",
+            f"'{at}.server_label': tool server '{spec.server_label}' not found. "
+            f"Use one of the configured servers ({known}), or set 'server_url'.",
             param=f"{at}.server_label",
         )
     if not rules.may_name(spec.server_url):
         raise ToolServerNotAllowed(
-            f"'{at}.server_url': this tool server may not be reached from here; its host has to be allowed by the "
-            "operator.",
+            f"'{at}.server_url': the gateway may not connect to this tool server. "
+            "The operator can add its host to `mcp_allowed_hosts`.",
             param=f"{at}.server_url",
         )
     older = urlsplit(spec.server_url).path.rstrip("/").endswith("/sse")
@@ -135,15 +135,18 @@ def _with_credentials(at: str, spec: McpSpec, server: ToolServer, rules: ServerR
     if not given and authorization is None:
         return server
     if server.transport is ToolTransport.STDIO:
-        raise InvalidRequest(f"'{at}': this tool server takes neither headers nor authorization.", param=at)
+        raise InvalidRequest(f"'{at}': this tool server accepts neither 'headers' nor 'authorization'.", param=at)
     taken = {name.lower() for name in server.headers}
     has_own = server.authorization is not None or server.oauth is not None or bool(taken & OWN_CREDENTIALS)
     for name in given:
         if name.lower() in taken or (has_own and name.lower() in OWN_CREDENTIALS):
-            raise InvalidRequest(f"'{at}.headers': the operator sets '{name[:64]}' here.", param=f"{at}.headers")
+            raise InvalidRequest(
+                f"'{at}.headers': the operator sets '{name[:64]}' for this server; omit it.", param=f"{at}.headers"
+            )
     if authorization is not None and has_own:
         raise InvalidRequest(
-            f"'{at}.authorization': this tool server is shown the operator's credentials.", param=f"{at}.authorization"
+            f"'{at}.authorization': the operator sets the credentials for this server; omit this field.",
+            param=f"{at}.authorization",
         )
     headers = {**server.headers, **given}
     try:

@@ -59,7 +59,7 @@ MOST_WAITING = 64
 """Maximum number of pending responses of one socket, including running ones."""
 MOST_WAITING_BYTES = 32 << 20
 MOST_UNTOLD = 64
-"""Maximum number of unsent error frames."""
+"""Maximum number of unsent error frames and refusals of steer frames."""
 CLOSED_NORMALLY = 1000
 
 
@@ -109,13 +109,13 @@ class Connection:
 
     def _too_old(self) -> ConnectionTooOld:
         return ConnectionTooOld(
-            f"This connection is at its end, after {self._lasts_s / 60:g} minutes; open another one to continue."
+            f"This connection has reached its limit of {self._lasts_s / 60:g} minutes; open another one to continue."
         )
 
     # -- reading
 
     async def _read(self, group: asyncio.TaskGroup) -> None:
-        """Read every frame at once. An unread socket does not report a disconnect."""
+        """Read every frame on arrival, because an unread socket does not report a disconnect."""
         while True:
             message = await self._socket.receive()
             if message["type"] == "websocket.disconnect":
@@ -161,13 +161,14 @@ class Connection:
         new = create.lane is not None and create.lane not in self._lanes
         if new and sum(lane is not None for lane in self._lanes) >= NAMED_LANES:
             raise TooManyStreams(
-                f"This connection has {NAMED_LANES} distinct stream ids already; use one of them again or open another "
-                "connection.",
+                f"This connection has used {NAMED_LANES} stream ids; reuse one of them or open another connection.",
                 param="stream_id",
             )
         waiting = [each for lane in self._lanes.values() for each in lane]
         if len(waiting) >= MOST_WAITING or sum(each.size for each in waiting) + create.size > MOST_WAITING_BYTES:
-            raise BackendOverloaded("Too many responses wait on this connection; try again when some are finished.")
+            raise BackendOverloaded(
+                "Too many responses are pending on this connection; try again after some have ended."
+            )
         self._admitted += 1
         lane = self._lanes.setdefault(create.lane, deque())
         lane.append(replace(create, number=self._admitted))

@@ -69,7 +69,7 @@ def fields_of(message: Mapping[str, Any]) -> tuple[Fields, int]:
     """
     text = message.get("text")
     if text is None:
-        raise InvalidRequest("Frames must be text: one JSON object each.")
+        raise InvalidRequest("A frame must be a text message with one JSON object.")
     data = text.encode()
     return to_object(data), len(data)
 
@@ -81,7 +81,7 @@ def lane_of(fields: Fields) -> Lane:
         return None
     if not isinstance(lane, str) or not _STREAM_ID.fullmatch(lane):
         raise InvalidStreamId(
-            "'stream_id' must be 1 to 256 letters, digits, underscores, hyphens and periods.", param="stream_id"
+            "'stream_id' must have 1 to 256 letters, digits, underscores, hyphens or periods.", param="stream_id"
         )
     return lane
 
@@ -98,7 +98,7 @@ def to_asked(fields: Fields, size: int, lane: Lane) -> Asked:
 def _create(fields: Fields, size: int, lane: Lane) -> CreateFrame:
     if fields.get("background") is True:
         raise UnsupportedValue(
-            "'background' is not supported on a WebSocket; such a response begins with a request.", param="background"
+            "'background' is not supported on a WebSocket; use POST /v1/responses.", param="background"
         )
     generate = fields.get("generate")
     if generate not in (None, True, False):
@@ -151,7 +151,7 @@ def not_steered(steer: SteerFrame) -> str:
         "error": {
             "type": "invalid_request_error",
             "code": "steering_not_supported",
-            "message": "A response cannot be steered here; send the input with the next 'response.create'.",
+            "message": "Steering a response is not supported; send the input with the next 'response.create'.",
         },
         "steer": {"previous_response_id": steer.previous_response_id, "input": steer.input},
     }

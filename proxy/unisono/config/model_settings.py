@@ -1,0 +1,200 @@
+"""Sections of `model_list`: addresses, properties and settings of models."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import Field, JsonValue, SecretStr
+
+from unisono.config.mcp_settings import ServerLabel
+from unisono.config.prices import Costs, PriceSettings
+from unisono.config.section import Count, Name, Seconds, Section
+
+KINDS = ("vllm", "sglang", "llamacpp", "ollama", "mlx_server", "mlx", "replay")
+"""Backend kinds of Unisono. Each one needs an installed adapter."""
+
+KIND_ALIASES = {"hosted_vllm": "vllm", "ollama_chat": "ollama"}
+"""LiteLLM's names for the same backend kinds."""
+
+
+class LitellmParams(Costs):
+    """Address of a backend, and the limits of its load."""
+
+    model: Name
+    """`<backend kind>/<model name on the backend>`, such as `vllm/openai/gpt-oss-20b`."""
+    api_base: str | None = None
+    """Address of the backend, with or without a trailing `/v1`.
+    Every backend kind except `mlx` and `replay` needs one."""
+    api_key: SecretStr | None = None
+    """API key that the gateway sends to the backend. Keys of clients are never forwarded."""
+    timeout: Seconds | None = None
+    """Limit for a whole answer, in seconds.
+    By default `router_settings.timeout`, else `litellm_settings.request_timeout`, else 600."""
+    stream_timeout: Seconds | None = None
+    """Longest silence between tokens, in seconds.
+    By default `router_settings.stream_timeout`, else 120."""
+    max_parallel_requests: Count | None = None
+    """Maximum concurrent requests on this backend.
+    Further requests go to other backends or wait. By default no limit. The limit is divided among workers."""
+    rpm: Count | None = None
+    """Maximum requests that begin on this backend within any minute.
+    Further requests go to other backends or wait. By default no limit. The limit is divided among workers."""
+    tpm: Count | None = None
+    """Maximum tokens of prompts and answers on this backend within any minute.
+    A request above the limit has a minute of its own. By default no limit. The limit is divided among workers."""
+    weight: Count = 1
+    """Share of this entry among the entries of the same `model_name`.
+    Under load it is the relative speed of the backend."""
+    order: Annotated[int, Field(ge=0)] = 0
+    """Priority among the entries of the same `model_name`, lowest first.
+    A higher order gets only requests that no lower one can accept."""
+    provider: dict[str, JsonValue] = Field(default_factory=dict)
+    """Not written in the file: the other keys of an entry that litellm serves.
+    They are passed to litellm unchanged."""
+
+
+class ModelInfo(Costs):
+    """Properties of the model, independent of its address."""
+
+    id: Name | None = None
+    """Public name of this deployment, in answers, logs and metrics.
+    By default the backend kind and a number, such as `vllm-1`."""
+    mode: Literal["chat", "responses", "completion"] = "chat"
+    """LiteLLM's type of the model. The three values have the same effect.
+    Entries of another type, such as `embedding`, are skipped with a warning."""
+    harmony: bool | None = None
+    """Whether the model speaks Harmony.
+    By default true for the backend kinds above if `model_name` or `model` contains `gpt-oss`. Requests for other
+    models pass through."""
+    max_input_tokens: Count | None = None
+    """Context window in tokens. Set it if the backend does not report one, or to use less of it."""
+
+
+class ModelSettings(Section):
+    """Settings of one model that LiteLLM does not have.
+
+    Settings that clients can observe must be equal in all entries of a `model_name`.
+    """
+
+    reasoning_field: Literal["both", "reasoning", "reasoning_content", "none"] = "both"
+    """Fields of Chat Completions answers that contain the reasoning.
+    `none` omits its text in every API."""
+    stream_tool_arguments: bool = False
+    """True streams the arguments of tool calls while they are generated.
+    By default a call is sent only once it is complete."""
+    connect_timeout_s: Seconds = 10.0
+    """Limit for connecting to the backend, in seconds."""
+    first_token_timeout_s: Seconds = 300.0
+    """Limit for the first token, in seconds.
+    It includes the backend's own queue and the reading of a long prompt."""
+    min_first_token_timeout_s: Seconds = 10.0
+    """Minimum of the learned limit for the first token, in seconds.
+    The gateway learns this limit from recent requests, up to `first_token_timeout_s`. It is shorter only to leave
+    time for another backend."""
+    min_silence_timeout_s: Seconds = 10.0
+    """Minimum of the learned limit for silence between tokens, in seconds.
+    The gateway learns this limit from recent requests, up to `stream_timeout`. It is shorter only to leave time for
+    another backend."""
+    mcp_servers: tuple[ServerLabel, ...] | None = None
+    """Labels of the servers in `mcp_servers` that requests for this model may use.
+    By default all."""
+    run_tools: bool = False
+    """True runs tools that need no approval also in Chat Completions and Messages.
+    A request overrides it with `unisono.run_tools`."""
+    reasoning_budget: Annotated[int, Field(ge=0)] | None = None
+    """Maximum reasoning tokens in one answer. A request may set a lower limit.
+    By default no limit."""
+    forbidden_tools: Literal["remove", "note"] = "remove"
+    """Treatment of the tools in the prompt if `tool_choice` is `none`. `remove` omits them.
+    `note` keeps them and adds a message that forbids calls: the cached prefix stays valid, but small models ignore
+    the message."""
+    failover: bool = True
+    """True lets another backend continue an answer whose backend failed.
+    With false, an answer that the client has partly received ends with an error."""
+    price: PriceSettings = Field(default_factory=PriceSettings)
+    """Prices of tokens, for budgets and usage records."""
+    max_tokens_in_flight: Count | None = None
+    """Maximum tokens of concurrent requests on this backend.
+    A request counts with its prompt and up to 1,024 tokens of its answer. A request above the limit runs alone. By
+    default no limit. The limit is divided among workers."""
+    recoveries: dict[Name, bool] = Field(default_factory=dict)
+    """[Recovery rules](recoveries.md) to switch off, such as `{repetition: off}`.
+    By default all rules are on."""
+    backend: dict[str, JsonValue] = Field(default_factory=dict)
+    """Settings of the backend's adapter. [config.example.yaml](../config.example.yaml) lists
+    them by backend kind."""
+
+    @property
+    def unmended(self) -> frozenset[str]:
+        """Names of the recovery rules that are off."""
+        return frozenset(rule for rule, on in self.recoveries.items() if not on)
+
+
+def is_of_litellm(model: object) -> bool:
+    """Return whether a `litellm_params.model` names no backend kind of Unisono."""
+    kind, slash, name = model.partition("/") if isinstance(model, str) else ("", "", "")
+    if not slash:
+        return bool(kind)
+    return bool(kind and name) and KIND_ALIASES.get(kind, kind) not in KINDS
+
+
+class ModelEntry(Section):
+    """One deployment of a model. Entries with the same `model_name` share the load."""
+
+    model_name: Name
+    """Name in the requests of clients.
+    `*` matches any text; an exact name wins, then the most specific pattern."""
+    litellm_params: LitellmParams
+    """Address of the backend, and the limits of its load."""
+    model_info: ModelInfo = Field(default_factory=ModelInfo)
+    """Properties of the model."""
+    unisono: ModelSettings = Field(default_factory=ModelSettings)
+    """Settings that LiteLLM does not have."""
+
+    @property
+    def by_litellm(self) -> bool:
+        """True if the model belongs to another provider and litellm serves it."""
+        # A gpt-oss without a backend kind is a mistake.
+        named = bool(self.kind) or not self.says_gpt_oss
+        return not self.harmony and named and is_of_litellm(self.litellm_params.model)
+
+    @property
+    def kind(self) -> str:
+        """Backend kind with aliases resolved; empty if `model` names none."""
+        kind, slash, _ = self.litellm_params.model.partition("/")
+        return KIND_ALIASES.get(kind, kind) if slash else ""
+
+    @property
+    def backend_model(self) -> str:
+        """Model name on the backend."""
+        return self.litellm_params.model.partition("/")[2]
+
+    @property
+    def shown_kind(self) -> str:
+        """Backend kind for output on a terminal, with a mark for pass-through models."""
+        if self.harmony:
+            return self.kind
+        if self.by_litellm:
+            return f"litellm ({self.kind})" if self.kind else "litellm"
+        return f"{self.kind} (pass-through)"
+
+    @property
+    def harmony(self) -> bool:
+        if self.model_info.harmony is not None:
+            return self.model_info.harmony
+        return self.kind in KINDS and self.says_gpt_oss
+
+    @property
+    def says_gpt_oss(self) -> bool:
+        names = f"{self.model_name} {self.litellm_params.model}".lower().replace("_", "-")
+        return "gpt-oss" in names
+
+    @property
+    def harmony_hint(self) -> str:
+        """Advice for a gpt-oss model configured as `openai/...` with an address; else empty."""
+        if self.kind != "openai" or not self.says_gpt_oss or not self.litellm_params.api_base:
+            return ""
+        return (
+            "if api_base is your own server, use its backend kind to serve the model as Harmony, such as "
+            f"`model: vllm/{self.backend_model}`"
+        )

@@ -1,0 +1,328 @@
+"""Validation of a value against a schema: one function per keyword, and a limit on work."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from fractions import Fraction
+from typing import Any, TypeAlias
+
+from unisono.schemas.formats import has_format
+from unisono.schemas.patterns import Expression
+from unisono.schemas.values import hashable, is_number, is_type, quoted
+
+MAX_STEPS = 200_000
+"""Maximum steps: keywords evaluated, plus work of equal cost."""
+MAX_DEPTH = 128
+"""Maximum depth of nested schema evaluations: far below the recursion limit of Python."""
+MAX_LISTED_VALUES = 20
+
+Path: TypeAlias = tuple[str | int, ...]
+Schema: TypeAlias = Mapping[str, Any]
+
+
+class WorkLimitReached(Exception):
+    """The work limits are exceeded, so the validity of the value is unknown."""
+
+
+@dataclass(frozen=True, slots=True)
+class Mismatch:
+    """Violation of a schema, with the path of the value that violates it."""
+
+    path: Path
+    text: str
+
+    def __str__(self) -> str:
+        where = "$" + "".join(f"[{step}]" if isinstance(step, int) else f".{step[:60]}" for step in self.path[-12:])
+        return f"{where if self.path else 'The answer'} {self.text}."
+
+
+Mismatches: TypeAlias = Iterator[Mismatch]
+
+
+class Validator:
+    """Validator of one value against `root`; single use."""
+
+    def __init__(self, root: Schema) -> None:
+        self._root = root
+        self._steps = 0
+        self._depth = 0
+        # Each expression is compiled at most once.
+        self._expressions: dict[str, Expression] = {}
+
+    def validate(self, schema: object, value: object, path: Path = ()) -> Mismatches:
+        """Yield the mismatches of `value`; iteration may raise WorkLimitReached."""
+        if schema is True:
+            return
+        if not isinstance(schema, Mapping):
+            yield Mismatch(path, "is not allowed")
+            return
+        self._depth += 1
+        if self._depth > MAX_DEPTH:
+            raise WorkLimitReached
+        try:
+            for name, wanted in schema.items():
+                if (check := CHECKS.get(name)) is not None:
+                    self.count_steps()
+                    yield from check(self, wanted, value, path, schema)
+        finally:
+            self._depth -= 1
+
+    def first(self, schema: object, value: object, path: Path = ()) -> Mismatch | None:
+        mismatches = self.validate(schema, value, path)
+        try:
+            return next(mismatches, None)
+        finally:
+            mismatches.close()  # type: ignore[attr-defined]
+
+    def is_valid(self, schema: object, value: object) -> bool:
+        return self.first(schema, value) is None
+
+    def count_steps(self, steps: int = 1) -> None:
+        self._steps += steps
+        if self._steps > MAX_STEPS:
+            raise WorkLimitReached
+
+    def matches(self, pattern: str, text: str) -> bool:
+        expression = self._expressions.get(pattern)
+        if expression is None:
+            expression = self._expressions[pattern] = Expression(pattern)
+        self.count_steps(expression.steps(text))
+        return expression.found(text)
+
+    def hashable(self, value: object) -> object:
+        return hashable(value, self.count_steps)
+
+    def target(self, reference: str) -> object:
+        """Return the schema that a reference points to."""
+        found: Any = self._root
+        for name in reference.split("/")[1:]:
+            step = name.replace("~1", "/").replace("~0", "~")
+            found = found[int(step)] if isinstance(found, list | tuple) else found[step]
+        return found
+
+
+Check: TypeAlias = Callable[[Validator, Any, Any, Path, Schema], Mismatches]
+
+
+def _for(kind: type, check: Check) -> Check:
+    """Limit a check to values of one JSON type; a keyword allows all values of other types."""
+
+    def checked(validator: Validator, wanted: Any, value: Any, path: Path, schema: Schema) -> Mismatches:
+        return check(validator, wanted, value, path, schema) if isinstance(value, kind) else iter(())
+
+    return checked
+
+
+def _ref(validator: Validator, wanted: str, value: Any, path: Path, schema: Schema) -> Mismatches:
+    return validator.validate(validator.target(wanted), value, path)
+
+
+def _type(validator: Validator, wanted: Any, value: Any, path: Path, schema: Schema) -> Mismatches:
+    names = [wanted] if isinstance(wanted, str) else wanted
+    if not any(is_type(name, value) for name in names):
+        yield Mismatch(path, f"must be of type {' or '.join(names)}, not {quoted(value)}")
+
+
+def _enum(validator: Validator, wanted: Any, value: Any, path: Path, schema: Schema) -> Mismatches:
+    found = validator.hashable(value)
+    if not any(validator.hashable(each) == found for each in wanted):
+        rest = ", ..." if len(wanted) > MAX_LISTED_VALUES else ""
+        values = ", ".join(map(quoted, wanted[:MAX_LISTED_VALUES]))
+        yield Mismatch(path, f"must be one of {values}{rest}, not {quoted(value)}")
+
+
+def _const(validator: Validator, wanted: Any, value: Any, path: Path, schema: Schema) -> Mismatches:
+    if validator.hashable(value) != validator.hashable(wanted):
+        yield Mismatch(path, f"must be {quoted(wanted)}, not {quoted(value)}")
+
+
+def _any_of(validator: Validator, wanted: Any, value: Any, path: Path, schema: Schema) -> Mismatches:
+    nearest: Mismatch | None = None
+    for each in wanted:
+        mismatch = validator.first(each, value, path)
+        if mismatch is None:
+            return
+        # Report the alternative that matched to the greatest depth, which most likely was intended.
+        if nearest is None or len(mismatch.path) > len(nearest.path):
+            nearest = mismatch
+    if nearest is not None:
+        yield Mismatch(nearest.path, f"{nearest.text} (no other alternative allows it either)")
+
+
+def _one_of(validator: Validator, wanted: Any, value: Any, path: Path, schema: Schema) -> Mismatches:
+    count = sum(validator.is_valid(each, value) for each in wanted)
+    if count == 0:
+        yield from _any_of(validator, wanted, value, path, schema)
+    elif count > 1:
+        yield Mismatch(path, f"must match exactly one alternative, but matches {count}")
+
+
+def _all_of(validator: Validator, wanted: Any, value: Any, path: Path, schema: Schema) -> Mismatches:
+    for each in wanted:
+        yield from validator.validate(each, value, path)
+
+
+def _not(validator: Validator, wanted: Any, value: Any, path: Path, schema: Schema) -> Mismatches:
+    if validator.is_valid(wanted, value):
+        yield Mismatch(path, f"must not match the schema of the keyword not, but {quoted(value)} does")
+
+
+def _if(validator: Validator, wanted: Any, value: Any, path: Path, schema: Schema) -> Mismatches:
+    branch = "then" if validator.is_valid(wanted, value) else "else"
+    return validator.validate(schema.get(branch, True), value, path)
+
+
+def _properties(validator: Validator, wanted: Any, value: Any, path: Path, schema: Schema) -> Mismatches:
+    for name in value:
+        validator.count_steps()
+        if name in wanted:
+            yield from validator.validate(wanted[name], value[name], (*path, name))
+
+
+def _pattern_properties(validator: Validator, wanted: Any, value: Any, path: Path, schema: Schema) -> Mismatches:
+    for pattern, inner in wanted.items():
+        for name in value:
+            if validator.matches(pattern, name):
+                yield from validator.validate(inner, value[name], (*path, name))
+
+
+def _additional_properties(validator: Validator, wanted: Any, value: Any, path: Path, schema: Schema) -> Mismatches:
+    known, patterns = schema.get("properties", {}), schema.get("patternProperties", {})
+    for name in value:
+        validator.count_steps()
+        if name in known or any(validator.matches(pattern, name) for pattern in patterns):
+            continue
+        if wanted is False:
+            yield Mismatch(path, f"must not have the property {quoted(name)}")
+        else:
+            yield from validator.validate(wanted, value[name], (*path, name))
+
+
+def _property_names(validator: Validator, wanted: Any, value: Any, path: Path, schema: Schema) -> Mismatches:
+    for name in value:
+        if (mismatch := validator.first(wanted, name)) is not None:
+            yield Mismatch(path, f"has a property {quoted(name)} whose name {mismatch.text}")
+
+
+def _required(validator: Validator, wanted: Any, value: Any, path: Path, schema: Schema) -> Mismatches:
+    validator.count_steps(len(wanted))
+    for name in wanted:
+        if name not in value:
+            yield Mismatch(path, f"must have the property {quoted(name)}")
+
+
+def _dependent_required(validator: Validator, wanted: Any, value: Any, path: Path, schema: Schema) -> Mismatches:
+    for name, others in wanted.items():
+        if name in value:
+            yield from _required(validator, others, value, path, schema)
+
+
+def _dependent_schemas(validator: Validator, wanted: Any, value: Any, path: Path, schema: Schema) -> Mismatches:
+    for name, inner in wanted.items():
+        if name in value:
+            yield from validator.validate(inner, value, path)
+
+
+def _prefix_items(validator: Validator, wanted: Any, value: Any, path: Path, schema: Schema) -> Mismatches:
+    for index, (inner, item) in enumerate(zip(wanted, value, strict=False)):
+        yield from validator.validate(inner, item, (*path, index))
+
+
+def _items(validator: Validator, wanted: Any, value: Any, path: Path, schema: Schema) -> Mismatches:
+    start = len(schema.get("prefixItems", ()))
+    for index, item in enumerate(value[start:], start):
+        validator.count_steps()
+        yield from validator.validate(wanted, item, (*path, index))
+
+
+def _contains(validator: Validator, wanted: Any, value: Any, path: Path, schema: Schema) -> Mismatches:
+    least, most = schema.get("minContains", 1), schema.get("maxContains", len(value))
+    count = 0
+    for item in value:
+        validator.count_steps()
+        count += validator.is_valid(wanted, item)
+    if not least <= count <= most:
+        yield Mismatch(path, f"must have from {least} to {most} items that match the keyword contains, not {count}")
+
+
+def _unique_items(validator: Validator, wanted: Any, value: Any, path: Path, schema: Schema) -> Mismatches:
+    if wanted and len({validator.hashable(item) for item in value}) < len(value):
+        yield Mismatch(path, "must not contain the same item twice")
+
+
+def _pattern(validator: Validator, wanted: Any, value: Any, path: Path, schema: Schema) -> Mismatches:
+    if not validator.matches(wanted, value):
+        yield Mismatch(path, f"must match the pattern {wanted}, but {quoted(value)} does not")
+
+
+def _format(validator: Validator, wanted: Any, value: Any, path: Path, schema: Schema) -> Mismatches:
+    if not has_format(wanted, value):
+        yield Mismatch(path, f"must have the format {wanted}, but {quoted(value)} does not")
+
+
+def _multiple_of(validator: Validator, wanted: Any, value: Any, path: Path, schema: Schema) -> Mismatches:
+    if is_number(value) and _fraction(value) % _fraction(wanted):
+        yield Mismatch(path, f"must be a multiple of {wanted}, not {quoted(value)}")
+
+
+def _fraction(value: object) -> Fraction:
+    # A decimal fraction is compared as written, not as the nearest float; `str` rejects very long integers.
+    return Fraction(value) if isinstance(value, int) else Fraction(str(value))
+
+
+def _size(kind: type, unit: str, is_within: Callable[[int, int], bool], words: str) -> Check:
+    def checked(validator: Validator, wanted: int, value: Any, path: Path, schema: Schema) -> Mismatches:
+        if not is_within(len(value), wanted):
+            yield Mismatch(path, f"must have {words} {wanted} {unit}, not {len(value)}")
+
+    return _for(kind, checked)
+
+
+def _bound(is_within: Callable[[Any, Any], bool], words: str) -> Check:
+    def checked(validator: Validator, wanted: Any, value: Any, path: Path, schema: Schema) -> Mismatches:
+        if is_number(value) and not is_within(value, wanted):
+            yield Mismatch(path, f"must be {words} {wanted}, not {quoted(value)}")
+
+    return checked
+
+
+CHECKS: Mapping[str, Check] = {
+    "type": _type,
+    "enum": _enum,
+    "const": _const,
+    "$ref": _ref,
+    "anyOf": _any_of,
+    "oneOf": _one_of,
+    "allOf": _all_of,
+    "not": _not,
+    "if": _if,
+    "properties": _for(dict, _properties),
+    "patternProperties": _for(dict, _pattern_properties),
+    "additionalProperties": _for(dict, _additional_properties),
+    "propertyNames": _for(dict, _property_names),
+    "required": _for(dict, _required),
+    "minProperties": _size(dict, "properties", operator.ge, "at least"),
+    "maxProperties": _size(dict, "properties", operator.le, "at most"),
+    "dependentRequired": _for(dict, _dependent_required),
+    "dependentSchemas": _for(dict, _dependent_schemas),
+    "prefixItems": _for(list, _prefix_items),
+    "items": _for(list, _items),
+    "contains": _for(list, _contains),
+    "minItems": _size(list, "items", operator.ge, "at least"),
+    "maxItems": _size(list, "items", operator.le, "at most"),
+    "uniqueItems": _for(list, _unique_items),
+    "minLength": _size(str, "characters", operator.ge, "at least"),
+    "maxLength": _size(str, "characters", operator.le, "at most"),
+    "pattern": _for(str, _pattern),
+    "format": _for(str, _format),
+    "minimum": _bound(operator.ge, "at least"),
+    "maximum": _bound(operator.le, "at most"),
+    "exclusiveMinimum": _bound(operator.gt, "above"),
+    "exclusiveMaximum": _bound(operator.lt, "below"),
+    "multipleOf": _multiple_of,
+}
+"""Checks of all keywords that constrain a value on their own."""
+READ_BY_OTHERS = frozenset({"then", "else", "minContains", "maxContains", "$defs", "definitions"})
+"""Keywords that the checks of `if`, `contains` and `$ref` read."""

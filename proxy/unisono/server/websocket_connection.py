@@ -1,0 +1,102 @@
+"""WebSocket connection with a write timeout, a fragment limit, and refusals as the API does."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from asyncio import Transport
+from typing import TYPE_CHECKING, ClassVar
+
+from unisono.core.log_rate import RateLimitedWarning
+from unisono.errors import MalformedRequest
+from unisono.server.connection_limits import ListenerSettings
+from unisono.server.delivery import Delivering, Delivery
+from unisono.server.request_head import refusal
+
+if TYPE_CHECKING:
+    from starlette.types import Message
+    from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
+    from websockets.frames import Frame
+    from websockets.http11 import Request
+
+    class _Base(Delivering, WebSocketsSansIOProtocol): ...
+else:
+    # The listener adds uvicorn's class, which is loaded later, as the second base.
+    _Base = Delivering
+
+SWITCHED = 101
+INVALID_DATA = 1007
+"""WebSocket close code for text that is not UTF-8."""
+MESSAGE_TOO_BIG = 1009
+# A fragment costs memory in addition to its bytes, even if it is empty. The largest message is 10 MiB, so this limit
+# allows fragments of 640 bytes.
+MAX_FRAGMENTS = 16 * 1024
+MALFORMED_TEXT = RateLimitedWarning(logging.getLogger(__name__))
+
+
+def _is_utf8(data: bytes) -> bool:
+    try:
+        data.decode()
+    except UnicodeDecodeError:
+        return False
+    return True
+
+
+class WebSocketConnection(_Base):
+    """Mixin for uvicorn's WebSocket class."""
+
+    settings: ClassVar[ListenerSettings]
+
+    def connection_made(self, transport: Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        self._delivery = Delivery(transport, self.settings.write_timeout_s)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._delivery.rest()
+        super().connection_lost(exc)
+
+    def handle_connect(self, event: Request) -> None:
+        from websockets.server import ServerProtocol
+
+        tried = ServerProtocol(logger=self.logger).accept(event)
+        if tried.status_code == SWITCHED:
+            super().handle_connect(event)
+            return
+        # The library's refusal is plain text.
+        self.handshake_initiated = self.handshake_complete = self.close_sent = True
+        error = MalformedRequest(tried.body.decode("utf-8", "replace").partition("\n")[0])
+        self.transport.write(refusal(error, event.path.encode(), self.settings.formats))
+        self.transport.close()
+
+    def handle_cont(self, event: Frame) -> None:
+        if self.close_sent:
+            return
+        if len(self.frames) >= MAX_FRAGMENTS:
+            self.conn.send_close(MESSAGE_TOO_BIG, f"more than {MAX_FRAGMENTS} fragments")
+            self.handle_parser_exception()
+            return
+        super().handle_cont(event)
+
+    def send_receive_event_to_app(self) -> None:
+        frames = self.frames
+        if self.curr_msg_data_type == "text" and not self.close_sent and not _is_utf8(b"".join(frames)):
+            # uvicorn logs a traceback for every such message.
+            MALFORMED_TEXT.warn("a client sent WebSocket text that is not UTF-8; its connection was closed")
+            self.conn.send_close(INVALID_DATA)
+            self.handle_parser_exception()
+            return
+        super().send_receive_event_to_app()
+
+    def keepalive_timeout(self) -> None:
+        super().keepalive_timeout()
+        self._delivery.watch()
+
+    async def send(self, message: Message) -> None:  # type: ignore[override]
+        await super().send(message)  # type: ignore[arg-type]
+        if message["type"] == "websocket.http.response.body" and not message.get("more_body", False):
+            # A refusal also completes the handshake; uvicorn would report it as an application error.
+            self.handshake_complete = True
+
+    def on_task_complete(self, task: asyncio.Task[None]) -> None:
+        super().on_task_complete(task)
+        self._delivery.watch()

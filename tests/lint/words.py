@@ -1,0 +1,131 @@
+"""Language of the project: words of our old dialect, and the first lines of docstrings.
+
+A word list is a floor: text without these words can still be hard to read. It stops old habits from coming back.
+"""
+
+from __future__ import annotations
+
+import ast
+import io
+import re
+import tokenize
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+MAX_PER_THOUSAND: Final = 2.0
+"""Listed words per 1,000 words, for each kind of text."""
+MAX_FIRST_LINE: Final = 90
+"""Characters of the first line of a docstring."""
+MAX_CLAUSE_OPENINGS: Final = 40
+"""Docstrings that open with a subordinate clause, in the whole product."""
+
+# Each of these words has a plain alternative in technical English: stored, reported, emitted, requested, waiting.
+LISTED: Final = frozenset(
+    ("asked", "behind", "comes", "goes", "kept", "nobody", "said", "shown", "somebody")
+) | frozenset(("taken", "tells", "told", "whatever", "whoever", "whom"))
+# Field names and quoted examples that outsiders rely on.
+ALLOWED_PHRASES: Final = ("as asked for", "behind a proxy", "behind a load balancer", "behind nginx", "is taken over")
+CLAUSE: Final = re.compile(r"(?:How|So|That|What|Where|Which|Who|Whom|Whose)\b")
+
+_WORD: Final = re.compile(r"[A-Za-z][A-Za-z']*")
+_CODE: Final = re.compile(r"```.*?```|`[^`\n]*`", re.DOTALL)
+
+
+@dataclass(frozen=True, slots=True)
+class Text:
+    """Text of one kind (`docstring`, `comment`, `message`, `page`) at a place in the project."""
+
+    kind: str
+    path: Path
+    line: int
+    text: str
+
+
+def listed_words(text: str) -> tuple[Counter[str], int]:
+    """Return the listed words in a text, without its code, and the number of all its words."""
+    plain = _CODE.sub(" ", text).lower()
+    for phrase in ALLOWED_PHRASES:
+        plain = plain.replace(phrase, " ")
+    words = _WORD.findall(plain)
+    return Counter(word for word in words if word in LISTED), len(words)
+
+
+def texts_of(path: Path) -> Iterator[Text]:
+    """Yield all texts of a Python file or a Markdown page."""
+    source = path.read_text()
+    if path.suffix == ".md":
+        yield Text("page", path, 1, source)
+        return
+    tree = ast.parse(source)
+    yield from (Text("docstring", path, line, text) for line, text in docstrings(tree))
+    for token in tokenize.generate_tokens(io.StringIO(source).readline):
+        if token.type == tokenize.COMMENT:
+            yield Text("comment", path, token.start[0], token.string.lstrip("# "))
+    yield from (Text("message", path, line, text) for line, text in _messages(tree))
+
+
+def docstrings(tree: ast.AST) -> Iterator[tuple[int, str]]:
+    """Yield docstrings with their lines, including those below an attribute or constant."""
+    for node in ast.walk(tree):
+        body = getattr(node, "body", None)
+        for statement in body if isinstance(body, list) else []:
+            match statement:
+                case ast.Expr(value=ast.Constant(value=str(text))):
+                    yield statement.lineno, text
+
+
+def _messages(tree: ast.AST) -> Iterator[tuple[int, str]]:
+    """Yield the texts of raised errors and log records."""
+    for node in ast.walk(tree):
+        match node:
+            case ast.Raise(exc=ast.Call() as call):
+                yield from _strings(call)
+            case ast.Call(func=ast.Attribute(value=ast.Name(id="log"))):
+                yield from _strings(node)
+
+
+def _strings(call: ast.Call) -> Iterator[tuple[int, str]]:
+    for argument in call.args:
+        for part in ast.walk(argument):
+            if isinstance(part, ast.Constant) and isinstance(part.value, str):
+                yield part.lineno, part.value
+
+
+def check_words(files: list[Path]) -> Iterator[str]:
+    """Yield one finding for each kind of text that has too many listed words, with the worst files."""
+    found: dict[str, Counter[str]] = {}
+    totals: Counter[str] = Counter()
+    by_file: dict[str, Counter[Path]] = {}
+    for path in files:
+        for text in texts_of(path):
+            listed, total = listed_words(text.text)
+            totals[text.kind] += total
+            found.setdefault(text.kind, Counter()).update(listed)
+            by_file.setdefault(text.kind, Counter())[path] += sum(listed.values())
+    for kind, listed in found.items():
+        rate = per_thousand(listed, totals[kind])
+        if rate > MAX_PER_THOUSAND:
+            worst = ", ".join(f"{path} {count}" for path, count in by_file[kind].most_common(5))
+            words = ", ".join(f"{word} {count}" for word, count in listed.most_common(5))
+            yield f"{kind}s have {rate:.1f} listed words per 1,000 (at most {MAX_PER_THOUSAND}): {words}; {worst}"
+
+
+def per_thousand(listed: Mapping[str, int], total: int) -> float:
+    return 1000 * sum(listed.values()) / max(total, 1)
+
+
+def check_first_lines(files: list[Path]) -> Iterator[str]:
+    """Yield a finding for each docstring whose first line is too long, and one for too many clause openings."""
+    clauses: list[str] = []
+    for path in files:
+        for line, text in docstrings(ast.parse(path.read_text())):
+            first = text.strip().split("\n")[0]
+            if len(first) > MAX_FIRST_LINE:
+                yield f"{path}:{line}: the first line of a docstring has {len(first)} characters"
+            if CLAUSE.match(first):
+                clauses.append(f"{path}:{line}")
+    if len(clauses) > MAX_CLAUSE_OPENINGS:
+        yield f"{len(clauses)} docstrings open with a clause (at most {MAX_CLAUSE_OPENINGS}): {', '.join(clauses[:10])}"
