@@ -59,11 +59,11 @@ Model output never raises these. `ConfigError` is separate: it is for operators,
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
 from enum import StrEnum
-from typing import ClassVar, Protocol
+from typing import TYPE_CHECKING, ClassVar
 
-_SURROGATES = re.compile("[\ud800-\udfff]")
+if TYPE_CHECKING:
+    from unisono.core.quotas import QuotaStatus
 
 
 class Symptom(StrEnum):
@@ -76,7 +76,7 @@ class Symptom(StrEnum):
 
 def well_formed(text: str) -> str:
     """Return the text with each lone surrogate, which UTF-8 cannot carry, replaced by U+FFFD."""
-    return text if text.isascii() else _SURROGATES.sub("\ufffd", text)
+    return text if text.isascii() else re.sub("[\ud800-\udfff]", "\ufffd", text)
 
 
 class UnisonoError(Exception):
@@ -194,14 +194,6 @@ class ConnectionTooOld(InvalidRequest):
     code = "websocket_connection_limit_reached"
 
 
-class QuotaWindows(Protocol):
-    """Status of a key's limits per minute."""
-
-    def windows(self) -> Iterator[tuple[str, int, int, float]]:
-        """Yield the name, the limit, the remainder and the seconds until reset of each limit."""
-        ...
-
-
 class LimitReached(UnisonoError):
     """Limit of a key exceeded; `quota` is the key's status, if known."""
 
@@ -213,7 +205,7 @@ class LimitReached(UnisonoError):
         *,
         param: str | None = None,
         retry_after_s: float | None = None,
-        quota: QuotaWindows | None = None,
+        quota: QuotaStatus | None = None,
     ) -> None:
         super().__init__(message, param=param, retry_after_s=retry_after_s)
         self.quota = quota

@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from math import ceil
 from typing import Any
 
+from unisono.core.quotas import QuotaStatus
 from unisono.engine.request import GenerationReport
-from unisono.errors import QuotaWindows
 
 
 def to_recoveries(reports: Sequence[GenerationReport]) -> list[str]:
@@ -77,7 +77,7 @@ def backend_header(reports: Sequence[GenerationReport]) -> Mapping[str, str]:
     return told | ({"x-unisono-failovers": str(failovers)} if failovers else {}) | limits
 
 
-def limit_headers(standing: QuotaWindows) -> dict[str, str]:
+def limit_headers(standing: QuotaStatus) -> dict[str, str]:
     """Return OpenAI's rate limit headers: limits per minute, and what remains."""
     told: dict[str, str] = {}
     for name, limit, left, reset_s in standing.windows():
