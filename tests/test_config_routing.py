@@ -12,10 +12,10 @@ from unisono.bootstrap.backends import build_pool, routing_rules
 from unisono.config import Config, ModelRegistry, StandIns, parse
 from unisono.errors import ConfigError
 from unisono.routing.attempt_limits import MinTimeouts
-from unisono.routing.circuit_breaker import REST_AT_MOST_S
+from unisono.routing.circuit_breaker import MAX_COOLDOWN_S
 from unisono.routing.policy import Strategy
 from unisono.routing.prefix_index import BLOCKS
-from unisono.routing.route import MOST_DEATHS
+from unisono.routing.route import MAX_FAILED_ATTEMPTS
 
 PAGE = Path(__file__).parent.parent / "docs" / "routing.md"
 
@@ -204,7 +204,7 @@ def test_the_figures_of_the_page_are_those_of_the_code() -> None:
     assert f"{BLOCKS:,} blocks" in page
     assert f"lower bound of the learned limit for the first token; default {MinTimeouts().first_token_s:g} |" in page
     assert f"lower bound of the learned limit for silence; default {MinTimeouts().silence_s:g} |" in page
-    assert REST_AT_MOST_S == 300
-    assert MOST_DEATHS == 5
+    assert MAX_COOLDOWN_S == 300
+    assert MAX_FAILED_ATTEMPTS == 5
     for strategy in Strategy:
         assert f"`{strategy.value}`" in page

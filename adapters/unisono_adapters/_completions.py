@@ -89,13 +89,13 @@ class CompletionFold:
             if event == b"[DONE]":
                 self.done = True
                 break
-            self._take(decoded(without_echo(event)), tokens, texts)
+            self._add_event(decoded(without_echo(event)), tokens, texts)
         text = "".join(texts)
         if self.done:
             return self._last_chunk(tokens, text)
         return Chunk(tokens=tokens, text=text) if tokens or text else None
 
-    def _take(self, data: dict[str, Any], tokens: list[int], texts: list[str]) -> None:
+    def _add_event(self, data: dict[str, Any], tokens: list[int], texts: list[str]) -> None:
         if is_error(data):
             raise self._failures.error_object(data)
         usage = data.get("usage")
@@ -111,14 +111,14 @@ class CompletionFold:
         if not isinstance(choice, dict):
             raise BackendProtocolError("the backend sent a choice that is not an object")
         if self._output is OutputForm.IDS:
-            self._take_ids(choice, tokens)
+            self._add_ids(choice, tokens)
         else:
             texts.append(text_of(choice.get("text")))
         finish = choice.get("finish_reason")
         if finish is not None:
             self._end(finish, choice.get(self._stop_field))
 
-    def _take_ids(self, choice: dict[str, Any], tokens: list[int]) -> None:
+    def _add_ids(self, choice: dict[str, Any], tokens: list[int]) -> None:
         ids = choice.get("token_ids")
         if ids is None:
             if choice.get("text"):

@@ -17,7 +17,7 @@ from unisono_adapters._constraints import refusal
 from unisono_adapters._framing import SSE, Framing
 from unisono_adapters._http import BackendHttp
 
-_MOST_TOKENS = 2**31
+_MAX_TOKENS = 2**31
 
 
 class Fold(Protocol):
@@ -94,4 +94,4 @@ def text_of(text: object) -> str:
 
 def count(value: object) -> int | None:
     """Return a count reported by a backend; None for an implausible value."""
-    return value if type(value) is int and 0 <= value < _MOST_TOKENS else None
+    return value if type(value) is int and 0 <= value < _MAX_TOKENS else None

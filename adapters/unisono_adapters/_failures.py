@@ -30,8 +30,8 @@ from unisono.errors import (
 )
 from unisono_adapters._ndjson import EventTooLong
 
-LONGEST_DETAIL = 300
-LONGEST_WAIT_S = 3600.0
+MAX_DETAIL_LENGTH = 300
+MAX_RETRY_AFTER_S = 3600.0
 """Upper bound of a Retry-After, in seconds."""
 
 Statuses: TypeAlias = Mapping[int, tuple[type[BackendError], str]]
@@ -120,7 +120,7 @@ class FailureTable:
         self, status: int, body: object, headers: Mapping[str, str] | None = None
     ) -> BackendError | ContextTooLong:
         """Return the error for an HTTP status or `code`, and its body (decoded JSON or text)."""
-        param, said = self._said(body)
+        param, said = self._param_and_message(body)
         detail = f": {said}" if said else ""
         failure: BackendError | ContextTooLong
         if status in (400, 413, 422) and (param in _LENGTHS or _TOO_LONG.search(said)):
@@ -151,7 +151,7 @@ class FailureTable:
         if isinstance(code, int) and 400 <= code < 600:
             return self.refusal(code, data)
         failure = BackendProtocolError("the backend reported an error in its answer", symptom=Symptom.SERVER_ERROR)
-        failure.__cause__ = UpstreamSaid(self._said(data)[1])
+        failure.__cause__ = UpstreamSaid(self._param_and_message(data)[1])
         return failure
 
     def not_events(self, content_type: str, body: object) -> BackendError | ContextTooLong:
@@ -159,10 +159,10 @@ class FailureTable:
         if isinstance(body, dict) and is_error(body):
             return self.error_object(body)
         failure = BackendProtocolError(f"the backend answered with {clean(content_type)} instead of an event stream")
-        failure.__cause__ = UpstreamSaid(self._said(body)[1])
+        failure.__cause__ = UpstreamSaid(self._param_and_message(body)[1])
         return failure
 
-    def _said(self, body: object) -> tuple[str | None, str]:
+    def _param_and_message(self, body: object) -> tuple[str | None, str]:
         """Return the `param` and the message of an error body of any known shape."""
         param: object = None
         message: object = body
@@ -189,12 +189,12 @@ def is_error(data: dict[str, Any]) -> bool:
 def clean(text: str, secrets: Sequence[str] = ()) -> str:
     """Return `text` on one line of `LONGEST_DETAIL` printable characters, without `secrets`."""
     # The first cut is far beyond the final length, so that no part of a secret remains.
-    text = text[: LONGEST_DETAIL * 200]
+    text = text[: MAX_DETAIL_LENGTH * 200]
     for secret in secrets:
         text = text.replace(secret, "[key]")
-    text = text[: LONGEST_DETAIL * 8]
+    text = text[: MAX_DETAIL_LENGTH * 8]
     text = " ".join("".join(c if c.isprintable() else " " for c in text).split())
-    return text if len(text) <= LONGEST_DETAIL else text[: LONGEST_DETAIL - 1] + "…"
+    return text if len(text) <= MAX_DETAIL_LENGTH else text[: MAX_DETAIL_LENGTH - 1] + "…"
 
 
 def retry_after(headers: Mapping[str, str] | None) -> float | None:
@@ -209,4 +209,4 @@ def retry_after(headers: Mapping[str, str] | None) -> float | None:
             wait = parsedate_to_datetime(value).timestamp() - time()
         except (ValueError, OverflowError):
             return None
-    return min(max(wait, 0.0), LONGEST_WAIT_S) if wait == wait else None
+    return min(max(wait, 0.0), MAX_RETRY_AFTER_S) if wait == wait else None

@@ -23,13 +23,13 @@ from unisono.core.ports import BackendOptions
 from unisono.core.trace_context import TraceContext
 from unisono.errors import BackendProtocolError, BackendTimeout, BackendUnavailable, ConfigError
 from unisono_adapters._abort import Dropping, Polite
-from unisono_adapters._failures import CAUGHT, LONGEST_DETAIL, FailureTable, Statuses, fault
+from unisono_adapters._failures import CAUGHT, MAX_DETAIL_LENGTH, FailureTable, Statuses, fault
 from unisono_adapters._framing import SSE, Framing
 
 KEEP_ALIVE_S = 4.0  # lifetime of idle connections, below uvicorn's default of 5 s
 PROBE_S = 10.0
-LONGEST_ANSWER = 4 * 1024 * 1024  # for an answer that is not a stream, in bytes
-LONGEST_PASSED = 64 * 1024 * 1024  # the same in pass-through
+MAX_RESPONSE_BYTES = 4 * 1024 * 1024  # for an answer that is not a stream, in bytes
+MAX_PASSTHROUGH_BYTES = 64 * 1024 * 1024  # the same in pass-through
 # These three limit the memory for a client that reads nothing: one batch, twice the buffer, and one read from
 # the socket, each with the objects made from it.
 MAX_BATCH_BYTES = 8 * 1024
@@ -232,7 +232,7 @@ class BackendHttp:
             async with asyncio.timeout(job.timeouts.total_s):
                 response = await self._send(path, body, self._headers_for(job, "application/json"), limits)
                 try:
-                    answer = await _whole(response, LONGEST_PASSED)
+                    answer = await _whole(response, MAX_PASSTHROUGH_BYTES)
                     if response.status != 200:
                         raise self.failures.refusal(response.status, answer, response.headers)
                     if isinstance(answer, str):
@@ -373,7 +373,7 @@ async def _note_reuse(session: aiohttp.ClientSession, context: SimpleNamespace, 
         context.trace_request_ctx.reused = True
 
 
-async def _whole(response: aiohttp.ClientResponse, longest: int = LONGEST_ANSWER) -> object:
+async def _whole(response: aiohttp.ClientResponse, longest: int = MAX_RESPONSE_BYTES) -> object:
     """Return the first `longest` bytes of a body, decoded if it is JSON, else as text."""
     body = bytearray()
     while len(body) < longest:
@@ -384,7 +384,7 @@ async def _whole(response: aiohttp.ClientResponse, longest: int = LONGEST_ANSWER
     try:
         return orjson.loads(body)
     except orjson.JSONDecodeError:
-        return body[: LONGEST_DETAIL * 8].decode("utf-8", errors="replace")
+        return body[: MAX_DETAIL_LENGTH * 8].decode("utf-8", errors="replace")
 
 
 def _base(api_base: str | None) -> URL:

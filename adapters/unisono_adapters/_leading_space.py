@@ -44,9 +44,9 @@ from unisono_adapters._http import BackendHttp
 from unisono_adapters._ndjson import LineCutter
 from unisono_adapters._poison_prompts import PoisonPrompt
 
-FEW = 16
+PROBE_TOKENS = 16
 """Tokens requested in one piece: enough for a certain one, and a short wait for a client."""
-SURE = 0.999
+MIN_CERTAIN_PROBABILITY = 0.999
 """Minimum probability of a token that is certain to be generated again."""
 UNBEARABLE = "This backend cannot continue this prompt now: the same prompt is in its cache, which would crash it."
 TRIES = 4
@@ -56,8 +56,8 @@ _DOCUMENT = Framing("application/json", LineCutter)
 """Non-streamed answers of the server are JSON on one line."""
 _ENDS = (*STOP_TOKENS, ENDOFTEXT)
 _LOOKS_SPECIAL = re.compile(r"<\|[a-z_0-9]+\|>")
-_LONGEST_MARKER = 40
-_LONGEST_CHARACTER = 4
+_MAX_MARKER_LENGTH = 40
+_MAX_CHARACTER_TOKENS = 4
 _COMPARED = re.compile(r"[^<\ufffd]*")
 """Part of an answer's text that is independent of how it was assembled.
 
@@ -131,7 +131,7 @@ async def _first(
         few = replace(
             job,
             prompt=prompt,
-            max_tokens=len(again) + min(FEW, job.max_tokens),
+            max_tokens=len(again) + min(PROBE_TOKENS, job.max_tokens),
             sampling=_reseeded(job.sampling, number),
         )
         fold = _PieceFold(wire.failures)
@@ -162,12 +162,12 @@ def before_written(encoding: Encoding, prompt: Prompt, written: PoisonPrompt) ->
     again: list[int] = []
     while text in written:
         spelled = "\ufffd"
-        for _ in range(_LONGEST_CHARACTER):
+        for _ in range(_MAX_CHARACTER_TOKENS):
             again.insert(0, tokens.pop())
             spelled = encoding.decode(again)
             if "\ufffd" not in spelled:
                 break
-        if not prompt.text.endswith(spelled) or not text or len(again) > FEW:
+        if not prompt.text.endswith(spelled) or not text or len(again) > PROBE_TOKENS:
             raise CannotGoOn(UNBEARABLE)
         text = prompt.text.removesuffix(spelled)
     return Prompt(tokens, text), again
@@ -190,29 +190,29 @@ def read(
         return FirstPiece(ids, encoding.decode(ids), FinishReason.LENGTH)
     assert job.prompt.text is not None, "a text backend was given a prompt without text"
     before = job.prompt.text
-    places = [p for p in places_in(encoding, before, ids[:-1]) if before + encoding.decode(ids[:p]) not in written]
+    places = [p for p in cut_positions(encoding, before, ids[:-1]) if before + encoding.decode(ids[:p]) not in written]
     if not places:
         raise CannotGoOn(UNBEARABLE)
     # The last certain position, else the most probable one.
-    place = max(places, key=lambda place: (min(tokens[place].probability, SURE), place))
+    place = max(places, key=lambda place: (min(tokens[place].probability, MIN_CERTAIN_PROBABILITY), place))
     kept = ids[:place]
     return FirstPiece(kept, encoding.decode(kept), expected=encoding.decode([ids[place]]))
 
 
-def places_in(encoding: Encoding, before: str, ids: Sequence[int]) -> list[int]:
+def cut_positions(encoding: Encoding, before: str, ids: Sequence[int]) -> list[int]:
     """Return the numbers of `ids` after which a text prompt can end, following `before`.
 
     A prompt cannot end inside a character, or after a typed marker, which the server would parse as a real one.
     """
     decoder = getincrementaldecoder("utf-8")("replace")
-    run = before[-_LONGEST_MARKER:].rpartition("|>")[2]
+    run = before[-_MAX_MARKER_LENGTH:].rpartition("|>")[2]
     places = [0]
     for at, token in enumerate(ids):
         if token >= FIRST_SPECIAL:
             decoder.reset()
             run = ""
         else:
-            run = run[-_LONGEST_MARKER:] + decoder.decode(encoding.decode_bytes([token]))
+            run = run[-_MAX_MARKER_LENGTH:] + decoder.decode(encoding.decode_bytes([token]))
             if any(marker in encoding.special_names for marker in _LOOKS_SPECIAL.findall(run)):
                 break
         if not decoder.getstate()[0]:

@@ -19,7 +19,7 @@ from unisono_adapters._metrics import LARGEST
 
 LOAD_S = 1.0
 """Limit for all pages together, in seconds."""
-LONGEST_PAGE = 1024 * 1024
+MAX_INLINE_PAGE_BYTES = 1024 * 1024
 OFF_LOOP_BYTES = 4 * 1024
 """Larger pages are parsed in a thread, since that takes more than a millisecond."""
 SILENT_S = 60.0
@@ -44,7 +44,7 @@ class LoadPages:
         if begun < self._silent_until:
             return None
         for path, page in list(self._pages.items()):
-            body = await self._wire.get_page(path, begun + LOAD_S - loop.time(), LONGEST_PAGE)
+            body = await self._wire.get_page(path, begun + LOAD_S - loop.time(), MAX_INLINE_PAGE_BYTES)
             told = await _loaded(page, body) if body is not None else None
             if told is not None:
                 self._pages = {path: page, **self._pages}

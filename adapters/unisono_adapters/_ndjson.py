@@ -6,7 +6,7 @@ and ignores empty lines.
 
 from __future__ import annotations
 
-LONGEST_LINE = 10 * 1024 * 1024
+MAX_LINE_BYTES = 10 * 1024 * 1024
 """Maximum size of one event in bytes; a larger one is not a valid stream."""
 
 
@@ -34,7 +34,7 @@ class LineCutter:
         if rest:
             self._partial.append(rest)
             self._partial_size += len(rest)
-            if self._partial_size > LONGEST_LINE:
+            if self._partial_size > MAX_LINE_BYTES:
                 raise EventTooLong
         return [line for line in (line.strip() for line in lines) if line]
 

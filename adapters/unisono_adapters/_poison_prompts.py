@@ -14,7 +14,7 @@ from hashlib import blake2b
 from unisono.core.generation import Chunk, FinishReason, Prompt
 from unisono.harmony.encoding import load_encoding
 
-MOST = 256
+MAX_PROMPTS = 256
 """Maximum number of recorded prompts; the server caches ten by default."""
 
 
@@ -50,7 +50,7 @@ class PoisonPrompt:
     def _remember(self, digest: bytes) -> None:
         self._digests.pop(digest, None)
         self._digests[digest] = None
-        if len(self._digests) > MOST:
+        if len(self._digests) > MAX_PROMPTS:
             del self._digests[next(iter(self._digests))]
 
 

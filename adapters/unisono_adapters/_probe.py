@@ -142,7 +142,7 @@ class _Examination:
         self._findings: dict[Check, Finding] = {}
         self._first_s: float | None = None
         self._patience = FIRST_TOKEN_S if subject.first_token_s is None else subject.first_token_s
-        self._takes_ids = subject.claims.prompt is OutputForm.IDS
+        self._accepts_ids = subject.claims.prompt is OutputForm.IDS
         self._gives_ids = subject.claims.output is OutputForm.IDS
 
     # Requests
@@ -151,12 +151,12 @@ class _Examination:
         """Return the prompt of the probe with the beginning of an answer."""
         start, end = QUESTION
         encode = self._encoding.encode_marked
-        if not self._takes_ids:
+        if not self._accepts_ids:
             return self._text_prompt(start + end + ending)
         return Prompt([*encode(start), *self._encoding.encode_text(TYPED), *encode(end + ending)])
 
     def _text_prompt(self, text: str) -> Prompt:
-        return Prompt(self._encoding.encode_marked(text), None if self._takes_ids else text)
+        return Prompt(self._encoding.encode_marked(text), None if self._accepts_ids else text)
 
     async def ask(
         self, prompt: Prompt, max_tokens: int, force: int | None = None, constraint: Constraint | None = None
@@ -213,7 +213,7 @@ class _Examination:
     def failed_to_generate(self, error: BackendError | ContextTooLong) -> None:
         if isinstance(error, BackendUnavailable | BackendOverloaded):
             raise error
-        said = _said(error)
+        said = _message_of(error)
         if isinstance(error, IdsMissing):
             self._find(Check.IDS_OUT, False, "It returns text only, although token ids were requested.", said=said)
         elif isinstance(error, BackendTimeout):
@@ -230,7 +230,7 @@ class _Examination:
         self._find(Check.GENERATION, True)
         if self._gives_ids:
             self._find(Check.IDS_OUT, True)
-        if self._takes_ids:
+        if self._accepts_ids:
             self._read_exactly(heard)
 
     def _read_exactly(self, heard: _Heard) -> None:
@@ -252,16 +252,16 @@ class _Examination:
 
     async def tokenizer(self, heard: _Heard) -> None:
         """Check the tokenizer directly, else by its token counts, else by the generated text."""
-        if await self._asked_tokenizer():
+        if await self._compare_tokenizer():
             return
-        if not self._takes_ids:
+        if not self._accepts_ids:
             await self._counted()
         elif self._gives_ids:
             harmony = heard.tokens[0] == CHANNEL and _BARE_CHANNEL.match(self._encoding.decode(heard.tokens[1:]))
             detail = "" if harmony else "It does not continue a Harmony prompt the way gpt-oss does."
             self._find(Check.TOKENIZER, bool(harmony), detail)
 
-    async def _asked_tokenizer(self) -> bool:
+    async def _compare_tokenizer(self) -> bool:
         """Return whether the backend has a tokenizer endpoint."""
         asked, encode, decode = False, self._subject.encode, self._subject.decode
         for text in (MARKED, *BODIES):
@@ -367,13 +367,13 @@ class _Examination:
         Engines and proxies ignore unknown fields and answer as if unconstrained."""
         claimed = self._able.constrain
         trusted = claimed & self._subject.trusted
-        kept = trusted | {kind for kind in sorted(claimed - trusted) if await self._keeps(TRIALS[kind])}
+        kept = trusted | {kind for kind in sorted(claimed - trusted) if await self._enforces(TRIALS[kind])}
         self._able = replace(self._able, constrain=kept)
         lost = ", ".join(sorted(claimed - kept))
         told = f"It does not enforce: {lost}." if lost else ", ".join(sorted(kept))
         self._find(Check.CONSTRAIN, kept == claimed and bool(kept), told, Severity.WARNING if lost else None)
 
-    async def _keeps(self, trial: Trial) -> bool:
+    async def _enforces(self, trial: Trial) -> bool:
         heard = await self._try(self.question(OPENED), trial.max_tokens, constraint=trial.constraint)
         if heard is None:
             return False
@@ -396,5 +396,5 @@ def _first(ids: Sequence[int]) -> str:
     return f"[{', '.join(map(str, ids[:8]))}{', ...' if len(ids) > 8 else ''}]"
 
 
-def _said(error: UnisonoError) -> str:
+def _message_of(error: UnisonoError) -> str:
     return str(error.__cause__ or "")

@@ -38,9 +38,9 @@ class LostIds:
             self._unshown = expected[1][len(text) :]
             return tokens
         self._unshown = b""
-        return self._encoded_again(tokens, text)
+        return self._reencode(tokens, text)
 
-    def _encoded_again(self, tokens: list[int], text: bytes) -> list[int]:
+    def _reencode(self, tokens: list[int], text: bytes) -> list[int]:
         """Return ordinary ids of `text`, then the special ids of `tokens`, which end the text."""
         special = [token for token in tokens if token >= FIRST_SPECIAL]
         body = text.removesuffix(self._encoding.decode_bytes(special)) if special else text

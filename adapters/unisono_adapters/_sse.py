@@ -7,7 +7,7 @@ standard requires.
 
 from __future__ import annotations
 
-from unisono_adapters._ndjson import LONGEST_LINE, EventTooLong
+from unisono_adapters._ndjson import MAX_LINE_BYTES, EventTooLong
 
 
 class EventCutter:
@@ -60,7 +60,7 @@ class EventCutter:
     def _hold(self, rest: bytes) -> None:
         self._partial.append(rest)
         self._partial_size += len(rest)
-        if self._partial_size > LONGEST_LINE:
+        if self._partial_size > MAX_LINE_BYTES:
             raise EventTooLong
 
     def _events(self, lines: list[bytes]) -> list[bytes]:
@@ -78,7 +78,7 @@ class EventCutter:
             elif line.startswith(b"data:"):
                 data.append(line[6:] if line[5:6] == b" " else line[5:])
                 self._data_size += len(line)
-                if self._data_size > LONGEST_LINE:
+                if self._data_size > MAX_LINE_BYTES:
                     raise EventTooLong
             elif line == b"data":
                 data.append(b"")

@@ -12,10 +12,10 @@ from collections.abc import Iterator, Mapping
 
 import orjson
 
-MOST_WHITESPACE = 20
+MAX_WHITESPACE = 20
 """Maximum run of white space in characters: a line break and a deep indentation."""
 
-KEPT = frozenset({
+SUPPORTED_KEYWORDS = frozenset({
     "type", "properties", "required", "additionalProperties", "items", "prefixItems", "minItems", "maxItems", "enum",
     "const", "anyOf", "$ref", "$defs", "definitions", "minimum", "maximum", "minLength", "maxLength", "title",
     "description", "default", "examples", "$schema", "$comment",
@@ -32,9 +32,9 @@ def as_tag(schema: Mapping[str, object]) -> str | None:
 
     None if only the ordinary way enforces all of it.
     """
-    if not all(KEPT.issuperset(each) for each in _schemas(schema)):
+    if not all(SUPPORTED_KEYWORDS.issuperset(each) for each in _schemas(schema)):
         return None
-    content = {"type": "json_schema", "json_schema": schema, "max_whitespace_cnt": MOST_WHITESPACE}
+    content = {"type": "json_schema", "json_schema": schema, "max_whitespace_cnt": MAX_WHITESPACE}
     return orjson.dumps({"type": "structural_tag", "format": content}).decode()
 
 

@@ -210,7 +210,7 @@ class LlamaCppFold:
     def feed(self, events: list[bytes]) -> Chunk | None:
         tokens: list[int] = []
         for event in events:
-            self._take(decoded(event), tokens)
+            self._add_event(decoded(event), tokens)
             if self.done:
                 return Chunk(
                     tokens=tokens,
@@ -220,7 +220,7 @@ class LlamaCppFold:
                 )
         return Chunk(tokens=tokens) if tokens else None
 
-    def _take(self, data: dict[str, Any], tokens: list[int]) -> None:
+    def _add_event(self, data: dict[str, Any], tokens: list[int]) -> None:
         if is_error(data):
             raise self._failures.error_object(data)
         if "content" not in data:

@@ -49,7 +49,7 @@ from unisono_adapters._http import BackendHttp
 from unisono_adapters._ollama_lines import RawFold, TemplateFold
 from unisono_adapters._probe import REQUEST_ID, Subject, examine
 
-MOST_NUM_CTX = 32_768
+MAX_DEFAULT_NUM_CTX = 32_768
 """Default context in tokens if neither the operator nor the Modelfile sets one.
 
 It needs less memory than the model's own 131,072. The setting `num_ctx` overrides it.
@@ -301,8 +301,8 @@ def _context_of(shown: Mapping[str, Any]) -> int:
         return int(said[1])
     info = shown.get("model_info")
     lengths = [value for name, value in info.items() if name.endswith(".context_length")] if info else []
-    length = lengths[0] if lengths and type(lengths[0]) is int and lengths[0] > 0 else MOST_NUM_CTX
-    return min(length, MOST_NUM_CTX)
+    length = lengths[0] if lengths and type(lengths[0]) is int and lengths[0] > 0 else MAX_DEFAULT_NUM_CTX
+    return min(length, MAX_DEFAULT_NUM_CTX)
 
 
 async def _check_whole(chunk: Chunk, prompt: Prompt, plan: _Plan) -> None:

@@ -76,7 +76,7 @@ class ReplayBackend:
         self._chunk = _number(extra.get("chunk", 1), "chunk", int, 1)
         self._interval_s = _number(extra.get("interval_s", 0.0), "interval_s", (int, float), 0)
         self._context = _number(extra.get("context", 131072), "context", int, 1)
-        self._turns: Sequence[RecordedTurn] | None = None
+        self._recorded_steps: Sequence[RecordedTurn] | None = None
         self._playing = 0
 
     async def probe(self) -> Probe:
@@ -128,13 +128,13 @@ class ReplayBackend:
             raise BackendTimeout("the recording plays more slowly than the request's time limits allow")
 
     async def _load(self) -> Sequence[RecordedTurn]:
-        if self._turns is None:
+        if self._recorded_steps is None:
             try:
                 # In a thread, since loading the encoding takes half a second.
-                self._turns = await asyncio.to_thread(_read, self._name)
+                self._recorded_steps = await asyncio.to_thread(_read, self._name)
             except (OSError, ValueError, KeyError, TypeError, VocabularyError) as error:
                 raise BackendUnavailable("the recording cannot be read") from error
-        return self._turns
+        return self._recorded_steps
 
 
 def _answer(turns: Sequence[RecordedTurn], prompt: Tokens) -> tuple[Tokens, FinishReason]:

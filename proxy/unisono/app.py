@@ -43,10 +43,18 @@ from unisono.api.responses.server_tools.servers import ServerRules
 from unisono.api.usage import usage_router
 from unisono.bootstrap.backends import build_pool, deployment_names
 from unisono.bootstrap.hooks import build_hooks
-from unisono.bootstrap.models import cards, chat_model, messages_model, raw_model, readiness, responses_model, ways
+from unisono.bootstrap.models import (
+    answer_modes,
+    cards,
+    chat_model,
+    messages_model,
+    raw_model,
+    readiness,
+    responses_model,
+)
 from unisono.bootstrap.observability import Observing, build_observing, kinds_of
 from unisono.bootstrap.salt import Salt, cache_salts
-from unisono.bootstrap.shared_resources import SharedResource, kept
+from unisono.bootstrap.shared_resources import SharedResource, reuse_or_build
 from unisono.bootstrap.status import Overview
 from unisono.bootstrap.tool_servers import ServerToolSetup, build_hosting
 from unisono.config import (
@@ -221,7 +229,7 @@ def build(config: Config, *, keep: Gateway | None = None, share: int = 1) -> Fas
             new_id=lambda: token_hex(16),
             clock=time.time,
             fingerprint=f"unisono-{__version__}",
-            find_way=ways(catalogue),
+            find_way=answer_modes(catalogue),
         )
     )
     app.include_router(
@@ -264,7 +272,7 @@ def responses_means(gateway: Gateway, turns: GenerationService, servers: ServerR
         kept_s=gateway.config.store.ttl_s,
         servers=servers or ServerRules(),
         caller_of=gateway.caller,
-        find_way=ways(gateway.catalogue),
+        find_way=answer_modes(gateway.catalogue),
     )
 
 
@@ -297,8 +305,8 @@ def build_parts(config: Config, old: Parts | None, share: int) -> Parts:
         return SharedResource(built, settings, start=built.host.start, close=built.host.aclose)
 
     return Parts(
-        store=kept(None if old is None else old.store, config.store, store),
-        hosting=kept(None if old is None else old.hosting, settings, hosting),
+        store=reuse_or_build(None if old is None else old.store, config.store, store),
+        hosting=reuse_or_build(None if old is None else old.hosting, settings, hosting),
         memory=ConversationCache() if old is None else old.memory,
         renderer=Renderer(load_encoding()) if old is None else old.renderer,
         observing=observing,

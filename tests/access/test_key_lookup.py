@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from unisono.access.key_format import Mint
 from unisono.access.key_lifecycle import issued, revoked, rotated
-from unisono.access.key_lookup import FRESH_S, MOST_REMEMBERED, VirtualKeys
+from unisono.access.key_lookup import FRESH_S, MAX_CACHED_KEYS, VirtualKeys
 from unisono.core.access import Caller, KeyLimits, KeyRecord
 from unisono.errors import StoreUnavailable
 from unisono.store.sqlite import SqliteStore
@@ -257,9 +257,9 @@ async def test_an_earlier_secret_is_good_for_its_grace(desk: Desk) -> None:
 
 async def test_what_is_remembered_is_bounded(desk: Desk) -> None:
     keys = desk.keys()
-    for _ in range(MOST_REMEMBERED + 50):
+    for _ in range(MAX_CACHED_KEYS + 50):
         await keys.find(MINT.new())
-    assert len(keys._seen) == MOST_REMEMBERED
+    assert len(keys._seen) == MAX_CACHED_KEYS
     assert keys._looking == {}
 
 

@@ -14,8 +14,8 @@ from unisono.core.generation import CALL, ENDOFTEXT, RETURN, Chunk, CompletionJo
 from unisono.core.ports import BackendOptions
 from unisono.errors import BackendError, BackendProtocolError, BackendTimeout, CannotGoOn
 from unisono.harmony.encoding import load_encoding
-from unisono_adapters._leading_space import FEW, is_inside, places_in, with_space
-from unisono_adapters._poison_prompts import MOST, PoisonPrompt
+from unisono_adapters._leading_space import PROBE_TOKENS, cut_positions, is_inside, with_space
+from unisono_adapters._poison_prompts import MAX_PROMPTS, PoisonPrompt
 from unisono_adapters.mlx.server import MlxServerBackend
 
 ENCODING = load_encoding()
@@ -96,8 +96,8 @@ async def test_a_body_is_begun_in_one_piece_and_ends_as_a_stream(
 ) -> None:
     await collect(backend, job("<|channel|>analysis<|message|>Think", seed=7))
     first, rest = (seen.json for seen in fake.requests)
-    assert (first["stream"], first["logprobs"], first["max_tokens"]) == (False, True, FEW)
-    assert (rest["stream"], rest["max_tokens"]) == (True, 400 - FEW + 1)
+    assert (first["stream"], first["logprobs"], first["max_tokens"]) == (False, True, PROBE_TOKENS)
+    assert (rest["stream"], rest["max_tokens"]) == (True, 400 - PROBE_TOKENS + 1)
     assert "logprobs" not in rest
     assert rest["prompt"].startswith(first["prompt"])
     # The same seed would draw the same numbers for other tokens.
@@ -116,7 +116,7 @@ async def test_a_short_rest_needs_no_stream_and_names_what_stopped_it(
     assert len(fake.requests) == 1
 
 
-@pytest.mark.parametrize("most", [1, 2, FEW - 1, FEW])
+@pytest.mark.parametrize("most", [1, 2, PROBE_TOKENS - 1, PROBE_TOKENS])
 async def test_the_token_limit_is_that_of_all_of_it(backend: MlxServerBackend, most: int) -> None:
     said = "<|channel|>analysis<|message|>Think"
     chunks = await collect(backend, job(said, most))
@@ -207,12 +207,12 @@ TYPED = {
 @pytest.mark.parametrize(("before", "text", "longest"), TYPED.values(), ids=TYPED)
 def test_a_prompt_ends_before_a_marker_that_is_only_typed(before: str, text: str, longest: str) -> None:
     ids = ENCODING.encode_text(text)
-    assert longest == ENCODING.decode(ids[: places_in(ENCODING, before, ids)[-1]])
+    assert longest == ENCODING.decode(ids[: cut_positions(ENCODING, before, ids)[-1]])
 
 
 def test_a_prompt_never_ends_inside_a_character() -> None:
     ids = ENCODING.encode_text("a 🐦‍⬛ b")
-    for place in places_in(ENCODING, "", ids):
+    for place in cut_positions(ENCODING, "", ids):
         assert "\ufffd" not in ENCODING.decode(ids[:place])
 
 
@@ -231,7 +231,7 @@ async def test_no_prompt_is_sent_twice_that_the_server_does_not_bear(
         assert prompt not in kept
         kept.add(prompt[:-1])
         if not seen.json["stream"]:
-            kept.add((*prompt, *ENCODING.encode_marked(ANSWER[len(seen.json["prompt"]) - len(BEGUN) :])[:FEW]))
+            kept.add((*prompt, *ENCODING.encode_marked(ANSWER[len(seen.json["prompt"]) - len(BEGUN) :])[:PROBE_TOKENS]))
 
 
 async def test_an_answer_cut_at_its_limit_goes_on(fake: FakeMlxServer, backend: MlxServerBackend) -> None:
@@ -253,6 +253,6 @@ async def test_what_does_not_come_again_is_not_gone_on_with(fake: FakeMlxServer,
 
 def test_what_was_written_is_forgotten_in_the_end() -> None:
     written = PoisonPrompt()
-    for number in range(MOST + 1):
+    for number in range(MAX_PROMPTS + 1):
         written.add(f"text {number}")
-    assert ("text 0" in written, "text 1" in written, f"text {MOST}" in written) == (False, True, True)
+    assert ("text 0" in written, "text 1" in written, f"text {MAX_PROMPTS}" in written) == (False, True, True)

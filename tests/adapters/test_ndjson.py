@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from unisono_adapters._ndjson import LONGEST_LINE, EventTooLong, LineCutter
+from unisono_adapters._ndjson import MAX_LINE_BYTES, EventTooLong, LineCutter
 
 STREAM = '{"a": "é"}\n\r\n{"b": "\U0001f642"}\r\n\n{"c": 3}\n{"d": 4}'.encode()
 LINES = ['{"a": "é"}'.encode(), '{"b": "\U0001f642"}'.encode(), b'{"c": 3}', b'{"d": 4}']
@@ -20,7 +20,7 @@ def test_cutting_anywhere_changes_nothing(size: int) -> None:
 
 def test_a_line_without_end_is_bounded() -> None:
     cutter = LineCutter()
-    assert cutter.feed(b"x" * LONGEST_LINE) == []
+    assert cutter.feed(b"x" * MAX_LINE_BYTES) == []
     with pytest.raises(EventTooLong):
         cutter.feed(b"x")
 

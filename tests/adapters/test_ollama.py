@@ -21,7 +21,7 @@ from unisono.errors import (
     ContextTooLong,
 )
 from unisono.harmony.encoding import load_encoding
-from unisono_adapters.ollama import LONG_PROMPT, MOST_NUM_CTX, OllamaBackend
+from unisono_adapters.ollama import LONG_PROMPT, MAX_DEFAULT_NUM_CTX, OllamaBackend
 
 ENCODING = load_encoding()
 ASKED = "<|start|>user<|message|>What is the weather in Paris?<|end|><|start|>assistant"
@@ -205,10 +205,10 @@ async def test_every_option_is_sent_and_stop_strings_of_the_modelfile_are_off() 
 NUM_CTX: dict[str, tuple[dict[str, Any], dict[str, Any], int]] = {
     "configured": ({"num_ctx": 65536}, {}, 65536),
     "of the Modelfile": ({}, {"parameters": 'stop    "x"\nnum_ctx                        16384\ntop_k 5'}, 16384),
-    "of the model, capped": ({}, {"model_info": {"gptoss.context_length": 131072}}, MOST_NUM_CTX),
+    "of the model, capped": ({}, {"model_info": {"gptoss.context_length": 131072}}, MAX_DEFAULT_NUM_CTX),
     "of a small model": ({}, {"model_info": {"gptoss.context_length": 4096}}, 4096),
-    "not told": ({}, {"model_info": None}, MOST_NUM_CTX),
-    "told in another type": ({}, {"model_info": {"gptoss.context_length": "many"}}, MOST_NUM_CTX),
+    "not told": ({}, {"model_info": None}, MAX_DEFAULT_NUM_CTX),
+    "told in another type": ({}, {"model_info": {"gptoss.context_length": "many"}}, MAX_DEFAULT_NUM_CTX),
 }
 
 

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from starlette.requests import Request
 from starlette.types import Message
 
-from unisono.api.body import MAX_DEPTH, MAX_RUN, check_shape, longest_run_reaches, read_json, to_object, too_many_values
+from unisono.api.body import MAX_DEPTH, MAX_RUN, check_shape, has_piece_of_length, read_json, to_object, too_many_values
 from unisono.errors import InvalidRequest
 
 
@@ -118,7 +118,7 @@ def test_a_run_is_found_exactly(text: str, length: int) -> None:
         longest(text, lambda letter: letter.isspace() or letter.isalnum()),
         longest(text, lambda letter: not (letter.isspace() or letter == "/")),
     )
-    assert longest_run_reaches(text, length) == (max(runs) >= length)
+    assert has_piece_of_length(text, length) == (max(runs) >= length)
 
 
 @given(st.recursive(st.none() | st.text(max_size=3), lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner)))

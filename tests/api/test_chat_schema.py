@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from unisono.api.chat.inbound import ChatTurn, to_turn
+from unisono.api.chat.inbound import ChatGeneration, to_generation_request
 from unisono.api.chat.schema import ChatRequest
 from unisono.api.error_responses import failure_of
 from unisono.api.field_types import EFFORTS
@@ -20,10 +20,12 @@ USER = {"role": "user", "content": "Hi"}
 FUNCTION = {"type": "function", "function": {"name": "f"}}
 
 
-def turn_of(**fields: Any) -> ChatTurn:
+def turn_of(**fields: Any) -> ChatGeneration:
     body = {"model": "gpt-oss-20b", "messages": [USER]} | fields
     request = ChatRequest.model_validate(body)
-    return to_turn(request, model="group", today="2026-11-20", caller=Caller("default"), request_id="req_1")
+    return to_generation_request(
+        request, model="group", today="2026-11-20", caller=Caller("default"), request_id="req_1"
+    )
 
 
 def refusal_of(**fields: Any) -> UnisonoError:

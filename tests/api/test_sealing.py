@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.drawn import item
-from unisono.api.sealing import LONGEST, PREFIX, Sealer
+from unisono.api.sealing import MAX_SEAL_LENGTH, PREFIX, Sealer
 from unisono.core.conversation import (
     AssistantReasoning,
     Item,
@@ -98,15 +98,15 @@ def test_the_longest_thoughts_there_are_can_be_opened_again() -> None:
     words = " ".join(str(number) for number in range(131_072))
     long = AssistantReasoning(words, tuple(range(60_000, 60_000 + 131_072)))
     seal = SEALER.seal("ann", [long])
-    assert len(seal) < LONGEST
+    assert len(seal) < MAX_SEAL_LENGTH
     assert SEALER.open("ann", seal) == (long,)
 
 
 def test_what_is_too_long_is_not_even_looked_at() -> None:
-    seal = SEALER.seal("ann", [AssistantReasoning(os.urandom(LONGEST // 2).hex())])
-    assert len(seal) > LONGEST / 2
-    assert SEALER.open("ann", seal + "A" * LONGEST) is None
-    assert SEALER.open("ann", SEALER.seal("ann", [AssistantReasoning(os.urandom(LONGEST).hex())])) is None
+    seal = SEALER.seal("ann", [AssistantReasoning(os.urandom(MAX_SEAL_LENGTH // 2).hex())])
+    assert len(seal) > MAX_SEAL_LENGTH / 2
+    assert SEALER.open("ann", seal + "A" * MAX_SEAL_LENGTH) is None
+    assert SEALER.open("ann", SEALER.seal("ann", [AssistantReasoning(os.urandom(MAX_SEAL_LENGTH).hex())])) is None
 
 
 def test_text_that_is_no_unicode_is_refused() -> None:

@@ -8,10 +8,10 @@ import pytest
 from pydantic import TypeAdapter
 
 from tests.api.responses.frames import ids
-from unisono.api.chat.inbound import ChatTurn, to_turn
+from unisono.api.chat.inbound import ChatGeneration, to_generation_request
 from unisono.api.chat.schema import ChatRequest
 from unisono.api.model_rules import ModelRules
-from unisono.api.responses.inbound import to_turn as to_responses_turn
+from unisono.api.responses.inbound import to_generation_request as to_responses_turn
 from unisono.api.responses.input_conversion import KnownState
 from unisono.api.responses.outbound.response import to_echo
 from unisono.api.responses.schema import ResponsesRequest
@@ -76,10 +76,12 @@ def tool(name: str) -> dict[str, Any]:
     return {"type": "function", "function": {"name": name}}
 
 
-def chat(rules: ModelRules = ModelRules(), **fields: Any) -> ChatTurn:  # noqa: B008 - it is frozen
+def chat(rules: ModelRules = ModelRules(), **fields: Any) -> ChatGeneration:  # noqa: B008 - it is frozen
     messages = fields.pop("messages", [{"role": "user", "content": "Hi"}])
     request = ChatRequest.model_validate({"model": "m", "messages": messages, **fields})
-    return to_turn(request, model="m", today="2026-11-20", caller=Caller("t"), request_id="r", rules=rules)
+    return to_generation_request(
+        request, model="m", today="2026-11-20", caller=Caller("t"), request_id="r", rules=rules
+    )
 
 
 DOCS = ToolServer("docs", "https://docs.example/mcp")

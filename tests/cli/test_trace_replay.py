@@ -17,7 +17,7 @@ from tests.harmony.recoveries import CASES, TOOLS, Case
 from unisono.cli.trace import Unreplayable, is_as_recorded, read_document
 from unisono.core.conversation import Conversation, Preamble, UserMessage
 from unisono.core.generation import Capabilities, FinishReason
-from unisono.core.observer import GenerationBegan, GenerationDone, Observer
+from unisono.core.observer import GenerationDone, GenerationStarted, Observer
 from unisono.engine.request import GenerationRequest, GenerationService
 from unisono.errors import BackendUnavailable
 from unisono.middleware.telemetry import ObservedService
@@ -31,7 +31,7 @@ SAID = Conversation(Preamble(tools=TOOLS, date="2026-01-01"), (UserMessage("Hi")
 class Noting(Observer):
     done: list[GenerationDone] = field(default_factory=list)
 
-    def began(self, began: GenerationBegan) -> None:
+    def began(self, began: GenerationStarted) -> None:
         assert began.asked is not None
 
     def ended(self, done: GenerationDone) -> None:

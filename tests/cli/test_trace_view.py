@@ -11,13 +11,13 @@ import pytest
 
 from unisono.cli.trace_view import Painter, painted
 from unisono.core.events import Repaired
-from unisono.core.observer import GenerationBegan, GenerationDone, GenerationOutcome, StepDone
+from unisono.core.observer import GenerationDone, GenerationOutcome, GenerationStarted, StepDone
 from unisono.engine.journal import STEP_ENDED, JournalEntry, TokenSource
 from unisono.harmony.encoding import load_encoding
 from unisono.observe.recording import dumped, to_document
 
 ENCODING = load_encoding()
-BEGAN = GenerationBegan("req_1", "ann", "", "chat", "gpt-oss", background=False, at=1_790_000_000.0, asked={})
+BEGAN = GenerationStarted("req_1", "ann", "", "chat", "gpt-oss", background=False, at=1_790_000_000.0, asked={})
 
 TEXTS: dict[str, tuple[Sequence[int | None], str]] = {
     "markers": (ENCODING.encode_marked("<|start|>user<|message|>Hi<|end|>"), "<|start|>user<|message|>Hi<|end|>\n"),

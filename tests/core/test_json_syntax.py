@@ -7,7 +7,7 @@ import random
 import orjson
 import pytest
 
-from unisono.api.messages.tool_input import to_json, to_shown
+from unisono.api.messages.tool_input import to_json, to_wire
 from unisono.core.json_syntax import MAX_LEVELS, _deep_kind, json_kind
 from unisono.engine.interventions.policy import BodyFault, fault_of
 from unisono.harmony.candidates import is_json_object
@@ -59,7 +59,7 @@ def test_long_integers_are_judged_by_their_schema() -> None:
 
 @pytest.mark.parametrize("text", [f'{{"a":{LONG}}}', '{"a":' * DEEP + "1" + "}" * DEEP])
 def test_clients_get_long_integers_and_deep_nesting_as_the_model_wrote_them(text: str) -> None:
-    assert orjson.dumps({"input": to_shown(text)}).decode() == f'{{"input":{text}}}'
+    assert orjson.dumps({"input": to_wire(text)}).decode() == f'{{"input":{text}}}'
     assert to_json(text) == text
     assert is_json_object(text)
 

@@ -19,7 +19,7 @@ from tests.harmony.fold import items_of, new_router, rules_of
 from tests.harmony.recoveries import CASES, C, F, P, R
 from unisono.core.events import Event
 from unisono.core.generation import FinishReason
-from unisono.core.recovery_rules import OF_HOSTED_TOOLS, OF_READING, OF_THE_ANSWER
+from unisono.core.recovery_rules import OF_HOSTED_TOOLS, OF_THE_ANSWER, PARSING_RULES
 from unisono.engine.interventions.controller import SWITCHABLE
 from unisono.engine.request import ApprovalDecision
 
@@ -178,7 +178,7 @@ def page() -> str:
 
 async def _parts() -> list[str]:
     return [
-        *_part("Reading malformed output", OF_READING, of_reading()),
+        *_part("Reading malformed output", PARSING_RULES, of_reading()),
         *_part("Meeting the requirements of the request", OF_THE_ANSWER, await of_the_answer()),
         *_part("Running server tools", OF_HOSTED_TOOLS, await of_hosted_tools()),
     ]

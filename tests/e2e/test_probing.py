@@ -23,7 +23,7 @@ def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(_probe, "FIRST_TOKEN_S", 0.3)
     monkeypatch.setattr(pool, "WATCH_EVERY_S", 0.02)
     monkeypatch.setattr(deployment, "FAILURE_REMEMBERED_S", 0.05)
-    monkeypatch.setattr(deployment, "UNFIT_AT_MOST_S", 0.1)
+    monkeypatch.setattr(deployment, "MAX_UNFIT_PROBE_PAUSE_S", 0.1)
 
 
 @asynccontextmanager

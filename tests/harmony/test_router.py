@@ -9,7 +9,7 @@ from tests.harmony.recoveries import CASES, THINK, TOOLS, C, Case, F, R
 from unisono.core.conversation import FunctionTool
 from unisono.core.events import Closed, Delta, Opened, Repaired, ToolCall
 from unisono.core.generation import CALL, END, RETURN, START, STOP_TOKENS, Chunk, FinishReason, OutputForm
-from unisono.core.recovery_rules import OF_READING
+from unisono.core.recovery_rules import PARSING_RULES
 from unisono.harmony.decode import decoder_for
 from unisono.harmony.encoding import Encoding
 from unisono.harmony.header import Header
@@ -56,7 +56,7 @@ def test_a_cut_call_is_known_as_one(case: Case, encoding: Encoding) -> None:
 def test_every_rule_of_reading_has_a_shape() -> None:
     used = {rule for case in CASES.values() for rule in case.rules}
     elsewhere = {"bad-token", "restored-stop", "undecodable-header"}
-    assert used | elsewhere == OF_READING.keys()
+    assert used | elsewhere == PARSING_RULES.keys()
 
 
 HIDDEN = {

@@ -16,7 +16,7 @@ from tests.fakes.wire import Seen, Step, Write
 from tests.mcp.arguments import sent
 from tests.mcp.hostile import EVENTS, Hostile, event, message, plain
 from unisono.mcp import McpHost, McpLimits
-from unisono.mcp.json_trim import FEW, TrimLimitReached, children, lightened
+from unisono.mcp.json_trim import QUICK_TOKENS, TrimLimitReached, children, lightened
 
 LIMITS = McpLimits()
 
@@ -29,13 +29,16 @@ def part(text: str) -> dict[str, Any]:
     return {"type": "text", "text": text}
 
 
-ROWS = [[number, {"a, b": "}]"}] for number in range(FEW)]
-PARTS = [part(f'"{number}", [{{') for number in range(FEW)]
-TOOLS = [{"name": f"t{n}", "inputSchema": {"type": "object", "properties": {}}} for n in range(FEW // 10)]
+ROWS = [[number, {"a, b": "}]"}] for number in range(QUICK_TOKENS)]
+PARTS = [part(f'"{number}", [{{') for number in range(QUICK_TOKENS)]
+TOOLS = [{"name": f"t{n}", "inputSchema": {"type": "object", "properties": {}}} for n in range(QUICK_TOKENS // 10)]
 
 CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "little stays": ({"content": [part("x,{[" * 1000)]}, {"content": [part("x,{[" * 1000)]}),
-    "text of many marks stays": ({"content": [part("a,{[" * FEW)]}, {"content": [part("a,{[" * FEW)]}),
+    "text of many marks stays": (
+        {"content": [part("a,{[" * QUICK_TOKENS)]},
+        {"content": [part("a,{[" * QUICK_TOKENS)]},
+    ),
     "JSON beside its text is left out": (
         {"structuredContent": {"rows": ROWS}, "content": [part("rows")], "isError": False},
         {"content": [part("rows")], "isError": False},
@@ -57,7 +60,7 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
         {
             "content": [
                 *PARTS[: LIMITS.entries],
-                part(f"[truncated: the result has {FEW} parts; only the first ones are included]"),
+                part(f"[truncated: the result has {QUICK_TOKENS} parts; only the first ones are included]"),
             ]
         },
     ),
@@ -80,10 +83,10 @@ def test_of_json_without_text_the_beginning_stays_as_text() -> None:
 
 
 NO_MESSAGES = {
-    "cut off": b'{"result":{"content":[' + b'{"a":1},' * FEW,
-    "closed too often": b"]" * 9 + b"," * (2 * FEW),
-    "no object": b"," * (2 * FEW),
-    "a string without an end": b'{"result":"' + b'\\",' * (20 * FEW),
+    "cut off": b'{"result":{"content":[' + b'{"a":1},' * QUICK_TOKENS,
+    "closed too often": b"]" * 9 + b"," * (2 * QUICK_TOKENS),
+    "no object": b"," * (2 * QUICK_TOKENS),
+    "a string without an end": b'{"result":"' + b'\\",' * (20 * QUICK_TOKENS),
 }
 
 
@@ -97,7 +100,7 @@ def test_what_is_no_json_stays_none_and_takes_no_time(data: bytes) -> None:
 
 def test_more_than_is_looked_through_is_refused() -> None:
     with pytest.raises(TrimLimitReached):
-        lightened(result(_meta=[[]] * FEW), McpLimits(looked_through=FEW))
+        lightened(result(_meta=[[]] * QUICK_TOKENS), McpLimits(looked_through=QUICK_TOKENS))
 
 
 VALUES = st.recursive(

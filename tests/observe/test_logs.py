@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from unisono.observe.logs import LONGEST, start_logging
+from unisono.observe.logs import MAX_VALUE_LENGTH, start_logging
 
 SECRETS = ["sk-master-1", "sk-master-12345", 'quoted"secret', "schlüssel-ß", "ab"]
 
@@ -90,7 +90,7 @@ def test_a_line_says_when_where_and_what(lines: Any) -> None:
 
 
 def test_a_secret_at_the_cut_is_not_split(lines: Any) -> None:
-    logging.getLogger("t").info("%s%s", "x" * (LONGEST - 5), "sk-master-12345")
+    logging.getLogger("t").info("%s%s", "x" * (MAX_VALUE_LENGTH - 5), "sk-master-12345")
     assert "sk-m" not in lines()[0]["message"]
 
 
@@ -101,11 +101,11 @@ def test_short_secrets_tear_no_holes_into_words(lines: Any) -> None:
 
 def test_a_long_value_is_cut_and_a_long_traceback_keeps_its_end(lines: Any) -> None:
     try:
-        raise RuntimeError("y" * 3 * LONGEST + "the end")
+        raise RuntimeError("y" * 3 * MAX_VALUE_LENGTH + "the end")
     except RuntimeError:
-        logging.getLogger("t").exception("z" * 3 * LONGEST)
+        logging.getLogger("t").exception("z" * 3 * MAX_VALUE_LENGTH)
     (line,) = lines()
-    assert len(line["message"]) <= LONGEST + 1
+    assert len(line["message"]) <= MAX_VALUE_LENGTH + 1
     assert line["error"].endswith("the end")
 
 

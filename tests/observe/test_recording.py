@@ -12,14 +12,14 @@ from typing import Any
 import pytest
 
 from unisono.core.events import Closed, Reasoning, Repaired
-from unisono.core.observer import GenerationBegan, GenerationDone, GenerationOutcome, StepDone
+from unisono.core.observer import GenerationDone, GenerationOutcome, GenerationStarted, StepDone
 from unisono.core.route_protocol import Attempt
-from unisono.observe.recorder import MOST_WAITING, WANTED, Recorder
+from unisono.observe.recorder import MAX_QUEUED, MODES, Recorder
 from unisono.observe.recording import checked, dumped, packed, prompts_of, to_document, unpacked
 from unisono.store.redis import RedisStore
 from unisono.store.sqlite import SqliteStore
 
-BEGAN = GenerationBegan(
+BEGAN = GenerationStarted(
     "req_1", "ann", "key_1", "chat", "gpt-oss", background=False, at=1_790_000_000.5, asked={"tools": []}
 )
 GOOD = GenerationDone(
@@ -51,7 +51,7 @@ ANSWERS: dict[str, tuple[GenerationDone, bool]] = {
 
 @pytest.mark.parametrize(("done", "wanted"), ANSWERS.values(), ids=ANSWERS)
 def test_the_mode_decides_which_answers_are_recorded(done: GenerationDone, wanted: bool) -> None:
-    assert {mode: wants(done) for mode, wants in WANTED.items()} == {"off": False, "recoveries": wanted, "all": True}
+    assert {mode: wants(done) for mode, wants in MODES.items()} == {"off": False, "recoveries": wanted, "all": True}
 
 
 def test_a_recording_comes_back_from_its_bytes_and_is_plain_json() -> None:
@@ -158,10 +158,10 @@ async def test_what_comes_while_too_many_wait_is_dropped_and_counted() -> None:
     store = SqliteStore(None)
     await store.start()
     recording = recorder(store, count)
-    for number in range(MOST_WAITING + 5):
+    for number in range(MAX_QUEUED + 5):
         recording.ended(replace(GOOD, began=replace(BEGAN, request_id=f"req_{number}")))
     await recording.aclose()
-    assert count == {"kept": MOST_WAITING, "dropped": 5}
+    assert count == {"kept": MAX_QUEUED, "dropped": 5}
     await store.aclose()
 
 

@@ -11,7 +11,7 @@ import pytest
 from unisono.core.conversation import Conversation, Preamble
 from unisono.core.events import Closed, Event, Finished, Opened, Reasoning
 from unisono.core.generation import FinishReason, Usage
-from unisono.core.observer import GAPS_S, GenerationBegan, GenerationDone, GenerationOutcome, Pace
+from unisono.core.observer import GAPS_S, GenerationDone, GenerationOutcome, GenerationStarted, Pace
 from unisono.core.trace_context import TraceContext
 from unisono.engine.request import GenerationReport, GenerationRequest, GenerationService, GenerationStream
 from unisono.errors import BackendTimeout, UnisonoError
@@ -88,7 +88,7 @@ class Noting:
         self.told: list[Any] = []
         self._fails = fails
 
-    def began(self, began: GenerationBegan) -> None:
+    def began(self, began: GenerationStarted) -> None:
         self.ended(began)
 
     def ended(self, done: Any) -> None:

@@ -22,7 +22,7 @@ from unisono.errors import (
     UnsupportedValue,
 )
 from unisono.routing.circuit_breaker import (
-    REST_AT_MOST_S,
+    MAX_COOLDOWN_S,
     BreakerConfig,
     BreakerFailure,
     CircuitPhase,
@@ -241,7 +241,7 @@ def test_each_rest_is_twice_as_long_as_the_one_before_up_to_a_bound() -> None:
         rests.append(rests_until(circuits) - now)
         now = rests_until(circuits)
     assert rests == [10, 20, 40, 80, 160, 300, 300, 300]
-    assert rests[-1] == REST_AT_MOST_S
+    assert rests[-1] == MAX_COOLDOWN_S
 
 
 def test_what_fails_late_makes_the_rest_no_longer() -> None:

@@ -23,7 +23,7 @@ from unisono.routing.policy import (
     Strategy,
     choose,
     explained,
-    to_wanted,
+    to_selection_request,
 )
 from unisono.routing.tie_break import favourite, number_of, round_robin
 
@@ -280,16 +280,16 @@ def test_shares_of_many_keys_follow_the_weights(weights: list[int]) -> None:
 LONG = RouteRequirements(prompt_tokens=1000, blocks=(7, 8, 9))
 WANTED: dict[str, tuple[SelectionRequest, SelectionRequest]] = {
     "an answer of any length": (
-        to_wanted(LONG),
+        to_selection_request(LONG),
         SelectionRequest(prompt_tokens=1000, tokens=1000 + EXPECTED_OUTPUT, answer=ANSWER_WORK, held=[]),
     ),
-    "a short one": (to_wanted(RouteRequirements(1000, max_tokens=9)), SelectionRequest(1000, 1009, 9, [])),
+    "a short one": (to_selection_request(RouteRequirements(1000, max_tokens=9)), SelectionRequest(1000, 1009, 9, [])),
     "one between the two": (
-        to_wanted(RouteRequirements(1000, max_tokens=ANSWER_WORK + 1)),
+        to_selection_request(RouteRequirements(1000, max_tokens=ANSWER_WORK + 1)),
         SelectionRequest(1000, 1000 + ANSWER_WORK + 1, ANSWER_WORK, []),
     ),
     "with others of its beginning": (
-        to_wanted(LONG, [(A | B, 1), (A, 3)], gathers=True, excluded=C),
+        to_selection_request(LONG, [(A | B, 1), (A, 3)], gathers=True, excluded=C),
         SelectionRequest(
             1000,
             1000 + EXPECTED_OUTPUT,
@@ -300,15 +300,15 @@ WANTED: dict[str, tuple[SelectionRequest, SelectionRequest]] = {
         ),
     ),
     "with others of its conversation": (
-        to_wanted(RouteRequirements(50, max_tokens=0), sticky="conv", gathers=True),
+        to_selection_request(RouteRequirements(50, max_tokens=0), sticky="conv", gathers=True),
         SelectionRequest(50, 50, 0, [], key=number_of("conv"), sticky=True),
     ),
     "where nobody gathers": (
-        to_wanted(RouteRequirements(50, max_tokens=0), sticky="conv"),
+        to_selection_request(RouteRequirements(50, max_tokens=0), sticky="conv"),
         SelectionRequest(50, 50, 0, []),
     ),
     "too short for a block": (
-        to_wanted(RouteRequirements(50, max_tokens=0), gathers=True),
+        to_selection_request(RouteRequirements(50, max_tokens=0), gathers=True),
         SelectionRequest(50, 50, 0, []),
     ),
 }
@@ -321,8 +321,8 @@ def test_what_a_demand_comes_to(made: SelectionRequest, wanted: SelectionRequest
 
 def test_what_a_request_takes_up_shrinks_when_its_prompt_is_read_and_is_gone_when_it_is_given_back() -> None:
     one, *_ = three()
-    wanted = to_wanted(LONG, [(A, 3)])
-    shares = [one.take(wanted), one.take(to_wanted(RouteRequirements(200, max_tokens=10)))]
+    wanted = to_selection_request(LONG, [(A, 3)])
+    shares = [one.take(wanted), one.take(to_selection_request(RouteRequirements(200, max_tokens=10)))]
     fresh = 1000 - 3 * BLOCK_TOKENS
     assert (one.running, one.tokens, one.work) == (2, 1000 + EXPECTED_OUTPUT + 210, fresh + ANSWER_WORK + 210)
     shares[0].began()

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from tests.depth import examples
 from tests.routing.doubles import Clock
 from unisono.errors import BackendOverloaded, ShareExceeded
-from unisono.routing.queue import LONGEST_S, QueueConfig, SlotOffer, WaitingQueue
+from unisono.routing.queue import MAX_RETRY_AFTER_S, QueueConfig, SlotOffer, WaitingQueue
 
 
 @dataclass
@@ -185,7 +185,7 @@ async def test_how_long_to_stay_away_follows_how_fast_the_line_moves() -> None:
     await asyncio.sleep(0)
     assert desk.line.expected_s() == pytest.approx(10.0)
     desk.clock.now += 1000
-    assert desk.line.expected_s() == LONGEST_S
+    assert desk.line.expected_s() == MAX_RETRY_AFTER_S
     for task in waiting:
         task.cancel()
     await asyncio.gather(*waiting, return_exceptions=True)

@@ -10,7 +10,7 @@ import pytest
 
 from unisono.core.prefix_blocks import BLOCK_TOKENS
 from unisono.simulation import BackendPlan, Burst, SimulationPlan, TrafficPlan
-from unisono.simulation.plan import MOST_TOKENS
+from unisono.simulation.plan import MAX_TOKENS
 from unisono.simulation.traffic import US, Draw, SimulatedConversation, SimulatedStep, conversations
 
 PLAN = SimulationPlan((BackendPlan("a", 1000.0, 50.0),), requests=5000)
@@ -50,7 +50,7 @@ def test_every_whole_block_of_prompt_and_answer_has_a_number() -> None:
         for step in talk.steps:
             assert len(step.blocks) == (step.prompt + step.output) // BLOCK_TOKENS
             assert len(set(step.blocks)) == len(step.blocks)
-            assert step.prompt + step.output <= MOST_TOKENS
+            assert step.prompt + step.output <= MAX_TOKENS
             assert step.output >= 1
 
 

@@ -7,7 +7,7 @@ from redis.exceptions import ConnectionError as Unreachable
 from redis.exceptions import OutOfMemoryError, ReadOnlyError, ResponseError
 from redis.exceptions import TimeoutError as LateAnswer
 
-from unisono.store.redis.trouble import told
+from unisono.store.redis.trouble import message_of
 
 # Redis 6.2 speaks of a script's own command in the middle of another error.
 INNER = "Error running script (call to f_2597e057): @user_script:1: @user_script: 31: -"
@@ -40,4 +40,4 @@ CASES: dict[str, tuple[Exception, str]] = {
 @pytest.mark.parametrize("name", CASES)
 def test_a_failure_has_its_words(name: str) -> None:
     error, words = CASES[name]
-    assert words in told(error)
+    assert words in message_of(error)

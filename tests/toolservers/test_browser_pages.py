@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from unisono.toolservers.browser.visited_pages import (
-    MOST_CHARACTERS,
-    MOST_PAGES,
+    MAX_CHARACTERS,
+    MAX_PAGES,
     PAGE_CHARACTERS,
     BrowserSession,
     BrowserSessions,
@@ -23,22 +23,22 @@ def a_page(name: str, size: int = 10) -> VisitedPage:
 
 def test_old_pages_go_and_their_cursors_with_them() -> None:
     session = BrowserSession()
-    cursors = [session.add(a_page(f"https://a/{number}")) for number in range(MOST_PAGES + 3)]
-    assert cursors == list(range(MOST_PAGES + 3))
-    assert session.get().url == f"https://a/{MOST_PAGES + 2}"
+    cursors = [session.add(a_page(f"https://a/{number}")) for number in range(MAX_PAGES + 3)]
+    assert cursors == list(range(MAX_PAGES + 3))
+    assert session.get().url == f"https://a/{MAX_PAGES + 2}"
     assert session.get(3).url == "https://a/3"
-    with pytest.raises(BrowsingError, match=rf"Cursor `2` is out of range.*\[3 - {MOST_PAGES + 2}\]"):
+    with pytest.raises(BrowsingError, match=rf"Cursor `2` is out of range.*\[3 - {MAX_PAGES + 2}\]"):
         session.get(2)
 
 
 def test_large_pages_go_sooner_and_the_latest_stays() -> None:
     session = BrowserSession()
     for number in range(5):
-        session.add(a_page(str(number), MOST_CHARACTERS // 2))
+        session.add(a_page(str(number), MAX_CHARACTERS // 2))
     with pytest.raises(BrowsingError):
         session.get(2)
     assert session.get(3).url == "3"
-    assert session.get(session.add(a_page("huge", 2 * MOST_CHARACTERS))).url == "huge"
+    assert session.get(session.add(a_page("huge", 2 * MAX_CHARACTERS))).url == "huge"
 
 
 def test_the_latest_reading_of_an_address_is_the_known_one() -> None:

@@ -14,7 +14,7 @@ from mcp.client.client import Client
 from tests.toolservers.running import called, served, text_of
 from unisono.toolservers.python.executor import CodeRunner, RunLimits
 from unisono.toolservers.python.sandbox_probe import Sandbox, find_way
-from unisono.toolservers.python.server import LONGEST_CODE, code_of, python_server
+from unisono.toolservers.python.server import MAX_CODE_LENGTH, code_of, python_server
 
 
 @pytest.fixture(scope="session")
@@ -51,7 +51,7 @@ async def test_a_program_that_fails_is_an_answer(way: Sandbox) -> None:
 REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "no code": ({}, "Invalid function arguments: `code`"),
     "no text": ({"code": 3}, "Invalid function arguments: `code`"),
-    "too much": ({"code": "#" * (LONGEST_CODE + 1)}, f"`code` must have at most {LONGEST_CODE} characters"),
+    "too much": ({"code": "#" * (MAX_CODE_LENGTH + 1)}, f"`code` must have at most {MAX_CODE_LENGTH} characters"),
 }
 
 

@@ -15,9 +15,9 @@ from pydantic import ValidationError
 
 from tests.harmony.recoveries import CASES
 from unisono.api.error_responses import failure_of
-from unisono.api.inspect_request import MOST_CHARACTERS, MOST_TOKENS, InspectRequest
+from unisono.api.inspect_request import MAX_CHARACTERS, MAX_TOKENS, InspectRequest
 from unisono.core.events import Repaired
-from unisono.core.observer import GenerationBegan, GenerationDone, GenerationOutcome, StepDone
+from unisono.core.observer import GenerationDone, GenerationOutcome, GenerationStarted, StepDone
 from unisono.core.recovery_rules import RULES
 from unisono.engine.journal import STEP_ENDED, JournalEntry, TokenSource
 from unisono.errors import InvalidRequest
@@ -26,7 +26,7 @@ from unisono.observe.recording import dumped, to_document
 from unisono.web.inspector import inspected
 
 ENCODING = load_encoding()
-BEGAN = GenerationBegan("req_1", "ann", "", "chat", "gpt-oss", background=False, at=1_790_000_000.0, asked={})
+BEGAN = GenerationStarted("req_1", "ann", "", "chat", "gpt-oss", background=False, at=1_790_000_000.0, asked={})
 
 
 def read(**body: Any) -> dict[str, Any]:
@@ -272,8 +272,8 @@ REFUSED: dict[str, tuple[dict[str, Any], str | None]] = {
     "nothing": ({}, None),
     "two of them": ({"text": "a", "tokens": [1]}, None),
     "text that is none": ({"text": 1}, "text"),
-    "too much text": ({"text": "a " * MOST_CHARACTERS}, "text"),
-    "too many ids": ({"tokens": [1] * (MOST_TOKENS + 1)}, "tokens"),
+    "too much text": ({"text": "a " * MAX_CHARACTERS}, "text"),
+    "too many ids": ({"tokens": [1] * (MAX_TOKENS + 1)}, "tokens"),
     "ids that are no numbers": ({"tokens": [1, True]}, "tokens.1"),
     "ids too large for anybody": ({"tokens": [2**60]}, "tokens.0"),
     "fractions": ({"tokens": [1.5]}, "tokens.0"),

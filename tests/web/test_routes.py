@@ -10,7 +10,7 @@ from typing import Any
 from tests.e2e.gateway import Answer, Gateway, config_of, gateway
 from tests.e2e.keyed import MASTER, bearing, keyed
 from tests.fakes import FakeVllm
-from unisono.core.observer import GenerationBegan, GenerationDone, GenerationOutcome, StepDone
+from unisono.core.observer import GenerationDone, GenerationOutcome, GenerationStarted, StepDone
 from unisono.core.recovery_rules import RULES
 from unisono.harmony.encoding import load_encoding
 from unisono.observe.recent_stats import MINUTES, RecentStats
@@ -107,7 +107,7 @@ async def test_what_is_too_large_to_be_inspected_is_refused() -> None:
 def test_of_the_last_hour_nothing_older_is_told() -> None:
     now = 1_790_000_000.0
     recent = RecentStats(lambda: now)
-    began = GenerationBegan("req_1", "ann", "", "chat", "gpt-oss", background=False, at=now)
+    began = GenerationStarted("req_1", "ann", "", "chat", "gpt-oss", background=False, at=now)
     step = StepDone(0, "vllm-1", 0.0, 0.1, 0.2, 10, 4, 3, failure="backend_timeout")
     for _ in range(2 * MINUTES):
         recent.ended(GenerationDone(began, 1.0, GenerationOutcome.FAILED, recoveries=("missing-end",), steps=(step,)))

@@ -59,11 +59,11 @@ def expand(target: Path, layout: str = "mxfp4") -> Path:
     if layout not in LAYOUTS:
         raise ValueError(f"layout must be one of {', '.join(LAYOUTS)}, not {layout!r}")
     stamp = f"{_digest()} {layout}\n"
-    if _holds(target, stamp):
+    if _is_current(target, stamp):
         return target
     target.parent.mkdir(parents=True, exist_ok=True)
-    with _alone(target):
-        if _holds(target, stamp):
+    with _locked(target):
+        if _is_current(target, stamp):
             return target
         _write(target, layout, stamp)
     return target
@@ -90,7 +90,7 @@ def _write(target: Path, layout: str, stamp: str) -> None:
         raise
 
 
-def _holds(target: Path, stamp: str) -> bool:
+def _is_current(target: Path, stamp: str) -> bool:
     try:
         return (target / _STAMP).read_text() == stamp
     except (FileNotFoundError, NotADirectoryError):
@@ -98,7 +98,7 @@ def _holds(target: Path, stamp: str) -> bool:
 
 
 @contextmanager
-def _alone(target: Path) -> Iterator[None]:
+def _locked(target: Path) -> Iterator[None]:
     with (target.parent / f".{target.name}.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)  # released when the file is closed, even if the process is killed
         yield

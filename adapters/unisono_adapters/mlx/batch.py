@@ -19,7 +19,7 @@ from mlx_lm.generate import BatchGenerator
 
 from unisono.core.generation import CALL, ENDOFTEXT, RETURN, START, VOCABULARY
 from unisono_adapters.mlx.guides import Guide
-from unisono_adapters.mlx.jobs import EVERYONE, BatchLimits, Command, Submit, Told, Withdraw
+from unisono_adapters.mlx.jobs import EVERYONE, Addressed, BatchLimits, Command, Submit, Withdraw
 from unisono_adapters.mlx.prefix import Layers, Prefixes
 from unisono_adapters.mlx.wire import GenerateCommand, Pulse, Reason, RequestRefused, TokenOutput
 from unisono_adapters.mlx_sampling import Processor, Sampler, check_sampling, make_processors, make_sampler
@@ -90,11 +90,11 @@ class Batch:
     """
 
     def __init__(
-        self, model: object, context: int | None, tell: Callable[[list[Told]], None], limits: BatchLimits
+        self, model: object, context: int | None, tell: Callable[[list[Addressed]], None], limits: BatchLimits
     ) -> None:
         self._model = model
         self._context = context
-        self._tell = tell
+        self._send = tell
         self._limits = limits
         self._commands: queue.SimpleQueue[Command] = queue.SimpleQueue()
         self._running: dict[int, _Running] = {}
@@ -131,10 +131,10 @@ class Batch:
             except Exception as error:  # mlx may raise anything, which leaves the whole batch unreliable
                 _log.exception("a generation step failed")
                 told = self._abandon(f"the engine failed in a generation step: {error}")
-            self._tell(told)
+            self._send(told)
 
     def _obey(self, *, wait: bool) -> None:
-        told: list[Told] = []
+        told: list[Addressed] = []
         while wait or not self._commands.empty():
             command = self._commands.get()
             wait = False
@@ -144,9 +144,9 @@ class Batch:
                 case Withdraw(connection, request):
                     self._remove(connection, request)
         if told:
-            self._tell(told)
+            self._send(told)
 
-    def _admit(self, connection: int, ask: GenerateCommand, guide: Guide | None) -> list[Told]:
+    def _admit(self, connection: int, ask: GenerateCommand, guide: Guide | None) -> list[Addressed]:
         refusal = self._refusal(ask)
         if refusal is not None:
             reason, message = refusal
@@ -183,9 +183,9 @@ class Batch:
             return "rejected", str(error)
         return None
 
-    def _step(self) -> list[Told]:
+    def _step(self) -> list[Addressed]:
         prefilled, generated = self._generator.next()
-        told: list[Told] = []
+        told: list[Addressed] = []
         now = time.monotonic()
         if now - self._pulsed_at >= 1.0:
             self._pulsed_at = now
@@ -199,10 +199,10 @@ class Batch:
             cached = None if request.begun else request.cached
             request.begun = True
             request.generated += 1
-            told.append((request.route[0], _said(request, response, cached)))
+            told.append((request.route[0], _to_message(request, response, cached)))
             if response.finish_reason is not None:
                 del self._running[response.uid]
-                self._keep_turn(request, response.token, response.all_tokens, response.prompt_cache)
+                self._cache_prompt(request, response.token, response.all_tokens, response.prompt_cache)
         return told
 
     def _keep_prompt(self, uid: int) -> None:
@@ -211,7 +211,7 @@ class Batch:
             layers, tokens = self._generator.extract_cache([uid])[uid]
             self._keep(request.salt, tokens, layers)
 
-    def _keep_turn(self, request: _Running, last: int, tokens: Sequence[int], layers: Layers) -> None:
+    def _cache_prompt(self, request: _Running, last: int, tokens: Sequence[int], layers: Layers) -> None:
         """Cache a finished answer if it is a tool call.
 
         The next prompt after a call begins with these exact tokens. After `<|return|>` it does not, since
@@ -235,8 +235,8 @@ class Batch:
             for uid in gone:
                 del self._running[uid]
 
-    def _abandon(self, message: str) -> list[Told]:
-        told: list[Told] = [
+    def _abandon(self, message: str) -> list[Addressed]:
+        told: list[Addressed] = [
             (running.route[0], RequestRefused(running.route[1], "failed", message))
             for running in self._running.values()
         ]
@@ -258,7 +258,7 @@ class Batch:
         return cast("_Generator", generator)
 
 
-def _said(request: _Running, response: _Response, cached: int | None) -> TokenOutput | RequestRefused:
+def _to_message(request: _Running, response: _Response, cached: int | None) -> TokenOutput | RequestRefused:
     """Return the message to the gateway for one token."""
     if response.finish_reason is not None and request.guide is not None and request.guide.failed:
         return RequestRefused(request.route[1], "failed", f"the constraint cannot be enforced: {request.guide.failed}")

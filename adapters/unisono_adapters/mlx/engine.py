@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from unisono_adapters.mlx.guides import Guide, Guides, Unguidable, installed
-from unisono_adapters.mlx.jobs import EVERYONE, BatchLimits, Submit, Told, Withdraw
+from unisono_adapters.mlx.jobs import EVERYONE, Addressed, BatchLimits, Submit, Withdraw
 from unisono_adapters.mlx.wire import (
     LINE_LIMIT,
     Cancel,
@@ -180,11 +180,11 @@ class _Engine:
         if loaded is None:
             self.over.set()
 
-    def tell(self, told: list[Told]) -> None:
+    def tell(self, told: list[Addressed]) -> None:
         """Send messages of the generation thread; called once per step."""
         self.loop.call_soon_threadsafe(self._send, told)
 
-    def _send(self, told: list[Told]) -> None:
+    def _send(self, told: list[Addressed]) -> None:
         lines: dict[int, list[bytes]] = {}
         for number, message in told:
             self._address(lines, number, message)

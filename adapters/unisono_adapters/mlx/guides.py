@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     import llguidance
     import mlx.core as mx
 
-KEPT = 128
+MAX_CACHED_GRAMMARS = 128
 """Maximum number of cached grammars; a large one takes a few megabytes."""
 WHITESPACE = r"( |\n{1,2}[ \t]{0,20})?"
 """White space between JSON tokens.
@@ -108,7 +108,7 @@ class Guides:
         if matcher is None:
             matcher = self._compile(constraint)
             self._compiled[key] = matcher
-            if len(self._compiled) > KEPT:
+            if len(self._compiled) > MAX_CACHED_GRAMMARS:
                 self._compiled.popitem(last=False)
         self._compiled.move_to_end(key)
         return Guide(matcher.deep_copy())

@@ -13,7 +13,7 @@ from unisono_adapters.mlx.wire import GenerateCommand, ToGateway
 
 EVERYONE = -1
 
-Told: TypeAlias = tuple[int, ToGateway]
+Addressed: TypeAlias = tuple[int, ToGateway]
 """Message with its connection number, or EVERYONE for all connections."""
 
 

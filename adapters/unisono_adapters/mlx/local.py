@@ -60,7 +60,7 @@ _LOAD_TIMEOUT_S = 900.0
 Not part of any request's own timeouts.
 """
 
-_MOST_AT_ONCE = 256
+_MAX_CHUNK_TOKENS = 256
 """Maximum number of tokens in a chunk; a slow client may have many waiting."""
 
 _SHUT_DOWN = "the mlx backend was shut down"
@@ -140,7 +140,7 @@ class MlxLocalBackend:
             while True:
                 await _wait(engine, inbox, job.timeouts, asked_at, begun=prompt_tokens is None)
                 try:
-                    chunk = _take(engine, inbox, prompt_tokens)
+                    chunk = _to_chunk(engine, inbox, prompt_tokens)
                 except BackendError as error:
                     raise (error if prompt_tokens is None else refusal(job, error)) from error.__cause__
                 yield chunk
@@ -187,7 +187,7 @@ class MlxLocalBackend:
             pause = self._not_before - time.monotonic()
             if pause > 0:
                 raise BackendUnavailable(self._trouble, retry_after_s=pause)
-            self._start = asyncio.create_task(self._begin())
+            self._start = asyncio.create_task(self._start_engine())
             self._start.add_done_callback(_look_at)
         start = self._start
         try:
@@ -215,7 +215,7 @@ class MlxLocalBackend:
         self._start = None
         self._not_before = time.monotonic() + _PAUSES_S[min(self._failures, len(_PAUSES_S) - 1)]
 
-    async def _begin(self) -> tuple[EngineProcess, Ready]:
+    async def _start_engine(self) -> tuple[EngineProcess, Ready]:
         engine = await EngineProcess.start(self._model, self._limits)
         try:
             async with asyncio.timeout(self._load_timeout_s):
@@ -245,7 +245,7 @@ async def _wait(engine: EngineProcess, inbox: Inbox, timeouts: Timeouts, asked_a
         raise BackendTimeout(f"no {what} within {patience:g} s") from error
 
 
-def _take(engine: EngineProcess, inbox: Inbox, prompt_tokens: int | None) -> Chunk:
+def _to_chunk(engine: EngineProcess, inbox: Inbox, prompt_tokens: int | None) -> Chunk:
     """Return the received data as one chunk of limited size.
 
     Tokens received before a crash are returned first.
@@ -257,8 +257,8 @@ def _take(engine: EngineProcess, inbox: Inbox, prompt_tokens: int | None) -> Chu
                 raise BackendError(inbox.refused.message, symptom=Symptom.SERVER_ERROR)
             raise _REFUSALS[inbox.refused.reason](inbox.refused.message)
         raise BackendUnavailable(engine.lost or "the engine process did not answer", symptom=Symptom.DISCONNECTED)
-    tokens = inbox.tokens[:_MOST_AT_ONCE].tolist()
-    del inbox.tokens[:_MOST_AT_ONCE]
+    tokens = inbox.tokens[:_MAX_CHUNK_TOKENS].tolist()
+    del inbox.tokens[:_MAX_CHUNK_TOKENS]
     if inbox.tokens or inbox.refused is not None or engine.lost is not None:
         inbox.arrived.set()
     return Chunk(

@@ -18,21 +18,21 @@ class Log:
     """Tail of the process's output, read in a thread so that a full pipe never blocks it."""
 
     def __init__(self, process: subprocess.Popen[bytes]) -> None:
-        self._kept = b""
+        self._tail = b""
         self._thread = threading.Thread(target=self._drain, args=(process,), name="mlx-engine-log", daemon=True)
         self._thread.start()
 
     def last_words(self) -> str:
         """Return the last lines of an ended process as the tail of a message, or an empty string."""
         self._thread.join(_LAST_WORDS_S)
-        return quoted(self._kept)
+        return quoted(self._tail)
 
     def _drain(self, process: subprocess.Popen[bytes]) -> None:
         if process.stdout is None:
             return
         with process.stdout as pipe:
             while piece := os.read(pipe.fileno(), 4096):
-                self._kept = (self._kept + piece)[-_LOG_BYTES:]
+                self._tail = (self._tail + piece)[-_LOG_BYTES:]
 
 
 def quoted(log: bytes) -> str:

@@ -37,10 +37,10 @@ class Prefixes:
 
     def __init__(self, entries: int, size: int) -> None:
         """Create a cache of at most `size` bytes; 0 turns it off."""
-        self._most = entries
+        self._max_entries = entries
         self._limit = size
         self._size = 0
-        self._kept: OrderedDict[tuple[str, tuple[int, ...]], _Entry] = OrderedDict()
+        self._entries: OrderedDict[tuple[str, tuple[int, ...]], _Entry] = OrderedDict()
 
     def longest(self, salt: str, prompt: Sequence[int]) -> tuple[int, Layers | None]:
         """Return the length of the longest cached prefix of `prompt`, and its layers.
@@ -49,7 +49,7 @@ class Prefixes:
         """
         whole = tuple(prompt)
         best: tuple[str, tuple[int, ...]] | None = None
-        for key in self._kept:
+        for key in self._entries:
             owner, ids = key
             length = len(ids)
             if owner != salt or length >= len(whole) or (best is not None and length <= len(best[1])):
@@ -59,24 +59,24 @@ class Prefixes:
                 best = key
         if best is None:
             return 0, None
-        self._kept.move_to_end(best)
-        return len(best[1]), self._kept[best].layers
+        self._entries.move_to_end(best)
+        return len(best[1]), self._entries[best].layers
 
     def keep(self, salt: str, ids: Sequence[int], layers: Layers) -> None:
         size = sum(layer.nbytes for layer in layers)
         if not ids or size > self._limit:
             return
         self._drop((salt, tuple(ids)))
-        self._kept[salt, tuple(ids)] = _Entry(layers, size)
+        self._entries[salt, tuple(ids)] = _Entry(layers, size)
         self._size += size
-        while self._size > self._limit or len(self._kept) > self._most:
-            self._drop(next(iter(self._kept)))
+        while self._size > self._limit or len(self._entries) > self._max_entries:
+            self._drop(next(iter(self._entries)))
 
     def clear(self) -> None:
-        self._kept.clear()
+        self._entries.clear()
         self._size = 0
 
     def _drop(self, key: tuple[str, tuple[int, ...]]) -> None:
-        entry = self._kept.pop(key, None)
+        entry = self._entries.pop(key, None)
         if entry is not None:
             self._size -= entry.size

@@ -69,7 +69,7 @@ class EngineProcess:
         self.lost: str | None = None
         self.served = False
         """True if it has finished a request, which proves more than its start."""
-        self._life = life
+        self._handle = life
         self._reader = reader
         self._writer = writer
         self._ids = itertools.count()
@@ -85,7 +85,7 @@ class EngineProcess:
 
         The model loads afterwards: see `ready`. Raises BackendUnavailable.
         """
-        spawning = asyncio.create_task(asyncio.to_thread(_begun, model, limits))
+        spawning = asyncio.create_task(asyncio.to_thread(_spawn, model, limits))
         try:
             life, connection = await asyncio.shield(spawning)
         except OSError as error:
@@ -101,7 +101,7 @@ class EngineProcess:
     @property
     def pid(self) -> int:
         """Process id; 0 for a shared process that has not reported it yet."""
-        return self._life.pid
+        return self._handle.pid
 
     async def ready(self) -> Ready:
         """Wait until the model is loaded. Raises BackendUnavailable if that fails."""
@@ -157,14 +157,14 @@ class EngineProcess:
 
     def kill(self) -> None:
         """Kill the process; `lost` is set afterwards."""
-        self._life.kill()
+        self._handle.kill()
 
     async def stop(self) -> None:
         """End the process and wait for it. Running requests are woken. Repeatable."""
         self._ending = True
         self._lose("the engine process was shut down")
         self._writer.close()
-        await asyncio.to_thread(self._life.leave)
+        await asyncio.to_thread(self._handle.leave)
         await self._listening
 
     def _open(self) -> tuple[int, Inbox]:
@@ -185,14 +185,14 @@ class EngineProcess:
         self._writer.close()
         if self._ending:
             return
-        how, last_words = await asyncio.to_thread(self._life.ended)
+        how, last_words = await asyncio.to_thread(self._handle.ended)
         self._lose(f"the engine process ended{how}{trouble}{last_words}")
 
     def _deliver(self, message: ToGateway | ToEngine) -> None:
         match message:
             case Ready() | Failed():
                 if isinstance(message, Ready):
-                    self._life.pid = message.pid
+                    self._handle.pid = message.pid
                 if not self._greeting.done():
                     self._greeting.set_result(message)
             case TokenOutput(number, tokens, finish, cached):
@@ -228,7 +228,7 @@ class EngineProcess:
             inbox.arrived.set()
 
 
-def _begun(model: str, limits: BatchLimits) -> tuple[ProcessHandle, socket.socket]:
+def _spawn(model: str, limits: BatchLimits) -> tuple[ProcessHandle, socket.socket]:
     folder = os.environ.get(SHARED)
     if folder is None:
         return start_own(model, limits)

@@ -54,9 +54,9 @@ class Shared:
     def ended(self) -> tuple[str, str]:
         # From here on its number may belong to another process.
         self.pid = 0
-        return self._how(), quoted(_end_of(self._log))
+        return self._describe_exit(), quoted(_end_of(self._log))
 
-    def _how(self) -> str:
+    def _describe_exit(self) -> str:
         if self._process is None:
             return ""
         try:
@@ -79,7 +79,7 @@ def joined(folder: Path, model: str, limits: BatchLimits) -> tuple[ProcessHandle
     _FORGOTTEN[:] = [process for process in _FORGOTTEN if process.poll() is None]
     name = hashlib.sha256(repr((model, limits, sys.executable)).encode()).hexdigest()[:16]
     address, log = folder / f"{name}.sock", folder / f"{name}.log"
-    with _alone(folder / "lock"):
+    with _locked(folder / "lock"):
         connection = _connected(address)
         if connection is not None:
             return Shared(log, None), connection
@@ -92,7 +92,7 @@ def joined(folder: Path, model: str, limits: BatchLimits) -> tuple[ProcessHandle
 
 
 @contextmanager
-def _alone(lock: Path) -> Iterator[None]:
+def _locked(lock: Path) -> Iterator[None]:
     with lock.open("w") as held:
         fcntl.flock(held, fcntl.LOCK_EX)
         yield

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from unisono.access.key_format import Mint
 from unisono.core.access import KeyDigest, KeyRecord
 
-ENDING_LETTERS = 4
+VISIBLE_SUFFIX_LENGTH = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +33,7 @@ def issued(mint: Mint, now: float, *, tenant: str = "") -> Issued:
         tenant=tenant or key_id,
         digests=(KeyDigest(mint.digest(plaintext)),),
         created_at=now,
-        ending=plaintext[-ENDING_LETTERS:],
+        ending=plaintext[-VISIBLE_SUFFIX_LENGTH:],
     )
     return Issued(replace(record, limits=replace(record.limits, budget_since=now)), plaintext)
 
@@ -48,7 +48,7 @@ def rotated(record: KeyRecord, mint: Mint, now: float, grace_s: float) -> Issued
     earlier = (replace(one, until=until if one.until is None else min(one.until, until)) for one in record.digests)
     still_good = (one for one in earlier if one.until is not None and one.until > now)
     digests = (KeyDigest(mint.digest(plaintext)), *still_good)
-    return Issued(replace(record, digests=digests, ending=plaintext[-ENDING_LETTERS:]), plaintext)
+    return Issued(replace(record, digests=digests, ending=plaintext[-VISIBLE_SUFFIX_LENGTH:]), plaintext)
 
 
 def revoked(record: KeyRecord, now: float) -> KeyRecord:

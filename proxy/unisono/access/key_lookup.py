@@ -26,7 +26,7 @@ STALLED_FRESH_S: Final = 5.0
 """Maximum age of a valid cached key, in seconds, while a new lookup is pending."""
 LOOKUP_WAIT_S: Final = 0.05
 """Time that a request waits for that new lookup, in seconds."""
-MOST_REMEMBERED: Final = 4096
+MAX_CACHED_KEYS: Final = 4096
 
 Salt = Callable[[], Awaitable[bytes]]
 """Source of the gateway's secret, possibly from the store: raises `StoreUnavailable`."""
@@ -125,19 +125,19 @@ class VirtualKeys:
         try:
             may_stall = now >= self._down_until
             if may_stall and seen is not None and seen.record is not None and now - seen.at < STALLED_FRESH_S:
-                return await self._asked_again(digest, seen.record)
-            return await self._asked(digest)
+                return await self._refresh(digest, seen.record)
+            return await self._look_up(digest)
         except StoreUnavailable:
             self._down_until = self._monotonic() + FRESH_S
             if seen is None or not self._known_while_down:
                 raise
             return seen.record
 
-    async def _asked(self, digest: str) -> KeyRecord | None:
+    async def _look_up(self, digest: str) -> KeyRecord | None:
         """Look up a record; concurrent callers share one lookup, which survives their cancellation."""
         return await asyncio.shield(self._lookup(digest))
 
-    async def _asked_again(self, digest: str, known: KeyRecord) -> KeyRecord | None:
+    async def _refresh(self, digest: str, known: KeyRecord) -> KeyRecord | None:
         """Look up a record, or return `known` if the store stalls: it was valid a moment ago."""
         # Only the first request waits; those that find a pending lookup continue at once.
         is_overdue = digest in self._looking
@@ -167,7 +167,7 @@ class VirtualKeys:
             record = await self._store.key_of(digest)
         self._seen[digest] = _Seen(record, at)
         self._seen.move_to_end(digest)
-        while len(self._seen) > MOST_REMEMBERED:
+        while len(self._seen) > MAX_CACHED_KEYS:
             self._seen.popitem(last=False)
         return record
 

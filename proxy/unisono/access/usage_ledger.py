@@ -31,16 +31,16 @@ log = logging.getLogger("unisono.access")
 
 RENEWALS: Final = 3
 """Renewals of a claim during its reservation time."""
-TOGETHER: Final = 128
+MAX_RECORDS_PER_WRITE: Final = 128
 """Settlements per write."""
-MOST_WAITING: Final = 100_000
+MAX_WAITING_RECORDS: Final = 100_000
 """Maximum settlements waiting for a store that is down; the oldest are dropped."""
 CLOSING_TIMEOUT_S: Final = 3.0
 """Time for the last write when the process ends, in seconds."""
 LEDGER_WAIT_S: Final = 0.05
 """Time that an answer waits for the store before its settlement is spooled, in seconds."""
-AGAIN_S: Final = 0.1
-LONGEST_AGAIN_S: Final = 2.0
+MIN_RETRY_PAUSE_S: Final = 0.1
+MAX_RETRY_PAUSE_S: Final = 2.0
 """First and longest pause between attempts of a failed write, in seconds."""
 
 
@@ -116,7 +116,7 @@ class UsageLedger:
         With `insist`, a failed attempt is repeated once; a repeated claim is reserved only once.
         """
         try:
-            standing = replace(await self._held(claim, insist=insist), limits=claim.limits)
+            standing = replace(await self._try_reserve(claim, insist=insist), limits=claim.limits)
         except BaseException:
             # The claim may be reserved or not.
             self.release(claim)
@@ -140,11 +140,11 @@ class UsageLedger:
         """Reserve in this process alone, for a claim without a budget, while the store is down."""
         return replace(self._local.reserve(claim), limits=claim.limits)
 
-    async def _held(self, claim: QuotaReservation, *, insist: bool) -> QuotaStatus:
+    async def _try_reserve(self, claim: QuotaReservation, *, insist: bool) -> QuotaStatus:
         if insist:
             with suppress(StoreUnavailable):
                 return await self._accounts.reserve(claim)
-            await asyncio.sleep(AGAIN_S)
+            await asyncio.sleep(MIN_RETRY_PAUSE_S)
         return await self._accounts.reserve(claim)
 
     def release(self, claim: QuotaReservation) -> None:
@@ -153,15 +153,15 @@ class UsageLedger:
 
     def enter(self, settlement: UsageRecord) -> None:
         """Queue a settlement for writing, without waiting."""
-        self._entered(settlement)
+        self._queue(settlement)
 
-    def _entered(self, settlement: UsageRecord) -> _Waiting:
+    def _queue(self, settlement: UsageRecord) -> _Waiting:
         if settlement.claim is not None:
             self._open.pop(settlement.claim.once, None)
             self._local.settle(settlement.claim, settlement.entry.used.tokens)
         waiting = _Waiting(settlement, asyncio.get_running_loop().create_future())
         self._waiting.append(waiting)
-        if len(self._waiting) > MOST_WAITING:
+        if len(self._waiting) > MAX_WAITING_RECORDS:
             oldest = self._waiting.popleft()
             # A spooled settlement is replayed from its file.
             if not oldest.is_spooled:
@@ -176,7 +176,7 @@ class UsageLedger:
 
         The answer is not delayed further, since it is already generated. The settlement is retried.
         """
-        waiting = self._entered(settlement)
+        waiting = self._queue(settlement)
         if not self._is_slow:
             await asyncio.wait({waiting.durable}, timeout=LEDGER_WAIT_S)
         if not waiting.durable.done():
@@ -246,10 +246,10 @@ class UsageLedger:
             await self._spool.seal()
 
     async def _write_waiting(self) -> None:
-        pause_s, alone = AGAIN_S, 0
+        pause_s, alone = MIN_RETRY_PAUSE_S, 0
         loop = asyncio.get_running_loop()
         while self._waiting:
-            together = 1 if alone else TOGETHER
+            together = 1 if alone else MAX_RECORDS_PER_WRITE
             alone = max(alone - 1, 0)
             batch = [self._waiting.popleft() for _ in range(min(together, len(self._waiting)))]
             began = loop.time()
@@ -262,7 +262,7 @@ class UsageLedger:
                 with suppress(TimeoutError):
                     async with asyncio.timeout(pause_s):
                         await self._store_is_back.wait()
-                pause_s = min(2 * pause_s, LONGEST_AGAIN_S)
+                pause_s = min(2 * pause_s, MAX_RETRY_PAUSE_S)
             except Exception as error:
                 if len(batch) == 1:
                     about = _about(batch[0].settlement)
@@ -276,7 +276,7 @@ class UsageLedger:
                 self._waiting.extendleft(reversed(batch))
                 raise
             else:
-                self._down, pause_s = False, AGAIN_S
+                self._down, pause_s = False, MIN_RETRY_PAUSE_S
                 if loop.time() - began <= LEDGER_WAIT_S:
                     self._is_slow = False
                 await self._wrote(batch)

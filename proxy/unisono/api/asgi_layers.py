@@ -36,7 +36,7 @@ BODY_DEADLINE_S = 60.0
 BODY_METHODS = frozenset({"POST", "PUT", "PATCH"})
 CHARSETS = frozenset({"utf-8", "utf8", "us-ascii", "ascii"})
 """Accepted charsets. JSON is always UTF-8; a body in another charset would be misread."""
-LONGEST_SHOWN = 64
+MAX_QUOTED_LENGTH = 64
 EXPOSED = "x-request-id, request-id, x-unisono-backend, x-unisono-model, x-unisono-served-model, x-unisono-recoveries"
 """Headers that a web page may read."""
 REQUESTS = frozenset({"http", "websocket"})
@@ -52,7 +52,7 @@ Answered = Callable[[str, str, int, float], None]
 Authenticate = Callable[[str | None], Awaitable[Caller]]
 """Look up the caller of a bearer key. Raises NotAuthenticated for an unknown key."""
 
-Again = Callable[[], Awaitable[Caller]]
+LookUpCaller = Callable[[], Awaitable[Caller]]
 """Look up the caller of a connection again, with the current state of its key.
 
 Raises NotAuthenticated when the key is no longer valid.
@@ -237,7 +237,7 @@ class Authentication:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] in REQUESTS and scope["path"] not in self._open_paths:
-            again: Again = partial(self._authenticate, presented_key(scope))
+            again: LookUpCaller = partial(self._authenticate, presented_key(scope))
             state = scope.setdefault("state", {})
             state["caller"] = await again()
             if scope["type"] == "websocket":
@@ -304,7 +304,7 @@ class BodyLimits:
         for coding in header_values(scope, b"content-encoding"):
             if coding.strip().lower() not in {"", "identity"}:
                 raise UnsupportedMediaType(
-                    f"Compressed bodies are not accepted: omit 'Content-Encoding: {coding[:LONGEST_SHOWN]}'."
+                    f"Compressed bodies are not accepted: omit 'Content-Encoding: {coding[:MAX_QUOTED_LENGTH]}'."
                 )
         has_body = (bool(lengths) and int(lengths[0]) > 0) or bool(header_values(scope, b"transfer-encoding"))
         types = header_values(scope, b"content-type")

@@ -42,7 +42,7 @@ RUN_TOO_LONG = f"A run of more than {MAX_RUN:,} letters, symbols or blanks canno
 _RUNS = (re.compile(r"[^\s\d!-/:-@\[-`{-~]*+"), re.compile(r"(?:[^\s\w]|_)*+"), re.compile(r"[\s/]*+"))
 
 
-LONGEST_NAME = 64
+MAX_NAME_LENGTH = 64
 """Maximum characters of a name that an error message repeats."""
 BEGINNINGS = {
     b"\xff\xfe": "it is encoded in UTF-16; send UTF-8",
@@ -82,7 +82,7 @@ def to_object(body: bytes) -> dict[str, Any]:
     try:
         value = orjson.loads(body)
     except orjson.JSONDecodeError as error:
-        raise InvalidRequest(f"The body is not valid JSON: {_what_is_wrong(body, error)}.") from None
+        raise InvalidRequest(f"The body is not valid JSON: {_describe_error(body, error)}.") from None
     if not isinstance(value, dict):
         raise InvalidRequest("The body must be a JSON object.")
     members = check_shape(value)
@@ -92,7 +92,7 @@ def to_object(body: bytes) -> dict[str, Any]:
     return value
 
 
-def _what_is_wrong(body: bytes, error: orjson.JSONDecodeError) -> str:
+def _describe_error(body: bytes, error: orjson.JSONDecodeError) -> str:
     for beginning, what in BEGINNINGS.items():
         if body.startswith(beginning):
             return what
@@ -114,7 +114,7 @@ def _named_twice(body: bytes) -> InvalidRequest:
         names: set[str] = set()
         for name, _ in pairs:
             if name in names:
-                shown = name[:LONGEST_NAME]
+                shown = name[:MAX_NAME_LENGTH]
                 # The outermost object is the last one to be complete.
                 param = None if opened else shown
                 raise InvalidRequest(f"The name '{shown}' occurs twice in one object.", param=param)
@@ -160,7 +160,7 @@ def check_shape(value: dict[str, Any]) -> int:
     while stack:
         node, path, depth = stack.pop()
         if isinstance(node, str):
-            if longest_run_reaches(node, MAX_RUN):
+            if has_piece_of_length(node, MAX_RUN):
                 where = _dotted(path)
                 raise InvalidRequest(f"'{where}': {RUN_TOO_LONG}", param=where)
             continue
@@ -182,7 +182,7 @@ def _dotted(path: tuple[Any, ...]) -> str:
     return ".".join(reversed(steps))
 
 
-def longest_run_reaches(text: str, length: int) -> bool:
+def has_piece_of_length(text: str, length: int) -> bool:
     """Return True if `length` consecutive characters of `text` may form one tokenizer piece.
 
     Linear time: such a run covers one of every `length` positions. Only these positions are checked, in both

@@ -45,7 +45,7 @@ def builtin_of(label: str) -> str:
     return label.removeprefix(LABEL) if label.startswith(LABEL) else ""
 
 
-def shown_label(label: str) -> str:
+def public_label(label: str) -> str:
     """Return a label in its public form."""
     return builtin_of(label) or label
 

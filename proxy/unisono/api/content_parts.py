@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 from pydantic import ConfigDict, Field, ValidationInfo, field_validator
 
-from unisono.api.body import MAX_RUN, RUN_TOO_LONG, longest_run_reaches
+from unisono.api.body import MAX_RUN, RUN_TOO_LONG, has_piece_of_length
 from unisono.api.field_types import OpenModel, Text, refused, wrong
 from unisono.errors import InvalidRequest
 
@@ -80,6 +80,6 @@ def join(texts: Iterable[str], between: str = "", *, param: str) -> str:
     """
     some = [text for text in texts if text]
     joined = between.join(some)
-    if len(some) > 1 and longest_run_reaches(joined, MAX_RUN):
+    if len(some) > 1 and has_piece_of_length(joined, MAX_RUN):
         raise InvalidRequest(RUN_TOO_LONG, param=param)
     return joined

@@ -74,12 +74,12 @@ NO_RETRY_HEADER: Final = ("x-should-retry", "false")
 REPORTS: Final = "reports"
 """Key in the request's state of the reports of its generations."""
 
-REFUSED_OVER_HTTP = "websocket.http.response"
+WEBSOCKET_HTTP_RESPONSE = "websocket.http.response"
 """ASGI extension of servers that can answer a handshake with any HTTP response."""
 POLICY_VIOLATION, INTERNAL_ERROR = 1008, 1011
 """WebSocket close codes for the client's fault and the gateway's."""
 
-LONGEST_STEP = 64
+MAX_STEP_LENGTH = 64
 """Maximum characters of one step of a field's path.
 
 A key is chosen by the client and may be of any length.
@@ -178,7 +178,7 @@ def invalid(errors: Sequence[Any]) -> InvalidRequest:
         return InvalidRequest("The request is invalid.")
     first = errors[0]
     # Pydantic marks a finding on a key itself with a last step "[key]".
-    param = ".".join(str(step)[:LONGEST_STEP] for step in first["loc"] if step != "[key]") or None
+    param = ".".join(str(step)[:MAX_STEP_LENGTH] for step in first["loc"] if step != "[key]") or None
     kind = UnsupportedValue if first["type"] == UnsupportedValue.code else InvalidRequest
     if first["type"] == "missing":
         return kind(f"Missing required field '{param}'.", param=param)
@@ -281,7 +281,7 @@ class ErrorResponses:
             return
         except Exception as error:
             failure = failure_of(error)
-            if not last and REFUSED_OVER_HTTP in scope.get("extensions", {}):
+            if not last and WEBSOCKET_HTTP_RESPONSE in scope.get("extensions", {}):
                 await to_response(failure, scope)(scope, receive, send)
             elif last in {"", "websocket.accept", "websocket.send"}:
                 code = POLICY_VIOLATION if not last or failure.status < 500 else INTERNAL_ERROR

@@ -58,7 +58,7 @@ A message takes at least four tokens, so no context window holds more.
 """
 MAX_TOOLS = 512
 MAX_PARAMETERS_BYTES = 256 * 1024
-LONGEST_NAME_SHOWN = 128
+MAX_QUOTED_NAME_LENGTH = 128
 
 NEUTRAL: dict[str, tuple[Any, ...]] = {
     "logprobs": (None, False),
@@ -173,7 +173,7 @@ class OpenModel(BaseModel):
 
 def shortened(name: str) -> str:
     """Truncate a name or an id from outside for an error message."""
-    return name[:LONGEST_NAME_SHOWN].encode(errors="replace").decode()
+    return name[:MAX_QUOTED_NAME_LENGTH].encode(errors="replace").decode()
 
 
 def smallest(budgets: Iterable[int | None]) -> int | None:

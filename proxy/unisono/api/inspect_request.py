@@ -9,9 +9,9 @@ from pydantic import Field
 from unisono.api.field_types import OpenModel
 from unisono.errors import InvalidRequest
 
-MOST_CHARACTERS: Final = 500_000
-MOST_TOKENS: Final = 200_000
-MOST_TOOLS: Final = 64
+MAX_CHARACTERS: Final = 500_000
+MAX_TOKENS: Final = 200_000
+MAX_TOOLS: Final = 64
 LARGEST: Final = 2**53 - 1
 """Largest integer that all JSON parsers represent exactly."""
 
@@ -29,10 +29,10 @@ class InspectRequest(OpenModel):
 
     id: Annotated[str, Field(min_length=1, max_length=256)] | None = None
     trace: dict[str, Any] | None = None
-    text: Annotated[str, Field(max_length=MOST_CHARACTERS)] | None = None
-    tokens: Annotated[list[TokenNumber], Field(max_length=MOST_TOKENS)] | None = None
+    text: Annotated[str, Field(max_length=MAX_CHARACTERS)] | None = None
+    tokens: Annotated[list[TokenNumber], Field(max_length=MAX_TOKENS)] | None = None
     all_output: bool = False
-    tools: Annotated[list[WireName], Field(max_length=MOST_TOOLS)] = Field(default_factory=list)
+    tools: Annotated[list[WireName], Field(max_length=MAX_TOOLS)] = Field(default_factory=list)
 
     def check(self) -> None:
         """Check that exactly one source is given. Raises InvalidRequest."""

@@ -16,17 +16,17 @@ from unisono.core.access import Caller
 from unisono.errors import NotAllowed, NotFound
 
 CONTENT_TYPE: Final = "text/plain; version=0.0.4; charset=utf-8"
-MOST_BYTES: Final = 8 * 1024
+MAX_REQUEST_BYTES: Final = 8 * 1024
 """Maximum size of a request to the listener in bytes."""
 WITHIN_S: Final = 5.0
 """Time limit of the listener for a request, and for its response, in seconds."""
 AT_ONCE: Final = 16
 
-Shown = Callable[[], Awaitable[bytes | None]]
+MetricsPage = Callable[[], Awaitable[bytes | None]]
 """Return the metrics as text; None if metrics are disabled."""
 
 
-def metrics_router(shown: Shown, *, names_keys: bool) -> APIRouter:
+def metrics_router(shown: MetricsPage, *, names_keys: bool) -> APIRouter:
     """Return the router of `/metrics`.
 
     If the metrics name keys, only the operator's own key may read them.
@@ -64,9 +64,9 @@ class MetricsListener:
     With `shared`, several processes listen on the address, and any of them answers.
     """
 
-    def __init__(self, address: str, shown: Shown, *, shared: bool = False) -> None:
+    def __init__(self, address: str, shown: MetricsPage, *, shared: bool = False) -> None:
         self._host, self._port = listening_address(address)
-        self._shown = shown
+        self._metrics_page = shown
         self._shared = shared
         self._server: asyncio.Server | None = None
         self._answering = 0
@@ -74,7 +74,7 @@ class MetricsListener:
     async def start(self) -> None:
         """Start listening. Raises OSError if the address is in use."""
         self._server = await asyncio.start_server(
-            self._answer, self._host, self._port, limit=MOST_BYTES, reuse_port=self._shared or None
+            self._answer, self._host, self._port, limit=MAX_REQUEST_BYTES, reuse_port=self._shared or None
         )
 
     @property
@@ -117,7 +117,7 @@ class MetricsListener:
             return _plain("404 Not Found")
         if words[0] not in {"GET", "HEAD"}:
             return _plain("405 Method Not Allowed")
-        return _plain("200 OK", await self._shown() or b"", has_body=words[0] == "GET")
+        return _plain("200 OK", await self._metrics_page() or b"", has_body=words[0] == "GET")
 
 
 def _names_this_machine(host: str) -> bool:

@@ -16,7 +16,7 @@ def without_effect(prefix: str, fields: Mapping[str, Any]) -> Iterator[str]:
     return (f"{prefix}{name[:64]}: no effect" for name, value in fields.items() if value not in SILENT)
 
 
-def notes_on_begun(turn: GenerationRequest, wishes: Mapping[str, object]) -> Iterator[str]:
+def notes_on_prefill(turn: GenerationRequest, wishes: Mapping[str, object]) -> Iterator[str]:
     """Yield notes on fields that have no effect because the client started the answer itself."""
     if turn.conversation.prefill is not None:
         yield from (

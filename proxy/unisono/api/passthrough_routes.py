@@ -108,14 +108,16 @@ def to_passage(api: Api, body: Mapping[str, Json], way: AnswerMode) -> Passthrou
         body=body,
         model=str(body.get("model") or ""),
         stream=bool(stream),
-        tokens=_letters(body) // BYTES_PER_TOKEN,
+        tokens=_text_bytes(body) // BYTES_PER_TOKEN,
         choices=choices if type(choices) is int and choices > 1 else 1,
         most=max(bounds, default=None),
         wants_usage=wants_usage,
     )
 
 
-def to_passing_turn(passage: PassthroughRequest, model: str, caller: Caller, request_id: str) -> GenerationRequest:
+def to_generation_request(
+    passage: PassthroughRequest, model: str, caller: Caller, request_id: str
+) -> GenerationRequest:
     """Return the generation request of a pass-through request.
 
     Its conversation is the readable part of the body, for hooks.
@@ -145,7 +147,7 @@ async def passed_through(
 
     def understood() -> tuple[PassthroughRequest, GenerationRequest]:
         passage = to_passage(api, body, AnswerMode.PASSING)
-        return passage, to_passing_turn(passage, group, request.state.caller, request.state.request_id)
+        return passage, to_generation_request(passage, group, request.state.caller, request.state.request_id)
 
     passage, turn = await off_loop(understood, len(await request.body()))
     return await _answered(request, turns, turn, passage, keep_alive_s)
@@ -247,20 +249,20 @@ class StartedStream(WrappedStream):
                 yield batch
 
 
-async def begun_whole(run: GenerationStream) -> tuple[GenerationStream, Mapping[str, Json] | None]:
+async def start_whole(run: GenerationStream) -> tuple[GenerationStream, Mapping[str, Json] | None]:
     """Wait for the first batch, and read the whole body of a pass-through answer.
 
     The stream is then closed, as it is after a failure.
     """
     try:
-        first, passes = await begun(run)
+        first, passes = await start_stream(run)
     except BaseException:
         await run.aclose()
         raise
     return first, await whole(first) if passes else None
 
 
-async def begun(run: GenerationStream) -> tuple[StartedStream, bool]:
+async def start_stream(run: GenerationStream) -> tuple[StartedStream, bool]:
     """Wait for the first batch. Returns True as well if it is a pass-through batch."""
     batches = aiter(run)
     first = await anext(batches, None)
@@ -290,7 +292,7 @@ class EitherSource(ByteSource):
         await self._run.aclose()
 
     async def _each(self) -> AsyncGenerator[bytes]:
-        run, passes = await begun(self._run)
+        run, passes = await start_stream(self._run)
         self._chosen = PassingSource(run, self._api) if passes else self._otherwise(run)
         async for data in self._chosen:
             yield data
@@ -327,7 +329,7 @@ def _texts(content: Json) -> list[str]:
     return [text for part in parts if isinstance(part, dict) and isinstance(text := part.get("text"), str)]
 
 
-def _letters(body: Mapping[str, Json]) -> int:
+def _text_bytes(body: Mapping[str, Json]) -> int:
     """Return the number of bytes of all text in the body."""
     letters = 0
     stack: list[Json] = list(body.values())

@@ -35,7 +35,7 @@ SIGNED: Final = "uns1s."
 SIGNING: Final = b"unisono signed text 1"
 KEY_BYTES: Final = 32
 NONCE_BYTES: Final = 12
-LONGEST: Final = 1 << 20
+MAX_SEAL_LENGTH: Final = 1 << 20
 """Maximum length of a seal that is opened, in characters."""
 LARGEST: Final = 16 << 20
 """Maximum size of a seal's content in bytes."""
@@ -85,7 +85,7 @@ class Sealer:
 
         Raises ValueError, and for foreign content TypeError, KeyError and AttributeError.
         """
-        if len(text) > LONGEST or not text.startswith(PREFIX):
+        if len(text) > MAX_SEAL_LENGTH or not text.startswith(PREFIX):
             raise ValueError("not a seal")
         try:
             sealed = _read(text.removeprefix(PREFIX))

@@ -130,13 +130,13 @@ class EventStream(Response):
         self._keep_alive_s = keep_alive_s
         self._keep_alive = keep_alive
         self._lock = asyncio.Lock()
-        self._begun = False
+        self._is_head_sent = False
         self._last_write = 0.0
 
     @property
     def begun(self) -> bool:
         """True if the head has been sent, so that an HTTP error is no longer possible."""
-        return self._begun
+        return self._is_head_sent
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         self._last_write = asyncio.get_running_loop().time()
@@ -147,7 +147,7 @@ class EventStream(Response):
 
         def probe() -> None:
             # A write in progress detects the same.
-            if self._begun and not self._lock.locked():
+            if self._is_head_sent and not self._lock.locked():
                 probes.append(asyncio.create_task(self._write(send, self._keep_alive())))
 
         scope.setdefault("state", {})[PROBE] = probe
@@ -159,7 +159,7 @@ class EventStream(Response):
             failure = pump.result()
             if failure is None:
                 await self._write(send, b"", last=True)
-            elif self._begun:
+            elif self._is_head_sent:
                 await self._write(send, self._broken(failure), last=True)
             else:
                 await to_response(failure, scope)(scope, receive, send)
@@ -178,9 +178,9 @@ class EventStream(Response):
 
     async def _write(self, send: Send, data: bytes, *, last: bool = False) -> None:
         async with self._lock:
-            if not self._begun:
+            if not self._is_head_sent:
                 await send(self._head())
-                self._begun = True
+                self._is_head_sent = True
             self._last_write = asyncio.get_running_loop().time()
             body = without_line_separators(data)
             await send({"type": "http.response.body", "body": body, "more_body": not last})

@@ -22,7 +22,7 @@ ALLOWED_TOOLS: Final = "allowed_tools"
 SERVER: Final = "mcp"
 FUNCTIONS: Final = ("function", "custom")
 """Kinds of tools that belong to the client."""
-LONGEST: Final = 256
+MAX_NAME_LENGTH: Final = 256
 """Maximum characters of a tool name or server label."""
 
 
@@ -130,13 +130,13 @@ def _named(value: Any) -> NamedTool:
 
 def _word(value: dict[str, Any], field_name: str) -> str:
     word = value.get(field_name)
-    if not isinstance(word, str) or not 0 < len(word) <= LONGEST or not word.isprintable():
-        raise wrong(f"must contain the field '{field_name}' with 1 to {LONGEST} printable characters")
+    if not isinstance(word, str) or not 0 < len(word) <= MAX_NAME_LENGTH or not word.isprintable():
+        raise wrong(f"must contain the field '{field_name}' with 1 to {MAX_NAME_LENGTH} printable characters")
     return word
 
 
 _WORD: Final[dict[str, Any]] = {"enum": [*WORDS, None]}
-_NAME: Final[dict[str, Any]] = {"type": "string", "minLength": 1, "maxLength": LONGEST}
+_NAME: Final[dict[str, Any]] = {"type": "string", "minLength": 1, "maxLength": MAX_NAME_LENGTH}
 _TOOL: Final[dict[str, Any]] = {"type": "object", "properties": {"type": _NAME}, "required": ["type"]}
 _FUNCTION: Final[dict[str, Any]] = {"type": "object", "properties": {"name": _NAME}, "required": ["name"]}
 

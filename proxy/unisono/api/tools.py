@@ -171,7 +171,7 @@ def _add(found: _Collected, declared: DeclaredTool, namespace: str | None) -> No
         if isinstance(spec, CustomSpec) and (spec.model_extra or {}).get("format") not in (None, {"type": "text"}):
             found.notes.append(f"{declared.at}.format: no effect")
     elif declared.kind != "namespace":
-        found.skipped.append((f"{declared.path}.type", _not_here(declared.kind, declared.setting)))
+        found.skipped.append((f"{declared.path}.type", _unsupported(declared.kind, declared.setting)))
     elif namespace is not None:
         found.skipped.append((f"{declared.path}.type", "a namespace cannot contain a namespace"))
     else:
@@ -181,7 +181,7 @@ def _add(found: _Collected, declared: DeclaredTool, namespace: str | None) -> No
             found.skipped.append((f"{declared.path}.tools", "the namespace contains no tools"))
 
 
-def _not_here(kind: str, setting: str = "") -> str:
+def _unsupported(kind: str, setting: str = "") -> str:
     needs = f"; the operator can enable them with `{setting}`" if setting else ""
     return f"tools of type '{kind}' are not available{needs}"
 

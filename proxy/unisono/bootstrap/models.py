@@ -43,7 +43,7 @@ def allowed_model(catalogue: ModelRegistry, name: str, caller: Caller) -> Served
     return model
 
 
-def ways(catalogue: ModelRegistry) -> FindWay | None:
+def answer_modes(catalogue: ModelRegistry) -> FindWay | None:
     """Return a function that finds the answer mode of a name; None if the engine serves all.
 
     It raises as `allowed_model`.

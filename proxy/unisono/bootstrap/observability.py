@@ -17,7 +17,7 @@ from unisono import __version__
 from unisono.api.asgi_layers import Answered
 from unisono.api.metrics import MetricsListener
 from unisono.bootstrap.backends import deployment_names
-from unisono.bootstrap.shared_resources import SharedResource, kept
+from unisono.bootstrap.shared_resources import SharedResource, reuse_or_build
 from unisono.config import Config, ModelRegistry, TraceSettings
 from unisono.core.observer import Observer
 from unisono.core.recordings import TraceStore
@@ -150,7 +150,7 @@ def build_observing(config: Config, old: Observing | None, share: int = 1) -> Ob
                 raise ConfigError(f"unisono.metrics_listen: {error}") from None
             return SharedResource(listening, at, start=listening.start, close=listening.aclose)
 
-        listener = kept(None if old is None else old.listener, at, listen)
+        listener = reuse_or_build(None if old is None else old.listener, at, listen)
     exporter = _exporter(config, None if old is None else old.exporter, metrics)
     sample = settings.otel.sample if settings.otel is not None else 1.0
     return Observing(on, exporter, listener, sample, RecentStats() if old is None else old.recent)
@@ -181,7 +181,7 @@ def _exporter(
         )
         return SharedResource(exporter, settings, start=exporter.start, close=exporter.aclose)
 
-    return kept(old, settings, build)
+    return reuse_or_build(old, settings, build)
 
 
 def _uncounted(outcome: str, count: int) -> None:
@@ -199,7 +199,7 @@ class _Timed:
 
     def __init__(self, store: Store, told: Callable[[str, float, str], None]) -> None:
         self._store = store
-        self._told = told
+        self._observers = told
 
     def __getattr__(self, name: str) -> Any:
         found = getattr(self._store, name)
@@ -219,6 +219,6 @@ class _Timed:
                 error = failure.code
                 raise
             finally:
-                self._told(name, monotonic() - began, error)
+                self._observers(name, monotonic() - began, error)
 
         return timed

@@ -41,6 +41,8 @@ class SharedResource(Generic[T]):
             await self._close()
 
 
-def kept(old: SharedResource[T] | None, made_of: object, build: Callable[[], SharedResource[T]]) -> SharedResource[T]:
+def reuse_or_build(
+    old: SharedResource[T] | None, made_of: object, build: Callable[[], SharedResource[T]]
+) -> SharedResource[T]:
     """Return the old resource if its settings are unchanged, else a new one. Raises as `build`."""
     return old if old is not None and old.made_of == made_of else build()

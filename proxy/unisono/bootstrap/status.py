@@ -19,7 +19,7 @@ from unisono.observe.recent_stats import RecentStats
 from unisono.routing.pool import RoutingPool
 from unisono.routing.status import DeploymentStatus
 
-WELL = "ready"
+READY = "ready"
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +63,7 @@ class Overview:
             "id": name,
             "model": group,
             "context": self.pool.context(group),
-            "ready": any(one.state == WELL for one in members),
+            "ready": any(one.state == READY for one in members),
         }
         if not whole:
             return told

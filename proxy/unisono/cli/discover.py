@@ -60,7 +60,7 @@ async def _vllm(session: aiohttp.ClientSession, base: str) -> list[DiscoveredBac
     if not isinstance((await _get(session, f"{base}/version")).get("version"), str):
         return []
     return [
-        DiscoveredBackend("vllm", model["id"], base) for model in await _models(session, base) if _says_gpt_oss(model)
+        DiscoveredBackend("vllm", model["id"], base) for model in await _models(session, base) if _is_gpt_oss(model)
     ]
 
 
@@ -68,7 +68,7 @@ async def _sglang(session: aiohttp.ClientSession, base: str) -> list[DiscoveredB
     if not isinstance((await _get(session, f"{base}/model_info")).get("tokenizer_path"), str):
         return []
     return [
-        DiscoveredBackend("sglang", model["id"], base) for model in await _models(session, base) if _says_gpt_oss(model)
+        DiscoveredBackend("sglang", model["id"], base) for model in await _models(session, base) if _is_gpt_oss(model)
     ]
 
 
@@ -99,7 +99,7 @@ async def _mlx_server(session: aiohttp.ClientSession, base: str) -> list[Discove
         return []
     if await _get(session, f"{base}/props"):
         return []  # llama-server, which is healthy on the same port and knows this path
-    names = [model["id"] for model in await _models(session, base) if _says_gpt_oss(model)]
+    names = [model["id"] for model in await _models(session, base) if _is_gpt_oss(model)]
     if not names or not await _speaks_harmony(session, base):
         return []
     # The folder that the server was started with is the last entry.
@@ -121,13 +121,13 @@ async def _models(session: aiohttp.ClientSession, base: str) -> list[dict[str, A
     return [model for model in models if isinstance(model, dict) and isinstance(model.get("id"), str)]
 
 
-def _says_gpt_oss(model: Mapping[str, Any]) -> bool:
+def _is_gpt_oss(model: Mapping[str, Any]) -> bool:
     return any("gpt-oss" in str(model.get(key, "")).lower() for key in ("id", "root"))
 
 
 async def _speaks_harmony(session: aiohttp.ClientSession, base: str) -> bool:
     body = {"model": "default_model", "prompt": QUESTION, "max_tokens": 1, "temperature": 0.0}
-    answer = await _ask(session, "POST", f"{base}/v1/completions", json=body, timeout_s=FIRST_TOKEN_TIMEOUT_S)
+    answer = await _get_json(session, "POST", f"{base}/v1/completions", json=body, timeout_s=FIRST_TOKEN_TIMEOUT_S)
     match answer:
         case {"choices": [{"text": str(text)}, *_]}:
             return text.strip() in CHANNELS
@@ -136,10 +136,10 @@ async def _speaks_harmony(session: aiohttp.ClientSession, base: str) -> bool:
 
 
 async def _get(session: aiohttp.ClientSession, url: str) -> dict[str, Any]:
-    return await _ask(session, "GET", url, json=None, timeout_s=TIMEOUT_S)
+    return await _get_json(session, "GET", url, json=None, timeout_s=TIMEOUT_S)
 
 
-async def _ask(
+async def _get_json(
     session: aiohttp.ClientSession, method: str, url: str, *, json: object, timeout_s: float
 ) -> dict[str, Any]:
     """Return the response as a JSON object, or an empty one for any other response."""

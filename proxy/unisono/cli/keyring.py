@@ -63,7 +63,7 @@ def create(config_path: Path, tenant: str, wishes: Mapping[str, Any], *, as_json
         new = issued(await opened.mint(), time.time(), tenant=tenant)
         return replace(new, record=await opened.store.put_key(changed(new.record, wishes)))
 
-    _tell_unknown(config, wishes)
+    _warn_of_unknown_names(config, wishes)
     _hand_out(_run(config, made), as_json=as_json)
 
 
@@ -71,7 +71,7 @@ def show(config_path: Path, *, as_json: bool) -> None:
     records = _run(configured(config_path).config, lambda opened: opened.store.keys())
     now = time.time()
     if as_json:
-        click.echo(json.dumps([to_shown(record, now) for record in records], ensure_ascii=False, indent=2))
+        click.echo(json.dumps([to_json(record, now) for record in records], ensure_ascii=False, indent=2))
         return
     if not records:
         click.echo("There are no keys.", err=True)
@@ -84,9 +84,9 @@ def show(config_path: Path, *, as_json: bool) -> None:
 
 def update(config_path: Path, key_id: str, wishes: Mapping[str, Any], *, as_json: bool) -> None:
     config = configured(config_path).config
-    _tell_unknown(config, wishes)
+    _warn_of_unknown_names(config, wishes)
     record = _run(config, lambda opened: _change(opened.store, key_id, lambda record: changed(record, wishes)))
-    shown = to_shown(record, time.time())
+    shown = to_json(record, time.time())
     click.echo(json.dumps(shown, ensure_ascii=False, indent=2) if as_json else f"Changed {record.id}.")
 
 
@@ -173,7 +173,7 @@ def changed(record: KeyRecord, wishes: Mapping[str, Any]) -> KeyRecord:
 # -- output
 
 
-def to_shown(record: KeyRecord, now: float) -> dict[str, Any]:
+def to_json(record: KeyRecord, now: float) -> dict[str, Any]:
     """Return a key as JSON data, with LiteLLM's field names where they exist.
 
     Times are in seconds since 1970, money is in USD.
@@ -245,14 +245,14 @@ def _time(at: float | None) -> str:
 
 def _hand_out(new: Issued, *, as_json: bool) -> None:
     if as_json:
-        shown = {"key": new.plaintext, **to_shown(new.record, time.time())}
+        shown = {"key": new.plaintext, **to_json(new.record, time.time())}
         click.echo(json.dumps(shown, ensure_ascii=False, indent=2))
         return
     click.echo(f"{new.record.id}, of tenant {new.record.tenant}. This is shown once:", err=True)
     click.echo(new.plaintext)
 
 
-def _tell_unknown(config: Config, wishes: Mapping[str, Any]) -> None:
+def _warn_of_unknown_names(config: Config, wishes: Mapping[str, Any]) -> None:
     """Warn about names that the configuration does not define.
 
     They are accepted, because it may change.

@@ -67,7 +67,7 @@ def create(config_path: Path, tenant: OptionValue[str] | None, as_json: bool, **
     """Create a key and print it. It cannot be printed again."""
     from unisono.cli.keyring import create as run
 
-    run(config_path, tenant.value if tenant else "", wishes(options), as_json=as_json)
+    run(config_path, tenant.value if tenant else "", given_options(options), as_json=as_json)
 
 
 @keys.command("list")
@@ -95,7 +95,7 @@ def update(config_path: Path, key_id: str, as_json: bool, **options: Any) -> Non
     """
     from unisono.cli.keyring import update as run
 
-    changes = wishes(options)
+    changes = given_options(options)
     if not changes:
         raise click.UsageError("nothing to change; give at least one option")
     run(config_path, key_id, changes, as_json=as_json)
@@ -128,7 +128,7 @@ def rotate(config_path: Path, key_id: str, grace: OptionValue[int], as_json: boo
     run(config_path, key_id, grace.value, as_json=as_json)
 
 
-def wishes(options: Mapping[str, Any]) -> dict[str, Any]:
+def given_options(options: Mapping[str, Any]) -> dict[str, Any]:
     """Return the given options, by field of a key or of its limits.
 
     None removes a value, as an empty tag does.

@@ -22,9 +22,9 @@ Value = TypeVar("Value")
 UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86_400, "w": 604_800}
 PERIODS = {"none": NO_PERIOD, "day": Period("day"), "month": Period("month"), "1mo": Period("month")}
 MICRO = 1_000_000
-MOST = 2**53
+MAX_INTEGER = 2**53
 """Integers up to this bound are exact wherever they are stored."""
-LONGEST_S = 100 * 366 * 86_400
+MAX_DURATION_S = 100 * 366 * 86_400
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +59,7 @@ class ParsedParam(click.ParamType[OptionValue[Value]], Generic[Value]):
 def seconds(text: str) -> int:
     """Parse `90s`, `30m`, `12h`, `30d` or `2w` to seconds. Raises ValueError."""
     found = re.fullmatch(r"(\d{1,10})([smhdw])", text, re.ASCII)
-    if found is None or not (read := int(found[1]) * UNITS[found[2]]) <= LONGEST_S:
+    if found is None or not (read := int(found[1]) * UNITS[found[2]]) <= MAX_DURATION_S:
         raise ValueError(text)
     return read
 
@@ -67,7 +67,7 @@ def seconds(text: str) -> int:
 def _whole(text: str) -> int | None:
     if text == "none":
         return None
-    if not re.fullmatch(r"\d{1,16}", text, re.ASCII) or not 0 < int(text) <= MOST:
+    if not re.fullmatch(r"\d{1,16}", text, re.ASCII) or not 0 < int(text) <= MAX_INTEGER:
         raise ValueError(text)
     return int(text)
 
@@ -80,7 +80,7 @@ def _money(text: str) -> int | None:
     except ArithmeticError:
         raise ValueError(text) from None
     # Check the bounds first: conversion of a number with a huge exponent to an integer takes minutes.
-    if not micro.is_finite() or not 0 < micro <= MOST or micro != int(micro):
+    if not micro.is_finite() or not 0 < micro <= MAX_INTEGER or micro != int(micro):
         raise ValueError(text)
     return int(micro)
 

@@ -23,7 +23,7 @@ DEMOS = "unisono.demo"
 Entries are named after backend kinds. The functions return None if it can, otherwise what is missing.
 """
 
-DEMOS_KEPT = 50
+MAX_DEMO_RECORDINGS = 50
 """Number of recorded demo answers."""
 DEMO_NAME = "gpt-oss-demo"
 
@@ -80,7 +80,7 @@ def without_config(found: list[DiscoveredBackend], missing: str | None, environ:
         # The demo model answers only to its own name, so that its answers cannot be mistaken for those of another
         # model. They are recorded to demonstrate the inspector. Answers of a user's own model are private and not
         # recorded.
-        raw["unisono"] = {"traces": {"mode": "all", "keep": DEMOS_KEPT}}
+        raw["unisono"] = {"traces": {"mode": "all", "keep": MAX_DEMO_RECORDINGS}}
         remarks.append("All answers are recorded for the inspector on the web page.")
     if environ.get(MASTER_KEY_VARIABLE):
         raw["general_settings"]["master_key"] = f"os.environ/{MASTER_KEY_VARIABLE}"

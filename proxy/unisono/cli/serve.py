@@ -21,7 +21,7 @@ from unisono.observe.logs import start_logging
 from unisono.observe.redaction import secrets_of
 from unisono.server.app_switch import AppSwitch
 from unisono.server.ipc import Reload, Serve
-from unisono.server.reload import NothingToRead, apply, tell_kept
+from unisono.server.reload import NothingToRead, apply, log_rejected_reload
 from unisono.server.server import BACKLOG, GatewayServer, server_config
 from unisono.server.start_signals import StartSignals
 from unisono.server.startup_screen import screen
@@ -42,7 +42,7 @@ def serve(config_path: Path | None, host: str, port: int, workers: int, signals:
     warn(ready.loaded)
     reading = ConfigReader(config_path, host, workers, signals)
     if workers == 1:
-        serve_here(AppSwitch(app), ready, listener, address_of(listener, host), reading)
+        serve_in_process(AppSwitch(app), ready, listener, address_of(listener, host), reading)
     else:
         serve_by_workers(ready, listener, address_of(listener, host), reading)
     click.echo("Stopped.")
@@ -72,7 +72,7 @@ def warn(loaded: Loaded) -> None:
         logging.getLogger("unisono.config").warning(warning)
 
 
-def serve_here(
+def serve_in_process(
     switch: AppSwitch, ready: ResolvedConfig, listener: socket.socket, address: str, reading: ConfigReader
 ) -> None:
     """Serve in this process."""
@@ -84,7 +84,7 @@ def serve_here(
         try:
             await apply(switch, await asyncio.to_thread(reading.again))
         except ConfigError as error:
-            tell_kept(error)
+            log_rejected_reload(error)
 
     config = ready.loaded.config
     server = GatewayServer(

@@ -17,6 +17,6 @@ def on_one_line(text: str) -> str:
     return harmless(text).replace("\n", "\\n").replace("\t", "\\t")
 
 
-def takes_colour() -> bool:
+def has_colour() -> bool:
     """Return whether standard output is a terminal and NO_COLOR is unset (https://no-color.org)."""
     return sys.stdout.isatty() and not os.environ.get("NO_COLOR")

@@ -13,7 +13,7 @@ import click
 
 from unisono.app import store_address, violation
 from unisono.cli.resolve_config import configured
-from unisono.cli.terminal_escape import on_one_line, takes_colour
+from unisono.cli.terminal_escape import has_colour, on_one_line
 from unisono.cli.trace_view import painted
 from unisono.config import Config
 from unisono.core.access import LOCAL_TENANT, MASTER_TENANT
@@ -26,7 +26,7 @@ from unisono.engine.replay import Replay, replay_answer, to_request
 from unisono.errors import ConfigError, StoreError, UnisonoError
 from unisono.harmony.encoding import load_encoding
 from unisono.harmony.render import Renderer
-from unisono.observe.recording import Document, checked, said_of, unpacked
+from unisono.observe.recording import Document, checked, output_records, unpacked
 from unisono.store import open_store
 
 PATIENCE_S: Final = 5.0
@@ -64,7 +64,7 @@ def trace(name: str | None, config_path: Path | None, tenant: str, *, as_json: b
             lines = list(painted(document, load_encoding()))
         except (KeyError, TypeError, ValueError, IndexError, AttributeError, UnisonoError) as error:
             raise click.ClickException("this recording is damaged") from error
-        click.echo("\n".join(lines), color=takes_colour())
+        click.echo("\n".join(lines), color=has_colour())
 
 
 # -- sources of recordings
@@ -87,7 +87,7 @@ def _from_store(id: str, config_path: Path | None, tenant: str) -> Document:
     config = _config(config_path)
 
     async def looked(store: Store) -> StoredTrace | None:
-        for whose in await _whose(config, store, tenant):
+        for whose in await _tenants(config, store, tenant):
             if found := await store.trace(whose, id):
                 return found
         return None
@@ -109,7 +109,7 @@ def _list(config_path: Path | None, tenant: str, last: int, *, as_json: bool) ->
     config = _config(config_path)
 
     async def looked(store: Store) -> list[StoredTrace]:
-        found = [one for whose in await _whose(config, store, tenant) for one in await store.traces(whose, last)]
+        found = [one for whose in await _tenants(config, store, tenant) for one in await store.traces(whose, last)]
         return sorted(found, key=lambda one: one.at, reverse=True)[:last]
 
     found = _with_store(config, looked)
@@ -136,7 +136,7 @@ def _config(path: Path | None) -> Config:
     return Config() if path is None else configured(path).config
 
 
-async def _whose(config: Config, store: Store, tenant: str) -> list[str]:
+async def _tenants(config: Config, store: Store, tenant: str) -> list[str]:
     """Return the given tenant, else the operator's own and those of all current and former keys."""
     if tenant:
         return [tenant]
@@ -195,7 +195,7 @@ def is_as_recorded(document: Mapping[str, Any], again: Replay) -> bool:
 
     An incomplete answer may be parsed further than it was emitted, so only the recorded part is compared.
     """
-    recorded, now = document["said"], said_of(again.events)
+    recorded, now = document["said"], output_records(again.events)
     if document["outcome"] != "completed":
         now = now[: len(recorded)]
     return again.fits and now == recorded
@@ -203,13 +203,13 @@ def is_as_recorded(document: Mapping[str, Any], again: Replay) -> bool:
 
 def _replay(document: Document, *, as_json: bool) -> None:
     again = read_document(document)
-    now, recorded = said_of(again.events), document["said"]
+    now, recorded = output_records(again.events), document["said"]
     same = is_as_recorded(document, again)
     if as_json:
         click.echo(json.dumps({"same": same, "now": now, "recorded": recorded}))
     else:
         told = [event for event in again.events if isinstance(event, Closed | Repaired)]
-        click.echo("\n".join(_compared(told, now, recorded)), color=takes_colour())
+        click.echo("\n".join(_compared(told, now, recorded)), color=has_colour())
         click.echo("The same as recorded." if same else "Not the same as recorded.", err=True)
     if not same:
         raise SystemExit(DIFFERENT)
@@ -220,22 +220,22 @@ def _compared(events: Sequence[Event], now: Sequence[object], recorded: Sequence
     lines = []
     for at, event in enumerate(events):
         if at < len(recorded) and now[at] == recorded[at]:
-            lines.append(f"  {_told(event)}")
+            lines.append(f"  {_describe(event)}")
             continue
-        lines.append(click.style(f"+ {_told(event)}", fg="green"))
+        lines.append(click.style(f"+ {_describe(event)}", fg="green"))
         if at < len(recorded):
             lines.append(click.style(f"- {_was(recorded[at])}", fg="red"))
     return lines + [click.style(f"- {_was(one)}", fg="red") for one in recorded[len(events) :]]
 
 
-def _told(event: Event) -> str:
+def _describe(event: Event) -> str:
     match event:
         case Repaired():
             return f"^ {event.rule} at {event.position}" + (
                 f", {event.dropped} characters dropped" if event.dropped else ""
             )
         case Closed(item=item):
-            [said] = said_of([event])
+            [said] = output_records([event])
             name = f" {on_one_line(item.name)}" if isinstance(item, ToolCall | HostedCall) else ""
             return f"{said['closed']}{name}{'' if event.complete else ' (incomplete)'}: {on_one_line(event.text)}"
         case _:

@@ -64,10 +64,10 @@ class Painter:
                 gap += 1
                 continue
             painted.append(self._chip(token))
-            self._come_to(token)
+            self._move_to(token)
         return "".join([*painted, self._text(text), _gap(gap) if gap else ""])
 
-    def _come_to(self, token: int) -> None:
+    def _move_to(self, token: int) -> None:
         if token == MESSAGE:
             header = self._encoding.decode(self._header)
             self._colour = _colour_of(header)

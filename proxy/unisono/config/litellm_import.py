@@ -31,7 +31,7 @@ def imported(path: Path) -> str:
     # Validate the result as at start. Every environment variable counts as set.
     loaded = parse(yaml.safe_load(text), dict.fromkeys(_NAMED.findall(text), "1"))
     left_out = tuple(line for line in left_out if line not in loaded.warnings)
-    return "\n".join([HEAD, *_told(LEFT_OUT, left_out), *_told(TO_SEE, loaded.warnings), text])
+    return "\n".join([HEAD, *_comment_block(LEFT_OUT, left_out), *_comment_block(TO_SEE, loaded.warnings), text])
 
 
 def _as_ours(entry: dict[str, Any]) -> None:
@@ -45,5 +45,5 @@ def _as_ours(entry: dict[str, Any]) -> None:
         params["model"] = f"{KIND_ALIASES[kind]}/{name}"
 
 
-def _told(heading: str, lines: tuple[str, ...]) -> list[str]:
+def _comment_block(heading: str, lines: tuple[str, ...]) -> list[str]:
     return [heading, *(f"#   {line}" for line in lines)] if lines else []

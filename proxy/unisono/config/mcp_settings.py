@@ -58,7 +58,7 @@ class ToolFilterSettings(Section):
     """True selects tools that the server declares as read-only, false all others."""
 
     @model_validator(mode="after")
-    def _says_something(self) -> ToolFilterSettings:
+    def _is_not_empty(self) -> ToolFilterSettings:
         if self.tool_names is None and self.read_only is None:
             raise ValueError("selects no tools; set `tool_names` or `read_only`")
         return self
@@ -140,7 +140,7 @@ class McpServerSettings(Section):
     """Maximum concurrent calls of all clients. Further calls wait, and clients alternate."""
 
     @model_validator(mode="after")
-    def _fits_together(self) -> McpServerSettings:
+    def _is_consistent(self) -> McpServerSettings:
         stdio = self.transport == "stdio"
         if stdio and (self.command is None or self.url is not None):
             raise ValueError("transport `stdio` needs `command` and no `url`")

@@ -12,14 +12,14 @@ from unisono.config.sections import AliasTarget, Config
 from unisono.core.passthrough_request import AnswerMode
 from unisono.errors import ConfigError, UnknownModel
 
-SHOWN = (
+CLIENT_VISIBLE = (
     *("reasoning_field", "stream_tool_arguments", "mcp_servers", "run_tools"),
     *("reasoning_budget", "recoveries", "forbidden_tools"),
 )
 """Settings that clients can observe; equal for all entries of one `model_name`."""
 
 
-KEEPING = ("openai", "azure")
+STATEFUL_PROVIDERS = ("openai", "azure")
 """Providers whose Responses API stores responses."""
 
 
@@ -110,7 +110,7 @@ class ModelRegistry:
         """
         return (
             len(model.entries) == 1
-            and model.entries[0].kind in KEEPING
+            and model.entries[0].kind in STATEFUL_PROVIDERS
             and not model.entries[0].harmony
             and model.name not in self.stand_ins
         )
@@ -144,7 +144,7 @@ def _groups(entries: tuple[ModelEntry, ...]) -> Iterator[ServedModel]:
         indexed = [(index, entry) for index, entry in enumerate(entries) if entry.model_name == name]
         settings = indexed[0][1].unisono
         for index, entry in indexed[1:]:
-            for field in SHOWN:
+            for field in CLIENT_VISIBLE:
                 if getattr(entry.unisono, field) != getattr(settings, field):
                     raise ConfigError(
                         f"model_list[{index}].unisono.{field}: differs from model_list[{indexed[0][0]}], which has the "

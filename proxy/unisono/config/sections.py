@@ -139,7 +139,7 @@ class StoreSettings(Section):
         return self
 
 
-SHORTEST_SALT = 16
+MIN_SALT_LENGTH = 16
 
 
 class GatewaySettings(Section):
@@ -219,9 +219,9 @@ class GatewaySettings(Section):
 
     @model_validator(mode="after")
     def _salt_is_long_enough(self) -> GatewaySettings:
-        if self.salt_key is not None and len(self.salt_key.get_secret_value().strip()) < SHORTEST_SALT:
+        if self.salt_key is not None and len(self.salt_key.get_secret_value().strip()) < MIN_SALT_LENGTH:
             raise ValueError(
-                f"`salt_key` must have at least {SHORTEST_SALT} characters; remove it to have one generated"
+                f"`salt_key` must have at least {MIN_SALT_LENGTH} characters; remove it to have one generated"
             )
         return self
 

@@ -37,7 +37,7 @@ def _tokens(record: Record) -> Tokens:
     return tuple(cast("list[int]", record.get("tokens", ())))
 
 
-SAID: Mapping[str, tuple[type[Item], Callable[[Record], Item]]] = {
+MESSAGE_KINDS: Mapping[str, tuple[type[Item], Callable[[Record], Item]]] = {
     "user": (UserMessage, lambda r: UserMessage(text_of(r))),
     "developer": (DeveloperMessage, lambda r: DeveloperMessage(text_of(r))),
     "reasoning": (AssistantReasoning, lambda r: AssistantReasoning(text_of(r), _tokens(r))),
@@ -50,7 +50,7 @@ SAID: Mapping[str, tuple[type[Item], Callable[[Record], Item]]] = {
 }
 """Kind name and reader for each type of item."""
 
-KIND = {kind: name for name, (kind, _) in SAID.items()}
+KIND = {kind: name for name, (kind, _) in MESSAGE_KINDS.items()}
 
 
 def to_record(item: Item) -> Record:
@@ -69,4 +69,4 @@ def to_item(record: Record) -> Item:
 
     Raises KeyError, TypeError, ValueError or AttributeError for an invalid record.
     """
-    return SAID[text_of(record, "kind")][1](record)
+    return MESSAGE_KINDS[text_of(record, "kind")][1](record)

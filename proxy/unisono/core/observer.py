@@ -35,7 +35,7 @@ class GenerationOutcome(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class GenerationBegan:
+class GenerationStarted:
     """Start of a generation.
 
     `key` is the public id of a virtual key, `model` a group's name from the configuration. `at` is the time in seconds
@@ -162,7 +162,7 @@ class GenerationDone:
     repairs of a recorded generation, in order, including those of an earlier interrupted generation.
     """
 
-    began: GenerationBegan
+    began: GenerationStarted
     ended_s: float
     outcome: GenerationOutcome
     first_s: float | None = None
@@ -193,7 +193,7 @@ class GenerationDone:
 class Observer(Protocol):
     """Observer of all generations. Both methods return at once and do not raise."""
 
-    def began(self, began: GenerationBegan) -> None: ...
+    def began(self, began: GenerationStarted) -> None: ...
 
     def ended(self, done: GenerationDone) -> None: ...
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Final
 
-OF_READING: Final[Mapping[str, str]] = {
+PARSING_RULES: Final[Mapping[str, str]] = {
     "bad-token": "An id outside the vocabulary was dropped.",
     "channel-repeated": "A header named its channel more than once; the last one was used.",
     "channel-spelling": "A misspelt channel was read as the known channel that it resembles.",
@@ -81,4 +81,4 @@ OF_HOSTED_TOOLS: Final[Mapping[str, str]] = {
 }
 """Recoveries from invalid calls of server tools."""
 
-RULES: Final[Mapping[str, str]] = {**OF_READING, **OF_THE_ANSWER, **OF_HOSTED_TOOLS}
+RULES: Final[Mapping[str, str]] = {**PARSING_RULES, **OF_THE_ANSWER, **OF_HOSTED_TOOLS}

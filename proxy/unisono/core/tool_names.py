@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator
 from hashlib import sha256
 from typing import Final
 
-LONGEST: Final = 64
+MAX_NAME_LENGTH: Final = 64
 SEPARATOR: Final = "__"
 DIGITS: Final = 16
 
@@ -58,7 +58,12 @@ def _candidates(label: str, tool: str) -> Iterator[str]:
     plain = f"{label}{SEPARATOR}{tool}"
     # The plain name must be readable back to the same pair. A label that contains the separator, or ends in half of
     # it, could give two pairs one name.
-    if len(plain) <= LONGEST and tool and _PLAIN.fullmatch(plain) and plain.split(SEPARATOR, 1) == [label, tool]:
+    if (
+        len(plain) <= MAX_NAME_LENGTH
+        and tool
+        and _PLAIN.fullmatch(plain)
+        and plain.split(SEPARATOR, 1) == [label, tool]
+    ):
         yield plain
     # Single underscores only, so that this name never equals a plain one.
     stem = _ODD.sub("_", f"{label}_{tool}").strip("_")
@@ -66,5 +71,5 @@ def _candidates(label: str, tool: str) -> Iterator[str]:
     while True:
         pair = f"{len(label)}:{label}{tool}{attempt or ''}"
         digest = sha256(pair.encode("utf-8", "surrogatepass")).hexdigest()[:DIGITS]
-        yield f"{stem[: LONGEST - DIGITS - 1].rstrip('_') or 'tool'}_{digest}"
+        yield f"{stem[: MAX_NAME_LENGTH - DIGITS - 1].rstrip('_') or 'tool'}_{digest}"
         attempt += 1

@@ -67,7 +67,7 @@ class BlankFilter:
 
     def __init__(self) -> None:
         self._scanner = BlankScanner()
-        self._held = ""
+        self._pending = ""
         self._run_start = 0
 
     @property
@@ -88,9 +88,9 @@ class BlankFilter:
         self._scanner.feed(text)
         if (self._scanner.run and self._scanner.run != before + len(text)) or not before:
             self._run_start = position
-        text = self._held + text
+        text = self._pending + text
         shown = len(text) - self._scanner.run
-        self._held = text[shown:]
+        self._pending = text[shown:]
         return text[:shown]
 
     def trimmed(self, encoding: Encoding, body: Sequence[int]) -> tuple[int, ...]:
@@ -104,7 +104,7 @@ class BlankFilter:
 
     def restart(self) -> None:
         """Continue after the body without the run."""
-        self._held = ""
+        self._pending = ""
         self._scanner.run = 0
 
 

@@ -20,7 +20,7 @@ FUNCTIONS_OF: Final[dict[str, frozenset[str]]] = {
 }
 """Function names in calls, by tool."""
 
-LONGEST_DESCRIPTION: Final = 8_000
+MAX_DESCRIPTION_LENGTH: Final = 8_000
 """In characters."""
 
 
@@ -47,7 +47,7 @@ def namespaces(builtins: tuple[Builtin, ...], hide: Callable[[str], str]) -> dic
 
 def _lines(description: str) -> list[str]:
     """Split a description into lines that cannot begin a section of the system message."""
-    return [line.lstrip("# \t") for line in description[:LONGEST_DESCRIPTION].splitlines()]
+    return [line.lstrip("# \t") for line in description[:MAX_DESCRIPTION_LENGTH].splitlines()]
 
 
 def _container() -> ToolNamespaceConfig:

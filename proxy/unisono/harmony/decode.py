@@ -50,7 +50,7 @@ _TO = re.compile(r"to ?[=:]", re.IGNORECASE)
 _HEADER_START = re.compile(rf"\s*(?:assistant|{_CHANNEL}|(?i:to ?[=:]))")
 _BEFORE_ANSWER = re.compile(rf"(?:assistant)?\s*(?:{ANALYSIS}|{COMMENTARY})\s*\Z")
 _TO_PYTHON = re.compile(r"to=python(?![\w-])")
-_LONGEST_HEADER = 256
+_MAX_HEADER_LENGTH = 256
 """Maximum length of a header in characters; of a longer one the end is used."""
 _STRING_EDGE = re.compile(r'["\\]')
 
@@ -153,7 +153,7 @@ class _Text:
         if not self._in_body:
             header = self._header + text
             self._recipient = self._recipient or _TO.search(header) is not None
-            self._header = header[-_LONGEST_HEADER:]
+            self._header = header[-_MAX_HEADER_LENGTH:]
         elif self._json:
             self._track_json(text)
 
@@ -289,7 +289,7 @@ class _Markerless:
         self._buffer = ""
         start = encoding.encode_marked("<|start|>assistant")
         self._at_start = list(said[-len(start) :]) == start if said else opening is None
-        self._begun = not self._at_start and (opening is not None or MESSAGE in said)
+        self._has_started = not self._at_start and (opening is not None or MESSAGE in said)
 
     def feed(self, chunk: Chunk) -> Sequence[int]:
         self._buffer += chunk.text
@@ -304,9 +304,9 @@ class _Markerless:
             if not over and len(self._buffer) - split.start() < _TAIL:
                 break
             self._emit(self._buffer[: split.start()], out)
-            if self._begun:
+            if self._has_started:
                 out += [END, START, *self._encoding.encode_text("assistant")]
-            self._begun, self._at_start = True, False
+            self._has_started, self._at_start = True, False
             to = f" to={split['name']}" if split["to"] else ""
             out += [CHANNEL, *self._encoding.encode_text(split["channel"] + to), MESSAGE]
             self._buffer = self._buffer[split.end() :]

@@ -29,12 +29,12 @@ CHANNELS = (ANALYSIS, COMMENTARY, FINAL)
 ASSISTANT = "assistant"
 
 _PIECE = re.compile(rf"[{C}{T}]|\s+|[^\s{C}{T}]+")
-_AGAIN = re.compile(rf"\A(?:{ASSISTANT})+")
+_REPEATED_ROLE = re.compile(rf"\A(?:{ASSISTANT})+")
 _PLAIN = re.compile(r"[A-Za-z0-9_-]{1,32}\Z")
 TYPES = frozenset({"json", "code", "text", "response", "json_schema", "markdown", "string"})
 _NAME = r"[A-Za-z0-9_.:-]+"
 _LEGAL = re.compile(rf"(?: to={_NAME})?{C}(?:{'|'.join(CHANNELS)})(?: to={_NAME})?(?: ?{T}\w+| \w+)?\Z", re.ASCII)
-_SHORTEST_STEM = 4
+_MIN_STEM_LENGTH = 4
 """Minimum number of letters from which a truncated channel word is recognised."""
 
 INVENTED_ROLES = frozenset({"user", "system", "developer", "tool"})
@@ -180,7 +180,7 @@ def split_role(segment: str, words: HeaderWords) -> tuple[str, str]:
         rest = segment[len(ASSISTANT) :]
         if rest and not rest[0].isspace() and rest[0] not in (C, T):
             words.note("glued-role")
-            rest = " " + _AGAIN.sub("", rest, count=1).lstrip("–—-_.,:;!?*#|/\\")
+            rest = " " + _REPEATED_ROLE.sub("", rest, count=1).lstrip("–—-_.,:;!?*#|/\\")
         return "", rest
     first = _PIECE.match(segment)
     if first is None or first[0] in (C, T) or first[0].isspace():
@@ -358,7 +358,7 @@ def spell_channel(word: str) -> tuple[str, bool]:
     """Return (channel, True) if `word` spells a known channel, else (word, False)."""
     folded = "".join(c for c in word.casefold() if c.isalpha())
     for known in CHANNELS:
-        if folded.startswith(known) or (len(folded) >= _SHORTEST_STEM and known.startswith(folded)):
+        if folded.startswith(known) or (len(folded) >= _MIN_STEM_LENGTH and known.startswith(folded)):
             return known, True
     return word, False
 

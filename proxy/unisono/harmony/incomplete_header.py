@@ -65,7 +65,7 @@ def _read_bodyless(text: str, declared: frozenset[str] | None, role_given: bool,
     section, marker, rest = segment.rpartition(C)
     recipients = [m[1] for m in _ANY_TO.finditer(section)]
     known = _KNOWN.match(rest)
-    prose = _says_more(section)
+    prose = _has_text(section)
     if prose or (not marker and not (known and _TO.match(rest, known.end())) and not _TO.match(rest)):
         rule = "no-markup" if first and not role_given and not earlier else "header-without-message"
         body = segment if rule == "no-markup" else segment.lstrip(" ")
@@ -93,7 +93,7 @@ def _read_bodyless(text: str, declared: frozenset[str] | None, role_given: bool,
     return Header(channel, recipient, kind, ("header-without-message",), body=body, thought=thought)
 
 
-def holds_message(text: str, *, first: bool) -> bool:
+def is_whole_message(text: str, *, first: bool) -> bool:
     """Return whether a header that continues with a channel marker is already a whole message.
 
     That is the case for arguments after a recipient, and for other words after a channel. If it is `first` in
@@ -107,15 +107,15 @@ def holds_message(text: str, *, first: bool) -> bool:
     if not channel and (not first or segment.lstrip().startswith(ASSISTANT)):
         return False
     said = channel + behind if channel else segment
-    return len(said.split()) > 1 and any(map(str.isalpha, "".join(_said(said))))
+    return len(said.split()) > 1 and any(map(str.isalpha, "".join(_text_words(said))))
 
 
-def _says_more(section: str) -> bool:
+def _has_text(section: str) -> bool:
     """Return whether the part before the last channel marker has more than header words."""
-    return bool(_said(section))
+    return bool(_text_words(section))
 
 
-def _said(section: str) -> list[str]:
+def _text_words(section: str) -> list[str]:
     """Return the words that are not header words."""
     words = _ANY_TO.sub(" ", section).translate({ord(C): " ", ord(T): " "}).split()
     return [word for word in words if not spell_channel(word)[1] and not _is_stem(word) and word not in TYPES]

@@ -42,17 +42,17 @@ class _Text:
     def __init__(self, encoding: Encoding, *, marked: bool) -> None:
         self._encoding = encoding
         self._marked = marked
-        self._held = ""
+        self._pending = ""
 
     def feed(self, chunk: Chunk) -> Sequence[int]:
-        text = self._held + chunk.text
+        text = self._pending + chunk.text
         partial = _PARTIAL.search(text) if self._marked else None
         end = partial.start() if partial else len(text)
-        self._held = text[end:]
+        self._pending = text[end:]
         return self._read(text[:end])
 
     def end(self) -> Sequence[int]:
-        held, self._held = self._held, ""
+        held, self._pending = self._pending, ""
         return self._read(held)
 
     def _read(self, text: str) -> Sequence[int]:

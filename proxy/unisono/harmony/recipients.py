@@ -37,7 +37,7 @@ class RecipientKind(Enum):
     """No call: the body is text."""
 
 
-LONGEST_RECIPIENT = 256
+MAX_RECIPIENT_LENGTH = 256
 """Maximum length of a recipient in characters.
 
 No offered tool has a longer name; longer words are text that ran into a header.
@@ -78,13 +78,13 @@ def read_recipient(word: str, declared: frozenset[str] | None) -> Recipient:
     function.
     """
     # A marker spelled in ordinary tokens would become a real one in a rewritten header.
-    if not word or "<|" in word or len(word) > LONGEST_RECIPIENT:
+    if not word or "<|" in word or len(word) > MAX_RECIPIENT_LENGTH:
         return NOBODY
     if word.startswith(FUNCTIONS):
         name = word[len(FUNCTIONS) :]
         if not name:
             return NOBODY
-        mended = _mend(name, declared) or resolve(name, declared)
+        mended = _correct(name, declared) or resolve(name, declared)
         return Recipient(RecipientKind.FUNCTION, mended or name, mended not in (None, name))
     if word == "assistant":
         return NOBODY
@@ -94,7 +94,7 @@ def read_recipient(word: str, declared: frozenset[str] | None) -> Recipient:
         return Recipient(RecipientKind.FUNCTION, word)
     if word in declared:
         return Recipient(RecipientKind.FUNCTION, word)
-    if (mended := _mend(word, declared)) is not None:
+    if (mended := _correct(word, declared)) is not None:
         return Recipient(RecipientKind.FUNCTION, mended, True)
     return NOBODY
 
@@ -119,11 +119,11 @@ def offered(recipient: Recipient, declared: frozenset[str] | None, builtins: fro
         return recipient
     known = FUNCTIONS_OF[namespace(word)]
     # If a tool has a single function, everything after the dot means that function.
-    mended = next(iter(known)) if known == {namespace(word)} and word not in known else _mend(word, known)
+    mended = next(iter(known)) if known == {namespace(word)} and word not in known else _correct(word, known)
     return replace(recipient, kind=RecipientKind.HOSTED, name=mended or word, mended=mended is not None)
 
 
-def _mend(name: str, declared: frozenset[str] | None) -> str | None:
+def _correct(name: str, declared: frozenset[str] | None) -> str | None:
     """Return the one declared tool of which `name` is a known misspelling.
 
     None if `name` is declared itself, or matches no tool or several.
@@ -143,7 +143,7 @@ def resolve(word: str, declared: frozenset[str] | None) -> str | None:
 
     None if there is none or several.
     """
-    if not declared or not word or len(word) > LONGEST_RECIPIENT:
+    if not declared or not word or len(word) > MAX_RECIPIENT_LENGTH:
         return None
     bare = _PREFIX.sub("", word)
     spellings = _spellings(bare)

@@ -16,7 +16,7 @@ from unisono.harmony.encoding import Encoding
 from unisono.harmony.grammar import STEPS, GrammarAction, State, mark_of
 from unisono.harmony.header import ANALYSIS, COMMENTARY, FINAL, Header
 from unisono.harmony.held_header import MAX_REREAD_LENGTH, HeldHeader
-from unisono.harmony.incomplete_header import holds_message, may_be_answer, may_be_header, without_markers
+from unisono.harmony.incomplete_header import is_whole_message, may_be_answer, may_be_header, without_markers
 from unisono.harmony.message_parts import BodyPart, ClosedPart, Legal, OpenPart
 from unisono.harmony.recipients import NOBODY, RecipientKind, respell
 
@@ -176,7 +176,7 @@ class Repair:
 
     def _channel(self, token: int, rule: str | None) -> None:
         first = self._first and not self._held.role_given
-        if self._is_short() and holds_message(respell(self._held_text(), self._declared), first=first):
+        if self._is_short() and is_whole_message(respell(self._held_text(), self._declared), first=first):
             self._bodyless(START, None)
             self._supply_start(token, "missing-start")
         else:

@@ -103,7 +103,7 @@ class HarmonyRouter:
         if header is None:
             return
         self._open = OpenPart(header, tuple(opening))
-        if (opened := self._begin(header, self._open.tokens)) is not None:
+        if (opened := self._open_message(header, self._open.tokens)) is not None:
             self._opened.append(opened)
 
     def reread(self, header: Sequence[int], begin: int, end: int) -> list[Event]:
@@ -238,7 +238,7 @@ class HarmonyRouter:
                         self.stopped = Stopped(part.header, part.tokens, part.begin, part.end, part.end)
                         break
                     self._open = part
-                    opened = self._begin(part.header, self._own(part))
+                    opened = self._open_message(part.header, self._own(part))
                     if opened is not None:
                         events.append(opened)
                 case ClosedPart():
@@ -260,7 +260,7 @@ class HarmonyRouter:
         self._tokens += len(tokens) - len(part.tokens)
         return tokens
 
-    def _begin(self, header: Header, tokens: tuple[int, ...]) -> Opened | None:
+    def _open_message(self, header: Header, tokens: tuple[int, ...]) -> Opened | None:
         process = self._inner.process
         for token in self._any_header:
             process(token)
@@ -270,7 +270,7 @@ class HarmonyRouter:
         held = isinstance(self._item, ToolCall) and self._hold_calls
         if isinstance(self._item, Text) and self._gate is not None:
             held = self._gate.holds(header)
-        self._visible = not held and self._wanted(self._item)
+        self._visible = not held and self._is_visible(self._item)
         # A message that was read as a whole has no header after which the prompt could end.
         limits_blanks = self._gate is not None and not self._open.is_whole and self._gate.limits_blanks(header)
         self._blanks = BlankFilter() if limits_blanks else None
@@ -286,7 +286,7 @@ class HarmonyRouter:
             return Reasoning(index)
         return Text(index, Phase.COMMENTARY if header.channel == COMMENTARY else Phase.FINAL)
 
-    def _wanted(self, item: Item) -> bool:
+    def _is_visible(self, item: Item) -> bool:
         return not isinstance(item, ToolCall) or self._parallel_calls or self._calls == 0
 
     def _body(self, tokens: Sequence[int], events: list[Event]) -> None:
@@ -327,7 +327,7 @@ class HarmonyRouter:
         assert item is not None
         self._inner.process(shut.token)
         text = self._encoding.decode(self._body_tokens)
-        passes = shut.complete and self._wanted(item)
+        passes = shut.complete and self._is_visible(item)
         if self._gate is not None and passes and not isinstance(item, Reasoning):
             says = self._gate.closes(self._open.header, text, held=not self._visible)
             if self._visible:

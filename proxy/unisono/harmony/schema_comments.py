@@ -20,14 +20,14 @@ CONDITIONS = (
 )
 """Keywords that hold schemas, written as JSON if short."""
 
-LONGEST_CONDITION = 200
+MAX_CONDITION_LENGTH = 200
 
-_TOLD = frozenset(CONSTRAINTS + CONDITIONS)
+_COMMENTED = frozenset(CONSTRAINTS + CONDITIONS)
 
 
-def told(schema: Mapping[str, object], budget: SchemaBudget) -> tuple[str, ...]:
+def comments_of(schema: Mapping[str, object], budget: SchemaBudget) -> tuple[str, ...]:
     """Return one line per constraint. All text that was read is charged to `budget`."""
-    if schema.keys().isdisjoint(_TOLD):
+    if schema.keys().isdisjoint(_COMMENTED):
         return ()
     notes = []
     for keyword in CONSTRAINTS:
@@ -40,6 +40,6 @@ def told(schema: Mapping[str, object], budget: SchemaBudget) -> tuple[str, ...]:
         if keyword in schema:
             text = to_json(schema[keyword])
             budget.spend(characters=len(text))
-            if len(text) <= LONGEST_CONDITION:
+            if len(text) <= MAX_CONDITION_LENGTH:
                 notes.append(f"{keyword}: {one_line(text)}")
     return tuple(notes)

@@ -22,11 +22,11 @@ from unisono.harmony.lru_cache import LruCache
 from unisono.harmony.ts_from_schema import SchemaReading, read_parameters
 from unisono.harmony.ts_types import BlockType, LibrarySchema, to_library, without_null
 
-LONGEST_NAME = 64
-LONGEST_CLIENT_NAME = 512
-_LEGAL = re.compile(rf"[A-Za-z0-9_-]{{1,{LONGEST_NAME}}}")
+MAX_NAME_LENGTH = 64
+MAX_CLIENT_NAME_LENGTH = 512
+_LEGAL = re.compile(rf"[A-Za-z0-9_-]{{1,{MAX_NAME_LENGTH}}}")
 _ILLEGAL = re.compile(r"[^A-Za-z0-9_-]")
-LONGEST_SENT_NAME = 128
+MAX_SENT_NAME_LENGTH = 128
 _UNSENDABLE = re.compile(r"[^A-Za-z0-9._-]")
 
 
@@ -87,7 +87,7 @@ class ToolSet:
         `_` and `-` only.
         """
         known = self._client.get(wire_name)
-        return known if known is not None else _UNSENDABLE.sub("_", wire_name)[:LONGEST_SENT_NAME]
+        return known if known is not None else _UNSENDABLE.sub("_", wire_name)[:MAX_SENT_NAME_LENGTH]
 
 
 TOOL_WEIGHT = 100
@@ -178,9 +178,9 @@ def _declare(name: str, description: str, reading: SchemaReading | None) -> Decl
 def _name_all(tools: Sequence[FunctionTool], at: str) -> dict[str, str]:
     """Return wire names by client name; legal names come first, so that they never change."""
     for index, tool in enumerate(tools):
-        if not tool.name or len(tool.name) > LONGEST_CLIENT_NAME or breaks_out(tool.name):
+        if not tool.name or len(tool.name) > MAX_CLIENT_NAME_LENGTH or breaks_out(tool.name):
             raise InvalidRequest(
-                f"A tool's name must have 1 to {LONGEST_CLIENT_NAME} characters on one line.",
+                f"A tool's name must have 1 to {MAX_CLIENT_NAME_LENGTH} characters on one line.",
                 param=f"{at.format(index=index)}.name",
             )
     names = {tool.name: tool.name for tool in tools if _LEGAL.fullmatch(tool.name)}
@@ -195,10 +195,10 @@ def _name_all(tools: Sequence[FunctionTool], at: str) -> dict[str, str]:
 
 def _legal_name(name: str, taken: Set[str]) -> str:
     """Return a legal name that resembles `name` and is not in `taken`; deterministic."""
-    stem = _ILLEGAL.sub("_", name)[:LONGEST_NAME] or "_"
+    stem = _ILLEGAL.sub("_", name)[:MAX_NAME_LENGTH] or "_"
     candidate, turn = stem, 0
     while candidate in taken or not candidate.strip("_-"):
         mark = hashlib.sha256(f"{turn}:{well_formed(name)}".encode()).hexdigest()[:8]
-        candidate = f"{(stem.strip('_-') or 'tool')[: LONGEST_NAME - 9]}_{mark}"
+        candidate = f"{(stem.strip('_-') or 'tool')[: MAX_NAME_LENGTH - 9]}_{mark}"
         turn += 1
     return candidate

@@ -14,7 +14,7 @@ from urllib.parse import unquote
 
 from unisono.errors import InvalidRequest, well_formed
 from unisono.harmony.limits import MAX_DEPTH, MAX_ENUM, MAX_KEY, SchemaBudget, breaks_out, one_line, to_json
-from unisono.harmony.schema_comments import told
+from unisono.harmony.schema_comments import comments_of
 from unisono.harmony.schema_merge import merged
 from unisono.harmony.ts_types import (
     ANY,
@@ -50,7 +50,7 @@ TYPE_NAMES = {
 
 ALTERNATIVES = {"anyOf": "at least one", "oneOf": "exactly one"}
 
-LONGEST_REFERENCE = 1_000
+MAX_REFERENCE_LENGTH = 1_000
 
 _KEYWORD_TYPES = {
     "object": ("properties", "patternProperties", "additionalProperties", "required"),
@@ -153,7 +153,7 @@ class _Reader:
         if isinstance(reference, str):
             target: Schema
             if reference in place.references:
-                target = self._again(reference)
+                target = self._repeated(reference)
             else:
                 place = place.inside(reference)
                 target, place = self._flatten(self._find(reference, place), place)
@@ -172,8 +172,8 @@ class _Reader:
 
     def _find(self, reference: str, place: _Place) -> Schema:
         """Return the target of a reference into this document; other references become their name."""
-        if len(reference) > LONGEST_REFERENCE:
-            raise place.refuse(f"a reference is longer than {LONGEST_REFERENCE} characters")
+        if len(reference) > MAX_REFERENCE_LENGTH:
+            raise place.refuse(f"a reference is longer than {MAX_REFERENCE_LENGTH} characters")
         elsewhere = {"description": f"see {one_line(reference)}"}
         base, _, pointer = reference.partition("#")
         if base or (pointer and not pointer.startswith("/")):
@@ -193,7 +193,7 @@ class _Reader:
             raise place.refuse("a reference must point to a schema")
         return found
 
-    def _again(self, reference: str) -> Schema:
+    def _repeated(self, reference: str) -> Schema:
         """Return type and name of a recursive reference, without expanding it again."""
         target = self._find(reference, _Place())
         name = one_line(reference.rsplit("/", 1)[-1].removeprefix("#"))
@@ -225,7 +225,7 @@ class _Reader:
         literals = schema.get("enum")
         if "const" in schema:
             literals = [schema["const"]]
-        notes = told(schema, self._budget)
+        notes = comments_of(schema, self._budget)
         kind = schema.get("type")
         if isinstance(literals, list) and literals:
             # Generators list null in the type and omit it from the values.
@@ -287,7 +287,7 @@ class _Reader:
             shape=reading.shape,
             required=required,
             # Generators repeat the key's own words here; they would only cost tokens.
-            title="" if _letters(title) == _letters(key) else title,
+            title="" if _characters(title) == _characters(key) else title,
             comment=comment,
             default=default,
             examples=examples,
@@ -385,7 +385,7 @@ def _breadth(schema: Schema) -> int:
     return len(schema) + sum(len(value) for value in schema.values() if isinstance(value, list | dict))
 
 
-def _letters(text: str) -> str:
+def _characters(text: str) -> str:
     return re.sub(r"[\W_]+", "", text).casefold()
 
 

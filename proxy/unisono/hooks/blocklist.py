@@ -15,7 +15,7 @@ from unisono.errors import ConfigError, Refused
 from unisono.schemas.patterns import BadPattern, Expression
 
 INPUT, OUTPUT = "input", "output"
-WHERE = (INPUT, OUTPUT)
+DIRECTIONS = (INPUT, OUTPUT)
 REFUSE, ANNOTATE = "refuse", "annotate"
 ACTIONS = (REFUSE, ANNOTATE)
 FIELD: Final = {"chat": "messages", "responses": "input", "messages": "messages", "completions": "prompt"}
@@ -40,13 +40,13 @@ class Blocklist(Hook):
     def __init__(self, options: Mapping[str, object]) -> None:
         self._patterns = _patterns(options.get("patterns"))
         self._refuses = _one_of(ACTIONS, "action", options.get("action", REFUSE)) == REFUSE
-        where = options.get("where", list(WHERE))
+        where = options.get("where", list(DIRECTIONS))
         if not isinstance(where, list) or not where:
-            raise ConfigError(f"where: must be a list of {' or '.join(WHERE)}, or both")
-        self._where = {_one_of(WHERE, "where", place) for place in where}
+            raise ConfigError(f"where: must be a list of {' or '.join(DIRECTIONS)}, or both")
+        self._directions = {_one_of(DIRECTIONS, "where", place) for place in where}
 
     async def before(self, request: Request) -> Changes | None:
-        if INPUT not in self._where:
+        if INPUT not in self._directions:
             return None
         found = await self._found(_texts(request.conversation))
         if found and self._refuses:
@@ -55,7 +55,7 @@ class Blocklist(Hook):
         return Changes(annotation=_noted(INPUT, found))
 
     async def after(self, request: Request, answer: Answer) -> Annotation | None:
-        if OUTPUT not in self._where:
+        if OUTPUT not in self._directions:
             return None
         found = await self._found(closed.text for closed in answer.items)
         if found and self._refuses:

@@ -23,7 +23,7 @@ from unisono.routing.pool import RoutingPool
 
 T = TypeVar("T")
 
-MOST: Final = 64
+MAX_ENGINES: Final = 64
 """Maximum number of engines; only idle ones are closed to get below it."""
 CLOSING_S: Final = 10.0
 """Timeout for closing all engines, in seconds."""
@@ -72,7 +72,7 @@ class Where:
 
 
 @dataclass(eq=False, slots=True)
-class _Kept:
+class _OpenEngine:
     turns: GenerationService
     pool: RoutingPool
     running: int = 0
@@ -81,16 +81,16 @@ class _Kept:
 class Engines:
     """Cache of engines on one loop. Not thread-safe."""
 
-    def __init__(self, most: int = MOST) -> None:
-        self._most = most
-        self._kept: dict[Where, _Kept] = {}
+    def __init__(self, most: int = MAX_ENGINES) -> None:
+        self._max_engines = most
+        self._engines: dict[Where, _OpenEngine] = {}
 
     @asynccontextmanager
     async def at(self, where: Where) -> AsyncIterator[GenerationService]:
         """Yield the engine for a backend, which stays open inside the context. Raises ConfigError."""
-        kept = self._kept.pop(where, None) or _built(where)
+        kept = self._engines.pop(where, None) or _built(where)
         # The dict is ordered by last use.
-        self._kept[where] = kept
+        self._engines[where] = kept
         kept.running += 1
         try:
             yield kept.turns
@@ -99,14 +99,14 @@ class Engines:
             await self._close_idle()
 
     async def aclose(self) -> None:
-        kept, self._kept = list(self._kept.values()), {}
+        kept, self._engines = list(self._engines.values()), {}
         for one in kept:
             await one.pool.aclose()
 
     async def _close_idle(self) -> None:
-        idle = [where for where, kept in self._kept.items() if not kept.running]
-        for where in idle[: max(0, len(self._kept) - self._most)]:
-            await self._kept.pop(where).pool.aclose()
+        idle = [where for where, kept in self._engines.items() if not kept.running]
+        for where in idle[: max(0, len(self._engines) - self._max_engines)]:
+            await self._engines.pop(where).pool.aclose()
 
 
 def config_of(where: Where) -> Config:
@@ -121,23 +121,23 @@ def config_of(where: Where) -> Config:
     return parse({"model_list": [entry]}, {}).config
 
 
-def _built(where: Where) -> _Kept:
+def _built(where: Where) -> _OpenEngine:
     config = config_of(where)
     pool = build_pool(config, ModelRegistry(config))
     pool.start()
-    return _Kept(build_engine(pool), pool)
+    return _OpenEngine(build_engine(pool), pool)
 
 
 class Site:
     """Engines on their own loop, for callers on another loop or without one."""
 
     def __init__(self) -> None:
-        self._begin()
+        self._start()
         if hasattr(os, "register_at_fork"):
             # The child process has no thread, and open connections belong to the parent.
-            os.register_at_fork(after_in_child=self._begin)
+            os.register_at_fork(after_in_child=self._start)
 
-    def _begin(self) -> None:
+    def _start(self) -> None:
         self.loop = OwnLoop()
         self.engines = Engines()
 

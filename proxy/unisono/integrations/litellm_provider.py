@@ -23,7 +23,7 @@ from litellm.llms.custom_llm import CustomLLM
 from litellm.types.utils import ModelResponse, ModelResponseStream
 
 from unisono.api.body import to_object
-from unisono.api.chat.inbound import ChatTurn, to_turn
+from unisono.api.chat.inbound import ChatGeneration, to_generation_request
 from unisono.api.chat.outbound import ChatFrame, ChatStreamChunks, to_completion
 from unisono.api.chat.schema import ChatRequest
 from unisono.api.error_responses import failure_of
@@ -218,11 +218,11 @@ def _plain(value: Any) -> Any:
     raise TypeError(type(value).__name__)
 
 
-def understood(call: LitellmCall) -> tuple[ChatTurn, ChatFrame]:
+def understood(call: LitellmCall) -> tuple[ChatGeneration, ChatFrame]:
     """Parse a call as a chat request. Raises the error that the request is refused with."""
     wanted = ChatRequest.model_validate(to_object(call.body))
     id = token_hex(16)
-    asked = to_turn(
+    asked = to_generation_request(
         wanted,
         model=call.model,
         today=current_date(GatewaySettings()),

@@ -197,7 +197,7 @@ def _refused(exchange: Exchange, error: MCPError, session: McpSession) -> CallAt
         # The server has dropped the session; the protocol requires a new one.
         return CallAttempt(_failed("The tool server answered with HTTP 404."), True)
     if 300 <= status < 500 or status in NOT_DONE:
-        return CallAttempt(_failed(f"The tool server refused the call: HTTP {status}. {_said(error)}"))
+        return CallAttempt(_failed(f"The tool server refused the call: HTTP {status}. {_message_of(error)}"))
     if status >= 500 and error.code == types.INTERNAL_ERROR:
         return CallAttempt(_failed(f"The tool server answered with HTTP {status}.", unknown=True))
     if problem or (error.code == types.CONNECTION_CLOSED and (exchange.ended or session.closing)):
@@ -206,10 +206,10 @@ def _refused(exchange: Exchange, error: MCPError, session: McpSession) -> CallAt
         )
     if status == 202 or error.message.startswith(NOT_UNDERSTOOD):
         return CallAttempt(_failed(INVALID_ANSWER, unknown=True))
-    return CallAttempt(_failed(_said(error) or f"The tool server reported error {error.code}."))
+    return CallAttempt(_failed(_message_of(error) or f"The tool server reported error {error.code}."))
 
 
-def _said(error: MCPError) -> str:
+def _message_of(error: MCPError) -> str:
     return cut(error.message, ERROR_BYTES)
 
 

@@ -20,7 +20,7 @@ class FairQueue:
 
     def __init__(self, places: int, waiting: int) -> None:
         self._free = places
-        self._most_waiting = waiting
+        self._max_waiting = waiting
         self._waiting: OrderedDict[str, deque[asyncio.Future[None]]] = OrderedDict()
         """By owner; an owner that was served moves to the end."""
         self.users = 0
@@ -47,7 +47,7 @@ class FairQueue:
             self._free -= 1
             return
         mine = self._waiting.setdefault(owner, deque())
-        if len(mine) >= self._most_waiting:
+        if len(mine) >= self._max_waiting:
             raise NoSlot("Too many calls are waiting for this tool server. Try again later.")
         turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         mine.append(turn)

@@ -9,7 +9,7 @@ from typing import Final
 
 from unisono.core.tools import HostedTool, LeftOutTool, ToolServer
 
-LONGEST_NAME: Final = 256
+MAX_NAME_LENGTH: Final = 256
 
 
 def key_of(server: ToolServer) -> str:
@@ -59,8 +59,8 @@ def judged(tools: Iterable[HostedTool]) -> tuple[tuple[HostedTool, ...], tuple[L
     named: dict[str, HostedTool] = {}
     left_out: list[LeftOutTool] = []
     for tool in tools:
-        if not 0 < len(tool.name) <= LONGEST_NAME:
-            left_out.append(LeftOutTool(tool, f"A tool name must have 1 to {LONGEST_NAME} characters."))
+        if not 0 < len(tool.name) <= MAX_NAME_LENGTH:
+            left_out.append(LeftOutTool(tool, f"A tool name must have 1 to {MAX_NAME_LENGTH} characters."))
         elif not tool.name.isprintable():
             left_out.append(LeftOutTool(tool, "A tool name must contain printable characters only."))
         elif named.setdefault(tool.name, tool) is not tool:

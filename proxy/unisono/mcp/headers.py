@@ -12,8 +12,8 @@ from typing import Final
 
 from unisono.errors import InvalidRequest
 
-MOST: Final = 32
-LONGEST: Final = 8192
+MAX_HEADERS: Final = 32
+MAX_BYTES: Final = 8192
 """Bytes of all names and values together."""
 
 _NAME = re.compile(r"[A-Za-z0-9!#$%&'*+.^`|~-]+")
@@ -40,8 +40,8 @@ def check_headers(headers: Mapping[str, str], authorization: str | None) -> None
 
     Values are never repeated.
     """
-    if len(headers) > MOST:
-        raise InvalidRequest(f"A tool server may have at most {MOST} headers.")
+    if len(headers) > MAX_HEADERS:
+        raise InvalidRequest(f"A tool server may have at most {MAX_HEADERS} headers.")
     seen: set[str] = set()
     for name, value in headers.items():
         lower = name.lower()
@@ -65,8 +65,8 @@ def check_headers(headers: Mapping[str, str], authorization: str | None) -> None
             )
         if not authorization or not _VALUE.fullmatch(authorization):
             raise InvalidRequest("`authorization` must be printable ASCII, not empty, without spaces at either end.")
-    if sum(len(name) + len(value) for name, value in headers.items()) + len(authorization or "") > LONGEST:
-        raise InvalidRequest(f"The headers of a tool server, `authorization` included, exceed {LONGEST} bytes.")
+    if sum(len(name) + len(value) for name, value in headers.items()) + len(authorization or "") > MAX_BYTES:
+        raise InvalidRequest(f"The headers of a tool server, `authorization` included, exceed {MAX_BYTES} bytes.")
 
 
 def outgoing(headers: Mapping[str, str], authorization: str | None) -> dict[str, str]:

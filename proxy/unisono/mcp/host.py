@@ -145,13 +145,13 @@ class McpHost(ToolHost):
                 if known is not None and known.until > loop.time():
                     self._lists.move_to_end(key)
                     return known
-                return await self._ask(server, key, until)
+                return await self._list_tools(server, key, until)
         finally:
             if not lock.locked():
                 self._listing.pop(key, None)
                 self._changes.pop(key, None)
 
-    async def _ask(self, server: ToolServer, key: str, until: float) -> _Listed:
+    async def _list_tools(self, server: ToolServer, key: str, until: float) -> _Listed:
         sessions = await self._open_sessions()
         from unisono.mcp import calls
 

@@ -25,7 +25,7 @@ from unisono.net.ssrf_guard import DestinationNotAllowed, DialTarget, public_tar
 
 STAND_IN: Final = 502
 """Status of the answer that replaces a failure for the SDK."""
-MOST_REDIRECTS: Final = 10
+MAX_REDIRECTS: Final = 10
 """Within the origin. The HTTP library counts token requests among them."""
 
 _UNSENT: Final = (
@@ -90,7 +90,7 @@ class HttpTransport(httpx2.AsyncBaseTransport):
         if response.headers.get("content-encoding", "identity").lower() != "identity":
             await response.aclose()
             raise ResponseRefused("the answer is compressed although compression was not requested")
-        bounded = _Bounded(response, exchange, self._most(request, response))
+        bounded = _Bounded(response, exchange, self._max_body_bytes(request, response))
         response.stream = (EventStreamBody if _is_events(response) else WholeBody)(bounded, exchange, self._limits)
         return response
 
@@ -130,7 +130,7 @@ class HttpTransport(httpx2.AsyncBaseTransport):
         kind, accepted = request.headers.get("content-type", ""), request.headers.get("accept", "")
         return kind == "application/json" or "text/event-stream" in accepted
 
-    def _most(self, request: httpx2.Request, response: httpx2.Response) -> int | None:
+    def _max_body_bytes(self, request: httpx2.Request, response: httpx2.Response) -> int | None:
         """Return the maximum size of the body in bytes, or None for no limit.
 
         The SDK bounds an event stream per event. One that answers a message must end; a GET listener need not.
@@ -196,7 +196,7 @@ class Outgoing(httpx2.AsyncClient):
             transport=HttpTransport(path, limits),
             trust_env=False,
             follow_redirects=False,
-            max_redirects=0 if path.target else MOST_REDIRECTS,
+            max_redirects=0 if path.target else MAX_REDIRECTS,
             timeout=httpx2.Timeout(None, connect=path.connect_s),
         )
         self.broke = anyio.Event()

@@ -18,17 +18,17 @@ from unisono.mcp.limits import McpLimits
 
 OFF_LOOP_BYTES: Final = 128 * 1024
 """Answers up to this size parse quickly, regardless of their content."""
-FEW: Final = 20_000
+QUICK_TOKENS: Final = 20_000
 """Number of tokens that parse quickly."""
-MOST_IN_PART: Final = 1_000
+MAX_PART_TOKENS: Final = 1_000
 """Maximum tokens of one part of a result, and of the members beside the parts."""
 RESULT: Final = b'"result"'
 CONTENT: Final = b'"content"'
 STRUCTURED: Final = b'"structuredContent"'
 TOOLS: Final = b'"tools"'
-MOST_BESIDE: Final = {STRUCTURED: FEW, TOOLS: 200_000}
+MAX_MEMBER_TOKENS: Final = {STRUCTURED: QUICK_TOKENS, TOOLS: 200_000}
 """Maximum tokens of members with a higher limit than a part: schemas are long."""
-KEPT: Final = 256
+MAX_MEMBERS: Final = 256
 """Members of an object that are read."""
 REMARK_BYTES: Final = 256
 NOTHING: Final = b"{"
@@ -64,17 +64,17 @@ async def light(data: bytes, limits: McpLimits) -> bytes:
 
 def lightened(data: bytes, limits: McpLimits) -> bytes:
     """Trim synchronously; see `light`. Raises `TrimLimitReached`."""
-    if sum(map(data.count, (b",", b"{", b"["))) <= FEW:
+    if sum(map(data.count, (b",", b"{", b"["))) <= QUICK_TOKENS:
         return data
     looked = children(data, limits.looked_through)
     if looked is None:
         return NOTHING
     members, _ = looked
-    kept = [member for member in members if member.key == RESULT or member.tokens <= MOST_IN_PART]
+    kept = [member for member in members if member.key == RESULT or member.tokens <= MAX_PART_TOKENS]
     return _object([_result(member, limits) if member.key == RESULT else member for member in kept])
 
 
-def children(container: bytes, most: int, *, keep: int = KEPT) -> tuple[list[Child], int] | None:
+def children(container: bytes, most: int, *, keep: int = MAX_MEMBERS) -> tuple[list[Child], int] | None:
     """Return the first `keep` children of an object or array, and their total number.
 
     None for any other value. Raises `TrimLimitReached` for more than `most` tokens in all.
@@ -108,7 +108,7 @@ def children(container: bytes, most: int, *, keep: int = KEPT) -> tuple[list[Chi
 def _result(result: Child, limits: McpLimits) -> Child:
     looked = children(result.value, limits.looked_through) if result.value.startswith(b"{") else None
     if looked is None:
-        return Child(result.key, result.value if result.tokens <= MOST_IN_PART else b"null", 0)
+        return Child(result.key, result.value if result.tokens <= MAX_PART_TOKENS else b"null", 0)
     members, _ = looked
     kept: list[Child] = []
     parts: list[Child] = []
@@ -116,9 +116,9 @@ def _result(result: Child, limits: McpLimits) -> Child:
     for member in members:
         if member.key == CONTENT:
             parts = _parts(member, limits)
-        elif member.key == STRUCTURED and member.tokens > FEW:
+        elif member.key == STRUCTURED and member.tokens > QUICK_TOKENS:
             shown = member.value
-        elif member.tokens <= MOST_BESIDE.get(member.key, MOST_IN_PART):
+        elif member.tokens <= MAX_MEMBER_TOKENS.get(member.key, MAX_PART_TOKENS):
             kept.append(member)
         elif member.key == TOOLS:
             # A truncated list would be wrong.
@@ -134,7 +134,7 @@ def _result(result: Child, limits: McpLimits) -> Child:
 def _parts(content: Child, limits: McpLimits) -> list[Child]:
     """Return the parts of a result, up to the limit."""
     found, count = children(content.value, limits.looked_through, keep=limits.entries) or ([], 0)
-    kept = [part for part in found if part.tokens <= MOST_IN_PART]
+    kept = [part for part in found if part.tokens <= MAX_PART_TOKENS]
     if len(kept) < count:
         kept.append(_text(f"[truncated: the result has {count} parts; only the first ones are included]"))
     return kept

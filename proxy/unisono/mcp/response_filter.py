@@ -72,34 +72,34 @@ class EventStreamBody(_Body):
 
     def __init__(self, inner: httpx2.AsyncByteStream, exchange: Exchange, limits: McpLimits) -> None:
         super().__init__(inner, exchange, limits)
-        self._held = bytearray()
+        self._buffer = bytearray()
         self._ready: deque[bytes] = deque()
-        self._over = False
+        self._is_complete = False
 
     async def __anext__(self) -> bytes:
         while not self._ready:
-            if self._over:
+            if self._is_complete:
                 raise StopAsyncIteration
             try:
-                await self._take(await anext(self._chunks))
+                await self._feed(await anext(self._chunks))
             except StopAsyncIteration:
-                self._over = True
-                self._ready.append(bytes(self._held))
+                self._is_complete = True
+                self._ready.append(bytes(self._buffer))
         return self._ready.popleft()
 
-    async def _take(self, chunk: bytes) -> None:
+    async def _feed(self, chunk: bytes) -> None:
         # The end of an event may be split between two chunks.
-        looked_at = max(len(self._held) - 3, 0)
-        self._held += chunk
+        looked_at = max(len(self._buffer) - 3, 0)
+        self._buffer += chunk
         begin = 0
-        for end in _EVENT_END.finditer(self._held, looked_at):
-            event = bytes(self._held[begin : end.end()])
+        for end in _EVENT_END.finditer(self._buffer, looked_at):
+            event = bytes(self._buffer[begin : end.end()])
             self._ready.append(event if len(event) <= OFF_LOOP_BYTES else await self._light_event(event))
             begin = end.end()
-        if len(self._held) - begin > self._limits.answer_bytes:
-            self._ready.append(bytes(self._held))
-            begin = len(self._held)
-        self._held = self._held[begin:]
+        if len(self._buffer) - begin > self._limits.answer_bytes:
+            self._ready.append(bytes(self._buffer))
+            begin = len(self._buffer)
+        self._buffer = self._buffer[begin:]
 
     async def _light_event(self, event: bytes) -> bytes:
         """Return the event with trimmed data on one line."""

@@ -48,7 +48,7 @@ for _talkative in ("mcp", "httpx2", "httpcore2"):
 T = TypeVar("T")
 
 ANSWER_GRACE_S: Final = 0.5
-ANSWER_GRACE_TURNS: Final = 1000
+ANSWER_GRACE_ITERATIONS: Final = 1000
 """Event loop iterations after an answer ended, before its request counts as unanswered.
 
 They follow `ANSWER_GRACE_S`: on a busy loop an answer may take longer from the transport to its caller.
@@ -60,7 +60,7 @@ class NoAnswer(Exception):
 
 
 CLIENT: Final = Implementation(name="unisono", version="1")
-MOST_RELISTENING_S: Final = 60.0
+MAX_RELISTEN_PAUSE_S: Final = 60.0
 
 
 class McpSession:
@@ -281,7 +281,7 @@ class McpSession:
                 # Changes that happened in between are not reported again.
                 self._changed()
             await asyncio.sleep(pause_s)
-            pause_s = min(2 * pause_s, MOST_RELISTENING_S)
+            pause_s = min(2 * pause_s, MAX_RELISTEN_PAUSE_S)
 
     async def _on_message(self, message: Any) -> None:
         if isinstance(message, ToolListChangedNotification):
@@ -322,7 +322,7 @@ def _leave(task: asyncio.Task[Any], exchange: Exchange) -> None:
     exchange.leave()
 
 
-def _give_up(task: asyncio.Task[Any], exchange: Exchange, turns: int = ANSWER_GRACE_TURNS) -> None:
+def _give_up(task: asyncio.Task[Any], exchange: Exchange, turns: int = ANSWER_GRACE_ITERATIONS) -> None:
     if task.done() or not exchange.ended:
         return
     if turns:

@@ -50,7 +50,7 @@ class _Tokens:
 
 
 @dataclass(slots=True)
-class _Kept:
+class _PooledSession:
     session: McpSession
     idle_s: float
 
@@ -66,7 +66,7 @@ class SessionPool:
     limits: McpLimits
     tls: ssl.SSLContext | None
     changed: Callable[[str], None]
-    _kept: dict[str, _Kept] = field(default_factory=dict)
+    _sessions: dict[str, _PooledSession] = field(default_factory=dict)
     _retired: set[McpSession] = field(default_factory=set)
     _opening: dict[str, asyncio.Lock] = field(default_factory=dict)
     _tokens: dict[str, _Tokens] = field(default_factory=dict)
@@ -84,7 +84,7 @@ class SessionPool:
         try:
             # Concurrent callers wait for the connection that is already being opened.
             async with lock:
-                kept = self._kept.get(key)
+                kept = self._sessions.get(key)
                 if kept is None or not kept.session.usable:
                     kept = await self._start(server, key)
             await kept.session.open()
@@ -96,12 +96,12 @@ class SessionPool:
     async def aclose(self) -> None:
         self._closed = True
         await cancel_and_wait(self._sweeper)
-        sessions = [kept.session for kept in self._kept.values()] + list(self._retired)
-        self._kept.clear()
+        sessions = [kept.session for kept in self._sessions.values()] + list(self._retired)
+        self._sessions.clear()
         self._retired.clear()
         await asyncio.gather(*(session.aclose() for session in sessions), *self._closing)
 
-    async def _start(self, server: ToolServer, key: str) -> _Kept:
+    async def _start(self, server: ToolServer, key: str) -> _PooledSession:
         target = await admit(server, self.guard)
         if self._closed:
             raise ToolServerUnavailable("The gateway is shutting down.")
@@ -110,7 +110,7 @@ class SessionPool:
         issuer = server.oauth.issuer if server.oauth is not None else None
         path = Path(server.url, target, self.tls, server.timeouts.connect_s, issuer)
         session = McpSession(server, path, self._auth(server, key), self.limits, lambda: self.changed(key))
-        kept = self._kept[key] = _Kept(session, server.timeouts.idle_s)
+        kept = self._sessions[key] = _PooledSession(session, server.timeouts.idle_s)
         if self._sweeper is None or self._sweeper.done():
             self._sweeper = asyncio.create_task(self._sweep(), name="idle tool servers")
         return kept
@@ -134,30 +134,30 @@ class SessionPool:
 
         It accepts no new requests, and those in progress may finish.
         """
-        kept = self._kept.pop(key, None)
+        kept = self._sessions.pop(key, None)
         if kept is not None:
             self.changed(key)
             kept.session.retire()
             self._retired.add(kept.session)
 
     def _make_room(self) -> None:
-        if len(self._kept) + len(self._retired) < self.limits.sessions:
+        if len(self._sessions) + len(self._retired) < self.limits.sessions:
             return
-        idle = [key for key, kept in self._kept.items() if not kept.session.busy]
+        idle = [key for key, kept in self._sessions.items() if not kept.session.busy]
         if not idle:
             raise ToolServerUnavailable(
                 "Too many connections to tool servers are in use. Try again later.", retry_after_s=1.0
             )
-        self._part(min(idle, key=lambda key: self._kept[key].session.used_at))
+        self._part(min(idle, key=lambda key: self._sessions[key].session.used_at))
         self._collect()
 
     async def _sweep(self) -> None:
         """Close idle and retired connections. Ends when none is left."""
         loop = asyncio.get_running_loop()
-        while self._kept or self._retired:
-            shortest = min((kept.idle_s for kept in self._kept.values()), default=SWEEP_S)
+        while self._sessions or self._retired:
+            shortest = min((kept.idle_s for kept in self._sessions.values()), default=SWEEP_S)
             await asyncio.sleep(min(SWEEP_S, max(shortest / 4, 0.05)))
-            for key, kept in list(self._kept.items()):
+            for key, kept in list(self._sessions.items()):
                 idle = not kept.session.busy and loop.time() - kept.session.used_at > kept.idle_s
                 if idle or not kept.session.usable:
                     self._part(key)

@@ -169,13 +169,13 @@ async def _end(child: asyncio.subprocess.Process) -> None:
     for signum in (None, signal.SIGTERM, signal.SIGKILL):
         if signum is not None:
             _signal(child, signum)
-        if await _gone(child):
+        if await _has_ended_in_time(child):
             break
     # Its child processes may have outlived it.
     _signal(child, signal.SIGKILL)
 
 
-async def _gone(child: asyncio.subprocess.Process) -> bool:
+async def _has_ended_in_time(child: asyncio.subprocess.Process) -> bool:
     """Return True if the process ended in time.
 
     Other processes may hold its pipes open, so only the process itself is watched.

@@ -43,7 +43,7 @@ class Watch:
         """Watch `group`. Raises OSError if the watching process cannot be started."""
         with self._lock:
             self._groups.add(group)
-            if self._watcher is None or not _told(self._watcher, b"+%d\n" % group):
+            if self._watcher is None or not _send(self._watcher, b"+%d\n" % group):
                 # The previous watcher has died, and its list with it.
                 self._leave()
                 self._start()
@@ -55,7 +55,7 @@ class Watch:
             if not self._groups:
                 self._leave()
             elif self._watcher is not None:
-                _told(self._watcher, b"-%d\n" % group)
+                _send(self._watcher, b"-%d\n" % group)
 
     def _start(self) -> None:
         self._watcher = subprocess.Popen(  # noqa: S603
@@ -67,7 +67,7 @@ class Watch:
             cwd="/",
             start_new_session=True,
         )
-        _told(self._watcher, b"".join(b"+%d\n" % group for group in sorted(self._groups)))
+        _send(self._watcher, b"".join(b"+%d\n" % group for group in sorted(self._groups)))
 
     def _leave(self) -> None:
         watcher, self._watcher = self._watcher, None
@@ -87,7 +87,7 @@ WATCH: Final = Watch()
 """Watch of this process."""
 
 
-def _told(watcher: subprocess.Popen[bytes], line: bytes) -> bool:
+def _send(watcher: subprocess.Popen[bytes], line: bytes) -> bool:
     """Write a line to the watcher, and return False if it is gone."""
     assert watcher.stdin is not None
     try:

@@ -31,7 +31,7 @@ from unisono.core.events import (
     ToolCall,
 )
 from unisono.core.generation import MESSAGE
-from unisono.core.observer import GenerationBegan, GenerationDone, GenerationOutcome, Observer
+from unisono.core.observer import GenerationDone, GenerationOutcome, GenerationStarted, Observer
 from unisono.core.trace_context import ARRIVED, TraceContext
 from unisono.engine.replay import to_record
 from unisono.engine.request import (
@@ -45,7 +45,7 @@ from unisono.errors import InternalError, UnisonoError
 
 log = logging.getLogger("unisono.middleware.telemetry")
 
-Told = TypeVar("Told", GenerationBegan, GenerationDone)
+Told = TypeVar("Told", GenerationStarted, GenerationDone)
 
 CHANNELS: Final[dict[type[Item], str]] = {Reasoning: "analysis", ToolCall: "call", HostedCall: "hosted_call"}
 """Channel under which an item's tokens are counted; text is counted by its phase."""
@@ -98,7 +98,7 @@ class ObservedService(GenerationService):
         elif span is not None:
             turn = replace(turn, span=span)
         arrived = ARRIVED.get()
-        began = GenerationBegan(
+        began = GenerationStarted(
             request_id=turn.request_id,
             tenant=turn.tenant,
             key=turn.caller.key if turn.caller is not None else "",
@@ -165,7 +165,7 @@ def _channel(item: Item) -> str:
 class ObservedStream(WrappedStream):
     """Stream with the batches of `run`, reported to observers if it is ever iterated."""
 
-    def __init__(self, run: GenerationStream, began: GenerationBegan, observers: Sequence[Observer]) -> None:
+    def __init__(self, run: GenerationStream, began: GenerationStarted, observers: Sequence[Observer]) -> None:
         super().__init__(run)
         self._began = began
         self._observers = observers
@@ -206,7 +206,7 @@ class ObservedStream(WrappedStream):
 
 
 def done_of(
-    began: GenerationBegan, report: GenerationReport, seen: ObservedProgress, outcome: GenerationOutcome, error: str
+    began: GenerationStarted, report: GenerationReport, seen: ObservedProgress, outcome: GenerationOutcome, error: str
 ) -> GenerationDone:
     finished, facts = seen.finished, report.facts
     return GenerationDone(

@@ -17,7 +17,7 @@ from typing import TextIO
 from unisono.core.secrecy import secret_spellings
 
 REDACTED = "[redacted]"
-LONGEST = 4000
+MAX_VALUE_LENGTH = 4000
 """Maximum characters of one value.
 
 The rest is cut, so that no backend answer floods the log.
@@ -87,10 +87,10 @@ class JsonLines(logging.Formatter):
         The cut comes last, so that it cannot split a secret.
         """
         text = self._secrets.taken_from(text)
-        if len(text) <= LONGEST:
+        if len(text) <= MAX_VALUE_LENGTH:
             return text
         # The last lines of a traceback contain the error.
-        return f"…{text[-LONGEST:]}" if keep_end else f"{text[:LONGEST]}…"
+        return f"…{text[-MAX_VALUE_LENGTH:]}" if keep_end else f"{text[:MAX_VALUE_LENGTH]}…"
 
 
 def start_logging(level: str, secrets: Iterable[str], stream: TextIO | None = None) -> Callable[[], None]:

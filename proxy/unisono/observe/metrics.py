@@ -16,7 +16,7 @@ from typing import Final, Protocol
 from prometheus_client.exposition import generate_latest
 from prometheus_client.metrics_core import Metric
 
-from unisono.core.observer import GenerationBegan, GenerationDone, Observer, StepDone
+from unisono.core.observer import GenerationDone, GenerationStarted, Observer, StepDone
 from unisono.observe.metric_definitions import Instruments
 
 LOOK_S: Final = 1.0
@@ -77,7 +77,7 @@ class Metrics(Observer):
 
     # -- generations
 
-    def began(self, began: GenerationBegan) -> None:
+    def began(self, began: GenerationStarted) -> None:
         self._all.in_flight.labels(self._model(began)).inc()
 
     def ended(self, done: GenerationDone) -> None:
@@ -105,7 +105,7 @@ class Metrics(Observer):
             every.tools.labels(server, tool.outcome.value).inc()
             every.tools_s.labels(server).observe(tool.ended_s - tool.began_s)
 
-    def _model(self, began: GenerationBegan) -> str:
+    def _model(self, began: GenerationStarted) -> str:
         return began.model if began.model in self._models else OTHER
 
     def _count_tokens(self, done: GenerationDone, model: str) -> None:
@@ -244,8 +244,8 @@ class _Present:
     def collect(self) -> Iterator[Metric]:
         for metric in self._collect():
             if metric.type == "gauge":
-                metric.samples = [sample for sample in metric.samples if self._is_there(sample.labels)]
+                metric.samples = [sample for sample in metric.samples if self._is_present(sample.labels)]
             yield metric
 
-    def _is_there(self, labels: Mapping[str, str]) -> bool:
+    def _is_present(self, labels: Mapping[str, str]) -> bool:
         return "backend" not in labels or (labels["model"], labels["backend"]) in self._backends

@@ -20,7 +20,7 @@ from opentelemetry.sdk.trace.export import SpanExportResult
 from opentelemetry.sdk.util.instrumentation import InstrumentationScope
 from opentelemetry.trace import SpanContext, SpanKind, Status, StatusCode, TraceFlags, TraceState
 
-from unisono.core.observer import GenerationBegan, GenerationDone, Observer
+from unisono.core.observer import GenerationDone, GenerationStarted, Observer
 from unisono.observe.spans import Span, SpanType, spans_of
 
 KINDS: Final = {
@@ -64,7 +64,7 @@ class Exporter(Observer):
         self._scope = InstrumentationScope("unisono", version)
         self._count = count
         self._waiting: deque[Span] = deque()
-        self._most = most
+        self._max_queued = most
         self._at_once = min(AT_ONCE, most)
         self._some = threading.Event()
         self._enough = threading.Event()
@@ -87,18 +87,18 @@ class Exporter(Observer):
             self._thread.join(CLOSING_S)
         self._exporter.shutdown()  # type: ignore[no-untyped-call]
 
-    def began(self, began: GenerationBegan) -> None:
+    def began(self, began: GenerationStarted) -> None:
         """Do nothing: spans are created when a generation has ended."""
 
     def ended(self, done: GenerationDone) -> None:
         spans = spans_of(done, self.kinds)
-        taken = spans[: max(self._most - len(self._waiting), 0)]
+        taken = spans[: max(self._max_queued - len(self._waiting), 0)]
         self._waiting += taken
-        self._tell()
+        self._wake()
         if len(taken) < len(spans):
             self._count("dropped", len(spans) - len(taken))
 
-    def _tell(self) -> None:
+    def _wake(self) -> None:
         """Wake the thread if there is work."""
         if self._waiting and not self._some.is_set():
             self._some.set()
@@ -114,7 +114,7 @@ class Exporter(Observer):
             self._some.clear()
             self._enough.clear()
             spans = [self._waiting.popleft() for _ in range(min(self._at_once, len(self._waiting)))]
-            self._tell()
+            self._wake()
             if spans:
                 self._send(spans)
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from time import time
 from typing import Final
 
-from unisono.core.observer import GenerationBegan, GenerationDone, GenerationOutcome, Observer
+from unisono.core.observer import GenerationDone, GenerationOutcome, GenerationStarted, Observer
 
 MINUTES: Final = 60
 MINUTE_S: Final = 60
@@ -54,7 +54,7 @@ class RecentStats(Observer):
         self._clock = clock
         self._minutes: OrderedDict[int, MinuteStats] = OrderedDict()
 
-    def began(self, began: GenerationBegan) -> None:
+    def began(self, began: GenerationStarted) -> None:
         """Do nothing: answers count when they have ended."""
 
     def ended(self, done: GenerationDone) -> None:

@@ -13,15 +13,15 @@ from collections import deque
 from collections.abc import Callable
 from typing import Final
 
-from unisono.core.observer import GenerationBegan, GenerationDone, Observer
+from unisono.core.observer import GenerationDone, GenerationStarted, Observer
 from unisono.core.recordings import StoredTrace, TraceStore
 from unisono.errors import UnisonoError
 from unisono.observe.recording import about_of, packed, to_document
 
 log = logging.getLogger("unisono.observe")
 
-MOST_WAITING: Final = 64
-TOGETHER: Final = 16
+MAX_QUEUED: Final = 64
+RECORDINGS_PER_WRITE: Final = 16
 """Recordings written in one batch."""
 GATHER_S: Final = 0.1
 """Time that the first of a batch waits for others, in seconds."""
@@ -37,14 +37,16 @@ ROUTINE: Final = frozenset({"restored-stop"})
 """Rules that apply to every answer of some backends, and so do not mark it as repaired."""
 
 
-def was_mended(done: GenerationDone) -> bool:
+def had_recoveries(done: GenerationDone) -> bool:
     return bool({*done.recoveries, *(repair.rule for repair in done.repairs)} - ROUTINE)
 
 
-WANTED: Final[dict[str, Callable[[GenerationDone], bool]]] = {
+MODES: Final[dict[str, Callable[[GenerationDone], bool]]] = {
     "off": lambda _: False,
     # A request that failed before its first attempt is not recorded: many of them would evict the relevant recordings.
-    "recoveries": lambda done: bool(was_mended(done) or done.failovers or done.unmet or (done.error and done.tries)),
+    "recoveries": lambda done: bool(
+        had_recoveries(done) or done.failovers or done.unmet or (done.error and done.tries)
+    ),
     "all": lambda _: True,
 }
 """Predicates that select generations to record, by `unisono.traces.mode`."""
@@ -78,7 +80,7 @@ class Recorder(Observer):
         count: Callable[[str, int], None],
     ) -> None:
         self._store = store
-        self._wanted = WANTED[mode]
+        self._should_record = MODES[mode]
         self._for_s = for_s
         self._max_bytes = max_bytes
         self._most = most
@@ -89,22 +91,22 @@ class Recorder(Observer):
         self._timer: asyncio.TimerHandle | None = None
         self._down = False
 
-    def began(self, began: GenerationBegan) -> None:
+    def began(self, began: GenerationStarted) -> None:
         """Do nothing: recordings are made of ended generations."""
 
     def ended(self, done: GenerationDone) -> None:
-        if not done.began.request_id or not self._wanted(done):
+        if not done.began.request_id or not self._should_record(done):
             return
-        if len(self._waiting) >= MOST_WAITING:
+        if len(self._waiting) >= MAX_QUEUED:
             self._count("dropped", 1)
             return
         self._waiting.append(done)
-        if len(self._waiting) >= TOGETHER:
-            self._begin()
+        if len(self._waiting) >= RECORDINGS_PER_WRITE:
+            self._start_write()
         elif self._timer is None:
-            self._timer = asyncio.get_running_loop().call_later(GATHER_S, self._begin)
+            self._timer = asyncio.get_running_loop().call_later(GATHER_S, self._start_write)
 
-    def _begin(self) -> None:
+    def _start_write(self) -> None:
         """Start writing the queue, unless a write is in progress."""
         if self._timer is not None:
             self._timer.cancel()
@@ -114,7 +116,7 @@ class Recorder(Observer):
 
     async def aclose(self) -> None:
         """Write the queue within a short timeout."""
-        self._begin()
+        self._start_write()
         if self._writing is not None:
             await asyncio.wait({self._writing}, timeout=CLOSING_S)
             self._writing.cancel()
@@ -124,7 +126,7 @@ class Recorder(Observer):
 
     async def _write(self) -> None:
         while self._waiting:
-            batch = [self._waiting.popleft() for _ in range(min(TOGETHER, len(self._waiting)))]
+            batch = [self._waiting.popleft() for _ in range(min(RECORDINGS_PER_WRITE, len(self._waiting)))]
             try:
                 traces = [await self._traced(one) for one in batch]
                 await self._store.keep_traces(*traces, for_s=self._for_s, most=self._most)

@@ -64,7 +64,7 @@ def to_document(done: GenerationDone, gateway: str, max_bytes: int) -> Document:
         "tools": [asdict(one) | {"outcome": one.outcome.value} for one in done.tools],
         "asked": None if began.asked is None else dict(began.asked),
         "output": list(done.journal),
-        "said": said_of(done.said),
+        "said": output_records(done.said),
         "left_out": [],
         "steps": [_step(step) for step in done.steps],
     }
@@ -88,7 +88,7 @@ def _step(step: StepDone) -> dict[str, Json]:
     }
 
 
-def said_of(events: Iterable[Event]) -> list[dict[str, Json]]:
+def output_records(events: Iterable[Event]) -> list[dict[str, Json]]:
     """Return items and repairs in order, without ids.
 
     Two parses of equal tokens have these in common.

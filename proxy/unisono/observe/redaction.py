@@ -10,7 +10,7 @@ from pydantic import JsonValue, SecretStr
 
 from unisono.config import Config
 
-SHORTEST_GUESS = 8
+MIN_GUESSED_SECRET_LENGTH = 8
 """Minimum length, in characters, from which a value of unknown meaning counts as a secret."""
 
 
@@ -70,7 +70,7 @@ def secrets_in(url: str) -> Iterator[str]:
 
 def _looks_secret(value: str) -> bool:
     """Return True for long values: shorter ones are words and numbers common in logs."""
-    return len(value) >= SHORTEST_GUESS
+    return len(value) >= MIN_GUESSED_SECRET_LENGTH
 
 
 def passwords_of(url: str) -> Iterator[str]:

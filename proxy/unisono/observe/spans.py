@@ -12,7 +12,7 @@ from enum import Enum
 from itertools import groupby
 from typing import Final, TypeAlias
 
-from unisono.core.observer import GenerationBegan, GenerationDone, GenerationOutcome, StepDone, ToolDone, ToolEnd
+from unisono.core.observer import GenerationDone, GenerationOutcome, GenerationStarted, StepDone, ToolDone, ToolEnd
 from unisono.core.trace_context import TraceContext, step_span, tool_span, try_span
 
 Value: TypeAlias = str | bool | int | float | Sequence[str]
@@ -56,7 +56,7 @@ def spans_of(done: GenerationDone, kinds: Mapping[str, str]) -> list[Span]:
     if turn is None or not turn.sampled:
         return []
     begun = done.began.at
-    spans = [_turn(done, turn)]
+    spans = [_generation_span(done, turn)]
     tries = enumerate(done.steps)
     for number, group in groupby(tries, key=lambda each: each[1].step):
         each = list(group)
@@ -71,11 +71,11 @@ def _ns(begun: float, after_s: float) -> int:
     return int((begun + after_s) * 1e9)
 
 
-def _operation(began: GenerationBegan) -> str:
+def _operation(began: GenerationStarted) -> str:
     return "text_completion" if began.surface == "completions" else "chat"
 
 
-def _turn(done: GenerationDone, at: TraceContext) -> Span:
+def _generation_span(done: GenerationDone, at: TraceContext) -> Span:
     began, usage = done.began, done.usage
     attributes: dict[str, Value] = {
         "gen_ai.operation.name": _operation(began),

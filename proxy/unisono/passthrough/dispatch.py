@@ -23,7 +23,7 @@ from unisono.errors import BackendError, ContextTooLong
 from unisono.passthrough.run import PassthroughGeneration
 
 # the other kind of deployment can answer, but only from the beginning
-BEGINS_ANEW: Final = Options(available=True, resumable=False)
+RESTART_ONLY: Final = Options(available=True, resumable=False)
 OVERHEAD = 100  # estimated tokens of a prompt in addition to its text
 
 
@@ -74,7 +74,7 @@ class EitherGeneration(BatchStream):
                     yield batch
         except (BackendError, ContextTooLong) as error:
             progress = Progress.SEEN if shown else Progress.NOTHING
-            if decide(failure_kind(error), progress, BEGINS_ANEW) is not Action.RETRY:
+            if decide(failure_kind(error), progress, RESTART_ONLY) is not Action.RETRY:
                 raise
         else:
             return

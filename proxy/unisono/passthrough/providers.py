@@ -66,7 +66,7 @@ FIELDS: Final[Mapping[Api, frozenset[str]]] = {
     ),
 }
 
-LONGEST: Final = 300
+MAX_DETAIL_LENGTH: Final = 300
 _PREFIX: Final = re.compile(r"^(?:(?:litellm\.)?\w+Error: )*(?:\w+Exception - )?")
 
 # Errors for the status codes that litellm assigns to failures; every other code is a BackendError.
@@ -90,7 +90,7 @@ STUMBLED: Final = "APIConnectionError"  # name that litellm gives to all unknown
 # classes of Python, httpx and aiohttp that include every connection error
 CONNECTION: Final = frozenset({"OSError", "TransportError", "ClientConnectionError"})
 
-SHORTEST_HIDDEN: Final = 8  # minimum characters of a setting that is hidden from clients; shorter ones may be words
+MIN_REDACTED_LENGTH: Final = 8  # minimum characters of a setting that is hidden from clients; shorter ones may be words
 # libraries below litellm that log request bodies or addresses
 QUIET: Final = ("openai", "anthropic", "httpx", "httpcore", "boto3", "botocore", "urllib3")
 
@@ -119,7 +119,7 @@ class LitellmProvider:
             **({"drop_params": True} if drop_params else {}),
         }
         told = {*_texts(self._params), *self._environment.values()}
-        hidden = {text for text in told if len(text) >= SHORTEST_HIDDEN}
+        hidden = {text for text in told if len(text) >= MIN_REDACTED_LENGTH}
         # Longest first, since one value may be a prefix of another.
         self._hidden = sorted({*hidden, *secret_spellings(hidden)}, key=len, reverse=True)
 
@@ -131,7 +131,7 @@ class LitellmProvider:
         ask = litellm.acompletion if job.api is Api.CHAT else litellm.aresponses
         times = job.timeouts
         first_s = min(times.first_token_s, times.total_s) if job.stream else times.total_s
-        asked = self._asked(job, litellm)
+        asked = self._call_arguments(job, litellm)
         now = asyncio.get_running_loop().time
         ends_at = now() + times.total_s
         first_at = now() + first_s
@@ -166,7 +166,7 @@ class LitellmProvider:
     async def aclose(self) -> None:
         """Do nothing; litellm owns the connections."""
 
-    def _asked(self, job: PassthroughJob, litellm: Any) -> dict[str, Any]:
+    def _call_arguments(self, job: PassthroughJob, litellm: Any) -> dict[str, Any]:
         """Return the arguments of the litellm call.
 
         Raises InvalidRequest for a body that cannot be sent to the provider.
@@ -178,7 +178,7 @@ class LitellmProvider:
         known = {name: value for name, value in job.body.items() if name in fields and value is not None}
         rest = {name: value for name, value in job.body.items() if name not in fields | {"model", "stream"}}
         given = self._params.get("extra_body")
-        if rest and not _takes_any_field(litellm, model, self._params):
+        if rest and not _accepts_any_field(litellm, model, self._params):
             if not self._params.get("drop_params"):
                 name = next(iter(rest))
                 raise UnsupportedValue(
@@ -218,10 +218,10 @@ class LitellmProvider:
 
     def _cleaned(self, text: str) -> str:
         """Return the text on one line, printable, without values that only the operator knows."""
-        text = _PREFIX.sub("", text[: LONGEST * 8])
+        text = _PREFIX.sub("", text[: MAX_DETAIL_LENGTH * 8])
         for hidden in self._hidden:
             text = text.replace(hidden, "[hidden]")
-        return " ".join("".join(letter if letter.isprintable() else " " for letter in text).split())[:LONGEST]
+        return " ".join("".join(letter if letter.isprintable() else " " for letter in text).split())[:MAX_DETAIL_LENGTH]
 
 
 def _texts(value: object) -> Iterator[str]:
@@ -270,7 +270,7 @@ def _cost_of(chunk: Any) -> Any:
     return getattr(getattr(chunk, "usage", None), "cost", None)
 
 
-def _takes_any_field(litellm: Any, model: str, params: Mapping[str, Any]) -> bool:
+def _accepts_any_field(litellm: Any, model: str, params: Mapping[str, Any]) -> bool:
     """Return whether a provider's API is OpenAI's, so that body fields can be sent unchanged."""
     provider = params.get("custom_llm_provider") or (model.partition("/")[0] if "/" in model else "openai")
     return provider in {"openai", "azure", *litellm.openai_compatible_providers}

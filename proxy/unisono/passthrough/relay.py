@@ -14,9 +14,9 @@ from unisono.core.events import Passed
 from unisono.core.generation import FinishReason, Usage
 from unisono.core.passthrough_request import Api, PassthroughRequest
 
-LETTERS_PER_TOKEN: Final = 4
+CHARACTERS_PER_TOKEN: Final = 4
 # Maximum tokens accepted for one answer; sums of it stay within the number range of the stores.
-MOST_TOKENS: Final = 10**9
+MAX_TOKENS: Final = 10**9
 LENGTH: Final = frozenset({"length", "incomplete"})  # finish values of backends for a reached token limit
 FAILED: Final = "failed"
 # last events of a Responses API stream, and the status that each implies
@@ -61,7 +61,7 @@ class Relay(ABC):
     @property
     def usage(self) -> Usage:
         """Return the usage as reported by the backend, or else as estimated."""
-        guessed = Usage(self._passage.tokens, max(self.came, self.letters // LETTERS_PER_TOKEN))
+        guessed = Usage(self._passage.tokens, max(self.came, self.letters // CHARACTERS_PER_TOKEN))
         return guessed if self._told is None else usage_of(*self._told, guessed)
 
     def _generated(self, text: Json, *, shown: bool = False) -> None:
@@ -170,7 +170,7 @@ def usage_of(told: Mapping[str, Json], sent: str, made: str, guessed: Usage) -> 
 
     def count(of: object, name: str, otherwise: int) -> int:
         number = of.get(name) if isinstance(of, Mapping) else None
-        return number if type(number) is int and 0 <= number <= MOST_TOKENS else otherwise
+        return number if type(number) is int and 0 <= number <= MAX_TOKENS else otherwise
 
     prompt, completion = count(told, sent, guessed.prompt_tokens), count(told, made, guessed.completion_tokens)
     return Usage(

@@ -24,7 +24,7 @@ from unisono.errors import BackendError, BackendProtocolError, BackendTimeout, C
 from unisono.passthrough.relay import Relay, relaying_of
 
 # body fields that limit the answer's tokens; the first one present applies
-MOST_NAMES: Mapping[Api, tuple[str, ...]] = {
+MAX_TOKENS_FIELDS: Mapping[Api, tuple[str, ...]] = {
     Api.CHAT: ("max_completion_tokens", "max_tokens"),
     Api.RESPONSES: ("max_output_tokens",),
 }
@@ -146,7 +146,7 @@ class PassthroughTelemetry:
         self._report = report
         self._deployment = deployment
         self._relaying = relaying
-        self._began_s = report.now_s()
+        self._started_s = report.now_s()
         self._pace = Pace()
         self.failure = ""
 
@@ -161,7 +161,7 @@ class PassthroughTelemetry:
         if pace.first is None or self.failure:
             return
         read_tokens = usage.prompt_tokens - usage.cached_tokens if usage.cached_tokens else None
-        first_token_s = pace.first - self._report.began - self._began_s
+        first_token_s = pace.first - self._report.began - self._started_s
         place.record_attempt(first_token_s, pace.largest_gap_s or None, read_tokens)
 
     def over(self) -> None:
@@ -171,7 +171,7 @@ class PassthroughTelemetry:
             StepDone(
                 step=0,
                 deployment=self._deployment,
-                began_s=self._began_s,
+                began_s=self._started_s,
                 first_token_s=None if pace.first is None else pace.first - report.began,
                 ended_s=report.now_s(),
                 prompt_tokens=usage.prompt_tokens,
@@ -196,7 +196,7 @@ def sent_body(passage: PassthroughRequest, max_tokens: int | None) -> Mapping[st
         body["stream_options"] = {**(options if isinstance(options, dict) else {}), "include_usage": True}
     most = None if max_tokens is None else max(max_tokens // passage.choices, 1)
     if most is not None and (passage.most is None or most < passage.most):
-        names = MOST_NAMES[passage.api]
+        names = MAX_TOKENS_FIELDS[passage.api]
         present = [name for name in names if body.get(name) is not None] or [names[-1]]
         body |= dict.fromkeys(present, most)
     return body

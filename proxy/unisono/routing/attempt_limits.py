@@ -21,7 +21,7 @@ LONG_PROMPT_TOKENS: Final = 1024
 
 MIN_READING_SPEED: Final = 500.0
 """Tokens per second; no attempt is given up while this speed would explain the wait."""
-GUESSED_READING_SPEED: Final = 50.0
+ASSUMED_READING_SPEED: Final = 50.0
 """Tokens per second of a deployment without a measured long prompt: a laptop without a GPU."""
 FIRST_TOKEN_FACTOR: Final = 4.0
 GAP_FACTOR: Final = 20.0
@@ -149,7 +149,7 @@ def _first_token_needs(tokens: int, learned: LearnedTimes) -> tuple[float, float
     per_token_s = learned.s_per_token or 0.0
     certain_s = tokens / MIN_READING_SPEED + FIRST_TOKEN_FACTOR * (learned.first_token_s + tokens * per_token_s)
     is_speed_known = learned.is_warm and (learned.s_per_token is not None or tokens < LONG_PROMPT_TOKENS)
-    return certain_s, certain_s if is_speed_known else max(certain_s, tokens / GUESSED_READING_SPEED)
+    return certain_s, certain_s if is_speed_known else max(certain_s, tokens / ASSUMED_READING_SPEED)
 
 
 def _limit(

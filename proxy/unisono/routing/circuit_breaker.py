@@ -35,7 +35,7 @@ compensated.
 """
 CLOSING: Final = 2
 """Successes that close a circuit."""
-REST_AT_MOST_S: Final = 300.0
+MAX_COOLDOWN_S: Final = 300.0
 """Upper bound of the growing cooldown in seconds, unless the configured one is longer."""
 BREATH_S: Final = 1.0
 """Cooldown of an overloaded deployment that sends no `retry_after_s`, in seconds."""
@@ -140,7 +140,7 @@ def after_failure(
         return {**circuits, kind: _overloaded(circuit, error.retry_after_s, now, tolerance, jitter)}
     # A failure of another kind shows that a half-open circuit has not recovered either.
     circuits = {
-        other: _failed_again(tried, identity, now, tolerance, jitter)
+        other: _reopen(tried, identity, now, tolerance, jitter)
         if other not in (kind, BreakerFailure.OVERLOADED) and tried.phase(now) is CircuitPhase.HALF_OPEN
         else tried
         for other, tried in circuits.items()
@@ -150,7 +150,7 @@ def after_failure(
             # The request began before the circuit opened; the cooldown is long enough.
             return circuits
         case CircuitPhase.HALF_OPEN:
-            opened = _failed_again(circuit, identity, now, tolerance, jitter)
+            opened = _reopen(circuit, identity, now, tolerance, jitter)
         case CircuitPhase.CLOSED:
             opened = replace(
                 circuit,
@@ -245,7 +245,7 @@ def _blamed(circuit: Circuit, identity: str) -> str | None:
     return identity if identity and circuit.blamed in ("", identity) else None
 
 
-def _failed_again(circuit: Circuit, identity: str, now: float, tolerance: BreakerConfig, jitter: float) -> Circuit:
+def _reopen(circuit: Circuit, identity: str, now: float, tolerance: BreakerConfig, jitter: float) -> Circuit:
     """Open a half-open circuit again, unless its failures may still be blamed on one identity."""
     blamed = _blamed(circuit, identity)
     if blamed is None:
@@ -254,7 +254,7 @@ def _failed_again(circuit: Circuit, identity: str, now: float, tolerance: Breake
 
 
 def _rested(circuit: Circuit, now: float, tolerance: BreakerConfig, jitter: float) -> Circuit:
-    longest = max(REST_AT_MOST_S, tolerance.cooldown_s)
+    longest = max(MAX_COOLDOWN_S, tolerance.cooldown_s)
     length = min(tolerance.cooldown_s * 2.0 ** min(circuit.rests, 32), longest)
     return Circuit(circuit.failures, circuit.owed, rests=circuit.rests + 1, since=now, until=now + length * jitter)
 

@@ -49,9 +49,9 @@ BACK_SOON_S = 60.0
 FAILING_EVERY_S = 4.0  # between probes if it fails otherwise, hangs or is gone for good
 CHECK_EVERY_S = 30.0
 """Seconds without use or probe after which a deployment is probed again."""
-IDLE_AT_MOST_S = 600.0
+MAX_IDLE_PROBE_INTERVAL_S = 600.0
 """Upper bound of that interval, which doubles while idle to let a laptop's model sleep."""
-UNFIT_AT_MOST_S = 30.0
+MAX_UNFIT_PROBE_PAUSE_S = 30.0
 """Upper bound of the pause between probes of an unfit deployment: each makes it generate."""
 FOREIGN_PROMPT = 1024
 """Assumed tokens of a prompt from another client that the server has not begun."""
@@ -126,7 +126,7 @@ class LiveDeployment:
         self.well_since = self.failing_since = clock()  # start of the state, apart from circuits
         self._doubted = False  # a request failed as if it were dead; no probe since
         self._suspicion = Suspicion()
-        self._gone_since: float | None = None  # when a probe found it unreachable
+        self._unreachable_since: float | None = None  # when a probe found it unreachable
         self._probed_at = self._probing_from = self._used_at = 0.0
         self._unfit = 0  # consecutive probes that found it unfit
         self._idle = 0  # consecutive good probes without a use between them
@@ -240,7 +240,7 @@ class LiveDeployment:
             self._forgiven(now, after_success(self.circuits, begun))
         if self.failure is not None and self.known is not None:
             log.info("backend ready", extra={"backend": self.name})
-            self.failure, self._gone_since, self.well_since = None, None, now
+            self.failure, self._unreachable_since, self.well_since = None, None, now
             self._changed()
 
     def _forgiven(self, now: float, circuits: Circuits) -> None:
@@ -303,23 +303,23 @@ class LiveDeployment:
         if phase is CircuitPhase.HALF_OPEN:
             # Probe before the first client's request.
             return True
-        if phase is CircuitPhase.OPEN and self._gone_since is None:
+        if phase is CircuitPhase.OPEN and self._unreachable_since is None:
             # It is up but fails, so a passed probe would prove nothing.
             return False
-        if self.failure is not None or self._gone_since is not None:
+        if self.failure is not None or self._unreachable_since is not None:
             soon = DOUBTED_EVERY_S if self.urgent(now) else FAILING_EVERY_S
             return since >= (self._patience if self._unfit else soon)
-        pause = min(CHECK_EVERY_S * 2.0**self._idle, IDLE_AT_MOST_S)
+        pause = min(CHECK_EVERY_S * 2.0**self._idle, MAX_IDLE_PROBE_INTERVAL_S)
         return self.known is None or now - max(self._probed_at, self._used_at) >= pause
 
     def urgent(self, now: float) -> bool:
         """Return whether to probe as often as possible: the deployment may have died or be back."""
         is_doubted = self._doubted or self._suspicion.since is not None
-        return is_doubted or (self._gone_since is not None and now - self._gone_since < BACK_SOON_S)
+        return is_doubted or (self._unreachable_since is not None and now - self._unreachable_since < BACK_SOON_S)
 
     @property
     def _patience(self) -> float:  # seconds for which a failed probe stays valid
-        return min(FAILURE_REMEMBERED_S * 2.0 ** max(self._unfit - 1, 0), UNFIT_AT_MOST_S)
+        return min(FAILURE_REMEMBERED_S * 2.0 ** max(self._unfit - 1, 0), MAX_UNFIT_PROBE_PAUSE_S)
 
     async def _probe(self) -> Probe:
         try:
@@ -344,8 +344,8 @@ class LiveDeployment:
             if self.failure is None or self.failure.code != error.code:
                 log.warning("backend not ready", extra=about | {"code": error.code, "reason": error.message})
                 self.failing_since = self._probed_at
-            if kind_of(error) is BreakerFailure.UNREACHABLE and self._gone_since is None:
-                self._gone_since = self._probed_at
+            if kind_of(error) is BreakerFailure.UNREACHABLE and self._unreachable_since is None:
+                self._unreachable_since = self._probed_at
             self.failure = error
             self._tried(error)
         else:
@@ -380,10 +380,10 @@ class LiveDeployment:
         now = self.clock()
         if self._suspicion.since is not None and self._probing_from >= self._suspicion.since:
             self._judge(now, fails=False)
-        if self._gone_since is not None or self.phase(now) is CircuitPhase.HALF_OPEN:
+        if self._unreachable_since is not None or self.phase(now) is CircuitPhase.HALF_OPEN:
             self._forgiven(now, after_success(self.circuits, probed=True))
         if self.phase(now) is CircuitPhase.CLOSED:
-            self._gone_since = None
+            self._unreachable_since = None
 
     def _tried(self, error: UnisonoError) -> None:
         """Handle a failed probe: a half-open circuit opens again, and a suspect is confirmed."""

@@ -184,9 +184,9 @@ class DeploymentGroup:
             if not self._minute.cancelled() and self._minute.when() <= when:
                 return
             self._minute.cancel()
-        self._minute = loop.call_at(when, self._minute_is_over)
+        self._minute = loop.call_at(when, self._on_minute_end)
 
-    def _minute_is_over(self) -> None:
+    def _on_minute_end(self) -> None:
         self._minute = None
         self._changed()
 

@@ -196,7 +196,7 @@ class SelectionRequest:
         return max(self.prompt_tokens - self.known(bit), 1) + self.answer
 
 
-def to_wanted(
+def to_selection_request(
     demand: RouteRequirements,
     held: Sequence[tuple[int, int]] = (),
     *,
@@ -234,7 +234,7 @@ class Choice:
     waits_for: int = 0
 
 
-NOBODY: Final = Choice()
+NO_CHOICE: Final = Choice()
 
 
 def choose(
@@ -251,7 +251,7 @@ def choose(
     request: they are waited for, but not chosen."""
     serving, unable = _serving(candidates, wanted)
     if not serving:
-        return NOBODY
+        return NO_CHOICE
     tokens = wanted.tokens
     # Most candidates have no limit, and a call for each of many would dominate the cost.
     free = [c for c in serving if not c.bit & barred and (not c.bounded or c.has_room(tokens))]

@@ -83,7 +83,7 @@ class RoutingPool:
         self.rules = rules or RoutingRules()
         self.prefixes = PrefixIndex() if prefixes is None else prefixes
         self._clock = clock
-        self._kept = list(kept)
+        self._resources = list(kept)
         taken_over = {id(one.live) for one in kept}
         self._doubts = asyncio.Event()
         """Set when a deployment should be probed now."""
@@ -106,7 +106,7 @@ class RoutingPool:
         self._own([live for members in groups.values() for live in members if id(live) not in taken_over])
         self._stand_ins = dict(stand_ins or {})
         self._watching: list[asyncio.Task[None]] = []
-        self._places = asyncio.Semaphore(PROBES_AT_ONCE)
+        self._probe_slots = asyncio.Semaphore(PROBES_AT_ONCE)
 
     def route(self, ask: RouteRequest) -> GroupFailoverRoute:
         """Return the failover route through the deployments of the requested model and kind.
@@ -139,11 +139,11 @@ class RoutingPool:
 
         Needs a running loop.
         """
-        for kept in self._kept:
+        for kept in self._resources:
             kept.pool.let_go(kept.live)
             kept.live.become(kept.terms)
-        self._own([kept.live for kept in self._kept])
-        self._kept.clear()
+        self._own([kept.live for kept in self._resources])
+        self._resources.clear()
         self._watching = [
             asyncio.create_task(self._watch(), name="probe backends"),
             asyncio.create_task(self._watch_load(), name="poll the load of backends"),
@@ -183,7 +183,7 @@ class RoutingPool:
             for watched in self._owned.values():
                 if watched.asking is None and watched.live.stale(now):
                     # Each in its own task, so that one that hangs does not delay the others.
-                    watched.asking = asyncio.create_task(self._ask(watched))
+                    watched.asking = asyncio.create_task(self._probe(watched))
             urgent = any(watched.live.urgent(now) for watched in self._owned.values())
             pause = min(URGENT_EVERY_S, WATCH_EVERY_S) if urgent else WATCH_EVERY_S
             # Jittered, so that many gateways do not probe one server at the same moment.
@@ -199,9 +199,9 @@ class RoutingPool:
                 # However many wake-ups there are, check only a few times a second.
                 await asyncio.sleep(min(pause, LOOK_S))
 
-    async def _ask(self, watched: WatchState) -> None:
+    async def _probe(self, watched: WatchState) -> None:
         try:
-            async with self._places:
+            async with self._probe_slots:
                 phase = watched.live.phase(self._clock())
                 if phase is CircuitPhase.HALF_OPEN:
                     log.info("backend cooldown over; probing it", extra={"backend": watched.live.name})
@@ -229,12 +229,12 @@ class RoutingPool:
                     if watched is None or watched.loading is not None:
                         continue
                     if busy and now >= watched.silent_until and watched.live.known is not None:
-                        watched.loading = asyncio.create_task(self._ask_load(watched))
+                        watched.loading = asyncio.create_task(self._poll_load(watched))
                     elif watched.live.candidate.foreign_requests:
                         # Load was not polled recently, so it is unknown.
                         watched.live.claimed(None)
 
-    async def _ask_load(self, watched: WatchState) -> None:
+    async def _poll_load(self, watched: WatchState) -> None:
         try:
             async with asyncio.timeout(LOAD_WITHIN_S):
                 load = await watched.live.endpoint.load()

@@ -13,17 +13,17 @@ from typing import Final
 
 BLOCKS: Final = 200_000
 """Maximum number of indexed blocks: 25 million tokens, in about 40 MB."""
-KEPT_S: Final = 1800.0
+RETENTION_S: Final = 1800.0
 """Seconds after which a prompt is no longer assumed to be cached."""
 
 
 class PrefixIndex:
     """Masks of deployments by block number. `now` is monotonic seconds and never decreases."""
 
-    def __init__(self, blocks: int = BLOCKS, kept_s: float = KEPT_S) -> None:
+    def __init__(self, blocks: int = BLOCKS, kept_s: float = RETENTION_S) -> None:
         self._holders: OrderedDict[int, tuple[int, float]] = OrderedDict()
-        self._most = blocks
-        self._kept_s = kept_s
+        self._max_blocks = blocks
+        self._retention_s = kept_s
         self._free: list[int] = []
         self._bits = 0
         self._forgotten: dict[int, float] = {}
@@ -46,7 +46,9 @@ class PrefixIndex:
     def forget(self, bit: int, now: float) -> None:
         """Mark a deployment's cache as lost, because the process died or was replaced."""
         # Losses older than the lifetime of an entry need no record.
-        self._forgotten = {b: when for b, when in self._forgotten.items() if now - when <= self._kept_s} | {bit: now}
+        self._forgotten = {b: when for b, when in self._forgotten.items() if now - when <= self._retention_s} | {
+            bit: now
+        }
 
     def held(self, blocks: Sequence[int], now: float) -> list[tuple[int, int]]:
         """Return masks of deployments with the number of prompt blocks that they hold.
@@ -83,7 +85,7 @@ class PrefixIndex:
         for block in reversed(blocks):
             holders[block] = (self._holding(block, now) | bit, now)
             holders.move_to_end(block)
-        while len(holders) > self._most:
+        while len(holders) > self._max_blocks:
             holders.popitem(last=False)
 
     def _holding(self, block: int, now: float) -> int:
@@ -91,7 +93,7 @@ class PrefixIndex:
         if entry is None:
             return 0
         mask, written = entry
-        if now - written > self._kept_s:
+        if now - written > self._retention_s:
             return 0
         if self._forgotten:
             for bit, when in self._forgotten.items():

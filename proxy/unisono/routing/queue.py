@@ -16,35 +16,35 @@ from typing import Final, Generic, TypeVar
 
 from unisono.errors import BackendOverloaded, ShareExceeded
 
-Held = TypeVar("Held")
+SlotT = TypeVar("SlotT")
 
-RATE_OVER: Final = 64
+RATE_SAMPLES: Final = 64
 """Number of recent slots from which the speed of the queue is estimated."""
-SHORTEST_S: Final = 1.0
-LONGEST_S: Final = 30.0
+MIN_RETRY_AFTER_S: Final = 1.0
+MAX_RETRY_AFTER_S: Final = 30.0
 """Bounds of the suggested `retry_after_s`."""
 
 
 @dataclass(frozen=True, slots=True)
-class SlotOffer(Generic[Held]):
+class SlotOffer(Generic[SlotT]):
     """Result of an attempt: a slot, or a mask of deployments worth waiting for.
 
     With neither there is nothing to wait for, and the request has to choose again.
     """
 
-    held: Held | None = None
+    held: SlotT | None = None
     waits_for: int = 0
 
 
 @dataclass(eq=False, slots=True)
-class Waiter(Generic[Held]):
+class Waiter(Generic[SlotT]):
     """Request in the queue. `attempt` takes a free slot outside the deployments of a mask."""
 
     owner: str
     number: int
     resumes: bool
-    attempt: Callable[[int], SlotOffer[Held]]
-    answer: asyncio.Future[Held | None] = field(default_factory=lambda: asyncio.get_running_loop().create_future())
+    attempt: Callable[[int], SlotOffer[SlotT]]
+    answer: asyncio.Future[SlotT | None] = field(default_factory=lambda: asyncio.get_running_loop().create_future())
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,21 +56,21 @@ class QueueConfig:
     timeout_s: float = 60.0
 
 
-class WaitingQueue(Generic[Held]):
+class WaitingQueue(Generic[SlotT]):
     """Fair queue for slots. `give_back` returns a slot that its request no longer needs."""
 
-    def __init__(self, bounds: QueueConfig, give_back: Callable[[Held], None], clock: Callable[[], float]) -> None:
+    def __init__(self, bounds: QueueConfig, give_back: Callable[[SlotT], None], clock: Callable[[], float]) -> None:
         self._bounds = bounds
         self._give_back = give_back
         self._clock = clock
-        self._resuming: deque[Waiter[Held]] = deque()
-        self._owners: OrderedDict[str, deque[Waiter[Held]]] = OrderedDict()
+        self._resuming: deque[Waiter[SlotT]] = deque()
+        self._owners: OrderedDict[str, deque[Waiter[SlotT]]] = OrderedDict()
         """Waiting requests by owner; the owner that is served next is first."""
         self._waiting = 0
         self._numbers = 0
-        self._moved: deque[float] = deque(maxlen=RATE_OVER)
+        self._moved: deque[float] = deque(maxlen=RATE_SAMPLES)
         self._serving = False
-        self._again = False
+        self._must_serve_again = False
 
     def __len__(self) -> int:
         """Number of waiting requests."""
@@ -82,8 +82,8 @@ class WaitingQueue(Generic[Held]):
         return self._numbers
 
     async def take(
-        self, owner: str, number: int, attempt: Callable[[int], SlotOffer[Held]], *, resumes: bool, until: float
-    ) -> Held | None:
+        self, owner: str, number: int, attempt: Callable[[int], SlotOffer[SlotT]], *, resumes: bool, until: float
+    ) -> SlotT | None:
         """Wait for a slot; return None if there is nothing to wait for.
 
         `until` is in the event loop's time. Raises BackendOverloaded and its relatives. After cancellation no
@@ -92,7 +92,7 @@ class WaitingQueue(Generic[Held]):
         if not len(self):
             offer = attempt(0)
             if offer.held is not None or not offer.waits_for:
-                return self._taken(offer.held)
+                return self._grant(offer.held)
         waiter = Waiter(owner, number, resumes, attempt)
         self._join(waiter)
         try:
@@ -120,26 +120,26 @@ class WaitingQueue(Generic[Held]):
     def serve(self) -> None:
         """Assign free slots. Call it whenever a slot is returned or a deployment recovers."""
         if self._serving:
-            self._again = True
+            self._must_serve_again = True
             return
         self._serving = True
         try:
-            while len(self) and (self._serve_one() or self._again):
-                self._again = False
+            while len(self) and (self._serve_one() or self._must_serve_again):
+                self._must_serve_again = False
         finally:
             self._serving = False
 
     def expected_s(self) -> float:
         """Return the suggested delay for a new request in seconds, from the queue's recent speed."""
         if len(self._moved) < 2:
-            return SHORTEST_S
+            return MIN_RETRY_AFTER_S
         each = (self._clock() - self._moved[0]) / len(self._moved)
-        return min(max(each * (len(self) + 1), SHORTEST_S), LONGEST_S)
+        return min(max(each * (len(self) + 1), MIN_RETRY_AFTER_S), MAX_RETRY_AFTER_S)
 
     def _serve_one(self) -> bool:
         """Answer one waiting request; return False if none can be answered."""
         barred = 0
-        for waiter in self._in_turn():
+        for waiter in self._by_fairness():
             offer = waiter.attempt(barred)
             if offer.held is None and offer.waits_for:
                 barred |= offer.waits_for
@@ -147,16 +147,16 @@ class WaitingQueue(Generic[Held]):
             self._leave(waiter)
             if waiter.owner in self._owners:
                 self._owners.move_to_end(waiter.owner)
-            waiter.answer.set_result(self._taken(offer.held))
+            waiter.answer.set_result(self._grant(offer.held))
             return True
         return False
 
-    def _taken(self, held: Held | None) -> Held | None:
+    def _grant(self, held: SlotT | None) -> SlotT | None:
         if held is not None:
             self._moved.append(self._clock())
         return held
 
-    def _in_turn(self) -> Iterator[Waiter[Held]]:
+    def _by_fairness(self) -> Iterator[Waiter[SlotT]]:
         yield from [waiter for waiter in self._resuming if not waiter.answer.done()]
         lines = [list(line) for line in self._owners.values()]
         for place in range(max(map(len, lines), default=0)):
@@ -164,7 +164,7 @@ class WaitingQueue(Generic[Held]):
                 if place < len(line) and not line[place].answer.done():
                     yield line[place]
 
-    def _join(self, waiter: Waiter[Held]) -> None:
+    def _join(self, waiter: Waiter[SlotT]) -> None:
         if waiter.resumes:
             line = self._resuming
         else:
@@ -173,7 +173,7 @@ class WaitingQueue(Generic[Held]):
         behind = next((place for place, other in enumerate(line) if other.number > waiter.number), len(line))
         line.insert(behind, waiter)
 
-    def _leave(self, waiter: Waiter[Held]) -> None:
+    def _leave(self, waiter: Waiter[SlotT]) -> None:
         if waiter.resumes:
             if waiter in self._resuming:
                 self._resuming.remove(waiter)
@@ -186,7 +186,7 @@ class WaitingQueue(Generic[Held]):
         if not line:
             del self._owners[waiter.owner]
 
-    def _shorten(self, newcomer: Waiter[Held]) -> None:
+    def _shorten(self, newcomer: Waiter[SlotT]) -> None:
         """Refuse a request if the queue is too long."""
         line = self._owners[newcomer.owner]
         if self._bounds.per_owner is not None and len(line) > self._bounds.per_owner:
@@ -196,7 +196,7 @@ class WaitingQueue(Generic[Held]):
             greediest = max(self._owners.values(), key=lambda one: (len(one), one is line))
             self._refuse(greediest[-1], shared=len(self._owners) > 1)
 
-    def _refuse(self, waiter: Waiter[Held], *, shared: bool) -> None:
+    def _refuse(self, waiter: Waiter[SlotT], *, shared: bool) -> None:
         wait_s = self.expected_s()
         self._leave(waiter)
         if waiter.answer.done():

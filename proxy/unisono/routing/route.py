@@ -30,7 +30,7 @@ from unisono.routing.group import DeploymentGroup
 from unisono.routing.held_place import HeldSlot
 from unisono.routing.policy import Rank, SelectionRequest
 
-MOST_DEATHS: Final = 5
+MAX_FAILED_ATTEMPTS: Final = 5
 """Limit of moves of an answer that a client is already reading.
 
 An answer that kills every deployment must come to an end.
@@ -46,11 +46,11 @@ A deployment that is too busy or too slow is different: the next one gets the sa
 # The same pauses between retries as LiteLLM.
 FIRST_PAUSE_S: Final = 0.5
 """Pause before a failed deployment is retried, in seconds; doubles with every failure."""
-LONGEST_PAUSE_S: Final = 8.0
+MAX_PAUSE_S: Final = 8.0
 """Upper bound of the pause, in seconds."""
 PAUSE_JITTER: Final = 0.25
 """Share by which a pause varies, so that clients of a restarted server spread out."""
-LONGEST_RETRY_AFTER_S: Final = 60.0
+MAX_RETRY_AFTER_S: Final = 60.0
 """Longest `retry_after_s` that is honored; a deployment that asks for more is not retried."""
 
 
@@ -67,7 +67,7 @@ class GroupFailoverRoute:
         fallbacks: Sequence[DeploymentGroup] = (),
         larger: Sequence[DeploymentGroup] = (),
     ) -> None:
-        self._ask = ask
+        self._request = ask
         self._group = group
         self._fallbacks = tuple(fallbacks)
         self._larger = tuple(larger)
@@ -75,7 +75,7 @@ class GroupFailoverRoute:
         self._failure: UnisonoError | None = None
         self._at: tuple[DeploymentGroup, LiveDeployment] | None = None
         """Group and deployment of the last slot."""
-        self._gone = 0
+        self._failed_mask = 0
         """Mask of deployments that failed."""
         self._failures: dict[str, int] = {}
         """Failures that count against `num_retries`, by model."""
@@ -96,7 +96,7 @@ class GroupFailoverRoute:
     @property
     def identity(self) -> str:
         """Identity of the requester, to which failures are attributed."""
-        return self._ask.identity()
+        return self._request.identity()
 
     @property
     def retries_left(self) -> int:
@@ -105,7 +105,7 @@ class GroupFailoverRoute:
 
     def has_alternative(self, prompt_tokens: int) -> bool:
         """Return whether another healthy deployment has room for the prompt."""
-        current, excluded = None, self._gone & ~self._back if self._resumes else self._gone
+        current, excluded = None, self._failed_mask & ~self._back if self._resumes else self._failed_mask
         if self._at is not None:
             current, excluded = self._at[0], excluded | self._at[1].candidate.bit
         for group in (self._group, *self._fallbacks):
@@ -143,7 +143,7 @@ class GroupFailoverRoute:
         return Prospects(later_s=later_s)
 
     def retry_failed(self) -> None:
-        self._gone &= ~self._back
+        self._failed_mask &= ~self._back
         self._paused = True
 
     def _another(self, *, resumes: bool, pending: DeploymentGroup | None = None, worst: Rank = Rank.UNREADY) -> bool:
@@ -152,14 +152,14 @@ class GroupFailoverRoute:
         `pending` is a group with a failed attempt that is not counted yet.
         """
         last = self._at[1].candidate.bit if self._at is not None else 0
-        back = self._back if resumes and self._deaths < MOST_DEATHS else 0
+        back = self._back if resumes and self._deaths < MAX_FAILED_ATTEMPTS else 0
         for group in (self._group, *self._larger, *self._fallbacks):
             if not resumes and not self._retries_left(group, pending=group is pending):
                 continue
             for one in (live.candidate for live in group.members):
                 if one.bit & last or one.rank > worst:
                     continue
-                if not one.bit & self._gone or one.bit & back:
+                if not one.bit & self._failed_mask or one.bit & back:
                     return True
         return False
 
@@ -168,7 +168,7 @@ class GroupFailoverRoute:
         if isinstance(error, ContextTooLong):
             return True
         if resumes:
-            return self._deaths + pending <= MOST_DEATHS
+            return self._deaths + pending <= MAX_FAILED_ATTEMPTS
         return self._is_free(error) or group.budget.affords(self._now())
 
     def _is_free(self, error: UnisonoError) -> bool:
@@ -192,12 +192,12 @@ class GroupFailoverRoute:
             for one in group.members
         )
         asked_s = error.retry_after_s or 0.0
-        if not waits or asked_s > LONGEST_RETRY_AFTER_S:
+        if not waits or asked_s > MAX_RETRY_AFTER_S:
             return None
         failed = max(self._deaths + pending - 1, 0)
-        pause_s = min(FIRST_PAUSE_S * 2.0**failed, LONGEST_PAUSE_S)
+        pause_s = min(FIRST_PAUSE_S * 2.0**failed, MAX_PAUSE_S)
         # Never sooner than the deployment asks for, and spread out so that clients do not return together.
-        later_s = uniform(0, PAUSE_JITTER * min(asked_s, LONGEST_PAUSE_S))  # noqa: S311 - nothing secret
+        later_s = uniform(0, PAUSE_JITTER * min(asked_s, MAX_PAUSE_S))  # noqa: S311 - nothing secret
         return max(pause_s * uniform(1 - PAUSE_JITTER, 1 + PAUSE_JITTER), asked_s + later_s)  # noqa: S311
 
     def _retries_left(self, group: DeploymentGroup, *, pending: bool) -> bool:
@@ -212,7 +212,7 @@ class GroupFailoverRoute:
         if self._failure is None:
             if self._at is None:
                 self._group.budget.asked(self._group.in_flight, self._now())
-            elif (place := self._again(demand)) is not None:
+            elif (place := self._same_deployment(demand)) is not None:
                 return place
         else:
             self._judge(demand)
@@ -220,16 +220,16 @@ class GroupFailoverRoute:
         last_resorts: list[DeploymentGroup] = []
         groups = list(self._groups(demand))
         for group in groups:
-            if len(groups) > 1 and not group.serves(self._wanted(group, demand)):
+            if len(groups) > 1 and not group.serves(self._selection_request(group, demand)):
                 last_resorts.append(group)
                 continue
             try:
-                return await self._taken(group, demand)
+                return await self._wait_for_slot(group, demand)
             except BackendError as error:
                 refusal = refusal or error
         for group in last_resorts:
             try:
-                return await self._taken(group, demand)
+                return await self._wait_for_slot(group, demand)
             except BackendError as error:
                 refusal = refusal or error
         if self._failure is not None and not isinstance(refusal, BackendOverloaded):
@@ -239,7 +239,7 @@ class GroupFailoverRoute:
     def fell(self, group: DeploymentGroup, live: LiveDeployment, error: UnisonoError) -> None:
         self._tries[-1] = replace(self._tries[-1], failure=error.code)
         self._failure = error
-        self._gone |= live.candidate.bit
+        self._failed_mask |= live.candidate.bit
         if _is_transient(error):
             self._back |= live.candidate.bit
         self._deaths += 1
@@ -255,11 +255,13 @@ class GroupFailoverRoute:
         if not isinstance(error, BackendError) or isinstance(error, BackendRejected):
             raise error
         if demand.resumes:
-            if self._deaths > MOST_DEATHS:
+            if self._deaths > MAX_FAILED_ATTEMPTS:
                 raise error
             return
         group = self._at[0]
-        if self._is_free(error) and any(one.serves(self._wanted(one, demand)) for one in self._groups(demand)):
+        if self._is_free(error) and any(
+            one.serves(self._selection_request(one, demand)) for one in self._groups(demand)
+        ):
             self._moved = True
         elif not group.budget.pay(self._now()):
             if error.retry_after_s is None:
@@ -279,36 +281,36 @@ class GroupFailoverRoute:
         sizes = [one.candidate.context for one in self._group.members]
         return all(size is not None and size <= demand.prompt_tokens for size in sizes)
 
-    def _wanted(self, group: DeploymentGroup, demand: RouteRequirements) -> SelectionRequest:
-        wanted = group.wanted(demand, self._ask.sticky, self._gone)
+    def _selection_request(self, group: DeploymentGroup, demand: RouteRequirements) -> SelectionRequest:
+        wanted = group.wanted(demand, self._request.sticky, self._failed_mask)
         if demand.resumes and self._at is not None and not group.serves(wanted):
             # The first deployments that failed may be healthy again, even with an open circuit. The last one
             # failed just now and stays excluded.
             last = self._at[1].candidate.bit if self._failure is not None and not self._paused else 0
-            return replace(wanted, excluded=(self._gone & ~self._back) | last)
+            return replace(wanted, excluded=(self._failed_mask & ~self._back) | last)
         return wanted
 
-    def _again(self, demand: RouteRequirements) -> HeldSlot | None:
+    def _same_deployment(self, demand: RouteRequirements) -> HeldSlot | None:
         """Return a slot on the same deployment if it has room; its cache outweighs fairness."""
         assert self._at is not None
         group, live = self._at
-        wanted = group.wanted(demand, self._ask.sticky, 0)
+        wanted = group.wanted(demand, self._request.sticky, 0)
         one = live.candidate
         live.refresh(self._now())
         if live.known is None or one.rank > Rank.HALF_OPEN or not one.can(wanted) or not one.has_room(wanted.tokens):
             return None
         return self._given(group, group.take(live, demand, wanted), live.known, demand)
 
-    async def _taken(self, group: DeploymentGroup, demand: RouteRequirements) -> HeldSlot:
+    async def _wait_for_slot(self, group: DeploymentGroup, demand: RouteRequirements) -> HeldSlot:
         """Return a slot in a group, waiting in its queue. Raises the `BackendError` family."""
         number = group.line.number()
         # A slot that becomes free after the time for the answer is useless.
         longest_s = max(live.timeouts.total_s for live in group.members)
         until = asyncio.get_running_loop().time() + min(group.rules.bounds.timeout_s, longest_s)
-        wanted = self._wanted(group, demand)
+        wanted = self._selection_request(group, demand)
         error: BackendError | None = None
         while True:
-            hold = await group.wait_for(self._ask.owner, number, demand, wanted, until)
+            hold = await group.wait_for(self._request.owner, number, demand, wanted, until)
             if hold is not None:
                 if hold.live.known is not None:
                     return self._given(group, hold, hold.live.known, demand)

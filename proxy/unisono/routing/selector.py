@@ -9,7 +9,16 @@ import logging
 from collections.abc import Sequence
 
 from unisono.core.route_protocol import RouteRequirements
-from unisono.routing.policy import Candidate, Choice, SelectionRequest, Share, Strategy, choose, explained, to_wanted
+from unisono.routing.policy import (
+    Candidate,
+    Choice,
+    SelectionRequest,
+    Share,
+    Strategy,
+    choose,
+    explained,
+    to_selection_request,
+)
 from unisono.routing.prefix_index import PrefixIndex
 
 log = logging.getLogger(__name__)
@@ -26,28 +35,28 @@ class Selector:
         self._model = model
         self._prefixes = prefixes
         self._strategy = strategy
-        self._turn = 0
-        self._alone = len(candidates) < 2
+        self._rotation = 0
+        self._has_one_candidate = len(candidates) < 2
 
     def wanted(self, demand: RouteRequirements, now: float, *, sticky: str = "", excluded: int = 0) -> SelectionRequest:
-        if self._alone or self._strategy is not Strategy.PREFIX_AWARE:
-            return to_wanted(demand, excluded=excluded)
+        if self._has_one_candidate or self._strategy is not Strategy.PREFIX_AWARE:
+            return to_selection_request(demand, excluded=excluded)
         held = self._prefixes.held(demand.blocks, now)
-        return to_wanted(demand, held, sticky=sticky, excluded=excluded, gathers=True)
+        return to_selection_request(demand, held, sticky=sticky, excluded=excluded, gathers=True)
 
     def choose(self, wanted: SelectionRequest, barred: int = 0) -> Choice:
-        return choose(self.candidates, wanted, self._turn, strategy=self._strategy, barred=barred)
+        return choose(self.candidates, wanted, self._rotation, strategy=self._strategy, barred=barred)
 
     def take(self, candidate: Candidate, demand: RouteRequirements, wanted: SelectionRequest, now: float) -> Share:
         """Take a slot on a candidate, and record that it will hold the prompt."""
         if log.isEnabledFor(logging.DEBUG):
             rows = explained(self.candidates, wanted)
             log.debug("backend chosen", extra={"model": self._model, "backend": candidate.name, "candidates": rows})
-        if not self._alone:
+        if not self._has_one_candidate:
             self._prefixes.record(demand.blocks, candidate.bit, now)
         return candidate.take(wanted, now)
 
     def passed(self, wanted: SelectionRequest) -> None:
         """Advance the round-robin after a choice became a slot. Failover does not advance it."""
         if not wanted.excluded:
-            self._turn += 1
+            self._rotation += 1

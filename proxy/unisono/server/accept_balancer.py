@@ -17,11 +17,11 @@ from collections.abc import Awaitable, Callable, Collection
 from dataclasses import dataclass
 
 COUNT_BYTES = 8
-GONE = 2**62
+NOT_RUNNING = 2**62
 """Load of a process that is not running. No connection is left for it."""
 LEFT_LYING_S = 0.002
 EXHAUSTED = {errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM}
-AGAIN_S = 0.5
+RETRY_PAUSE_S = 0.5
 """Pause in seconds when the process has no descriptors or memory left."""
 
 log = logging.getLogger("unisono.serve")
@@ -78,7 +78,7 @@ class Accepting:
 
     def start(self) -> None:
         self._pause = None
-        self._loop.add_reader(self._listener, self._one_is_there)
+        self._loop.add_reader(self._listener, self._on_connection)
 
     def stop(self) -> None:
         """Accept no further connections. Handovers in progress are completed."""
@@ -92,7 +92,7 @@ class Accepting:
         self._place.loads.tell(self._place.number, count)
         return count
 
-    def _one_is_there(self) -> None:
+    def _on_connection(self) -> None:
         if self.tell() > self._place.loads.least() and not self._left_lying:
             self._left_lying = True
             self._later(LEFT_LYING_S)
@@ -106,18 +106,18 @@ class Accepting:
             if error.errno not in EXHAUSTED:
                 raise
             log.warning("cannot accept a connection", extra={"reason": error.strerror})
-            self._later(AGAIN_S)
+            self._later(RETRY_PAUSE_S)
             return
         connection.setblocking(False)
         # asyncio sets this option for sockets that it accepts itself. Without it, small writes wait for an
         # acknowledgement.
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        task = asyncio.create_task(self._handed_over(connection))
+        task = asyncio.create_task(self._hand_over(connection))
         self._connecting.add(task)
         task.add_done_callback(self._connecting.discard)
         self.tell()
 
-    async def _handed_over(self, connection: socket.socket) -> None:
+    async def _hand_over(self, connection: socket.socket) -> None:
         try:
             await self._connect(connection)
         except OSError:

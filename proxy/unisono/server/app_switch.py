@@ -24,7 +24,7 @@ from unisono.app import Gateway
 from unisono.middleware.drain import OPEN, OpenRequest, leaving
 
 READINESS = "/health/readiness"
-LONGEST_S = 2 * 3600.0
+MAX_DRAIN_S = 2 * 3600.0
 """Maximum time for the open requests of a replaced application, in seconds.
 
 It exceeds the limit of every response and WebSocket.
@@ -44,30 +44,30 @@ class Application:
         self.app = app
         self.gateway: Gateway = app.state.gateway
         self.open: set[OpenRequest] = set()
-        self._begun = asyncio.Event()
-        self._over = asyncio.Event()
-        self._life: asyncio.Task[None] | None = None
+        self._has_started = asyncio.Event()
+        self._has_ended = asyncio.Event()
+        self._lifespan_task: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
         """Start the application. Raises the exception of a failed start."""
-        self._life = asyncio.create_task(self._live(), name="application")
-        begun = asyncio.create_task(self._begun.wait())
-        await asyncio.wait({self._life, begun}, return_when=asyncio.FIRST_COMPLETED)
+        self._lifespan_task = asyncio.create_task(self._live(), name="application")
+        begun = asyncio.create_task(self._has_started.wait())
+        await asyncio.wait({self._lifespan_task, begun}, return_when=asyncio.FIRST_COMPLETED)
         begun.cancel()
-        if self._life.done():
-            await self._life
+        if self._lifespan_task.done():
+            await self._lifespan_task
 
     async def close(self) -> None:
         """Release the resources. Open requests fail. A second call waits for the same end."""
-        self._over.set()
-        if self._life is not None:
+        self._has_ended.set()
+        if self._lifespan_task is not None:
             # Cancellation of the caller must not interrupt the release.
-            await asyncio.shield(self._life)
+            await asyncio.shield(self._lifespan_task)
 
     async def _live(self) -> None:
         async with self.app.router.lifespan_context(self.app):
-            self._begun.set()
-            await self._over.wait()
+            self._has_started.set()
+            await self._has_ended.wait()
 
 
 class AppSwitch:
@@ -140,7 +140,7 @@ class AppSwitch:
 
     async def _retire(self, old: Application) -> None:
         await old.gateway.hand_over(old.gateway.config.unisono.shutdown_grace_s)
-        until = monotonic() + LONGEST_S
+        until = monotonic() + MAX_DRAIN_S
         while old.open and (left_s := until - monotonic()) > 0:
             await _over(old.open, left_s)
         for request in list(old.open):

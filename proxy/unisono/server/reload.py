@@ -49,5 +49,5 @@ def waiting(old: Config, new: Config) -> list[str]:
     return [f"unisono.{key}" for key in AT_START if getattr(old.unisono, key) != getattr(new.unisono, key)]
 
 
-def tell_kept(error: ConfigError) -> None:
+def log_rejected_reload(error: ConfigError) -> None:
     log.error("the configuration was not reloaded: %s", error)

@@ -35,7 +35,7 @@ PING_EVERY_S = 20.0
 """Interval between pings on an open WebSocket, in seconds."""
 PONG_WITHIN_S = 60.0
 """Timeout of a pong, in seconds. Clients that read slowly answer late."""
-ASKED_WITHIN_S = 60.0
+PROBE_RECENCY_S = 60.0
 """A readiness probe within this time before the signal is expected to repeat, in seconds."""
 QUIET_S = 0.5
 """Idle time after which a connection is assumed to send no further request, in seconds."""
@@ -165,7 +165,7 @@ class GatewayServer(uvicorn.Server):
                 self._loop.call_soon_threadsafe(self._hurried.set)
             return
         self._leave_at = monotonic()
-        asked = self._leave_at - self._switch.asked_at < ASKED_WITHIN_S
+        asked = self._leave_at - self._switch.asked_at < PROBE_RECENCY_S
         self._noticed = not (notice and asked)
         self._switch.leave()
         self.should_exit = True

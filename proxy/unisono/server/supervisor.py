@@ -23,9 +23,9 @@ from time import monotonic
 from typing import IO
 
 from unisono.errors import ConfigError
-from unisono.server.accept_balancer import GONE, Loads
+from unisono.server.accept_balancer import NOT_RUNNING, Loads
 from unisono.server.ipc import Reload, Serve, Up, next_message, to_bytes
-from unisono.server.reload import tell_kept
+from unisono.server.reload import log_rejected_reload
 from unisono.server.start_signals import StartSignals
 
 PAUSES_S = (0.0, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0)
@@ -74,7 +74,7 @@ class Supervisor:
     ) -> None:
         self._listener = listener
         self._order = order
-        self._read_again = read_again
+        self._reload_config = read_again
         self._show = show
         self._start_signals = start_signals
         self._memory: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115 - closed with the run
@@ -84,7 +84,7 @@ class Supervisor:
         self._workers: dict[int, WorkerProcess] = {}
         self._up: dict[int, tuple[str, ...]] = {}
         """Startup screens of the workers that have served, by place."""
-        self._shown = False
+        self._has_served = False
         self._leaving = asyncio.Event()
         self._reloading = asyncio.Lock()
 
@@ -103,7 +103,7 @@ class Supervisor:
             reload()
         try:
             for place in range(self._order.share):
-                self._loads.tell(place, GONE)
+                self._loads.tell(place, NOT_RUNNING)
             async with asyncio.TaskGroup() as places:
                 for place in range(self._order.share):
                     places.create_task(self._keep(place))
@@ -151,7 +151,7 @@ class Supervisor:
         finally:
             ending.cancel()
             del self._workers[place]
-            self._loads.tell(place, GONE)
+            self._loads.tell(place, NOT_RUNNING)
             self._forget(place)
             worker.writer.close()
             await worker.hearing
@@ -192,8 +192,8 @@ class Supervisor:
             if isinstance(message, Up):
                 self._up[place] = message.screen
                 # The screen reports that all workers serve, so it waits for the last one.
-            if not self._shown and len(self._up) == self._order.share:
-                self._shown = True
+            if not self._has_served and len(self._up) == self._order.share:
+                self._has_served = True
                 self._show(self._up[min(self._up)])
 
     # -- signals
@@ -209,9 +209,9 @@ class Supervisor:
     async def _reload(self) -> None:
         async with self._reloading:
             try:
-                order = await asyncio.to_thread(self._read_again)
+                order = await asyncio.to_thread(self._reload_config)
             except ConfigError as error:
-                tell_kept(error)
+                log_rejected_reload(error)
                 return
             self._order = replace(self._order, config=order.config)
             for worker in list(self._workers.values()):

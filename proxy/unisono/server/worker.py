@@ -22,7 +22,7 @@ from unisono.observe.redaction import secrets_of
 from unisono.server.accept_balancer import AcceptingProcess, Loads
 from unisono.server.app_switch import AppSwitch
 from unisono.server.ipc import Reload, Serve, Up, first_message, next_message, to_bytes
-from unisono.server.reload import apply, tell_kept
+from unisono.server.reload import apply, log_rejected_reload
 from unisono.server.server import GatewayServer, server_config
 from unisono.server.startup_screen import screen
 
@@ -58,7 +58,7 @@ class Worker:
                 try:
                     await apply(self._switch, order.config, self._order.share)
                 except ConfigError as error:
-                    tell_kept(error)
+                    log_rejected_reload(error)
         writer.close()
         if not self._server.should_exit:
             self._server.leave(notice=True)

@@ -50,36 +50,36 @@ class Cache:
     """LRU cache of prompt blocks with a maximum number of blocks."""
 
     def __init__(self, blocks: int) -> None:
-        self._most = blocks
-        self._held: dict[int, None] = {}
+        self._max_blocks = blocks
+        self._blocks: dict[int, None] = {}
 
     def __len__(self) -> int:
-        return len(self._held)
+        return len(self._blocks)
 
     def longest(self, blocks: Iterable[int]) -> int:
         """Return how many of the leading blocks are cached."""
         held = 0
         for block in blocks:
-            if block not in self._held:
+            if block not in self._blocks:
                 break
             held += 1
         return held
 
     def use(self, blocks: Iterable[int]) -> None:
         for block in blocks:
-            self._held.pop(block, None)
-            self._held[block] = None
-        over = len(self._held) - self._most
+            self._blocks.pop(block, None)
+            self._blocks[block] = None
+        over = len(self._blocks) - self._max_blocks
         if over > 0:
-            for block in list(self._take(over)):
-                del self._held[block]
+            for block in list(self._evict(over)):
+                del self._blocks[block]
 
-    def _take(self, count: int) -> Iterable[int]:
-        oldest = iter(self._held)
+    def _evict(self, count: int) -> Iterable[int]:
+        oldest = iter(self._blocks)
         return (next(oldest) for _ in range(count))
 
     def clear(self) -> None:
-        self._held.clear()
+        self._blocks.clear()
 
 
 class SimulatedEngine:
@@ -97,7 +97,7 @@ class SimulatedEngine:
         """Tokens of the first prompt that are still to be read."""
         self._writing: list[tuple[float, int, SimulatedRun]] = []
         self._written = 0.0
-        self._held_tokens = 0
+        self._reserved_tokens = 0
         self._moment = 0
         single = 1.0 / plan.decode_tps
         full = plan.max_batch / plan.decode_total
@@ -153,7 +153,7 @@ class SimulatedEngine:
                 heapq.heappush(self._writing, (self._written + run.output - 1, run.request, run))
             self._read_next()
         for run in done:
-            self._held_tokens -= run.tokens
+            self._reserved_tokens -= run.tokens
             self.cache.use(run.blocks)
         self._admit(now)
         self.version += 1
@@ -172,7 +172,7 @@ class SimulatedEngine:
         self._waiting.clear()
         self._reading.clear()
         self._writing.clear()
-        self._to_read, self._held_tokens = 0.0, 0
+        self._to_read, self._reserved_tokens = 0.0, 0
         self.cache.clear()
         self.version += 1
         return sorted(lost, key=lambda run: run.request)
@@ -184,10 +184,10 @@ class SimulatedEngine:
         """
         while self._waiting and self.running < self._plan.max_batch:
             run = self._waiting[0]
-            if self.running and self._held_tokens + run.tokens > self._plan.cache_tokens:
+            if self.running and self._reserved_tokens + run.tokens > self._plan.cache_tokens:
                 return
             self._waiting.popleft()
-            self._held_tokens += run.tokens
+            self._reserved_tokens += run.tokens
             if run.entered_us < 0:
                 run.entered_us = now
             self._reading.append(run)

@@ -12,9 +12,9 @@ from typing import Any, TypeVar
 from unisono.errors import ConfigError
 
 STRATEGIES = ("prefix-aware", "least-busy", "simple-shuffle")
-MOST_REQUESTS = 1_000_000
-MOST_BACKENDS = 1024
-MOST_TOKENS = 131_072
+MAX_REQUESTS = 1_000_000
+MAX_BACKENDS = 1024
+MAX_TOKENS = 131_072
 """Maximum for prompt and answer together: the context length of gpt-oss."""
 
 T = TypeVar("T")
@@ -52,7 +52,7 @@ class BackendPlan:
     max_batch: int = _number(32, 1, 65_536)
     cache_tokens: int = _number(400_000, 0)
     prefix_cache: bool = field(default=True, metadata={"flag": True})
-    count: int = _number(1, 1, MOST_BACKENDS)
+    count: int = _number(1, 1, MAX_BACKENDS)
     weight: int = _number(1, 1, 1_000_000)
     order: int = _number(0, 0, 1_000_000)
     max_parallel_requests: int | None = _number(None, 1, 1_000_000)
@@ -95,9 +95,9 @@ class TrafficPlan:
     keys: int = _number(8, 1, 100_000)
     systems: int = _number(4, 1, 100_000)
     """Number of system prompts, including tools. Each conversation has one of them."""
-    system_tokens: int = _number(1500, 0, MOST_TOKENS)
-    user_tokens: int = _number(300, 1, MOST_TOKENS)
-    output_tokens: int = _number(400, 1, MOST_TOKENS)
+    system_tokens: int = _number(1500, 0, MAX_TOKENS)
+    user_tokens: int = _number(300, 1, MAX_TOKENS)
+    output_tokens: int = _number(400, 1, MAX_TOKENS)
     visible: float = _number(0.5, 0.0, 1.0)
     """Fraction of an answer that later prompts contain. Reasoning is left out of them."""
     spread: float = _number(0.8, 0.0, 3.0)
@@ -105,7 +105,7 @@ class TrafficPlan:
     """Mean number of turns in a conversation."""
     tool_steps: float = _number(0.5, 0.0, 100.0)
     """Mean number of tool calls in a turn."""
-    tool_tokens: int = _number(500, 1, MOST_TOKENS)
+    tool_tokens: int = _number(500, 1, MAX_TOKENS)
     think_s: float = _number(15.0, 0.0, 1e6)
     """Mean time between an answer and the next message, in seconds."""
     tool_s: float = _number(1.0, 0.0, 1e6)
@@ -115,7 +115,7 @@ class TrafficPlan:
 class SimulationPlan:
     backends: tuple[BackendPlan, ...]
     traffic: TrafficPlan = field(default_factory=TrafficPlan)
-    requests: int = _number(10_000, 1, MOST_REQUESTS)
+    requests: int = _number(10_000, 1, MAX_REQUESTS)
     max_queue: int = _number(256, 0, 1_000_000)
     queue_timeout_s: float = _number(30.0, 0.0, 1e6)
     strategies: tuple[str, ...] = STRATEGIES
@@ -127,8 +127,8 @@ def parse(data: object, path: str = "") -> SimulationPlan:
     plan = _section(SimulationPlan, data, path)
     if not plan.backends:
         raise ConfigError(f"{_at(path, 'backends')}: must have at least one backend")
-    if sum(backend.count for backend in plan.backends) > MOST_BACKENDS:
-        raise ConfigError(f"{_at(path, 'backends')}: must not exceed {MOST_BACKENDS} backends, including `count`")
+    if sum(backend.count for backend in plan.backends) > MAX_BACKENDS:
+        raise ConfigError(f"{_at(path, 'backends')}: must not exceed {MAX_BACKENDS} backends, including `count`")
     names = [backend.name for backend in plan.backends]
     for index, name in enumerate(names):
         if name in names[:index]:

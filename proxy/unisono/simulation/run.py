@@ -153,9 +153,9 @@ class _Simulation:
         self._line = _Line()
         self._talks = conversations(plan)
         self._served: list[SimulatedRequest] = []
-        self._places: dict[int, tuple[int, int]] = {}
+        self._steps: dict[int, tuple[int, int]] = {}
         """Conversation and step of each unfinished request."""
-        self._where: dict[int, tuple[int, Wish]] = {}
+        self._placements: dict[int, tuple[int, Wish]] = {}
         """Backend and placement request of each request with a slot."""
         self._heap: list[tuple[int, int, Callable[[int], None]]] = []
         self._serial = 0
@@ -169,7 +169,7 @@ class _Simulation:
                 self._at(round(outage.at_s * US), self._falls(index))
                 self._at(round((outage.at_s + outage.for_s) * US), self._rises(index))
         for talk in self._talks:
-            self._at(talk.begins_us, self._asks(talk, 0))
+            self._at(talk.begins_us, self._send_request(talk, 0))
         while self._heap:
             now, _, happen = heapq.heappop(self._heap)
             happen(now)
@@ -187,12 +187,12 @@ class _Simulation:
 
     # Events
 
-    def _asks(self, talk: SimulatedConversation, number: int) -> Callable[[int], None]:
+    def _send_request(self, talk: SimulatedConversation, number: int) -> Callable[[int], None]:
         def happen(now: int) -> None:
             step = talk.steps[number]
             request = len(self._served)
             self._served.append(SimulatedRequest(talk.key, now, step.output))
-            self._places[request] = (talk.number, number)
+            self._steps[request] = (talk.number, number)
             run = SimulatedRun(request, step.prompt, step.output, step.blocks)
             waiting = _Waiting(run, talk.key)
             if self._line.first() is None and self._place(waiting, now):
@@ -207,7 +207,7 @@ class _Simulation:
 
     def _gives_up(self, request: int, key: int) -> Callable[[int], None]:
         def happen(now: int) -> None:
-            if request in self._places and request not in self._where and self._line.leave(request, key):
+            if request in self._steps and request not in self._placements and self._line.leave(request, key):
                 self._refuse(request, SimulatedEnd.LATE, now)
                 # Later requests in the queue may fit although this one did not.
                 self._fill(now)
@@ -221,7 +221,7 @@ class _Simulation:
                 return
             first, done = engine.happen(now)
             for run in first:
-                self._began(run, now)
+                self._on_first_token(run, now)
             for run in done:
                 self._finished(run, index, now)
             self._next(index)
@@ -270,7 +270,7 @@ class _Simulation:
 
     def _place(self, waiting: _Waiting, now: int) -> bool:
         run = waiting.run
-        talk, _ = self._places[run.request]
+        talk, _ = self._steps[run.request]
         wish = Wish(talk, run.prompt, run.blocks[: run.prompt // BLOCK_TOKENS])
         chosen = self._strategy.choose(wish, now)
         if chosen is None:
@@ -279,7 +279,7 @@ class _Simulation:
             raise ValueError(
                 f"the strategy {self._name} chose the backend {self._backends[chosen].name}, which is down"
             )
-        self._where[run.request] = (chosen, wish)
+        self._placements[run.request] = (chosen, wish)
         served = self._served[run.request]
         if served.placed_us < 0:
             served.placed_us = now
@@ -293,14 +293,14 @@ class _Simulation:
         if due is not None:
             self._at(due, self._works(index, engine.version))
 
-    def _began(self, run: SimulatedRun, now: int) -> None:
+    def _on_first_token(self, run: SimulatedRun, now: int) -> None:
         served = self._served[run.request]
         served.prompt += run.prompt
         served.cached += run.cached
         if served.first_us < 0:
             served.first_us = now
             served.entered_us = run.entered_us
-        backend, wish = self._where[run.request]
+        backend, wish = self._placements[run.request]
         self._strategy.began(wish, backend)
 
     def _finished(self, run: SimulatedRun, index: int, now: int) -> None:
@@ -308,13 +308,13 @@ class _Simulation:
         served.ended_us, served.backend, served.end = now, index, SimulatedEnd.DONE
         self._last_us = now
         self._release(run.request, run.tokens, now)
-        talk, number = self._places.pop(run.request)
+        talk, number = self._steps.pop(run.request)
         steps = self._talks[talk].steps
         if number + 1 < len(steps):
-            self._at(now + steps[number + 1].pause_us, self._asks(self._talks[talk], number + 1))
+            self._at(now + steps[number + 1].pause_us, self._send_request(self._talks[talk], number + 1))
 
     def _release(self, request: int, used: int, now: int) -> None:
-        index, wish = self._where.pop(request)
+        index, wish = self._placements.pop(request)
         self._strategy.left(wish, index, used, now)
 
     def _refuse(self, request: int, end: SimulatedEnd, now: int) -> None:
@@ -324,4 +324,4 @@ class _Simulation:
         """
         served = self._served[request]
         served.ended_us, served.end = now, end
-        del self._places[request]
+        del self._steps[request]

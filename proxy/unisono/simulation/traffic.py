@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from random import Random
 
 from unisono.core.prefix_blocks import BLOCK_TOKENS
-from unisono.simulation.plan import MOST_TOKENS, SimulationPlan, TrafficPlan
+from unisono.simulation.plan import MAX_TOKENS, SimulationPlan, TrafficPlan
 
 US = 1_000_000
 """Microseconds per second, the unit of simulated time."""
@@ -102,7 +102,7 @@ class _System:
 
 
 def _system_lengths(traffic: TrafficPlan, draw: Draw) -> list[int]:
-    return [min(draw.length(traffic.system_tokens, traffic.spread), MOST_TOKENS // 2) for _ in range(traffic.systems)]
+    return [min(draw.length(traffic.system_tokens, traffic.spread), MAX_TOKENS // 2) for _ in range(traffic.systems)]
 
 
 def _beginnings(traffic: TrafficPlan, draw: Draw) -> Iterator[int]:
@@ -138,7 +138,7 @@ def _steps(traffic: TrafficPlan, draw: Draw, system: _System, numbers: Iterator[
         tools = draw.count(traffic.tool_steps)
         for step in range(tools + 1):
             output = draw.length(traffic.output_tokens, traffic.spread)
-            if prompt + output > MOST_TOKENS:
+            if prompt + output > MAX_TOKENS:
                 return
             blocks += [next(numbers) for _ in range((prompt + output) // BLOCK_TOKENS - len(blocks))]
             yield SimulatedStep(round(pause * US), prompt, output, tuple(blocks))

@@ -54,7 +54,7 @@ def _load(data: bytes) -> Record:
     return record
 
 
-def _reading(
+def _decoding(
     read: Callable[[Record], StoredItem | StoredConversation | StoredResponse | KeyRecord], *parts: bytes
 ) -> object:
     try:
@@ -76,7 +76,7 @@ def encode_item(item: StoredItem, bounds: StateLimits) -> bytes:
 
 def decode_item(data: bytes) -> StoredItem:
     """Decode an item. Raises `StoreUnreadable`."""
-    return cast("StoredItem", _reading(_to_item, data))
+    return cast("StoredItem", _decoding(_to_item, data))
 
 
 def encode_items(key: str, items: Sequence[StoredItem], bounds: StateLimits) -> bytes:
@@ -120,7 +120,7 @@ def encode_response(response: StoredResponse, bounds: StateLimits) -> tuple[byte
 
 def decode_response(head: bytes, given: bytes, output: bytes) -> StoredResponse:
     """Decode a response. Raises `StoreUnreadable`."""
-    return cast("StoredResponse", _reading(_to_response, given, output, head))
+    return cast("StoredResponse", _decoding(_to_response, given, output, head))
 
 
 def _to_response(record: Record) -> StoredResponse:
@@ -158,7 +158,7 @@ def decode_conversation(data: bytes, revision: int) -> StoredConversation:
     """Decode a conversation. Raises `StoreUnreadable`."""
     return cast(
         "StoredConversation",
-        _reading(
+        _decoding(
             lambda record: StoredConversation(
                 text_of(record, "id"),
                 cast("float", record["created_at"]),
@@ -196,7 +196,7 @@ def _names(names: frozenset[str] | None) -> Json:
 
 def decode_key(data: bytes) -> KeyRecord:
     """Decode a key. Raises `StoreUnreadable`."""
-    return cast("KeyRecord", _reading(_to_key, data))
+    return cast("KeyRecord", _decoding(_to_key, data))
 
 
 def _to_key(record: Record) -> KeyRecord:

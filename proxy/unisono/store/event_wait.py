@@ -8,7 +8,7 @@ from contextlib import contextmanager
 
 from unisono.core.state_store import EventPage
 
-LOOK_AGAIN_S = 1.0
+POLL_INTERVAL_S = 1.0
 """Polling interval in seconds: the maximum delay of events from a writer in another process."""
 
 
@@ -55,7 +55,7 @@ async def until_some(
         if page is None or page.events or page.ended or left <= 0:
             return page
         try:
-            async with asyncio.timeout(min(left, LOOK_AGAIN_S)):
+            async with asyncio.timeout(min(left, POLL_INTERVAL_S)):
                 await woken.wait()
         except TimeoutError:
             continue

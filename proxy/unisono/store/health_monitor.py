@@ -17,7 +17,7 @@ log = logging.getLogger("unisono.store")
 
 PATIENCE_S = 3.0
 """Time that the startup waits for the first attempt to end, in seconds."""
-AGAIN_S = 2.0
+START_RETRY_S = 2.0
 """Interval between two attempts to start the store, in seconds."""
 LOOK_S = 10.0
 """Interval between two checks of a working store, in seconds."""
@@ -35,13 +35,13 @@ class Upkeep:
     `reason`: code why it is unusable, empty while it is usable.
     """
 
-    def __init__(self, store: Store, *, again_s: float = AGAIN_S, look_s: float = LOOK_S) -> None:
+    def __init__(self, store: Store, *, again_s: float = START_RETRY_S, look_s: float = LOOK_S) -> None:
         self._store = store
-        self._again_s = again_s
+        self._start_retry_s = again_s
         self._look_s = look_s
         self._task: asyncio.Task[None] | None = None
         self._tried = asyncio.Event()
-        self._said = ""
+        self._last_logged = ""
         self._is_doubted = asyncio.Event()
         self.reason = StoreUnavailable.code
 
@@ -78,7 +78,7 @@ class Upkeep:
                 self._works()
             self._tried.set()
             with suppress(TimeoutError):
-                async with asyncio.timeout(self._again_s if self.reason else self._look_s):
+                async with asyncio.timeout(self._start_retry_s if self.reason else self._look_s):
                     await self._is_doubted.wait()
 
     @staticmethod
@@ -87,17 +87,17 @@ class Upkeep:
             log.warning("store: %s", warning)
 
     def _works(self) -> None:
-        if self._said:
+        if self._last_logged:
             log.warning("the store is available again")
-        self.reason = self._said = ""
+        self.reason = self._last_logged = ""
 
     def _fails(self, error: Exception) -> None:
         known = isinstance(error, UnisonoError)
         words = str(error)
         self.reason = REASONS.get(words) or (error.code if isinstance(error, UnisonoError) else StoreError.code)
-        if words == self._said:
+        if words == self._last_logged:
             return
-        self._said = words
+        self._last_logged = words
         cause = error.__cause__
         log.error(
             "the store is unavailable; requests that need state are refused until it is available again",

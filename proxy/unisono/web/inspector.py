@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from itertools import count
 from typing import Any, Final
 
-from unisono.api.inspect_request import MOST_TOOLS, InspectRequest
+from unisono.api.inspect_request import MAX_TOOLS, InspectRequest
 from unisono.core.conversation import FunctionTool
 from unisono.core.events import Closed, Event, HostedCall, Listing, Reasoning, Repaired, Text, ToolCall
 from unisono.core.generation import START, Chunk, FinishReason, OutputForm
@@ -28,7 +28,7 @@ from unisono.web.recording_view import recounted
 from unisono.web.segments import Segments
 
 OBJECT: Final = "unisono.inspection"
-LONGEST_ITEM: Final = 20_000
+MAX_ITEM_LENGTH: Final = 20_000
 """Maximum characters of an item's text in an inspection."""
 
 _RECIPIENT = re.compile(r"to=(?:functions\.)?([A-Za-z0-9_-]{1,64})(?![A-Za-z0-9_.-])")
@@ -61,7 +61,7 @@ def _read(given: InspectRequest, encoding: Encoding) -> dict[str, Any]:
         named = well_formed(given.text or "")
         before, behind = _cut_text(named, given.all_output)
         prompt, output = _encoded(before, encoding), _decoded(behind, encoding)
-    tools = _toolset(list(dict.fromkeys(given.tools or _RECIPIENT.findall(named)))[:MOST_TOOLS])
+    tools = _toolset(list(dict.fromkeys(given.tools or _RECIPIENT.findall(named)))[:MAX_TOOLS])
     events = _routed(encoding, tools, output)
     shown = Segments(encoding)
     shown.add(prompt)
@@ -159,5 +159,5 @@ def _item(closed: Closed) -> dict[str, Any]:
         "name": well_formed(name),
         "characters": len(text),
         "complete": closed.complete,
-        "text": well_formed(text[:LONGEST_ITEM]),
+        "text": well_formed(text[:MAX_ITEM_LENGTH]),
     }

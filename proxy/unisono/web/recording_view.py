@@ -12,7 +12,7 @@ from unisono.core.events import Repaired
 from unisono.engine.journal import JournalEntry, JournalMarker, TokenSource, parts_of, with_repairs
 from unisono.errors import InvalidRequest, UnisonoError
 from unisono.harmony.encoding import Encoding
-from unisono.web.segments import Segment, Segments, shortened, told_of
+from unisono.web.segments import Segment, Segments, describe_action, shortened
 
 WORDS: Final = (
     "id", "gateway", "surface", "model", "outcome", "error", "finish", "backend", "unmet",
@@ -137,7 +137,7 @@ def _outputs(document: Mapping[str, Any], encoding: Encoding) -> Iterator[list[S
             case TokenSource():
                 shown.aside(f"token ids derived from text: {part.guessed}; stop token hidden: {part.stop_hidden}")
             case JournalEntry():
-                shown.aside(told_of(part.value))
+                shown.aside(describe_action(part.value))
                 if isinstance(moved := part.value.get("moved"), list):
                     shown.add([_id(token) for token in moved])
             case Repaired():

@@ -24,12 +24,12 @@ from unisono.observe.recording import dumped, unpacked
 from unisono.web.inspector import inspected
 
 LISTED: Final = 20
-MOST_LISTED: Final = 200
+MAX_LISTED: Final = 200
 POSSIBLE: Final = re.compile(r"[A-Za-z0-9_.-]{1,128}")
 """Valid ids of recordings."""
 AT_ONCE: Final = 1
 """Maximum concurrent inspections."""
-MOST_WAITING: Final = 16
+MAX_QUEUED_INSPECTIONS: Final = 16
 """Maximum queued inspections."""
 
 Overview = Callable[[Caller], Mapping[str, Any]]
@@ -72,16 +72,16 @@ class InspectionReader:
     """Runner of inspections in a thread, with a bounded queue."""
 
     def __init__(self) -> None:
-        self._places = asyncio.Semaphore(AT_ONCE)
+        self._slots = asyncio.Semaphore(AT_ONCE)
         self._waiting = 0
 
     async def of(self, given: InspectRequest) -> Mapping[str, Any]:
         """Run an inspection. Raises InvalidRequest, and LimitReached if the queue is full."""
-        if self._waiting >= MOST_WAITING:
+        if self._waiting >= MAX_QUEUED_INSPECTIONS:
             raise LimitReached("Too many inspections are in progress; try again in a moment.", retry_after_s=1.0)
         self._waiting += 1
         try:
-            async with self._places:
+            async with self._slots:
                 return await asyncio.to_thread(inspected, given)
         finally:
             self._waiting -= 1
@@ -101,8 +101,8 @@ async def _document(traces: TraceStore, caller: Caller, id: str) -> dict[str, An
 
 def _limit(request: Request) -> int:
     given = request.query_params.get("limit", str(LISTED))
-    if not (given.isascii() and given.isdigit() and len(given) <= 4 and 1 <= int(given) <= MOST_LISTED):
-        raise InvalidRequest(f"'limit' must be a whole number from 1 to {MOST_LISTED}.", param="limit")
+    if not (given.isascii() and given.isdigit() and len(given) <= 4 and 1 <= int(given) <= MAX_LISTED):
+        raise InvalidRequest(f"'limit' must be a whole number from 1 to {MAX_LISTED}.", param="limit")
     return int(given)
 
 

@@ -24,13 +24,13 @@ IN_HEADERS: Final = frozenset({CHANNEL, CONSTRAIN})
 HEADER: Final = "header"
 CALL_BODY: Final = "call"
 TOOL_BODY: Final = "tool"
-LONGEST_CHARACTER: Final = 4
+MAX_CHARACTER_TOKENS: Final = 4
 """Maximum number of tokens that the bytes of one character span."""
-LONGEST_SHOWN: Final = 400
+MAX_REMARK_LENGTH: Final = 400
 """Maximum characters of a remark by the gateway."""
 UNKNOWN_RULE: Final = "This version of the gateway has no such rule."
 
-LONGEST_HEADER: Final = 512
+MAX_HEADER_TOKENS: Final = 512
 """Maximum tokens of a header that are parsed."""
 
 Segment = dict[str, Any]
@@ -38,8 +38,8 @@ _FIRST = re.compile(rf"[^\s:.{S}{C}{T}]+")
 
 
 def shortened(value: object) -> str:
-    text = well_formed(str(value)[: LONGEST_SHOWN + 1])
-    return text if len(text) <= LONGEST_SHOWN else text[:LONGEST_SHOWN] + "…"
+    text = well_formed(str(value)[: MAX_REMARK_LENGTH + 1])
+    return text if len(text) <= MAX_REMARK_LENGTH else text[:MAX_REMARK_LENGTH] + "…"
 
 
 class Segments:
@@ -65,15 +65,15 @@ class Segments:
                 self._special(token)
 
     def aside(self, text: str) -> None:
-        self._put({"kind": "aside", "text": shortened(text)})
+        self._append({"kind": "aside", "text": shortened(text)})
 
     def gap(self, tokens: int) -> None:
-        self._put({"kind": "gap", "tokens": tokens})
+        self._append({"kind": "gap", "tokens": tokens})
 
     def repair(self, mended: Repaired) -> None:
         rule, position, dropped = mended.rule, mended.position, mended.dropped
         sentence = RULES.get(rule, UNKNOWN_RULE)
-        self._put(
+        self._append(
             {"kind": "repair", "rule": shortened(rule), "why": sentence, "position": position, "dropped": dropped}
         )
 
@@ -83,7 +83,7 @@ class Segments:
         out, self._out = self._out, []
         return out
 
-    def _put(self, segment: Segment) -> None:
+    def _append(self, segment: Segment) -> None:
         self._flush()
         self._out.append(segment)
 
@@ -95,7 +95,7 @@ class Segments:
         try:
             text = self._bytes.decode()
         except UnicodeDecodeError as error:
-            half = error.reason == "unexpected end of data" and len(self._ids) < LONGEST_CHARACTER
+            half = error.reason == "unexpected end of data" and len(self._ids) < MAX_CHARACTER_TOKENS
             if not half:
                 self._flush()
             return
@@ -116,9 +116,9 @@ class Segments:
     def _special(self, token: int) -> None:
         known = 0 <= token < VOCABULARY
         text = self._encoding.decode([token]) if known else "invalid token"
-        self._put({"kind": "special", "text": text, "id": token, "known": known})
+        self._append({"kind": "special", "text": text, "id": token, "known": known})
         if token == MESSAGE:
-            header, _ = header_text(self._encoding, self._header[:LONGEST_HEADER])
+            header, _ = header_text(self._encoding, self._header[:MAX_HEADER_TOKENS])
             self._body = body_of(header, role_given=self._role_given)
             self._in_header = False
         elif token in ENDS or (token == CHANNEL and not self._in_header):
@@ -142,7 +142,7 @@ def body_of(header: str, *, role_given: bool) -> str:
     return CALL_BODY if read.is_call else read.channel
 
 
-def told_of(note: Mapping[str, Any]) -> str:
+def describe_action(note: Mapping[str, Any]) -> str:
     """Describe an action of the gateway between two tokens, without the tokens it inserted."""
     match note:
         case {"moved": list(), "kept": int(kept)}:

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from unisono.api.completions.inbound import CompletionTurns, check_allowed, to_turns
+from unisono.api.completions.inbound import CompletionGenerations, check_allowed, to_generation_requests
 from unisono.api.completions.schema import CompletionRequest
 from unisono.api.error_responses import failure_of
 from unisono.core.access import Caller
@@ -17,10 +17,10 @@ from unisono.errors import NotAllowed, UnisonoError
 CALLER = Caller("team", raw=True)
 
 
-def turns_of(**fields: Any) -> CompletionTurns:
+def turns_of(**fields: Any) -> CompletionGenerations:
     request = CompletionRequest.model_validate({"model": "gpt-oss", "prompt": "Hi", **fields})
     spell, cut = (lambda ids: "".join(map(chr, ids))), (lambda text: [ord(letter) for letter in text])
-    return to_turns(request, model="group", caller=CALLER, request_id="req", spell=spell, cut=cut)
+    return to_generation_requests(request, model="group", caller=CALLER, request_id="req", spell=spell, cut=cut)
 
 
 PROMPTS: dict[str, tuple[Any, list[tuple[str | None, tuple[int, ...]]]]] = {

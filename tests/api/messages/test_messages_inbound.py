@@ -10,7 +10,7 @@ from pydantic import ValidationError
 from tests.api.messages.mounted import SEALER
 from unisono.api.error_responses import failure_of
 from unisono.api.gateway_tools import RunnableTools
-from unisono.api.messages.inbound import MessagesModel, MessagesTurn, Thinking, needs_seals, to_turn
+from unisono.api.messages.inbound import MessagesGeneration, MessagesModel, Thinking, needs_seals, to_generation_request
 from unisono.api.messages.schema import MessagesRequest
 from unisono.api.messages.server_tool_blocks import SEALED
 from unisono.api.model_rules import ModelRules
@@ -43,9 +43,9 @@ USE = {"type": "tool_use", "id": "toolu_1", "name": "look", "input": {"at": "it"
 CALL = AssistantCall("call_1", "look", '{"at":"it"}')
 
 
-def understood(model: MessagesModel = MODEL, **fields: Any) -> MessagesTurn:
+def understood(model: MessagesModel = MODEL, **fields: Any) -> MessagesGeneration:
     request = MessagesRequest.model_validate({"model": "m", "max_tokens": 100, "messages": [ASK], **fields})
-    return to_turn(
+    return to_generation_request(
         request,
         model=model,
         today="2026-11-20",

@@ -15,7 +15,7 @@ from unisono.api.responses.outbound.citations import Citations, CitedPages
 from unisono.api.responses.outbound.dialects import OPEN_RESPONSES, OPENAI, Dialect
 from unisono.api.responses.outbound.events import ResponseEvents
 from unisono.api.responses.outbound.response import ResponseFrame
-from unisono.api.responses.outbound.stored_stream import events_again
+from unisono.api.responses.outbound.stored_stream import replay_events
 from unisono.core.conversation import AssistantCall, Json, Phase, ToolResult
 from unisono.core.events import Closed, Delta, Event, Finished, HostedCall, Opened, Ran, Text
 from unisono.core.generation import FinishReason, Usage
@@ -146,7 +146,7 @@ def test_a_stream_folds_to_what_is_kept(dialect: Dialect) -> None:
     folded = fold(wire)
     assert events.stored is not None
     assert folded.output == [dialect.item(item.shown) for item in events.stored.output]
-    again = parsed(events_again(events.stored, dialect))
+    again = parsed(replay_events(events.stored, dialect))
     assert fold(again).output == folded.output
     steps = [event["type"] for event in wire if "delta" not in event]
     assert [event["type"] for event in again if "delta" not in event] == steps

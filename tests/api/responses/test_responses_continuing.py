@@ -8,9 +8,9 @@ import pytest
 
 from tests.api.responses.frames import NOW, frame, ids
 from tests.api.responses.test_responses_schema import turn_of
-from unisono.api.responses.inbound import ResponsesTurn
+from unisono.api.responses.inbound import ResponsesGeneration
 from unisono.api.responses.input_conversion import KnownState
-from unisono.api.responses.items import said_by
+from unisono.api.responses.items import meaning_of
 from unisono.api.responses.outbound.events import ResponseEvents
 from unisono.core.conversation import Item
 from unisono.core.generation import FinishReason
@@ -41,15 +41,15 @@ ANSWERS = {
 }
 
 
-def asked(earlier: tuple[Item, ...], sent: Any) -> ResponsesTurn:
+def asked(earlier: tuple[Item, ...], sent: Any) -> ResponsesGeneration:
     return turn_of(KnownState(earlier=earlier), input=sent, tools=TOOLS, instructions="Be brief.")
 
 
-def prompt(encoding: Encoding, turn: ResponsesTurn) -> list[int]:
+def prompt(encoding: Encoding, turn: ResponsesGeneration) -> list[int]:
     return Renderer(encoding).prompt(turn.turn.conversation, plan_tools(turn.toolbox.tools))
 
 
-def answered(encoding: Encoding, turn: ResponsesTurn, output: list[int]) -> tuple[StoredItem, ...]:
+def answered(encoding: Encoding, turn: ResponsesGeneration, output: list[int]) -> tuple[StoredItem, ...]:
     router = HarmonyRouter(encoding, plan_tools(turn.toolbox.tools), lambda: "call_0")
     events = ResponseEvents(frame(toolbox=turn.toolbox), GenerationReport(), new_id=ids(), clock=lambda: NOW)
     events.write([*router.feed(output), *router.end(FinishReason.STOP), router.finished(FinishReason.STOP)])
@@ -65,7 +65,7 @@ def test_a_continued_prompt_begins_with_what_was_there(
     output = encoding.encode_marked(written)
     kept = answered(encoding, first, output)
     before = [*prompt(encoding, first), *output]
-    after = prompt(encoding, asked((*said_by(first.input), *said_by(kept)), sent))
+    after = prompt(encoding, asked((*meaning_of(first.input), *meaning_of(kept)), sent))
     assert after[: len(before)] == before
     assert len(after) > len(before)
 
@@ -79,5 +79,5 @@ def test_a_client_that_sends_everything_back_has_the_same_prompt(
     found = {item.id: item for item in kept}
     history = [{"role": "user", "content": "Hi"}, *(dict(item.shown) for item in kept), *sent]
     replayed = turn_of(KnownState(kept=found.get), input=history, tools=TOOLS, instructions="Be brief.")
-    continued = asked((*said_by(first.input), *said_by(kept)), sent)
+    continued = asked((*meaning_of(first.input), *meaning_of(kept)), sent)
     assert prompt(encoding, replayed) == prompt(encoding, continued)

@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 
 from tests.api.responses.frames import TOOLBOX, ids
 from tests.api.responses.test_responses_schema import refusal_of, turn_of
-from unisono.api.responses.inbound import wanted_ids
+from unisono.api.responses.inbound import referenced_ids
 from unisono.api.responses.input_conversion import READERS, KnownState
 from unisono.api.responses.input_items import KINDS, InputSilent
-from unisono.api.responses.items import said_by, to_listing, to_stored, to_wire
+from unisono.api.responses.items import meaning_of, to_listing, to_stored, to_wire
 from unisono.api.responses.outbound.dialects import OPEN_RESPONSES
 from unisono.api.responses.schema import ResponsesRequest
 from unisono.core.conversation import (
@@ -336,7 +336,7 @@ def test_input_is_kept_with_what_it_says_under_new_ids() -> None:
     kept = turn_of(input=sent).input
     assert [item.id for item in kept] == ["msg_0", "fc_1", "fco_2", "rs_3"]
     assert [item.shown["id"] for item in kept] == [item.id for item in kept]
-    assert said_by(kept) == (UserMessage("Hi"), CALLED, ToolResult("c", "f", "42"), AssistantReasoning("hm"))
+    assert meaning_of(kept) == (UserMessage("Hi"), CALLED, ToolResult("c", "f", "42"), AssistantReasoning("hm"))
     assert kept[0].shown == {
         "id": "msg_0",
         "type": "message",
@@ -356,7 +356,7 @@ def test_input_is_kept_with_what_it_says_under_new_ids() -> None:
 def test_what_was_kept_says_the_same_when_it_is_read_again() -> None:
     for sent, _ in READ.values():
         first = turn_of(input=sent)
-        again = turn_of(known_of(earlier=said_by(first.input)), input=None, conversation="conv_1")
+        again = turn_of(known_of(earlier=meaning_of(first.input)), input=None, conversation="conv_1")
         assert again.turn.conversation.items == first.turn.conversation.items
         listed = [dict(item.shown) for item in first.input]
         assert nameless(items_of(listed)) == nameless(first.turn.conversation.items)
@@ -383,7 +383,7 @@ ITEMS: list[Item] = [
 def test_any_item_can_be_shown_and_read_back() -> None:
     new_id = ids()
     kept = [to_stored(item, new_id, TOOLBOX) for item in ITEMS]
-    assert said_by(kept) == tuple(ITEMS)
+    assert meaning_of(kept) == tuple(ITEMS)
     assert items_of([dict(item.shown) for item in kept]) == ITEMS
     assert all(item.shown["id"] == item.id for item in kept)
     assert to_wire(ITEMS[4], "fc_1", TOOLBOX)["namespace"] == "files"
@@ -404,7 +404,7 @@ def test_a_listing_names_its_ends() -> None:
 def test_ids_that_a_request_leans_on_are_known_before_it_is_read() -> None:
     sent = [{"id": "msg_1"}, {**CALL, "id": "fc_1"}, {"role": "user", "content": "Hi"}, {"id": "msg_1"}]
     request = ResponsesRequest.model_validate({"model": "m", "input": sent})
-    assert wanted_ids(request) == ("msg_1", "fc_1")
+    assert referenced_ids(request) == ("msg_1", "fc_1")
 
 
 LONG = "a" * 300_000

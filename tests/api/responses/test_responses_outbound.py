@@ -15,7 +15,7 @@ from tests.api.scripted import call, commentary, final, finished, hosted, listin
 from unisono.api.responses.outbound.dialects import OPEN_RESPONSES, OPENAI, Dialect
 from unisono.api.responses.outbound.events import ResponseEvents
 from unisono.api.responses.outbound.response import ResponseFrame, to_response
-from unisono.api.responses.outbound.stored_stream import events_again
+from unisono.api.responses.outbound.stored_stream import replay_events
 from unisono.core import events as made
 from unisono.core.conversation import AssistantCall, AssistantMessage, AssistantReasoning, Item, Phase, ToolResult
 from unisono.core.events import Closed, Delta, Opened, Reasoning, Repaired, Text, ToolCall
@@ -142,7 +142,7 @@ def same(said: list[made.Event], shown: ResponseFrame) -> None:
     assert whole is not None
     assert kept == whole
     assert fold(events).response == to_response(whole, shown.dialect)
-    assert fold(parsed(events_again(whole, shown.dialect))).response == to_response(whole, shown.dialect)
+    assert fold(parsed(replay_events(whole, shown.dialect))).response == to_response(whole, shown.dialect)
 
 
 HOSTED: dict[str, tuple[list[made.Event], list[Item], dict[str, Any]]] = {

@@ -10,7 +10,7 @@ from pydantic import ValidationError
 from tests.api.responses.frames import ids
 from unisono.api.error_responses import failure_of
 from unisono.api.field_types import EFFORTS
-from unisono.api.responses.inbound import ResponsesTurn, check, to_turn
+from unisono.api.responses.inbound import ResponsesGeneration, check, to_generation_request
 from unisono.api.responses.input_conversion import KnownState
 from unisono.api.responses.input_items import KINDS
 from unisono.api.responses.outbound.response import to_echo
@@ -20,10 +20,10 @@ from unisono.core.generation import Sampling
 from unisono.errors import InvalidRequest, UnisonoError
 
 
-def turn_of(known: KnownState | None = None, **fields: Any) -> ResponsesTurn:
+def turn_of(known: KnownState | None = None, **fields: Any) -> ResponsesGeneration:
     request = ResponsesRequest.model_validate({"model": "gpt-oss-20b", "input": "Hi"} | fields)
     check(request)
-    return to_turn(
+    return to_generation_request(
         request,
         known or KnownState(),
         model="group",

@@ -10,7 +10,7 @@ from tests.api.responses.frames import request_of
 from unisono.api.responses.inbound import mcp_specs
 from unisono.api.responses.server_tools.approval_history import ServerToolHistory, hosted_in, parted, settled
 from unisono.api.responses.server_tools.secrets import concealed, has_secrets, is_concealed, revealed
-from unisono.api.responses.server_tools.servers import MOST_SERVERS, ServerRules, to_servers
+from unisono.api.responses.server_tools.servers import MAX_SERVERS, ServerRules, to_servers
 from unisono.api.sealing import Sealer
 from unisono.core.conversation import AssistantCall, AssistantMessage, Item, ToolResult, UserMessage
 from unisono.core.state_store import StoredItem
@@ -97,10 +97,10 @@ REFUSED: dict[str, tuple[list[dict[str, Any]], type[UnisonoError], str]] = {
     "too many": (
         [
             {"server_label": f"s{number}", "server_url": "https://ok.example.com/mcp"}
-            for number in range(MOST_SERVERS + 1)
+            for number in range(MAX_SERVERS + 1)
         ],
         InvalidRequest,
-        f"tools.{MOST_SERVERS}",
+        f"tools.{MAX_SERVERS}",
     ),
 }
 

@@ -17,7 +17,7 @@ from unisono.api.field_types import MAX_MESSAGES, shortened, smallest
 from unisono.api.gateway_tools import NOTHING_TO_RUN, RunnableTools, hosting_of
 from unisono.api.history_builder import History, split_markers
 from unisono.api.model_rules import NO_RULES, ModelRules
-from unisono.api.notes import MAX_NOTES, notes_on_begun, without_effect
+from unisono.api.notes import MAX_NOTES, notes_on_prefill, without_effect
 from unisono.api.request_fields import request_fields
 from unisono.api.sampling import to_sampling
 from unisono.api.tool_choice import ChoiceMode, OfferedTools, ToolChoice, to_choice
@@ -39,7 +39,7 @@ from unisono.errors import InvalidRequest
 
 
 @dataclass(frozen=True, slots=True)
-class ChatTurn:
+class ChatGeneration:
     """Converted request: generation request, number of choices, and answer format."""
 
     turn: GenerationRequest
@@ -71,7 +71,7 @@ class ChatTurn:
         return replace(self.turn, sampling=sampling, request_id=f"{self.turn.request_id}-{index}")
 
 
-def to_turn(
+def to_generation_request(
     request: ChatRequest,
     *,
     model: str,
@@ -81,11 +81,11 @@ def to_turn(
     hold_calls: bool = True,
     runnable: RunnableTools = NOTHING_TO_RUN,
     rules: ModelRules = NO_RULES,
-) -> ChatTurn:
+) -> ChatGeneration:
     """Convert a request; `today` is YYYY-MM-DD. Raises InvalidRequest if it cannot be met."""
     toolbox = to_toolbox(declared(request))
     conversation, notes = to_conversation(request.messages, toolbox, _effort(request), today)
-    asked, asked_at = _asked_choice(request)
+    asked, asked_at = _requested_choice(request)
     forbidden = asked is not None and asked.mode is ChoiceMode.NONE
     hosting = None if forbidden else to_hosting(request, runnable, caller.tenant)
     form = request.response_format.form("response_format") if request.response_format else None
@@ -114,7 +114,7 @@ def to_turn(
     )
     turn = rules.applied_to(turn)
     notes = [*_notes_on(request, turn, asked_at), *toolbox.notes, *notes]
-    return ChatTurn(
+    return ChatGeneration(
         turn=turn,
         choices=request.n or 1,
         stream=bool(request.stream),
@@ -132,7 +132,7 @@ def _sticky(request: ChatRequest, caller: Caller) -> str:
     return f"{caller.tenant}\0key {request.prompt_cache_key}" if request.prompt_cache_key else ""
 
 
-def _asked_choice(request: ChatRequest) -> tuple[ToolChoice | None, str]:
+def _requested_choice(request: ChatRequest) -> tuple[ToolChoice | None, str]:
     """Return the requested tool choice and the name of the field that holds it."""
     if request.tool_choice is None and request.function_call is not None:
         return request.function_call, "function_call"
@@ -152,7 +152,7 @@ def to_hosting(request: ChatRequest, runnable: RunnableTools, tenant: str) -> Se
 def _notes_on(request: ChatRequest, turn: GenerationRequest, choice_at: str) -> Iterator[str]:
     yield from _notes_on_fields(request)
     yield from _notes_on_running(request, turn)
-    yield from notes_on_begun(turn, {choice_at: turn.choice, "response_format": turn.form})
+    yield from notes_on_prefill(turn, {choice_at: turn.choice, "response_format": turn.form})
 
 
 def _notes_on_running(request: ChatRequest, turn: GenerationRequest) -> Iterator[str]:

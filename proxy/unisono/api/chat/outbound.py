@@ -203,7 +203,7 @@ class ChoiceChunks:
         names = frame.reasoning.names
         self._reasoning = [b'%s"%s":' % (b"," if place else b"", name.encode()) for place, name in enumerate(names)]
         self._last_text: dict[bool, int] = {}
-        self._shown: list[CallForm] = []
+        self._emitted_calls: list[CallForm] = []
         self._early: tuple[ToolCall, int] | None = None
         self._cut_in_sight = False
 
@@ -239,7 +239,7 @@ class ChoiceChunks:
     def finish(self, extra: dict[str, Any]) -> bytes:
         """Return the chunk with the finish reason. `extra` holds further fields of the chunk."""
         assert self.finished is not None
-        reason = to_finish_reason(self.finished, self._shown, cut_in_sight=self._cut_in_sight)
+        reason = to_finish_reason(self.finished, self._emitted_calls, cut_in_sight=self._cut_in_sight)
         choice = {"index": self._index, "delta": {}, "logprobs": None, "finish_reason": reason}
         chunk = self._frame.head("chat.completion.chunk") | {"choices": [choice]}
         if self._frame.include_usage:
@@ -290,9 +290,9 @@ class ChoiceChunks:
         if self._frame.hold_calls or not isinstance(item, ToolCall):
             return b""
         form = self._frame.toolbox.form_of(item.name)
-        if form is not CallForm.FUNCTION or not _has_room(self._shown, form):
+        if form is not CallForm.FUNCTION or not _has_room(self._emitted_calls, form):
             return b""  # the other forms need the whole call
-        self._early = (item, len(self._shown))
+        self._early = (item, len(self._emitted_calls))
         return self._announce(self._early[1], item, CallForm.FUNCTION)
 
     def _closed(self, closed: Closed) -> bytes:
@@ -300,14 +300,14 @@ class ChoiceChunks:
             return b""
         if self._early is not None:
             self._early = None
-            self._shown.append(CallForm.FUNCTION)
+            self._emitted_calls.append(CallForm.FUNCTION)
             self._cut_in_sight = self._cut_in_sight or not closed.complete
             return b""
         form = self._frame.toolbox.form_of(closed.item.name)
-        if not closed.complete or not _has_room(self._shown, form):
+        if not closed.complete or not _has_room(self._emitted_calls, form):
             return b""
-        index = len(self._shown)
-        self._shown.append(form)
+        index = len(self._emitted_calls)
+        self._emitted_calls.append(form)
         text = unwrap_input(closed.text) if form is CallForm.CUSTOM else closed.text
         return self._announce(index, closed.item, form) + (self._arguments(index, form, text) if text else b"")
 
@@ -351,7 +351,7 @@ class ChatStreamChunks:
         self._frame = frame
         self._reports = reports
         self._choices = [ChoiceChunks(index, frame) for index in range(len(reports))]
-        self._begun = False
+        self._has_started = False
 
     def write(self, index: int, batch: Sequence[Event]) -> bytes:
         """Return the chunks of one batch of choice `index`.
@@ -360,8 +360,8 @@ class ChatStreamChunks:
         """
         choice = self._choices[index]
         chunks = choice.write(batch)
-        if not self._begun:
-            self._begun = True
+        if not self._has_started:
+            self._has_started = True
             # Start all choices, in order: readers append each new choice and use its position as the index.
             chunks = b"".join(each.begin() for each in self._choices) + chunks
         if choice.finished is None:

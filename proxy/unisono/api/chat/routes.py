@@ -11,7 +11,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from unisono.api.body import off_loop, read_json
-from unisono.api.chat.inbound import ChatTurn, to_turn
+from unisono.api.chat.inbound import ChatGeneration, to_generation_request
 from unisono.api.chat.outbound import ChatFrame, ChatStreamChunks, to_completion
 from unisono.api.chat.schema import ChatRequest
 from unisono.api.gateway_tools import NOTHING_TO_RUN, RunnableTools
@@ -20,8 +20,8 @@ from unisono.api.n_choices import ChunkSource, collect_all, start_all
 from unisono.api.passthrough_routes import (
     EitherSource,
     FindWay,
-    begun_whole,
     passed_through,
+    start_whole,
     way_for,
     with_passage,
 )
@@ -85,10 +85,10 @@ def chat_router(
         if way is AnswerMode.PASSING:
             return await passed()
 
-        def understood() -> tuple[ChatRequest, ChatModel, ChatTurn]:
+        def understood() -> tuple[ChatRequest, ChatModel, ChatGeneration]:
             wanted = ChatRequest.model_validate(body)
             model = resolve(wanted.model, caller)
-            turn = to_turn(
+            turn = to_generation_request(
                 wanted,
                 model=model.group,
                 today=today(),
@@ -138,7 +138,7 @@ def chat_router(
             )
         try:
             if passes:
-                runs[0], through = await until_disconnect(request.receive, begun_whole(runs[0]))
+                runs[0], through = await until_disconnect(request.receive, start_whole(runs[0]))
                 if through is not None:
                     return to_whole(through, backend_header(reports))
             results = await until_disconnect(request.receive, collect_all(runs))

@@ -39,7 +39,7 @@ NOT_FOR_THIS_KEY: Final = (
 
 
 @dataclass(frozen=True, slots=True)
-class CompletionTurns:
+class CompletionGenerations:
     """Converted request: the generation requests of all choices in order.
 
     There are `per_prompt` of them for each prompt. `texts` holds the prompts as text, by choice, if the answer
@@ -63,7 +63,7 @@ def check_allowed(caller: Caller, *, switched_on: bool) -> None:
         raise NotAllowed(NOT_FOR_THIS_KEY)
 
 
-def to_turns(
+def to_generation_requests(
     request: CompletionRequest,
     *,
     model: str,
@@ -72,7 +72,7 @@ def to_turns(
     spell: Spell,
     cut: Cut,
     rules: ModelRules = NO_RULES,
-) -> CompletionTurns:
+) -> CompletionGenerations:
     """Convert a request. `model` is the group's name.
 
     Raises InvalidRequest for requirements that cannot be met.
@@ -91,7 +91,7 @@ def to_turns(
             text, raw = prompt, _raw(request, prompt, tuple(cut(prompt)) if request.return_token_ids else ())
         else:
             text, raw = spell(prompt), _raw(request, None, prompt)
-        first = _turn(request, raw, text, model=model, caller=caller, request_id=request_id, rules=rules)
+        first = _generation_request(request, raw, text, model=model, caller=caller, request_id=request_id, rules=rules)
         texts += [text if request.echo else ""] * each
         for again in range(each):
             place = len(turns)
@@ -104,7 +104,7 @@ def to_turns(
     options = request.stream_options
     extras = [("", request.model_extra), ("stream_options.", options.model_extra if options else None)]
     notes = [note for prefix, fields in extras for note in without_effect(prefix, fields or {})]
-    return CompletionTurns(
+    return CompletionGenerations(
         turns=tuple(turns),
         per_prompt=each,
         stream=bool(request.stream),
@@ -115,7 +115,7 @@ def to_turns(
     )
 
 
-def _turn(
+def _generation_request(
     request: CompletionRequest,
     raw: RawPrompt,
     text: str,

@@ -108,9 +108,9 @@ class CompletionStreamChunks:
     def __init__(self, frame: CompletionFrame, reports: Sequence[GenerationReport]) -> None:
         self._frame = frame
         self._reports = reports
-        self._told = [0] * len(reports)
+        self._emitted = [0] * len(reports)
         """Number of emitted tokens of each choice."""
-        self._begun = [False] * len(reports)
+        self._has_started = [False] * len(reports)
         self._finished: dict[int, Finished] = {}
 
     def write(self, index: int, batch: Sequence[Event]) -> bytes:
@@ -120,12 +120,12 @@ class CompletionStreamChunks:
         """
         frame, report = self._frame, self._reports[index]
         text = "".join(entry.text for entry in batch if isinstance(entry, Delta))
-        first = not self._begun[index]
+        first = not self._has_started[index]
         if first:
-            self._begun[index] = True
+            self._has_started[index] = True
             text = frame.texts[index] + text
-        tokens = report.journal[self._told[index] :]
-        self._told[index] += len(tokens)
+        tokens = report.journal[self._emitted[index] :]
+        self._emitted[index] += len(tokens)
         choice = frame.choice(index, text, tokens, first=first)
         if not batch or not isinstance(last := batch[-1], Finished):
             return self._chunk([choice]) if text else b""

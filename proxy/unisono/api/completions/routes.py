@@ -10,7 +10,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from unisono.api.body import off_loop, read_json
-from unisono.api.completions.inbound import CompletionTurns, Cut, Spell, check_allowed, to_turns
+from unisono.api.completions.inbound import CompletionGenerations, Cut, Spell, check_allowed, to_generation_requests
 from unisono.api.completions.outbound import CompletionFrame, CompletionStreamChunks, to_completion
 from unisono.api.completions.schema import CompletionRequest
 from unisono.api.model_rules import NO_RULES, ModelRules
@@ -62,11 +62,13 @@ def completions_router(
         check_allowed(caller, switched_on=switched_on)
         body = await read_json(request)
 
-        def understood() -> tuple[CompletionRequest, CompletionTurns]:
+        def understood() -> tuple[CompletionRequest, CompletionGenerations]:
             wanted = CompletionRequest.model_validate(body)
             model = resolve(wanted.model, caller)
             common = {"model": model.group, "request_id": request.state.request_id}
-            return wanted, to_turns(wanted, caller=caller, spell=spell, cut=cut, rules=model.rules, **common)
+            return wanted, to_generation_requests(
+                wanted, caller=caller, spell=spell, cut=cut, rules=model.rules, **common
+            )
 
         wanted, asked = await off_loop(understood, len(await request.body()))
         frame = CompletionFrame(

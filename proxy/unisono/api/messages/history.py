@@ -119,7 +119,7 @@ class HistoryReader:
         self._sealed = {
             known_id(block.tool_use_id): made
             for _, block in blocks
-            if isinstance(block, ServerResultBlock) and (made := self._made_here(block)) is not None
+            if isinstance(block, ServerResultBlock) and (made := self._own_call(block)) is not None
         }
         self._served_calls = frozenset(known_id(block.id) for _, block in blocks if isinstance(block, ServerUseBlock))
         # Text between the calls of one message does not move their results.
@@ -175,7 +175,7 @@ class HistoryReader:
         name = self.said.name_of(call_id, f"{at}.tool_use_id", block.tool_use_id)
         self.said.result(ToolResult(call_id, name, result_text(block.content)) if made is None else made[1])
 
-    def _made_here(self, block: ServerResultBlock) -> tuple[AssistantCall, ToolResult] | None:
+    def _own_call(self, block: ServerResultBlock) -> tuple[AssistantCall, ToolResult] | None:
         """Return the original call of this gateway for a result, with its result; None if foreign."""
         sealed = sealed_in(block.content)
         items = self._seals.open(self._tenant, sealed) if sealed and self._seals is not None else None

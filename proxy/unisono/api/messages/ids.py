@@ -10,7 +10,7 @@ SERVERS: Final = "srvtoolu_"
 """Prefix of the id of a call that the gateway made itself."""
 
 
-def shown_id(call_id: str, prefix: str = CLIENTS) -> str:
+def gateway_id(call_id: str, prefix: str = CLIENTS) -> str:
     return prefix + call_id.removeprefix(OURS)
 
 

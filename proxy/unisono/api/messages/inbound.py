@@ -14,16 +14,16 @@ from unisono.api.messages.history import BETWEEN, HistoryReader, SealedBlocks, t
 from unisono.api.messages.schema import MessagesInput
 from unisono.api.messages.server_tool_blocks import sealed_in
 from unisono.api.messages.server_tool_setup import (
-    asked_choice,
     builtin_for,
     choice_of,
     declared,
     notes_on,
+    requested_choice,
     to_servers,
-    told,
+    with_server_tools,
 )
 from unisono.api.model_rules import NO_RULES, ModelRules
-from unisono.api.notes import MAX_NOTES, notes_on_begun, without_effect
+from unisono.api.notes import MAX_NOTES, notes_on_prefill, without_effect
 from unisono.api.request_fields import request_fields
 from unisono.api.response_format import SchemaSpec
 from unisono.api.sampling import to_sampling
@@ -70,7 +70,7 @@ class MessagesModel:
 
 
 @dataclass(frozen=True, slots=True)
-class MessagesTurn:
+class MessagesGeneration:
     """Converted request: generation request and output options.
 
     `served` names the builtin tools whose calls are emitted, and `talk` their server session.
@@ -94,7 +94,7 @@ def needs_seals(request: MessagesInput) -> bool:
     return any(isinstance(block, sealed) for message in request.messages for block in message.content)
 
 
-def to_turn(
+def to_generation_request(
     request: MessagesInput,
     *,
     model: MessagesModel,
@@ -102,19 +102,19 @@ def to_turn(
     caller: Caller,
     request_id: str,
     seals: SealedBlocks | None = None,
-) -> MessagesTurn:
+) -> MessagesGeneration:
     """Convert a request; `today` is YYYY-MM-DD. Raises InvalidRequest if it cannot be met."""
     if request.thread:
         raise ThreadsUnsupported("'thread' is not supported: send all messages of the conversation.", param="thread")
     tools = request.tools or []
-    asked = asked_choice(request.tool_choice, tools)
+    asked = requested_choice(request.tool_choice, tools)
     forbidden = asked is not None and asked.mode is ChoiceMode.NONE
-    talk = _begun_talk(request, caller.tenant, seals) or f"{caller.tenant}\0{request_id}"
+    talk = _last_session(request, caller.tenant, seals) or f"{caller.tenant}\0{request_id}"
     served = to_servers(request, model.trained, owner=caller.tenant, talk=talk)
     hosted = frozenset(server.builtin for server in served)
     toolbox = to_toolbox(declared(tools, hosted), others=bool(served))
     servers = () if forbidden else (*served, *_runnable(request, model, caller.tenant, hosted))
-    hosting = told(hosting_of(servers), tools, served, model.pause_after)
+    hosting = with_server_tools(hosting_of(servers), tools, served, model.pause_after)
     preamble = Preamble(tools=toolbox.tools, effort=_effort(request), date=today)
     conversation, notes = to_conversation(request, preamble, caller.tenant, seals)
     form, form_at = _form(request)
@@ -141,7 +141,9 @@ def to_turn(
     )
     turn = model.rules.applied_to(turn)
     every = [*_notes_on(request, turn, hosted, form_at), *toolbox.notes, *notes]
-    return MessagesTurn(turn, bool(request.stream), _thinking(request, model), hosted, talk, tuple(every[:MAX_NOTES]))
+    return MessagesGeneration(
+        turn, bool(request.stream), _thinking(request, model), hosted, talk, tuple(every[:MAX_NOTES])
+    )
 
 
 def to_conversation(
@@ -202,7 +204,7 @@ def _choice(
     return None if goes_on else choice
 
 
-def _begun_talk(request: MessagesInput, tenant: str, seals: SealedBlocks | None) -> str:
+def _last_session(request: MessagesInput, tenant: str, seals: SealedBlocks | None) -> str:
     """Return the server session of the last call, or "", so that its resources stay available."""
     if seals is None:
         return ""
@@ -223,7 +225,7 @@ def _notes_on(request: MessagesInput, turn: GenerationRequest, hosted: frozenset
     yield from _notes_on_fields(request)
     yield from notes_on(request.tools or (), hosted)
     yield from _notes_on_running(request, turn)
-    yield from notes_on_begun(turn, {"tool_choice": turn.choice, form_at: turn.form})
+    yield from notes_on_prefill(turn, {"tool_choice": turn.choice, form_at: turn.form})
 
 
 def _notes_on_running(request: MessagesInput, turn: GenerationRequest) -> Iterator[str]:

@@ -19,11 +19,11 @@ import orjson
 
 from unisono.api.builtin_tools import builtin_of
 from unisono.api.messages.error_bodies import to_body
-from unisono.api.messages.ids import shown_id
+from unisono.api.messages.ids import gateway_id
 from unisono.api.messages.inbound import Thinking
 from unisono.api.messages.server_tool_blocks import name_of, to_result, to_use
 from unisono.api.messages.stop_reason import ShownBlocks, to_ending, to_usage
-from unisono.api.messages.tool_input import to_json, to_shown
+from unisono.api.messages.tool_input import to_json, to_wire
 from unisono.api.sse import named_event
 from unisono.api.unisono_object import to_about
 from unisono.core.conversation import AssistantCall, AssistantReasoning, ToolResult
@@ -130,7 +130,7 @@ def to_message(result: CollectedAnswer, report: GenerationReport, frame: Message
                     content.append({"type": "thinking", "thinking": text, "signature": frame.signature(closed)})
             case ToolCall():
                 if closed.complete:
-                    content.append(_call(item, to_shown(closed.text)))
+                    content.append(_call(item, to_wire(closed.text)))
                     shown.calls += 1
             case HostedCall():
                 if frame.shows(item):
@@ -148,7 +148,7 @@ def to_message(result: CollectedAnswer, report: GenerationReport, frame: Message
 
 
 def _call(item: ToolCall, arguments: Any) -> dict[str, Any]:
-    return {"type": "tool_use", "id": shown_id(item.call_id), "name": item.name, "input": arguments}
+    return {"type": "tool_use", "id": gateway_id(item.call_id), "name": item.name, "input": arguments}
 
 
 class MessageEvents:
@@ -160,14 +160,14 @@ class MessageEvents:
     def __init__(self, frame: MessageFrame, report: GenerationReport) -> None:
         self._frame = frame
         self._report = report
-        self._begun = False
+        self._has_started = False
         self._index = 0
         self._open = False
         """True while the current item has a block without its stop event."""
         self._delta = b""
         self._before_object: str | None = None
         """Buffered start of arguments that are streamed, until they are known to be an object."""
-        self._shown = ShownBlocks()
+        self._blocks = ShownBlocks()
         self._served: dict[str, Closed] = {}
         """Calls in progress, by id."""
 
@@ -176,7 +176,7 @@ class MessageEvents:
 
         Adjacent deltas of one item become one. The batch that ends the answer ends the stream.
         """
-        events: list[bytes] = [] if self._begun else [self._begin()]
+        events: list[bytes] = [] if self._has_started else [self._message_start()]
         item: Item | None = None
         texts: list[str] = []
         for entry in batch:
@@ -198,7 +198,7 @@ class MessageEvents:
 
     def keep_alive(self) -> bytes:
         """Return a keep-alive event, after the stream's first event."""
-        return PING if self._begun else self._begin() + PING
+        return PING if self._has_started else self._message_start() + PING
 
     def broken(self, error: UnisonoError) -> bytes:
         """Return the last event of a failed stream.
@@ -208,8 +208,8 @@ class MessageEvents:
         told = {**to_body(error, self._frame.request_id), "unisono": to_about([self._report], self._frame.notes)}
         return named_event(b"error", orjson.dumps(told))
 
-    def _begin(self) -> bytes:
-        self._begun = True
+    def _message_start(self) -> bytes:
+        self._has_started = True
         usage = {
             "input_tokens": self._report.prompted,
             "cache_creation_input_tokens": 0,
@@ -229,7 +229,7 @@ class MessageEvents:
         match item:
             case Text():
                 start = self._start({"type": "text", "text": ""}, _TEXT)
-                self._shown.refused = self._shown.refused or item.unfit
+                self._blocks.refused = self._blocks.refused or item.unfit
             case Reasoning():
                 if self._frame.thinking is not Thinking.SHOWN:
                     return b""
@@ -272,7 +272,7 @@ class MessageEvents:
                 assert_never(entry)
 
     def _start_call(self, item: ToolCall) -> bytes:
-        self._shown.calls += 1
+        self._blocks.calls += 1
         return self._start(_call(item, {}), _JSON) + self._delta + b'""' + _END
 
     def _early(self, text: str) -> bytes:
@@ -299,7 +299,7 @@ class MessageEvents:
                     return b""
                 self._served[item.call_id] = closed
                 use = to_use(item)
-                self._shown.served.append(use["name"])
+                self._blocks.served.append(use["name"])
                 start = self._start({**use, "input": {}}, _JSON)
                 return start + self._delta + orjson.dumps(orjson.dumps(use["input"]).decode()) + _END + self._stop()
             case Listing():
@@ -317,7 +317,7 @@ class MessageEvents:
     def _called(self, item: ToolCall, closed: Closed) -> bytes:
         if self._open:
             held, self._before_object = self._before_object, None
-            self._shown.cut = self._shown.cut or not closed.complete
+            self._blocks.cut = self._blocks.cut or not closed.complete
             rest = to_json(closed.text) if held and closed.complete else ""
             return (self._delta + orjson.dumps(rest) + _END if rest else b"") + self._stop()
         if not closed.complete:
@@ -331,11 +331,11 @@ class MessageEvents:
         return self._start(block, _TEXT) + self._stop()
 
     def _finish(self, finished: Finished) -> bytes:
-        ending = to_ending(finished, self._shown, self._report, self._frame.max_tokens)
+        ending = to_ending(finished, self._blocks, self._report, self._frame.max_tokens)
         last = {
             "type": "message_delta",
             "delta": ending,
-            "usage": to_usage(finished.usage, self._shown),
+            "usage": to_usage(finished.usage, self._blocks),
             "unisono": to_about([self._report], self._frame.notes),
         }
         return named_event(b"message_delta", orjson.dumps(last)) + named_event(

@@ -14,7 +14,7 @@ from starlette.responses import Response
 from unisono.api.body import off_loop, read_json
 from unisono.api.messages.error_bodies import ANTHROPIC
 from unisono.api.messages.history import SealedBlocks
-from unisono.api.messages.inbound import MessagesModel, MessagesTurn, needs_seals, to_turn
+from unisono.api.messages.inbound import MessagesGeneration, MessagesModel, needs_seals, to_generation_request
 from unisono.api.messages.outbound import MessageEvents, MessageFrame, to_message
 from unisono.api.messages.schema import MessagesInput, MessagesRequest
 from unisono.api.sse import CLIENT_CLOSED_REQUEST, KEEP_ALIVE_S, ClientGone, EventStream, until_disconnect
@@ -67,7 +67,7 @@ class MessagesDeps:
 class PreparedMessage:
     """Request that is ready for generation."""
 
-    turn: MessagesTurn
+    turn: MessagesGeneration
     frame: MessageFrame
 
 
@@ -114,7 +114,7 @@ def messages_router(means: MessagesDeps, *, keep_alive_s: float = KEEP_ALIVE_S) 
     return router
 
 
-async def _counted(turns: GenerationService, asked: MessagesTurn) -> int:
+async def _counted(turns: GenerationService, asked: MessagesGeneration) -> int:
     return await turns.count(asked.turn)
 
 
@@ -127,8 +127,8 @@ async def understood(means: MessagesDeps, request: Request, kind: type[Kind]) ->
     model = means.resolve(wanted.model, caller)
     seals = await means.seals() if needs_seals(wanted) else None
 
-    def turned() -> MessagesTurn:
-        return to_turn(
+    def turned() -> MessagesGeneration:
+        return to_generation_request(
             wanted,
             model=model,
             today=means.today(),

@@ -12,7 +12,7 @@ from typing import Any, Final
 import orjson
 
 from unisono.api.builtin_tools import BROWSER, PYTHON, builtin_of
-from unisono.api.messages.ids import SERVERS, shown_id
+from unisono.api.messages.ids import SERVERS, gateway_id
 from unisono.api.messages.tool_input import exact
 from unisono.core.conversation import Json
 from unisono.core.events import HostedCall, Ran
@@ -43,7 +43,7 @@ def to_use(item: HostedCall) -> dict[str, Any]:
     name = name_of(item)
     return {
         "type": "server_tool_use",
-        "id": shown_id(item.call_id, SERVERS),
+        "id": gateway_id(item.call_id, SERVERS),
         "name": name,
         "input": _input(item.arguments, name),
     }
@@ -93,7 +93,7 @@ def to_result(ran: Ran, sealed: str) -> dict[str, Any]:
         }
     return {
         "type": f"{name}_tool_result",
-        "tool_use_id": shown_id(ran.item.call_id, SERVERS),
+        "tool_use_id": gateway_id(ran.item.call_id, SERVERS),
         "content": content,
     }
 

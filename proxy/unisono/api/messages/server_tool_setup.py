@@ -90,7 +90,7 @@ def bounded(hosting: ServerTools, tools: Sequence[MessagesTool]) -> ServerTools:
     return replace(hosting, max_calls=sum(uses))
 
 
-def told(
+def with_server_tools(
     hosting: ServerTools | None, tools: Sequence[MessagesTool], served: Sequence[ToolServer], pause_after: int | None
 ) -> ServerTools | None:
     """Set the emitted servers and the limits.
@@ -105,7 +105,7 @@ def told(
     return replace(hosting, shown=shown, pause_after=pause_after if seen else None)
 
 
-def asked_choice(spec: ChoiceSpec | None, tools: Sequence[MessagesTool]) -> ToolChoice | None:
+def requested_choice(spec: ChoiceSpec | None, tools: Sequence[MessagesTool]) -> ToolChoice | None:
     if spec is None:
         return None
     if spec.type != "tool":

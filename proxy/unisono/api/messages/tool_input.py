@@ -23,7 +23,7 @@ _LONE_SURROGATE: Final = re.compile(
 )
 
 
-def to_shown(arguments: str) -> Any:
+def to_wire(arguments: str) -> Any:
     """Return the input of a call in a body, with numbers of any size as the model wrote them."""
     value = to_input(arguments)
     return orjson.Fragment(arguments) if _is_beyond_orjson(value, arguments) else exact(value, arguments)

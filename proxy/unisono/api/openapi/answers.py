@@ -131,7 +131,7 @@ CHAT: dict[str, Schema] = {
     ),
 }
 
-_SAID: dict[str, Schema] = {"token_ids": many(COUNT), "prompt_token_ids": maybe(many(COUNT))}
+_TOKEN_IDS: dict[str, Schema] = {"token_ids": many(COUNT), "prompt_token_ids": maybe(many(COUNT))}
 _STOPPED: Schema = {"anyOf": [TEXT, COUNT, NOTHING]}
 
 COMPLETIONS: dict[str, Schema] = {
@@ -143,7 +143,7 @@ COMPLETIONS: dict[str, Schema] = {
         system_fingerprint=maybe(TEXT),
         choices=many(
             thing(
-                _SAID,
+                _TOKEN_IDS,
                 index=COUNT,
                 text=TEXT,
                 logprobs=NOTHING,
@@ -169,7 +169,7 @@ COMPLETIONS: dict[str, Schema] = {
         system_fingerprint=maybe(TEXT),
         choices=many(
             thing(
-                {**_SAID, "stop_reason": _STOPPED},
+                {**_TOKEN_IDS, "stop_reason": _STOPPED},
                 index=COUNT,
                 text=TEXT,
                 logprobs=NOTHING,

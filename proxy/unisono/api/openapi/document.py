@@ -45,7 +45,13 @@ FAILURES = {"Failure": "Error", "MessagesFailure": "MessagesError"}
 """Schema names of errors, by format."""
 NAMED = re.compile(r"{(\w+)}")
 """Parameters of a path."""
-TOLD = ("x-unisono-backend", "x-unisono-model", "x-unisono-served-model", "x-unisono-failovers", "x-unisono-recoveries")
+ANSWER_HEADERS = (
+    "x-unisono-backend",
+    "x-unisono-model",
+    "x-unisono-served-model",
+    "x-unisono-failovers",
+    "x-unisono-recoveries",
+)
 WITH_FAILURE = {
     **dict.fromkeys(FINAL_STATUSES, (NO_RETRY_HEADER[0],)),
     401: ("www-authenticate", NO_RETRY_HEADER[0]),
@@ -117,7 +123,7 @@ def _parameters(operation: Operation) -> Iterator[Schema]:
 
 
 def _answer(operation: Operation) -> Schema:
-    headers = ("x-request-id", *(TOLD if operation.tells else ()))
+    headers = ("x-request-id", *(ANSWER_HEADERS if operation.tells else ()))
     content: Schema = {TEXT: {"schema": {"type": "string"}}}
     if operation.answer is not None:
         content = {JSON: {"schema": ref(operation.answer)}}

@@ -14,9 +14,9 @@ from unisono.api.field_types import OpenModel
 from unisono.api.inspect_request import InspectRequest
 from unisono.api.messages.schema import MessagesInput, MessagesRequest
 from unisono.api.openapi.models import Schema
-from unisono.api.responses.compaction import TAKEN
+from unisono.api.responses.compaction import EFFECTIVE_FIELDS
 from unisono.api.responses.conversations.schema import AddedItems, ChangedConversation, NewConversation
-from unisono.api.responses.idempotency import LONGEST_KEY
+from unisono.api.responses.idempotency import MAX_KEY_LENGTH
 from unisono.api.responses.queries import ItemQuery, PageQuery, ResponseQuery
 from unisono.api.responses.schema import ResponsesRequest
 
@@ -75,7 +75,7 @@ ONCE: Schema = {
     "name": "Idempotency-Key",
     "in": "header",
     "description": "Key of the request; repeating the request with the same key returns the same response.",
-    "schema": {"type": "string", "minLength": 1, "maxLength": LONGEST_KEY, "pattern": "^[ -~]+$"},
+    "schema": {"type": "string", "minLength": 1, "maxLength": MAX_KEY_LENGTH, "pattern": "^[ -~]+$"},
 }
 COUNTED = frozenset(ResponsesRequest.model_fields) - {"store", "background"}
 """Fields that affect a token count, which is never stored."""
@@ -141,7 +141,7 @@ RESPONSES = (
         "Compaction",
         TURNED,
         body=ResponsesRequest,
-        fields=TAKEN,
+        fields=EFFECTIVE_FIELDS,
         tells=True,
     ),
     Operation(

@@ -13,7 +13,7 @@ from typing import Any
 
 from unisono.api.notes import MAX_NOTES, without_effect
 from unisono.api.responses.deps import ItemSealing, ResponsesDeps
-from unisono.api.responses.items import NewId, Wire, said_by, to_wire
+from unisono.api.responses.items import NewId, Wire, meaning_of, to_wire
 from unisono.api.responses.outbound.dialects import Dialect
 from unisono.api.responses.outbound.response import to_usage
 from unisono.api.responses.prepared_request import PreparedRequest, Sender, assembled, judged
@@ -35,7 +35,7 @@ from unisono.engine.collect import CollectedAnswer, collect_run
 from unisono.engine.request import ForbiddenTools, GenerationReport, GenerationRequest
 from unisono.errors import StoreTooLarge
 
-TAKEN = frozenset(
+EFFECTIVE_FIELDS = frozenset(
     {"model", "input", "instructions", "previous_response_id", "tools", "reasoning", "prompt_cache_key", "user"}
 )
 """Fields of a request that have an effect here.
@@ -43,12 +43,12 @@ TAKEN = frozenset(
 Instructions and tools keep their position in the conversation, so that a backend finds the prompt in its cache.
 """
 
-MOST_TOKENS = 8_192
+MAX_SUMMARY_TOKENS = 8_192
 """Maximum tokens of a summary and its reasoning."""
-MOST_KEPT = 64_000
+MAX_PRESERVED_CHARACTERS = 64_000
 """Maximum characters of user messages that are preserved unchanged."""
 
-WANTED = (
+INSTRUCTIONS = (
     "Sum up our conversation up to here. From now on you will see your summary and my newest messages, and nothing "
     "else of what is above. So put in everything you need to go on: what I asked for and the limits I set; what was "
     "done and found out, with names, numbers, paths, identifiers and quotations exactly as they are; what was decided "
@@ -81,7 +81,7 @@ async def compacted(means: ResponsesDeps, sender: Sender, body: Mapping[str, Any
     Raises the errors that would refuse a response, and StoreTooLarge for a conversation that can be neither
     summarized nor sealed.
     """
-    taken = {name: value for name, value in body.items() if name in TAKEN}
+    taken = {name: value for name, value in body.items() if name in EFFECTIVE_FIELDS}
     wanted = await judged({**taken, "reasoning": _reasoning(body.get("reasoning")), "store": False}, size)
     model = means.resolve(wanted.model, sender.caller)
     past = await recall(means.store, sender.tenant, wanted)
@@ -91,14 +91,14 @@ async def compacted(means: ResponsesDeps, sender: Sender, body: Mapping[str, Any
     )
     # This precedes the generation: without a key the result would be lost.
     seals = await means.seals()
-    run = means.turns.start(to_turn(asked))
+    run = means.turns.start(to_generation_request(asked))
     try:
         result = await collect_run(run)
     finally:
         await run.aclose()
-    said = (*past.earlier, *said_by(asked.turn.input))
+    said = (*past.earlier, *meaning_of(asked.turn.input))
     kept, sealed = shortened(said, summary_of(result), seals, sender.tenant)
-    ignored = without_effect("", {name: value for name, value in body.items() if name not in TAKEN})
+    ignored = without_effect("", {name: value for name, value in body.items() if name not in EFFECTIVE_FIELDS})
     notes = (*asked.turn.notes, *ignored)[:MAX_NOTES]
     return Compacted(response_id, created_at, kept, sealed, result, run.report, notes)
 
@@ -113,17 +113,17 @@ def _reasoning(given: Any) -> Any:
     return given
 
 
-def to_turn(asked: PreparedRequest) -> GenerationRequest:
+def to_generation_request(asked: PreparedRequest) -> GenerationRequest:
     """Return the generation request for the summary.
 
     A conversation that is already too long is summarized without its oldest messages.
     """
     turn = asked.turn.turn
-    items = (*turn.conversation.items, UserMessage(WANTED))
+    items = (*turn.conversation.items, UserMessage(INSTRUCTIONS))
     return replace(
         turn,
         conversation=replace(turn.conversation, items=items),
-        max_tokens=MOST_TOKENS,
+        max_tokens=MAX_SUMMARY_TOKENS,
         calls_allowed=False,
         forbidden_tools=ForbiddenTools.KEEP,
         truncate=True,
@@ -158,7 +158,7 @@ def shortened(
 def newest_messages(said: Sequence[Item]) -> list[UserMessage]:
     """Return the user's newest messages, in order, within the limit `MOST_KEPT`."""
     kept: list[UserMessage] = []
-    room = MOST_KEPT
+    room = MAX_PRESERVED_CHARACTERS
     for message in reversed(said):
         if not isinstance(message, UserMessage) or message.text.startswith(HEADING):
             continue

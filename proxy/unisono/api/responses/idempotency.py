@@ -25,7 +25,7 @@ from unisono.core.state_store import Status, StoredResponse
 from unisono.errors import InvalidRequest, StoreError
 
 HEADER = "idempotency-key"
-LONGEST_KEY = 255
+MAX_KEY_LENGTH = 255
 NO_EFFECT = "Idempotency-Key: no effect, because 'store' is false"
 LOOK_EVERY_S = 0.05
 MAX_LOOK_S = 0.5
@@ -51,8 +51,8 @@ async def claim_of(request: Request, tenant: str) -> IdempotencyClaim | None:
     key = request.headers.get(HEADER)
     if key is None:
         return None
-    if not key or len(key) > LONGEST_KEY or not all(" " <= letter <= "~" for letter in key):
-        raise InvalidRequest(f"'Idempotency-Key' must have 1 to {LONGEST_KEY} printable ASCII characters.")
+    if not key or len(key) > MAX_KEY_LENGTH or not all(" " <= letter <= "~" for letter in key):
+        raise InvalidRequest(f"'Idempotency-Key' must have 1 to {MAX_KEY_LENGTH} printable ASCII characters.")
     digest = blake2b(await request.body(), digest_size=16, person=b"unisono-body")
     return IdempotencyClaim(tenant, key, digest.hexdigest())
 

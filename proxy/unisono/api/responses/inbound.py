@@ -37,7 +37,7 @@ from unisono.errors import InvalidRequest
 
 
 @dataclass(frozen=True, slots=True)
-class ResponsesTurn:
+class ResponsesGeneration:
     """Converted request: generation request, input as stored, and output options."""
 
     turn: GenerationRequest
@@ -63,7 +63,7 @@ def check(request: ResponsesRequest, *, answered: bool = True) -> None:
         raise InvalidRequest("'background' requires 'store', so that the response can be retrieved.", param="store")
 
 
-def wanted_ids(request: ResponsesRequest) -> tuple[str, ...]:
+def referenced_ids(request: ResponsesRequest) -> tuple[str, ...]:
     """Return the unique ids of input items that may be stored here.
 
     `KnownState.kept` is called for no other ids. A referenced item must exist.
@@ -78,7 +78,7 @@ def references(request: ResponsesRequest) -> tuple[str, ...]:
     return tuple(dict.fromkeys(found))
 
 
-def to_turn(
+def to_generation_request(
     request: ResponsesRequest,
     known: KnownState,
     *,
@@ -93,7 +93,7 @@ def to_turn(
     sticky: str = "",
     servers: tuple[ToolServer, ...] = (),
     rules: ModelRules = NO_RULES,
-) -> ResponsesTurn:
+) -> ResponsesGeneration:
     """Convert a request to a generation request and stored items.
 
     `today` is the first day as YYYY-MM-DD. Raises InvalidRequest for contradictory or unsupported fields, and NotFound
@@ -127,8 +127,8 @@ def to_turn(
         hosting=hosting,
         fields=request_fields("input"),
     )
-    turn = with_wishes(turn, request, on_offer(request, toolbox, servers), rules)
-    return ResponsesTurn(turn, entries, toolbox, notes_of(request, toolbox, reading))
+    turn = with_output_requirements(turn, request, on_offer(request, toolbox, servers), rules)
+    return ResponsesGeneration(turn, entries, toolbox, notes_of(request, toolbox, reading))
 
 
 def notes_of(request: ResponsesRequest, toolbox: Toolbox, reading: InputConversion) -> tuple[str, ...]:
@@ -136,7 +136,7 @@ def notes_of(request: ResponsesRequest, toolbox: Toolbox, reading: InputConversi
     return (*notes_on_fields(request), *toolbox.notes, *reading.notes)[:MAX_NOTES]
 
 
-def with_wishes(
+def with_output_requirements(
     turn: GenerationRequest, request: ResponsesRequest, offer: OfferedTools, rules: ModelRules
 ) -> GenerationRequest:
     """Add the requirements on calls, format and reasoning to the generation request.
@@ -223,7 +223,7 @@ def to_entries(
     entries = []
     for position, item in enumerate(given):
         said = reading.read(item, f"{param}.{position}")
-        shown = _shown(item, reading)
+        shown = _to_wire(item, reading)
         item_id = new_id(prefix_of(str(shown["type"])))
         if isinstance(item, InputApprovalRequest) and item.id:
             shown[CLIENTS_ID] = item.id
@@ -231,7 +231,7 @@ def to_entries(
     return tuple(entries)
 
 
-def _shown(given: InputItem, reading: InputConversion) -> Wire:
+def _to_wire(given: InputItem, reading: InputConversion) -> Wire:
     """Return an item in its author's form, with every field that strict clients require."""
     if isinstance(given, InputReference):
         kept = reading.known.kept(given.id)

@@ -212,9 +212,9 @@ def _mcp_call(reading: InputConversion, given: InputItem, param: str) -> Sequenc
     An approved call is replaced by its result, because the call is already in the history.
     """
     assert isinstance(given, InputMcpCall)
-    output = text_of(given.output, param=f"{param}.output") or _told_error(given.error)
+    output = text_of(given.output, param=f"{param}.output") or _error_text(given.error)
     kept = reading.known.kept(given.id) if given.id else None
-    if kept is not None and _says(kept, given.arguments, output) and reading.stands(kept.said):
+    if kept is not None and _matches(kept, given.arguments, output) and reading.stands(kept.said):
         return kept.said
     request = reading.requests.get(given.approval_request_id or "")
     if request is not None:
@@ -224,7 +224,7 @@ def _mcp_call(reading: InputConversion, given: InputItem, param: str) -> Sequenc
     return (AssistantCall(call_id, name, given.arguments), ToolResult(call_id, name, output))
 
 
-def _says(kept: StoredItem, arguments: str, output: str) -> bool:
+def _matches(kept: StoredItem, arguments: str, output: str) -> bool:
     """Return True if a returned call matches the stored one.
 
     Pydantic AI omits the output and reformats the arguments.
@@ -242,7 +242,7 @@ def _same_json(one: str, other: str) -> bool:
         return False
 
 
-def _told_error(error: object) -> str:
+def _error_text(error: object) -> str:
     """Return the text of an error in any of its forms."""
     match error:
         case None | "" | {} | []:

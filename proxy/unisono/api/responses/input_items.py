@@ -57,7 +57,7 @@ Texts = Annotated[tuple[str, ...], PlainValidator(_texts)]
 Word = Annotated[str | None, PlainValidator(_word)]
 
 
-def _tell_kinds(schema: dict[str, Any], model: type[InputItem]) -> None:
+def _add_type_names(schema: dict[str, Any], model: type[InputItem]) -> None:
     """Add a model's type names to its schema, including those of Open Responses."""
     kinds = [kind for kind, each in KINDS.items() if each is model]
     said = schema["properties"]["type"]
@@ -69,7 +69,7 @@ def _tell_kinds(schema: dict[str, Any], model: type[InputItem]) -> None:
 class InputItem(OpenModel):
     """Fields common to all items. `id` is the client's id of the item; it is not verified."""
 
-    model_config = ConfigDict(json_schema_extra=_tell_kinds)
+    model_config = ConfigDict(json_schema_extra=_add_type_names)
 
     type: str
     id: Word = None

@@ -109,7 +109,7 @@ def call(item_id: str, call_id: str, name: str, arguments: str, toolbox: Toolbox
     return {"id": item_id, "type": kind, "status": status, "call_id": call_id, "name": own_name, **said, **origin}
 
 
-def to_said(closed: Closed) -> Item | None:
+def to_item(closed: Closed) -> Item | None:
     """Convert a finished item for the conversation.
 
     Returns None for a truncated call, because it has no result.
@@ -174,7 +174,7 @@ def to_stored(item: Item, new_id: NewId, toolbox: Toolbox) -> StoredItem:
     return StoredItem(item_id, (item,), to_wire(item, item_id, toolbox))
 
 
-def said_by(items: Sequence[StoredItem]) -> tuple[Item, ...]:
+def meaning_of(items: Sequence[StoredItem]) -> tuple[Item, ...]:
     """Return the content of stored items for the model, in order."""
     return tuple(said for item in items for said in item.said)
 

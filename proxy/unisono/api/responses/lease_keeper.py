@@ -37,7 +37,7 @@ async def soon_free(acquire: Callable[[], Awaitable[Lease | None]]) -> Lease | N
 
 
 @asynccontextmanager
-async def held(means: ResponsesDeps, tenant: str, anchor: str, owner: str) -> AsyncIterator[Lease | None]:
+async def hold_lease(means: ResponsesDeps, tenant: str, anchor: str, owner: str) -> AsyncIterator[Lease | None]:
     """Hold the lease of `anchor`; yield None if another owner has it.
 
     A lost lease is detected by the next write under it.

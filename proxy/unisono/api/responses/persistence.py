@@ -40,7 +40,7 @@ async def insisting(act: Callable[[], Awaitable[T]], pauses_s: tuple[float, ...]
     return await act()
 
 
-def as_kept(asked: PreparedRequest, response: StoredResponse) -> StoredResponse:
+def to_stored(asked: PreparedRequest, response: StoredResponse) -> StoredResponse:
     """Return the response with its input, which no frame needs."""
     return replace(response, input=asked.turn.input)
 
@@ -61,7 +61,7 @@ async def keep(means: ResponsesDeps, asked: PreparedRequest, response: StoredRes
     async def create() -> None:
         await means.store.create(
             asked.sender.tenant,
-            as_kept(asked, response),
+            to_stored(asked, response),
             lease=asked.lease,
             revision=revision_for(asked, response),
         )

@@ -15,9 +15,9 @@ from unisono.api.body import off_loop
 from unisono.api.builtin_tools import browsed_in, builtin_for, to_builtin_servers
 from unisono.api.field_types import shortened
 from unisono.api.responses.deps import ItemSealing, ResponsesDeps, ResponsesModel
-from unisono.api.responses.inbound import ResponsesTurn, check, mcp_specs, to_turn
+from unisono.api.responses.inbound import ResponsesGeneration, check, mcp_specs, to_generation_request
 from unisono.api.responses.input_conversion import KnownState, nothing
-from unisono.api.responses.lease_keeper import held
+from unisono.api.responses.lease_keeper import hold_lease
 from unisono.api.responses.outbound.dialects import OPENAI, Dialect
 from unisono.api.responses.outbound.response import ResponseFrame, to_echo
 from unisono.api.responses.prior_state import OUR_ID, PriorState, Recall, no_conversation, recall
@@ -59,7 +59,7 @@ class PreparedRequest:
 
     sender: Sender
     request: ResponsesRequest
-    turn: ResponsesTurn
+    turn: ResponsesGeneration
     frame: ResponseFrame
     approvals: Approvals
     lease: Lease | None = None
@@ -107,7 +107,7 @@ async def understood(
         return
     if not OUR_ID.fullmatch(request.conversation.id):
         raise no_conversation(request.conversation.id)
-    async with held(means, sender.tenant, request.conversation.id, response_id) as lease:
+    async with hold_lease(means, sender.tenant, request.conversation.id, response_id) as lease:
         if lease is None:
             raise busy(request.conversation.id)
         asked = await _understood(means, sender, request, model, response_id, size, recalled, lease)
@@ -174,8 +174,8 @@ async def assembled(
     )
     today = past.first_day or means.today()
 
-    def turned() -> ResponsesTurn:
-        return to_turn(
+    def turned() -> ResponsesGeneration:
+        return to_generation_request(
             request,
             known,
             model=model.group,

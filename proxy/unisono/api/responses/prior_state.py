@@ -8,8 +8,8 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from unisono.api.field_types import shortened
-from unisono.api.responses.inbound import references, wanted_ids
-from unisono.api.responses.items import said_by
+from unisono.api.responses.inbound import referenced_ids, references
+from unisono.api.responses.items import meaning_of
 from unisono.api.responses.schema import ResponsesRequest
 from unisono.api.responses.server_tools.approval_history import NOTHING_HOSTED, ServerToolHistory, hosted_in
 from unisono.core.context_window import PREVIOUS_RESPONSE_NOT_FOUND
@@ -48,7 +48,7 @@ async def recall(store: Store, tenant: str, request: ResponsesRequest) -> PriorS
 
     Raises NotFound for a missing object, and StoreConflict for a response that is still running.
     """
-    kept = await _kept(store, tenant, request)
+    kept = await _stored_items(store, tenant, request)
     if request.previous_response_id is not None:
         return await _chain(store, tenant, request.previous_response_id, kept)
     if request.conversation is not None:
@@ -89,7 +89,9 @@ async def _chain(store: Store, tenant: str, parent_id: str, kept: Mapping[str, S
     # A chain may start in a conversation: then it begins with the conversation's items at that time.
     before = await _conversation_before(store, tenant, chain[0]) if chain[0].conversation is not None else ()
     items = (*before, *(item for response in chain for item in (*response.input, *response.output)))
-    return PriorState(said_by(items), kept, (*parent.ancestors, parent.id), parent.first_day, hosted=hosted_in(items))
+    return PriorState(
+        meaning_of(items), kept, (*parent.ancestors, parent.id), parent.first_day, hosted=hosted_in(items)
+    )
 
 
 async def _conversation_before(store: Store, tenant: str, response: StoredResponse) -> Sequence[StoredItem]:
@@ -110,7 +112,7 @@ async def _conversation(store: Store, tenant: str, conversation_id: str, kept: M
     items = await store.conversation_items(tenant, conversation_id) if head is not None else None
     if head is None or items is None:
         raise no_conversation(conversation_id)
-    return PriorState(said_by(items), kept, (), head.first_day, head.revision, hosted_in(items))
+    return PriorState(meaning_of(items), kept, (), head.first_day, head.revision, hosted_in(items))
 
 
 def no_conversation(conversation_id: str) -> NotFound:
@@ -119,15 +121,15 @@ def no_conversation(conversation_id: str) -> NotFound:
 
 def said_in(stored: StoredResponse) -> tuple[Item, ...]:
     """Return the content of a response: its input and its output."""
-    return said_by(stored.input) + said_by(stored.output)
+    return meaning_of(stored.input) + meaning_of(stored.output)
 
 
-async def _kept(store: Store, tenant: str, request: ResponsesRequest) -> Mapping[str, StoredItem]:
+async def _stored_items(store: Store, tenant: str, request: ResponsesRequest) -> Mapping[str, StoredItem]:
     """Return the stored items that the request names.
 
     A request that is not stored skips the exact tokens of items whose text it contains, so that it needs no store.
     """
-    wanted = wanted_ids(request) if request.stored else references(request)
+    wanted = referenced_ids(request) if request.stored else references(request)
     ours = [item_id for item_id in wanted if OUR_ID.fullmatch(item_id)]
     kept: dict[str, StoredItem] = {}
     for start in range(0, len(ours), LOOKUPS_AT_ONCE):

@@ -135,7 +135,7 @@ class RedisStore(KeptKeys, KeptAccounts, KeptTraces):
         ]
         await self._link.act(scripts.SAVE, [*named, *keys.conversation(tenant, anchor)], args)
         ttl = milliseconds(kept.response_s)
-        pointers = self._places(tenant, response.input + response.output, ["r", anchor, response.id], ttl)
+        pointers = self._index_commands(tenant, response.input + response.output, ["r", anchor, response.id], ttl)
         if anchor != response.id:
             pointers.append(("SET", keys.anchor(tenant, response.id), anchor, "PX", ttl))
         if pointers:
@@ -146,7 +146,7 @@ class RedisStore(KeptKeys, KeptAccounts, KeptTraces):
             return codec.encode_response(response, self._bounds)
         return await asyncio.to_thread(codec.encode_response, response, self._bounds)
 
-    def _places(self, tenant: str, items: Sequence[StoredItem], place: list[str], ttl: int) -> list[Command]:
+    def _index_commands(self, tenant: str, items: Sequence[StoredItem], place: list[str], ttl: int) -> list[Command]:
         where = orjson.dumps(place)
         return [("SET", keys.place(tenant, item.id), where, "PX", ttl) for item in items]
 
@@ -234,7 +234,7 @@ class RedisStore(KeptKeys, KeptAccounts, KeptTraces):
     async def _point_into(self, tenant: str, conversation: str, items: Sequence[StoredItem]) -> None:
         ttl = milliseconds(self._retention.conversation_s)
         if items:
-            await self._link.put(*self._places(tenant, items, ["c", conversation], ttl))
+            await self._link.put(*self._index_commands(tenant, items, ["c", conversation], ttl))
 
     async def conversation(self, tenant: str, conversation: str) -> StoredConversation | None:
         ((head, revision),) = await self._link.ask(

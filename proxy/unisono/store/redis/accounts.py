@@ -120,8 +120,8 @@ class KeptAccounts:
         places = [(Account(tenant, key), day) for day, tenant, key in listed if since <= day <= until]
         places = [place for place in places if account is None or place[0] == account]
         entries: list[LedgerLine] = []
-        for start in range(0, len(places), READ_TOGETHER):
-            together = places[start : start + READ_TOGETHER]
+        for start in range(0, len(places), KEYS_PER_READ):
+            together = places[start : start + KEYS_PER_READ]
             # Read the parts first: an entry written in between is then in the totals, not in the parts alone.
             parts = await self._link.ask(*(("HGETALL", keys.ledger_served(*place)) for place in together))
             answers = await self._link.ask(*(("HGETALL", keys.ledger(*place)) for place in together))
@@ -131,7 +131,7 @@ class KeptAccounts:
         return tuple(entries)
 
 
-READ_TOGETHER = 256
+KEYS_PER_READ = 256
 
 
 def _used(fields: object) -> Iterable[tuple[str, TokenUsage]]:

@@ -31,12 +31,12 @@ from unisono.errors import ConfigError, StoreUnavailable, UnisonoError
 from unisono.store.redis.address import UNREADABLE, addresses, credentials
 from unisono.store.redis.primary import agreed, primary_seen_by, replicas_in, text
 from unisono.store.redis.scripts import Script
-from unisono.store.redis.trouble import told
+from unisono.store.redis.trouble import message_of
 from unisono.store.write_errors import refusal
 
 AT_ONCE = 64  # maximum concurrent operations; further ones wait within their own deadline
 
-WRITES_TOGETHER = 256
+WRITES_PER_ROUND_TRIP = 256
 """Writes per round trip: few enough for the shortest deadline, enough to hide latency."""
 
 Command = tuple[str | bytes | int, ...]
@@ -68,7 +68,7 @@ class Link:
         self._standalone_url = ""
         self._options: dict[str, Any] = {}
         self._client = self._make(url)
-        self._places = asyncio.Semaphore(AT_ONCE)
+        self._connection_slots = asyncio.Semaphore(AT_ONCE)
 
     def _make(self, url: str) -> Redis | RedisCluster:
         options: dict[str, Any] = {
@@ -113,14 +113,14 @@ class Link:
         task = asyncio.current_task()
         cancelled = task.cancelling() if task else 0
         try:
-            async with asyncio.timeout(self._deadline_s), self._places:
+            async with asyncio.timeout(self._deadline_s), self._connection_slots:
                 yield
         except UnisonoError:
             raise
         except Exception as error:
             # Only library calls run here. Broken connections raise RuntimeError (uvloop), AttributeError, IndexError.
             self._loaded.clear()
-            raise StoreUnavailable(told(error)) from error
+            raise StoreUnavailable(message_of(error)) from error
         finally:
             # The library may swallow a cancellation that coincides with an answer.
             if task and task.cancelling() > cancelled:
@@ -153,8 +153,8 @@ class Link:
 
         A command's second part is its key.
         """
-        for start in range(0, len(commands), WRITES_TOGETHER):
-            together = commands[start : start + WRITES_TOGETHER]
+        for start in range(0, len(commands), WRITES_PER_ROUND_TRIP):
+            together = commands[start : start + WRITES_PER_ROUND_TRIP]
             async with self._bounded():
                 await self._send(together, [str(command[1]) for command in together])
 

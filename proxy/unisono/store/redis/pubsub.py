@@ -18,7 +18,7 @@ from unisono.store.event_wait import Waiting
 
 log = logging.getLogger("unisono.store")
 
-AGAIN_S = 0.25
+RECONNECT_DELAY_S = 0.25
 """Delay before the connection is attempted again, in seconds."""
 LINGER_S = 2.0
 
@@ -29,7 +29,7 @@ class Listener:
     def __init__(self, connect: Callable[[], Awaitable[PubSub]], waiting: Waiting) -> None:
         self._connect = connect
         self._waiting = waiting
-        self._wanted: set[str] = set()
+        self._subscriptions: set[str] = set()
         self._heard: set[str] = set()
         self._news = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
@@ -39,8 +39,8 @@ class Listener:
 
         Its readers are woken once the subscription is active, to read again.
         """
-        if channel not in self._wanted:
-            self._wanted.add(channel)
+        if channel not in self._subscriptions:
+            self._subscriptions.add(channel)
             self._news.set()
         if self._task is None:
             self._task = asyncio.create_task(self._run(), name="store-listener")
@@ -52,7 +52,7 @@ class Listener:
 
     async def _run(self) -> None:
         while True:
-            begun = asyncio.create_task(self._begin())
+            begun = asyncio.create_task(self._start())
             try:
                 # If cancelled midway, the library would lose track of the connection that it is opening.
                 pubsub = await asyncio.shield(begun)
@@ -67,11 +67,11 @@ class Listener:
                 await asyncio.wait([begun])
                 if begun.exception() is None:
                     await _close(begun.result())
-            await asyncio.sleep(AGAIN_S)
+            await asyncio.sleep(RECONNECT_DELAY_S)
 
-    async def _begin(self) -> Any:
+    async def _start(self) -> Any:
         pubsub: Any = await self._connect()
-        self._heard = set(self._wanted)
+        self._heard = set(self._subscriptions)
         try:
             await pubsub.subscribe(*self._heard)
         except Exception:
@@ -86,7 +86,7 @@ class Listener:
         idle: set[str] = set()
         while True:
             self._news.clear()
-            if fresh := self._wanted - self._heard:
+            if fresh := self._subscriptions - self._heard:
                 await pubsub.subscribe(*fresh)
                 self._heard |= fresh
             if loop.time() >= tidy_at:
@@ -102,7 +102,7 @@ class Listener:
         # Keep one: a connection without subscriptions cannot be read.
         gone = gone if gone != self._heard else set(list(gone)[1:])
         if gone:
-            self._wanted -= gone
+            self._subscriptions -= gone
             self._heard -= gone
             await pubsub.unsubscribe(*gone)
 

@@ -92,7 +92,7 @@ class KeptTraces:
         await asyncio.gather(*(self._keep(those, for_s, most) for those in of_tenant.values()))
 
     async def _keep(self, traces: list[StoredTrace], for_s: float, most: int) -> None:
-        for together in _together(traces):
+        for together in _write_groups(traces):
             args: Args = [milliseconds(for_s), most]
             for one in together:
                 args += [_name(one.id), orjson.dumps(one.at) + b" " + one.about, one.document]
@@ -114,7 +114,7 @@ class KeptTraces:
         return tuple(traces)
 
 
-def _together(traces: Iterable[StoredTrace]) -> Iterator[list[StoredTrace]]:
+def _write_groups(traces: Iterable[StoredTrace]) -> Iterator[list[StoredTrace]]:
     """Yield groups of recordings that fit one write, in their order."""
     together: list[StoredTrace] = []
     size = 0

@@ -31,7 +31,7 @@ REFUSED: Mapping[str, type[Exception]] = {
 }
 
 
-def told(error: Exception) -> str:
+def message_of(error: Exception) -> str:
     """Return the message for an error."""
     refusal = REFUSAL.search(str(error))
     failed = REFUSED[refusal[1] or refusal[2]] if refusal else type(error)

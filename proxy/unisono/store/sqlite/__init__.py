@@ -340,7 +340,7 @@ class SqliteStore:
         return await self._do(leases.count, tenant, name, amount, once, for_s)
 
     async def put_key(self, record: KeyRecord) -> KeyRecord:
-        return await self._do(access.put, record)
+        return await self._do(access.store_key, record)
 
     async def key(self, key: str) -> KeyRecord | None:
         return await self._read(access.get, key)

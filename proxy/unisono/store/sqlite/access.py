@@ -10,7 +10,7 @@ from unisono.store.sqlite.schema import Transaction
 from unisono.store.write_errors import refusal
 
 
-def put(act: Transaction, record: KeyRecord) -> KeyRecord:
+def store_key(act: Transaction, record: KeyRecord) -> KeyRecord:
     changed = replace(record, revision=record.revision + 1)
     data = codec.encode_key(changed)
     row = act.db.execute("SELECT revision, data FROM virtual_keys WHERE id = ?", (record.id,)).fetchone()

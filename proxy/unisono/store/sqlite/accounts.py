@@ -52,7 +52,7 @@ COUNT: Final = f"INSERT OR REPLACE INTO account_counted VALUES ({', '.join('?' *
 
 
 def reserve(act: Transaction, claim: QuotaReservation) -> QuotaStatus:
-    whose, limits = _whose(claim.account), claim.limits
+    whose, limits = _account_columns(claim.account), claim.limits
     act.db.execute("DELETE FROM account_claims WHERE tenant = ? AND key = ? AND expires <= ?", (*whose, act.now))
     minute = _minute(act, claim.account)
     row = act.db.execute(
@@ -85,11 +85,11 @@ def _room(act: Transaction, claim: QuotaReservation) -> int | QuotaKind | None:
         return None
     spent = act.db.execute(
         "SELECT tokens, cost FROM account_spent WHERE tenant = ? AND key = ? AND period = ?",
-        (*_whose(claim.account), claim.period),
+        (*_account_columns(claim.account), claim.period),
     ).fetchone() or (0, 0)
     held = act.db.execute(
         "SELECT total(budget_tokens), total(budget_cost) FROM account_claims WHERE tenant = ? AND key = ?",
-        _whose(claim.account),
+        _account_columns(claim.account),
     ).fetchone()
     room = _find_room(claim, spent[0] + int(held[0]), spent[1] + int(held[1]))
     if not isinstance(room, QuotaKind):
@@ -120,7 +120,7 @@ def _find_room(claim: QuotaReservation, used_tokens: int, used_cost: int) -> int
 
 
 def _hold(act: Transaction, claim: QuotaReservation, room: int | None) -> None:
-    second, whose = int(act.now), _whose(claim.account)
+    second, whose = int(act.now), _account_columns(claim.account)
     _count(act, claim.account, second, 1, claim.tokens)
     # Both costs are rounded up to whole micro-USD, so that no request costs more than was reserved for it.
     cost = 0 if room is None else claim.input_cost - (-room * claim.output_price // MILLION)
@@ -133,7 +133,7 @@ def extend(act: Transaction, claims: Sequence[QuotaReservation]) -> None:
     for claim in claims:
         act.db.execute(
             "UPDATE account_claims SET expires = ? WHERE tenant = ? AND key = ? AND once = ? AND expires > ?",
-            (act.now + claim.for_s, *_whose(claim.account), claim.once, act.now),
+            (act.now + claim.for_s, *_account_columns(claim.account), claim.once, act.now),
         )
 
 
@@ -141,7 +141,7 @@ def settle(act: Transaction, settlements: Sequence[UsageRecord]) -> None:
     for one in settlements:
         entry, added = one.entry, _newly_counted(act, one)
         if added != TokenUsage():
-            place, amounts = (entry.day, *_whose(entry.account), entry.model), _amounts(added)
+            place, amounts = (entry.day, *_account_columns(entry.account), entry.model), _amounts(added)
             act.db.execute(ENTER, (*place, *amounts))
             if entry.served:
                 act.db.execute(ENTER_SERVED, (*place, entry.served, *amounts))
@@ -151,7 +151,7 @@ def settle(act: Transaction, settlements: Sequence[UsageRecord]) -> None:
 
 def _newly_counted(act: Transaction, one: UsageRecord) -> TokenUsage:
     """Mark the amounts of a settlement as counted, and return those that were new."""
-    here = (*_whose(one.entry.account), one.once)
+    here = (*_account_columns(one.entry.account), one.once)
     expires = act.now + SETTLED_S
     is_new = act.db.execute("INSERT OR IGNORE INTO account_settled VALUES (?, ?, ?, ?)", (*here, expires)).rowcount
     if is_new:
@@ -174,7 +174,7 @@ def _amounts(used: TokenUsage) -> list[int]:
 
 def _let_go(act: Transaction, claim: QuotaReservation, used: TokenUsage) -> None:
     """Replace a reservation by the actual usage."""
-    whose = _whose(claim.account)
+    whose = _account_columns(claim.account)
     here = (*whose, claim.once)
     row = act.db.execute(
         "SELECT second, tokens FROM account_claims WHERE tenant = ? AND key = ? AND once = ?", here
@@ -220,7 +220,7 @@ def _minute(act: Transaction, account: Account) -> Minute:
     rows = act.db.execute(
         "SELECT second, requests, tokens FROM account_seconds WHERE tenant = ? AND key = ? AND second >= ? "
         "ORDER BY second",
-        (*_whose(account), int(act.now) - WINDOW_S),
+        (*_account_columns(account), int(act.now) - WINDOW_S),
     ).fetchall()
     return Minute(rows, act.now)
 
@@ -229,9 +229,9 @@ def _count(act: Transaction, account: Account, second: int, requests: int, token
     act.db.execute(
         "INSERT INTO account_seconds VALUES (?, ?, ?, ?, ?, ?) "
         "ON CONFLICT DO UPDATE SET requests = requests + excluded.requests, tokens = tokens + excluded.tokens",
-        (*_whose(account), second, requests, tokens, second + WINDOW_S + 2),
+        (*_account_columns(account), second, requests, tokens, second + WINDOW_S + 2),
     )
 
 
-def _whose(account: Account) -> tuple[str, str]:
+def _account_columns(account: Account) -> tuple[str, str]:
     return account.tenant, account.key

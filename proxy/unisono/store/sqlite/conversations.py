@@ -9,7 +9,7 @@ from dataclasses import replace
 from unisono.core.conversation import Json
 from unisono.core.state_store import Lease, StoredConversation, StoredItem
 from unisono.store import codec
-from unisono.store.sqlite.leases import held
+from unisono.store.sqlite.leases import check_lease
 from unisono.store.sqlite.schema import Transaction
 from unisono.store.write_errors import refusal
 
@@ -87,7 +87,7 @@ def append(
     current, upto, size, before = row
     if revision is not None and current == revision + 1 and before == last:
         return int(current)
-    held(act, tenant, conversation, lease)
+    check_lease(act, tenant, conversation, lease)
     if revision is not None and current != revision:
         raise refusal("changed")
     _add(act, tenant, conversation, encoded, upto=upto, size=size)
@@ -165,7 +165,7 @@ def item(act: Transaction, tenant: str, conversation: str, item: str) -> StoredI
 def delete_item(act: Transaction, tenant: str, conversation: str, item: str) -> bool:
     if head(act, tenant, conversation) is None:
         return False
-    held(act, tenant, conversation, None)
+    check_lease(act, tenant, conversation, None)
     row = act.db.execute(
         "SELECT length(data) FROM conversation_items WHERE tenant = ? AND conversation = ? AND id = ?",
         (tenant, conversation, item),
@@ -187,7 +187,7 @@ def delete_item(act: Transaction, tenant: str, conversation: str, item: str) -> 
 def delete(act: Transaction, tenant: str, conversation: str) -> bool:
     if head(act, tenant, conversation) is None:
         return False
-    held(act, tenant, conversation, None)
+    check_lease(act, tenant, conversation, None)
     _forget(act, tenant, conversation)
     return True
 

@@ -10,7 +10,7 @@ from unisono.store.sqlite.schema import Transaction
 from unisono.store.write_errors import refusal
 
 
-def held(act: Transaction, tenant: str, anchor: str, lease: Lease | None) -> None:
+def check_lease(act: Transaction, tenant: str, anchor: str, lease: Lease | None) -> None:
     """Check that a writer with this lease, or without one, may write. Raises `StoreConflict`."""
     row = act.db.execute(
         "SELECT fence, until FROM leases WHERE tenant = ? AND anchor = ? AND expires > ?", (tenant, anchor, act.now)

@@ -8,7 +8,7 @@ from unisono.core.conversation import Tokens
 from unisono.core.state_store import EventPage, Lease, LogWrite, StoredItem, StoredResponse
 from unisono.store import codec
 from unisono.store.sqlite import conversations
-from unisono.store.sqlite.leases import held
+from unisono.store.sqlite.leases import check_lease
 from unisono.store.sqlite.schema import Transaction
 from unisono.store.write_errors import refusal
 
@@ -37,7 +37,7 @@ def save(
         if (row[0], row[2]) == (parts[0], parts[2]):
             return
         raise refusal("finished")
-    held(act, tenant, response.anchor, lease)
+    check_lease(act, tenant, response.anchor, lease)
     if revision is not None and response.conversation:
         conversations.append(act, tenant, response.conversation, response.input + response.output, revision, lease)
     _write(act, tenant, response, new, parts)
@@ -120,7 +120,7 @@ def log(act: Transaction, lease: Lease, response: str, write: LogWrite) -> None:
     ).fetchone()
     if row is None:
         raise refusal("missing")
-    held(act, lease.tenant, row[0], lease)
+    check_lease(act, lease.tenant, row[0], lease)
     if row[1]:
         raise refusal("finished")
     _extend_log(act, lease.tenant, response, write)

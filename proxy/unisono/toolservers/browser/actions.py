@@ -25,13 +25,13 @@ from unisono.toolservers.browser.visited_pages import (
 )
 
 VIEW_TOKENS: Final = 1024
-MOST_RESULTS: Final = 20
-MOST_FOUND: Final = 50
+MAX_RESULTS: Final = 20
+MAX_MATCHES: Final = 50
 FOUND_LINES: Final = 4
 LINES_BEFORE: Final = 4
-LONGEST_QUERY: Final = 2000
-LONGEST_URL: Final = 4096
-SHOWN_URL: Final = 1024
+MAX_QUERY_LENGTH: Final = 2000
+MAX_URL_LENGTH: Final = 4096
+DISPLAYED_URL_LENGTH: Final = 1024
 SNIPPET: Final = 1000
 VIEW_SOURCE: Final = "view-source:"
 WIDEST: Final = 8
@@ -60,11 +60,11 @@ class Browser:
 
     async def search(self, session: BrowserSession, query: str, topn: int = 10) -> View:
         """Search and return the results as a page."""
-        asked = one_line(query, LONGEST_QUERY)
+        asked = one_line(query, MAX_QUERY_LENGTH)
         if not asked:
             raise BrowsingError("`query` is empty")
         try:
-            results = await self.searching.search(asked, max(1, min(topn, MOST_RESULTS)))
+            results = await self.searching.search(asked, max(1, min(topn, MAX_RESULTS)))
         except BrowsingError as error:
             raise BrowsingError(f"Error during search for `{one_line(asked)}`: {error}") from error
         page = results_page(asked, results)
@@ -102,8 +102,8 @@ class Browser:
         page = session.get(cursor)
         if page.kind is not PageKind.PAGE:
             raise BrowsingError("Cannot run `find` on search results page or find results page")
-        if not pattern.strip() or len(pattern) > LONGEST_QUERY:
-            raise BrowsingError(f"`pattern` must have 1 to {LONGEST_QUERY} characters")
+        if not pattern.strip() or len(pattern) > MAX_QUERY_LENGTH:
+            raise BrowsingError(f"`pattern` must have 1 to {MAX_QUERY_LENGTH} characters")
         found = await asyncio.to_thread(found_page, page, cleaned(pattern).lower())
         return self._view(session, found, "find", 0)
 
@@ -115,7 +115,7 @@ class Browser:
     async def _read(self, url: str, source: bool) -> VisitedPage:
         source = source or url.startswith(VIEW_SOURCE)
         url = url.removeprefix(VIEW_SOURCE)
-        shown = one_line(url, SHOWN_URL)
+        shown = one_line(url, DISPLAYED_URL_LENGTH)
         reading = next((reading for reading in self._readings if reading.reads(url)), None)
         if reading is None:
             raise BrowsingError(f"Error fetching URL `{shown}`: URLs of this kind cannot be opened")
@@ -135,14 +135,14 @@ class Browser:
         cursor = session.add(page)
         shown = (loc, end - 1, last)
         body = numbered(page.lines[loc:end], loc)
-        text = display(cursor, page.title, one_line(unquote(page.shown_url), SHOWN_URL), body, shown)
+        text = display(cursor, page.title, one_line(unquote(page.shown_url), DISPLAYED_URL_LENGTH), body, shown)
         return View(text, facts(action, cursor, page, shown))
 
 
 def address(id: str) -> str:
     """Return the URL that the model meant. Raises `BrowsingError`."""
     url = id.strip()
-    if not url or len(url) > LONGEST_URL or any(character.isspace() for character in url):
+    if not url or len(url) > MAX_URL_LENGTH or any(character.isspace() for character in url):
         raise BrowsingError(f"`{one_line(url)}` is not a valid URL")
     scheme, colon, _ = url.removeprefix(VIEW_SOURCE).partition(":")
     # `example.com/path` and `example.com:8080` have no scheme; the usual one is assumed.
@@ -175,7 +175,7 @@ def document_page(document: Document, source: bool = False) -> VisitedPage:
         text = cleaned(document.text)
     title = one_line(title) or one_line(domain_of(document.url)) or one_line(unquote(urlsplit(document.url).path))
     targets = tuple(map(Target, links))
-    lines = lines_of(f"\nURL: {one_line(shown_url, SHOWN_URL)}\n{text}")
+    lines = lines_of(f"\nURL: {one_line(shown_url, DISPLAYED_URL_LENGTH)}\n{text}")
     return VisitedPage(PageKind.PAGE, document.url, shown_url, title, lines, targets)
 
 
@@ -188,7 +188,7 @@ def found_page(page: VisitedPage, pattern: str) -> VisitedPage:
     parts: list[str] = []
     targets: list[Target] = []
     at = 0
-    while at < len(lines) and len(targets) < MOST_FOUND:
+    while at < len(lines) and len(targets) < MAX_MATCHES:
         if pattern not in lines[at].lower():
             at += 1
             continue

@@ -25,7 +25,7 @@ from unisono.toolservers.browser.page_sources import Document, SearchResult
 from unisono.toolservers.browser.text import one_line, without_links
 from unisono.toolservers.browser.visited_pages import BrowsingError
 
-MOST_FILES: Final = 20_000
+MAX_FILES: Final = 20_000
 FILE_BYTES: Final = 2 * 1024 * 1024
 SNIPPET: Final = 300
 PREFIX: Final = "file:///"
@@ -41,7 +41,7 @@ _WORD = re.compile(r"\w+")
 _HEADING = re.compile(r"^\s{0,3}#{1,6}\s+(.+)$", re.MULTILINE)
 _K1, _B = 1.2, 0.75
 _TITLE_WEIGHT = 4
-LONGEST_WORD = 40
+MAX_WORD_LENGTH = 40
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +58,7 @@ class FolderFile:
 
 
 def words_of(text: str) -> list[str]:
-    return [word[:LONGEST_WORD] for word in _WORD.findall(text.casefold())]
+    return [word[:MAX_WORD_LENGTH] for word in _WORD.findall(text.casefold())]
 
 
 class Folder:
@@ -155,7 +155,7 @@ def _files(root: Path) -> Iterator[tuple[Path, tuple[int, int]]]:
                 continue
             yield path, (status.st_mtime_ns, status.st_size)
             found += 1
-            if found >= MOST_FILES:
+            if found >= MAX_FILES:
                 return
 
 

@@ -15,10 +15,10 @@ from urllib.parse import urljoin, urlsplit
 
 from unisono.toolservers.browser.text import cleaned, link, one_line
 
-MOST_LINKS: Final = 2000
-LONGEST_LINK: Final = 2000
-LONGEST_TAG: Final = 8192
-MOST_DEPTH: Final = 8
+MAX_LINKS: Final = 2000
+MAX_LINK_LENGTH: Final = 2000
+MAX_TAG_LENGTH: Final = 8192
+MAX_DEPTH: Final = 8
 
 _NAME = re.compile(r"/?([a-zA-Z][a-zA-Z0-9:-]{0,30})")
 _ATTRIBUTE = re.compile(r"([^\s\"'>/=]+)(?:\s*=\s*(?:\"([^\"]*)\"|'([^']*)'|([^\s\"'>]+)))?")
@@ -52,7 +52,7 @@ class Tag:
 
     def get(self, name: str) -> str | None:
         """Return an attribute with resolved character references, or None. The first one counts."""
-        for found in _ATTRIBUTE.finditer(self.attributes[:LONGEST_TAG]):
+        for found in _ATTRIBUTE.finditer(self.attributes[:MAX_TAG_LENGTH]):
             if found[1].lower() == name:
                 return unescaped(found[2] or found[3] or found[4] or "")
         return None
@@ -141,7 +141,7 @@ class Scanner:
         quote = self._source.rfind('="', start, end) if end > 0 else -1
         if quote >= 0 and '"' not in self._source[quote + 2 : end]:
             closed = self._find('"', end)
-            further = self._find(">", closed) if 0 <= closed <= start + LONGEST_TAG else -1
+            further = self._find(">", closed) if 0 <= closed <= start + MAX_TAG_LENGTH else -1
             return further if further >= 0 else end
         return end
 
@@ -238,7 +238,7 @@ class Reader:
             self._writer.words(text)
             return
         self._linked.append(text)
-        if sum(map(len, self._linked)) > LONGEST_LINK:
+        if sum(map(len, self._linked)) > MAX_LINK_LENGTH:
             # An unclosed link would otherwise contain the rest of the page.
             self._target = None
             self._writer.words("".join(self._linked))
@@ -261,7 +261,7 @@ class Reader:
         if target is None:
             return
         said = _SPACE.sub(" ", "".join(self._linked))
-        full = len(self._links) >= MOST_LINKS and target not in self._links
+        full = len(self._links) >= MAX_LINKS and target not in self._links
         if not said.strip() or full:
             self._writer.words(said)
             return
@@ -277,7 +277,7 @@ class Reader:
             url = urljoin(self._url, cleaned(href).strip())
         except ValueError:
             return None
-        return url if url.startswith(("http://", "https://", "file:///")) and len(url) <= LONGEST_TAG else None
+        return url if url.startswith(("http://", "https://", "file:///")) and len(url) <= MAX_TAG_LENGTH else None
 
     def _image(self, tag: Tag) -> None:
         name = one_line(tag.get("alt") or tag.get("title") or "")
@@ -293,16 +293,16 @@ class Reader:
             nested = name in {"ul", "ol"} and (len(writer.lists) > (1 if tag.closing else 0))
             writer.end_line() if nested else writer.gap()
         if name in {"ul", "ol"}:
-            if not tag.closing and len(writer.lists) < MOST_DEPTH:
+            if not tag.closing and len(writer.lists) < MAX_DEPTH:
                 writer.lists.append(1 if name == "ol" else 0)
             elif tag.closing and writer.lists:
                 writer.lists.pop()
         elif name == "li" and not tag.closing:
             writer.item()
         elif name == "pre":
-            writer.verbatim = max(0, min(writer.verbatim + (-1 if tag.closing else 1), MOST_DEPTH))
+            writer.verbatim = max(0, min(writer.verbatim + (-1 if tag.closing else 1), MAX_DEPTH))
         elif name == "blockquote":
-            writer.quoted = max(0, min(writer.quoted + (-1 if tag.closing else 1), MOST_DEPTH))
+            writer.quoted = max(0, min(writer.quoted + (-1 if tag.closing else 1), MAX_DEPTH))
         elif name in {"h1", "h2", "h3", "h4", "h5", "h6"}:
             writer.begin("" if tag.closing else "#" * int(name[1]) + " ")
         elif name in BREAKS or (name == "li" and tag.closing):

@@ -13,7 +13,7 @@ from unisono.toolservers.browser.visited_pages import BrowsingError
 
 ANSWER_BYTES: Final = 4 * 1024 * 1024
 ANSWER_S: Final = 20.0
-LONGEST: Final = 4096
+MAX_FIELD_LENGTH: Final = 4096
 
 
 class SearxNG:
@@ -31,7 +31,7 @@ class SearxNG:
     async def search(self, query: str, most: int) -> list[SearchResult]:
         try:
             async with asyncio.timeout(ANSWER_S):
-                found = await self._ask(query)
+                found = await self._query(query)
         except TimeoutError:
             raise BrowsingError(f"the search engine did not answer within {ANSWER_S:g} s") from None
         except (aiohttp.ClientError, OSError) as error:
@@ -43,7 +43,7 @@ class SearxNG:
         if self._session is not None:
             await self._session.close()
 
-    async def _ask(self, query: str) -> list[Any]:
+    async def _query(self, query: str) -> list[Any]:
         if self._session is None:
             self._session = aiohttp.ClientSession(cookie_jar=aiohttp.DummyCookieJar())
         asked = {"q": query, "format": "json"}
@@ -74,6 +74,6 @@ def _result(entry: Any) -> SearchResult | None:
     if not isinstance(entry, dict):
         return None
     url, title, content = entry.get("url"), entry.get("title"), entry.get("content")
-    if not isinstance(url, str) or not url.startswith(("http://", "https://")) or len(url) > LONGEST:
+    if not isinstance(url, str) or not url.startswith(("http://", "https://")) or len(url) > MAX_FIELD_LENGTH:
         return None
     return SearchResult(url, title if isinstance(title, str) else "", content if isinstance(content, str) else "")

@@ -31,7 +31,7 @@ from unisono.toolservers.transports import ToolServer
 log = logging.getLogger(__name__)
 
 SESSION_META: Final = "unisono/session"
-LONGEST_KEY: Final = 256
+MAX_KEY_LENGTH: Final = 256
 ENDLESS: Final = 2**31
 
 INSTRUCTIONS: Final = """\
@@ -144,7 +144,7 @@ def session_key(context: ServerRequestContext[Any, Any]) -> str:
     """Return the key of the session whose pages a call uses."""
     connection = context.request.headers.get("mcp-session-id", "") if context.request is not None else ""
     named = (context.meta or {}).get(SESSION_META)
-    return f"{connection}/{named[:LONGEST_KEY]}" if isinstance(named, str) else str(connection)
+    return f"{connection}/{named[:MAX_KEY_LENGTH]}" if isinstance(named, str) else str(connection)
 
 
 def browser_server(browser: Browser) -> ToolServer:

@@ -14,9 +14,9 @@ from typing import Final
 
 from unisono.toolservers.browser.text import wrapped
 
-MOST_PAGES: Final = 64
-MOST_CHARACTERS: Final = 4_000_000
-MOST_SESSIONS: Final = 128
+MAX_PAGES: Final = 64
+MAX_CHARACTERS: Final = 4_000_000
+MAX_SESSIONS: Final = 128
 PAGE_CHARACTERS: Final = 1_000_000
 
 
@@ -89,7 +89,7 @@ class BrowserSession:
         self._next += 1
         self._pages[cursor] = page
         self._size += page.size
-        while len(self._pages) > 1 and (len(self._pages) > MOST_PAGES or self._size > MOST_CHARACTERS):
+        while len(self._pages) > 1 and (len(self._pages) > MAX_PAGES or self._size > MAX_CHARACTERS):
             _, oldest = self._pages.popitem(last=False)
             self._size -= oldest.size
         return cursor
@@ -117,16 +117,16 @@ class BrowserSession:
 class BrowserSessions:
     """Sessions by key, with a limit. The least recently used one is dropped."""
 
-    def __init__(self, most: int = MOST_SESSIONS) -> None:
-        self._most = most
-        self._kept: OrderedDict[str, BrowserSession] = OrderedDict()
+    def __init__(self, most: int = MAX_SESSIONS) -> None:
+        self._max_sessions = most
+        self._sessions: OrderedDict[str, BrowserSession] = OrderedDict()
 
     def get(self, key: str) -> BrowserSession:
-        session = self._kept.setdefault(key, BrowserSession())
-        self._kept.move_to_end(key)
-        while len(self._kept) > self._most:
-            self._kept.popitem(last=False)
+        session = self._sessions.setdefault(key, BrowserSession())
+        self._sessions.move_to_end(key)
+        while len(self._sessions) > self._max_sessions:
+            self._sessions.popitem(last=False)
         return session
 
     def __len__(self) -> int:
-        return len(self._kept)
+        return len(self._sessions)

@@ -25,7 +25,7 @@ PAGE_S: Final = 20.0
 CONNECT_S: Final = 8.0
 REDIRECTS: Final = 5
 AT_ONCE: Final = 16
-LONGEST_URL: Final = 4096
+MAX_URL_LENGTH: Final = 4096
 USER_AGENT: Final = "Mozilla/5.0 (compatible; unisono-browser)"
 
 HTML: Final = frozenset({"text/html", "application/xhtml+xml"})
@@ -127,7 +127,7 @@ class Web:
         parts = urlsplit(url)
         if parts.scheme.lower() not in {"http", "https"} or not parts.hostname:
             raise BrowsingError("only http and https URLs can be opened")
-        if len(url) > LONGEST_URL:
+        if len(url) > MAX_URL_LENGTH:
             raise BrowsingError("the URL is too long")
         if parts.username is not None or parts.password is not None:
             raise BrowsingError("URLs with a user name are not allowed")

@@ -106,7 +106,7 @@ class CapturedOutput:
     total: int = 0
     _first: bytearray = field(default_factory=bytearray)
     _last: deque[bytes] = field(default_factory=deque)
-    _held: int = 0
+    _size: int = 0
 
     def add(self, chunk: bytes) -> None:
         self.total += len(chunk)
@@ -115,9 +115,9 @@ class CapturedOutput:
             self._first += chunk[:room]
             chunk = chunk[room:]
         self._last.append(chunk)
-        self._held += len(chunk)
-        while self._last and self._held - len(self._last[0]) >= self.most // 2:
-            self._held -= len(self._last.popleft())
+        self._size += len(chunk)
+        while self._last and self._size - len(self._last[0]) >= self.most // 2:
+            self._size -= len(self._last.popleft())
 
     def text(self) -> tuple[str, int]:
         """Return the text, with a mark where bytes are missing, and the number of missing bytes."""
@@ -138,28 +138,28 @@ class CodeRunner:
     def __init__(self, way: Sandbox, limits: RunLimits | None = None, at_once: int = 4) -> None:
         self.way = way
         self.limits = limits or RunLimits()
-        self._places = asyncio.Semaphore(at_once)
-        self._most_waiting = 4 * at_once
+        self._slots = asyncio.Semaphore(at_once)
+        self._max_waiting = 4 * at_once
         self._waiting = 0
         self._nobodies: set[int | None] = set()
 
     async def run(self, code: str) -> RunOutcome:
         """Run `code`. Raises `Busy`, and OSError if no further process can be created."""
-        if self._places.locked() and self._waiting >= self._most_waiting:
+        if self._slots.locked() and self._waiting >= self._max_waiting:
             raise Busy
         self._waiting += 1
         try:
-            await self._places.acquire()
+            await self._slots.acquire()
         finally:
             self._waiting -= 1
         try:
             return await self._in_folder(code)
         finally:
-            self._places.release()
+            self._slots.release()
 
     async def _in_folder(self, code: str) -> RunOutcome:
         folder = Path(tempfile.mkdtemp(prefix="unisono-python-"))
-        user = self._nobody() if self.way.drops else None
+        user = self._unused_user() if self.way.drops else None
         try:
             place = prepare(folder, code.encode("utf-8", "replace"), user)
             return await self._watched(place)
@@ -168,7 +168,7 @@ class CodeRunner:
             self._nobodies.discard(user)
             await asyncio.shield(asyncio.to_thread(delete_tree, str(folder)))
 
-    def _nobody(self) -> int:
+    def _unused_user(self) -> int:
         """Reserve an unused user id. It is random, because another server may reserve some, too."""
         known = {entry.pw_uid for entry in pwd.getpwall()}
         free = [number for number in NOBODIES if number not in self._nobodies and number not in known]
@@ -201,7 +201,7 @@ class CodeRunner:
             finally:
                 _end(process)
                 await asyncio.shield(process.wait())
-            return _outcome(_said(status.read), output, overdue)
+            return _outcome(_parse_status(status.read), output, overdue)
 
 
 class Pipe:
@@ -271,7 +271,7 @@ def _end(process: asyncio.subprocess.Process) -> None:
         os.killpg(process.pid, signal.SIGKILL)
 
 
-def _said(end: int) -> dict[str, object]:
+def _parse_status(end: int) -> dict[str, object]:
     """Return the status that the first process reported.
 
     It is untrusted: the code may have written it.

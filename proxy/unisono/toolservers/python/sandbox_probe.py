@@ -19,7 +19,7 @@ from typing import Final
 from unisono.errors import ConfigError
 from unisono.toolservers.python.syscall_filter import FilterUnavailable, compile_filter
 
-CAGE: Final = Path(__file__).with_name("sandbox.py")
+SANDBOX_SCRIPT: Final = Path(__file__).with_name("sandbox.py")
 NOBODIES: Final = range(60706, 61184)
 """User ids that systems leave unused.
 
@@ -128,7 +128,7 @@ def command(
         "paths": [*way.paths, str(place.script)],
     }
     prefix = unshare() if way.is_isolated else ()
-    return [*prefix, sys.executable, "-I", "-S", str(CAGE), str(status), json.dumps(settings)]
+    return [*prefix, sys.executable, "-I", "-S", str(SANDBOX_SCRIPT), str(status), json.dumps(settings)]
 
 
 def unshare() -> tuple[str, ...]:

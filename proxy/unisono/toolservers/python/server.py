@@ -20,7 +20,7 @@ from mcp_types import (
 from unisono.toolservers.python.executor import Busy, CodeRunner, RunOutcome
 from unisono.toolservers.transports import ToolServer
 
-LONGEST_CODE: Final = 200_000
+MAX_CODE_LENGTH: Final = 200_000
 NAMES: Final = ("code", "input", "script", "source")
 """Argument names that models use for the code."""
 
@@ -80,10 +80,10 @@ def python_server(runner: CodeRunner) -> ToolServer:
         code = code_of(params.arguments or {})
         if code is None:
             return _failed("Invalid function arguments: `code`")
-        if len(code) > LONGEST_CODE:
-            return _failed(f"`code` must have at most {LONGEST_CODE} characters")
+        if len(code) > MAX_CODE_LENGTH:
+            return _failed(f"`code` must have at most {MAX_CODE_LENGTH} characters")
         try:
-            return _told(await runner.run(code))
+            return _to_tool_result(await runner.run(code))
         except Busy:
             return _failed("Too many programs are running; try again later.")
         except OSError as error:
@@ -92,7 +92,7 @@ def python_server(runner: CodeRunner) -> ToolServer:
     return Server("python", version="1", instructions=description, on_list_tools=list_tools, on_call_tool=call_tool)
 
 
-def _told(outcome: RunOutcome) -> CallToolResult:
+def _to_tool_result(outcome: RunOutcome) -> CallToolResult:
     """Convert an outcome to a tool result. A failed program is not a failure of the tool."""
     text = outcome.logs
     if outcome.remark:

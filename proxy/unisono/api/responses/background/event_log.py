@@ -19,9 +19,9 @@ PATIENCE_S = (0.05, 0.2, 0.5, 1.0, 2.0, 4.0, 4.0, 4.0, 4.0)
 
 Generation waits meanwhile: events that cannot be logged are not produced.
 """
-MOST_PENDING = 256
+MAX_PENDING_EVENTS = 256
 """Maximum number of unwritten events before the generation has to wait."""
-MOST_PENDING_BYTES = 256 * 1024
+MAX_PENDING_BYTES = 256 * 1024
 """Maximum size of the unwritten events in bytes."""
 
 
@@ -71,7 +71,7 @@ class GrowingLog:
     @property
     def behind(self) -> bool:
         """True if so many events are unwritten that the generation has to wait."""
-        return len(self._events) >= MOST_PENDING or self._size >= MOST_PENDING_BYTES
+        return len(self._events) >= MAX_PENDING_EVENTS or self._size >= MAX_PENDING_BYTES
 
     @property
     def _waits(self) -> bool:

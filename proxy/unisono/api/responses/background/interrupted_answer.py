@@ -40,7 +40,7 @@ async def fallen(
         if page is None or not page.events:
             break
         broken.take(page.events)
-    made = [*_begun(response, broken.count), *broken.closed(), OPENAI.error(error)]
+    made = [*_first_events(response, broken.count), *broken.closed(), OPENAI.error(error)]
     last = replace(
         response,
         status=Status.FAILED,
@@ -57,7 +57,7 @@ async def fallen(
     await insisting(lambda: means.store.update(run.tenant, last, lease=lease, log=write))
 
 
-def _begun(response: StoredResponse, told: int) -> list[Wire]:
+def _first_events(response: StoredResponse, told: int) -> list[Wire]:
     """Return the first events of a stream, or none if the log already has events."""
     begun = replace(response, status=Status.IN_PROGRESS, notes={})
     return [] if told else [{"type": f"response.{name}", "response": to_response(begun)} for name in FIRST]
@@ -77,9 +77,9 @@ class InterruptedAnswer:
     def take(self, events: Iterable[bytes]) -> None:
         for data in events:
             self.count += 1
-            self._take(orjson.loads(data))
+            self._read_event(orjson.loads(data))
 
-    def _take(self, event: Wire) -> None:
+    def _read_event(self, event: Wire) -> None:
         kind = event["type"]
         if kind == ADDED:
             self._open, self._part, self._texts = event["item"], None, []

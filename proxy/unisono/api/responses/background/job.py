@@ -23,7 +23,7 @@ from unisono.api.responses.deps import ResponsesDeps
 from unisono.api.responses.lease_keeper import RENEWALS
 from unisono.api.responses.outbound.events import ResponseEvents
 from unisono.api.responses.outbound.serializer import WireEvent
-from unisono.api.responses.persistence import as_kept, insisting, revision_for
+from unisono.api.responses.persistence import insisting, revision_for, to_stored
 from unisono.api.responses.prepared_request import PreparedRequest
 from unisono.core.conversation import Tokens
 from unisono.core.events import Event
@@ -79,7 +79,7 @@ class BackgroundJob:
     ) -> None:
         self.run = run
         self._means = means
-        self._asked = asked
+        self._prepared = asked
         self._lease = lease
         self._journal = journal
         self._logged = logged
@@ -100,8 +100,8 @@ class BackgroundJob:
         self._ended = asyncio.Event()
         self._is_calling = False
         """True while a server tool may be running."""
-        self._grace_over = asyncio.Event()
-        self._over = asyncio.Event()
+        self._grace_ended = asyncio.Event()
+        self._has_ended = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
 
     async def admit(self) -> None:
@@ -143,7 +143,7 @@ class BackgroundJob:
         self.end(JobEnding.LEFT)
         if self._is_calling and self._task is not None:
             await asyncio.wait({self._task}, timeout=grace_s)
-        self._grace_over.set()
+        self._grace_ended.set()
         await self.over(within_s)
 
     async def over(self, within_s: float | None = None) -> None:
@@ -161,9 +161,9 @@ class BackgroundJob:
         about = {"response": self.run.response}
         try:
             async with asyncio.TaskGroup() as both:
-                both.create_task(self._show_life())
+                both.create_task(self._send_heartbeats())
                 gone_on = await self._work()
-                self._over.set()
+                self._has_ended.set()
             await self._let_go(watched=gone_on)
         except* NotFound:
             log.info("response deleted during generation", extra=about)
@@ -191,7 +191,7 @@ class BackgroundJob:
         failure = await self._catch_up(batches)
         if failure is not None:
             self._finishing = True
-            kept = as_kept(self._asked, self._asked.frame.stored(Status.IN_PROGRESS))
+            kept = to_stored(self._prepared, self._prepared.frame.stored(Status.IN_PROGRESS))
             await fallen(self._means, self.run, kept, self._lease, failure)
             return False
         if self._ending is None:
@@ -228,7 +228,7 @@ class BackgroundJob:
         reading = asyncio.create_task(self._read(batches))
         ended = asyncio.create_task(self._ended.wait())
         writing = asyncio.create_task(self._log.keep_writing())
-        grace = asyncio.create_task(self._grace_over.wait())
+        grace = asyncio.create_task(self._grace_ended.wait())
         tasks = (reading, ended, writing, grace)
         try:
             done, _ = await asyncio.wait((reading, ended, writing), return_when=asyncio.FIRST_COMPLETED)
@@ -289,7 +289,7 @@ class BackgroundJob:
         await insisting(lambda: self._means.store.update(self.run.tenant, record, lease=self._lease), PATIENCE_S)
         self._record = record
 
-    async def _show_life(self) -> None:
+    async def _send_heartbeats(self) -> None:
         """Renew the lease and the watch until the job ends.
 
         Raises StoreConflict when the lease is lost, and NotFound when the response was deleted.
@@ -297,10 +297,10 @@ class BackgroundJob:
         while True:
             with suppress(TimeoutError):
                 async with asyncio.timeout(self._means.lease_s / RENEWALS):
-                    await self._over.wait()
+                    await self._has_ended.wait()
                     return
             try:
-                await self._sign_of_life()
+                await self._heartbeat()
             except StoreUnavailable as error:
                 # The monitor of the store logs the outage once, not once per response.
                 log.debug("lease not renewed", extra={"response": self.run.response, "code": error.code})
@@ -309,7 +309,7 @@ class BackgroundJob:
                 if not self._finishing:
                     raise
 
-    async def _sign_of_life(self) -> None:
+    async def _heartbeat(self) -> None:
         store, lease_s = self._means.store, self._means.lease_s
         if not await store.renew(self._lease, lease_s):
             raise StoreConflict("The lease of the response is lost.")
@@ -344,12 +344,12 @@ class BackgroundJob:
     @property
     def _revision(self) -> int | None:
         response = self._events.stored
-        return None if response is None else revision_for(self._asked, response)
+        return None if response is None else revision_for(self._prepared, response)
 
     async def _write_end(self) -> None:
         response = self._events.stored
         assert response is not None
-        kept = as_kept(self._asked, response)
+        kept = to_stored(self._prepared, response)
         rest = self._log.rest()
         write = replace(rest, events=(*rest.events, self._events.last().data))
         store, revision = self._means.store, self._revision

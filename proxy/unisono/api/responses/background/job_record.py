@@ -8,8 +8,8 @@ from typing import Any
 
 from unisono.api.body import off_loop
 from unisono.api.responses.deps import ResponsesDeps
-from unisono.api.responses.items import said_by
-from unisono.api.responses.persistence import as_kept, insisting
+from unisono.api.responses.items import meaning_of
+from unisono.api.responses.persistence import insisting, to_stored
 from unisono.api.responses.prepared_request import PreparedRequest, Sender, assembled
 from unisono.api.responses.prior_state import chain_of
 from unisono.api.responses.schema import ResponsesRequest
@@ -20,7 +20,7 @@ from unisono.core.state_store import Lease, Status, StoredResponse
 from unisono.engine.request import GenerationRequest
 from unisono.errors import StoreConflict
 
-ASKED = "asked"
+REQUEST_NOTE = "asked"
 """Note with the request without its input. It is removed when the response is finished."""
 TRIES = "tries"
 """Note with the crash count and the token count.
@@ -52,7 +52,7 @@ async def recorded(
         "size": size,
         "key": asked.sender.caller.key,
     }
-    return as_kept(asked, asked.frame.stored(Status.QUEUED, notes={ASKED: note, TRIES: [0, 0]}))
+    return to_stored(asked, asked.frame.stored(Status.QUEUED, notes={REQUEST_NOTE: note, TRIES: [0, 0]}))
 
 
 def tried(response: StoredResponse, tokens: int) -> tuple[StoredResponse, int]:
@@ -77,7 +77,7 @@ def handed_over(response: StoredResponse) -> StoredResponse:
 
 def key_of(response: StoredResponse) -> str:
     """Return the public id of the key that a running response is charged to."""
-    note: Any = response.notes.get(ASKED) or {}
+    note: Any = response.notes.get(REQUEST_NOTE) or {}
     return str(note.get("key") or "")
 
 
@@ -86,7 +86,7 @@ async def rebuilt(means: ResponsesDeps, tenant: str, response: StoredResponse, l
 
     Raises the errors that would refuse the request now.
     """
-    note: Any = response.notes.get(ASKED) or {}
+    note: Any = response.notes.get(REQUEST_NOTE) or {}
     size = int(note.get("size") or 0)
     body = note.get("body") or {}
     if is_concealed(body):
@@ -100,7 +100,7 @@ async def rebuilt(means: ResponsesDeps, tenant: str, response: StoredResponse, l
     hosted, now = parted(response.input, past.hosted)
     past = replace(
         past,
-        earlier=(*past.earlier, *said_by(response.input)),
+        earlier=(*past.earlier, *meaning_of(response.input)),
         hosted=hosted,
         now=now,
     )

@@ -37,7 +37,7 @@ from unisono.errors import (
     StoreUnavailable,
 )
 
-MOST_AT_ONCE = 2048
+MAX_CONCURRENT_RESPONSES = 2048
 """Maximum number of responses that one process generates concurrently."""
 LEAVING_S = 3.0
 """Time for jobs to log their events at shutdown, in seconds."""
@@ -57,7 +57,7 @@ class BackgroundRunner:
         self._means = means
         self._process = process
         self._numbers = count()
-        self._lives: dict[BackgroundRun, BackgroundJob] = {}
+        self._jobs: dict[BackgroundRun, BackgroundJob] = {}
         self._taking = Takeover(means, self._lease, self._drive, self._has, self._running)
         self._reaping: asyncio.Task[None] | None = None
         self._closing = False
@@ -65,7 +65,7 @@ class BackgroundRunner:
     def start(self) -> None:
         """Start to look for responses whose owners are gone."""
         self._reaping = asyncio.create_task(
-            self._taking.keep_looking(MOST_AT_ONCE), name="search for abandoned responses"
+            self._taking.keep_looking(MAX_CONCURRENT_RESPONSES), name="search for abandoned responses"
         )
 
     async def aclose(self, grace_s: float = 0.0) -> None:
@@ -77,7 +77,7 @@ class BackgroundRunner:
         ends_at = loop.time() + grace_s
         self._closing = True
         await cancel_and_wait(self._reaping)
-        while lives := list(self._lives.values()):
+        while lives := list(self._jobs.values()):
             await asyncio.gather(*(life.leave(max(ends_at - loop.time(), 0.0), LEAVING_S) for life in lives))
 
     async def begin(
@@ -95,7 +95,7 @@ class BackgroundRunner:
         Raises the error that refuses the request, an error of `confirm`, or the StoreError family. The response is
         then deleted, unless the store fails for the deletion too.
         """
-        if len(self._lives) >= MOST_AT_ONCE:
+        if len(self._jobs) >= MAX_CONCURRENT_RESPONSES:
             raise BackendOverloaded("Too many background responses are in progress; try again later.", retry_after_s=5)
         model = self._means.resolve(request.model, sender.caller)
         anchor = anchor_of(request, response_id)
@@ -166,7 +166,7 @@ class BackgroundRunner:
                 raise InvalidRequest("Only background responses can be cancelled.", param="response_id")
             if response.status.terminal:
                 return response
-            life = self._lives.get(run)
+            life = self._jobs.get(run)
             if life is None:
                 # Another process owns it. After this write that process can write nothing, and detects the loss.
                 with suppress(StoreConflict, NotFound):
@@ -181,27 +181,27 @@ class BackgroundRunner:
 
         Another process that generates it detects the deletion at its next renewal.
         """
-        life = self._lives.get(BackgroundRun(tenant, response_id))
+        life = self._jobs.get(BackgroundRun(tenant, response_id))
         if life is not None:
             life.end(JobEnding.DELETED)
 
     # -- ownership
 
     def _running(self) -> int:
-        return len(self._lives)
+        return len(self._jobs)
 
     def _has(self, run: BackgroundRun) -> bool:
-        return run in self._lives
+        return run in self._jobs
 
     def _drive(self, life: BackgroundJob) -> None:
-        self._lives[life.run] = life
+        self._jobs[life.run] = life
         if self._closing:
             life.end(JobEnding.LEFT)
-        life.start(lambda: self._over(life))
+        life.start(lambda: self._on_end(life))
 
-    def _over(self, life: BackgroundJob) -> None:
-        if self._lives.get(life.run) is life:
-            del self._lives[life.run]
+    def _on_end(self, life: BackgroundJob) -> None:
+        if self._jobs.get(life.run) is life:
+            del self._jobs[life.run]
 
     async def _lease(
         self,

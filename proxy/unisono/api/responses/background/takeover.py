@@ -17,7 +17,7 @@ from unisono.api.responses.prepared_request import PreparedRequest
 from unisono.core.state_store import BackgroundRun, Lease, StoredResponse
 from unisono.errors import InternalError, StoreError, StoreUnavailable, StoreUnreadable
 
-MOST_TAKEOVERS = 3
+MAX_TAKEOVERS = 3
 """Maximum number of takeovers without a new token.
 
 Such a response may be the cause of the crashes.
@@ -29,7 +29,7 @@ FORGET_S = 60.0
 """Maximum time between a watch and the creation of its response, in seconds."""
 UNREADABLE_S = 60.0
 """Time for which a response that this process cannot continue is left to others, in seconds."""
-MOST_MISSING = 4096
+MAX_MISSING = 4096
 
 log = logging.getLogger("unisono.responses")
 
@@ -100,7 +100,7 @@ class Takeover:
         [response] = await store.responses(run.tenant, [run.response])
         if response is None and run not in self._missing:
             # It may not exist yet: a watch is created before its response.
-            if len(self._missing) >= MOST_MISSING:
+            if len(self._missing) >= MAX_MISSING:
                 self._missing.clear()
             self._missing.add(run)
             await store.watch(run, FORGET_S)
@@ -150,7 +150,7 @@ class Takeover:
         if counted:
             await insisting(lambda: store.update(run.tenant, noted, lease=lease))
         try:
-            asked = await self._asked(run, response, lease, tries if counted else 0)
+            asked = await self._restore_request(run, response, lease, tries if counted else 0)
             asked = asked if is_complete else with_incomplete_journal(asked)
         except (StoreUnavailable, StoreUnreadable):
             raise
@@ -166,8 +166,10 @@ class Takeover:
             self._means, run, asked, lease, running=self._running, record=record, journal=tokens, logged=events
         )
 
-    async def _asked(self, run: BackgroundRun, response: StoredResponse, lease: Lease, tries: int) -> PreparedRequest:
-        if tries > MOST_TAKEOVERS:
+    async def _restore_request(
+        self, run: BackgroundRun, response: StoredResponse, lease: Lease, tries: int
+    ) -> PreparedRequest:
+        if tries > MAX_TAKEOVERS:
             raise InternalError("The response was abandoned, because every process that generated it crashed.")
         return await rebuilt(self._means, run.tenant, response, lease)
 

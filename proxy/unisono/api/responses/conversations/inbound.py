@@ -22,7 +22,7 @@ def possible(name: str) -> bool:
     return _POSSIBLE.fullmatch(name) is not None
 
 
-def wanted_ids(items: Sequence[InputItem]) -> tuple[str, ...]:
+def referenced_ids(items: Sequence[InputItem]) -> tuple[str, ...]:
     """Return the unique ids of stored items that new items may depend on."""
     return tuple(dict.fromkeys(item.id for item in items if item.id and possible(item.id)))
 

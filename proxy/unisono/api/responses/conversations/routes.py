@@ -17,7 +17,7 @@ from starlette.responses import Response
 from unisono.api.body import off_loop, read_json
 from unisono.api.field_types import OpenModel, shortened
 from unisono.api.methods import Endpoint, add_path
-from unisono.api.responses.conversations.inbound import leans_on_earlier, possible, to_added, wanted_ids
+from unisono.api.responses.conversations.inbound import leans_on_earlier, possible, referenced_ids, to_added
 from unisono.api.responses.conversations.outbound import to_conversation, to_deleted
 from unisono.api.responses.conversations.schema import (
     AddedItems,
@@ -26,7 +26,7 @@ from unisono.api.responses.conversations.schema import (
 )
 from unisono.api.responses.input_conversion import KnownState
 from unisono.api.responses.input_items import InputItem
-from unisono.api.responses.items import NewId, said_by, to_listing
+from unisono.api.responses.items import NewId, meaning_of, to_listing
 from unisono.api.responses.queries import ItemQuery, PageQuery, to_query
 from unisono.api.responses.server_tools.approval_history import hosted_in
 from unisono.api.whole import to_whole
@@ -158,9 +158,9 @@ async def known_to(
     store: Store, tenant: str, items: Sequence[InputItem], earlier: Sequence[StoredItem] = ()
 ) -> KnownState:
     """Read the state that new items may depend on."""
-    wanted = wanted_ids(items)
+    wanted = referenced_ids(items)
     kept = dict(zip(wanted, await asyncio.gather(*(store.item(tenant, name) for name in wanted)), strict=True))
-    return KnownState(said_by(earlier), kept.get, hosted=hosted_in(earlier))
+    return KnownState(meaning_of(earlier), kept.get, hosted=hosted_in(earlier))
 
 
 async def page_of(store: Store, request: Request, asked: PageQuery) -> tuple[StoredItem, ...]:

@@ -20,7 +20,7 @@ _CITED = re.compile(r"【(\d{1,9})†(?:L(\d{1,9})(?:-L?(\d{1,9}))?)?[^【】]{0
 _FOUND: Final = "Find results for text: `"
 _PLACE = re.compile(r"/find\?pattern=[^/]*\Z")
 """Suffix of the address of a page's search results, which a citation resolves to that page."""
-_LONGEST: Final = 256
+_MAX_CITATION_LENGTH: Final = 256
 """Maximum length of a citation in characters.
 
 A bracket that is not closed within it starts no citation.
@@ -131,7 +131,7 @@ class Citations:
             if (annotation := self._pages.annotation(cited, self._at)) is not None:
                 found.append(annotation)
         begun = held.rfind("【", end)
-        cut = begun if begun >= 0 and len(held) - begun <= _LONGEST else len(held)
+        cut = begun if begun >= 0 and len(held) - begun <= _MAX_CITATION_LENGTH else len(held)
         self._rest = held[cut:]
         self._at += cut
         return found

@@ -26,12 +26,12 @@ from unisono.api.responses.outbound.item_lifecycle import (
     TEXT,
     WORDLESS,
     ItemLifecycle,
-    ShownItem,
+    OpenItem,
 )
 from unisono.api.responses.outbound.response import (
     LAST_EVENTS,
     ResponseFrame,
-    is_shown,
+    is_in_answer,
     silent,
     to_error,
     to_notes,
@@ -86,7 +86,7 @@ class ResponseEvents:
         self._clock = clock
         self._output: list[StoredItem] = []
         self._unseen: list[Item] = []
-        self._shown: ShownItem | None = None
+        self._open_item: OpenItem | None = None
         self._calls = 0
         self._cut_in_sight = False
         self._trained = frame.trained()
@@ -95,7 +95,7 @@ class ResponseEvents:
     def acted(self) -> bool:
         """True if a server tool call was started, so that the answer must not be repeated."""
         made = any(item.shown.get("type") in HOSTED for item in self._output)
-        return made or (self._shown is not None and isinstance(self._shown.made, HostedCall))
+        return made or (self._open_item is not None and isinstance(self._open_item.made, HostedCall))
 
     @property
     def ended(self) -> bool:
@@ -104,13 +104,13 @@ class ResponseEvents:
 
     def begin(self, *, queued: bool = False) -> list[WireEvent]:
         """Return the first events, with `queued` if the response waits. Other methods imply it."""
-        self._begin(queued=queued)
+        self._start_response(queued=queued)
         return self._telling.take()
 
     def write(self, batch: Sequence[Event]) -> list[WireEvent]:
         """Return the events of one batch. Adjacent deltas of one item become one event."""
         if not self._telling.number:
-            self._begin()
+            self._start_response()
         item: Made | None = None
         texts: list[str] = []
         for entry in batch:
@@ -137,18 +137,18 @@ class ResponseEvents:
 
     def refuse(self, text: str) -> list[WireEvent]:
         """Return a refusal message, for an answer that is impossible. The end must follow."""
-        self._begin()
+        self._start_response()
         self._settle(COMPLETED)
         item_id, place = self._new_id("msg_"), len(self._output)
-        shown = self._begin_item(Text(place, Phase.FINAL), item_id, REFUSAL)
-        self._say(shown, text)
+        shown = self._start_item(Text(place, Phase.FINAL), item_id, REFUSAL)
+        self._emit_delta(shown, text)
         item = message(item_id, Phase.FINAL, [refusal_part(text)], COMPLETED)
         self._end_item(shown, text, StoredItem(item_id, (AssistantMessage(text),), item))
         return self._telling.take()
 
     def fail(self, error: UnisonoError, *, keep_output: bool = True) -> list[WireEvent]:
         """Close open items and report the error. `keep_output` False drops an oversized output."""
-        self._begin()
+        self._start_response()
         self._settle(INCOMPLETE)
         if not keep_output:
             self._output.clear()
@@ -158,7 +158,7 @@ class ResponseEvents:
 
     def cancel(self) -> list[WireEvent]:
         """Close open items as they are. `last` then reports the cancellation."""
-        self._begin()
+        self._start_response()
         self._settle(INCOMPLETE)
         self._end(Status.CANCELLED)
         return self._telling.take()
@@ -184,7 +184,7 @@ class ResponseEvents:
                 self._settle(INCOMPLETE if status is Status.INCOMPLETE else COMPLETED)
                 self._end(status, finished=entry)
             case Ran() | Listed():
-                self._came_of(entry)
+                self._add_entry(entry)
             case Repaired() | Passed():
                 pass  # the last event reports repairs; a Harmony answer has no Passed
             case _:
@@ -197,7 +197,7 @@ class ResponseEvents:
             case Text():
                 self._show(item)
             case ToolCall():
-                if not self._frame.hold_calls and self._life(item) is ARGUMENTS:
+                if not self._frame.hold_calls and self._lifecycle(item) is ARGUMENTS:
                     self._show(item)
             case HostedCall():
                 if not item.needs_approval and not mcp_items.kind_of(item).settled:
@@ -210,29 +210,29 @@ class ResponseEvents:
     def _delta(self, item: Made | None, text: str) -> None:
         if not text or item is None:
             return
-        shown = self._shown
+        shown = self._open_item
         if shown is None or (shown.made is not item and shown.made != item) or shown.closed is not None:
             if not isinstance(item, Reasoning):
                 return  # buffered: its Closed event has the complete text
             shown = self._show(item)
-        self._say(shown, text)
+        self._emit_delta(shown, text)
 
     def _closed(self, closed: Closed) -> None:
-        shown = self._shown
+        shown = self._open_item
         if isinstance(closed.item, HostedCall) and closed.item.needs_approval:
             self._request(closed)
             return
         if shown is None or shown.made != closed.item or shown.closed is not None:
-            if not is_shown(closed) and not isinstance(closed.item, HostedCall):
+            if not is_in_answer(closed) and not isinstance(closed.item, HostedCall):
                 self._unseen += silent(closed)
                 return
             shown = self._show(closed.item)
-        text = self._told(shown.life, closed)
+        text = self._complete_text(shown.life, closed)
         said = shown.text.getvalue()
-        self._say(shown, text[len(said) :])
+        self._emit_delta(shown, text[len(said) :])
         shown.closed = closed
         if isinstance(closed.item, HostedCall):
-            self._tell(shown, text)
+            self._emit_text(shown, text)
             for step in mcp_items.kind_of(closed.item).made:
                 self._step(shown, step)
         elif isinstance(closed.item, ToolCall):
@@ -244,10 +244,10 @@ class ResponseEvents:
         # A truncated item waits: if the model continues, it was repaired. Only the last item can be incomplete.
 
     @staticmethod
-    def _told(life: ItemLifecycle, closed: Closed) -> str:
+    def _complete_text(life: ItemLifecycle, closed: Closed) -> str:
         """Return the complete text of an item's deltas."""
         if isinstance(closed.item, HostedCall):
-            return mcp_items.told(closed.item, closed.text)
+            return mcp_items.complete_text(closed.item, closed.text)
         return unwrap_input(closed.text) if life is INPUT else closed.text
 
     # -- tools the gateway runs
@@ -263,9 +263,9 @@ class ResponseEvents:
         self._output.append(item)
         self._put("response.output_item.done", {**place, "item": shown})
 
-    def _came_of(self, entry: Ran | Listed) -> None:
+    def _add_entry(self, entry: Ran | Listed) -> None:
         """Emit the result of the call or list that was started before."""
-        shown = self._shown
+        shown = self._open_item
         assert shown is not None
         if isinstance(entry, Listed):
             item = mcp_items.to_stored_listing(entry.item, shown.id, entry)
@@ -276,16 +276,16 @@ class ResponseEvents:
             item = mcp_items.to_stored_call(shown.closed, shown.id, entry, shown.unseen, self._trained)
             self._end_hosted(shown, item, failed=entry.outcome.is_error)
 
-    def _end_hosted(self, shown: ShownItem, item: StoredItem, *, failed: bool) -> None:
+    def _end_hosted(self, shown: OpenItem, item: StoredItem, *, failed: bool) -> None:
         self._step(shown, mcp_items.kind_of(shown.made).failed if failed else "completed")
         self._done(shown, item)
 
-    def _step(self, shown: ShownItem, step: str) -> None:
+    def _step(self, shown: OpenItem, step: str) -> None:
         self._put(f"response.{mcp_items.kind_of(shown.made).type}.{step}", shown.where)
 
     # -- item life cycles
 
-    def _life(self, item: Made) -> ItemLifecycle:
+    def _lifecycle(self, item: Made) -> ItemLifecycle:
         match item:
             case Reasoning():
                 return REASONING
@@ -298,17 +298,17 @@ class ResponseEvents:
             case _:
                 assert_never(item)
 
-    def _show(self, item: Made) -> ShownItem:
+    def _show(self, item: Made) -> OpenItem:
         self._settle(COMPLETED)
-        return self._begin_item(item, self._frame.item_id(item, self._new_id), self._life(item))
+        return self._start_item(item, self._frame.item_id(item, self._new_id), self._lifecycle(item))
 
-    def _begin_item(self, item: Made, item_id: str, life: ItemLifecycle) -> ShownItem:
+    def _start_item(self, item: Made, item_id: str, life: ItemLifecycle) -> OpenItem:
         hidden = life is WORDLESS or (life is REASONING and not self._frame.show_reasoning)
-        shown = ShownItem(item, item_id, len(self._output), life, hidden, self._unseen)
+        shown = OpenItem(item, item_id, len(self._output), life, hidden, self._unseen)
         shown.delta = self._telling.form(f"{life.event}.delta", shown.where, life.more)
         if life is TEXT:
             shown.citations = Citations(self._trained.pages)
-        self._shown = shown
+        self._open_item = shown
         self._unseen = []
         added = self._added(item, item_id)
         self._put("response.output_item.added", {"output_index": shown.place, "item": self._frame.dialect.item(added)})
@@ -322,7 +322,7 @@ class ResponseEvents:
         """Return an item without content."""
         match item:
             case HostedCall():
-                return mcp_items.begun(item, item_id, self._trained)
+                return mcp_items.started_item(item, item_id, self._trained)
             case Listing():
                 return mcp_items.listing(item, item_id)
             case _:
@@ -331,7 +331,7 @@ class ResponseEvents:
                 added.pop("encrypted_content", None)
                 return added
 
-    def _say(self, shown: ShownItem, text: str) -> None:
+    def _emit_delta(self, shown: OpenItem, text: str) -> None:
         if not text:
             return
         shown.text.write(text)
@@ -344,7 +344,7 @@ class ResponseEvents:
 
     def _settle(self, status: str) -> None:
         """End the open item, if any. A finished item that was not truncated is complete."""
-        shown = self._shown
+        shown = self._open_item
         if shown is None:
             return
         text = shown.text.getvalue()
@@ -353,16 +353,16 @@ class ResponseEvents:
         if isinstance(shown.made, HostedCall | Listing):
             # Interrupted: the result is unknown.
             if isinstance(shown.made, HostedCall):
-                self._tell(shown, text)
+                self._emit_text(shown, text)
             self._end_hosted(shown, item, failed=True)
             return
         self._end_item(shown, text, item)
 
-    def _end_item(self, shown: ShownItem, text: str, item: StoredItem) -> None:
-        self._tell(shown, text, {name: item.shown[name] for name in shown.life.copied})
+    def _end_item(self, shown: OpenItem, text: str, item: StoredItem) -> None:
+        self._emit_text(shown, text, {name: item.shown[name] for name in shown.life.copied})
         self._done(shown, item)
 
-    def _tell(self, shown: ShownItem, text: str, copied: Wire | None = None) -> None:
+    def _emit_text(self, shown: OpenItem, text: str, copied: Wire | None = None) -> None:
         """Emit the complete text of an item's deltas, once."""
         if shown.hidden or shown.told:
             return
@@ -373,15 +373,15 @@ class ResponseEvents:
         if life.part is not None:
             self._put("response.content_part.done", {**where, "part": shown.part(text)})
 
-    def _done(self, shown: ShownItem, item: StoredItem) -> None:
+    def _done(self, shown: OpenItem, item: StoredItem) -> None:
         self._output.append(item)
         done = {"output_index": shown.place, "item": self._frame.dialect.item(item.shown)}
         self._put("response.output_item.done", done)
-        self._shown = None
+        self._open_item = None
 
     # -- the frame
 
-    def _begin(self, *, queued: bool = False) -> None:
+    def _start_response(self, *, queued: bool = False) -> None:
         """Emit the first events, unless emitted before."""
         if self._telling.number:
             return

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from unisono.api.builtin_tools import PYTHON, builtin_of, shown_label
-from unisono.api.responses.items import COMPLETED, FAILED, IN_PROGRESS, INCOMPLETE, Wire, to_said
+from unisono.api.builtin_tools import PYTHON, builtin_of, public_label
+from unisono.api.responses.items import COMPLETED, FAILED, IN_PROGRESS, INCOMPLETE, Wire, to_item
 from unisono.api.responses.outbound.builtin_calls import BuiltinCalls, code_of, is_trained
 from unisono.api.responses.outbound.item_lifecycle import CODE_RUN, MCP_CALL, MCP_LIST, WEB_SEARCH, ServerItemKind
 from unisono.core.conversation import Item, ToolResult
@@ -25,12 +25,12 @@ def kind_of(item: Made) -> ServerItemKind:
     return CODE_RUN if builtin_of(item.server) == PYTHON else WEB_SEARCH
 
 
-def told(item: HostedCall, said: str) -> str:
+def complete_text(item: HostedCall, said: str) -> str:
     """Return the complete text of a call's deltas, for the model's arguments `said`."""
     return code_of(item) if is_trained(item) else said
 
 
-def begun(item: HostedCall, item_id: str, trained: BuiltinCalls) -> Wire:
+def started_item(item: HostedCall, item_id: str, trained: BuiltinCalls) -> Wire:
     """Return the item of a call before it runs, without streamed fields."""
     if not is_trained(item):
         return call(item, item_id, "")
@@ -54,7 +54,7 @@ def call(item: HostedCall, item_id: str, arguments: str, status: str = IN_PROGRE
         "error": error,
         "name": item.tool,
         "output": output,
-        "server_label": shown_label(item.server),
+        "server_label": public_label(item.server),
     }
 
 
@@ -65,7 +65,7 @@ def request(item: HostedCall, item_id: str, arguments: str) -> Wire:
         "type": "mcp_approval_request",
         "arguments": arguments,
         "name": item.tool,
-        "server_label": shown_label(item.server),
+        "server_label": public_label(item.server),
     }
 
 
@@ -105,7 +105,7 @@ def to_stored_call(
     """
     item = closed.item
     assert isinstance(item, HostedCall)
-    made = to_said(closed)
+    made = to_item(closed)
     result = ToolResult(item.call_id, item.name, OUTCOME_UNKNOWN if ran is None else ran.said)
     if is_trained(item):
         shown = trained.shown(item, item_id, status_of(ran), ran)
@@ -117,7 +117,7 @@ def to_stored_call(
 def to_stored_request(closed: Closed, item_id: str, before: Sequence[Item]) -> StoredItem:
     item = closed.item
     assert isinstance(item, HostedCall)
-    made = to_said(closed)
+    made = to_item(closed)
     said = (*before, *(() if made is None else (made,)))
     return StoredItem(item_id, said, request(item, item_id, closed.text))
 

@@ -17,12 +17,12 @@ from unisono.api.responses.items import (
     reasoning_part,
     refusal_part,
     text_part,
-    to_said,
+    to_item,
 )
 from unisono.api.responses.outbound.builtin_calls import BuiltinCalls
 from unisono.api.responses.outbound.citations import CitedPages
 from unisono.api.responses.outbound.dialects import OPENAI, Dialect
-from unisono.api.responses.outbound.item_lifecycle import ShownItem
+from unisono.api.responses.outbound.item_lifecycle import OpenItem
 from unisono.api.responses.outbound.mcp_items import kind_of, to_stored_call, to_stored_listing
 from unisono.api.responses.schema import OUTPUTS, SOURCES, ResponsesRequest, ResponsesTool
 from unisono.api.responses.server_tools.mcp_spec import McpSpec
@@ -108,9 +108,9 @@ class ResponseFrame:
             **more,
         )
 
-    def output(self, closed: Closed, item_id: str, status: str, so_far: ShownItem | None = None) -> StoredItem:
+    def output(self, closed: Closed, item_id: str, status: str, so_far: OpenItem | None = None) -> StoredItem:
         """Return an item of the answer in its stored form. `so_far` is its emitted state."""
-        said = to_said(closed)
+        said = to_item(closed)
         before = so_far.unseen if so_far is not None else ()
         all_said = (*before, *(() if said is None else (said,)))
         item = closed.item
@@ -292,7 +292,7 @@ def to_notes(status: Status, about: Mapping[str, Any], now: float) -> Wire:
     }
 
 
-def is_shown(closed: Closed) -> bool:
+def is_in_answer(closed: Closed) -> bool:
     """Return True if an item is part of the answer.
 
     Empty reasoning and truncated calls are not.
@@ -315,5 +315,5 @@ def silent(closed: Closed) -> tuple[Item, ...]:
 
     The tokens of empty reasoning are part of the prompt in a backend's cache.
     """
-    said = to_said(closed)
+    said = to_item(closed)
     return (said,) if said is not None and closed.tokens else ()

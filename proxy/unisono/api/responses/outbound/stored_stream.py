@@ -46,21 +46,21 @@ STATELESS = frozenset({"mcp_list_tools", "mcp_approval_request"})
 """Items without a status."""
 
 
-def events_again(response: StoredResponse, dialect: Dialect = OPENAI) -> list[WireEvent]:
+def replay_events(response: StoredResponse, dialect: Dialect = OPENAI) -> list[WireEvent]:
     """Return the whole stream of a finished response."""
     begun = replace(response, status=Status.IN_PROGRESS, output=(), usage=None, error=None, notes={})
     told: list[Wire] = [
         {"type": name, "response": to_response(begun)} for name in ("response.created", "response.in_progress")
     ]
     for place, item in enumerate(response.output):
-        told += _life(dict(item.shown), place)
+        told += _item_events(dict(item.shown), place)
     if response.error is not None:
         told.append({"type": "error", "param": None, **response.error})
     told.append({"type": LAST_EVENTS[response.status], "response": to_response(response)})
     return [_numbered(event, number, dialect) for number, event in enumerate(told)]
 
 
-def _life(item: Wire, place: int) -> Iterator[Wire]:
+def _item_events(item: Wire, place: int) -> Iterator[Wire]:
     where = {"output_index": place}
     bare = {key: value for key, value in item.items() if key != "encrypted_content"}
     if item["type"] not in STATELESS:
@@ -77,7 +77,7 @@ def _life(item: Wire, place: int) -> Iterator[Wire]:
     if hosted is not None:
         yield {"type": f"response.{hosted.type}.in_progress", **at}
     if call is not None:
-        yield from _said(call, at, item[call.full], {name: item[name] for name in call.copied})
+        yield from _text_events(call, at, item[call.full], {name: item[name] for name in call.copied})
     for step in hosted.made if hosted is not None else ():
         yield {"type": f"response.{item['type']}.{step}", **at}
     for index, part in enumerate(item.get("content") or ()):
@@ -85,7 +85,7 @@ def _life(item: Wire, place: int) -> Iterator[Wire]:
         assert life.part is not None
         within = {**at, "content_index": index}
         yield {"type": "response.content_part.added", **within, "part": life.part("")}
-        yield from _said(life, within, part[life.full], {}, part.get("annotations") or ())
+        yield from _text_events(life, within, part[life.full], {}, part.get("annotations") or ())
         yield {"type": "response.content_part.done", **within, "part": part}
     if hosted is not None:
         well = item.get("error") is None and item.get("status") not in (INCOMPLETE, FAILED)
@@ -93,7 +93,7 @@ def _life(item: Wire, place: int) -> Iterator[Wire]:
     yield {"type": "response.output_item.done", **where, "item": item}
 
 
-def _said(
+def _text_events(
     life: ItemLifecycle, at: Wire, text: str, copied: Wire, annotations: Sequence[Mapping[str, Any]] = ()
 ) -> Iterator[Wire]:
     more: Mapping[str, Any] = life.more or {}

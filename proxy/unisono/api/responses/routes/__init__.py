@@ -12,7 +12,7 @@ from unisono.api.responses.outbound.dialects import OPEN_RESPONSES, OPENAI, Dial
 from unisono.api.responses.routes.compact import compact_routes
 from unisono.api.responses.routes.create import create_routes
 from unisono.api.responses.routes.input_tokens import counting_routes
-from unisono.api.responses.routes.retrieve import kept_routes
+from unisono.api.responses.routes.retrieve import stored_response_routes
 from unisono.api.responses.routes.websocket import websocket_routes
 from unisono.api.sse import KEEP_ALIVE_S
 
@@ -38,6 +38,6 @@ def responses_router(
         create_routes(router, path, means, runner, dialect, keep_alive_s)
         counting_routes(router, path, means, dialect)
         compact_routes(router, path, means, dialect)
-        kept_routes(router, path, means, runner, dialect, keep_alive_s)
+        stored_response_routes(router, path, means, runner, dialect, keep_alive_s)
         websocket_routes(router, path, means, dialect)
     return router

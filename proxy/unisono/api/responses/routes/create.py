@@ -34,7 +34,7 @@ from unisono.api.responses.outbound.dialects import Dialect
 from unisono.api.responses.outbound.events import ResponseEvents
 from unisono.api.responses.outbound.response import LAST_EVENTS, ResponseFrame, failure_in, to_echo, to_response
 from unisono.api.responses.outbound.serializer import WireEvent
-from unisono.api.responses.outbound.stored_stream import events_again
+from unisono.api.responses.outbound.stored_stream import replay_events
 from unisono.api.responses.persistence import insisting
 from unisono.api.responses.prepared_request import Sender, judged, understood
 from unisono.api.responses.schema import ResponsesRequest
@@ -72,21 +72,23 @@ def create_routes(
             if claim is not None or wanted.background:
                 response_id = await posted.let_run(claim, request.receive)
                 if wanted.stream:
-                    return EventStream(told(posted.logged(claim, response_id)), keep_alive_s=keep_alive_s)
+                    return EventStream(to_sse(posted.logged(claim, response_id)), keep_alive_s=keep_alive_s)
                 if wanted.background:
                     # Return it as created: by now it may be in progress.
-                    return shown(posted.created or await posted.found(response_id), dialect)
+                    return to_http_response(posted.created or await posted.found(response_id), dialect)
                 response = await until_disconnect(request.receive, posted.finished(claim, response_id))
-                return shown(response, dialect)
+                return to_http_response(response, dialect)
             if wanted.stream:
                 report = GenerationReport()
                 events = posted.events(report, too_late=lambda: stream.begun)
-                stream = EventStream(told(events), headers=lambda: backend_header([report]), keep_alive_s=keep_alive_s)
+                stream = EventStream(
+                    to_sse(events), headers=lambda: backend_header([report]), keep_alive_s=keep_alive_s
+                )
                 return stream
             response, report = await until_disconnect(request.receive, posted.whole())
         except ClientGone:
             return Response(status_code=CLIENT_CLOSED_REQUEST)
-        return shown(response, dialect, {**backend_header([report]), **recoveries_header([report])})
+        return to_http_response(response, dialect, {**backend_header([report]), **recoveries_header([report])})
 
     router.add_route(path, create, methods=["POST"], name="responses")
 
@@ -109,7 +111,7 @@ class ResponseCreation:
         self._means = means
         self._runner = runner
         self._sender = sender
-        self._wanted = wanted
+        self._requested = wanted
         self._body = body
         self._size = size
         self.created: StoredResponse | None = None
@@ -117,7 +119,7 @@ class ResponseCreation:
     async def whole(self) -> tuple[StoredResponse, GenerationReport]:
         response_id = self._means.new_id("resp_")
         async with understood(
-            self._means, self._sender, self._wanted, response_id=response_id, size=self._size
+            self._means, self._sender, self._requested, response_id=response_id, size=self._size
         ) as asked:
             return await answer_whole(self._means, asked)
 
@@ -132,7 +134,7 @@ class ResponseCreation:
         begun = False
         try:
             async with understood(
-                self._means, self._sender, self._wanted, response_id=response_id, size=self._size
+                self._means, self._sender, self._requested, response_id=response_id, size=self._size
             ) as asked:
                 run = self._means.turns.start(asked.turn.turn)
                 async with aclosing(answer_events(self._means, asked, run, too_late=too_late)) as answering:
@@ -145,11 +147,11 @@ class ResponseCreation:
         except Exception as error:
             if begun or not too_late():
                 raise
-            yield self._never_begun(response_id, failure_of(error))
+            yield self._failed_before_start(response_id, failure_of(error))
 
-    def _never_begun(self, response_id: str, error: UnisonoError) -> list[WireEvent]:
+    def _failed_before_start(self, response_id: str, error: UnisonoError) -> list[WireEvent]:
         """Return the stream of a response that failed before its first event."""
-        means, wanted = self._means, self._wanted
+        means, wanted = self._means, self._requested
         echo = to_echo(wanted, to_sampling(wanted))
         frame = ResponseFrame(response_id, int(means.clock()), wanted.model, echo, dialect=self._sender.dialect)
         events = ResponseEvents(frame, GenerationReport(), new_id=means.new_id, clock=means.clock)
@@ -170,7 +172,7 @@ class ResponseCreation:
                 yield made
         if not begun:
             # A key outlives the log of its response.
-            yield events_again(await self.found(response_id), dialect)
+            yield replay_events(await self.found(response_id), dialect)
 
     async def let_run(self, claim: IdempotencyClaim | None, receive: Receive) -> str:
         """Start the response, or find that of an earlier request with the same key; return its id.
@@ -179,18 +181,18 @@ class ResponseCreation:
         """
         response_id = self._means.new_id("resp_")
         if claim is None:
-            await self._begin(response_id)
+            await self._wait_for_record(response_id)
             return response_id
         while True:
             owner = await owner_of(self._means, claim, response_id)
-            if owner == response_id and await self._begun(claim, response_id):
+            if owner == response_id and await self._has_started(claim, response_id):
                 return response_id
             if owner != response_id:
-                starting = started(self._means, claim, owner, response_id, self._wanted)
+                starting = started(self._means, claim, owner, response_id, self._requested)
                 if await until_disconnect(receive, starting) is not None:
                     return owner
 
-    async def _begun(self, claim: IdempotencyClaim, response_id: str) -> bool:
+    async def _has_started(self, claim: IdempotencyClaim, response_id: str) -> bool:
         """Start the response that has the key; return False if the key was lost meanwhile."""
 
         async def confirm() -> None:
@@ -198,20 +200,20 @@ class ResponseCreation:
                 raise ClaimLost
 
         try:
-            await self._begin(response_id, confirm)
+            await self._wait_for_record(response_id, confirm)
         except ClaimLost:
             return False
         except BaseException as error:
-            if await self._is_not_there(response_id):
+            if await self._is_missing(response_id):
                 if isinstance(error, StoreConflict) and await self._is_lost(claim, response_id):
                     return False
                 await give_back(self._means, claim, response_id)
             raise
         return True
 
-    async def _begin(self, response_id: str, confirm: Callable[[], Awaitable[None]] | None = None) -> None:
+    async def _wait_for_record(self, response_id: str, confirm: Callable[[], Awaitable[None]] | None = None) -> None:
         self.created = await self._runner.begin(
-            self._sender, self._wanted, self._body, response_id=response_id, size=self._size, confirm=confirm
+            self._sender, self._requested, self._body, response_id=response_id, size=self._size, confirm=confirm
         )
 
     async def _is_lost(self, claim: IdempotencyClaim, response_id: str) -> bool:
@@ -220,7 +222,7 @@ class ResponseCreation:
         except StoreError:
             return False
 
-    async def _is_not_there(self, response_id: str) -> bool:
+    async def _is_missing(self, response_id: str) -> bool:
         """Return True if the response certainly does not exist.
 
         A response that could not be deleted continues under its key.
@@ -261,7 +263,7 @@ class ResponseCreation:
         return response
 
 
-async def told(events: AsyncGenerator[list[WireEvent]]) -> AsyncGenerator[bytes]:
+async def to_sse(events: AsyncGenerator[list[WireEvent]]) -> AsyncGenerator[bytes]:
     """Yield the events as bytes, batch by batch.
 
     `[DONE]` follows every terminal event, independent of the outcome, and nothing else.
@@ -277,5 +279,5 @@ async def told(events: AsyncGenerator[list[WireEvent]]) -> AsyncGenerator[bytes]
         await events.aclose()
 
 
-def shown(response: StoredResponse, dialect: Dialect, headers: Mapping[str, str] | None = None) -> Response:
+def to_http_response(response: StoredResponse, dialect: Dialect, headers: Mapping[str, str] | None = None) -> Response:
     return to_whole(to_response(response, dialect), headers)

@@ -15,14 +15,14 @@ from unisono.api.responses.items import to_listing
 from unisono.api.responses.outbound.dialects import Dialect
 from unisono.api.responses.prior_state import OUR_ID
 from unisono.api.responses.queries import PageQuery, ResponseQuery, to_query
-from unisono.api.responses.routes.create import shown, told
+from unisono.api.responses.routes.create import to_http_response, to_sse
 from unisono.api.sse import EventStream
 from unisono.api.whole import to_whole
 from unisono.core.state_store import StoredItem, StoredResponse
 from unisono.errors import InvalidRequest, NotFound
 
 
-def kept_routes(
+def stored_response_routes(
     router: APIRouter, path: str, means: ResponsesDeps, runner: BackgroundRunner, dialect: Dialect, keep_alive_s: float
 ) -> None:
     """Add the routes. `path` is the path of the responses."""
@@ -42,7 +42,7 @@ def kept_routes(
         query = to_query(request.query_params, ResponseQuery)
         response = await found(request)
         if not query.stream:
-            return shown(response, dialect)
+            return to_http_response(response, dialect)
         tenant = request.state.caller.tenant
         if await store.events(tenant, response.id, 0, limit=1) is None:
             raise InvalidRequest(
@@ -52,7 +52,7 @@ def kept_routes(
             )
         first = 0 if query.starting_after is None else query.starting_after + 1
         events = logged_events(store, tenant, response.id, first, dialect)
-        return EventStream(told(events), keep_alive_s=keep_alive_s)
+        return EventStream(to_sse(events), keep_alive_s=keep_alive_s)
 
     async def delete(request: Request) -> Response:
         response = await found(request)
@@ -64,7 +64,7 @@ def kept_routes(
 
     async def cancel(request: Request) -> Response:
         response = await found(request)
-        return shown(await runner.cancel(request.state.caller.tenant, response.id), dialect)
+        return to_http_response(await runner.cancel(request.state.caller.tenant, response.id), dialect)
 
     async def input_items(request: Request) -> Response:
         query = to_query(request.query_params, PageQuery)

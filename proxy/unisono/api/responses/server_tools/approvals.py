@@ -50,7 +50,7 @@ class Approvals:
         self._tenant = tenant
         self._response_id = response_id
         self._fields = fields
-        self._taken: set[str] = set()
+        self._used: set[str] = set()
 
     @asynccontextmanager
     async def held(self) -> AsyncIterator[None]:
@@ -77,7 +77,7 @@ class Approvals:
         """
         if approval in self._fields:
             # An approval that may have been marked is not released.
-            self._taken.add(approval)
+            self._used.add(approval)
             await self._mark(approval, self._means.kept_s)
 
     async def give_back(self) -> None:
@@ -85,7 +85,7 @@ class Approvals:
 
         An approval that cannot be released expires with the lease.
         """
-        for approval in self._fields.keys() - self._taken:
+        for approval in self._fields.keys() - self._used:
             try:
                 await self._means.store.unclaim(self._tenant, MARK + approval, self._response_id)
             except StoreError as error:

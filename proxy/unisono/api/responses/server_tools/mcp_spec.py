@@ -25,7 +25,7 @@ class FilterSpec(OpenModel):
     read_only: bool | None = None
 
     @model_validator(mode="after")
-    def _says_something(self) -> FilterSpec:
+    def _is_not_empty(self) -> FilterSpec:
         # An empty filter matches everything. As `never` it would disable approval for all tools by accident.
         if self.tool_names is None and self.read_only is None:
             raise wrong("must contain 'tool_names' or 'read_only'")
@@ -86,7 +86,7 @@ class McpSpec(OpenModel):
 
     @field_validator("connector_id", "tunnel_id")
     @classmethod
-    def _not_here(cls, value: Any) -> Any:
+    def _reject_unsupported(cls, value: Any) -> Any:
         if value is not None:
             raise refused("connectors and tunnels are not supported; set 'server_label' or 'server_url'")
         return value

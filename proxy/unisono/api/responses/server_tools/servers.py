@@ -18,7 +18,7 @@ from unisono.core.access import Caller
 from unisono.core.tools import Approval, ToolServer, ToolTransport
 from unisono.errors import InvalidRequest, ToolServerNotAllowed
 
-MOST_SERVERS = 16
+MAX_SERVERS = 16
 """Maximum number of servers of a request. All of them list their tools before generation."""
 
 OWN_CREDENTIALS = frozenset({"authorization", "x-api-key"})
@@ -85,8 +85,8 @@ def to_servers(specs: Sequence[tuple[str, McpSpec]], rules: ServerRules, owner: 
                 f"'{at}.server_label': another tool server has the same label '{spec.server_label}'.",
                 param=f"{at}.server_label",
             )
-        if len(servers) >= MOST_SERVERS:
-            raise InvalidRequest(f"'{at}': the request has more than {MOST_SERVERS} tool servers.", param=at)
+        if len(servers) >= MAX_SERVERS:
+            raise InvalidRequest(f"'{at}': the request has more than {MAX_SERVERS} tool servers.", param=at)
         servers[spec.server_label] = _to_server(at, spec, rules, owner)
     return tuple(servers.values())
 

@@ -40,7 +40,7 @@ from unisono.api.responses.websocket.frames import (
     in_lane,
     lane_of,
     not_steered,
-    to_asked,
+    to_client_frame,
 )
 from unisono.api.responses.websocket.response_cache import Continuation, ResponseCache
 from unisono.api.sse import ClientGone
@@ -55,10 +55,10 @@ LASTS_S = 3600.0
 AT_ONCE = 16
 """Maximum number of concurrent responses; further ones wait."""
 NAMED_LANES = 32
-MOST_WAITING = 64
+MAX_PENDING_RESPONSES = 64
 """Maximum number of pending responses of one socket, including running ones."""
-MOST_WAITING_BYTES = 32 << 20
-MOST_UNTOLD = 64
+MAX_PENDING_BYTES = 32 << 20
+MAX_UNSENT_ERRORS = 64
 """Maximum number of unsent error frames and refusals of steer frames."""
 CLOSED_NORMALLY = 1000
 
@@ -127,7 +127,7 @@ class Connection:
         try:
             fields, size = await off_loop(lambda: fields_of(message), len(message.get("text") or ""))
             lane = lane_of(fields)
-            match to_asked(fields, size, lane):
+            match to_client_frame(fields, size, lane):
                 case CreateFrame() as create:
                     self._admit(create, group)
                 case SteerFrame() as steer:
@@ -144,7 +144,7 @@ class Connection:
 
         A client that sends many frames and reads none counts as disconnected.
         """
-        if self._untold >= MOST_UNTOLD:
+        if self._untold >= MAX_UNSENT_ERRORS:
             raise ClientGone
         self._untold += 1
 
@@ -165,7 +165,10 @@ class Connection:
                 param="stream_id",
             )
         waiting = [each for lane in self._lanes.values() for each in lane]
-        if len(waiting) >= MOST_WAITING or sum(each.size for each in waiting) + create.size > MOST_WAITING_BYTES:
+        if (
+            len(waiting) >= MAX_PENDING_RESPONSES
+            or sum(each.size for each in waiting) + create.size > MAX_PENDING_BYTES
+        ):
             raise BackendOverloaded(
                 "Too many responses are pending on this connection; try again after some have ended."
             )

@@ -59,7 +59,7 @@ class EmptyFrame:
     """Frame without a request."""
 
 
-Asked: TypeAlias = CreateFrame | SteerFrame | EmptyFrame
+ClientFrame: TypeAlias = CreateFrame | SteerFrame | EmptyFrame
 
 
 def fields_of(message: Mapping[str, Any]) -> tuple[Fields, int]:
@@ -86,7 +86,7 @@ def lane_of(fields: Fields) -> Lane:
     return lane
 
 
-def to_asked(fields: Fields, size: int, lane: Lane) -> Asked:
+def to_client_frame(fields: Fields, size: int, lane: Lane) -> ClientFrame:
     """Parse a frame. Raises InvalidRequest."""
     kind = fields.get("type")
     reader = READERS.get(kind) if isinstance(kind, str) else None
@@ -122,7 +122,7 @@ def _nothing(_: Fields, __: int, ___: Lane) -> EmptyFrame:
     return EmptyFrame()
 
 
-READERS: Mapping[str, Callable[[Fields, int, Lane], Asked]] = {
+READERS: Mapping[str, Callable[[Fields, int, Lane], ClientFrame]] = {
     "response.create": _create,
     "response.steer": _steer,
     # Codex reports that it has read an answer. It would attribute an error to its next request.

@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
-from unisono.api.responses.inbound import wanted_ids
-from unisono.api.responses.items import said_by
+from unisono.api.responses.inbound import referenced_ids
+from unisono.api.responses.items import meaning_of
 from unisono.api.responses.persistence import JOINS
 from unisono.api.responses.prepared_request import PreparedRequest
 from unisono.api.responses.prior_state import PriorState, recall
@@ -20,7 +20,7 @@ from unisono.api.responses.websocket.frames import Lane
 from unisono.core.conversation import Item
 from unisono.core.state_store import Store, StoredItem, StoredResponse
 
-MOST = 8_000_000
+CACHE_CAPACITY = 8_000_000
 """Capacity of a socket's cache in characters and tokens.
 
 The content of a model's window is far smaller, for each of a few lanes.
@@ -41,14 +41,14 @@ class CachedResponse:
 class ResponseCache:
     """Cache of the newest response of each lane. Over capacity the oldest is evicted first."""
 
-    def __init__(self, most: int = MOST) -> None:
-        self._most = most
+    def __init__(self, most: int = CACHE_CAPACITY) -> None:
+        self._capacity = most
         self._lanes: dict[Lane, tuple[str, CachedResponse, int]] = {}
 
     def keep(self, lane: Lane, response_id: str, turned: CachedResponse) -> None:
         self._lanes.pop(lane, None)
         self._lanes[lane] = (response_id, turned, weight(turned.past.earlier))
-        while sum(held for _, _, held in self._lanes.values()) > self._most:
+        while sum(held for _, _, held in self._lanes.values()) > self._capacity:
             del self._lanes[next(iter(self._lanes))]
 
     def forget(self, response_id: object) -> None:
@@ -80,7 +80,7 @@ class Continuation:
             self._past = await recall(store, tenant, request)
             return self._past
         rest = await recall(store, tenant, request.model_copy(update={"previous_response_id": None}))
-        wanted = set(wanted_ids(request))
+        wanted = set(referenced_ids(request))
         loose = {item.id: item for item in self._found.loose if item.id in wanted}
         self._past = replace(self._found.past, kept={**(rest.kept or {}), **loose})
         return self._past
@@ -101,7 +101,7 @@ class Continuation:
             return None
         new = (*asked.turn.input, *response.output)
         past = PriorState(
-            earlier=(*self._past.earlier, *said_by(new)),
+            earlier=(*self._past.earlier, *meaning_of(new)),
             ancestors=self._past.ancestors,
             first_day=asked.frame.first_day,
             hosted=self._past.hosted + hosted_in(new, self._past.hosted),
