@@ -164,7 +164,7 @@ class Watching(readers.ResponsesReader):
 def _kept_fault(response: StoredResponse | None, expected: Answer) -> str | None:
     if response is None:
         return "a response is gone"
-    shown = {"status": response.status.value, "output": [item.shown for item in response.output]}
+    shown = {"status": response.status.value, "output": [item.wire for item in response.output]}
     usage = {"output_tokens": response.usage.completion_tokens} if response.usage else None
     return readers.response_fault({**shown, "usage": usage}, expected)
 

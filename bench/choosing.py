@@ -75,7 +75,7 @@ def _crowd(deployments: int, shared: int) -> Crowd:
     ]
     for live in lives:
         live.candidate.bit = prefixes.join()
-        live.candidate.take(SelectionRequest(prompt_tokens=chance.randrange(50_000), tokens=3000))
+        live.candidate.reserve(SelectionRequest(prompt_tokens=chance.randrange(50_000), tokens=3000))
     beginning = _numbers(chance, shared)
     prompts = [(*beginning, *_numbers(chance, BLOCKS - shared)) for _ in range(PROMPTS)]
     return Crowd(lives, prefixes, [RouteRequirements(TOKENS, blocks) for blocks in prompts], chance)
@@ -152,7 +152,7 @@ async def run(ask: Ask) -> Told:
     group = DeploymentGroup("m", crowd.lives, crowd.prefixes)
     talks = [(demand, f"conversation {number}") for number, demand in enumerate(crowd.demands)]
     for demand, talk in talks:
-        parts = len(group.wanted(demand, talk, 0).held)
+        parts = len(group.selection_request(demand, talk, 0).cached_prefixes)
         if parts != case.parts:
             told.fault(f"{ask.how}: held to {parts} ends, not {case.parts}")
     choices = _placed if case.placed else _chosen
@@ -167,14 +167,14 @@ async def run(ask: Ask) -> Told:
 
 def _chosen(group: DeploymentGroup, talks: Sequence[tuple[RouteRequirements, str]]) -> None:
     for demand, talk in talks:
-        group.choice(group.wanted(demand, talk, 0))
+        group.choice(group.selection_request(demand, talk, 0))
 
 
 def _placed(group: DeploymentGroup, talks: Sequence[tuple[RouteRequirements, str]]) -> None:
     for demand, talk in talks:
-        offer = group.attempt(demand, group.wanted(demand, talk, 0))
-        if offer.held is not None:
-            offer.held.live.give_back(offer.held)
+        offer = group.attempt(demand, group.selection_request(demand, talk, 0))
+        if offer.slot is not None:
+            offer.slot.live.give_back(offer.slot)
 
 
 def _numbering(times: int) -> float:

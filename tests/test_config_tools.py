@@ -187,7 +187,7 @@ def test_two_filters_leave_what_both_match(one: ToolFilter, other: ToolFilter, l
 
 def test_what_either_of_two_wants_approved_needs_approval() -> None:
     operator = Approval(never=ToolFilter(frozenset("ab")))
-    client = Approval(always=ToolFilter(frozenset("a")), otherwise=False, besides=operator)
+    client = Approval(always=ToolFilter(frozenset("a")), otherwise=False, second=operator)
     assert [client.needed(tool(name)) for name in "abc"] == [True, False, True]
 
 

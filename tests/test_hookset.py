@@ -91,8 +91,8 @@ async def test_nothing_stands_before_the_engine_where_no_hook_is_named() -> None
         answer = await here.chat()
         assert "hooks" not in answer.body["unisono"]
     engine = object.__new__(Engine)
-    assert build_hooks(()).turns(engine) is engine
-    assert isinstance(build_hooks(settings_of(["hearing"])).turns(engine), HookedService)
+    assert build_hooks(()).wrap(engine) is engine
+    assert isinstance(build_hooks(settings_of(["hearing"])).wrap(engine), HookedService)
 
 
 def config_with(fake: FakeVllm, hooks: Any) -> dict[str, Any]:

@@ -111,7 +111,7 @@ async def go_on(wire: BackendHttp, job: CompletionJob, body: Body, written: Pois
         yield Chunk(text=begun.text)
     rest = _behind(job, begun, now() - began)
     awaited = True
-    written.asked(rest.prompt)
+    written.record(rest.prompt)
     async with aclosing(complete(wire, body(rest, False), rest, OutputForm.TEXT)) as stream:
         async for chunk in stream:
             if awaited and chunk.text:
@@ -135,7 +135,7 @@ async def _first(
             sampling=_reseeded(job.sampling, number),
         )
         fold = _PieceFold(wire.failures)
-        written.asked(prompt)
+        written.record(prompt)
         async with aclosing(generate(wire, "v1/completions", body(few, True), few, fold, _DOCUMENT)) as answer:
             [piece] = [chunk async for chunk in answer]
         tokens = fold.tokens or []

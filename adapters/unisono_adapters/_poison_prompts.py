@@ -30,7 +30,7 @@ class PoisonPrompt:
     def add(self, text: str) -> None:
         self._remember(_digest_of(text).digest())
 
-    def asked(self, prompt: Prompt) -> None:
+    def record(self, prompt: Prompt) -> None:
         """Record a prompt that is about to be sent."""
         assert prompt.text is not None, "a text backend was given a prompt without text"
         last = load_encoding().decode(prompt.tokens[-1:])

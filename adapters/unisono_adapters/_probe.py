@@ -106,7 +106,7 @@ async def examine(subject: Subject) -> Probe:
     # In a thread, since loading the encoding for the first time takes half a second.
     exam = _Examination(subject, await asyncio.to_thread(load_encoding))
     try:
-        heard = await exam.ask(exam.question(), 3)
+        heard = await exam.generate(exam.question(), 3)
     except (BackendError, ContextTooLong) as error:
         exam.failed_to_generate(error)
         return exam.result()
@@ -115,7 +115,7 @@ async def examine(subject: Subject) -> Probe:
         await exam.tokenizer(heard)
         exam.markers(heard)
         await exam.stops()
-        await exam.keeps_long_prompts()
+        await exam.check_long_prompts()
         await exam.constraints()
     exam.context()
     return exam.result()
@@ -158,7 +158,7 @@ class _Examination:
     def _text_prompt(self, text: str) -> Prompt:
         return Prompt(self._encoding.encode_marked(text), None if self._accepts_ids else text)
 
-    async def ask(
+    async def generate(
         self, prompt: Prompt, max_tokens: int, force: int | None = None, constraint: Constraint | None = None
     ) -> _Heard:
         patience = self._patience
@@ -191,7 +191,7 @@ class _Examination:
 
         That is not a failure, since the backend has generated before."""
         try:
-            return await self.ask(prompt, max_tokens, force, constraint)
+            return await self.generate(prompt, max_tokens, force, constraint)
         except (BackendUnavailable, BackendOverloaded, BackendTimeout):
             raise
         except BackendError:
@@ -241,12 +241,12 @@ class _Examination:
             return
         if heard.claimed == heard.sent:
             self._find(Check.IDS_IN, True)
-            self._find(Check.PROMPT_KEPT, True)
+            self._find(Check.PROMPT_WHOLE, True)
             return
         told = f"It received {heard.sent} token ids and reports {heard.claimed} prompt tokens."
         spelled = self._encoding.decode(self.question().tokens)
         if heard.claimed < heard.sent and heard.claimed != len(self._encoding.encode_as_server(spelled)):
-            self._find(Check.PROMPT_KEPT, False, told)
+            self._find(Check.PROMPT_WHOLE, False, told)
         else:
             self._find(Check.IDS_IN, False, told)
 
@@ -339,12 +339,12 @@ class _Examination:
         # For a kind that always hides it, this is expected.
         self._find(Check.STOP_TOKEN, visible, severity=Severity.WARNING if promised else None)
 
-    async def keeps_long_prompts(self) -> None:
+    async def check_long_prompts(self) -> None:
         if not self._subject.long_prompt:
             return
         prompt = self._text_prompt(" word" * self._subject.long_prompt)
         try:
-            heard = await self.ask(prompt, 1)
+            heard = await self.generate(prompt, 1)
         except (BackendRejected, ContextTooLong) as error:
             # Refusal is correct behavior, but the reported size is wrong.
             self._find(Check.CONTEXT, False, f"It rejects a prompt of {len(prompt.tokens)} tokens: {error.message}.")
@@ -352,7 +352,7 @@ class _Examination:
         if heard.claimed is not None:
             kept = heard.claimed >= heard.sent
             detail = "" if kept else f"It received {heard.sent} prompt tokens and reports {heard.claimed}."
-            self._find(Check.PROMPT_KEPT, kept, detail)
+            self._find(Check.PROMPT_WHOLE, kept, detail)
 
     def context(self) -> None:
         size = self._able.context
@@ -378,7 +378,7 @@ class _Examination:
         if heard is None:
             return False
         spelled = self._encoding.decode([token for token in heard.tokens if token not in STOP_TOKENS])
-        return trial.kept(heard.text or spelled, stopped=heard.finish is FinishReason.STOP)
+        return trial.is_enforced_in(heard.text or spelled, stopped=heard.finish is FinishReason.STOP)
 
 
 async def _answer(asked: Awaitable[T | None] | None) -> T | None:

@@ -20,7 +20,7 @@ class Trial:
     answers: tuple[str, ...]
     max_tokens: int
 
-    def kept(self, text: str, *, stopped: bool) -> bool:
+    def is_enforced_in(self, text: str, *, stopped: bool) -> bool:
         """Return whether `text` shows that the constraint was enforced.
 
         An unfinished text may be a prefix of an answer: white space is allowed in JSON, and some models write a

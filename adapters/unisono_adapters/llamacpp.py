@@ -67,7 +67,7 @@ REMEDIES = {
     Check.TOKENIZER: "Convert the GGUF file again from the released model, with its own tokenizer.",
     Check.IDS_OUT: "Update llama.cpp to a version whose server supports return_tokens.",
     Check.MARKERS: "Serve a gpt-oss model: llama-server always returns its markers.",
-    Check.PROMPT_KEPT: "Start llama-server without --context-shift.",
+    Check.PROMPT_WHOLE: "Start llama-server without --context-shift.",
     Check.CONTEXT: "Start llama-server with a larger -c, which is divided among its -np slots.",
 }
 

@@ -27,7 +27,7 @@ class Support(StrEnum):
     """Accepted as an optional hint and ignored."""
     NONE = "none"
     """Not supported by the backend; the gateway does what is possible without it."""
-    NOT_TOLD = "not reported"
+    NOT_REPORTED = "not reported"
     """Not reported by the backend; the field is omitted or 0."""
 
 
@@ -37,7 +37,7 @@ MEANT: Mapping[Support, str] = {
     Support.REFUSED: "means not supported: the request fails with the error in the note",
     Support.NO_EFFECT: "means accepted and ignored",
     Support.NONE: "means that the backend does not support it; the note says what the gateway does instead",
-    Support.NOT_TOLD: "means that the backend does not report it; the field is 0 or absent",
+    Support.NOT_REPORTED: "means that the backend does not report it; the field is 0 or absent",
 }
 
 
@@ -141,7 +141,7 @@ MATRIX: Mapping[str, Mapping[str, Cell]] = {
         "vllm": Cell(Support.EXACT, "vLLM reports them with `--enable-prompt-tokens-details`."),
         "sglang": Cell(Support.EXACT, "SGLang reports them with `--enable-cache-report`."),
         "ollama": Cell(Support.EXACT, "Reported by versions that send `prompt_eval_cached_count`."),
-        "replay": Cell(Support.NOT_TOLD),
+        "replay": Cell(Support.NOT_REPORTED),
     },
     "temperature, top_p, top_k, min_p": {**ANYWHERE, "replay": PLAYED},
     "penalties": {**ANYWHERE, "replay": PLAYED},

@@ -106,7 +106,7 @@ REMEDIES = {
     Check.GENERATION: "Run the model once with `ollama run`: it must fit into memory with this num_ctx.",
     Check.TOKENIZER: "Use the gpt-oss model of Ollama's own library.",
     Check.MARKERS: "Use the gpt-oss model of Ollama's own library, or serve it with llama.cpp's own server.",
-    Check.PROMPT_KEPT: "Update Ollama, and check that CONTEXT in the output of `ollama ps` equals num_ctx.",
+    Check.PROMPT_WHOLE: "Update Ollama, and check that CONTEXT in the output of `ollama ps` equals num_ctx.",
     Check.CONTEXT: "Set litellm_params.num_ctx: gpt-oss supports 131072 if memory permits.",
 }
 

@@ -65,7 +65,7 @@ class OpenAiApi:
                 f"'model': the {self._kind} server of this model has no Responses API; ask for a chat completion.",
                 param="model",
             )
-        body = orjson.dumps({**job.body, "model": named(self._model, job.asked)})
+        body = orjson.dumps({**job.body, "model": named(self._model, job.requested_model)})
         return self._streamed(job, body) if job.stream else self._whole(job, body)
 
     async def load(self) -> Load | None:

@@ -39,7 +39,7 @@ from unisono_adapters._probe import Subject
 REMEDIES = {
     Check.MODEL: "Use a name from its model list after `sglang/`, or start SGLang with --served-model-name.",
     Check.IDS_OUT: "Update SGLang to 0.5.23 or newer, and point api_base at SGLang itself.",
-    Check.PROMPT_KEPT: "Start SGLang without --allow-auto-truncate.",
+    Check.PROMPT_WHOLE: "Start SGLang without --allow-auto-truncate.",
     Check.CONSTRAIN: "Start SGLang with a --grammar-backend other than none.",
     Check.CONTEXT: "Start SGLang with a larger --context-length; gpt-oss supports 131072.",
 }

@@ -157,7 +157,7 @@ def build(config: Config, *, keep: Gateway | None = None, share: int = 1) -> Fas
     hooks = build_hooks(config.unisono.hooks, parts.observing.hook_failed)
     salts = cache_salts(shared=config.unisono.share_prompt_caches)
     engine = MeteredService(
-        hooks.turns(PassthroughService(build_engine(pool, hosting.host, parts, salts), pool)),
+        hooks.wrap(PassthroughService(build_engine(pool, hosting.host, parts, salts), pool)),
         books,
         build_prices(config, catalogue),
         lenient=config.unisono.when_store_is_down == "known_keys",
@@ -165,11 +165,11 @@ def build(config: Config, *, keep: Gateway | None = None, share: int = 1) -> Fas
     # Background responses belong to no request: at shutdown, other processes take them over.
     observing = parts.observing
     recorder = observing.recorder(config.unisono.traces, store)
-    behind = observing.turns(engine, background=True, recorder=recorder)
+    behind = observing.wrap(engine, background=True, recorder=recorder)
     background = replace(responses_means(gateway, behind, hosting.rules), charge_journal=engine.charge_journal)
     runner = BackgroundRunner(background, process=token_hex(8))
     gateway = replace(gateway, runner=runner)
-    turns = observing.turns(DrainingService(engine), recorder=recorder)
+    turns = observing.wrap(DrainingService(engine), recorder=recorder)
     means = responses_means(gateway, turns, hosting.rules)
 
     @asynccontextmanager
@@ -219,7 +219,7 @@ def build(config: Config, *, keep: Gateway | None = None, share: int = 1) -> Fas
     )
     register(app)
     app.include_router(health_routes(lambda: readiness(pool, upkeep, unaccounted=books.unaccounted)))
-    app.include_router(metrics_router(observing.shown, names_keys=config.unisono.metrics_per_key))
+    app.include_router(metrics_router(observing.metrics_page, names_keys=config.unisono.metrics_per_key))
     app.include_router(models_router(cards=lambda caller: cards(catalogue, pool, caller), created=int(time.time())))
     app.include_router(
         chat_router(
@@ -261,7 +261,7 @@ def build(config: Config, *, keep: Gateway | None = None, share: int = 1) -> Fas
 def responses_means(gateway: Gateway, turns: GenerationService, servers: ServerRules | None = None) -> ResponsesDeps:
     """Return the dependencies of the Responses API."""
     return ResponsesDeps(
-        turns=turns,
+        service=turns,
         store=gateway.store,
         resolve=lambda name, caller: responses_model(gateway.catalogue, name, caller),
         seals=gateway.sealer,
@@ -269,7 +269,7 @@ def responses_means(gateway: Gateway, turns: GenerationService, servers: ServerR
         new_id=lambda prefix: prefix + token_hex(16),
         clock=time.time,
         lease_s=gateway.config.store.lease_s,
-        kept_s=gateway.config.store.ttl_s,
+        retention_s=gateway.config.store.ttl_s,
         servers=servers or ServerRules(),
         caller_of=gateway.caller,
         find_way=answer_modes(gateway.catalogue),
@@ -280,7 +280,7 @@ def messages_means(gateway: Gateway, turns: GenerationService, hosting: ServerTo
     """Return the dependencies of the Messages API."""
     pause_after = gateway.config.unisono.pause_after_rounds
     return MessagesMeans(
-        turns=turns,
+        service=turns,
         resolve=lambda name, caller: messages_model(gateway.catalogue, name, hosting, caller, pause_after),
         seals=gateway.sealer,
         today=lambda: current_date(gateway.config.unisono),

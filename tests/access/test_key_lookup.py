@@ -312,5 +312,5 @@ async def test_whoever_began_something_is_found_by_the_keys_id(desk: Desk) -> No
     for tenant, key in (("other", record.id), ("team", "key_none")):
         nobody = await keys.caller(tenant, key)
         assert (nobody.tenant, nobody.key) == (tenant, key)
-        assert not nobody.may_ask("gpt-oss")
+        assert not nobody.may_use_model("gpt-oss")
         assert nobody.mcp_servers == frozenset()

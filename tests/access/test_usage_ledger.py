@@ -34,7 +34,7 @@ NUMBERS = count()
 
 
 def claim(limits: KeyLimits, **changes: Any) -> QuotaReservation:
-    made = QuotaReservation(WHOSE, f"once {next(NUMBERS)}", limits, input=60, least=40, most=1000, for_s=1000.0)
+    made = QuotaReservation(WHOSE, f"once {next(NUMBERS)}", limits, input=60, expected_output=40, max_output=1000, for_s=1000.0)
     return replace(made, **changes)
 
 
@@ -87,7 +87,7 @@ async def test_a_minute_ends_at_its_edge_and_never_before(
             assert (standing.refused is None) == granted, later
             if not granted:
                 # Who comes back when they are told to is let in, and nobody a moment earlier.
-                assert standing.again_s == pytest.approx(began - at + 61 - clock.now)
+                assert standing.retry_after_s == pytest.approx(began - at + 61 - clock.now)
 
 
 @given(st.lists(st.sampled_from([0.0, 0.001, 0.5, 0.999, 7.0, 19.99, 30.0, 59.999, 60.0, 61.0]), max_size=30))

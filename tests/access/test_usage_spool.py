@@ -224,12 +224,12 @@ async def test_a_settlement_that_comes_while_a_segment_is_sealed_is_written(tmp_
             first, last = numbered(3 * number + 3)[-2:]
             # Memory does not have this one: its segment is sealed behind the next write.
             await spool.append(numbered(3 * number + 1)[-1:])
-            books.enter(first)
+            books.record(first)
             while await total(accounts) <= 2 * number:
                 await asyncio.sleep(0)
             for _ in range(number):
                 await asyncio.sleep(0)
-            books.enter(last)
+            books.record(last)
             while await total(accounts) < 2 * number + 2:
                 await asyncio.sleep(0.001)
     await books.aclose()

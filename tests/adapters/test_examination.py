@@ -79,7 +79,7 @@ async def test_a_sound_vllm_passes_every_check() -> None:
         Check.MARKERS: None,
         Check.STOPS: None,
         Check.STOP_TOKEN: None,
-        Check.PROMPT_KEPT: None,
+        Check.PROMPT_WHOLE: None,
         Check.CONTEXT: None,
         Check.CONSTRAIN: None,
     }
@@ -167,7 +167,7 @@ WRONG: dict[str, Case] = {
     ),
     "markers stripped": Case("mlx_server", lambda: Patient(strips_markers=True), Check.MARKERS, says="'analysis"),
     "no Harmony": Case("mlx_server", lambda: Patient(answer="Sure! Here it is."), Check.MARKERS, says="'Sure!"),
-    "a prompt cut": Case("vllm", lambda: Patient(reads_at_most=7), Check.PROMPT_KEPT, says="reports 7 prompt tokens"),
+    "a prompt cut": Case("vllm", lambda: Patient(reads_at_most=7), Check.PROMPT_WHOLE, says="reports 7 prompt tokens"),
     "ids read as text": Case("vllm", lambda: Patient(rewrites_ids=True), Check.IDS_IN, says="prompt tokens"),
     "no ids returned": Case("vllm", lambda: Patient(returns_ids=False), Check.IDS_OUT, says="text only"),
     "hangs": Case("vllm", lambda: Patient(hangs=True), Check.GENERATION, says="sent no token within 0.2 s"),
@@ -204,11 +204,11 @@ async def test_what_is_wrong_is_named_with_its_remedy(case: Case, monkeypatch: p
     probe = await probed(case.server, case.patient())
     found = {finding.check: finding for finding in probe.findings}
     assert found[case.check].weight is case.severity
-    assert case.says in found[case.check].says
+    assert case.says in found[case.check].text
     assert found[case.check].advises
     assert bool(probe.fatal) is (case.severity is Severity.FATAL)
     assert [finding.check for finding in probe.fatal] == ([case.check] if probe.fatal else [])
-    told = " ".join(finding.says + finding.advises for finding in probe.findings)
+    told = " ".join(finding.text + finding.advises for finding in probe.findings)
     assert "/srv" not in told
     assert "10.1.2.3" not in told
 
@@ -224,7 +224,7 @@ async def test_a_hidden_stop_is_what_the_backend_is_used_with() -> None:
 async def test_a_backend_s_own_words_are_kept_for_the_operator() -> None:
     refusal = Refusal(404, b'{"error": "No safetensors in /srv/models"}', version=0)
     (finding,) = (await probed("mlx_server", Patient(refusal=refusal))).fatal
-    assert "/srv/models" in finding.said
+    assert "/srv/models" in finding.backend_message
 
 
 @pytest.mark.parametrize("server", SERVERS)
@@ -240,7 +240,7 @@ COUNTS: dict[str, object] = {"0": 0, "-1": -1, "a billion": 10**9, "a string": "
 @pytest.mark.parametrize("claimed", COUNTS.values(), ids=COUNTS)
 async def test_a_count_that_cannot_be_one_is_no_finding_about_prompts(claimed: object) -> None:
     probe = await probed("vllm", Patient(claims=claimed))
-    assert {Check.IDS_IN, Check.PROMPT_KEPT}.isdisjoint(weights(probe))
+    assert {Check.IDS_IN, Check.PROMPT_WHOLE}.isdisjoint(weights(probe))
     assert probe.fatal == ()
 
 
@@ -306,14 +306,14 @@ async def test_a_kind_that_may_cut_reads_one_prompt_near_its_size(
     backend = Scripted("<|channel|>", reads=reads)
     probe = await examine(Subject(backend.complete, CLAIMS, long_prompt=4000))
     assert max(len(job.prompt.tokens) for job in backend.jobs) == 4000
-    assert weights(probe)[Check.PROMPT_KEPT] is weight
+    assert weights(probe)[Check.PROMPT_WHOLE] is weight
 
 
 async def test_a_small_context_is_a_warning_with_the_kinds_own_remedy() -> None:
     backend = Scripted("<|channel|>")
     probe = await examine(Subject(backend.complete, CLAIMS, remedies={Check.CONTEXT: "Turn the knob."}))
     (finding,) = [finding for finding in probe.findings if finding.check is Check.CONTEXT]
-    assert (finding.weight, finding.says, finding.advises) == (Severity.WARNING, "4096 tokens", "Turn the knob.")
+    assert (finding.weight, finding.text, finding.advises) == (Severity.WARNING, "4096 tokens", "Turn the knob.")
 
 
 async def test_who_does_not_count_is_not_judged_by_counts() -> None:
@@ -351,10 +351,10 @@ UNREACHED = {
 @pytest.mark.parametrize(("error", "advice"), UNREACHED.values(), ids=UNREACHED)
 def test_an_error_that_keeps_a_backend_from_being_examined_is_a_finding_too(error: BackendError, advice: str) -> None:
     finding = unreached(error)
-    assert (finding.check, finding.weight, finding.says) == (Check.REACHABLE, Severity.FATAL, error.message)
+    assert (finding.check, finding.weight, finding.text) == (Check.REACHABLE, Severity.FATAL, error.message)
     assert advice in finding.advises
 
 
 def test_a_check_that_passed_has_nothing_to_say_but_its_detail() -> None:
     passed = Finding(Check.TOKENIZER, ok=True)
-    assert (passed.weight, passed.says, passed.advises) == (None, "", "")
+    assert (passed.weight, passed.text, passed.advises) == (None, "", "")

@@ -40,7 +40,7 @@ CASES: dict[str, tuple[list[tuple[str, list[int]]], str, list[int], int]] = {
 def test_a_prompt_begins_with_the_longest_sequence_its_tenant_has(
     kept: list[tuple[str, list[int]]], salt: str, prompt: list[int], expected: int
 ) -> None:
-    known, layers = filled(*kept).longest(salt, prompt)
+    known, layers = filled(*kept).longest_prefix(salt, prompt)
 
     assert known == expected
     assert (layers is None) == (expected == 0)
@@ -50,29 +50,29 @@ def test_a_prompt_begins_with_the_longest_sequence_its_tenant_has(
 
 def test_the_least_recently_used_goes_first() -> None:
     prefixes = filled(("", [1]), ("", [2]), entries=2)
-    assert prefixes.longest("", [1, 0])[0] == 1
+    assert prefixes.longest_prefix("", [1, 0])[0] == 1
     prefixes.keep("", [3], [Layer(100)])
 
-    assert [prefixes.longest("", [first, 0])[0] for first in (1, 2, 3)] == [1, 0, 1]
+    assert [prefixes.longest_prefix("", [first, 0])[0] for first in (1, 2, 3)] == [1, 0, 1]
 
 
 def test_bytes_are_bounded_also_when_an_entry_is_replaced() -> None:
     prefixes = filled(("", [1]), ("", [2]), size=250)
     prefixes.keep("", [2], [Layer(150)])
-    assert [prefixes.longest("", [first, 0])[0] for first in (1, 2)] == [1, 1]
+    assert [prefixes.longest_prefix("", [first, 0])[0] for first in (1, 2)] == [1, 1]
     prefixes.keep("", [3], [Layer(1)])
-    assert [prefixes.longest("", [first, 0])[0] for first in (1, 2, 3)] == [0, 1, 1]
+    assert [prefixes.longest_prefix("", [first, 0])[0] for first in (1, 2, 3)] == [0, 1, 1]
 
 
 def test_an_entry_over_the_limit_is_not_kept_and_drives_nothing_out() -> None:
     prefixes = filled(("", [1]), size=150)
     prefixes.keep("", [2], [Layer(151)])
 
-    assert [prefixes.longest("", [first, 0])[0] for first in (1, 2)] == [1, 0]
+    assert [prefixes.longest_prefix("", [first, 0])[0] for first in (1, 2)] == [1, 0]
 
 
 def test_clearing_forgets_everything() -> None:
     prefixes = filled(("", [1]), ("a", [1]))
     prefixes.clear()
 
-    assert [prefixes.longest(salt, [1, 2]) for salt in ("", "a")] == [(0, None), (0, None)]
+    assert [prefixes.longest_prefix(salt, [1, 2]) for salt in ("", "a")] == [(0, None), (0, None)]

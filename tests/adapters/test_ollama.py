@@ -264,7 +264,7 @@ async def test_a_server_that_cuts_prompts_is_not_used() -> None:
     async with server() as (backend, fake):
         fake.patient.cuts_at = LONG_PROMPT // 2
         found = await backend.probe()
-        assert [finding.check for finding in found.fatal] == [Check.PROMPT_KEPT]
+        assert [finding.check for finding in found.fatal] == [Check.PROMPT_WHOLE]
         fake.patient.cuts_at = None
         assert (await backend.probe()).fatal == ()
 

@@ -151,4 +151,4 @@ async def test_what_is_no_model_list_fails_the_probe(fake: FakeSglang, backend: 
 
 async def test_a_prompt_that_is_cut_is_found(fake: FakeSglang, backend: SglangBackend) -> None:
     fake.patient.reads_at_most = 5
-    assert Check.PROMPT_KEPT in [finding.check for finding in (await backend.probe()).fatal]
+    assert Check.PROMPT_WHOLE in [finding.check for finding in (await backend.probe()).fatal]

@@ -258,8 +258,8 @@ async def test_a_model_that_is_not_served_is_found(
     fake.models = {"data": listed}
     (finding,) = (await backend.probe()).fatal
     assert finding.check is Check.MODEL
-    assert says in finding.says
-    assert "/srv" not in finding.says
+    assert says in finding.text
+    assert "/srv" not in finding.text
     assert "--served-model-name" in finding.advises
     assert fake.patient.generations == 0
 

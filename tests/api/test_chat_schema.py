@@ -341,7 +341,7 @@ def test_a_neutral_value_asks_for_nothing(field: str, value: Any) -> None:
 def test_a_field_without_effect_is_accepted_and_noted(field: dict[str, Any]) -> None:
     noted = turn_of(**field)
     assert noted.notes == (f"{next(iter(field))}: no effect",)
-    assert noted.turn == turn_of().turn
+    assert noted.request == turn_of().request
 
 
 def test_notes_reach_into_nested_options_and_stay_few() -> None:
@@ -367,7 +367,7 @@ def test_notes_reach_into_nested_options_and_stay_few() -> None:
     ids=["reasoning_effort", "reasoning", "think", "template", "output_config"],
 )
 def test_effort_is_understood_in_every_spelling_and_place(spelling: str, place: Any) -> None:
-    assert turn_of(**place(spelling)).turn.conversation.preamble.effort is EFFORTS[spelling]
+    assert turn_of(**place(spelling)).request.conversation.preamble.effort is EFFORTS[spelling]
 
 
 @pytest.mark.parametrize(
@@ -382,11 +382,11 @@ def test_effort_is_understood_in_every_spelling_and_place(spelling: str, place: 
     ids=str,
 )
 def test_effort_without_a_word_is_medium_and_the_plainest_field_wins(fields: Any, effort: Effort) -> None:
-    assert turn_of(**fields).turn.conversation.preamble.effort is effort
+    assert turn_of(**fields).request.conversation.preamble.effort is effort
 
 
 def test_sampling_is_what_was_asked_and_the_models_own_elsewhere() -> None:
-    assert turn_of().turn.sampling == Sampling()
+    assert turn_of().request.sampling == Sampling()
     asked = {
         "temperature": 0,
         "top_p": 0.5,
@@ -398,8 +398,8 @@ def test_sampling_is_what_was_asked_and_the_models_own_elsewhere() -> None:
         "seed": -7,
     }
     expected = Sampling(0, 0.5, 20, 0.1, -2, 2, 1.1, -7, {17: -100.0, 201087: 5.0})
-    assert turn_of(**asked, logit_bias={"17": -100, "201087": 5}).turn.sampling == expected
-    assert turn_of(top_k=-1).turn.sampling.top_k == 0
+    assert turn_of(**asked, logit_bias={"17": -100, "201087": 5}).request.sampling == expected
+    assert turn_of(top_k=-1).request.sampling.top_k == 0
 
 
 @pytest.mark.parametrize(
@@ -408,30 +408,30 @@ def test_sampling_is_what_was_asked_and_the_models_own_elsewhere() -> None:
     ids=str,
 )
 def test_the_newer_name_of_the_limit_wins(fields: dict[str, int], limit: int | None) -> None:
-    assert turn_of(**fields).turn.max_tokens == limit
+    assert turn_of(**fields).request.max_tokens == limit
 
 
 def test_stop_is_one_string_or_several() -> None:
-    assert turn_of(stop="END").turn.stop == ("END",)
-    assert turn_of(stop=["a"] * 16).turn.stop == ("a",) * 16
+    assert turn_of(stop="END").request.stop == ("END",)
+    assert turn_of(stop=["a"] * 16).request.stop == ("a",) * 16
 
 
 def test_switches_reach_the_turn() -> None:
-    assert turn_of().turn.calls_allowed
-    assert not turn_of(tools=[FUNCTION], tool_choice="none").turn.calls_allowed
-    assert not turn_of(functions=[{"name": "f"}], function_call="none").turn.calls_allowed
-    assert turn_of().turn.parallel_calls
-    assert not turn_of(parallel_tool_calls=False).turn.parallel_calls
-    assert not turn_of(functions=[{"name": "f"}]).turn.parallel_calls
+    assert turn_of().request.calls_allowed
+    assert not turn_of(tools=[FUNCTION], tool_choice="none").request.calls_allowed
+    assert not turn_of(functions=[{"name": "f"}], function_call="none").request.calls_allowed
+    assert turn_of().request.parallel_calls
+    assert not turn_of(parallel_tool_calls=False).request.parallel_calls
+    assert not turn_of(functions=[{"name": "f"}]).request.parallel_calls
     assert turn_of(stream=True, stream_options={"include_usage": True}).include_usage
-    assert turn_of().turn.hold_calls
+    assert turn_of().request.hold_calls
 
 
 def test_choices_differ_in_seed_and_request_id_only() -> None:
     asked = turn_of(n=3, seed=2**63 - 1)
-    turns = [asked.turn_of(index) for index in range(asked.choices)]
+    turns = [asked.request_of(index) for index in range(asked.choices)]
     assert len({turn.request_id for turn in turns}) == 3
     assert len({turn.sampling.seed for turn in turns}) == 3
     assert all(-(2**63) <= (turn.sampling.seed or 0) < 2**63 for turn in turns)
     assert len({turn.conversation for turn in turns}) == 1
-    assert {turn_of(n=2).turn_of(index).sampling.seed for index in range(2)} == {None}
+    assert {turn_of(n=2).request_of(index).sampling.seed for index in range(2)} == {None}

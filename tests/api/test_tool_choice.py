@@ -100,7 +100,7 @@ def responses(**fields: Any) -> GenerationRequest:
         new_id=ids(),
         servers=(DOCS, WEB),
     )
-    return made.turn
+    return made.request
 
 
 ALL = {"tools": [tool("f"), tool("g")]}
@@ -123,7 +123,7 @@ CHOICES: dict[str, tuple[dict[str, Any], Choice | None]] = {
 
 @pytest.mark.parametrize(("fields", "expected"), CHOICES.values(), ids=CHOICES)
 def test_a_choice_among_the_clients_own_tools(fields: dict[str, Any], expected: Choice | None) -> None:
-    assert chat(**ALL, **fields).turn.choice == expected
+    assert chat(**ALL, **fields).request.choice == expected
 
 
 MCP, SEARCH = {"type": "mcp", "server_label": "docs"}, {"type": "web_search"}
@@ -178,19 +178,19 @@ BUDGETS: dict[str, tuple[dict[str, Any], int | None]] = {
 @pytest.mark.parametrize(("fields", "budget"), BUDGETS.values(), ids=BUDGETS)
 def test_a_budget_in_every_spelling(fields: dict[str, Any], budget: int | None) -> None:
     asked = chat(**fields)
-    assert asked.turn.reasoning_budget == budget
+    assert asked.request.reasoning_budget == budget
     assert asked.notes == ()
 
 
 @pytest.mark.parametrize(("asked", "holds"), [(None, 100), (50, 50), (500, 100), (-1, 100)], ids=str)
 def test_the_operators_budget_holds_for_everybody(asked: int | None, holds: int) -> None:
     rules = ModelRules(reasoning_budget=100, unmended=frozenset({"repetition"}))
-    turn = chat(rules, thinking_token_budget=asked).turn
+    turn = chat(rules, thinking_token_budget=asked).request
     assert (turn.reasoning_budget, turn.unmended) == (holds, {"repetition"})
 
 
 def test_thinking_that_is_disabled_is_little() -> None:
-    assert chat(thinking={"type": "disabled"}).turn.conversation.preamble.effort is Effort.LOW
+    assert chat(thinking={"type": "disabled"}).request.conversation.preamble.effort is Effort.LOW
 
 
 SCHEMA = {"type": "object", "properties": {"a": {"type": "string"}}}
@@ -216,7 +216,7 @@ ANSWERS: dict[str, tuple[Any, AnswerForm | None]] = {
 
 @pytest.mark.parametrize(("sent", "form"), ANSWERS.values(), ids=ANSWERS)
 def test_the_form_of_an_answer(sent: Any, form: AnswerForm | None) -> None:
-    assert chat(response_format=sent).turn.form == form
+    assert chat(response_format=sent).request.form == form
     if "json_schema" in sent:
         sent = {"type": "json_schema", **sent["json_schema"]}
     assert responses(text={"format": sent}).form == form

@@ -32,7 +32,7 @@ class Noting(Observer):
     done: list[GenerationDone] = field(default_factory=list)
 
     def began(self, began: GenerationStarted) -> None:
-        assert began.asked is not None
+        assert began.recorded_request is not None
 
     def ended(self, done: GenerationDone) -> None:
         self.done.append(done)

@@ -17,7 +17,7 @@ from unisono.harmony.encoding import load_encoding
 from unisono.observe.recording import dumped, to_document
 
 ENCODING = load_encoding()
-BEGAN = GenerationStarted("req_1", "ann", "", "chat", "gpt-oss", background=False, at=1_790_000_000.0, asked={})
+BEGAN = GenerationStarted("req_1", "ann", "", "chat", "gpt-oss", background=False, at=1_790_000_000.0, recorded_request={})
 
 TEXTS: dict[str, tuple[Sequence[int | None], str]] = {
     "markers": (ENCODING.encode_marked("<|start|>user<|message|>Hi<|end|>"), "<|start|>user<|message|>Hi<|end|>\n"),
@@ -53,7 +53,7 @@ def test_each_channel_has_a_colour_of_its_own() -> None:
 
 def lines(journal: Sequence[int], repairs: Sequence[Repaired] = (), steps: Sequence[StepDone] = ()) -> str:
     done = GenerationDone(
-        BEGAN, 1.0, GenerationOutcome.COMPLETED, finish="stop", journal=journal, said=repairs, steps=steps
+        BEGAN, 1.0, GenerationOutcome.COMPLETED, finish="stop", journal=journal, output=repairs, steps=steps
     )
     document: Any = json.loads(dumped(to_document(done, "test", 1 << 20)))
     return click.unstyle("\n".join(painted(document, ENCODING)))

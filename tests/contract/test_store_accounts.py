@@ -24,7 +24,7 @@ def account() -> Account:
 
 
 def claim(whose: Account, limits: KeyLimits, **changes: Any) -> QuotaReservation:
-    made = QuotaReservation(whose, fresh("once"), limits, input=100, least=50, most=1000, for_s=30.0)
+    made = QuotaReservation(whose, fresh("once"), limits, input=100, expected_output=50, max_output=1000, for_s=30.0)
     return replace(made, **changes)
 
 
@@ -92,10 +92,10 @@ async def test_what_is_left_is_told_and_when_there_is_room_again(home: Home) -> 
     await store.reserve(claim(whose, limits))
     refused = await store.reserve(claim(whose, limits))
     assert (refused.refused, refused.requests_left, refused.tokens_left) == (QuotaKind.TOKENS, 1, 20)
-    assert refused.again_s is not None
-    assert 56 < refused.again_s <= 61
+    assert refused.retry_after_s is not None
+    assert 56 < refused.retry_after_s <= 61
     never = await store.reserve(claim(whose, limits, input=500))
-    assert (never.refused, never.again_s) == (QuotaKind.TOKENS, None)
+    assert (never.refused, never.retry_after_s) == (QuotaKind.TOKENS, None)
     unlimited = await store.reserve(claim(account(), KeyLimits(max_parallel=1)))
     assert (unlimited.requests_left, unlimited.tokens_left, unlimited.output) == (None, None, None)
 
@@ -151,12 +151,12 @@ async def test_a_budget_is_never_overdrawn_and_full_again_in_the_next_period(hom
         one = claim(whose, limits, period="day:1", period_ends=ends, most=400)
         stands = await store.reserve(one)
         if stands.refused is QuotaKind.BUDGET_RESERVED:
-            assert stands.again_s is None
+            assert stands.retry_after_s is None
             return 0
         if stands.refused is not None:
             assert stands.refused is QuotaKind.TOKEN_BUDGET
-            assert stands.again_s is not None
-            assert 90 < stands.again_s <= 100
+            assert stands.retry_after_s is not None
+            assert 90 < stands.retry_after_s <= 100
             return 0
         assert stands.output is not None
         await asyncio.sleep(0)
@@ -187,7 +187,7 @@ async def test_reserved_budget_is_told_from_spent_budget(
     running = claim(whose, limits, **wants)
     assert (await store.reserve(running)).refused is None
     refusal = await store.reserve(claim(whose, limits, **wants))
-    assert (refusal.refused, refusal.again_s) == (QuotaKind.BUDGET_RESERVED, None)
+    assert (refusal.refused, refusal.retry_after_s) == (QuotaKind.BUDGET_RESERVED, None)
     await store.settle(ended(running, half))
     small = {**wants, "input_cost": 16} if "input_cost" in wants else wants
     last = claim(whose, limits, **small)
@@ -195,7 +195,7 @@ async def test_reserved_budget_is_told_from_spent_budget(
     await store.settle(ended(last, TokenUsage(requests=1, input=100, output=60, cost=16)))
     refusal = await store.reserve(claim(whose, limits, **small))
     assert refusal.refused in {QuotaKind.TOKEN_BUDGET, QuotaKind.MONEY_BUDGET}
-    assert (refusal.again_s is None) == (period_ends is None)
+    assert (refusal.retry_after_s is None) == (period_ends is None)
 
 
 async def test_no_turn_costs_more_than_the_budget_has(home: Home) -> None:

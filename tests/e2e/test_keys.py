@@ -290,7 +290,7 @@ async def test_whoever_goes_on_with_a_response_counts_it_for_the_key_it_was_aske
         site = running.app.state.gateway
         means = responses_means(site, build_engine(site.pool))
         again = await rebuilt(means, "team", kept, Lease("team", kept.anchor, "another process", 2))
-        assert again.turn.turn.caller == now.caller
+        assert again.generation.request.caller == now.caller
         # What it may not ask for any more it is not answered.
         await keys.store.put_key(replace(now, models=frozenset(), revision=now.revision + 1))
         with pytest.raises(ModelNotAllowed):

@@ -54,7 +54,7 @@ def other_vocabulary(text: str) -> list[int]:
 WRONG: dict[str, tuple[Callable[[], FakeVllm | FakeMlxServer], Patient, Check]] = {
     "a wrong tokenizer": (FakeVllm, Patient(encode=other_vocabulary), Check.TOKENIZER),
     "markers stripped": (FakeMlxServer, Patient(strips_markers=True), Check.MARKERS),
-    "prompts cut": (FakeVllm, Patient(reads_at_most=5), Check.PROMPT_KEPT),
+    "prompts cut": (FakeVllm, Patient(reads_at_most=5), Check.PROMPT_WHOLE),
     "its model list answers while it hangs": (FakeVllm, Patient(hangs=True), Check.GENERATION),
     "calls do not stop": (FakeVllm, Patient(stops_at=[200002]), Check.STOPS),
     "no ids": (FakeVllm, Patient(returns_ids=False), Check.IDS_OUT),

@@ -201,7 +201,7 @@ def calls_of(events: Sequence[Event]) -> list[tuple[str, str, str]]:
     found = []
     for event in events:
         if isinstance(event, Ran):
-            found.append((event.item.server, event.item.tool, event.said))
+            found.append((event.item.server, event.item.tool, event.text_for_model))
         elif isinstance(event, Closed) and isinstance(event.item, HostedCall) and event.item.needs_approval:
             found.append((event.item.server, event.item.tool, "?"))
     return found

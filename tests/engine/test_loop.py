@@ -502,7 +502,7 @@ async def test_the_model_reads_what_went_wrong_and_goes_on(step: str, host: Serv
     events, report = await talk.events()
     [ran] = [event for event in events if isinstance(event, Ran)]
     assert ran.outcome.is_error
-    assert told in ran.said
+    assert told in ran.text_for_model
     assert told in ENCODING.decode(list(talk.bases[1].prompt.tokens))
     assert report.recoveries == ([rule] if rule else [])
     assert items_of(events)[-1] == F("It is so.")

@@ -128,7 +128,7 @@ async def check_unknown(talk: Talk, journal: Sequence[int]) -> None:
     begun = talk.backend(bases=[*talk.bases], outputs=[*talk.backend().outputs, *talk.backend().outputs])
     second, after = await talk.batches(journal, backends=[begun])
     [ran, *_] = [event for event in second[1] if isinstance(event, Ran)]
-    assert (ran.said, ran.outcome.outcome_unknown) == (UNKNOWN, True)
+    assert (ran.text_for_model, ran.outcome.outcome_unknown) == (UNKNOWN, True)
     assert talk.host.made[: len(made)] == made
     assert "call-not-repeated" in after.recoveries
     check_lives([event for batch in second for event in batch])

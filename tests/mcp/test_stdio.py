@@ -244,22 +244,22 @@ def test_nobody_watches_where_nothing_is_left_to_watch() -> None:
     watch = Watch()
     first, second = (subprocess.Popen(["sleep", "60"], start_new_session=True) for _ in range(2))
     try:
-        watch.begin(first.pid)
+        watch.add(first.pid)
         watcher = watch._watcher
-        watch.begin(second.pid)
+        watch.add(second.pid)
         watch.end(first.pid)
         assert watcher is watch._watcher
         assert watcher is not None
         # A watcher that was ended from outside is replaced by one that knows as much.
         watcher.kill()
         watcher.wait()
-        watch.begin(first.pid)
+        watch.add(first.pid)
         replaced = watch._watcher
         assert replaced is not None
         watch._leave()
         assert {first.wait(5), second.wait(5)} == {-signal.SIGKILL}
         assert replaced.returncode == 0
-        watch.begin(first.pid)
+        watch.add(first.pid)
         watch.end(second.pid)
         last = watch._watcher
         watch.end(first.pid)

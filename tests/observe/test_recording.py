@@ -20,7 +20,7 @@ from unisono.store.redis import RedisStore
 from unisono.store.sqlite import SqliteStore
 
 BEGAN = GenerationStarted(
-    "req_1", "ann", "key_1", "chat", "gpt-oss", background=False, at=1_790_000_000.5, asked={"tools": []}
+    "req_1", "ann", "key_1", "chat", "gpt-oss", background=False, at=1_790_000_000.5, recorded_request={"tools": []}
 )
 GOOD = GenerationDone(
     BEGAN, 1.5, GenerationOutcome.COMPLETED, finish="stop", tries=(Attempt("vllm-1"),), journal=[200005, 17196, 200002]

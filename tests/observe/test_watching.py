@@ -39,7 +39,7 @@ def test_tokens_that_come_together_share_the_time(
 ) -> None:
     pace = Pace()
     for count, at in reads:
-        pace.came(count, at)
+        pace.record(count, at)
     found = {bound: count for bound, count in zip([*GAPS_S, float("inf")], pace.gaps, strict=False) if count}
     assert (pace.tokens, found) == (tokens, gaps)
     assert pace.gaps_s == pytest.approx(total)

@@ -14,7 +14,7 @@ from unisono.passthrough.relay import relaying_of
 
 def passage(api: Api, *, stream: bool, choices: int = 1, wants_usage: bool = True) -> PassthroughRequest:
     return PassthroughRequest(
-        api, AnswerMode.PASSING, {}, "mine", stream, tokens=5, choices=choices, wants_usage=wants_usage
+        api, AnswerMode.PASSING, {}, "mine", stream, tokens=5, choices=choices, is_usage_requested=wants_usage
     )
 
 
@@ -25,10 +25,10 @@ def chunk(index: int, text: str = "", finish: str | None = None) -> dict[str, Js
 def test_an_answer_of_several_choices_ends_with_the_last_of_them() -> None:
     relaying = relaying_of(passage(Api.CHAT, stream=True, choices=2))
     relaying.feed([chunk(0, "a"), chunk(1, "b"), chunk(0, finish="stop")])
-    assert (relaying.over, relaying.ending) == (True, False)
+    assert (relaying.is_complete, relaying.ending) == (True, False)
     relaying.feed([chunk(1, "c", finish="length")])
-    assert (relaying.over, relaying.ending, relaying.reason) == (True, True, FinishReason.LENGTH)
-    assert relaying.said == ["a", "b", "c"]
+    assert (relaying.is_complete, relaying.ending, relaying.reason) == (True, True, FinishReason.LENGTH)
+    assert relaying.text == ["a", "b", "c"]
 
 
 TOLD = {
@@ -90,6 +90,6 @@ ENDS = {
 def test_how_a_response_ended(status: str) -> None:
     relaying = relaying_of(passage(Api.RESPONSES, stream=True))
     relaying.feed([{"type": "response.output_text.delta", "delta": "Hi"}])
-    assert not relaying.over
+    assert not relaying.is_complete
     relaying.feed([{"type": f"response.{status}", "response": {"status": status}}])
     assert ((relaying.reason, relaying.failed), relaying.ending) == (ENDS[status], True)

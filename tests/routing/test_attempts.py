@@ -122,7 +122,7 @@ async def test_prompts_that_are_not_read_yet_leave_others_more_time() -> None:
         begin(other)
         # Nobody knows how fast it reads. A probe is due after half of the limit.
         assert a.waits.next_probe_at == clock.now + 8100 / 50 / 2
-        place.began()
+        place.record_first_token()
         assert (a.waits.unread_tokens, len(a.waits)) == (100, 1)
         begin(other)
         assert a.waits.next_probe_at == clock.now + 10.0 / 2
@@ -140,7 +140,7 @@ async def test_a_limit_that_passes_as_the_first_token_comes_cancels_nothing() ->
             loop.call_later(0.02, came.set_result, None)
             time.sleep(0.1)
             await came
-            place.began()
+            place.record_first_token()
             await asyncio.sleep(0.01)
         assert a.generation.last_at(a.clock()) <= a.clock()
 
@@ -153,15 +153,15 @@ async def test_a_wait_ends_with_its_attempt(end: str) -> None:
         assert len(a.waits) == 1
         match end:
             case "began":
-                place.began()
+                place.record_first_token()
             case "failed":
                 place.failed(BackendTimeout("slow"))
             case "took":
-                place.took(120)
+                place.record_usage(120)
             case "next attempt":
                 begin(place)
                 assert len(a.waits) == 1
-                place.began()
+                place.record_first_token()
             case _:
                 pass
         assert len(a.waits) == (end == "left")
@@ -172,8 +172,8 @@ async def test_the_next_attempt_on_a_place_has_the_longer_prompt() -> None:
     pool, (a, _) = await known_pool("a", "b", clock=Clock())
     with await pool.route(ASK).place(DEMAND) as place:
         assert begin(place).first_token_s == 30.0
-        place.began()
-        place.took(30_000)
+        place.record_first_token()
+        place.record_usage(30_000)
         # It is cached, as far as anybody can tell, but that may turn out wrong.
         assert begin(place).first_token_s == 300.0
         assert a.waits.unread_tokens == 0
@@ -188,7 +188,7 @@ async def test_attempts_that_answered_make_a_deployment_warm() -> None:
     with await pool.route(ASK).place(DEMAND) as place:
         begin(place)
         place.record_attempt(0.5, 0.1)
-        place.took(120)
+        place.record_usage(120)
         assert begin(place).first_token_s == 10.0
     assert learned(a) == LearnedTimes(True, 0.5, None, 0.1)
     clock.now += MAX_SAMPLE_AGE_S + 1
@@ -261,7 +261,7 @@ async def test_a_long_wait_makes_a_deployment_due_for_probes() -> None:
         assert not a.stale(clock.now)
         clock.now += 0.2
         assert a.stale(clock.now)
-        place.began()
+        place.record_first_token()
         a.succeeded()
         assert not a.stale(clock.now)
 
@@ -327,7 +327,7 @@ async def test_a_failed_probe_tells_the_attempts_that_wait_how_long_they_may() -
         place.on_failed_probe(told.append)
         with pytest.raises(BackendTimeout):
             await slow.check()
-        place.began()
+        place.record_first_token()
         place.on_failed_probe(told.append)
         assert len(told) == 2
 

@@ -355,5 +355,5 @@ async def test_a_dropped_request_costs_others_no_cached_prompt(error: UnisonoErr
     with await pool.route(RouteRequest("m", identity=lambda: "a")).place(demand) as place:
         clock.now += 1
         place.failed(error)
-    held = pool.prefixes.held(demand.blocks, clock.now)
+    held = pool.prefixes.cached_prefixes(demand.blocks, clock.now)
     assert bool(held) is not forgotten

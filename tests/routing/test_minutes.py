@@ -28,7 +28,7 @@ async def used(pool: RoutingPool, tokens: int | None = 150) -> str:
     """Who answers one request; `tokens` are those that it takes, None for nothing asked of it."""
     with await pool.route(ASK).place(DEMAND) as place:
         if tokens is not None:
-            place.took(tokens)
+            place.record_usage(tokens)
             place.succeeded()
         return place.deployment.name
 
@@ -50,7 +50,7 @@ async def test_tokens_count_as_they_were_used() -> None:
     first, second = [await pool.route(ASK).place(DEMAND) for _ in range(2)]
     assert [first.deployment.name, second.deployment.name] == ["a", "b"]
     for place in (first, second):
-        place.took(300)
+        place.record_usage(300)
         place.__exit__(None, None, None)
     assert [await used(pool, 500) for _ in range(3)] == ["a", "a", "b"]
 
@@ -68,7 +68,7 @@ async def test_a_failure_counts_as_a_request() -> None:
     clock = Clock()
     pool, _ = await known_pool(live_of("a", clock, requests_per_minute=1), clock=clock, rules=NO_LINE)
     with await pool.route(ASK).place(DEMAND) as place:
-        place.took(100)
+        place.record_usage(100)
         place.failed(BackendUnavailable("gone"))
     with pytest.raises(BackendOverloaded):
         await used(pool)
@@ -107,7 +107,7 @@ async def test_what_goes_on_at_the_same_deployment_waits_too(short_minute: float
     route, began = pool.route(ASK), time.monotonic()
     for resumes in (False, True):
         with await route.place(replace(DEMAND, resumes=resumes)) as place:
-            place.took(100)
+            place.record_usage(100)
             place.succeeded()
     assert time.monotonic() - began >= short_minute
     await pool.aclose()
@@ -151,7 +151,7 @@ async def test_a_deployment_that_is_kept_keeps_its_minute(terms: DeploymentConfi
     assert len(places) == more
     clock.now += NEXT_S
     for place in places:
-        place.took(1)
+        place.record_usage(1)
         place.__exit__(None, None, None)
     clock.now += NEXT_S
     assert await used(new) == "a"

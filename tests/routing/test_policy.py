@@ -119,9 +119,9 @@ CHOICES: dict[str, tuple[list[Candidate], SelectionRequest, str]] = {
 def test_who_is_chosen(candidates: list[Candidate], wanted: SelectionRequest, name: str) -> None:
     for turn in range(5):
         choice = choose(candidates, wanted, turn)
-        assert choice.taken is not None
-        assert choice.taken.name == name
-    mirrored = choose(candidates[::-1], wanted).taken
+        assert choice.candidate is not None
+        assert choice.candidate.name == name
+    mirrored = choose(candidates[::-1], wanted).candidate
     assert mirrored is not None
     assert mirrored.name == name
 
@@ -152,7 +152,7 @@ WAITS: dict[str, tuple[list[Candidate], SelectionRequest, int, int]] = {
 @pytest.mark.parametrize(("candidates", "wanted", "barred", "mask"), WAITS.values(), ids=WAITS)
 def test_who_is_waited_for(candidates: list[Candidate], wanted: SelectionRequest, barred: int, mask: int) -> None:
     choice = choose(candidates, wanted, barred=barred)
-    assert (choice.taken, choice.waits_for) == (None, mask)
+    assert (choice.candidate, choice.waits_for) == (None, mask)
 
 
 STRATEGIES: dict[str, tuple[Strategy, list[Candidate], set[str]]] = {
@@ -171,25 +171,25 @@ STRATEGIES: dict[str, tuple[Strategy, list[Candidate], set[str]]] = {
 @pytest.mark.parametrize(("strategy", "candidates", "names"), STRATEGIES.values(), ids=STRATEGIES)
 def test_other_strategies(strategy: Strategy, candidates: list[Candidate], names: set[str]) -> None:
     held = replace(PROMPT, held=[(A, 896)], key=7, sticky=True)
-    taken = [choose(candidates, held, turn, strategy=strategy).taken for turn in range(12)]
+    taken = [choose(candidates, held, turn, strategy=strategy).candidate for turn in range(12)]
     assert {one.name for one in taken if one is not None} == names
 
 
 def test_an_idle_group_is_balanced_by_weight_where_nothing_is_shared() -> None:
     candidates = [Candidate("fast", bit=1, weight=3), Candidate("slow", bit=2, weight=1)]
-    taken = [choose(candidates, PROMPT, turn).taken for turn in range(40)]
+    taken = [choose(candidates, PROMPT, turn).candidate for turn in range(40)]
     assert Counter(one.name for one in taken if one is not None) == {"fast": 30, "slow": 10}
 
 
 def test_what_may_share_something_goes_to_one_deployment_until_that_is_busy() -> None:
     candidates = three()
     for key in range(20):
-        taken = {choose(candidates, replace(PROMPT, key=key), turn).taken for turn in range(5)}
+        taken = {choose(candidates, replace(PROMPT, key=key), turn).candidate for turn in range(5)}
         assert len(taken) == 1
         (first,) = taken
         assert first is not None
         first.work = 1200
-        second = choose(candidates, replace(PROMPT, key=key)).taken
+        second = choose(candidates, replace(PROMPT, key=key)).candidate
         assert second is not None
         assert second is not first
         first.work = 0
@@ -198,15 +198,15 @@ def test_what_may_share_something_goes_to_one_deployment_until_that_is_busy() ->
 def test_a_conversation_nobody_knows_is_worth_its_prompt_where_its_key_leads() -> None:
     candidates = three()
     wanted = replace(PROMPT, key=11, sticky=True)
-    home = choose(candidates, wanted).taken
+    home = choose(candidates, wanted).candidate
     assert home is not None
     for work, stays in ((0, True), (900, True), (2000, False)):
         home.work = work
-        assert (choose(candidates, wanted).taken is home) is stays
+        assert (choose(candidates, wanted).candidate is home) is stays
     # What is known of caches counts more than what a key may mean.
     home.work = 0
     other = next(one for one in candidates if one is not home)
-    assert choose(candidates, replace(wanted, held=[(other.bit, 896)])).taken is other
+    assert choose(candidates, replace(wanted, held=[(other.bit, 896)])).candidate is other
 
 
 CASES: dict[str, tuple[list[int], list[list[int]]]] = {
@@ -281,7 +281,7 @@ LONG = RouteRequirements(prompt_tokens=1000, blocks=(7, 8, 9))
 WANTED: dict[str, tuple[SelectionRequest, SelectionRequest]] = {
     "an answer of any length": (
         to_selection_request(LONG),
-        SelectionRequest(prompt_tokens=1000, tokens=1000 + EXPECTED_OUTPUT, answer=ANSWER_WORK, held=[]),
+        SelectionRequest(prompt_tokens=1000, tokens=1000 + EXPECTED_OUTPUT, answer=ANSWER_WORK, cached_prefixes=[]),
     ),
     "a short one": (to_selection_request(RouteRequirements(1000, max_tokens=9)), SelectionRequest(1000, 1009, 9, [])),
     "one between the two": (
@@ -322,11 +322,11 @@ def test_what_a_demand_comes_to(made: SelectionRequest, wanted: SelectionRequest
 def test_what_a_request_takes_up_shrinks_when_its_prompt_is_read_and_is_gone_when_it_is_given_back() -> None:
     one, *_ = three()
     wanted = to_selection_request(LONG, [(A, 3)])
-    shares = [one.take(wanted), one.take(to_selection_request(RouteRequirements(200, max_tokens=10)))]
+    shares = [one.reserve(wanted), one.reserve(to_selection_request(RouteRequirements(200, max_tokens=10)))]
     fresh = 1000 - 3 * BLOCK_TOKENS
     assert (one.running, one.tokens, one.work) == (2, 1000 + EXPECTED_OUTPUT + 210, fresh + ANSWER_WORK + 210)
-    shares[0].began()
-    shares[0].began()
+    shares[0].record_first_token()
+    shares[0].record_first_token()
     assert one.work == ANSWER_WORK + 210
     for share in shares:
         share.give_back()
@@ -335,7 +335,7 @@ def test_what_a_request_takes_up_shrinks_when_its_prompt_is_read_and_is_gone_whe
 
 def test_a_choice_can_be_explained() -> None:
     candidates = three(a=FULL, b={"rank": Rank.HALF_OPEN, "foreign": 5})
-    rows = explained(candidates, SelectionRequest(1000, 1500, held=[(A | B, 128), (B, 896)], excluded=C))
+    rows = explained(candidates, SelectionRequest(1000, 1500, cached_prefixes=[(A | B, 128), (B, 896)], excluded=C))
     assert [(row["backend"], row["rank"], row["room"], row["held"], row["excluded"]) for row in rows] == [
         ("a", "well", False, 128, False),
         ("b", "half-open", True, 896, False),

@@ -250,7 +250,7 @@ async def test_a_single_deployment_is_not_asked_for_its_load(monkeypatch: pytest
 
 def test_what_the_gateway_gave_a_server_is_no_load_of_others() -> None:
     live = live_of("a", Clock())
-    live.candidate.take(SelectionRequest(900, 1000))
+    live.candidate.reserve(SelectionRequest(900, 1000))
     live.claimed(Load(running=1, waiting=0, tokens=800))
     assert (live.candidate.foreign_requests, live.candidate.foreign) == (0, 0)
     live.claimed(Load(running=3, waiting=0, tokens=9000))

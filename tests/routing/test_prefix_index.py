@@ -20,10 +20,10 @@ def test_the_longest_beginning_of_each_in_one_walk() -> None:
     index.record(prompt(1, 2, 3, 4), a, 0.0)
     index.record(prompt(1, 2, 9), b, 0.0)
     index.record(prompt(1), c, 0.0)
-    assert index.held(prompt(1, 2, 3, 4, 5), 0.0) == [(a | b | c, 1), (a | b, 2), (a, 4)]
-    assert index.held(prompt(1, 2, 9), 0.0) == [(a | b | c, 1), (a | b, 2), (b, 3)]
-    assert index.held(prompt(7), 0.0) == []
-    assert index.held((), 0.0) == []
+    assert index.cached_prefixes(prompt(1, 2, 3, 4, 5), 0.0) == [(a | b | c, 1), (a | b, 2), (a, 4)]
+    assert index.cached_prefixes(prompt(1, 2, 9), 0.0) == [(a | b | c, 1), (a | b, 2), (b, 3)]
+    assert index.cached_prefixes(prompt(7), 0.0) == []
+    assert index.cached_prefixes((), 0.0) == []
 
 
 def test_a_long_prompt_held_to_many_ends_is_told_to_each_of_them() -> None:
@@ -33,7 +33,7 @@ def test_a_long_prompt_held_to_many_ends_is_told_to_each_of_them() -> None:
     for number, bit in enumerate(bits):
         index.record(asked[: 1 + number + number // 3], bit, now)
     expected = {1 + number + number // 3: sum(bits[number:]) for number in range(len(bits))}
-    assert index.held(asked, now) == [(mask, blocks) for blocks, mask in expected.items()]
+    assert index.cached_prefixes(asked, now) == [(mask, blocks) for blocks, mask in expected.items()]
 
 
 def test_what_a_deployment_held_is_forgotten_and_learnt_again() -> None:
@@ -42,12 +42,12 @@ def test_what_a_deployment_held_is_forgotten_and_learnt_again() -> None:
     for bit in (a, b):
         index.record(prompt(1, 2), bit, 1.0)
     index.forget(a, 2.0)
-    assert index.held(prompt(1, 2), 2.0) == [(b, 2)]
+    assert index.cached_prefixes(prompt(1, 2), 2.0) == [(b, 2)]
     # Another's word for the same blocks does not bring it back.
     index.record(prompt(1, 2), b, 3.0)
-    assert index.held(prompt(1, 2), 3.0) == [(b, 2)]
+    assert index.cached_prefixes(prompt(1, 2), 3.0) == [(b, 2)]
     index.record(prompt(1), a, 4.0)
-    assert index.held(prompt(1, 2), 4.0) == [(a | b, 1), (b, 2)]
+    assert index.cached_prefixes(prompt(1, 2), 4.0) == [(a | b, 1), (b, 2)]
 
 
 def test_who_takes_the_place_of_one_that_left_holds_nothing_of_it() -> None:
@@ -56,7 +56,7 @@ def test_who_takes_the_place_of_one_that_left_holds_nothing_of_it() -> None:
     index.record(prompt(1), left, 1.0)
     index.leave(left, 2.0)
     assert index.join() == left
-    assert index.held(prompt(1), 3.0) == []
+    assert index.cached_prefixes(prompt(1), 3.0) == []
 
 
 def test_what_is_old_is_not_believed() -> None:
@@ -64,7 +64,7 @@ def test_what_is_old_is_not_believed() -> None:
     bit = index.join()
     index.record(prompt(1, 2), bit, 0.0)
     index.record(prompt(1), bit, 50.0)
-    assert index.held(prompt(1, 2), 70.0) == [(bit, 1)]
+    assert index.cached_prefixes(prompt(1, 2), 70.0) == [(bit, 1)]
 
 
 def test_of_too_many_blocks_the_ends_of_old_prompts_go_first() -> None:
@@ -73,8 +73,8 @@ def test_of_too_many_blocks_the_ends_of_old_prompts_go_first() -> None:
     index.record(prompt(1, 2, 3), bit, 0.0)
     index.record(prompt(7, 8), bit, 1.0)
     assert len(index) == 4
-    assert index.held(prompt(1, 2, 3), 1.0) == [(bit, 2)]
-    assert index.held(prompt(7, 8), 1.0) == [(bit, 2)]
+    assert index.cached_prefixes(prompt(1, 2, 3), 1.0) == [(bit, 2)]
+    assert index.cached_prefixes(prompt(7, 8), 1.0) == [(bit, 2)]
 
 
 steps = st.lists(
@@ -107,7 +107,7 @@ def test_it_knows_what_was_recorded_and_nothing_else(steps: list[tuple[str, int,
 
     expected = {bit: max(map(common, prompts), default=0) for bit, prompts in told.items()}
     found = dict.fromkeys(bits, 0)
-    rows = index.held(prompt(*asked), now)
+    rows = index.cached_prefixes(prompt(*asked), now)
     for mask, blocks in rows:
         for bit in bits:
             if mask & bit:

@@ -52,7 +52,7 @@ class Desk:
             return SlotOffer(None, sum(sides[side] for side in mine))
 
         until = asyncio.get_running_loop().time() + self.bounds.timeout_s
-        return await self.line.take(owner, self.line.number(), attempt, resumes=resumes, until=until)
+        return await self.line.wait_for_slot(owner, self.line.number(), attempt, resumes=resumes, until=until)
 
     async def all_served(self) -> list[str]:
         """Give back place after place until the line is empty."""

@@ -30,7 +30,7 @@ def test_there_is_room_or_not(
     rate: Rate, begun: list[tuple[float, int]], now: float, tokens: int, expected: bool
 ) -> None:
     for at, taken in begun:
-        rate.take(taken, at)
+        rate.add_request(taken, at)
     rate.move(now)
     assert rate.has_room(tokens) is expected
     assert (rate.frees_at(tokens) <= now) is expected
@@ -52,7 +52,7 @@ def test_what_a_request_used_counts_when_it_is_known(
     ended: float, used: int | None, now: float, left: tuple[int, int]
 ) -> None:
     rate = Rate(9, 1000)
-    grain = rate.take(100, 0)
+    grain = rate.add_request(100, 0)
     rate.settle(grain, 100, used, ended)
     rate.move(now)
     assert (rate.requests, rate.tokens) == left
@@ -75,7 +75,7 @@ def test_no_minute_has_more_than_it_may(gaps: list[float], most: int, tokens: li
             now = frees
             rate.move(now)
             assert rate.has_room(asked)
-        rate.take(asked, now)
+        rate.add_request(asked, now)
         begun.append((now, asked))
         minute = [each for each in begun if each[0] > now - MINUTE_S]
         assert len(minute) <= most
@@ -85,7 +85,7 @@ def test_no_minute_has_more_than_it_may(gaps: list[float], most: int, tokens: li
 def test_what_is_remembered_does_not_grow_with_the_rate() -> None:
     rate = Rate(10**9)
     for number in range(50_000):
-        rate.take(1, number / 500)
+        rate.add_request(1, number / 500)
     rate.move(100.0)
     assert len(rate._grains) <= GRAINS + 1
     assert 30_000 <= rate.requests <= 30_000 + 500 * GRAIN_S + 1

@@ -12,7 +12,7 @@ def test_tries_add_a_tenth_to_the_load_when_everything_fails() -> None:
     for request in range(1000):
         # All within a second, and a hundred of them at a time.
         now = request / 1000
-        budget.asked(100, now)
+        budget.add_request(100, now)
         paid += budget.pay(now)
     assert 100 <= paid <= 112
 
@@ -35,5 +35,5 @@ def test_the_reserve(times: list[float], paid: list[bool]) -> None:
 def test_what_is_saved_is_a_tenth_of_what_is_in_flight(in_flight: int, at_most: int) -> None:
     budget = RetryBudget()
     for _ in range(5000):
-        budget.asked(in_flight, 0.0)
+        budget.add_request(in_flight, 0.0)
     assert sum(budget.pay(0.0) for _ in range(500)) == at_most

@@ -82,10 +82,10 @@ async def test_a_prompt_that_was_read_is_no_work_any_more(demand: RouteRequireme
         assert a.candidate.work == before
         tokens = a.candidate.tokens
         for _ in range(2):
-            place.began()
+            place.record_first_token()
             assert (a.candidate.work, a.candidate.tokens) == (after, tokens)
     assert at_rest(a)
-    place.began()
+    place.record_first_token()
     assert at_rest(a)
 
 
@@ -95,7 +95,7 @@ async def test_a_prompt_goes_where_others_were_read_sooner_than_where_one_still_
     long = RouteRequirements(prompt_tokens=20_000)
     with await pool.route(ASK).place(long) as one, await pool.route(ASK).place(long) as other:
         assert one.deployment is not other.deployment
-        one.began()
+        one.record_first_token()
         with await pool.route(ASK).place(long) as third, await pool.route(ASK).place(long) as fourth:
             assert third.deployment is one.deployment
             assert fourth.deployment is other.deployment

@@ -28,7 +28,7 @@ def crowded(strategy: Strategy, **terms: int) -> tuple[DeploymentGroup, list[Rou
     lives = [live_of(f"gpu-{number}", clock, weight=1 + number % 3, **terms) for number in range(DEPLOYMENTS)]
     for live in lives:
         live.candidate.bit = prefixes.join()
-        live.candidate.take(SelectionRequest(prompt_tokens=chance.randrange(50_000), tokens=3000))
+        live.candidate.reserve(SelectionRequest(prompt_tokens=chance.randrange(50_000), tokens=3000))
     shared = [chance.randrange(200_000) for _ in range(8_000)]
     demands = []
     for live in lives:
@@ -77,7 +77,7 @@ def test_choosing_among_many_for_a_long_prompt_takes_no_time(
     demand = pick(demands)
 
     def choice() -> object:
-        return group.choice(group.wanted(demand, sticky, 0)).taken
+        return group.choice(group.selection_request(demand, sticky, 0)).candidate
 
     assert choice() is not None
     assert min(repeat(choice, number=50, repeat=40)) / 50 < AT_MOST_S

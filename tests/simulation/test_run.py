@@ -65,9 +65,9 @@ def test_every_request_ends_once_and_in_order(plan: SimulationPlan, strategy: ty
     assert 0 < len(result.served) <= plan.requests
     for each in result.served:
         assert each.end is not None
-        assert each.ended_us >= each.asked_us
+        assert each.ended_us >= each.arrived_us
         if each.end is SimulatedEnd.DONE:
-            assert each.asked_us <= each.placed_us <= each.entered_us <= each.first_us <= each.ended_us
+            assert each.arrived_us <= each.placed_us <= each.entered_us <= each.first_us <= each.ended_us
             assert each.backend >= 0
             assert 0 <= each.cached < each.prompt
         else:
@@ -110,8 +110,8 @@ ALONE = SimulationPlan(
 
 def test_a_request_alone_takes_its_prompt_and_its_answer() -> None:
     [served] = ran(ALONE).served
-    assert served.entered_us == served.asked_us
-    assert served.first_us - served.asked_us == pytest.approx(500_000, abs=2)
+    assert served.entered_us == served.arrived_us
+    assert served.first_us - served.arrived_us == pytest.approx(500_000, abs=2)
     assert served.ended_us - served.first_us == pytest.approx(1_000_000, abs=2)
 
 
@@ -220,7 +220,7 @@ def test_keys_take_turns_whatever_each_of_them_asks_for() -> None:
     ordered = [key for key, _ in asked.most_common()]
 
     def waited(keys: list[int]) -> float:
-        return times(each.placed_us - each.asked_us for each in result.served if each.key in keys).mean
+        return times(each.placed_us - each.arrived_us for each in result.served if each.key in keys).mean
 
     assert waited(ordered[-10:]) < 0.8 * waited(ordered[:10])
 

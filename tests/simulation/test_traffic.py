@@ -87,7 +87,7 @@ def test_averages_are_those_of_the_plan() -> None:
     per_talk = traffic.turns * (1 + traffic.tool_steps)
     assert len(steps) / (len(talks) - 1) == pytest.approx(per_talk, rel=0.05)
     assert sum(step.output for step in steps) / len(steps) == pytest.approx(traffic.output_tokens, rel=0.03)
-    assert talks[-1].begins_us / US / len(talks) == pytest.approx(1 / traffic.rate, rel=0.05)
+    assert talks[-1].starts_us / US / len(talks) == pytest.approx(1 / traffic.rate, rel=0.05)
     assert {talk.key for talk in talks} == set(range(traffic.keys))
 
 
@@ -97,16 +97,16 @@ def test_without_spread_every_length_is_the_mean() -> None:
 
 def test_a_burst_brings_more_and_the_calm_as_much_as_ever() -> None:
     talks = made(8000, burst=Burst(every_s=100, for_s=10, times=5), rate=4.0, turns=1.0, tool_steps=0.0)
-    inside = [talk for talk in talks if talk.begins_us / US % 100 < 10]
-    seconds = talks[-1].begins_us / US
+    inside = [talk for talk in talks if talk.starts_us / US % 100 < 10]
+    seconds = talks[-1].starts_us / US
     assert len(inside) / (seconds * 0.1) == pytest.approx(20, rel=0.1)
     assert (len(talks) - len(inside)) / (seconds * 0.9) == pytest.approx(4, rel=0.1)
-    assert [talk.begins_us for talk in talks] == sorted(talk.begins_us for talk in talks)
+    assert [talk.starts_us for talk in talks] == sorted(talk.starts_us for talk in talks)
 
 
 def test_a_burst_of_nothing_is_a_pause() -> None:
     talks = made(2000, burst=Burst(every_s=20, for_s=10, times=0), rate=4.0, turns=1.0, tool_steps=0.0)
-    assert all(talk.begins_us / US % 20 >= 9.999999 for talk in talks)
+    assert all(talk.starts_us / US % 20 >= 9.999999 for talk in talks)
 
 
 @pytest.mark.parametrize("mean", [0.5, 3.0, 40.0])

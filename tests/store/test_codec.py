@@ -142,4 +142,4 @@ def test_what_is_not_json_is_not_kept() -> None:
 
 
 def test_every_item_of_a_conversation_has_a_name_in_records() -> None:
-    assert set(item_records.KIND) == {type(part) for item in EVERY_ITEM for part in item.said}
+    assert set(item_records.KIND) == {type(part) for item in EVERY_ITEM for part in item.meaning}

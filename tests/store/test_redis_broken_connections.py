@@ -41,7 +41,7 @@ ERRORS: dict[str, Exception] = {
 
 ACCOUNT = Account("ann", "key")
 LEASE = Lease("ann", "resp", "me", 1)
-CLAIM = QuotaReservation(ACCOUNT, "once", KeyLimits(rpm=5), input=1, least=1, most=1, for_s=30.0)
+CLAIM = QuotaReservation(ACCOUNT, "once", KeyLimits(rpm=5), input=1, expected_output=1, max_output=1, for_s=30.0)
 RUN = BackgroundRun("ann", "resp")
 
 OPERATIONS: dict[str, Callable[[Store], Awaitable[Any]]] = {

@@ -93,16 +93,16 @@ async def play(server: Server, limits: KeyLimits, steps: list[Step]) -> None:
             )
             standing = await store.reserve(claim)
             if not requests:
-                assert (standing.refused, standing.again_s) == (
+                assert (standing.refused, standing.retry_after_s) == (
                     QuotaKind.REQUESTS,
                     minute.frees_s(minute.requests, 1, now),
                 )
-            elif tokens < claim.input + claim.least:
+            elif tokens < claim.input + claim.expected_output:
                 assert standing.refused is QuotaKind.TOKENS
             else:
                 assert standing.refused is None
                 minute.requests[second] += 1
-                minute.tokens[second] += claim.input + claim.least
+                minute.tokens[second] += claim.input + claim.expected_output
                 held.append((claim, second))
             assert standing.requests_left == minute.left(minute.requests, limits.rpm, now)
             assert standing.tokens_left == minute.left(minute.tokens, limits.tpm, now)
@@ -112,7 +112,7 @@ async def play(server: Server, limits: KeyLimits, steps: list[Step]) -> None:
             claim, begun = held.pop(amount % len(held))
             used = TokenUsage() if amount == 1 else TokenUsage(requests=1, input=claim.input, output=amount)
             await store.settle(UsageRecord(claim.once, LedgerLine(account, "m", "2026-01-01", used), claim))
-            more = used.input + used.output - claim.input - claim.least
+            more = used.input + used.output - claim.input - claim.expected_output
             if more > 0:
                 minute.tokens[second] += more
             elif begun >= second - WINDOW_S:
@@ -127,12 +127,12 @@ def claim_of(account: Account, limits: KeyLimits, amount: int, once: str) -> Quo
         once=once,
         limits=limits,
         input=amount,
-        least=min(amount, 100),
-        most=1_000,
+        expected_output=min(amount, 100),
+        max_output=1_000,
         for_s=10_000.0,
         input_cost=0,
         output_price=0,
         period="all:0",
         period_ends=None,
-        owed=False,
+        is_owed=False,
     )

@@ -26,7 +26,7 @@ from unisono.observe.recording import dumped, to_document
 from unisono.web.inspector import inspected
 
 ENCODING = load_encoding()
-BEGAN = GenerationStarted("req_1", "ann", "", "chat", "gpt-oss", background=False, at=1_790_000_000.0, asked={})
+BEGAN = GenerationStarted("req_1", "ann", "", "chat", "gpt-oss", background=False, at=1_790_000_000.0, recorded_request={})
 
 
 def read(**body: Any) -> dict[str, Any]:
@@ -158,7 +158,7 @@ def test_text_in_front_may_be_the_models_too() -> None:
 
 def recorded(journal: Sequence[int], said: Sequence[Repaired] = (), steps: Sequence[StepDone] = ()) -> Any:
     done = GenerationDone(
-        BEGAN, 1.0, GenerationOutcome.COMPLETED, finish="stop", journal=journal, said=said, steps=steps
+        BEGAN, 1.0, GenerationOutcome.COMPLETED, finish="stop", journal=journal, output=said, steps=steps
     )
     return json.loads(dumped(to_document(done, "test", 1 << 20)))
 

@@ -79,7 +79,7 @@ class _Running:
     prompt: list[int]
     cached: int
     guide: Guide | None = None
-    begun: bool = False
+    has_started: bool = False
     generated: int = 0
 
 
@@ -156,7 +156,7 @@ class Batch:
         processors = make_processors(ask.sampling, len(prompt))
         if guide is not None:
             processors.append(guide)  # after biases, which must not allow what it forbids
-        known, layers = self._prefixes.longest(ask.salt, prompt)
+        known, layers = self._prefixes.longest_prefix(ask.salt, prompt)
         uids = self._generator.insert(
             [prompt[known:]],
             max_tokens=[room],
@@ -196,8 +196,8 @@ class Batch:
                 self._keep_prompt(progress.uid)
         for response in generated:
             request = self._running[response.uid]
-            cached = None if request.begun else request.cached
-            request.begun = True
+            cached = None if request.has_started else request.cached
+            request.has_started = True
             request.generated += 1
             told.append((request.route[0], _to_message(request, response, cached)))
             if response.finish_reason is not None:

@@ -84,10 +84,10 @@ class _Engine:
     loaded: _Loaded | None = None
     writers: dict[int, asyncio.StreamWriter] = field(default_factory=dict)
     numbers: count[int] = field(default_factory=count)
-    over: asyncio.Event = field(default_factory=asyncio.Event)
+    should_exit: asyncio.Event = field(default_factory=asyncio.Event)
     compiling: set[tuple[int, int]] = field(default_factory=set)
     """Requests with an uncompiled grammar: connection number and request id."""
-    most_compiling: int = 256
+    max_compiling: int = 256
     shared: bool = False
     """True if the engine ends with its last connection and not with its parent process."""
 
@@ -110,7 +110,7 @@ class _Engine:
 
     def _unneeded(self) -> None:
         if not self.writers:
-            self.over.set()
+            self.should_exit.set()
 
     def _obey(self, number: int, writer: asyncio.StreamWriter, line: bytes) -> None:
         message = from_line(line)
@@ -137,7 +137,7 @@ class _Engine:
         """Submit a constrained request once its grammar is compiled, unless it is cancelled before."""
         assert ask.constraint is not None, "a request without a constraint"
         place = (number, ask.id)
-        if len(self.compiling) >= self.most_compiling:
+        if len(self.compiling) >= self.max_compiling:
             self._send(
                 [
                     (
@@ -178,9 +178,9 @@ class _Engine:
         for writer in self.writers.values():
             writer.write(to_line(greeting))
         if loaded is None:
-            self.over.set()
+            self.should_exit.set()
 
-    def tell(self, told: list[Addressed]) -> None:
+    def send(self, told: list[Addressed]) -> None:
         """Send messages of the generation thread; called once per step."""
         self.loop.call_soon_threadsafe(self._send, told)
 
@@ -248,7 +248,7 @@ def _load(model: str, engine: _Engine, limits: BatchLimits) -> _Loaded:
     network, config = load_model(folder)
     window = config.get("max_position_embeddings")
     context = window if isinstance(window, int) and window > 0 else None
-    batch = Batch(network, context, engine.tell, limits)
+    batch = Batch(network, context, engine.send, limits)
     batch.warm_up()
     return _Loaded(batch, Tokenizer.from_file(str(folder / "tokenizer.json")), context, Guides(folder))
 
@@ -289,7 +289,7 @@ def _remove(address: str) -> None:
 
 
 async def _run(args: argparse.Namespace) -> int:
-    engine = _Engine(asyncio.get_running_loop(), most_compiling=max(1, args.waiting), shared=args.shared)
+    engine = _Engine(asyncio.get_running_loop(), max_compiling=max(1, args.waiting), shared=args.shared)
     listener = socket.socket(fileno=args.listener)
     listener.setblocking(False)
     server = await asyncio.start_unix_server(engine.serve, sock=listener, limit=LINE_LIMIT)
@@ -301,7 +301,7 @@ async def _run(args: argparse.Namespace) -> int:
     )
     threading.Thread(target=_generate, args=(args.model, limits, engine), name="generation", daemon=True).start()
     async with server:
-        await engine.over.wait()
+        await engine.should_exit.wait()
         # The failure has been written; give slow readers a moment.
         await asyncio.sleep(0.2)
     return 1

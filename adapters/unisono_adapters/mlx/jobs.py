@@ -36,7 +36,7 @@ class Submit:
     """Request to submit; `guide` enforces its constraint, if any."""
 
     connection: int
-    ask: GenerateCommand
+    command: GenerateCommand
     guide: Guide | None = None
 
 

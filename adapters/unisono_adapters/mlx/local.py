@@ -134,7 +134,7 @@ class MlxLocalBackend:
         """
         engine, _ = await self._running()
         asked_at = time.monotonic()
-        number, inbox = engine.ask(job)
+        number, inbox = engine.start_generation(job)
         prompt_tokens: int | None = len(job.prompt.tokens)
         try:
             while True:

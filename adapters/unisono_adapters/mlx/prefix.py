@@ -42,7 +42,7 @@ class Prefixes:
         self._size = 0
         self._entries: OrderedDict[tuple[str, tuple[int, ...]], _Entry] = OrderedDict()
 
-    def longest(self, salt: str, prompt: Sequence[int]) -> tuple[int, Layers | None]:
+    def longest_prefix(self, salt: str, prompt: Sequence[int]) -> tuple[int, Layers | None]:
         """Return the length of the longest cached prefix of `prompt`, and its layers.
 
         The last id is never included, since generation has to compute it.

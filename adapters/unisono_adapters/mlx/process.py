@@ -110,7 +110,7 @@ class EngineProcess:
             raise BackendUnavailable(greeting.message)
         return greeting
 
-    def ask(self, job: CompletionJob) -> tuple[int, Inbox]:
+    def start_generation(self, job: CompletionJob) -> tuple[int, Inbox]:
         """Begin a generation; `drop` must follow. Raises BackendUnavailable if the engine is lost."""
         number, inbox = self._open()
         self._writer.write(

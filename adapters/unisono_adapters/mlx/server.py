@@ -64,7 +64,7 @@ class MlxServerBackend:
         if _leading_space.is_inside(job.prompt) or job.prompt.text in self._written:
             chunks = _leading_space.go_on(self._wire, job, _body, self._written)
         else:
-            self._written.asked(job.prompt)
+            self._written.record(job.prompt)
             chunks = self._streamed(job)
         return self._written.noting(job.prompt.text, chunks)
 

@@ -81,7 +81,7 @@ class UsageLedger:
         spool: UsageSpool | None = None,
         on_failure: Callable[[], None] = _ignore,
     ) -> None:
-        self.held_s = held_s
+        self.reservation_s = held_s
         self._accounts = accounts
         self._spool = spool or UsageSpool()
         self._on_failure = on_failure
@@ -149,9 +149,9 @@ class UsageLedger:
 
     def release(self, claim: QuotaReservation) -> None:
         """Release a reservation that was not used."""
-        self.enter(UsageRecord(f"given back {claim.once}", LedgerLine(claim.account, "", "", TokenUsage()), claim))
+        self.record(UsageRecord(f"given back {claim.once}", LedgerLine(claim.account, "", "", TokenUsage()), claim))
 
-    def enter(self, settlement: UsageRecord) -> None:
+    def record(self, settlement: UsageRecord) -> None:
         """Queue a settlement for writing, without waiting."""
         self._queue(settlement)
 
@@ -231,7 +231,7 @@ class UsageLedger:
 
     async def _renew(self) -> None:
         while self._open:
-            await asyncio.sleep(self.held_s / RENEWALS)
+            await asyncio.sleep(self.reservation_s / RENEWALS)
             if not self._open:
                 return
             try:

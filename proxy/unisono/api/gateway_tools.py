@@ -23,7 +23,7 @@ class RunnableTools:
     servers: tuple[ToolServer, ...] = ()
     by_default: bool = False
 
-    def wanted(self, asked: bool | None, tenant: str) -> tuple[ToolServer, ...]:
+    def servers_for(self, asked: bool | None, tenant: str) -> tuple[ToolServer, ...]:
         """Return the servers to use; `asked` is the request's option."""
         run = self.by_default if asked is None else asked
         return tuple(replace(server, owner=tenant) for server in self.servers) if run else ()

@@ -48,12 +48,12 @@ class History:
     def __len__(self) -> int:
         return len(self._entries)
 
-    def say(self, *items: Item) -> None:
+    def add(self, *items: Item) -> None:
         """Add messages and reasoning. They end the current exchange."""
         self._exchange = {}
         self._entries += items
 
-    def say_beside(self, *items: Item) -> None:
+    def add_within_exchange(self, *items: Item) -> None:
         """Add messages and reasoning between calls of one exchange."""
         self._entries += items
 
@@ -88,7 +88,7 @@ class History:
         # results belong to the last call.
         (same.popleft() if len(same) > 1 else same[0]).results.append(result.output)
 
-    def take_prefill(self) -> str | None:
+    def pop_prefill(self) -> str | None:
         """Remove and return the last final answer, which the model continues; None without one."""
         if self._entries:
             last = self._entries[-1]

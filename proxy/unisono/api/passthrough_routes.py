@@ -110,8 +110,8 @@ def to_passage(api: Api, body: Mapping[str, Json], way: AnswerMode) -> Passthrou
         stream=bool(stream),
         tokens=_text_bytes(body) // BYTES_PER_TOKEN,
         choices=choices if type(choices) is int and choices > 1 else 1,
-        most=max(bounds, default=None),
-        wants_usage=wants_usage,
+        max_tokens=max(bounds, default=None),
+        is_usage_requested=wants_usage,
     )
 
 
@@ -126,7 +126,7 @@ def to_generation_request(
     return GenerationRequest(
         model=model,
         conversation=Conversation(Preamble(), tuple(_items(passage.body, field))),
-        max_tokens=None if passage.most is None else passage.most * passage.choices,
+        max_tokens=None if passage.max_tokens is None else passage.max_tokens * passage.choices,
         whole=not passage.stream,
         tenant=caller.tenant,
         caller=caller,

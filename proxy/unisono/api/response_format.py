@@ -75,7 +75,7 @@ class TextFormat(SchemaSpec):
 
     type: Kind
 
-    def asked(self, at: str) -> AnswerForm | None:
+    def to_answer_form(self, at: str) -> AnswerForm | None:
         """Return the format, None for text. Raises InvalidRequest, naming a field below `at`."""
         if self.type == "text":
             return None

@@ -134,7 +134,7 @@ class EventStream(Response):
         self._last_write = 0.0
 
     @property
-    def begun(self) -> bool:
+    def is_head_sent(self) -> bool:
         """True if the head has been sent, so that an HTTP error is no longer possible."""
         return self._is_head_sent
 

@@ -31,7 +31,7 @@ class Hookset:
 
     hooks: tuple[NamedHook, ...] = ()
 
-    def turns(self, turns: GenerationService) -> GenerationService:
+    def wrap(self, turns: GenerationService) -> GenerationService:
         """Wrap `turns` with the hooks; return `turns` itself if there are none."""
         return HookedService(turns, self.hooks) if self.hooks else turns
 

@@ -38,7 +38,7 @@ def allowed_model(catalogue: ModelRegistry, name: str, caller: Caller) -> Served
     except UnknownModel:
         if caller.models is None or not name:
             raise
-    if model is None or not caller.may_ask(name, model.name):
+    if model is None or not caller.may_use_model(name, model.name):
         raise ModelNotAllowed(f"This key may not use a model `{name[:256]}`.", param="model")
     return model
 
@@ -51,7 +51,7 @@ def answer_modes(catalogue: ModelRegistry) -> FindWay | None:
 
     def way_of(name: str, caller: Caller) -> ServedName:
         model = allowed_model(catalogue, name, caller)
-        return ServedName(model.name, catalogue.way(model), catalogue.keeps(model))
+        return ServedName(model.name, catalogue.way(model), catalogue.stores_responses(model))
 
     return way_of if catalogue.passes else None
 
@@ -137,7 +137,7 @@ def cards(catalogue: ModelRegistry, pool: RoutingPool, caller: Caller) -> list[C
             name, pool.context(model.name), catalogue.way(model) in (AnswerMode.PASSING, AnswerMode.PASSING_THEN_ENGINE)
         )
         for name, model in catalogue.listed()
-        if caller.may_ask(name, model.name)
+        if caller.may_use_model(name, model.name)
     ]
 
 

@@ -51,7 +51,7 @@ class Observing:
     sample: float = 1.0
     recent: RecentStats = field(default_factory=RecentStats)
 
-    def turns(
+    def wrap(
         self, turns: GenerationService, *, background: bool = False, recorder: Recorder | None = None
     ) -> GenerationService:
         """Wrap `turns` so that all observers and `recorder` see every generation."""
@@ -86,7 +86,7 @@ class Observing:
         """Return `store` with each operation timed."""
         return store if self.metrics is None else cast(Store, _Timed(store, self.metrics.stored))
 
-    async def shown(self) -> bytes | None:
+    async def metrics_page(self) -> bytes | None:
         """Return the metrics in Prometheus format; None if metrics are off."""
         return None if self.metrics is None else await self.metrics.text()
 

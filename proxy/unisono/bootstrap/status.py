@@ -53,7 +53,7 @@ class Overview:
             "models": [
                 self._model(name, group.name, of_model[group.name], whole=whole)
                 for name, group in self.catalogue.listed()
-                if caller.may_ask(name, group.name)
+                if caller.may_use_model(name, group.name)
             ],
         }
         return told | self._operators() if whole else told

@@ -118,7 +118,7 @@ async def examined(config: Config) -> tuple[list[DeploymentReport], StoreReport]
         secrets = Secrets(secrets_of(config))
         reports = [_without(secrets, report) for report in await _examined_deployments(config)]
         stored = await _examined_store(store, store_address(config.store))
-        return reports, replace(stored, trouble=secrets.taken_from(stored.trouble))
+        return reports, replace(stored, trouble=secrets.redact(stored.trouble))
     finally:
         await store.aclose()
 
@@ -154,7 +154,7 @@ async def _examined_deployments(config: Config) -> list[DeploymentReport]:
         await pool.aclose()
     entries = zip(config.model_list, deployment_names(config.model_list), strict=True)
     return [
-        _report(name, entry.model_name, entry.shown_kind, _address(entry.litellm_params.api_base), answers[name])
+        _report(name, entry.model_name, entry.display_kind, _address(entry.litellm_params.api_base), answers[name])
         for entry, name in entries
         if name in answers
     ]
@@ -162,7 +162,7 @@ async def _examined_deployments(config: Config) -> list[DeploymentReport]:
 
 def _without(secrets: Secrets, report: DeploymentReport) -> DeploymentReport:
     """Redact secrets: some backends name the key that they rejected."""
-    findings = [replace(finding, said=secrets.taken_from(finding.said)) for finding in report.findings]
+    findings = [replace(finding, said=secrets.redact(finding.backend_message)) for finding in report.findings]
     return replace(report, findings=findings)
 
 
@@ -205,9 +205,9 @@ def to_json(reports: Sequence[DeploymentReport], store: StoreReport) -> dict[str
                     {
                         "check": finding.check.value,
                         "result": finding.weight.value if finding.weight else "ok",
-                        "detail": finding.says,
+                        "detail": finding.text,
                         "remedy": finding.advises,
-                        "said": finding.said,
+                        "said": finding.backend_message,
                     }
                     for finding in report.findings
                 ],
@@ -273,11 +273,11 @@ def advice(reports: Sequence[DeploymentReport], width: int) -> Iterator[str]:
         yield from wrap(f"{report.name} ({report.kind}{at}) for {report.model}", width)
         for finding in serious:
             head = f"  {WORDS[finding.weight]:4} {finding.check.value}: "
-            yield from wrap(_sentence(finding.says), width, initial_indent=head, subsequent_indent=" " * 7)
+            yield from wrap(_sentence(finding.text), width, initial_indent=head, subsequent_indent=" " * 7)
             yield from wrap(_sentence(finding.advises), width, initial_indent="       -> ", subsequent_indent=" " * 10)
-            if finding.said:
+            if finding.backend_message:
                 # Message of the backend, or of the library that failed to reach it.
-                said = f"Cause: {finding.said}"
+                said = f"Cause: {finding.backend_message}"
                 yield from wrap(said, width, initial_indent=" " * 10, subsequent_indent=" " * 10)
 
 

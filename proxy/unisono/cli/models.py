@@ -25,7 +25,7 @@ def show(config_path: Path) -> None:
         raise click.ClickException(str(error)) from error
     rows = [HEADINGS]
     for entry, name in zip(config.model_list, names, strict=True):
-        rows.append((entry.model_name, name, entry.shown_kind, entry.backend_model or entry.litellm_params.model))
+        rows.append((entry.model_name, name, entry.display_kind, entry.backend_model or entry.litellm_params.model))
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     for row in rows:
         click.echo("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())

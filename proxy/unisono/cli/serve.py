@@ -57,7 +57,7 @@ class ConfigReader:
         self.workers = workers
         self.signals = signals
 
-    def again(self) -> Config:
+    def reload(self) -> Config:
         """Load a configuration that may replace the current one. Raises ConfigError."""
         if self._path is None:
             raise NothingToRead("there is no file to reload, because the gateway was started without --config")
@@ -82,7 +82,7 @@ def serve_in_process(
 
     async def reload() -> None:
         try:
-            await apply(switch, await asyncio.to_thread(reading.again))
+            await apply(switch, await asyncio.to_thread(reading.reload))
         except ConfigError as error:
             log_rejected_reload(error)
 
@@ -101,7 +101,7 @@ def serve_by_workers(ready: ResolvedConfig, listener: socket.socket, address: st
     order = Serve(config, reading.workers, address, ready.remarks)
 
     def again() -> Reload:
-        config = reading.again()
+        config = reading.reload()
         build(config, share=reading.workers)
         return Reload(config)
 

@@ -103,7 +103,7 @@ class ModelRegistry:
             return AnswerMode.ENGINE_THEN_PASSING if False in kinds | others else AnswerMode.ENGINE
         return AnswerMode.PASSING_THEN_ENGINE if True in others else AnswerMode.PASSING
 
-    def keeps(self, model: ServedModel) -> bool:
+    def stores_responses(self, model: ServedModel) -> bool:
         """Return whether all requests reach the same provider, which stores responses.
 
         Only then can a request refer to a response stored there.

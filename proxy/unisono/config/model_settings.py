@@ -155,7 +155,7 @@ class ModelEntry(Section):
     def by_litellm(self) -> bool:
         """True if the model belongs to another provider and litellm serves it."""
         # A gpt-oss without a backend kind is a mistake.
-        named = bool(self.kind) or not self.says_gpt_oss
+        named = bool(self.kind) or not self.is_gpt_oss
         return not self.harmony and named and is_of_litellm(self.litellm_params.model)
 
     @property
@@ -170,7 +170,7 @@ class ModelEntry(Section):
         return self.litellm_params.model.partition("/")[2]
 
     @property
-    def shown_kind(self) -> str:
+    def display_kind(self) -> str:
         """Backend kind for output on a terminal, with a mark for pass-through models."""
         if self.harmony:
             return self.kind
@@ -182,17 +182,17 @@ class ModelEntry(Section):
     def harmony(self) -> bool:
         if self.model_info.harmony is not None:
             return self.model_info.harmony
-        return self.kind in KINDS and self.says_gpt_oss
+        return self.kind in KINDS and self.is_gpt_oss
 
     @property
-    def says_gpt_oss(self) -> bool:
+    def is_gpt_oss(self) -> bool:
         names = f"{self.model_name} {self.litellm_params.model}".lower().replace("_", "-")
         return "gpt-oss" in names
 
     @property
     def harmony_hint(self) -> str:
         """Advice for a gpt-oss model configured as `openai/...` with an address; else empty."""
-        if self.kind != "openai" or not self.says_gpt_oss or not self.litellm_params.api_base:
+        if self.kind != "openai" or not self.is_gpt_oss or not self.litellm_params.api_base:
             return ""
         return (
             "if api_base is your own server, use its backend kind to serve the model as Harmony, such as "

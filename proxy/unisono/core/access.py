@@ -98,7 +98,7 @@ class Caller:
     raw: bool = False
     expires_at: float | None = None
 
-    def may_ask(self, *names: str) -> bool:
+    def may_use_model(self, *names: str) -> bool:
         """Return True if one of the names of a model is permitted."""
         return self.models is None or any(name in self.models for name in names)
 

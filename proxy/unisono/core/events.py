@@ -120,7 +120,7 @@ class Ran:
 
     item: HostedCall
     outcome: ToolOutcome
-    said: str
+    text_for_model: str
     rule: str = ""
 
 

@@ -39,7 +39,7 @@ class Minute:
     def refusal(self, claim: QuotaReservation, running: int) -> QuotaStatus | None:
         """Return the status of a refused claim; None if the minute and `running` requests allow it."""
         limits = claim.limits
-        if claim.owed:
+        if claim.is_owed:
             return None
         if limits.rpm is not None and self.requests + 1 > limits.rpm:
             again = self.frees(1, self.requests + 1 - limits.rpm)[0] if limits.rpm > 0 else None

@@ -54,14 +54,14 @@ class GenerationStarted:
     """True if it continues an interrupted generation."""
     span: TraceContext | None = None
     span_parent: str = ""
-    asked: Mapping[str, Json] | None = None
+    recorded_request: Mapping[str, Json] | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class SlotWait:
     """Wait for a slot; `failure` is the error code if no slot was available."""
 
-    began_s: float
+    started_s: float
     ended_s: float
     failure: str = ""
 
@@ -79,7 +79,7 @@ class StepDone:
 
     step: int
     deployment: str
-    began_s: float
+    started_s: float
     first_token_s: float | None
     ended_s: float
     prompt_tokens: int
@@ -125,7 +125,7 @@ class ToolDone:
     server: str
     name: str
     call_id: str
-    began_s: float
+    started_s: float
     ended_s: float
     outcome: ToolEnd
 
@@ -162,7 +162,7 @@ class GenerationDone:
     repairs of a recorded generation, in order, including those of an earlier interrupted generation.
     """
 
-    began: GenerationStarted
+    start: GenerationStarted
     ended_s: float
     outcome: GenerationOutcome
     first_s: float | None = None
@@ -182,18 +182,18 @@ class GenerationDone:
     left_out: int = 0
     unmet: str = ""
     journal: Sequence[int] = ()
-    said: Sequence[Closed | Repaired] = ()
+    output: Sequence[Closed | Repaired] = ()
 
     @property
     def waited_s(self) -> float:
         """Total time spent waiting for slots."""
-        return sum(wait.ended_s - wait.began_s for wait in self.waits)
+        return sum(wait.ended_s - wait.started_s for wait in self.waits)
 
 
 class Observer(Protocol):
     """Observer of all generations. Both methods return at once and do not raise."""
 
-    def began(self, began: GenerationStarted) -> None: ...
+    def generation_started(self, began: GenerationStarted) -> None: ...
 
     def ended(self, done: GenerationDone) -> None: ...
 
@@ -212,7 +212,7 @@ class Pace:
         self.largest_gap_s = 0.0
         self._last = 0.0
 
-    def came(self, tokens: int, now: float) -> None:
+    def record(self, tokens: int, now: float) -> None:
         """Record that `tokens` (at least one) arrived at `now`; the gap is divided among them."""
         if self.first is None:
             self.first = now

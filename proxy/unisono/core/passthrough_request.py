@@ -89,7 +89,7 @@ class ServedName:
 
     group: str = ""
     way: AnswerMode = AnswerMode.ENGINE
-    keeps: bool = False
+    stores_responses: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,8 +107,8 @@ class PassthroughRequest:
     stream: bool = False
     tokens: int = 0
     choices: int = 1
-    most: int | None = None
-    wants_usage: bool = True
+    max_tokens: int | None = None
+    is_usage_requested: bool = True
     """True if the client gets the usage; a Chat Completions stream reports it only on request."""
 
 
@@ -122,7 +122,7 @@ class PassthroughJob:
     api: Api
     body: Mapping[str, Json]
     stream: bool
-    asked: str = ""
+    requested_model: str = ""
     timeouts: Timeouts = field(default_factory=Timeouts)
     request_id: str = ""
     trace: TraceContext | None = None

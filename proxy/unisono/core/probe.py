@@ -47,7 +47,7 @@ class Check(StrEnum):
 
     The gateway breaks markers up.
     """
-    PROMPT_KEPT = "prompt_kept"
+    PROMPT_WHOLE = "prompt_kept"
     """A prompt arrives whole: no part of it is silently cut."""
     CONTEXT = "context"
     """The context size is known and large enough."""
@@ -124,7 +124,7 @@ MEANINGS: Mapping[Check, Meaning] = {
         "The backend accepts text, in which a typed marker would become a real one.",
         "No action needed: the gateway breaks up markers in client text. A kind that accepts ids does not need that.",
     ),
-    Check.PROMPT_KEPT: Meaning(
+    Check.PROMPT_WHOLE: Meaning(
         Severity.FATAL,
         "The backend silently truncates prompts.",
         "Turn truncation off. Start the backend with a larger context, or set model_info.max_input_tokens to its size.",
@@ -163,7 +163,7 @@ class Finding:
     detail: str = ""
     remedy: str = ""
     severity: Severity | None = None
-    said: str = ""
+    backend_message: str = ""
 
     @property
     def weight(self) -> Severity | None:
@@ -171,7 +171,7 @@ class Finding:
         return None if self.ok else self.severity or MEANINGS[self.check].severity
 
     @property
-    def says(self) -> str:
+    def text(self) -> str:
         return self.detail or ("" if self.ok else MEANINGS[self.check].problem)
 
     @property
@@ -211,4 +211,4 @@ def unreached(error: UnisonoError) -> Finding:
     """Return the finding for an error that a probe raised; its detail is the error's message."""
     remedy = next(remedy for kind, remedy in UNREACHED if isinstance(error, kind))
     said = str(error.__cause__ or "")
-    return Finding(Check.REACHABLE, ok=False, detail=error.message, remedy=remedy, said=said)
+    return Finding(Check.REACHABLE, ok=False, detail=error.message, remedy=remedy, backend_message=said)

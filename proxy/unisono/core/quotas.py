@@ -59,19 +59,19 @@ class QuotaReservation:
     once: str
     limits: KeyLimits
     input: int
-    least: int
-    most: int
+    expected_output: int
+    max_output: int
     for_s: float
     input_cost: int = 0
     output_price: int = 0
     period: str = "none"
     period_ends: float | None = None
-    owed: bool = False
+    is_owed: bool = False
 
     @property
     def tokens(self) -> int:
         """Tokens reserved in the window of a minute."""
-        return self.input + self.least
+        return self.input + self.expected_output
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +85,7 @@ class QuotaStatus:
     """
 
     refused: QuotaKind | None = None
-    again_s: float | None = None
+    retry_after_s: float | None = None
     output: int | None = None
     requests_left: int | None = None
     requests_reset_s: float = 0.0

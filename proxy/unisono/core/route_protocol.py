@@ -48,7 +48,7 @@ class RouteRequirements:
     prompt_tokens: int
     blocks: Sequence[int] = ()
     max_tokens: int | None = None
-    wants: frozenset[str] = frozenset()
+    preferred_abilities: frozenset[str] = frozenset()
     resumes: bool = False
 
 
@@ -123,7 +123,7 @@ class Slot(Protocol):
         """
         ...
 
-    def began(self) -> None:
+    def record_first_token(self) -> None:
         """Report the first token: the prompt has been read. Repeated calls change nothing."""
         ...
 
@@ -134,7 +134,7 @@ class Slot(Protocol):
         """
         ...
 
-    def took(self, tokens: int) -> None:
+    def record_usage(self, tokens: int) -> None:
         """Report the end of a generation, for any reason, and its tokens (prompt and output)."""
         ...
 

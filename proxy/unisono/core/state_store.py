@@ -44,8 +44,8 @@ class StoredItem:
     """
 
     id: str
-    said: tuple[Item, ...] = ()
-    shown: Mapping[str, Json] = field(default_factory=dict)
+    meaning: tuple[Item, ...] = ()
+    wire: Mapping[str, Json] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

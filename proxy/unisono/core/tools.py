@@ -83,11 +83,11 @@ class Approval:
     always: ToolFilter | None = None
     never: ToolFilter | None = None
     otherwise: bool = True
-    besides: Approval | None = None
+    second: Approval | None = None
     """Second policy; a call that it wants approved needs approval in any case."""
 
     def needed(self, tool: HostedTool) -> bool:
-        if self.besides is not None and self.besides.needed(tool):
+        if self.second is not None and self.second.needed(tool):
             return True
         if self.always is not None and self.always.matches(tool):
             return True

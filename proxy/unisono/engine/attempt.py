@@ -213,7 +213,7 @@ class AttemptTelemetry:
     def record_chunk(self, chunk: Chunk, tokens: int, now: float) -> None:
         """Record a chunk with `tokens` tokens, received at `now` by the monotonic clock."""
         if tokens:
-            self.pace.came(tokens, now)
+            self.pace.record(tokens, now)
         if chunk.cached_tokens is not None:
             self.cached = chunk.cached_tokens
 
@@ -239,7 +239,7 @@ class AttemptTelemetry:
         finally:
             self._add_to_report()
             self._record_times(slot)
-            slot.took(len(self._job.prompt.tokens) + self.pace.tokens)
+            slot.record_usage(len(self._job.prompt.tokens) + self.pace.tokens)
             if isinstance(stream, AsyncGenerator):
                 await stream.aclose()
 
@@ -271,7 +271,7 @@ class AttemptTelemetry:
             StepDone(
                 step=self._step,
                 deployment=self._deployment,
-                began_s=self._began_s,
+                started_s=self._began_s,
                 first_token_s=None if pace.first is None else pace.first - report.began,
                 ended_s=report.now_s(),
                 prompt_tokens=len(prompt),

@@ -235,7 +235,7 @@ class RawGeneration(BatchStream):
             async for chunk in stream:
                 if is_waiting and (chunk.tokens or chunk.text):
                     is_waiting = False
-                    slot.began()
+                    slot.record_first_token()
                 if chunk.cached_tokens is not None and not self._cached:
                     self._cached = chunk.cached_tokens
                 tokens, finish = await receive(chunk, cap, decoder, telemetry)

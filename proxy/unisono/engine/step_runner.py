@@ -250,7 +250,7 @@ class StepRunner:
             async for chunk in stream:
                 if is_waiting and (chunk.tokens or chunk.text):
                     is_waiting = False
-                    slot.began()
+                    slot.record_first_token()
                     self._constraints.record_token(slot, job.constraint)
                 if first is not None:
                     first.record_cached(chunk)

@@ -309,7 +309,7 @@ class Transcript:
         """Return whether a message was begun and nothing of it was emitted."""
         started = self.journal.tail[max(self.router.closed_to, self.controller.step.header_end, 0) :]
         return not (
-            tuple(started) in ((), self._start) or self.controller.step.pending is not None or self.router.is_shown
+            tuple(started) in ((), self._start) or self.controller.step.pending is not None or self.router.is_emitted
         )
 
     def drop_message(self) -> None:

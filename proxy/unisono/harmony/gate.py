@@ -16,7 +16,7 @@ class Gate(Protocol):
         """Return False to stop reading before the message; nothing of it was emitted."""
         ...
 
-    def holds(self, header: Header) -> bool:
+    def is_buffered(self, header: Header) -> bool:
         """Return whether a text is emitted only when complete, like a call."""
         ...
 
@@ -48,7 +48,7 @@ class Stopped:
 
     header: Header
     tokens: tuple[int, ...]
-    begin: int
+    start: int
     header_end: int
     end: int
     text: str | None = None
@@ -57,5 +57,5 @@ class Stopped:
     """Body without the long run of blanks; None if reading stopped for another reason."""
     is_complete: bool = False
     """True if the trimmed body is complete JSON."""
-    is_shown: bool = False
+    is_emitted: bool = False
     """True if a part of it was emitted to the client."""

@@ -71,14 +71,14 @@ class Header:
     @property
     def is_answer(self) -> bool:
         """True for an answer or a call, so that stray text after the message is no answer."""
-        return self.recipient.kind is not RecipientKind.NOBODY or self.channel == FINAL
+        return self.recipient.kind is not RecipientKind.NONE or self.channel == FINAL
 
     def spelled(self) -> str:
         """Return the canonical header from the channel on, with markers spelled out."""
         to = ""
         if self.recipient.kind is RecipientKind.FUNCTION:
             to = f" to={FUNCTIONS}{self.recipient.name}"
-        elif self.recipient.kind is not RecipientKind.NOBODY:
+        elif self.recipient.kind is not RecipientKind.NONE:
             to = f" to={self.recipient.name}"
         # Without a recipient the library takes a content type for one, so text never carries it.
         kind = f" <|constrain|>{self.content_type}" if to and self.content_type else ""
@@ -149,7 +149,7 @@ def as_offered(header: Header, declared: frozenset[str] | None, builtins: frozen
     """Return the header, given the offered builtin tools."""
     if not builtins or (recipient := offered(header.recipient, declared, builtins)) == header.recipient:
         return header
-    if not recipient.mended:
+    if not recipient.is_corrected:
         return replace(header, recipient=recipient)
     rules = tuple(dict.fromkeys((*header.rules, "recipient-spelling")))
     return replace(header, recipient=recipient, rules=rules, verbatim=False)
@@ -270,7 +270,7 @@ def _judge(words: HeaderWords, declared: frozenset[str] | None, *, has_role: boo
     recipient = _judge_recipient(words, declared)
     channel = _judge_channel(words, recipient, has_role=has_role, supplied=supplied)
     content_type = words.marked_type or words.plain_type
-    if content_type is not None and recipient.kind is RecipientKind.NOBODY:
+    if content_type is not None and recipient.kind is RecipientKind.NONE:
         words.note("type-as-recipient")
         content_type = None
     elif content_type is not None and not _PLAIN.match(content_type):
@@ -292,14 +292,14 @@ def _judge_recipient(words: HeaderWords, declared: frozenset[str] | None) -> Rec
     if len(cleaned) > 1:
         words.note("recipient-repeated")
     found = next(
-        (r for r in (read_recipient(w, declared) for w in cleaned) if r.kind is not RecipientKind.NOBODY), NOBODY
+        (r for r in (read_recipient(w, declared) for w in cleaned) if r.kind is not RecipientKind.NONE), NOBODY
     )
     bare = found is NOBODY
     if bare:
         found = _bare_recipient(words, declared)
     if found is NOBODY and any(cleaned):
         words.note("not-a-tool")
-    if found.mended or (bare and found is not NOBODY):
+    if found.is_corrected or (bare and found is not NOBODY):
         words.note("recipient-spelling")
     return found
 
@@ -330,7 +330,7 @@ def cut_at_marker(word: str) -> tuple[str, bool]:
 
 
 def _judge_channel(words: HeaderWords, recipient: Recipient, *, has_role: bool, supplied: bool) -> str:
-    default = FINAL if recipient.kind is RecipientKind.NOBODY else COMMENTARY
+    default = FINAL if recipient.kind is RecipientKind.NONE else COMMENTARY
     if words.channels:
         word = words.channels[-1] or words.leaked
         if not word:

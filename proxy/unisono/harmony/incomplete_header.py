@@ -81,7 +81,7 @@ def _read_bodyless(text: str, declared: frozenset[str] | None, role_given: bool,
     # A marker spelled in ordinary tokens would become a real one in the rewritten header.
     cleaned = (cut_at_marker(word)[0] for word in recipients)
     recipient = next(
-        (r for r in (read_recipient(w, declared) for w in cleaned) if r.kind is not RecipientKind.NOBODY), NOBODY
+        (r for r in (read_recipient(w, declared) for w in cleaned) if r.kind is not RecipientKind.NONE), NOBODY
     )
     body = without_markers(rest[at:])
     body = body[1:] if body.startswith(" ") else body

@@ -23,7 +23,7 @@ class OpenPart:
 
     header: Header
     tokens: tuple[int, ...]
-    begin: int = 0
+    start: int = 0
     end: int = 0
     is_whole: bool = False
     """True if the whole message was read before its header was known; `end` is then its end."""

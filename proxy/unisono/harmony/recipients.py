@@ -33,7 +33,7 @@ class RecipientKind(Enum):
     """Call of a tool of gpt-oss's training that is not offered: reasoning."""
     HOSTED = auto()
     """Call of an offered tool of gpt-oss's training, run by the gateway (server tools)."""
-    NOBODY = auto()
+    NONE = auto()
     """No call: the body is text."""
 
 
@@ -54,13 +54,13 @@ class Recipient:
 
     kind: RecipientKind
     name: str = ""
-    mended: bool = False
+    is_corrected: bool = False
 
     @property
     def full_name(self) -> str:
         """Return the name as in a header, such as `functions.NAME`; empty if there is no recipient."""
         match self.kind:
-            case RecipientKind.NOBODY:
+            case RecipientKind.NONE:
                 return ""
             case RecipientKind.FUNCTION:
                 return f"{FUNCTIONS}{self.name}"
@@ -68,7 +68,7 @@ class Recipient:
                 return self.name
 
 
-NOBODY = Recipient(RecipientKind.NOBODY)
+NOBODY = Recipient(RecipientKind.NONE)
 
 
 def read_recipient(word: str, declared: frozenset[str] | None) -> Recipient:

@@ -147,7 +147,7 @@ class Repair:
     def _resolve(self, token: int, rule: str | None) -> None:
         header = self._held.read(self._held_text())
         if self._cut_preamble:
-            calls = header.recipient.kind is not RecipientKind.NOBODY
+            calls = header.recipient.kind is not RecipientKind.NONE
             self._note("embedded-call" if calls else "missing-end")
             self._cut_preamble = False
         self._note_all(header if header.if_json is None else Header())
@@ -302,7 +302,7 @@ class Repair:
         """Handle `<|start|>` or `<|channel|>` in a body.
 
         The new header decides between a missing end and a call inside a preamble."""
-        preamble = not self._dropping and not self._undecided and self._header.recipient.kind is RecipientKind.NOBODY
+        preamble = not self._dropping and not self._undecided and self._header.recipient.kind is RecipientKind.NONE
         if preamble and self._pending is not None:
             self._pending = None
             self._state = State.BETWEEN
@@ -363,11 +363,11 @@ class Repair:
 
     def _restore_stop(self) -> None:
         if self._state is State.BODY:
-            call = self._header.recipient.kind is not RecipientKind.NOBODY or self._undecided
+            call = self._header.recipient.kind is not RecipientKind.NONE or self._undecided
         elif self._state is State.HEADER and not self._says_nothing():
             call = (
                 self._held.read_bodyless(self._held_text(), first=self._first).recipient.kind
-                is not RecipientKind.NOBODY
+                is not RecipientKind.NONE
             )
         elif self._state is State.GAP and self._holds_answer():
             call = False

@@ -151,7 +151,7 @@ class HarmonyRouter:
         self._repair = self._new_repair(self._open.header)
         self._repair.position = self._generated
         self._repair.origin = self._generated - end
-        self._repair.closed_to = self._open.begin
+        self._repair.closed_to = self._open.start
         self._inner = self._new_parser()
         for token in (*self._any_header, *body):
             self._inner.process(token)
@@ -181,7 +181,7 @@ class HarmonyRouter:
         return repair.position - repair.origin - begin
 
     @property
-    def is_shown(self) -> bool:
+    def is_emitted(self) -> bool:
         """True if a part of an unsettled message was emitted.
 
         That is the open message, or a message before it that only the next one settles.
@@ -235,7 +235,7 @@ class HarmonyRouter:
                         break
                 case OpenPart():
                     if self._gate is not None and not self._gate.opens(part):
-                        self.stopped = Stopped(part.header, part.tokens, part.begin, part.end, part.end)
+                        self.stopped = Stopped(part.header, part.tokens, part.start, part.end, part.end)
                         break
                     self._open = part
                     opened = self._open_message(part.header, self._own(part))
@@ -269,7 +269,7 @@ class HarmonyRouter:
         self._item = self._item_of(header)
         held = isinstance(self._item, ToolCall) and self._hold_calls
         if isinstance(self._item, Text) and self._gate is not None:
-            held = self._gate.holds(header)
+            held = self._gate.is_buffered(header)
         self._visible = not held and self._is_visible(self._item)
         # A message that was read as a whole has no header after which the prompt could end.
         limits_blanks = self._gate is not None and not self._open.is_whole and self._gate.limits_blanks(header)
@@ -282,7 +282,7 @@ class HarmonyRouter:
             of_client = header.recipient.kind is RecipientKind.FUNCTION
             name = self._tools.client(header.recipient.name) if of_client else header.recipient.name
             return ToolCall(index, self._calls, self._new_call_id(), name)
-        if header.recipient.kind is not RecipientKind.NOBODY or header.channel == ANALYSIS:
+        if header.recipient.kind is not RecipientKind.NONE or header.channel == ANALYSIS:
             return Reasoning(index)
         return Text(index, Phase.COMMENTARY if header.channel == COMMENTARY else Phase.FINAL)
 
@@ -319,7 +319,7 @@ class HarmonyRouter:
         is_shown = self._visible and item is not None
         text, is_complete = self._encoding.decode(trimmed), blanks.is_complete
         self.stopped = Stopped(
-            opened.header, opened.tokens, opened.begin, opened.end, opened.end, text, trimmed, is_complete, is_shown
+            opened.header, opened.tokens, opened.start, opened.end, opened.end, text, trimmed, is_complete, is_shown
         )
 
     def _shut(self, shut: ClosedPart, events: list[Event]) -> None:
@@ -334,7 +334,7 @@ class HarmonyRouter:
                 says = text
             if says is None:
                 opened = self._open
-                self.stopped = Stopped(opened.header, opened.tokens, opened.begin, opened.end, shut.end, text)
+                self.stopped = Stopped(opened.header, opened.tokens, opened.start, opened.end, shut.end, text)
                 self._item = None
                 return
             if says != text:

@@ -64,7 +64,7 @@ class ToolSet:
         self.builtins = builtins
         """Offered tools of gpt-oss's training; they are not part of the digest."""
 
-    def beside(self, builtins: Iterable[str]) -> ToolSet:
+    def with_builtins(self, builtins: Iterable[str]) -> ToolSet:
         """Return the same tools together with some that gpt-oss was trained on."""
         return ToolSet(self._wire, self.declarations, self.digest, self.characters, frozenset(builtins))
 

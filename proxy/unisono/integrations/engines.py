@@ -38,7 +38,7 @@ class OwnLoop:
         self._thread: threading.Thread | None = None
 
     @property
-    def begun(self) -> bool:
+    def submit(self) -> bool:
         return self._loop is not None
 
     def run(self, work: Coroutine[Any, Any, T]) -> Future[T]:
@@ -143,7 +143,7 @@ class Site:
 
     def close(self) -> None:
         """Close every engine and stop the thread. Both restart at the next use."""
-        if not self.loop.begun:
+        if not self.loop.submit:
             return
         closing = self.loop.run(self.engines.aclose())
         with suppress(TimeoutError):

@@ -120,7 +120,7 @@ class UnisonoProvider(CustomLLM):  # type: ignore[misc]  # litellm is absent dur
     async def _whole(self, call: LitellmCall) -> dict[str, Any]:
         asked, frame = understood(call)
         async with asyncio.timeout(call.timeout_s), self._site.engines.at(call.where) as turns:
-            runs = await start_all(turns, asked.turns)
+            runs = await start_all(turns, asked.requests)
             return to_completion(await collect_all(runs), [run.report for run in runs], frame)
 
     # -- on the caller's side
@@ -170,7 +170,7 @@ class Stream:
     async def _generated(self) -> AsyncGenerator[list[dict[str, Any]]]:
         asked, frame = understood(self._call)
         async with self._site.engines.at(self._call.where) as turns:
-            runs = await start_all(turns, asked.turns)
+            runs = await start_all(turns, asked.requests)
             source = ChunkSource(runs, ChatStreamChunks(frame, [run.report for run in runs]))
             ends: list[dict[str, Any]] = []
             async with aclosing(source):

@@ -57,7 +57,7 @@ class CallAttempt:
     """
 
     outcome: ToolOutcome
-    again: bool = False
+    can_repeat: bool = False
 
 
 async def tools(session: McpSession, server: ToolServer, limits: McpLimits, until: float) -> tuple[HostedTool, ...]:

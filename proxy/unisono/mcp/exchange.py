@@ -29,7 +29,7 @@ class Exchange:
     """The answer's stream has ended or failed."""
     too_large: bool = False
     problem: str = ""
-    over: Callable[[], object] | None = None
+    on_complete: Callable[[], object] | None = None
     """Called once an answer that is not an event stream has been read to its end."""
     arguments: str = ""
     """JSON that replaces the arguments of a tool call."""

@@ -179,7 +179,7 @@ class McpHost(ToolHost):
         from unisono.mcp import calls
 
         asked = await calls.call(session, tool, arguments, self.limits, until, progress)
-        if asked.again:
+        if asked.can_repeat:
             session.retire()
             async with asyncio.timeout_at(until):
                 session = await sessions.get(server)

@@ -59,8 +59,8 @@ class WholeBody(_Body):
         if not self._given:
             self._given = True
             return await self._light(b"".join([chunk async for chunk in self._chunks]))
-        if self._exchange.over is not None:
-            self._exchange.over()
+        if self._exchange.on_complete is not None:
+            self._exchange.on_complete()
         raise StopAsyncIteration
 
 

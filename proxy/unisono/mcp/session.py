@@ -129,10 +129,10 @@ class McpSession:
         task.add_done_callback(self._finished)
         loop = asyncio.get_running_loop()
         if self._server.transport is ToolTransport.STREAMABLE_HTTP:
-            exchange.over = lambda: loop.call_later(ANSWER_GRACE_S, _give_up, task, exchange)
+            exchange.on_complete = lambda: loop.call_later(ANSWER_GRACE_S, _give_up, task, exchange)
         elif self._server.transport is ToolTransport.SSE:
             # The answer arrives on another stream, but a rejected message gets none.
-            exchange.over = lambda: exchange.status >= 300 and task.cancel()
+            exchange.on_complete = lambda: exchange.status >= 300 and task.cancel()
         try:
             done, _ = await asyncio.wait({task}, timeout=max(deadline - loop.time(), 0.0))
         except asyncio.CancelledError:

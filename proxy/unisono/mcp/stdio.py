@@ -64,7 +64,7 @@ async def process(command: Command, label: str, limits: McpLimits) -> AsyncItera
     )
     try:
         # No await before this: on cancellation the code below ends the group, and registration must not follow that.
-        WATCH.begin(child.pid)
+        WATCH.add(child.pid)
         yield inbox, outbox
     finally:
         # Cancellation must not leave a process alive; every wait here is bounded.

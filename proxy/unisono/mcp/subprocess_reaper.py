@@ -39,7 +39,7 @@ class Watch:
         self._groups: set[int] = set()
         self._watcher: subprocess.Popen[bytes] | None = None
 
-    def begin(self, group: int) -> None:
+    def add(self, group: int) -> None:
         """Watch `group`. Raises OSError if the watching process cannot be started."""
         with self._lock:
             self._groups.add(group)

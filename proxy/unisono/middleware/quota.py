@@ -108,14 +108,14 @@ class MeteredService(GenerationService):
             once=token_hex(12),
             limits=limits,
             input=sent,
-            least=least + len(turn.journal),
-            most=most,
-            for_s=self.books.held_s,
+            expected_output=least + len(turn.journal),
+            max_output=most,
+            for_s=self.books.reservation_s,
             input_cost=price.of_input(sent),
             output_price=price.output,
             period=f"{limits.budget_period.kind}:{begun:.0f}",
             period_ends=ends,
-            owed=bool(turn.journal),
+            is_owed=bool(turn.journal),
         )
 
     async def journal_usage(self, turn: GenerationRequest) -> Usage:
@@ -134,7 +134,7 @@ class MeteredService(GenerationService):
             model, Conversation(Preamble()), tenant=tenant, caller=Caller(tenant, key), seed=response_id
         )
         usage = Usage(completion_tokens=generated_in(journal))
-        self.books.enter(self.settlement(turn, usage, "", "", None, errors=1))
+        self.books.record(self.settlement(turn, usage, "", "", None, errors=1))
 
     def settlement(
         self,
@@ -192,7 +192,7 @@ class MeteredStream(WrappedStream):
             await self._run.admit()
         except Exception:
             self._begun = True
-            self._metered.books.enter(self._settlement(Usage(), errors=1))
+            self._metered.books.record(self._settlement(Usage(), errors=1))
             raise
 
     async def _hold(self) -> None:
@@ -228,7 +228,7 @@ class MeteredStream(WrappedStream):
             raise
         finally:
             if not settled:
-                books.enter(self._settlement(self._usage_so_far(), errors=int(failed)))
+                books.record(self._settlement(self._usage_so_far(), errors=int(failed)))
 
     async def _reserve(self, caller: Caller) -> None:
         metered, turn = self._metered, self._turn
@@ -241,7 +241,7 @@ class MeteredStream(WrappedStream):
         self.report.standing = standing
         if standing.output is None:
             return
-        self._cut = standing.output < claim.most
+        self._cut = standing.output < claim.max_output
         # No context holds more than MOST; a pass-through request states its limit itself.
         if self._cut or turn.passage is not None:
             run = metered.turns.start(replace(turn, max_tokens=standing.output))
@@ -287,7 +287,7 @@ class MeteredStream(WrappedStream):
 
 def refused(limit: QuotaKind, standing: QuotaStatus) -> LimitReached:
     refusal = REFUSALS[limit]
-    again_s = refusal.again_s if standing.again_s is None else standing.again_s
+    again_s = refusal.again_s if standing.retry_after_s is None else standing.retry_after_s
     return refusal.error(refusal.words, retry_after_s=again_s, quota=standing)
 
 

@@ -109,7 +109,7 @@ class ObservedService(GenerationService):
             resumed=bool(turn.journal),
             span=span,
             span_parent=arrived.span_id if arrived is not None else "",
-            asked=to_record(turn) if self._recorded else None,
+            recorded_request=to_record(turn) if self._recorded else None,
         )
         return ObservedStream(self._turns.start(turn), began, self._observers)
 
@@ -172,10 +172,10 @@ class ObservedStream(WrappedStream):
 
     async def _each(self) -> AsyncGenerator[list[Event]]:
         for observer in self._observers:
-            _shielded(observer.began, self._began)
+            _shielded(observer.generation_started, self._began)
         seen, outcome, error = ObservedProgress(), GenerationOutcome.LEFT, ""
         # The first batch of a resumed stream repeats an earlier one's output, which was already reported.
-        told, recorded = self._began.resumed, self._began.asked is not None
+        told, recorded = self._began.resumed, self._began.recorded_request is not None
         try:
             async with aclosing(self._run):
                 async for batch in self._run:
@@ -210,7 +210,7 @@ def done_of(
 ) -> GenerationDone:
     finished, facts = seen.finished, report.facts
     return GenerationDone(
-        began=began,
+        start=began,
         ended_s=report.now_s(),
         outcome=outcome,
         first_s=seen.first_s,
@@ -230,7 +230,7 @@ def done_of(
         left_out=report.left_out,
         unmet=report.unmet,
         journal=report.journal,
-        said=seen.said,
+        output=seen.said,
     )
 
 

@@ -40,7 +40,7 @@ class Secrets:
         known = secret_spellings(secrets)
         self._known = re.compile(_any_of(known)) if known else None
 
-    def taken_from(self, text: str) -> str:
+    def redact(self, text: str) -> str:
         """Return `text` with secrets replaced."""
         if self._known is not None:
             text = self._known.sub(REDACTED, text)
@@ -86,7 +86,7 @@ class JsonLines(logging.Formatter):
 
         The cut comes last, so that it cannot split a secret.
         """
-        text = self._secrets.taken_from(text)
+        text = self._secrets.redact(text)
         if len(text) <= MAX_VALUE_LENGTH:
             return text
         # The last lines of a traceback contain the error.

@@ -195,7 +195,7 @@ class Instruments:
         buckets = tuple(bounds)
         return KnownHistogram(f"unisono_{name}_seconds", about, labels, registry=self.registry, buckets=buckets)
 
-    def shown(self) -> CollectorRegistry | MultiProcessCollector:
+    def registry_to_scrape(self) -> CollectorRegistry | MultiProcessCollector:
         """Return the registry to scrape: the values of all workers if there are several."""
         folder = os.environ.get(FOLDER)
         if folder and values.ValueClass is not values.MutexValue:

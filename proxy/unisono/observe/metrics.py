@@ -77,11 +77,11 @@ class Metrics(Observer):
 
     # -- generations
 
-    def began(self, began: GenerationStarted) -> None:
+    def generation_started(self, began: GenerationStarted) -> None:
         self._all.in_flight.labels(self._model(began)).inc()
 
     def ended(self, done: GenerationDone) -> None:
-        every, model, surface = self._all, self._model(done.began), done.began.surface
+        every, model, surface = self._all, self._model(done.start), done.start.surface
         every.in_flight.labels(model).dec()
         every.requests.labels(model, surface, done.outcome.value, done.error).inc()
         every.duration.labels(model, surface).observe(done.ended_s)
@@ -103,7 +103,7 @@ class Metrics(Observer):
         for tool in done.tools:
             server = tool.server if tool.server in self._servers else OTHER
             every.tools.labels(server, tool.outcome.value).inc()
-            every.tools_s.labels(server).observe(tool.ended_s - tool.began_s)
+            every.tools_s.labels(server).observe(tool.ended_s - tool.started_s)
 
     def _model(self, began: GenerationStarted) -> str:
         return began.model if began.model in self._models else OTHER
@@ -111,7 +111,7 @@ class Metrics(Observer):
     def _count_tokens(self, done: GenerationDone, model: str) -> None:
         every, usage = self._all, done.usage
         prompt = usage.prompt_tokens if usage is not None else next((step.prompt_tokens for step in done.steps), 0)
-        if not done.began.resumed:
+        if not done.start.resumed:
             every.prompt.labels(model).inc(prompt)
         if usage is not None:
             every.cached.labels(model).inc(usage.cached_tokens)
@@ -123,15 +123,15 @@ class Metrics(Observer):
         rest = generated - sum(done.channels.values())
         if rest > 0:
             every.tokens.labels(model, OTHER).inc(rest)
-        if self.per_key and done.began.key:
-            every.key_tokens.labels(done.began.key, "prompt").inc(prompt)
-            every.key_tokens.labels(done.began.key, "generation").inc(generated)
+        if self.per_key and done.start.key:
+            every.key_tokens.labels(done.start.key, "prompt").inc(prompt)
+            every.key_tokens.labels(done.start.key, "generation").inc(generated)
 
     def _count_recoveries(self, done: GenerationDone, model: str) -> None:
         for repair in done.repairs:
             self._all.recoveries.labels(repair.rule, model, done.backend).inc()
         seen = {repair.rule for repair in done.repairs}
-        for rule in done.recoveries if not done.began.resumed else ():
+        for rule in done.recoveries if not done.start.resumed else ():
             if rule not in seen:
                 self._all.recoveries.labels(rule, model, done.backend).inc()
 
@@ -142,7 +142,7 @@ class Metrics(Observer):
         if step.cached_tokens:
             every.had.labels(model, backend).inc(step.cached_tokens)
         if step.first_token_s is not None:
-            every.backend_first.labels(model, backend).observe(step.first_token_s - step.began_s)
+            every.backend_first.labels(model, backend).observe(step.first_token_s - step.started_s)
             every.gaps.labels(model, backend).add(step.gaps, step.gaps_s)
 
     # -- requests and the store
@@ -231,7 +231,7 @@ class Metrics(Observer):
         """Return all metrics in the Prometheus text format."""
         self._look_now()
         # Reading the files of several workers takes a while and must not block the loop.
-        return await asyncio.to_thread(generate_latest, _Present(self._all.shown().collect, self._backends))
+        return await asyncio.to_thread(generate_latest, _Present(self._all.registry_to_scrape().collect, self._backends))
 
 
 class _Present:

@@ -87,7 +87,7 @@ class Exporter(Observer):
             self._thread.join(CLOSING_S)
         self._exporter.shutdown()  # type: ignore[no-untyped-call]
 
-    def began(self, began: GenerationStarted) -> None:
+    def generation_started(self, began: GenerationStarted) -> None:
         """Do nothing: spans are created when a generation has ended."""
 
     def ended(self, done: GenerationDone) -> None:

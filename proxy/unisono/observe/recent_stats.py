@@ -54,7 +54,7 @@ class RecentStats(Observer):
         self._clock = clock
         self._minutes: OrderedDict[int, MinuteStats] = OrderedDict()
 
-    def began(self, began: GenerationStarted) -> None:
+    def generation_started(self, began: GenerationStarted) -> None:
         """Do nothing: answers count when they have ended."""
 
     def ended(self, done: GenerationDone) -> None:
@@ -64,7 +64,7 @@ class RecentStats(Observer):
         minute.recoveries.update({*done.recoveries, *(repair.rule for repair in done.repairs)})
         for step in done.steps:
             minute.generated += step.generated
-            worked = minute.backends.setdefault((done.began.model, step.deployment), Worked())
+            worked = minute.backends.setdefault((done.start.model, step.deployment), Worked())
             worked.add(
                 Worked(1, int(bool(step.failure)), step.prompt_tokens, step.cached_tokens or 0, step.generated),
             )

@@ -57,7 +57,7 @@ def is_long(done: GenerationDone) -> bool:
 
     Tokens take time, and so do schemas, which prompts do not contain in full.
     """
-    asked = done.began.asked or {}
+    asked = done.start.recorded_request or {}
     tokens = len(done.journal) + sum(len(step.prompt) for step in done.steps)
     return tokens > OFF_LOOP_TOKENS or bool(asked.get("tools") or asked.get("form"))
 
@@ -91,11 +91,11 @@ class Recorder(Observer):
         self._timer: asyncio.TimerHandle | None = None
         self._down = False
 
-    def began(self, began: GenerationStarted) -> None:
+    def generation_started(self, began: GenerationStarted) -> None:
         """Do nothing: recordings are made of ended generations."""
 
     def ended(self, done: GenerationDone) -> None:
-        if not done.began.request_id or not self._should_record(done):
+        if not done.start.request_id or not self._should_record(done):
             return
         if len(self._waiting) >= MAX_QUEUED:
             self._count("dropped", 1)
@@ -155,5 +155,5 @@ class Recorder(Observer):
         return self._trace(done)
 
     def _trace(self, done: GenerationDone) -> StoredTrace:
-        began, document = done.began, to_document(done, self._gateway, self._max_bytes)
+        began, document = done.start, to_document(done, self._gateway, self._max_bytes)
         return StoredTrace(began.tenant, began.request_id, began.at, about_of(document), packed(document))

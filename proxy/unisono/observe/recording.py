@@ -35,7 +35,7 @@ def to_document(done: GenerationDone, gateway: str, max_bytes: int) -> Document:
 
     Members that do not fit are named in `left_out`; prompts keep their ends.
     """
-    began = done.began
+    began = done.start
     document: Document = {
         "object": OBJECT,
         "version": VERSION,
@@ -62,9 +62,9 @@ def to_document(done: GenerationDone, gateway: str, max_bytes: int) -> Document:
         "tries": [asdict(one) for one in done.tries],
         "waits": [asdict(one) for one in done.waits],
         "tools": [asdict(one) | {"outcome": one.outcome.value} for one in done.tools],
-        "asked": None if began.asked is None else dict(began.asked),
+        "asked": None if began.recorded_request is None else dict(began.recorded_request),
         "output": list(done.journal),
-        "said": output_records(done.said),
+        "said": output_records(done.output),
         "left_out": [],
         "steps": [_step(step) for step in done.steps],
     }
@@ -76,7 +76,7 @@ def _step(step: StepDone) -> dict[str, Json]:
     return {
         "step": step.step,
         "deployment": step.deployment,
-        "began_s": step.began_s,
+        "began_s": step.started_s,
         "first_token_s": step.first_token_s,
         "ended_s": step.ended_s,
         "prompt_tokens": step.prompt_tokens,

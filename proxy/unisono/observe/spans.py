@@ -52,10 +52,10 @@ def spans_of(done: GenerationDone, kinds: Mapping[str, str]) -> list[Span]:
 
     Empty if it was not traced or not sampled. `kinds` maps deployments to backend kinds.
     """
-    turn = done.began.span
+    turn = done.start.span
     if turn is None or not turn.sampled:
         return []
-    begun = done.began.at
+    begun = done.start.at
     spans = [_generation_span(done, turn)]
     tries = enumerate(done.steps)
     for number, group in groupby(tries, key=lambda each: each[1].step):
@@ -76,7 +76,7 @@ def _operation(began: GenerationStarted) -> str:
 
 
 def _generation_span(done: GenerationDone, at: TraceContext) -> Span:
-    began, usage = done.began, done.usage
+    began, usage = done.start, done.usage
     attributes: dict[str, Value] = {
         "gen_ai.operation.name": _operation(began),
         "gen_ai.provider.name": PROVIDER,
@@ -111,14 +111,14 @@ def _generation_span(done: GenerationDone, at: TraceContext) -> Span:
 
 def _step(number: int, tries: Sequence[StepDone], at: TraceContext, turn: TraceContext, begun: float) -> Span:
     attributes: dict[str, Value] = {"unisono.step": number, "unisono.tries": len(tries)}
-    times = tries[0].began_s, tries[-1].ended_s
+    times = tries[0].started_s, tries[-1].ended_s
     return _span(f"step {number}", SpanType.INTERNAL, at, turn.span_id, begun, times, attributes, tries[-1].failure)
 
 
 def _try(done: GenerationDone, index: int, step: StepDone, below: TraceContext, kinds: Mapping[str, str]) -> Span:
-    model = done.began.model
+    model = done.start.model
     attributes: dict[str, Value] = {
-        "gen_ai.operation.name": _operation(done.began),
+        "gen_ai.operation.name": _operation(done.start),
         "gen_ai.provider.name": kinds.get(step.deployment, PROVIDER),
         "gen_ai.request.model": model,
         "gen_ai.request.stream": True,
@@ -129,17 +129,17 @@ def _try(done: GenerationDone, index: int, step: StepDone, below: TraceContext, 
     if step.cached_tokens is not None:
         attributes["gen_ai.usage.cache_read.input_tokens"] = step.cached_tokens
     if step.first_token_s is not None:
-        attributes["gen_ai.response.time_to_first_chunk"] = round(step.first_token_s - step.began_s, 6)
+        attributes["gen_ai.response.time_to_first_chunk"] = round(step.first_token_s - step.started_s, 6)
     if step.finish:
         attributes["gen_ai.response.finish_reasons"] = [step.finish]
-    times = step.began_s, step.ended_s
+    times = step.started_s, step.ended_s
     at = below.child(try_span(index))
     return _span(
-        f"{_operation(done.began)} {model}",
+        f"{_operation(done.start)} {model}",
         SpanType.CLIENT,
         at,
         below.span_id,
-        done.began.at,
+        done.start.at,
         times,
         attributes,
         step.failure,
@@ -157,7 +157,7 @@ def _tools(tools: Sequence[ToolDone], turn: TraceContext, begun: float) -> Itera
             "unisono.tool_server": tool.server,
         }
         error = TOOL_ERRORS.get(tool.outcome, "")
-        times = tool.began_s, tool.ended_s
+        times = tool.started_s, tool.ended_s
         at = turn.child(tool_span(index))
         yield _span(f"execute_tool {tool.name}", SpanType.CLIENT, at, turn.span_id, begun, times, attributes, error)
 

@@ -172,7 +172,7 @@ class LitellmProvider:
         Raises InvalidRequest for a body that cannot be sent to the provider.
         """
         fields = FIELDS[job.api]
-        model = named(self._model, job.asked)
+        model = named(self._model, job.requested_model)
         if job.api is Api.RESPONSES and job.body.get("input") is None:
             raise InvalidRequest("'input' is required.", param="input")
         known = {name: value for name, value in job.body.items() if name in fields and value is not None}

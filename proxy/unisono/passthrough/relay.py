@@ -28,26 +28,26 @@ class Relay(ABC):
 
     def __init__(self, passage: PassthroughRequest) -> None:
         self._passage = passage
-        self.said: list[str] = []  # visible text, as received
-        self.letters = 0  # generated characters, including reasoning and calls
-        self.came = 0  # number of generated pieces
+        self.text: list[str] = []  # visible text, as received
+        self.characters = 0  # generated characters, including reasoning and calls
+        self.pieces = 0  # number of generated pieces
         self.finish = ""  # the backend's finish value; empty until the end
         # usage reported by the backend, and its field names of prompt and completion tokens
-        self._told: tuple[Mapping[str, Json], str, str] | None = None
+        self._reported_usage: tuple[Mapping[str, Json], str, str] | None = None
 
     def feed(self, bodies: Sequence[Mapping[str, Json]]) -> list[Passed]:
         """Return the events to emit for bodies that arrived together."""
         return [Passed(passed) for body in bodies if (passed := self._read(body)) is not None]
 
     @property
-    def over(self) -> bool:
+    def is_complete(self) -> bool:
         """Return whether the answer may be complete: the backend reported the end of a choice."""
         return bool(self.finish)
 
     @property
     def ending(self) -> bool:
         """Return whether only the usage can follow."""
-        return self.over
+        return self.is_complete
 
     @property
     def failed(self) -> bool:
@@ -61,15 +61,15 @@ class Relay(ABC):
     @property
     def usage(self) -> Usage:
         """Return the usage as reported by the backend, or else as estimated."""
-        guessed = Usage(self._passage.tokens, max(self.came, self.letters // CHARACTERS_PER_TOKEN))
-        return guessed if self._told is None else usage_of(*self._told, guessed)
+        guessed = Usage(self._passage.tokens, max(self.pieces, self.characters // CHARACTERS_PER_TOKEN))
+        return guessed if self._reported_usage is None else usage_of(*self._reported_usage, guessed)
 
     def _generated(self, text: Json, *, shown: bool = False) -> None:
         if isinstance(text, str) and text:
-            self.letters += len(text)
-            self.came += 1
+            self.characters += len(text)
+            self.pieces += 1
             if shown:
-                self.said.append(text)
+                self.text.append(text)
 
     @abstractmethod
     def _read(self, body: Mapping[str, Json]) -> Mapping[str, Json] | None:
@@ -91,11 +91,11 @@ class ChatRelay(Relay):
         passed = {**body, "model": self._passage.model}
         usage = body.get("usage")
         if isinstance(usage, Mapping):
-            self._told = usage, "prompt_tokens", "completion_tokens"
+            self._reported_usage = usage, "prompt_tokens", "completion_tokens"
         choices = body.get("choices")
         for choice in _objects(choices):
             self._choice(choice)
-        if self._passage.stream and not self._passage.wants_usage and "usage" in passed:
+        if self._passage.stream and not self._passage.is_usage_requested and "usage" in passed:
             # The usage was requested by the gateway, not by the client.
             del passed["usage"]
             if not choices:
@@ -142,7 +142,7 @@ class ResponsesRelay(Relay):
         status, usage = response.get("status"), response.get("usage")
         self.finish = status if isinstance(status, str) and status else "completed"
         if isinstance(usage, Mapping):
-            self._told = usage, "input_tokens", "output_tokens"
+            self._reported_usage = usage, "input_tokens", "output_tokens"
         if not self._passage.stream:
             for item in _objects(response.get("output")):
                 self._generated(item.get("arguments"))

@@ -80,13 +80,13 @@ class PassthroughGeneration(BatchStream):
                     # Output before the first token is buffered, so that another deployment may still answer.
                     if not has_begun and any(has_output(job.api, body) for body in bodies):
                         has_begun = True
-                        place.began()
+                        place.record_first_token()
                     if has_begun:
-                        telling.came(monotonic())
+                        telling.record_output(monotonic())
                     if held and has_begun and not relaying.ending:
                         yield held
                         held = []
-            if not relaying.over:
+            if not relaying.is_complete:
                 raise BackendProtocolError("the backend ended its answer prematurely")
         except UnisonoError as error:
             # A failure after the end of the answer is ignored.
@@ -94,13 +94,13 @@ class PassthroughGeneration(BatchStream):
                 telling.failure = error.code
                 raise
         finally:
-            telling.over()
+            telling.finish_attempt()
             if job.stream:
                 telling.record_times(place)
-            place.took(relaying.usage.prompt_tokens + relaying.usage.completion_tokens)
+            place.record_usage(relaying.usage.prompt_tokens + relaying.usage.completion_tokens)
             if isinstance(coming, AsyncGenerator):
                 await coming.aclose()
-        said = Closed(Text(0, Phase.FINAL), "".join(relaying.said))
+        said = Closed(Text(0, Phase.FINAL), "".join(relaying.text))
         yield [*held, said, Finished(relaying.reason, relaying.usage)]
 
     def _job(self, places: SlotSession, place: Slot) -> PassthroughJob:
@@ -150,10 +150,10 @@ class PassthroughTelemetry:
         self._pace = Pace()
         self.failure = ""
 
-    def came(self, now: float) -> None:
+    def record_output(self, now: float) -> None:
         """Record new output; each piece counts as one token until the usage is known."""
-        if new := self._relaying.came - self._pace.tokens:
-            self._pace.came(new, now)
+        if new := self._relaying.pieces - self._pace.tokens:
+            self._pace.record(new, now)
 
     def record_times(self, place: Slot) -> None:
         """Have the deployment learn from a streamed answer."""
@@ -164,20 +164,20 @@ class PassthroughTelemetry:
         first_token_s = pace.first - self._report.began - self._started_s
         place.record_attempt(first_token_s, pace.largest_gap_s or None, read_tokens)
 
-    def over(self) -> None:
+    def finish_attempt(self) -> None:
         report, pace, relaying = self._report, self._pace, self._relaying
         usage = relaying.usage
         report.facts.steps.append(
             StepDone(
                 step=0,
                 deployment=self._deployment,
-                began_s=self._started_s,
+                started_s=self._started_s,
                 first_token_s=None if pace.first is None else pace.first - report.began,
                 ended_s=report.now_s(),
                 prompt_tokens=usage.prompt_tokens,
                 cached_tokens=usage.cached_tokens,
                 generated=usage.completion_tokens,
-                finish=relaying.reason.value if relaying.over else "",
+                finish=relaying.reason.value if relaying.is_complete else "",
                 failure=self.failure,
                 gaps=pace.gaps,
                 gaps_s=pace.gaps_s,
@@ -191,11 +191,11 @@ def sent_body(passage: PassthroughRequest, max_tokens: int | None) -> Mapping[st
     The limit is lowered to the request's budget.
     """
     body = dict(passage.body)
-    if passage.stream and passage.api is Api.CHAT and not passage.wants_usage:
+    if passage.stream and passage.api is Api.CHAT and not passage.is_usage_requested:
         options = body.get("stream_options")
         body["stream_options"] = {**(options if isinstance(options, dict) else {}), "include_usage": True}
     most = None if max_tokens is None else max(max_tokens // passage.choices, 1)
-    if most is not None and (passage.most is None or most < passage.most):
+    if most is not None and (passage.max_tokens is None or most < passage.max_tokens):
         names = MAX_TOKENS_FIELDS[passage.api]
         present = [name for name in names if body.get(name) is not None] or [names[-1]]
         body |= dict.fromkeys(present, most)

@@ -122,8 +122,8 @@ class LiveDeployment:
         self.known: Capabilities | None = None  # of the last good probe; None after a cooldown and if unfit
         self.examined: Probe | None = None  # the last finished probe, good or bad
         self.failure: UnisonoError | None = None  # of the last probe; None after a success
-        self.asked_at = 0.0  # time of the last request
-        self.well_since = self.failing_since = clock()  # start of the state, apart from circuits
+        self.last_request_at = 0.0  # time of the last request
+        self.healthy_since = self.failing_since = clock()  # start of the state, apart from circuits
         self._doubted = False  # a request failed as if it were dead; no probe since
         self._suspicion = Suspicion()
         self._unreachable_since: float | None = None  # when a probe found it unreachable
@@ -178,12 +178,12 @@ class LiveDeployment:
                 return Rank.HALF_OPEN
         if self.failure is not None:
             return Rank.HALF_OPEN
-        return Rank.WELL if self.known is not None else Rank.UNKNOWN
+        return Rank.HEALTHY if self.known is not None else Rank.UNKNOWN
 
     def hold(self, share: Share) -> SlotReservation:
         """Reserve a slot for a share of this deployment."""
-        self.asked_at = self.clock()
-        return SlotReservation(self, share, self.asked_at)
+        self.last_request_at = self.clock()
+        return SlotReservation(self, share, self.last_request_at)
 
     def give_back(self, hold: SlotReservation) -> None:
         hold.share.give_back(self.clock())
@@ -240,14 +240,14 @@ class LiveDeployment:
             self._forgiven(now, after_success(self.circuits, begun))
         if self.failure is not None and self.known is not None:
             log.info("backend ready", extra={"backend": self.name})
-            self.failure, self._unreachable_since, self.well_since = None, None, now
+            self.failure, self._unreachable_since, self.healthy_since = None, None, now
             self._changed()
 
     def _forgiven(self, now: float, circuits: Circuits) -> None:
         before = self.phase(now)
         self.circuits = circuits
         if before is not CircuitPhase.CLOSED and self.phase(now) is CircuitPhase.CLOSED:
-            self.well_since = now
+            self.healthy_since = now
             log.info("backend available again", extra={"backend": self.name})
         self._changed()
 
@@ -367,7 +367,7 @@ class LiveDeployment:
             self._unfit, self._idle = 0, min(self._idle + 1, 10) if self.known is not None else 0
             if self.known is None or self.failure is not None:
                 log.info("backend ready", extra={"backend": self.name})
-                self.well_since = self._probed_at
+                self.healthy_since = self._probed_at
             self.known, self.failure = probe.capabilities, None
             self._answered()
         can = probe.capabilities

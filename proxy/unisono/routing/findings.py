@@ -36,7 +36,7 @@ def log_findings(name: str, probe: Probe, before: Probe | None) -> None:
                 LEVELS[finding.weight],
                 "backend check failed",
                 extra={"backend": name, "check": finding.check.value, "severity": finding.weight.value}
-                | {"reason": finding.says, "remedy": finding.advises},
+                | {"reason": finding.text, "remedy": finding.advises},
             )
 
 

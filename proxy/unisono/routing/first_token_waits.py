@@ -41,7 +41,7 @@ class GenerationActivity:
         self._running = 0
         self._last_at = 0.0
 
-    def begin(self, now: float) -> None:
+    def start_generation(self, now: float) -> None:
         self._running += 1
         self._last_at = now
 

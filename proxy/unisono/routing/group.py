@@ -94,8 +94,8 @@ class DeploymentGroup:
         if self._minute is not None:
             self._minute.cancel()
 
-    def wanted(self, demand: RouteRequirements, sticky: str, excluded: int) -> SelectionRequest:
-        return self._choosing.wanted(demand, self._clock(), sticky=sticky, excluded=excluded)
+    def selection_request(self, demand: RouteRequirements, sticky: str, excluded: int) -> SelectionRequest:
+        return self._choosing.selection_request(demand, self._clock(), sticky=sticky, excluded=excluded)
 
     def choice(self, wanted: SelectionRequest, barred: int = 0) -> Choice:
         self._refresh()
@@ -129,18 +129,18 @@ class DeploymentGroup:
     ) -> SlotOffer[SlotReservation]:
         """Reserve a slot now if a deployment with known capabilities has one."""
         choice = self.choice(wanted, barred)
-        if choice.taken is None:
+        if choice.candidate is None:
             self._serve_in_time(wanted, choice.waits_for)
             return SlotOffer(None, choice.waits_for)
-        live = self.by_bit[choice.taken.bit]
+        live = self.by_bit[choice.candidate.bit]
         if live.known is None:
             return SlotOffer()
         self._choosing.passed(wanted)
-        return SlotOffer(self.take(live, demand, wanted))
+        return SlotOffer(self.reserve(live, demand, wanted))
 
-    def take(self, live: LiveDeployment, demand: RouteRequirements, wanted: SelectionRequest) -> SlotReservation:
+    def reserve(self, live: LiveDeployment, demand: RouteRequirements, wanted: SelectionRequest) -> SlotReservation:
         """Reserve a slot on a deployment and record that it will hold the prompt."""
-        return live.hold(self._choosing.take(live.candidate, demand, wanted, self._clock()))
+        return live.hold(self._choosing.reserve(live.candidate, demand, wanted, self._clock()))
 
     async def wait_for(
         self, owner: str, number: int, demand: RouteRequirements, wanted: SelectionRequest, until: float
@@ -150,7 +150,7 @@ class DeploymentGroup:
         Raises BackendOverloaded and its relatives.
         """
         try:
-            return await self.line.take(
+            return await self.line.wait_for_slot(
                 owner, number, lambda barred: self.attempt(demand, wanted, barred), resumes=demand.resumes, until=until
             )
         except BackendOverloaded as error:

@@ -28,7 +28,7 @@ class SlotSource(Protocol):
         """Identity of the requester, to which failures are attributed."""
         ...
 
-    def fell(self, group: DeploymentGroup, live: LiveDeployment, error: UnisonoError) -> None:
+    def record_failure(self, group: DeploymentGroup, live: LiveDeployment, error: UnisonoError) -> None:
         """Record that an attempt on a deployment of the group ended in `error`."""
         ...
 
@@ -167,22 +167,22 @@ class HeldSlot:
             if kind is BreakerFailure.TIMEOUT:
                 self._live.times.record_timeout()
             self._live.failed(error, self._route.identity)
-        self._route.fell(self._group, self._live, error)
+        self._route.record_failure(self._group, self._live, error)
 
-    def began(self) -> None:
+    def record_first_token(self) -> None:
         self._end_wait()
         if not self._generates and self._hold is not None:
             self._generates = True
-            self._live.generation.begin(self._live.clock())
+            self._live.generation.start_generation(self._live.clock())
         if self._hold is not None:
-            self._hold.share.began()
+            self._hold.share.record_first_token()
 
-    def took(self, tokens: int) -> None:
+    def record_usage(self, tokens: int) -> None:
         self._end_attempt()
         # The next attempt on this slot continues after what this one read and wrote.
         self._prompt_tokens = max(self._prompt_tokens, tokens)
         if self._hold is not None:
-            self._hold.share.took(tokens)
+            self._hold.share.record_usage(tokens)
 
     def succeeded(self) -> None:
         self._live.succeeded(self._since)

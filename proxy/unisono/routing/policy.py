@@ -53,7 +53,7 @@ class Rank(IntEnum):
     Worse ranks are not used while there is a better one. As an exception, a single request may go to a
     half-open candidate while all better ones are full."""
 
-    WELL = 0
+    HEALTHY = 0
     UNKNOWN = 1
     """Not probed yet."""
     HALF_OPEN = 2
@@ -81,7 +81,7 @@ class Candidate:
     abilities: frozenset[str] = frozenset()
     max_requests: int | None = None
     max_tokens: int | None = None
-    rank: Rank = Rank.WELL
+    rank: Rank = Rank.HEALTHY
     running: int = 0
     tokens: int = 0
     work: int = 0
@@ -101,11 +101,11 @@ class Candidate:
         self.max_requests, self.max_tokens, self.rate = max_requests, max_tokens, rate
         self.bounded = not (max_requests is None and max_tokens is None and rate is None)
 
-    def take(self, wanted: SelectionRequest, now: float = 0.0) -> Share:
+    def reserve(self, wanted: SelectionRequest, now: float = 0.0) -> Share:
         """Reserve a slot for one request. `now` is the time for the rate limit."""
         share = Share(self, wanted.tokens, wanted.work(self.bit), wanted.answer)
         if self.rate is not None:
-            share.began_in = self.rate, self.rate.take(wanted.tokens, now)
+            share.rate_grain = self.rate, self.rate.add_request(wanted.tokens, now)
         self.running += 1
         self.tokens += share.tokens
         self.work += share.work
@@ -127,7 +127,7 @@ class Candidate:
         A candidate that was not probed yet may support it."""
         if self.context is not None and self.context <= wanted.prompt_tokens:
             return False
-        return BIAS not in wanted.wants or BIAS in self.abilities or self.rank is Rank.UNKNOWN
+        return BIAS not in wanted.preferred_abilities or BIAS in self.abilities or self.rank is Rank.UNKNOWN
 
 
 @dataclass(eq=False, slots=True)
@@ -142,7 +142,7 @@ class Share:
     work: int
     answer: int
     used: int | None = None
-    began_in: tuple[Rate, Grain] | None = None
+    rate_grain: tuple[Rate, Grain] | None = None
     """Rate window and grain in which the request counts."""
 
     @property
@@ -150,12 +150,12 @@ class Share:
         """Part of the prompt that is not read yet and not expected to be cached."""
         return self.work - self.answer
 
-    def began(self) -> None:
+    def record_first_token(self) -> None:
         """Reduce the remaining work to the answer: the prompt is read."""
         self.candidate.work -= self.work - self.answer
         self.work = self.answer
 
-    def took(self, tokens: int) -> None:
+    def record_usage(self, tokens: int) -> None:
         """Add the tokens that a finished generation used."""
         self.used = (self.used or 0) + tokens
 
@@ -164,8 +164,8 @@ class Share:
         one.running -= 1
         one.tokens -= self.tokens
         one.work -= self.work
-        if self.began_in is not None:
-            rate, grain = self.began_in
+        if self.rate_grain is not None:
+            rate, grain = self.rate_grain
             rate.settle(grain, self.tokens, self.used, now)
 
 
@@ -181,15 +181,15 @@ class SelectionRequest:
     prompt_tokens: int = 0
     tokens: int = 0
     answer: int = 0
-    held: Sequence[tuple[int, int]] = ()
+    cached_prefixes: Sequence[tuple[int, int]] = ()
     key: int | None = None
     sticky: bool = False
-    wants: frozenset[str] = frozenset()
+    preferred_abilities: frozenset[str] = frozenset()
     excluded: int = 0
 
     def known(self, bit: int) -> int:
         """Return the number of prefix tokens that a deployment holds."""
-        return max((tokens for mask, tokens in self.held if mask & bit), default=0)
+        return max((tokens for mask, tokens in self.cached_prefixes if mask & bit), default=0)
 
     def work(self, bit: int) -> int:
         """Return the work of the request on a deployment; even a fully cached prompt costs 1."""
@@ -218,10 +218,10 @@ def to_selection_request(
         prompt_tokens=demand.prompt_tokens,
         tokens=demand.prompt_tokens + (EXPECTED_OUTPUT if most is None else min(most, EXPECTED_OUTPUT)),
         answer=ANSWER_WORK if most is None else min(most, ANSWER_WORK),
-        held=[(mask, blocks * BLOCK_TOKENS) for mask, blocks in held],
+        cached_prefixes=[(mask, blocks * BLOCK_TOKENS) for mask, blocks in held],
         key=key,
         sticky=bool(gathers and sticky),
-        wants=demand.wants,
+        preferred_abilities=demand.preferred_abilities,
         excluded=excluded,
     )
 
@@ -230,7 +230,7 @@ def to_selection_request(
 class Choice:
     """Chosen candidate; `taken` is None if there is none or waiting for `waits_for` is better."""
 
-    taken: Candidate | None = None
+    candidate: Candidate | None = None
     waits_for: int = 0
 
 
@@ -270,7 +270,7 @@ def choose(
 
 def _serving(candidates: Sequence[Candidate], wanted: SelectionRequest) -> tuple[list[Candidate], bool]:
     """Return the best-ranked candidates, full or not, and whether even these are unable."""
-    excluded, prompt, bias = wanted.excluded, wanted.prompt_tokens, BIAS in wanted.wants
+    excluded, prompt, bias = wanted.excluded, wanted.prompt_tokens, BIAS in wanted.preferred_abilities
     best, serving = 2 * Rank.UNFIT, []
     for c in candidates:
         if c.bit & excluded:
@@ -293,8 +293,8 @@ def _least(free: list[Candidate], wanted: SelectionRequest) -> list[Candidate]:
     if len(orders) > 1:
         lowest = min(orders)
         free = [c for c in free if c.order == lowest]
-    if wanted.wants:
-        lacks = [len(wanted.wants - c.abilities) for c in free]
+    if wanted.preferred_abilities:
+        lacks = [len(wanted.preferred_abilities - c.abilities) for c in free]
         fewest = min(lacks)
         free = [c for c, lack in zip(free, lacks, strict=True) if lack == fewest]
     return free
@@ -321,7 +321,7 @@ def _least_work(free: list[Candidate], wanted: SelectionRequest) -> list[Candida
 
     While all are idle, the weight is a share and not a speed: idle candidates that hold equally much of the
     prompt tie."""
-    prompt, held = wanted.prompt_tokens, wanted.held
+    prompt, held = wanted.prompt_tokens, wanted.cached_prefixes
     if not held and wanted.sticky and wanted.key is not None:
         # The conversation's last deployment is unknown here, or another process chose it, by the same rule.
         held = ((favourite(wanted.key, free).bit, prompt),)

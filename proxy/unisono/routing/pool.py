@@ -58,7 +58,7 @@ class WatchState:
     """Monitoring state of one deployment."""
 
     live: LiveDeployment
-    asking: asyncio.Task[None] | None = None
+    probe: asyncio.Task[None] | None = None
     loading: asyncio.Task[None] | None = None
     silent_until: float = 0.0
 
@@ -167,7 +167,7 @@ class RoutingPool:
         """
         watched = self._owned.pop(id(live), None)
         if watched is not None:
-            for task in (watched.asking, watched.loading):
+            for task in (watched.probe, watched.loading):
                 if task is not None:
                     task.cancel()
 
@@ -181,14 +181,14 @@ class RoutingPool:
             self._doubts.clear()
             now = self._clock()
             for watched in self._owned.values():
-                if watched.asking is None and watched.live.stale(now):
+                if watched.probe is None and watched.live.stale(now):
                     # Each in its own task, so that one that hangs does not delay the others.
-                    watched.asking = asyncio.create_task(self._probe(watched))
+                    watched.probe = asyncio.create_task(self._probe(watched))
             urgent = any(watched.live.urgent(now) for watched in self._owned.values())
             pause = min(URGENT_EVERY_S, WATCH_EVERY_S) if urgent else WATCH_EVERY_S
             # Jittered, so that many gateways do not probe one server at the same moment.
             pause *= uniform(0.8, 1.2)  # noqa: S311 - nothing secret
-            unprobed = (one.live for one in self._owned.values() if one.asking is None)
+            unprobed = (one.live for one in self._owned.values() if one.probe is None)
             due = min((live.waits.next_probe_at for live in unprobed), default=inf)
             pause = min(pause, max(due - now, LOOK_S))
             self._watches_at = now + pause
@@ -216,14 +216,14 @@ class RoutingPool:
                 watched.live.times.clear()
                 self.prefixes.forget(watched.live.candidate.bit, self._clock())
         finally:
-            watched.asking = None
+            watched.probe = None
 
     async def _watch_load(self) -> None:
         while True:
             await asyncio.sleep(LOAD_EVERY_S * uniform(0.8, 1.2))  # noqa: S311 - nothing secret
             now = self._clock()
             for group in self._groups:
-                recently = max((live.asked_at for live in group.members), default=0.0)
+                recently = max((live.last_request_at for live in group.members), default=0.0)
                 busy = len(group.members) > 1 and recently and now - recently < LOAD_WHILE_S
                 for watched in (self._owned.get(id(live)) for live in group.members):
                     if watched is None or watched.loading is not None:
@@ -279,7 +279,7 @@ class RoutingPool:
     async def aclose(self) -> None:
         """Stop monitoring and close every deployment that no other pool owns now."""
         owned = list(self._owned.values())
-        asking = [task for one in owned for task in (one.asking, one.loading)]
+        asking = [task for one in owned for task in (one.probe, one.loading)]
         await cancel_and_wait(*self._watching, *asking)
         for group in self._groups:
             group.close()

@@ -50,7 +50,7 @@ class PrefixIndex:
             bit: now
         }
 
-    def held(self, blocks: Sequence[int], now: float) -> list[tuple[int, int]]:
+    def cached_prefixes(self, blocks: Sequence[int], now: float) -> list[tuple[int, int]]:
         """Return masks of deployments with the number of prompt blocks that they hold.
 
         Each row has fewer deployments and more blocks than the one before.

@@ -32,7 +32,7 @@ class SlotOffer(Generic[SlotT]):
     With neither there is nothing to wait for, and the request has to choose again.
     """
 
-    held: SlotT | None = None
+    slot: SlotT | None = None
     waits_for: int = 0
 
 
@@ -81,7 +81,7 @@ class WaitingQueue(Generic[SlotT]):
         self._numbers += 1
         return self._numbers
 
-    async def take(
+    async def wait_for_slot(
         self, owner: str, number: int, attempt: Callable[[int], SlotOffer[SlotT]], *, resumes: bool, until: float
     ) -> SlotT | None:
         """Wait for a slot; return None if there is nothing to wait for.
@@ -91,8 +91,8 @@ class WaitingQueue(Generic[SlotT]):
         """
         if not len(self):
             offer = attempt(0)
-            if offer.held is not None or not offer.waits_for:
-                return self._grant(offer.held)
+            if offer.slot is not None or not offer.waits_for:
+                return self._grant(offer.slot)
         waiter = Waiter(owner, number, resumes, attempt)
         self._join(waiter)
         try:
@@ -141,13 +141,13 @@ class WaitingQueue(Generic[SlotT]):
         barred = 0
         for waiter in self._by_fairness():
             offer = waiter.attempt(barred)
-            if offer.held is None and offer.waits_for:
+            if offer.slot is None and offer.waits_for:
                 barred |= offer.waits_for
                 continue
             self._leave(waiter)
             if waiter.owner in self._owners:
                 self._owners.move_to_end(waiter.owner)
-            waiter.answer.set_result(self._grant(offer.held))
+            waiter.answer.set_result(self._grant(offer.slot))
             return True
         return False
 

@@ -24,7 +24,7 @@ class Grain:
     end: float
     requests: int = 0
     tokens: int = 0
-    gone: bool = False
+    is_expired: bool = False
     """True once the grain's minute is over."""
 
 
@@ -32,8 +32,8 @@ class Rate:
     """Rate of one deployment. `now` is monotonic seconds; readings are as of the last `move`."""
 
     def __init__(self, requests: int | None = None, tokens: int | None = None) -> None:
-        self.most_requests = requests
-        self.most_tokens = tokens
+        self.max_requests = requests
+        self.max_tokens = tokens
         self.requests = 0
         self.tokens = 0
         self._minute_s = MINUTE_S
@@ -44,7 +44,7 @@ class Rate:
         grains = self._grains
         while grains and grains[0].end + self._minute_s <= now:
             gone = grains.popleft()
-            gone.gone = True
+            gone.is_expired = True
             self.requests -= gone.requests
             self.tokens -= gone.tokens
 
@@ -56,9 +56,9 @@ class Rate:
         return self._allow(self.requests, self.tokens, tokens)
 
     def _allow(self, requests: int, had: int, tokens: int) -> bool:
-        if self.most_requests is not None and requests >= self.most_requests:
+        if self.max_requests is not None and requests >= self.max_requests:
             return False
-        return self.most_tokens is None or had <= 0 or had + tokens <= self.most_tokens
+        return self.max_tokens is None or had <= 0 or had + tokens <= self.max_tokens
 
     def frees_at(self, tokens: int) -> float:
         """Return when a request of so many tokens may begin, if no other begins before.
@@ -72,7 +72,7 @@ class Rate:
             requests, had, at = requests - grain.requests, had - grain.tokens, grain.end + self._minute_s
         return at
 
-    def take(self, tokens: int, now: float) -> Grain:
+    def add_request(self, tokens: int, now: float) -> Grain:
         """Count a request that begins."""
         return self._add(1, tokens, now)
 
@@ -83,7 +83,7 @@ class Rate:
         """
         if used is not None and used > taken:
             self._add(0, used - taken, now)
-        elif not grain.gone:
+        elif not grain.is_expired:
             back = (1, taken) if used is None else (0, taken - used)
             grain.requests -= back[0]
             grain.tokens -= back[1]
@@ -110,5 +110,5 @@ def rate_of(requests: int | None, tokens: int | None, before: Rate | None = None
     if requests is None and tokens is None:
         return None
     rate = before or Rate()
-    rate.most_requests, rate.most_tokens = requests, tokens
+    rate.max_requests, rate.max_tokens = requests, tokens
     return rate

@@ -27,7 +27,7 @@ class RetryBudget:
         self._balance = RESERVE
         self._at = now
 
-    def asked(self, in_flight: int, now: float) -> None:
+    def add_request(self, in_flight: int, now: float) -> None:
         """Pay in for a new request while `in_flight` others are in progress."""
         self._grow(now)
         most = max(RESERVE, SHARE * in_flight)

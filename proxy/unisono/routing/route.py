@@ -211,7 +211,7 @@ class GroupFailoverRoute:
         self._resumes = demand.resumes
         if self._failure is None:
             if self._at is None:
-                self._group.budget.asked(self._group.in_flight, self._now())
+                self._group.budget.add_request(self._group.in_flight, self._now())
             elif (place := self._same_deployment(demand)) is not None:
                 return place
         else:
@@ -236,7 +236,7 @@ class GroupFailoverRoute:
             raise self._failure.with_traceback(None)
         raise refusal or BackendUnavailable("No backend is available for this model; try again later.")
 
-    def fell(self, group: DeploymentGroup, live: LiveDeployment, error: UnisonoError) -> None:
+    def record_failure(self, group: DeploymentGroup, live: LiveDeployment, error: UnisonoError) -> None:
         self._tries[-1] = replace(self._tries[-1], failure=error.code)
         self._failure = error
         self._failed_mask |= live.candidate.bit
@@ -282,7 +282,7 @@ class GroupFailoverRoute:
         return all(size is not None and size <= demand.prompt_tokens for size in sizes)
 
     def _selection_request(self, group: DeploymentGroup, demand: RouteRequirements) -> SelectionRequest:
-        wanted = group.wanted(demand, self._request.sticky, self._failed_mask)
+        wanted = group.selection_request(demand, self._request.sticky, self._failed_mask)
         if demand.resumes and self._at is not None and not group.serves(wanted):
             # The first deployments that failed may be healthy again, even with an open circuit. The last one
             # failed just now and stays excluded.
@@ -294,12 +294,12 @@ class GroupFailoverRoute:
         """Return a slot on the same deployment if it has room; its cache outweighs fairness."""
         assert self._at is not None
         group, live = self._at
-        wanted = group.wanted(demand, self._request.sticky, 0)
+        wanted = group.selection_request(demand, self._request.sticky, 0)
         one = live.candidate
         live.refresh(self._now())
         if live.known is None or one.rank > Rank.HALF_OPEN or not one.can(wanted) or not one.has_room(wanted.tokens):
             return None
-        return self._given(group, group.take(live, demand, wanted), live.known, demand)
+        return self._given(group, group.reserve(live, demand, wanted), live.known, demand)
 
     async def _wait_for_slot(self, group: DeploymentGroup, demand: RouteRequirements) -> HeldSlot:
         """Return a slot in a group, waiting in its queue. Raises the `BackendError` family."""
@@ -317,9 +317,9 @@ class GroupFailoverRoute:
                 # Its circuit opened in the meantime.
                 hold.live.give_back(hold)
             choice = group.choice(wanted)
-            if choice.taken is None and choice.waits_for:
+            if choice.candidate is None and choice.waits_for:
                 continue
-            live = group.by_bit[choice.taken.bit] if choice.taken else self._unfit(group, wanted)
+            live = group.by_bit[choice.candidate.bit] if choice.candidate else self._unfit(group, wanted)
             if live is None:
                 raise error or BackendUnavailable("No backend is available for this model; try again later.")
             try:

@@ -38,23 +38,23 @@ class Selector:
         self._rotation = 0
         self._has_one_candidate = len(candidates) < 2
 
-    def wanted(self, demand: RouteRequirements, now: float, *, sticky: str = "", excluded: int = 0) -> SelectionRequest:
+    def selection_request(self, demand: RouteRequirements, now: float, *, sticky: str = "", excluded: int = 0) -> SelectionRequest:
         if self._has_one_candidate or self._strategy is not Strategy.PREFIX_AWARE:
             return to_selection_request(demand, excluded=excluded)
-        held = self._prefixes.held(demand.blocks, now)
+        held = self._prefixes.cached_prefixes(demand.blocks, now)
         return to_selection_request(demand, held, sticky=sticky, excluded=excluded, gathers=True)
 
     def choose(self, wanted: SelectionRequest, barred: int = 0) -> Choice:
         return choose(self.candidates, wanted, self._rotation, strategy=self._strategy, barred=barred)
 
-    def take(self, candidate: Candidate, demand: RouteRequirements, wanted: SelectionRequest, now: float) -> Share:
+    def reserve(self, candidate: Candidate, demand: RouteRequirements, wanted: SelectionRequest, now: float) -> Share:
         """Take a slot on a candidate, and record that it will hold the prompt."""
         if log.isEnabledFor(logging.DEBUG):
             rows = explained(self.candidates, wanted)
             log.debug("backend chosen", extra={"model": self._model, "backend": candidate.name, "candidates": rows})
         if not self._has_one_candidate:
             self._prefixes.record(demand.blocks, candidate.bit, now)
-        return candidate.take(wanted, now)
+        return candidate.reserve(wanted, now)
 
     def passed(self, wanted: SelectionRequest) -> None:
         """Advance the round-robin after a choice became a slot. Failover does not advance it."""

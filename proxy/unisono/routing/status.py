@@ -90,5 +90,5 @@ def _state(live: LiveDeployment, now: float) -> tuple[str, str, float]:
     if live.failure is not None:
         return "failing", live.failure.code, live.failing_since
     if live.known is not None:
-        return "ready", "", live.well_since
+        return "ready", "", live.healthy_since
     return "unknown", "not probed yet", live.failing_since

@@ -38,7 +38,7 @@ class Loads:
         self._memory = mmap.mmap(file, places * COUNT_BYTES)
         self._counts = memoryview(self._memory).cast("q")
 
-    def tell(self, place: int, count: int) -> None:
+    def set_load(self, place: int, count: int) -> None:
         self._counts[place] = count
 
     def least(self) -> int:
@@ -86,14 +86,14 @@ class Accepting:
         if self._pause is not None:
             self._pause.cancel()
 
-    def tell(self) -> int:
+    def set_load(self) -> int:
         """Publish the number of connections of this process and return it."""
         count = len(self._connections) + len(self._connecting)
-        self._place.loads.tell(self._place.number, count)
+        self._place.loads.set_load(self._place.number, count)
         return count
 
     def _on_connection(self) -> None:
-        if self.tell() > self._place.loads.least() and not self._left_lying:
+        if self.set_load() > self._place.loads.least() and not self._left_lying:
             self._left_lying = True
             self._later(LEFT_LYING_S)
             return
@@ -115,7 +115,7 @@ class Accepting:
         task = asyncio.create_task(self._hand_over(connection))
         self._connecting.add(task)
         task.add_done_callback(self._connecting.discard)
-        self.tell()
+        self.set_load()
 
     async def _hand_over(self, connection: socket.socket) -> None:
         try:

@@ -80,7 +80,7 @@ class AppSwitch:
         self._current = Application(first)
         self._replaced: dict[Application, asyncio.Task[None]] = {}
         self._leaving = False
-        self.asked_at = float("-inf")
+        self.last_probe_at = float("-inf")
         """Monotonic time of the last readiness probe."""
 
     @property
@@ -155,7 +155,7 @@ class AppSwitch:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         match scope["type"]:
             case "http" if scope["path"] == READINESS:
-                self.asked_at = monotonic()
+                self.last_probe_at = monotonic()
                 await (_not_ready(send) if self._leaving else self._current.app(scope, receive, send))
             case "http":
                 await self._http(self._current, scope, receive, send)

@@ -123,7 +123,7 @@ class GatewayServer(uvicorn.Server):
         if not self.should_exit:
             await self._started(self._switch.gateway)
         self._is_up.set()
-        if self._start_signals.is_reload_asked:
+        if self._start_signals.is_reload_requested:
             self.reload_soon()
 
     async def _connect(self, connection: socket.socket) -> None:
@@ -137,7 +137,7 @@ class GatewayServer(uvicorn.Server):
 
     async def on_tick(self, counter: int) -> bool:
         if self._accepting is not None:
-            self._accepting.tell()
+            self._accepting.set_load()
         return await super().on_tick(counter)
 
     # -- signals
@@ -165,14 +165,14 @@ class GatewayServer(uvicorn.Server):
                 self._loop.call_soon_threadsafe(self._hurried.set)
             return
         self._leave_at = monotonic()
-        asked = self._leave_at - self._switch.asked_at < PROBE_RECENCY_S
+        asked = self._leave_at - self._switch.last_probe_at < PROBE_RECENCY_S
         self._noticed = not (notice and asked)
         self._switch.leave()
         self.should_exit = True
 
     def _handle_reload(self, sig: int, frame: FrameType | None) -> None:
         if self._loop is None:
-            self._start_signals.is_reload_asked = True
+            self._start_signals.is_reload_requested = True
         else:
             self._loop.call_soon_threadsafe(self.reload_soon)
 

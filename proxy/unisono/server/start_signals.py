@@ -16,7 +16,7 @@ class StartSignals:
     """
 
     def __init__(self) -> None:
-        self.is_reload_asked = False
+        self.is_reload_requested = False
 
     def handle(self) -> None:
         """Install handlers for both signals until the server installs its own."""
@@ -27,4 +27,4 @@ class StartSignals:
         raise SystemExit(0)
 
     def _remember(self, number: int, frame: FrameType | None) -> None:
-        self.is_reload_asked = True
+        self.is_reload_requested = True

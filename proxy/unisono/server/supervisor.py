@@ -99,11 +99,11 @@ class Supervisor:
             reloads.add(asyncio.create_task(self._reload()))
 
         loop.add_signal_handler(signal.SIGHUP, reload)
-        if self._start_signals.is_reload_asked:
+        if self._start_signals.is_reload_requested:
             reload()
         try:
             for place in range(self._order.share):
-                self._loads.tell(place, NOT_RUNNING)
+                self._loads.set_load(place, NOT_RUNNING)
             async with asyncio.TaskGroup() as places:
                 for place in range(self._order.share):
                     places.create_task(self._keep(place))
@@ -151,7 +151,7 @@ class Supervisor:
         finally:
             ending.cancel()
             del self._workers[place]
-            self._loads.tell(place, NOT_RUNNING)
+            self._loads.set_load(place, NOT_RUNNING)
             self._forget(place)
             worker.writer.close()
             await worker.hearing

@@ -56,7 +56,7 @@ class Cache:
     def __len__(self) -> int:
         return len(self._blocks)
 
-    def longest(self, blocks: Iterable[int]) -> int:
+    def longest_prefix(self, blocks: Iterable[int]) -> int:
         """Return how many of the leading blocks are cached."""
         held = 0
         for block in blocks:
@@ -116,7 +116,7 @@ class SimulatedEngine:
     def waiting(self) -> int:
         return len(self._waiting)
 
-    def take(self, now: int, run: SimulatedRun) -> None:
+    def admit(self, now: int, run: SimulatedRun) -> None:
         self._go(now)
         self._waiting.append(run)
         self._admit(now)
@@ -200,7 +200,7 @@ class SimulatedEngine:
         run = self._reading[0]
         # The last block of a fully cached prompt is computed again, because a step needs input.
         known = run.blocks[: (run.prompt - 1) // BLOCK_TOKENS]
-        held = self.cache.longest(known)
+        held = self.cache.longest_prefix(known)
         self.cache.use(known[:held])
         run.cached = held * BLOCK_TOKENS
         self._to_read = float(run.prompt - run.cached)

@@ -26,7 +26,7 @@ class SimulatedRequest:
     """
 
     key: int
-    asked_us: int
+    arrived_us: int
     output: int
     placed_us: int = -1
     entered_us: int = -1
@@ -97,15 +97,15 @@ class StrategyResult:
     @property
     def wait(self) -> Times:
         """Time until a backend started, including the queues of the gateway and of the backend."""
-        return times(each.entered_us - each.asked_us for each in self._done)
+        return times(each.entered_us - each.arrived_us for each in self._done)
 
     @property
     def first_token(self) -> Times:
-        return times(each.first_us - each.asked_us for each in self._done)
+        return times(each.first_us - each.arrived_us for each in self._done)
 
     @property
     def whole(self) -> Times:
-        return times(each.ended_us - each.asked_us for each in self._done)
+        return times(each.ended_us - each.arrived_us for each in self._done)
 
     @property
     def tokens_per_s(self) -> float:

@@ -41,7 +41,7 @@ class PlacementStrategy(Protocol):
         """
         ...
 
-    def began(self, wish: Wish, backend: int) -> None:
+    def record_first_token(self, wish: Wish, backend: int) -> None:
         """Record the first token: the prompt is in the cache of the backend."""
         ...
 
@@ -99,7 +99,7 @@ class _Line:
             return self.resumes[0]
         return next(iter(self._keys.values()))[0] if self._keys else None
 
-    def take(self) -> None:
+    def pop(self) -> None:
         """Remove the first request and move its key to the end of the rotation."""
         if self.resumes:
             self.resumes.popleft()
@@ -169,7 +169,7 @@ class _Simulation:
                 self._at(round(outage.at_s * US), self._falls(index))
                 self._at(round((outage.at_s + outage.for_s) * US), self._rises(index))
         for talk in self._talks:
-            self._at(talk.begins_us, self._send_request(talk, 0))
+            self._at(talk.starts_us, self._send_request(talk, 0))
         while self._heap:
             now, _, happen = heapq.heappop(self._heap)
             happen(now)
@@ -257,7 +257,7 @@ class _Simulation:
 
     def _fill(self, now: int) -> None:
         while (waiting := self._line.first()) is not None and self._place(waiting, now):
-            self._line.take()
+            self._line.pop()
         if waiting is not None:
             self._fill_in_time(now)
 
@@ -283,7 +283,7 @@ class _Simulation:
         served = self._served[run.request]
         if served.placed_us < 0:
             served.placed_us = now
-        self._engines[chosen].take(now, run)
+        self._engines[chosen].admit(now, run)
         self._next(chosen)
         return True
 
@@ -301,7 +301,7 @@ class _Simulation:
             served.first_us = now
             served.entered_us = run.entered_us
         backend, wish = self._placements[run.request]
-        self._strategy.began(wish, backend)
+        self._strategy.record_first_token(wish, backend)
 
     def _finished(self, run: SimulatedRun, index: int, now: int) -> None:
         served = self._served[run.request]

@@ -52,21 +52,21 @@ class Serving:
         for rate in self._rates:
             rate.move(now)
         demand = RouteRequirements(wish.prompt, wish.blocks)
-        wanted = self._choosing.wanted(demand, now, sticky=str(wish.conversation) if self._sticky else "")
-        taken = self._choosing.choose(wanted).taken
-        if taken is None or taken.rank is not Rank.WELL:
+        wanted = self._choosing.selection_request(demand, now, sticky=str(wish.conversation) if self._sticky else "")
+        taken = self._choosing.choose(wanted).candidate
+        if taken is None or taken.rank is not Rank.HEALTHY:
             self._refused = wanted.tokens
             return None
         self._choosing.passed(wanted)
-        self._shares[wish] = self._choosing.take(taken, demand, wanted, now)
+        self._shares[wish] = self._choosing.reserve(taken, demand, wanted, now)
         return self._index[taken.bit]
 
-    def began(self, wish: Wish, backend: int) -> None:
-        self._shares[wish].began()
+    def record_first_token(self, wish: Wish, backend: int) -> None:
+        self._shares[wish].record_first_token()
 
     def left(self, wish: Wish, backend: int, used: int, now_us: int) -> None:
         share = self._shares.pop(wish)
-        share.took(used)
+        share.record_usage(used)
         share.give_back(now_us / US)
 
     def frees_us(self, now_us: int) -> int | None:
@@ -78,7 +78,7 @@ class Serving:
         self._prefixes.forget(self.candidates[backend].bit, now_us / US)
 
     def rose(self, backend: int) -> None:
-        self.candidates[backend].rank = Rank.WELL
+        self.candidates[backend].rank = Rank.HEALTHY
 
 
 def serving(plan: SimulationPlan) -> Callable[[str, Sequence[BackendPlan]], Serving]:

@@ -40,7 +40,7 @@ class SimulatedStep:
 @dataclass(frozen=True, slots=True)
 class SimulatedConversation:
     number: int
-    begins_us: int
+    starts_us: int
     key: int
     steps: tuple[SimulatedStep, ...]
 

@@ -24,7 +24,7 @@ VERSION = 1
 
 
 def _item(item: StoredItem) -> Record:
-    return {"id": item.id, "said": [to_record(part) for part in item.said], "shown": dict(item.shown)}
+    return {"id": item.id, "said": [to_record(part) for part in item.meaning], "shown": dict(item.wire)}
 
 
 def _to_item(record: Record) -> StoredItem:

@@ -65,7 +65,7 @@ def _read(given: InspectRequest, encoding: Encoding) -> dict[str, Any]:
     events = _routed(encoding, tools, output)
     shown = Segments(encoding)
     shown.add(prompt)
-    asked = shown.taken()
+    asked = shown.pop_new()
     waiting = deque(one for one in events if isinstance(one, Repaired))
     for piece in (*mended(output, waiting), *waiting):
         if isinstance(piece, Repaired):
@@ -76,7 +76,7 @@ def _read(given: InspectRequest, encoding: Encoding) -> dict[str, Any]:
         "step": 0,
         "generations": [],
         "prompts": [{"behind": 0, "segments": asked}] if asked else [],
-        "output": shown.taken(),
+        "output": shown.pop_new(),
         "generated": len(output),
     }
     items = [_item(event) for event in events if isinstance(event, Closed)]
@@ -131,7 +131,7 @@ def _decoded(text: str, encoding: Encoding) -> list[int]:
 
 
 def _toolset(names: Sequence[str]) -> ToolSet:
-    return plan_tools([FunctionTool(name) for name in names]).beside(FUNCTIONS_OF)
+    return plan_tools([FunctionTool(name) for name in names]).with_builtins(FUNCTIONS_OF)
 
 
 def _routed(encoding: Encoding, tools: ToolSet, tokens: Sequence[int]) -> list[Event]:

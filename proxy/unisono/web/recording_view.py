@@ -112,7 +112,7 @@ def _prompt(told: Mapping[str, Any] | None, encoding: Encoding) -> dict[str, Any
     if gap is not None:
         shown.gap(int(_number(gap["tokens"]) or 0))
     shown.add(tokens[at:])
-    return {"behind": _number(told["same"]), "segments": shown.taken()}
+    return {"behind": _number(told["same"]), "segments": shown.pop_new()}
 
 
 def _id(token: object) -> int:
@@ -133,7 +133,7 @@ def _outputs(document: Mapping[str, Any], encoding: Encoding) -> Iterator[list[S
     for part in with_repairs(parts_of([_id(number) for number in document["output"]]), repairs):
         match part:
             case JournalMarker.STEP_ENDED:
-                yield shown.taken()
+                yield shown.pop_new()
             case TokenSource():
                 shown.aside(f"token ids derived from text: {part.guessed}; stop token hidden: {part.stop_hidden}")
             case JournalEntry():
@@ -145,4 +145,4 @@ def _outputs(document: Mapping[str, Any], encoding: Encoding) -> Iterator[list[S
             case tokens:
                 assert not isinstance(tokens, JournalMarker)
                 shown.add(tokens)
-    yield shown.taken()
+    yield shown.pop_new()

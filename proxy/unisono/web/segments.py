@@ -77,7 +77,7 @@ class Segments:
             {"kind": "repair", "rule": shortened(rule), "why": sentence, "position": position, "dropped": dropped}
         )
 
-    def taken(self) -> list[Segment]:
+    def pop_new(self) -> list[Segment]:
         """Return the segments added since the last call."""
         self._flush()
         out, self._out = self._out, []

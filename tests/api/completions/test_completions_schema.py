@@ -35,7 +35,7 @@ PROMPTS: dict[str, tuple[Any, list[tuple[str | None, tuple[int, ...]]]]] = {
 @pytest.mark.parametrize(("prompt", "raw"), PROMPTS.values(), ids=PROMPTS)
 def test_a_prompt_is_taken_in_every_form(prompt: Any, raw: Any) -> None:
     asked = turns_of(prompt=prompt)
-    assert [(turn.raw.text, turn.raw.tokens) for turn in asked.turns if turn.raw] == raw
+    assert [(turn.raw.text, turn.raw.tokens) for turn in asked.requests if turn.raw] == raw
 
 
 REFUSED: dict[str, tuple[dict[str, Any], str, str]] = {
@@ -105,30 +105,30 @@ def test_what_is_without_effect_is_noted() -> None:
 def test_fields_are_honoured() -> None:
     [turn] = turns_of(
         max_tokens=7, stop="end", seed=3, temperature=0.5, stop_token_ids=[200007], skip_special_tokens=False
-    ).turns
+    ).requests
     assert turn.raw is not None
     assert (turn.max_tokens, turn.stop, turn.sampling.seed, turn.sampling.temperature) == (7, ("end",), 3, 0.5)
     assert (turn.raw.stop_tokens, turn.raw.hides_special) == (frozenset({200007}), False)
     assert (turn.surface, turn.fields.conversation, turn.tenant) == ("completions", "prompt", "team")
-    assert turns_of().turns[0].max_tokens == 16
+    assert turns_of().requests[0].max_tokens == 16
 
 
 def test_choices_of_all_prompts_have_a_turn_each() -> None:
     asked = turns_of(prompt=["a", "b"], n=2, seed=5, echo=True, best_of=2)
-    assert [turn.raw.text for turn in asked.turns if turn.raw] == ["a", "a", "b", "b"]
-    assert [turn.sampling.seed for turn in asked.turns] == [5, 4, 5, 4]
-    assert [turn.request_id for turn in asked.turns] == ["req", "req-1", "req-2", "req-3"]
+    assert [turn.raw.text for turn in asked.requests if turn.raw] == ["a", "a", "b", "b"]
+    assert [turn.sampling.seed for turn in asked.requests] == [5, 4, 5, 4]
+    assert [turn.request_id for turn in asked.requests] == ["req", "req-1", "req-2", "req-3"]
     assert (asked.texts, asked.per_prompt) == (("a", "a", "b", "b"), 2)
 
 
 def test_hooks_find_the_prompt_as_a_message_of_the_users() -> None:
     for prompt in ("hi", [104, 105]):
-        [turn] = turns_of(prompt=prompt).turns
+        [turn] = turns_of(prompt=prompt).requests
         assert turn.conversation.items == (UserMessage("hi"),)
 
 
 def test_ids_of_a_text_are_known_where_they_are_told() -> None:
-    [turn] = turns_of(return_token_ids=True).turns
+    [turn] = turns_of(return_token_ids=True).requests
     assert turn.raw is not None
     assert (turn.raw.text, turn.raw.tokens) == ("Hi", (72, 105))
 

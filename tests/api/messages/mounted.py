@@ -45,7 +45,7 @@ def gateway(turns: GenerationService, *, keep_alive_s: float = 10.0) -> FastAPI:
     )
     register(app)
     means = MessagesDeps(
-        turns=turns,
+        service=turns,
         resolve=resolve,
         seals=seals,
         today=lambda: "2026-11-20",

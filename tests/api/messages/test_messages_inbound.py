@@ -56,7 +56,7 @@ def understood(model: MessagesModel = MODEL, **fields: Any) -> MessagesGeneratio
 
 
 def said(*messages: Json) -> tuple[Item, ...]:
-    return understood(messages=list(messages)).turn.conversation.items
+    return understood(messages=list(messages)).request.conversation.items
 
 
 def assistant(*blocks: Any) -> Json:
@@ -258,7 +258,7 @@ SYSTEMS: dict[str, tuple[Json, str]] = {
 
 @pytest.mark.parametrize(("fields", "instructions"), SYSTEMS.values(), ids=SYSTEMS)
 def test_instructions_stand_before_the_talk(fields: Json, instructions: str) -> None:
-    assert understood(**fields).turn.conversation.preamble.instructions == instructions
+    assert understood(**fields).request.conversation.preamble.instructions == instructions
 
 
 PREFILLS: dict[str, tuple[Json, str | None]] = {
@@ -272,7 +272,7 @@ PREFILLS: dict[str, tuple[Json, str | None]] = {
 
 @pytest.mark.parametrize(("last", "prefill"), PREFILLS.values(), ids=PREFILLS)
 def test_the_beginning_of_the_answer_may_be_given(last: Json, prefill: str | None) -> None:
-    assert understood(messages=[ASK, last]).turn.conversation.prefill == prefill
+    assert understood(messages=[ASK, last]).request.conversation.prefill == prefill
 
 
 def test_what_is_asked_reaches_the_engine() -> None:
@@ -285,7 +285,7 @@ def test_what_is_asked_reaches_the_engine() -> None:
         output_config={"effort": "max"},
         stream=True,
     )
-    turn = asked.turn
+    turn = asked.request
     assert turn.conversation.preamble.tools == (
         FunctionTool("look", "Looks.", {"type": "object"}),
         FunctionTool("go", "", {"type": "object"}),
@@ -318,13 +318,13 @@ def test_thoughts_are_bounded_and_shown_as_asked(
 ) -> None:
     model = MessagesModel("gpt-oss", show_reasoning=shows, rules=ModelRules(reasoning_budget=50))
     made = understood(model, **({"thinking": asked} if asked else {}))
-    assert (made.thinking, made.turn.conversation.preamble.effort, made.turn.reasoning_budget) == expected
+    assert (made.thinking, made.request.conversation.preamble.effort, made.request.reasoning_budget) == expected
 
 
 @pytest.mark.parametrize("at", ["output_config.format", "output_format"])
 def test_an_answer_may_have_to_be_of_a_schema(at: str) -> None:
     form = {"type": "json_schema", "schema": {"type": "object", "required": ["a"]}}
-    turn = understood(**({"output_config": {"format": form}} if "." in at else {at: form})).turn
+    turn = understood(**({"output_config": {"format": form}} if "." in at else {at: form})).request
     assert turn.form is not None
     assert turn.form.schema == form["schema"]
     assert turn.calls_allowed is False
@@ -334,13 +334,13 @@ def test_server_tools_are_the_gateways_own_where_the_operator_has_them() -> None
     served = MessagesModel("gpt-oss", trained=BROWSER)
     made = understood(served, tools=[LOOK, SEARCH], tool_choice={"type": "tool", "name": "web_search"})
     assert made.served == {"browser"}
-    assert made.turn.hosting is not None
-    assert [server.label for server in made.turn.hosting.servers] == ["builtin:browser"]
-    assert made.turn.hosting.max_calls == 2
-    assert made.turn.choice == ForcedCalls(frozenset(), frozenset({("builtin:browser", None)}))
-    assert [tool.name for tool in made.turn.conversation.preamble.tools] == ["look"]
+    assert made.request.hosting is not None
+    assert [server.label for server in made.request.hosting.servers] == ["builtin:browser"]
+    assert made.request.hosting.max_calls == 2
+    assert made.request.choice == ForcedCalls(frozenset(), frozenset({("builtin:browser", None)}))
+    assert [tool.name for tool in made.request.conversation.preamble.tools] == ["look"]
     assert made.notes == ("tools.1.allowed_domains: no effect",)
-    none = understood(served, tools=[LOOK, SEARCH], tool_choice={"type": "none"}).turn
+    none = understood(served, tools=[LOOK, SEARCH], tool_choice={"type": "none"}).request
     assert (none.hosting, none.calls_allowed) == (None, False)
 
 
@@ -348,7 +348,7 @@ def test_an_answer_pauses_where_its_client_sees_all_that_was_run() -> None:
     docs = ToolServer("docs", "https://docs.example", approval=Approval(otherwise=False))
     model = MessagesModel("gpt-oss", trained=BROWSER, runnable=RunnableTools((docs,)), pause_after=3)
     for fields, bound in (({}, 3), ({"unisono": {"run_tools": True}}, None)):
-        hosting = understood(model, tools=[SEARCH], **fields).turn.hosting
+        hosting = understood(model, tools=[SEARCH], **fields).request.hosting
         assert hosting is not None
         assert (hosting.shown, hosting.pause_after) == ({"builtin:browser"}, bound)
 
@@ -361,10 +361,10 @@ def test_an_answer_that_goes_on_has_made_the_forced_call_and_talks_to_the_same_s
     ours = {**foreign, "content": [{SEALED: SEALER.seal(TENANT, items, "a talk")}]}
     force: Json = {"tools": [SEARCH], "tool_choice": {"type": "any"}}
     paused = understood(served, messages=[ASK, assistant(use, ours), assistant(use, foreign)], **force)
-    assert paused.turn.choice is None
+    assert paused.request.choice is None
     assert paused.talk == "a talk"
     over = understood(served, messages=[ASK, assistant(use, ours), ASK], **force)
-    assert over.turn.choice == ForcedCalls()
+    assert over.request.choice == ForcedCalls()
     assert understood(served, **force).talk == f"{TENANT}\0req_1"
     others = {**foreign, "content": [{SEALED: SEALER.seal("others", items, "their talk")}]}
     assert understood(served, messages=[ASK, assistant(use, others)], **force).talk == f"{TENANT}\0req_1"
@@ -372,7 +372,7 @@ def test_an_answer_that_goes_on_has_made_the_forced_call_and_talks_to_the_same_s
 
 def test_tools_that_are_not_there_are_left_out_beside_others() -> None:
     made = understood(tools=[LOOK, SEARCH, {"type": "bash_20250124", "name": "bash"}])
-    assert [tool.name for tool in made.turn.conversation.preamble.tools] == ["look"]
+    assert [tool.name for tool in made.request.conversation.preamble.tools] == ["look"]
     assert [note.partition(":")[0] for note in made.notes] == ["tools.1.type", "tools.2.type"]
     assert "unisono.builtin_tools.browser" in made.notes[0]
 
@@ -380,8 +380,8 @@ def test_tools_that_are_not_there_are_left_out_beside_others() -> None:
 def test_the_operators_tools_are_run_where_the_client_says_so() -> None:
     docs = ToolServer("docs", "https://docs.example", approval=Approval(otherwise=False))
     model = MessagesModel("gpt-oss", runnable=RunnableTools((docs,)))
-    assert understood(model).turn.hosting is None
-    hosting = understood(model, unisono={"run_tools": True}).turn.hosting
+    assert understood(model).request.hosting is None
+    hosting = understood(model, unisono={"run_tools": True}).request.hosting
     assert hosting is not None
     assert [(server.label, server.owner) for server in hosting.servers] == [("docs", TENANT)]
     note = "unisono.run_tools: no effect, because there are no tools to run, or because of 'tool_choice'"

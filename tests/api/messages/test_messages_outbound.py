@@ -167,7 +167,7 @@ def test_calls_of_server_tools_are_shown_with_what_came_of_them(events: list[Eve
     [ran] = [event for event in events if isinstance(event, Ran)]
     said = next(event.text for event in events if isinstance(event, Closed))
     made = AssistantCall("call_h", ran.item.name, said, (7, 8))
-    assert SEALER.open(TENANT, sealed) == (made, ToolResult("call_h", ran.item.name, ran.said))
+    assert SEALER.open(TENANT, sealed) == (made, ToolResult("call_h", ran.item.name, ran.text_for_model))
     assert SEALER.talk(TENANT, sealed) == "a talk"
 
 

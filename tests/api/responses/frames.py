@@ -41,7 +41,7 @@ def streamed(
 ) -> tuple[list[Event], StoredResponse]:
     """A whole stream, and what is kept of it."""
     events = ResponseEvents(shown, report or GenerationReport(), new_id=ids(), clock=lambda: NOW)
-    out = events.begin()
+    out = events.first_events()
     for batch in batches:
         out += events.write(batch)
     assert events.ended

@@ -76,7 +76,7 @@ def events() -> Iterator[Event]:
     for said in STREAMS:
         yield from streamed([[event] for event in said], shown, GenerationReport("vllm-1", 1, ["missing-end"]))[0]
     broken = ResponseEvents(shown, GenerationReport(), new_id=ids(), clock=lambda: NOW)
-    begun = [*broken.begin(queued=True), *broken.refuse("No."), *broken.write(final(1, "Hi")[:2])]
+    begun = [*broken.first_events(queued=True), *broken.refuse("No."), *broken.write(final(1, "Hi")[:2])]
     yield from parsed([*begun, *broken.fail(BackendUnavailable("It is gone.")), broken.last()])
 
 

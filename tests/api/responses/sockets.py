@@ -101,7 +101,7 @@ def means_of(turns: CountingTurns, store: Store) -> ResponsesDeps:
         return ResponsesModel("gpt-oss")
 
     return ResponsesDeps(
-        turns=turns,
+        service=turns,
         store=store,
         resolve=resolve,
         seals=seals,

@@ -145,7 +145,7 @@ def test_a_stream_folds_to_what_is_kept(dialect: Dialect) -> None:
     wire, events = told(dialect)
     folded = fold(wire)
     assert events.stored is not None
-    assert folded.output == [dialect.item(item.shown) for item in events.stored.output]
+    assert folded.output == [dialect.item(item.wire) for item in events.stored.output]
     again = parsed(replay_events(events.stored, dialect))
     assert fold(again).output == folded.output
     steps = [event["type"] for event in wire if "delta" not in event]
@@ -155,7 +155,7 @@ def test_a_stream_folds_to_what_is_kept(dialect: Dialect) -> None:
 def test_items_say_what_was_done() -> None:
     _, events = told()
     assert events.stored is not None
-    search, opened, found, run, command, message = (dict(item.shown) for item in events.stored.output)
+    search, opened, found, run, command, message = (dict(item.wire) for item in events.stored.output)
     assert search["action"] == {"type": "search", "query": "x", "queries": ["x"]}
     assert opened["action"] == {"type": "open_page", "url": "https://a.example/paris"}
     assert found["action"] == {"type": "find_in_page", "url": "https://a.example/paris", "pattern": "x"}
@@ -164,7 +164,7 @@ def test_items_say_what_was_done() -> None:
     assert (command["type"], command["server_label"], command["name"]) == ("mcp_call", "container", "exec")
     content: Any = message["content"]
     assert [note["url"] for note in content[0]["annotations"]] == ["https://a.example/paris", "https://b.example/2"]
-    call, result = events.stored.output[3].said
+    call, result = events.stored.output[3].meaning
     assert call == AssistantCall("call_3", "python", "print(1)", (1, 2, 3))
     assert result == ToolResult("call_3", "python", "1\n")
 
@@ -178,8 +178,8 @@ def test_where_a_link_leads_is_told_before_it_is_followed() -> None:
 def test_sources_and_outputs_are_shown_where_they_are_wanted() -> None:
     _, events = told(OPENAI, "web_search_call.action.sources", "code_interpreter_call.outputs")
     assert events.stored is not None
-    search: Any = events.stored.output[0].shown
-    run: Any = events.stored.output[3].shown
+    search: Any = events.stored.output[0].wire
+    run: Any = events.stored.output[3].wire
     assert search["action"]["sources"] == [
         {"type": "url", "url": "https://a.example/1"},
         {"type": "url", "url": "https://b.example/2"},

@@ -276,7 +276,7 @@ async def test_an_output_finds_its_call(desk: Desk, together: bool) -> None:
     conversation = await desk.made(HELLO)
     for request in [[CALL, OUTPUT]] if together else [[CALL], [OUTPUT]]:
         assert (await add(desk, conversation, *request)).status == 200
-    said_there = [item.said for item in await kept(desk, conversation)]
+    said_there = [item.meaning for item in await kept(desk, conversation)]
     assert said_there[1:] == [(AssistantCall("c", "f", "{}"),), (ToolResult("c", "f", "42"),)]
 
 
@@ -294,10 +294,10 @@ async def test_an_item_is_known_again_with_the_tokens_the_model_generated(desk: 
     same = {"type": "message", "id": ours.id, "role": "assistant", "content": "Yes"}
     await add(desk, conversation, same, same | {"content": "No"}, {"type": "item_reference", "id": ours.id})
     again, other, referred = await kept(desk, conversation)
-    assert again.said == referred.said == ours.said
-    assert other.said != ours.said
+    assert again.meaning == referred.meaning == ours.meaning
+    assert other.meaning != ours.meaning
     assert {again.id, other.id, referred.id}.isdisjoint({ours.id})
-    assert referred.shown == {**ours.shown, "id": referred.id}
+    assert referred.wire == {**ours.wire, "id": referred.id}
 
 
 @pytest.mark.parametrize("reference", ["msg_never", "x" * 100_000, "\x00", "ü"], ids=["unknown", "long", "zero", "odd"])
@@ -388,7 +388,7 @@ async def test_an_output_goes_behind_what_others_add_a_few_times(crowd: Crowded)
 
     crowd.before = twice
     assert (await add(desk, conversation, OUTPUT)).status == 200
-    items = [item.said[0] for item in await kept(desk, conversation)]
+    items = [item.meaning[0] for item in await kept(desk, conversation)]
     assert items[1:3] == [UserMessage("another's")] * 2
     assert items[3:] == [ToolResult("c", "f", "42")]
 
@@ -399,7 +399,7 @@ async def test_an_output_is_given_up_when_others_never_leave_off(crowd: Crowded)
     crowd.before = crowd.another
     refused(await add(desk, conversation, OUTPUT), 409)
     assert crowd.appends == TRIES
-    assert [item.said[0] for item in (await kept(desk, conversation))[1:]] == [UserMessage("another's")] * TRIES
+    assert [item.meaning[0] for item in (await kept(desk, conversation))[1:]] == [UserMessage("another's")] * TRIES
 
 
 async def test_items_that_lean_on_nothing_need_no_second_try(crowd: Crowded) -> None:

@@ -46,7 +46,7 @@ def asked(earlier: tuple[Item, ...], sent: Any) -> ResponsesGeneration:
 
 
 def prompt(encoding: Encoding, turn: ResponsesGeneration) -> list[int]:
-    return Renderer(encoding).prompt(turn.turn.conversation, plan_tools(turn.toolbox.tools))
+    return Renderer(encoding).prompt(turn.request.conversation, plan_tools(turn.toolbox.tools))
 
 
 def answered(encoding: Encoding, turn: ResponsesGeneration, output: list[int]) -> tuple[StoredItem, ...]:
@@ -77,7 +77,7 @@ def test_a_client_that_sends_everything_back_has_the_same_prompt(
     first = asked((), "Hi")
     kept = answered(encoding, first, encoding.encode_marked(written))
     found = {item.id: item for item in kept}
-    history = [{"role": "user", "content": "Hi"}, *(dict(item.shown) for item in kept), *sent]
-    replayed = turn_of(KnownState(kept=found.get), input=history, tools=TOOLS, instructions="Be brief.")
+    history = [{"role": "user", "content": "Hi"}, *(dict(item.wire) for item in kept), *sent]
+    replayed = turn_of(KnownState(stored_item=found.get), input=history, tools=TOOLS, instructions="Be brief.")
     continued = asked((*meaning_of(first.input), *meaning_of(kept)), sent)
     assert prompt(encoding, replayed) == prompt(encoding, continued)

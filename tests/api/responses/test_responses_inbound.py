@@ -36,7 +36,7 @@ CALLED = AssistantCall("c", "f", '{"a":1}')
 
 
 def items_of(given: Any, known: KnownState | None = None) -> list[Item]:
-    return list(turn_of(known, input=given).turn.conversation.items)
+    return list(turn_of(known, input=given).request.conversation.items)
 
 
 FIND = ToolNames().add("my docs", "find")
@@ -177,9 +177,9 @@ def test_there_is_a_reader_for_every_kind() -> None:
 @pytest.mark.parametrize("kind", [kind for kind, model in KINDS.items() if model is InputSilent])
 def test_a_kind_without_meaning_is_left_out_with_a_note(kind: str) -> None:
     turn = turn_of(input=[{"type": kind, "id": "x_1", "anything": [1]}, {"role": "user", "content": "Hi"}])
-    assert turn.turn.conversation.items == (UserMessage("Hi"),)
+    assert turn.request.conversation.items == (UserMessage("Hi"),)
     assert turn.notes == (f"input.0: no effect, because an item of type '{kind}' has no content for the model",)
-    assert turn.input[0].shown["anything"] == [1]
+    assert turn.input[0].wire["anything"] == [1]
 
 
 JUNK = st.recursive(
@@ -264,7 +264,7 @@ EXACT: dict[str, tuple[dict[str, Any], StoredItem]] = {
 
 @pytest.mark.parametrize(("sent", "kept"), EXACT.values(), ids=EXACT)
 def test_what_was_kept_comes_back_with_its_exact_tokens(sent: dict[str, Any], kept: StoredItem) -> None:
-    assert items_of([sent], known_of(kept)) == list(kept.said)
+    assert items_of([sent], known_of(kept)) == list(kept.meaning)
 
 
 def test_what_a_client_changed_is_what_it_says_now() -> None:
@@ -311,18 +311,18 @@ def test_instructions_tools_and_effort_are_those_of_the_request() -> None:
         instructions="Be brief.",
         tools=[{"type": "function", "name": "f"}],
         reasoning={"effort": "high"},
-    ).turn
+    ).request
     assert turn.conversation.preamble.instructions == "Be brief.\n\nBe kind."
     assert [tool.name for tool in turn.conversation.preamble.tools] == ["f"]
     assert turn.conversation.preamble.effort == "high"
     assert turn.conversation.preamble.date == "2026-11-20"
     assert turn.conversation.items == (*earlier[1:], UserMessage("And?"))
-    assert turn_of(known_of(earlier=earlier), input="And?").turn.conversation.preamble.instructions == "Be kind."
+    assert turn_of(known_of(earlier=earlier), input="And?").request.conversation.preamble.instructions == "Be kind."
 
 
 def test_a_conversation_may_be_continued_without_new_input() -> None:
     turn = turn_of(known_of(earlier=[UserMessage("Hi")]), input=None, conversation={"id": "conv_1"})
-    assert turn.turn.conversation.items == (UserMessage("Hi"),)
+    assert turn.request.conversation.items == (UserMessage("Hi"),)
     assert turn.input == ()
 
 
@@ -335,16 +335,16 @@ def test_input_is_kept_with_what_it_says_under_new_ids() -> None:
     ]
     kept = turn_of(input=sent).input
     assert [item.id for item in kept] == ["msg_0", "fc_1", "fco_2", "rs_3"]
-    assert [item.shown["id"] for item in kept] == [item.id for item in kept]
+    assert [item.wire["id"] for item in kept] == [item.id for item in kept]
     assert meaning_of(kept) == (UserMessage("Hi"), CALLED, ToolResult("c", "f", "42"), AssistantReasoning("hm"))
-    assert kept[0].shown == {
+    assert kept[0].wire == {
         "id": "msg_0",
         "type": "message",
         "status": "completed",
         "role": "user",
         "content": [{"type": "input_text", "text": "Hi"}],
     }
-    assert kept[2].shown == {
+    assert kept[2].wire == {
         "id": "fco_2",
         "type": "function_call_output",
         "status": "completed",
@@ -357,9 +357,9 @@ def test_what_was_kept_says_the_same_when_it_is_read_again() -> None:
     for sent, _ in READ.values():
         first = turn_of(input=sent)
         again = turn_of(known_of(earlier=meaning_of(first.input)), input=None, conversation="conv_1")
-        assert again.turn.conversation.items == first.turn.conversation.items
-        listed = [dict(item.shown) for item in first.input]
-        assert nameless(items_of(listed)) == nameless(first.turn.conversation.items)
+        assert again.request.conversation.items == first.request.conversation.items
+        listed = [dict(item.wire) for item in first.input]
+        assert nameless(items_of(listed)) == nameless(first.request.conversation.items)
 
 
 def nameless(items: Sequence[Item]) -> list[Item]:
@@ -384,8 +384,8 @@ def test_any_item_can_be_shown_and_read_back() -> None:
     new_id = ids()
     kept = [to_stored(item, new_id, TOOLBOX) for item in ITEMS]
     assert meaning_of(kept) == tuple(ITEMS)
-    assert items_of([dict(item.shown) for item in kept]) == ITEMS
-    assert all(item.shown["id"] == item.id for item in kept)
+    assert items_of([dict(item.wire) for item in kept]) == ITEMS
+    assert all(item.wire["id"] == item.id for item in kept)
     assert to_wire(ITEMS[4], "fc_1", TOOLBOX)["namespace"] == "files"
 
 
@@ -394,7 +394,7 @@ def test_a_listing_names_its_ends() -> None:
     kept = [to_stored(item, new_id, TOOLBOX) for item in ITEMS[:2]]
     page = to_listing(kept, has_more=True)
     assert (page["object"], page["first_id"], page["last_id"], page["has_more"]) == ("list", "msg_0", "msg_1", True)
-    assert page["data"] == [item.shown for item in kept]
+    assert page["data"] == [item.wire for item in kept]
     assert to_listing([], has_more=False)["first_id"] is None
     custom = to_stored(ITEMS[6], new_id, TOOLBOX)
     [shown] = to_listing([custom], has_more=False, show=OPEN_RESPONSES.item)["data"]

@@ -213,9 +213,9 @@ def test_what_is_kept_of_a_hosted_tool(events: list[made.Event], said: list[Item
     fold(parsed(out))
     assert telling.stored is not None
     [item] = telling.stored.output
-    assert list(item.said) == said
-    assert item.shown.items() >= shown.items()
-    assert telling.acted is (item.shown["type"] == "mcp_call")
+    assert list(item.meaning) == said
+    assert item.wire.items() >= shown.items()
+    assert telling.acted is (item.wire["type"] == "mcp_call")
 
 
 def test_hosted_tools_have_names_of_our_own_in_open_responses() -> None:
@@ -397,7 +397,7 @@ FAILURES: dict[str, tuple[UnisonoError, str]] = {
 @pytest.mark.parametrize("dialect", [OPENAI, OPEN_RESPONSES], ids=lambda dialect: dialect.name)
 def test_an_error_is_told_and_then_the_response_failed(error: UnisonoError, code: str, dialect: Dialect) -> None:
     events = ResponseEvents(frame(dialect=dialect), GenerationReport(), new_id=ids(), clock=lambda: NOW)
-    said = parsed([*events.begin(), *events.write(final(0, "Hi")[:2]), *events.fail(error), events.last()])
+    said = parsed([*events.first_events(), *events.write(final(0, "Hi")[:2]), *events.fail(error), events.last()])
     assert names(said)[-5:] == ["output_text.done", "content_part.done", "output_item.done", "error", "failed"]
     told = said[-2]
     inner = told["error"] if dialect is OPEN_RESPONSES else told
@@ -409,7 +409,7 @@ def test_an_error_is_told_and_then_the_response_failed(error: UnisonoError, code
 
 def test_a_failure_after_the_end_takes_the_place_of_the_end() -> None:
     events = ResponseEvents(frame(), GenerationReport(), new_id=ids(), clock=lambda: NOW)
-    out = [*events.begin(), *events.write([*final(0, "Hi"), finished()])]
+    out = [*events.first_events(), *events.write([*final(0, "Hi"), finished()])]
     out += events.fail(BackendUnavailable("It could not be kept."))
     folded = fold(parsed([*out, events.last()]))
     assert folded.response["status"] == "failed"
@@ -418,7 +418,7 @@ def test_a_failure_after_the_end_takes_the_place_of_the_end() -> None:
 
 def test_what_waits_begins_as_queued() -> None:
     events = ResponseEvents(frame(), GenerationReport(), new_id=ids(), clock=lambda: NOW)
-    said = parsed([*events.begin(queued=True), *events.write([finished()]), events.last()])
+    said = parsed([*events.first_events(queued=True), *events.write([finished()]), events.last()])
     assert names(said) == ["created", "queued", "in_progress", "completed"]
     assert [event["response"]["status"] for event in said] == ["queued", "queued", "in_progress", "completed"]
     assert fold(said).ended
@@ -426,7 +426,7 @@ def test_what_waits_begins_as_queued() -> None:
 
 def test_a_refusal_has_a_part_of_its_own() -> None:
     events = ResponseEvents(frame(), GenerationReport(), new_id=ids(), clock=lambda: NOW)
-    said = parsed([*events.begin(), *events.refuse("No."), *events.write([finished()]), events.last()])
+    said = parsed([*events.first_events(), *events.refuse("No."), *events.write([finished()]), events.last()])
     assert names(said)[2:-1] == [
         *("output_item.added", "content_part.added", "refusal.delta", "refusal.done"),
         *("content_part.done", "output_item.done"),
@@ -454,7 +454,7 @@ def test_open_responses_has_its_own_names() -> None:
     assert [item["type"] for item in folded.output] == ["reasoning", "unisono:custom_tool_call"]
     assert [tool["type"] for tool in folded.response["tools"]] == ["unisono:custom", "function"]
     assert "unisono:custom_tool_call_input.delta" in names(events)
-    assert [item.shown["type"] for item in kept.output] == ["reasoning", "custom_tool_call"]
+    assert [item.wire["type"] for item in kept.output] == ["reasoning", "custom_tool_call"]
 
 
 def test_the_answer_is_kept_with_the_exact_tokens() -> None:
@@ -468,7 +468,7 @@ def test_the_answer_is_kept_with_the_exact_tokens() -> None:
         (AssistantReasoning("", (2,)), AssistantMessage("Look.", Phase.COMMENTARY, (3,))),
         (AssistantCall("c", "f", "{}", (4,)),),
     ]
-    assert [item.said for item in kept.output] == expected
+    assert [item.meaning for item in kept.output] == expected
 
 
 STRICT: dict[str, type | tuple[type, ...]] = {

@@ -287,7 +287,7 @@ def test_what_has_no_effect_is_noted(fields: dict[str, Any], note: str) -> None:
 
 @pytest.mark.parametrize("spelled", EFFORTS)
 def test_effort_is_taken_in_every_spelling(spelled: str) -> None:
-    assert turn_of(reasoning={"effort": spelled}).turn.conversation.preamble.effort is EFFORTS[spelled]
+    assert turn_of(reasoning={"effort": spelled}).request.conversation.preamble.effort is EFFORTS[spelled]
 
 
 def test_sampling_reaches_the_engine_and_the_echo() -> None:
@@ -295,9 +295,9 @@ def test_sampling_reaches_the_engine_and_the_echo() -> None:
         {"model": "m", "input": "Hi", "temperature": 0.5, "top_p": 0.9, "presence_penalty": 1}
     )
     turn = turn_of(temperature=0.5, top_p=0.9, presence_penalty=1, seed=7, max_output_tokens=9)
-    assert turn.turn.sampling == Sampling(temperature=0.5, top_p=0.9, presence_penalty=1, seed=7)
-    assert turn.turn.max_tokens == 9
-    echo = to_echo(request, turn.turn.sampling)
+    assert turn.request.sampling == Sampling(temperature=0.5, top_p=0.9, presence_penalty=1, seed=7)
+    assert turn.request.max_tokens == 9
+    echo = to_echo(request, turn.request.sampling)
     assert (echo["temperature"], echo["top_p"], echo["presence_penalty"]) == (0.5, 0.9, 1)
 
 
@@ -311,7 +311,7 @@ FLAGS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
 
 @pytest.mark.parametrize(("fields", "expected"), FLAGS.values(), ids=FLAGS)
 def test_flags_reach_the_turn(fields: dict[str, Any], expected: dict[str, Any]) -> None:
-    turn = turn_of(**fields).turn
+    turn = turn_of(**fields).request
     assert {name: getattr(turn, name) for name in expected} == expected
     assert (turn.model, turn.tenant, turn.request_id) == ("group", "default", "req_1")
 

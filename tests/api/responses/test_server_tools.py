@@ -177,7 +177,7 @@ def test_every_call_that_was_asked_for_has_its_result_behind_it(
     before: list[StoredItem], given: list[StoredItem], said: list[Item]
 ) -> None:
     earlier, now = parted(given, hosted_in(before))
-    items = [each for item in (*before, *given) for each in item.said]
+    items = [each for item in (*before, *given) for each in item.meaning]
     assert list(settled(items, earlier, now)) == said
 
 

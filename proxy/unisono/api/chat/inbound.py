@@ -42,7 +42,7 @@ from unisono.errors import InvalidRequest
 class ChatGeneration:
     """Converted request: generation request, number of choices, and answer format."""
 
-    turn: GenerationRequest
+    request: GenerationRequest
     choices: int
     stream: bool
     include_usage: bool
@@ -50,25 +50,25 @@ class ChatGeneration:
     notes: tuple[str, ...]
 
     @property
-    def turns(self) -> Iterator[GenerationRequest]:
+    def requests(self) -> Iterator[GenerationRequest]:
         """Yield one generation request for each choice."""
-        return map(self.turn_of, range(self.choices))
+        return map(self.request_of, range(self.choices))
 
-    def turn_of(self, index: int) -> GenerationRequest:
+    def request_of(self, index: int) -> GenerationRequest:
         """Return the generation request of choice `index`.
 
         Choices differ in their request id and, if the client gave a seed, in their seed. With equal seeds all
         answers would be the same.
         """
         if index == 0:
-            return self.turn
-        seed = self.turn.sampling.seed
+            return self.request
+        seed = self.request.sampling.seed
         sampling = (
-            self.turn.sampling
+            self.request.sampling
             if seed is None
-            else replace(self.turn.sampling, seed=seed - index if seed > 0 else seed + index)
+            else replace(self.request.sampling, seed=seed - index if seed > 0 else seed + index)
         )
-        return replace(self.turn, sampling=sampling, request_id=f"{self.turn.request_id}-{index}")
+        return replace(self.request, sampling=sampling, request_id=f"{self.request.request_id}-{index}")
 
 
 def to_generation_request(
@@ -115,7 +115,7 @@ def to_generation_request(
     turn = rules.applied_to(turn)
     notes = [*_notes_on(request, turn, asked_at), *toolbox.notes, *notes]
     return ChatGeneration(
-        turn=turn,
+        request=turn,
         choices=request.n or 1,
         stream=bool(request.stream),
         include_usage=bool(request.stream_options and request.stream_options.include_usage),
@@ -146,7 +146,7 @@ def to_hosting(request: ChatRequest, runnable: RunnableTools, tenant: str) -> Se
     """
     if (request.n or 1) > 1:
         return None
-    return hosting_of(runnable.wanted(request.unisono.run_tools if request.unisono else None, tenant))
+    return hosting_of(runnable.servers_for(request.unisono.run_tools if request.unisono else None, tenant))
 
 
 def _notes_on(request: ChatRequest, turn: GenerationRequest, choice_at: str) -> Iterator[str]:
@@ -195,9 +195,9 @@ def to_conversation(
     for offset, message in enumerate(rest):
         history.add(leading + offset, message)
     if rest and rest[-1].role == "assistant" and not _has_calls(rest[-1]):
-        prefill = history.said.take_prefill()
+        prefill = history.history.pop_prefill()
     preamble = Preamble(instructions=instructions, tools=toolbox.tools, effort=effort, date=today)
-    items = tuple(history.said)
+    items = tuple(history.history)
     if len(items) > MAX_MESSAGES:
         raise InvalidRequest(
             f"'messages' contains more than {MAX_MESSAGES:,} messages, calls and results.", param="messages"
@@ -210,7 +210,7 @@ class _History:
 
     def __init__(self) -> None:
         self.notes: list[str] = []
-        self.said = History()
+        self.history = History()
         self._legacy: dict[str, deque[str]] = {}
 
     def add(self, position: int, message: ChatMessage) -> None:
@@ -218,9 +218,9 @@ class _History:
             self.notes.append(f"messages.{position}.name: no effect")
         match message.role:
             case "system" | "developer":
-                self.said.say(DeveloperMessage(_text(message.content)))
+                self.history.add(DeveloperMessage(_text(message.content)))
             case "user":
-                self.said.say(UserMessage(_text(message.content)))
+                self.history.add(UserMessage(_text(message.content)))
             case "assistant":
                 self._add_assistant(position, message)
             case "tool":
@@ -233,18 +233,18 @@ class _History:
 
     def _add_assistant(self, position: int, message: ChatMessage) -> None:
         reasoning = _reasoning(message)
-        self.said.say(*([AssistantReasoning(reasoning)] if reasoning else []))
+        self.history.add(*([AssistantReasoning(reasoning)] if reasoning else []))
         visible = Phase.COMMENTARY if _has_calls(message) or message.phase == Phase.COMMENTARY else Phase.FINAL
-        self.said.say(*split_markers(_text(message.content) or message.refusal or "", visible))
+        self.history.add(*split_markers(_text(message.content) or message.refusal or "", visible))
         for call in message.tool_calls or ():
-            self.said.call(_to_call(call))
+            self.history.call(_to_call(call))
         if message.function_call is not None:
             call_id = f"function_call_{position}"
             self._legacy.setdefault(message.function_call.name, deque()).append(call_id)
-            self.said.call(AssistantCall(call_id, message.function_call.name, message.function_call.arguments))
+            self.history.call(AssistantCall(call_id, message.function_call.name, message.function_call.arguments))
 
     def _add_result(self, call_id: str, content: Sequence[ContentPart], param: str) -> None:
-        self.said.result(ToolResult(call_id, self.said.name_of(call_id, param), _text(content)))
+        self.history.result(ToolResult(call_id, self.history.name_of(call_id, param), _text(content)))
 
     def _legacy_call(self, name: str, param: str) -> str:
         unanswered = self._legacy.get(name)

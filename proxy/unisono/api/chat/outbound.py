@@ -207,7 +207,7 @@ class ChoiceChunks:
         self._early: tuple[ToolCall, int] | None = None
         self._cut_in_sight = False
 
-    def begin(self) -> bytes:
+    def first_chunk(self) -> bytes:
         """Return the first chunk of the choice."""
         return self._chunk(b'{"role":"assistant","content":""}')
 
@@ -363,7 +363,7 @@ class ChatStreamChunks:
         if not self._has_started:
             self._has_started = True
             # Start all choices, in order: readers append each new choice and use its position as the index.
-            chunks = b"".join(each.begin() for each in self._choices) + chunks
+            chunks = b"".join(each.first_chunk() for each in self._choices) + chunks
         if choice.finished is None:
             return chunks
         if any(other.finished is None for other in self._choices):

@@ -99,7 +99,7 @@ def chat_router(
                 rules=model.rules,
             )
             if way.passes and turn.choices == 1:
-                turn = replace(turn, turn=with_passage(turn.turn, Api.CHAT, body, way))
+                turn = replace(turn, turn=with_passage(turn.request, Api.CHAT, body, way))
             return wanted, model, turn
 
         try:
@@ -109,7 +109,7 @@ def chat_router(
                 raise
             # A request that gpt-oss cannot serve may still be valid for the pass-through backend.
             return await passed()
-        passes = asked.turn.passage is not None
+        passes = asked.request.passage is not None
         if way is AnswerMode.PASSING_THEN_ENGINE and not passes:
             return await passed()
         frame = ChatFrame(
@@ -121,9 +121,9 @@ def chat_router(
             toolbox=asked.toolbox,
             notes=asked.notes,
             include_usage=asked.include_usage,
-            hold_calls=asked.turn.hold_calls,
+            hold_calls=asked.request.hold_calls,
         )
-        runs = await start_all(turns, asked.turns)
+        runs = await start_all(turns, asked.requests)
         reports = request.state.reports = [run.report for run in runs]
         if asked.stream:
             chunks = ChatStreamChunks(frame, reports)

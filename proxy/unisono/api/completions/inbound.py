@@ -46,11 +46,11 @@ class CompletionGenerations:
     repeats them.
     """
 
-    turns: tuple[GenerationRequest, ...]
+    requests: tuple[GenerationRequest, ...]
     per_prompt: int
     stream: bool
     include_usage: bool
-    shows_tokens: bool
+    has_token_ids: bool
     texts: tuple[str, ...]
     notes: tuple[str, ...]
 
@@ -105,11 +105,11 @@ def to_generation_requests(
     extras = [("", request.model_extra), ("stream_options.", options.model_extra if options else None)]
     notes = [note for prefix, fields in extras for note in without_effect(prefix, fields or {})]
     return CompletionGenerations(
-        turns=tuple(turns),
+        requests=tuple(turns),
         per_prompt=each,
         stream=bool(request.stream),
         include_usage=bool(options and options.include_usage),
-        shows_tokens=bool(request.return_token_ids),
+        has_token_ids=bool(request.return_token_ids),
         texts=tuple(texts),
         notes=tuple(notes[:MAX_NOTES]),
     )

@@ -35,7 +35,7 @@ class CompletionFrame:
     prompts: Sequence[RawPrompt]
     texts: Sequence[str]
     per_prompt: int = 1
-    shows_tokens: bool = False
+    has_token_ids: bool = False
     fingerprint: str | None = None
     notes: tuple[str, ...] = ()
     include_usage: bool = False
@@ -56,7 +56,7 @@ class CompletionFrame:
         With `first`, they include the prompt's token ids, if the prompt was sent as ids.
         """
         told: dict[str, Any] = {"index": index, "text": text, "logprobs": None, "finish_reason": None}
-        if self.shows_tokens:
+        if self.has_token_ids:
             told["token_ids"] = list(tokens)
             if first:
                 told["prompt_token_ids"] = list(self.prompts[index].tokens) or None

@@ -75,15 +75,15 @@ def completions_router(
             id=f"cmpl-{new_id()}",
             created=int(clock()),
             model=wanted.model,
-            prompts=[turn.raw or RawPrompt() for turn in asked.turns],
+            prompts=[turn.raw or RawPrompt() for turn in asked.requests],
             texts=asked.texts,
             per_prompt=asked.per_prompt,
-            shows_tokens=asked.shows_tokens,
+            has_token_ids=asked.has_token_ids,
             fingerprint=fingerprint,
             notes=asked.notes,
             include_usage=asked.include_usage,
         )
-        runs = await start_all(turns, asked.turns)
+        runs = await start_all(turns, asked.requests)
         reports = [run.report for run in runs]
         if asked.stream:
             chunks = CompletionStreamChunks(frame, reports)

@@ -66,7 +66,7 @@ class HistoryReader:
     """Converter of messages, in order. `seals` may be None if no block is sealed or signed."""
 
     def __init__(self, tenant: str, seals: SealedBlocks | None = None) -> None:
-        self.said = History()
+        self.history = History()
         self.notes: list[str] = []
         self._tenant = tenant
         self._seals = seals
@@ -85,10 +85,10 @@ class HistoryReader:
             case "assistant":
                 self._assistant(blocks)
             case "system":
-                self.said.say(DeveloperMessage(text_of(blocks, self.notes)))
+                self.history.add(DeveloperMessage(text_of(blocks, self.notes)))
 
     def items(self) -> tuple[Item, ...]:
-        items = tuple(self.said)
+        items = tuple(self.history)
         if len(items) > MAX_MESSAGES:
             raise InvalidRequest(
                 f"'messages' contains more than {MAX_MESSAGES:,} messages, calls and results.", param="messages"
@@ -104,7 +104,7 @@ class HistoryReader:
                 others.append((at, block))
         text = text_of(others, self.notes)
         if text or not blocks:
-            self.said.say(UserMessage(text))
+            self.history.add(UserMessage(text))
 
     def _result(self, at: str, block: ToolResultBlock) -> None:
         call_id = known_id(block.tool_use_id)
@@ -112,8 +112,8 @@ class HistoryReader:
         output = text_of(inner, self.notes)
         if block.is_error and not output.lower().startswith(FAILED.lower()):
             output = f"{FAILED}: {output}" if output else FAILED
-        name = self.said.name_of(call_id, f"{at}.tool_use_id", block.tool_use_id)
-        self.said.result(ToolResult(call_id, name, output))
+        name = self.history.name_of(call_id, f"{at}.tool_use_id", block.tool_use_id)
+        self.history.result(ToolResult(call_id, name, output))
 
     def _assistant(self, blocks: Sequence[tuple[str, ContentBlock]]) -> None:
         self._sealed = {
@@ -123,7 +123,7 @@ class HistoryReader:
         }
         self._served_calls = frozenset(known_id(block.id) for _, block in blocks if isinstance(block, ServerUseBlock))
         # Text between the calls of one message does not move their results.
-        self.said.say()
+        self.history.add()
         calls = [place for place, (_, block) in enumerate(blocks) if isinstance(block, ToolUseBlock | ServerUseBlock)]
         texts = [place for place, (_, block) in enumerate(blocks) if isinstance(block, TextBlock) and block.text]
         hands_over = any(isinstance(block, ToolUseBlock) for _, block in blocks)
@@ -143,20 +143,20 @@ class HistoryReader:
         some = [join(texts, param="messages")] if is_one else [text for text in texts if text]
         for place, text in enumerate(some, 1):
             final = is_answer and place == len(some)
-            self.said.say_beside(*split_markers(text, Phase.FINAL if final else Phase.COMMENTARY))
+            self.history.add_within_exchange(*split_markers(text, Phase.FINAL if final else Phase.COMMENTARY))
 
     def _made(self, at: str, block: ContentBlock) -> None:
         match block:
             case ThinkingBlock():
-                self.said.say_beside(*self._thoughts(at, block))
+                self.history.add_within_exchange(*self._thoughts(at, block))
             case RedactedBlock():
-                self.said.say_beside(*self._opened(block.data, f"{at}.data"))
+                self.history.add_within_exchange(*self._opened(block.data, f"{at}.data"))
             case ToolUseBlock():
-                self.said.call(AssistantCall(known_id(block.id), block.name, to_arguments(block.input)))
+                self.history.call(AssistantCall(known_id(block.id), block.name, to_arguments(block.input)))
             case ServerUseBlock():
                 made = self._sealed.get(known_id(block.id))
                 own = AssistantCall(known_id(block.id), block.name, to_arguments(block.input))
-                self.said.call(own if made is None else made[0])
+                self.history.call(own if made is None else made[0])
             case ServerResultBlock():
                 self._served(at, block)
             case ToolResultBlock():
@@ -164,16 +164,16 @@ class HistoryReader:
                     f"'{at}.type': 'tool_result' is allowed only in a user message.", param=f"{at}.type"
                 )
             case _:
-                self.said.say_beside(*split_markers(text_of([(at, block)], self.notes), Phase.COMMENTARY))
+                self.history.add_within_exchange(*split_markers(text_of([(at, block)], self.notes), Phase.COMMENTARY))
 
     def _served(self, at: str, block: ServerResultBlock) -> None:
         call_id = known_id(block.tool_use_id)
         made = self._sealed.get(call_id)
         if made is not None and call_id not in self._served_calls:
             # Clients may omit calls of tools that they did not name, and send the results.
-            self.said.call(made[0])
-        name = self.said.name_of(call_id, f"{at}.tool_use_id", block.tool_use_id)
-        self.said.result(ToolResult(call_id, name, result_text(block.content)) if made is None else made[1])
+            self.history.call(made[0])
+        name = self.history.name_of(call_id, f"{at}.tool_use_id", block.tool_use_id)
+        self.history.result(ToolResult(call_id, name, result_text(block.content)) if made is None else made[1])
 
     def _own_call(self, block: ServerResultBlock) -> tuple[AssistantCall, ToolResult] | None:
         """Return the original call of this gateway for a result, with its result; None if foreign."""

@@ -76,7 +76,7 @@ class MessagesGeneration:
     `served` names the builtin tools whose calls are emitted, and `talk` their server session.
     """
 
-    turn: GenerationRequest
+    request: GenerationRequest
     stream: bool
     thinking: Thinking
     served: frozenset[str]
@@ -160,7 +160,7 @@ def to_conversation(
         instructions.append(text_of(blocks, reading.notes))
     for position, message in enumerate(messages[leading:], leading):
         reading.add(position, message)
-    prefill = reading.said.take_prefill() if messages[-1].role == "assistant" else None
+    prefill = reading.history.pop_prefill() if messages[-1].role == "assistant" else None
     preamble = replace(preamble, instructions=join(instructions, BETWEEN, param="system"))
     return Conversation(preamble, reading.items(), prefill), reading.notes
 
@@ -170,7 +170,7 @@ def _runnable(
 ) -> Iterator[ToolServer]:
     """Yield the servers whose tools run without being named, except those already present."""
     asked = request.unisono.run_tools if request.unisono else None
-    for server in model.runnable.wanted(asked, tenant):
+    for server in model.runnable.servers_for(asked, tenant):
         if server.builtin not in hosted or not server.builtin:
             yield server
 

@@ -93,7 +93,7 @@ class MessageFrame:
             "usage": usage,
         }
 
-    def shows(self, item: HostedCall) -> bool:
+    def is_emitted(self, item: HostedCall) -> bool:
         return builtin_of(item.server) in self.served and bool(name_of(item))
 
     def signature(self, closed: Closed) -> str:
@@ -109,7 +109,7 @@ class MessageFrame:
         """Return the result block of an emitted call."""
         item = ran.item
         said = AssistantCall(item.call_id, item.name, closed.text, closed.tokens)
-        return to_result(ran, self.seal([said, ToolResult(item.call_id, item.name, ran.said)], self.talk))
+        return to_result(ran, self.seal([said, ToolResult(item.call_id, item.name, ran.text_for_model)], self.talk))
 
 
 def to_message(result: CollectedAnswer, report: GenerationReport, frame: MessageFrame) -> dict[str, Any]:
@@ -133,7 +133,7 @@ def to_message(result: CollectedAnswer, report: GenerationReport, frame: Message
                     content.append(_call(item, to_wire(closed.text)))
                     shown.calls += 1
             case HostedCall():
-                if frame.shows(item):
+                if frame.is_emitted(item):
                     content.append(to_use(item))
                     shown.served.append(name_of(item))
                     if item.call_id in ran:
@@ -295,7 +295,7 @@ class MessageEvents:
             case ToolCall():
                 return self._called(item, closed)
             case HostedCall():
-                if not self._frame.shows(item):
+                if not self._frame.is_emitted(item):
                     return b""
                 self._served[item.call_id] = closed
                 use = to_use(item)

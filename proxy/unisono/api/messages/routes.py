@@ -55,7 +55,7 @@ class MessagesDeps:
     `new_id` an unguessable string, and `clock` seconds since the epoch.
     """
 
-    turns: GenerationService
+    service: GenerationService
     resolve: Callable[[str, Caller], MessagesModel]
     seals: Callable[[], Awaitable[Sealing]]
     today: Callable[[], str]
@@ -67,7 +67,7 @@ class MessagesDeps:
 class PreparedMessage:
     """Request that is ready for generation."""
 
-    turn: MessagesGeneration
+    generation: MessagesGeneration
     frame: MessageFrame
 
 
@@ -79,10 +79,10 @@ def messages_router(means: MessagesDeps, *, keep_alive_s: float = KEEP_ALIVE_S) 
 
     async def create(request: Request) -> Response:
         asked = await understood(means, request, MessagesRequest)
-        run = means.turns.start(asked.turn.turn)
+        run = means.service.start(asked.generation.request)
         report = run.report
         request.state.reports = [report]
-        if asked.turn.stream:
+        if asked.generation.stream:
             events = MessageEvents(asked.frame, report)
             return EventStream(
                 EventSource(run, events),
@@ -102,7 +102,7 @@ def messages_router(means: MessagesDeps, *, keep_alive_s: float = KEEP_ALIVE_S) 
     async def count(request: Request) -> Response:
         asked = await understood(means, request, MessagesInput)
         try:
-            tokens = await until_disconnect(request.receive, _counted(means.turns, asked.turn))
+            tokens = await until_disconnect(request.receive, _counted(means.service, asked.generation))
         except ClientGone:
             return Response(status_code=CLIENT_CLOSED_REQUEST)
         return to_whole({"input_tokens": tokens})
@@ -115,7 +115,7 @@ def messages_router(means: MessagesDeps, *, keep_alive_s: float = KEEP_ALIVE_S) 
 
 
 async def _counted(turns: GenerationService, asked: MessagesGeneration) -> int:
-    return await turns.count(asked.turn)
+    return await turns.count(asked.request)
 
 
 async def understood(means: MessagesDeps, request: Request, kind: type[Kind]) -> PreparedMessage:
@@ -152,7 +152,7 @@ async def understood(means: MessagesDeps, request: Request, kind: type[Kind]) ->
         talk=turn.talk,
         notes=turn.notes,
         max_tokens=wanted.max_tokens,
-        hold_calls=turn.turn.hold_calls,
+        hold_calls=turn.request.hold_calls,
         **more,
     )
     return PreparedMessage(turn, frame)

@@ -65,8 +65,8 @@ def to_result(ran: Ran, sealed: str) -> dict[str, Any]:
     if name == CODE:
         content: Any = {
             "type": "code_execution_result",
-            "stdout": "" if ran.outcome.is_error else ran.said,
-            "stderr": ran.said if ran.outcome.is_error else "",
+            "stdout": "" if ran.outcome.is_error else ran.text_for_model,
+            "stderr": ran.text_for_model if ran.outcome.is_error else "",
             "return_code": int(ran.outcome.is_error),
             "content": [],
             SEALED: sealed,
@@ -86,7 +86,7 @@ def to_result(ran: Ran, sealed: str) -> dict[str, Any]:
             "retrieved_at": None,
             "content": {
                 "type": "document",
-                "source": {"type": "text", "media_type": "text/plain", "data": ran.said},
+                "source": {"type": "text", "media_type": "text/plain", "data": ran.text_for_model},
                 "title": _text(facts.get("title")) or None,
             },
             SEALED: sealed,

@@ -123,7 +123,7 @@ def _parameters(operation: Operation) -> Iterator[Schema]:
 
 
 def _answer(operation: Operation) -> Schema:
-    headers = ("x-request-id", *(ANSWER_HEADERS if operation.tells else ()))
+    headers = ("x-request-id", *(ANSWER_HEADERS if operation.has_answer_headers else ()))
     content: Schema = {TEXT: {"schema": {"type": "string"}}}
     if operation.answer is not None:
         content = {JSON: {"schema": ref(operation.answer)}}

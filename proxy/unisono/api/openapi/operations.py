@@ -50,7 +50,7 @@ class Operation:
     query: type[OpenModel] | None = None
     parameters: tuple[Schema, ...] = ()
     events: str | None = None
-    tells: bool = False
+    has_answer_headers: bool = False
     """The response has headers on backend and recoveries."""
     needs_key: bool = True
     leads_to: tuple[str, ...] = ()
@@ -90,7 +90,7 @@ CHAT = (
         TURNED,
         body=ChatRequest,
         events="ChatCompletionChunk",
-        tells=True,
+        has_answer_headers=True,
     ),
 )
 
@@ -104,7 +104,7 @@ COMPLETIONS = (
         TURNED,
         body=CompletionRequest,
         events="CompletionChunk",
-        tells=True,
+        has_answer_headers=True,
     ),
 )
 
@@ -120,7 +120,7 @@ RESPONSES = (
         body=ResponsesRequest,
         parameters=(ONCE,),
         events="ResponseEvent",
-        tells=True,
+        has_answer_headers=True,
         leads_to=("getResponse", "deleteResponse", "cancelResponse", "listInputItems"),
     ),
     Operation(
@@ -142,7 +142,7 @@ RESPONSES = (
         TURNED,
         body=ResponsesRequest,
         fields=EFFECTIVE_FIELDS,
-        tells=True,
+        has_answer_headers=True,
     ),
     Operation(
         "GET",
@@ -188,7 +188,7 @@ MESSAGES = (
         TURNED,
         body=MessagesRequest,
         events="MessageEvent",
-        tells=True,
+        has_answer_headers=True,
         failure="MessagesFailure",
     ),
     Operation(

@@ -68,7 +68,7 @@ class Compacted:
 
     id: str
     created_at: int
-    kept: tuple[UserMessage, ...]
+    preserved: tuple[UserMessage, ...]
     sealed: str
     result: CollectedAnswer
     report: GenerationReport
@@ -91,15 +91,15 @@ async def compacted(means: ResponsesDeps, sender: Sender, body: Mapping[str, Any
     )
     # This precedes the generation: without a key the result would be lost.
     seals = await means.seals()
-    run = means.turns.start(to_generation_request(asked))
+    run = means.service.start(to_generation_request(asked))
     try:
         result = await collect_run(run)
     finally:
         await run.aclose()
-    said = (*past.earlier, *meaning_of(asked.turn.input))
+    said = (*past.earlier, *meaning_of(asked.generation.input))
     kept, sealed = shortened(said, summary_of(result), seals, sender.tenant)
     ignored = without_effect("", {name: value for name, value in body.items() if name not in EFFECTIVE_FIELDS})
-    notes = (*asked.turn.notes, *ignored)[:MAX_NOTES]
+    notes = (*asked.generation.notes, *ignored)[:MAX_NOTES]
     return Compacted(response_id, created_at, kept, sealed, result, run.report, notes)
 
 
@@ -118,7 +118,7 @@ def to_generation_request(asked: PreparedRequest) -> GenerationRequest:
 
     A conversation that is already too long is summarized without its oldest messages.
     """
-    turn = asked.turn.turn
+    turn = asked.generation.request
     items = (*turn.conversation.items, UserMessage(INSTRUCTIONS))
     return replace(
         turn,
@@ -191,6 +191,6 @@ def to_compaction(done: Compacted, dialect: Dialect, new_id: NewId) -> Wire:
 
 
 def _output(done: Compacted, new_id: NewId) -> Iterator[Wire]:
-    for message in done.kept:
+    for message in done.preserved:
         yield to_wire(message, new_id("msg_"), Toolbox())
     yield {"id": new_id("cmp_"), "type": "compaction", "encrypted_content": done.sealed}

@@ -76,7 +76,7 @@ class ResponsesDeps:
     storage time of a response, both in seconds.
     """
 
-    turns: GenerationService
+    service: GenerationService
     store: Store
     resolve: Callable[[str, Caller], ResponsesModel]
     seals: SealsSource
@@ -84,7 +84,7 @@ class ResponsesDeps:
     new_id: NewId
     clock: Callable[[], float]
     lease_s: float = 10.0
-    kept_s: float = Retention().response_s
+    retention_s: float = Retention().response_s
     servers: ServerRules = field(default_factory=ServerRules)
     caller_of: CallerSource = unlimited
     charge_journal: ChargeJournal = charge_nothing

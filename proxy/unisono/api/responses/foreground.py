@@ -25,7 +25,7 @@ async def answer_whole(means: ResponsesDeps, asked: PreparedRequest) -> tuple[St
     Raises the errors of the generation, and the StoreError family if the response cannot be stored. If tools have
     run by then, a failed response is returned instead.
     """
-    run = means.turns.start(asked.turn.turn)
+    run = means.service.start(asked.generation.request)
     events = ResponseEvents(asked.frame, run.report, new_id=asked.item_ids, clock=means.clock, told=False)
     try:
         async for batch in run:

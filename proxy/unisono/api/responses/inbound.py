@@ -40,7 +40,7 @@ from unisono.errors import InvalidRequest
 class ResponsesGeneration:
     """Converted request: generation request, input as stored, and output options."""
 
-    turn: GenerationRequest
+    request: GenerationRequest
     input: tuple[StoredItem, ...]
     toolbox: Toolbox
     notes: tuple[str, ...]
@@ -143,7 +143,7 @@ def with_output_requirements(
 
     Raises InvalidRequest for requirements that cannot be met.
     """
-    form = request.form.asked("text.format") if request.form else None
+    form = request.form.to_answer_form("text.format") if request.form else None
     callable_ = bool(offer.toolbox.tools) or turn.hosting is not None
     turn = rules.applied_to(turn)
     return replace(
@@ -234,9 +234,9 @@ def to_entries(
 def _to_wire(given: InputItem, reading: InputConversion) -> Wire:
     """Return an item in its author's form, with every field that strict clients require."""
     if isinstance(given, InputReference):
-        kept = reading.known.kept(given.id)
+        kept = reading.known.stored_item(given.id)
         assert kept is not None  # `InputConversion` refuses an unknown id
-        return dict(kept.shown)
+        return dict(kept.wire)
     if isinstance(given, InputReasoning):
         parts = [{"type": "reasoning_text", "text": text} for text in given.content]
         summary = given.summary if isinstance(given.summary, list) else []

@@ -66,7 +66,7 @@ class KnownState:
     """
 
     earlier: Sequence[Item] = ()
-    kept: Callable[[str], StoredItem | None] = nothing
+    stored_item: Callable[[str], StoredItem | None] = nothing
     opened: Callable[[str], Sequence[Item] | None] = nothing
     hosted: ServerToolHistory = NOTHING_HOSTED
     now: ServerToolHistory = NOTHING_HOSTED
@@ -99,7 +99,7 @@ class InputConversion:
                 case ToolResult():
                     self.history.result(item)
                 case _:
-                    self.history.say(item)
+                    self.history.add(item)
 
     def read(self, given: InputItem, param: str) -> tuple[Item, ...]:
         """Add an item, and return its content. Raises InvalidRequest and NotFound, naming the field."""
@@ -125,9 +125,9 @@ class InputConversion:
 
         This requires a stored item with that id and the same content.
         """
-        kept = self.known.kept(item_id) if item_id else None
-        if kept is not None and kept.said and _bare(kept.said[-1]) == _bare(item):
-            return kept.said
+        kept = self.known.stored_item(item_id) if item_id else None
+        if kept is not None and kept.meaning and _bare(kept.meaning[-1]) == _bare(item):
+            return kept.meaning
         return (item,)
 
 
@@ -155,9 +155,9 @@ def _message(reading: InputConversion, given: InputItem, param: str) -> Sequence
 def _reasoning(reading: InputConversion, given: InputItem, param: str) -> Sequence[Item]:
     assert isinstance(given, InputReasoning)
     text = join(given.content, param=f"{param}.content")
-    kept = reading.known.kept(given.id) if given.id else None
+    kept = reading.known.stored_item(given.id) if given.id else None
     sealed = reading.known.opened(given.encrypted_content) if given.encrypted_content else None
-    for ours in (kept.said if kept else (), sealed or ()):
+    for ours in (kept.meaning if kept else (), sealed or ()):
         thoughts = [item for item in ours if isinstance(item, AssistantReasoning)]
         if thoughts and (not text or thoughts[-1].text == text):
             return thoughts
@@ -178,9 +178,9 @@ def _custom_call(reading: InputConversion, given: InputItem, param: str) -> Sequ
     assert isinstance(given, InputCustomCall)
     name = _checked_name(in_namespace(given.namespace, given.name), param)
     call = AssistantCall(given.call_id, name, wrap_input(given.input))
-    kept = reading.known.kept(given.id) if given.id else None
-    if kept is not None and kept.shown.get("input") == given.input and kept.shown.get("call_id") == given.call_id:
-        return kept.said
+    kept = reading.known.stored_item(given.id) if given.id else None
+    if kept is not None and kept.wire.get("input") == given.input and kept.wire.get("call_id") == given.call_id:
+        return kept.meaning
     return (call,)
 
 
@@ -200,10 +200,10 @@ def _output(reading: InputConversion, given: InputItem, param: str) -> Sequence[
 
 def _reference(reading: InputConversion, given: InputItem, param: str) -> Sequence[Item]:
     assert isinstance(given, InputReference)
-    kept = reading.known.kept(given.id)
+    kept = reading.known.stored_item(given.id)
     if kept is None:
         raise NotFound(f"Item with id '{shortened(given.id)}' not found.", param=f"{param}.id")
-    return kept.said
+    return kept.meaning
 
 
 def _mcp_call(reading: InputConversion, given: InputItem, param: str) -> Sequence[Item]:
@@ -213,9 +213,9 @@ def _mcp_call(reading: InputConversion, given: InputItem, param: str) -> Sequenc
     """
     assert isinstance(given, InputMcpCall)
     output = text_of(given.output, param=f"{param}.output") or _error_text(given.error)
-    kept = reading.known.kept(given.id) if given.id else None
-    if kept is not None and _matches(kept, given.arguments, output) and reading.stands(kept.said):
-        return kept.said
+    kept = reading.known.stored_item(given.id) if given.id else None
+    if kept is not None and _matches(kept, given.arguments, output) and reading.stands(kept.meaning):
+        return kept.meaning
     request = reading.requests.get(given.approval_request_id or "")
     if request is not None:
         return (ToolResult(request.call_id, request.name, output),)
@@ -229,8 +229,8 @@ def _matches(kept: StoredItem, arguments: str, output: str) -> bool:
 
     Pydantic AI omits the output and reformats the arguments.
     """
-    results = [item.output for item in kept.said if isinstance(item, ToolResult)]
-    return _same_json(str(kept.shown.get("arguments")), arguments) and (results == [output] or not output)
+    results = [item.output for item in kept.meaning if isinstance(item, ToolResult)]
+    return _same_json(str(kept.wire.get("arguments")), arguments) and (results == [output] or not output)
 
 
 def _same_json(one: str, other: str) -> bool:
@@ -266,9 +266,9 @@ def _approval_request(reading: InputConversion, given: InputItem, param: str) ->
     request_id = given.id or reading.unnamed(param)
     name = reading.hosted_name(given.server_label, given.name or "mcp")
     said: Sequence[Item] = (AssistantCall(request_id, name, given.arguments),)
-    kept = reading.known.kept(request_id)
-    if kept is not None and kept.shown.get("arguments") == given.arguments and kept.shown.get("name") == given.name:
-        said = kept.said
+    kept = reading.known.stored_item(request_id)
+    if kept is not None and kept.wire.get("arguments") == given.arguments and kept.wire.get("name") == given.name:
+        said = kept.meaning
     reading.requests[request_id] = next(item for item in reversed(said) if isinstance(item, AssistantCall))
     return said
 
@@ -289,9 +289,9 @@ def _approval_response(reading: InputConversion, given: InputItem, param: str) -
 
 def _code_call(reading: InputConversion, given: InputItem, param: str) -> Sequence[Item]:
     assert isinstance(given, InputCodeCall)
-    kept = reading.known.kept(given.id) if given.id else None
-    if kept is not None and kept.said and kept.shown.get("code") == (given.code or "") and reading.stands(kept.said):
-        return kept.said
+    kept = reading.known.stored_item(given.id) if given.id else None
+    if kept is not None and kept.meaning and kept.wire.get("code") == (given.code or "") and reading.stands(kept.meaning):
+        return kept.meaning
     outputs = given.outputs if isinstance(given.outputs, list) else []
     logs = [output.get("logs") for output in outputs if isinstance(output, dict)]
     output = join((log for log in logs if isinstance(log, str)), param=f"{param}.outputs")
@@ -313,9 +313,9 @@ def _sealed(reading: InputConversion, given: InputItem, param: str) -> Sequence[
 
 def _search(reading: InputConversion, given: InputItem, param: str) -> Sequence[Item]:
     """Convert a web search. Only a stored item holds its results; the item itself has the query."""
-    kept = reading.known.kept(given.id) if given.id else None
-    if kept is not None and kept.said and reading.stands(kept.said):
-        return kept.said
+    kept = reading.known.stored_item(given.id) if given.id else None
+    if kept is not None and kept.meaning and reading.stands(kept.meaning):
+        return kept.meaning
     return _silent(reading, given, param)
 
 

@@ -176,7 +176,7 @@ def to_stored(item: Item, new_id: NewId, toolbox: Toolbox) -> StoredItem:
 
 def meaning_of(items: Sequence[StoredItem]) -> tuple[Item, ...]:
     """Return the content of stored items for the model, in order."""
-    return tuple(said for item in items for said in item.said)
+    return tuple(said for item in items for said in item.meaning)
 
 
 def to_listing(
@@ -188,7 +188,7 @@ def to_listing(
     """
     return {
         "object": "list",
-        "data": [show(item.shown) for item in items],
+        "data": [show(item.wire) for item in items],
         "first_id": items[0].id if items else None,
         "last_id": items[-1].id if items else None,
         "has_more": has_more,

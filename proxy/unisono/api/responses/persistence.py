@@ -42,7 +42,7 @@ async def insisting(act: Callable[[], Awaitable[T]], pauses_s: tuple[float, ...]
 
 def to_stored(asked: PreparedRequest, response: StoredResponse) -> StoredResponse:
     """Return the response with its input, which no frame needs."""
-    return replace(response, input=asked.turn.input)
+    return replace(response, input=asked.generation.input)
 
 
 def revision_for(asked: PreparedRequest, response: StoredResponse) -> int | None:
@@ -68,7 +68,7 @@ async def keep(means: ResponsesDeps, asked: PreparedRequest, response: StoredRes
 
     async def append() -> None:
         # The response is not stored, but belongs to its conversation.
-        items = (*asked.turn.input, *response.output)
+        items = (*asked.generation.input, *response.output)
         assert asked.lease is not None
         await means.store.append(
             asked.sender.tenant, asked.lease.anchor, items, revision=asked.revision, lease=asked.lease

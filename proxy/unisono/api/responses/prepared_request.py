@@ -59,7 +59,7 @@ class PreparedRequest:
 
     sender: Sender
     request: ResponsesRequest
-    turn: ResponsesGeneration
+    generation: ResponsesGeneration
     frame: ResponseFrame
     approvals: Approvals
     lease: Lease | None = None
@@ -102,7 +102,7 @@ async def understood(
     model = means.resolve(request.model, sender.caller)
     if request.conversation is None:
         asked = await _understood(means, sender, request, model, response_id, size, recalled)
-        async with asked.approvals.held():
+        async with asked.approvals.hold():
             yield asked
         return
     if not OUR_ID.fullmatch(request.conversation.id):
@@ -111,7 +111,7 @@ async def understood(
         if lease is None:
             raise busy(request.conversation.id)
         asked = await _understood(means, sender, request, model, response_id, size, recalled, lease)
-        async with asked.approvals.held():
+        async with asked.approvals.hold():
             yield asked
 
 
@@ -145,7 +145,7 @@ async def _understood(
         size=size,
     )
     if request.stored:
-        await means.store.check(replace(asked.frame.stored(Status.IN_PROGRESS), input=asked.turn.input))
+        await means.store.check(replace(asked.frame.stored(Status.IN_PROGRESS), input=asked.generation.input))
     return asked
 
 
@@ -163,7 +163,7 @@ async def assembled(
 ) -> PreparedRequest:
     """Build the generation request and the frame from a request and its prior state."""
     seals = await means.seals() if _needs_seals(request) else None
-    known = KnownState(past.earlier, (past.kept or {}).get, _opener(seals, sender.tenant), past.hosted, past.now)
+    known = KnownState(past.earlier, (past.stored_items or {}).get, _opener(seals, sender.tenant), past.hosted, past.now)
     rules = means.servers.for_model(model.tool_servers).for_caller(sender.caller)
     sticky = _sticky(sender, request, past, response_id)
     servers = to_servers(mcp_specs(request), rules, sender.tenant) + to_builtin_servers(
@@ -193,24 +193,24 @@ async def assembled(
         )
 
     turn = await off_loop(turned, size)
-    approvals = Approvals(means, sender.tenant, response_id, approvals_in(request, turn.turn.hosting))
-    turn = replace(turn, turn=approvals.taken_by(turn.turn))
+    approvals = Approvals(means, sender.tenant, response_id, approvals_in(request, turn.request.hosting))
+    turn = replace(turn, turn=approvals.attach_to(turn.request))
     frame = ResponseFrame(
         id=response_id,
         created_at=created_at,
         model=request.model,
-        request=to_echo(request, turn.turn.sampling),
+        request=to_echo(request, turn.request.sampling),
         toolbox=turn.toolbox,
         notes=(*sender.notes, *turn.notes),
         dialect=sender.dialect,
-        hold_calls=turn.turn.hold_calls,
+        hold_calls=turn.request.hold_calls,
         show_reasoning=model.show_reasoning,
         seal=_sealer(seals, sender.tenant) if request.seals_reasoning else None,
         first_day=today,
         ancestors=past.ancestors,
         conversation=request.conversation.id if request.conversation else None,
         include=frozenset(request.include or ()),
-        browsed=browsed_in(turn.turn.conversation.items),
+        browsed=browsed_in(turn.request.conversation.items),
     )
     return PreparedRequest(sender, request, turn, frame, approvals, lease, past.revision)
 

@@ -31,7 +31,7 @@ class PriorState:
     """
 
     earlier: tuple[Item, ...] = ()
-    kept: Mapping[str, StoredItem] | None = None
+    stored_items: Mapping[str, StoredItem] | None = None
     ancestors: tuple[str, ...] = ()
     first_day: str = ""
     revision: int | None = None
@@ -53,7 +53,7 @@ async def recall(store: Store, tenant: str, request: ResponsesRequest) -> PriorS
         return await _chain(store, tenant, request.previous_response_id, kept)
     if request.conversation is not None:
         return await _conversation(store, tenant, request.conversation.id, kept)
-    return PriorState(kept=kept)
+    return PriorState(stored_items=kept)
 
 
 async def chain_of(store: Store, tenant: str, stored: StoredResponse) -> PriorState:

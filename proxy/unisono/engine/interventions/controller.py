@@ -263,20 +263,20 @@ class InterventionController:
     def _handle_header(self, at: Stopped, message: MessageKind) -> None:
         act = OPENING[self.owed, message]
         if act is HeaderAction.FORCE:
-            self._force(at.begin, rule=BUDGET if message is MessageKind.LATE_THOUGHT else "")
+            self._force(at.start, rule=BUDGET if message is MessageKind.LATE_THOUGHT else "")
         elif message is MessageKind.BARRED:
-            self._open_answer(at.begin, rule=NOT_ALLOWED)
+            self._open_answer(at.start, rule=NOT_ALLOWED)
         elif act is HeaderAction.GUIDE and message is MessageKind.ANSWER:
-            self._open_answer(at.begin)
+            self._open_answer(at.start)
         elif act is HeaderAction.GUIDE:
             self.step.pending = PromptEdit(
-                at.begin, self._spelling.written(at), constraint=self.requirements.constraint_for(at.header)
+                at.start, self._spelling.written(at), constraint=self.requirements.constraint_for(at.header)
             )
         elif self.step.has_skipped or not self.requirements.tools:
-            self._open_answer(at.begin, rule=BUDGET)
+            self._open_answer(at.start, rule=BUDGET)
         else:
             self.step.has_skipped = True
-            self.step.pending = PromptEdit(at.begin, between=self._spelling.empty(at), rule=BUDGET)
+            self.step.pending = PromptEdit(at.start, between=self._spelling.empty(at), rule=BUDGET)
 
     def _force(self, place: int, *, rule: str = "", closes: bool = False) -> None:
         """Open the required call, or the beginning of a call if several tools are possible."""
@@ -320,7 +320,7 @@ class InterventionController:
 
     def _regenerate(self, at: Stopped, message: MessageKind) -> None:
         if self.step.attempts.count == MAX_REGENERATIONS:
-            self._restore_first(at.begin)
+            self._restore_first(at.start)
             return
         constrained = self.constraint is not None and at.header_end == self.step.header_end
         self.step.attempts = self.step.attempts.reject(at.text or "", constrained=constrained, at=at)
@@ -328,14 +328,14 @@ class InterventionController:
         constraint = self.requirements.constraint_for(at.header)
         free = message is MessageKind.CALL and not self._can_guide(at.header)
         header = () if free else self._spelling.written(at)
-        self.step.pending = PromptEdit(at.begin, header, constraint=constraint, attempts=self.step.attempts, rule=rule)
+        self.step.pending = PromptEdit(at.start, header, constraint=constraint, attempts=self.step.attempts, rule=rule)
 
     def _trim(self, at: Stopped, message: MessageKind) -> None:
         """Remove a run of blanks; complete, continue or regenerate the message, or end the answer."""
         self.step.trims += 1
         is_last = self.step.trims > MAX_TRIMS and not at.is_complete
         rule = REGENERATED_ANSWER if message is MessageKind.ANSWER else REGENERATED_CALL
-        can_regenerate = not at.is_shown and rule not in self.requirements.unmended
+        can_regenerate = not at.is_emitted and rule not in self.requirements.unmended
         if is_last and can_regenerate and self.step.attempts.count < MAX_REGENERATIONS:
             self._regenerate(at, message)
             return
@@ -361,7 +361,7 @@ class InterventionController:
         The second time, open the answer instead.
         """
         if self._has_refused:
-            self._open_answer(at.begin, rule=NOT_ALLOWED)
+            self._open_answer(at.start, rule=NOT_ALLOWED)
             return
         self._has_refused = True
-        self.step.pending = PromptEdit(at.begin, between=self._spelling.refused(at), rule=NOT_ALLOWED)
+        self.step.pending = PromptEdit(at.start, between=self._spelling.refused(at), rule=NOT_ALLOWED)

@@ -82,7 +82,7 @@ class RedisStore(KeptKeys, KeptAccounts, KeptTraces):
             await self._link.check_replicas()
         # A write that changes nothing, as the key never exists. A server that is full, read-only or cannot persist
         # refuses it like any other.
-        await self._link.put(("SET", keys.NEVER, "", "XX"))
+        await self._link.write(("SET", keys.NEVER, "", "XX"))
 
     async def create(
         self,
@@ -139,7 +139,7 @@ class RedisStore(KeptKeys, KeptAccounts, KeptTraces):
         if anchor != response.id:
             pointers.append(("SET", keys.anchor(tenant, response.id), anchor, "PX", ttl))
         if pointers:
-            await self._link.put(*pointers)
+            await self._link.write(*pointers)
 
     async def _encoded(self, response: StoredResponse) -> tuple[bytes, bytes, bytes]:
         if len(response.input) + len(response.output) < OFF_LOOP_ITEMS:
@@ -155,17 +155,17 @@ class RedisStore(KeptKeys, KeptAccounts, KeptTraces):
             return ()
         asked: list[Command] = [_record(tenant, id, id) for id in ids]
         asked += [("GET", keys.anchor(tenant, id)) for id in ids]
-        answers = await self._link.ask(*asked)
+        answers = await self._link.read(*asked)
         records, anchors = answers[: len(ids)], answers[len(ids) :]
         elsewhere = [n for n, anchor in enumerate(anchors) if anchor is not None]
         if elsewhere:
-            moved = await self._link.ask(*(_record(tenant, anchors[n].decode(), ids[n]) for n in elsewhere))
+            moved = await self._link.read(*(_record(tenant, anchors[n].decode(), ids[n]) for n in elsewhere))
             for n, record in zip(elsewhere, moved, strict=True):
                 records[n] = record
         return tuple(None if None in record else codec.decode_response(*record) for record in records)
 
     async def _anchor(self, tenant: str, response: str) -> str:
-        (anchor,) = await self._link.ask(("GET", keys.anchor(tenant, response)))
+        (anchor,) = await self._link.read(("GET", keys.anchor(tenant, response)))
         return response if anchor is None else anchor.decode()
 
     async def delete_response(self, tenant: str, response: str) -> bool:
@@ -173,13 +173,13 @@ class RedisStore(KeptKeys, KeptAccounts, KeptTraces):
         return bool(await self._link.act(scripts.FORGET, named, [named[1]]))
 
     async def item(self, tenant: str, item: str) -> StoredItem | None:
-        (place,) = await self._link.ask(("GET", keys.place(tenant, item)))
+        (place,) = await self._link.read(("GET", keys.place(tenant, item)))
         if place is None:
             return None
         kind, *where = orjson.loads(place)
         if kind == "c":
             return await self.conversation_item(tenant, where[0], item)
-        (record,) = await self._link.ask(_record(tenant, *where))
+        (record,) = await self._link.read(_record(tenant, *where))
         if None in record:
             return None
         home = codec.decode_response(*record)
@@ -204,7 +204,7 @@ class RedisStore(KeptKeys, KeptAccounts, KeptTraces):
         stream = keys.response(tenant, await self._anchor(tenant, response), response)[1]
 
         async def read() -> EventPage | None:
-            entries, there = await self._link.ask(
+            entries, there = await self._link.read(
                 ("XRANGE", stream, f"{first}-0", "+", "COUNT", limit + 1), ("EXISTS", stream)
             )
             if not there:
@@ -221,7 +221,7 @@ class RedisStore(KeptKeys, KeptAccounts, KeptTraces):
 
     async def tokens(self, tenant: str, response: str) -> Tokens:
         key = keys.response(tenant, await self._anchor(tenant, response), response)[2]
-        (data,) = await self._link.ask(("GET", key))
+        (data,) = await self._link.read(("GET", key))
         return codec.decode_tokens(data or b"")
 
     async def create_conversation(
@@ -234,10 +234,10 @@ class RedisStore(KeptKeys, KeptAccounts, KeptTraces):
     async def _point_into(self, tenant: str, conversation: str, items: Sequence[StoredItem]) -> None:
         ttl = milliseconds(self._retention.conversation_s)
         if items:
-            await self._link.put(*self._index_commands(tenant, items, ["c", conversation], ttl))
+            await self._link.write(*self._index_commands(tenant, items, ["c", conversation], ttl))
 
     async def conversation(self, tenant: str, conversation: str) -> StoredConversation | None:
-        ((head, revision),) = await self._link.ask(
+        ((head, revision),) = await self._link.read(
             ("HMGET", keys.conversation(tenant, conversation)[0], "head", "revision")
         )
         return None if head is None else codec.decode_conversation(head, int(revision))
@@ -259,7 +259,7 @@ class RedisStore(KeptKeys, KeptAccounts, KeptTraces):
         return tuple(map(codec.decode_item, found))
 
     async def conversation_item(self, tenant: str, conversation: str, item: str) -> StoredItem | None:
-        (data,) = await self._link.ask(("HGET", keys.conversation(tenant, conversation)[1], item))
+        (data,) = await self._link.read(("HGET", keys.conversation(tenant, conversation)[1], item))
         return None if data is None else codec.decode_item(data)
 
     async def append(
@@ -330,7 +330,7 @@ class RedisStore(KeptKeys, KeptAccounts, KeptTraces):
         await self._link.act(lease_scripts.WATCH, [keys.RUNS], [milliseconds(for_s), _member(run)])
 
     async def unwatch(self, run: BackgroundRun) -> None:
-        await self._link.put(("ZREM", keys.RUNS, _member(run)))
+        await self._link.write(("ZREM", keys.RUNS, _member(run)))
 
     async def lapsed(self, limit: int = 16) -> tuple[BackgroundRun, ...]:
         found = await self._link.act(lease_scripts.LAPSED, [keys.RUNS], [limit])
@@ -346,8 +346,8 @@ class RedisStore(KeptKeys, KeptAccounts, KeptTraces):
         await self._link.act(lease_scripts.UNCLAIM, [keys.once(tenant, key)], [response])
 
     async def secret(self, name: str, candidate: bytes) -> bytes:
-        await self._link.put(("SET", keys.secret(name), candidate, "NX"))
-        (made,) = await self._link.ask(("GET", keys.secret(name)))
+        await self._link.write(("SET", keys.secret(name), candidate, "NX"))
+        (made,) = await self._link.read(("GET", keys.secret(name)))
         return bytes(made)
 
     async def count(self, tenant: str, name: str, amount: int, *, once: str, for_s: float) -> int:

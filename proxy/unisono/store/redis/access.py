@@ -50,18 +50,18 @@ class KeptKeys:
         return changed
 
     async def key(self, key: str) -> KeyRecord | None:
-        (data,) = await self._link.ask(("HGET", VIRTUAL_KEYS, key.encode("utf-8", "surrogatepass")))
+        (data,) = await self._link.read(("HGET", VIRTUAL_KEYS, key.encode("utf-8", "surrogatepass")))
         return None if data is None else codec.decode_key(data)
 
     async def key_of(self, digest: str) -> KeyRecord | None:
         # A change may occur between the two reads: compare the digest with those of the record.
-        (key,) = await self._link.ask(("HGET", KEY_DIGESTS, digest))
+        (key,) = await self._link.read(("HGET", KEY_DIGESTS, digest))
         if key is None:
             return None
-        (data,) = await self._link.ask(("HGET", VIRTUAL_KEYS, key))
+        (data,) = await self._link.read(("HGET", VIRTUAL_KEYS, key))
         record = None if data is None else codec.decode_key(data)
         return record if record and any(one.digest == digest for one in record.digests) else None
 
     async def keys(self) -> tuple[KeyRecord, ...]:
-        (found,) = await self._link.ask(("HVALS", VIRTUAL_KEYS))
+        (found,) = await self._link.read(("HVALS", VIRTUAL_KEYS))
         return tuple(sorted(map(codec.decode_key, found), key=lambda record: (record.created_at, record.id)))

@@ -47,15 +47,15 @@ class KeptAccounts:
     async def reserve(self, claim: QuotaReservation) -> QuotaStatus:
         limits = claim.limits
         args: Args = [
-            *(claim.once, claim.input, claim.least, claim.most, claim.input_cost, claim.output_price),
-            *(milliseconds(claim.for_s), _ends(claim), int(claim.owed), SHARE),
+            *(claim.once, claim.input, claim.expected_output, claim.max_output, claim.input_cost, claim.output_price),
+            *(milliseconds(claim.for_s), _ends(claim), int(claim.is_owed), SHARE),
             *map(_bound, (limits.rpm, limits.tpm, limits.max_parallel, limits.token_budget, limits.money_budget)),
         ]
         found = await self._link.act(RESERVE, _named(claim), args)
         refused, again, output, requests, requests_ms, tokens, tokens_ms = found
         return QuotaStatus(
             refused=QuotaKind(bytes(refused).decode()) if refused else None,
-            again_s=None if again < 0 else again / 1000,
+            retry_after_s=None if again < 0 else again / 1000,
             output=None if output < 0 else output,
             requests_left=None if requests < 0 else requests,
             requests_reset_s=requests_ms / 1000,
@@ -86,7 +86,7 @@ class KeptAccounts:
 
     async def _list(self, places: set[tuple[Account, str]]) -> None:
         if places:
-            await self._link.put(*(("SADD", keys.LEDGERS, _listing(*place)) for place in places))
+            await self._link.write(*(("SADD", keys.LEDGERS, _listing(*place)) for place in places))
             self._listed |= places
 
     async def _settled(self, one: UsageRecord) -> bool:
@@ -115,7 +115,7 @@ class KeptAccounts:
         return bool(await self._link.act(SETTLE, [*named, *(_named(claim) if claim is not None else ())], args))
 
     async def ledger(self, since: str, until: str, account: Account | None = None) -> tuple[LedgerLine, ...]:
-        (found,) = await self._link.ask(("SMEMBERS", keys.LEDGERS))
+        (found,) = await self._link.read(("SMEMBERS", keys.LEDGERS))
         listed = sorted((day, tenant, key) for tenant, key, day in map(orjson.loads, found))
         places = [(Account(tenant, key), day) for day, tenant, key in listed if since <= day <= until]
         places = [place for place in places if account is None or place[0] == account]
@@ -123,8 +123,8 @@ class KeptAccounts:
         for start in range(0, len(places), KEYS_PER_READ):
             together = places[start : start + KEYS_PER_READ]
             # Read the parts first: an entry written in between is then in the totals, not in the parts alone.
-            parts = await self._link.ask(*(("HGETALL", keys.ledger_served(*place)) for place in together))
-            answers = await self._link.ask(*(("HGETALL", keys.ledger(*place)) for place in together))
+            parts = await self._link.read(*(("HGETALL", keys.ledger_served(*place)) for place in together))
+            answers = await self._link.read(*(("HGETALL", keys.ledger(*place)) for place in together))
             for place, part, fields in zip(together, parts, answers, strict=True):
                 served = {(model, other): used for name, used in _used(part) for model, other in [json.loads(name)]}
                 entries += entries_of(*place, dict(_used(fields)), served)

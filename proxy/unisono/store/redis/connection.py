@@ -143,12 +143,12 @@ class Link:
             raise refusal(code)
         return answer[1] if len(answer) > 1 else None
 
-    async def ask(self, *commands: Command) -> list[Any]:
+    async def read(self, *commands: Command) -> list[Any]:
         """Run reads together and return their answers. The second part of each command is its key."""
         async with self._bounded():
             return await self._send(commands, ())
 
-    async def put(self, *commands: Command) -> None:
+    async def write(self, *commands: Command) -> None:
         """Run idempotent writes in batches that fit one deadline.
 
         A command's second part is its key.

@@ -101,21 +101,21 @@ def _room(act: Transaction, claim: QuotaReservation) -> int | QuotaKind | None:
 def _find_room(claim: QuotaReservation, used_tokens: int, used_cost: int) -> int | QuotaKind:
     """Return the number of tokens that the budgets permit, or the budget that has no room."""
     limits = claim.limits
-    room, owed = claim.most, claim.least if claim.owed else 0
+    room, owed = claim.max_output, claim.expected_output if claim.is_owed else 0
     if limits.token_budget is not None:
         left = limits.token_budget - used_tokens - claim.input
-        if left < 1 and not claim.owed:
+        if left < 1 and not claim.is_owed:
             return QuotaKind.TOKEN_BUDGET
-        room = min(room, max(claim.least, left // SHARE), max(left, owed))
+        room = min(room, max(claim.expected_output, left // SHARE), max(left, owed))
     if limits.money_budget is not None:
         left = limits.money_budget - used_cost - claim.input_cost
-        if (left < 0 or used_cost >= limits.money_budget) and not claim.owed:
+        if (left < 0 or used_cost >= limits.money_budget) and not claim.is_owed:
             return QuotaKind.MONEY_BUDGET
         if claim.output_price > 0:
             outputs = max(left, 0) * MILLION // claim.output_price
-            if outputs < 1 and not claim.owed:
+            if outputs < 1 and not claim.is_owed:
                 return QuotaKind.MONEY_BUDGET
-            room = min(room, max(claim.least, outputs // SHARE), max(outputs, owed))
+            room = min(room, max(claim.expected_output, outputs // SHARE), max(outputs, owed))
     return room
 
 

@@ -135,7 +135,7 @@ class Browser:
         cursor = session.add(page)
         shown = (loc, end - 1, last)
         body = numbered(page.lines[loc:end], loc)
-        text = display(cursor, page.title, one_line(unquote(page.shown_url), DISPLAYED_URL_LENGTH), body, shown)
+        text = display(cursor, page.title, one_line(unquote(page.display_url), DISPLAYED_URL_LENGTH), body, shown)
         return View(text, facts(action, cursor, page, shown))
 
 
@@ -194,11 +194,11 @@ def found_page(page: VisitedPage, pattern: str) -> VisitedPage:
             continue
         snippet = "\n".join(lines[at : at + FOUND_LINES])
         parts.append(f"# {link(len(targets), f'match at L{at}')}\n{snippet}")
-        targets.append(Target(page.shown_url, at, page.title, snippet))
+        targets.append(Target(page.display_url, at, page.title, snippet))
         at += FOUND_LINES
     shown = one_line(pattern)
     text = "\n\n".join(parts) or f"No `find` results for pattern: `{shown}`"
-    url = f"{page.shown_url}/find?pattern={quote(pattern)}"
+    url = f"{page.display_url}/find?pattern={quote(pattern)}"
     title = f"Find results for text: `{shown}` in `{page.title}`"
     return VisitedPage(PageKind.FOUND, page.url, url, title, lines_of(text), tuple(targets), pattern)
 
@@ -214,13 +214,13 @@ def facts(action: str, cursor: int, page: VisitedPage, shown: tuple[int, int, in
         "lines": {"first": first, "last": last, "total": total},
     }
     if page.kind is PageKind.SEARCH:
-        told["query"] = page.asked
+        told["query"] = page.requested_url
         told["results"] = [
             {"id": number, "url": target.url, "title": target.title, "snippet": target.snippet}
             for number, target in enumerate(page.targets)
         ]
     elif page.kind is PageKind.FOUND:
-        told["pattern"] = page.asked
+        told["pattern"] = page.requested_url
         told["matches"] = [
             {"id": number, "line": target.line, "text": target.snippet} for number, target in enumerate(page.targets)
         ]

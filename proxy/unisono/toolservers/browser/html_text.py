@@ -172,7 +172,7 @@ class Writer:
         if flat:
             self._line.append(flat)
 
-    def begin(self, mark: str) -> None:
+    def set_line_prefix(self, mark: str) -> None:
         """Set the prefix of the next line."""
         self._open = mark
 
@@ -304,7 +304,7 @@ class Reader:
         elif name == "blockquote":
             writer.quoted = max(0, min(writer.quoted + (-1 if tag.closing else 1), MAX_DEPTH))
         elif name in {"h1", "h2", "h3", "h4", "h5", "h6"}:
-            writer.begin("" if tag.closing else "#" * int(name[1]) + " ")
+            writer.set_line_prefix("" if tag.closing else "#" * int(name[1]) + " ")
         elif name in BREAKS or (name == "li" and tag.closing):
             writer.end_line()
         elif name in {"td", "th"}:

@@ -164,7 +164,7 @@ def browser_server(browser: Browser) -> ToolServer:
     async def call_tool(context: ServerRequestContext[Any, Any], params: CallToolRequestParams) -> CallToolResult:
         session = sessions.get(session_key(context))
         try:
-            async with session.turn:
+            async with session.lock:
                 view = await run(browser, session, params.name, params.arguments or {})
         except BrowsingError as error:
             return _failed(str(error))

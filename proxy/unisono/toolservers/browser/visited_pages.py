@@ -55,11 +55,11 @@ class VisitedPage:
 
     kind: PageKind
     url: str
-    shown_url: str
+    display_url: str
     title: str
     lines: tuple[str, ...]
     targets: tuple[Target, ...] = ()
-    asked: str = ""
+    requested_url: str = ""
 
     @property
     def size(self) -> int:
@@ -78,7 +78,7 @@ def lines_of(text: str) -> tuple[str, ...]:
 class BrowserSession:
     """Pages of one client. Hold `turn` during a call: calls of a session run one at a time."""
 
-    turn: asyncio.Lock = field(default_factory=asyncio.Lock)
+    lock: asyncio.Lock = field(default_factory=asyncio.Lock)
     _pages: OrderedDict[int, VisitedPage] = field(default_factory=OrderedDict)
     _next: int = 0
     _size: int = 0
@@ -109,7 +109,7 @@ class BrowserSession:
     def known(self, url: str) -> VisitedPage | None:
         """Return the stored page that was last read from a URL, or None."""
         for page in reversed(self._pages.values()):
-            if page.kind is PageKind.PAGE and page.shown_url == url:
+            if page.kind is PageKind.PAGE and page.display_url == url:
                 return page
         return None
 

@@ -102,7 +102,7 @@ class RunOutcome:
 class CapturedOutput:
     """Output buffer that stores the first and the last `most / 2` bytes of a stream."""
 
-    most: int
+    max_bytes: int
     total: int = 0
     _first: bytearray = field(default_factory=bytearray)
     _last: deque[bytes] = field(default_factory=deque)
@@ -110,18 +110,18 @@ class CapturedOutput:
 
     def add(self, chunk: bytes) -> None:
         self.total += len(chunk)
-        room = self.most // 2 - len(self._first)
+        room = self.max_bytes // 2 - len(self._first)
         if room > 0:
             self._first += chunk[:room]
             chunk = chunk[room:]
         self._last.append(chunk)
         self._size += len(chunk)
-        while self._last and self._size - len(self._last[0]) >= self.most // 2:
+        while self._last and self._size - len(self._last[0]) >= self.max_bytes // 2:
             self._size -= len(self._last.popleft())
 
     def text(self) -> tuple[str, int]:
         """Return the text, with a mark where bytes are missing, and the number of missing bytes."""
-        last = b"".join(self._last)[-(self.most // 2) :]
+        last = b"".join(self._last)[-(self.max_bytes // 2) :]
         missing = self.total - len(self._first) - len(last)
         if not missing:
             return (bytes(self._first) + last).decode("utf-8", "replace"), 0

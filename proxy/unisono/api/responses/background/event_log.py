@@ -128,7 +128,7 @@ class GrowingLog:
         first_event, first_token = self._written
         return LogWrite(first_event, tuple(self._events), first_token, tuple(self._tokens))
 
-    async def ask(self) -> None:
+    async def check_ownership(self) -> None:
         """Verify that the response exists and this owner may write to it.
 
         Raises the StoreError family.

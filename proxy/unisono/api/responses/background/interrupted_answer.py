@@ -39,7 +39,7 @@ async def fallen(
         page = await insisting(lambda: means.store.events(run.tenant, run.response, broken.count, limit=PAGE))
         if page is None or not page.events:
             break
-        broken.take(page.events)
+        broken.read(page.events)
     made = [*_first_events(response, broken.count), *broken.closed(), OPENAI.error(error)]
     last = replace(
         response,
@@ -74,7 +74,7 @@ class InterruptedAnswer:
         self._part: Wire | None = None
         self._texts: list[str] = []
 
-    def take(self, events: Iterable[bytes]) -> None:
+    def read(self, events: Iterable[bytes]) -> None:
         for data in events:
             self.count += 1
             self._read_event(orjson.loads(data))

@@ -83,7 +83,7 @@ class BackgroundJob:
         self._lease = lease
         self._journal = journal
         self._logged = logged
-        self._engine_run = means.turns.start(replace(asked.turn.turn, journal=journal, lasting=True, whole=False))
+        self._engine_run = means.service.start(replace(asked.generation.request, journal=journal, lasting=True, whole=False))
         self._events = ResponseEvents(asked.frame, self._engine_run.report, new_id=asked.item_ids, clock=means.clock)
         self._log = GrowingLog(
             means,
@@ -111,16 +111,16 @@ class BackgroundJob:
         """
         await self._engine_run.admit()
 
-    async def never_begins(self) -> None:
+    async def abandon(self) -> None:
         """Release the resources reserved by the admission."""
         await self._engine_run.aclose()
 
-    def begin(self, record: StoredResponse) -> list[WireEvent]:
+    def first_events(self, record: StoredResponse) -> list[WireEvent]:
         """Return the first events of a new response.
 
         They are stored together with its record, before the job starts.
         """
-        begun = self._events.begin(queued=True)
+        begun = self._events.first_events(queued=True)
         self._record = record
         self._log.skip(len(begun))
         return begun
@@ -144,9 +144,9 @@ class BackgroundJob:
         if self._is_calling and self._task is not None:
             await asyncio.wait({self._task}, timeout=grace_s)
         self._grace_ended.set()
-        await self.over(within_s)
+        await self.wait_ended(within_s)
 
-    async def over(self, within_s: float | None = None) -> None:
+    async def wait_ended(self, within_s: float | None = None) -> None:
         """Wait until the job has ended. After `within_s` seconds it is cancelled."""
         if self._task is None:
             return
@@ -314,7 +314,7 @@ class BackgroundJob:
         if not await store.renew(self._lease, lease_s):
             raise StoreConflict("The lease of the response is lost.")
         await store.watch(self.run, lease_s)
-        await self._log.ask()
+        await self._log.check_ownership()
 
     # -- endings
 

@@ -118,7 +118,7 @@ async def rebuilt(means: ResponsesDeps, tenant: str, response: StoredResponse, l
     frame = replace(asked.frame, request=response.request, ancestors=response.ancestors)
     # The time limit for tools started with the response, in whichever process.
     spent_s = max(means.clock() - response.created_at, 0.0)
-    turned = replace(asked.turn, input=response.input, turn=later(asked.turn.turn, spent_s))
+    turned = replace(asked.generation, input=response.input, turn=later(asked.generation.request, spent_s))
     return replace(asked, turn=turned, frame=frame, revision=revision)
 
 
@@ -132,8 +132,8 @@ def later(turn: GenerationRequest, spent_s: float) -> GenerationRequest:
 
 def with_incomplete_journal(asked: PreparedRequest) -> PreparedRequest:
     """Mark the journal as incomplete: it may lack calls that were made."""
-    turn = asked.turn.turn
+    turn = asked.generation.request
     if turn.hosting is None:
         return asked
     turn = replace(turn, hosting=replace(turn.hosting, is_journal_complete=False))
-    return replace(asked, turn=replace(asked.turn, turn=turn))
+    return replace(asked, turn=replace(asked.generation, turn=turn))

@@ -80,7 +80,7 @@ class BackgroundRunner:
         while lives := list(self._jobs.values()):
             await asyncio.gather(*(life.leave(max(ends_at - loop.time(), 0.0), LEAVING_S) for life in lives))
 
-    async def begin(
+    async def start_response(
         self,
         sender: Sender,
         request: ResponsesRequest,
@@ -173,7 +173,7 @@ class BackgroundRunner:
                     life = await self._taking.take_over(run, response, force=True)
             if life is not None:
                 life.end(JobEnding.CANCELLED)
-                await life.over()
+                await life.wait_ended()
         raise StoreUnavailable("The response could not be cancelled; try again.")
 
     def forget(self, tenant: str, response_id: str) -> None:
@@ -220,12 +220,12 @@ class BackgroundRunner:
 
     async def _let_in(self, life: BackgroundJob, response: StoredResponse, lease: Lease) -> None:
         """Store the response if it is admitted, and nothing otherwise."""
-        begun = LogWrite(0, tuple(event.data for event in life.begin(response)))
+        begun = LogWrite(0, tuple(event.data for event in life.first_events(response)))
         try:
             await life.admit()
             await self._create(life.run, response, lease, begun)
         except BaseException:
-            await asyncio.shield(life.never_begins())
+            await asyncio.shield(life.abandon())
             raise
 
     async def _create(self, run: BackgroundRun, response: StoredResponse, lease: Lease, begun: LogWrite) -> None:

@@ -94,7 +94,7 @@ def conversations_router(
         )
         if found is None:
             raise no_item(item)
-        return to_whole(found.shown)
+        return to_whole(found.wire)
 
     async def delete_item(request: Request) -> Response:
         # Read first: after the deletion nothing may fail.

@@ -28,13 +28,13 @@ class BuiltinCalls:
     container: str = ""
     pages: CitedPages = field(default_factory=CitedPages)
 
-    def shown(self, item: HostedCall, item_id: str, status: str, ran: Ran | None = None) -> Wire:
+    def to_wire(self, item: HostedCall, item_id: str, status: str, ran: Ran | None = None) -> Wire:
         """Return the item of a call; `ran` is its result."""
         arguments = item.arguments.members
         if builtin_of(item.server) == BROWSER:
             action = self._action(item.tool, arguments, ran)
             return {"id": item_id, "type": "web_search_call", "status": status, "action": action}
-        outputs = [{"type": "logs", "logs": ran.said}] if ran is not None and self.outputs else None
+        outputs = [{"type": "logs", "logs": ran.text_for_model}] if ran is not None and self.outputs else None
         return {
             "id": item_id,
             "type": "code_interpreter_call",
@@ -71,7 +71,7 @@ class BuiltinCalls:
     def ran(self, item: HostedCall, ran: Ran) -> None:
         """Record the result of a call, so that the returned page can be cited."""
         if builtin_of(item.server) == BROWSER and not ran.outcome.is_error:
-            self.pages.saw(ran.said, ran.outcome.structured)
+            self.pages.saw(ran.text_for_model, ran.outcome.structured)
 
 
 def is_trained(item: HostedCall) -> bool:

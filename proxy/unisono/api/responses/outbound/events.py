@@ -78,7 +78,7 @@ class ResponseEvents:
     ) -> None:
         """Create the events. With `told` False they are only counted, and `stored` is built."""
         self._telling = EventSerializer(frame.dialect, aloud=told)
-        self._put = self._telling.put
+        self._put = self._telling.add
         self.stored: StoredResponse | None = None
         self._frame = frame
         self._report = report
@@ -94,7 +94,7 @@ class ResponseEvents:
     @property
     def acted(self) -> bool:
         """True if a server tool call was started, so that the answer must not be repeated."""
-        made = any(item.shown.get("type") in HOSTED for item in self._output)
+        made = any(item.wire.get("type") in HOSTED for item in self._output)
         return made or (self._open_item is not None and isinstance(self._open_item.made, HostedCall))
 
     @property
@@ -102,10 +102,10 @@ class ResponseEvents:
         """True if only the last event is missing."""
         return self.stored is not None
 
-    def begin(self, *, queued: bool = False) -> list[WireEvent]:
+    def first_events(self, *, queued: bool = False) -> list[WireEvent]:
         """Return the first events, with `queued` if the response waits. Other methods imply it."""
         self._start_response(queued=queued)
-        return self._telling.take()
+        return self._telling.pop_events()
 
     def write(self, batch: Sequence[Event]) -> list[WireEvent]:
         """Return the events of one batch. Adjacent deltas of one item become one event."""
@@ -127,12 +127,12 @@ class ResponseEvents:
             self._other(entry)
         if texts:
             self._delta(item, "".join(texts))
-        return self._telling.take()
+        return self._telling.pop_events()
 
     def resume(self, batch: Sequence[Event], number: int) -> None:
         """Continue after `number` events made of `batch` elsewhere. Delta boundaries may differ."""
         self.write(batch)
-        self._telling.take()
+        self._telling.pop_events()
         self._telling.number = number
 
     def refuse(self, text: str) -> list[WireEvent]:
@@ -144,7 +144,7 @@ class ResponseEvents:
         self._emit_delta(shown, text)
         item = message(item_id, Phase.FINAL, [refusal_part(text)], COMPLETED)
         self._end_item(shown, text, StoredItem(item_id, (AssistantMessage(text),), item))
-        return self._telling.take()
+        return self._telling.pop_events()
 
     def fail(self, error: UnisonoError, *, keep_output: bool = True) -> list[WireEvent]:
         """Close open items and report the error. `keep_output` False drops an oversized output."""
@@ -154,20 +154,20 @@ class ResponseEvents:
             self._output.clear()
         self._put("error", {key: value for key, value in self._frame.dialect.error(error).items() if key != "type"})
         self._end(Status.FAILED, error=to_error(error))
-        return self._telling.take()
+        return self._telling.pop_events()
 
     def cancel(self) -> list[WireEvent]:
         """Close open items as they are. `last` then reports the cancellation."""
         self._start_response()
         self._settle(INCOMPLETE)
         self._end(Status.CANCELLED)
-        return self._telling.take()
+        return self._telling.pop_events()
 
     def last(self) -> WireEvent:
         """Return the last event, when `ended`. If it is not sent, `fail` may follow."""
         assert self.stored is not None
         self._response(LAST_EVENTS[self.stored.status], self.stored)
-        [event] = self._telling.take()
+        [event] = self._telling.pop_events()
         self._telling.number = event.number
         return event
 
@@ -227,7 +227,7 @@ class ResponseEvents:
                 self._unseen += silent(closed)
                 return
             shown = self._show(closed.item)
-        text = self._complete_text(shown.life, closed)
+        text = self._complete_text(shown.lifecycle, closed)
         said = shown.text.getvalue()
         self._emit_delta(shown, text[len(said) :])
         shown.closed = closed
@@ -258,7 +258,7 @@ class ResponseEvents:
         item_id = self._frame.item_id(closed.item, self._new_id)
         item = mcp_items.to_stored_request(closed, item_id, self._unseen)
         self._unseen = []
-        shown = self._frame.dialect.item(item.shown)
+        shown = self._frame.dialect.item(item.wire)
         self._put("response.output_item.added", {**place, "item": shown})
         self._output.append(item)
         self._put("response.output_item.done", {**place, "item": shown})
@@ -281,7 +281,7 @@ class ResponseEvents:
         self._done(shown, item)
 
     def _step(self, shown: OpenItem, step: str) -> None:
-        self._put(f"response.{mcp_items.kind_of(shown.made).type}.{step}", shown.where)
+        self._put(f"response.{mcp_items.kind_of(shown.made).type}.{step}", shown.location)
 
     # -- item life cycles
 
@@ -294,7 +294,7 @@ class ResponseEvents:
             case ToolCall():
                 return INPUT if self._frame.toolbox.form_of(item.name) is CallForm.CUSTOM else ARGUMENTS
             case HostedCall() | Listing():
-                return mcp_items.kind_of(item).life
+                return mcp_items.kind_of(item).lifecycle
             case _:
                 assert_never(item)
 
@@ -305,7 +305,7 @@ class ResponseEvents:
     def _start_item(self, item: Made, item_id: str, life: ItemLifecycle) -> OpenItem:
         hidden = life is WORDLESS or (life is REASONING and not self._frame.show_reasoning)
         shown = OpenItem(item, item_id, len(self._output), life, hidden, self._unseen)
-        shown.delta = self._telling.form(f"{life.event}.delta", shown.where, life.more)
+        shown.delta = self._telling.form(f"{life.event}.delta", shown.location, life.more)
         if life is TEXT:
             shown.citations = Citations(self._trained.pages)
         self._open_item = shown
@@ -313,7 +313,7 @@ class ResponseEvents:
         added = self._added(item, item_id)
         self._put("response.output_item.added", {"output_index": shown.place, "item": self._frame.dialect.item(added)})
         if life.part is not None and not shown.hidden:
-            self._put("response.content_part.added", {**shown.where, "part": life.part("")})
+            self._put("response.content_part.added", {**shown.location, "part": life.part("")})
         if isinstance(item, HostedCall | Listing):
             self._step(shown, "in_progress")
         return shown
@@ -326,7 +326,7 @@ class ResponseEvents:
             case Listing():
                 return mcp_items.listing(item, item_id)
             case _:
-                empty = self._frame.output(Closed(item, ""), item_id, IN_PROGRESS).shown
+                empty = self._frame.output(Closed(item, ""), item_id, IN_PROGRESS).wire
                 added = {**empty, "content": []} if "content" in empty else dict(empty)
                 added.pop("encrypted_content", None)
                 return added
@@ -339,7 +339,7 @@ class ResponseEvents:
             self._telling.delta(shown.delta, text)
         for annotation in shown.citations.feed(text) if shown.citations is not None else ():
             number = {"annotation_index": len(shown.annotations), "annotation": annotation}
-            self._put("response.output_text.annotation.added", {**shown.where, **number})
+            self._put("response.output_text.annotation.added", {**shown.location, **number})
             shown.annotations.append(annotation)
 
     def _settle(self, status: str) -> None:
@@ -359,23 +359,23 @@ class ResponseEvents:
         self._end_item(shown, text, item)
 
     def _end_item(self, shown: OpenItem, text: str, item: StoredItem) -> None:
-        self._emit_text(shown, text, {name: item.shown[name] for name in shown.life.copied})
+        self._emit_text(shown, text, {name: item.wire[name] for name in shown.lifecycle.copied})
         self._done(shown, item)
 
     def _emit_text(self, shown: OpenItem, text: str, copied: Wire | None = None) -> None:
         """Emit the complete text of an item's deltas, once."""
-        if shown.hidden or shown.told:
+        if shown.hidden or shown.is_text_emitted:
             return
-        shown.told = True
-        life = shown.life
-        where = shown.where
+        shown.is_text_emitted = True
+        life = shown.lifecycle
+        where = shown.location
         self._put(f"{life.event}.done", {**where, life.full: text, **(life.more or {}), **(copied or {})})
         if life.part is not None:
             self._put("response.content_part.done", {**where, "part": shown.part(text)})
 
     def _done(self, shown: OpenItem, item: StoredItem) -> None:
         self._output.append(item)
-        done = {"output_index": shown.place, "item": self._frame.dialect.item(item.shown)}
+        done = {"output_index": shown.place, "item": self._frame.dialect.item(item.wire)}
         self._put("response.output_item.done", done)
         self._open_item = None
 

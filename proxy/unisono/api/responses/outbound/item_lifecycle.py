@@ -54,7 +54,7 @@ class ServerItemKind:
     """
 
     type: str
-    life: ItemLifecycle
+    lifecycle: ItemLifecycle
     made: tuple[str, ...] = ()
     failed: str = "completed"
     settled: bool = True
@@ -78,25 +78,25 @@ class OpenItem:
     made: Made
     id: str
     place: int
-    life: ItemLifecycle
+    lifecycle: ItemLifecycle
     hidden: bool
     unseen: Sequence[Item] = ()
     # A StringIO holds the text once, at one byte per ASCII character; a list holds an object per delta.
     text: StringIO = field(default_factory=StringIO)
     closed: Closed | None = None
-    told: bool = False
+    is_text_emitted: bool = False
     """True if its whole text was emitted."""
     delta: DeltaForm | None = None
     citations: Citations | None = None
     annotations: list[Wire] = field(default_factory=list)
 
     @property
-    def where(self) -> Wire:
+    def location(self) -> Wire:
         """Fields common to all its events."""
         where: Wire = {"item_id": self.id, "output_index": self.place}
-        return where if self.life.part is None else where | {"content_index": 0}
+        return where if self.lifecycle.part is None else where | {"content_index": 0}
 
     def part(self, text: str) -> Wire:
         """Return the content part with its text."""
-        assert self.life.part is not None
-        return annotated(self.life.part(text), self.annotations)
+        assert self.lifecycle.part is not None
+        return annotated(self.lifecycle.part(text), self.annotations)

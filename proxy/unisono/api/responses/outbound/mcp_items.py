@@ -34,7 +34,7 @@ def started_item(item: HostedCall, item_id: str, trained: BuiltinCalls) -> Wire:
     """Return the item of a call before it runs, without streamed fields."""
     if not is_trained(item):
         return call(item, item_id, "")
-    shown = trained.shown(item, item_id, IN_PROGRESS)
+    shown = trained.to_wire(item, item_id, IN_PROGRESS)
     return shown | {"code": ""} if "code" in shown else shown
 
 
@@ -42,9 +42,9 @@ def call(item: HostedCall, item_id: str, arguments: str, status: str = IN_PROGRE
     """Return the item of a call; `ran` is its result."""
     output, error = None, None
     if ran is not None and ran.outcome.is_error:
-        error = {"type": "mcp_tool_execution_error", "content": [{"type": "text", "text": ran.said}]}
+        error = {"type": "mcp_tool_execution_error", "content": [{"type": "text", "text": ran.text_for_model}]}
     elif ran is not None:
-        output = ran.said
+        output = ran.text_for_model
     return {
         "id": item_id,
         "type": "mcp_call",
@@ -106,9 +106,9 @@ def to_stored_call(
     item = closed.item
     assert isinstance(item, HostedCall)
     made = to_item(closed)
-    result = ToolResult(item.call_id, item.name, OUTCOME_UNKNOWN if ran is None else ran.said)
+    result = ToolResult(item.call_id, item.name, OUTCOME_UNKNOWN if ran is None else ran.text_for_model)
     if is_trained(item):
-        shown = trained.shown(item, item_id, status_of(ran), ran)
+        shown = trained.to_wire(item, item_id, status_of(ran), ran)
     else:
         shown = call(item, item_id, closed.text, status_of(ran), ran)
     return StoredItem(item_id, (*before, *(() if made is None else (made,)), result), shown)

@@ -247,7 +247,7 @@ def to_response(stored: StoredResponse, dialect: Dialect = OPENAI) -> Wire:
         "error": None if stored.error is None else dict(stored.error),
         "incomplete_details": notes.get("incomplete_details"),
         "model": stored.model,
-        "output": [dialect.item(item.shown) for item in stored.output],
+        "output": [dialect.item(item.wire) for item in stored.output],
         "usage": None if stored.usage is None else to_usage(stored.usage),
         **request,
         "tools": [dialect.tool(tool) for tool in tools],

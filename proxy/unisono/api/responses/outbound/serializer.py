@@ -43,7 +43,7 @@ class EventSerializer:
         self._dialect = dialect
         self._out: list[WireEvent] = []
 
-    def put(self, name: str, body: Mapping[str, Any]) -> None:
+    def add(self, name: str, body: Mapping[str, Any]) -> None:
         if self.aloud:
             name = self._dialect.event(name)
             data = orjson.dumps({"type": name, "sequence_number": self.number, **body})
@@ -63,6 +63,6 @@ class EventSerializer:
             self._out.append(WireEvent(self.number, form.name, data))
         self.number += 1
 
-    def take(self) -> list[WireEvent]:
+    def pop_events(self) -> list[WireEvent]:
         taken, self._out = self._out, []
         return taken

@@ -53,7 +53,7 @@ def replay_events(response: StoredResponse, dialect: Dialect = OPENAI) -> list[W
         {"type": name, "response": to_response(begun)} for name in ("response.created", "response.in_progress")
     ]
     for place, item in enumerate(response.output):
-        told += _item_events(dict(item.shown), place)
+        told += _item_events(dict(item.wire), place)
     if response.error is not None:
         told.append({"type": "error", "param": None, **response.error})
     told.append({"type": LAST_EVENTS[response.status], "response": to_response(response)})

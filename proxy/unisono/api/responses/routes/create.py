@@ -57,10 +57,10 @@ def create_routes(
         body = await read_json(request)
         served = way_for(means.find_way, body, request.state.caller)
         if served.way in (AnswerMode.PASSING, AnswerMode.PASSING_THEN_ENGINE):
-            if not served.keeps:
+            if not served.stores_responses:
                 check_stateless(body)
             return await passed_through(
-                request, means.turns, Api.RESPONSES, body, served.group, keep_alive_s=keep_alive_s
+                request, means.service, Api.RESPONSES, body, served.group, keep_alive_s=keep_alive_s
             )
         size = len(await request.body())
         wanted = await judged(body, size)
@@ -80,7 +80,7 @@ def create_routes(
                 return to_http_response(response, dialect)
             if wanted.stream:
                 report = GenerationReport()
-                events = posted.events(report, too_late=lambda: stream.begun)
+                events = posted.events(report, too_late=lambda: stream.is_head_sent)
                 stream = EventStream(
                     to_sse(events), headers=lambda: backend_header([report]), keep_alive_s=keep_alive_s
                 )
@@ -136,7 +136,7 @@ class ResponseCreation:
             async with understood(
                 self._means, self._sender, self._requested, response_id=response_id, size=self._size
             ) as asked:
-                run = self._means.turns.start(asked.turn.turn)
+                run = self._means.service.start(asked.generation.request)
                 async with aclosing(answer_events(self._means, asked, run, too_late=too_late)) as answering:
                     async for made in answering:
                         report.backend, report.failovers = run.report.backend, run.report.failovers
@@ -212,7 +212,7 @@ class ResponseCreation:
         return True
 
     async def _wait_for_record(self, response_id: str, confirm: Callable[[], Awaitable[None]] | None = None) -> None:
-        self.created = await self._runner.begin(
+        self.created = await self._runner.start_response(
             self._sender, self._requested, self._body, response_id=response_id, size=self._size, confirm=confirm
         )
 

@@ -28,7 +28,7 @@ def counting_routes(router: APIRouter, path: str, means: ResponsesDeps, dialect:
         asked = await assembled(
             means, sender, wanted, past, model, response_id=means.new_id("resp_"), created_at=0, size=size
         )
-        return await means.turns.count(asked.turn.turn)
+        return await means.service.count(asked.generation.request)
 
     async def count(request: Request) -> Response:
         body = await read_json(request)

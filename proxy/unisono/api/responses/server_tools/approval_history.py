@@ -46,23 +46,23 @@ def hosted_in(items: Iterable[StoredItem], earlier: ServerToolHistory = NOTHING_
     decisions: list[ApprovalDecision] = []
     announced: set[str] = set()
     for item in items:
-        match item.shown.get("type"):
+        match item.wire.get("type"):
             case "mcp_approval_request":
-                calls = [said for said in item.said if isinstance(said, AssistantCall)]
-                for known_as in (item.id, item.shown.get(CLIENTS_ID)):
+                calls = [said for said in item.meaning if isinstance(said, AssistantCall)]
+                for known_as in (item.id, item.wire.get(CLIENTS_ID)):
                     if calls and isinstance(known_as, str):
                         requests[known_as] = calls[-1]
             case "mcp_approval_response":
-                request = str(item.shown.get("approval_request_id"))
+                request = str(item.wire.get("approval_request_id"))
                 call = requests.get(request) or earlier.requests.get(request)
                 if call is not None:
-                    reason = item.shown.get("reason")
-                    approved = item.shown.get("approve") is True
+                    reason = item.wire.get("reason")
+                    approved = item.wire.get("approve") is True
                     decisions.append(
                         ApprovalDecision(call.call_id, request, approved, reason if isinstance(reason, str) else "")
                     )
-            case "mcp_list_tools" if not item.shown.get("error"):
-                announced.add(str(item.shown.get("server_label")))
+            case "mcp_list_tools" if not item.wire.get("error"):
+                announced.add(str(item.wire.get("server_label")))
             case _:
                 pass
     if not (requests or decisions or announced):
@@ -83,8 +83,8 @@ def parted(items: Sequence[StoredItem], earlier: ServerToolHistory) -> tuple[Ser
 
 
 def _is_spoken(item: StoredItem) -> bool:
-    asks = item.shown.get("type") == "mcp_approval_request"
-    return not asks and (item.shown.get("type") == "mcp_call" or any(isinstance(said, MADE) for said in item.said))
+    asks = item.wire.get("type") == "mcp_approval_request"
+    return not asks and (item.wire.get("type") == "mcp_call" or any(isinstance(said, MADE) for said in item.meaning))
 
 
 MADE = (AssistantReasoning, AssistantMessage, AssistantCall)

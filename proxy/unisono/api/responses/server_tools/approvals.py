@@ -53,7 +53,7 @@ class Approvals:
         self._used: set[str] = set()
 
     @asynccontextmanager
-    async def held(self) -> AsyncIterator[None]:
+    async def hold(self) -> AsyncIterator[None]:
         """Hold all approvals for the block. Raises ApprovalUsed and StoreUnavailable."""
         await self.claim()
         try:
@@ -70,7 +70,7 @@ class Approvals:
             await asyncio.shield(self.give_back())
             raise
 
-    async def take(self, approval: str) -> None:
+    async def mark_used(self, approval: str) -> None:
         """Mark the approval as used, directly before the call.
 
         Raises ApprovalUsed and StoreUnavailable.
@@ -78,7 +78,7 @@ class Approvals:
         if approval in self._fields:
             # An approval that may have been marked is not released.
             self._used.add(approval)
-            await self._mark(approval, self._means.kept_s)
+            await self._mark(approval, self._means.retention_s)
 
     async def give_back(self) -> None:
         """Release the approvals of calls that were not made.
@@ -91,11 +91,11 @@ class Approvals:
             except StoreError as error:
                 log.debug("approval not released", extra={"code": error.code})
 
-    def taken_by(self, turn: GenerationRequest) -> GenerationRequest:
+    def attach_to(self, turn: GenerationRequest) -> GenerationRequest:
         """Return the generation request with `take` as its callback."""
         if turn.hosting is None or not self._fields:
             return turn
-        return replace(turn, hosting=replace(turn.hosting, claim_approval=self.take))
+        return replace(turn, hosting=replace(turn.hosting, claim_approval=self.mark_used))
 
     async def _mark(self, approval: str, for_s: float) -> None:
         store, mine = self._means.store, self._response_id

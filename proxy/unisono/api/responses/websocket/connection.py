@@ -84,7 +84,7 @@ class Connection:
         self._remembered = ResponseCache()
         self._lanes: dict[Lane, deque[CreateFrame]] = {}
         self._working: set[asyncio.Task[None]] = set()
-        self._places = asyncio.Semaphore(AT_ONCE)
+        self._slots = asyncio.Semaphore(AT_ONCE)
         self._writing = asyncio.Lock()
         self._untold = 0
         self._admitted = 0
@@ -120,9 +120,9 @@ class Connection:
             message = await self._socket.receive()
             if message["type"] == "websocket.disconnect":
                 raise ClientGone
-            await self._take(message, group)
+            await self._handle(message, group)
 
-    async def _take(self, message: Message, group: asyncio.TaskGroup) -> None:
+    async def _handle(self, message: Message, group: asyncio.TaskGroup) -> None:
         lane: Lane = None
         try:
             fields, size = await off_loop(lambda: fields_of(message), len(message.get("text") or ""))
@@ -131,15 +131,15 @@ class Connection:
                 case CreateFrame() as create:
                     self._admit(create, group)
                 case SteerFrame() as steer:
-                    self._tell(not_steered(steer), group)
+                    self._send_later(not_steered(steer), group)
                 case EmptyFrame():
                     pass
                 case other:
                     assert_never(other)
         except UnisonoError as error:
-            self._tell(error_frame(error, lane), group)
+            self._send_later(error_frame(error, lane), group)
 
-    def _tell(self, frame: str, group: asyncio.TaskGroup) -> None:
+    def _send_later(self, frame: str, group: asyncio.TaskGroup) -> None:
         """Write a frame without waiting.
 
         A client that sends many frames and reads none counts as disconnected.
@@ -184,7 +184,7 @@ class Connection:
 
     async def _work(self, lane: deque[CreateFrame]) -> None:
         while lane:
-            async with self._places:
+            async with self._slots:
                 await self._answer(lane[0])
             lane.popleft()
 
@@ -233,7 +233,7 @@ class Connection:
     def _answered(
         self, asked: PreparedRequest, over: Callable[[StoredResponse], None]
     ) -> AsyncGenerator[list[WireEvent]]:
-        return answer_events(self._means, asked, self._means.turns.start(asked.turn.turn), over=over)
+        return answer_events(self._means, asked, self._means.service.start(asked.generation.request), over=over)
 
     # -- writing
 
@@ -254,9 +254,9 @@ async def prepared(
 
     Raises the errors that would refuse an answer.
     """
-    await means.turns.count(asked.turn.turn)
+    await means.service.count(asked.generation.request)
     events = ResponseEvents(asked.frame, GenerationReport(), new_id=asked.item_ids, clock=means.clock)
-    begun = events.begin()
+    begun = events.first_events()
     events.write([Finished(FinishReason.STOP, Usage())])
     response = events.stored
     assert response is not None  # it is finished

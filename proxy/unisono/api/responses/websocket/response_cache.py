@@ -82,16 +82,16 @@ class Continuation:
         rest = await recall(store, tenant, request.model_copy(update={"previous_response_id": None}))
         wanted = set(referenced_ids(request))
         loose = {item.id: item for item in self._found.loose if item.id in wanted}
-        self._past = replace(self._found.past, kept={**(rest.kept or {}), **loose})
+        self._past = replace(self._found.past, kept={**(rest.stored_items or {}), **loose})
         return self._past
 
     def settled(self, asked: PreparedRequest, sticky: str) -> PreparedRequest:
         """Return the final request. `sticky` routes requests together that share no other key."""
-        turn = asked.turn
+        turn = asked.generation
         if asked.request.stored and self._found is not None:
             turn = replace(turn, input=(*self._found.loose, *turn.input))
-        if not turn.turn.sticky:
-            turn = replace(turn, turn=replace(turn.turn, sticky=sticky))
+        if not turn.request.sticky:
+            turn = replace(turn, turn=replace(turn.request, sticky=sticky))
         return replace(asked, turn=turn)
 
     def turned(self, asked: PreparedRequest, response: StoredResponse) -> CachedResponse | None:
@@ -99,7 +99,7 @@ class Continuation:
         request = asked.request
         if request.stored or request.conversation is not None or response.status not in JOINS:
             return None
-        new = (*asked.turn.input, *response.output)
+        new = (*asked.generation.input, *response.output)
         past = PriorState(
             earlier=(*self._past.earlier, *meaning_of(new)),
             ancestors=self._past.ancestors,
