@@ -9,13 +9,11 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import AsyncIterator, Callable, Mapping
-from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
-from pathlib import Path
 from secrets import token_hex
 from typing import TYPE_CHECKING
-from urllib.parse import quote
 
 from fastapi import FastAPI
 
@@ -24,7 +22,6 @@ from unisono.access.key_lookup import VirtualKeys
 from unisono.access.keys import Keys, MasterKey, NoKeys
 from unisono.access.prices import PriceList, price_list
 from unisono.access.usage_ledger import UsageLedger
-from unisono.access.usage_spool import UsageSpool
 from unisono.api.asgi_layers import HEALTH_PATHS, doors
 from unisono.api.chat.routes import chat_router
 from unisono.api.completions.routes import completions_router
@@ -56,17 +53,16 @@ from unisono.bootstrap.observability import Observing, build_observing, kinds_of
 from unisono.bootstrap.salt import Salt, cache_salts
 from unisono.bootstrap.shared_resources import SharedResource, reuse_or_build
 from unisono.bootstrap.status import Overview
+from unisono.bootstrap.store import build_spool, build_store
 from unisono.bootstrap.tool_servers import ServerToolSetup, build_hosting
 from unisono.config import (
     Config,
     GatewaySettings,
     ModelRegistry,
-    StoreSettings,
-    data_folder,
 )
 from unisono.core.access import Caller
 from unisono.core.conversation import Json
-from unisono.core.state_store import Retention, Store
+from unisono.core.state_store import Store
 from unisono.core.tools import ToolHost
 from unisono.engine.conversation_cache import ConversationCache
 from unisono.engine.deps import EngineDeps
@@ -79,7 +75,6 @@ from unisono.middleware.drain import DrainingService
 from unisono.middleware.quota import MeteredService
 from unisono.passthrough.dispatch import PassthroughService
 from unisono.routing.pool import RoutingPool
-from unisono.store import open_store, sqlite_path
 from unisono.store.health_monitor import Upkeep
 from unisono.web.files import PATHS, files_router
 from unisono.web.routes import web_router
@@ -153,24 +148,25 @@ def build(config: Config, *, keep: Gateway | None = None, share: int = 1) -> Fas
         known_while_down=config.unisono.when_store_is_down == "known_keys",
     )
     gateway = Gateway(config, catalogue, pool, store, upkeep, parts, virtual_keys, salt)
-    books = UsageLedger(store, held_s=config.store.lease_s, spool=build_spool(config.store), on_failure=upkeep.look_now)
+    ledger = UsageLedger(
+        store, reservation_s=config.store.lease_s, spool=build_spool(config.store), on_failure=upkeep.look_now
+    )
     hooks = build_hooks(config.unisono.hooks, parts.observing.hook_failed)
     salts = cache_salts(shared=config.unisono.share_prompt_caches)
     engine = MeteredService(
         hooks.wrap(PassthroughService(build_engine(pool, hosting.host, parts, salts), pool)),
-        books,
+        ledger,
         build_prices(config, catalogue),
         lenient=config.unisono.when_store_is_down == "known_keys",
     )
     # Background responses belong to no request: at shutdown, other processes take them over.
     observing = parts.observing
     recorder = observing.recorder(config.unisono.traces, store)
-    behind = observing.wrap(engine, background=True, recorder=recorder)
-    background = replace(responses_means(gateway, behind, hosting.rules), charge_journal=engine.charge_journal)
+    in_background = observing.wrap(engine, background=True, recorder=recorder)
+    background = replace(responses_means(gateway, in_background, hosting.rules), charge_journal=engine.charge_journal)
     runner = BackgroundRunner(background, process=token_hex(8))
     gateway = replace(gateway, runner=runner)
-    turns = observing.wrap(DrainingService(engine), recorder=recorder)
-    means = responses_means(gateway, turns, hosting.rules)
+    service = observing.wrap(DrainingService(engine), recorder=recorder)
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
@@ -184,18 +180,28 @@ def build(config: Config, *, keep: Gateway | None = None, share: int = 1) -> Fas
                 opened.enter_async_context(parts.hosting),
             )
             await opened.enter_async_context(
-                observing.watching(config, catalogue, pool, upkeep, lambda: books.unaccounted)
+                observing.watching(config, catalogue, pool, upkeep, lambda: ledger.unaccounted)
             )
             if recorder is not None:
                 opened.push_async_callback(recorder.aclose)
-            opened.push_async_callback(books.aclose)
-            books.start()
+            opened.push_async_callback(ledger.aclose)
+            ledger.start()
             opened.push_async_callback(runner.aclose)
             runner.start()
             yield
 
+    app = _make_app(gateway, lifespan)
+    _include_state_routes(app, gateway, ledger, share)
+    _include_api_routes(app, gateway, service, runner)
+    app.state.gateway = gateway
+    return app
+
+
+def _make_app(gateway: Gateway, lifespan: Callable[[FastAPI], AbstractAsyncContextManager[None]]) -> FastAPI:
+    """Return an application without routes."""
+    config = gateway.config
     master_key = config.general_settings.master_key
-    keys: Keys = NoKeys() if master_key is None else MasterKey(master_key.get_secret_value(), virtual_keys)
+    keys: Keys = NoKeys() if master_key is None else MasterKey(master_key.get_secret_value(), gateway.virtual_keys)
     app = FastAPI(
         title="Unisono",
         version=__version__,
@@ -213,17 +219,35 @@ def build(config: Config, *, keep: Gateway | None = None, share: int = 1) -> Fas
             open_paths=HEALTH_PATHS | PATHS,
             max_body_bytes=config.unisono.max_body_bytes,
             body_deadline_s=config.unisono.body_timeout_s,
-            answered=observing.answered,
+            answered=gateway.parts.observing.answered,
             formats=FORMATS,
         ),
     )
     register(app)
-    app.include_router(health_routes(lambda: readiness(pool, upkeep, unaccounted=books.unaccounted)))
+    return app
+
+
+def _include_state_routes(app: FastAPI, gateway: Gateway, ledger: UsageLedger, share: int) -> None:
+    """Include the routes on the state of the gateway, and the page."""
+    config, catalogue, pool, store = gateway.config, gateway.catalogue, gateway.pool, gateway.store
+    observing = gateway.parts.observing
+    app.include_router(health_routes(lambda: readiness(pool, gateway.upkeep, unaccounted=ledger.unaccounted)))
     app.include_router(metrics_router(observing.metrics_page, names_keys=config.unisono.metrics_per_key))
     app.include_router(models_router(cards=lambda caller: cards(catalogue, pool, caller), created=int(time.time())))
+    app.include_router(usage_router(ledger=store.ledger, clock=time.time))
+    app.include_router(document_router())
+    overview = Overview(config, catalogue, pool, observing.recent, kinds_of(config), share, time.time)
+    app.include_router(web_router(overview=overview, traces=store))
+    app.include_router(files_router())
+
+
+def _include_api_routes(app: FastAPI, gateway: Gateway, service: GenerationService, runner: BackgroundRunner) -> None:
+    """Include the routes of the APIs that generate."""
+    config, catalogue, hosting = gateway.config, gateway.catalogue, gateway.parts.hosting.value
+    means = responses_means(gateway, service, hosting.rules)
     app.include_router(
         chat_router(
-            turns=turns,
+            turns=service,
             resolve=lambda name, caller: chat_model(catalogue, name, hosting, caller),
             today=lambda: current_date(config.unisono),
             new_id=lambda: token_hex(16),
@@ -234,7 +258,7 @@ def build(config: Config, *, keep: Gateway | None = None, share: int = 1) -> Fas
     )
     app.include_router(
         completions_router(
-            turns=turns,
+            turns=service,
             resolve=lambda name, caller: raw_model(catalogue, name, caller),
             switched_on=config.unisono.raw_completions,
             spell=load_encoding().decode,
@@ -245,17 +269,10 @@ def build(config: Config, *, keep: Gateway | None = None, share: int = 1) -> Fas
         )
     )
     app.include_router(
-        conversations_router(store=store, today=means.today, new_id=means.new_id, clock=time.time),
+        conversations_router(store=gateway.store, today=means.today, new_id=means.new_id, clock=time.time),
     )
     app.include_router(responses_router(means, runner))
-    app.include_router(messages_router(messages_means(gateway, turns, hosting)))
-    app.include_router(usage_router(ledger=store.ledger, clock=time.time))
-    app.include_router(document_router())
-    overview = Overview(config, catalogue, pool, observing.recent, kinds_of(config), share, time.time)
-    app.include_router(web_router(overview=overview, traces=store))
-    app.include_router(files_router())
-    app.state.gateway = gateway
-    return app
+    app.include_router(messages_router(messages_means(gateway, service, hosting)))
 
 
 def responses_means(gateway: Gateway, turns: GenerationService, servers: ServerRules | None = None) -> ResponsesDeps:
@@ -313,52 +330,9 @@ def build_parts(config: Config, old: Parts | None, share: int) -> Parts:
     )
 
 
-def build_store(settings: StoreSettings, share: int = 1) -> Store:
-    """Open the configured store, or a file in the user's data folder. Raises ConfigError.
-
-    Memory replaces the file if it cannot be written and no other process shares it. The store is not started yet.
-    """
-    if share > 1 and store_address(settings).startswith("memory:"):
-        raise ConfigError(
-            f"store.url: {share} workers cannot share state in memory; use redis://, or remove the setting to use a "
-            "SQLite file"
-        )
-    return open_store(
-        store_address(settings),
-        Retention(response_s=settings.ttl_s, conversation_s=settings.ttl_s, log_s=settings.log_ttl_s),
-        deadline_s=settings.deadline_s,
-        replicas=settings.replicas,
-        or_memory=settings.url is None and share == 1,
-    )
-
-
 def build_prices(config: Config, catalogue: ModelRegistry) -> PriceList:
     fallbacks = {model: (*others.fallbacks, *others.larger) for model, others in catalogue.stand_ins.items()}
     return price_list(config.model_list, deployment_names(config.model_list), fallbacks)
-
-
-def build_spool(settings: StoreSettings) -> UsageSpool:
-    """Return the local spool of usage records; disabled for a store in memory, lost at exit."""
-    address = store_address(settings)
-    if settings.spool_dir is not None:
-        folder = Path(settings.spool_dir)
-    elif address.startswith("memory:"):
-        return UsageSpool()
-    elif (path := sqlite_path(address)) is not None:
-        folder = path.parent / "spool"
-    else:
-        folder = Path(data_folder()) / "spool"
-    with suppress(RuntimeError):
-        # Without a home the folder cannot be made; that is logged when it is needed.
-        folder = folder.expanduser()
-    return UsageSpool(folder, address, settings.spool_max_bytes)
-
-
-def store_address(settings: StoreSettings) -> str:
-    """Return the configured URL, which may hold a password, or a file in the user's data folder."""
-    if settings.url is not None:
-        return settings.url.get_secret_value()
-    return f"sqlite:///{quote(data_folder().removeprefix('/'))}/state.db"
 
 
 def current_date(settings: GatewaySettings) -> str:

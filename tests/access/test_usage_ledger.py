@@ -34,7 +34,9 @@ NUMBERS = count()
 
 
 def claim(limits: KeyLimits, **changes: Any) -> QuotaReservation:
-    made = QuotaReservation(WHOSE, f"once {next(NUMBERS)}", limits, input=60, expected_output=40, max_output=1000, for_s=1000.0)
+    made = QuotaReservation(
+        WHOSE, f"once {next(NUMBERS)}", limits, input=60, expected_output=40, max_output=1000, for_s=1000.0
+    )
     return replace(made, **changes)
 
 

@@ -17,7 +17,9 @@ from unisono.harmony.encoding import load_encoding
 from unisono.observe.recording import dumped, to_document
 
 ENCODING = load_encoding()
-BEGAN = GenerationStarted("req_1", "ann", "", "chat", "gpt-oss", background=False, at=1_790_000_000.0, recorded_request={})
+BEGAN = GenerationStarted(
+    "req_1", "ann", "", "chat", "gpt-oss", background=False, at=1_790_000_000.0, recorded_request={}
+)
 
 TEXTS: dict[str, tuple[Sequence[int | None], str]] = {
     "markers": (ENCODING.encode_marked("<|start|>user<|message|>Hi<|end|>"), "<|start|>user<|message|>Hi<|end|>\n"),

@@ -52,7 +52,7 @@ def test_a_wrong_name_is_found(page: str, error: str, tmp_path: Path) -> None:
     assert list(wrong_names(page, tmp_path)) == [error]
 
 
-@pytest.mark.parametrize("name", ["BodyLimits", "to_turn", "Renderer.prompt", "STEPS", "render.py"])
+@pytest.mark.parametrize("name", ["BodyLimits", "to_generation_request", "Renderer.prompt", "STEPS", "render.py"])
 def test_a_name_of_the_page_that_is_renamed_is_found(name: str) -> None:
     text = PAGE.read_text()
     assert name in text

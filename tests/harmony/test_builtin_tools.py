@@ -110,7 +110,9 @@ def test_a_prompt_with_trained_tools_is_the_librarys(encoding: Encoding, case: s
 
 def test_functions_are_declared_beside_trained_tools(encoding: Encoding) -> None:
     preamble = Preamble(tools=(CLOCK,), builtins=(Builtin("python"),))
-    text = encoding.decode(Renderer(encoding).prompt(Conversation(preamble), plan_tools((CLOCK,)).with_builtins(("python",))))
+    text = encoding.decode(
+        Renderer(encoding).prompt(Conversation(preamble), plan_tools((CLOCK,)).with_builtins(("python",)))
+    )
     system, developer = text.split("<|end|>")[:2]
     assert "## python\n" in system
     assert "analysis, commentary, final" in system

@@ -26,7 +26,9 @@ from unisono.observe.recording import dumped, to_document
 from unisono.web.inspector import inspected
 
 ENCODING = load_encoding()
-BEGAN = GenerationStarted("req_1", "ann", "", "chat", "gpt-oss", background=False, at=1_790_000_000.0, recorded_request={})
+BEGAN = GenerationStarted(
+    "req_1", "ann", "", "chat", "gpt-oss", background=False, at=1_790_000_000.0, recorded_request={}
+)
 
 
 def read(**body: Any) -> dict[str, Any]:

@@ -18,9 +18,9 @@ from urllib.parse import urlsplit
 
 import click
 
-from unisono.app import build_store, store_address
 from unisono.bootstrap.backends import build_pool, deployment_names
 from unisono.bootstrap.hooks import build_hooks
+from unisono.bootstrap.store import build_store, store_address
 from unisono.cli.resolve_config import prepared
 from unisono.config import Config, ModelRegistry
 from unisono.core.probe import Check, Finding, Probe, Severity, unreached

@@ -19,8 +19,8 @@ import click
 
 from unisono.access.key_format import Mint
 from unisono.access.key_lifecycle import Issued, issued, revoked, rotated
-from unisono.app import store_address
 from unisono.bootstrap.salt import Salt
+from unisono.bootstrap.store import store_address
 from unisono.cli.param_types import MICRO, written_period
 from unisono.cli.resolve_config import configured
 from unisono.config import Config

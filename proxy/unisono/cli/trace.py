@@ -11,7 +11,8 @@ from typing import Any, Final, TypeVar
 
 import click
 
-from unisono.app import store_address, violation
+from unisono.app import violation
+from unisono.bootstrap.store import store_address
 from unisono.cli.resolve_config import configured
 from unisono.cli.terminal_escape import has_colour, on_one_line
 from unisono.cli.trace_view import painted

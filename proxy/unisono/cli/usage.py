@@ -13,7 +13,7 @@ from typing import Any, Final
 import click
 
 from unisono.api.usage import to_used
-from unisono.app import store_address
+from unisono.bootstrap.store import store_address
 from unisono.cli.resolve_config import configured
 from unisono.config import Config
 from unisono.core.quotas import MILLION, LedgerLine, TokenUsage

@@ -366,8 +366,7 @@ class Repair:
             call = self._header.recipient.kind is not RecipientKind.NONE or self._undecided
         elif self._state is State.HEADER and not self._says_nothing():
             call = (
-                self._held.read_bodyless(self._held_text(), first=self._first).recipient.kind
-                is not RecipientKind.NONE
+                self._held.read_bodyless(self._held_text(), first=self._first).recipient.kind is not RecipientKind.NONE
             )
         elif self._state is State.GAP and self._holds_answer():
             call = False

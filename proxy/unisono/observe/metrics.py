@@ -231,7 +231,9 @@ class Metrics(Observer):
         """Return all metrics in the Prometheus text format."""
         self._look_now()
         # Reading the files of several workers takes a while and must not block the loop.
-        return await asyncio.to_thread(generate_latest, _Present(self._all.registry_to_scrape().collect, self._backends))
+        return await asyncio.to_thread(
+            generate_latest, _Present(self._all.registry_to_scrape().collect, self._backends)
+        )
 
 
 class _Present:

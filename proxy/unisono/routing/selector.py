@@ -38,7 +38,9 @@ class Selector:
         self._rotation = 0
         self._has_one_candidate = len(candidates) < 2
 
-    def selection_request(self, demand: RouteRequirements, now: float, *, sticky: str = "", excluded: int = 0) -> SelectionRequest:
+    def selection_request(
+        self, demand: RouteRequirements, now: float, *, sticky: str = "", excluded: int = 0
+    ) -> SelectionRequest:
         if self._has_one_candidate or self._strategy is not Strategy.PREFIX_AWARE:
             return to_selection_request(demand, excluded=excluded)
         held = self._prefixes.cached_prefixes(demand.blocks, now)

@@ -94,10 +94,9 @@ def to_generation_request(
     servers: tuple[ToolServer, ...] = (),
     rules: ModelRules = NO_RULES,
 ) -> ResponsesGeneration:
-    """Convert a request to a generation request and stored items.
+    """Convert a request to a generation request and stored items; `today` is YYYY-MM-DD.
 
-    `today` is the first day as YYYY-MM-DD. Raises InvalidRequest for contradictory or unsupported fields, and NotFound
-    for a reference to a missing item.
+    Raises InvalidRequest for contradictory or unsupported fields, and NotFound for a reference to a missing item.
     """
     toolbox = to_tools(request, servers)
     reading = InputConversion(known, names=ToolNames(taken=(tool.name for tool in toolbox.tools)))

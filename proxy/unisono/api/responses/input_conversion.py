@@ -290,7 +290,12 @@ def _approval_response(reading: InputConversion, given: InputItem, param: str) -
 def _code_call(reading: InputConversion, given: InputItem, param: str) -> Sequence[Item]:
     assert isinstance(given, InputCodeCall)
     kept = reading.known.stored_item(given.id) if given.id else None
-    if kept is not None and kept.meaning and kept.wire.get("code") == (given.code or "") and reading.stands(kept.meaning):
+    if (
+        kept is not None
+        and kept.meaning
+        and kept.wire.get("code") == (given.code or "")
+        and reading.stands(kept.meaning)
+    ):
         return kept.meaning
     outputs = given.outputs if isinstance(given.outputs, list) else []
     logs = [output.get("logs") for output in outputs if isinstance(output, dict)]

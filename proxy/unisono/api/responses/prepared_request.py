@@ -163,7 +163,9 @@ async def assembled(
 ) -> PreparedRequest:
     """Build the generation request and the frame from a request and its prior state."""
     seals = await means.seals() if _needs_seals(request) else None
-    known = KnownState(past.earlier, (past.stored_items or {}).get, _opener(seals, sender.tenant), past.hosted, past.now)
+    known = KnownState(
+        past.earlier, (past.stored_items or {}).get, _opener(seals, sender.tenant), past.hosted, past.now
+    )
     rules = means.servers.for_model(model.tool_servers).for_caller(sender.caller)
     sticky = _sticky(sender, request, past, response_id)
     servers = to_servers(mcp_specs(request), rules, sender.tenant) + to_builtin_servers(

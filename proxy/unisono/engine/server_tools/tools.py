@@ -138,7 +138,9 @@ class OfferedServerTools:
         """
         planned = self._plan(client, at, schema_field)
         missing = any(offer.error is not None and self._builtin(offer) for offer in self.offers)
-        return planned.with_builtins(builtin.name for builtin in self.builtins), not (missing or any(self.left_out.values()))
+        return planned.with_builtins(builtin.name for builtin in self.builtins), not (
+            missing or any(self.left_out.values())
+        )
 
     def _plan(self, client: Sequence[FunctionTool], at: str, schema_field: str) -> ToolSet:
         planned = plan_tools(client, at=at, schema_field=schema_field)

@@ -83,7 +83,9 @@ class BackgroundJob:
         self._lease = lease
         self._journal = journal
         self._logged = logged
-        self._engine_run = means.service.start(replace(asked.generation.request, journal=journal, lasting=True, whole=False))
+        self._engine_run = means.service.start(
+            replace(asked.generation.request, journal=journal, lasting=True, whole=False)
+        )
         self._events = ResponseEvents(asked.frame, self._engine_run.report, new_id=asked.item_ids, clock=means.clock)
         self._log = GrowingLog(
             means,

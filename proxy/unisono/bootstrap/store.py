@@ -1,0 +1,56 @@
+"""Store and usage spool of a configuration, and the address of both."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from pathlib import Path
+from urllib.parse import quote
+
+from unisono.access.usage_spool import UsageSpool
+from unisono.config import StoreSettings, data_folder
+from unisono.core.state_store import Retention, Store
+from unisono.errors import ConfigError
+from unisono.store import open_store, sqlite_path
+
+
+def build_store(settings: StoreSettings, share: int = 1) -> Store:
+    """Open the configured store, or a file in the user's data folder. Raises ConfigError.
+
+    Memory replaces the file if it cannot be written and no other process shares it. The store is not started yet.
+    """
+    if share > 1 and store_address(settings).startswith("memory:"):
+        raise ConfigError(
+            f"store.url: {share} workers cannot share state in memory; use redis://, or remove the setting to use a "
+            "SQLite file"
+        )
+    return open_store(
+        store_address(settings),
+        Retention(response_s=settings.ttl_s, conversation_s=settings.ttl_s, log_s=settings.log_ttl_s),
+        deadline_s=settings.deadline_s,
+        replicas=settings.replicas,
+        or_memory=settings.url is None and share == 1,
+    )
+
+
+def build_spool(settings: StoreSettings) -> UsageSpool:
+    """Return the local spool of usage records; disabled for a store in memory, lost at exit."""
+    address = store_address(settings)
+    if settings.spool_dir is not None:
+        folder = Path(settings.spool_dir)
+    elif address.startswith("memory:"):
+        return UsageSpool()
+    elif (path := sqlite_path(address)) is not None:
+        folder = path.parent / "spool"
+    else:
+        folder = Path(data_folder()) / "spool"
+    with suppress(RuntimeError):
+        # Without a home the folder cannot be made; that is logged when it is needed.
+        folder = folder.expanduser()
+    return UsageSpool(folder, address, settings.spool_max_bytes)
+
+
+def store_address(settings: StoreSettings) -> str:
+    """Return the configured URL, which may hold a password, or a file in the user's data folder."""
+    if settings.url is not None:
+        return settings.url.get_secret_value()
+    return f"sqlite:///{quote(data_folder().removeprefix('/'))}/state.db"
