@@ -149,7 +149,7 @@ def build(config: Config, *, keep: Gateway | None = None, share: int = 1) -> Fas
     )
     gateway = Gateway(config, catalogue, pool, store, upkeep, parts, virtual_keys, salt)
     ledger = UsageLedger(
-        store, reservation_s=config.store.lease_s, spool=build_spool(config.store), on_failure=upkeep.look_now
+        store, held_s=config.store.lease_s, spool=build_spool(config.store), on_failure=upkeep.look_now
     )
     hooks = build_hooks(config.unisono.hooks, parts.observing.hook_failed)
     salts = cache_salts(shared=config.unisono.share_prompt_caches)

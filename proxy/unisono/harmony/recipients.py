@@ -120,7 +120,7 @@ def offered(recipient: Recipient, declared: frozenset[str] | None, builtins: fro
     known = FUNCTIONS_OF[namespace(word)]
     # If a tool has a single function, everything after the dot means that function.
     mended = next(iter(known)) if known == {namespace(word)} and word not in known else _correct(word, known)
-    return replace(recipient, kind=RecipientKind.HOSTED, name=mended or word, mended=mended is not None)
+    return replace(recipient, kind=RecipientKind.HOSTED, name=mended or word, is_corrected=mended is not None)
 
 
 def _correct(name: str, declared: frozenset[str] | None) -> str | None:

@@ -99,7 +99,7 @@ def chat_router(
                 rules=model.rules,
             )
             if way.passes and turn.choices == 1:
-                turn = replace(turn, turn=with_passage(turn.request, Api.CHAT, body, way))
+                turn = replace(turn, request=with_passage(turn.request, Api.CHAT, body, way))
             return wanted, model, turn
 
         try:

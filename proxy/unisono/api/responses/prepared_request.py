@@ -196,7 +196,7 @@ async def assembled(
 
     turn = await off_loop(turned, size)
     approvals = Approvals(means, sender.tenant, response_id, approvals_in(request, turn.request.hosting))
-    turn = replace(turn, turn=approvals.attach_to(turn.request))
+    turn = replace(turn, request=approvals.attach_to(turn.request))
     frame = ResponseFrame(
         id=response_id,
         created_at=created_at,

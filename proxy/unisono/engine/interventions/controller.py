@@ -124,7 +124,7 @@ class InterventionController:
             return False
         return act is HeaderAction.PASS or (act is HeaderAction.GUIDE and not self._can_guide(message.header))
 
-    def holds(self, header: Header) -> bool:
+    def is_buffered(self, header: Header) -> bool:
         # A backend that enforces a form may still break it off: a marker inside a string ends the message.
         free = self.constraint is None or self.requirements.whole
         return free and self._message(header) is MessageKind.ANSWER and self.owed is Obligation.FORM

@@ -118,8 +118,8 @@ async def rebuilt(means: ResponsesDeps, tenant: str, response: StoredResponse, l
     frame = replace(asked.frame, request=response.request, ancestors=response.ancestors)
     # The time limit for tools started with the response, in whichever process.
     spent_s = max(means.clock() - response.created_at, 0.0)
-    turned = replace(asked.generation, input=response.input, turn=later(asked.generation.request, spent_s))
-    return replace(asked, turn=turned, frame=frame, revision=revision)
+    turned = replace(asked.generation, input=response.input, request=later(asked.generation.request, spent_s))
+    return replace(asked, generation=turned, frame=frame, revision=revision)
 
 
 def later(turn: GenerationRequest, spent_s: float) -> GenerationRequest:
@@ -136,4 +136,4 @@ def with_incomplete_journal(asked: PreparedRequest) -> PreparedRequest:
     if turn.hosting is None:
         return asked
     turn = replace(turn, hosting=replace(turn.hosting, is_journal_complete=False))
-    return replace(asked, turn=replace(asked.generation, turn=turn))
+    return replace(asked, generation=replace(asked.generation, request=turn))

@@ -165,7 +165,7 @@ def _joined(operator: Approval, spec: McpSpec) -> Approval:
     if spec.require_approval is None:
         return operator
     asked = spec.require_approval.approval()
-    return asked if operator == Approval() else replace(asked, besides=operator)
+    return asked if operator == Approval() else replace(asked, second=operator)
 
 
 def notes_on(specs: Sequence[tuple[str, McpSpec]]) -> Iterator[str]:

@@ -82,7 +82,7 @@ class Continuation:
         rest = await recall(store, tenant, request.model_copy(update={"previous_response_id": None}))
         wanted = set(referenced_ids(request))
         loose = {item.id: item for item in self._found.loose if item.id in wanted}
-        self._past = replace(self._found.past, kept={**(rest.stored_items or {}), **loose})
+        self._past = replace(self._found.past, stored_items={**(rest.stored_items or {}), **loose})
         return self._past
 
     def settled(self, asked: PreparedRequest, sticky: str) -> PreparedRequest:
@@ -91,8 +91,8 @@ class Continuation:
         if asked.request.stored and self._found is not None:
             turn = replace(turn, input=(*self._found.loose, *turn.input))
         if not turn.request.sticky:
-            turn = replace(turn, turn=replace(turn.request, sticky=sticky))
-        return replace(asked, turn=turn)
+            turn = replace(turn, request=replace(turn.request, sticky=sticky))
+        return replace(asked, generation=turn)
 
     def turned(self, asked: PreparedRequest, response: StoredResponse) -> CachedResponse | None:
         """Return the finished response for the cache; None if it is stored or cannot be continued."""
