@@ -31,7 +31,7 @@ SAID = Conversation(Preamble(tools=TOOLS, date="2026-01-01"), (UserMessage("Hi")
 class Noting(Observer):
     done: list[GenerationDone] = field(default_factory=list)
 
-    def began(self, began: GenerationStarted) -> None:
+    def generation_started(self, began: GenerationStarted) -> None:
         assert began.recorded_request is not None
 
     def ended(self, done: GenerationDone) -> None:

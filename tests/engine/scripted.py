@@ -165,10 +165,10 @@ class Held:
     def on_failed_probe(self, callback: Callable[[float], None] | None) -> None:
         """It is not probed."""
 
-    def began(self) -> None:
+    def record_first_token(self) -> None:
         self.stand.line.began.append(self.deployment.name)
 
-    def took(self, tokens: int) -> None:
+    def record_usage(self, tokens: int) -> None:
         self.stand.line.took.append(tokens)
 
     def failed(self, error: UnisonoError) -> None:

@@ -56,7 +56,7 @@ def test_the_mode_decides_which_answers_are_recorded(done: GenerationDone, wante
 
 def test_a_recording_comes_back_from_its_bytes_and_is_plain_json() -> None:
     said = (Closed(Reasoning(0), "Hm \ud800", (1, 2)), Repaired("missing-end", 7, 2))
-    done = replace(GOOD, steps=[step(0, range(50))], said=said)
+    done = replace(GOOD, steps=[step(0, range(50))], output=said)
     document = to_document(done, "1.2.3", LARGE)
     for data in (packed(document), packed({**document, "model": "\ud800"})):
         assert unpacked(data)["output"] == [200005, 17196, 200002]
@@ -110,7 +110,9 @@ def test_a_prompt_that_is_too_large_loses_its_middle_and_says_so(max_bytes: int)
 
 def test_what_has_no_room_at_all_is_left_out_by_name() -> None:
     asked = {"tools": ["x" * 5_000]}
-    done = replace(GOOD, began=replace(BEGAN, asked=asked), journal=list(range(10_000)), steps=[step(0, [1, 2])])
+    done = replace(
+        GOOD, start=replace(BEGAN, recorded_request=asked), journal=list(range(10_000)), steps=[step(0, [1, 2])]
+    )
     assert to_document(done, "", 60_000)["left_out"] == []
     assert to_document(done, "", 52_000)["left_out"] == ["asked"]
     small = to_document(done, "", 3_000)
@@ -141,7 +143,7 @@ async def test_recordings_are_kept_under_the_ids_of_their_requests() -> None:
         replace(BEGAN, resumed=True),
         replace(BEGAN, request_id=""),
     ):
-        recording.ended(replace(GOOD, began=began))
+        recording.ended(replace(GOOD, start=began))
     await recording.aclose()
     assert [one.id for one in await store.traces("ann")] == ["req_1", "req_1.2"]
     assert [one.id for one in await store.traces("ben")] == ["req_1"]
@@ -159,7 +161,7 @@ async def test_what_comes_while_too_many_wait_is_dropped_and_counted() -> None:
     await store.start()
     recording = recorder(store, count)
     for number in range(MAX_QUEUED + 5):
-        recording.ended(replace(GOOD, began=replace(BEGAN, request_id=f"req_{number}")))
+        recording.ended(replace(GOOD, start=replace(BEGAN, request_id=f"req_{number}")))
     await recording.aclose()
     assert count == {"kept": MAX_QUEUED, "dropped": 5}
     await store.aclose()
@@ -171,7 +173,7 @@ async def test_a_recording_that_none_follows_is_kept_soon() -> None:
     await store.start()
     recording = recorder(store, count)
     for number in range(2):
-        recording.ended(replace(GOOD, began=replace(BEGAN, request_id=f"req_{number}")))
+        recording.ended(replace(GOOD, start=replace(BEGAN, request_id=f"req_{number}")))
         async with asyncio.timeout(20):
             while count != {"kept": number + 1}:
                 await asyncio.sleep(0.01)

@@ -88,7 +88,7 @@ class Noting:
         self.told: list[Any] = []
         self._fails = fails
 
-    def began(self, began: GenerationStarted) -> None:
+    def generation_started(self, began: GenerationStarted) -> None:
         self.ended(began)
 
     def ended(self, done: Any) -> None:

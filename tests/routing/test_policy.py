@@ -58,32 +58,36 @@ CHOICES: dict[str, tuple[list[Candidate], SelectionRequest, str]] = {
         SelectionRequest(prompt_tokens=100),
         "c",
     ),
-    "where the prompt is held": (three(), replace(PROMPT, held=[(B, 896)]), "b"),
-    "where most of it is held": (three(), replace(PROMPT, held=[(A | B | C, 128), (A | C, 256), (C, 896)]), "c"),
+    "where the prompt is held": (three(), replace(PROMPT, cached_prefixes=[(B, 896)]), "b"),
+    "where most of it is held": (
+        three(),
+        replace(PROMPT, cached_prefixes=[(A | B | C, 128), (A | C, 256), (C, 896)]),
+        "c",
+    ),
     "held, and less busy than reading it again would be": (
         three(b={"work": 500}),
-        replace(PROMPT, held=[(B, 896)]),
+        replace(PROMPT, cached_prefixes=[(B, 896)]),
         "b",
     ),
-    "held, and too busy": (three(a=BUSY, b={"work": 2000}), replace(PROMPT, held=[(B, 896)]), "c"),
-    "held by one that is full": (three(a=BUSY, b=FULL), replace(PROMPT, held=[(B, 896)]), "c"),
+    "held, and too busy": (three(a=BUSY, b={"work": 2000}), replace(PROMPT, cached_prefixes=[(B, 896)]), "c"),
+    "held by one that is full": (three(a=BUSY, b=FULL), replace(PROMPT, cached_prefixes=[(B, 896)]), "c"),
     "the lower order": (three(a=FAR, b=BUSY, c=FAR), PROMPT, "b"),
     "the higher order when the lower is full": (three(a=FULL, b=BUSY | FAR, c=FAR), PROMPT, "c"),
     "the higher order when the lower rests": (three(a={"rank": Rank.RESTING}, b=FAR, c=BUSY | FAR), PROMPT, "b"),
     "the higher order when the lower is too small": (three(a={"context": 900}, b=FAR, c=BUSY | FAR), PROMPT, "b"),
     "one that can do what is wanted": (
         three(c=BUSY | {"abilities": frozenset({"json_schema"})}),
-        replace(PROMPT, wants=frozenset({"json_schema"})),
+        replace(PROMPT, preferred_abilities=frozenset({"json_schema"})),
         "c",
     ),
     "one that cannot, when the one that can is full": (
         three(a=BUSY, b=FULL | {"abilities": frozenset({"json_schema"})}),
-        replace(PROMPT, wants=frozenset({"json_schema"})),
+        replace(PROMPT, preferred_abilities=frozenset({"json_schema"})),
         "c",
     ),
     "one that may be able to bias tokens": (
         three(b=BUSY | {"rank": Rank.UNKNOWN}),
-        replace(PROMPT, wants=frozenset({BIAS})),
+        replace(PROMPT, preferred_abilities=frozenset({BIAS})),
         "b",
     ),
     "a larger window": (three(a={"context": 900}, b={"context": 1000}, c=BUSY), PROMPT, "c"),
@@ -135,7 +139,7 @@ WAITS: dict[str, tuple[list[Candidate], SelectionRequest, int, int]] = {
     "the only one that is large enough is full": (three(a={"context": 9}, b=FULL, c={"context": 9}), PROMPT, 0, B),
     "the only one that can bias is full": (
         three(b=FULL | {"abilities": frozenset({BIAS})}),
-        replace(PROMPT, wants=frozenset({BIAS})),
+        replace(PROMPT, preferred_abilities=frozenset({BIAS})),
         0,
         B,
     ),
@@ -170,7 +174,7 @@ STRATEGIES: dict[str, tuple[Strategy, list[Candidate], set[str]]] = {
 
 @pytest.mark.parametrize(("strategy", "candidates", "names"), STRATEGIES.values(), ids=STRATEGIES)
 def test_other_strategies(strategy: Strategy, candidates: list[Candidate], names: set[str]) -> None:
-    held = replace(PROMPT, held=[(A, 896)], key=7, sticky=True)
+    held = replace(PROMPT, cached_prefixes=[(A, 896)], key=7, sticky=True)
     taken = [choose(candidates, held, turn, strategy=strategy).candidate for turn in range(12)]
     assert {one.name for one in taken if one is not None} == names
 
@@ -206,7 +210,7 @@ def test_a_conversation_nobody_knows_is_worth_its_prompt_where_its_key_leads() -
     # What is known of caches counts more than what a key may mean.
     home.work = 0
     other = next(one for one in candidates if one is not home)
-    assert choose(candidates, replace(wanted, held=[(other.bit, 896)])).candidate is other
+    assert choose(candidates, replace(wanted, cached_prefixes=[(other.bit, 896)])).candidate is other
 
 
 CASES: dict[str, tuple[list[int], list[list[int]]]] = {
