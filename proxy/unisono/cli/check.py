@@ -162,7 +162,9 @@ async def _examined_deployments(config: Config) -> list[DeploymentReport]:
 
 def _without(secrets: Secrets, report: DeploymentReport) -> DeploymentReport:
     """Redact secrets: some backends name the key that they rejected."""
-    findings = [replace(finding, backend_message=secrets.redact(finding.backend_message)) for finding in report.findings]
+    findings = [
+        replace(finding, backend_message=secrets.redact(finding.backend_message)) for finding in report.findings
+    ]
     return replace(report, findings=findings)
 
 
