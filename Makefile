@@ -58,6 +58,7 @@ test: lint types imports unit test-sdk
 lint: $(SYNCED)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+	$(BIN)/python -m tests.lint
 
 types: $(SYNCED)
 	$(BIN)/mypy

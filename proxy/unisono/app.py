@@ -39,7 +39,7 @@ from unisono.api.responses.routes import responses_router
 from unisono.api.responses.server_tools.servers import ServerRules
 from unisono.api.usage import usage_router
 from unisono.bootstrap.backends import build_pool, deployment_names
-from unisono.bootstrap.hooks import build_hooks
+from unisono.bootstrap.hooks import Hookset, build_hooks
 from unisono.bootstrap.models import (
     answer_modes,
     cards,
@@ -73,6 +73,7 @@ from unisono.harmony.encoding import load_encoding
 from unisono.harmony.render import Renderer
 from unisono.middleware.drain import DrainingService
 from unisono.middleware.quota import MeteredService
+from unisono.observe.recorder import Recorder
 from unisono.passthrough.dispatch import PassthroughService
 from unisono.routing.pool import RoutingPool
 from unisono.store.health_monitor import Upkeep
@@ -168,33 +169,39 @@ def build(config: Config, *, keep: Gateway | None = None, share: int = 1) -> Fas
     gateway = replace(gateway, runner=runner)
     service = observing.wrap(DrainingService(engine), recorder=recorder)
 
-    @asynccontextmanager
-    async def lifespan(_: FastAPI) -> AsyncIterator[None]:
-        async with AsyncExitStack() as opened:
-            opened.push_async_callback(pool.aclose)
-            opened.push_async_callback(hooks.aclose)
-            pool.start()
-            # Concurrently: each may be slow if its peer is absent.
-            await asyncio.gather(
-                opened.enter_async_context(parts.store),
-                opened.enter_async_context(parts.hosting),
-            )
-            await opened.enter_async_context(
-                observing.watching(config, catalogue, pool, upkeep, lambda: ledger.unaccounted)
-            )
-            if recorder is not None:
-                opened.push_async_callback(recorder.aclose)
-            opened.push_async_callback(ledger.aclose)
-            ledger.start()
-            opened.push_async_callback(runner.aclose)
-            runner.start()
-            yield
-
-    app = _make_app(gateway, lifespan)
+    app = _make_app(gateway, lambda _: _running(gateway, hooks, ledger, recorder, runner))
     _include_state_routes(app, gateway, ledger, share)
     _include_api_routes(app, gateway, service, runner)
     app.state.gateway = gateway
     return app
+
+
+@asynccontextmanager
+async def _running(
+    gateway: Gateway, hooks: Hookset, ledger: UsageLedger, recorder: Recorder | None, runner: BackgroundRunner
+) -> AsyncIterator[None]:
+    """Start the components, and close them in reverse order at the end."""
+    async with AsyncExitStack() as opened:
+        opened.push_async_callback(gateway.pool.aclose)
+        opened.push_async_callback(hooks.aclose)
+        gateway.pool.start()
+        # Concurrently: each may be slow if its peer is absent.
+        await asyncio.gather(
+            opened.enter_async_context(gateway.parts.store),
+            opened.enter_async_context(gateway.parts.hosting),
+        )
+        await opened.enter_async_context(
+            gateway.parts.observing.watching(
+                gateway.config, gateway.catalogue, gateway.pool, gateway.upkeep, lambda: ledger.unaccounted
+            )
+        )
+        if recorder is not None:
+            opened.push_async_callback(recorder.aclose)
+        opened.push_async_callback(ledger.aclose)
+        ledger.start()
+        opened.push_async_callback(runner.aclose)
+        runner.start()
+        yield
 
 
 def _make_app(gateway: Gateway, lifespan: Callable[[FastAPI], AbstractAsyncContextManager[None]]) -> FastAPI:

@@ -61,12 +61,14 @@ def check(document: Document) -> None:
 def planned_turns(talk: planned.Talk) -> GenerationService:
     backend = planned.Stepping(talk.outputs, talk.told, talk.per_chunk, [], 0, talk.finish)
     return planned.Engine(
-        encoding=planned.ENCODING,
-        renderer=planned.Renderer(planned.ENCODING),
-        pool=planned.Line([backend]),
-        memory=planned.ConversationCache(),
-        new_call_id=lambda: "call_random",
-        violation=planned.violation,
+        planned.EngineDeps(
+            encoding=planned.ENCODING,
+            renderer=planned.Renderer(planned.ENCODING),
+            pool=planned.Line([backend]),
+            memory=planned.ConversationCache(),
+            new_call_id=lambda: "call_random",
+            violation=planned.violation,
+        )
     )
 
 
@@ -142,11 +144,13 @@ async def test_an_answer_that_failed_is_read_as_far_as_it_came(dies_after: int) 
 
 def _engine(backends: Sequence[failing.Mortal]) -> GenerationService:
     return failing.Engine(
-        encoding=failing.ENCODING,
-        renderer=failing.RENDERER,
-        pool=failing.Line(backends),
-        memory=failing.ConversationCache(),
-        new_call_id=lambda: "call_random",
+        failing.EngineDeps(
+            encoding=failing.ENCODING,
+            renderer=failing.RENDERER,
+            pool=failing.Line(backends),
+            memory=failing.ConversationCache(),
+            new_call_id=lambda: "call_random",
+        )
     )
 
 

@@ -26,7 +26,7 @@ from unisono.core.generation import Capabilities, FinishReason, Prompt
 from unisono.core.ids import DerivedIds
 from unisono.core.route_protocol import RouteRequest
 from unisono.engine.conversation_cache import ConversationCache
-from unisono.engine.deps import CountedPrompts, EngineDeps, PreparedRequest
+from unisono.engine.deps import CountedPrompts, EngineDeps, PreparedConversation
 from unisono.engine.prompt import RenderedPrompt
 from unisono.engine.request import GenerationReport, GenerationRequest, RequestFields
 from unisono.engine.service import Engine
@@ -210,7 +210,7 @@ async def test_a_counted_prompt_is_not_rendered_again(encoding: Encoding, monkey
 async def test_counted_prompts_are_dropped_with_their_request() -> None:
     table, turn = CountedPrompts(), GenerationRequest("m", ASKED)
     copy = replace(turn, max_tokens=9)
-    table.record(turn, PreparedRequest(ASKED, plan_tools(()), rendered=RenderedPrompt(Prompt([1]), ())))
+    table.record(turn, PreparedConversation(ASKED, plan_tools(()), rendered=RenderedPrompt(Prompt([1]), ())))
     del turn
     gc.collect()
     assert table.find(copy) is not None

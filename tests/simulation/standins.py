@@ -36,7 +36,7 @@ class Turns:
         self._turn += 1
         return free[self._turn % len(free)]
 
-    def began(self, wish: Wish, backend: int) -> None:
+    def record_first_token(self, wish: Wish, backend: int) -> None:
         """Only those that are up begin."""
         assert self._up[backend]
 

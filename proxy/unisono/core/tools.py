@@ -165,7 +165,7 @@ class ToolServer:
     The model then sees the server's tools under their trained names.
     """
     at: str = ""
-    """Request field with the server's address, for error messages; empty for a configured server."""
+    """Request field with the server's address, for errors; empty for a configured server."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -287,7 +287,9 @@ class AttemptTelemetry:
 
 
 class TokenCap:
-    """Limit of one generation to `max_tokens` tokens, enforced even if the backend ignores the limit it was sent.
+    """Limit of one generation to `max_tokens` tokens.
+
+    It holds even if the backend ignores the limit that it was sent.
 
     `is_exceeded` is set when the generation exceeded it.
     """

@@ -1,4 +1,4 @@
-"""Dependencies and memory shared by all generations, and preparation of a request before rendering.
+"""Dependencies shared by all generations, and preparation of a request before rendering.
 
 The memory is bounded. It holds prompts that token counts rendered, and constraints that backends failed on.
 """
@@ -108,7 +108,7 @@ def _digest(constraint: Constraint) -> bytes:
 
 
 @dataclass(frozen=True, slots=True)
-class PreparedRequest:
+class PreparedConversation:
     """A request's conversation as it is rendered, and its checked tools with their names.
 
     `has_left_out`: some server tools could not be declared. `left_out_tools` lists them by server. `hosted` are the
@@ -131,7 +131,7 @@ class CountedPrompt:
 
     conversation: Conversation
     form: AnswerForm | None
-    prepared: PreparedRequest
+    prepared: PreparedConversation
 
 
 class CountedPrompts:
@@ -146,11 +146,14 @@ class CountedPrompts:
     def __len__(self) -> int:
         return len(self._prompts)
 
-    def record(self, request: GenerationRequest, prepared: PreparedRequest) -> None:
+    def record(self, request: GenerationRequest, prepared: PreparedConversation) -> None:
         self._prompts[request.key] = CountedPrompt(request.conversation, request.form, prepared)
 
-    def find(self, request: GenerationRequest) -> PreparedRequest | None:
-        """Return the request's prompt; None if it was not counted or a hook changed its conversation or form."""
+    def find(self, request: GenerationRequest) -> PreparedConversation | None:
+        """Return the counted prompt of a request.
+
+        None if it was not counted, or if a hook changed its conversation or form.
+        """
         counted = self._prompts.get(request.key)
         if counted is None or counted.conversation is not request.conversation or counted.form is not request.form:
             return None
@@ -181,7 +184,7 @@ class EngineDeps:
     refused_constraints: RefusedConstraints = field(default_factory=RefusedConstraints)
     counted_prompts: CountedPrompts = field(default_factory=CountedPrompts)
 
-    async def prepare(self, request: GenerationRequest, report: GenerationReport) -> PreparedRequest:
+    async def prepare(self, request: GenerationRequest, report: GenerationReport) -> PreparedConversation:
         """Prepare a request for its generation.
 
         Server tools are those offered now or, with a journal, those offered when it was begun. Tools that could not be
@@ -210,7 +213,7 @@ class EngineDeps:
 
     async def _prepared(
         self, request: GenerationRequest, loop: ToolLoop | None, offers: Sequence[ServerOffer] | None = None
-    ) -> PreparedRequest:
+    ) -> PreparedConversation:
         client = request.conversation.preamble.tools
         hosted = None
         if loop is not None:
@@ -232,10 +235,12 @@ class EngineDeps:
             if hosted.builtins:
                 preamble = replace(conversation.preamble, builtins=hosted.builtins)
                 conversation = replace(conversation, preamble=preamble)
-            return PreparedRequest(conversation, tools, not is_whole, hosted.left_out, hosted, loop)
+            return PreparedConversation(conversation, tools, not is_whole, hosted.left_out, hosted, loop)
         if not client:
-            return PreparedRequest(conversation, plan_tools(()))
-        return PreparedRequest(conversation, await asyncio.to_thread(plan_tools, client, at=at[0], schema_field=at[1]))
+            return PreparedConversation(conversation, plan_tools(()))
+        return PreparedConversation(
+            conversation, await asyncio.to_thread(plan_tools, client, at=at[0], schema_field=at[1])
+        )
 
     def _tool_loop(self, request: GenerationRequest, report: GenerationReport) -> ToolLoop | None:
         """Return the runner of the request's server tools, or None if it has none.

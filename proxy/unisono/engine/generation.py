@@ -17,7 +17,7 @@ from dataclasses import replace
 from unisono.core.events import Closed, Delta, Event, Finished, Repaired
 from unisono.core.generation import FinishReason
 from unisono.core.ids import DerivedIds
-from unisono.engine.deps import EngineDeps, PreparedRequest
+from unisono.engine.deps import EngineDeps, PreparedConversation
 from unisono.engine.failover import ENDS_EARLY, MAX_REGENERATIONS, Action, AttemptError, Progress
 from unisono.engine.output import OutputReader
 from unisono.engine.prompt_builder import PromptBuilder
@@ -97,7 +97,7 @@ class HarmonyGeneration(BatchStream):
         return events
 
     async def _recover(
-        self, error: AttemptError, prepared: PreparedRequest, runner: StepRunner, reader: OutputReader
+        self, error: AttemptError, prepared: PreparedConversation, runner: StepRunner, reader: OutputReader
     ) -> OutputReader:
         """Carry out the failover policy's action for a failed attempt.
 
@@ -138,7 +138,7 @@ class HarmonyGeneration(BatchStream):
             return Progress.SEEN
         return Progress.UNSEEN if reader.token_count else Progress.NOTHING
 
-    async def _first_calls(self, prepared: PreparedRequest, reader: OutputReader) -> AsyncGenerator[list[Event]]:
+    async def _first_calls(self, prepared: PreparedConversation, reader: OutputReader) -> AsyncGenerator[list[Event]]:
         """Yield the batches that precede the first generation.
 
         These are the lists of server tools, approved calls, and calls that an earlier stream was about to make.
@@ -149,7 +149,7 @@ class HarmonyGeneration(BatchStream):
             async for batch in batches:
                 yield batch
 
-    async def _new_reader(self, prepared: PreparedRequest) -> tuple[OutputReader, list[Event]]:
+    async def _new_reader(self, prepared: PreparedConversation) -> tuple[OutputReader, list[Event]]:
         """Return a reader at the beginning or after the request's journal, and the journal's events."""
         request, deps, conversation = self._request, self._deps, prepared.conversation
         new_call_id = deps.new_call_id
@@ -172,7 +172,7 @@ class HarmonyGeneration(BatchStream):
             return reader, []
         return reader, await replay_journal(reader, request.journal, deps.renderer.opening(conversation))
 
-    async def _restart(self, prepared: PreparedRequest, runner: StepRunner, reader: OutputReader) -> OutputReader:
+    async def _restart(self, prepared: PreparedConversation, runner: StepRunner, reader: OutputReader) -> OutputReader:
         """Start over with a new reader, and count the tokens of the failed attempt as lost.
 
         Nothing of that attempt was emitted.
@@ -195,7 +195,7 @@ class HarmonyGeneration(BatchStream):
             journal.numbers = self.report.journal
 
     async def _answer(
-        self, prepared: PreparedRequest, runner: StepRunner, builder: PromptBuilder, reader: OutputReader
+        self, prepared: PreparedConversation, runner: StepRunner, builder: PromptBuilder, reader: OutputReader
     ) -> AsyncGenerator[list[Event]]:
         """Yield the remaining batches of the answer, in as many steps as needed."""
         while True:
@@ -257,7 +257,7 @@ class HarmonyGeneration(BatchStream):
         return replace(finished, usage=replace(usage, completion_tokens=usage.completion_tokens + self._lost_tokens))
 
 
-async def _tool_batches(prepared: PreparedRequest, reader: OutputReader) -> AsyncGenerator[list[Event]]:
+async def _tool_batches(prepared: PreparedConversation, reader: OutputReader) -> AsyncGenerator[list[Event]]:
     """Run the current round of server tool calls, or the rest of it.
 
     A call is made when the batch after the one that announces it is requested.

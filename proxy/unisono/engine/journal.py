@@ -136,7 +136,10 @@ class JournalWriter:
 
     @property
     def inserted(self) -> int:
-        """Return the tail's length minus the number of tokens generated in the step; negative if tokens were cut."""
+        """Return the tail's length minus the number of tokens generated in the step.
+
+        It is negative if tokens were cut.
+        """
         return len(self._before) - self._generated
 
     @property

@@ -184,7 +184,7 @@ def _check_position(
     if tail[-1] == END or list(tail[-len(start) :]) == start:
         return
     if not capabilities.prefill:
-        raise CannotGoOn("A message is open, and this backend goes on inside of none.")
+        raise CannotGoOn("This backend cannot continue an unfinished message; use a backend that accepts token ids.")
     marks = [token for token in tail if token >= FIRST_SPECIAL]
     in_header = marks[-1] in _HEADER if marks else not rendered.opening
     if capabilities.output is OutputForm.MARKERLESS and in_header and not is_naming:
@@ -198,7 +198,9 @@ def _continued(
     if not tail:
         return ContinuedPrompt(rendered.prompt, decoder_for(capabilities.output, encoding, opening))
     if not 0 <= min(tail) <= max(tail) < VOCABULARY:
-        raise CannotGoOn("What the model said so far holds a token that it does not know: it cannot go on behind it.")
+        raise CannotGoOn(
+            "This backend cannot continue the answer: it contains a token that the backend's model does not know."
+        )
     decoder = decoder_for(capabilities.output, encoding, opening, tail)
     exact = recut(encoding, tail) if is_guessed else tail
     base = rendered.prompt
@@ -227,7 +229,9 @@ def _text_of(encoding: Encoding, before: str, tokens: Sequence[int], tail: Seque
     decoder = getincrementaldecoder("utf-8")("replace")
     text = decoder.decode(encoding.decode_bytes(tail))
     if decoder.getstate()[0]:
-        raise CannotGoOn("What the model said so far ends inside a character: no backend that takes text can go on.")
+        raise CannotGoOn(
+            "The answer so far ends inside a character; only a backend that accepts token ids can continue it."
+        )
     # The open message may contain the first half of a marker, so it is checked too. All text before it was checked with
     # the prompt. No text from outside spells a start marker there.
     opening = before[before.rindex("<|start|>") :]
@@ -238,7 +242,9 @@ def _text_of(encoding: Encoding, before: str, tokens: Sequence[int], tail: Seque
         # The tokenizer rejects some runs of characters.
         same = False
     if not same:
-        raise CannotGoOn("What the model said so far spells control tokens: no backend that takes text can go on.")
+        raise CannotGoOn(
+            "The answer so far spells control tokens; only a backend that accepts token ids can continue it."
+        )
     return text
 
 

@@ -49,7 +49,7 @@ class PromptBuilder:
     async def slot_requirements(
         self, context: StepContext, tail: Sequence[int], *, completed: int, wants: frozenset[str], resumes: bool
     ) -> RouteRequirements:
-        """Return the requirements for a slot whose backend continues the step after the tokens `tail`.
+        """Return the requirements for a slot that continues the step after the tokens `tail`.
 
         `completed` is the number of generated tokens of the answer. `wants` are the constraint kinds that the backend
         should enforce.

@@ -138,7 +138,7 @@ def to_request(model: str, record: Mapping[str, Any]) -> GenerationRequest:
             **{name: record[name] for name in PLAIN_FIELDS},
         )
     except (KeyError, TypeError, ValueError) as error:
-        raise InvalidRequest("This is no record of what a turn asked for.") from error
+        raise InvalidRequest("The recording does not contain a valid request.") from error
 
 
 def _choice(choice: Choice) -> dict[str, Json]:

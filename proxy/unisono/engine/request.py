@@ -322,7 +322,9 @@ UNUSUAL_FIELDS: Final = (
 
 
 def identity_of(request: GenerationRequest) -> str:
-    """Return the identity of the client for routing: the key's public id, or a digest of the request without a key.
+    """Return the identity of the client for routing.
+
+    It is the key's public id, or a digest of the request without a key.
 
     Failures of a single identity do not make a deployment unavailable to others. The digest is that of the unusual
     options, or else of the beginning of the conversation. A client that repeats or continues a request therefore has

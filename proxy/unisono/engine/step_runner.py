@@ -238,7 +238,10 @@ class StepRunner:
     async def _read(
         self, slot: Slot, job: CompletionJob, decoder: Decoder, reader: OutputReader, first: PromptBuilder | None
     ) -> Generated:
-        """Yield the events of one generation. `first` is the builder if this is the first prompt's generation."""
+        """Yield the events of one generation.
+
+        `first` is the builder if this is the first prompt's generation.
+        """
         deployment, transcript = slot.deployment, reader.transcript
         stream = deployment.backend.complete(job)
         self.session.record_use()

@@ -1,4 +1,4 @@
-"""Steps of an answer: their items, and the next step, which follows from the state after a generation.
+"""Steps of an answer: their items, and the choice of the next step.
 
 `next_step` is pure. A step never rewrites anything. It extends the conversation by the generated items and the results
 of server tools. It opens the next message if the model must not choose it.
@@ -246,7 +246,7 @@ class AnswerItems:
             self._filter.start_step()
 
     def end_round(self) -> None:
-        """Exclude the server tool calls that were emitted since `end_step` from the items of the next step."""
+        """Exclude server tool calls emitted since `end_step` from the items of the next step."""
         self._closed_before = len(self.closed)
 
     def add_result(self, result: ToolResult) -> None:

@@ -269,7 +269,10 @@ class Transcript:
         return [Repaired(edit.rule, position), *self.router.supply(stop)]
 
     def _record_edit(self, position: int, kept: Sequence[int], added: Sequence[int], *, tail: Sequence[int]) -> None:
-        """Add the entry of an edit after `position`, which leaves `kept` of the tail and appends `added`."""
+        """Add the entry of an edit after `position`.
+
+        The edit leaves `kept` of the tail and appends `added`.
+        """
         ended, self._ended = self._ended, None
         value: dict[str, Json] = {MOVED: [*kept[position:], *added], "kept": position}
         self.add_entry(JournalEntry(value | ({"ended": ended.value} if ended is not None else {})), tail)

@@ -98,8 +98,7 @@ def to_generation_request(
         stop=tuple(request.stop),
         # Without tools, an invented call would replace the JSON that the client expects.
         calls_allowed=not forbidden and (form is None or bool(toolbox.tools) or hosting is not None),
-        # The legacy form allows one call.
-        parallel_calls=request.parallel_tool_calls is not False and not request.functions,
+        parallel_calls=request.parallel_tool_calls is not False and not request.functions,  # the old form: one call
         hold_calls=hold_calls or not request.stream,
         whole=not request.stream,
         tenant=caller.tenant,

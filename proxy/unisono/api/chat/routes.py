@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
 
 from fastapi import APIRouter
 from pydantic import ValidationError
@@ -31,7 +33,7 @@ from unisono.api.unisono_object import backend_header, recoveries_header
 from unisono.api.whole import to_whole
 from unisono.core.access import Caller
 from unisono.core.passthrough_request import AnswerMode, Api
-from unisono.engine.request import GenerationService
+from unisono.engine.request import GenerationService, GenerationStream
 from unisono.errors import InvalidRequest
 
 PATHS = ("/v1/chat/completions", "/chat/completions")
@@ -55,6 +57,102 @@ Raises UnknownModel for an unknown name, and ModelNotAllowed for a model that th
 """
 
 
+@dataclass(frozen=True, slots=True)
+class ChatRoute:
+    """Handler of the Chat Completions API; see `chat_router`."""
+
+    turns: GenerationService
+    resolve: Resolve
+    today: Callable[[], str]
+    new_id: Callable[[], str]
+    clock: Callable[[], float]
+    fingerprint: str | None
+    find_way: FindWay | None
+    keep_alive_s: float
+
+    async def complete(self, request: Request) -> Response:
+        body = await read_json(request)
+        caller: Caller = request.state.caller
+        served = way_for(self.find_way, body, caller)
+        way = served.way
+        pass_through = partial(
+            passed_through, request, self.turns, Api.CHAT, body, served.group, keep_alive_s=self.keep_alive_s
+        )
+        if way is AnswerMode.PASSING:
+            return await pass_through()
+        parse = partial(self._parse, body, caller, request.state.request_id, way)
+        try:
+            wanted, model, asked = await off_loop(parse, len(await request.body()))
+        except (InvalidRequest, ValidationError):
+            if way is not AnswerMode.PASSING_THEN_ENGINE:
+                raise
+            # A request that gpt-oss cannot serve may still be valid for the pass-through backend.
+            return await pass_through()
+        passes = asked.request.passage is not None
+        if way is AnswerMode.PASSING_THEN_ENGINE and not passes:
+            return await pass_through()
+        frame = self._frame(wanted, model, asked)
+        runs = await start_all(self.turns, asked.requests)
+        reports = request.state.reports = [run.report for run in runs]
+        if asked.stream:
+            return self._stream(frame, runs, passes=passes)
+        try:
+            if passes:
+                runs[0], through = await until_disconnect(request.receive, start_whole(runs[0]))
+                if through is not None:
+                    return to_whole(through, backend_header(reports))
+            results = await until_disconnect(request.receive, collect_all(runs))
+        except ClientGone:
+            return Response(status_code=CLIENT_CLOSED_REQUEST)
+        headers = {**backend_header(reports), **recoveries_header(reports)}
+        return to_whole(to_completion(results, reports, frame), headers)
+
+    def _parse(
+        self, body: Mapping[str, Any], caller: Caller, request_id: str, way: AnswerMode
+    ) -> tuple[ChatRequest, ChatModel, ChatGeneration]:
+        wanted = ChatRequest.model_validate(body)
+        model = self.resolve(wanted.model, caller)
+        generation = to_generation_request(
+            wanted,
+            model=model.group,
+            today=self.today(),
+            caller=caller,
+            request_id=request_id,
+            hold_calls=not model.stream_tool_arguments,
+            runnable=model.runnable,
+            rules=model.rules,
+        )
+        if way.passes and generation.choices == 1:
+            generation = replace(generation, request=with_passage(generation.request, Api.CHAT, body, way))
+        return wanted, model, generation
+
+    def _frame(self, wanted: ChatRequest, model: ChatModel, asked: ChatGeneration) -> ChatFrame:
+        return ChatFrame(
+            id=f"chatcmpl-{self.new_id()}",
+            created=int(self.clock()),
+            model=wanted.model,
+            fingerprint=self.fingerprint,
+            reasoning=model.reasoning,
+            toolbox=asked.toolbox,
+            notes=asked.notes,
+            include_usage=asked.include_usage,
+            hold_calls=asked.request.hold_calls,
+        )
+
+    def _stream(self, frame: ChatFrame, runs: list[GenerationStream], *, passes: bool) -> EventStream:
+        reports = [run.report for run in runs]
+        chunks = ChatStreamChunks(frame, reports)
+        source: ByteSource = ChunkSource(runs, chunks)
+        if passes:
+            source = EitherSource(runs[0], Api.CHAT, lambda run: ChunkSource([run], chunks))
+        return EventStream(
+            source,
+            headers=lambda: backend_header(reports),
+            broken=chunks.broken,
+            keep_alive_s=self.keep_alive_s,
+        )
+
+
 def chat_router(
     *,
     turns: GenerationService,
@@ -73,81 +171,8 @@ def chat_router(
     must run first: they put the caller and the request id into the state.
     """
 
-    async def complete(request: Request) -> Response:
-        body = await read_json(request)
-        caller: Caller = request.state.caller
-        served = way_for(find_way, body, caller)
-        way = served.way
-
-        async def passed() -> Response:
-            return await passed_through(request, turns, Api.CHAT, body, served.group, keep_alive_s=keep_alive_s)
-
-        if way is AnswerMode.PASSING:
-            return await passed()
-
-        def understood() -> tuple[ChatRequest, ChatModel, ChatGeneration]:
-            wanted = ChatRequest.model_validate(body)
-            model = resolve(wanted.model, caller)
-            turn = to_generation_request(
-                wanted,
-                model=model.group,
-                today=today(),
-                caller=caller,
-                request_id=request.state.request_id,
-                hold_calls=not model.stream_tool_arguments,
-                runnable=model.runnable,
-                rules=model.rules,
-            )
-            if way.passes and turn.choices == 1:
-                turn = replace(turn, request=with_passage(turn.request, Api.CHAT, body, way))
-            return wanted, model, turn
-
-        try:
-            wanted, model, asked = await off_loop(understood, len(await request.body()))
-        except (InvalidRequest, ValidationError):
-            if way is not AnswerMode.PASSING_THEN_ENGINE:
-                raise
-            # A request that gpt-oss cannot serve may still be valid for the pass-through backend.
-            return await passed()
-        passes = asked.request.passage is not None
-        if way is AnswerMode.PASSING_THEN_ENGINE and not passes:
-            return await passed()
-        frame = ChatFrame(
-            id=f"chatcmpl-{new_id()}",
-            created=int(clock()),
-            model=wanted.model,
-            fingerprint=fingerprint,
-            reasoning=model.reasoning,
-            toolbox=asked.toolbox,
-            notes=asked.notes,
-            include_usage=asked.include_usage,
-            hold_calls=asked.request.hold_calls,
-        )
-        runs = await start_all(turns, asked.requests)
-        reports = request.state.reports = [run.report for run in runs]
-        if asked.stream:
-            chunks = ChatStreamChunks(frame, reports)
-            source: ByteSource = ChunkSource(runs, chunks)
-            if passes:
-                source = EitherSource(runs[0], Api.CHAT, lambda run: ChunkSource([run], chunks))
-            return EventStream(
-                source,
-                headers=lambda: backend_header(reports),
-                broken=chunks.broken,
-                keep_alive_s=keep_alive_s,
-            )
-        try:
-            if passes:
-                runs[0], through = await until_disconnect(request.receive, start_whole(runs[0]))
-                if through is not None:
-                    return to_whole(through, backend_header(reports))
-            results = await until_disconnect(request.receive, collect_all(runs))
-        except ClientGone:
-            return Response(status_code=CLIENT_CLOSED_REQUEST)
-        headers = {**backend_header(reports), **recoveries_header(reports)}
-        return to_whole(to_completion(results, reports, frame), headers)
-
+    route = ChatRoute(turns, resolve, today, new_id, clock, fingerprint, find_way, keep_alive_s)
     router = APIRouter()
     for path in PATHS:
-        router.add_route(path, complete, methods=["POST"], name="chat_completions")
+        router.add_route(path, route.complete, methods=["POST"], name="chat_completions")
     return router

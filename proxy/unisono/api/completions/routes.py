@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
+from typing import Any
 
 from fastapi import APIRouter
 from starlette.requests import Request
@@ -39,6 +41,74 @@ Raises UnknownModel for an unknown name, and ModelNotAllowed for a model that th
 """
 
 
+@dataclass(frozen=True, slots=True)
+class CompletionRoute:
+    """Handler of the Completions API; see `completions_router`."""
+
+    turns: GenerationService
+    resolve: Resolve
+    switched_on: bool
+    spell: Spell
+    cut: Cut
+    new_id: Callable[[], str]
+    clock: Callable[[], float]
+    fingerprint: str | None
+    keep_alive_s: float
+
+    async def complete(self, request: Request) -> Response:
+        caller: Caller = request.state.caller
+        check_allowed(caller, switched_on=self.switched_on)
+        body = await read_json(request)
+
+        parse = partial(self._parse, body, caller, request.state.request_id)
+        wanted, asked = await off_loop(parse, len(await request.body()))
+        frame = self._frame(wanted, asked)
+        runs = await start_all(self.turns, asked.requests)
+        reports = [run.report for run in runs]
+        if asked.stream:
+            chunks = CompletionStreamChunks(frame, reports)
+            return EventStream(
+                ChunkSource(runs, chunks),
+                headers=lambda: backend_header(reports),
+                broken=chunks.broken,
+                keep_alive_s=self.keep_alive_s,
+            )
+        try:
+            results = await until_disconnect(request.receive, collect_all(runs))
+        except ClientGone:
+            return Response(status_code=CLIENT_CLOSED_REQUEST)
+        return to_whole(to_completion(results, reports, frame), backend_header(reports))
+
+    def _parse(
+        self, body: Mapping[str, Any], caller: Caller, request_id: str
+    ) -> tuple[CompletionRequest, CompletionGenerations]:
+        wanted = CompletionRequest.model_validate(body)
+        model = self.resolve(wanted.model, caller)
+        return wanted, to_generation_requests(
+            wanted,
+            caller=caller,
+            spell=self.spell,
+            cut=self.cut,
+            rules=model.rules,
+            model=model.group,
+            request_id=request_id,
+        )
+
+    def _frame(self, wanted: CompletionRequest, asked: CompletionGenerations) -> CompletionFrame:
+        return CompletionFrame(
+            id=f"cmpl-{self.new_id()}",
+            created=int(self.clock()),
+            model=wanted.model,
+            prompts=[turn.raw or RawPrompt() for turn in asked.requests],
+            texts=asked.texts,
+            per_prompt=asked.per_prompt,
+            has_token_ids=asked.has_token_ids,
+            fingerprint=self.fingerprint,
+            notes=asked.notes,
+            include_usage=asked.include_usage,
+        )
+
+
 def completions_router(
     *,
     turns: GenerationService,
@@ -57,49 +127,8 @@ def completions_router(
     run first: they put the caller and the request id into the state.
     """
 
-    async def complete(request: Request) -> Response:
-        caller: Caller = request.state.caller
-        check_allowed(caller, switched_on=switched_on)
-        body = await read_json(request)
-
-        def understood() -> tuple[CompletionRequest, CompletionGenerations]:
-            wanted = CompletionRequest.model_validate(body)
-            model = resolve(wanted.model, caller)
-            common = {"model": model.group, "request_id": request.state.request_id}
-            return wanted, to_generation_requests(
-                wanted, caller=caller, spell=spell, cut=cut, rules=model.rules, **common
-            )
-
-        wanted, asked = await off_loop(understood, len(await request.body()))
-        frame = CompletionFrame(
-            id=f"cmpl-{new_id()}",
-            created=int(clock()),
-            model=wanted.model,
-            prompts=[turn.raw or RawPrompt() for turn in asked.requests],
-            texts=asked.texts,
-            per_prompt=asked.per_prompt,
-            has_token_ids=asked.has_token_ids,
-            fingerprint=fingerprint,
-            notes=asked.notes,
-            include_usage=asked.include_usage,
-        )
-        runs = await start_all(turns, asked.requests)
-        reports = [run.report for run in runs]
-        if asked.stream:
-            chunks = CompletionStreamChunks(frame, reports)
-            return EventStream(
-                ChunkSource(runs, chunks),
-                headers=lambda: backend_header(reports),
-                broken=chunks.broken,
-                keep_alive_s=keep_alive_s,
-            )
-        try:
-            results = await until_disconnect(request.receive, collect_all(runs))
-        except ClientGone:
-            return Response(status_code=CLIENT_CLOSED_REQUEST)
-        return to_whole(to_completion(results, reports, frame), backend_header(reports))
-
+    route = CompletionRoute(turns, resolve, switched_on, spell, cut, new_id, clock, fingerprint, keep_alive_s)
     router = APIRouter()
     for path in PATHS:
-        router.add_route(path, complete, methods=["POST"], name="completions")
+        router.add_route(path, route.complete, methods=["POST"], name="completions")
     return router

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 from unisono.api.body import off_loop
@@ -19,15 +20,16 @@ from unisono.api.responses.inbound import ResponsesGeneration, check, mcp_specs,
 from unisono.api.responses.input_conversion import KnownState, nothing
 from unisono.api.responses.lease_keeper import hold_lease
 from unisono.api.responses.outbound.dialects import OPENAI, Dialect
-from unisono.api.responses.outbound.response import ResponseFrame, to_echo
+from unisono.api.responses.outbound.response import ResponseFrame, Seal, to_echo
 from unisono.api.responses.prior_state import OUR_ID, PriorState, Recall, no_conversation, recall
 from unisono.api.responses.schema import ResponsesRequest
 from unisono.api.responses.server_tools.approvals import Approvals, approvals_in
-from unisono.api.responses.server_tools.servers import to_servers
+from unisono.api.responses.server_tools.servers import ServerRules, to_servers
 from unisono.core.access import Caller
 from unisono.core.conversation import Item
 from unisono.core.ids import DerivedIds
 from unisono.core.state_store import Lease, Status
+from unisono.core.tools import ToolServer
 from unisono.errors import StoreConflict
 
 
@@ -168,36 +170,52 @@ async def assembled(
     )
     rules = means.servers.for_model(model.tool_servers).for_caller(sender.caller)
     sticky = _sticky(sender, request, past, response_id)
-    servers = to_servers(mcp_specs(request), rules, sender.tenant) + to_builtin_servers(
-        [builtin_for(tool.type) for tool in request.tools or ()],
-        rules.trained,
-        owner=sender.tenant,
-        talk=sticky or f"{sender.tenant}\0{response_id}",
-    )
+    servers = _servers(sender, request, rules, sticky or f"{sender.tenant}\0{response_id}")
     today = past.first_day or means.today()
 
-    def turned() -> ResponsesGeneration:
-        return to_generation_request(
-            request,
-            known,
-            model=model.group,
-            today=today,
-            caller=sender.caller,
-            request_id=sender.request_id,
-            new_id=means.new_id,
-            hold_calls=not model.stream_tool_arguments,
-            seed=response_id,
-            # A process that takes over has no access to this process's memory.
-            dated=bool(past.first_day or request.background),
-            sticky=sticky,
-            servers=servers,
-            rules=model.rules,
-        )
-
-    turn = await off_loop(turned, size)
+    parse = partial(
+        to_generation_request,
+        request,
+        known,
+        model=model.group,
+        today=today,
+        caller=sender.caller,
+        request_id=sender.request_id,
+        new_id=means.new_id,
+        hold_calls=not model.stream_tool_arguments,
+        seed=response_id,
+        # A process that takes over has no access to this process's memory.
+        dated=bool(past.first_day or request.background),
+        sticky=sticky,
+        servers=servers,
+        rules=model.rules,
+    )
+    turn = await off_loop(parse, size)
     approvals = Approvals(means, sender.tenant, response_id, approvals_in(request, turn.request.hosting))
     turn = replace(turn, request=approvals.attach_to(turn.request))
-    frame = ResponseFrame(
+    seal = _sealer(seals, sender.tenant) if request.seals_reasoning else None
+    frame = _frame(sender, request, past, model, turn, response_id, created_at, today, seal)
+    return PreparedRequest(sender, request, turn, frame, approvals, lease, past.revision)
+
+
+def _servers(sender: Sender, request: ResponsesRequest, rules: ServerRules, session: str) -> tuple[ToolServer, ...]:
+    return to_servers(mcp_specs(request), rules, sender.tenant) + to_builtin_servers(
+        [builtin_for(tool.type) for tool in request.tools or ()], rules.trained, owner=sender.tenant, talk=session
+    )
+
+
+def _frame(
+    sender: Sender,
+    request: ResponsesRequest,
+    past: PriorState,
+    model: ResponsesModel,
+    turn: ResponsesGeneration,
+    response_id: str,
+    created_at: int,
+    today: str,
+    seal: Seal | None,
+) -> ResponseFrame:
+    return ResponseFrame(
         id=response_id,
         created_at=created_at,
         model=request.model,
@@ -207,14 +225,13 @@ async def assembled(
         dialect=sender.dialect,
         hold_calls=turn.request.hold_calls,
         show_reasoning=model.show_reasoning,
-        seal=_sealer(seals, sender.tenant) if request.seals_reasoning else None,
+        seal=seal,
         first_day=today,
         ancestors=past.ancestors,
         conversation=request.conversation.id if request.conversation else None,
         include=frozenset(request.include or ()),
         browsed=browsed_in(turn.request.conversation.items),
     )
-    return PreparedRequest(sender, request, turn, frame, approvals, lease, past.revision)
 
 
 def _needs_seals(request: ResponsesRequest) -> bool:

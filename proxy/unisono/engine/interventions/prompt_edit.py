@@ -1,4 +1,4 @@
-"""Prompt edits: tokens to cut and to insert before generation continues, and rejected attempts at a message.
+"""Prompt edits before generation continues, and rejected attempts at a message.
 
 Everything follows from the rejected texts. Equal requests therefore have equal retries, and so has the replay of a
 journal on another replica. No I/O.

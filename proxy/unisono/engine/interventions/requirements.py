@@ -1,4 +1,4 @@
-"""Requirements of a request for its answer, in terms of the prompt, and checks of message bodies against them.
+"""Requirements of a request for its answer, and checks of message bodies against them.
 
 They cover tools that have to be called or may be called, the schemas of their arguments, and the form of the answer.
 Tools are named by their recipients, as in headers: `functions.NAME`, `python`, `browser.search`. No I/O.

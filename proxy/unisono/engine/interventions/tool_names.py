@@ -1,4 +1,4 @@
-"""Names of tools in headers, and the choice of a tool by the model when one of several has to be called.
+"""Names of tools in headers, and the model's choice among several tools.
 
 The prompt of a choice ends in the beginning of the recipient, at a token boundary for every tool: ` to=functions`
 without its dot, since `.get` is one token. No I/O.

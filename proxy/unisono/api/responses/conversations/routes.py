@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import TypeVar
 
 from fastapi import APIRouter
@@ -40,6 +41,71 @@ TRIES = 8
 Body = TypeVar("Body", bound=OpenModel)
 
 
+@dataclass(frozen=True, slots=True)
+class ConversationRoutes:
+    """Handlers of the Conversations API; see `conversations_router`."""
+
+    store: Store
+    today: Callable[[], str]
+    new_id: NewId
+    clock: Callable[[], float]
+
+    async def create(self, request: Request) -> Response:
+        asked = await read(request, NewConversation)
+        known = await known_to(self.store, tenant_of(request), asked.items)
+        items = await asyncio.to_thread(to_added, asked.items, known, self.new_id)
+        made = StoredConversation(self.new_id("conv_"), self.clock(), self.today(), asked.metadata)
+        await self.store.create_conversation(tenant_of(request), made, items)
+        return to_whole(to_conversation(made))
+
+    async def retrieve(self, request: Request) -> Response:
+        return to_whole(to_conversation(await head_of(self.store, request)))
+
+    async def change(self, request: Request) -> Response:
+        asked = await read(request, ChangedConversation)
+        conversation = conversation_of(request)
+        changed = await self.store.set_metadata(tenant_of(request), conversation, asked.metadata)
+        if changed is None:
+            raise no_conversation(conversation)
+        return to_whole(to_conversation(changed))
+
+    async def delete(self, request: Request) -> Response:
+        conversation = conversation_of(request)
+        if not await self.store.delete_conversation(tenant_of(request), conversation):
+            raise no_conversation(conversation)
+        return to_whole(to_deleted(conversation))
+
+    async def add_items(self, request: Request) -> Response:
+        to_query(request.query_params, ItemQuery)
+        asked = await read(request, AddedItems)
+        return to_whole(to_listing(await added(self.store, request, asked.items, self.new_id), has_more=False))
+
+    async def list_items(self, request: Request) -> Response:
+        asked = to_query(request.query_params, PageQuery)
+        page = await page_of(self.store, request, asked)
+        return to_whole(to_listing(page[: asked.limit], has_more=len(page) > asked.limit))
+
+    async def retrieve_item(self, request: Request) -> Response:
+        to_query(request.query_params, ItemQuery)
+        conversation, item = request.path_params["conversation"], item_of(request)
+        # The error does not reveal if the item or the conversation is missing.
+        found = (
+            await self.store.conversation_item(tenant_of(request), conversation, item)
+            if possible(conversation)
+            else None
+        )
+        if found is None:
+            raise no_item(item)
+        return to_whole(found.wire)
+
+    async def delete_item(self, request: Request) -> Response:
+        # Read first: after the deletion nothing may fail.
+        head, item = await head_of(self.store, request), item_of(request)
+        if not await self.store.delete_item(tenant_of(request), head.id, item):
+            raise no_item(item)
+        return to_whole(to_conversation(head))
+
+
 def conversations_router(
     *, store: Store, today: Callable[[], str], new_id: NewId, clock: Callable[[], float]
 ) -> APIRouter:
@@ -49,66 +115,13 @@ def conversations_router(
     given prefix, and `clock` seconds since the epoch. The layers of `api.asgi_layers` must run first: they put the
     caller into the state.
     """
-
-    async def create(request: Request) -> Response:
-        asked = await read(request, NewConversation)
-        known = await known_to(store, tenant_of(request), asked.items)
-        items = await asyncio.to_thread(to_added, asked.items, known, new_id)
-        made = StoredConversation(new_id("conv_"), clock(), today(), asked.metadata)
-        await store.create_conversation(tenant_of(request), made, items)
-        return to_whole(to_conversation(made))
-
-    async def retrieve(request: Request) -> Response:
-        return to_whole(to_conversation(await head_of(store, request)))
-
-    async def change(request: Request) -> Response:
-        asked = await read(request, ChangedConversation)
-        conversation = conversation_of(request)
-        changed = await store.set_metadata(tenant_of(request), conversation, asked.metadata)
-        if changed is None:
-            raise no_conversation(conversation)
-        return to_whole(to_conversation(changed))
-
-    async def delete(request: Request) -> Response:
-        conversation = conversation_of(request)
-        if not await store.delete_conversation(tenant_of(request), conversation):
-            raise no_conversation(conversation)
-        return to_whole(to_deleted(conversation))
-
-    async def add_items(request: Request) -> Response:
-        to_query(request.query_params, ItemQuery)
-        asked = await read(request, AddedItems)
-        return to_whole(to_listing(await added(store, request, asked.items, new_id), has_more=False))
-
-    async def list_items(request: Request) -> Response:
-        asked = to_query(request.query_params, PageQuery)
-        page = await page_of(store, request, asked)
-        return to_whole(to_listing(page[: asked.limit], has_more=len(page) > asked.limit))
-
-    async def retrieve_item(request: Request) -> Response:
-        to_query(request.query_params, ItemQuery)
-        conversation, item = request.path_params["conversation"], item_of(request)
-        # The error does not reveal if the item or the conversation is missing.
-        found = (
-            await store.conversation_item(tenant_of(request), conversation, item) if possible(conversation) else None
-        )
-        if found is None:
-            raise no_item(item)
-        return to_whole(found.wire)
-
-    async def delete_item(request: Request) -> Response:
-        # Read first: after the deletion nothing may fail.
-        head, item = await head_of(store, request), item_of(request)
-        if not await store.delete_item(tenant_of(request), head.id, item):
-            raise no_item(item)
-        return to_whole(to_conversation(head))
-
+    handlers = ConversationRoutes(store, today, new_id, clock)
     one = "/conversations/{conversation}"
     routes: tuple[tuple[str, str, Mapping[str, Endpoint]], ...] = (
-        ("conversations", "/conversations", {"POST": create}),
-        ("conversation", one, {"GET": retrieve, "POST": change, "DELETE": delete}),
-        ("conversation_items", f"{one}/items", {"GET": list_items, "POST": add_items}),
-        ("conversation_item", f"{one}/items/{{item}}", {"GET": retrieve_item, "DELETE": delete_item}),
+        ("conversations", "/conversations", {"POST": handlers.create}),
+        ("conversation", one, {"GET": handlers.retrieve, "POST": handlers.change, "DELETE": handlers.delete}),
+        ("conversation_items", f"{one}/items", {"GET": handlers.list_items, "POST": handlers.add_items}),
+        ("conversation_item", f"{one}/items/{{item}}", {"GET": handlers.retrieve_item, "DELETE": handlers.delete_item}),
     )
     router = APIRouter()
     for prefix in PREFIXES:
