@@ -43,7 +43,7 @@ def test_a_process_refuses_as_a_store_does(limits: KeyLimits, steps: list[tuple[
                         await accounts.settle(ended(one, output=tokens))
                         local.settle(one, tokens)
                     continue
-                one = claim(limits, for_s=1e6, owed=step == "owed")
+                one = claim(limits, for_s=1e6, is_owed=step == "owed")
                 standings.append((await accounts.reserve(one), local.reserve(one)))
                 if standings[-1][0].refused is None:
                     running.append(one)

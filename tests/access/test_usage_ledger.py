@@ -113,7 +113,7 @@ async def test_a_minute_counts_what_was_used_and_not_what_was_held() -> None:
         one = claim(limits)
         await accounts.reserve(one)
         await accounts.settle(ended(one, input=60, output=140))
-        assert (await accounts.reserve(claim(limits, input=1, least=1))).refused is QuotaKind.TOKENS
+        assert (await accounts.reserve(claim(limits, input=1, expected_output=1))).refused is QuotaKind.TOKENS
         clock.now += 61
         assert (await accounts.reserve(claim(limits))).refused is None
 

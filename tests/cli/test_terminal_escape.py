@@ -10,7 +10,7 @@ from collections.abc import Mapping
 
 import pytest
 
-ASK = "from unisono.cli.terminal_escape import takes_colour; print(takes_colour())"
+ASK = "from unisono.cli.terminal_escape import has_colour; print(has_colour())"
 TERMINALS: dict[str, tuple[bool, Mapping[str, str], str]] = {
     "a terminal": (True, {}, "True"),
     "a terminal without colours": (True, {"NO_COLOR": "1"}, "False"),

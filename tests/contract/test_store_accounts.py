@@ -40,11 +40,11 @@ REFUSED = {
     "tokens": (KeyLimits(tpm=450), {}, QuotaKind.TOKENS, 3),
     "one token too few": (KeyLimits(tpm=449), {}, QuotaKind.TOKENS, 2),
     "parallel": (KeyLimits(max_parallel=4), {}, QuotaKind.PARALLEL, 4),
-    "a budget of tokens": (KeyLimits(token_budget=551), {"most": 50}, QuotaKind.BUDGET_RESERVED, 4),
+    "a budget of tokens": (KeyLimits(token_budget=551), {"max_output": 50}, QuotaKind.BUDGET_RESERVED, 4),
     "a budget too small for what is sent": (KeyLimits(token_budget=100), {}, QuotaKind.TOKEN_BUDGET, 0),
     "a budget of money": (
         KeyLimits(money_budget=30),
-        {"input_cost": 9, "output_price": 20_000, "most": 50},
+        {"input_cost": 9, "output_price": 20_000, "max_output": 50},
         QuotaKind.BUDGET_RESERVED,
         3,
     ),
@@ -103,14 +103,14 @@ async def test_what_is_left_is_told_and_when_there_is_room_again(home: Home) -> 
 async def test_the_truth_takes_the_place_of_what_was_held(home: Home) -> None:
     store, whose = await home.open(), account()
     limits = KeyLimits(tpm=300, max_parallel=1, token_budget=1000)
-    one = claim(whose, limits, least=200)
+    one = claim(whose, limits, expected_output=200)
     assert (await store.reserve(one)).refused is None
-    assert (await store.reserve(claim(whose, limits, least=1))).refused is QuotaKind.TOKENS
+    assert (await store.reserve(claim(whose, limits, expected_output=1))).refused is QuotaKind.TOKENS
     truth = ended(one, USED)
     for _ in range(2):
         await store.settle(truth)
     # 130 tokens of 300 are taken now, and the place is free.
-    next_one = await store.reserve(claim(whose, limits, input=70, least=100))
+    next_one = await store.reserve(claim(whose, limits, input=70, expected_output=100))
     assert (next_one.refused, next_one.tokens_left) == (None, 0)
 
 
@@ -120,8 +120,8 @@ async def test_more_than_was_held_counts_too(home: Home) -> None:
     one = claim(whose, limits)
     await store.reserve(one)
     await store.settle(ended(one, replace(USED, output=860)))
-    assert (await store.reserve(claim(whose, limits, input=30, least=30))).refused is QuotaKind.TOKENS
-    assert (await store.reserve(claim(whose, limits, input=30, least=20))).refused is None
+    assert (await store.reserve(claim(whose, limits, input=30, expected_output=30))).refused is QuotaKind.TOKENS
+    assert (await store.reserve(claim(whose, limits, input=30, expected_output=20))).refused is None
 
 
 async def test_a_claim_that_nobody_renews_lapses(home: Home) -> None:
@@ -148,7 +148,7 @@ async def test_a_budget_is_never_overdrawn_and_full_again_in_the_next_period(hom
     ends = time.time() + 100
 
     async def turn() -> int:
-        one = claim(whose, limits, period="day:1", period_ends=ends, most=400)
+        one = claim(whose, limits, period="day:1", period_ends=ends, max_output=400)
         stands = await store.reserve(one)
         if stands.refused is QuotaKind.BUDGET_RESERVED:
             assert stands.retry_after_s is None
@@ -207,7 +207,7 @@ async def test_no_turn_costs_more_than_the_budget_has(home: Home) -> None:
     # 93 micro-USD are left for answers: 279 tokens, of which a turn without a bound gets a fourth.
     assert stands.output == 69
     await store.settle(ended(one, TokenUsage(requests=1, input=100, output=69, cost=30)))
-    tight = await store.reserve(claim(whose, limits, least=500, most=500, **priced))
+    tight = await store.reserve(claim(whose, limits, expected_output=500, max_output=500, **priced))
     assert tight.output == 189
 
 
@@ -215,7 +215,7 @@ async def test_what_was_let_in_before_is_not_refused(home: Home) -> None:
     store, whose = await home.open(), account()
     limits = KeyLimits(rpm=1, tpm=1, max_parallel=1, token_budget=1, money_budget=1)
     for _ in range(2):
-        stands = await store.reserve(claim(whose, limits, owed=True, input_cost=5, output_price=9_000_000))
+        stands = await store.reserve(claim(whose, limits, is_owed=True, input_cost=5, output_price=9_000_000))
         assert (stands.refused, stands.output) == (None, 50)
 
 
@@ -254,7 +254,7 @@ async def test_settlements_of_one_id_are_cumulative(home: Home) -> None:
     other = await home.open() if home.shared else store
     whose, once = account(), fresh("response")
     limits = KeyLimits(tpm=10_000, max_parallel=2, token_budget=1_000)
-    claims = [claim(whose, limits, most=100) for _ in range(2)]
+    claims = [claim(whose, limits, max_output=100) for _ in range(2)]
     for one in claims:
         assert (await store.reserve(one)).refused is None
     partial = replace(USED, output=10, reasoning=0, cost=3)
@@ -265,7 +265,7 @@ async def test_settlements_of_one_id_are_cumulative(home: Home) -> None:
     [entry] = await store.ledger(DAY, DAY, whose)
     assert (entry.used, entry.served) == (replace(USED, errors=1), "fallback")
     # Both claims are given back, and the budget and the minute have the sum.
-    next_one = await store.reserve(claim(whose, limits, input=1, least=869, most=2000))
+    next_one = await store.reserve(claim(whose, limits, input=1, expected_output=869, max_output=2000))
     assert (next_one.refused, next_one.output) == (None, 869)
     assert next_one.tokens_left == 10_000 - 130 - 870
 

@@ -341,8 +341,8 @@ def test_a_choice_can_be_explained() -> None:
     candidates = three(a=FULL, b={"rank": Rank.HALF_OPEN, "foreign": 5})
     rows = explained(candidates, SelectionRequest(1000, 1500, cached_prefixes=[(A | B, 128), (B, 896)], excluded=C))
     assert [(row["backend"], row["rank"], row["room"], row["held"], row["excluded"]) for row in rows] == [
-        ("a", "well", False, 128, False),
+        ("a", "healthy", False, 128, False),
         ("b", "half-open", True, 896, False),
-        ("c", "well", True, 0, True),
+        ("c", "healthy", True, 0, True),
     ]
     assert [(row["work"], row["foreign"]) for row in rows] == [(500, 0), (0, 5), (0, 0)]

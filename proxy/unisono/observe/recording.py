@@ -60,8 +60,8 @@ def to_document(done: GenerationDone, gateway: str, max_bytes: int) -> Document:
         "usage": None if done.usage is None else asdict(done.usage),
         "recoveries": list(done.recoveries),
         "tries": [asdict(one) for one in done.tries],
-        "waits": [asdict(one) for one in done.waits],
-        "tools": [asdict(one) | {"outcome": one.outcome.value} for one in done.tools],
+        "waits": [_with_times(asdict(one)) for one in done.waits],
+        "tools": [_with_times(asdict(one)) | {"outcome": one.outcome.value} for one in done.tools],
         "asked": None if began.recorded_request is None else dict(began.recorded_request),
         "output": list(done.journal),
         "said": output_records(done.output),
@@ -70,6 +70,11 @@ def to_document(done: GenerationDone, gateway: str, max_bytes: int) -> Document:
     }
     _fit(document, [step.prompt for step in done.steps], max_bytes)
     return document
+
+
+def _with_times(record: dict[str, Json]) -> dict[str, Json]:
+    """Return the fields of a wait or a tool call under the names of the recording's format."""
+    return {"began_s" if name == "started_s" else name: value for name, value in record.items()}
 
 
 def _step(step: StepDone) -> dict[str, Json]:
