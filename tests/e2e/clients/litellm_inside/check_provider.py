@@ -241,7 +241,7 @@ async def test_who_is_cancelled_frees_the_backend(asked: Asked, backend: Any) ->
 
 def test_engines_are_kept_by_backend_and_closed_when_asked_to(provider: Any, asked: Asked) -> None:
     litellm.completion(**asked("an answer"))
-    kept = provider._site.engines._kept
+    kept = provider._site.engines._engines
     before = len(kept)
     for _ in range(3):
         litellm.completion(**asked("an answer"))
