@@ -9,7 +9,10 @@ from unisono.api.error_responses import Formats
 
 @dataclass(frozen=True, slots=True)
 class ListenerSettings:
-    """Limits of the connections of one listener; see `listener.connections`."""
+    """Header, write and connection limits; `formats` maps paths to error formats of APIs.
+
+    `listener.connections` documents each limit. Times are in seconds.
+    """
 
     header_timeout_s: float
     max_header_bytes: int

@@ -170,7 +170,6 @@ def chat_router(
     YYYY-MM-DD, `new_id` an unguessable string, and `clock` seconds since the epoch. The layers of `api.asgi_layers`
     must run first: they put the caller and the request id into the state.
     """
-
     route = ChatRoute(turns, resolve, today, new_id, clock, fingerprint, find_way, keep_alive_s)
     router = APIRouter()
     for path in PATHS:

@@ -126,7 +126,6 @@ def completions_router(
     `new_id` returns an unguessable string and `clock` seconds since the epoch. The layers of `api.asgi_layers` must
     run first: they put the caller and the request id into the state.
     """
-
     route = CompletionRoute(turns, resolve, switched_on, spell, cut, new_id, clock, fingerprint, keep_alive_s)
     router = APIRouter()
     for path in PATHS:

@@ -172,7 +172,6 @@ async def assembled(
     sticky = _sticky(sender, request, past, response_id)
     servers = _servers(sender, request, rules, sticky or f"{sender.tenant}\0{response_id}")
     today = past.first_day or means.today()
-
     parse = partial(
         to_generation_request,
         request,
