@@ -153,7 +153,7 @@ class Transcript:
             # The router may hold back part of a header. A marker may show that these tokens were reasoning, and more
             # reasoning may follow.
             size = next((at for at, token in enumerate(rest[:size], 1) if token >= FIRST_SPECIAL), size)
-            if self.router.thinking is not False:
+            if self.router.is_reasoning is not False:
                 size = min(size, max(self._budget - self.router.usage.reasoning_tokens, 1))
         return size
 
@@ -178,7 +178,7 @@ class Transcript:
 
     def _ends_reasoning(self, token: int) -> bool:
         """End reasoning before `token` if the budget has no room for it."""
-        used, thinking = self.router.usage.reasoning_tokens, self.router.thinking
+        used, thinking = self.router.usage.reasoning_tokens, self.router.is_reasoning
         if self._budget is None or self.controller.is_late or used < self._budget:
             return False
         # A marker ends the reasoning: a budget equal to its length is not exceeded.
@@ -192,10 +192,10 @@ class Transcript:
         return thinking is True
 
     def _check_repetition(self) -> None:
-        length = REASONING_REPEAT_TOKENS if self.router.thinking else REPEAT_TOKENS
+        length = REASONING_REPEAT_TOKENS if self.router.is_reasoning else REPEAT_TOKENS
         if not repeats(self.journal.numbers, self.journal.segment_start, length):
             return
-        if self.router.thinking and not self.controller.is_spent:
+        if self.router.is_reasoning and not self.controller.is_spent:
             self.controller.end_reasoning(self.journal.tail_length, rule=REPETITION)
         else:
             self.is_broken_off = True

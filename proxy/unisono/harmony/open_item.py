@@ -1,0 +1,129 @@
+"""Item of the open message: its text so far, and how much of it was emitted."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Final
+
+import openai_harmony
+
+from unisono.core.events import Delta, Event, Item
+from unisono.core.generation import END
+from unisono.harmony.blanks import BlankFilter
+from unisono.harmony.encoding import Encoding
+from unisono.harmony.gate import Stopped
+from unisono.harmony.message_parts import OpenPart
+
+ANY_HEADER: Final = "<|start|>assistant<|message|>"
+"""Replacement for every header in the library's parser.
+
+The parser reads a body the same after any header, and a header token costs as much as a dozen body tokens.
+"""
+
+
+class BodyParser:
+    """The library's incremental parser, for bodies only.
+
+    Between `start` and `end` it returns the text of each token. Bytes of an incomplete character are withheld.
+    """
+
+    def __init__(self, encoding: Encoding) -> None:
+        # The inner parser lacks the properties that copy all of their values.
+        self._parser: Any = openai_harmony.StreamableParser(encoding.harmony, None)._inner
+        self._any_header = encoding.encode_marked(ANY_HEADER)
+
+    def start(self, body: Sequence[int] = ()) -> None:
+        """Begin a message that continues after `body`."""
+        for token in (*self._any_header, *body):
+            self._parser.process(token)
+
+    def text_of(self, token: int) -> str | None:
+        """Return the text that one more token completes."""
+        self._parser.process(token)
+        text: str | None = self._parser.last_content_delta
+        return text
+
+    def end(self) -> None:
+        self._parser.process(END)
+
+
+class OpenItem:
+    """Item of a message whose terminator was not read.
+
+    `opened` is the part that opened it, and `header_tokens` are its header as reported. Without `is_visible`,
+    nothing is emitted before the message is complete. `blanks` withholds blanks in a JSON body.
+    """
+
+    def __init__(
+        self,
+        item: Item,
+        opened: OpenPart,
+        header_tokens: tuple[int, ...],
+        parser: BodyParser,
+        *,
+        is_visible: bool,
+        blanks: BlankFilter | None,
+    ) -> None:
+        self.item = item
+        self.opened = opened
+        self.header_tokens = header_tokens
+        self.is_visible = is_visible
+        self.body: list[int] = []  # tokens of the body so far
+        self.delivered = 0  # number of characters that the parser returned
+        self._parser = parser
+        self._blanks = blanks
+        parser.start()
+
+    def read(self, tokens: Sequence[int], events: list[Event]) -> bool:
+        """Add the deltas of body tokens to `events`; return False at a run of blanks that is too long."""
+        item, body, text_of, blanks = self.item, self.body, self._parser.text_of, self._blanks
+        for token in tokens:
+            text = text_of(token)
+            body.append(token)
+            if not text:
+                continue
+            if blanks is not None:
+                text = blanks.feed(text, len(body) - 1)
+            self.delivered += len(text)
+            if text and self.is_visible:
+                events.append(Delta(item, text))
+            if blanks is not None and blanks.is_too_long:
+                return False
+        return True
+
+    def replace_body(self, body: Sequence[int]) -> None:
+        """Continue after `body` instead of the tokens so far."""
+        self._parser.end()
+        self._parser.start(body)
+        self.body[:] = body
+
+    def restart_blanks(self) -> None:
+        """Continue after a body without its run of blanks."""
+        if self._blanks is not None:
+            self._blanks.restart()
+
+    def close(self) -> None:
+        """End the message in the parser; the item cannot be read further."""
+        self._parser.end()
+
+    def stopped_at(self, end: int, text: str) -> Stopped:
+        """Return the stop after a message that a gate rejected, with its `text`."""
+        opened = self.opened
+        return Stopped(opened.header, opened.tokens, opened.start, opened.end, end, text)
+
+    def stopped_at_blanks(self, encoding: Encoding) -> Stopped:
+        """Return the stop inside a message, at its long run of blanks."""
+        assert self._blanks is not None
+        opened = self.opened
+        trimmed = self._blanks.trimmed(encoding, self.body)
+        return Stopped(
+            opened.header,
+            opened.tokens,
+            opened.start,
+            opened.end,
+            opened.end,
+            encoding.decode(trimmed),
+            trimmed,
+            is_complete=self._blanks.is_complete,
+            is_emitted=self.is_visible,
+        )

@@ -1,0 +1,121 @@
+"""Messages written by repair: positions, notes, and text that the next message decides."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from unisono.core.events import Repaired
+from unisono.core.generation import CALL, END, RETURN
+from unisono.harmony.encoding import Encoding
+from unisono.harmony.header import ANALYSIS, FINAL, Header
+from unisono.harmony.held_header import HeaderReader
+from unisono.harmony.message_parts import BodyPart, ClosedPart, Legal, OpenPart
+
+TERMINATORS = frozenset({END, RETURN, CALL})
+
+
+@dataclass(frozen=True, slots=True)
+class UnsettledText:
+    """Text without a channel, from the position `start` to the position `end`."""
+
+    header: Header
+    start: int
+    end: int
+
+
+class RepairedOutput:
+    """Output of repair since the last call of `take`, with positions as in `message_parts`.
+
+    `position` is the position after the last token that was read, and `origin` is the number of generated tokens
+    before position 0, negative if tokens were inserted. `closed_to` is the position after the last closed message.
+    `has_answer` means that the prompt or the output holds an answer or a call of the same step.
+    """
+
+    # Rules for text without a channel, which a message without markup contains.
+    # - It is the answer if no message follows and the step has no answer.
+    # - It is reasoning if a message follows.
+    # - Text between two messages, without any header, is dropped if a message follows.
+    # - Only one such text is unsettled at a time: the next message settles it.
+
+    def __init__(
+        self, encoding: Encoding, reader: HeaderReader, *, position: int, origin: int, closed_to: int, has_answer: bool
+    ) -> None:
+        self._encoding = encoding
+        self._reader = reader
+        self._parts: list[Legal] = []
+        self.position = position
+        self.origin = origin
+        self.closed_to = closed_to
+        self.has_answer = has_answer
+        self.has_cut_call = False  # a call was begun and never completed
+        self.unsettled: UnsettledText | None = None
+
+    def take(self) -> list[Legal]:
+        """Return the parts since the last call."""
+        parts, self._parts = self._parts, []
+        return parts
+
+    # -- notes
+
+    def note(self, rule: str, dropped: int = 0) -> None:
+        """Note a repair; `dropped` is the number of characters that it removed."""
+        self._parts.append(Repaired(rule, self.origin + self.position, dropped))
+
+    def note_header(self, header: Header) -> None:
+        """Note all repairs of a header."""
+        for rule in header.rules:
+            self.note(rule, dropped=header.lost if rule == "stray-header-words" else 0)
+
+    def note_cut_call(self) -> None:
+        self.has_cut_call = True
+        self.note("unfinished-call")
+
+    # -- messages
+
+    def open(self, opened: OpenPart) -> None:
+        self._parts.append(opened)
+
+    def add_body(self, tokens: Sequence[int]) -> None:
+        self._parts.append(BodyPart(tokens))
+
+    def close(self, header: Header, closed: ClosedPart) -> None:
+        self._parts.append(closed)
+        self.has_answer = self.has_answer or header.is_answer
+
+    def add_message(self, header: Header, body: Sequence[int], closed: ClosedPart, start: int) -> None:
+        """Add a message that was read as a whole, from the position `start`."""
+        self.open(OpenPart(header, self._reader.spelled(header), start, closed.end, is_whole=True))
+        if body:
+            self.add_body(body)
+        self.close(header, closed)
+
+    def add_bodyless(self, header: Header, token: int, start: int, end: int, *, complete: bool) -> None:
+        """Add a message whose header holds its body; `token` ended it. A call that is not complete is no call."""
+        if header.is_call and not complete:
+            self.note_cut_call()
+            return
+        terminator = token if token in TERMINATORS else END
+        body = self._encoding.encode_generated(header.body)
+        self.add_message(header, body, ClosedPart(terminator, complete, end), start)
+        self.closed_to = end
+
+    # -- unsettled text
+
+    def hold_text(self, header: Header, start: int, end: int) -> None:
+        """Hold text without a channel until `settle` decides about it."""
+        self.unsettled = UnsettledText(header, start, end)
+
+    def settle(self, *, followed: bool, complete: bool = True) -> None:
+        """Decide about unsettled text; `followed` means that a message follows it."""
+        if self.unsettled is None:
+            return
+        text, self.unsettled = self.unsettled, None
+        header = text.header
+        if header.stray and followed:
+            self.note("free-text-between", dropped=len(header.body))
+            return
+        # The rules of text with a header were noted with the header.
+        self.note_header(header if header.stray else Header())
+        header = replace(header, channel=ANALYSIS if followed else FINAL)
+        self.add_bodyless(header, END, text.start, text.end, complete=complete)
