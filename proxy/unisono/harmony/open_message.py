@@ -78,7 +78,10 @@ class OpenMessage:
             self._buffered += tokens
 
     def close(self, token: int, end: int, *, complete: bool, terminated: bool) -> None:
-        """Close the message at the position `end`. If it is not `terminated`, repair supplied `token`."""
+        """Close the message at the position `end`.
+
+        If it is not `terminated`, repair supplied `token`.
+        """
         output = self._output
         match self.handling:
             case BodyHandling.DROP:

@@ -185,7 +185,10 @@ class Repair:
             self._held.tokens.append(token)
 
     def _restart(self, token: int, rule: str | None) -> None:
-        """Handle `<|start|>` in a header: the same header again, or the next one after a message without a body."""
+        """Handle `<|start|>` in a header.
+
+        The same header begins again, or the next one begins after a message without a body.
+        """
         if self._is_short() and self._is_empty():
             self._held.tokens.append(token)
         else:

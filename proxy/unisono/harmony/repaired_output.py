@@ -91,7 +91,10 @@ class RepairedOutput:
         self.close(header, closed)
 
     def add_bodyless(self, header: Header, token: int, start: int, end: int, *, complete: bool) -> None:
-        """Add a message whose header holds its body; `token` ended it. A call that is not complete is no call."""
+        """Add a message whose header holds its body; `token` ended it.
+
+        A call that is not complete is no call.
+        """
         if header.is_call and not complete:
             self.note_cut_call()
             return

@@ -18,7 +18,7 @@ from unisono.harmony.encoding import Encoding
 from unisono.harmony.gate import Gate, Stopped
 from unisono.harmony.header import ANALYSIS, COMMENTARY, Header
 from unisono.harmony.message_parts import BodyPart, ClosedPart, Legal, OpenPart
-from unisono.harmony.open_item import BodyParser, OpenItem
+from unisono.harmony.item_reader import BodyParser, ItemReader
 from unisono.harmony.recipients import RecipientKind
 from unisono.harmony.repair import Repair
 from unisono.harmony.tools import ToolSet
@@ -62,7 +62,7 @@ class HarmonyRouter:
         self._reasoning_tokens = 0
         self._is_answered = False  # this step has an answer or a call
         self._repair = self._new_repair()
-        self._open: OpenItem | None = None
+        self._open: ItemReader | None = None
         self._pending: list[Event] = []  # events to emit before those of the next tokens
 
     def _new_repair(
@@ -256,7 +256,7 @@ class HarmonyRouter:
         # A message that was read as a whole has no header after which the prompt could end.
         limits_blanks = self._gate is not None and not part.is_whole and self._gate.limits_blanks(part.header)
         blanks = BlankFilter() if limits_blanks else None
-        self._open = OpenItem(item, part, tokens, self._parser, is_visible=is_visible, blanks=blanks)
+        self._open = ItemReader(item, part, tokens, self._parser, is_visible=is_visible, blanks=blanks)
         if is_visible:
             events.append(Opened(item))
 

@@ -1,4 +1,4 @@
-"""Item of the open message: its text so far, and how much of it was emitted."""
+"""Reader of one message: its item, the text so far, and how much of it was emitted."""
 
 from __future__ import annotations
 
@@ -47,8 +47,8 @@ class BodyParser:
         self._parser.process(END)
 
 
-class OpenItem:
-    """Item of a message whose terminator was not read.
+class ItemReader:
+    """Reader of the body of one message, for its item.
 
     `opened` is the part that opened it, and `header_tokens` are its header as reported. Without `is_visible`,
     nothing is emitted before the message is complete. `blanks` withholds blanks in a JSON body.
@@ -75,7 +75,10 @@ class OpenItem:
         parser.start()
 
     def read(self, tokens: Sequence[int], events: list[Event]) -> bool:
-        """Add the deltas of body tokens to `events`; return False at a run of blanks that is too long."""
+        """Add the deltas of body tokens to `events`.
+
+        Return False, without reading the rest, at a run of blanks that is too long.
+        """
         item, body, text_of, blanks = self.item, self.body, self._parser.text_of, self._blanks
         for token in tokens:
             text = text_of(token)
