@@ -15,6 +15,7 @@ from unisono_adapters._events import count, decoded, generate, text_of, token_id
 from unisono_adapters._failures import FailureTable, IdsMissing, is_error
 from unisono_adapters._http import BackendHttp
 
+# Finish reasons of vLLM, SGLang and mlx-lm; the last two are failures.
 FINISHES: dict[str, FinishReason | type[BackendError]] = {
     "stop": FinishReason.STOP,
     "length": FinishReason.LENGTH,
@@ -22,12 +23,11 @@ FINISHES: dict[str, FinishReason | type[BackendError]] = {
     "abort": BackendUnavailable,
     "error": BackendError,
 }
-"""Finish reasons of vLLM, SGLang and mlx-lm; the last two are failures."""
 
+# Key under which vLLM repeats the prompt's ids, once per answer.
 ECHO = b'"prompt_token_ids":['
-"""Key under which vLLM repeats the prompt's ids, once per answer."""
+# Minimum size in bytes of an event that is searched for the echo.
 LONG_EVENT = 4096
-"""Minimum size in bytes of an event that is searched for the echo."""
 
 
 def complete(

@@ -34,13 +34,13 @@ from unisono.errors import (
     Symptom,
 )
 
+# Markers that belong to no body, and an end token that gpt-oss does not use.
 FORBIDDEN = (CONSTRAIN, CHANNEL, START, END, MESSAGE, ENDOFTEXT)
-"""Markers that belong to no body, and an end token that gpt-oss does not use."""
+# Bias that excludes a token.
 NEVER = -100.0
-"""Bias that excludes a token."""
 
+# Schema of AnyJson for engines without a notation for it.
 ANY_OBJECT: Mapping[str, object] = {"type": "object"}
-"""Schema of AnyJson for engines without a notation for it."""
 
 _IN_A_REGEX = re.compile(r"([\\.^$*+?()\[\]{}|])")
 _ESCAPED = r"\\\1"

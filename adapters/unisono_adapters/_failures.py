@@ -31,13 +31,14 @@ from unisono.errors import (
 from unisono_adapters._ndjson import EventTooLong
 
 MAX_DETAIL_LENGTH = 300
+# Upper bound of a Retry-After, in seconds.
 MAX_RETRY_AFTER_S = 3600.0
-"""Upper bound of a Retry-After, in seconds."""
 
 Statuses: TypeAlias = Mapping[int, tuple[type[BackendError], str]]
 
 _CREDENTIALS = "the backend rejected the gateway's credentials; the operator should check api_key of this deployment"
 
+# Meaning of HTTP statuses. Other 5xx are BackendError, anything else BackendProtocolError.
 STATUSES: dict[int, tuple[type[BackendError], str]] = {
     400: (BackendRejected, "the backend rejected the request"),
     401: (BackendUnavailable, _CREDENTIALS),
@@ -50,10 +51,9 @@ STATUSES: dict[int, tuple[type[BackendError], str]] = {
     503: (BackendOverloaded, "the backend is overloaded or shutting down"),
     504: (BackendTimeout, "the backend timed out"),
 }
-"""Meaning of HTTP statuses. Other 5xx are BackendError, anything else BackendProtocolError."""
 
+# Parameters that vLLM names for a prompt that leaves no room for one token.
 _LENGTHS = ("input_tokens", "max_tokens")
-"""Parameters that vLLM names for a prompt that leaves no room for one token."""
 
 _TOO_LONG = re.compile(
     r"maximum context length|context (?:length|window|size)|exceeds? the (?:model|context)|longer than the maximum",
@@ -62,6 +62,7 @@ _TOO_LONG = re.compile(
 
 _BROKE = "the connection to the backend was lost"
 
+# Meaning of client library exceptions; the first matching row counts.
 FAULTS: tuple[tuple[type[BaseException], type[BackendError], Symptom | None, str], ...] = (
     (
         aiohttp.ConnectionTimeoutError,
@@ -84,13 +85,10 @@ FAULTS: tuple[tuple[type[BaseException], type[BackendError], Symptom | None, str
     (OSError, BackendUnavailable, Symptom.DISCONNECTED, _BROKE),
     (RuntimeError, BackendUnavailable, Symptom.DISCONNECTED, _BROKE),
 )
-"""Meaning of client library exceptions; the first matching row counts."""
 
+# Exceptions that `fault` maps. TimeoutError is an OSError. aiohttp raises RuntimeError for reading from a dropped
+# connection.
 CAUGHT = (aiohttp.ClientError, EventTooLong, OSError, RuntimeError)
-"""Exceptions that `fault` maps.
-
-TimeoutError is an OSError. aiohttp raises RuntimeError for reading from a dropped connection.
-"""
 
 
 class IdsMissing(BackendProtocolError):

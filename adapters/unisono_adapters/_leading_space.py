@@ -44,28 +44,26 @@ from unisono_adapters._http import BackendHttp
 from unisono_adapters._ndjson import LineCutter
 from unisono_adapters._poison_prompts import PoisonPrompt
 
+# Tokens requested in one piece: enough for a certain one, and a short wait for a client.
 PROBE_TOKENS = 16
-"""Tokens requested in one piece: enough for a certain one, and a short wait for a client."""
+# Minimum probability of a token that is certain to be generated again.
 MIN_CERTAIN_PROBABILITY = 0.999
-"""Minimum probability of a token that is certain to be generated again."""
 UNBEARABLE = "This backend cannot continue this prompt now: the same prompt is in its cache, which would crash it."
+# Maximum number of attempts to regenerate a prompt's last tokens identically.
 TRIES = 4
-"""Maximum number of attempts to regenerate a prompt's last tokens identically."""
 
+# Non-streamed answers of the server are JSON on one line.
 _DOCUMENT = Framing("application/json", LineCutter)
-"""Non-streamed answers of the server are JSON on one line."""
 _ENDS = (*STOP_TOKENS, ENDOFTEXT)
 _LOOKS_SPECIAL = re.compile(r"<\|[a-z_0-9]+\|>")
 _MAX_MARKER_LENGTH = 40
 _MAX_CHARACTER_TOKENS = 4
+# Part of an answer's text that is independent of how it was assembled. A server may remove text that it takes for a
+# marker, and replaces invalid bytes.
 _COMPARED = re.compile(r"[^<\ufffd]*")
-"""Part of an answer's text that is independent of how it was assembled.
 
-A server may remove text that it takes for a marker, and replaces invalid bytes.
-"""
-
+# Request body for a generation: in one piece with ids, or as a stream.
 Body: TypeAlias = Callable[[CompletionJob, bool], bytes]
-"""Request body for a generation: in one piece with ids, or as a stream."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,16 +17,16 @@ from unisono.errors import BackendProtocolError
 from unisono_adapters._http import BackendHttp
 from unisono_adapters._metrics import LARGEST
 
+# Limit for all pages together, in seconds.
 LOAD_S = 1.0
-"""Limit for all pages together, in seconds."""
 MAX_INLINE_PAGE_BYTES = 1024 * 1024
+# Larger pages are parsed in a thread, since that takes more than a millisecond.
 OFF_LOOP_BYTES = 4 * 1024
-"""Larger pages are parsed in a thread, since that takes more than a millisecond."""
+# Seconds until a server without any page is polled again.
 SILENT_S = 60.0
-"""Seconds until a server without any page is polled again."""
 
+# Parser of a page; None without a load. Raises BackendProtocolError for a malformed page.
 Page = Callable[[bytes], Load | None]
-"""Parser of a page; None without a load. Raises BackendProtocolError for a malformed page."""
 
 
 class LoadPages:

@@ -6,8 +6,8 @@ and ignores empty lines.
 
 from __future__ import annotations
 
+# Maximum size of one event in bytes; a larger one is not a valid stream.
 MAX_LINE_BYTES = 10 * 1024 * 1024
-"""Maximum size of one event in bytes; a larger one is not a valid stream."""
 
 
 class EventTooLong(Exception):

@@ -16,13 +16,13 @@ from unisono.harmony.encoding import load_encoding
 from unisono_adapters._events import count, decoded, text_of, token_ids
 from unisono_adapters._failures import FailureTable, IdsMissing, is_error
 
+# Finish reasons; the last two mean that the model was loaded or unloaded without output.
 DONE_REASONS: Mapping[str, FinishReason | type[BackendError]] = {
     "stop": FinishReason.STOP,
     "length": FinishReason.LENGTH,
     "load": BackendError,
     "unload": BackendError,
 }
-"""Finish reasons; the last two mean that the model was loaded or unloaded without output."""
 
 
 class RawFold:

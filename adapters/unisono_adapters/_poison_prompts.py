@@ -14,8 +14,8 @@ from hashlib import blake2b
 from unisono.core.generation import Chunk, FinishReason, Prompt
 from unisono.harmony.encoding import load_encoding
 
+# Maximum number of recorded prompts; the server caches ten by default.
 MAX_PROMPTS = 256
-"""Maximum number of recorded prompts; the server caches ten by default."""
 
 
 class PoisonPrompt:

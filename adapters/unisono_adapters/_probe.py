@@ -49,30 +49,30 @@ T = TypeVar("T")
 REQUEST_ID = "unisono-probe"
 FIRST_TOKEN_S = 30.0
 CONNECT_S = 5.0
+# Limit for a call of the backend's tokenizer, in seconds.
 ANSWER_S = 10.0
-"""Limit for a call of the backend's tokenizer, in seconds."""
 
+# Prompt of the probe; for backends that take ids, a typed marker separates the parts.
 QUESTION = ("<|start|>user<|message|>Say OK.", "<|end|><|start|>assistant")
-"""Prompt of the probe; for backends that take ids, a typed marker separates the parts."""
 TYPED = "<|end|>"
+# Position at which a constraint takes effect.
 OPENED = "<|channel|>final<|message|>"
-"""Position at which a constraint takes effect."""
+# Text before each stop token.
 ENDINGS: Mapping[int, str] = {
     RETURN: OPENED + "OK",
     CALL: "<|channel|>commentary to=functions.ok <|constrain|>json<|message|>{}",
 }
-"""Text before each stop token."""
+# Bias that forces a token.
 FORCE = 100.0
-"""Bias that forces a token."""
 
 MARKED = "".join(MARKERS)
+# Texts that tokenizers split differently: contractions, scripts, emoji, digits, spaces.
 BODIES = (
     "Hello, world! don't DON'T",
     "na\u00efve caf\u00e9 \u2014 \u65e5\u672c\u8a9e \U0001f642",
     "def f(x):\n\treturn {'a': 1234567.5}\r\n\r\n",
     " to=functions.get_weather   \n\n  x",
 )
-"""Texts that tokenizers split differently: contractions, scripts, emoji, digits, spaces."""
 
 _BARE_CHANNEL = re.compile(r"\s*(?:analysis|commentary|final)")
 

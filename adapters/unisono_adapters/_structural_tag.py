@@ -12,8 +12,8 @@ from collections.abc import Iterator, Mapping
 
 import orjson
 
+# Maximum run of white space in characters: a line break and a deep indentation.
 MAX_WHITESPACE = 20
-"""Maximum run of white space in characters: a line break and a deep indentation."""
 
 SUPPORTED_KEYWORDS = frozenset({
     "type", "properties", "required", "additionalProperties", "items", "prefixItems", "minItems", "maxItems", "enum",
@@ -21,8 +21,8 @@ SUPPORTED_KEYWORDS = frozenset({
     "description", "default", "examples", "$schema", "$comment",
 })  # fmt: skip
 
+# Keywords whose values are schemas by name.
 _NAMED = ("properties", "$defs", "definitions")
-"""Keywords whose values are schemas by name."""
 _ONE = ("items", "additionalProperties")
 _SEVERAL = ("anyOf", "prefixItems")
 

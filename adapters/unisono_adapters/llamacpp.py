@@ -39,13 +39,14 @@ from unisono_adapters._metrics import by_part, samples
 from unisono_adapters._probe import Subject, examine
 from unisono_adapters._restore_ids import LostIds
 
+# Finish reasons; `word` is a stop string set by the operator.
 STOP_TYPES: Mapping[str, FinishReason] = {
     "eos": FinishReason.STOP,
     "word": FinishReason.STOP,
     "limit": FinishReason.LENGTH,
 }
-"""Finish reasons; `word` is a stop string set by the operator."""
 
+# Samplers without a gateway setting, switched off in case the command line enabled them.
 NEUTRAL: Mapping[str, object] = {
     "typical_p": 1.0,
     "top_n_sigma": -1.0,
@@ -55,11 +56,10 @@ NEUTRAL: Mapping[str, object] = {
     "mirostat": 0,
     "ignore_eos": False,
 }
-"""Samplers without a gateway setting, switched off in case the command line enabled them."""
 
 
+# Fields requested for the last event, which by default repeats the prompt and all settings.
 LAST_EVENT = ("content", "tokens", "stop", "stop_type", "tokens_evaluated", "timings")
-"""Fields requested for the last event, which by default repeats the prompt and all settings."""
 
 
 REMEDIES = {

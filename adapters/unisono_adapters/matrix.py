@@ -17,18 +17,18 @@ KINDS = ("vllm", "sglang", "llamacpp", "ollama", "mlx_server", "mlx", "replay")
 
 
 class Support(StrEnum):
+    # On the exact token ids, in and out.
     EXACT = "exact"
-    """On the exact token ids, in and out."""
+    # On the same text, which the backend tokenises itself.
     TEXT_EXACT = "text-exact"
-    """On the same text, which the backend tokenises itself."""
+    # Requesting it is a clear error.
     REFUSED = "refused"
-    """Requesting it is a clear error."""
+    # Accepted as an optional hint and ignored.
     NO_EFFECT = "no effect"
-    """Accepted as an optional hint and ignored."""
+    # Not supported by the backend; the gateway does what is possible without it.
     NONE = "none"
-    """Not supported by the backend; the gateway does what is possible without it."""
+    # Not reported by the backend; the field is omitted or 0.
     NOT_REPORTED = "not reported"
-    """Not reported by the backend; the field is omitted or 0."""
 
 
 MEANT: Mapping[Support, str] = {
@@ -55,6 +55,7 @@ class Cell:
 
 EXACT, TEXT = Cell(Support.EXACT), Cell(Support.TEXT_EXACT)
 
+# Token or text interface of each kind, which applies to prompts and answers.
 FORMS: Mapping[str, Cell] = {
     "vllm": EXACT,
     "sglang": EXACT,
@@ -64,10 +65,9 @@ FORMS: Mapping[str, Cell] = {
     "mlx": EXACT,
     "replay": EXACT,
 }
-"""Token or text interface of each kind, which applies to prompts and answers."""
 
+# Features of the gateway itself, the same on every kind.
 ANYWHERE: Mapping[str, Cell] = dict.fromkeys(KINDS, EXACT)
-"""Features of the gateway itself, the same on every kind."""
 
 NO_BIAS = Cell(
     Support.REFUSED, "400 `unsupported_value`: the backend cannot bias tokens.", ("logit_bias", "unsupported_value")
@@ -78,6 +78,7 @@ SCHEMAS_ONLY = Cell(
     "JSON and JSON schemas, but no choice between texts. Not supported on the `template` route. A marker inside a "
     "JSON string is possible.",
 )
+# Constraints of each kind; `response_format` and `tool_choice` work without them, too.
 CONSTRAINED: Mapping[str, Cell] = {
     "vllm": Cell(
         Support.EXACT, "White space between JSON tokens is limited for schemas for which vLLM supports a limit."
@@ -91,7 +92,6 @@ CONSTRAINED: Mapping[str, Cell] = {
     "mlx": EXACT,
     "replay": UNCONSTRAINED,
 }
-"""Constraints of each kind; `response_format` and `tool_choice` work without them, too."""
 JUDGED = (
     "The gateway buffers the answer until it is complete, checks it, and generates an invalid one again, at most "
     "twice. If it is still invalid, the client receives a refusal, and `unisono.unmet` gives the reason."
@@ -102,12 +102,12 @@ FORMATS: Mapping[str, Cell] = {
     "mlx_server": Cell(Support.TEXT_EXACT, JUDGED),
     "replay": Cell(Support.EXACT, JUDGED),
 }
+# Requirements on answers and calls, enforced by constraints where available.
 CHOICES: Mapping[str, Cell] = {
     **FORMS,
     "mlx_server": Cell(Support.TEXT_EXACT, NAMED_FREELY),
     "replay": Cell(Support.EXACT, NAMED_FREELY),
 }
-"""Requirements on answers and calls, enforced by constraints where available."""
 NO_LOGPROBS = Cell(
     Support.REFUSED,
     "400 `unsupported_value`, on every backend.",
@@ -120,6 +120,7 @@ LATE = Cell(
     "`template` route, on which an answer arrives when it is complete. `unisono check` reports the route.",
 )
 
+# Cells by feature and kind, complete for all features.
 MATRIX: Mapping[str, Mapping[str, Cell]] = {
     "chat": FORMS,
     "streaming": {**FORMS, "ollama": LATE},
@@ -157,7 +158,6 @@ MATRIX: Mapping[str, Mapping[str, Cell]] = {
     "reasoning budget": FORMS,
     "logprobs": dict.fromkeys(KINDS, NO_LOGPROBS),
 }
-"""Cells by feature and kind, complete for all features."""
 
 
 def page() -> str:

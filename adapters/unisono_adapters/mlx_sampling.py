@@ -29,11 +29,11 @@ _RANGES: tuple[tuple[str, float, float], ...] = (
     ("frequency_penalty", -100.0, 100.0),
     ("repetition_penalty", 0.01, 100.0),
 )
+# Below this temperature the best token always wins, and the division would overflow.
 _COLDEST = 1e-3
-"""Below this temperature the best token always wins, and the division would overflow."""
 
+# mlx_lm drops every token at 0; the best one must remain.
 _SMALLEST_TOP_P = 1e-6
-"""mlx_lm drops every token at 0; the best one must remain."""
 
 
 def check_sampling(sampling: Sampling) -> None:

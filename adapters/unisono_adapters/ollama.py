@@ -49,19 +49,17 @@ from unisono_adapters._http import BackendHttp
 from unisono_adapters._ollama_lines import RawFold, TemplateFold
 from unisono_adapters._probe import REQUEST_ID, Subject, examine
 
+# Default context in tokens if neither the operator nor the Modelfile sets one. It needs less memory than the model's
+# own 131,072. The setting `num_ctx` overrides it.
 MAX_DEFAULT_NUM_CTX = 32_768
-"""Default context in tokens if neither the operator nor the Modelfile sets one.
-
-It needs less memory than the model's own 131,072. The setting `num_ctx` overrides it.
-"""
 
 PROBE_PROMPT = (
     "<|start|>system<|message|>You are ChatGPT, a large language model trained by OpenAI.\n\nReasoning: low\n\n"
     "# Valid channels: analysis, commentary, final. Channel must be included for every message.<|end|>"
     "<|start|>user<|message|>Say hello.<|end|><|start|>assistant"
 )
+# Tokens to generate: enough for the header that begins every answer.
 PROBE_TOKENS = 8
-"""Tokens to generate: enough for the header that begins every answer."""
 
 
 class OllamaRoute(StrEnum):
@@ -76,14 +74,12 @@ ROUTE_FIELDS: Mapping[OllamaRoute, Mapping[str, object]] = {
     OllamaRoute.MARKERLESS: {"raw": True},
 }
 
+# Supported constraints: schemas, but no grammars. There is no token bias either, so a marker may still appear inside
+# a string.
 CONSTRAINED = frozenset({JsonSchema.kind, AnyJson.kind})
-"""Supported constraints: schemas, but no grammars.
 
-There is no token bias either, so a marker may still appear inside a string.
-"""
-
+# Markers of which one is among the first tokens of every answer.
 HEADER_MARKERS = ("<|channel|>", "<|message|>")
-"""Markers of which one is among the first tokens of every answer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,10 +106,10 @@ REMEDIES = {
     Check.CONTEXT: "Set litellm_params.num_ctx: gpt-oss supports 131072 if memory permits.",
 }
 
+# Limit for the first token of a probe, which may have to load the model, in seconds.
 LOADING_S = 300.0
-"""Limit for the first token of a probe, which may have to load the model, in seconds."""
+# Tokens of a prompt that must be read whole: more than Ollama's default num_ctx.
 LONG_PROMPT = 4_200
-"""Tokens of a prompt that must be read whole: more than Ollama's default num_ctx."""
 
 
 class OllamaBackend:

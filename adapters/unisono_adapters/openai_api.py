@@ -24,8 +24,8 @@ from unisono_adapters._http import BackendHttp
 from unisono_adapters._model_list import model_list
 
 DONE = b"[DONE]"
+# Last events of a Responses API stream.
 LAST = frozenset({"response.completed", "response.failed", "response.incomplete", "error"})
-"""Last events of a Responses API stream."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -46,8 +46,8 @@ from unisono.errors import BackendError, BackendTimeout, BackendUnavailable, Con
 from unisono.harmony.encoding import VocabularyError, load_encoding
 from unisono_adapters._constraints import refused_kind
 
+# Packaged recordings by name.
 PACKAGED = ("demo",)
-"""Packaged recordings by name."""
 
 _TERMINATORS = (END, CALL, RETURN)
 

@@ -116,8 +116,8 @@ class SglangBackend:
 
 RUNNING, WAITING = "sglang:num_running_reqs", "sglang:num_queue_reqs"
 TOKENS, USED = "sglang:num_used_tokens", "sglang:token_usage"
+# Labels of the data-parallel schedulers; several processes may report the same scheduler.
 RANK = ("model_name", "dp_rank")
-"""Labels of the data-parallel schedulers; several processes may report the same scheduler."""
 
 
 def _gauges(page: bytes) -> Load | None:

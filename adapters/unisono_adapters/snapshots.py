@@ -17,8 +17,8 @@ from typing import Any
 
 from unisono.errors import PullError
 
+# Patterns of the files that mlx-lm reads, which make a snapshot complete.
 SNAPSHOT_FILES = ("*.json", "model*.safetensors")
-"""Patterns of the files that mlx-lm reads, which make a snapshot complete."""
 
 MODEL_PREFIX = "mlx/"
 SHA256 = re.compile(r"[0-9a-f]{64}")

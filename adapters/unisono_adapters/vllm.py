@@ -151,8 +151,8 @@ class VllmBackend:
 
 RUNNING, WAITING = "vllm:num_requests_running", "vllm:num_requests_waiting"
 USED, SIZE = "vllm:kv_cache_usage_perc", "vllm:cache_config_info"
+# Labels of the engines of one server, each with its own gauges and cache.
 ENGINE = ("model_name", "engine")
-"""Labels of the engines of one server, each with its own gauges and cache."""
 
 
 def _gauges(page: bytes) -> Load | None:

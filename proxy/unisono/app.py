@@ -95,8 +95,8 @@ class Gateway:
     upkeep: Upkeep
     parts: Parts
     virtual_keys: VirtualKeys
+    # Secret for seals and keys.
     salt: Salt
-    """Secret for seals and keys."""
     runner: BackgroundRunner | None = None
     _sealers: list[Sealer] = field(default_factory=list)
 

@@ -19,12 +19,12 @@ from importlib.util import find_spec
 from pathlib import Path
 
 PACKED = Path(__file__).parent / "tiny_gpt_oss.packed"
+# Storage of expert weights: `mxfp4` as released, `bf16` for engines without it on a CPU.
 LAYOUTS = ("mxfp4", "bf16")
-"""Storage of expert weights: `mxfp4` as released, `bf16` for engines without it on a CPU."""
 
 _STAMP = "unisono-demo.txt"
+# Version of the expanded files; increase it to invalidate cached folders.
 _FORMAT = 1
-"""Version of the expanded files; increase it to invalidate cached folders."""
 
 _NEEDED = ("numpy", "tokenizers", "mlx", "mlx_lm")
 

@@ -14,11 +14,8 @@ from unisono.harmony.encoding import PIECES, Encoding, load_encoding
 
 _CONTEXT = 131072
 
+# Bytes that represent themselves in a byte-level vocabulary. The others use characters from U+0100 on.
 _PRINTABLE = (*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100))
-"""Bytes that represent themselves in a byte-level vocabulary.
-
-The others use characters from U+0100 on.
-"""
 
 
 def write_tokenizer(folder: Path) -> None:

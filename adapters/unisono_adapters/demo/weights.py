@@ -15,16 +15,16 @@ from numpy.typing import NDArray
 
 from unisono.core.generation import CALL, ENDOFTEXT, FIRST_SPECIAL, RETURN, VOCABULARY
 
+# Array of weights; bf16 values are stored as their bits in uint16.
 Array: TypeAlias = NDArray[np.uint8] | NDArray[np.uint16] | NDArray[np.int32]
-"""Array of weights; bf16 values are stored as their bits in uint16."""
 
 _DTYPES: dict[str, np.dtype[np.uint16] | np.dtype[np.uint8] | np.dtype[np.int32]] = {
     "BF16": np.dtype("<u2"),
     "U8": np.dtype("u1"),
     "I32": np.dtype("<i4"),
 }
+# The eight magnitudes of a 4-bit E2M1 float; the fourth bit is the sign.
 _MAGNITUDES = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
-"""The eight magnitudes of a 4-bit E2M1 float; the fourth bit is the sign."""
 
 _WHOLE_VOCABULARY = ("model.embed_tokens.weight", "lm_head.weight")
 _NOT_QUANTISED = ["model.layers.*.self_attn", "model.layers.*.mlp.router", "model.embed_tokens", "lm_head"]

@@ -24,8 +24,8 @@ from unisono_adapters.mlx.prefix import Layers, Prefixes
 from unisono_adapters.mlx.wire import GenerateCommand, Pulse, Reason, RequestRefused, TokenOutput
 from unisono_adapters.mlx_sampling import Processor, Sampler, check_sampling, make_processors, make_sampler
 
+# Origin of a request: the connection's number and the client's id there.
 Route: TypeAlias = tuple[int, int]
-"""Origin of a request: the connection's number and the client's id there."""
 
 
 class _Progress(Protocol):

@@ -51,14 +51,11 @@ if TYPE_CHECKING:
 
 DEMO = "demo"
 
+# Unread bytes from which a gateway counts as stuck; its connection is closed. Closing frees its requests.
 _STUCK_BYTES = 8 * 1024 * 1024
-"""Unread bytes from which a gateway counts as stuck; its connection is closed.
 
-Closing frees its requests.
-"""
-
+# Seconds for which a shared engine waits for another connection after the last one closed.
 _LINGER_S = 1.0
-"""Seconds for which a shared engine waits for another connection after the last one closed."""
 
 _log = logging.getLogger(__name__)
 
@@ -85,11 +82,11 @@ class _Engine:
     writers: dict[int, asyncio.StreamWriter] = field(default_factory=dict)
     numbers: count[int] = field(default_factory=count)
     should_exit: asyncio.Event = field(default_factory=asyncio.Event)
+    # Requests with an uncompiled grammar: connection number and request id.
     compiling: set[tuple[int, int]] = field(default_factory=set)
-    """Requests with an uncompiled grammar: connection number and request id."""
     max_compiling: int = 256
+    # True if the engine ends with its last connection and not with its parent process.
     shared: bool = False
-    """True if the engine ends with its last connection and not with its parent process."""
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         number = next(self.numbers)

@@ -24,13 +24,10 @@ if TYPE_CHECKING:
     import llguidance
     import mlx.core as mx
 
+# Maximum number of cached grammars; a large one takes a few megabytes.
 MAX_CACHED_GRAMMARS = 128
-"""Maximum number of cached grammars; a large one takes a few megabytes."""
+# White space between JSON tokens. Without a bound, a model that does not want to continue writes nothing else.
 WHITESPACE = r"( |\n{1,2}[ \t]{0,20})?"
-"""White space between JSON tokens.
-
-Without a bound, a model that does not want to continue writes nothing else.
-"""
 
 
 class Unguidable(Exception):

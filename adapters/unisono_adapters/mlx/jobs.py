@@ -13,8 +13,8 @@ from unisono_adapters.mlx.wire import GenerateCommand, ToGateway
 
 EVERYONE = -1
 
+# Message with its connection number, or EVERYONE for all connections.
 Addressed: TypeAlias = tuple[int, ToGateway]
-"""Message with its connection number, or EVERYONE for all connections."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,10 +14,10 @@ from typing import Protocol, TypeAlias
 from unisono_adapters.mlx.jobs import BatchLimits
 from unisono_adapters.mlx.log import Log, meaning
 
+# Seconds for the process to end by itself.
 _PATIENCE_S = 2.0
-"""Seconds for the process to end by itself."""
+# Maximum length of a socket path in bytes, slightly below every platform's limit.
 _LONGEST_ADDRESS = 100
-"""Maximum length of a socket path in bytes, slightly below every platform's limit."""
 
 _PASSED_ON = ("PATH", "HOME", "USER", "TMPDIR", "LANG", "PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV", "LD_LIBRARY_PATH")
 _PASSED_ON_PREFIXES = ("LC_", "XDG_", "HF_", "MLX_", "METAL_", "OMP_", "OPENBLAS_")

@@ -42,26 +42,19 @@ from unisono_adapters.mlx.jobs import BatchLimits
 from unisono_adapters.mlx.process import EngineProcess, Inbox
 from unisono_adapters.mlx.wire import Ready, Reason
 
+# Pauses before a restart, by consecutive processes without a finished request. The last value is used for all further
+# ones.
 _PAUSES_S = (0.0, 0.0, 1.0, 2.0, 5.0, 10.0, 30.0)
-"""Pauses before a restart, by consecutive processes without a finished request.
 
-The last value is used for all further ones.
-"""
-
+# Silence in seconds after which an engine is killed when a request times out. A working engine sends a sign of life
+# every second.
 _STALLED_S = 30.0
-"""Silence in seconds after which an engine is killed when a request times out.
 
-A working engine sends a sign of life every second.
-"""
-
+# Limit for loading, in seconds; a large model on a slow disk takes minutes. Not part of any request's own timeouts.
 _LOAD_TIMEOUT_S = 900.0
-"""Limit for loading, in seconds; a large model on a slow disk takes minutes.
 
-Not part of any request's own timeouts.
-"""
-
+# Maximum number of tokens in a chunk; a slow client may have many waiting.
 _MAX_CHUNK_TOKENS = 256
-"""Maximum number of tokens in a chunk; a slow client may have many waiting."""
 
 _SHUT_DOWN = "the mlx backend was shut down"
 

@@ -10,8 +10,8 @@ import threading
 _LOG_BYTES = 8192
 _QUOTED_LINES = 3
 _QUOTED_CHARACTERS = 500
+# Seconds allowed for reading the final output; a grandchild could keep the pipe open.
 _LAST_WORDS_S = 0.5
-"""Seconds allowed for reading the final output; a grandchild could keep the pipe open."""
 
 
 class Log:

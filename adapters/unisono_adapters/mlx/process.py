@@ -41,8 +41,8 @@ from unisono_adapters.mlx.wire import (
     to_line,
 )
 
+# Environment variable with the folder in which workers find their shared engines.
 SHARED = "UNISONO_ENGINES"
-"""Environment variable with the folder in which workers find their shared engines."""
 
 
 @dataclass(slots=True)

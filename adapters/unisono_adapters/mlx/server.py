@@ -22,8 +22,8 @@ from unisono_adapters._http import BackendHttp
 from unisono_adapters._poison_prompts import PoisonPrompt
 from unisono_adapters._probe import Subject, examine
 
+# Name of the model that the server has loaded; others would be looked up on the hub.
 LOADED = "default_model"
-"""Name of the model that the server has loaded; others would be looked up on the hub."""
 
 REMEDIES = {
     Check.GENERATION: "Restart mlx_lm.server with the gpt-oss folder as its --model.",

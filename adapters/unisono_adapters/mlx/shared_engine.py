@@ -24,8 +24,8 @@ from unisono_adapters.mlx.launch import Process, ProcessHandle, spawned
 from unisono_adapters.mlx.log import meaning, quoted
 
 _LOG_BYTES = 8192
+# Seconds allowed for a process to end after its connection broke.
 _CLOSED_S = 0.5
-"""Seconds allowed for a process to end after its connection broke."""
 
 
 class Shared:
@@ -67,8 +67,8 @@ class Shared:
             return ""
 
 
+# Engines started but no longer used by this process, which has to reap them.
 _FORGOTTEN: list[Process] = []
-"""Engines started but no longer used by this process, which has to reap them."""
 
 
 def joined(folder: Path, model: str, limits: BatchLimits) -> tuple[ProcessHandle, socket.socket]:

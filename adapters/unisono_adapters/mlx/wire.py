@@ -16,8 +16,8 @@ import orjson
 
 from unisono.core.generation import AnyJson, Constraint, JsonSchema, OneOf, Sampling
 
+# Maximum line length in bytes; a prompt that fills the context has about a megabyte.
 LINE_LIMIT = 32 * 1024 * 1024
-"""Maximum line length in bytes; a prompt that fills the context has about a megabyte."""
 
 Reason: TypeAlias = Literal["context", "rejected", "constraint", "overloaded", "failed"]
 

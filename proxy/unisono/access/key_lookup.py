@@ -20,16 +20,16 @@ from unisono.access.key_format import Mint, has_form
 from unisono.core.access import Caller, KeyRecord, KeyStore
 from unisono.errors import StoreUnavailable
 
+# Cache lifetime of a lookup result, in seconds.
 FRESH_S: Final = 0.5
-"""Cache lifetime of a lookup result, in seconds."""
+# Maximum age of a valid cached key, in seconds, while a new lookup is pending.
 STALLED_FRESH_S: Final = 5.0
-"""Maximum age of a valid cached key, in seconds, while a new lookup is pending."""
+# Time that a request waits for that new lookup, in seconds.
 LOOKUP_WAIT_S: Final = 0.05
-"""Time that a request waits for that new lookup, in seconds."""
 MAX_CACHED_KEYS: Final = 4096
 
+# Source of the gateway's secret, possibly from the store: raises `StoreUnavailable`.
 Salt = Callable[[], Awaitable[bytes]]
-"""Source of the gateway's secret, possibly from the store: raises `StoreUnavailable`."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,8 +14,8 @@ from typing import Final
 from unisono.core.minute import Minute
 from unisono.core.quotas import WINDOW_S, Account, QuotaReservation, QuotaStatus
 
+# Maximum number of accounts; the least recently used ones are dropped.
 MAX_ACCOUNTS: Final = 4096
-"""Maximum number of accounts; the least recently used ones are dropped."""
 
 
 @dataclass(slots=True)

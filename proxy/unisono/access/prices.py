@@ -18,8 +18,8 @@ from typing import Any, Final
 from unisono.config import ModelEntry
 from unisono.core.quotas import MILLION
 
+# LiteLLM's names of prices in USD per token.
 PER_TOKEN: Final = ("input_cost_per_token", "output_cost_per_token", "cache_read_input_token_cost")
-"""LiteLLM's names of prices in USD per token."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -29,19 +29,19 @@ from unisono.errors import StoreError, StoreUnavailable
 
 log = logging.getLogger("unisono.access")
 
+# Renewals of a claim during its reservation time.
 RENEWALS: Final = 3
-"""Renewals of a claim during its reservation time."""
+# Settlements per write.
 MAX_RECORDS_PER_WRITE: Final = 128
-"""Settlements per write."""
+# Maximum settlements waiting for a store that is down; the oldest are dropped.
 MAX_WAITING_RECORDS: Final = 100_000
-"""Maximum settlements waiting for a store that is down; the oldest are dropped."""
+# Time for the last write when the process ends, in seconds.
 CLOSING_TIMEOUT_S: Final = 3.0
-"""Time for the last write when the process ends, in seconds."""
+# Time that an answer waits for the store before its settlement is spooled, in seconds.
 LEDGER_WAIT_S: Final = 0.05
-"""Time that an answer waits for the store before its settlement is spooled, in seconds."""
 MIN_RETRY_PAUSE_S: Final = 0.1
+# First and longest pause between attempts of a failed write, in seconds.
 MAX_RETRY_PAUSE_S: Final = 2.0
-"""First and longest pause between attempts of a failed write, in seconds."""
 
 
 @dataclass(slots=True, eq=False)

@@ -30,8 +30,8 @@ log = logging.getLogger("unisono.access")
 
 RECORD_VERSION: Final = 1
 SUFFIX: Final = ".jsonl"
+# Suffix of a segment before its first record; its process may die before renaming it.
 NEW_SUFFIX: Final = ".new"
-"""Suffix of a segment before its first record; its process may die before renaming it."""
 STALE_S: Final = 60.0
 COMPACTION_BYTES: Final = 1024 * 1024
 REPLAY_BATCH: Final = 128

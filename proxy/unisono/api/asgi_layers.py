@@ -34,29 +34,27 @@ HEALTH_PATHS = frozenset({"/health/liveliness", "/health/liveness", "/health/rea
 MAX_BODY_BYTES = 10 * 1024 * 1024
 BODY_DEADLINE_S = 60.0
 BODY_METHODS = frozenset({"POST", "PUT", "PATCH"})
+# Accepted charsets. JSON is always UTF-8; a body in another charset would be misread.
 CHARSETS = frozenset({"utf-8", "utf8", "us-ascii", "ascii"})
-"""Accepted charsets. JSON is always UTF-8; a body in another charset would be misread."""
 MAX_QUOTED_LENGTH = 64
+# Headers that a web page may read.
 EXPOSED = "x-request-id, request-id, x-unisono-backend, x-unisono-model, x-unisono-served-model, x-unisono-recoveries"
-"""Headers that a web page may read."""
 REQUESTS = frozenset({"http", "websocket"})
+# ASGI messages that carry the response headers.
 ANSWERS = frozenset({"http.response.start", "websocket.http.response.start", "websocket.accept"})
-"""ASGI messages that carry the response headers."""
 
+# Status of a request without a response, as in nginx, and status of a WebSocket.
 LEFT, SWITCHED = 499, 101
-"""Status of a request without a response, as in nginx, and status of a WebSocket."""
 
+# Callback for each finished request: route, method, status, and duration in seconds.
 Answered = Callable[[str, str, int, float], None]
-"""Callback for each finished request: route, method, status, and duration in seconds."""
 
+# Look up the caller of a bearer key. Raises NotAuthenticated for an unknown key.
 Authenticate = Callable[[str | None], Awaitable[Caller]]
-"""Look up the caller of a bearer key. Raises NotAuthenticated for an unknown key."""
 
+# Look up the caller of a connection again, with the current state of its key. Raises NotAuthenticated when the key is
+# no longer valid.
 LookUpCaller = Callable[[], Awaitable[Caller]]
-"""Look up the caller of a connection again, with the current state of its key.
-
-Raises NotAuthenticated when the key is no longer valid.
-"""
 
 
 def header_values(scope: Scope, name: bytes) -> list[str]:

@@ -18,23 +18,15 @@ from starlette.requests import ClientDisconnect, Request
 
 from unisono.errors import InvalidRequest
 
+# Size in bytes from which a body is parsed and validated in a thread. With many small values either step may take a
+# second.
 OFF_LOOP_BYTES = 256 * 1024
-"""Size in bytes from which a body is parsed and validated in a thread.
-
-With many small values either step may take a second.
-"""
 MAX_DEPTH = 64
+# Maximum number of JSON values. Ten megabytes of `{}` would be 3.5 million objects and 330 MB of memory.
 MAX_VALUES = 500_000
-"""Maximum number of JSON values.
-
-Ten megabytes of `{}` would be 3.5 million objects and 330 MB of memory.
-"""
+# Maximum characters in one run. The tokenizer handles runs of this length in a quarter of a second without blocking
+# other requests. From about a million spaces on it fails (measured with tiktoken 0.14).
 MAX_RUN = 500_000
-"""Maximum characters in one run.
-
-The tokenizer handles runs of this length in a quarter of a second without blocking other requests. From about a
-million spaces on it fails (measured with tiktoken 0.14).
-"""
 RUN_TOO_LONG = f"A run of more than {MAX_RUN:,} letters, symbols or blanks cannot be tokenized; shorten it."
 
 # The tokenizer first cuts text into pieces of letters and marks, of other signs, and of white space. Each class here is
@@ -42,8 +34,8 @@ RUN_TOO_LONG = f"A run of more than {MAX_RUN:,} letters, symbols or blanks canno
 _RUNS = (re.compile(r"[^\s\d!-/:-@\[-`{-~]*+"), re.compile(r"(?:[^\s\w]|_)*+"), re.compile(r"[\s/]*+"))
 
 
+# Maximum characters of a name that an error message repeats.
 MAX_NAME_LENGTH = 64
-"""Maximum characters of a name that an error message repeats."""
 BEGINNINGS = {
     b"\xff\xfe": "it is encoded in UTF-16; send UTF-8",
     b"\xfe\xff": "it is encoded in UTF-16; send UTF-8",

@@ -20,19 +20,19 @@ PYTHON: Final = "python"
 CONTAINER: Final = "container"
 BUILTINS: Final = (BROWSER, PYTHON, CONTAINER)
 
+# Types of tools in a request, with the corresponding builtin tool.
 KINDS: Final[tuple[tuple[re.Pattern[str], str], ...]] = (
     (re.compile(r"web_search(_preview)?(_\d{4}_\d{2}_\d{2})?"), BROWSER),
     (re.compile(r"code_interpreter"), PYTHON),
     (re.compile(r"container"), CONTAINER),
 )
-"""Types of tools in a request, with the corresponding builtin tool."""
 
 LABEL: Final = "builtin:"
 _BROWSED: Final = f"{BROWSER}."
 SETTING: Final = "unisono.builtin_tools."
 
+# Fields of such tools that need no note, because their effect is implied.
 MEANT: Final = frozenset({"container"})
-"""Fields of such tools that need no note, because their effect is implied."""
 
 
 def builtin_for(kind: str) -> str:

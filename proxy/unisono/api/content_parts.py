@@ -14,6 +14,7 @@ from unisono.errors import InvalidRequest
 TEXT_PARTS = frozenset({"text", "input_text", "output_text"})
 REASONING_PARTS = frozenset({"thinking", "reasoning", "reasoning_text"})
 KINDS = TEXT_PARTS | REASONING_PARTS | {"refusal"}
+# Kinds of parts other than text, with their media type.
 MEDIA_PARTS = {
     "image_url": "image",
     "image": "image",
@@ -28,14 +29,13 @@ MEDIA_PARTS = {
     "video_url": "video",
     "video": "video",
 }
-"""Kinds of parts other than text, with their media type."""
 
 
+# Required fields of each kind of part, for the OpenAPI document.
 _FORMS: list[Any] = [
     {"properties": {"type": {"enum": sorted(TEXT_PARTS)}, "text": {"type": "string"}}, "required": ["text"]},
     {"properties": {"type": {"enum": sorted(KINDS - TEXT_PARTS)}}},
 ]
-"""Required fields of each kind of part, for the OpenAPI document."""
 
 
 class ContentPart(OpenModel):

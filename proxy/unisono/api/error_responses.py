@@ -48,6 +48,7 @@ from unisono.errors import (
 
 log = logging.getLogger("unisono.api")
 
+# Error classes by the status of a framework's HTTP exception. Any other status is a fault of the gateway.
 BY_STATUS: dict[int, type[UnisonoError]] = {
     400: InvalidRequest,
     401: NotAuthenticated,
@@ -58,32 +59,25 @@ BY_STATUS: dict[int, type[UnisonoError]] = {
     413: BodyTooLarge,
     415: UnsupportedMediaType,
 }
-"""Error classes by the status of a framework's HTTP exception.
 
-Any other status is a fault of the gateway.
-"""
-
+# Statuses that always carry a retry time.
 BUSY = frozenset({429, 503})
-"""Statuses that always carry a retry time."""
 DEFAULT_RETRY_AFTER_S = 1.0
 
 # A repeated request fails again with these statuses. The vendors' SDKs repeat some of them unless a header forbids it.
 FINAL_STATUSES: Final = frozenset({400, 401, 403, 404, 405, 409, 413, 415, 422})
 NO_RETRY_HEADER: Final = ("x-should-retry", "false")
 
+# Key in the request's state of the reports of its generations.
 REPORTS: Final = "reports"
-"""Key in the request's state of the reports of its generations."""
 
+# ASGI extension of servers that can answer a handshake with any HTTP response.
 WEBSOCKET_HTTP_RESPONSE = "websocket.http.response"
-"""ASGI extension of servers that can answer a handshake with any HTTP response."""
+# WebSocket close codes for the client's fault and the gateway's.
 POLICY_VIOLATION, INTERNAL_ERROR = 1008, 1011
-"""WebSocket close codes for the client's fault and the gateway's."""
 
+# Maximum characters of one step of a field's path. A key is chosen by the client and may be of any length.
 MAX_STEP_LENGTH = 64
-"""Maximum characters of one step of a field's path.
-
-A key is chosen by the client and may be of any length.
-"""
 
 
 def to_body(error: UnisonoError) -> dict[str, Any]:
@@ -106,11 +100,11 @@ class FailureFormat:
 
 OPENAI: Final = FailureFormat(lambda error, _: to_body(error))
 
+# Error formats by path; each applies to its path and all paths below.
 Formats = Mapping[str, FailureFormat]
-"""Error formats by path; each applies to its path and all paths below."""
 
+# Key in the request's state of its error format.
 FORMAT: Final = "failure_format"
-"""Key in the request's state of its error format."""
 
 
 def format_at(path: str, formats: Formats) -> FailureFormat:

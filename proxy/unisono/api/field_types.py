@@ -38,6 +38,7 @@ from unisono.core.generation import (
     VOCABULARY,
 )
 
+# Known spellings of an effort, and the corresponding effort of gpt-oss.
 EFFORTS = {
     "none": Effort.LOW,
     "minimal": Effort.LOW,
@@ -47,26 +48,22 @@ EFFORTS = {
     "xhigh": Effort.HIGH,
     "max": Effort.HIGH,
 }
-"""Known spellings of an effort, and the corresponding effort of gpt-oss."""
 
 STRUCTURAL_IDS = frozenset({RETURN, CONSTRAIN, CHANNEL, START, END, MESSAGE, CALL, ENDOFTEXT})
 
+# Maximum number of messages. A message takes at least four tokens, so no context window holds more.
 MAX_MESSAGES = 20_000
-"""Maximum number of messages.
-
-A message takes at least four tokens, so no context window holds more.
-"""
 MAX_TOOLS = 512
 MAX_PARAMETERS_BYTES = 256 * 1024
 MAX_QUOTED_NAME_LENGTH = 128
 
+# Values of unsupported fields that request nothing.
 NEUTRAL: dict[str, tuple[Any, ...]] = {
     "logprobs": (None, False),
     "top_logprobs": (None, 0),
     "modalities": (None, [], ["text"]),
     "audio": (None,),
 }
-"""Values of unsupported fields that request nothing."""
 
 REFUSALS = {
     "logprobs": "log probabilities are not supported; omit this field or send false",
@@ -150,8 +147,8 @@ Parameters = Annotated[dict[str, Any], AfterValidator(_bounded)]
 SpelledEffort = Annotated[Effort | None, BeforeValidator(to_effort), WithJsonSchema({"enum": [*EFFORTS, None]})]
 Penalty = Annotated[float, Field(ge=-2, le=2)]
 Count = Annotated[int, Field(ge=1)]
+# Reasoning budget in tokens; a negative value means no limit.
 Budget = Annotated[int, Field(ge=-1, le=2**31 - 1)]
-"""Reasoning budget in tokens; a negative value means no limit."""
 
 
 Temperature = Annotated[float, Field(ge=0, le=2)]

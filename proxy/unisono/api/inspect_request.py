@@ -12,11 +12,11 @@ from unisono.errors import InvalidRequest
 MAX_CHARACTERS: Final = 500_000
 MAX_TOKENS: Final = 200_000
 MAX_TOOLS: Final = 64
+# Largest integer that all JSON parsers represent exactly.
 LARGEST: Final = 2**53 - 1
-"""Largest integer that all JSON parsers represent exactly."""
 
+# Any integer. A number that is no token id is reported as such.
 TokenNumber = Annotated[int, Field(ge=-LARGEST, le=LARGEST)]
-"""Any integer. A number that is no token id is reported as such."""
 WireName = Annotated[str, Field(pattern=r"^[A-Za-z0-9_-]{1,64}$")]
 
 

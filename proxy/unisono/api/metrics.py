@@ -16,14 +16,14 @@ from unisono.core.access import Caller
 from unisono.errors import NotAllowed, NotFound
 
 CONTENT_TYPE: Final = "text/plain; version=0.0.4; charset=utf-8"
+# Maximum size of a request to the listener in bytes.
 MAX_REQUEST_BYTES: Final = 8 * 1024
-"""Maximum size of a request to the listener in bytes."""
+# Time limit of the listener for a request, and for its response, in seconds.
 WITHIN_S: Final = 5.0
-"""Time limit of the listener for a request, and for its response, in seconds."""
 AT_ONCE: Final = 16
 
+# Return the metrics as text; None if metrics are disabled.
 MetricsPage = Callable[[], Awaitable[bytes | None]]
-"""Return the metrics as text; None if metrics are disabled."""
 
 
 def metrics_router(shown: MetricsPage, *, names_keys: bool) -> APIRouter:

@@ -8,8 +8,8 @@ from typing import Any
 from unisono.engine.request import GenerationRequest
 
 MAX_NOTES = 32
+# Values of fields without effect that need no note, because they request nothing.
 SILENT: tuple[Any, ...] = (None, False, "", [], {})
-"""Values of fields without effect that need no note, because they request nothing."""
 
 
 def without_effect(prefix: str, fields: Mapping[str, Any]) -> Iterator[str]:

@@ -46,21 +46,21 @@ from unisono.core.passthrough_request import AnswerMode, Api, PassthroughRequest
 from unisono.engine.request import GenerationRequest, GenerationService, GenerationStream, WrappedStream
 from unisono.errors import InvalidRequest, UnisonoError, UnsupportedValue
 
+# Select the answer mode of a model name. Raises UnknownModel, and ModelNotAllowed.
 FindWay = Callable[[str, Caller], ServedName]
-"""Select the answer mode of a model name. Raises UnknownModel, and ModelNotAllowed."""
 
+# Bytes per token of an estimate. Most text has more, so the estimate tends to be too high.
 BYTES_PER_TOKEN: Final = 3
-"""Bytes per token of an estimate. Most text has more, so the estimate tends to be too high."""
+# Kinds of parts with data instead of text. Only the backend knows their token count.
 NO_TEXT: Final = frozenset(
     {"image_url", "input_image", "input_audio", "input_file", "file", "image", "audio", "source"}
 )
-"""Kinds of parts with data instead of text. Only the backend knows their token count."""
 STATEFUL: Final = ("background", "previous_response_id", "conversation")
+# Field of the conversation, name of the surface, and fields of the output limit, by API.
 IN_BODY: Final[Mapping[Api, tuple[str, str, tuple[str, ...]]]] = {
     Api.CHAT: ("messages", "chat", ("max_completion_tokens", "max_tokens")),
     Api.RESPONSES: ("input", "responses", ("max_output_tokens",)),
 }
-"""Field of the conversation, name of the surface, and fields of the output limit, by API."""
 
 
 def way_for(find: FindWay | None, body: Mapping[str, Json], caller: Caller) -> ServedName:
@@ -227,11 +227,11 @@ def _broken_response(error: UnisonoError) -> bytes:
     return _event({**told, "type": "error"}, named=True)
 
 
+# Last events of a stream that failed after its head.
 BROKEN: Final[Mapping[Api, Callable[[UnisonoError], bytes]]] = {
     Api.CHAT: error_event,
     Api.RESPONSES: _broken_response,
 }
-"""Last events of a stream that failed after its head."""
 
 
 class StartedStream(WrappedStream):

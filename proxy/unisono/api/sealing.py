@@ -24,21 +24,21 @@ from unisono.core.conversation import Item
 from unisono.core.item_records import to_item, to_record
 from unisono.errors import InternalError
 
+# Prefix of a seal: the version of the cipher and of the key derivation.
 PREFIX: Final = "uns1."
-"""Prefix of a seal: the version of the cipher and of the key derivation."""
+# Version of the items inside.
 VERSION: Final = 1
-"""Version of the items inside."""
+# Key derivation label, which separates this key from others of the same salt.
 PURPOSE: Final = b"unisono sealed items 1"
-"""Key derivation label, which separates this key from others of the same salt."""
+# Prefix of a signature.
 SIGNED: Final = "uns1s."
-"""Prefix of a signature."""
 SIGNING: Final = b"unisono signed text 1"
 KEY_BYTES: Final = 32
 NONCE_BYTES: Final = 12
+# Maximum length of a seal that is opened, in characters.
 MAX_SEAL_LENGTH: Final = 1 << 20
-"""Maximum length of a seal that is opened, in characters."""
+# Maximum size of a seal's content in bytes.
 LARGEST: Final = 16 << 20
-"""Maximum size of a seal's content in bytes."""
 
 
 class Sealer:

@@ -28,14 +28,11 @@ KEEP_ALIVE = b": keep-alive\n\n"
 KEEP_ALIVE_S = 10.0
 LINE_SEPARATORS: Final = tuple((c.encode(), b"\\u%04x" % ord(c)) for c in ("\u0085", "\u2028", "\u2029"))
 
+# Key in the request's state of a function that writes a keep-alive now. The write detects a disconnected client.
 PROBE = "probe_client"
-"""Key in the request's state of a function that writes a keep-alive now.
 
-The write detects a disconnected client.
-"""
-
+# Status of a request whose client disconnected before the response. It is never sent.
 CLIENT_CLOSED_REQUEST = 499
-"""Status of a request whose client disconnected before the response. It is never sent."""
 
 
 class ClientGone(Exception):

@@ -20,10 +20,10 @@ from unisono.errors import InvalidRequest
 
 ALLOWED_TOOLS: Final = "allowed_tools"
 SERVER: Final = "mcp"
+# Kinds of tools that belong to the client.
 FUNCTIONS: Final = ("function", "custom")
-"""Kinds of tools that belong to the client."""
+# Maximum characters of a tool name or server label.
 MAX_NAME_LENGTH: Final = 256
-"""Maximum characters of a tool name or server label."""
 
 
 class ChoiceMode(StrEnum):
@@ -32,8 +32,8 @@ class ChoiceMode(StrEnum):
     REQUIRED = "required"
 
 
+# Accepted spellings of the modes.
 WORDS: Final = {**{mode.value: mode for mode in ChoiceMode}, "any": ChoiceMode.REQUIRED}
-"""Accepted spellings of the modes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,8 +147,8 @@ ChosenFunction: TypeAlias = Annotated[
     ToolChoice | None, PlainValidator(to_function_choice), WithJsonSchema({"anyOf": [_WORD, _FUNCTION]})
 ]
 
+# Server label and tool name. The name None stands for any tool of the server.
 HostedTool: TypeAlias = tuple[str, str | None]
-"""Server label and tool name. The name None stands for any tool of the server."""
 
 
 def _hosts_nothing(tool: NamedTool) -> HostedTool | None:

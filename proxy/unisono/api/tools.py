@@ -22,14 +22,11 @@ from unisono.errors import InvalidRequest, UnsupportedValue
 from unisono.schemas import check
 
 MAX_NAME = 128
+# Limit for the schemas of all tools together. Rendering time on the event loop is proportional to it.
 MAX_SCHEMAS_BYTES = 1024 * 1024
-"""Limit for the schemas of all tools together.
 
-Rendering time on the event loop is proportional to it.
-"""
-
+# Default namespace of all tools. Its tools keep their names.
 PLAIN_NAMESPACE = "functions"
-"""Default namespace of all tools. Its tools keep their names."""
 
 CUSTOM_PARAMETERS: dict[str, Json] = {
     "type": "object",

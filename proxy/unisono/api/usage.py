@@ -17,8 +17,8 @@ from unisono.core.access import Caller
 from unisono.core.quotas import MILLION, Account, LedgerLine, TokenUsage
 from unisono.errors import InvalidRequest
 
+# Default number of days.
 DAYS: Final = 30
-"""Default number of days."""
 DAY: Final = re.compile(r"\d{4}-\d{2}-\d{2}", re.ASCII)
 
 Ledger = Callable[[str, str, Account | None], Awaitable[tuple[LedgerLine, ...]]]

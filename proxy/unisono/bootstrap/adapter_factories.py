@@ -16,10 +16,10 @@ from unisono.config import KIND_ALIASES, KINDS, Config, ModelEntry
 from unisono.core.ports import BackendOptions, Endpoint
 from unisono.errors import ConfigError
 
+# Entry-point group of Harmony adapters.
 BACKENDS = "unisono.backends"
-"""Entry-point group of Harmony adapters."""
+# Entry-point group of pass-through adapters.
 PASSING = "unisono.passing"
-"""Entry-point group of pass-through adapters."""
 
 Factory = Callable[[BackendOptions], Endpoint]
 

@@ -22,8 +22,8 @@ from unisono.routing.queue import QueueConfig
 
 log = logging.getLogger(__name__)
 
+# Path of the adapter-specific settings within an entry.
 SETTINGS = "unisono.backend"
-"""Path of the adapter-specific settings within an entry."""
 
 
 def build_pool(

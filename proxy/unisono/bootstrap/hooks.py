@@ -18,8 +18,8 @@ from unisono.engine.request import GenerationService
 from unisono.errors import ConfigError
 from unisono.middleware.hooks import FAULTS, Failed, HookedService, NamedHook
 
+# Entry-point group of hooks, and the configuration key that names the active ones.
 HOOKS = "unisono.hooks"
-"""Entry-point group of hooks, and the configuration key that names the active ones."""
 METHODS = ("before", "after", "aclose")
 
 log = logging.getLogger("unisono.hooks")

@@ -35,8 +35,8 @@ if TYPE_CHECKING:
     from unisono.observe.otlp_exporter import Exporter
     from unisono.observe.recorder import Recorder
 
+# Store operations that wait for an event; their duration says nothing about the store.
 WAITING = frozenset({"events"})
-"""Store operations that wait for an event; their duration says nothing about the store."""
 
 ALWAYS_ON = frozenset({"start", "aclose"})
 

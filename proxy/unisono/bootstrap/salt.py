@@ -15,8 +15,8 @@ from unisono.config import Config
 from unisono.core.access import LOCAL_TENANT, MASTER_TENANT
 from unisono.core.state_store import Store
 
+# Name of the secret in the store.
 NAME: Final = "salt"
-"""Name of the secret in the store."""
 BYTES: Final = 32
 
 

@@ -31,8 +31,8 @@ from unisono.observe.redaction import secrets_of
 from unisono.routing.deployment import LiveDeployment
 from unisono.routing.pool import PROBES_AT_ONCE
 
+# Labels of findings in the output, by severity.
 WORDS = {None: "ok", Severity.NOTE: "no", Severity.WARNING: "warn", Severity.FATAL: "FAIL"}
-"""Labels of findings in the output, by severity."""
 UNEXAMINED = "-"
 LEGEND = {"no": "no: not supported and not required", UNEXAMINED: "-: not checked"}
 WIDTH_WITHOUT_TERMINAL = 100

@@ -15,15 +15,15 @@ from typing import Any
 import aiohttp
 import orjson
 
+# Default port of each backend kind, in the order of discovered backends.
 PORTS: Mapping[str, int] = {"vllm": 8000, "sglang": 30000, "llamacpp": 8080, "ollama": 11434, "mlx_server": 8080}
-"""Default port of each backend kind, in the order of discovered backends."""
 TIMEOUT_S = 1.0
 FIRST_TOKEN_TIMEOUT_S = 10.0
 MAX_ANSWER_BYTES = 1024 * 1024
 
 CHANNELS = frozenset({"analysis", "commentary", "final"})
+# Prompt that only a Harmony model continues with the name of a channel.
 QUESTION = "<|start|>user<|message|>Hi<|end|><|start|>assistant<|channel|>"
-"""Prompt that only a Harmony model continues with the name of a channel."""
 
 
 @dataclass(frozen=True, slots=True)

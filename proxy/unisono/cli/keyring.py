@@ -29,10 +29,10 @@ from unisono.core.state_store import Store
 from unisono.errors import ConfigError, StoreConflict, UnisonoError
 from unisono.store import open_store
 
+# Timeout of one store operation, in seconds. It is long, because no stream depends on it.
 PATIENCE_S = 5.0
-"""Timeout of one store operation, in seconds. It is long, because no stream depends on it."""
+# Attempts to change a key despite concurrent changes.
 TRIES = 5
-"""Attempts to change a key despite concurrent changes."""
 
 LIMITS = frozenset(KeyLimits.__slots__)
 HEADINGS = ("ID", "NAME", "TENANT", "STATE", "EXPIRES", "MODELS", "LIMITS", "KEY")

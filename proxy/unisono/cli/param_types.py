@@ -22,8 +22,8 @@ Value = TypeVar("Value")
 UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86_400, "w": 604_800}
 PERIODS = {"none": NO_PERIOD, "day": Period("day"), "month": Period("month"), "1mo": Period("month")}
 MICRO = 1_000_000
+# Integers up to this bound are exact wherever they are stored.
 MAX_INTEGER = 2**53
-"""Integers up to this bound are exact wherever they are stored."""
 MAX_DURATION_S = 100 * 366 * 86_400
 
 

@@ -10,8 +10,8 @@ import click
 
 from unisono.errors import PullError
 
+# Entry-point group of download functions, by backend kind: `(model, revision) -> folder`.
 DOWNLOADERS = "unisono.pull"
-"""Entry-point group of download functions, by backend kind: `(model, revision) -> folder`."""
 
 
 def run(model: str, revision: str | None) -> None:

@@ -17,14 +17,12 @@ from unisono.config import Loaded, load, parse
 from unisono.config.load import MASTER_KEY_VARIABLE
 from unisono.errors import ConfigError
 
+# Entry-point group of functions that check whether a `demo` model can run here. Entries are named after backend
+# kinds. The functions return None if it can, otherwise what is missing.
 DEMOS = "unisono.demo"
-"""Entry-point group of functions that check whether a `demo` model can run here.
 
-Entries are named after backend kinds. The functions return None if it can, otherwise what is missing.
-"""
-
+# Number of recorded demo answers.
 MAX_DEMO_RECORDINGS = 50
-"""Number of recorded demo answers."""
 DEMO_NAME = "gpt-oss-demo"
 
 

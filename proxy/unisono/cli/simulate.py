@@ -18,6 +18,7 @@ from unisono.errors import ConfigError
 from unisono.simulation import SimulationPlan, StrategyResult, parse, simulate, to_json, to_table
 from unisono.simulation.strategies import serving
 
+# Plan used if neither file nor configuration is given.
 EXAMPLE: Mapping[str, object] = {
     "backends": [
         {"name": "fast", "count": 2, "prefill_tps": 8000, "decode_tps": 120, "cache_tokens": 400_000, "weight": 2},
@@ -25,7 +26,6 @@ EXAMPLE: Mapping[str, object] = {
     ],
     "traffic": {"rate": 0.4},
 }
-"""Plan used if neither file nor configuration is given."""
 
 
 def run(

@@ -18,8 +18,8 @@ from unisono.errors import ConfigError, UnisonoError
 
 T = TypeVar("T")
 
+# Maximum number of printed characters of a description.
 WIDEST = 72
-"""Maximum number of printed characters of a description."""
 
 
 def show(config_path: Path, label: str | None) -> None:

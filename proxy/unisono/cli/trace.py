@@ -30,10 +30,10 @@ from unisono.harmony.render import Renderer
 from unisono.observe.recording import Document, checked, output_records, unpacked
 from unisono.store import open_store
 
+# Timeout of one store operation, in seconds.
 PATIENCE_S: Final = 5.0
-"""Timeout of one store operation, in seconds."""
+# Exit codes of a replay with a different result, and of a replay that is not possible.
 DIFFERENT, UNREPLAYABLE = 1, 2
-"""Exit codes of a replay with a different result, and of a replay that is not possible."""
 
 Result = TypeVar("Result")
 

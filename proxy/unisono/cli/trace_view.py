@@ -20,6 +20,7 @@ from unisono.engine.journal import JournalEntry, JournalMarker, TokenSource, par
 from unisono.harmony.encoding import Encoding
 from unisono.observe.recording import dumped, prompts_of
 
+# Colours of message bodies, by channel or else by role. Calls have the colour of tools.
 COLOURS: Final[Mapping[str, str]] = {
     "analysis": "cyan",
     "commentary": "yellow",
@@ -29,10 +30,9 @@ COLOURS: Final[Mapping[str, str]] = {
     "user": "white",
     "tool": "magenta",
 }
-"""Colours of message bodies, by channel or else by role. Calls have the colour of tools."""
 ENDS: Final = frozenset({START, END, RETURN, CALL})
+# Maximum number of printed characters of a note.
 WIDEST: Final = 400
-"""Maximum number of printed characters of a note."""
 
 
 class Painter:

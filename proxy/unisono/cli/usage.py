@@ -20,11 +20,12 @@ from unisono.core.quotas import MILLION, LedgerLine, TokenUsage
 from unisono.errors import ConfigError, UnisonoError
 from unisono.store import open_store
 
+# Timeout of one store operation, in seconds.
 PATIENCE_S: Final = 5.0
-"""Timeout of one store operation, in seconds."""
+# Length of the longest bar, in characters.
 WIDTH: Final = 40
-"""Length of the longest bar, in characters."""
 
+# Keys for the sums. Usage without a virtual key is listed under its tenant in brackets.
 BY: Final[Mapping[str, Callable[[LedgerLine], str]]] = {
     "key": lambda entry: entry.account.key or f"({entry.account.tenant})",
     "model": lambda entry: entry.model,
@@ -32,7 +33,6 @@ BY: Final[Mapping[str, Callable[[LedgerLine], str]]] = {
     "day": lambda entry: entry.day,
     "tenant": lambda entry: entry.account.tenant,
 }
-"""Keys for the sums. Usage without a virtual key is listed under its tenant in brackets."""
 
 HEADINGS: Final = ("REQUESTS", "ERRORS", "INPUT", "CACHED", "OUTPUT", "REASONING", "USD")
 

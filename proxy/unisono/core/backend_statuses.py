@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Final
 
+# Backend statuses below 500 after which the same request may succeed.
 TRANSIENT_STATUSES: Final = frozenset({408, 409, 425, 429})
-"""Backend statuses below 500 after which the same request may succeed."""
 
 
 def is_permanent(status: int) -> bool:

@@ -52,11 +52,8 @@ class FunctionTool:
     description: str = ""
     parameters: Mapping[str, Json] | None = None
     strict: bool = False
+    # True if arguments that are not JSON are valid too. The whole text is then the tool's input.
     free_text: bool = False
-    """True if arguments that are not JSON are valid too.
-
-    The whole text is then the tool's input.
-    """
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,16 +18,14 @@ END = 200007
 MESSAGE = 200008
 CALL = 200012
 ENDOFTEXT = 199999
+# First special token id; smaller ids are ordinary text (o200k_harmony).
 FIRST_SPECIAL = 199998
-"""First special token id; smaller ids are ordinary text (o200k_harmony)."""
+# Rows of the model's embedding: ids in range(VOCABULARY) are legal input.
 VOCABULARY = 201088
-"""Rows of the model's embedding: ids in range(VOCABULARY) are legal input."""
 
+# Ids that end an assistant turn; always sent to the backend. Source: openai-harmony's
+# `stop_tokens_for_assistant_actions`.
 STOP_TOKENS = (RETURN, CALL)
-"""Ids that end an assistant turn; always sent to the backend.
-
-Source: openai-harmony's `stop_tokens_for_assistant_actions`.
-"""
 
 
 class FinishReason(StrEnum):
@@ -39,10 +37,10 @@ class OutputForm(StrEnum):
     """Representation that a backend uses for prompts or for output."""
 
     IDS = "ids"
+    # Text in which special tokens are spelled out.
     TEXT = "text"
-    """Text in which special tokens are spelled out."""
+    # Text from which special tokens are stripped; output only, a last resort.
     MARKERLESS = "markerless"
-    """Text from which special tokens are stripped; output only, a last resort."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,14 +52,14 @@ class Capabilities:
 
     prompt: OutputForm
     output: OutputForm
+    # True if the stop token itself arrives (as an id or as text).
     stop_visible: bool
-    """True if the stop token itself arrives (as an id or as text)."""
     context: int | None = None
     logit_bias: bool = False
+    # Supported kinds of `Constraint`, by name: a subset of CONSTRAINT_KINDS.
     constrain: frozenset[str] = frozenset()
-    """Supported kinds of `Constraint`, by name: a subset of CONSTRAINT_KINDS."""
+    # True if the backend can continue a message that another backend began.
     prefill: bool = True
-    """True if the backend can continue a message that another backend began."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,11 +131,9 @@ class OneOf:
     kind: ClassVar[str] = "choice"
 
 
+# Constraint on the whole generation, from its first token up to the stop token. The prompt ends where a message body
+# begins. The only marker that can be generated is the one that ends the turn.
 Constraint: TypeAlias = JsonSchema | AnyJson | OneOf
-"""Constraint on the whole generation, from its first token up to the stop token.
-
-The prompt ends where a message body begins. The only marker that can be generated is the one that ends the turn.
-"""
 
 CONSTRAINT_KINDS = (JsonSchema.kind, AnyJson.kind, OneOf.kind)
 
@@ -155,11 +151,11 @@ class CompletionJob:
     sampling: Sampling = field(default_factory=Sampling)
     timeouts: Timeouts = field(default_factory=Timeouts)
     request_id: str = ""
+    # Separates tenants in a backend's prefix cache; empty for no separation.
     cache_salt: str = ""
-    """Separates tenants in a backend's prefix cache; empty for no separation."""
     constraint: Constraint | None = None
+    # Parent span for the spans of the backend.
     trace: TraceContext | None = None
-    """Parent span for the spans of the backend."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,11 +15,9 @@ from unisono.core.conversation import Conversation, Effort, Item, Json
 from unisono.core.events import Closed
 from unisono.core.generation import FinishReason, Sampling, Usage
 
+# Annotation of an answer by a hook: in the `unisono` object, at `hooks.<name>`. Plain JSON, a few thousand characters
+# at most. The annotations of `before` and `after` are merged key by key.
 Annotation: TypeAlias = Mapping[str, Json]
-"""Annotation of an answer by a hook: in the `unisono` object, at `hooks.<name>`.
-
-Plain JSON, a few thousand characters at most. The annotations of `before` and `after` are merged key by key.
-"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,8 +38,8 @@ class Request:
     conversation: Conversation
     sampling: Sampling
     whole: bool = False
+    # Tags of the virtual key.
     tags: Mapping[str, str] = field(default_factory=dict)
-    """Tags of the virtual key."""
 
 
 @dataclass(frozen=True, slots=True)

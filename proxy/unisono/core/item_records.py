@@ -37,6 +37,7 @@ def _tokens(record: Record) -> Tokens:
     return tuple(cast("list[int]", record.get("tokens", ())))
 
 
+# Kind name and reader for each type of item.
 MESSAGE_KINDS: Mapping[str, tuple[type[Item], Callable[[Record], Item]]] = {
     "user": (UserMessage, lambda r: UserMessage(text_of(r))),
     "developer": (DeveloperMessage, lambda r: DeveloperMessage(text_of(r))),
@@ -48,7 +49,6 @@ MESSAGE_KINDS: Mapping[str, tuple[type[Item], Callable[[Record], Item]]] = {
     ),
     "result": (ToolResult, lambda r: ToolResult(text_of(r, "call_id"), text_of(r, "name"), text_of(r, "output"))),
 }
-"""Kind name and reader for each type of item."""
 
 KIND = {kind: name for name, (kind, _) in MESSAGE_KINDS.items()}
 

@@ -7,11 +7,8 @@ import re
 from collections.abc import Iterator
 from typing import Final
 
+# Maximum nesting. Deeper text is rejected as not JSON, so that it need not be read to its end.
 MAX_LEVELS: Final = 10_000
-"""Maximum nesting.
-
-Deeper text is rejected as not JSON, so that it need not be read to its end.
-"""
 
 # The last alternative consumes from any fault to the end, so that no unclosed string is read twice.
 _TOKEN: Final = re.compile(

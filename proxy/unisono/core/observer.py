@@ -18,11 +18,8 @@ from unisono.core.generation import Usage
 from unisono.core.route_protocol import Attempt
 from unisono.core.trace_context import TraceContext
 
+# Upper bounds of the histogram of times between tokens, in seconds. A last bucket is unbounded.
 GAPS_S: Final = (0.001, 0.0025, 0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.2, 0.5, 1.0, 2.5, 5.0, 10.0)
-"""Upper bounds of the histogram of times between tokens, in seconds.
-
-A last bucket is unbounded.
-"""
 
 
 class GenerationOutcome(StrEnum):
@@ -30,8 +27,8 @@ class GenerationOutcome(StrEnum):
 
     COMPLETED = "completed"
     FAILED = "failed"
+    # The client left before the end.
     LEFT = "left"
-    """The client left before the end."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,8 +47,8 @@ class GenerationStarted:
     model: str
     background: bool
     at: float
+    # True if it continues an interrupted generation.
     resumed: bool = False
-    """True if it continues an interrupted generation."""
     span: TraceContext | None = None
     span_parent: str = ""
     recorded_request: Mapping[str, Json] | None = None
@@ -109,10 +106,10 @@ class ToolEnd(StrEnum):
 
     OK = "ok"
     ERROR = "error"
+    # The call may have been carried out.
     UNKNOWN = "unknown"
-    """The call may have been carried out."""
+    # The client left during the call.
     LEFT = "left"
-    """The client left during the call."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,8 +23,8 @@ class Api(StrEnum):
     RESPONSES = "responses"
 
 
+# Responses API events that only report that an answer was accepted or is in progress.
 WITHOUT_OUTPUT: Final = frozenset({"response.created", "response.queued", "response.in_progress", "keepalive"})
-"""Responses API events that only report that an answer was accepted or is in progress."""
 
 
 def has_output(api: Api, event: Mapping[str, Json]) -> bool:
@@ -108,8 +108,8 @@ class PassthroughRequest:
     tokens: int = 0
     choices: int = 1
     max_tokens: int | None = None
+    # True if the client gets the usage; a Chat Completions stream reports it only on request.
     is_usage_requested: bool = True
-    """True if the client gets the usage; a Chat Completions stream reports it only on request."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,11 +14,9 @@ from unisono.core.renamed import renamed
 
 Schema: TypeAlias = Mapping[str, Json]
 
+# Function that explains why a text does not match a JSON schema; None if it matches. It raises no exception for any
+# text or any accepted schema.
 Violation: TypeAlias = Callable[[Schema, str], str | None]
-"""Function that explains why a text does not match a JSON schema; None if it matches.
-
-It raises no exception for any text or any accepted schema.
-"""
 
 
 class Endpoint(Protocol):

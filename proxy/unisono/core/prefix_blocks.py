@@ -11,11 +11,9 @@ from collections.abc import Sequence
 from hashlib import blake2b
 from typing import Final
 
+# Block size in tokens, coarser than any engine's own. The loss from cutting at a block end is a small part of any
+# prompt worth routing by prefix.
 BLOCK_TOKENS: Final = 128
-"""Block size in tokens, coarser than any engine's own.
-
-The loss from cutting at a block end is a small part of any prompt worth routing by prefix.
-"""
 
 
 def blocks_of(tokens: Sequence[int], salt: str = "") -> tuple[int, ...]:

@@ -24,44 +24,41 @@ from unisono.errors import (
 class Check(StrEnum):
     """Checks of a probe; each backend kind reports those that apply to it, in this order."""
 
+    # The backend responds. Never part of a probe: `unreached` derives it from a probe's error.
     REACHABLE = "reachable"
-    """The backend responds. Never part of a probe: `unreached` derives it from a probe's error."""
+    # The backend serves its configured model.
     MODEL = "model"
-    """The backend serves its configured model."""
+    # The backend generates: a token arrived in time, and the stream ended properly.
     GENERATION = "generation"
-    """The backend generates: a token arrived in time, and the stream ended properly."""
+    # The backend's token ids are those of o200k_harmony.
     TOKENIZER = "tokenizer"
-    """The backend's token ids are those of o200k_harmony."""
+    # The backend reads a prompt of ids as exactly those ids.
     IDS_IN = "ids_in"
-    """The backend reads a prompt of ids as exactly those ids."""
+    # The backend returns the ids it generates.
     IDS_OUT = "ids_out"
-    """The backend returns the ids it generates."""
+    # Structural markers are visible in the output.
     MARKERS = "markers"
-    """Structural markers are visible in the output."""
+    # The backend ends generation at each of the stop tokens.
     STOPS = "stops"
-    """The backend ends generation at each of the stop tokens."""
+    # The token that ended generation is visible, as an id or as text.
     STOP_TOKEN = "stop_token"  # noqa: S105 - a token of the vocabulary
-    """The token that ended generation is visible, as an id or as text."""
+    # A marker typed as text stays text. Matters for text prompts only. The gateway breaks markers up.
     TYPED_MARKERS = "typed_markers"
-    """A marker typed as text stays text. Matters for text prompts only.
-
-    The gateway breaks markers up.
-    """
+    # A prompt arrives whole: no part of it is silently cut.
     PROMPT_WHOLE = "prompt_kept"
-    """A prompt arrives whole: no part of it is silently cut."""
+    # The context size is known and large enough.
     CONTEXT = "context"
-    """The context size is known and large enough."""
+    # The backend can constrain generation to a schema or grammar.
     CONSTRAIN = "constrain"
-    """The backend can constrain generation to a schema or grammar."""
 
 
 class Severity(StrEnum):
+    # The backend is not used while this check fails.
     FATAL = "fatal"
-    """The backend is not used while this check fails."""
+    # The backend is used, with reduced function.
     WARNING = "warning"
-    """The backend is used, with reduced function."""
+    # Common among good backends; reported without consequences.
     NOTE = "note"
-    """Common among good backends; reported without consequences."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,11 +138,11 @@ MEANINGS: Mapping[Check, Meaning] = {
     ),
 }
 
+# Minimum context in tokens for a conversation with tools.
 SMALLEST_CONTEXT = 8192
-"""Minimum context in tokens for a conversation with tools."""
 
+# Failures that may be temporary; they do not exclude a backend that was healthy before.
 PASSING = frozenset({Check.REACHABLE, Check.GENERATION})
-"""Failures that may be temporary; they do not exclude a backend that was healthy before."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -197,6 +194,7 @@ class Probe:
         return tuple(finding for finding in self.findings if finding.weight is Severity.FATAL)
 
 
+# Remedies for errors that prevented an examination; the first matching row applies.
 UNREACHED: tuple[tuple[type[UnisonoError], str], ...] = (
     (BackendOverloaded, "Wait until it is less busy. If it stays overloaded, add another deployment of the model."),
     (BackendTimeout, "Check whether it hangs or is still loading; restart it if it hangs."),
@@ -204,7 +202,6 @@ UNREACHED: tuple[tuple[type[UnisonoError], str], ...] = (
     (BackendProtocolError, "Check that api_base is the address of a server of this kind."),
     (UnisonoError, "Check its log, and that api_base is the address of a server of this kind."),
 )
-"""Remedies for errors that prevented an examination; the first matching row applies."""
 
 
 def unreached(error: UnisonoError) -> Finding:

@@ -14,14 +14,11 @@ from typing import Final, Protocol
 
 from unisono.core.access import NO_LIMITS, KeyLimits
 
+# Length of the sliding window for the limits of requests and tokens.
 WINDOW_S: Final = 60
-"""Length of the sliding window for the limits of requests and tokens."""
+# Divisor of the remaining budget for a request without its own token limit. Such a request reserves this fraction or
+# its expected usage, whichever is more, so that parallel requests find budget too.
 SHARE: Final = 4
-"""Divisor of the remaining budget for a request without its own token limit.
-
-Such a request reserves this fraction or its expected usage, whichever is more, so that parallel requests find budget
-too.
-"""
 MILLION: Final = 1_000_000
 
 
@@ -41,8 +38,8 @@ class QuotaKind(StrEnum):
     PARALLEL = "parallel"
     TOKEN_BUDGET = "token_budget"  # noqa: S105 - a budget
     MONEY_BUDGET = "money_budget"
+    # A budget has room for the request, but running requests have reserved it.
     BUDGET_RESERVED = "budget_reserved"
-    """A budget has room for the request, but running requests have reserved it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,8 +88,8 @@ class QuotaStatus:
     requests_reset_s: float = 0.0
     tokens_left: int | None = None
     tokens_reset_s: float = 0.0
+    # Limits of the account; the store does not set them.
     limits: KeyLimits = NO_LIMITS
-    """Limits of the account; the store does not set them."""
 
     def windows(self) -> Iterator[tuple[str, int, int, float]]:
         """Yield each limit per minute: name, limit, remaining amount, seconds until full again."""
@@ -127,8 +124,8 @@ class TokenUsage:
         return TokenUsage(*(getattr(self, name) + getattr(other, name) for name in USED))
 
 
+# Names of the counted amounts, in order.
 USED: Final = TokenUsage.__slots__
-"""Names of the counted amounts, in order."""
 
 
 @dataclass(frozen=True, slots=True)

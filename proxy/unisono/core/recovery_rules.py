@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Final
 
+# Recoveries from malformed Harmony output.
 PARSING_RULES: Final[Mapping[str, str]] = {
     "bad-token": "An id outside the vocabulary was dropped.",
     "channel-repeated": "A header named its channel more than once; the last one was used.",
@@ -46,8 +47,8 @@ PARSING_RULES: Final[Mapping[str, str]] = {
     "unfinished-call": "A tool call ended without its terminator; it was not treated as a call.",
     "unknown-channel": "A header named an unknown channel; the message was read as visible text.",
 }
-"""Recoveries from malformed Harmony output."""
 
+# Recoveries from an unsuitable or missing answer.
 OF_THE_ANSWER: Final[Mapping[str, str]] = {
     "analysis-only": "The model stopped after its reasoning, without an answer; an answer was opened and the model "
     "continued.",
@@ -59,8 +60,8 @@ OF_THE_ANSWER: Final[Mapping[str, str]] = {
     "stopped.",
     "tool-not-allowed": "The model called a tool that the request does not allow; the call was not emitted.",
 }
-"""Recoveries from an unsuitable or missing answer."""
 
+# Recoveries from invalid calls of server tools.
 OF_HOSTED_TOOLS: Final[Mapping[str, str]] = {
     "approval-void": "A call was approved, but its tool is no longer available. The call was not made, and the model "
     "was informed.",
@@ -79,6 +80,5 @@ OF_HOSTED_TOOLS: Final[Mapping[str, str]] = {
     "unknown-tool": "The model called a server tool that does not exist; the model was informed of the available "
     "tools.",
 }
-"""Recoveries from invalid calls of server tools."""
 
 RULES: Final[Mapping[str, str]] = {**PARSING_RULES, **OF_THE_ANSWER, **OF_HOSTED_TOOLS}

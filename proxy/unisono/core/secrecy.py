@@ -14,10 +14,10 @@ from urllib.parse import quote, quote_plus
 
 MIN_LENGTH: Final = 6
 MIN_DISTINCT: Final = 4
+# Minimum length of words that count as a passphrase; `sk-no-key-required` is not a secret.
 MIN_WORDS_LENGTH: Final = 20
-"""Minimum length of words that count as a passphrase; `sk-no-key-required` is not a secret."""
+# Minimum length of a number that counts as a secret; shorter ones are counts and ports.
 MIN_DIGITS_LENGTH: Final = 12
-"""Minimum length of a number that counts as a secret; shorter ones are counts and ports."""
 
 
 def is_plausible_secret(value: str) -> bool:

@@ -6,8 +6,8 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Final
 
+# Length of a chain of references.
 MAX_REFERENCES: Final = 64
-"""Length of a chain of references."""
 
 _NAMED: Final = frozenset({"properties", "patternProperties", "$defs", "definitions", "dependentSchemas"})
 _DATA: Final = frozenset({"const", "enum", "default", "examples"})

@@ -16,18 +16,18 @@ from typing import Final, NoReturn
 from unisono.core.conversation import Json
 from unisono.core.json_syntax import MAX_LEVELS, json_kind, leaves, levels
 
+# Maximum nesting of arguments whose members are read.
 MAX_MEMBER_LEVELS: Final = 200
-"""Maximum nesting of arguments whose members are read."""
+# Maximum digits of an integer that is read.
 MAX_MEMBER_DIGITS: Final = 4_000
-"""Maximum digits of an integer that is read."""
+# Maximum characters of a number quoted in an error.
 QUOTED_CHARACTERS: Final = 40
-"""Maximum characters of a number quoted in an error."""
 
 NOT_AN_OBJECT: Final = "they are not a JSON object"
 
 PYTHON: Final = "python"
+# Trained tool whose body is code instead of JSON, and the argument for the code.
 CODE: Final = "code"
-"""Trained tool whose body is code instead of JSON, and the argument for the code."""
 
 
 @dataclass(frozen=True, slots=True)

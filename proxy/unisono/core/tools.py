@@ -83,8 +83,8 @@ class Approval:
     always: ToolFilter | None = None
     never: ToolFilter | None = None
     otherwise: bool = True
+    # Second policy; a call that it wants approved needs approval in any case.
     second: Approval | None = None
-    """Second policy; a call that it wants approved needs approval in any case."""
 
     def needed(self, tool: HostedTool) -> bool:
         if self.second is not None and self.second.needed(tool):
@@ -128,8 +128,8 @@ class ToolTimeouts:
     idle_s: float = 300.0
 
 
+# Separator in an owner name: the owner of the connections, then one of its connections.
 TALK = "\0"
-"""Separator in an owner name: the owner of the connections, then one of its connections."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,17 +155,15 @@ class ToolServer:
     idempotent: frozenset[str] = frozenset()
     approval: Approval = field(default_factory=Approval)
     description: str = ""
+    # Simultaneous calls of all owners together; further calls wait, and owners alternate.
     concurrent: int = 8
-    """Simultaneous calls of all owners together; further calls wait, and owners alternate."""
     configured: bool = False
     owner: str = ""
+    # Builtin tool that this server implements: `browser`, `python` or `container`. The model then sees the server's
+    # tools under their trained names.
     builtin: str = ""
-    """Builtin tool that this server implements: `browser`, `python` or `container`.
-
-    The model then sees the server's tools under their trained names.
-    """
+    # Request field with the server's address, for errors; empty for a configured server.
     at: str = ""
-    """Request field with the server's address, for errors; empty for a configured server."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -203,8 +201,8 @@ class ToolOutcome:
     outcome_unknown: bool = False
 
 
+# Progress callback: amount done, total amount (None if unknown), description.
 Progress: TypeAlias = Callable[[float, float | None, str], None]
-"""Progress callback: amount done, total amount (None if unknown), description."""
 
 
 class ToolHost(Protocol):

@@ -56,11 +56,11 @@ class TraceContext:
         return TraceContext(self.trace_id, digest, self.sampled, self.state)
 
 
+# Span named by the request that is being processed; None if it named none.
 ARRIVED: ContextVar[TraceContext | None] = ContextVar("ARRIVED", default=None)
-"""Span named by the request that is being processed; None if it named none."""
 
+# Current span of a generation, the parent for tool server spans; None if nothing is traced.
 DOING: ContextVar[TraceContext | None] = ContextVar("DOING", default=None)
-"""Current span of a generation, the parent for tool server spans; None if nothing is traced."""
 
 
 def step_span(number: int) -> str:

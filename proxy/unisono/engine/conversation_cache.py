@@ -32,8 +32,8 @@ from unisono.core.events import Closed, HostedCall, Reasoning, Text, ToolCall
 
 Generated = AssistantReasoning | AssistantMessage | AssistantCall
 
+# An item of an answer: results of server tools stand between the model's own items.
 Kept = Generated | ToolResult
-"""An item of an answer: results of server tools stand between the model's own items."""
 
 MAX_DATES = 10_000
 MAX_BYTES = 32 * 1024 * 1024

@@ -162,8 +162,8 @@ class CountedPrompts:
 
 NO_CALLS: Final = "Do not call any tool now. Answer the last message directly."
 
+# Callback that logs the tools of a server that the model is not offered.
 LeftOutLog: TypeAlias = Callable[[str, Sequence[LeftOutTool]], None]
-"""Callback that logs the tools of a server that the model is not offered."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -105,6 +105,8 @@ TRANSIENT_FAILURES: Final = frozenset(
 # Failures after which nothing can be added to the answer, although neither it nor the deployment is at fault.
 NO_ROOM: Final = frozenset({FailureKind.CANNOT_CONTINUE, FailureKind.CONTEXT_TOO_LONG})
 
+# Action that continues the answer, by progress and resumability. There is no row for an answer that the client has
+# seen and that is not resumable: sent output cannot be withdrawn.
 ONWARD: Final[Mapping[tuple[Progress, bool], Action]] = {
     (Progress.NOTHING, True): Action.RETRY,
     (Progress.NOTHING, False): Action.RETRY,
@@ -112,10 +114,6 @@ ONWARD: Final[Mapping[tuple[Progress, bool], Action]] = {
     (Progress.UNSEEN, False): Action.RESTART,
     (Progress.SEEN, True): Action.RESUME,
 }
-"""Action that continues the answer, by progress and resumability.
-
-There is no row for an answer that the client has seen and that is not resumable: sent output cannot be withdrawn.
-"""
 
 # Regenerations of text that no backend can continue. Without sampling, it is the same every time.
 MAX_REGENERATIONS: Final = 3

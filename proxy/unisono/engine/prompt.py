@@ -38,17 +38,12 @@ DEFAULT_CONTEXT = 131_072  # context window of gpt-oss in tokens, for backends t
 # characters of text not rendered before; from this length on, encode in a thread (about 2 ms of work)
 OFF_LOOP_CHARS = 8_000
 
+# Number of items from which a prompt is assembled in a thread, even if little text is new. The structure of a text
+# backend's prompt is checked item by item, at about 0.2 ms each.
 OFF_LOOP_ITEMS = 200
-"""Number of items from which a prompt is assembled in a thread, even if little text is new.
 
-The structure of a text backend's prompt is checked item by item, at about 0.2 ms each.
-"""
-
+# Number of generated tokens from which they are re-encoded or spelled in a thread. The work takes a few milliseconds.
 OFF_LOOP_TOKENS = 2_000
-"""Number of generated tokens from which they are re-encoded or spelled in a thread.
-
-The work takes a few milliseconds.
-"""
 
 
 _HEADER = frozenset({START, CHANNEL, CONSTRAIN})  # markers that are followed by more of the header

@@ -18,8 +18,8 @@ from unisono.engine.interventions.stop_strings import StopStrings
 from unisono.engine.request import RawPrompt
 from unisono.harmony.encoding import Encoding
 
+# Tokens that end every generation.
 STOPS: Final = frozenset({*STOP_TOKENS, ENDOFTEXT})
-"""Tokens that end every generation."""
 
 ITEM: Final = Text(0, Phase.FINAL)
 

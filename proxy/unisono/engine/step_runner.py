@@ -41,8 +41,8 @@ LONG_JOURNAL_TOKENS: Final = 2_000  # tokens that take a few milliseconds to rep
 
 T = TypeVar("T")
 
+# Events to emit per network read; the last item includes the reason that the step ended.
 Generated: TypeAlias = AsyncGenerator[tuple[list[Event], FinishReason | None]]
-"""Events to emit per network read; the last item includes the reason that the step ended."""
 
 
 class ConstraintTracker:

@@ -7,8 +7,8 @@ from typing import Final
 
 from unisono.harmony.encoding import Encoding
 
+# Maximum run of blanks in characters, longer than any deep indentation.
 MAX_BLANKS: Final = 64
-"""Maximum run of blanks in characters, longer than any deep indentation."""
 BLANKS: Final = " \t\r\n"
 
 

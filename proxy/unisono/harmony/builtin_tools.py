@@ -13,15 +13,15 @@ from openai_harmony import ToolDescription, ToolNamespaceConfig
 
 from unisono.core.conversation import Builtin
 
+# Function names in calls, by tool.
 FUNCTIONS_OF: Final[dict[str, frozenset[str]]] = {
     "browser": frozenset({"browser.search", "browser.open", "browser.find"}),
     "python": frozenset({"python"}),
     "container": frozenset({"container.exec"}),
 }
-"""Function names in calls, by tool."""
 
+# In characters.
 MAX_DESCRIPTION_LENGTH: Final = 8_000
-"""In characters."""
 
 
 def namespace(recipient: str) -> str:

@@ -37,21 +37,21 @@ from unisono.harmony.recipients import RecipientKind
 _MARKER = re.compile(r"<\|(?:start|channel|constrain|message|end|return|call|endoftext|reserved_20[01]\d{3})\|>")
 _PARTIAL = re.compile(r"<(?:\|[a-z_0-9]{0,16}(?:\|)?)?\Z")
 _STOPS = frozenset({END, RETURN, CALL, ENDOFTEXT})
+# Markers that may be typed text inside a body; any other marker there is noise either way.
 _UNCERTAIN = _STOPS | {START, CHANNEL}
-"""Markers that may be typed text inside a body; any other marker there is noise either way."""
+# Characters after an undecided marker from which on it counts as text.
 _LOOKAHEAD = 512
-"""Characters after an undecided marker from which on it counts as text."""
 
+# The same for text that is the answer if the output ends with it.
 _ANSWER_LOOKAHEAD = 16_384
-"""The same for text that is the answer if the output ends with it."""
 
 _CHANNEL = "|".join(CHANNELS)
 _TO = re.compile(r"to ?[=:]", re.IGNORECASE)
 _HEADER_START = re.compile(rf"\s*(?:assistant|{_CHANNEL}|(?i:to ?[=:]))")
 _BEFORE_ANSWER = re.compile(rf"(?:assistant)?\s*(?:{ANALYSIS}|{COMMENTARY})\s*\Z")
 _TO_PYTHON = re.compile(r"to=python(?![\w-])")
+# Maximum length of a header in characters; of a longer one the end is used.
 _MAX_HEADER_LENGTH = 256
-"""Maximum length of a header in characters; of a longer one the end is used."""
 _STRING_EDGE = re.compile(r'["\\]')
 
 
@@ -274,8 +274,8 @@ def _start_is_meant(behind: str, settled: bool) -> bool | None:
 _SPLIT = re.compile(
     rf"(?:\A|assistant)\s?(?P<channel>{_CHANNEL})(?P<to>\s{{1,2}}to=(?P<name>[\w.-]{{1,80}})\s{{0,2}}(?:json|code)?)?"
 )
+# Maximum length of a split in characters.
 _TAIL = len("assistant commentary  to=  json") + 80
-"""Maximum length of a split in characters."""
 
 
 class _Markerless:

@@ -30,11 +30,12 @@ from unisono.core.generation import (
     VOCABULARY,
 )
 
+# Maximum number of characters encoded at once: far below the tokenizer's limit.
 PIECE = 32_768
-"""Maximum number of characters encoded at once: far below the tokenizer's limit."""
 VOCABULARY_FILE = "o200k_base.tiktoken"
 VOCABULARY_SHA256 = "446a9538cb6c348e3516120d7c08b09f57c36495e2acfffe59a5bf8b0cfb1a2d"
 
+# The seven structural markers by their spelling.
 MARKERS: dict[str, int] = {
     "<|start|>": START,
     "<|channel|>": CHANNEL,
@@ -44,12 +45,13 @@ MARKERS: dict[str, int] = {
     "<|return|>": RETURN,
     "<|call|>": CALL,
 }
-"""The seven structural markers by their spelling."""
 
+# Markers that count as structure in the output of a text backend.
 STRUCTURAL: dict[str, int] = MARKERS | {"<|endoftext|>": ENDOFTEXT}
-"""Markers that count as structure in the output of a text backend."""
 
 
+# Pattern by which o200k splits text before merging; part of the encoding's definition. Source: tiktoken's
+# `o200k_base`.
 PIECES = "|".join(
     (
         r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+(?i:'s|'t|'re|'ve|'m|'ll|'d)?",
@@ -61,10 +63,6 @@ PIECES = "|".join(
         r"\s+",
     )
 )
-"""Pattern by which o200k splits text before merging; part of the encoding's definition.
-
-Source: tiktoken's `o200k_base`.
-"""
 
 _OTHER_SPECIAL = {"<|startoftext|>": FIRST_SPECIAL, "<|endofprompt|>": 200018}
 

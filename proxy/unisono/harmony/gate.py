@@ -51,11 +51,11 @@ class Stopped:
     start: int
     header_end: int
     end: int
+    # Text of the message; None if reading stopped before it.
     text: str | None = None
-    """Text of the message; None if reading stopped before it."""
+    # Body without the long run of blanks; None if reading stopped for another reason.
     trimmed: tuple[int, ...] | None = None
-    """Body without the long run of blanks; None if reading stopped for another reason."""
+    # True if the trimmed body is complete JSON.
     is_complete: bool = False
-    """True if the trimmed body is complete JSON."""
+    # True if a part of it was emitted to the client.
     is_emitted: bool = False
-    """True if a part of it was emitted to the client."""

@@ -25,13 +25,13 @@ from unisono.core.generation import (
 class State(Enum):
     """Position of the next token in the output."""
 
+    # Inside a header; its tokens are buffered until their meaning is known.
     HEADER = auto()
-    """Inside a header; its tokens are buffered until their meaning is known."""
     BODY = auto()
+    # After a message's terminator.
     BETWEEN = auto()
-    """After a message's terminator."""
+    # After a terminator and buffered text, which is a header without its start or no message.
     GAP = auto()
-    """After a terminator and buffered text, which is a header without its start or no message."""
 
 
 class TokenMark(Enum):
@@ -46,10 +46,10 @@ class TokenMark(Enum):
     RETURN = auto()
     CALL = auto()
     ENDOFTEXT = auto()
+    # A special token that gpt-oss does not use.
     SPECIAL = auto()
-    """A special token that gpt-oss does not use."""
+    # An id outside the vocabulary.
     BAD = auto()
-    """An id outside the vocabulary."""
 
 
 MARKS: dict[int, TokenMark] = {
@@ -73,35 +73,36 @@ def mark_of(token: int) -> TokenMark:
 class GrammarAction(Enum):
     """Action of `repair` for a token."""
 
+    # Body text: forward it.
     PASS = auto()
-    """Body text: forward it."""
+    # Part of a header, or of a possible one: buffer it.
     HOLD = auto()
-    """Part of a header, or of a possible one: buffer it."""
+    # A message starts: begin a header.
     OPEN = auto()
-    """A message starts: begin a header."""
+    # The header is complete: interpret it and open the body.
     RESOLVE = auto()
-    """The header is complete: interpret it and open the body."""
+    # The message is complete.
     CLOSE = auto()
-    """The message is complete."""
+    # A terminator for text that completes no call.
     CLOSE_TEXT = auto()
-    """A terminator for text that completes no call."""
+    # A new message begins inside a body: close the old one, as incomplete if it is a call.
     CUT = auto()
-    """A new message begins inside a body: close the old one, as incomplete if it is a call."""
+    # A terminator inside a header: the buffer is header and body in one.
     BODYLESS = auto()
-    """A terminator inside a header: the buffer is header and body in one."""
+    # A channel marker in a header: a part of it, or the next header after a missing end.
     CHANNEL = auto()
-    """A channel marker in a header: a part of it, or the next header after a missing end."""
+    # A start inside a header: the same header again, or a message without a body.
     RESTART = auto()
-    """A start inside a header: the same header again, or a message without a body."""
+    # A header begins without its start: supply it.
     SUPPLY_START = auto()
-    """A header begins without its start: supply it."""
+    # The buffer between messages is a header without its start, or text to drop.
     LEAVE_GAP = auto()
-    """The buffer between messages is a header without its start, or text to drop."""
+    # The buffer between messages is text to drop; continue as from BETWEEN.
     DROP_GAP = auto()
-    """The buffer between messages is text to drop; continue as from BETWEEN."""
     DROP = auto()
 
 
+# Action for every mark in every state, with the rule's name if it is always a repair.
 STEPS: dict[tuple[State, TokenMark], tuple[GrammarAction, str | None]] = {
     (State.HEADER, TokenMark.TEXT): (GrammarAction.HOLD, None),
     (State.HEADER, TokenMark.CHANNEL): (GrammarAction.CHANNEL, None),
@@ -148,4 +149,3 @@ STEPS: dict[tuple[State, TokenMark], tuple[GrammarAction, str | None]] = {
     (State.GAP, TokenMark.SPECIAL): (GrammarAction.DROP, "stray-special"),
     (State.GAP, TokenMark.BAD): (GrammarAction.DROP, "bad-token"),
 }
-"""Action for every mark in every state, with the rule's name if it is always a repair."""

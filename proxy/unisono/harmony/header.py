@@ -21,8 +21,8 @@ from unisono.harmony.recipients import (
     respell,
 )
 
+# Surrogates for the ids of `<|start|>`, `<|channel|>` and `<|constrain|>`.
 S, C, T = "\ud800", "\ud801", "\ud802"
-"""Surrogates for the ids of `<|start|>`, `<|channel|>` and `<|constrain|>`."""
 
 ANALYSIS, COMMENTARY, FINAL = "analysis", "commentary", "final"
 CHANNELS = (ANALYSIS, COMMENTARY, FINAL)
@@ -34,8 +34,8 @@ _PLAIN = re.compile(r"[A-Za-z0-9_-]{1,32}\Z")
 TYPES = frozenset({"json", "code", "text", "response", "json_schema", "markdown", "string"})
 _NAME = r"[A-Za-z0-9_.:-]+"
 _LEGAL = re.compile(rf"(?: to={_NAME})?{C}(?:{'|'.join(CHANNELS)})(?: to={_NAME})?(?: ?{T}\w+| \w+)?\Z", re.ASCII)
+# Minimum number of letters from which a truncated channel word is recognised.
 _MIN_STEM_LENGTH = 4
-"""Minimum number of letters from which a truncated channel word is recognised."""
 
 INVENTED_ROLES = frozenset({"user", "system", "developer", "tool"})
 
@@ -48,21 +48,21 @@ class Header:
     recipient: Recipient = NOBODY
     content_type: str | None = None
     rules: tuple[str, ...] = ()
+    # True if the generated header is legal and its tokens may be forwarded.
     verbatim: bool = False
-    """True if the generated header is legal and its tokens may be forwarded."""
+    # True for a message of an invented role, which is dropped.
     dropped: bool = False
-    """True for a message of an invented role, which is dropped."""
+    # Recipient if `<|call|>` ends the message (a tool's name in place of the role).
     if_called: Recipient = NOBODY
-    """Recipient if `<|call|>` ends the message (a tool's name in place of the role)."""
+    # Header if the body is a JSON object (the recipient was spelled loosely).
     if_json: Header | None = None
-    """Header if the body is a JSON object (the recipient was spelled loosely)."""
+    # Number of characters in meaningless header words.
     lost: int = 0
-    """Number of characters in meaningless header words."""
     body: str = ""
+    # True for text between messages, without any header.
     stray: bool = False
-    """True for text between messages, without any header."""
+    # True for a body without a channel: reasoning if more follows, else visible.
     thought: bool = False
-    """True for a body without a channel: reasoning if more follows, else visible."""
 
     @property
     def is_call(self) -> bool:

@@ -20,12 +20,12 @@ _MAX_TOKENS_PER_CHARACTER: Final = 4
 class HeldHeader:
     """Tokens of one header that is not complete, or of text that may be a header."""
 
+    # True if the output itself has the `<|start|>`; otherwise the prompt ends in it, or repair supplied it.
     role_given: bool = False
-    """True if the output itself has the `<|start|>`; otherwise the prompt ends in it, or repair supplied it."""
+    # True if repair supplied the start.
     is_supplied: bool = False
-    """True if repair supplied the start."""
+    # True if the header interrupts a preamble.
     cuts_preamble: bool = False
-    """True if the header interrupts a preamble."""
     tokens: list[int] = field(default_factory=list)
 
     @property

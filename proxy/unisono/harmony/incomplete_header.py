@@ -30,8 +30,8 @@ from unisono.harmony.recipients import NOBODY, RecipientKind, read_recipient, re
 
 _KNOWN = re.compile(rf"\s*({'|'.join(CHANNELS)})(?![a-z_])")
 _TO = re.compile(rf"\s*to=([^\s{{{C}{T}]*)")
+# For searching: leading white space would be rescanned from each of its characters.
 _ANY_TO = re.compile(rf"to=([^\s{{{C}{T}]*)")
-"""For searching: leading white space would be rescanned from each of its characters."""
 _TYPE = re.compile(rf"\s*(?:{T}[^\s{{]*|(?:{'|'.join(sorted(TYPES))})(?=[\s{{]|\Z))")
 _WORD_BEFORE_TO = re.compile(r"\s*\S+(?=\s+to=)")
 

@@ -14,11 +14,9 @@ from unisono.harmony.encoding import Encoding
 from unisono.harmony.gate import Stopped
 from unisono.harmony.message_parts import OpenPart
 
+# Replacement for every header in the library's parser. The parser reads a body the same after any header, and a
+# header token costs as much as a dozen body tokens.
 ANY_HEADER: Final = "<|start|>assistant<|message|>"
-"""Replacement for every header in the library's parser.
-
-The parser reads a body the same after any header, and a header token costs as much as a dozen body tokens.
-"""
 
 
 class BodyParser:

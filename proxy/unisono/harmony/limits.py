@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from unisono.errors import InvalidRequest, well_formed
 
 MAX_TOOLS = 512
+# Maximum nesting of schemas, and of references inside references.
 MAX_DEPTH = 48
-"""Maximum nesting of schemas, and of references inside references."""
 MAX_KEY = 256
 MAX_ENUM = 5_000
 

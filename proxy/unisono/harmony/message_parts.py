@@ -25,8 +25,8 @@ class OpenPart:
     tokens: tuple[int, ...]
     start: int = 0
     end: int = 0
+    # True if the whole message was read before its header was known; `end` is then its end.
     is_whole: bool = False
-    """True if the whole message was read before its header was known; `end` is then its end."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,12 +17,12 @@ from unisono.harmony.repaired_output import RepairedOutput
 class BodyHandling(Enum):
     """Handling of a body's tokens, which the header decides."""
 
+    # Emit every token at once.
     FORWARD = auto()
-    """Emit every token at once."""
+    # Buffer the body: its terminator, or its JSON, decides whether the message is a call.
     BUFFER = auto()
-    """Buffer the body: its terminator, or its JSON, decides whether the message is a call."""
+    # Drop the message: its role is invented.
     DROP = auto()
-    """Drop the message: its role is invented."""
 
     @classmethod
     def of(cls, header: Header) -> BodyHandling:

@@ -37,11 +37,9 @@ EFFORTS = {
     Effort.HIGH: ReasoningEffort.HIGH,
 }
 
+# Channels by whether there are tools of any kind. Without tools `commentary` is not offered: replies would get lost
+# there.
 CHANNELS = {True: ["analysis", "commentary", "final"], False: ["analysis", "final"]}
-"""Channels by whether there are tools of any kind.
-
-Without tools `commentary` is not offered: replies would get lost there.
-"""
 
 ANY_OBJECT = {"type": "object"}
 _UNTITLED = re.compile(r"[^A-Za-z0-9_.-]")

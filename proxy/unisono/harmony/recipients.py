@@ -27,21 +27,19 @@ _LOOSE = re.compile(
 
 
 class RecipientKind(Enum):
+    # Call of a client's function.
     FUNCTION = auto()
-    """Call of a client's function."""
+    # Call of a tool of gpt-oss's training that is not offered: reasoning.
     BUILTIN = auto()
-    """Call of a tool of gpt-oss's training that is not offered: reasoning."""
+    # Call of an offered tool of gpt-oss's training, run by the gateway (server tools).
     HOSTED = auto()
-    """Call of an offered tool of gpt-oss's training, run by the gateway (server tools)."""
+    # No call: the body is text.
     NONE = auto()
-    """No call: the body is text."""
 
 
+# Maximum length of a recipient in characters. No offered tool has a longer name; longer words are text that ran into
+# a header.
 MAX_RECIPIENT_LENGTH = 256
-"""Maximum length of a recipient in characters.
-
-No offered tool has a longer name; longer words are text that ran into a header.
-"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,8 +97,8 @@ def read_recipient(word: str, declared: frozenset[str] | None) -> Recipient:
     return NOBODY
 
 
+# Kinds of recipient that make a message a call.
 CALLS = frozenset({RecipientKind.FUNCTION, RecipientKind.HOSTED})
-"""Kinds of recipient that make a message a call."""
 
 
 def offered(recipient: Recipient, declared: frozenset[str] | None, builtins: frozenset[str]) -> Recipient:

@@ -42,10 +42,10 @@ from unisono.harmony.lru_cache import LruCache
 from unisono.harmony.prompt_head import form_section, system_text, tools_section
 from unisono.harmony.tools import ToolSet
 
+# Tokens that a cached message counts in addition to its own, for its key and entry.
 ENTRY_WEIGHT = 32
-"""Tokens that a cached message counts in addition to its own, for its key and entry."""
+# Capacity of the caches of tools sections and system texts, in characters.
 SECTION_CHARACTERS = 2_000_000
-"""Capacity of the caches of tools sections and system texts, in characters."""
 
 ANSWER = "<|start|>assistant"
 PREFILL = ANSWER + "<|channel|>final<|message|>"
@@ -74,17 +74,17 @@ class HeaderForm(Enum):
         self.end = end
 
 
+# Names that are legal in a header; any other name is a function's and gets a legal one.
 _RECIPIENT = re.compile(r"[A-Za-z0-9_.-]{1,64}")
-"""Names that are legal in a header; any other name is a function's and gets a legal one."""
 
 PHASES = {Phase.COMMENTARY: HeaderForm.COMMENTARY, Phase.FINAL: HeaderForm.FINAL}
 
+# Terminator of a generated message in a later prompt, and the terminators it may have had.
 CLOSINGS: dict[type, tuple[int, frozenset[int]]] = {
     AssistantReasoning: (END, frozenset((END, RETURN))),
     AssistantMessage: (END, frozenset((END, RETURN))),
     AssistantCall: (CALL, frozenset((CALL, END, RETURN))),
 }
-"""Terminator of a generated message in a later prompt, and the terminators it may have had."""
 
 
 class PromptPart(NamedTuple):
@@ -106,8 +106,8 @@ class PromptPart(NamedTuple):
         return sha256(content, usedforsecurity=False).digest()
 
 
+# Message to be rendered, or the unchanged tokens of one that the model generated.
 Piece: TypeAlias = PromptPart | Tokens
-"""Message to be rendered, or the unchanged tokens of one that the model generated."""
 
 
 class Renderer:

@@ -17,8 +17,8 @@ from unisono.harmony.blanks import BlankFilter
 from unisono.harmony.encoding import Encoding
 from unisono.harmony.gate import Gate, Stopped
 from unisono.harmony.header import ANALYSIS, COMMENTARY, Header
-from unisono.harmony.message_parts import BodyPart, ClosedPart, Legal, OpenPart
 from unisono.harmony.item_reader import BodyParser, ItemReader
+from unisono.harmony.message_parts import BodyPart, ClosedPart, Legal, OpenPart
 from unisono.harmony.recipients import RecipientKind
 from unisono.harmony.repair import Repair
 from unisono.harmony.tools import ToolSet

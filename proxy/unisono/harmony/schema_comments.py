@@ -6,19 +6,19 @@ from collections.abc import Mapping
 
 from unisono.harmony.limits import SchemaBudget, one_line, to_json
 
+# Keywords with a plain value, written as `keyword: value`.
 CONSTRAINTS = (
     *("format", "pattern", "minLength", "maxLength", "contentEncoding", "contentMediaType"),
     *("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf"),
     *("minItems", "maxItems", "uniqueItems", "minContains", "maxContains", "minProperties", "maxProperties"),
     "deprecated",
 )
-"""Keywords with a plain value, written as `keyword: value`."""
 
+# Keywords that hold schemas, written as JSON if short.
 CONDITIONS = (
     *("not", "if", "then", "else", "contains", "dependentRequired", "dependentSchemas", "dependencies"),
     *("propertyNames", "unevaluatedProperties", "unevaluatedItems"),
 )
-"""Keywords that hold schemas, written as JSON if short."""
 
 MAX_CONDITION_LENGTH = 200
 

@@ -6,8 +6,8 @@ from collections.abc import Callable, Mapping
 
 Combine = Callable[[object, object], object]
 
+# Maximum number of compared pairs of enum values; beyond it, the first list is used.
 LARGEST_COMPARISON = 2_500
-"""Maximum number of compared pairs of enum values; beyond it, the first list is used."""
 
 
 def merged(first: Mapping[str, object], second: Mapping[str, object]) -> Mapping[str, object]:
@@ -79,6 +79,7 @@ def _alternatives(first: object, second: object) -> object:
     return [{"allOf": [one, other]} for one in first for other in second]
 
 
+# Merge function by keyword; for all other keywords the first value is used.
 COMBINE: dict[str, Combine] = {
     "properties": _properties,
     "patternProperties": _properties,
@@ -101,4 +102,3 @@ COMBINE: dict[str, Combine] = {
     "maxProperties": _number(min),
     "nullable": lambda first, second: first is True and second is True,
 }
-"""Merge function by keyword; for all other keywords the first value is used."""

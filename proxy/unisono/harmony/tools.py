@@ -90,14 +90,12 @@ class ToolSet:
         return known if known is not None else _UNSENDABLE.sub("_", wire_name)[:MAX_SENT_NAME_LENGTH]
 
 
+# Characters that a tool counts in addition to its own, and a set in addition to its tools. Objects take more memory
+# than short text; with this, one unit of the bound is at most 6 bytes.
 TOOL_WEIGHT = 100
-"""Characters that a tool counts in addition to its own, and a set in addition to its tools.
 
-Objects take more memory than short text; with this, one unit of the bound is at most 6 bytes.
-"""
-
+# Cache of planned tools by content: planning is pure, and clients repeat the same tools.
 _PLANNED: LruCache[bytes, ToolSet] = LruCache(2_000_000)
-"""Cache of planned tools by content: planning is pure, and clients repeat the same tools."""
 
 
 def plan_tools(

@@ -31,6 +31,7 @@ from unisono.harmony.ts_types import (
 
 Schema: TypeAlias = Mapping[str, object]
 
+# Aliases that clients use for JSON Schema's seven type names.
 TYPE_NAMES = {
     "int": "integer",
     "long": "integer",
@@ -46,19 +47,18 @@ TYPE_NAMES = {
     "tuple": "array",
     "none": "null",
 }
-"""Aliases that clients use for JSON Schema's seven type names."""
 
 ALTERNATIVES = {"anyOf": "at least one", "oneOf": "exactly one"}
 
 MAX_REFERENCE_LENGTH = 1_000
 
+# Types of schemas without `type`, by their keywords; the first match counts.
 _KEYWORD_TYPES = {
     "object": ("properties", "patternProperties", "additionalProperties", "required"),
     "array": ("items", "prefixItems", "minItems", "maxItems", "uniqueItems"),
     "string": ("pattern", "minLength", "maxLength", "format"),
     "number": ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf"),
 }
-"""Types of schemas without `type`, by their keywords; the first match counts."""
 
 _ANNOTATIONS = frozenset(
     ("title", "description", "default", "examples", "nullable", "$defs", "definitions", "$schema", "$id", "$comment")

@@ -15,8 +15,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias, assert_never
 
+# Subset of JSON Schema that is sent to the library, whose own input is untyped.
 LibrarySchema: TypeAlias = dict[str, Any]
-"""Subset of JSON Schema that is sent to the library, whose own input is untyped."""
 
 _IDENTIFIER = re.compile(r"(?:[^\W\d]|\$)[\w$]*")
 _LITERAL_DEFAULT = "literal"

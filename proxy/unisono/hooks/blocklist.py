@@ -18,10 +18,10 @@ INPUT, OUTPUT = "input", "output"
 DIRECTIONS = (INPUT, OUTPUT)
 REFUSE, ANNOTATE = "refuse", "annotate"
 ACTIONS = (REFUSE, ANNOTATE)
+# Field of each surface's request that contains the conversation.
 FIELD: Final = {"chat": "messages", "responses": "input", "messages": "messages", "completions": "prompt"}
-"""Field of each surface's request that contains the conversation."""
+# Matching steps between two yields to the event loop.
 AT_ONCE: Final = 2_000
-"""Matching steps between two yields to the event loop."""
 
 
 class Blocked(Refused):

@@ -23,10 +23,10 @@ from unisono.routing.pool import RoutingPool
 
 T = TypeVar("T")
 
+# Maximum number of engines; only idle ones are closed to get below it.
 MAX_ENGINES: Final = 64
-"""Maximum number of engines; only idle ones are closed to get below it."""
+# Timeout for closing all engines, in seconds.
 CLOSING_S: Final = 10.0
-"""Timeout for closing all engines, in seconds."""
 
 
 class OwnLoop:

@@ -39,18 +39,16 @@ T = TypeVar("T")
 
 PROVIDER: Final = "unisono"
 
+# Parameters for LiteLLM itself, or at another place in the request.
 LITELLMS_OWN: Final = frozenset({"max_retries", "stream", "stream_options", "extra_body", "model", "messages"})
-"""Parameters for LiteLLM itself, or at another place in the request."""
 
 DATA: Final = b"data: "
 ENDED: Final = b"[DONE]"
 
+# Configuration path of LiteLLM parameters. Removed from error messages, since users have no such file.
 OURS: Final = "model_list[0].litellm_params."
-"""Configuration path of LiteLLM parameters.
 
-Removed from error messages, since users have no such file.
-"""
-
+# LiteLLM's exceptions by status; any other status is an `InternalServerError`.
 ERRORS: Final[Mapping[int, str]] = {
     400: "BadRequestError",
     404: "NotFoundError",
@@ -61,7 +59,6 @@ ERRORS: Final[Mapping[int, str]] = {
     503: "ServiceUnavailableError",
     504: "Timeout",
 }
-"""LiteLLM's exceptions by status; any other status is an `InternalServerError`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -303,10 +300,8 @@ def _made(name: str, message: str, model: str) -> Exception:
     return error
 
 
+# Handler for `litellm.custom_provider_map`. LiteLLM's proxy refers to it by its import path in
+# `litellm_settings.custom_provider_map`.
 handler: Final = UnisonoProvider()
-"""Handler for `litellm.custom_provider_map`.
-
-LiteLLM's proxy refers to it by its import path in `litellm_settings.custom_provider_map`.
-"""
 
 atexit.register(handler.close)

@@ -36,17 +36,12 @@ RESULT: Final[TypeAdapter[CallToolResult | InputRequiredResult]] = TypeAdapter(C
 ERROR_BYTES: Final = 4096
 INVALID_ANSWER: Final = "The tool server sent an invalid answer."
 UNKNOWN: Final = "The tool may or may not have run."
+# Prefixes of messages that the SDK writes itself when it cannot parse the server's answer. The text after the prefix
+# describes SDK parsing and quotes the answer.
 NOT_UNDERSTOOD: Final = ("Failed to parse", "Unexpected content type")
-"""Prefixes of messages that the SDK writes itself when it cannot parse the server's answer.
 
-The text after the prefix describes SDK parsing and quotes the answer.
-"""
-
+# HTTP statuses >= 500 that prove the call was not executed. Any other may come from a proxy.
 NOT_DONE: Final = frozenset({501, 503, 505, 507, 511})
-"""HTTP statuses >= 500 that prove the call was not executed.
-
-Any other may come from a proxy.
-"""
 
 
 @dataclass(frozen=True, slots=True)

@@ -28,8 +28,8 @@ Block: TypeAlias = TextContent | ImageContent | AudioContent | ResourceLink | Em
 CONTROLS: Final = bytes(set(range(32)) - set(b"\b\t\n\f\r"))
 ESCAPED: Final = bytes(range(32)) + b'"\\'
 
+# Maximum length, in characters, of a name, type or address inside a description.
 SHORT: Final = 200
-"""Maximum length, in characters, of a name, type or address inside a description."""
 
 
 def to_outcome(result: CallToolResult | InputRequiredResult, most: int) -> ToolOutcome:

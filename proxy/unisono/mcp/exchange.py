@@ -21,23 +21,20 @@ class Exchange:
     `problem` describes the failure in the gateway's own words and contains no secrets.
     """
 
+    # At least part of it may have reached the server.
     sent: bool = False
-    """At least part of it may have reached the server."""
+    # HTTP status of the answer, 0 for none.
     status: int = 0
-    """HTTP status of the answer, 0 for none."""
+    # The answer's stream has ended or failed.
     ended: bool = False
-    """The answer's stream has ended or failed."""
     too_large: bool = False
     problem: str = ""
+    # Called once an answer that is not an event stream has been read to its end.
     on_complete: Callable[[], object] | None = None
-    """Called once an answer that is not an event stream has been read to its end."""
+    # JSON that replaces the arguments of a tool call.
     arguments: str = ""
-    """JSON that replaces the arguments of a tool call."""
+    # No caller waits for an answer. The message is abandoned after a short timeout, since others queue after it.
     aside: bool = False
-    """No caller waits for an answer.
-
-    The message is abandoned after a short timeout, since others queue after it.
-    """
     _left: bool = False
     _scopes: list[anyio.CancelScope] = field(default_factory=list)
 
@@ -67,7 +64,7 @@ class Exchange:
                 self._scopes.remove(scope)
 
 
+# Record of the request that the running code is about to send.
 CALL: ContextVar[Exchange | None] = ContextVar("CALL", default=None)
-"""Record of the request that the running code is about to send."""
+# Record of the message that the running code is transmitting.
 EXCHANGE: ContextVar[Exchange | None] = ContextVar("EXCHANGE", default=None)
-"""Record of the message that the running code is transmitting."""

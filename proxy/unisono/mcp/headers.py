@@ -13,14 +13,11 @@ from typing import Final
 from unisono.errors import InvalidRequest
 
 MAX_HEADERS: Final = 32
+# Bytes of all names and values together.
 MAX_BYTES: Final = 8192
-"""Bytes of all names and values together."""
 
+# Header token without the underscore. Servers treat `X_Y` as `X-Y`, so one could impersonate the other.
 _NAME = re.compile(r"[A-Za-z0-9!#$%&'*+.^`|~-]+")
-"""Header token without the underscore.
-
-Servers treat `X_Y` as `X-Y`, so one could impersonate the other.
-"""
 _VALUE = re.compile(r"[\x21-\x7e](?:[\x20-\x7e\t]*[\x21-\x7e])?|")
 
 RESERVED: Final = frozenset({

@@ -45,8 +45,8 @@ from unisono.net.ssrf_guard import SsrfGuard
 if TYPE_CHECKING:
     from unisono.mcp.session_pool import SessionPool
 
+# Maximum number of servers whose lists are cached.
 LISTS: Final = 512
-"""Maximum number of servers whose lists are cached."""
 
 
 @dataclass(slots=True)

@@ -23,10 +23,10 @@ from unisono.mcp.messages import encoded
 from unisono.mcp.response_filter import TOO_LARGE, EventStreamBody, ResponseRefused, WholeBody
 from unisono.net.ssrf_guard import DestinationNotAllowed, DialTarget, public_target
 
+# Status of the answer that replaces a failure for the SDK.
 STAND_IN: Final = 502
-"""Status of the answer that replaces a failure for the SDK."""
+# Within the origin. The HTTP library counts token requests among them.
 MAX_REDIRECTS: Final = 10
-"""Within the origin. The HTTP library counts token requests among them."""
 
 _UNSENT: Final = (
     httpx2.ConnectError,

@@ -16,23 +16,23 @@ from typing import Final
 from unisono.mcp.content import cut
 from unisono.mcp.limits import McpLimits
 
+# Answers up to this size parse quickly, regardless of their content.
 OFF_LOOP_BYTES: Final = 128 * 1024
-"""Answers up to this size parse quickly, regardless of their content."""
+# Number of tokens that parse quickly.
 QUICK_TOKENS: Final = 20_000
-"""Number of tokens that parse quickly."""
+# Maximum tokens of one part of a result, and of the members beside the parts.
 MAX_PART_TOKENS: Final = 1_000
-"""Maximum tokens of one part of a result, and of the members beside the parts."""
 RESULT: Final = b'"result"'
 CONTENT: Final = b'"content"'
 STRUCTURED: Final = b'"structuredContent"'
 TOOLS: Final = b'"tools"'
+# Maximum tokens of members with a higher limit than a part: schemas are long.
 MAX_MEMBER_TOKENS: Final = {STRUCTURED: QUICK_TOKENS, TOOLS: 200_000}
-"""Maximum tokens of members with a higher limit than a part: schemas are long."""
+# Members of an object that are read.
 MAX_MEMBERS: Final = 256
-"""Members of an object that are read."""
 REMARK_BYTES: Final = 256
+# Replacement for bytes that are not a message.
 NOTHING: Final = b"{"
-"""Replacement for bytes that are not a message."""
 
 # An unterminated string extends to the end of the data, so that no byte is scanned twice.
 _TOKEN: Final = re.compile(rb'"(?:[^"\\]++|\\.)*+"?|[{}\[\],:]', re.DOTALL)

@@ -12,34 +12,32 @@ MIB = 1 << 20
 class McpLimits:
     """Sizes in bytes of UTF-8 or on the wire, durations in seconds."""
 
+    # Arguments of one call, as JSON.
     arguments_bytes: int = 1 * MIB
-    """Arguments of one call, as JSON."""
+    # Text of one result for the model; the excess is cut, and the text says so. Text with many JSON escapes has a
+    # lower limit: a result is stored as JSON, twice, and has to fit in an item of the store
+    # (`core.state_store.StateLimits`).
     output_bytes: int = 256 * KIB
-    """Text of one result for the model; the excess is cut, and the text says so.
-
-    Text with many JSON escapes has a lower limit: a result is stored as JSON, twice, and has to fit in an item of the
-    store (`core.state_store.StateLimits`).
-    """
+    # One message of a server; a larger one ends its exchange.
     answer_bytes: int = 8 * MIB
-    """One message of a server; a larger one ends its exchange."""
+    # All tools of a server together, as JSON. Fits in an item of the store.
     list_bytes: int = 768 * KIB
-    """All tools of a server together, as JSON. Fits in an item of the store."""
     tools: int = 512
+    # Pages of one list.
     pages: int = 64
-    """Pages of one list."""
+    # Parts of one result, or tools on one page; each costs time to parse.
     entries: int = 1024
-    """Parts of one result, or tools on one page; each costs time to parse."""
+    # Strings, punctuation marks and brackets of one message that are scanned at most.
     looked_through: int = 2_000_000
-    """Strings, punctuation marks and brackets of one message that are scanned at most."""
+    # Cache lifetime of a list, unless its server reports a change earlier.
     list_ttl_s: float = 300.0
-    """Cache lifetime of a list, unless its server reports a change earlier."""
+    # Open connections; the least recently used idle one is closed to make room.
     sessions: int = 256
-    """Open connections; the least recently used idle one is closed to make room."""
+    # Queued calls of one owner at one server.
     waiting: int = 256
-    """Queued calls of one owner at one server."""
+    # Timeout for an orderly close.
     closing_s: float = 2.0
-    """Timeout for an orderly close."""
+    # Timeout for a server to accept a message that has no answer.
     aside_s: float = 10.0
-    """Timeout for a server to accept a message that has no answer."""
+    # Minimum interval between two attempts to listen to one server.
     reconnect_s: float = 1.0
-    """Minimum interval between two attempts to listen to one server."""

@@ -48,11 +48,9 @@ for _talkative in ("mcp", "httpx2", "httpcore2"):
 T = TypeVar("T")
 
 ANSWER_GRACE_S: Final = 0.5
+# Event loop iterations after an answer ended, before its request counts as unanswered. They follow `ANSWER_GRACE_S`:
+# on a busy loop an answer may take longer from the transport to its caller.
 ANSWER_GRACE_ITERATIONS: Final = 1000
-"""Event loop iterations after an answer ended, before its request counts as unanswered.
-
-They follow `ANSWER_GRACE_S`: on a busy loop an answer may take longer from the transport to its caller.
-"""
 
 
 class NoAnswer(Exception):

@@ -30,8 +30,8 @@ from unisono.mcp.subprocess_reaper import WATCH
 
 log = logging.getLogger(__name__)
 
+# Grace period between closing its input, SIGTERM and SIGKILL, in seconds.
 GRACE_S: Final = 1.0
-"""Grace period between closing its input, SIGTERM and SIGKILL, in seconds."""
 LOGGED_LINES: Final = 200
 LOGGED_CHARACTERS: Final = 500
 

@@ -83,8 +83,8 @@ class Watch:
             watcher.wait()
 
 
+# Watch of this process.
 WATCH: Final = Watch()
-"""Watch of this process."""
 
 
 def _send(watcher: subprocess.Popen[bytes], line: bytes) -> bool:

@@ -17,11 +17,11 @@ from unisono.core.events import Event
 from unisono.engine.request import GenerationRequest, GenerationService, GenerationStream, WrappedStream
 from unisono.errors import ShuttingDown
 
+# Retry delay sent to clients, in seconds.
 AGAIN_S = 1.0
-"""Retry delay sent to clients, in seconds."""
 
+# Silence after which a WebSocket counts as idle, in seconds.
 QUIET_S = 1.0
-"""Silence after which a WebSocket counts as idle, in seconds."""
 
 
 def leaving() -> ShuttingDown:
@@ -61,8 +61,8 @@ class OpenRequest:
             self.task.cancel()
 
 
+# Request that the current task works for; None for independent tasks.
 OPEN: ContextVar[OpenRequest | None] = ContextVar("OPEN", default=None)
-"""Request that the current task works for; None for independent tasks."""
 
 
 class DrainingService(GenerationService):

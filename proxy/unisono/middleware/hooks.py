@@ -26,20 +26,17 @@ from unisono.engine.request import BatchStream, GenerationReport, GenerationRequ
 from unisono.errors import HookFailed, Refused
 from unisono.middleware.hook_changes import changed, from_note, to_note
 
+# Maximum size of a hook's annotation, in characters of JSON.
 LONGEST: Final = 10_000
-"""Maximum size of a hook's annotation, in characters of JSON."""
 
+# Exceptions that count as a failure of a hook. A hook that exits the process would end all streams. A real Ctrl-C is
+# a signal that the server handles; it is not raised here.
 FAULTS: Final = (Exception, SystemExit, KeyboardInterrupt)
-"""Exceptions that count as a failure of a hook.
-
-A hook that exits the process would end all streams. A real Ctrl-C is a signal that the server handles; it is not
-raised here.
-"""
 
 T = TypeVar("T")
 
+# Callback for each failed hook call: the hook's name, and `before` or `after`.
 Failed: TypeAlias = Callable[[str, str], None]
-"""Callback for each failed hook call: the hook's name, and `before` or `after`."""
 
 log = logging.getLogger("unisono.hooks")
 

@@ -26,16 +26,16 @@ from unisono.engine.journal import generated_in
 from unisono.engine.request import GenerationRequest, GenerationService, GenerationStream, WrappedStream
 from unisono.errors import LimitReached, QuotaExceeded, StoreUnavailable, TokensLimited, UnisonoError
 
+# Bytes per token for estimates, fewer than most text has: estimates are rather too high.
 BYTES_PER_TOKEN: Final = 3
-"""Bytes per token for estimates, fewer than most text has: estimates are rather too high."""
+# Tokens of a prompt besides the client's text.
 AROUND: Final = 100
-"""Tokens of a prompt besides the client's text."""
+# Expected tokens of an answer without other information.
 EXPECTED: Final = 1024
-"""Expected tokens of an answer without other information."""
+# Maximum tokens of an answer without its own limit.
 MOST: Final = 131_072
-"""Maximum tokens of an answer without its own limit."""
+# Retry delay sent to clients if waiting does not help, in seconds.
 NEVER_S: Final = 86_400.0
-"""Retry delay sent to clients if waiting does not help, in seconds."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -47,11 +47,11 @@ log = logging.getLogger("unisono.middleware.telemetry")
 
 Told = TypeVar("Told", GenerationStarted, GenerationDone)
 
+# Channel under which an item's tokens are counted; text is counted by its phase.
 CHANNELS: Final[dict[type[Item], str]] = {Reasoning: "analysis", ToolCall: "call", HostedCall: "hosted_call"}
-"""Channel under which an item's tokens are counted; text is counted by its phase."""
 
+# Factory of the span for a new generation; None if nothing is traced.
 NewTrace = Callable[[], TraceContext | None]
-"""Factory of the span for a new generation; None if nothing is traced."""
 
 
 def spans_of(sample: float) -> NewTrace:

@@ -67,8 +67,8 @@ _METADATA: Final = """
     fd00:42::42         Scaleway
     fe80::a9fe:a9fe     OpenStack
 """
+# Services of cloud platforms for their own virtual machines; some hand out credentials.
 CLOUD_METADATA: Final = tuple(ip_network(line.split()[0]) for line in _METADATA.strip().splitlines())
-"""Services of cloud platforms for their own virtual machines; some hand out credentials."""
 
 IPV4_COMPATIBLE: Final = IPv6Network("::/96")
 IPV4_MAPPED: Final = IPv6Network("::ffff:0:0/96")

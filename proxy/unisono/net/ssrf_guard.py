@@ -28,8 +28,8 @@ MAX_HOST_LENGTH: Final = 253
 
 Address: TypeAlias = IPv4Address | IPv6Address
 
+# Lookup of a host name's addresses for a port; raises OSError if there are none.
 Resolver: TypeAlias = Callable[[str, int], Awaitable[Sequence[str]]]
-"""Lookup of a host name's addresses for a port; raises OSError if there are none."""
 
 # Scheme, host, port, path with query. ASCII only, no user, no fragment, no escapes in the host.
 _URL = re.compile(r"(https?)://(\[[0-9a-fA-F:.]+\]|[^/?#\[\]:@\\%]+)(?::([0-9]{1,5}))?([/?][!-\"$-~]*)?")

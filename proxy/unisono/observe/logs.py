@@ -17,19 +17,13 @@ from typing import TextIO
 from unisono.core.secrecy import secret_spellings
 
 REDACTED = "[redacted]"
+# Maximum characters of one value. The rest is cut, so that no backend answer floods the log.
 MAX_VALUE_LENGTH = 4000
-"""Maximum characters of one value.
-
-The rest is cut, so that no backend answer floods the log.
-"""
 
 _STANDARD = frozenset(vars(logging.LogRecord("", 0, "", 0, "", None, None))) | {"message", "asctime", "color_message"}
 _BEARER = re.compile(r"(?i)\b(bearer|basic)\s+[^\s\"',;]+")
+# Virtual keys issued by the gateway, also partial ones. None of them is in the configuration.
 _VIRTUAL = re.compile(r"sk-uni-[A-Za-z0-9_%-]+")
-"""Virtual keys issued by the gateway, also partial ones.
-
-None of them is in the configuration.
-"""
 _USERINFO = re.compile(r"://[^/\s@\"']+@")
 
 

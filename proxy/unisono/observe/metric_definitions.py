@@ -18,8 +18,8 @@ from prometheus_client.multiprocess import MultiProcessCollector
 
 from unisono.core.observer import GAPS_S
 
+# Environment variable by which the library finds the files of all workers.
 FOLDER: Final = "PROMETHEUS_MULTIPROC_DIR"
-"""Environment variable by which the library finds the files of all workers."""
 
 SHORT_S: Final = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0)
 FIRST_S: Final = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0)

@@ -19,12 +19,12 @@ from prometheus_client.metrics_core import Metric
 from unisono.core.observer import GenerationDone, GenerationStarted, Observer, StepDone
 from unisono.observe.metric_definitions import Instruments
 
+# Interval between two samples of backends and the process, in seconds.
 LOOK_S: Final = 1.0
-"""Interval between two samples of backends and the process, in seconds."""
+# Interval between two measurements of event loop lag, in seconds.
 BEAT_S: Final = 0.1
-"""Interval between two measurements of event loop lag, in seconds."""
+# Label for values that no table and no configuration contains.
 OTHER: Final = "other"
-"""Label for values that no table and no configuration contains."""
 METHODS: Final = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
 CIRCUITS: Final = {"closed": 0, "half-open": 1, "open": 2}
 STATE: Final = Path("/proc/self/statm")

@@ -28,15 +28,15 @@ KINDS: Final = {
     SpanType.INTERNAL: SpanKind.INTERNAL,
     SpanType.CLIENT: SpanKind.CLIENT,
 }
+# Spans of one request to the collector.
 AT_ONCE: Final = 512
-"""Spans of one request to the collector."""
+# Time that a request waits for more spans to join it.
 WAIT_S: Final = 1.0
-"""Time that a request waits for more spans to join it."""
+# Time that the shutdown waits for the queue to drain.
 CLOSING_S: Final = 3.0
-"""Time that the shutdown waits for the queue to drain."""
 
+# Callback with the outcome of spans (`exported`, `dropped` or `failed`) and their number.
 Count = Callable[[str, int], None]
-"""Callback with the outcome of spans (`exported`, `dropped` or `failed`) and their number."""
 
 log = logging.getLogger("unisono.spans")
 

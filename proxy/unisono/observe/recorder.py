@@ -21,26 +21,24 @@ from unisono.observe.recording import about_of, packed, to_document
 log = logging.getLogger("unisono.observe")
 
 MAX_QUEUED: Final = 64
+# Recordings written in one batch.
 RECORDINGS_PER_WRITE: Final = 16
-"""Recordings written in one batch."""
+# Time that the first of a batch waits for others, in seconds.
 GATHER_S: Final = 0.1
-"""Time that the first of a batch waits for others, in seconds."""
+# Number of tokens from which a document is built in a thread. Fewer take less than a thread wake-up, 0.1 ms.
 OFF_LOOP_TOKENS: Final = 2_000
-"""Number of tokens from which a document is built in a thread.
-
-Fewer take less than a thread wake-up, 0.1 ms.
-"""
+# Time for writing the queue at shutdown, in seconds.
 CLOSING_S: Final = 3.0
-"""Time for writing the queue at shutdown, in seconds."""
 
+# Rules that apply to every answer of some backends, and so do not mark it as repaired.
 ROUTINE: Final = frozenset({"restored-stop"})
-"""Rules that apply to every answer of some backends, and so do not mark it as repaired."""
 
 
 def had_recoveries(done: GenerationDone) -> bool:
     return bool({*done.recoveries, *(repair.rule for repair in done.repairs)} - ROUTINE)
 
 
+# Predicates that select generations to record, by `unisono.traces.mode`.
 MODES: Final[dict[str, Callable[[GenerationDone], bool]]] = {
     "off": lambda _: False,
     # A request that failed before its first attempt is not recorded: many of them would evict the relevant recordings.
@@ -49,7 +47,6 @@ MODES: Final[dict[str, Callable[[GenerationDone], bool]]] = {
     ),
     "all": lambda _: True,
 }
-"""Predicates that select generations to record, by `unisono.traces.mode`."""
 
 
 def is_long(done: GenerationDone) -> bool:

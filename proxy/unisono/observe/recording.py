@@ -22,10 +22,10 @@ from unisono.core.observer import GenerationDone, StepDone
 
 OBJECT: Final = "unisono.trace"
 VERSION: Final = 1
+# Maximum JSON bytes of a token id and its comma.
 BYTES_PER_TOKEN: Final = 7
-"""Maximum JSON bytes of a token id and its comma."""
+# Hexadecimal digits of a text's SHA-256 that are stored.
 DIGEST: Final = 16
-"""Hexadecimal digits of a text's SHA-256 that are stored."""
 
 Document = dict[str, Any]
 

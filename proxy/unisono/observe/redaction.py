@@ -10,8 +10,8 @@ from pydantic import JsonValue, SecretStr
 
 from unisono.config import Config
 
+# Minimum length, in characters, from which a value of unknown meaning counts as a secret.
 MIN_GUESSED_SECRET_LENGTH = 8
-"""Minimum length, in characters, from which a value of unknown meaning counts as a secret."""
 
 
 def secrets_of(config: Config) -> Iterator[str]:

@@ -14,22 +14,22 @@ from typing import Final
 from unisono.core.generation import Timeouts
 
 MAX_SAMPLES: Final = 64
+# Oldest sample in use. Engines such as Ollama unload a model after five idle minutes.
 MAX_SAMPLE_AGE_S: Final = 240.0
-"""Oldest sample in use. Engines such as Ollama unload a model after five idle minutes."""
+# Length from which a prompt shows how fast a deployment reads.
 LONG_PROMPT_TOKENS: Final = 1024
-"""Length from which a prompt shows how fast a deployment reads."""
 
+# Tokens per second; no attempt is given up while this speed would explain the wait.
 MIN_READING_SPEED: Final = 500.0
-"""Tokens per second; no attempt is given up while this speed would explain the wait."""
+# Tokens per second of a deployment without a measured long prompt: a laptop without a GPU.
 ASSUMED_READING_SPEED: Final = 50.0
-"""Tokens per second of a deployment without a measured long prompt: a laptop without a GPU."""
 FIRST_TOKEN_FACTOR: Final = 4.0
+# Factors from the 95th percentiles to the limits.
 GAP_FACTOR: Final = 20.0
-"""Factors from the 95th percentiles to the limits."""
+# Factor for the configured minimum while there is no sample.
 COLD_FACTOR: Final = 3.0
-"""Factor for the configured minimum while there is no sample."""
+# Factor for the limits of an attempt that no other deployment can take over.
 LAST_RESORT_FACTOR: Final = 3.0
-"""Factor for the limits of an attempt that no other deployment can take over."""
 MAX_DOUBLINGS: Final = 8
 MIN_CONNECT_S: Final = 1.0
 
@@ -63,12 +63,12 @@ class LearnedTimes:
     """
 
     is_warm: bool = False
+    # For short prompts, and those whose cached part is unknown.
     first_token_s: float = 0.0
-    """For short prompts, and those whose cached part is unknown."""
+    # For long prompts: time to the first token per token read.
     s_per_token: float | None = None
-    """For long prompts: time to the first token per token read."""
+    # Largest gap between tokens of an answer.
     gap_s: float | None = None
-    """Largest gap between tokens of an answer."""
     timeouts: int = 0
 
 

@@ -12,15 +12,13 @@ from typing import Final
 from unisono.errors import BackendError, Symptom, UnisonoError
 from unisono.routing.circuit_breaker import BreakerConfig, Circuits, after_acquittal, after_confirmation, suspected
 
+# Minimum seconds between probes of a suspect.
 PROBE_EVERY_S: Final = 1.0
-"""Minimum seconds between probes of a suspect."""
+# Upper bound of the probe interval in seconds. The interval doubles with every passed probe: a client that always
+# fails must not cause constant probing.
 PROBE_SELDOM_S: Final = 30.0
-"""Upper bound of the probe interval in seconds.
-
-The interval doubles with every passed probe: a client that always fails must not cause constant probing.
-"""
+# Seconds for which a passed probe lengthens the probe interval.
 ACQUITTAL_COUNTS_S: Final = 300.0
-"""Seconds for which a passed probe lengthens the probe interval."""
 
 
 def is_independent(error: UnisonoError) -> bool:

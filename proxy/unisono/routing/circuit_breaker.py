@@ -27,18 +27,15 @@ from unisono.errors import (
     UnisonoError,
 )
 
+# Successes that compensate for a failure. More than one failure in four opens the circuit, even without two in a row.
+# One failure in a hundred is compensated.
 FORGIVING: Final = 3
-"""Successes that compensate for a failure.
-
-More than one failure in four opens the circuit, even without two in a row. One failure in a hundred is
-compensated.
-"""
+# Successes that close a circuit.
 CLOSING: Final = 2
-"""Successes that close a circuit."""
+# Upper bound of the growing cooldown in seconds, unless the configured one is longer.
 MAX_COOLDOWN_S: Final = 300.0
-"""Upper bound of the growing cooldown in seconds, unless the configured one is longer."""
+# Cooldown of an overloaded deployment that sends no `retry_after_s`, in seconds.
 BREATH_S: Final = 1.0
-"""Cooldown of an overloaded deployment that sends no `retry_after_s`, in seconds."""
 
 
 class BreakerFailure(StrEnum):
@@ -51,6 +48,7 @@ class BreakerFailure(StrEnum):
     ERROR = "error"
 
 
+# Kind of failure by error type; the first matching row counts, None for no failure.
 KINDS: Final[tuple[tuple[type[UnisonoError], BreakerFailure | None], ...]] = (
     # The probe handles an unfit deployment; it needs no cooldown.
     (BackendUnfit, None),
@@ -62,7 +60,6 @@ KINDS: Final[tuple[tuple[type[UnisonoError], BreakerFailure | None], ...]] = (
     (BackendError, BreakerFailure.ERROR),
     (UnisonoError, None),
 )
-"""Kind of failure by error type; the first matching row counts, None for no failure."""
 
 
 def kind_of(error: UnisonoError) -> BreakerFailure | None:
@@ -112,8 +109,8 @@ class Circuit:
         return CircuitPhase.OPEN if now < self.until else CircuitPhase.HALF_OPEN
 
 
+# Circuits that differ from a new one; missing kinds are closed.
 Circuits = Mapping[BreakerFailure, Circuit]
-"""Circuits that differ from a new one; missing kinds are closed."""
 
 NEW: Final = Circuit()
 

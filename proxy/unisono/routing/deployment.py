@@ -42,19 +42,19 @@ from unisono.routing.tie_break import number_of
 
 FAILURE_REMEMBERED_S = 2.0
 DOUBTFUL = frozenset({BreakerFailure.UNREACHABLE, BreakerFailure.PROTOCOL})  # failures of a possibly dead deployment
+# Seconds between two probes of a deployment that may have died or recently did.
 DOUBTED_EVERY_S = 1.0
-"""Seconds between two probes of a deployment that may have died or recently did."""
+# Seconds during which a dead deployment is expected back soon, restarted by a supervisor.
 BACK_SOON_S = 60.0
-"""Seconds during which a dead deployment is expected back soon, restarted by a supervisor."""
 FAILING_EVERY_S = 4.0  # between probes if it fails otherwise, hangs or is gone for good
+# Seconds without use or probe after which a deployment is probed again.
 CHECK_EVERY_S = 30.0
-"""Seconds without use or probe after which a deployment is probed again."""
+# Upper bound of that interval, which doubles while idle to let a laptop's model sleep.
 MAX_IDLE_PROBE_INTERVAL_S = 600.0
-"""Upper bound of that interval, which doubles while idle to let a laptop's model sleep."""
+# Upper bound of the pause between probes of an unfit deployment: each makes it generate.
 MAX_UNFIT_PROBE_PAUSE_S = 30.0
-"""Upper bound of the pause between probes of an unfit deployment: each makes it generate."""
+# Assumed tokens of a prompt from another client that the server has not begun.
 FOREIGN_PROMPT = 1024
-"""Assumed tokens of a prompt from another client that the server has not begun."""
 
 log = logging.getLogger(__name__)
 

@@ -10,8 +10,8 @@ from typing import Final
 from unisono.core.probe import Check, Finding, Probe, Severity
 from unisono.errors import BackendUnfit
 
+# Log level of a failed check by its severity.
 LEVELS: Final = {Severity.FATAL: logging.ERROR, Severity.WARNING: logging.WARNING, Severity.NOTE: logging.INFO}
-"""Log level of a failed check by its severity."""
 
 log = logging.getLogger(__name__)
 

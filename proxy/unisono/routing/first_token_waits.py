@@ -10,11 +10,8 @@ from dataclasses import dataclass
 from math import inf
 from typing import Final
 
+# Shortest wait that triggers a probe, in seconds. Under a tighter limit the probe could not finish in time either.
 MIN_WAIT_S: Final = 1.0
-"""Shortest wait that triggers a probe, in seconds.
-
-Under a tighter limit the probe could not finish in time either.
-"""
 
 
 @dataclass(eq=False, slots=True)

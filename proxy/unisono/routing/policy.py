@@ -19,32 +19,28 @@ from unisono.core.route_protocol import RouteRequirements
 from unisono.routing.rate_window import Grain, Rate
 from unisono.routing.tie_break import favourite, number_of, round_robin
 
+# Tokens assumed for an answer against a limit, unless its own limit is lower. Clients set limits far above the actual
+# length.
 EXPECTED_OUTPUT: Final = 1024
-"""Tokens assumed for an answer against a limit, unless its own limit is lower.
-
-Clients set limits far above the actual length."""
+# Work assumed for writing an answer, in prompt tokens read in the same time. Many answers are written concurrently.
 ANSWER_WORK: Final = 128
-"""Work assumed for writing an answer, in prompt tokens read in the same time.
-
-Many answers are written concurrently."""
 
 TIE_TOKENS: Final = 64
+# Largest difference in work, absolute or relative, that counts as a tie. Load is an estimate, and keeping a
+# conversation in place is worth more than an immeasurable gain.
 TIE_SHARE: Final = 0.05
-"""Largest difference in work, absolute or relative, that counts as a tie.
 
-Load is an estimate, and keeping a conversation in place is worth more than an immeasurable gain."""
-
+# Ability that a request requires. Unsupported constraints are checked afterwards instead.
 BIAS: Final = "logit_bias"
-"""Ability that a request requires. Unsupported constraints are checked afterwards instead."""
 
 
 class Strategy(StrEnum):
+    # Least expected work, with cached prompt tokens counted as done.
     PREFIX_AWARE = "prefix-aware"
-    """Least expected work, with cached prompt tokens counted as done."""
+    # Fewest requests by weight, regardless of their size.
     LEAST_BUSY = "least-busy"
-    """Fewest requests by weight, regardless of their size."""
+    # Round-robin by weight, regardless of the load.
     SIMPLE_SHUFFLE = "simple-shuffle"
-    """Round-robin by weight, regardless of the load."""
 
 
 class Rank(IntEnum):
@@ -54,15 +50,15 @@ class Rank(IntEnum):
     half-open candidate while all better ones are full."""
 
     HEALTHY = 0
+    # Not probed yet.
     UNKNOWN = 1
-    """Not probed yet."""
+    # A request or the last probe failed, and recovery is not proven yet.
     HALF_OPEN = 2
-    """A request or the last probe failed, and recovery is not proven yet."""
     RESTING = 3
+    # The last probe failed and no earlier one is valid.
     UNREADY = 4
-    """The last probe failed and no earlier one is valid."""
+    # Never used: its output could not be trusted.
     UNFIT = 5
-    """Never used: its output could not be trusted."""
 
 
 @dataclass(eq=False, slots=True)
@@ -89,8 +85,8 @@ class Candidate:
     foreign_requests: int = 0
     rate: Rate | None = None
     seed: int = field(init=False)
+    # True if there is any limit to check.
     bounded: bool = field(init=False)
-    """True if there is any limit to check."""
 
     def __post_init__(self) -> None:
         self.seed = number_of(self.name)
@@ -142,8 +138,8 @@ class Share:
     work: int
     answer: int
     used: int | None = None
+    # Rate window and grain in which the request counts.
     rate_grain: tuple[Rate, Grain] | None = None
-    """Rate window and grain in which the request counts."""
 
     @property
     def unread_tokens(self) -> int:

@@ -27,18 +27,18 @@ from unisono.routing.route import GroupFailoverRoute
 from unisono.routing.status import DeploymentStatus, status_of
 
 WATCH_EVERY_S = 5.0
+# Seconds between checks while a deployment may have died or recovered.
 URGENT_EVERY_S = 1.0
-"""Seconds between checks while a deployment may have died or recovered."""
 PROBES_AT_ONCE = 8
 
 LOOK_S = 0.1
 
 LOAD_EVERY_S = 1.0
 LOAD_WITHIN_S = 1.0
+# Seconds after its last request during which a group is polled for its load.
 LOAD_WHILE_S = 10.0
-"""Seconds after its last request during which a group is polled for its load."""
+# Seconds until a server that does not report its load is polled again.
 SILENT_FOR_S = 60.0
-"""Seconds until a server that does not report its load is polled again."""
 
 
 log = logging.getLogger(__name__)

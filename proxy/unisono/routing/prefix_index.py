@@ -11,10 +11,10 @@ from collections import OrderedDict
 from collections.abc import Sequence
 from typing import Final
 
+# Maximum number of indexed blocks: 25 million tokens, in about 40 MB.
 BLOCKS: Final = 200_000
-"""Maximum number of indexed blocks: 25 million tokens, in about 40 MB."""
+# Seconds after which a prompt is no longer assumed to be cached.
 RETENTION_S: Final = 1800.0
-"""Seconds after which a prompt is no longer assumed to be cached."""
 
 
 class PrefixIndex:

@@ -18,11 +18,11 @@ from unisono.errors import BackendOverloaded, ShareExceeded
 
 SlotT = TypeVar("SlotT")
 
+# Number of recent slots from which the speed of the queue is estimated.
 RATE_SAMPLES: Final = 64
-"""Number of recent slots from which the speed of the queue is estimated."""
 MIN_RETRY_AFTER_S: Final = 1.0
+# Bounds of the suggested `retry_after_s`.
 MAX_RETRY_AFTER_S: Final = 30.0
-"""Bounds of the suggested `retry_after_s`."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,8 +13,8 @@ from math import inf
 from typing import Final
 
 MINUTE_S: Final = 60.0
+# Number of grains in a minute.
 GRAINS: Final = 240
-"""Number of grains in a minute."""
 
 
 @dataclass(eq=False, slots=True)
@@ -24,8 +24,8 @@ class Grain:
     end: float
     requests: int = 0
     tokens: int = 0
+    # True once the grain's minute is over.
     is_expired: bool = False
-    """True once the grain's minute is over."""
 
 
 class Rate:

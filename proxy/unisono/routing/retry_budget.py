@@ -10,13 +10,11 @@ from __future__ import annotations
 
 from typing import Final
 
+# Amount that a request pays in: the share that retries may add to the load.
 SHARE: Final = 0.1
-"""Amount that a request pays in: the share that retries may add to the load."""
+# Retries that a quiet group can always afford; refilled within `RESERVE_S` seconds. Enough for two deployments to
+# fail until their circuits open.
 RESERVE: Final = 10.0
-"""Retries that a quiet group can always afford; refilled within `RESERVE_S` seconds.
-
-Enough for two deployments to fail until their circuits open.
-"""
 RESERVE_S: Final = 10.0
 
 

@@ -30,28 +30,24 @@ from unisono.routing.group import DeploymentGroup
 from unisono.routing.held_place import HeldSlot
 from unisono.routing.policy import Rank, SelectionRequest
 
+# Limit of moves of an answer that a client is already reading. An answer that kills every deployment must come to an
+# end.
 MAX_FAILED_ATTEMPTS: Final = 5
-"""Limit of moves of an answer that a client is already reading.
 
-An answer that kills every deployment must come to an end.
-"""
-
+# Failures that take a deployment out of service, so that moving away adds no load to it. A deployment that is too
+# busy or too slow is different: the next one gets the same load.
 DEATHS: Final = frozenset({BreakerFailure.UNREACHABLE, BreakerFailure.PROTOCOL, BreakerFailure.ERROR})
-"""Failures that take a deployment out of service, so that moving away adds no load to it.
-
-A deployment that is too busy or too slow is different: the next one gets the same load.
-"""
 
 
 # The same pauses between retries as LiteLLM.
+# Pause before a failed deployment is retried, in seconds; doubles with every failure.
 FIRST_PAUSE_S: Final = 0.5
-"""Pause before a failed deployment is retried, in seconds; doubles with every failure."""
+# Upper bound of the pause, in seconds.
 MAX_PAUSE_S: Final = 8.0
-"""Upper bound of the pause, in seconds."""
+# Share by which a pause varies, so that clients of a restarted server spread out.
 PAUSE_JITTER: Final = 0.25
-"""Share by which a pause varies, so that clients of a restarted server spread out."""
+# Longest `retry_after_s` that is honored; a deployment that asks for more is not retried.
 MAX_RETRY_AFTER_S: Final = 60.0
-"""Longest `retry_after_s` that is honored; a deployment that asks for more is not retried."""
 
 
 class GroupFailoverRoute:

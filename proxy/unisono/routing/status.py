@@ -41,8 +41,8 @@ class DeploymentStatus:
     waiting: int = 0
     tokens: int = 0
     foreign: int = 0
+    # Remaining cooldown in seconds.
     rests_s: float = 0.0
-    """Remaining cooldown in seconds."""
     circuits: Mapping[str, str] = field(default_factory=dict)
 
 
@@ -65,6 +65,7 @@ def status_of(model: str, live: LiveDeployment, waiting: int, now: float) -> Dep
     )
 
 
+# Reasons for an open or half-open circuit.
 FAILED: Mapping[BreakerFailure, str] = {
     BreakerFailure.UNREACHABLE: "was unreachable too often",
     BreakerFailure.TIMEOUT: "timed out too often",
@@ -72,7 +73,6 @@ FAILED: Mapping[BreakerFailure, str] = {
     BreakerFailure.PROTOCOL: "sent incomplete or invalid responses too often",
     BreakerFailure.ERROR: "failed too often",
 }
-"""Reasons for an open or half-open circuit."""
 
 
 def _state(live: LiveDeployment, now: float) -> tuple[str, str, float]:

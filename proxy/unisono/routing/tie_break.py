@@ -12,8 +12,8 @@ from math import gcd, log
 from typing import Final, Protocol, TypeVar
 
 MASK: Final = 2**64 - 1
+# Multipliers of splitmix64, which spread every bit of a number over all others.
 MIXERS: Final = (0xBF58476D1CE4E5B9, 0x94D049BB133111EB)
-"""Multipliers of splitmix64, which spread every bit of a number over all others."""
 
 
 class _Weighed(Protocol):

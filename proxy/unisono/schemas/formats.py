@@ -7,8 +7,8 @@ from collections.abc import Callable, Mapping
 from datetime import date, datetime, time
 from ipaddress import IPv4Address, IPv6Address
 
+# Maximum characters of a string in one of these formats.
 MAX_CHARACTERS = 1_000
-"""Maximum characters of a string in one of these formats."""
 
 
 def _parsed(parse: Callable[[str], object]) -> Callable[[str], bool]:

@@ -121,6 +121,7 @@ KEYWORDS: Mapping[str, Keyword] = {
 
 _POINTERS_ONLY = "use $ref with a JSON pointer such as '#/$defs/name'"
 
+# Unsupported keywords that would constrain values, each with its replacement.
 REFUSED: Mapping[str, str] = {
     "$anchor": _POINTERS_ONLY,
     "$dynamicRef": _POINTERS_ONLY,
@@ -132,8 +133,8 @@ REFUSED: Mapping[str, str] = {
     "additionalItems": "it belongs to an older draft; use items with prefixItems",
     "dependencies": "it belongs to an older draft; use dependentRequired or dependentSchemas",
 }
-"""Unsupported keywords that would constrain values, each with its replacement."""
 
+# Checks and descriptions of values that contain schemas.
 SHAPES: Mapping[Subschemas, tuple[Callable[[object], bool], str]] = {
     Subschemas.ONE: (_is_schema, "a schema"),
     Subschemas.LIST: (
@@ -145,7 +146,6 @@ SHAPES: Mapping[Subschemas, tuple[Callable[[object], bool], str]] = {
         "an object of schemas",
     ),
 }
-"""Checks and descriptions of values that contain schemas."""
 
 
 def schemas_in(keyword: Keyword, value: object) -> Mapping[str, object]:

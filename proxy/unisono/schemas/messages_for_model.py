@@ -14,15 +14,15 @@ import orjson
 
 from unisono.schemas.validation import Mismatch, Validator, WorkLimitReached
 
+# Maximum characters of an answer.
 MAX_CHARACTERS = 1_000_000
-"""Maximum characters of an answer."""
+# Maximum nesting depth of values.
 MAX_LEVELS = 64
-"""Maximum nesting depth of values."""
+# Maximum digits of an integer.
 MAX_DIGITS = 20_000
-"""Maximum digits of an integer."""
 DIGITS_PER_CONVERSION = 4_000
+# Maximum violations in one message.
 MAX_REPORTED = 5
-"""Maximum violations in one message."""
 
 
 def violation(schema: Mapping[str, object], text: str) -> str | None:

@@ -15,15 +15,15 @@ from typing import Final
 
 from pydantic_core import SchemaError, SchemaValidator, ValidationError, core_schema
 
+# Maximum characters of one expression.
 MAX_CHARACTERS: Final = 1_000
-"""Maximum characters of one expression."""
+# Maximum work of compiling one expression, in units of about a microsecond.
 MAX_WORK: Final = 100_000
-"""Maximum work of compiling one expression, in units of about a microsecond."""
 
+# Product of text characters and expression positions that counts as one validation step.
 _MATCHING_PER_STEP: Final = 2_000
-"""Product of text characters and expression positions that counts as one validation step."""
+# Work from which a compiled expression takes megabytes, so that few are cached.
 _LARGE: Final = 5_000
-"""Work from which a compiled expression takes megabytes, so that few are cached."""
 _CACHED, _LARGE_CACHED = 64, 8
 
 # An unclosed bracket extends to the end of the expression, which the engine then rejects. A search for its end from
@@ -53,10 +53,10 @@ _IN_CLASS = re.compile(
     re.VERBOSE | re.DOTALL,
 )
 _NON_ASCII = re.compile(r"\\[xuU]|[^\x00-\x7f]")
+# Work of a range of non-ASCII characters when case is ignored.
 _CASE_FOLDING_WORK: Final = 2_500
-"""Work of a range of non-ASCII characters when case is ignored."""
+# Work of classes with several ranges; the word characters of Unicode form hundreds.
 _CLASS_WORK: Final = {"word": 350, "digit": 15, "space": 3, "any": 3}
-"""Work of classes with several ranges; the word characters of Unicode form hundreds."""
 
 
 class BadPattern(ValueError):

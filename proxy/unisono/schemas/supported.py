@@ -15,24 +15,21 @@ from unisono.schemas.formats import FORMATS
 from unisono.schemas.keywords import KEYWORDS, REFUSED, SHAPES, Keyword, Subschemas, schemas_in
 from unisono.schemas.patterns import BadPattern, Expression
 
+# Maximum nesting depth of schemas.
 MAX_LEVELS = 64
-"""Maximum nesting depth of schemas."""
 MAX_SCHEMAS = 10_000
 MAX_PROPERTIES = 5_000
+# Maximum values of all enums together.
 MAX_ENUM_VALUES = 1_000
-"""Maximum values of all enums together."""
+# Maximum characters of all property and definition names and all enum and const values.
 MAX_CHARACTERS = 120_000
-"""Maximum characters of all property and definition names and all enum and const values."""
+# Maximum work of compiling all expressions, in the units of `patterns`. Each distinct expression counts once.
 MAX_PATTERN_WORK = 250_000
-"""Maximum work of compiling all expressions, in the units of `patterns`.
-
-Each distinct expression counts once.
-"""
+# Maximum nesting depth of a value in enum or const.
 MAX_VALUE_LEVELS = 16
-"""Maximum nesting depth of a value in enum or const."""
 
+# Location of a schema in its document: the steps of its JSON pointer.
 Location: TypeAlias = tuple[str, ...]
-"""Location of a schema in its document: the steps of its JSON pointer."""
 
 
 def check(schema: object, path: str, *, strict: bool = False) -> None:

@@ -12,10 +12,10 @@ from unisono.schemas.formats import has_format
 from unisono.schemas.patterns import Expression
 from unisono.schemas.values import hashable, is_number, is_type, quoted
 
+# Maximum steps: keywords evaluated, plus work of equal cost.
 MAX_STEPS = 200_000
-"""Maximum steps: keywords evaluated, plus work of equal cost."""
+# Maximum depth of nested schema evaluations: far below the recursion limit of Python.
 MAX_DEPTH = 128
-"""Maximum depth of nested schema evaluations: far below the recursion limit of Python."""
 MAX_LISTED_VALUES = 20
 
 Path: TypeAlias = tuple[str | int, ...]
@@ -288,6 +288,7 @@ def _bound(is_within: Callable[[Any, Any], bool], words: str) -> Check:
     return checked
 
 
+# Checks of all keywords that constrain a value on their own.
 CHECKS: Mapping[str, Check] = {
     "type": _type,
     "enum": _enum,
@@ -323,6 +324,5 @@ CHECKS: Mapping[str, Check] = {
     "exclusiveMaximum": _bound(operator.lt, "below"),
     "multipleOf": _multiple_of,
 }
-"""Checks of all keywords that constrain a value on their own."""
+# Keywords that the checks of `if`, `contains` and `$ref` read.
 READ_BY_OTHERS = frozenset({"then", "else", "minContains", "maxContains", "$defs", "definitions"})
-"""Keywords that the checks of `if`, `contains` and `$ref` read."""

@@ -6,8 +6,8 @@ from collections.abc import Callable, Mapping
 
 import orjson
 
+# Maximum characters of a quoted string, and digits of a quoted integer.
 MAX_QUOTED = 60
-"""Maximum characters of a quoted string, and digits of a quoted integer."""
 
 
 def is_number(value: object) -> bool:

@@ -17,12 +17,12 @@ from collections.abc import Awaitable, Callable, Collection
 from dataclasses import dataclass
 
 COUNT_BYTES = 8
+# Load of a process that is not running. No connection is left for it.
 NOT_RUNNING = 2**62
-"""Load of a process that is not running. No connection is left for it."""
 LEFT_LYING_S = 0.002
 EXHAUSTED = {errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM}
+# Pause in seconds when the process has no descriptors or memory left.
 RETRY_PAUSE_S = 0.5
-"""Pause in seconds when the process has no descriptors or memory left."""
 
 log = logging.getLogger("unisono.serve")
 

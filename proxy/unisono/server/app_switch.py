@@ -24,14 +24,12 @@ from unisono.app import Gateway
 from unisono.middleware.drain import OPEN, OpenRequest, leaving
 
 READINESS = "/health/readiness"
+# Maximum time for the open requests of a replaced application, in seconds. It exceeds the limit of every response and
+# WebSocket.
 MAX_DRAIN_S = 2 * 3600.0
-"""Maximum time for the open requests of a replaced application, in seconds.
-
-It exceeds the limit of every response and WebSocket.
-"""
 SERVICE_RESTART = 1012
+# Time for requests to report the reason of their end, in seconds.
 LAST_WORDS_S = 1.5
-"""Time for requests to report the reason of their end, in seconds."""
 LOOK_S = 0.05
 
 log = logging.getLogger("unisono.serve")

@@ -25,11 +25,8 @@ if TYPE_CHECKING:
 
 LINGER_TIMEOUT_S = 10.0
 LINGER_IDLE_S = 2.0
+# Limit of discarded input. No body sent by mistake is larger, and dropping it takes milliseconds.
 MAX_LINGER_BYTES = 64 * 1024 * 1024
-"""Limit of discarded input.
-
-No body sent by mistake is larger, and dropping it takes milliseconds.
-"""
 
 CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 FIRST_CHECK_S = 0.01

@@ -69,19 +69,16 @@ class HttpConnection(Delivering, HttpToolsProtocol):
 
     _deadline: TimerHandle | None = None
     _header_bytes = 0
+    # Bytes of chunk framing and trailers since the last body data.
     _between_bytes = 0
-    """Bytes of chunk framing and trailers since the last body data."""
     _in_headers = True
+    # True while an incomplete request is being read.
     _is_read = False
-    """True while an incomplete request is being read."""
     _set_aside = False
+    # Request that is being answered or was answered last. `cycle` is the request that was read last.
     _answering: RequestResponseCycle | None = None
-    """Request that is being answered or was answered last.
-
-    `cycle` is the request that was read last.
-    """
+    # Error that closes the connection after the pending responses. Further input is ignored.
     _refusal: bytes | None = None
-    """Error that closes the connection after the pending responses. Further input is ignored."""
     _half_closed: HalfClosed | None = None
     _sockets: ClassVar[type[WebSocketsSansIOProtocol] | None] = None
 

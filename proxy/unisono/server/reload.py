@@ -15,13 +15,10 @@ from unisono.observe.logs import start_logging
 from unisono.observe.redaction import secrets_of
 from unisono.server.app_switch import AppSwitch
 
+# Settings under `unisono:` that belong to the listener and to the process.
 AT_START = ("header_timeout_s", "max_connections", "shutdown_grace_s")
-"""Settings under `unisono:` that belong to the listener and to the process."""
+# Maximum wait for the first probes of new backends, in seconds. The old configuration serves meanwhile.
 PATIENCE_S = 3.0
-"""Maximum wait for the first probes of new backends, in seconds.
-
-The old configuration serves meanwhile.
-"""
 
 log = logging.getLogger("unisono.serve")
 

@@ -20,13 +20,13 @@ from unisono.errors import HeadersTooLarge, MalformedRequest, UnisonoError
 
 MAX_HEADERS: Final = 256
 VERSIONS: Final = frozenset({"1.0", "1.1"})
+# Bytes of a header in addition to its name and value.
 AROUND: Final = len(b": \r\n")
-"""Bytes of a header in addition to its name and value."""
 AUTHORITY: Final = re.compile(rb"https?://([^/?#]*)/", re.IGNORECASE)
 PATH: Final = re.compile(rb"(?:https?://[^/?#]*)?([^?#]*)", re.IGNORECASE)
 
+# Header names are in lower case.
 Headers = Sequence[tuple[bytes, bytes]]
-"""Header names are in lower case."""
 
 
 def check_head(method: str, target: bytes, version: str, headers: Headers, max_bytes: int) -> None:

@@ -27,18 +27,18 @@ from unisono.server.app_switch import AppSwitch
 from unisono.server.listener import connections
 from unisono.server.start_signals import StartSignals
 
+# Maximum wait for the state of the backends at the start, in seconds.
 PROBE_PATIENCE_S = 3.0
-"""Maximum wait for the state of the backends at the start, in seconds."""
 BACKLOG = 2048
 KEEP_ALIVE_S = 75
+# Interval between pings on an open WebSocket, in seconds.
 PING_EVERY_S = 20.0
-"""Interval between pings on an open WebSocket, in seconds."""
+# Timeout of a pong, in seconds. Clients that read slowly answer late.
 PONG_WITHIN_S = 60.0
-"""Timeout of a pong, in seconds. Clients that read slowly answer late."""
+# A readiness probe within this time before the signal is expected to repeat, in seconds.
 PROBE_RECENCY_S = 60.0
-"""A readiness probe within this time before the signal is expected to repeat, in seconds."""
+# Idle time after which a connection is assumed to send no further request, in seconds.
 QUIET_S = 0.5
-"""Idle time after which a connection is assumed to send no further request, in seconds."""
 LOOK_S = 0.05
 
 Started = Callable[[Gateway], Awaitable[None]]

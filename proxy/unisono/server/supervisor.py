@@ -28,19 +28,16 @@ from unisono.server.ipc import Reload, Serve, Up, next_message, to_bytes
 from unisono.server.reload import log_rejected_reload
 from unisono.server.start_signals import StartSignals
 
+# Pauses before a restart, in seconds, by number of consecutive short runs. The last one repeats.
 PAUSES_S = (0.0, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0)
-"""Pauses before a restart, in seconds, by number of consecutive short runs.
-
-The last one repeats.
-"""
+# Minimum duration of a run that does not count as short, in seconds.
 LONG_S = 60.0
-"""Minimum duration of a run that does not count as short, in seconds."""
+# Additional time for workers to end after the grace period, in seconds.
 LEAVING_S = 15.0
-"""Additional time for workers to end after the grace period, in seconds."""
+# Environment variable with the directory for engine processes that workers share.
 ENGINES = "UNISONO_ENGINES"
-"""Environment variable with the directory for engine processes that workers share."""
+# Environment variable of the Prometheus library: directory for metrics of all workers.
 METRICS = "PROMETHEUS_MULTIPROC_DIR"
-"""Environment variable of the Prometheus library: directory for metrics of all workers."""
 
 log = logging.getLogger("unisono.serve")
 

@@ -16,10 +16,10 @@ from unisono.core.prefix_blocks import BLOCK_TOKENS
 from unisono.simulation.plan import BackendPlan
 from unisono.simulation.traffic import US
 
+# Tokens of prefill between two decoding steps.
 CHUNK = 2048
-"""Tokens of prefill between two decoding steps."""
+# Tokens that count as zero, because of rounding errors in sums.
 NEARLY = 1e-6
-"""Tokens that count as zero, because of rounding errors in sums."""
 
 
 @dataclass(slots=True)
@@ -35,11 +35,11 @@ class SimulatedRun:
     blocks: tuple[int, ...]
     done: int = 0
     cached: int = 0
+    # Time when the backend admitted it to the batch, in microseconds; -1 before.
     entered_us: int = -1
-    """Time when the backend admitted it to the batch, in microseconds; -1 before."""
     first_us: int = -1
+    # Value of the batch's token counter at its first token.
     at: float = 0.0
-    """Value of the batch's token counter at its first token."""
 
     @property
     def tokens(self) -> int:

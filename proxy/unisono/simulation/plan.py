@@ -14,8 +14,8 @@ from unisono.errors import ConfigError
 STRATEGIES = ("prefix-aware", "least-busy", "simple-shuffle")
 MAX_REQUESTS = 1_000_000
 MAX_BACKENDS = 1024
+# Maximum for prompt and answer together: the context length of gpt-oss.
 MAX_TOKENS = 131_072
-"""Maximum for prompt and answer together: the context length of gpt-oss."""
 
 T = TypeVar("T")
 
@@ -90,24 +90,24 @@ class TrafficPlan:
 
     rate: float = _number(2.0, 1e-6, 1e6)
     burst: Burst | None = None
+    # True if requests name their conversation. Otherwise only their prompts identify it.
     sticky: bool = field(default=False, metadata={"flag": True})
-    """True if requests name their conversation. Otherwise only their prompts identify it."""
     keys: int = _number(8, 1, 100_000)
+    # Number of system prompts, including tools. Each conversation has one of them.
     systems: int = _number(4, 1, 100_000)
-    """Number of system prompts, including tools. Each conversation has one of them."""
     system_tokens: int = _number(1500, 0, MAX_TOKENS)
     user_tokens: int = _number(300, 1, MAX_TOKENS)
     output_tokens: int = _number(400, 1, MAX_TOKENS)
+    # Fraction of an answer that later prompts contain. Reasoning is left out of them.
     visible: float = _number(0.5, 0.0, 1.0)
-    """Fraction of an answer that later prompts contain. Reasoning is left out of them."""
     spread: float = _number(0.8, 0.0, 3.0)
+    # Mean number of turns in a conversation.
     turns: float = _number(4.0, 1.0, 1000.0)
-    """Mean number of turns in a conversation."""
+    # Mean number of tool calls in a turn.
     tool_steps: float = _number(0.5, 0.0, 100.0)
-    """Mean number of tool calls in a turn."""
     tool_tokens: int = _number(500, 1, MAX_TOKENS)
+    # Mean time between an answer and the next message, in seconds.
     think_s: float = _number(15.0, 0.0, 1e6)
-    """Mean time between an answer and the next message, in seconds."""
     tool_s: float = _number(1.0, 0.0, 1e6)
 
 

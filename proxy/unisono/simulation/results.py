@@ -11,10 +11,10 @@ from unisono.simulation.traffic import US
 
 class SimulatedEnd(StrEnum):
     DONE = "done"
+    # Refused: the queue was full.
     FULL = "full"
-    """Refused: the queue was full."""
+    # Refused: no slot became free in time.
     LATE = "late"
-    """Refused: no slot became free in time."""
 
 
 @dataclass(slots=True)
@@ -34,10 +34,10 @@ class SimulatedRequest:
     ended_us: int = -1
     prompt: int = 0
     cached: int = 0
+    # Number of moves to another backend after a failure.
     moved: int = 0
-    """Number of moves to another backend after a failure."""
+    # Index of the backend that finished it.
     backend: int = -1
-    """Index of the backend that finished it."""
     end: SimulatedEnd | None = None
 
 

@@ -15,8 +15,8 @@ from random import Random
 from unisono.core.prefix_blocks import BLOCK_TOKENS
 from unisono.simulation.plan import MAX_TOKENS, SimulationPlan, TrafficPlan
 
+# Microseconds per second, the unit of simulated time.
 US = 1_000_000
-"""Microseconds per second, the unit of simulated time."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -171,8 +171,8 @@ def decode_conversation(data: bytes, revision: int) -> StoredConversation:
     )
 
 
+# Fields of a key that are stored unchanged.
 PLAIN = ("id", "tenant", "created_at", "name", "ending", "expires_at", "revoked_at", "raw", "revision")
-"""Fields of a key that are stored unchanged."""
 
 
 def encode_key(record: KeyRecord) -> bytes:

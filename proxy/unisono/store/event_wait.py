@@ -8,8 +8,8 @@ from contextlib import contextmanager
 
 from unisono.core.state_store import EventPage
 
+# Polling interval in seconds: the maximum delay of events from a writer in another process.
 POLL_INTERVAL_S = 1.0
-"""Polling interval in seconds: the maximum delay of events from a writer in another process."""
 
 
 class Waiting:

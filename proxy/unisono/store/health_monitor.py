@@ -15,18 +15,16 @@ from unisono.errors import StoreError, StoreUnavailable, UnisonoError
 
 log = logging.getLogger("unisono.store")
 
+# Time that the startup waits for the first attempt to end, in seconds.
 PATIENCE_S = 3.0
-"""Time that the startup waits for the first attempt to end, in seconds."""
+# Interval between two attempts to start the store, in seconds.
 START_RETRY_S = 2.0
-"""Interval between two attempts to start the store, in seconds."""
+# Interval between two checks of a working store, in seconds.
 LOOK_S = 10.0
-"""Interval between two checks of a working store, in seconds."""
 
+# Separate reason codes for errors that need a specific action by the operator. Keys are the messages that every kind
+# of store uses.
 REASONS = {"the store is full": "store_full", "the store currently rejects writes": "store_read_only"}
-"""Separate reason codes for errors that need a specific action by the operator.
-
-Keys are the messages that every kind of store uses.
-"""
 
 
 class Upkeep:

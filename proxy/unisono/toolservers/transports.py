@@ -22,8 +22,8 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from unisono.errors import ConfigError
 
+# MCP server of this package.
 ToolServer: TypeAlias = Server[Any]
-"""MCP server of this package."""
 
 PATH: Final = "/mcp"
 REQUEST_BYTES: Final = 1024 * 1024

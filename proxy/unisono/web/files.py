@@ -27,8 +27,8 @@ TYPES: Final[Mapping[str, str]] = {
     ".js": "text/javascript; charset=utf-8",
 }
 FILES: Final = frozenset(path.name for path in FOLDER.iterdir() if path.suffix in TYPES)
+# Paths that need no key.
 PATHS: Final = frozenset({"/", *(f"{PREFIX}{name}" for name in FILES if name != "index.html")})
-"""Paths that need no key."""
 
 HEADERS: Final[Mapping[str, str]] = {
     "content-security-policy": (

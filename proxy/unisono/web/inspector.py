@@ -28,8 +28,8 @@ from unisono.web.recording_view import recounted
 from unisono.web.segments import Segments
 
 OBJECT: Final = "unisono.inspection"
+# Maximum characters of an item's text in an inspection.
 MAX_ITEM_LENGTH: Final = 20_000
-"""Maximum characters of an item's text in an inspection."""
 
 _RECIPIENT = re.compile(r"to=(?:functions\.)?([A-Za-z0-9_-]{1,64})(?![A-Za-z0-9_.-])")
 _FOREIGN = re.compile(r"<\|start\|>(?!assistant)")

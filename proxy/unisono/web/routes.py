@@ -25,12 +25,12 @@ from unisono.web.inspector import inspected
 
 LISTED: Final = 20
 MAX_LISTED: Final = 200
+# Valid ids of recordings.
 POSSIBLE: Final = re.compile(r"[A-Za-z0-9_.-]{1,128}")
-"""Valid ids of recordings."""
+# Maximum concurrent inspections.
 AT_ONCE: Final = 1
-"""Maximum concurrent inspections."""
+# Maximum queued inspections.
 MAX_QUEUED_INSPECTIONS: Final = 16
-"""Maximum queued inspections."""
 
 Overview = Callable[[Caller], Mapping[str, Any]]
 

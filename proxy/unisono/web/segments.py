@@ -24,14 +24,14 @@ IN_HEADERS: Final = frozenset({CHANNEL, CONSTRAIN})
 HEADER: Final = "header"
 CALL_BODY: Final = "call"
 TOOL_BODY: Final = "tool"
+# Maximum number of tokens that the bytes of one character span.
 MAX_CHARACTER_TOKENS: Final = 4
-"""Maximum number of tokens that the bytes of one character span."""
+# Maximum characters of a remark by the gateway.
 MAX_REMARK_LENGTH: Final = 400
-"""Maximum characters of a remark by the gateway."""
 UNKNOWN_RULE: Final = "This version of the gateway has no such rule."
 
+# Maximum tokens of a header that are parsed.
 MAX_HEADER_TOKENS: Final = 512
-"""Maximum tokens of a header that are parsed."""
 
 Segment = dict[str, Any]
 _FIRST = re.compile(rf"[^\s:.{S}{C}{T}]+")

@@ -46,8 +46,8 @@ from unisono.engine.collect import CollectedAnswer
 from unisono.engine.request import GenerationReport
 from unisono.errors import UnisonoError
 
+# Finish reason of an answer with calls, by the form of its calls.
 CALLED = {CallForm.FUNCTION: "tool_calls", CallForm.CUSTOM: "tool_calls", CallForm.LEGACY: "function_call"}
-"""Finish reason of an answer with calls, by the form of its calls."""
 
 
 @dataclass(frozen=True, slots=True)

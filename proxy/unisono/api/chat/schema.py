@@ -52,8 +52,8 @@ from unisono.core.conversation import Effort
 
 MAX_STOPS = 16
 
+# Accepted types of a message's content. A tool result may be bare JSON.
 Content = str | list[str | ContentPart] | list[Any] | dict[str, Any] | None
-"""Accepted types of a message's content. A tool result may be bare JSON."""
 
 
 def _to_think(value: Any) -> Effort | None:
@@ -82,11 +82,11 @@ class CalledCustom(OpenModel):
     input: Text = ""
 
 
+# Required fields of each kind of call, for the OpenAPI document.
 _CALLS: list[Any] = [
     {"properties": {"type": {"const": "function"}, "function": {"type": "object"}}, "required": ["function"]},
     {"properties": {"type": {"const": "custom"}, "custom": {"type": "object"}}, "required": ["type", "custom"]},
 ]
-"""Required fields of each kind of call, for the OpenAPI document."""
 
 
 class ChatToolCall(OpenModel):
@@ -109,6 +109,7 @@ class ReasoningDetail(OpenModel):
     text: Text | None = None
 
 
+# Required fields of each message role, for the OpenAPI document.
 _ROLES: list[Any] = [
     {
         "properties": {
@@ -119,7 +120,6 @@ _ROLES: list[Any] = [
     {"properties": {"role": {"const": "tool"}, "tool_call_id": {"type": "string"}}, "required": ["tool_call_id"]},
     {"properties": {"role": {"const": "function"}, "name": {"type": "string"}}, "required": ["name"]},
 ]
-"""Required fields of each message role, for the OpenAPI document."""
 
 
 class ChatMessage(OpenModel):

@@ -20,14 +20,14 @@ from unisono.core.conversation import Conversation, Preamble, UserMessage
 from unisono.engine.request import GenerationRequest, RawPrompt
 from unisono.errors import InvalidRequest, NotAllowed, UnsupportedValue
 
+# OpenAI's default for this API only.
 DEFAULT_MAX_TOKENS: Final = 16
-"""OpenAI's default for this API only."""
 
+# Convert token ids to text, with special tokens spelled out.
 Spell = Callable[[Sequence[int]], str]
-"""Convert token ids to text, with special tokens spelled out."""
 
+# Convert text with spelled special tokens to token ids.
 Cut = Callable[[str], Sequence[int]]
-"""Convert text with spelled special tokens to token ids."""
 
 SWITCHED_OFF: Final = (
     "Raw completions are disabled on this gateway: use /v1/chat/completions, "

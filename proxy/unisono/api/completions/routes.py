@@ -34,11 +34,9 @@ class RawModel:
     rules: ModelRules = NO_RULES
 
 
+# Resolve a model name, with aliases and defaults applied. Raises UnknownModel for an unknown name, and
+# ModelNotAllowed for a model that the caller may not use.
 Resolve = Callable[[str, Caller], RawModel]
-"""Resolve a model name, with aliases and defaults applied.
-
-Raises UnknownModel for an unknown name, and ModelNotAllowed for a model that the caller may not use.
-"""
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,14 +16,15 @@ from unisono.core.generation import VOCABULARY
 
 MAX_STOPS: Final = 16
 MAX_STOP_TOKENS: Final = 256
+# Maximum number of choices of a request: prompts times `n`.
 MAX_CHOICES: Final = 128
-"""Maximum number of choices of a request: prompts times `n`."""
 
 Ids = tuple[int, ...]
 
 NOT_CONSTRAINED: Final = "the format of a raw completion cannot be constrained"
 CONSTRAINED_ELSEWHERE: Final = f"{NOT_CONSTRAINED}; use /v1/chat/completions"
 
+# Unsupported fields, with their neutral values and the reason.
 NEUTRAL: Final[dict[str, tuple[tuple[Any, ...], str]]] = {
     "logprobs": ((None, False, 0), "log probabilities are not supported; omit this field"),
     "prompt_logprobs": ((None, False, 0), "log probabilities are not supported; omit this field"),
@@ -40,7 +41,6 @@ NEUTRAL: Final[dict[str, tuple[tuple[Any, ...], str]]] = {
     "ignore_eos": ((None, False), "generation always ends at a stop token; omit this field"),
     "min_tokens": ((None, 0), "generation always ends at a stop token; omit this field"),
 }
-"""Unsupported fields, with their neutral values and the reason."""
 
 
 _SOME: Final = Field(min_length=1)
@@ -81,8 +81,8 @@ def _to_stops(value: Any) -> Any:
 
 Token = Annotated[int, Field(ge=0, lt=VOCABULARY)]
 Written = Annotated[Text, Field(min_length=1)]
+# Accepted types of a prompt.
 Prompts = Written | Annotated[list[Written] | list[Token] | list[Annotated[list[Token], _SOME]], _SOME]
-"""Accepted types of a prompt."""
 
 Stop = Annotated[Text, Field(min_length=1, max_length=4096)]
 Stops = Annotated[list[Stop], Field(max_length=MAX_STOPS)]
@@ -112,8 +112,8 @@ class CompletionRequest(SamplingFields):
     stop_token_ids: Annotated[list[Token], Field(max_length=MAX_STOP_TOKENS)] | None = None
     include_stop_str_in_output: bool | None = None
     skip_special_tokens: bool | None = None
+    # No effect: the tokenizer of gpt-oss adds no special tokens.
     add_special_tokens: bool | None = None
-    """No effect: the tokenizer of gpt-oss adds no special tokens."""
     return_token_ids: bool | None = None
 
     logprobs: Any = _only_neutral("logprobs")

@@ -14,8 +14,8 @@ from pydantic import BeforeValidator, Field, PlainValidator, field_validator
 from unisono.api.content_parts import MEDIA_PARTS
 from unisono.api.field_types import FieldInput, Id, OpenModel, Text, ToolName, refused, wrong
 
+# Sources of documents that are not text.
 FILES: Final = frozenset({"base64", "url", "file"})
-"""Sources of documents that are not text."""
 
 
 AnyContent: Final = FieldInput(str | list[dict[str, Any] | str] | None)
@@ -115,6 +115,7 @@ class SilentBlock(ContentBlock):
     """A kind of block without content for the model."""
 
 
+# All kinds of blocks.
 KINDS: Final[Mapping[str, type[ContentBlock]]] = {
     "text": TextBlock,
     "thinking": ThinkingBlock,
@@ -138,7 +139,6 @@ KINDS: Final[Mapping[str, type[ContentBlock]]] = {
     "mcp_tool_listing": SilentBlock,
     "fallback": SilentBlock,
 }
-"""All kinds of blocks."""
 
 
 def to_block(value: Any) -> ContentBlock:

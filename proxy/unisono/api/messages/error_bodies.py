@@ -9,6 +9,7 @@ from unisono.api.error_responses import FailureFormat
 from unisono.core.context_window import ANTHROPIC_PROMPT_TOO_LONG
 from unisono.errors import ContextTooLong, UnisonoError
 
+# Error types by status. Other statuses are client errors below 500, and server errors from 500.
 TYPES: Final[Mapping[int, str]] = {
     401: "authentication_error",
     403: "permission_error",
@@ -19,10 +20,6 @@ TYPES: Final[Mapping[int, str]] = {
     503: "overloaded_error",
     504: "timeout_error",
 }
-"""Error types by status.
-
-Other statuses are client errors below 500, and server errors from 500.
-"""
 
 
 def to_type(status: int) -> str:

@@ -43,8 +43,8 @@ from unisono.core.conversation import (
 )
 from unisono.errors import InvalidRequest
 
+# Separator between blocks that form one text.
 BETWEEN: Final = "\n\n"
-"""Separator between blocks that form one text."""
 FAILED: Final = "Error"
 
 

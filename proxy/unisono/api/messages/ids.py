@@ -6,8 +6,8 @@ from typing import Final
 
 OURS: Final = "call_"
 CLIENTS: Final = "toolu_"
+# Prefix of the id of a call that the gateway made itself.
 SERVERS: Final = "srvtoolu_"
-"""Prefix of the id of a call that the gateway made itself."""
 
 
 def gateway_id(call_id: str, prefix: str = CLIENTS) -> str:

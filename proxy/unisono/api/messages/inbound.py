@@ -36,11 +36,9 @@ from unisono.engine.request import Choice, GenerationRequest
 from unisono.errors import ThreadsUnsupported
 
 SURFACE = "messages"
+# Prefix of a system prompt block that is not an instruction. It differs in every request of Claude Code, and would
+# make each prompt miss the cache.
 BILLING = "x-anthropic-billing-header:"
-"""Prefix of a system prompt block that is not an instruction.
-
-It differs in every request of Claude Code, and would make each prompt miss the cache.
-"""
 
 
 class Thinking(Enum):
@@ -48,8 +46,8 @@ class Thinking(Enum):
 
     HIDDEN = "hidden"
     SHOWN = "shown"
+    # Blocks without text. The signature holds the text, sealed.
     OMITTED = "omitted"
-    """Blocks without text. The signature holds the text, sealed."""
 
 
 @dataclass(frozen=True, slots=True)

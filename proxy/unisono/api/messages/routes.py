@@ -26,14 +26,11 @@ from unisono.core.quotas import QuotaStatus
 from unisono.engine.collect import CollectedAnswer, collect_run
 from unisono.engine.request import GenerationReport, GenerationService, GenerationStream
 
+# Length of an answer in characters that takes up to a millisecond to build. The arguments of calls are parsed for it.
 LONG_ANSWER: Final = 16_384
-"""Length of an answer in characters that takes up to a millisecond to build.
-
-The arguments of calls are parsed for it.
-"""
 PATHS: Final = ("/v1/messages", "/messages")
+# Error formats by path.
 FORMATS: Final = dict.fromkeys(PATHS, ANTHROPIC)
-"""Error formats by path."""
 
 Kind = TypeVar("Kind", bound=MessagesInput)
 

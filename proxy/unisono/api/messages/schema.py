@@ -29,8 +29,8 @@ from unisono.api.messages.content_blocks import Content, TextBlock
 from unisono.api.sampling import SamplingFields
 
 MAX_STOPS = 16
+# Type of a client's own tool.
 CUSTOM = "custom"
-"""Type of a client's own tool."""
 
 
 class MessageParam(OpenModel):

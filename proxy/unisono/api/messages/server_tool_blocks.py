@@ -21,15 +21,15 @@ from unisono.engine.server_tools.policy import BAD_ARGUMENTS, NO_CALLS_LEFT
 
 SEALED: Final = "encrypted_content"
 SEARCH, FETCH, CODE = "web_search", "web_fetch", "code_execution"
+# Block names of the browser functions.
 NAMES: Final[Mapping[tuple[str, str], str]] = {
     (BROWSER, "search"): SEARCH,
     (BROWSER, "open"): FETCH,
     (BROWSER, "find"): FETCH,
 }
-"""Block names of the browser functions."""
 UNAVAILABLE: Final = "unavailable"
+# Error codes by the rule that refused a call; the default is `UNAVAILABLE`.
 ERROR_CODES: Final[Mapping[str, str]] = {NO_CALLS_LEFT: "max_uses_exceeded", BAD_ARGUMENTS: "invalid_tool_input"}
-"""Error codes by the rule that refused a call; the default is `UNAVAILABLE`."""
 
 
 def name_of(item: HostedCall) -> str:

@@ -19,11 +19,11 @@ from unisono.core.tools import ToolFilter, ToolServer
 from unisono.engine.request import Choice, ServerTools
 from unisono.errors import UnsupportedValue
 
+# Types of server tools, with the corresponding builtin tool.
 KINDS: Final = (
     (re.compile(r"web_(search|fetch)(_\d{8})?"), BROWSER),
     (re.compile(r"code_execution(_\d{8})?"), PYTHON),
 )
-"""Types of server tools, with the corresponding builtin tool."""
 
 MODES: Final[Mapping[str, ChoiceMode]] = {
     "auto": ChoiceMode.AUTO,
@@ -31,8 +31,8 @@ MODES: Final[Mapping[str, ChoiceMode]] = {
     "tool": ChoiceMode.REQUIRED,
     "none": ChoiceMode.NONE,
 }
+# Fields of server tools that need no note.
 MEANT: Final = frozenset({"cache_control", "max_uses"})
-"""Fields of server tools that need no note."""
 
 
 def builtin_for(kind: str) -> str:

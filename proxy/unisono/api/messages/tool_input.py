@@ -9,12 +9,12 @@ import orjson
 
 from unisono.core.json_syntax import json_kind
 
+# Member name of the object that wraps invalid arguments.
 UNPARSED: Final = "unparsed_arguments"
-"""Member name of the object that wraps invalid arguments."""
 
 
+# Pattern of numbers that the parser would round.
 LONG_NUMBER: Final = re.compile(r"\d{19}")
-"""Pattern of numbers that the parser would round."""
 
 
 # A surrogate without its partner: many clients reject a body that has one.

@@ -41,10 +41,10 @@ HEADERS: dict[str, Schema] = {
         "schema": {"type": "string"},
     },
 }
+# Schema names of errors, by format.
 FAILURES = {"Failure": "Error", "MessagesFailure": "MessagesError"}
-"""Schema names of errors, by format."""
+# Parameters of a path.
 NAMED = re.compile(r"{(\w+)}")
-"""Parameters of a path."""
 ANSWER_HEADERS = (
     "x-unisono-backend",
     "x-unisono-model",
@@ -52,13 +52,13 @@ ANSWER_HEADERS = (
     "x-unisono-failovers",
     "x-unisono-recoveries",
 )
+# Headers of errors, by status. After tools have run, `retry-after` is absent.
 WITH_FAILURE = {
     **dict.fromkeys(FINAL_STATUSES, (NO_RETRY_HEADER[0],)),
     401: ("www-authenticate", NO_RETRY_HEADER[0]),
     429: ("retry-after",),
     503: ("retry-after",),
 }
-"""Headers of errors, by status. After tools have run, `retry-after` is absent."""
 
 
 @cache

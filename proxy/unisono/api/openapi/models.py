@@ -14,8 +14,8 @@ from pydantic_core import core_schema
 Schema = dict[str, Any]
 
 PLACE = "#/components/schemas/"
+# Pattern of pydantic's names for models whose name occurs in several packages.
 _QUALIFIED = re.compile(r"unisono__api__(\w+?)__\w+__(\w+)")
-"""Pattern of pydantic's names for models whose name occurs in several packages."""
 
 
 class _Plain(GenerateJsonSchema):

@@ -20,14 +20,14 @@ from unisono.api.responses.idempotency import MAX_KEY_LENGTH
 from unisono.api.responses.queries import ItemQuery, PageQuery, ResponseQuery
 from unisono.api.responses.schema import ResponsesRequest
 
+# Error statuses of every request with a key.
 PLAIN = (400, 401, 403, 503)
-"""Error statuses of every request with a key."""
 ONE = (*PLAIN, 404)
 CHANGED = (*ONE, 409)
 SENT = (*PLAIN, 408, 413, 415)
 ADDED = (*SENT, 404, 409)
+# Error statuses of requests that call a model.
 TURNED = (*ADDED, 429, 502, 504)
-"""Error statuses of requests that call a model."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,15 +50,15 @@ class Operation:
     query: type[OpenModel] | None = None
     parameters: tuple[Schema, ...] = ()
     events: str | None = None
+    # The response has headers on backend and recoveries.
     has_answer_headers: bool = False
-    """The response has headers on backend and recoveries."""
     needs_key: bool = True
+    # Operations that accept the id in the answer.
     leads_to: tuple[str, ...] = ()
-    """Operations that accept the id in the answer."""
+    # The answer may also have status 503.
     unready: bool = False
-    """The answer may also have status 503."""
+    # Error format: `Failure`, or `MessagesFailure` for Anthropic's API.
     failure: str = "Failure"
-    """Error format: `Failure`, or `MessagesFailure` for Anthropic's API."""
 
 
 def _day(name: str, about: str) -> Schema:
@@ -77,8 +77,8 @@ ONCE: Schema = {
     "description": "Key of the request; repeating the request with the same key returns the same response.",
     "schema": {"type": "string", "minLength": 1, "maxLength": MAX_KEY_LENGTH, "pattern": "^[ -~]+$"},
 }
+# Fields that affect a token count, which is never stored.
 COUNTED = frozenset(ResponsesRequest.model_fields) - {"store", "background"}
-"""Fields that affect a token count, which is never stored."""
 
 CHAT = (
     Operation(

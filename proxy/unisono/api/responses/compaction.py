@@ -35,18 +35,16 @@ from unisono.engine.collect import CollectedAnswer, collect_run
 from unisono.engine.request import ForbiddenTools, GenerationReport, GenerationRequest
 from unisono.errors import StoreTooLarge
 
+# Fields of a request that have an effect here. Instructions and tools keep their position in the conversation, so
+# that a backend finds the prompt in its cache.
 EFFECTIVE_FIELDS = frozenset(
     {"model", "input", "instructions", "previous_response_id", "tools", "reasoning", "prompt_cache_key", "user"}
 )
-"""Fields of a request that have an effect here.
 
-Instructions and tools keep their position in the conversation, so that a backend finds the prompt in its cache.
-"""
-
+# Maximum tokens of a summary and its reasoning.
 MAX_SUMMARY_TOKENS = 8_192
-"""Maximum tokens of a summary and its reasoning."""
+# Maximum characters of user messages that are preserved unchanged.
 MAX_PRESERVED_CHARACTERS = 64_000
-"""Maximum characters of user messages that are preserved unchanged."""
 
 INSTRUCTIONS = (
     "Sum up our conversation up to here. From now on you will see your summary and my newest messages, and nothing "
@@ -55,8 +53,8 @@ INSTRUCTIONS = (
     "and why; what failed; what is still open, and the next step. Do not go on with the work, do not call a tool and "
     "do not address me: answer with the summary alone."
 )
+# Prefix of a summary in the message to the model.
 HEADING = "[Summary of the conversation before this point, as you wrote it]\n\n"
-"""Prefix of a summary in the message to the model."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -79,12 +79,12 @@ class InputConversion:
     known: KnownState
     history: History = field(default_factory=History)
     notes: list[str] = field(default_factory=list)
+    # The model's names for server tools.
     names: ToolNames = field(default_factory=ToolNames)
-    """The model's names for server tools."""
+    # Calls with an approval request, by the id of that request.
     requests: dict[str, AssistantCall] = field(default_factory=dict)
-    """Calls with an approval request, by the id of that request."""
+    # Ids of answered approval requests.
     answered: set[str] = field(default_factory=set)
-    """Ids of answered approval requests."""
 
     def __post_init__(self) -> None:
         self.requests |= self.known.hosted.requests
@@ -329,6 +329,7 @@ def _silent(reading: InputConversion, given: InputItem, param: str) -> Sequence[
     return ()
 
 
+# Readers by kind of item.
 READERS: Mapping[type[InputItem], Callable[[InputConversion, InputItem, str], Sequence[Item]]] = {
     InputMessage: _message,
     InputReasoning: _reasoning,
@@ -345,4 +346,3 @@ READERS: Mapping[type[InputItem], Callable[[InputConversion, InputItem, str], Se
     InputSearch: _search,
     InputSilent: _silent,
 }
-"""Readers by kind of item."""

@@ -15,8 +15,8 @@ from pydantic import BeforeValidator, ConfigDict, Field, PlainValidator, field_v
 from unisono.api.content_parts import TEXT_PARTS, ContentPart
 from unisono.api.field_types import Arguments, FieldInput, Id, OpenModel, Text, ToolName, wrong
 
+# Prefix of item and event types that Open Responses does not define.
 PREFIX = "unisono:"
-"""Prefix of item and event types that Open Responses does not define."""
 
 
 def _to_parts(value: Any) -> Any:
@@ -177,14 +177,15 @@ class InputSilent(InputItem):
     """A kind of item without content for the model."""
 
 
+# Kinds without effect here: they need server tools that the gateway lacks, or control them.
 SILENT_KINDS = (
     *("file_search_call", "image_generation_call", "tool_search_call", "tool_search_output"),
     *("computer_call", "computer_call_output", "local_shell_call", "local_shell_call_output"),
     *("shell_call", "shell_call_output", "apply_patch_call", "apply_patch_call_output"),
     *("additional_tools", "configuration_update", "compaction_trigger", "program", "program_output"),
 )
-"""Kinds without effect here: they need server tools that the gateway lacks, or control them."""
 
+# All kinds of items.
 KINDS: Mapping[str, type[InputItem]] = {
     "message": InputMessage,
     "reasoning": InputReasoning,
@@ -203,7 +204,6 @@ KINDS: Mapping[str, type[InputItem]] = {
     "compaction_summary": InputSealed,
     **dict.fromkeys(SILENT_KINDS, InputSilent),
 }
-"""All kinds of items."""
 
 
 def to_given(value: Any) -> InputItem:

@@ -24,11 +24,12 @@ from unisono.core.conversation import (
 from unisono.core.events import Closed, HostedCall, Listing, Reasoning, Text, ToolCall
 from unisono.core.state_store import StoredItem
 
+# Make an unguessable id that begins with the given prefix.
 NewId = Callable[[str], str]
-"""Make an unguessable id that begins with the given prefix."""
 
 Wire = dict[str, Any]
 
+# Id prefixes by item type.
 PREFIXES = {
     "message": "msg_",
     "reasoning": "rs_",
@@ -45,12 +46,11 @@ PREFIXES = {
     "code_interpreter_call": "ci_",
     "compaction": "cmp_",
 }
-"""Id prefixes by item type."""
 OTHER_PREFIX = "item_"
 
 PHASES = {Phase.COMMENTARY: "commentary", Phase.FINAL: "final_answer"}
+# Known values of `phase` from clients; any other value means a final answer.
 SPOKEN = {"commentary": Phase.COMMENTARY}
-"""Known values of `phase` from clients; any other value means a final answer."""
 
 COMPLETED, INCOMPLETE, IN_PROGRESS, FAILED = "completed", "incomplete", "in_progress", "failed"
 

@@ -12,14 +12,11 @@ from unisono.core.state_store import Lease
 from unisono.core.tasks import cancel_and_wait
 from unisono.errors import StoreError
 
+# Number of renewals per lease duration. One failed renewal may be followed by another.
 RENEWALS = 3
-"""Number of renewals per lease duration. One failed renewal may be followed by another."""
 
+# Pauses in seconds between attempts to acquire a lease. A holder that has finished releases it within this time.
 GIVEN_BACK_WITHIN_S = (0.02, 0.05, 0.1, 0.15)
-"""Pauses in seconds between attempts to acquire a lease.
-
-A holder that has finished releases it within this time.
-"""
 
 log = logging.getLogger("unisono.responses")
 

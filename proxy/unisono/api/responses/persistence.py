@@ -14,17 +14,12 @@ from unisono.errors import StoreUnavailable
 
 T = TypeVar("T")
 
+# Pauses in seconds between write attempts while the store does not answer. A repeated write takes effect once.
 PAUSES_S = (0.05, 0.2, 0.5)
-"""Pauses in seconds between write attempts while the store does not answer.
 
-A repeated write takes effect once.
-"""
-
+# Statuses of responses that join a conversation. A partial answer that the client has received joins; a failed or
+# cancelled one does not.
 JOINS = frozenset({Status.COMPLETED, Status.INCOMPLETE})
-"""Statuses of responses that join a conversation.
-
-A partial answer that the client has received joins; a failed or cancelled one does not.
-"""
 
 
 async def insisting(act: Callable[[], Awaitable[T]], pauses_s: tuple[float, ...] = PAUSES_S) -> T:

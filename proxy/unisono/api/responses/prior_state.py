@@ -39,8 +39,8 @@ class PriorState:
     now: ServerToolHistory = NOTHING_HOSTED
 
 
+# Read the complete prior state of a tenant's request.
 Recall = Callable[[Store, str, ResponsesRequest], Awaitable[PriorState]]
-"""Read the complete prior state of a tenant's request."""
 
 
 async def recall(store: Store, tenant: str, request: ResponsesRequest) -> PriorState:

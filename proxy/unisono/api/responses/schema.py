@@ -38,6 +38,7 @@ from unisono.api.tools import CustomSpec, FunctionSpec, described
 ENCRYPTED_REASONING = "reasoning.encrypted_content"
 SOURCES = "web_search_call.action.sources"
 OUTPUTS = "code_interpreter_call.outputs"
+# Accepted names of `include`, and if each has an effect. The others belong to items that are never made here.
 INCLUDABLE = {
     ENCRYPTED_REASONING: True,
     "file_search_call.results": False,
@@ -47,10 +48,6 @@ INCLUDABLE = {
     "computer_call_output.output.image_url": False,
     OUTPUTS: True,
 }
-"""Accepted names of `include`, and if each has an effect.
-
-The others belong to items that are never made here.
-"""
 LOGPROBS = "message.output_text.logprobs"
 
 MAX_METADATA = 16

@@ -39,8 +39,8 @@ REPETITION: Final = "repetition"
 BUDGET: Final = "reasoning-budget"
 NOT_ALLOWED: Final = "tool-not-allowed"
 
+# Rules that a request may switch off.
 SWITCHABLE: Final = frozenset({REGENERATED_CALL, REGENERATED_ANSWER, CODE_FENCE, REPETITION})
-"""Rules that a request may switch off."""
 
 UNMET_CALL: Final = "The model did not call a tool that it had to call."
 UNMET_NONE: Final = "None of the tools that had to be called is available."

@@ -61,12 +61,12 @@ _ALWAYS: Final[dict[MessageKind, HeaderAction]] = {
     MessageKind.STRICT: HeaderAction.GUIDE,
 }
 
+# Action for a message with a known header, by obligation and message kind.
 OPENING: Final[dict[tuple[Obligation, MessageKind], HeaderAction]] = {
     (owed, message): special.get(message, _ALWAYS.get(message, HeaderAction.PASS))
     for owed, special in _BY_OBLIGATION.items()
     for message in MessageKind
 }
-"""Action for a message with a known header, by obligation and message kind."""
 
 
 class BodyFault(Enum):
@@ -91,9 +91,10 @@ class BodyAction(Enum):
     REFUSE = auto()  # tell the model that the tool is not available; the second time, open the answer
 
 
+# Message kinds whose schema is checked.
 _JUDGED: Final = frozenset({MessageKind.WANTED, MessageKind.STRICT, MessageKind.ANSWER})
-"""Message kinds whose schema is checked."""
 
+# Action for a complete message that was not emitted, by message kind and fault.
 CLOSING: Final[dict[tuple[MessageKind, BodyFault], BodyAction]] = {
     (message, fault): BodyAction.REFUSE
     if message is MessageKind.BARRED
@@ -103,7 +104,6 @@ CLOSING: Final[dict[tuple[MessageKind, BodyFault], BodyAction]] = {
     for message in MessageKind
     for fault in BodyFault
 }
-"""Action for a complete message that was not emitted, by message kind and fault."""
 
 MAX_REGENERATIONS: Final = 2  # per message
 MAX_TRIMS: Final = 2  # per attempt at a message

@@ -39,8 +39,8 @@ from unisono.store.redis.server_checks import examine
 from unisono.store.redis.traces import KeptTraces
 
 METADATA_TRIES = 5
+# Number of items from which a response is encoded in a thread, to keep the loop free.
 OFF_LOOP_ITEMS = 1000
-"""Number of items from which a response is encoded in a thread, to keep the loop free."""
 
 
 class RedisStore(KeptKeys, KeptAccounts, KeptTraces):

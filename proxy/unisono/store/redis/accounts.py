@@ -31,18 +31,18 @@ from unisono.store.redis.account_scripts import EXTEND_CLAIMS, RESERVE, SETTLE
 from unisono.store.redis.connection import Link
 from unisono.store.redis.script_args import Args, milliseconds
 
+# Time for which settled ids are remembered, in seconds.
 SETTLED_S = 86_400.0
-"""Time for which settled ids are remembered, in seconds."""
+# Time for which a period's sums are stored after its end, in seconds.
 PAST_PERIOD_S = 86_400.0
-"""Time for which a period's sums are stored after its end, in seconds."""
 
 
 class KeptAccounts:
     """Mixin of the store for accounts."""
 
     _link: Link
+    # Accounts and days that this process has already added to the list of ledgers.
     _listed: set[tuple[Account, str]]
-    """Accounts and days that this process has already added to the list of ledgers."""
 
     async def reserve(self, claim: QuotaReservation) -> QuotaStatus:
         limits = claim.limits

@@ -36,8 +36,8 @@ from unisono.store.write_errors import refusal
 
 AT_ONCE = 64  # maximum concurrent operations; further ones wait within their own deadline
 
+# Writes per round trip: few enough for the shortest deadline, enough to hide latency.
 WRITES_PER_ROUND_TRIP = 256
-"""Writes per round trip: few enough for the shortest deadline, enough to hide latency."""
 
 Command = tuple[str | bytes | int, ...]
 

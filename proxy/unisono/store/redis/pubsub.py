@@ -18,8 +18,8 @@ from unisono.store.event_wait import Waiting
 
 log = logging.getLogger("unisono.store")
 
+# Delay before the connection is attempted again, in seconds.
 RECONNECT_DELAY_S = 0.25
-"""Delay before the connection is attempted again, in seconds."""
 LINGER_S = 2.0
 
 

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from redis.exceptions import OutOfMemoryError, ReadOnlyError
 from redis.exceptions import TimeoutError as LateAnswer
 
+# Messages for callers; the first matching row applies. The error itself is logged as the cause.
 TROUBLE: tuple[tuple[type[Exception], str], ...] = (
     (OutOfMemoryError, "the store is full"),
     (ReadOnlyError, "the store currently rejects writes"),
@@ -15,10 +16,6 @@ TROUBLE: tuple[tuple[type[Exception], str], ...] = (
     (LateAnswer, "the store did not answer in time"),
     (Exception, "the store cannot be reached"),
 )
-"""Messages for callers; the first matching row applies.
-
-The error itself is logged as the cause.
-"""
 
 # Redis 6.2 wraps the rejection of a script's command in an error of its own. The library has no class for a primary
 # with too few replicas, nor for one that cannot write to its disk.

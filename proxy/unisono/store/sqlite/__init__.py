@@ -48,17 +48,14 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 SWEEP_EVERY_S = 60.0
+# Lock timeout, in seconds, of a write after one that timed out. Many writes may be queued.
 LOCKED_TIMEOUT_S = 0.2
-"""Lock timeout, in seconds, of a write after one that timed out. Many writes may be queued."""
+# Messages for callers, by SQLite's primary codes. The error itself is the cause, for the log.
 TROUBLE: Mapping[int, str] = {
     sqlite3.SQLITE_FULL: "the store is full",
     sqlite3.SQLITE_READONLY: "the store currently rejects writes",
     sqlite3.SQLITE_BUSY: "the store did not answer in time",
 }
-"""Messages for callers, by SQLite's primary codes.
-
-The error itself is the cause, for the log.
-"""
 IN_MEMORY = "state is stored in memory only and is lost when this process ends"
 
 

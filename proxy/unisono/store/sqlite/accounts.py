@@ -25,10 +25,10 @@ from unisono.core.quotas import (
 )
 from unisono.store.sqlite.schema import Transaction
 
+# Time for which settled ids are remembered, in seconds.
 SETTLED_S: Final = 86_400.0
-"""Time for which settled ids are remembered, in seconds."""
+# Time for which a period's sums are stored after its end, in seconds.
 PAST_PERIOD_S: Final = 86_400.0
-"""Time for which a period's sums are stored after its end, in seconds."""
 FOR_EVER: Final = 1e15
 
 COLUMNS: Final = ", ".join(USED)

@@ -12,12 +12,12 @@ from unisono.core.state_store import MIB, StoredResponse
 from unisono.store import codec
 from unisono.store.sqlite.schema import Transaction
 
+# Free space below which every check performs a trial write.
 LOW_BYTES = 64 * MIB
-"""Free space below which every check performs a trial write."""
+# Size of the trial write: more than an ordinary response takes.
 TRIAL_BYTES = MIB // 4
-"""Size of the trial write: more than an ordinary response takes."""
+# Name of the trial row in the `secrets` table. The next trial overwrites one that remains.
 TRIAL = "trial"
-"""Name of the trial row in the `secrets` table. The next trial overwrites one that remains."""
 
 
 def examine(act: Transaction, path: Path | None, low_bytes: int, beginning: StoredResponse | None) -> bool:

@@ -52,6 +52,7 @@ CREATE INDEX keys_expire ON keys (expires);
 CREATE INDEX runs_lapse ON runs (until);
 """
 
+# Later tables, which older gateways on the same file ignore. Created wherever they are missing.
 ADDED = """
 CREATE TABLE IF NOT EXISTS virtual_keys (id TEXT PRIMARY KEY, revision INTEGER, data BLOB) WITHOUT ROWID;
 CREATE TABLE IF NOT EXISTS key_digests (digest TEXT PRIMARY KEY, key TEXT) WITHOUT ROWID;
@@ -83,10 +84,6 @@ CREATE TABLE IF NOT EXISTS traces (
 CREATE INDEX IF NOT EXISTS traces_in_order ON traces (tenant, number);
 CREATE INDEX IF NOT EXISTS traces_expire ON traces (expires);
 """
-"""Later tables, which older gateways on the same file ignore.
-
-Created wherever they are missing.
-"""
 
 SWEEP = (
     "DELETE FROM events WHERE (tenant, response) IN "
@@ -107,8 +104,8 @@ SWEEP = (
 )
 
 
+# SQLite's primary codes for a path where no file can be written.
 UNWRITABLE = frozenset({sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_READONLY, sqlite3.SQLITE_PERM})
-"""SQLite's primary codes for a path where no file can be written."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,8 +118,8 @@ class Transaction:
     bounds: StateLimits
 
 
+# Time that an operation waits while another process writes to the file.
 LOCK_TIMEOUT_S = 5.0
-"""Time that an operation waits while another process writes to the file."""
 
 
 def connect(path: Path | None) -> sqlite3.Connection:

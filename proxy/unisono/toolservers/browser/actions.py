@@ -34,8 +34,8 @@ MAX_URL_LENGTH: Final = 4096
 DISPLAYED_URL_LENGTH: Final = 1024
 SNIPPET: Final = 1000
 VIEW_SOURCE: Final = "view-source:"
+# Limit of a view with an explicit number of lines, as a multiple of the usual size.
 WIDEST: Final = 8
-"""Limit of a view with an explicit number of lines, as a multiple of the usual size."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,16 +24,16 @@ _NAME = re.compile(r"/?([a-zA-Z][a-zA-Z0-9:-]{0,30})")
 _ATTRIBUTE = re.compile(r"([^\s\"'>/=]+)(?:\s*=\s*(?:\"([^\"]*)\"|'([^']*)'|([^\s\"'>]+)))?")
 _SPACE = re.compile(r"\s+")
 
+# Elements whose content is not displayed text.
 UNREAD: Final = frozenset({"script", "style", "noscript", "template", "iframe", "noembed", "object", "svg", "math"})
-"""Elements whose content is not displayed text."""
+# Elements that end only at their own end tag, regardless of their contents.
 VERBATIM: Final = UNREAD | {"title", "textarea"}
-"""Elements that end only at their own end tag, regardless of their contents."""
 _GAPS_NAMES = """
     p div section article header footer main nav aside address figure figcaption form fieldset table ul ol dl
     blockquote pre details summary h1 h2 h3 h4 h5 h6
 """
+# Elements with an empty line before and after them.
 GAPS: Final = frozenset(_GAPS_NAMES.split())
-"""Elements with an empty line before and after them."""
 BREAKS: Final = frozenset({"br", "tr", "dt", "dd", "option", "caption"})
 SCRIPTS: Final = {"sup": ("^{", "}"), "sub": ("_{", "}")}
 

@@ -11,14 +11,11 @@ import textwrap
 from collections.abc import Sequence
 from typing import Final
 
+# Line width in characters.
 WIDTH: Final = 80
-"""Line width in characters."""
 BYTES_PER_TOKEN: Final = 4
+# Longer lines are split before wrapping, in characters. Wrapping a single word takes quadratic time.
 LONG_LINE: Final = 4000
-"""Longer lines are split before wrapping, in characters.
-
-Wrapping a single word takes quadratic time.
-"""
 
 _UNSEEN: Final = re.compile(
     "[\x00-\x08\x0b-\x1f\x7f-\x9f"  # control characters except tab and line feed

@@ -38,11 +38,8 @@ _CHARSETS_NAMES = """
     cp1254 cp1255 cp1256 cp1257 cp1258 cp866 cp874 koi8-r koi8-u mac-roman gbk gb2312 gb18030 big5 euc_jp
     shift_jis iso2022_jp euc_kr
 """
+# Supported encodings of pages, by their Python names. Other codecs are no encodings or too slow.
 CHARSETS: Final = frozenset(_CHARSETS_NAMES.split())
-"""Supported encodings of pages, by their Python names.
-
-Other codecs are no encodings or too slow.
-"""
 _META_CHARSET = re.compile(rb"<meta[^>]{0,200}charset\s*=\s*[\"']?([A-Za-z0-9_:.-]{1,40})", re.IGNORECASE)
 
 NOT_PUBLIC: Final = "it is not on the public Internet"

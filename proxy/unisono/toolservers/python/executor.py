@@ -24,11 +24,11 @@ from unisono.toolservers.python.run_files import delete_tree
 from unisono.toolservers.python.sandbox_probe import NOBODIES, RunDirectory, Sandbox, command, prepare
 
 MIB: Final = 1024 * 1024
+# Amount of output that ends a run, in bytes. Most of it would be discarded.
 FLOOD_BYTES: Final = 32 * MIB
-"""Amount of output that ends a run, in bytes. Most of it would be discarded."""
 STATUS_BYTES: Final = 1000
+# Additional time for the first process to report the outcome, in seconds.
 LATE_S: Final = 5.0
-"""Additional time for the first process to report the outcome, in seconds."""
 
 
 class Busy(Exception):
@@ -74,8 +74,8 @@ class RunOutcome:
     logs: str
     exit_code: int | None
     timed_out: bool
+    # Number of output bytes that `logs` omits.
     left_out: int = 0
-    """Number of output bytes that `logs` omits."""
     disk_full: bool = False
     memory_full: bool = False
 

@@ -14,13 +14,13 @@ import stat
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 
+# Minimum size counted for a file, so that many empty files also reach the limit.
 SMALLEST = 4096
-"""Minimum size counted for a file, so that many empty files also reach the limit."""
+# World-writable directories. Files of the run's user id in them belong to the run.
 SHARED = ("/tmp", "/var/tmp", "/dev/shm", "/dev/mqueue", "/run/lock")  # noqa: S108
-"""World-writable directories. Files of the run's user id in them belong to the run."""
 ENDLESS = 1 << 62
+# Kernel name of shared memory without a file. It counts as memory, not as disk.
 SHARED_MEMORY = "/dev/zero (deleted)"
-"""Kernel name of shared memory without a file. It counts as memory, not as disk."""
 LIBC = ctypes.CDLL(None)
 OPEN_FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW
 

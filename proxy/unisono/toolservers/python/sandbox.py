@@ -54,11 +54,8 @@ MAX_LINKS = 40
 PAUSE_S = 0.005
 ENDING_S = 2.0
 CANNOT_START = 127
+# Minimum interval between checks of disk and memory, in seconds. It increases if the checks are slow.
 LOOK_S = 0.1
-"""Minimum interval between checks of disk and memory, in seconds.
-
-It increases if the checks are slow.
-"""
 
 LIBC = ctypes.CDLL(None, use_errno=True)
 

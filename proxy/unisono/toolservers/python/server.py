@@ -21,8 +21,8 @@ from unisono.toolservers.python.executor import Busy, CodeRunner, RunOutcome
 from unisono.toolservers.transports import ToolServer
 
 MAX_CODE_LENGTH: Final = 200_000
+# Argument names that models use for the code.
 NAMES: Final = ("code", "input", "script", "source")
-"""Argument names that models use for the code."""
 
 DESCRIPTION: Final = (
     "Use this tool to execute Python code in your chain of thought. The code will not be shown to the user. This tool "

@@ -14,15 +14,13 @@ from unisono.api.responses.outbound.serializer import WireEvent
 from unisono.api.responses.persistence import insisting
 from unisono.core.state_store import NOTHING_LOGGED, Lease, LogWrite
 
+# Pauses between write attempts while the store does not answer, in seconds. Generation waits meanwhile: events that
+# cannot be logged are not produced.
 PATIENCE_S = (0.05, 0.2, 0.5, 1.0, 2.0, 4.0, 4.0, 4.0, 4.0)
-"""Pauses between write attempts while the store does not answer, in seconds.
-
-Generation waits meanwhile: events that cannot be logged are not produced.
-"""
+# Maximum number of unwritten events before the generation has to wait.
 MAX_PENDING_EVENTS = 256
-"""Maximum number of unwritten events before the generation has to wait."""
+# Maximum size of the unwritten events in bytes.
 MAX_PENDING_BYTES = 256 * 1024
-"""Maximum size of the unwritten events in bytes."""
 
 
 class GrowingLog:

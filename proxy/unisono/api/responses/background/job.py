@@ -31,14 +31,11 @@ from unisono.core.state_store import BackgroundRun, Lease, Status, StoredRespons
 from unisono.engine.journal import must_be_kept
 from unisono.errors import NotFound, StoreConflict, StoreError, StoreTooLarge, StoreUnavailable, UnisonoError
 
+# Time in seconds for which events are collected before they are logged.
 PAUSE_S = 0.03
-"""Time in seconds for which events are collected before they are logged."""
+# Additional seconds for each other running response. A write costs a gateway about as much CPU as five tokens, and so
+# does each reader's lookup after it. A thousand writes per second use a fifth of a CPU.
 PAUSE_EACH_S = 0.001
-"""Additional seconds for each other running response.
-
-A write costs a gateway about as much CPU as five tokens, and so does each reader's lookup after it. A thousand
-writes per second use a fifth of a CPU.
-"""
 
 log = logging.getLogger("unisono.responses")
 
@@ -47,8 +44,8 @@ class JobEnding(Enum):
     """Reason why a job ends before its response is complete."""
 
     CANCELLED = auto()
+    # This process shuts down; another one takes over.
     LEFT = auto()
-    """This process shuts down; another one takes over."""
     DELETED = auto()
 
 

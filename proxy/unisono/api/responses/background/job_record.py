@@ -20,18 +20,14 @@ from unisono.core.state_store import Lease, Status, StoredResponse
 from unisono.engine.request import GenerationRequest
 from unisono.errors import StoreConflict
 
+# Note with the request without its input. It is removed when the response is finished.
 REQUEST_NOTE = "asked"
-"""Note with the request without its input. It is removed when the response is finished."""
+# Note with the crash count and the token count. Crashes are takeovers after a crash since a token was last logged;
+# tokens are those logged then.
 TRIES = "tries"
-"""Note with the crash count and the token count.
-
-Crashes are takeovers after a crash since a token was last logged; tokens are those logged then.
-"""
+# Note with the value of `TRIES` at a graceful handover. An owner of an earlier version ignores this note and changes
+# `TRIES`, so that a crash of that owner counts.
 HANDED_OVER = "handed_over"
-"""Note with the value of `TRIES` at a graceful handover.
-
-An owner of an earlier version ignores this note and changes `TRIES`, so that a crash of that owner counts.
-"""
 
 
 async def recorded(

@@ -13,16 +13,14 @@ from unisono.api.responses.persistence import insisting
 from unisono.core.state_store import EventPage, Store
 from unisono.errors import NotFound
 
+# Maximum time that one read waits for more events, in seconds.
 WAIT_S = 5.0
-"""Maximum time that one read waits for more events, in seconds."""
+# Maximum number of events of one read.
 PAGE = 256
-"""Maximum number of events of one read."""
 FIRST_PAGE = 16
+# Target size of one read in bytes. It is estimated from the size of earlier events, because a slow reader holds the
+# whole result of a read in memory.
 PAGE_BYTES = 64 * 1024
-"""Target size of one read in bytes.
-
-It is estimated from the size of earlier events, because a slow reader holds the whole result of a read in memory.
-"""
 
 
 async def logged_events(

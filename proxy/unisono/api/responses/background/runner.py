@@ -37,15 +37,13 @@ from unisono.errors import (
     StoreUnavailable,
 )
 
+# Maximum number of responses that one process generates concurrently.
 MAX_CONCURRENT_RESPONSES = 2048
-"""Maximum number of responses that one process generates concurrently."""
+# Time for jobs to log their events at shutdown, in seconds.
 LEAVING_S = 3.0
-"""Time for jobs to log their events at shutdown, in seconds."""
+# Pauses before each cancellation attempt, in seconds. Another process may be cancelling the response or taking it
+# over.
 CANCEL_PAUSES_S = (0.0, 0.02, 0.1, 0.3, 0.6, 1.0)
-"""Pauses before each cancellation attempt, in seconds.
-
-Another process may be cancelling the response or taking it over.
-"""
 
 log = logging.getLogger("unisono.responses")
 

@@ -17,18 +17,15 @@ from unisono.api.responses.prepared_request import PreparedRequest
 from unisono.core.state_store import BackgroundRun, Lease, StoredResponse
 from unisono.errors import InternalError, StoreError, StoreUnavailable, StoreUnreadable
 
+# Maximum number of takeovers without a new token. Such a response may be the cause of the crashes.
 MAX_TAKEOVERS = 3
-"""Maximum number of takeovers without a new token.
-
-Such a response may be the cause of the crashes.
-"""
+# Maximum time between two searches for responses without a watch, in seconds.
 LOOK_S = 1.0
-"""Maximum time between two searches for responses without a watch, in seconds."""
 AT_A_LOOK = 16
+# Maximum time between a watch and the creation of its response, in seconds.
 FORGET_S = 60.0
-"""Maximum time between a watch and the creation of its response, in seconds."""
+# Time for which a response that this process cannot continue is left to others, in seconds.
 UNREADABLE_S = 60.0
-"""Time for which a response that this process cannot continue is left to others, in seconds."""
 MAX_MISSING = 4096
 
 log = logging.getLogger("unisono.responses")

@@ -35,8 +35,8 @@ from unisono.core.state_store import Store, StoredConversation, StoredItem
 from unisono.errors import NotFound, StoreConflict
 
 PREFIXES = ("/v1", "")
+# Maximum attempts to append items after concurrent appends.
 TRIES = 8
-"""Maximum attempts to append items after concurrent appends."""
 
 Body = TypeVar("Body", bound=OpenModel)
 

@@ -10,8 +10,8 @@ from unisono.api.field_types import FieldInput, OpenModel
 from unisono.api.responses.input_items import GivenItem
 from unisono.api.responses.schema import Metadata
 
+# Maximum number of items that one request may add.
 MAX_NEW_ITEMS = 20
-"""Maximum number of items that one request may add."""
 
 
 def _no_labels(value: Any) -> Any:
@@ -25,8 +25,8 @@ def _no_items(value: Any) -> Any:
 NewItems = Annotated[list[GivenItem], Field(max_length=MAX_NEW_ITEMS)]
 
 
+# Metadata; null means none.
 Labels = Annotated[Metadata, BeforeValidator(_no_labels), FieldInput(Metadata | None)]
-"""Metadata; null means none."""
 
 
 class NewConversation(OpenModel):

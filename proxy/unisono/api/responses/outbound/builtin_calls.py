@@ -12,8 +12,8 @@ from unisono.api.responses.outbound.citations import CitedPages
 from unisono.core.conversation import Json
 from unisono.core.events import HostedCall, Ran
 
+# Action types by browser function.
 ACTIONS: Final = {"search": "search", "open": "open_page", "find": "find_in_page"}
-"""Action types by browser function."""
 
 
 @dataclass(slots=True)

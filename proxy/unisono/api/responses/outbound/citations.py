@@ -18,13 +18,10 @@ _HEADER = re.compile(r"\A\[(\d{1,9})\] (.*?)(?: \((\S+)\))?\n\*\*viewing lines")
 _LINK_LINE = re.compile(r"^L(\d{1,9}):.*?【(\d{1,9})†", re.MULTILINE)
 _CITED = re.compile(r"【(\d{1,9})†(?:L(\d{1,9})(?:-L?(\d{1,9}))?)?[^【】]{0,200}】")
 _FOUND: Final = "Find results for text: `"
+# Suffix of the address of a page's search results, which a citation resolves to that page.
 _PLACE = re.compile(r"/find\?pattern=[^/]*\Z")
-"""Suffix of the address of a page's search results, which a citation resolves to that page."""
+# Maximum length of a citation in characters. A bracket that is not closed within it starts no citation.
 _MAX_CITATION_LENGTH: Final = 256
-"""Maximum length of a citation in characters.
-
-A bracket that is not closed within it starts no citation.
-"""
 
 
 @dataclass(frozen=True, slots=True)

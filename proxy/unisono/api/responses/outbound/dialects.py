@@ -19,8 +19,8 @@ def _codes(kind: type[UnisonoError]) -> frozenset[str]:
     return frozenset({kind.code}).union(*(_codes(inner) for inner in kind.__subclasses__()))
 
 
+# Codes of client errors.
 CLIENT_CODES = _codes(InvalidRequest)
-"""Codes of client errors."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -33,16 +33,13 @@ class ItemLifecycle:
 TEXT = ItemLifecycle("response.output_text", "text", text_part, {"logprobs": []})
 REFUSAL = ItemLifecycle("response.refusal", "refusal", refusal_part)
 REASONING = ItemLifecycle("response.reasoning_text", "text", reasoning_part)
+# Arguments of a function call. openai-python 2.x requires the name, although the API's own description omits it.
 ARGUMENTS = ItemLifecycle("response.function_call_arguments", "arguments", copied=("name",))
-"""Arguments of a function call.
-
-openai-python 2.x requires the name, although the API's own description omits it.
-"""
 HOSTED_ARGUMENTS = ItemLifecycle("response.mcp_call_arguments", "arguments")
 INPUT = ItemLifecycle("response.custom_tool_call_input", "input")
 CODE = ItemLifecycle("response.code_interpreter_call_code", "code")
+# Life cycle without deltas.
 WORDLESS = ItemLifecycle("", "")
-"""Life cycle without deltas."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,8 +61,8 @@ MCP_CALL = ServerItemKind("mcp_call", HOSTED_ARGUMENTS, failed="failed", settled
 MCP_LIST = ServerItemKind("mcp_list_tools", HOSTED_ARGUMENTS, failed="failed", settled=False)
 WEB_SEARCH = ServerItemKind("web_search_call", WORDLESS, made=("searching",))
 CODE_RUN = ServerItemKind("code_interpreter_call", CODE, made=("interpreting",))
+# Kinds of calls by item type.
 HOSTED = {kind.type: kind for kind in (MCP_CALL, WEB_SEARCH, CODE_RUN)}
-"""Kinds of calls by item type."""
 
 
 @dataclass(slots=True)
@@ -84,8 +81,8 @@ class OpenItem:
     # A StringIO holds the text once, at one byte per ASCII character; a list holds an object per delta.
     text: StringIO = field(default_factory=StringIO)
     closed: Closed | None = None
+    # True if its whole text was emitted.
     is_text_emitted: bool = False
-    """True if its whole text was emitted."""
     delta: DeltaForm | None = None
     citations: Citations | None = None
     annotations: list[Wire] = field(default_factory=list)

@@ -37,31 +37,31 @@ from unisono.errors import BackendError, BackendOverloaded, ContextTooLong, Inva
 
 MAX_OUTPUT_TOKENS = "max_output_tokens"
 CONTAINER = "cntr_"
+# Error codes of a failed response, on which agents act. The first matching row applies.
 CODES: tuple[tuple[type[UnisonoError], str], ...] = (
     (ContextTooLong, "context_length_exceeded"),
     (InvalidRequest, "invalid_prompt"),
     (BackendOverloaded, "rate_limit_exceeded"),
     (UnisonoError, "server_error"),
 )
-"""Error codes of a failed response, on which agents act. The first matching row applies."""
 
+# Error classes by code; the default is a backend failure.
 FAILURES: Mapping[str, type[UnisonoError]] = {
     "context_length_exceeded": ContextTooLong,
     "invalid_prompt": InvalidRequest,
     "rate_limit_exceeded": BackendOverloaded,
 }
-"""Error classes by code; the default is a backend failure."""
 
+# Encrypt an item, so that only this gateway can decrypt it.
 Seal = Callable[[Item], str]
-"""Encrypt an item, so that only this gateway can decrypt it."""
 
+# Last events of a stream by status. OpenAI has none for a cancelled response.
 LAST_EVENTS = {
     Status.COMPLETED: "response.completed",
     Status.INCOMPLETE: "response.incomplete",
     Status.FAILED: "response.failed",
     Status.CANCELLED: "response.incomplete",
 }
-"""Last events of a stream by status. OpenAI has none for a cancelled response."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,8 +86,8 @@ class ResponseFrame:
     ancestors: tuple[str, ...] = ()
     conversation: str | None = None
     include: frozenset[str] = frozenset()
+    # Results of the browser in earlier responses.
     browsed: tuple[str, ...] = ()
-    """Results of the browser in earlier responses."""
 
     def trained(self) -> BuiltinCalls:
         """Return the renderer of builtin tool calls, in its initial state."""

@@ -36,14 +36,14 @@ CALLS: Mapping[str, ItemLifecycle] = {
     "mcp_call": HOSTED_ARGUMENTS,
     "code_interpreter_call": CODE,
 }
+# Fields that items of server tools lack initially.
 EMPTY: Mapping[str, Wire] = {
     "mcp_call": {"output": None, "error": None},
     "mcp_list_tools": {"tools": [], "error": None},
     "code_interpreter_call": {"outputs": None},
 }
-"""Fields that items of server tools lack initially."""
+# Items without a status.
 STATELESS = frozenset({"mcp_list_tools", "mcp_approval_request"})
-"""Items without a status."""
 
 
 def replay_events(response: StoredResponse, dialect: Dialect = OPENAI) -> list[WireEvent]:

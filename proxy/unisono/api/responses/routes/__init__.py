@@ -16,13 +16,13 @@ from unisono.api.responses.routes.retrieve import stored_response_routes
 from unisono.api.responses.routes.websocket import websocket_routes
 from unisono.api.sse import KEEP_ALIVE_S
 
+# Dialects by path prefix.
 DIALECTS: Mapping[str, Dialect] = {
     "/v1": OPENAI,
     "": OPENAI,
     "/open-responses/v1": OPEN_RESPONSES,
     "/open-responses": OPEN_RESPONSES,
 }
-"""Dialects by path prefix."""
 
 
 def responses_router(

@@ -21,8 +21,8 @@ from unisono.engine.request import GenerationRequest, ServerTools
 from unisono.errors import ApprovalUsed, StoreError
 
 INPUT: Final = "input"
+# Prefix of such marks. No idempotency key of a client contains a line break.
 MARK: Final = "approval\n"
-"""Prefix of such marks. No idempotency key of a client contains a line break."""
 
 log = logging.getLogger("unisono.responses")
 

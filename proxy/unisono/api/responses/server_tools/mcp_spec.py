@@ -12,8 +12,8 @@ from pydantic.json_schema import SkipJsonSchema
 from unisono.api.field_types import FieldInput, OpenModel, Text, refused, wrong
 from unisono.core.tools import Approval, ToolFilter
 
+# Type of an MCP tool.
 MCP = "mcp"
-"""Type of an MCP tool."""
 MAX_NAMES = 1024
 
 ServerLabel = Annotated[str, Field(pattern=r"^[A-Za-z][A-Za-z0-9_-]{0,63}$")]

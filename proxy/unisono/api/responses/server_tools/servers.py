@@ -18,8 +18,8 @@ from unisono.core.access import Caller
 from unisono.core.tools import Approval, ToolServer, ToolTransport
 from unisono.errors import InvalidRequest, ToolServerNotAllowed
 
+# Maximum number of servers of a request. All of them list their tools before generation.
 MAX_SERVERS = 16
-"""Maximum number of servers of a request. All of them list their tools before generation."""
 
 OWN_CREDENTIALS = frozenset({"authorization", "x-api-key"})
 

@@ -50,16 +50,16 @@ from unisono.core.state_store import Status, StoredResponse
 from unisono.engine.request import GenerationReport
 from unisono.errors import BackendOverloaded, ConnectionTooOld, TooManyStreams, UnisonoError
 
+# Lifetime of a socket for new responses, in seconds.
 LASTS_S = 3600.0
-"""Lifetime of a socket for new responses, in seconds."""
+# Maximum number of concurrent responses; further ones wait.
 AT_ONCE = 16
-"""Maximum number of concurrent responses; further ones wait."""
 NAMED_LANES = 32
+# Maximum number of pending responses of one socket, including running ones.
 MAX_PENDING_RESPONSES = 64
-"""Maximum number of pending responses of one socket, including running ones."""
 MAX_PENDING_BYTES = 32 << 20
+# Maximum number of unsent error frames and refusals of steer frames.
 MAX_UNSENT_ERRORS = 64
-"""Maximum number of unsent error frames and refusals of steer frames."""
 CLOSED_NORMALLY = 1000
 
 

@@ -17,16 +17,14 @@ from unisono.api.body import to_object
 from unisono.api.error_responses import to_body
 from unisono.errors import InvalidRequest, InvalidStreamId, UnisonoError, UnsupportedValue
 
+# Responses of one lane are generated in sequence. None is the unnamed lane.
 Lane: TypeAlias = str | None
-"""Responses of one lane are generated in sequence. None is the unnamed lane."""
 
 Fields = dict[str, Any]
 
+# Fields for the socket, which are not part of the request. `stream` has no effect, because a socket always sends
+# events.
 ENVELOPE = frozenset({"type", "stream_id", "generate", "stream"})
-"""Fields for the socket, which are not part of the request.
-
-`stream` has no effect, because a socket always sends events.
-"""
 
 _STREAM_ID = re.compile(r"[A-Za-z0-9_.-]{1,256}")
 
@@ -122,13 +120,13 @@ def _nothing(_: Fields, __: int, ___: Lane) -> EmptyFrame:
     return EmptyFrame()
 
 
+# Parsers by frame type.
 READERS: Mapping[str, Callable[[Fields, int, Lane], ClientFrame]] = {
     "response.create": _create,
     "response.steer": _steer,
     # Codex reports that it has read an answer. It would attribute an error to its next request.
     "response.processed": _nothing,
 }
-"""Parsers by frame type."""
 
 
 def in_lane(event: bytes, lane: Lane) -> str:

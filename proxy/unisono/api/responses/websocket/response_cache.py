@@ -20,11 +20,9 @@ from unisono.api.responses.websocket.frames import Lane
 from unisono.core.conversation import Item
 from unisono.core.state_store import Store, StoredItem, StoredResponse
 
+# Capacity of a socket's cache in characters and tokens. The content of a model's window is far smaller, for each of a
+# few lanes.
 CACHE_CAPACITY = 8_000_000
-"""Capacity of a socket's cache in characters and tokens.
-
-The content of a model's window is far smaller, for each of a few lanes.
-"""
 
 
 @dataclass(frozen=True, slots=True)
