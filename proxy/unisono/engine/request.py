@@ -321,6 +321,11 @@ UNUSUAL_FIELDS: Final = (
 )
 
 
+# Characters of each text that an identity is made of. The next attempt waits for it, so its cost must not grow with the
+# prompt.
+IDENTITY_CHARS: Final = 1_000
+
+
 def identity_of(request: GenerationRequest) -> str:
     """Return the identity of the client for routing.
 
@@ -356,11 +361,11 @@ def _options(request: GenerationRequest) -> Mapping[str, object]:
 
 
 def _beginning(request: GenerationRequest) -> object:
-    if request.raw is not None:
-        return request.raw.tokens if request.raw.text is None else request.raw.text
-    items = request.conversation.items
-    first = next((at for at, item in enumerate(items, 1) if isinstance(item, UserMessage)), len(items))
-    return request.conversation.preamble.instructions, items[:first]
+    raw, conversation = request.raw, request.conversation
+    if raw is not None:
+        return raw.tokens[:IDENTITY_CHARS] if raw.text is None else raw.text[:IDENTITY_CHARS]
+    first = next((item.text for item in conversation.items if isinstance(item, UserMessage)), "")
+    return conversation.preamble.instructions[:IDENTITY_CHARS], first[:IDENTITY_CHARS]
 
 
 class WrappedStream(BatchStream):

@@ -98,7 +98,8 @@ class AttemptTimes:
         """Add an attempt that answered; samples must be added in the order of their times."""
         self._samples.append(sample)
         self._timeouts = 0
-        self._learned = None
+        # Now, and not when the next attempt begins: a client may be waiting for it.
+        self._learned = _learned(self._samples, self._timeouts)
 
     def record_timeout(self) -> None:
         """Count an attempt that was given up."""

@@ -11,6 +11,7 @@ import logging
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from math import inf
 from random import uniform
 from typing import cast
@@ -212,7 +213,9 @@ class LiveDeployment:
         jitter = uniform(0.9, 1.1)  # noqa: S311
         self.circuits = after_failure(self.circuits, error, now, self.tolerance, jitter, identity=identity)
         row = self.circuits[kind].failures
-        log.warning("backend failed", extra={"backend": self.name, "code": error.code, "kind": kind.value, "row": row})
+        about = {"backend": self.name, "code": error.code, "kind": kind.value, "row": row}
+        # Start the next attempt first: writing this line takes longer than preparing it.
+        asyncio.get_running_loop().call_soon(partial(log.warning, "backend failed", extra=about))
         self._phased(before, kind, now)
         is_suspect = self._suspicion.failed(self.circuits, self.tolerance, now)
         if is_suspect and self.passes:

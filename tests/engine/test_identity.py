@@ -1,0 +1,41 @@
+"""Identity of a client without a key: the same for one request, its repetitions and its continuations."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.engine.planning import WITHOUT_TOOLS, turn
+from unisono.core.conversation import AssistantMessage, Conversation, Preamble, UserMessage
+from unisono.core.generation import Sampling
+from unisono.engine.request import IDENTITY_CHARS, USUAL, RawPrompt, identity_of
+
+LONG = "word " * IDENTITY_CHARS
+
+
+def of(text: str, *more: AssistantMessage | UserMessage, instructions: str = "", sampling: Sampling = USUAL) -> str:
+    conversation = Conversation(items=(UserMessage(text), *more), preamble=Preamble(instructions=instructions))
+    return identity_of(turn(conversation=conversation, sampling=sampling))
+
+
+def test_a_repeated_or_continued_request_has_the_same_identity() -> None:
+    assert of("Hello") == of("Hello") == of("Hello", AssistantMessage("Hi."), UserMessage("And now?"))
+
+
+@pytest.mark.parametrize("other", [of("Hallo"), of("Hello", instructions="Be brief."), of("")])
+def test_another_conversation_has_another_identity(other: str) -> None:
+    assert of("Hello") != other
+
+
+def test_unusual_options_decide_before_the_conversation() -> None:
+    hot = Sampling(temperature=1.9)
+    assert of("Hello", sampling=hot) == of("Goodbye", sampling=hot) != of("Hello")
+
+
+def test_only_the_beginning_of_a_long_text_is_read() -> None:
+    assert of(LONG) == of(LONG + "more") != of("x" + LONG)
+    assert of("a", instructions=LONG) == of("a", instructions=LONG + "more")
+    texts = [RawPrompt(text=text) for text in (LONG, LONG + "more", "x" + LONG)]
+    tokens = [RawPrompt(tokens=(token,) * length) for token, length in ((1, 2000), (1, 3000), (2, 2000))]
+    for prompts in (texts, tokens):
+        first, longer, other = (identity_of(turn(conversation=WITHOUT_TOOLS, raw=prompt)) for prompt in prompts)
+        assert first == longer != other
