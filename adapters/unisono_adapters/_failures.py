@@ -185,7 +185,7 @@ def is_error(data: dict[str, Any]) -> bool:
 
 
 def clean(text: str, secrets: Sequence[str] = ()) -> str:
-    """Return `text` on one line of `LONGEST_DETAIL` printable characters, without `secrets`."""
+    """Return `text` on one line of `MAX_DETAIL_LENGTH` printable characters, without `secrets`."""
     # The first cut is far beyond the final length, so that no part of a secret remains.
     text = text[: MAX_DETAIL_LENGTH * 200]
     for secret in secrets:
@@ -196,7 +196,7 @@ def clean(text: str, secrets: Sequence[str] = ()) -> str:
 
 
 def retry_after(headers: Mapping[str, str] | None) -> float | None:
-    """Return the Retry-After header (number or date) in seconds, up to `LONGEST_WAIT_S`."""
+    """Return the Retry-After header (number or date) in seconds, up to `MAX_RETRY_AFTER_S`."""
     value = headers.get("Retry-After") if headers is not None else None
     if not value:
         return None

@@ -11,7 +11,7 @@ MAX_LINE_BYTES = 10 * 1024 * 1024
 
 
 class EventTooLong(Exception):
-    """Line, or data of one event, longer than `LONGEST_LINE`."""
+    """Line, or data of one event, longer than `MAX_LINE_BYTES`."""
 
 
 class LineCutter:

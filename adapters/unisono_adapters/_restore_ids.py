@@ -18,8 +18,8 @@ class LostIds:
 
     def __init__(self, encoding: Encoding) -> None:
         self._encoding = encoding
+        # Text of ids that arrived before it: a server checking for a stop string holds text back.
         self._unshown = b""
-        """Text of ids that arrived before it: a server checking for a stop string holds text back."""
 
     def restored(self, tokens: list[int], content: str) -> list[int]:
         """Return the ids of one event, with lost ones restored if `tokens` do not match `content`."""

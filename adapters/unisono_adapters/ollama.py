@@ -290,7 +290,7 @@ def _num_ctx(setting: object) -> int | None:
 
 
 def _context_of(shown: Mapping[str, Any]) -> int:
-    """Return the context: the Modelfile's, else the model's own up to `MOST_NUM_CTX`."""
+    """Return the context: the Modelfile's, else the model's own up to `MAX_DEFAULT_NUM_CTX`."""
     parameters = shown.get("parameters")
     said = re.search(r"(?m)^num_ctx\s+(\d{1,9})\s*$", parameters) if isinstance(parameters, str) else None
     if said is not None and int(said[1]) > 0:

@@ -30,6 +30,7 @@ def findings() -> Iterator[str]:
     files = sources()
     yield from words.check_words([*files, *pages()])
     yield from words.check_first_lines(files)
+    yield from words.check_constants(files)
     yield from structure.check_class_names(files)
     yield from structure.check_function_lengths(files)
     yield from structure.check_cycles(PACKAGES)

@@ -37,6 +37,14 @@ def test_first_lines_are_short_and_few_open_with_a_clause(tmp_path: Path) -> Non
     assert len(list(words.check_first_lines([path]))) == 1
 
 
+def test_a_constant_that_a_docstring_names_exists(tmp_path: Path) -> None:
+    path = tmp_path / "module.py"
+    path.write_text('"""Read up to `MAX_BYTES`."""\nMAX_BYTES = 3\n')
+    assert list(words.check_constants([path])) == []
+    path.write_text('"""Read up to `MOST_BYTES`."""\nMAX_BYTES = 3\n')
+    assert len(list(words.check_constants([path]))) == 1
+
+
 def test_a_class_name_is_used_once_besides_its_protocol(tmp_path: Path) -> None:
     path = tmp_path / "module.py"
     path.write_text("class Store(Protocol): ...\n\nclass Store: ...\n")

@@ -31,6 +31,8 @@ ALLOWED_PHRASES: Final = ("as asked for", "behind a proxy", "behind a load balan
 CLAUSE: Final = re.compile(r"(?:How|So|That|What|Where|Which|Who|Whom|Whose)\b")
 
 _WORD: Final = re.compile(r"[A-Za-z][A-Za-z']*")
+_CONSTANT: Final = re.compile(r"[A-Z][A-Z0-9]+_[A-Z0-9_]*[A-Z0-9]")
+_NAMED_CONSTANT: Final = re.compile(rf"`({_CONSTANT.pattern})`")
 _CODE: Final = re.compile(r"```.*?```|`[^`\n]*`", re.DOTALL)
 
 
@@ -111,6 +113,25 @@ def check_words(files: list[Path]) -> Iterator[str]:
             worst = ", ".join(f"{path} {count}" for path, count in by_file[kind].most_common(5))
             words = ", ".join(f"{word} {count}" for word, count in listed.most_common(5))
             yield f"{kind}s have {rate:.1f} listed words per 1,000 (at most {MAX_PER_THOUSAND}): {words}; {worst}"
+
+
+def check_constants(files: list[Path]) -> Iterator[str]:
+    """Yield a finding for each constant that a docstring or comment names in backticks and no code has."""
+    known: set[str] = set()
+    named: list[tuple[Text, str]] = []
+    for path in files:
+        for node in ast.walk(ast.parse(path.read_text())):
+            match node:
+                case ast.Name(id=name) | ast.Attribute(attr=name):
+                    known.add(name)
+                case ast.Constant(value=str(text)) if len(text) <= MAX_FIRST_LINE:
+                    # Environment variables and error codes of others stand in short strings.
+                    known.update(_CONSTANT.findall(text) if "`" not in text else ())
+        for text in texts_of(path):
+            named += [(text, name[1]) for name in _NAMED_CONSTANT.finditer(text.text)]
+    for text, name in named:
+        if name not in known:
+            yield f"{text.path}:{text.line}: the {text.kind} names `{name}`, which does not exist"
 
 
 def per_thousand(listed: Mapping[str, int], total: int) -> float:

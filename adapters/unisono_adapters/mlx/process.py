@@ -67,8 +67,8 @@ class EngineProcess:
 
     def __init__(self, life: ProcessHandle, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self.lost: str | None = None
+        # True if it has finished a request, which proves more than its start.
         self.served = False
-        """True if it has finished a request, which proves more than its start."""
         self._handle = life
         self._reader = reader
         self._writer = writer

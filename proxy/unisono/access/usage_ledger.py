@@ -93,11 +93,8 @@ class UsageLedger:
         self._replaying: asyncio.Task[None] | None = None
         self._down = False
         self._store_is_back = asyncio.Event()
+        # True if the last wait was in vain and no write since was fast. Settlements are then spooled at once.
         self._is_slow = False
-        """True if the last wait was in vain and no write since was fast.
-
-        Settlements are then spooled at once.
-        """
 
     def start(self) -> None:
         """Start replaying spooled records of other or earlier processes."""

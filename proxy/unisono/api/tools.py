@@ -116,8 +116,8 @@ class _Collected:
         self.forms: dict[str, CallForm] = {}
         self.origins: dict[str, tuple[str, str]] = {}
         self.notes: list[str] = []
+        # Position of each skipped tool, and the reason.
         self.skipped: list[tuple[str, str]] = []
-        """Position of each skipped tool, and the reason."""
         self._schema_bytes = 0
         self._names: set[str] = set()
 

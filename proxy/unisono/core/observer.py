@@ -203,8 +203,8 @@ class Pace:
     def __init__(self) -> None:
         self.first: float | None = None
         self.tokens = 0
+        # Counts by `GAPS_S`; empty before the first token.
         self.gaps: list[int] = []
-        """Counts by `GAPS_S`; empty before the first token."""
         self.gaps_s = 0.0
         self.largest_gap_s = 0.0
         self._last = 0.0

@@ -55,14 +55,14 @@ class ToolSet:
     ) -> None:
         self._wire = dict(names)
         self._client = {wire: client for client, wire in names.items()}
+        # Wire names.
         self.declared = frozenset(self._client)
-        """Wire names."""
         self.declarations = tuple(declarations)
         self.digest = digest
+        # Length of the declarations as JSON.
         self.characters = size
-        """Length of the declarations as JSON."""
+        # Offered tools of gpt-oss's training; they are not part of the digest.
         self.builtins = builtins
-        """Offered tools of gpt-oss's training; they are not part of the digest."""
 
     def with_builtins(self, builtins: Iterable[str]) -> ToolSet:
         """Return the same tools together with some that gpt-oss was trained on."""

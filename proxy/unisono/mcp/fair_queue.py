@@ -21,10 +21,10 @@ class FairQueue:
     def __init__(self, places: int, waiting: int) -> None:
         self._free = places
         self._max_waiting = waiting
+        # By owner; an owner that was served moves to the end.
         self._waiting: OrderedDict[str, deque[asyncio.Future[None]]] = OrderedDict()
-        """By owner; an owner that was served moves to the end."""
+        # Calls that hold a slot or wait for one.
         self.users = 0
-        """Calls that hold a slot or wait for one."""
 
     @asynccontextmanager
     async def place(self, owner: str, until: float) -> AsyncIterator[None]:

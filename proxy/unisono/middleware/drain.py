@@ -85,8 +85,8 @@ class DrainingStream(WrappedStream):
     def __init__(self, run: GenerationStream, request: OpenRequest) -> None:
         super().__init__(run)
         self._request = request
+        # Task that waits for the next batch.
         self._waiting: asyncio.Task[object] | None = None
-        """Task that waits for the next batch."""
         self._failed = asyncio.Event()
 
     def fail(self) -> None:

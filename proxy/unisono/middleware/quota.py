@@ -176,10 +176,10 @@ class MeteredStream(WrappedStream):
         self._reserved = False
         self._begun = False
         self._claim: QuotaReservation | None = None
+        # True if the budget limits the answer.
         self._cut = False
-        """True if the budget limits the answer."""
+        # Usage of earlier streams, whose journal this stream continues.
         self._journal_usage = Usage()
-        """Usage of earlier streams, whose journal this stream continues."""
 
     async def admit(self) -> None:
         """Reserve quota and admit the stream.

@@ -56,8 +56,8 @@ class FirstTokenWaits:
 
     def __init__(self) -> None:
         self.unread_tokens = 0
+        # Callback that receives the time at which a new attempt triggers a probe.
         self.on_probe_at: Callable[[float], None] | None = None
-        """Callback that receives the time at which a new attempt triggers a probe."""
         self._waits: set[FirstTokenWait] = set()
 
     def __len__(self) -> int:

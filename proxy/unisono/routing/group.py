@@ -58,10 +58,10 @@ class DeploymentGroup:
         self._candidates = [live.candidate for live in self.members]
         self._choosing = Selector(model, self._candidates, prefixes, self.rules.strategy)
         self.by_bit: Mapping[int, LiveDeployment] = {live.candidate.bit: live for live in self.members}
+        # Deployments with a rate limit per minute.
         self._rated: list[LiveDeployment] = []
-        """Deployments with a rate limit per minute."""
+        # Timer that serves the queue when the minute of a rate limit is over.
         self._minute: asyncio.TimerHandle | None = None
-        """Timer that serves the queue when the minute of a rate limit is over."""
         self._news: set[asyncio.Future[None]] = set()
         self._refused = 0
         self._refusal_logged_at = float("-inf")

@@ -85,17 +85,15 @@ class RoutingPool:
         self._clock = clock
         self._resources = list(kept)
         taken_over = {id(one.live) for one in kept}
+        # Set when a deployment should be probed now.
         self._doubts = asyncio.Event()
-        """Set when a deployment should be probed now."""
+        # Time of the next check for due probes.
         self._watches_at = 0.0
-        """Time of the next check for due probes."""
         self._owned: dict[int, WatchState] = {}
         self._speaking: dict[str, DeploymentGroup] = {}
+        # Groups of pass-through deployments, which answer in OpenAI's own API. The state of a deployment is the same
+        # for every group that contains it.
         self._passing: dict[str, DeploymentGroup] = {}
-        """Groups of pass-through deployments, which answer in OpenAI's own API.
-
-        The state of a deployment is the same for every group that contains it.
-        """
         for model, members in groups.items():
             for live in members:
                 if id(live) not in taken_over:

@@ -26,8 +26,8 @@ class PrefixIndex:
         self._retention_s = kept_s
         self._free: list[int] = []
         self._bits = 0
+        # Time at which a deployment's cache was lost, by bit; older entries do not count for it.
         self._forgotten: dict[int, float] = {}
-        """Time at which a deployment's cache was lost, by bit; older entries do not count for it."""
 
     def __len__(self) -> int:
         return len(self._holders)

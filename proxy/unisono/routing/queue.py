@@ -64,8 +64,8 @@ class WaitingQueue(Generic[SlotT]):
         self._give_back = give_back
         self._clock = clock
         self._resuming: deque[Waiter[SlotT]] = deque()
+        # Waiting requests by owner; the owner that is served next is first.
         self._owners: OrderedDict[str, deque[Waiter[SlotT]]] = OrderedDict()
-        """Waiting requests by owner; the owner that is served next is first."""
         self._waiting = 0
         self._numbers = 0
         self._moved: deque[float] = deque(maxlen=RATE_SAMPLES)

@@ -3,7 +3,7 @@
 A failed attempt is repeated on another deployment first, then in another group. If there is no other, a
 deployment that failed before is retried after a pause. Attempts before the answer begins are limited by
 `num_retries` and paid from the group's budget; the first move away from a dead deployment is free. Attempts
-that continue an answer are free and limited by MOST_DEATHS.
+that continue an answer are free and limited by MAX_FAILED_ATTEMPTS.
 """
 
 from __future__ import annotations
@@ -69,21 +69,21 @@ class GroupFailoverRoute:
         self._larger = tuple(larger)
         self._tries: list[Attempt] = []
         self._failure: UnisonoError | None = None
+        # Group and deployment of the last slot.
         self._at: tuple[DeploymentGroup, LiveDeployment] | None = None
-        """Group and deployment of the last slot."""
+        # Mask of deployments that failed.
         self._failed_mask = 0
-        """Mask of deployments that failed."""
+        # Failures that count against `num_retries`, by model.
         self._failures: dict[str, int] = {}
-        """Failures that count against `num_retries`, by model."""
         self._deaths = 0
+        # True after a free move away from a dead deployment.
         self._moved = False
-        """True after a free move away from a dead deployment."""
+        # Mask of deployments with a transient failure.
         self._back = 0
-        """Mask of deployments with a transient failure."""
+        # True if the last slot was for continuing an answer that a client is reading.
         self._resumes = False
-        """True if the last slot was for continuing an answer that a client is reading."""
+        # True if there was a pause since the last failure.
         self._paused = False
-        """True if there was a pause since the last failure."""
 
     @property
     def tries(self) -> Sequence[Attempt]:

@@ -78,8 +78,8 @@ class AppSwitch:
         self._current = Application(first)
         self._replaced: dict[Application, asyncio.Task[None]] = {}
         self._leaving = False
+        # Monotonic time of the last readiness probe.
         self.last_probe_at = float("-inf")
-        """Monotonic time of the last readiness probe."""
 
     @property
     def gateway(self) -> Gateway:

@@ -99,8 +99,8 @@ class GatewayServer(uvicorn.Server):
         self._is_up = asyncio.Event()
         self._accepting: Accepting | None = None
         self._leave_at = 0.0
+        # True if readiness probes need no further time to see the shutdown.
         self._noticed = True
-        """True if readiness probes need no further time to see the shutdown."""
         self._hurried = asyncio.Event()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._reloading = asyncio.Lock()

@@ -79,8 +79,8 @@ class Supervisor:
         self._engines = tempfile.mkdtemp(prefix="unisono-engines-")
         self._metrics = tempfile.mkdtemp(prefix="unisono-metrics-")
         self._workers: dict[int, WorkerProcess] = {}
+        # Startup screens of the workers that have served, by place.
         self._up: dict[int, tuple[str, ...]] = {}
-        """Startup screens of the workers that have served, by place."""
         self._has_served = False
         self._leaving = asyncio.Event()
         self._reloading = asyncio.Lock()

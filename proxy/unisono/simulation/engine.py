@@ -89,12 +89,12 @@ class SimulatedEngine:
         self._plan = plan
         self.cache = Cache(plan.cache_tokens // BLOCK_TOKENS if plan.prefix_cache else 0)
         self.busy_us = 0
+        # Incremented whenever the next event may have changed.
         self.version = 0
-        """Incremented whenever the next event may have changed."""
         self._waiting: deque[SimulatedRun] = deque()
         self._reading: deque[SimulatedRun] = deque()
+        # Tokens of the first prompt that are still to be read.
         self._to_read = 0.0
-        """Tokens of the first prompt that are still to be read."""
         self._writing: list[tuple[float, int, SimulatedRun]] = []
         self._written = 0.0
         self._reserved_tokens = 0

@@ -148,20 +148,20 @@ class _Simulation:
         self._strategy = strategy
         self._backends = expanded(plan.backends)
         self._engines = [SimulatedEngine(each) for each in self._backends]
+        # Number of active outages, by backend.
         self._down = [0] * len(self._backends)
-        """Number of active outages, by backend."""
         self._line = _Line()
         self._talks = conversations(plan)
         self._served: list[SimulatedRequest] = []
+        # Conversation and step of each unfinished request.
         self._steps: dict[int, tuple[int, int]] = {}
-        """Conversation and step of each unfinished request."""
+        # Backend and placement request of each request with a slot.
         self._placements: dict[int, tuple[int, Wish]] = {}
-        """Backend and placement request of each request with a slot."""
         self._heap: list[tuple[int, int, Callable[[int], None]]] = []
         self._serial = 0
         self._last_us = 0
+        # Time of the next scheduled check of the queue.
         self._fills_us = -1
-        """Time of the next scheduled check of the queue."""
 
     def run(self) -> StrategyResult:
         for index, backend in enumerate(self._backends):

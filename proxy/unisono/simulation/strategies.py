@@ -44,8 +44,8 @@ class Serving:
         self._choosing = Selector("simulated", self.candidates, self._prefixes, strategy)
         self._index = {candidate.bit: index for index, candidate in enumerate(self.candidates)}
         self._shares: dict[Wish, Share] = {}
+        # Tokens of the request that was refused last.
         self._refused = 0
-        """Tokens of the request that was refused last."""
 
     def choose(self, wish: Wish, now_us: int) -> int | None:
         now = now_us / US

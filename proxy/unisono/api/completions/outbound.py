@@ -108,8 +108,8 @@ class CompletionStreamChunks:
     def __init__(self, frame: CompletionFrame, reports: Sequence[GenerationReport]) -> None:
         self._frame = frame
         self._reports = reports
+        # Number of emitted tokens of each choice.
         self._emitted = [0] * len(reports)
-        """Number of emitted tokens of each choice."""
         self._has_started = [False] * len(reports)
         self._finished: dict[int, Finished] = {}
 

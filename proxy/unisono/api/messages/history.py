@@ -70,10 +70,10 @@ class HistoryReader:
         self.notes: list[str] = []
         self._tenant = tenant
         self._seals = seals
+        # Calls of the current message, as this gateway made them.
         self._sealed: dict[str, tuple[AssistantCall, ToolResult]] = {}
-        """Calls of the current message, as this gateway made them."""
+        # Calls of server tools in the current message.
         self._served_calls: frozenset[str] = frozenset()
-        """Calls of server tools in the current message."""
 
     def add(self, position: int, message: MessageParam) -> None:
         """Add a message. Raises InvalidRequest, naming the block."""

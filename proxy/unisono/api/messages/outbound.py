@@ -162,14 +162,14 @@ class MessageEvents:
         self._report = report
         self._has_started = False
         self._index = 0
+        # True while the current item has a block without its stop event.
         self._open = False
-        """True while the current item has a block without its stop event."""
         self._delta = b""
+        # Buffered start of arguments that are streamed, until they are known to be an object.
         self._before_object: str | None = None
-        """Buffered start of arguments that are streamed, until they are known to be an object."""
         self._blocks = ShownBlocks()
+        # Calls in progress, by id.
         self._served: dict[str, Closed] = {}
-        """Calls in progress, by id."""
 
     def write(self, batch: Sequence[Event]) -> bytes:
         """Return the events of one batch.

@@ -154,7 +154,7 @@ def shortened(
 
 
 def newest_messages(said: Sequence[Item]) -> list[UserMessage]:
-    """Return the user's newest messages, in order, within the limit `MOST_KEPT`."""
+    """Return the user's newest messages, in order, within the limit `MAX_PRESERVED_CHARACTERS`."""
     kept: list[UserMessage] = []
     room = MAX_PRESERVED_CHARACTERS
     for message in reversed(said):

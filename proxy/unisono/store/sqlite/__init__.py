@@ -90,8 +90,8 @@ class SqliteStore:
         self._reading_db: sqlite3.Connection | None = None
         self._is_locked = False
         self._swept = 0.0
+        # An operation failed, and no check has performed a trial write since.
         self._failed = False
-        """An operation failed, and no check has performed a trial write since."""
         self._waiting = Waiting()
 
     async def start(self) -> tuple[str, ...]:

@@ -153,8 +153,8 @@ class Writer:
         self.lines: list[str] = []
         self.verbatim = 0
         self.quoted = 0
+        # Open lists: 0 for bullets, otherwise the next number.
         self.lists: list[int] = []
-        """Open lists: 0 for bullets, otherwise the next number."""
         self._line: list[str] = []
         self._open = ""
 

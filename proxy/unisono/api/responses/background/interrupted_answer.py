@@ -68,8 +68,8 @@ class InterruptedAnswer:
 
     def __init__(self) -> None:
         self.count = 0
+        # Finished items.
         self.output: list[Wire] = []
-        """Finished items."""
         self._open: Wire | None = None
         self._part: Wire | None = None
         self._texts: list[str] = []

@@ -97,8 +97,8 @@ class BackgroundJob:
         self._finishing = False
         self._ending: JobEnding | None = None
         self._ended = asyncio.Event()
+        # True while a server tool may be running.
         self._is_calling = False
-        """True while a server tool may be running."""
         self._grace_ended = asyncio.Event()
         self._has_ended = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
