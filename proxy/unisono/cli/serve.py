@@ -20,14 +20,13 @@ from unisono.errors import ConfigError
 from unisono.observe.logs import start_logging
 from unisono.observe.redaction import secrets_of
 from unisono.server.app_switch import AppSwitch
-from unisono.server.ipc import Reload, Serve
-from unisono.server.reload import NothingToRead, apply, log_rejected_reload
+from unisono.server.ipc import Serve
+from unisono.server.reload import apply
 from unisono.server.server import BACKLOG, GatewayServer, server_config
-from unisono.server.start_signals import StartSignals
 from unisono.server.startup_screen import screen
 
 
-def serve(config_path: Path | None, host: str, port: int, workers: int, signals: StartSignals) -> None:
+def serve(config_path: Path | None, host: str, port: int, workers: int) -> None:
     """Serve until stopped. A failed start ends the command with a message."""
     try:
         ready = prepared(config_path)
@@ -40,7 +39,7 @@ def serve(config_path: Path | None, host: str, port: int, workers: int, signals:
     listener = listen(host, port)
     start_logging(config.unisono.log_level, secrets_of(config))
     warn(ready.loaded)
-    reading = ConfigReader(config_path, host, workers, signals)
+    reading = ConfigReader(config_path, host, workers)
     if workers == 1:
         serve_in_process(AppSwitch(app), ready, listener, address_of(listener, host), reading)
     else:
@@ -51,16 +50,15 @@ def serve(config_path: Path | None, host: str, port: int, workers: int, signals:
 class ConfigReader:
     """Reader of configuration reloads, with the parameters of the start."""
 
-    def __init__(self, config_path: Path | None, host: str, workers: int, signals: StartSignals) -> None:
+    def __init__(self, config_path: Path | None, host: str, workers: int) -> None:
         self._path = config_path
         self._host = host
         self.workers = workers
-        self.signals = signals
 
     def reload(self) -> Config:
         """Load a configuration that may replace the current one. Raises ConfigError."""
         if self._path is None:
-            raise NothingToRead("there is no file to reload, because the gateway was started without --config")
+            raise ConfigError("there is no file to reload, because the gateway was started without --config")
         loaded = load(self._path)
         refuse_to_be_open(loaded.config, self._host)
         warn(loaded)
@@ -81,16 +79,10 @@ def serve_in_process(
         show(screen(gateway, address, ready.remarks))
 
     async def reload() -> None:
-        try:
-            await apply(switch, await asyncio.to_thread(reading.reload))
-        except ConfigError as error:
-            log_rejected_reload(error)
+        await apply(switch, await asyncio.to_thread(reading.reload))
 
     config = ready.loaded.config
-    server = GatewayServer(
-        server_config(switch, config), switch, started=started, reload=reload, start_signals=reading.signals
-    )
-    server.run(sockets=[listener])
+    GatewayServer(server_config(switch, config), switch, started=started, reload=reload).run(sockets=[listener])
 
 
 def serve_by_workers(ready: ResolvedConfig, listener: socket.socket, address: str, reading: ConfigReader) -> None:
@@ -100,12 +92,12 @@ def serve_by_workers(ready: ResolvedConfig, listener: socket.socket, address: st
     config = ready.loaded.config
     order = Serve(config, reading.workers, address, ready.remarks)
 
-    def again() -> Reload:
+    def again() -> Config:
         config = reading.reload()
         build(config, share=reading.workers)
-        return Reload(config)
+        return config
 
-    supervisor = Supervisor(listener, order, read_again=again, show=show, start_signals=reading.signals)
+    supervisor = Supervisor(listener, order, read_again=again, show=show)
     if not asyncio.run(supervisor.run()):
         raise click.ClickException("no worker could start; see the log above for the reason")
 

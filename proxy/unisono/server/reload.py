@@ -23,10 +23,6 @@ PATIENCE_S = 3.0
 log = logging.getLogger("unisono.serve")
 
 
-class NothingToRead(ConfigError):
-    """Error for a reload without a configuration file."""
-
-
 async def apply(switch: AppSwitch, new: Config, share: int = 1) -> None:
     """Serve new requests with another configuration.
 
