@@ -10,13 +10,14 @@ from __future__ import annotations
 import asyncio
 import gc
 import logging
-from collections.abc import Callable, Iterable
-from contextlib import AsyncExitStack
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import AsyncExitStack, contextmanager
+from http import HTTPStatus
 from time import monotonic
 
-import orjson
 from fastapi import FastAPI
 from starlette.datastructures import MutableHeaders
+from starlette.responses import JSONResponse
 from starlette.types import Message, Receive, Scope, Send
 
 from unisono.api.error_responses import to_event, to_response
@@ -154,7 +155,7 @@ class AppSwitch:
         match scope["type"]:
             case "http" if scope["path"] == READINESS:
                 self.last_probe_at = monotonic()
-                await (_not_ready(send) if self._leaving else self._current.app(scope, receive, send))
+                await (_not_ready() if self._leaving else self._current.app)(scope, receive, send)
             case "http":
                 await self._http(self._current, scope, receive, send)
             case "websocket":
@@ -175,7 +176,7 @@ class AppSwitch:
                     headers["connection"] = "close"
             await send(message)
 
-        with _Opened(application) as request:
+        with _opened(application) as request:
             try:
                 await application.app(scope, receive, watched)
             except asyncio.CancelledError:
@@ -187,7 +188,7 @@ class AppSwitch:
                     await to_response(leaving(), scope)(scope, receive, watched)
 
     async def _websocket(self, application: Application, scope: Scope, receive: Receive, send: Send) -> None:
-        with _Opened(application, socket=True) as request:
+        with _opened(application, socket=True) as request:
 
             async def heard() -> Message:
                 message = await receive()
@@ -221,23 +222,19 @@ class AppSwitch:
         await send({"type": "lifespan.shutdown.complete"})
 
 
-class _Opened:
-    """Context manager that registers a request with its application and sets `OPEN`."""
-
-    def __init__(self, application: Application, *, socket: bool = False) -> None:
-        task = asyncio.current_task()
-        assert task is not None
-        self._application = application
-        self._request = OpenRequest(task, socket)
-
-    def __enter__(self) -> OpenRequest:
-        self._application.open.add(self._request)
-        self._token = OPEN.set(self._request)
-        return self._request
-
-    def __exit__(self, *error: object) -> None:
-        OPEN.reset(self._token)
-        self._application.open.discard(self._request)
+@contextmanager
+def _opened(application: Application, *, socket: bool = False) -> Iterator[OpenRequest]:
+    """Register a request of the current task with its application, and set `OPEN`."""
+    task = asyncio.current_task()
+    assert task is not None
+    request = OpenRequest(task, socket)
+    application.open.add(request)
+    token = OPEN.set(request)
+    try:
+        yield request
+    finally:
+        OPEN.reset(token)
+        application.open.discard(request)
 
 
 async def _over(requests: Iterable[OpenRequest], within_s: float) -> bool:
@@ -245,8 +242,6 @@ async def _over(requests: Iterable[OpenRequest], within_s: float) -> bool:
     return not tasks or not (await asyncio.wait(tasks, timeout=within_s))[1]
 
 
-async def _not_ready(send: Send) -> None:
+def _not_ready() -> JSONResponse:
     body = {"status": "shutting down", "models": {"ready": 0, "total": 0}, "reasons": [leaving().code]}
-    headers = [(b"content-type", b"application/json"), (b"connection", b"close")]
-    await send({"type": "http.response.start", "status": 503, "headers": headers})
-    await send({"type": "http.response.body", "body": orjson.dumps(body)})
+    return JSONResponse(body, HTTPStatus.SERVICE_UNAVAILABLE, {"connection": "close"})
