@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import logging
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import AsyncExitStack, contextmanager
 from http import HTTPStatus
 from time import monotonic
@@ -21,10 +21,18 @@ from starlette.responses import JSONResponse
 from starlette.types import Message, Receive, Scope, Send
 
 from unisono.api.error_responses import to_event, to_response
-from unisono.app import Gateway
+from unisono.app import Gateway, build
+from unisono.config import Config
+from unisono.errors import ConfigError
 from unisono.middleware.drain import OPEN, OpenRequest, leaving
+from unisono.observe.logs import start_logging
+from unisono.observe.redaction import secrets_of
 
 READINESS = "/health/readiness"
+# Settings under `unisono:` that belong to the listener and to the process.
+AT_START = ("header_timeout_s", "write_timeout_s", "max_connections", "shutdown_grace_s")
+# Maximum wait for the first probes of backends, in seconds, at the start and at a reload.
+PROBE_PATIENCE_S = 3.0
 # Maximum time for the open requests of a replaced application, in seconds. It exceeds the limit of every response and
 # WebSocket.
 MAX_DRAIN_S = 2 * 3600.0
@@ -72,11 +80,12 @@ class Application:
 class AppSwitch:
     """ASGI application that delegates to the current one.
 
-    `first` is built but not started; it starts and ends with the server.
+    `first` is built but not started; it starts and ends with the server. This process is one of `share` processes.
     """
 
-    def __init__(self, first: FastAPI) -> None:
+    def __init__(self, first: FastAPI, share: int = 1) -> None:
         self._current = Application(first)
+        self._share = share
         self._replaced: dict[Application, asyncio.Task[None]] = {}
         self._leaving = False
         # Monotonic time of the last readiness probe.
@@ -90,18 +99,24 @@ class AppSwitch:
         """Report the process as not ready, because it is shutting down."""
         self._leaving = True
 
-    async def replace(self, build: Callable[[Gateway], FastAPI], patience_s: float) -> None:
+    async def reload(self, config: Config) -> None:
         """Build and start another application for new requests.
 
-        The switch waits at most `patience_s` seconds for the first probes of the new backends. `build` runs in a thread
-        and receives the current gateway, whose parts it may reuse. Raises what `build` or the start raises; the current
+        It reuses parts of the current one. Raises ConfigError or the exception of a failed start; the current
         application then stays.
         """
-        new = Application(await asyncio.to_thread(build, self.gateway))
+        before = self.gateway.config
+        new = Application(await asyncio.to_thread(build, config, keep=self.gateway, share=self._share))
         await new.start()
-        await new.gateway.pool.settled(patience_s)
+        await new.gateway.pool.settled(PROBE_PATIENCE_S)
         old, self._current = self._current, new
         self._replaced[old] = asyncio.create_task(self._retire(old), name="application that was replaced")
+        # Requests that started before may still log secrets of the old configuration.
+        start_logging(config.unisono.log_level, {*secrets_of(before), *secrets_of(config)})
+        for key in AT_START:
+            if getattr(before.unisono, key) != getattr(config.unisono, key):
+                log.warning("unisono.%s: the change takes effect after a restart", key)
+        log.info("the configuration was reloaded")
 
     async def finished(self, within_s: float) -> bool:
         """Wait up to `within_s` seconds and return whether no request is open.
@@ -235,6 +250,10 @@ def _opened(application: Application, *, socket: bool = False) -> Iterator[OpenR
     finally:
         OPEN.reset(token)
         application.open.discard(request)
+
+
+def log_rejected_reload(error: ConfigError) -> None:
+    log.error("the configuration was not reloaded: %s", error)
 
 
 async def _over(requests: Iterable[OpenRequest], within_s: float) -> bool:

@@ -19,9 +19,9 @@ LENGTH_BYTES = 8
 
 @dataclass(frozen=True, slots=True)
 class Serve:
-    """Message to a worker: serve new requests with this configuration, as worker number `place` of `share`.
+    """Message to a worker: serve new requests with this configuration.
 
-    `address` and `remarks` are for the startup screen.
+    The worker has the number `place` among `share` workers. `address` and `remarks` are for the startup screen.
     """
 
     config: Config

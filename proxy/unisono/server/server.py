@@ -24,12 +24,9 @@ from unisono.app import Gateway
 from unisono.config import Config
 from unisono.errors import ConfigError
 from unisono.server.accept_balancer import Accepting, AcceptingProcess
-from unisono.server.app_switch import AppSwitch
+from unisono.server.app_switch import PROBE_PATIENCE_S, AppSwitch, log_rejected_reload
 from unisono.server.listener import connections
-from unisono.server.reload import log_rejected_reload
 
-# Maximum wait for the state of the backends at the start, in seconds.
-PROBE_PATIENCE_S = 3.0
 BACKLOG = 2048
 KEEP_ALIVE_S = 75
 # Interval between pings on an open WebSocket, in seconds.

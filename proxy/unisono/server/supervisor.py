@@ -25,8 +25,8 @@ from typing import IO
 from unisono.config import Config
 from unisono.errors import ConfigError
 from unisono.server.accept_balancer import NOT_RUNNING, Loads
+from unisono.server.app_switch import log_rejected_reload
 from unisono.server.ipc import Serve, Up, next_message, to_bytes
-from unisono.server.reload import log_rejected_reload
 
 # Pauses before a restart, in seconds, by number of consecutive short runs. The last one repeats.
 PAUSES_S = (0.0, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0)

@@ -40,7 +40,10 @@ def _is_utf8(data: bytes) -> bool:
 
 
 class WebSocketConnection(Delivering, WebSocketsSansIOProtocol):
-    """uvicorn's WebSocket connection with a write timeout and with errors in the `formats` of the APIs."""
+    """uvicorn's WebSocket connection with a write timeout and limits.
+
+    `formats` maps paths to the error formats of APIs.
+    """
 
     def __init__(self, write_timeout_s: float, formats: Formats, **uvicorn_arguments: Any) -> None:
         super().__init__(**uvicorn_arguments)

@@ -19,25 +19,24 @@ from unisono.observe.redaction import secrets_of
 from unisono.server.accept_balancer import AcceptingProcess, Loads
 from unisono.server.app_switch import AppSwitch
 from unisono.server.ipc import Serve, Up, first_message, next_message, to_bytes
-from unisono.server.reload import apply
 from unisono.server.server import GatewayServer, server_config
 from unisono.server.startup_screen import screen
 
 
 class Worker:
-    """One gateway that serves the last `Serve` message received over `channel`; `order` is the first one."""
+    """One gateway. It serves the configuration of the last message; `order` is the first message."""
 
     def __init__(self, order: Serve, channel: socket.socket, loads: Loads) -> None:
         start_logging(order.config.unisono.log_level, secrets_of(order.config))
         share_metrics(order.config, order.place)
         self._order = order
         self._channel = channel
-        self._switch = AppSwitch(build(order.config, share=order.share))
+        self._switch = AppSwitch(build(order.config, share=order.share), order.share)
         self._server = GatewayServer(
             server_config(self._switch, order.config, order.share),
             self._switch,
             started=self._started,
-            reload=self._apply,
+            reload=self._reload,
             place=AcceptingProcess(loads, order.place),
         )
         self._obeying: asyncio.Task[None] | None = None
@@ -58,8 +57,8 @@ class Worker:
         if not self._server.should_exit:
             self._server.leave(notice=True)
 
-    async def _apply(self) -> None:
-        await apply(self._switch, self._order.config, self._order.share)
+    async def _reload(self) -> None:
+        await self._switch.reload(self._order.config)
 
 
 def main() -> int:
