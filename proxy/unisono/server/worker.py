@@ -24,7 +24,7 @@ from unisono.server.startup_screen import screen
 
 
 class Worker:
-    """One gateway. It serves the configuration of the last message; `order` is the first message."""
+    """One gateway, with the configuration of the last message; `order` is the first message."""
 
     def __init__(self, order: Serve, channel: socket.socket, loads: Loads) -> None:
         start_logging(order.config.unisono.log_level, secrets_of(order.config))
