@@ -11,7 +11,6 @@ import logging
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from functools import partial
 from math import inf
 from random import uniform
 from typing import cast
@@ -213,9 +212,8 @@ class LiveDeployment:
         jitter = uniform(0.9, 1.1)  # noqa: S311
         self.circuits = after_failure(self.circuits, error, now, self.tolerance, jitter, identity=identity)
         row = self.circuits[kind].failures
-        about = {"backend": self.name, "code": error.code, "kind": kind.value, "row": row}
         # Start the next attempt first: writing this line takes longer than preparing it.
-        asyncio.get_running_loop().call_soon(partial(log.warning, "backend failed", extra=about))
+        asyncio.get_running_loop().call_soon(self._log_failure, error, kind, row)
         self._phased(before, kind, now)
         is_suspect = self._suspicion.failed(self.circuits, self.tolerance, now)
         if is_suspect and self.passes:
@@ -223,6 +221,9 @@ class LiveDeployment:
         self._doubted = self._doubted or kind in DOUBTFUL
         if (kind in DOUBTFUL or is_suspect) and self.on_doubt is not None:
             self.on_doubt()
+
+    def _log_failure(self, error: UnisonoError, kind: BreakerFailure, row: int) -> None:
+        log.warning("backend failed", extra={"backend": self.name, "code": error.code, "kind": kind.value, "row": row})
 
     def _judge(self, now: float, *, fails: bool) -> None:
         """Settle a suspicion; `fails` says whether the deployment itself fails."""
