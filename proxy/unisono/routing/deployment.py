@@ -10,7 +10,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from math import inf
 from random import uniform
 from typing import cast
@@ -20,7 +20,7 @@ from unisono.core.ports import Backend, Endpoint, PassthroughBackend
 from unisono.core.probe import PASSING, Probe
 from unisono.core.tasks import cancel_and_wait
 from unisono.errors import BackendTimeout, BackendUnfit, UnisonoError
-from unisono.routing.attempt_limits import AttemptTimes, MinTimeouts
+from unisono.routing.attempt_limits import AttemptTimes
 from unisono.routing.blame import Suspicion, is_independent
 from unisono.routing.circuit_breaker import (
     BreakerConfig,
@@ -34,6 +34,7 @@ from unisono.routing.circuit_breaker import (
     rests_until,
     suspected,
 )
+from unisono.routing.deployment_config import DeploymentConfig
 from unisono.routing.findings import log_findings, unfit, with_context
 from unisono.routing.first_token_waits import FirstTokenWaits, GenerationActivity
 from unisono.routing.policy import ANSWER_WORK, BIAS, Candidate, Rank, Share
@@ -57,25 +58,6 @@ MAX_UNFIT_PROBE_PAUSE_S = 30.0
 FOREIGN_PROMPT = 1024
 
 log = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True, slots=True)
-class DeploymentConfig:
-    """Configured use of a deployment.
-
-    `name` is public: it holds no address and no path. Deployments of the lowest `order` come first and share by
-    `weight`. `max_requests` and `max_tokens` limit concurrent load; `requests_per_minute` and
-    `tokens_per_minute` limit what begins per minute."""
-
-    name: str
-    timeouts: Timeouts = field(default_factory=Timeouts)
-    min_timeouts: MinTimeouts = field(default_factory=MinTimeouts)
-    weight: int = 1
-    order: int = 0
-    max_requests: int | None = None
-    max_tokens: int | None = None
-    requests_per_minute: int | None = None
-    tokens_per_minute: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
