@@ -40,7 +40,16 @@ def extract(folder: Path) -> dict[str, str]:
     paths = [folder / package for package in PACKAGES]
     _write_metadata(paths[0], tomllib.loads((folder / "pyproject.toml").read_text())["project"])
     # These paths precede the installed version, and bytecode is written into `folder`.
-    return {"PYTHONPATH": os.pathsep.join(map(str, paths))}
+    environment = {"PYTHONPATH": os.pathsep.join(map(str, paths))}
+    _check(environment, paths[0])
+    return environment
+
+
+def _check(environment: dict[str, str], folder: Path) -> None:
+    """Raise AssertionError if the environment does not select the earlier version."""
+    command = [sys.executable, "-P", "-c", "import unisono; print(unisono.__file__)"]
+    result = subprocess.run(command, capture_output=True, text=True, check=True, env={**os.environ, **environment})
+    assert Path(result.stdout.strip()).is_relative_to(folder), result.stdout
 
 
 def _write_metadata(folder: Path, project: dict[str, Any]) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from tests.e2e.continuing import Model
@@ -100,7 +100,13 @@ def continuations(documents: Mapping[str, Json]) -> Mapping[str, tuple[str, Json
             named
             | SEALED
             | _tools()
-            | {"input": [{"role": "user", "content": LOOK_UP}, *documents["sealed call"]["output"], result]},
+            | {
+                "input": [
+                    {"role": "user", "content": LOOK_UP},
+                    *without_text(documents["sealed call"]["output"]),
+                    result,
+                ]
+            },
         ),
         "compacted": (
             to_respond,
@@ -121,6 +127,11 @@ def continuations(documents: Mapping[str, Json]) -> Mapping[str, tuple[str, Json
             },
         ),
     }
+
+
+def without_text(items: Sequence[Json]) -> list[Json]:
+    """Return the items without the visible text of reasoning, so that it can only come from `encrypted_content`."""
+    return [{**item, "content": []} if item["type"] == "reasoning" else item for item in items]
 
 
 def call_result(documents: Mapping[str, Json]) -> Json:

@@ -26,15 +26,6 @@ from tests.fakes import FakeVllm
 from unisono.cli import main
 
 
-@pytest.fixture(scope="module")
-def redis_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    server = Server(tmp_path_factory.mktemp("redis"), ("appendonly yes",))
-    try:
-        yield server.start()
-    finally:
-        server.end()
-
-
 @dataclass(frozen=True)
 class Recorded:
     """The restored state, and what the earlier version said about it."""
