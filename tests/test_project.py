@@ -170,6 +170,7 @@ def test_every_folder_of_tests_is_about_a_package_or_says_what_else() -> None:
         "adapters",
         "bench",
         "chaos",
+        "compat",
         "contract",
         "deployment",
         "docs",

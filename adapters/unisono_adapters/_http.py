@@ -20,6 +20,7 @@ from yarl import URL
 
 from unisono.core.generation import Timeouts
 from unisono.core.ports import BackendOptions
+from unisono.core.renamed import renamed
 from unisono.core.trace_context import TraceContext
 from unisono.errors import BackendProtocolError, BackendTimeout, BackendUnavailable, ConfigError
 from unisono_adapters._abort import Dropping, Polite
@@ -32,17 +33,13 @@ MAX_RESPONSE_BYTES = 4 * 1024 * 1024  # for an answer that is not a stream, in b
 MAX_PASSTHROUGH_BYTES = 64 * 1024 * 1024  # the same in pass-through
 # These three limit the memory for a client that reads nothing: one batch, twice the buffer, and one read from
 # the socket, each with the objects made from it.
-# Bytes of a stream that are processed before other streams get their turn.
-MAX_BATCH_BYTES = 8 * 1024
-# Reading from the backend pauses when twice as many bytes are buffered.
-BUFFER_BYTES = 16 * 1024
+MAX_BATCH_BYTES = 8 * 1024  # of a stream, processed before other streams get their turn
+BUFFER_BYTES = 16 * 1024  # reading from the backend pauses when twice as many are buffered
 # Receive buffer of a backend's socket. By default the system grows it to tens of megabytes.
 RECEIVE_BUFFER_BYTES = 32 * 1024
 LATE_READ_S = 0.05  # for reading bytes that arrived in time while the event loop was busy
-# Seconds allowed for the end of a finished answer, so that its connection can be reused.
-LINGER_S = 0.1
-# HTTP statuses for a page that a server does not have or was started without.
-NO_PAGE = (400, 403, 404, 405, 501)
+LINGER_S = 0.1  # for the end of a finished answer, so that its connection can be reused
+NO_PAGE = (400, 403, 404, 405, 501)  # for a page that a server does not have or was started without
 
 _HEADER_SAFE = re.compile(r"[A-Za-z0-9._:-]{1,120}")
 
@@ -397,3 +394,7 @@ def _base(api_base: str | None) -> URL:
     if url.scheme not in ("http", "https") or not url.host:
         raise ConfigError("litellm_params.api_base: must begin with http:// or https:// and name a host")
     return url
+
+
+def __getattr__(name: str) -> object:
+    return renamed(__name__, name, {"Wire": BackendHttp})

@@ -6,12 +6,15 @@ import importlib
 
 import pytest
 
+from unisono.core.probe import Check
+
 RENAMED = {
     ("unisono.core.generation", "Generation"): "CompletionJob",
     ("unisono.core.generation", "Form"): "OutputForm",
     ("unisono.core.ports", "PassingBackend"): "PassthroughBackend",
     ("unisono.core.ports", "PassingFactory"): "PassthroughFactory",
     ("unisono_adapters._examine", "Subject"): "Subject",
+    ("unisono_adapters._http", "Wire"): "BackendHttp",
 }
 
 
@@ -21,6 +24,11 @@ def test_an_old_name_works_and_warns(module: str, name: str) -> None:
     with pytest.warns(DeprecationWarning, match=f"{name} was renamed to {new}"):
         found = getattr(importlib.import_module(module), name)
     assert found.__name__ == new
+
+
+def test_the_old_name_of_a_check_works() -> None:
+    assert Check.PROMPT_KEPT is Check.PROMPT_WHOLE
+    assert list(Check).count(Check.PROMPT_WHOLE) == 1
 
 
 def test_any_other_name_is_missing() -> None:

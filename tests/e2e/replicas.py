@@ -29,21 +29,24 @@ Json = dict[str, Any]
 
 @dataclass
 class Replica:
-    """A `unisono serve` on a free port, with further `arguments`. Its log is in `folder`, and so is its
-    configuration."""
+    """A `unisono serve` on a free port, with further `arguments` and environment variables. Its log and its
+    configuration are in `folder`."""
 
     folder: Path
     config: Mapping[str, Any]
     arguments: Sequence[str] = ()
     url: str = ""
     process: asyncio.subprocess.Process | None = None
+    environment: Mapping[str, str] = field(default_factory=dict)
 
     async def start(self) -> Self:
         self.folder.mkdir(parents=True, exist_ok=True)
         self.write(self.config)
         command = (UNISONO, "serve", "--port", "0", "--config", str(self.path), *self.arguments)
         with (self.folder / "log").open("ab") as log:
-            self.process = await asyncio.create_subprocess_exec(*command, stdout=asyncio.subprocess.PIPE, stderr=log)
+            self.process = await asyncio.create_subprocess_exec(
+                *command, stdout=asyncio.subprocess.PIPE, stderr=log, env={**os.environ, **self.environment}
+            )
         assert self.process.stdout is not None
         async with asyncio.timeout(STARTING_S):
             async for line in self.process.stdout:

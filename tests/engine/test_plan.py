@@ -34,8 +34,8 @@ from tests.engine.scripted import IDS, Step
 from tests.harmony.recoveries import C, F, P, R
 from unisono.core.conversation import AnswerForm, Preamble
 from unisono.core.generation import AnyJson, Capabilities, Constraint, FinishReason, JsonSchema, OneOf
-from unisono.engine.interventions.controller import NOT_ALLOWED, UNMET_ARGUMENTS, UNMET_CALL, UNMET_FORM, UNMET_NONE
-from unisono.engine.interventions.requirements import NO_ARGUMENTS
+from unisono.engine.interventions.controller import NOT_ALLOWED
+from unisono.engine.interventions.requirements import NO_ARGUMENTS, UNMET_ARGUMENTS, UNMET_CALL, UNMET_FORM, UNMET_NONE
 from unisono.engine.request import AllowedTools, ForcedCalls, GenerationRequest
 
 HM = R("Hm.")

@@ -21,7 +21,12 @@ from unisono.engine.interventions.policy import (
     MessageKind,
     Obligation,
 )
-from unisono.engine.interventions.repetition import MAX_PERIOD_TOKENS, REASONING_REPEAT_TOKENS, REPEAT_TOKENS, repeats
+from unisono.engine.interventions.reading_limits import (
+    MAX_PERIOD_TOKENS,
+    REASONING_REPEAT_TOKENS,
+    REPEAT_TOKENS,
+    repeats,
+)
 from unisono.engine.interventions.tool_names import MAX_NAME_TOKENS, ToolNaming
 
 

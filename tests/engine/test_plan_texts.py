@@ -26,7 +26,7 @@ from tests.engine.planning import (
 from tests.engine.scripted import TEXT
 from tests.harmony.recoveries import C, F, P, R
 from unisono.core.generation import OutputForm
-from unisono.engine.interventions.controller import UNMET_FORM
+from unisono.engine.interventions.requirements import UNMET_FORM
 from unisono.engine.request import GenerationRequest
 
 MARKERLESS = replace(TEXT, output=OutputForm.MARKERLESS)

@@ -46,6 +46,7 @@ class Check(StrEnum):
     TYPED_MARKERS = "typed_markers"
     # A prompt arrives whole: no part of it is silently cut.
     PROMPT_WHOLE = "prompt_kept"
+    PROMPT_KEPT = PROMPT_WHOLE  # former name, for one release
     # The context size is known and large enough.
     CONTEXT = "context"
     # The backend can constrain generation to a schema or grammar.
@@ -151,8 +152,8 @@ class Finding:
 
     `detail` states the observation, `remedy` the operator's action (flag, version or endpoint). Each is a plain
     sentence without address or path; if omitted, the check's meaning applies. `severity` is set by a backend kind that
-    tolerates a failure that is fatal elsewhere; None applies `MEANINGS`. `said` is the backend's own message, cleaned.
-    Only the operator may see it, since it may contain addresses and paths.
+    tolerates a failure that is fatal elsewhere; None applies `MEANINGS`. `backend_message` is the backend's own
+    message, cleaned. Only the operator may see it, since it may contain addresses and paths.
     """
 
     check: Check

@@ -23,6 +23,7 @@ from unisono.engine.output import OutputReader
 from unisono.engine.prompt_builder import PromptBuilder
 from unisono.engine.request import BatchStream, GenerationReport, GenerationRequest
 from unisono.engine.step_runner import StepRunner, replay_journal, settled
+from unisono.engine.steps import RunTools
 from unisono.errors import BackendError, CannotGoOn, ContextTooLong
 
 
@@ -214,7 +215,7 @@ class HarmonyGeneration(BatchStream):
                     yield events
                 continue
             reason = reason or FinishReason.STOP
-            if reader.should_run_tools and prepared.loop is not None:
+            if isinstance(reader.next_step, RunTools) and prepared.loop is not None:
                 if events:
                     yield events
                 runner.session.pause()
@@ -245,7 +246,7 @@ class HarmonyGeneration(BatchStream):
         runner.session.pause()
         finished = reader.finish(reason)
         request = self._request
-        self.report.unmet = reader.transcript.controller.unmet
+        self.report.unmet = reader.transcript.controller.obligations.unmet
         self._deps.memory.record(
             request.tenant,
             reader.items.closed,

@@ -12,10 +12,11 @@ from dataclasses import replace
 
 from unisono.core.conversation import Conversation, Tokens
 from unisono.core.events import Closed, Event, Finished, Repaired
-from unisono.core.generation import Capabilities, FinishReason, Sampling
+from unisono.core.generation import Capabilities, FinishReason
 from unisono.core.ports import Violation
 from unisono.core.token_ids import share_ids
 from unisono.engine.interventions.controller import InterventionController
+from unisono.engine.interventions.message_gate import MessageGate
 from unisono.engine.interventions.requirements import requirements_of
 from unisono.engine.interventions.stop_strings import StopStrings
 from unisono.engine.journal import LISTED, NOTED, JournalEntry, JournalMarker, TokenSource, parts_of
@@ -102,7 +103,7 @@ class OutputReader:
     def is_step_complete(self) -> bool:
         """Return whether no backend can add anything to the current step."""
         transcript = self.transcript
-        return transcript.journal.is_ended or transcript.is_broken_off or self.stop_sequence is not None
+        return transcript.journal.is_ended or transcript.limits.is_broken_off or self.stop_sequence is not None
 
     @property
     def is_complete(self) -> bool:
@@ -114,19 +115,9 @@ class OutputReader:
         return self._state.has_run and isinstance(self.next_step, AnswerDone)
 
     @property
-    def should_run_tools(self) -> bool:
-        """Return whether the calls of `round` follow the last step."""
-        return isinstance(self.next_step, RunTools)
-
-    @property
     def should_open_final(self) -> bool:
         """Return whether the gateway has to open the answer after the last step."""
         return isinstance(self.next_step, OpenFinal) and self.stop_sequence is None
-
-    def sampling(self, requested: Sampling) -> Sampling:
-        """Return the sampling of the next generation, where the client requests `requested`."""
-        attempts = self.transcript.controller.step.last.attempts
-        return attempts.sampling(requested, constrained=self.transcript.constraint is not None)
 
     @contextmanager
     def detached(self) -> Iterator[None]:
@@ -208,7 +199,8 @@ class OutputReader:
     def announce_call(self, *, late: bool) -> list[Event]:
         """Begin the next call of the round. `late`: the time for tools has passed."""
         assert self.round is not None
-        return self._announce(*self.round.call(self._next_index(), late=late))
+        assert self._filter is not None
+        return self._announce(*self.round.call(self._filter.next_index(), late=late))
 
     def record_outcome(self, outcome: CallOutcome) -> list[Event]:
         """Report the outcome of the call that was emitted last."""
@@ -222,12 +214,6 @@ class OutputReader:
     def _announce(self, entry: JournalEntry, events: list[Event]) -> list[Event]:
         self.transcript.add_entry(entry)
         return self._record(events) + self._end_round()
-
-    def _next_index(self) -> int:
-        assert self._filter is not None
-        index = self._filter.item_count
-        self._filter.item_count += 1
-        return index
 
     def _end_round(self) -> list[Event]:
         """Decide on the next step and begin it, if the round is complete."""
@@ -260,31 +246,11 @@ class OutputReader:
 
     # -- replay of a journal
 
-    def replay(self, journal: Sequence[int], opening: Tokens) -> list[Event]:
-        """Replay the journal of an earlier stream of the same request; return all of its events.
+    def replay_entry(self, entry: JournalEntry) -> list[Event]:
+        """Repeat what a journal entry records and return its events.
 
-        It replaces a backend's first tokens. `opening` as for `start_generation`. Raises StoreUnreadable for a journal
-        that does not fit the request.
+        Raises StoreUnreadable for a damaged entry.
         """
-        events: list[Event] = []
-        self.start_generation(opening)
-        for part in parts_of(journal):
-            match part:
-                case TokenSource():
-                    self.transcript.set_source(part, self.transcript.controller.enforced_kinds)
-                case JournalEntry():
-                    events += self._replay_entry(part)
-                case JournalMarker.STEP_ENDED:
-                    events += self.end_generation(FinishReason.STOP)
-                    if isinstance(self.next_step, OpenFinal):
-                        events += self.open_final()
-                case tokens:
-                    events += self.feed(tokens)
-        if self.transcript.journal.numbers != list(journal):
-            raise StoreUnreadable(UNFIT_JOURNAL)
-        return events
-
-    def _replay_entry(self, entry: JournalEntry) -> list[Event]:
         # An entry that does not fit is ignored here; the comparison at the end finds it.
         try:
             if (events := self.transcript.replay_entry(entry)) is not None:
@@ -293,8 +259,8 @@ class OutputReader:
                 return []
             if LISTED in entry.value:
                 return self.list_tools()
-            if CALL in entry.value:
-                return self._announce(*self.round.call_as_recorded(entry.value, self._next_index()))
+            if CALL in entry.value and self._filter is not None:
+                return self._announce(*self.round.call_as_recorded(entry.value, self._filter.next_index()))
             return self.record_outcome(self.round.recorded_outcome(entry.value))
         except ValueError as failure:
             raise StoreUnreadable(UNFIT_JOURNAL) from failure
@@ -327,6 +293,31 @@ class OutputReader:
         return events
 
 
+def replay(reader: OutputReader, journal: Sequence[int], opening: Tokens) -> list[Event]:
+    """Replay the journal of an earlier stream of the same request; return all of its events.
+
+    It replaces a backend's first tokens. `opening` as for `start_generation`. Raises StoreUnreadable for a journal
+    that does not fit the request.
+    """
+    events: list[Event] = []
+    reader.start_generation(opening)
+    for part in parts_of(journal):
+        match part:
+            case TokenSource():
+                reader.transcript.set_source(part, reader.transcript.controller.enforced_kinds)
+            case JournalEntry():
+                events += reader.replay_entry(part)
+            case JournalMarker.STEP_ENDED:
+                events += reader.end_generation(FinishReason.STOP)
+                if isinstance(reader.next_step, OpenFinal):
+                    events += reader.open_final()
+            case tokens:
+                events += reader.feed(tokens)
+    if reader.transcript.journal.numbers != list(journal):
+        raise StoreUnreadable(UNFIT_JOURNAL)
+    return events
+
+
 def transcript_of(
     encoding: Encoding,
     tools: ToolSet,
@@ -337,7 +328,7 @@ def transcript_of(
 ) -> Transcript:
     """Return the transcript of an answer to `request`, at its beginning."""
     requirements = requirements_of(request, tools, hosted)
-    controller = InterventionController(encoding, requirements, violation)
+    controller = InterventionController(encoding, requirements)
     router = HarmonyRouter(
         encoding,
         tools,
@@ -346,7 +337,7 @@ def transcript_of(
         calls_allowed=request.calls_allowed,
         # Calls of server tools are separated after the router.
         parallel_calls=request.parallel_calls or hosted is not None,
-        gate=controller,
+        gate=MessageGate(controller, violation),
     )
     transcript = Transcript(encoding, router, controller, is_noted=request.noted is not None)
     if request.noted is not None and not request.journal:

@@ -20,7 +20,7 @@ from unisono.core.ids import DerivedIds
 from unisono.core.ports import Violation
 from unisono.core.tools import ToolServer
 from unisono.engine.journal import noted_in
-from unisono.engine.output import OutputReader
+from unisono.engine.output import OutputReader, replay
 from unisono.engine.request import AllowedTools, Choice, ForcedCalls, GenerationRequest, ServerTools
 from unisono.engine.server_tools.tools import OfferedServerTools, offers_in
 from unisono.errors import InvalidRequest, StoreUnreadable
@@ -76,14 +76,14 @@ def replay_answer(
     if hosted is not None and not journal:
         return Replay([])
     try:
-        events = reader.replay(journal, renderer.opening(conversation))
+        events = replay(reader, journal, renderer.opening(conversation))
     except StoreUnreadable:
         return Replay(reader.items.closed, fits=False)
     if finish is None or reader.is_handed_back:
         return Replay(events)
     if reader.transcript.journal.is_ended:
         finish = FinishReason.STOP
-    elif reader.transcript.is_broken_off:
+    elif reader.transcript.limits.is_broken_off:
         finish = FinishReason.LENGTH
     return Replay([*events, *reader.end_generation(finish)])
 

@@ -30,7 +30,7 @@ from unisono.engine.attempt import (
     receive,
 )
 from unisono.engine.deps import EngineDeps, RefusedConstraints
-from unisono.engine.output import OutputReader
+from unisono.engine.output import OutputReader, replay
 from unisono.engine.prompt import ContinuedPrompt, continue_prompt
 from unisono.engine.prompt_builder import PromptBuilder
 from unisono.engine.request import GenerationReport, GenerationRequest
@@ -150,7 +150,7 @@ class StepRunner:
             return _only([], FinishReason.STOP)
         if transcript.journal.is_ended:
             return _end(reader, FinishReason.STOP)
-        if transcript.is_broken_off or self.is_full:
+        if transcript.limits.is_broken_off or self.is_full:
             return _end(reader, FinishReason.LENGTH)
         slot = await self.slot(builder, reader)
         if transcript.controller.step.last.constraint is not None:
@@ -224,11 +224,12 @@ class StepRunner:
         return room
 
     def _job(self, continued: ContinuedPrompt, slot: Slot, room: int, reader: OutputReader) -> CompletionJob:
+        constraint, attempts = reader.transcript.constraint, reader.transcript.controller.step.last.attempts
         return CompletionJob(
             prompt=continued.prompt,
             max_tokens=room,
-            constraint=reader.transcript.constraint,
-            sampling=reader.sampling(self._request.sampling),
+            constraint=constraint,
+            sampling=attempts.sampling(self._request.sampling, constrained=constraint is not None),
             timeouts=self.session.start_attempt(slot),
             request_id=self._request.request_id,
             cache_salt=self._request.cache_salt,
@@ -266,7 +267,7 @@ class StepRunner:
                         events = []
                     await pauses.wait_before(portion)
                     events += await feed(reader, portion)
-                if transcript.is_broken_off:
+                if transcript.limits.is_broken_off:
                     finish = FinishReason.LENGTH
                 if finish is not None:
                     if not reader.has_pending_edit:
@@ -287,8 +288,8 @@ async def feed(reader: OutputReader, portion: Sequence[int]) -> list[Event]:
 
 async def replay_journal(reader: OutputReader, journal: Tokens, opening: Tokens) -> list[Event]:
     """Return the events of a journal; a long one is replayed in a thread."""
-    replay = partial(reader.replay, journal, opening)
-    return await in_thread(reader, replay) if len(journal) > LONG_JOURNAL_TOKENS else replay()
+    work = partial(replay, reader, journal, opening)
+    return await in_thread(reader, work) if len(journal) > LONG_JOURNAL_TOKENS else work()
 
 
 async def settled(reader: OutputReader, work: Callable[[], T]) -> T:

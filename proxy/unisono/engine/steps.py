@@ -164,6 +164,11 @@ class ServerToolFilter:
     def start_step(self) -> None:
         self.calls, self.step_items, self.has_final = [], [], False
 
+    def next_index(self) -> int:
+        """Assign the index of an item that is emitted without passing the filter."""
+        index, self.item_count = self.item_count, self.item_count + 1
+        return index
+
     def drop_calls(self) -> None:
         """Discard the server tool calls of the current step, which are not run."""
         dropped = {call.call_id for call in self.calls}

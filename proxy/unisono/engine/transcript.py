@@ -13,23 +13,16 @@ from typing import Final
 
 from unisono.core.conversation import Json, Tokens
 from unisono.core.events import Event, Repaired
-from unisono.core.generation import CALL, END, FIRST_SPECIAL, Constraint, FinishReason
-from unisono.engine.interventions.controller import BUDGET, REPETITION, InterventionController
-from unisono.engine.interventions.repetition import (
-    CHECK_INTERVAL_TOKENS,
-    REASONING_REPEAT_TOKENS,
-    REPEAT_TOKENS,
-    repeats,
-)
+from unisono.core.generation import CALL, END, Constraint, FinishReason
+from unisono.engine.interventions.controller import REPETITION, InterventionController
+from unisono.engine.interventions.reading_limits import ReadingLimits
 from unisono.engine.journal import NOTED, STOPS, JournalEntry, JournalWriter, TokenSource
 from unisono.harmony.encoding import Encoding
 from unisono.harmony.header import Header
 from unisono.harmony.router import HarmonyRouter
-from unisono.harmony.utf8_tail import MAX_CHARACTER_TOKENS, unfinished
+from unisono.harmony.utf8_tail import unfinished
 
 CLOSING_TOKENS: Final = STOPS | {END}
-
-_NEVER: Final = 1 << 62
 
 ABLE: Final = "able"
 MOVED: Final = "moved"
@@ -38,7 +31,10 @@ UNREAD: Final = "unread"
 
 
 class Transcript:
-    """Token transcript of one answer."""
+    """Token transcript of one answer.
+
+    `is_noted`: the request has the data that its journal begins with.
+    """
 
     def __init__(
         self,
@@ -48,21 +44,16 @@ class Transcript:
         *,
         is_noted: bool = False,
     ) -> None:
-        """`is_noted`: the request has the data that its journal begins with."""
         self._encoding = encoding
         self.router = router
         self.controller = controller
         self.journal = JournalWriter()
-        self._budget = controller.requirements.budget  # limit of reasoning tokens
+        self.limits = ReadingLimits(encoding, router, controller, self.journal)
         self._is_noted = is_noted
-        self._detects_repetition = REPETITION not in controller.requirements.unmended
         self._start = tuple(encoding.encode_marked("<|start|>assistant"))
         self._unchecked_to = 0  # journal length up to which only the router can stop the stream
         self._ended: FinishReason | None = None
-        self.is_broken_off = False  # the answer ends here: the model repeats itself
         self.opening: Tokens = ()  # tokens of the message that the step's prompt leaves open
-        if self._budget is not None and self._budget < 1:
-            controller.end_budget()
 
     @property
     def constraint(self) -> Constraint | None:
@@ -118,44 +109,18 @@ class Transcript:
             return events
         events = []
         rest = tokens
-        while rest and self.controller.step.pending is None and not self.is_broken_off:
-            if self._ends_reasoning(rest[0]):
+        while rest and self.controller.step.pending is None and not self.limits.is_broken_off:
+            if self.limits.ends_reasoning(rest[0]):
                 break
-            size = self._portion(rest)
+            size = self.limits.portion(rest)
             journal += rest[:size]
             events += self._read(rest[:size])
             rest = rest[size:]
         journal += rest
         self.router.count(len(rest))
-        self._set_unchecked()
+        is_stopped = self.controller.step.pending is not None or self.limits.is_broken_off
+        self._unchecked_to = 0 if is_stopped else len(journal) + self.limits.unchecked_tokens()
         return events
-
-    def _set_unchecked(self) -> None:
-        """Set the journal length up to which only the router can stop the stream."""
-        stopped = self.controller.step.pending is not None or self.is_broken_off
-        if stopped or self.controller.is_naming or (self._budget is not None and not self.controller.is_late):
-            self._unchecked_to = 0
-        else:
-            size = self._tokens_to_check if self._detects_repetition else _NEVER
-            self._unchecked_to = len(self.journal.numbers) + size
-
-    @property
-    def _tokens_to_check(self) -> int:
-        return CHECK_INTERVAL_TOKENS - (len(self.journal.numbers) - self.journal.segment_start) % CHECK_INTERVAL_TOKENS
-
-    def _portion(self, rest: Sequence[int]) -> int:
-        size = len(rest)
-        if self.controller.is_naming:
-            return size
-        if self._detects_repetition:
-            size = min(size, self._tokens_to_check)
-        if self._budget is not None and not self.controller.is_late:
-            # The router may hold back part of a header. A marker may show that these tokens were reasoning, and more
-            # reasoning may follow.
-            size = next((at for at, token in enumerate(rest[:size], 1) if token >= FIRST_SPECIAL), size)
-            if self.router.is_reasoning is not False:
-                size = min(size, max(self._budget - self.router.usage.reasoning_tokens, 1))
-        return size
 
     def _read(self, tokens: Sequence[int]) -> list[Event]:
         if self.controller.is_naming:
@@ -164,41 +129,13 @@ class Transcript:
             return []
         events = self.router.feed(tokens)
         self._check_stop()
-        if (
-            self.controller.step.pending is None
-            and self._detects_repetition
-            and self._tokens_to_check == CHECK_INTERVAL_TOKENS
-        ):
-            self._check_repetition()
+        if self.controller.step.pending is None:
+            self.limits.check_repetition()
         return events
 
     def _check_stop(self) -> None:
         if self.router.stopped is not None and self.controller.step.pending is None:
             self.controller.handle_stop(self.router.stopped)
-
-    def _ends_reasoning(self, token: int) -> bool:
-        """End reasoning before `token` if the budget has no room for it."""
-        used, thinking = self.router.usage.reasoning_tokens, self.router.is_reasoning
-        if self._budget is None or self.controller.is_late or used < self._budget:
-            return False
-        # A marker ends the reasoning: a budget equal to its length is not exceeded.
-        cut = used < self._budget + MAX_CHARACTER_TOKENS and unfinished(self._encoding, self.journal.new_tokens)
-        if cut or (thinking and token >= FIRST_SPECIAL):
-            return False
-        if thinking:
-            self.controller.end_reasoning(self.journal.tail_length, rule=BUDGET)
-        else:
-            self.controller.end_budget()
-        return thinking is True
-
-    def _check_repetition(self) -> None:
-        length = REASONING_REPEAT_TOKENS if self.router.is_reasoning else REPEAT_TOKENS
-        if not repeats(self.journal.numbers, self.journal.segment_start, length):
-            return
-        if self.router.is_reasoning and not self.controller.is_spent:
-            self.controller.end_reasoning(self.journal.tail_length, rule=REPETITION)
-        else:
-            self.is_broken_off = True
 
     # -- ends and prompt edits
 
@@ -216,7 +153,7 @@ class Transcript:
         if controller.step.pending is None:
             controller.handle_end(reason, self.router.closed_to)
         self._ended = reason if controller.step.pending is not None else None
-        if self.is_broken_off:
+        if self.limits.is_broken_off:
             events.append(Repaired(REPETITION, self.router.usage.completion_tokens))
         return events
 
@@ -237,13 +174,11 @@ class Transcript:
             kept[-1] = CALL if kept[-1] == CALL and self.controller.step.has_call else END
         elif kept and kept[-1] != END:
             kept.append(END)
-        start = self._start
-        between = edit.between
-        if between:
-            kept += between if kept else between[len(start) :]
+        if edit.between:
+            kept += edit.between if kept else edit.between[len(self._start) :]
         begin = len(kept)
         opened = bool(self.opening) and not begin
-        added: Sequence[int] = () if opened else (*(start if begin else ()), *edit.header)
+        added: Sequence[int] = () if opened else (*(self._start if begin else ()), *edit.header)
         now = [*kept, *added]
         position = self.router.usage.completion_tokens
         self._record_edit(edit.kept, kept, (*added, *edit.body), tail=[*now, *edit.body])
@@ -265,7 +200,7 @@ class Transcript:
         self._record_edit(edit.kept, kept, edit.body, tail=[*kept, *edit.body])
         self.router.trim(body, len(kept) + len(body))
         self.controller.record_edit(edit, edit.kept, edit.kept)
-        self.is_broken_off = edit.ends
+        self.limits.is_broken_off = edit.ends
         return [Repaired(edit.rule, position), *self.router.supply(stop)]
 
     def _record_edit(self, position: int, kept: Sequence[int], added: Sequence[int], *, tail: Sequence[int]) -> None:

@@ -22,13 +22,14 @@ from unisono.harmony.repaired_output import TERMINATORS, RepairedOutput
 
 
 class Repair:
-    """State machine that repairs generated tokens, split into any portions.
+    """State machine that repairs generated tokens; they may be fed in portions of any size.
 
-    `declared` are the wire names of the offered tools, None if unknown; `builtins` are the offered tools of
-    gpt-oss's training. `opening` is the header of a message that the prompt leaves open (a prefill, a forced
-    header); without it the prompt ends in `<|start|>assistant`. `answered` means that the prompt holds an
-    answer or a call of the same step. `position`, `origin` and `closed_to` are the positions at which the tokens
-    begin, as in `RepairedOutput`. Tokens never cause an exception.
+    `declared` are the wire names of the offered tools, None if unknown. `builtins` are the offered tools that gpt-oss
+    was trained on. `opening` is the header of a message that the prompt leaves open (a prefill or a forced header).
+    Without it, the prompt ends in `<|start|>assistant`. `answered`: the step already has an answer or a call, in tokens
+    before these. `position` is that of the first token, counted as in `message_parts`. `origin` is the number of
+    generated tokens before position 0. `closed_to` is the position after the last closed message. No input raises an
+    exception.
     """
 
     # Rules. The table `grammar.STEPS` gives the action for each token in each state.

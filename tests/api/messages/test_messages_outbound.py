@@ -34,7 +34,7 @@ from unisono.core.generation import FinishReason
 from unisono.core.tool_arguments import read_arguments
 from unisono.core.tools import ToolOutcome
 from unisono.engine.collect import collect
-from unisono.engine.interventions.controller import UNMET_FORM
+from unisono.engine.interventions.requirements import UNMET_FORM
 from unisono.engine.request import GenerationReport
 
 Json = dict[str, Any]

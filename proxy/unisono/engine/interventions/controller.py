@@ -12,26 +12,21 @@ from dataclasses import replace
 from typing import Final
 
 from unisono.core.generation import Constraint, FinishReason
-from unisono.core.ports import Violation
 from unisono.engine.interventions.policy import (
-    CLOSING,
     MAX_EDITS,
     MAX_REGENERATIONS,
     MAX_TRIMS,
     OPENING,
-    BodyAction,
-    BodyFault,
     HeaderAction,
     MessageKind,
     Obligation,
 )
 from unisono.engine.interventions.prompt_edit import NONE_REJECTED, HeaderSpelling, PromptEdit, StepInterventions
-from unisono.engine.interventions.requirements import CODE_FENCE, BodyChecks, OutputRequirements
+from unisono.engine.interventions.requirements import CODE_FENCE, Obligations, OutputRequirements
 from unisono.engine.interventions.tool_names import ToolNaming, header_for
 from unisono.harmony.encoding import Encoding
 from unisono.harmony.gate import Stopped
 from unisono.harmony.header import Header
-from unisono.harmony.message_parts import OpenPart
 
 REGENERATED_CALL: Final = "regenerated-call"
 REGENERATED_ANSWER: Final = "regenerated-answer"
@@ -42,37 +37,23 @@ NOT_ALLOWED: Final = "tool-not-allowed"
 # Rules that a request may switch off.
 SWITCHABLE: Final = frozenset({REGENERATED_CALL, REGENERATED_ANSWER, CODE_FENCE, REPETITION})
 
-UNMET_CALL: Final = "The model did not call a tool that it had to call."
-UNMET_NONE: Final = "None of the tools that had to be called is available."
-UNMET_ARGUMENTS: Final = "The arguments of a call do not match the tool's schema."
-UNMET_FORM: Final = "The answer does not have the form that was asked for."
-
 
 class InterventionController:
     """Interventions for one answer.
 
-    The controller is the router's gate; its decision is the pending edit of `step`.
+    Its decision is the pending edit of `step`. `MessageGate` stops the router where a decision is due.
     """
 
-    def __init__(self, encoding: Encoding, requirements: OutputRequirements, violation: Violation | None) -> None:
+    def __init__(self, encoding: Encoding, requirements: OutputRequirements) -> None:
         self._spelling = HeaderSpelling(encoding)
         self.requirements = requirements
-        self._checks = BodyChecks(requirements, violation)
-        self._call_owed = bool(requirements.forced)
-        self._form_owed = requirements.form is not None
+        self.obligations = Obligations(requirements)
         self._has_refused = False  # a call of a tool that may not be called was refused once
-        self._late = False
         self.step = StepInterventions()
         self.tool_naming = ToolNaming(encoding, requirements.forced or ())
         self.enforced_kinds: frozenset[str] = frozenset()  # constraint kinds that the backend enforces
-        self.unfit = False  # the answer does not have the required form
-        self.unmet = UNMET_NONE if requirements.forced == () else ""
 
     # -- state of the answer
-
-    @property
-    def owed(self) -> Obligation:
-        return Obligation.CALL if self._call_owed else Obligation.FORM if self._form_owed else Obligation.NOTHING
 
     @property
     def constraint(self) -> Constraint | None:
@@ -87,13 +68,12 @@ class InterventionController:
     def start_step(self) -> None:
         """Reset the state for another step of the answer."""
         self.step = StepInterventions(edits_before=self.step.edits)
-        # A call was made, or none can be made any more: the model chooses the rest.
-        self._call_owed = False
+        self.obligations.end_step()
 
     def start_final(self) -> None:
         """Begin a step whose prompt ends in an answer header, because the last one gave no answer."""
         self.step = StepInterventions(edits=self.step.edits_before, is_answering=True, header_end=0)
-        if self._form_owed:
+        if self.obligations.is_form_owed:
             self.step.last = PromptEdit(header=self._spelling.answer, constraint=self.requirements.form_constraint)
 
     @property
@@ -101,80 +81,11 @@ class InterventionController:
         """Return whether no more interventions are made in this step."""
         return self.step.edits >= MAX_EDITS
 
-    @property
-    def is_late(self) -> bool:
-        """Return whether the reasoning budget is used up."""
-        return self._late
-
-    # -- router gate
-
-    def opens(self, message: OpenPart) -> bool:
-        kind = self._message(message.header)
-        if kind not in (MessageKind.LATE_THOUGHT, MessageKind.THOUGHT):
-            self.step.has_skipped = False
-        act = OPENING[self.owed, kind]
-        # Reasoning after an opened answer header is the model's decision: another attempt would lead to it again.
-        if (
-            message.end == self.step.header_end
-            or self.is_spent
-            or (act is HeaderAction.SKIP and self.step.is_answering)
-        ):
-            return True
-        if kind is MessageKind.BARRED and not self.requirements.hold_calls:
-            return False
-        return act is HeaderAction.PASS or (act is HeaderAction.GUIDE and not self._can_guide(message.header))
-
-    def is_buffered(self, header: Header) -> bool:
-        # A backend that enforces a form may still break it off: a marker inside a string ends the message.
-        free = self.constraint is None or self.requirements.whole
-        return free and self._message(header) is MessageKind.ANSWER and self.owed is Obligation.FORM
-
-    def limits_blanks(self, header: Header) -> bool:
-        message = self._message(header)
-        is_json = self._has_form(message) or self._checks.is_json_call(message, header)
-        return is_json and not self.is_spent and REPETITION not in self.requirements.unmended
-
-    def closes(self, header: Header, text: str, *, held: bool) -> str | None:
-        message = self._message(header)
-        fault, says = self._checks.judged(message, header, text, has_form=self._has_form(message))
-        action = CLOSING[message, fault]
-        if held and not self.is_spent and self._is_rejected(action, message, header, text):
-            return None
-        self._record_message(message, fault)
-        return says
-
-    def _is_rejected(self, action: BodyAction, message: MessageKind, header: Header, text: str) -> bool:
-        match action:
-            case BodyAction.EMIT:
-                return False
-            case BodyAction.REFUSE:
-                return True
-            case BodyAction.REGENERATE:
-                rule = REGENERATED_ANSWER if message is MessageKind.ANSWER else REGENERATED_CALL
-                if rule in self.requirements.unmended or self.step.last.body:
-                    return False
-                return self.step.attempts.count < MAX_REGENERATIONS or not self.step.attempts.is_first(header, text)
-
-    def _record_message(self, message: MessageKind, fault: BodyFault) -> None:
-        self.step.trims = 0
-        if message is not MessageKind.PREAMBLE:
-            self.step.attempts = NONE_REJECTED
-        wrong = CLOSING[message, fault] is BodyAction.REGENERATE
-        if message in (MessageKind.WANTED, MessageKind.STRICT, MessageKind.CALL):
-            self.step.has_call = True
-            if wrong and message is not MessageKind.CALL:
-                self.unmet = UNMET_ARGUMENTS
-            self._call_owed = self._call_owed and message is not MessageKind.WANTED
-        elif message is MessageKind.ANSWER and self._form_owed and not self._call_owed:
-            self._form_owed = False
-            self.unfit = wrong
-            self.unmet = UNMET_FORM if wrong else self.unmet
-
     # -- events
 
     def handle_stop(self, at: Stopped) -> None:
         """Decide what follows after the router stopped at a message of this controller."""
-        message = self._message(at.header)
+        message = self.obligations.message_kind(at.header)
         if at.trimmed is not None:
             self._trim(at, message)
         elif at.text is None:
@@ -186,26 +97,22 @@ class InterventionController:
 
     def end_reasoning(self, place: int, *, rule: str) -> None:
         """End the open reasoning at `place`."""
-        self._late = self._late or rule == BUDGET
-        if self._call_owed:
+        self.obligations.is_late = self.obligations.is_late or rule == BUDGET
+        if self.obligations.is_call_owed:
             self._force(place, rule=rule, closes=True)
         elif rule == BUDGET and self.requirements.tools:
             self.step.pending = PromptEdit(place, closes=True, rule=rule)
         else:
             self._open_answer(place, rule=rule, closes=True)
 
-    def end_budget(self) -> None:
-        """Note that the reasoning budget is used up while no reasoning is open."""
-        self._late = True
-
     def handle_end(self, reason: FinishReason, place: int) -> None:
         """Decide what follows a generation that ended; all messages end before `place`."""
         if reason is not FinishReason.STOP or self.is_spent:
             return
-        if self._call_owed and self.step.regenerations_at_end < MAX_REGENERATIONS:
+        if self.obligations.is_call_owed and self.step.regenerations_at_end < MAX_REGENERATIONS:
             self.step.regenerations_at_end += 1
             self._force(place)
-        elif self._form_owed and not self.step.has_call and not self.step.is_answering:
+        elif self.obligations.is_form_owed and not self.step.has_call and not self.step.is_answering:
             self._open_answer(place)
 
     def read_name(self, tokens: Sequence[int]) -> None:
@@ -235,33 +142,24 @@ class InterventionController:
         self.step.name_start = begin
         self.step.header_end = end if edit.header else -1
 
-    def finish(self, *, handed: bool = False) -> None:
+    def finish(self, *, handed: bool) -> None:
         """Record unmet requirements at the end of the answer.
 
         `handed`: the client has calls or approvals to process, and the answer follows in another request.
         """
-        if self._call_owed:
-            self.unmet = self.unmet or UNMET_CALL
-        elif self._form_owed and not self.step.has_call and not handed:
-            self.unmet = self.unmet or UNMET_FORM
+        self.obligations.finish(has_call=self.step.has_call, handed=handed)
 
     # -- messages
 
-    def _message(self, header: Header) -> MessageKind:
-        return self.requirements.message_kind(header, is_call_owed=self._call_owed, is_late=self._late)
-
-    def _can_guide(self, header: Header) -> bool:
+    def can_guide(self, header: Header) -> bool:
+        """Return whether the backend can enforce the constraint for a message."""
         constraint = self.requirements.constraint_for(header)
         return constraint is not None and constraint.kind in self.enforced_kinds
-
-    def _has_form(self, message: MessageKind) -> bool:
-        has_form = message is MessageKind.ANSWER and self.requirements.form is not None
-        return has_form and self.owed is Obligation.FORM
 
     # -- prompt edits
 
     def _handle_header(self, at: Stopped, message: MessageKind) -> None:
-        act = OPENING[self.owed, message]
+        act = OPENING[self.obligations.next, message]
         if act is HeaderAction.FORCE:
             self._force(at.start, rule=BUDGET if message is MessageKind.LATE_THOUGHT else "")
         elif message is MessageKind.BARRED:
@@ -310,12 +208,13 @@ class InterventionController:
             )
             self._force(self.step.name_start)
         else:
-            self._call_owed, self.unmet, self.step.attempts = False, UNMET_CALL, NONE_REJECTED
+            self.obligations.drop_call()
+            self.step.attempts = NONE_REJECTED
             self.step.pending = PromptEdit(self.step.name_start)
 
     def _open_answer(self, place: int, *, rule: str = "", closes: bool = False) -> None:
         self.step.is_answering = True
-        constraint = self.requirements.form_constraint if self.owed is Obligation.FORM else None
+        constraint = self.requirements.form_constraint if self.obligations.next is Obligation.FORM else None
         self.step.pending = PromptEdit(place, self._spelling.answer, closes=closes, constraint=constraint, rule=rule)
 
     def _regenerate(self, at: Stopped, message: MessageKind) -> None:
@@ -326,7 +225,7 @@ class InterventionController:
         self.step.attempts = self.step.attempts.reject(at.text or "", constrained=constrained, at=at)
         rule = REGENERATED_ANSWER if message is MessageKind.ANSWER else REGENERATED_CALL
         constraint = self.requirements.constraint_for(at.header)
-        free = message is MessageKind.CALL and not self._can_guide(at.header)
+        free = message is MessageKind.CALL and not self.can_guide(at.header)
         header = () if free else self._spelling.written(at)
         self.step.pending = PromptEdit(at.start, header, constraint=constraint, attempts=self.step.attempts, rule=rule)
 

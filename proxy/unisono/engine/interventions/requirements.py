@@ -15,7 +15,7 @@ from unisono.core.conversation import AnswerForm
 from unisono.core.generation import AnyJson, Constraint, JsonSchema, OneOf
 from unisono.core.ports import Schema, Violation
 from unisono.core.tools import HostedTool
-from unisono.engine.interventions.policy import BodyFault, MessageKind, fault_of
+from unisono.engine.interventions.policy import BodyFault, MessageKind, Obligation, fault_of
 from unisono.engine.request import AllowedTools, ForcedCalls, GenerationRequest
 from unisono.engine.server_tools.tools import OfferedServerTools, decided_calls
 from unisono.harmony.builtin_tools import FUNCTIONS_OF, is_builtin
@@ -24,6 +24,13 @@ from unisono.harmony.recipients import FUNCTIONS, RecipientKind
 from unisono.harmony.tools import ToolSet
 
 NO_ARGUMENTS: Final[Schema] = {"type": "object", "properties": {}, "additionalProperties": False}
+
+UNMET_CALL: Final = "The model did not call a tool that it had to call."
+UNMET_NONE: Final = "None of the tools that had to be called is available."
+UNMET_ARGUMENTS: Final = "The arguments of a call do not match the tool's schema."
+UNMET_FORM: Final = "The answer does not have the form that was asked for."
+
+CALLS: Final = (MessageKind.WANTED, MessageKind.STRICT, MessageKind.CALL)
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,6 +100,72 @@ class OutputRequirements:
             return MessageKind.LATE_THOUGHT if is_late else MessageKind.THOUGHT
         # Without tools, nothing can follow a preamble.
         return MessageKind.PREAMBLE if header.channel == COMMENTARY and self.tools else MessageKind.ANSWER
+
+
+class Obligations:
+    """Obligations of one answer under its requirements.
+
+    `unmet` describes a requirement that the answer does not meet, for the client; it is empty if there is none.
+    """
+
+    # Rules.
+    # - A required call comes before a required form.
+    # - A call discharges the required call, even if its arguments are invalid after all retries.
+    # - The first answer message discharges the form.
+    # - A required call is due in the first step only: after a step with tools, the model chooses.
+
+    def __init__(self, requirements: OutputRequirements) -> None:
+        self._requirements = requirements
+        self.is_call_owed = bool(requirements.forced)
+        self.is_form_owed = requirements.form is not None
+        self.is_late = False  # the reasoning budget is used up
+        self.is_unfit = False  # the answer does not have the required form
+        self.unmet = UNMET_NONE if requirements.forced == () else ""
+
+    @property
+    def next(self) -> Obligation:
+        """Return the obligation that the next message has to discharge."""
+        if self.is_call_owed:
+            return Obligation.CALL
+        return Obligation.FORM if self.is_form_owed else Obligation.NOTHING
+
+    def message_kind(self, header: Header) -> MessageKind:
+        """Return the role of a message in the answer."""
+        return self._requirements.message_kind(header, is_call_owed=self.is_call_owed, is_late=self.is_late)
+
+    def has_form(self, message: MessageKind) -> bool:
+        """Return whether a message has to have the required form."""
+        return message is MessageKind.ANSWER and self.next is Obligation.FORM
+
+    def record_message(self, message: MessageKind, *, is_faulty: bool) -> None:
+        """Record a message that was accepted; `is_faulty` means that its retries are used up."""
+        if message in CALLS:
+            if is_faulty and message is not MessageKind.CALL:
+                self.unmet = UNMET_ARGUMENTS
+            self.is_call_owed = self.is_call_owed and message is not MessageKind.WANTED
+        elif self.has_form(message):
+            self.is_form_owed = False
+            self.is_unfit = is_faulty
+            self.unmet = UNMET_FORM if is_faulty else self.unmet
+
+    def drop_call(self) -> None:
+        """Stop requiring a call, because the model named no tool in all of its attempts."""
+        self.is_call_owed, self.unmet = False, UNMET_CALL
+
+    def end_step(self) -> None:
+        """Let the model choose from here on: a call was made, or none can be made any more."""
+        self.is_call_owed = False
+
+    def finish(self, *, has_call: bool, handed: bool) -> None:
+        """Record what the answer still owes at its end.
+
+        `has_call` and `handed` mean that the client has calls or approvals to process. The form follows in another
+        request.
+        """
+        if self.is_call_owed:
+            self.unmet = self.unmet or UNMET_CALL
+        elif self.is_form_owed and not has_call and not handed:
+            self.unmet = self.unmet or UNMET_FORM
 
 
 def requirements_of(
