@@ -117,8 +117,9 @@ async def test_a_configuration_that_cannot_be_served_changes_nothing(tmp_path: P
 @pytest.mark.slow
 async def test_what_waits_for_a_restart_is_said(tmp_path: Path) -> None:
     async with staged(tmp_path) as stage:
-        await stage.reload(stage.config(stage.old, unisono={"max_connections": 7}))
-        assert "unisono.max_connections: the change takes effect after a restart" in stage.one.log
+        await stage.reload(stage.config(stage.old, unisono={"max_connections": 7, "write_timeout_s": 8}))
+        for key in ("max_connections", "write_timeout_s"):
+            assert f"unisono.{key}: the change takes effect after a restart" in stage.one.log
 
 
 @pytest.mark.slow

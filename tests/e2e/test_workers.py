@@ -159,6 +159,6 @@ async def test_state_in_memory_cannot_be_shared(tmp_path: Path) -> None:
     path = tmp_path / "config.json"
     path.write_text(json.dumps(config_of("replay/demo")))
     one = Replica(tmp_path, config_of("replay/demo"), ("--workers", "2"))
-    with pytest.raises(RuntimeError, match=r"store\.url: 2 workers cannot share state that is kept in memory"):
+    with pytest.raises(RuntimeError, match=r"store\.url: 2 workers cannot share state in memory"):
         await one.start()
     assert await one.ended() == 1

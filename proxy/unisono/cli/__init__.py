@@ -5,6 +5,8 @@ Implementations are imported when a command runs, so `unisono --version` starts 
 
 from __future__ import annotations
 
+import signal
+import sys
 from datetime import datetime
 from pathlib import Path
 
@@ -14,7 +16,6 @@ from unisono import __version__
 from unisono.cli.keys import keys
 from unisono.cli.mcp import mcp
 from unisono.cli.options import CONFIG, CONFIG_REQUIRED, CommandGroup
-from unisono.server.start_signals import StartSignals
 
 
 @click.group(cls=CommandGroup, context_settings={"help_option_names": ["-h", "--help"]})
@@ -39,12 +40,13 @@ def serve(config_path: Path | None, host: str, port: int, workers: int) -> None:
 
     Without a configuration, the gpt-oss backends on this machine are served, or the demo model if there are none.
     """
-    # Imports take seconds, during which signals may arrive.
-    signals = StartSignals()
-    signals.handle()
+    # Imports take seconds, during which signals may arrive. Without a handler, the system would ignore SIGTERM for the
+    # first process of a container. SIGHUP would end the process; blocked, it stays pending until the server handles it.
+    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(0))
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGHUP})
     from unisono.cli.serve import serve as run
 
-    run(config_path, host, port, workers, signals)
+    run(config_path, host, port, workers)
 
 
 @main.command()

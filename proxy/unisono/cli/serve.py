@@ -6,28 +6,27 @@ import asyncio
 import errno
 import logging
 import socket
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from ipaddress import ip_address
 from pathlib import Path
 
 import click
 
 from unisono.app import Gateway, build
-from unisono.cli.resolve_config import ResolvedConfig, prepared
+from unisono.cli.resolve_config import prepared
 from unisono.config import Config, Loaded, load
 from unisono.config.load import MASTER_KEY_VARIABLE
 from unisono.errors import ConfigError
 from unisono.observe.logs import start_logging
 from unisono.observe.redaction import secrets_of
 from unisono.server.app_switch import AppSwitch
-from unisono.server.ipc import Reload, Serve
-from unisono.server.reload import NothingToRead, apply, log_rejected_reload
+from unisono.server.ipc import Serve
 from unisono.server.server import BACKLOG, GatewayServer, server_config
-from unisono.server.start_signals import StartSignals
 from unisono.server.startup_screen import screen
 
 
-def serve(config_path: Path | None, host: str, port: int, workers: int, signals: StartSignals) -> None:
+def serve(config_path: Path | None, host: str, port: int, workers: int) -> None:
     """Serve until stopped. A failed start ends the command with a message."""
     try:
         ready = prepared(config_path)
@@ -40,31 +39,23 @@ def serve(config_path: Path | None, host: str, port: int, workers: int, signals:
     listener = listen(host, port)
     start_logging(config.unisono.log_level, secrets_of(config))
     warn(ready.loaded)
-    reading = ConfigReader(config_path, host, workers, signals)
+    order = Serve(config, workers, address_of(listener, host), ready.remarks)
+    read_again = partial(load_again, config_path, host)
     if workers == 1:
-        serve_in_process(AppSwitch(app), ready, listener, address_of(listener, host), reading)
+        serve_in_process(AppSwitch(app), order, listener, read_again)
     else:
-        serve_by_workers(ready, listener, address_of(listener, host), reading)
+        serve_by_workers(order, listener, read_again)
     click.echo("Stopped.")
 
 
-class ConfigReader:
-    """Reader of configuration reloads, with the parameters of the start."""
-
-    def __init__(self, config_path: Path | None, host: str, workers: int, signals: StartSignals) -> None:
-        self._path = config_path
-        self._host = host
-        self.workers = workers
-        self.signals = signals
-
-    def reload(self) -> Config:
-        """Load a configuration that may replace the current one. Raises ConfigError."""
-        if self._path is None:
-            raise NothingToRead("there is no file to reload, because the gateway was started without --config")
-        loaded = load(self._path)
-        refuse_to_be_open(loaded.config, self._host)
-        warn(loaded)
-        return loaded.config
+def load_again(config_path: Path | None, host: str) -> Config:
+    """Load a configuration that may replace the current one. Raises ConfigError."""
+    if config_path is None:
+        raise ConfigError("there is no file to reload, because the gateway was started without --config")
+    loaded = load(config_path)
+    refuse_to_be_open(loaded.config, host)
+    warn(loaded)
+    return loaded.config
 
 
 def warn(loaded: Loaded) -> None:
@@ -73,39 +64,29 @@ def warn(loaded: Loaded) -> None:
 
 
 def serve_in_process(
-    switch: AppSwitch, ready: ResolvedConfig, listener: socket.socket, address: str, reading: ConfigReader
+    switch: AppSwitch, order: Serve, listener: socket.socket, read_again: Callable[[], Config]
 ) -> None:
     """Serve in this process."""
 
     async def started(gateway: Gateway) -> None:
-        show(screen(gateway, address, ready.remarks))
+        show(screen(gateway, order.address, order.remarks))
 
     async def reload() -> None:
-        try:
-            await apply(switch, await asyncio.to_thread(reading.reload))
-        except ConfigError as error:
-            log_rejected_reload(error)
+        await switch.reload(await asyncio.to_thread(read_again))
 
-    config = ready.loaded.config
-    server = GatewayServer(
-        server_config(switch, config), switch, started=started, reload=reload, start_signals=reading.signals
-    )
-    server.run(sockets=[listener])
+    GatewayServer(server_config(switch, order.config), switch, started=started, reload=reload).run(sockets=[listener])
 
 
-def serve_by_workers(ready: ResolvedConfig, listener: socket.socket, address: str, reading: ConfigReader) -> None:
+def serve_by_workers(order: Serve, listener: socket.socket, read_again: Callable[[], Config]) -> None:
     """Serve in worker processes that this process supervises."""
     from unisono.server.supervisor import Supervisor
 
-    config = ready.loaded.config
-    order = Serve(config, reading.workers, address, ready.remarks)
+    def checked() -> Config:
+        config = read_again()
+        build(config, share=order.share)
+        return config
 
-    def again() -> Reload:
-        config = reading.reload()
-        build(config, share=reading.workers)
-        return Reload(config)
-
-    supervisor = Supervisor(listener, order, read_again=again, show=show, start_signals=reading.signals)
+    supervisor = Supervisor(listener, order, read_again=checked, show=show)
     if not asyncio.run(supervisor.run()):
         raise click.ClickException("no worker could start; see the log above for the reason")
 

@@ -1,21 +1,19 @@
-"""Ends of connections: lingering close, half-closed clients, and a hard reset.
+"""Ends of connections: lingering close and half-closed clients.
 
 uvicorn closes a connection as soon as its response is written. If the client is still sending its request, the system
 answers the unread bytes with RST, and the client loses the response. uvicorn also treats the end of a client's input as
 a disconnect, although the client may only have finished its request.
+
+Measured with uvicorn's protocol class and with this module: Python's `http.client`, which was sending 3 MB, lost 24 of
+30 early responses with status 413, and here none. Half-closed clients lost 10 of 10 responses, and here none.
 """
 
 from __future__ import annotations
 
 import asyncio
-import fcntl
 import socket
-import struct
-import sys
-import termios
 from asyncio import TimerHandle, Transport
 from collections.abc import Callable
-from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from unisono.api.sse import PROBE
@@ -33,22 +31,10 @@ FIRST_CHECK_S = 0.01
 MAX_CHECK_INTERVAL_S = 0.5
 
 
-def reset(transport: Transport) -> None:
-    """Close with RST.
-
-    Otherwise the system would store unsent bytes for up to a quarter of an hour.
-    """
-    with suppress(OSError, ValueError):
-        # uvloop raises ValueError for a socket that is gone, asyncio OSError.
-        transport.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
-    transport.abort()
-
-
-def unacknowledged(connection: socket.socket) -> int:
-    """Return the number of sent bytes that the peer has not acknowledged, or 0 if unknown."""
-    with suppress(OSError, ValueError):
-        return int.from_bytes(fcntl.ioctl(connection.fileno(), termios.TIOCOUTQ, bytes(4)), sys.byteorder)
-    return 0
+PASSED_ON = (
+    *("write", "get_write_buffer_size", "set_write_buffer_limits", "pause_reading", "resume_reading"),
+    *("get_extra_info", "set_protocol", "get_protocol", "abort"),
+)
 
 
 class LingeringTransport(Transport):
@@ -67,16 +53,9 @@ class LingeringTransport(Transport):
         self._discarded = 0
         self._timer: TimerHandle | None = None
         self.is_lingering = False
-        # Methods used for every token are the transport's own, without a call in between.
-        self.write = transport.write  # type: ignore[method-assign]
-        self.get_write_buffer_size = transport.get_write_buffer_size  # type: ignore[method-assign]
-        self.get_extra_info = transport.get_extra_info  # type: ignore[method-assign]
-        self.set_write_buffer_limits = transport.set_write_buffer_limits  # type: ignore[method-assign]
-        self.pause_reading = transport.pause_reading  # type: ignore[method-assign]
-        self.resume_reading = transport.resume_reading  # type: ignore[method-assign]
-        self.set_protocol = transport.set_protocol  # type: ignore[method-assign]
-        self.get_protocol = transport.get_protocol  # type: ignore[method-assign]
-        self.abort = transport.abort  # type: ignore[method-assign]
+        # `write` runs for every token, so all methods are the transport's own, without a call in between.
+        for name in PASSED_ON:
+            setattr(self, name, getattr(transport, name))
 
     def is_closing(self) -> bool:
         return self.is_lingering or self._transport.is_closing()

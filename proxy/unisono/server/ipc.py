@@ -1,7 +1,8 @@
 """Messages between the supervisor and its workers over a private socket pair.
 
 A message is its length followed by its pickle. Both ends run the same program, and configurations with secrets are sent
-no other way. The end of the socket reports the end of the other process.
+no other way. The end of the socket reports the end of the other process. uvicorn sends its workers only pings, so it
+cannot pass a configuration.
 """
 
 from __future__ import annotations
@@ -19,9 +20,9 @@ LENGTH_BYTES = 8
 
 @dataclass(frozen=True, slots=True)
 class Serve:
-    """Message to a new worker: the configuration to serve, as worker number `place` of `share`.
+    """Message to a worker: serve new requests with this configuration.
 
-    `address` and `remarks` are for the startup screen.
+    The worker has the number `place` among `share` workers. `address` and `remarks` are for the startup screen.
     """
 
     config: Config
@@ -32,20 +33,13 @@ class Serve:
 
 
 @dataclass(frozen=True, slots=True)
-class Reload:
-    """Message to a worker: serve new requests with this configuration."""
-
-    config: Config
-
-
-@dataclass(frozen=True, slots=True)
 class Up:
     """Message from a worker that serves. `screen` is its startup screen for the operator."""
 
     screen: tuple[str, ...]
 
 
-Message: TypeAlias = Serve | Reload | Up
+Message: TypeAlias = Serve | Up
 
 
 def to_bytes(message: Message) -> bytes:
@@ -57,22 +51,18 @@ async def next_message(reader: asyncio.StreamReader) -> Message | None:
     """Return the next message, or None if the other end is closed."""
     try:
         length = int.from_bytes(await reader.readexactly(LENGTH_BYTES))
-        return _read(await reader.readexactly(length))
+        return _from_bytes(await reader.readexactly(length))
     except (asyncio.IncompleteReadError, OSError):
         return None
 
 
 def first_message(channel: socket.socket) -> Message | None:
     """Block until the first message arrives. Return None if the other end is closed."""
-    with channel.makefile("rb", buffering=0) as pipe:
-        head = pipe.read(LENGTH_BYTES)
-        length = int.from_bytes(head or b"")
-        body = b""
-        while len(body) < length and (piece := pipe.read(length - len(body))):
-            body += piece
-        return _read(body) if body and len(body) == length else None
+    length = int.from_bytes(channel.recv(LENGTH_BYTES, socket.MSG_WAITALL))
+    body = channel.recv(length, socket.MSG_WAITALL)
+    return _from_bytes(body) if body and len(body) == length else None
 
 
-def _read(body: bytes) -> Message:
+def _from_bytes(body: bytes) -> Message:
     message: Message = pickle.loads(body)  # noqa: S301 - from this program, over a private socket
     return message

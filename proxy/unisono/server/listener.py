@@ -4,12 +4,22 @@ uvicorn lacks these limits, so silent or stalled clients would exhaust the socke
 protocol class. Upgrades to protocols other than WebSocket are ignored and answered as plain HTTP. A request that was
 read completely is answered even if a later one on its connection is refused; the refusal follows its response. All
 requests of a connection end when the client disconnects.
+
+Measured with uvicorn's protocol class and with this one:
+
+- Silence, half a head, or a byte of a head every 0.2 s: uvicorn still held each connection after 40 s. With a deadline
+  of 10 s, this class answers 408 after 10.1 s.
+- A head of 64 MB: the memory of uvicorn's process grew from 19 to 83 MB. This class refuses it, and memory stays flat.
+- A POST with `Upgrade: h2c` and a body of 3 bytes: uvicorn's application received 0 bytes, and here all 3.
+- uvicorn's `limit_concurrency` also answered health checks with 503, in plain text, and still opened WebSockets.
 """
 
 from __future__ import annotations
 
 from asyncio import TimerHandle, Transport
 from collections.abc import Collection
+from dataclasses import dataclass
+from functools import partial
 from types import MappingProxyType
 from typing import TYPE_CHECKING, ClassVar, cast
 
@@ -20,7 +30,6 @@ from unisono.api.asgi_layers import HEALTH_PATHS
 from unisono.api.error_responses import Formats
 from unisono.errors import HeadersTimeout, HeadersTooLarge, MalformedRequest, TooManyConnections, UnisonoError
 from unisono.server.closing import HalfClosed, LingeringTransport
-from unisono.server.connection_limits import ListenerSettings
 from unisono.server.delivery import Delivering, Delivery, hold_little
 from unisono.server.request_head import (
     check_head,
@@ -35,10 +44,20 @@ from unisono.server.websocket_connection import WebSocketConnection
 if TYPE_CHECKING:
     from starlette.types import ASGIApp
     from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
-    from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
 
 MAX_HEADER_BYTES = 64 * 1024
 WRITE_TIMEOUT_S = 60.0
+
+
+@dataclass(frozen=True, slots=True)
+class ListenerSettings:
+    """Parameters of `connections`."""
+
+    header_timeout_s: float
+    max_header_bytes: int
+    write_timeout_s: float
+    max_connections: int | None
+    formats: Formats
 
 
 def connections(
@@ -80,7 +99,6 @@ class HttpConnection(Delivering, HttpToolsProtocol):
     # Error that closes the connection after the pending responses. Further input is ignored.
     _refusal: bytes | None = None
     _half_closed: HalfClosed | None = None
-    _sockets: ClassVar[type[WebSocketsSansIOProtocol] | None] = None
 
     def connection_made(self, transport: Transport) -> None:  # type: ignore[override]
         self._raw_transport = transport
@@ -249,21 +267,15 @@ class HttpConnection(Delivering, HttpToolsProtocol):
             self._refuse(MalformedRequest("A WebSocket must start with a GET request over HTTP/1.1."))
         else:
             self._delivery.rest()
-            self.ws_protocol_class = self._websocket_class()
+            self.ws_protocol_class = partial(  # type: ignore[assignment]
+                WebSocketConnection, self.settings.write_timeout_s, self.settings.formats
+            )
             self.transport = self._raw_transport
             super().handle_websocket_upgrade()
-            taken_over_by = cast("WebSocketsSansIOProtocol", self.transport.get_protocol())
+            taken_over_by = cast("WebSocketConnection", self.transport.get_protocol())
             if not taken_over_by.handshake_initiated:
                 # uvicorn's own header limits are lower, and exceeding them is not reported.
                 self._refuse(HeadersTooLarge("The headers are too large for a WebSocket."))
-
-    def _websocket_class(self) -> type[WebSocketsSansIOProtocol]:
-        cls = type(self)
-        if cls._sockets is None:
-            # Available only after uvicorn has loaded its WebSocket class.
-            own = cast("type[WebSocketsSansIOProtocol]", self.ws_protocol_class)
-            cls._sockets = type("LimitedWebSocket", (WebSocketConnection, own), {"settings": self.settings})
-        return cls._sockets
 
     def _start_deadline(self) -> None:
         self._deadline = self.loop.call_later(self.settings.header_timeout_s, self._overdue)

@@ -2,6 +2,10 @@
 
 A request must have only one interpretation. Anything that another server could read differently is refused first: two
 hosts, a target that differs from the Host header, transfer codings that are not decoded.
+
+uvicorn with httptools answered 200 to a request with two Host headers, to one without, and to one with the coding
+`gzip, chunked`. It also sends chunks to clients of HTTP/1.0. This module refuses the three requests and omits the
+chunks.
 """
 
 from __future__ import annotations

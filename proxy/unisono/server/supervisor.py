@@ -3,6 +3,15 @@
 It binds the port and serves no requests. Workers are new interpreter processes, not forks, so they inherit no threads
 or locks. Each worker receives its configuration over a socket. The end of that socket reports the end of the
 supervisor, even after a crash. Workers run in separate sessions, so only the supervisor receives Ctrl-C.
+
+uvicorn's supervisor lacks the following properties. Measured with two workers:
+
+- If the supervisor is killed, the workers exit: here after 0.2 s. uvicorn's workers still served the port after 5 s,
+  and nothing would end them.
+- Restarts have pauses. With a worker killed whenever one ran, there were 12 starts in 10 s instead of 40.
+- A signal has an effect at any time. uvicorn ignores SIGTERM during a restart by SIGHUP: with 15 s streams it answered
+  new requests for another 13.5 s.
+- A reload cuts no stream (see `app_switch`).
 """
 
 from __future__ import annotations
@@ -22,11 +31,11 @@ from pathlib import Path
 from time import monotonic
 from typing import IO
 
+from unisono.config import Config
 from unisono.errors import ConfigError
 from unisono.server.accept_balancer import NOT_RUNNING, Loads
-from unisono.server.ipc import Reload, Serve, Up, next_message, to_bytes
-from unisono.server.reload import log_rejected_reload
-from unisono.server.start_signals import StartSignals
+from unisono.server.app_switch import log_rejected_reload
+from unisono.server.ipc import Serve, Up, next_message, to_bytes
 
 # Pauses before a restart, in seconds, by number of consecutive short runs. The last one repeats.
 PAUSES_S = (0.0, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0)
@@ -65,15 +74,13 @@ class Supervisor:
         listener: socket.socket,
         order: Serve,
         *,
-        read_again: Callable[[], Reload],
+        read_again: Callable[[], Config],
         show: Callable[[Sequence[str]], None],
-        start_signals: StartSignals,
     ) -> None:
         self._listener = listener
         self._order = order
         self._reload_config = read_again
         self._show = show
-        self._start_signals = start_signals
         self._memory: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115 - closed with the run
         self._loads = Loads(self._memory.fileno(), order.share)
         self._engines = tempfile.mkdtemp(prefix="unisono-engines-")
@@ -96,8 +103,7 @@ class Supervisor:
             reloads.add(asyncio.create_task(self._reload()))
 
         loop.add_signal_handler(signal.SIGHUP, reload)
-        if self._start_signals.is_reload_requested:
-            reload()
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGHUP})
         try:
             for place in range(self._order.share):
                 self._loads.set_load(place, NOT_RUNNING)
@@ -169,13 +175,12 @@ class Supervisor:
 
     async def _start(self, place: int) -> WorkerProcess:
         ours, theirs = socket.socketpair()
-        files = {"listener": self._listener.fileno(), "loads": self._memory.fileno(), "channel": theirs.fileno()}
-        options = [f"--{name}={value}" for name, value in {**files, "workers": self._order.share}.items()]
+        files = (self._listener.fileno(), self._memory.fileno(), theirs.fileno())
         with theirs:
             process = await asyncio.create_subprocess_exec(
                 # -P: do not import from the current directory.
-                *(sys.executable, "-P", "-m", "unisono.server.worker", *options),
-                pass_fds=tuple(files.values()),
+                *(sys.executable, "-P", "-m", "unisono.server.worker", *map(str, files)),
+                pass_fds=files,
                 env={**os.environ, ENGINES: self._engines, METRICS: self._metrics},
                 stdin=asyncio.subprocess.DEVNULL,
                 start_new_session=True,
@@ -206,10 +211,10 @@ class Supervisor:
     async def _reload(self) -> None:
         async with self._reloading:
             try:
-                order = await asyncio.to_thread(self._reload_config)
+                config = await asyncio.to_thread(self._reload_config)
             except ConfigError as error:
                 log_rejected_reload(error)
                 return
-            self._order = replace(self._order, config=order.config)
-            for worker in list(self._workers.values()):
-                worker.writer.write(to_bytes(order))
+            self._order = replace(self._order, config=config)
+            for place, worker in self._workers.items():
+                worker.writer.write(to_bytes(replace(self._order, place=place)))

@@ -7,39 +7,36 @@ then finishes its responses and exits.
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import signal
 import socket
 import sys
-from collections.abc import Sequence
 
 from unisono.app import Gateway, build
 from unisono.bootstrap.observability import share_metrics
-from unisono.errors import ConfigError
 from unisono.observe.logs import start_logging
 from unisono.observe.redaction import secrets_of
 from unisono.server.accept_balancer import AcceptingProcess, Loads
 from unisono.server.app_switch import AppSwitch
-from unisono.server.ipc import Reload, Serve, Up, first_message, next_message, to_bytes
-from unisono.server.reload import apply, log_rejected_reload
+from unisono.server.ipc import Serve, Up, first_message, next_message, to_bytes
 from unisono.server.server import GatewayServer, server_config
 from unisono.server.startup_screen import screen
 
 
 class Worker:
-    """One gateway that serves `order` and applies the orders received over `channel`."""
+    """One gateway, with the configuration of the last message; `order` is the first message."""
 
     def __init__(self, order: Serve, channel: socket.socket, loads: Loads) -> None:
         start_logging(order.config.unisono.log_level, secrets_of(order.config))
         share_metrics(order.config, order.place)
         self._order = order
         self._channel = channel
-        self._switch = AppSwitch(build(order.config, share=order.share))
+        self._switch = AppSwitch(build(order.config, share=order.share), order.share)
         self._server = GatewayServer(
             server_config(self._switch, order.config, order.share),
             self._switch,
             started=self._started,
+            reload=self._reload,
             place=AcceptingProcess(loads, order.place),
         )
         self._obeying: asyncio.Task[None] | None = None
@@ -53,31 +50,28 @@ class Worker:
         self._obeying = asyncio.create_task(self._obey(reader, writer), name="orders")
 
     async def _obey(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        while (order := await next_message(reader)) is not None:
-            if isinstance(order, Reload):
-                try:
-                    await apply(self._switch, order.config, self._order.share)
-                except ConfigError as error:
-                    log_rejected_reload(error)
+        while isinstance(order := await next_message(reader), Serve):
+            self._order = order
+            self._server.reload_soon()
         writer.close()
         if not self._server.should_exit:
             self._server.leave(notice=True)
 
+    async def _reload(self) -> None:
+        await self._switch.reload(self._order.config)
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="python -m unisono.server.worker", description=__doc__)
-    for name in ("listener", "loads", "channel", "workers"):
-        parser.add_argument(f"--{name}", type=int, required=True)
-    given = parser.parse_args(arguments)
+
+def main() -> int:
     # Until the server handles SIGINT, it ends this process silently. SIGHUP is handled by the supervisor.
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
-    channel = socket.socket(fileno=given.channel)
+    listening, memory, channel_file = map(int, sys.argv[1:])
+    channel = socket.socket(fileno=channel_file)
     order = first_message(channel)
     if not isinstance(order, Serve):
         return 1
-    with socket.socket(fileno=given.listener) as listener:
-        Worker(order, channel, Loads(given.loads, given.workers)).run(listener)
+    with socket.socket(fileno=listening) as listener:
+        Worker(order, channel, Loads(memory, order.share)).run(listener)
     return 0
 
 

@@ -1,0 +1,44 @@
+"""Connections are left to the process that has fewer of them."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from tempfile import TemporaryFile
+
+import pytest
+
+from unisono.server import accept_balancer
+from unisono.server.accept_balancer import Accepting, AcceptingProcess, Loads
+
+LEFT_LYING_S = 0.2
+
+
+async def test_a_process_with_more_connections_leaves_each_new_one_for_a_moment(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(accept_balancer, "LEFT_LYING_S", LEFT_LYING_S)
+    now = asyncio.get_running_loop().time
+    accepted: asyncio.Queue[float] = asyncio.Queue()
+
+    async def connect(connection: socket.socket) -> None:
+        connection.close()
+        accepted.put_nowait(now())
+
+    with socket.create_server(("127.0.0.1", 0)) as listener, TemporaryFile() as memory:
+        address = listener.getsockname()
+        place = AcceptingProcess(Loads(memory.fileno(), 2), 0)
+        accepting = Accepting(listener, place, connect, connections=[object()])
+        accepting.start()
+        with socket.create_connection(address):
+            await asyncio.sleep(0.02)
+            # The process without connections accepts it meanwhile.
+            listener.accept()[0].close()
+        await asyncio.sleep(1.5 * LEFT_LYING_S)
+        assert accepted.empty()
+        for _ in range(2):
+            began = now()
+            with socket.create_connection(address):
+                async with asyncio.timeout(10):
+                    assert await accepted.get() - began >= LEFT_LYING_S
+        accepting.stop()
