@@ -270,7 +270,10 @@ async def _discovered(url: httpx2.URL) -> DialTarget:
     try:
         return await public_target(str(url))
     except (DestinationNotAllowed, UnicodeError):
-        raise ResponseRefused("the server's OAuth metadata names an address that is not allowed") from None
+        raise ResponseRefused(
+            "the server's OAuth metadata has a URL that is neither public nor on the origin of the server or its "
+            "`issuer`; correct the metadata or `issuer`"
+        ) from None
 
 
 def _at(request: httpx2.Request, target: DialTarget, address: str) -> httpx2.Request:

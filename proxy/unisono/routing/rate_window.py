@@ -19,7 +19,10 @@ GRAINS: Final = 240
 
 @dataclass(eq=False, slots=True)
 class Grain:
-    """Requests and tokens begun until `end`, at most one grain's duration before it."""
+    """Requests and tokens counted in one interval of a quarter second, which ends at `end`.
+
+    They stop counting a minute after `end`.
+    """
 
     end: float
     requests: int = 0

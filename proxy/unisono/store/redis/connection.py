@@ -178,7 +178,7 @@ class Link:
             # The library follows redirections itself, perhaps to a primary that has replicas: then send again.
             if not self._waits(written):
                 return values
-        raise StoreUnavailable("the store cannot be reached")
+        raise StoreUnavailable("the store cluster redirected every attempt to write; its slots are being moved")
 
     async def _read_slots(self, client: RedisCluster) -> None:
         await client.initialize()
@@ -383,7 +383,7 @@ class Link:
 def _node_of(client: RedisCluster, key: str) -> ClusterNode:
     node = client.get_node_from_key(key)
     if node is None:
-        raise StoreUnavailable("the store cannot be reached")
+        raise StoreUnavailable("no node of the store cluster serves this key")
     return node
 
 

@@ -108,7 +108,7 @@ class BackgroundRunner:
                 life, response = await self._made(sender, request, body, model, response_id, size, lease)
                 self._drive(life)
         except BaseException:
-            await asyncio.shield(self._let_go(lease))
+            await asyncio.shield(self._release_lease(lease))
             raise
         return response
 
@@ -260,7 +260,7 @@ class BackgroundRunner:
         except StoreError as error:
             log.warning("refused response not deleted; it may still be generated", extra={"code": error.code})
 
-    async def _let_go(self, lease: Lease) -> None:
+    async def _release_lease(self, lease: Lease) -> None:
         """Release the lease of a response that was not started.
 
         A lease that cannot be released expires.
