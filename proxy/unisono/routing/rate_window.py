@@ -76,7 +76,7 @@ class Rate:
         return at
 
     def add_request(self, tokens: int, now: float) -> Grain:
-        """Count a request that begins."""
+        """Count a request that begins with `tokens`, and return its grain for `settle`."""
         return self._add(1, tokens, now)
 
     def settle(self, grain: Grain, taken: int, used: int | None, now: float) -> None:

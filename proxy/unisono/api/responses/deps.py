@@ -53,7 +53,7 @@ class ChargeJournal(Protocol):
 
 
 def charge_nothing(tenant: str, key: str, model: str, response_id: str, journal: Tokens) -> None:
-    """Default of `charge_journal`."""
+    """Default of `charge_journal`, without quotas: charge nothing."""
 
 
 class CallerSource(Protocol):

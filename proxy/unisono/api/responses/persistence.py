@@ -1,4 +1,4 @@
-"""Storage of finished responses, before the client is notified."""
+"""Storage of finished responses, before the client receives the last event."""
 
 from __future__ import annotations
 

@@ -111,7 +111,7 @@ class BackgroundJob:
         await self._engine_run.admit()
 
     async def abandon(self) -> None:
-        """Release the resources reserved by the admission."""
+        """Release what `admit` reserved, for a job that is not started."""
         await self._engine_run.aclose()
 
     def first_events(self, record: StoredResponse) -> list[WireEvent]:

@@ -227,7 +227,7 @@ class BackgroundRunner:
             raise
 
     async def _create(self, run: BackgroundRun, response: StoredResponse, lease: Lease, begun: LogWrite) -> None:
-        """Store the response with its first events."""
+        """Watch and store a new response with its first events; undo both if the write fails."""
         store, lease_s, now = self._means.store, self._means.lease_s, asyncio.get_running_loop().time
         # The watch comes first: a response created by a process that then dies must be found.
         await insisting(lambda: store.watch(run, lease_s))
