@@ -47,7 +47,7 @@ async def unlimited(tenant: str, key: str) -> Caller:
 
 
 class ChargeJournal(Protocol):
-    """Charge a response that fails before any generation continues its journal."""
+    """Charge the tokens in the journal of a response that fails before it is taken up again."""
 
     def __call__(self, tenant: str, key: str, model: str, response_id: str, journal: Tokens) -> None: ...
 

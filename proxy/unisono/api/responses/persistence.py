@@ -36,7 +36,7 @@ async def insisting(act: Callable[[], Awaitable[T]], pauses_s: tuple[float, ...]
 
 
 def to_stored(asked: PreparedRequest, response: StoredResponse) -> StoredResponse:
-    """Return the response with its input, which no frame needs."""
+    """Return the record to store: the response together with the request's input."""
     return replace(response, input=asked.generation.input)
 
 

@@ -122,7 +122,7 @@ class BackgroundRunner:
         size: int,
         lease: Lease,
     ) -> tuple[BackgroundJob, StoredResponse]:
-        """Return the job and the stored response. Raises the same errors as `begin`."""
+        """Return the job and the stored response. Raises the errors of `start_response`."""
         past = await recall(self._means.store, sender.tenant, request)
         asked = await assembled(
             self._means,
