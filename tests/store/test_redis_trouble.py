@@ -3,8 +3,16 @@
 from __future__ import annotations
 
 import pytest
+from redis.exceptions import (
+    AuthenticationError,
+    BusyLoadingError,
+    ClusterDownError,
+    OutOfMemoryError,
+    ReadOnlyError,
+    ResponseError,
+    SlotNotCoveredError,
+)
 from redis.exceptions import ConnectionError as Unreachable
-from redis.exceptions import OutOfMemoryError, ReadOnlyError, ResponseError
 from redis.exceptions import TimeoutError as LateAnswer
 
 from unisono.store.redis.trouble import message_of
@@ -29,8 +37,12 @@ CASES: dict[str, tuple[Exception, str]] = {
         "rejects writes",
     ),
     "a disk that fails": (ResponseError("MISCONF Errors writing to the AOF file: No space left"), "rejects writes"),
-    "anything else in a script": (ResponseError(f"{INNER}WRONGTYPE Operation against a key"), "cannot be reached"),
-    "a value that looks like it": (ResponseError("value is not an integer: -OOM "), "cannot be reached"),
+    "anything else in a script": (ResponseError(f"{INNER}WRONGTYPE Operation against a key"), "with an error"),
+    "a value that looks like it": (ResponseError("value is not an integer: -OOM "), "with an error"),
+    "a wrong password": (AuthenticationError("WRONGPASS invalid username-password pair"), "credentials"),
+    "a restarted server": (BusyLoadingError("Redis is loading the dataset in memory"), "loading its data"),
+    "a cluster without a part of its nodes": (ClusterDownError("CLUSTERDOWN Hash slot not served"), "serves this key"),
+    "a slot without a node": (SlotNotCoveredError('Slot "7" is not covered by the cluster.'), "serves this key"),
     "a late answer": (LateAnswer("Timeout reading from socket"), "in time"),
     "a deadline": (TimeoutError(), "in time"),
     "nobody there": (Unreachable("Error 111 connecting"), "cannot be reached"),

@@ -147,9 +147,10 @@ def _environment() -> dict[str, str]:
 
 
 def _discard(process: Process, folder: Path) -> int:
-    """Wait for the process to end, then kill it; blocks.
+    """Wait for the process to end, and remove `folder`; blocks.
 
-    Returns its exit code, negative for a signal.
+    Its standard input is closed first. A process that still runs after `_PATIENCE_S` seconds is killed. Returns the
+    exit code; a negative one is the number of the signal that ended the process.
     """
     if process.stdin is not None:
         process.stdin.close()

@@ -175,7 +175,7 @@ def from_line(line: bytes) -> ToEngine | ToGateway:
             return GenerateCommand(**body, sampling=Sampling(**sampling, logit_bias=bias), constraint=constraint)
         return kind(**body)
     except (ValueError, TypeError, KeyError, AttributeError) as error:
-        raise WireError(f"not a message: {line[:80]!r}") from error
+        raise WireError(f"the other side sent a line that is not a valid message: {line[:80]!r}") from error
 
 
 def _constraint(told: Any) -> Constraint | None:

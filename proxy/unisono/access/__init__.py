@@ -1,1 +1,1 @@
-"""Access control: keys, callers and their permissions."""
+"""Access control: authentication by API keys, life cycle of keys, and usage per key."""

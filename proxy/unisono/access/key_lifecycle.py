@@ -16,7 +16,10 @@ VISIBLE_SUFFIX_LENGTH = 4
 
 @dataclass(frozen=True, slots=True)
 class Issued:
-    """New or rotated key; its owner sends `plaintext`."""
+    """New or rotated key, with the secret to show once.
+
+    The owner sends `plaintext` as the API key. `record` is for the store and contains only a digest of it.
+    """
 
     record: KeyRecord
     plaintext: str = field(repr=False)
@@ -52,5 +55,5 @@ def rotated(record: KeyRecord, mint: Mint, now: float, grace_s: float) -> Issued
 
 
 def revoked(record: KeyRecord, now: float) -> KeyRecord:
-    """Return the key, revoked permanently."""
+    """Return the record of the key as revoked from `now` on; an earlier revocation stays."""
     return record if record.revoked_at is not None else replace(record, revoked_at=now)

@@ -16,7 +16,7 @@ from unisono.errors import NotAuthenticated
 
 
 class Keys(Protocol):
-    """Authentication interface of the ASGI layers."""
+    """Authentication of a request: identifies its caller by the key that was sent."""
 
     async def identify(self, presented: str | None) -> Caller:
         """Return the caller of a bearer key.
@@ -30,11 +30,13 @@ class Keys(Protocol):
 class KeyFinder(Protocol):
     """Lookup of keys other than the master key."""
 
-    async def find(self, presented: str) -> Caller | None: ...
+    async def find(self, presented: str) -> Caller | None:
+        """Return the caller with this key; None if the key is not valid. Raises `StoreUnavailable`."""
+        ...
 
 
 class MasterKey:
-    """The operator's key, with its own tenant; `others` finds other keys. Accepts any input."""
+    """Authentication by the operator's key, which has its own tenant; `others` finds other keys."""
 
     def __init__(self, key: str, others: KeyFinder | None = None) -> None:
         if not key:

@@ -36,7 +36,10 @@ class _Counts:
 
 
 class LocalLimits:
-    """Local counter of limits; `clock` gives seconds that never decrease."""
+    """Rate limits counted in this process, for use while the store is down.
+
+    `clock` gives seconds that never decrease.
+    """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
@@ -52,7 +55,7 @@ class LocalLimits:
         return counts.minute(now).standing(claim)
 
     def note(self, claim: QuotaReservation) -> None:
-        """Count a claim that the store granted."""
+        """Count a claim that the store granted, so that it counts here if the store fails."""
         self._hold(self._counts(claim.account), claim, self._clock())
 
     def settle(self, claim: QuotaReservation, tokens: int) -> None:

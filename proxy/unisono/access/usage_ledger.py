@@ -63,7 +63,7 @@ class _Waiting:
 
 
 def _ignore() -> None:
-    """Do nothing (default of `on_failure`)."""
+    """Default of `UsageLedger.on_failure`: ignore a rejected write."""
 
 
 class UsageLedger:
@@ -145,11 +145,11 @@ class UsageLedger:
         return await self._accounts.reserve(claim)
 
     def release(self, claim: QuotaReservation) -> None:
-        """Release a reservation that was not used."""
+        """Release a reservation that was not used and may not exist, in the background."""
         self.record(UsageRecord(f"given back {claim.once}", LedgerLine(claim.account, "", "", TokenUsage()), claim))
 
     def record(self, settlement: UsageRecord) -> None:
-        """Queue a settlement for writing, without waiting."""
+        """Queue a settlement, to be written in the background; `settle` waits until it is durable."""
         self._queue(settlement)
 
     def _queue(self, settlement: UsageRecord) -> _Waiting:

@@ -39,7 +39,7 @@ SCAN_INTERVAL_S: Final = 2.0
 
 
 def to_record(settlement: UsageRecord) -> bytes:
-    """Return one line of a segment."""
+    """Encode a usage record as a line of a segment; `from_record` decodes it."""
     entry, claim = settlement.entry, settlement.claim
     record: dict[str, Any] = {
         "v": RECORD_VERSION,
@@ -159,12 +159,12 @@ class UsageSpool:
         return all(one in self._outstanding for one in settlements)
 
     def settled(self, settlements: Sequence[UsageRecord]) -> None:
-        """Mark records as written to the ledger."""
+        """Note that the ledger has these records; `shrink` can then remove them from disk."""
         for one in settlements:
             self._outstanding.pop(one, None)
 
     async def shrink(self) -> None:
-        """Free disk space of records that `settled` marked."""
+        """Remove settled records from this process's segment, if all or most of it are settled."""
         if self._own is not None and self._own.size:
             async with self._writing:
                 await self._run(self._shrink)

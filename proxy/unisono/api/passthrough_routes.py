@@ -235,7 +235,10 @@ BROKEN: Final[Mapping[Api, Callable[[UnisonoError], bytes]]] = {
 
 
 class StartedStream(WrappedStream):
-    """Stream whose first batch was read ahead and is yielded again."""
+    """Generation stream whose first batch was already read; it is yielded first, then the rest.
+
+    The first batch shows whether the answer is passed through (see `start_stream`).
+    """
 
     def __init__(self, run: GenerationStream, first: list[Event] | None, rest: AsyncIterator[list[Event]]) -> None:
         super().__init__(run)

@@ -88,7 +88,7 @@ def responses_model(catalogue: ModelRegistry, name: str, caller: Caller) -> Resp
     model = allowed_model(catalogue, name, caller)
     if catalogue.way(model) in (AnswerMode.PASSING, AnswerMode.PASSING_THEN_ENGINE):
         raise UnsupportedValue(
-            f"The model `{name[:256]}` passes through and supports only plain `POST /v1/responses` requests.",
+            f"The pass-through model `{name[:256]}` supports only plain `POST /v1/responses` requests.",
             param="model",
         )
     return ResponsesModel(

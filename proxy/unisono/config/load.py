@@ -152,7 +152,10 @@ class _Reading:
         try:
             return self.section(raw, Config, "")
         except RecursionError:
-            raise ConfigError("the configuration refers to itself: a YAML alias is inside its own anchor") from None
+            raise ConfigError(
+                "the configuration refers to itself: a YAML alias (`*name`) is inside the value of its own anchor "
+                "(`&name`); remove it"
+            ) from None
 
     def section(self, raw: object, model: type[BaseModel], path: str) -> object:
         if not isinstance(raw, Mapping):

@@ -149,7 +149,10 @@ class McpServerSettings(Section):
         if stdio and (self.auth_type != "none" or self.static_headers):
             raise ValueError("transport `stdio` has no headers; set the credentials in `env`")
         if self.auth_type == "oauth2" and not (self.client_id and self.issuer):
-            raise ValueError("auth_type `oauth2` needs `client_id` and `issuer`; only client credentials are supported")
+            raise ValueError(
+                "auth_type `oauth2` needs `client_id` and `issuer`: the gateway supports only OAuth's client "
+                "credentials grant"
+            )
         if self.auth_type not in ("none", "oauth2") and self.authentication_token is None:
             raise ValueError(f"auth_type `{self.auth_type}` needs `authentication_token`")
         return self

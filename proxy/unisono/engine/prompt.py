@@ -183,7 +183,9 @@ def _check_position(
     marks = [token for token in tail if token >= FIRST_SPECIAL]
     in_header = marks[-1] in _HEADER if marks else not rendered.opening
     if capabilities.output is OutputForm.MARKERLESS and in_header and not is_naming:
-        raise CannotGoOn("A header is open, and this backend shows nothing of the rest of it.")
+        raise CannotGoOn(
+            "This backend cannot continue inside a message header, because its output does not contain the rest of it."
+        )
 
 
 def _continued(

@@ -32,8 +32,10 @@ from unisono.errors import (
 from unisono.harmony.encoding import Encoding
 from unisono.harmony.raw_codec import plain_decoder
 
-NOT_ENCODABLE = "The backend of this model takes text, and no text is cut into just these ids; send the prompt as text."
-NO_SPECIAL_TOKENS = "The backend of this model shows no special tokens."
+NOT_ENCODABLE = (
+    "The backend of this model accepts only text, and no text is encoded as exactly these ids; send the prompt as text."
+)
+NO_SPECIAL_TOKENS = "The output of this model's backend contains no special tokens."
 
 
 async def to_prompt(encoding: Encoding, raw: RawPrompt, param: str | None) -> list[int]:
@@ -217,7 +219,9 @@ class RawGeneration(BatchStream):
         except ValueError:
             same = False
         if not same:
-            raise CannotGoOn("What was generated so far spells special tokens: no backend that takes text can go on.")
+            raise CannotGoOn(
+                "The answer so far spells special tokens; only a backend that accepts token ids can continue it."
+            )
         return text
 
     async def _read(self, session: SlotSession, slot: Slot, job: CompletionJob) -> AsyncGenerator[list[Event]]:

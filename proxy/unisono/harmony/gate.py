@@ -34,7 +34,10 @@ class Gate(Protocol):
 
     @property
     def unfit(self) -> bool:
-        """True if the last accepted text does not meet the requirements."""
+        """True if the last accepted answer lacks the required form.
+
+        Such an answer is emitted as a refusal.
+        """
         ...
 
 

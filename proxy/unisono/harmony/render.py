@@ -137,9 +137,10 @@ class Renderer:
         return self._messages.weight
 
     def prompt(self, conversation: Conversation, tools: ToolSet) -> list[int]:
-        """Return ids that end in `<|start|>assistant`, or in the open final message of a prefill.
+        """Return the prompt's ids; they end in `<|start|>assistant` or in a prefill's open message.
 
-        `tools` are those that the preamble declares. Raises InvalidRequest for text that cannot be tokenised.
+        `tools` has to describe the tools of the conversation's preamble. Raises InvalidRequest for a run of characters
+        that is too long for the tokenizer, and for a schema that JSON cannot express.
         """
         prompt: list[int] = []
         for tokens in self._rendered(self._pieces(conversation, tools)):

@@ -213,7 +213,7 @@ class McpHost(ToolHost):
         return self._sessions
 
     def _forget(self, key: str) -> None:
-        """Drop the cached list of `key`."""
+        """Drop the cached tool list of the server with this key, so that it is listed again."""
         self._lists.pop(key, None)
         if key in self._listing:
             self._changes[key] = self._changes.get(key, 0) + 1

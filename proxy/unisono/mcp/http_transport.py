@@ -39,7 +39,7 @@ _FAILURES: Final = (httpx2.HTTPError, httpx2.StreamError, httpx2.InvalidURL, OAu
 _PROBLEMS: Final[tuple[tuple[type[Exception], str], ...]] = (
     (httpx2.ConnectTimeout, "the connection attempt timed out"),
     (httpx2.ConnectError, "the connection attempt failed"),
-    (OAuthFlowError, "no access token could be obtained"),
+    (OAuthFlowError, "no access token could be obtained; check `client_id`, `client_secret` and `issuer`"),
     (httpx2.TimeoutException, "the connection timed out"),
     (httpx2.RemoteProtocolError, "the answer was not valid HTTP"),
     (httpx2.TransportError, "the connection was lost"),
@@ -256,7 +256,7 @@ class Outgoing(httpx2.AsyncClient):
 
 
 def problem_of(error: BaseException) -> str:
-    """Describe an error without addresses or content."""
+    """Describe a failed exchange for clients and the log, without addresses or content."""
     if isinstance(error, ResponseRefused):
         return str(error)
     return next((words for kind, words in _PROBLEMS if isinstance(error, kind)), "the request failed")
@@ -270,7 +270,10 @@ async def _discovered(url: httpx2.URL) -> DialTarget:
     try:
         return await public_target(str(url))
     except (DestinationNotAllowed, UnicodeError):
-        raise ResponseRefused("the server's OAuth metadata names an address that is not allowed") from None
+        raise ResponseRefused(
+            "the server's OAuth metadata has a URL that is neither public nor on the origin of the server or its "
+            "`issuer`; correct the metadata or `issuer`"
+        ) from None
 
 
 def _at(request: httpx2.Request, target: DialTarget, address: str) -> httpx2.Request:

@@ -40,7 +40,7 @@ _OPEN, _CLOSE, _COMMA, _COLON = frozenset(b"{["), frozenset(b"}]"), ord(","), or
 
 
 class TrimLimitReached(Exception):
-    """The answer exceeds the limit on scanned tokens."""
+    """A server's message has too many JSON tokens to be trimmed, or too long a tool list."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +63,7 @@ async def light(data: bytes, limits: McpLimits) -> bytes:
 
 
 def lightened(data: bytes, limits: McpLimits) -> bytes:
-    """Trim synchronously; see `light`. Raises `TrimLimitReached`."""
+    """Trim a server's message, as `light` does, in this thread. Raises `TrimLimitReached`."""
     if sum(map(data.count, (b",", b"{", b"["))) <= QUICK_TOKENS:
         return data
     looked = children(data, limits.looked_through)

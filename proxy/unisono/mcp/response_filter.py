@@ -25,7 +25,7 @@ class ResponseRefused(httpx2.StreamError):
 
 
 class _Body(httpx2.AsyncByteStream):
-    """Body `inner`, whose messages are trimmed within `limits`."""
+    """Response body that reads `inner`; subclasses trim the messages in it within `limits`."""
 
     def __init__(self, inner: httpx2.AsyncByteStream, exchange: Exchange, limits: McpLimits) -> None:
         self._inner = inner

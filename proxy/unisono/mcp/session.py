@@ -307,7 +307,7 @@ class McpSession:
             return ToolServerProtocolError(
                 f"{name} failed the MCP handshake: no common protocol version, or an invalid message."
             )
-        return ToolServerUnavailable(f"{name} cannot be reached or started.")
+        return ToolServerUnavailable(f"{name} cannot be reached or started. Check its URL or command.")
 
 
 async def _run(work: Callable[[Client], Awaitable[T]], client: Client) -> T:

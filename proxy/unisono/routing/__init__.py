@@ -1,1 +1,1 @@
-"""Routing of requests to deployments."""
+"""Selection of a deployment for each attempt: queues, limits, health and failover."""

@@ -27,7 +27,10 @@ def is_independent(error: UnisonoError) -> bool:
 
 
 class Suspicion:
-    """Suspicion against one deployment; `since` is its start in monotonic seconds, or None."""
+    """Suspicion against one deployment whose failures all come from one client so far.
+
+    `since` is its start in monotonic seconds, None without a suspicion.
+    """
 
     def __init__(self) -> None:
         self.since: float | None = None

@@ -39,7 +39,7 @@ BREATH_S: Final = 1.0
 
 
 class BreakerFailure(StrEnum):
-    """Kinds of failure."""
+    """Kinds of failure that the circuit breaker distinguishes."""
 
     UNREACHABLE = "unreachable"
     TIMEOUT = "timeout"

@@ -125,7 +125,7 @@ class LiveDeployment:
 
     @property
     def passing(self) -> PassthroughBackend:
-        """Backend of a pass-through deployment."""
+        """Pass-through backend; must not be used for a Harmony deployment."""
         return cast(PassthroughBackend, self.endpoint)
 
     @property
@@ -133,7 +133,7 @@ class LiveDeployment:
         return self.terms.timeouts
 
     def become(self, terms: DeploymentConfig) -> None:
-        """Apply another configuration from now on."""
+        """Apply a reloaded configuration from now on; requests in progress continue."""
         self.terms = terms
         one = self.candidate
         one.name, one.seed, one.weight, one.order = terms.name, number_of(terms.name), terms.weight, terms.order

@@ -1,4 +1,4 @@
-"""Configured use of one deployment."""
+"""Configuration of one deployment: name, time limits, priority, weight and load limits."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from unisono.routing.attempt_limits import MinTimeouts
 
 @dataclass(frozen=True, slots=True)
 class DeploymentConfig:
-    """Configured use of a deployment.
+    """Configuration of one deployment, as routing uses it.
 
     `name` is public: it holds no address and no path. Deployments of the lowest `order` come first and share by
     `weight`. `max_requests` and `max_tokens` limit concurrent load; `requests_per_minute` and

@@ -52,7 +52,10 @@ class GenerationActivity:
 
 
 class FirstTokenWaits:
-    """All waiting attempts of a deployment. `unread_tokens` is their sum."""
+    """Attempts on one deployment that wait for their first token.
+
+    `unread_tokens` is the number of prompt tokens that the deployment still has to read for them.
+    """
 
     def __init__(self) -> None:
         self.unread_tokens = 0
@@ -75,7 +78,7 @@ class FirstTokenWaits:
             self.on_probe_at(wait.probe_at)
 
     def remove(self, wait: FirstTokenWait) -> None:
-        """Remove a wait; no-op if it was removed already."""
+        """Remove an attempt that no longer waits; no effect if it was removed before."""
         if wait in self._waits:
             self._waits.remove(wait)
             self.unread_tokens -= wait.unread_tokens

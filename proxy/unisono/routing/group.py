@@ -68,7 +68,7 @@ class DeploymentGroup:
 
     @property
     def in_flight(self) -> int:
-        """Number of requests that run or wait."""
+        """Number of requests of the group that have a slot or wait for one."""
         return sum(candidate.running for candidate in self._candidates) + len(self.line)
 
     @property
@@ -77,7 +77,7 @@ class DeploymentGroup:
         return len(self.members) > 1 and self.rules.strategy is Strategy.PREFIX_AWARE
 
     def now(self) -> float:
-        """Return the time in monotonic seconds."""
+        """Return the time of the group's clock, in monotonic seconds."""
         return self._clock()
 
     def listen(self, live: LiveDeployment) -> None:

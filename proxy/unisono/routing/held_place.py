@@ -21,7 +21,7 @@ from unisono.routing.group import DeploymentGroup
 
 
 class SlotSource(Protocol):
-    """Route that assigned a slot."""
+    """Route that assigned a slot; it learns of failures and knows the alternatives."""
 
     @property
     def identity(self) -> str:

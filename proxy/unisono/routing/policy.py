@@ -93,7 +93,7 @@ class Candidate:
         self.bound(self.max_requests, self.max_tokens, self.rate)
 
     def bound(self, max_requests: int | None, max_tokens: int | None, rate: Rate | None) -> None:
-        """Apply these limits from now on."""
+        """Set the limits of the deployment; None for no limit."""
         self.max_requests, self.max_tokens, self.rate = max_requests, max_tokens, rate
         self.bounded = not (max_requests is None and max_tokens is None and rate is None)
 

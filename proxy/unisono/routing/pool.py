@@ -56,7 +56,7 @@ class CarriedDeployment:
 
 @dataclass(eq=False, slots=True)
 class WatchState:
-    """Monitoring state of one deployment."""
+    """State of the monitor for one deployment, with its tasks that are running."""
 
     live: LiveDeployment
     probe: asyncio.Task[None] | None = None
@@ -122,7 +122,7 @@ class RoutingPool:
         if not (first := own or fallbacks or larger):
             if ask.model in other and not ask.passing:
                 raise UnsupportedValue(
-                    f"The model `{ask.model}` passes through and supports only chat completions and responses.",
+                    f"The pass-through model `{ask.model}` supports only Chat Completions and Responses.",
                     param="model",
                 )
             raise UnknownModel(f"The model `{ask.model}` does not exist.", param="model")
@@ -262,7 +262,7 @@ class RoutingPool:
         return [status_of(group.model, live, len(group.line), now) for group in self._groups for live in group.members]
 
     def members(self) -> Mapping[str, Sequence[LiveDeployment]]:
-        """Return every deployment by the model it serves."""
+        """Return the deployments of each model name."""
         found: dict[str, Sequence[LiveDeployment]] = {}
         for group in self._groups:
             found[group.model] = [*found.get(group.model, ()), *group.members]

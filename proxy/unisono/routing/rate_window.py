@@ -19,7 +19,10 @@ GRAINS: Final = 240
 
 @dataclass(eq=False, slots=True)
 class Grain:
-    """Requests and tokens begun until `end`, at most one grain's duration before it."""
+    """Requests and tokens counted in one interval of a quarter second, which ends at `end`.
+
+    They stop counting a minute after `end`.
+    """
 
     end: float
     requests: int = 0
@@ -73,7 +76,7 @@ class Rate:
         return at
 
     def add_request(self, tokens: int, now: float) -> Grain:
-        """Count a request that begins."""
+        """Count a request that begins with `tokens`, and return its grain for `settle`."""
         return self._add(1, tokens, now)
 
     def settle(self, grain: Grain, taken: int, used: int | None, now: float) -> None:

@@ -76,7 +76,7 @@ FAILED: Mapping[BreakerFailure, str] = {
 
 
 def _state(live: LiveDeployment, now: float) -> tuple[str, str, float]:
-    """Return the state, its reason and its start time."""
+    """Return the state of a deployment for its status, with the reason and the start time."""
     if isinstance(live.failure, BackendUnfit) and live.examined is not None:
         found = [(finding.check, MEANINGS[finding.check]) for finding in live.examined.fatal]
         reason = " ".join(f"{check}: {meaning.problem} {meaning.remedy}" for check, meaning in found)

@@ -1,4 +1,4 @@
-"""Wait for log events: writers of this process wake readers, which poll for other writers."""
+"""Waiting for new log events: a writer wakes readers in its process; readers in others poll."""
 
 from __future__ import annotations
 
@@ -13,7 +13,10 @@ POLL_INTERVAL_S = 1.0
 
 
 class Waiting:
-    """Waiting readers of this process, by key."""
+    """Readers of this process that wait for new events, by the key of the log.
+
+    A writer calls `wake` after each write. A key without readers has no entry.
+    """
 
     def __init__(self) -> None:
         self._waiting: dict[str, set[asyncio.Event]] = {}

@@ -28,9 +28,9 @@ REASONS = {"the store is full": "store_full", "the store currently rejects write
 
 
 class Upkeep:
-    """Monitor that starts and closes `store`.
+    """Monitor that starts `store`, checks it regularly, and closes it.
 
-    `reason`: code why it is unusable, empty while it is usable.
+    `reason` is the code of the failure for readiness reports, empty while the store is usable. It refuses no request.
     """
 
     def __init__(self, store: Store, *, again_s: float = START_RETRY_S, look_s: float = LOOK_S) -> None:

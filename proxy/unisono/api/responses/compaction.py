@@ -177,7 +177,7 @@ def _without_tokens(item: Item) -> Item:
 
 
 def to_compaction(done: Compacted, dialect: Dialect, new_id: NewId) -> Wire:
-    """Return the wire object of a compaction."""
+    """Return the body of the answer to `POST /responses/compact`."""
     return {
         "id": done.id,
         "object": "response.compaction",

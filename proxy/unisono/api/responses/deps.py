@@ -47,13 +47,13 @@ async def unlimited(tenant: str, key: str) -> Caller:
 
 
 class ChargeJournal(Protocol):
-    """Charge a response that fails before any generation continues its journal."""
+    """Charge the tokens in the journal of a response that fails before it is taken up again."""
 
     def __call__(self, tenant: str, key: str, model: str, response_id: str, journal: Tokens) -> None: ...
 
 
 def charge_nothing(tenant: str, key: str, model: str, response_id: str, journal: Tokens) -> None:
-    """Default of `charge_journal`."""
+    """Default of `charge_journal`, without quotas: charge nothing."""
 
 
 class CallerSource(Protocol):

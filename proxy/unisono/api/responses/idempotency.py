@@ -34,12 +34,15 @@ log = logging.getLogger("unisono.responses")
 
 
 class ClaimLost(Exception):
-    """The key belongs to another response now."""
+    """The idempotency key was claimed by another request while this one was prepared."""
 
 
 @dataclass(frozen=True, slots=True)
 class IdempotencyClaim:
-    """Key of a request. `digest` is a hash of the body."""
+    """Idempotency key that a request was sent with.
+
+    `digest` is a hash of the body: the key is refused with another body.
+    """
 
     tenant: str
     key: str
@@ -47,7 +50,7 @@ class IdempotencyClaim:
 
 
 async def claim_of(request: Request, tenant: str) -> IdempotencyClaim | None:
-    """Return the request's key, or None. Raises InvalidRequest."""
+    """Return the request's idempotency key; None without the header. Raises InvalidRequest."""
     key = request.headers.get(HEADER)
     if key is None:
         return None

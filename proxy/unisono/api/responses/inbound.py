@@ -173,9 +173,10 @@ def to_preamble(request: ResponsesRequest, toolbox: Toolbox, today: str) -> Prea
 def to_hosting(
     request: ResponsesRequest, earlier: ServerToolHistory, now: ServerToolHistory, servers: tuple[ToolServer, ...]
 ) -> ServerTools | None:
-    """Return the server tools, or None.
+    """Return the server tools and the decisions on their calls; None if the request has neither.
 
-    With `tool_choice: none` there are none, and approved calls are not run either.
+    `now` is the history in the request's input, and `earlier` the history before it. With `tool_choice: none` no
+    server is offered, so an approved call is answered with an error and not made.
     """
     servers = () if request.calls_nothing else servers
     if not servers and not now.decisions:

@@ -74,7 +74,10 @@ class KnownState:
 
 @dataclass(slots=True)
 class InputConversion:
-    """Converter of the input, with its state."""
+    """Conversion of the input items of one request to items of the model's history.
+
+    `known` is what earlier responses provide. `read` converts one item after another; results refer to calls before.
+    """
 
     known: KnownState
     history: History = field(default_factory=History)
@@ -112,7 +115,7 @@ class InputConversion:
         return f"{param}.{len(self.history)}"
 
     def hosted_name(self, label: str | None, tool: str) -> str:
-        """Return the model's name for a server tool."""
+        """Return the name under which the model knows a server's tool, for calls in the input."""
         return self.names.add(label, tool) if label else _ILLEGAL.sub("_", tool)[:MAX_NAME]
 
     def stands(self, said: Sequence[Item]) -> bool:

@@ -110,7 +110,7 @@ class InputCustomCall(InputItem):
 
 
 class InputCallOutput(InputItem):
-    """The result of a function or custom call."""
+    """Result of a call to a function or a custom tool, sent by the client."""
 
     call_id: Id
     output: Output
@@ -170,7 +170,7 @@ class InputSealed(InputItem):
 
 
 class InputSearch(InputItem):
-    """A web search without its results."""
+    """Call of the web search tool, as clients send it back: it contains no results."""
 
 
 class InputSilent(InputItem):

@@ -67,7 +67,7 @@ def text_part(text: str) -> Wire:
 
 
 def annotated(part: Wire, annotations: Sequence[Wire]) -> Wire:
-    """Return a part with its annotations."""
+    """Return a content part with the given annotations (citations); unchanged without any."""
     return part | {"annotations": list(annotations)} if annotations else part
 
 

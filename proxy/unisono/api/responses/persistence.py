@@ -1,4 +1,4 @@
-"""Storage of finished responses, before the client is notified."""
+"""Storage of finished responses, before the client receives the last event."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ async def insisting(act: Callable[[], Awaitable[T]], pauses_s: tuple[float, ...]
 
 
 def to_stored(asked: PreparedRequest, response: StoredResponse) -> StoredResponse:
-    """Return the response with its input, which no frame needs."""
+    """Return the record to store: the response together with the request's input."""
     return replace(response, input=asked.generation.input)
 
 

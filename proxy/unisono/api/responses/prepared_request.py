@@ -47,7 +47,7 @@ class Sender:
 
     @property
     def tenant(self) -> str:
-        """Owner of stored objects."""
+        """Tenant of the caller, which owns the responses and conversations that are stored."""
         return self.caller.tenant
 
 

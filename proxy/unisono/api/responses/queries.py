@@ -15,7 +15,7 @@ DEFAULT_PAGE = 20
 
 
 def _to_limit(value: Any) -> int:
-    """Parse a page size from a query."""
+    """Parse the query parameter `limit`, the page size."""
     if isinstance(value, str) and value.isascii() and value.isdigit() and len(value) <= 3:
         limit = int(value)
         if 1 <= limit <= MAX_PAGE:
@@ -27,7 +27,7 @@ MAX_EVENT_DIGITS = 15
 
 
 def _to_event(value: Any) -> int:
-    """Parse an event number from a query."""
+    """Parse the number of an event, after which a stream is to continue."""
     if isinstance(value, str) and value.isascii() and value.isdigit() and len(value) <= MAX_EVENT_DIGITS:
         return int(value)
     raise wrong("must be the number of an event")

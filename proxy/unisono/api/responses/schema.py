@@ -202,7 +202,7 @@ class ResponsesInput(OpenModel):
 
     @property
     def form(self) -> TextFormat | None:
-        """Required format of the answer, or None."""
+        """Format of the answer that `text.format` requires; None without one."""
         return self.text.format if self.text else None
 
     @property

@@ -39,7 +39,7 @@ return {'ok'}
 
 
 class KeptKeys:
-    """Mixin of the store for virtual keys."""
+    """Part of the Redis store that implements `core.access.KeyStore`: virtual keys."""
 
     _link: Link
 

@@ -1,4 +1,4 @@
-"""Scripts of accounts: reserve, extend and settle."""
+"""Lua scripts that reserve, extend and settle the quota of an account."""
 
 from __future__ import annotations
 

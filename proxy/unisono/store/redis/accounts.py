@@ -38,7 +38,7 @@ PAST_PERIOD_S = 86_400.0
 
 
 class KeptAccounts:
-    """Mixin of the store for accounts."""
+    """Part of the Redis store for quotas: reservations, settlements and the usage ledger."""
 
     _link: Link
     # Accounts and days that this process has already added to the list of ledgers.

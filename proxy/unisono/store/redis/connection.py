@@ -31,7 +31,7 @@ from unisono.errors import ConfigError, StoreUnavailable, UnisonoError
 from unisono.store.redis.address import UNREADABLE, addresses, credentials
 from unisono.store.redis.primary import agreed, primary_seen_by, replicas_in, text
 from unisono.store.redis.scripts import Script
-from unisono.store.redis.trouble import message_of
+from unisono.store.redis.trouble import NO_NODE, message_of
 from unisono.store.write_errors import refusal
 
 AT_ONCE = 64  # maximum concurrent operations; further ones wait within their own deadline
@@ -178,7 +178,7 @@ class Link:
             # The library follows redirections itself, perhaps to a primary that has replicas: then send again.
             if not self._waits(written):
                 return values
-        raise StoreUnavailable("the store cannot be reached")
+        raise StoreUnavailable("the store cluster redirected every attempt to write; its slots are being moved")
 
     async def _read_slots(self, client: RedisCluster) -> None:
         await client.initialize()
@@ -383,7 +383,7 @@ class Link:
 def _node_of(client: RedisCluster, key: str) -> ClusterNode:
     node = client.get_node_from_key(key)
     if node is None:
-        raise StoreUnavailable("the store cannot be reached")
+        raise StoreUnavailable(NO_NODE)
     return node
 
 

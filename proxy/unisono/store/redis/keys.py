@@ -41,19 +41,19 @@ def tag(tenant: str, id: str) -> str:
 
 
 def response(tenant: str, anchor: str, id: str) -> list[str]:
-    """Return the names of record, stream and tokens."""
+    """Return the Redis keys of a response: its record, event stream and tokens."""
     here, name = tag(tenant, anchor), quote(id, safe="", errors="replace")
     return [f"{here}{kind}:{name}" for kind in "rsk"]
 
 
 def lease(tenant: str, anchor: str) -> list[str]:
-    """Return the names of lease and fence."""
+    """Return the Redis keys of the lease for an anchor, and of its fence counter."""
     here = tag(tenant, anchor)
     return [here + "lease", here + "fence"]
 
 
 def conversation(tenant: str, id: str) -> list[str]:
-    """Return the names of head, items and order."""
+    """Return the Redis keys of a conversation: its head, its items and their order."""
     here = tag(tenant, id)
     return [here + kind for kind in "cio"]
 
@@ -71,13 +71,13 @@ def once(tenant: str, key: str) -> str:
 
 
 def counter(tenant: str, name: str, once: str) -> list[str]:
-    """Return the names of the counter and of the mark for what it counted."""
+    """Return the Redis keys of a counter, and of the mark that prevents counting `once` twice."""
     here = tag(tenant, name) + "n"
     return [here, f"{here}:{quote(once, safe='', errors='replace')}"]
 
 
 def account(account: Account, period: str) -> list[str]:
-    """Return the names of last minute, open claims, their reservations, and the period's sums."""
+    """Return the Redis keys of an account: last minute, open claims, reservations and sums."""
     here = tag(account.tenant, account.key) + "a:"
     return [*(here + kind for kind in "moh"), f"{here}b:{quote(period, safe='')}"]
 
@@ -95,7 +95,7 @@ def settled(account: Account, once: str) -> str:
 
 
 def traces(tenant: str) -> list[str]:
-    """Return the names of order, ends, summaries and documents."""
+    """Return the Redis keys of a tenant's recordings: order, ends, summaries and documents."""
     here = tag(tenant, "traces") + "t:"
     return [here + kind for kind in "oead"]
 

@@ -1,4 +1,4 @@
-"""Scripts for leases, watched background jobs, idempotency keys and counters."""
+"""Lua scripts for leases, watched background jobs, idempotency keys and counters."""
 
 from __future__ import annotations
 

@@ -80,7 +80,7 @@ class Listener:
         return pubsub
 
     async def _follow(self, pubsub: PubSub) -> None:
-        """Keep subscriptions equal to the wanted channels."""
+        """Subscribe to requested channels, and unsubscribe those without a reader for `LINGER_S`."""
         loop = asyncio.get_running_loop()
         tidy_at = loop.time() + LINGER_S
         idle: set[str] = set()
@@ -114,6 +114,6 @@ class Listener:
 
 
 async def _close(pubsub: Any) -> None:
-    """Close a connection that may be broken already."""
+    """Close a subscription connection, ignoring errors: it may be broken already."""
     with contextlib.suppress(Exception):
         await pubsub.aclose()

@@ -1,4 +1,4 @@
-"""Arguments of the scripts, in the order in which the scripts read them."""
+"""Builders of the arguments of the Lua scripts, in the order in which the scripts read them."""
 
 from __future__ import annotations
 

@@ -80,7 +80,7 @@ return {'ok', found}
 
 
 class KeptTraces:
-    """Mixin of the store for recordings."""
+    """Part of the Redis store for recordings of answers, limited in number per tenant."""
 
     _link: Link
 

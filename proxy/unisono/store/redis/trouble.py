@@ -1,12 +1,24 @@
-"""Messages for failed Redis operations."""
+"""Messages of `StoreUnavailable` for failed Redis operations."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from typing import Final
 
-from redis.exceptions import OutOfMemoryError, ReadOnlyError
+from redis.exceptions import (
+    AuthenticationError,
+    BusyLoadingError,
+    ClusterDownError,
+    MasterDownError,
+    OutOfMemoryError,
+    ReadOnlyError,
+    ResponseError,
+    SlotNotCoveredError,
+)
 from redis.exceptions import TimeoutError as LateAnswer
+
+NO_NODE: Final = "no node of the store cluster serves this key; check the state of the cluster"
 
 # Messages for callers; the first matching row applies. The error itself is logged as the cause.
 TROUBLE: tuple[tuple[type[Exception], str], ...] = (
@@ -14,6 +26,12 @@ TROUBLE: tuple[tuple[type[Exception], str], ...] = (
     (ReadOnlyError, "the store currently rejects writes"),
     (TimeoutError, "the store did not answer in time"),
     (LateAnswer, "the store did not answer in time"),
+    (AuthenticationError, "the store rejected the gateway's credentials; check `store.url`"),
+    (BusyLoadingError, "the store has just started and is still loading its data"),
+    (MasterDownError, "the store's server is a replica that has lost its primary"),
+    (ClusterDownError, NO_NODE),
+    (SlotNotCoveredError, NO_NODE),
+    (ResponseError, "the store answered a command with an error"),
     (Exception, "the store cannot be reached"),
 )
 
@@ -29,7 +47,7 @@ REFUSED: Mapping[str, type[Exception]] = {
 
 
 def message_of(error: Exception) -> str:
-    """Return the message for an error."""
+    """Return the message for an error of the Redis library."""
     refusal = REFUSAL.search(str(error))
     failed = REFUSED[refusal[1] or refusal[2]] if refusal else type(error)
     return next(words for kind, words in TROUBLE if issubclass(failed, kind))

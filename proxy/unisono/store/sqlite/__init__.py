@@ -56,6 +56,7 @@ TROUBLE: Mapping[int, str] = {
     sqlite3.SQLITE_READONLY: "the store currently rejects writes",
     sqlite3.SQLITE_BUSY: "the store did not answer in time",
 }
+NOT_OPEN = "the store is not open: it could not be started yet, or the gateway is shutting down; try again later"
 IN_MEMORY = "state is stored in memory only and is lost when this process ends"
 
 
@@ -140,13 +141,13 @@ class SqliteStore:
 
     def _check_open(self) -> None:
         if self._db is None:
-            raise StoreUnavailable("the store is not open")
+            raise StoreUnavailable(NOT_OPEN)
 
     @contextmanager
     def _patience(self, asked_s: float) -> Iterator[None]:
         """Limit the time that a write waits for another process's lock, including queue time."""
         if self._db is None:
-            raise StoreUnavailable("the store is not open")
+            raise StoreUnavailable(NOT_OPEN)
         timeout_s = LOCK_TIMEOUT_S
         if self._is_locked:
             timeout_s = min(LOCKED_TIMEOUT_S, asked_s + LOCK_TIMEOUT_S - time.monotonic())
@@ -170,9 +171,12 @@ class SqliteStore:
         *args: P.args,
         **named: P.kwargs,
     ) -> T:
-        """Run a transaction on a worker's thread."""
+        """Run `work` in one transaction; called on a worker's thread.
+
+        Expired data is deleted first from time to time. Raises `StoreUnavailable` for an error of SQLite.
+        """
         if db is None:
-            raise StoreUnavailable("the store is not open")
+            raise StoreUnavailable(NOT_OPEN)
         try:
             with transaction(db, writes=writes):
                 act = Transaction(db, self._clock(), self._retention, self._bounds)

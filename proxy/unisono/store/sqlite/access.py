@@ -1,4 +1,4 @@
-"""Virtual keys as statements inside a transaction."""
+"""SQL that stores, reads and lists virtual keys, in the caller's transaction."""
 
 from __future__ import annotations
 

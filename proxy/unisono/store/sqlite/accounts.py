@@ -146,7 +146,7 @@ def settle(act: Transaction, settlements: Sequence[UsageRecord]) -> None:
             if entry.served:
                 act.db.execute(ENTER_SERVED, (*place, entry.served, *amounts))
         if one.claim is not None:
-            _let_go(act, one.claim, added)
+            _settle_reservation(act, one.claim, added)
 
 
 def _newly_counted(act: Transaction, one: UsageRecord) -> TokenUsage:
@@ -172,7 +172,7 @@ def _amounts(used: TokenUsage) -> list[int]:
     return [getattr(used, name) for name in USED]
 
 
-def _let_go(act: Transaction, claim: QuotaReservation, used: TokenUsage) -> None:
+def _settle_reservation(act: Transaction, claim: QuotaReservation, used: TokenUsage) -> None:
     """Replace a reservation by the actual usage."""
     whose = _account_columns(claim.account)
     here = (*whose, claim.once)

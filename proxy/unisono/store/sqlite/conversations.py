@@ -1,4 +1,4 @@
-"""Conversations and their items as statements inside a transaction."""
+"""SQL that stores and reads conversations and their items, in the caller's transaction."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def create(act: Transaction, tenant: str, conversation: StoredConversation, item
 
 
 def digest(encoded: Sequence[tuple[str, bytes]]) -> bytes:
-    """Return the digest that identifies a repeated append."""
+    """Return a digest of encoded items, to recognise a repeated create or append."""
     whole = hashlib.sha256()
     for _, data in encoded:
         whole.update(b"%d:" % len(data) + data)

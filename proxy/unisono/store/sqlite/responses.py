@@ -1,4 +1,4 @@
-"""Responses, their items and their logs as statements inside a transaction."""
+"""SQL that stores and reads responses, their items and logs, in the caller's transaction."""
 
 from __future__ import annotations
 

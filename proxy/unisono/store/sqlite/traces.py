@@ -1,4 +1,4 @@
-"""Recordings of answers as statements inside a transaction."""
+"""SQL that stores, reads and prunes recordings of answers, in the caller's transaction."""
 
 from __future__ import annotations
 

@@ -63,7 +63,7 @@ class GrowingLog:
             self._dirty.set()
 
     def skip(self, events: int) -> None:
-        """Count `events` as already stored by other means."""
+        """Start the log after its first `events` events, which were stored with the record."""
         self._written = (events, 0)
 
     @property
@@ -122,7 +122,7 @@ class GrowingLog:
             await self.flush()
 
     def rest(self) -> LogWrite:
-        """Return the unwritten events and tokens."""
+        """Return the write that is left: the unwritten events and tokens, for the last transaction."""
         first_event, first_token = self._written
         return LogWrite(first_event, tuple(self._events), first_token, tuple(self._tokens))
 

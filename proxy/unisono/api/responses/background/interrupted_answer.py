@@ -64,11 +64,14 @@ def _first_events(response: StoredResponse, told: int) -> list[Wire]:
 
 
 class InterruptedAnswer:
-    """Accumulator of the logged events, added in order."""
+    """Output of an answer whose generation was interrupted, rebuilt from its logged events.
+
+    `read` accepts the events in order; `count` is their number.
+    """
 
     def __init__(self) -> None:
         self.count = 0
-        # Finished items.
+        # Finished items of the answer, as in the events.
         self.output: list[Wire] = []
         self._open: Wire | None = None
         self._part: Wire | None = None

@@ -111,7 +111,7 @@ class BackgroundJob:
         await self._engine_run.admit()
 
     async def abandon(self) -> None:
-        """Release the resources reserved by the admission."""
+        """Release what `admit` reserved, for a job that is not started."""
         await self._engine_run.aclose()
 
     def first_events(self, record: StoredResponse) -> list[WireEvent]:
@@ -163,11 +163,11 @@ class BackgroundJob:
                 both.create_task(self._send_heartbeats())
                 gone_on = await self._work()
                 self._has_ended.set()
-            await self._let_go(watched=gone_on)
+            await self._release_lease(continues=gone_on)
         except* NotFound:
             log.info("response deleted during generation", extra=about)
             # A failover of the store may have lost the lease only temporarily: the next process that looks decides.
-            await self._let_go(watched=True)
+            await self._release_lease(continues=True)
         except* StoreConflict:
             log.info("response owned by another process", extra=about)
             await self._keep_watched()
@@ -367,14 +367,16 @@ class BackgroundJob:
         except StoreUnavailable as error:
             log.debug("watch of the response not renewed", extra={"response": self.run.response, "code": error.code})
 
-    async def _let_go(self, *, watched: bool) -> None:
-        """Release the lease. With `watched`, the next process that looks takes over.
+    async def _release_lease(self, *, continues: bool) -> None:
+        """Release the lease, and expire or remove the watch of the response.
 
-        A lease or watch that cannot be released expires.
+        If the response `continues`, its watch expires now: the next process that calls `lapsed` takes the response
+        over. Otherwise the watch is removed, because the response has ended. If the store is unavailable, lease and
+        watch expire later.
         """
         store = self._means.store
         try:
             await store.release(self._lease)
-            await (store.watch(self.run, 0.0) if watched else store.unwatch(self.run))
+            await (store.watch(self.run, 0.0) if continues else store.unwatch(self.run))
         except StoreUnavailable as error:
             log.debug("lease not released", extra={"response": self.run.response, "code": error.code})

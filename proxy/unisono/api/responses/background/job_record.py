@@ -92,7 +92,9 @@ async def rebuilt(means: ResponsesDeps, tenant: str, response: StoredResponse, l
     past = await insisting(lambda: chain_of(means.store, tenant, response))
     revision = note.get("revision")
     if past.revision != revision:
-        raise StoreConflict("The conversation changed while no process was generating the response.")
+        raise StoreConflict(
+            "The conversation changed while the response was interrupted, so it cannot continue; create a new one."
+        )
     hosted, now = parted(response.input, past.hosted)
     past = replace(
         past,

@@ -108,7 +108,7 @@ class BackgroundRunner:
                 life, response = await self._made(sender, request, body, model, response_id, size, lease)
                 self._drive(life)
         except BaseException:
-            await asyncio.shield(self._let_go(lease))
+            await asyncio.shield(self._release_lease(lease))
             raise
         return response
 
@@ -122,7 +122,7 @@ class BackgroundRunner:
         size: int,
         lease: Lease,
     ) -> tuple[BackgroundJob, StoredResponse]:
-        """Return the job and the stored response. Raises the same errors as `begin`."""
+        """Return the job and the stored response. Raises the errors of `start_response`."""
         past = await recall(self._means.store, sender.tenant, request)
         asked = await assembled(
             self._means,
@@ -227,7 +227,7 @@ class BackgroundRunner:
             raise
 
     async def _create(self, run: BackgroundRun, response: StoredResponse, lease: Lease, begun: LogWrite) -> None:
-        """Store the response with its first events."""
+        """Watch and store a new response with its first events; undo both if the write fails."""
         store, lease_s, now = self._means.store, self._means.lease_s, asyncio.get_running_loop().time
         # The watch comes first: a response created by a process that then dies must be found.
         await insisting(lambda: store.watch(run, lease_s))
@@ -260,7 +260,7 @@ class BackgroundRunner:
         except StoreError as error:
             log.warning("refused response not deleted; it may still be generated", extra={"code": error.code})
 
-    async def _let_go(self, lease: Lease) -> None:
+    async def _release_lease(self, lease: Lease) -> None:
         """Release the lease of a response that was not started.
 
         A lease that cannot be released expires.

@@ -170,7 +170,7 @@ async def added(store: Store, request: Request, items: Sequence[InputItem], new_
 async def known_to(
     store: Store, tenant: str, items: Sequence[InputItem], earlier: Sequence[StoredItem] = ()
 ) -> KnownState:
-    """Read the state that new items may depend on."""
+    """Read the stored items that new items refer to; `earlier` is the history before them."""
     wanted = referenced_ids(items)
     kept = dict(zip(wanted, await asyncio.gather(*(store.item(tenant, name) for name in wanted)), strict=True))
     return KnownState(meaning_of(earlier), kept.get, hosted=hosted_in(earlier))

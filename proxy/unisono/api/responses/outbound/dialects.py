@@ -59,7 +59,7 @@ class Dialect:
         return {"type": "error", "code": inner["code"], "message": inner["message"], "param": inner["param"]}
 
     def translated(self, event: Wire) -> Wire:
-        """Translate an event from OpenAI's form."""
+        """Return an event in this dialect; `event` has OpenAI's names and types."""
         name = event["type"]
         if name == "error":
             if not self.nested_errors:

@@ -99,7 +99,7 @@ class ResponseEvents:
 
     @property
     def ended(self) -> bool:
-        """True if only the last event is missing."""
+        """True once the final response is known; only its last event (`last`) is not written yet."""
         return self.stored is not None
 
     def first_events(self, *, queued: bool = False) -> list[WireEvent]:
@@ -245,7 +245,7 @@ class ResponseEvents:
 
     @staticmethod
     def _complete_text(life: ItemLifecycle, closed: Closed) -> str:
-        """Return the complete text of an item's deltas."""
+        """Return the text that the deltas of a finished item must add up to."""
         if isinstance(closed.item, HostedCall):
             return mcp_items.complete_text(closed.item, closed.text)
         return unwrap_input(closed.text) if life is INPUT else closed.text
@@ -319,7 +319,7 @@ class ResponseEvents:
         return shown
 
     def _added(self, item: Made, item_id: str) -> Wire:
-        """Return an item without content."""
+        """Return an item for its `added` event: in progress, without content."""
         match item:
             case HostedCall():
                 return mcp_items.started_item(item, item_id, self._trained)
@@ -382,7 +382,7 @@ class ResponseEvents:
     # -- the frame
 
     def _start_response(self, *, queued: bool = False) -> None:
-        """Emit the first events, unless emitted before."""
+        """Emit the events before the first item, unless emitted before."""
         if self._telling.number:
             return
         status = Status.QUEUED if queued else Status.IN_PROGRESS

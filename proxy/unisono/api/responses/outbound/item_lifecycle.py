@@ -89,11 +89,11 @@ class OpenItem:
 
     @property
     def location(self) -> Wire:
-        """Fields common to all its events."""
+        """Fields that locate the item, the same in all its events."""
         where: Wire = {"item_id": self.id, "output_index": self.place}
         return where if self.lifecycle.part is None else where | {"content_index": 0}
 
     def part(self, text: str) -> Wire:
-        """Return the content part with its text."""
+        """Return the item's content part with `text` and its annotations."""
         assert self.lifecycle.part is not None
         return annotated(self.lifecycle.part(text), self.annotations)

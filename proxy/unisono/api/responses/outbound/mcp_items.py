@@ -17,7 +17,7 @@ from unisono.engine.server_tools.policy import OUTCOME_UNKNOWN
 
 
 def kind_of(item: Made) -> ServerItemKind:
-    """Return the kind of a server tool item."""
+    """Return the item type that represents a tool list or a call of a server tool."""
     if not isinstance(item, HostedCall):
         return MCP_LIST
     if not is_trained(item):

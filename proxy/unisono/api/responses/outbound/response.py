@@ -1,4 +1,4 @@
-"""Response object, with every field that strict clients require."""
+"""Response objects, stored and sent, with every field that strict clients require."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ class ResponseFrame:
         return BuiltinCalls(SOURCES in self.include, OUTPUTS in self.include, container, CitedPages(self.browsed))
 
     def stored(self, status: Status, **more: Any) -> StoredResponse:
-        """Return the response in its stored form."""
+        """Return the record of the response for the store; `more` are its remaining fields."""
         return StoredResponse(
             id=self.id,
             status=status,
@@ -227,7 +227,7 @@ def to_usage(usage: Usage) -> Wire:
 
 
 def to_error(error: UnisonoError) -> Wire:
-    """Return the error object of a failed response."""
+    """Return the field `error` of a failed response, with one of OpenAI's codes."""
     code = next(code for kind, code in CODES if isinstance(error, kind))
     return {"code": code, "message": error.message}
 

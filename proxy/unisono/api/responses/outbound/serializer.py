@@ -21,7 +21,7 @@ class WireEvent(NamedTuple):
     data: bytes
 
     def sse(self) -> bytes:
-        """Return the event as a server-sent event."""
+        """Return the bytes of the event in an HTTP stream (server-sent events)."""
         return b"event: " + self.type.encode() + b"\ndata: " + self.data + b"\n\n"
 
 

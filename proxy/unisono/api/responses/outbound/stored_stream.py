@@ -47,7 +47,7 @@ STATELESS = frozenset({"mcp_list_tools", "mcp_approval_request"})
 
 
 def replay_events(response: StoredResponse, dialect: Dialect = OPENAI) -> list[WireEvent]:
-    """Return the whole stream of a finished response."""
+    """Return the events of a finished response, from its record instead of its log."""
     begun = replace(response, status=Status.IN_PROGRESS, output=(), usage=None, error=None, notes={})
     told: list[Wire] = [
         {"type": name, "response": to_response(begun)} for name in ("response.created", "response.in_progress")

@@ -26,7 +26,7 @@ from unisono.errors import InvalidRequest, NotFound
 
 @dataclass(frozen=True, slots=True)
 class StoredResponseRoutes:
-    """Handlers for one stored response."""
+    """Handlers of the routes that read, delete or cancel one stored response."""
 
     store: Store
     runner: BackgroundRunner

@@ -43,7 +43,10 @@ def approvals_in(request: ResponsesRequest, hosting: ServerTools | None) -> dict
 
 
 class Approvals:
-    """Approvals of one response. `fields` maps their ids to request fields."""
+    """Approvals of tool calls that one response uses; each is valid for one call.
+
+    `fields` maps the id of each approval to its field in the request, for errors.
+    """
 
     def __init__(self, means: ResponsesDeps, tenant: str, response_id: str, fields: Mapping[str, str]) -> None:
         self._means = means
@@ -92,7 +95,7 @@ class Approvals:
                 log.debug("approval not released", extra={"code": error.code})
 
     def attach_to(self, turn: GenerationRequest) -> GenerationRequest:
-        """Return the generation request with `take` as its callback."""
+        """Return the request so that `mark_used` is called before each approved call is made."""
         if turn.hosting is None or not self._fields:
             return turn
         return replace(turn, hosting=replace(turn.hosting, claim_approval=self.mark_used))

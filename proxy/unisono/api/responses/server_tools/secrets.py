@@ -22,12 +22,12 @@ def has_secrets(body: Mapping[str, Any]) -> bool:
 
 
 def concealed(body: Mapping[str, Any], seals: ItemSealing, tenant: str) -> dict[str, Any]:
-    """Return the body with all secrets encrypted."""
+    """Return a request body with the secrets of its MCP tools encrypted, for the store."""
     return {**body, "tools": [_concealed(tool, seals, tenant) for tool in body.get("tools") or ()]}
 
 
 def revealed(body: Mapping[str, Any], seals: ItemSealing, tenant: str) -> dict[str, Any]:
-    """Return the body with all secrets decrypted.
+    """Return a stored request body with the secrets of its MCP tools decrypted.
 
     Raises StoreUnreadable if the gateway's key has changed.
     """

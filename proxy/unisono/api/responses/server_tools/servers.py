@@ -109,7 +109,10 @@ def _to_server(at: str, spec: McpSpec, rules: ServerRules, owner: str) -> ToolSe
 
 
 def _named(at: str, spec: McpSpec, rules: ServerRules) -> ToolServer:
-    """Return a server that is not configured."""
+    """Return the tool server at the request's own `server_url`.
+
+    Raises InvalidRequest without a URL, and ToolServerNotAllowed if the gateway may not connect to it.
+    """
     if spec.server_url is None:
         known = ", ".join(sorted(rules.configured)) or "none"
         raise InvalidRequest(

@@ -73,7 +73,7 @@ def fields_of(message: Mapping[str, Any]) -> tuple[Fields, int]:
 
 
 def lane_of(fields: Fields) -> Lane:
-    """Return the lane of a frame. Raises InvalidStreamId."""
+    """Return the lane of a frame: its `stream_id`, or None. Raises InvalidStreamId."""
     lane = fields.get("stream_id")
     if lane is None:
         return None
@@ -85,7 +85,7 @@ def lane_of(fields: Fields) -> Lane:
 
 
 def to_client_frame(fields: Fields, size: int, lane: Lane) -> ClientFrame:
-    """Parse a frame. Raises InvalidRequest."""
+    """Parse the fields of a frame by its `type`. Raises InvalidRequest."""
     kind = fields.get("type")
     reader = READERS.get(kind) if isinstance(kind, str) else None
     if reader is None:
