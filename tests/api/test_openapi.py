@@ -299,10 +299,10 @@ def test_the_schemas_of_answers_are_built_on_first_use() -> None:
 import json, sys
 from unisono.app import ROUTES, build
 from unisono.config import parse
-from unisono.api.answer_types import Answer
+from unisono.api.answer_types import AnswerModel
 app = build(parse(json.loads(sys.argv[1]), {}).config)
 assert not hasattr(app.state, "document")
-kinds = Answer.__subclasses__()
+kinds = AnswerModel.__subclasses__()
 assert len(kinds) > 50
 assert [kind.__name__ for kind in kinds if kind.__pydantic_complete__] == []
 """

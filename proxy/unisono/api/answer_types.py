@@ -17,13 +17,13 @@ Object = dict[str, Any]
 ABSENT: Any = None
 
 
-class Answer(BaseModel):
+class AnswerModel(BaseModel):
     """An object of an answer; it may have further fields. Its validator is built on first use."""
 
     model_config = ConfigDict(extra="allow", defer_build=True)
 
 
-class About(Answer):
+class About(AnswerModel):
     """Report on the generation: backend, failovers, recoveries and notes."""
 
     recoveries: list[str]
@@ -35,11 +35,27 @@ class About(Answer):
     notes: list[str] = ABSENT
 
 
-class Deleted(Answer):
+class Deleted(AnswerModel):
     id: str
     object: str
     deleted: Literal[True]
 
 
-class CachedTokens(Answer):
+class CachedTokens(AnswerModel):
     cached_tokens: Count
+
+
+class CompletionObject(AnswerModel):
+    """Fields of chat completions, of completions, and of their chunks."""
+
+    id: str
+    created: Moment
+    model: str
+    system_fingerprint: str | None
+
+
+class TokenUsageObject(AnswerModel):
+    prompt_tokens: Count
+    completion_tokens: Count
+    total_tokens: Count
+    prompt_tokens_details: CachedTokens

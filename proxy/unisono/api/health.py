@@ -12,7 +12,7 @@ from typing import Annotated, Any, Literal
 
 from starlette.responses import Response
 
-from unisono.api.answer_types import Answer, Count
+from unisono.api.answer_types import AnswerModel, Count
 from unisono.api.route_table import RouteTable, header_refs, provided
 
 HEALTH = RouteTable("gateway", prefixes=("",))
@@ -45,16 +45,16 @@ class ReadinessCheck:
     readiness: Callable[[], Readiness]
 
 
-class Alive(Answer):
+class Alive(AnswerModel):
     status: Literal["alive"]
 
 
-class ModelCounts(Answer):
+class ModelCounts(AnswerModel):
     ready: Count
     total: Count
 
 
-class ReadinessReport(Answer):
+class ReadinessReport(AnswerModel):
     status: Literal["ready", "not ready"]
     models: ModelCounts
     reasons: list[str]

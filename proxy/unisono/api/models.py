@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Literal, Protocol
 
-from unisono.api.answer_types import ABSENT, Answer, Count, Moment
+from unisono.api.answer_types import ABSENT, AnswerModel, Count, Moment
 from unisono.api.route_table import ONE, CurrentCaller, PathId, RouteTable, provided
 from unisono.core.access import Caller
 from unisono.errors import UnknownModel
@@ -49,7 +49,7 @@ class ModelCards:
 Cards = Annotated[ModelCards, provided(ModelCards)]
 
 
-class Model(Answer):
+class Model(AnswerModel):
     """OpenAI's model object, with the context length under its two usual names."""
 
     id: str
@@ -60,16 +60,16 @@ class Model(Answer):
     max_model_len: Count = ABSENT
 
 
-class ModelList(Answer):
+class ModelList(AnswerModel):
     object: Literal["list"]
     data: list[Model]
 
 
-class ModelParams(Answer):
+class ModelParams(AnswerModel):
     model: str
 
 
-class ModelFacts(Answer):
+class ModelFacts(AnswerModel):
     id: str
     mode: str
     max_input_tokens: Count | None
@@ -79,7 +79,7 @@ class ModelFacts(Answer):
     supports_vision: bool | None
 
 
-class ModelEntry(Answer):
+class LiteLlmModel(AnswerModel):
     """LiteLLM's entry of `/model/info`, without data for operators only."""
 
     model_name: str
@@ -87,8 +87,8 @@ class ModelEntry(Answer):
     model_info: ModelFacts
 
 
-class ModelInfo(Answer):
-    data: list[ModelEntry]
+class ModelInfoList(AnswerModel):
+    data: list[LiteLlmModel]
 
 
 def to_model(card: ModelCard, created: int) -> Model:
@@ -100,8 +100,8 @@ def to_model(card: ModelCard, created: int) -> Model:
     )
 
 
-def to_model_entry(card: ModelCard) -> ModelEntry:
-    return ModelEntry(
+def to_litellm_model(card: ModelCard) -> LiteLlmModel:
+    return LiteLlmModel(
         model_name=card.id,
         litellm_params=ModelParams(model=card.id),
         model_info=ModelFacts(
@@ -133,6 +133,6 @@ async def get_model(known: Cards, caller: CurrentCaller, model: PathId) -> Model
 
 
 @MODELS.add("GET", "/model/info")
-async def list_model_info(known: Cards, caller: CurrentCaller) -> ModelInfo:
+async def list_model_info(known: Cards, caller: CurrentCaller) -> ModelInfoList:
     """List the models in LiteLLM's format."""
-    return ModelInfo(data=[to_model_entry(card) for card in known.cards(caller)])
+    return ModelInfoList(data=[to_litellm_model(card) for card in known.cards(caller)])

@@ -1,7 +1,7 @@
-"""Route `GET /openapi.json`, which requires a key, and the OpenAPI document that FastAPI generates from the routes.
+"""Route `GET /openapi.json`: the OpenAPI document that FastAPI generates from the routes.
 
-The document is generated on the first request. By hand are the headers and the errors: FastAPI has no components for
-them, and repeats them in every operation otherwise.
+The route requires a key. The document is generated on the first request. Headers and errors are written by hand:
+FastAPI has no components for them and would repeat them in every operation.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from starlette.responses import Response
 from starlette.routing import BaseRoute
 
 from unisono import __version__
-from unisono.api.answer_types import Answer, Object
+from unisono.api.answer_types import AnswerModel, Object
 from unisono.api.error_responses import FINAL_STATUSES, NO_RETRY_HEADER
 from unisono.api.route_table import RouteTable, header_refs
 from unisono.errors import UnisonoError
@@ -79,14 +79,14 @@ _SCHEMA = re.compile(r'"#/components/schemas/([^"]+)"')
 _QUALIFIED = re.compile(r"unisono__api__(\w+?)__\w+__(\w+)")
 
 
-class Document(Answer):
+class OpenApiDocument(AnswerModel):
     openapi: str
     info: Object
     paths: Object
     components: Object
 
 
-@DOCUMENT.add("GET", "/openapi.json", answer=Document)
+@DOCUMENT.add("GET", "/openapi.json", answer=OpenApiDocument)
 async def get_document(request: Request) -> Response:
     """Return this document."""
     state = request.app.state
@@ -112,7 +112,10 @@ def to_document(routes: Sequence[BaseRoute]) -> Schema:
 
 
 def _used(schemas: dict[str, Schema], *places: Schema) -> dict[str, Schema]:
-    """Return the schemas that `places` refer to: FastAPI also has those of types that fields only convert to."""
+    """Return the schemas that `places` refer to.
+
+    FastAPI also lists the types that fields only convert to.
+    """
     places = tuple({name: value for name, value in each.items() if name != "schemas"} for each in places)
     found = list(dict.fromkeys(_SCHEMA.findall(json.dumps(places))))
     for name in found:
@@ -121,7 +124,10 @@ def _used(schemas: dict[str, Schema], *places: Schema) -> dict[str, Schema]:
 
 
 def _tidy(value: Any) -> Any:
-    """Return a schema without titles, which repeat names, and without null defaults of absent fields."""
+    """Return a schema without titles and null defaults.
+
+    Titles repeat names. A null default marks a field that may be absent.
+    """
     if isinstance(value, list):
         return [_tidy(each) for each in value]
     if not isinstance(value, dict):

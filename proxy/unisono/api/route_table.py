@@ -8,7 +8,6 @@ route in the list (version 0.165, two cores).
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
 from copy import copy
 from typing import Annotated, Any, TypeVar
@@ -59,9 +58,10 @@ PathId = Annotated[str, Path(json_schema_extra={"minLength": 1})]
 
 
 class GatewayRoute(APIRoute):
-    """Route with a summary from the docstring of its endpoint, and models for bodies and events in the document.
+    """Route that takes its summary from the docstring of its endpoint.
 
-    A `direct` endpoint parses its request and writes its response itself. FastAPI's handler is not called.
+    `body` and `events` are models for the document; the handler does not use them. A `direct` endpoint parses its
+    request and writes its response itself, without FastAPI's handler.
     """
 
     def __init__(
@@ -76,7 +76,7 @@ class GatewayRoute(APIRoute):
     ) -> None:
         self._direct = direct
         super().__init__(path, endpoint, **options)
-        self.summary, self.description = inspect.getdoc(endpoint), ""
+        self.summary, self.description = " ".join((endpoint.__doc__ or "").split()), ""
         # Set after the handler was built, which therefore reads no body.
         if body is not None:
             self.body_field = create_model_field("body", body, field_info=params.Body(annotation=body))
@@ -120,9 +120,7 @@ class RouteTable:
         headers: Collection[str] = (),
         links: Collection[str] = (),
         needs_key: bool = True,
-        body: type[BaseModel] | None = None,
         events: type[BaseModel] | None = None,
-        direct: bool = False,
         responses: Mapping[int | str, dict[str, Any]] | None = None,
         dependencies: Sequence[Any] = (),
         **options: Any,
@@ -132,13 +130,7 @@ class RouteTable:
         `answer` is the model of a successful answer if the return type of the endpoint does not name it. `links`
         are `name parameter` pairs of operations that accept the id in the answer.
         """
-        success: dict[str, Any] = {"headers": header_refs(("x-request-id", *headers))}
-        if events is not None:
-            # The event schema is for human readers: OpenAPI 3.1 has no field for it.
-            success["content"] = {EVENTS: {"x-event-schema": {"$ref": f"#/components/schemas/{events.__name__}"}}}
-        if links:
-            success["links"] = dict(map(self._link, links))
-        described: dict[int | str, dict[str, Any]] = {200: success}
+        described: dict[int | str, dict[str, Any]] = {200: self._success(headers, links, events), **(responses or {})}
         for status in sorted(failures):
             described[status] = {"$ref": f"#/components/responses/{self._failure}{status}"}
 
@@ -152,16 +144,25 @@ class RouteTable:
                 dependencies=[*(KEYS if needs_key else ()), *dependencies],
                 response_model=Default(None) if answer is None else answer,
                 response_description="Success.",
-                responses={**described, **(responses or {})},
-                body=body,
+                responses=described,
                 events=events,
-                direct=direct,
                 **options,
             )
             self._append(route, path, method)
             return endpoint
 
         return added
+
+    def _success(
+        self, headers: Collection[str], links: Collection[str], events: type[BaseModel] | None
+    ) -> dict[str, Any]:
+        success: dict[str, Any] = {"headers": header_refs(("x-request-id", *headers))}
+        if events is not None:
+            # The event schema is for human readers: OpenAPI 3.1 has no field for it.
+            success["content"] = {EVENTS: {"x-event-schema": {"$ref": f"#/components/schemas/{events.__name__}"}}}
+        if links:
+            success["links"] = dict(map(self._link, links))
+        return success
 
     def _append(self, route: GatewayRoute, path: str, method: str) -> None:
         methods = (method, "HEAD") if method == "GET" else (method,)

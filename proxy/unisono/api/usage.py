@@ -12,7 +12,7 @@ from typing import Annotated, Any, Final, Literal
 from fastapi import Query
 from pydantic import BeforeValidator, WithJsonSchema
 
-from unisono.api.answer_types import ABSENT, Answer, Count
+from unisono.api.answer_types import ABSENT, AnswerModel, Count
 from unisono.api.field_types import wrong
 from unisono.api.route_table import CurrentCaller, RouteTable, provided
 from unisono.core.access import Caller
@@ -46,7 +46,7 @@ Day = Annotated[str, WithJsonSchema({"type": "string", "format": "date"})]
 QueriedDay = Annotated[Day, BeforeValidator(_to_day)]
 
 
-class Used(Answer):
+class Used(AnswerModel):
     """Token usage; `cost_usd` is exact to a millionth."""
 
     requests: Count
@@ -59,7 +59,7 @@ class Used(Answer):
     cost_usd: float
 
 
-class UsageGroup(Answer):
+class UsageGroup(AnswerModel):
     date: Day
     model: str
     served_model: str
@@ -69,7 +69,7 @@ class UsageEntry(Used, UsageGroup):
     """Usage of one day, requested model and answering model."""
 
 
-class Usage(Answer):
+class UsageReport(AnswerModel):
     object: Literal["usage"]
     key: str | None
     since: Day
@@ -91,9 +91,9 @@ def to_used(used: TokenUsage) -> dict[str, Any]:
     }
 
 
-def to_usage(caller: Caller, since: str, until: str, entries: tuple[LedgerLine, ...]) -> Usage:
+def to_usage(caller: Caller, since: str, until: str, entries: tuple[LedgerLine, ...]) -> UsageReport:
     """Return the response: totals, and one entry per day and model."""
-    return Usage(
+    return UsageReport(
         object="usage",
         key=caller.key or None,
         since=since,
@@ -112,7 +112,7 @@ async def get_usage(
     caller: CurrentCaller,
     since: Annotated[QueriedDay, Query(description="First day (UTC).")] = ABSENT,
     until: Annotated[QueriedDay, Query(description="Last day (UTC), inclusive.")] = ABSENT,
-) -> Usage:
+) -> UsageReport:
     """Return the usage of the key by day and model."""
     now = datetime.fromtimestamp(source.clock(), UTC).date()
     since = since or (now - timedelta(days=DAYS - 1)).isoformat()

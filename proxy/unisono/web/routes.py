@@ -16,7 +16,7 @@ from fastapi import Depends, Query
 from pydantic import BeforeValidator, Field
 from starlette.responses import Response
 
-from unisono.api.answer_types import ABSENT, Answer, Count, Moment, Object
+from unisono.api.answer_types import ABSENT, AnswerModel, Count, Moment, Object
 from unisono.api.field_types import FieldInput, wrong
 from unisono.api.inspect_request import InspectRequest
 from unisono.api.route_table import ONE, SENT, CurrentCaller, PathId, RouteTable, parsed_body, provided
@@ -84,14 +84,14 @@ Deps = Annotated[WebDeps, provided(WebDeps)]
 Limit = Annotated[int, BeforeValidator(_to_limit), FieldInput(Annotated[int, Field(ge=1, le=MAX_LISTED)])]
 
 
-class Deployment(Answer):
+class Deployment(AnswerModel):
     name: str
     state: str
     reason: str
     kind: str
 
 
-class ModelStatus(Answer):
+class ModelStatus(AnswerModel):
     id: str
     model: str
     context: int | None
@@ -100,14 +100,14 @@ class ModelStatus(Answer):
     deployments: list[Deployment] = ABSENT
 
 
-class Minute(Answer):
+class MinuteCounts(AnswerModel):
     at: Moment
     answers: Count
     failed: Count
     recoveries: Object
 
 
-class GatewayStatus(Answer):
+class GatewayStatus(AnswerModel):
     object: Literal["status"]
     version: str
     at: float
@@ -117,10 +117,10 @@ class GatewayStatus(Answer):
     rules: Object
     models: list[ModelStatus]
     workers: Count = ABSENT
-    minutes: list[Minute] = ABSENT
+    minutes: list[MinuteCounts] = ABSENT
 
 
-class TraceEntry(Answer):
+class TraceEntry(AnswerModel):
     id: str
     at: float
     model: str
@@ -128,12 +128,12 @@ class TraceEntry(Answer):
     recoveries: list[str]
 
 
-class TraceList(Answer):
+class TraceList(AnswerModel):
     object: Literal["list"]
     data: list[TraceEntry]
 
 
-class Trace(Answer):
+class Trace(AnswerModel):
     object: Literal["unisono.trace"]
     version: Count
     id: str
@@ -141,25 +141,25 @@ class Trace(Answer):
     output: list[Count]
 
 
-class InspectedPart(Answer):
+class InspectedPart(AnswerModel):
     kind: str
 
 
-class InspectedStep(Answer):
+class InspectedStep(AnswerModel):
     step: Count
     generations: list[Object]
     prompts: list[Object]
     output: list[InspectedPart]
 
 
-class InspectedItem(Answer):
+class InspectedItem(AnswerModel):
     kind: str
     name: str
     characters: Count
     complete: bool
 
 
-class Inspection(Answer):
+class Inspection(AnswerModel):
     object: Literal["unisono.inspection"]
     about: Object | None
     steps: list[InspectedStep]

@@ -4,34 +4,34 @@ from __future__ import annotations
 
 from typing import Literal
 
-from unisono.api.answer_types import ABSENT, About, Answer, CachedTokens, Count, Moment, Object
+from unisono.api.answer_types import ABSENT, About, AnswerModel, CompletionObject, Count, Object, TokenUsageObject
 
 Finished = Literal["stop", "length", "tool_calls", "function_call"]
 
 
-class AnsweredFunction(Answer):
+class AnsweredFunction(AnswerModel):
     name: str
     arguments: str
 
 
-class CalledTool(Answer):
+class CalledTool(AnswerModel):
     name: str
     input: str
 
 
-class FunctionCall(Answer):
+class FunctionCall(AnswerModel):
     id: str
     type: Literal["function"]
     function: AnsweredFunction
 
 
-class CustomCall(Answer):
+class CustomCall(AnswerModel):
     id: str
     type: Literal["custom"]
     custom: CalledTool
 
 
-class ChatAnswer(Answer):
+class ChatAnswer(AnswerModel):
     role: Literal["assistant"]
     content: str | None
     refusal: str | None
@@ -42,41 +42,33 @@ class ChatAnswer(Answer):
     function_call: AnsweredFunction = ABSENT
 
 
-class ChatChoice(Answer):
+class ChatChoice(AnswerModel):
     index: Count
     message: ChatAnswer
     logprobs: None
     finish_reason: Finished
 
 
-class CompletionDetails(Answer):
+class CompletionDetails(AnswerModel):
     reasoning_tokens: Count
 
 
-class ChatUsage(Answer):
-    prompt_tokens: Count
-    completion_tokens: Count
-    total_tokens: Count
-    prompt_tokens_details: CachedTokens
+class ChatUsage(TokenUsageObject):
     completion_tokens_details: CompletionDetails
 
 
-class ChatCompletion(Answer):
-    id: str
+class ChatCompletion(CompletionObject):
     object: Literal["chat.completion"]
-    created: Moment
-    model: str
-    system_fingerprint: str | None
     choices: list[ChatChoice]
     usage: ChatUsage
     unisono: About
 
 
-class CallDelta(Answer):
+class CallDelta(AnswerModel):
     index: Count
 
 
-class ChatDelta(Answer):
+class ChatDelta(AnswerModel):
     role: Literal["assistant"] = ABSENT
     content: str = ABSENT
     refusal: str = ABSENT
@@ -86,19 +78,15 @@ class ChatDelta(Answer):
     function_call: Object = ABSENT
 
 
-class ChunkChoice(Answer):
+class ChunkChoice(AnswerModel):
     index: Count
     delta: ChatDelta
     logprobs: None
     finish_reason: Finished | None
 
 
-class ChatCompletionChunk(Answer):
-    id: str
+class ChatCompletionChunk(CompletionObject):
     object: Literal["chat.completion.chunk"]
-    created: Moment
-    model: str
-    system_fingerprint: str | None
     choices: list[ChunkChoice]
     usage: ChatUsage | None = None
     unisono: About = ABSENT

@@ -4,38 +4,10 @@ from __future__ import annotations
 
 from typing import Literal
 
-from unisono.api.answer_types import ABSENT, About, Answer, CachedTokens, Count, Moment
+from unisono.api.answer_types import ABSENT, About, AnswerModel, CompletionObject, Count, TokenUsageObject
 
 
-class CompletionChoice(Answer):
-    index: Count
-    text: str
-    logprobs: None
-    finish_reason: Literal["stop", "length"]
-    stop_reason: str | Count | None
-    token_ids: list[Count] = ABSENT
-    prompt_token_ids: list[Count] | None = None
-
-
-class CompletionUsage(Answer):
-    prompt_tokens: Count
-    completion_tokens: Count
-    total_tokens: Count
-    prompt_tokens_details: CachedTokens
-
-
-class Completion(Answer):
-    id: str
-    object: Literal["text_completion"]
-    created: Moment
-    model: str
-    system_fingerprint: str | None
-    choices: list[CompletionChoice]
-    usage: CompletionUsage
-    unisono: About
-
-
-class CompletionDelta(Answer):
+class CompletionDelta(AnswerModel):
     index: Count
     text: str
     logprobs: None
@@ -45,12 +17,24 @@ class CompletionDelta(Answer):
     prompt_token_ids: list[Count] | None = None
 
 
-class CompletionChunk(Answer):
-    id: str
+class CompletionChoice(CompletionDelta):
+    finish_reason: Literal["stop", "length"]
+    stop_reason: str | Count | None
+
+
+class CompletionUsage(TokenUsageObject):
+    """Token usage of all choices."""
+
+
+class Completion(CompletionObject):
     object: Literal["text_completion"]
-    created: Moment
-    model: str
-    system_fingerprint: str | None
+    choices: list[CompletionChoice]
+    usage: CompletionUsage
+    unisono: About
+
+
+class CompletionChunk(CompletionObject):
+    object: Literal["text_completion"]
     choices: list[CompletionDelta]
     usage: CompletionUsage | None = None
     unisono: About = ABSENT

@@ -6,28 +6,28 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from unisono.api.answer_types import ABSENT, About, Answer, Count, Object
+from unisono.api.answer_types import ABSENT, About, AnswerModel, Count, Object
 
 
-class AnsweredText(Answer):
+class AnsweredText(AnswerModel):
     type: Literal["text"]
     text: str
 
 
-class AnsweredThinking(Answer):
+class AnsweredThinking(AnswerModel):
     type: Literal["thinking"]
     thinking: str
     signature: str
 
 
-class AnsweredToolUse(Answer):
+class AnsweredToolUse(AnswerModel):
     type: Literal["tool_use", "server_tool_use"]
     id: str
     name: str
     input: Object
 
 
-class AnsweredToolResult(Answer):
+class AnsweredToolResult(AnswerModel):
     type: Annotated[str, Field(pattern="_tool_result$")]
     tool_use_id: str
     content: Any
@@ -36,17 +36,17 @@ class AnsweredToolResult(Answer):
 AnsweredBlock = AnsweredText | AnsweredThinking | AnsweredToolUse | AnsweredToolResult
 
 
-class RefusalDetails(Answer):
+class RefusalDetails(AnswerModel):
     type: Literal["refusal"]
     category: None
     explanation: str | None
 
 
-class OutputDetails(Answer):
+class OutputDetails(AnswerModel):
     thinking_tokens: Count
 
 
-class MessageUsage(Answer):
+class MessageUsage(AnswerModel):
     input_tokens: Count
     cache_creation_input_tokens: Count
     cache_read_input_tokens: Count
@@ -55,7 +55,7 @@ class MessageUsage(Answer):
     server_tool_use: Object = ABSENT
 
 
-class Message(Answer):
+class Message(AnswerModel):
     id: str
     type: Literal["message"]
     role: Literal["assistant"]
@@ -76,7 +76,7 @@ class Message(Answer):
     unisono: About
 
 
-class MessageEvent(Answer):
+class MessageEvent(AnswerModel):
     type: str
     message: Object = ABSENT
     index: Count = ABSENT
@@ -85,5 +85,5 @@ class MessageEvent(Answer):
     usage: Object = ABSENT
 
 
-class MessageTokens(Answer):
+class MessageTokens(AnswerModel):
     input_tokens: Count

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from typing import Literal
 
-from unisono.api.answer_types import ABSENT, About, Answer, Count, Moment, Object
+from unisono.api.answer_types import ABSENT, About, AnswerModel, CachedTokens, Count, Moment, Object
 from unisono.core.state_store import Status
 
 
-class Item(Answer):
+class Item(AnswerModel):
     id: str
     type: str
 
 
-class ItemPage(Answer):
+class ItemPage(AnswerModel):
     object: Literal["list"]
     data: list[Item]
     first_id: str | None
@@ -21,44 +21,43 @@ class ItemPage(Answer):
     has_more: bool
 
 
-class Typed(Answer):
+class Typed(AnswerModel):
     type: str
 
 
-class ResponseFailure(Answer):
+class ResponseFailure(AnswerModel):
     code: str
     message: str
 
 
-class IncompleteDetails(Answer):
+class IncompleteDetails(AnswerModel):
     reason: str
 
 
-class ResponseConversation(Answer):
+class ResponseConversation(AnswerModel):
     id: str
 
 
-class ResponseReasoning(Answer):
+class ResponseReasoning(AnswerModel):
     effort: str
     summary: str | None
 
 
-class ResponseText(Answer):
+class ResponseText(AnswerModel):
     format: Typed
     verbosity: str
 
 
-class ResponseInputDetails(Answer):
-    cached_tokens: Count
+class ResponseInputDetails(CachedTokens):
     cache_write_tokens: Count
 
 
-class ResponseOutputDetails(Answer):
+class ResponseOutputDetails(AnswerModel):
     reasoning_tokens: Count
     tool_output_tokens: Count = ABSENT
 
 
-class ResponseUsage(Answer):
+class ResponseUsage(AnswerModel):
     input_tokens: Count
     input_tokens_details: ResponseInputDetails
     output_tokens: Count
@@ -66,7 +65,7 @@ class ResponseUsage(Answer):
     total_tokens: Count
 
 
-class Response(Answer):
+class Response(AnswerModel):
     """A response; `unisono` is absent while it is in progress."""
 
     id: str
@@ -105,7 +104,7 @@ class Response(Answer):
     unisono: About = ABSENT
 
 
-class ResponseEvent(Answer):
+class ResponseEvent(AnswerModel):
     type: str
     sequence_number: Count
     response: Response = ABSENT
@@ -113,12 +112,12 @@ class ResponseEvent(Answer):
     delta: str = ABSENT
 
 
-class InputTokens(Answer):
+class InputTokens(AnswerModel):
     object: Literal["response.input_tokens"]
     input_tokens: Count
 
 
-class Compaction(Answer):
+class Compaction(AnswerModel):
     id: str
     object: Literal["response.compaction"]
     created_at: Moment

@@ -14,7 +14,7 @@ from typing import Annotated, Literal
 from fastapi import Query
 from starlette.responses import Response
 
-from unisono.api.answer_types import Answer, Deleted, Moment, Object
+from unisono.api.answer_types import AnswerModel, Deleted, Moment, Object
 from unisono.api.field_types import shortened
 from unisono.api.responses.answers import Item, ItemPage
 from unisono.api.responses.conversations.inbound import leans_on_earlier, possible, referenced_ids, to_added
@@ -63,15 +63,15 @@ class ConversationDeps:
 Deps = Annotated[ConversationDeps, provided(ConversationDeps)]
 
 
-class Conversation(Answer):
+class ConversationObject(AnswerModel):
     id: str
     object: Literal["conversation"]
     created_at: Moment
     metadata: Object
 
 
-def to_conversation(conversation: StoredConversation) -> Conversation:
-    return Conversation(
+def to_conversation(conversation: StoredConversation) -> ConversationObject:
+    return ConversationObject(
         id=conversation.id,
         object="conversation",
         created_at=int(conversation.created_at),
@@ -84,12 +84,14 @@ def to_conversation(conversation: StoredConversation) -> Conversation:
     "/conversations",
     ADDED,
     body=NewConversation,
-    links=[f"{name} conversation" for name in ("getConversation", "updateConversation", "deleteConversation")]
-    + ["addItems conversation", "listItems conversation"],
+    links=[
+        f"{name} conversation"
+        for name in ("getConversation", "updateConversation", "deleteConversation", "addItems", "listItems")
+    ],
 )
 async def create_conversation(
     deps: Deps, caller: CurrentCaller, asked: Annotated[NewConversation, parsed_body(NewConversation)]
-) -> Conversation:
+) -> ConversationObject:
     """Create a conversation."""
     known = await known_to(deps.store, caller.tenant, asked.items)
     items = await asyncio.to_thread(to_added, asked.items, known, deps.new_id)
@@ -99,7 +101,7 @@ async def create_conversation(
 
 
 @CONVERSATIONS.add("GET", _ONE, ONE)
-async def get_conversation(deps: Deps, caller: CurrentCaller, conversation: PathId) -> Conversation:
+async def get_conversation(deps: Deps, caller: CurrentCaller, conversation: PathId) -> ConversationObject:
     """Retrieve a conversation."""
     return to_conversation(await head_of(deps.store, caller.tenant, conversation))
 
@@ -110,7 +112,7 @@ async def update_conversation(
     caller: CurrentCaller,
     conversation: PathId,
     asked: Annotated[ChangedConversation, parsed_body(ChangedConversation)],
-) -> Conversation:
+) -> ConversationObject:
     """Replace the metadata of a conversation."""
     check_conversation(conversation)
     changed = await deps.store.set_metadata(caller.tenant, conversation, asked.metadata)
@@ -165,7 +167,7 @@ async def get_item(
 
 
 @CONVERSATIONS.add("DELETE", _ITEM, CHANGED)
-async def delete_item(deps: Deps, caller: CurrentCaller, conversation: PathId, item: PathId) -> Conversation:
+async def delete_item(deps: Deps, caller: CurrentCaller, conversation: PathId, item: PathId) -> ConversationObject:
     """Delete an item and return the conversation."""
     # Read first: after the deletion nothing may fail.
     head = await head_of(deps.store, caller.tenant, conversation)

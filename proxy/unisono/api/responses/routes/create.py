@@ -65,56 +65,55 @@ def add_create_route(table: RouteTable, dialect: Dialect) -> None:
         TURNED,
         answer=answers.Response,
         headers=ANSWER_HEADERS,
-        links=[
-            "getResponse response_id",
-            "deleteResponse response_id",
-            "cancelResponse response_id",
-            "listInputItems response_id",
-        ],
+        links=[f"{name} response_id" for name in ("getResponse", "deleteResponse", "cancelResponse", "listInputItems")],
         body=ResponsesRequest,
         events=answers.ResponseEvent,
         direct=True,
         openapi_extra={"parameters": [ONCE]},
     )
     async def create_response(request: Request) -> Response:
-        """Create a response, complete, as a stream of events, or in the background. Also available as a WebSocket."""
-        api = dependency(request, ResponsesApi)
-        means, runner, keep_alive_s = api.means, api.runner, api.keep_alive_s
-        body = await read_json(request)
-        served = way_for(means.find_way, body, request.state.caller)
-        if served.way in (AnswerMode.PASSING, AnswerMode.PASSING_THEN_ENGINE):
-            if not served.stores_responses:
-                check_stateless(body)
-            return await passed_through(
-                request, means.service, Api.RESPONSES, body, served.group, keep_alive_s=keep_alive_s
-            )
-        size = len(await request.body())
-        wanted = await judged(body, size)
-        notes = (NO_EFFECT,) if HEADER in request.headers and not wanted.stored else ()
-        sender = Sender(request.state.caller, request.state.request_id, dialect, notes)
-        claim = await claim_of(request, sender.tenant) if wanted.stored else None
-        posted = ResponseCreation(means, runner, sender, wanted, body, size)
-        try:
-            if claim is not None or wanted.background:
-                response_id = await posted.let_run(claim, request.receive)
-                if wanted.stream:
-                    return EventStream(to_sse(posted.logged(claim, response_id)), keep_alive_s=keep_alive_s)
-                if wanted.background:
-                    # Return it as created: by now it may be in progress.
-                    return to_http_response(posted.created or await posted.found(response_id), dialect)
-                response = await until_disconnect(request.receive, posted.finished(claim, response_id))
-                return to_http_response(response, dialect)
+        """Create a response, complete, as a stream of events, or in the background.
+
+        Also available as a WebSocket.
+        """
+        return await _create(request, dependency(request, ResponsesApi), dialect)
+
+
+async def _create(request: Request, api: ResponsesApi, dialect: Dialect) -> Response:
+    means, runner, keep_alive_s = api.means, api.runner, api.keep_alive_s
+    body = await read_json(request)
+    served = way_for(means.find_way, body, request.state.caller)
+    if served.way in (AnswerMode.PASSING, AnswerMode.PASSING_THEN_ENGINE):
+        if not served.stores_responses:
+            check_stateless(body)
+        return await passed_through(
+            request, means.service, Api.RESPONSES, body, served.group, keep_alive_s=keep_alive_s
+        )
+    size = len(await request.body())
+    wanted = await judged(body, size)
+    notes = (NO_EFFECT,) if HEADER in request.headers and not wanted.stored else ()
+    sender = Sender(request.state.caller, request.state.request_id, dialect, notes)
+    claim = await claim_of(request, sender.tenant) if wanted.stored else None
+    posted = ResponseCreation(means, runner, sender, wanted, body, size)
+    try:
+        if claim is not None or wanted.background:
+            response_id = await posted.let_run(claim, request.receive)
             if wanted.stream:
-                report = GenerationReport()
-                events = posted.events(report, too_late=lambda: stream.is_head_sent)
-                stream = EventStream(
-                    to_sse(events), headers=lambda: backend_header([report]), keep_alive_s=keep_alive_s
-                )
-                return stream
-            response, report = await until_disconnect(request.receive, posted.whole())
-        except ClientGone:
-            return Response(status_code=CLIENT_CLOSED_REQUEST)
-        return to_http_response(response, dialect, {**backend_header([report]), **recoveries_header([report])})
+                return EventStream(to_sse(posted.logged(claim, response_id)), keep_alive_s=keep_alive_s)
+            if wanted.background:
+                # Return it as created: by now it may be in progress.
+                return to_http_response(posted.created or await posted.found(response_id), dialect)
+            response = await until_disconnect(request.receive, posted.finished(claim, response_id))
+            return to_http_response(response, dialect)
+        if wanted.stream:
+            report = GenerationReport()
+            events = posted.events(report, too_late=lambda: stream.is_head_sent)
+            stream = EventStream(to_sse(events), headers=lambda: backend_header([report]), keep_alive_s=keep_alive_s)
+            return stream
+        response, report = await until_disconnect(request.receive, posted.whole())
+    except ClientGone:
+        return Response(status_code=CLIENT_CLOSED_REQUEST)
+    return to_http_response(response, dialect, {**backend_header([report]), **recoveries_header([report])})
 
 
 class ResponseCreation:
