@@ -45,6 +45,10 @@ HEADERS: dict[str, Schema] = {
     "www-authenticate": {"schema": TEXT},
     NO_RETRY_HEADER[0]: {"description": "`false` if the client should not repeat the request.", "schema": TEXT},
 }
+KEY_SCHEMES = {
+    "bearer": {"type": "http", "scheme": "bearer"},
+    "key": {"type": "apiKey", "in": "header", "name": "x-api-key"},
+}
 # Headers of errors, by status. After tools have run, `retry-after` is absent.
 WITH_FAILURE = {
     **dict.fromkeys(FINAL_STATUSES, (NO_RETRY_HEADER[0],)),
@@ -102,13 +106,13 @@ def to_document(routes: Sequence[BaseRoute]) -> Schema:
     document: Schema = json.loads(text)
     for operations in document["paths"].values():
         for operation in operations.values():
-            operation.setdefault("security", [])
             # The gateway answers invalid values with 400.
             operation["responses"].pop("422", None)
     components = {name: _tidy(each) for name, each in document["components"].items()}
     components["responses"] = {kind + status: _failure(kind, int(status)) for kind, status in _FAILURE.findall(text)}
     components["schemas"] = _used({**components["schemas"], **dict(FAILURES.values())}, document["paths"], components)
-    return {**document, "paths": _tidy(document["paths"]), "components": {**components, "headers": HEADERS}}
+    components.update(headers=HEADERS, securitySchemes=KEY_SCHEMES)
+    return {**document, "paths": _tidy(document["paths"]), "components": components}
 
 
 def _used(schemas: dict[str, Schema], *places: Schema) -> dict[str, Schema]:

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Annotated, Any, Final, Literal
 
-from fastapi import Depends, Query
+from fastapi import Query
 from pydantic import BeforeValidator, Field
 from starlette.responses import Response
 
@@ -74,10 +74,6 @@ def _to_limit(given: Any) -> int:
     if given.isascii() and given.isdigit() and len(given) <= 4 and 1 <= int(given) <= MAX_LISTED:
         return int(given)
     raise wrong(f"must be a whole number from 1 to {MAX_LISTED}")
-
-
-async def _not_stored(response: Response) -> None:
-    response.headers.update(NOT_STORED)
 
 
 Deps = Annotated[WebDeps, provided(WebDeps)]
@@ -168,24 +164,26 @@ class Inspection(AnswerModel):
     left_out: list[str]
 
 
-@WEB.add("GET", "/status", answer=GatewayStatus, response_model_exclude_unset=True, dependencies=[Depends(_not_stored)])
-async def get_status(deps: Deps, caller: CurrentCaller) -> Mapping[str, Any]:
+# `dumped` writes the answers. As models, megabytes of tokens would block the event loop, and a status, which the page
+# requests every few seconds, would take three times as long.
+@WEB.add("GET", "/status", answer=GatewayStatus)
+async def get_status(deps: Deps, caller: CurrentCaller) -> Response:
     """Return the status of the gateway, limited to data that the key may see."""
-    return deps.overview(caller)
+    return _json(deps.overview(caller))
 
 
-@WEB.add("GET", "/traces", answer=TraceList, dependencies=[Depends(_not_stored)])
+@WEB.add("GET", "/traces", answer=TraceList)
 async def list_traces(
     deps: Deps,
     caller: CurrentCaller,
     limit: Annotated[Limit, Query(description="Maximum number of recordings.")] = LISTED,
-) -> Mapping[str, Any]:
+) -> Response:
     """List the latest recordings of the key's tenant."""
     found = await deps.traces.traces(caller.tenant, limit)
-    return {"object": "list", "data": [{"id": one.id, "at": one.at, **json.loads(one.about)} for one in found]}
+    data = [{"id": one.id, "at": one.at, **json.loads(one.about)} for one in found]
+    return _json({"object": "list", "data": data})
 
 
-# Recordings and inspections are written by `dumped`: as models, megabytes of tokens would block the event loop.
 @WEB.add("GET", "/traces/{id}", ONE, answer=Trace)
 async def get_trace(deps: Deps, caller: CurrentCaller, id: PathId) -> Response:
     """Retrieve a recording."""

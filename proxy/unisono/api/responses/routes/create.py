@@ -69,7 +69,7 @@ def add_create_route(table: RouteTable, dialect: Dialect) -> None:
         body=ResponsesRequest,
         events=answers.ResponseEvent,
         direct=True,
-        openapi_extra={"parameters": [ONCE]},
+        parameters=[ONCE],
     )
     async def create_response(request: Request) -> Response:
         """Create a response, complete, as a stream of events, or in the background.
