@@ -23,7 +23,8 @@ from bench.tasks import Choosing
 from unisono.core.generation import VOCABULARY
 from unisono.core.prefix_blocks import BLOCK_TOKENS, blocks_of
 from unisono.core.route_protocol import RouteRequirements
-from unisono.routing.deployment import DeploymentConfig, LiveDeployment
+from unisono.routing.deployment import LiveDeployment
+from unisono.routing.deployment_config import DeploymentConfig
 from unisono.routing.group import DeploymentGroup
 from unisono.routing.policy import SelectionRequest
 from unisono.routing.prefix_index import PrefixIndex

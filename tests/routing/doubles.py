@@ -10,7 +10,8 @@ from unisono.core.generation import Capabilities, Chunk, CompletionJob, FinishRe
 from unisono.core.probe import Probe
 from unisono.core.route_protocol import RouteRequest, RouteRequirements
 from unisono.errors import UnisonoError
-from unisono.routing.deployment import DeploymentConfig, LiveDeployment
+from unisono.routing.deployment import LiveDeployment
+from unisono.routing.deployment_config import DeploymentConfig
 from unisono.routing.group import RoutingRules
 from unisono.routing.pool import RoutingPool
 

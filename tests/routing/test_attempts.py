@@ -16,7 +16,8 @@ from unisono.core.route_protocol import RouteRequest, Slot
 from unisono.errors import BackendError, BackendTimeout, BackendUnavailable, ContextTooLong, UnisonoError
 from unisono.routing.attempt_limits import MAX_SAMPLE_AGE_S, MAX_SAMPLES, LearnedTimes
 from unisono.routing.circuit_breaker import BreakerConfig
-from unisono.routing.deployment import FAILING_EVERY_S, DeploymentConfig, LiveDeployment
+from unisono.routing.deployment import FAILING_EVERY_S, LiveDeployment
+from unisono.routing.deployment_config import DeploymentConfig
 from unisono.routing.group import RoutingRules
 from unisono.routing.pool import RoutingPool
 from unisono.routing.route import GroupFailoverRoute

@@ -14,7 +14,7 @@ from unisono.config import StandIns
 from unisono.core.route_protocol import Slot
 from unisono.errors import BackendOverloaded, BackendUnavailable
 from unisono.routing import rate_window
-from unisono.routing.deployment import DeploymentConfig
+from unisono.routing.deployment_config import DeploymentConfig
 from unisono.routing.group import RoutingRules
 from unisono.routing.pool import CarriedDeployment, RoutingPool
 from unisono.routing.queue import QueueConfig

@@ -14,7 +14,8 @@ from unisono.core.ports import BackendOptions, Endpoint
 from unisono.errors import ConfigError
 from unisono.routing.attempt_limits import MinTimeouts
 from unisono.routing.circuit_breaker import BreakerConfig
-from unisono.routing.deployment import DeploymentConfig, LiveDeployment
+from unisono.routing.deployment import LiveDeployment
+from unisono.routing.deployment_config import DeploymentConfig
 from unisono.routing.group import RoutingRules
 from unisono.routing.policy import Strategy
 from unisono.routing.pool import CarriedDeployment, RoutingPool

@@ -10,8 +10,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
-from functools import partial
+from dataclasses import dataclass
 from math import inf
 from random import uniform
 from typing import cast
@@ -21,7 +20,7 @@ from unisono.core.ports import Backend, Endpoint, PassthroughBackend
 from unisono.core.probe import PASSING, Probe
 from unisono.core.tasks import cancel_and_wait
 from unisono.errors import BackendTimeout, BackendUnfit, UnisonoError
-from unisono.routing.attempt_limits import AttemptTimes, MinTimeouts
+from unisono.routing.attempt_limits import AttemptTimes
 from unisono.routing.blame import Suspicion, is_independent
 from unisono.routing.circuit_breaker import (
     BreakerConfig,
@@ -35,6 +34,7 @@ from unisono.routing.circuit_breaker import (
     rests_until,
     suspected,
 )
+from unisono.routing.deployment_config import DeploymentConfig
 from unisono.routing.findings import log_findings, unfit, with_context
 from unisono.routing.first_token_waits import FirstTokenWaits, GenerationActivity
 from unisono.routing.policy import ANSWER_WORK, BIAS, Candidate, Rank, Share
@@ -58,25 +58,6 @@ MAX_UNFIT_PROBE_PAUSE_S = 30.0
 FOREIGN_PROMPT = 1024
 
 log = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True, slots=True)
-class DeploymentConfig:
-    """Configured use of a deployment.
-
-    `name` is public: it holds no address and no path. Deployments of the lowest `order` come first and share by
-    `weight`. `max_requests` and `max_tokens` limit concurrent load; `requests_per_minute` and
-    `tokens_per_minute` limit what begins per minute."""
-
-    name: str
-    timeouts: Timeouts = field(default_factory=Timeouts)
-    min_timeouts: MinTimeouts = field(default_factory=MinTimeouts)
-    weight: int = 1
-    order: int = 0
-    max_requests: int | None = None
-    max_tokens: int | None = None
-    requests_per_minute: int | None = None
-    tokens_per_minute: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -213,9 +194,8 @@ class LiveDeployment:
         jitter = uniform(0.9, 1.1)  # noqa: S311
         self.circuits = after_failure(self.circuits, error, now, self.tolerance, jitter, identity=identity)
         row = self.circuits[kind].failures
-        about = {"backend": self.name, "code": error.code, "kind": kind.value, "row": row}
         # Start the next attempt first: writing this line takes longer than preparing it.
-        asyncio.get_running_loop().call_soon(partial(log.warning, "backend failed", extra=about))
+        asyncio.get_running_loop().call_soon(self._log_failure, error, kind, row)
         self._phased(before, kind, now)
         is_suspect = self._suspicion.failed(self.circuits, self.tolerance, now)
         if is_suspect and self.passes:
@@ -223,6 +203,9 @@ class LiveDeployment:
         self._doubted = self._doubted or kind in DOUBTFUL
         if (kind in DOUBTFUL or is_suspect) and self.on_doubt is not None:
             self.on_doubt()
+
+    def _log_failure(self, error: UnisonoError, kind: BreakerFailure, row: int) -> None:
+        log.warning("backend failed", extra={"backend": self.name, "code": error.code, "kind": kind.value, "row": row})
 
     def _judge(self, now: float, *, fails: bool) -> None:
         """Settle a suspicion; `fails` says whether the deployment itself fails."""

@@ -20,7 +20,8 @@ from unisono.core.route_protocol import RouteRequest
 from unisono.core.tasks import cancel_and_wait
 from unisono.errors import UnisonoError, UnknownModel, UnsupportedValue
 from unisono.routing.circuit_breaker import BreakerFailure, CircuitPhase, kind_of
-from unisono.routing.deployment import DeploymentConfig, LiveDeployment
+from unisono.routing.deployment import LiveDeployment
+from unisono.routing.deployment_config import DeploymentConfig
 from unisono.routing.group import DeploymentGroup, RoutingRules
 from unisono.routing.prefix_index import PrefixIndex
 from unisono.routing.route import GroupFailoverRoute
