@@ -16,6 +16,7 @@ from secrets import token_hex
 from typing import TYPE_CHECKING
 
 from fastapi import FastAPI
+from starlette.routing import BaseRoute
 
 from unisono import __version__, schemas
 from unisono.access.key_lookup import VirtualKeys
@@ -23,21 +24,23 @@ from unisono.access.keys import Keys, MasterKey, NoKeys
 from unisono.access.prices import PriceList, price_list
 from unisono.access.usage_ledger import UsageLedger
 from unisono.api.asgi_layers import HEALTH_PATHS, doors
-from unisono.api.chat.routes import chat_router
-from unisono.api.completions.routes import completions_router
+from unisono.api.chat.routes import CHAT, ChatRoute
+from unisono.api.completions.routes import COMPLETIONS, CompletionRoute
 from unisono.api.error_responses import register
-from unisono.api.health import health_routes
-from unisono.api.messages.routes import FORMATS, messages_router
+from unisono.api.health import HEALTH, ReadinessCheck
+from unisono.api.messages.routes import FORMATS, MESSAGES
 from unisono.api.messages.routes import MessagesDeps as MessagesMeans
-from unisono.api.metrics import metrics_router
-from unisono.api.models import models_router
-from unisono.api.openapi.routes import document_router
+from unisono.api.metrics import METRICS, MetricsSource
+from unisono.api.models import MODELS, ModelCards
+from unisono.api.openapi import DOCUMENT
 from unisono.api.responses.background.runner import BackgroundRunner
-from unisono.api.responses.conversations.routes import conversations_router
+from unisono.api.responses.conversations.routes import CONVERSATIONS, ConversationDeps
 from unisono.api.responses.deps import ResponsesDeps
-from unisono.api.responses.routes import responses_router
+from unisono.api.responses.routes import OPEN_RESPONSES_ROUTES, RESPONSES
+from unisono.api.responses.routes.responses_api import ResponsesApi
 from unisono.api.responses.server_tools.servers import ServerRules
-from unisono.api.usage import usage_router
+from unisono.api.route_table import mount
+from unisono.api.usage import USAGE, UsageSource
 from unisono.bootstrap.backends import build_pool, deployment_names
 from unisono.bootstrap.hooks import Hookset, build_hooks
 from unisono.bootstrap.models import (
@@ -77,11 +80,16 @@ from unisono.observe.recorder import Recorder
 from unisono.passthrough.dispatch import PassthroughService
 from unisono.routing.pool import RoutingPool
 from unisono.store.health_monitor import Upkeep
-from unisono.web.files import PATHS, files_router
-from unisono.web.routes import web_router
+from unisono.web.files import PAGE, PATHS
+from unisono.web.routes import WEB, WebDeps
 
 if TYPE_CHECKING:
     from unisono.api.sealing import Sealer
+
+# Routes of every gateway. The router tries them in order, so those that generate are first.
+_GENERATING = (CHAT, RESPONSES, MESSAGES, COMPLETIONS, OPEN_RESPONSES_ROUTES)
+_OTHERS = (CONVERSATIONS, MODELS, USAGE, WEB, METRICS, DOCUMENT, HEALTH, PAGE)
+ROUTES: tuple[BaseRoute, ...] = tuple(route for table in (*_GENERATING, *_OTHERS) for route in table.routes)
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,8 +178,7 @@ def build(config: Config, *, keep: Gateway | None = None, share: int = 1) -> Fas
     service = observing.wrap(DrainingService(engine), recorder=recorder)
 
     app = _make_app(gateway, lambda _: _running(gateway, hooks, ledger, recorder, runner))
-    _include_state_routes(app, gateway, ledger, share)
-    _include_api_routes(app, gateway, service, runner)
+    mount(app, ROUTES, *_state_dependencies(gateway, ledger, share), *_api_dependencies(gateway, service, runner))
     app.state.gateway = gateway
     return app
 
@@ -212,7 +219,7 @@ def _make_app(gateway: Gateway, lifespan: Callable[[FastAPI], AbstractAsyncConte
     app = FastAPI(
         title="Unisono",
         version=__version__,
-        # The OpenAPI document is one of the routes: FastAPI's own does not know plain routes.
+        # The OpenAPI document is one of the routes, because it requires a key.
         docs_url=None,
         redoc_url=None,
         openapi_url=None,
@@ -234,26 +241,25 @@ def _make_app(gateway: Gateway, lifespan: Callable[[FastAPI], AbstractAsyncConte
     return app
 
 
-def _include_state_routes(app: FastAPI, gateway: Gateway, ledger: UsageLedger, share: int) -> None:
-    """Include the routes on the state of the gateway, and the page."""
+def _state_dependencies(gateway: Gateway, ledger: UsageLedger, share: int) -> tuple[object, ...]:
+    """Return the dependencies of the routes on the state of the gateway."""
     config, catalogue, pool, store = gateway.config, gateway.catalogue, gateway.pool, gateway.store
     observing = gateway.parts.observing
-    app.include_router(health_routes(lambda: readiness(pool, gateway.upkeep, unaccounted=ledger.unaccounted)))
-    app.include_router(metrics_router(observing.metrics_page, names_keys=config.unisono.metrics_per_key))
-    app.include_router(models_router(cards=lambda caller: cards(catalogue, pool, caller), created=int(time.time())))
-    app.include_router(usage_router(ledger=store.ledger, clock=time.time))
-    app.include_router(document_router())
-    overview = Overview(config, catalogue, pool, observing.recent, kinds_of(config), share, time.time)
-    app.include_router(web_router(overview=overview, traces=store))
-    app.include_router(files_router())
+    return (
+        ReadinessCheck(lambda: readiness(pool, gateway.upkeep, unaccounted=ledger.unaccounted)),
+        MetricsSource(observing.metrics_page, names_keys=config.unisono.metrics_per_key),
+        ModelCards(lambda caller: cards(catalogue, pool, caller), created=int(time.time())),
+        UsageSource(store.ledger, time.time),
+        WebDeps(Overview(config, catalogue, pool, observing.recent, kinds_of(config), share, time.time), store),
+    )
 
 
-def _include_api_routes(app: FastAPI, gateway: Gateway, service: GenerationService, runner: BackgroundRunner) -> None:
-    """Include the routes of the APIs that generate."""
+def _api_dependencies(gateway: Gateway, service: GenerationService, runner: BackgroundRunner) -> tuple[object, ...]:
+    """Return the dependencies of the routes of the APIs that generate."""
     config, catalogue, hosting = gateway.config, gateway.catalogue, gateway.parts.hosting.value
     means = responses_means(gateway, service, hosting.rules)
-    app.include_router(
-        chat_router(
+    return (
+        ChatRoute(
             turns=service,
             resolve=lambda name, caller: chat_model(catalogue, name, hosting, caller),
             today=lambda: current_date(config.unisono),
@@ -261,10 +267,8 @@ def _include_api_routes(app: FastAPI, gateway: Gateway, service: GenerationServi
             clock=time.time,
             fingerprint=f"unisono-{__version__}",
             find_way=answer_modes(catalogue),
-        )
-    )
-    app.include_router(
-        completions_router(
+        ),
+        CompletionRoute(
             turns=service,
             resolve=lambda name, caller: raw_model(catalogue, name, caller),
             switched_on=config.unisono.raw_completions,
@@ -273,13 +277,11 @@ def _include_api_routes(app: FastAPI, gateway: Gateway, service: GenerationServi
             new_id=lambda: token_hex(16),
             clock=time.time,
             fingerprint=f"unisono-{__version__}",
-        )
+        ),
+        ConversationDeps(gateway.store, means.today, means.new_id, time.time),
+        ResponsesApi(means, runner),
+        messages_means(gateway, service, hosting),
     )
-    app.include_router(
-        conversations_router(store=gateway.store, today=means.today, new_id=means.new_id, clock=time.time),
-    )
-    app.include_router(responses_router(means, runner))
-    app.include_router(messages_router(messages_means(gateway, service, hosting)))
 
 
 def responses_means(gateway: Gateway, turns: GenerationService, servers: ServerRules | None = None) -> ResponsesDeps:

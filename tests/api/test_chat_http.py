@@ -13,9 +13,10 @@ from tests.api.folding import fold
 from tests.api.scripted import ScriptedTurns, call, commentary, final, finished, reasoning
 from unisono.access.keys import NoKeys
 from unisono.api.asgi_layers import doors
-from unisono.api.chat.routes import ChatModel, chat_router
+from unisono.api.chat.routes import CHAT, ChatModel, ChatRoute
 from unisono.api.error_responses import register
 from unisono.api.reasoning import ReasoningField
+from unisono.api.route_table import mount
 from unisono.core.access import Caller
 from unisono.core.conversation import Effort, Phase, UserMessage
 from unisono.core.events import Delta, Event, Opened, Reasoning, Text
@@ -47,8 +48,10 @@ def gateway(turns: GenerationService, *, keep_alive_s: float = 10.0) -> FastAPI:
         middleware=doors(authenticate=NoKeys().identify, keyless=True, new_id=lambda: str(next(ids))),
     )
     register(app)
-    app.include_router(
-        chat_router(
+    mount(
+        app,
+        CHAT.routes,
+        ChatRoute(
             turns=turns,
             resolve=resolve,
             today=lambda: "2026-11-20",
@@ -56,7 +59,7 @@ def gateway(turns: GenerationService, *, keep_alive_s: float = 10.0) -> FastAPI:
             clock=lambda: 1700000000.7,
             fingerprint="fp_1",
             keep_alive_s=keep_alive_s,
-        )
+        ),
     )
     return app
 

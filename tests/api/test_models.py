@@ -11,7 +11,8 @@ from tests.api.asgi import Exchange
 from unisono.access.keys import NoKeys
 from unisono.api.asgi_layers import doors
 from unisono.api.error_responses import register
-from unisono.api.models import models_router
+from unisono.api.models import MODELS, ModelCards
+from unisono.api.route_table import mount
 
 
 @dataclass(frozen=True)
@@ -30,7 +31,7 @@ def app() -> FastAPI:
     )
     register(gateway)
     cards = [Card("gpt-oss-120b", 131072), Card("openai/gpt-oss-20b", None)]
-    gateway.include_router(models_router(cards=lambda _: cards, created=1700000000))
+    mount(gateway, MODELS.routes, ModelCards(lambda _: cards, created=1700000000))
     return gateway
 
 

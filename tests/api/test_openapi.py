@@ -9,6 +9,7 @@ import subprocess
 import sys
 from collections import Counter
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -23,10 +24,10 @@ from tests.api.asgi import Exchange
 from unisono.api.chat.schema import ChatRequest
 from unisono.api.completions.schema import CompletionRequest
 from unisono.api.messages.schema import MessagesRequest
-from unisono.api.openapi.document import document
+from unisono.api.openapi import to_document
 from unisono.api.responses.conversations.schema import AddedItems
 from unisono.api.responses.schema import ResponsesRequest
-from unisono.app import build
+from unisono.app import ROUTES, build
 from unisono.cli import main
 from unisono.config import parse
 
@@ -42,6 +43,11 @@ PAGE = {"/", "/page/{name}"}
 ALIASES = ("/v1", "/open-responses/v1")
 
 
+@cache
+def document() -> dict[str, Any]:
+    return to_document(ROUTES)
+
+
 @pytest.fixture
 def app() -> FastAPI:
     return build(parse(CONFIG, {}).config)
@@ -54,9 +60,8 @@ def faults(name: str, value: Any) -> list[str]:
 
 
 def routes_of(app: FastAPI) -> set[tuple[str, str]]:
-    """Method and path of every route; FastAPI keeps those of an included router inside it."""
-    routes = [route for included in app.routes for route in getattr(included, "original_router", app).routes]
-    plain = [route for route in routes if isinstance(route, Route)]
+    """Method and path of every route."""
+    plain = [route for route in app.routes if isinstance(route, Route)]
     return {
         (method.lower(), route.path.replace(":path}", "}")) for route in plain for method in (route.methods or set())
     }
@@ -289,14 +294,17 @@ def test_the_command_prints_the_document() -> None:
     assert json.loads(printed.output) == document()
 
 
-def test_nothing_of_the_document_is_made_before_somebody_asks() -> None:
+def test_the_schemas_of_answers_are_built_on_first_use() -> None:
     code = """
 import json, sys
-from unisono.app import build
+from unisono.app import ROUTES, build
 from unisono.config import parse
-build(parse(json.loads(sys.argv[1]), {}).config)
-assert "unisono.api.openapi.routes" in sys.modules
-assert "unisono.api.openapi.document" not in sys.modules
+from unisono.api.answer_types import AnswerModel
+app = build(parse(json.loads(sys.argv[1]), {}).config)
+assert not hasattr(app.state, "document")
+kinds = AnswerModel.__subclasses__()
+assert len(kinds) > 50
+assert [kind.__name__ for kind in kinds if kind.__pydantic_complete__] == []
 """
     subprocess.run([sys.executable, "-c", code, json.dumps(CONFIG)], check=True)
 

@@ -95,7 +95,7 @@ def health_paths(tmp_path: Path) -> set[str]:
 
 def _paths(routes: Any) -> Iterator[str]:
     for route in routes:
-        inner = getattr(route, "original_router", None) or getattr(route, "app", None)
+        inner = getattr(route, "app", None)
         if hasattr(route, "path") and hasattr(route, "endpoint"):
             yield route.path
         elif hasattr(inner, "routes"):

@@ -81,7 +81,7 @@ def test_a_command_prints_what_its_page_shows(page: str, commands: list[str], co
 def test_the_usage_of_a_key_is_what_the_page_shows() -> None:
     [text] = [text for where, text in blocks("json") if where.startswith("usage.md ")]
     caller = Caller(ENTRY.account.tenant, ENTRY.account.key)
-    assert json.loads(text) == to_usage(caller, "2026-11-01", "2026-11-30", (ENTRY,))
+    assert json.loads(text) == to_usage(caller, "2026-11-01", "2026-11-30", (ENTRY,)).model_dump()
 
 
 def test_the_import_of_a_configuration_reports_what_the_page_shows(tmp_path: Path) -> None:

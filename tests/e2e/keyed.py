@@ -103,11 +103,7 @@ def places_of(routes: Sequence[BaseRoute]) -> Iterator[Place]:
     """Everything an application answers, by its own routes. A route of a kind nobody knows here is an error: it would
     be one that is not looked at."""
     for route in routes:
-        inner = getattr(route, "original_router", None)
-        if inner is not None:
-            assert not getattr(route.include_context, "prefix", ""), route  # type: ignore[attr-defined]
-            yield from places_of(inner.routes)
-        elif isinstance(route, WebSocketRoute):
+        if isinstance(route, WebSocketRoute):
             yield Place("WEBSOCKET", route.path)
         elif isinstance(route, Route):
             for method in sorted(route.methods or ()):

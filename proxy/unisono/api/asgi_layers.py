@@ -120,10 +120,7 @@ def trace_of(scope: Scope) -> TraceContext | None:
 
 def route_of(scope: Scope) -> str:
     """Return the path template of the route that answered, or "" if there is none."""
-    # For plain routes in a router of their own, the framework reports the route only here.
-    found = scope.get("fastapi", {}).get("effective_route_context")
-    route = scope.get("route") if found is None else found.original_route
-    return str(getattr(route, "path", ""))
+    return str(getattr(scope.get("route"), "path", ""))
 
 
 class Cors:

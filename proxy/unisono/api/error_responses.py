@@ -25,6 +25,7 @@ from pydantic import ValidationError
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
+from starlette.routing import Match, Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from starlette.websockets import WebSocketDisconnect
 
@@ -153,7 +154,8 @@ def failure_of(error: Exception) -> UnisonoError:
     if isinstance(error, UnisonoError):
         return error
     if isinstance(error, RequestValidationError):
-        return invalid(error.errors())
+        # The first step is the part of the request, such as `query`.
+        return invalid([{**each, "loc": each["loc"][1:]} for each in error.errors()])
     if isinstance(error, ValidationError):
         return invalid(error.errors(include_url=False, include_input=False, include_context=False))
     if isinstance(error, HTTPException):
@@ -202,7 +204,13 @@ def register(app: FastAPI) -> None:
         elif isinstance(failure, MethodNotAllowed):
             failure = MethodNotAllowed(f"The method {request.method} is not allowed at {request.scope['path'][:200]}.")
         response = to_response(failure, request.scope)
-        if isinstance(error, HTTPException) and error.headers:
+        if isinstance(failure, MethodNotAllowed):
+            # Each method has a route of its own, and the framework lists the methods of one route only.
+            routes = [each for each in app.router.routes if isinstance(each, Route)]
+            path = next(each.path for each in routes if each.matches(request.scope)[0] is not Match.NONE)
+            methods = {method for each in routes if each.path == path for method in each.methods or ()}
+            response.headers["allow"] = ", ".join(sorted(methods))
+        elif isinstance(error, HTTPException) and error.headers:
             response.headers.update(error.headers)
         return response
 

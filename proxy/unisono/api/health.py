@@ -8,10 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Annotated, Any, Literal
 
-from fastapi import APIRouter
-from fastapi.responses import JSONResponse
-from starlette.requests import Request
+from starlette.responses import Response
+
+from unisono.api.answer_types import AnswerModel, Count
+from unisono.api.route_table import RouteTable, header_refs, provided
+
+HEALTH = RouteTable("gateway", prefixes=("",))
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,27 +38,54 @@ class Readiness:
         return any(self.models.values())
 
 
-def health_routes(readiness: Callable[[], Readiness]) -> APIRouter:
-    """Return the routes `/health/liveliness`, `/health/liveness` and `/health/readiness`.
+@dataclass(frozen=True, slots=True)
+class ReadinessCheck:
+    """Source of the state, which is known at once: it calls no backend."""
 
-    They call no backend and return the known state at once.
-    """
-    router = APIRouter(include_in_schema=False)
+    readiness: Callable[[], Readiness]
 
-    async def alive(_: Request) -> JSONResponse:
-        return JSONResponse({"status": "alive"})
 
-    async def ready(_: Request) -> JSONResponse:
-        now = readiness()
-        body = {
-            "status": "ready" if now.ready else "not ready",
-            "models": {"ready": sum(now.models.values()), "total": len(now.models)},
-            "reasons": sorted(set(now.reasons)),
-        }
-        return JSONResponse(body, 200 if now.ready else 503)
+class Alive(AnswerModel):
+    status: Literal["alive"]
 
-    # Plain routes: the framework stores its own kind of route functions forever, with all that they reference.
-    for path in ("/health/liveliness", "/health/liveness"):
-        router.add_route(path, alive, methods=["GET", "HEAD"])
-    router.add_route("/health/readiness", ready, methods=["GET", "HEAD"])
-    return router
+
+class ModelCounts(AnswerModel):
+    ready: Count
+    total: Count
+
+
+class ReadinessReport(AnswerModel):
+    status: Literal["ready", "not ready"]
+    models: ModelCounts
+    reasons: list[str]
+
+
+UNREADY: dict[int | str, dict[str, Any]] = {
+    503: {"model": ReadinessReport, "description": "No model is ready.", "headers": header_refs(["x-request-id"])}
+}
+
+
+@HEALTH.add("GET", "/health/liveliness", (400,), needs_key=False)
+async def get_liveliness() -> Alive:
+    """Check that the gateway is running."""
+    return Alive(status="alive")
+
+
+@HEALTH.add("GET", "/health/liveness", (400,), needs_key=False)
+async def get_liveness() -> Alive:
+    """Check that the gateway is running."""
+    return Alive(status="alive")
+
+
+@HEALTH.add("GET", "/health/readiness", (400,), needs_key=False, responses=UNREADY)
+async def get_readiness(
+    check: Annotated[ReadinessCheck, provided(ReadinessCheck)], response: Response
+) -> ReadinessReport:
+    """Check that at least one model can answer."""
+    now = check.readiness()
+    response.status_code = 200 if now.ready else 503
+    return ReadinessReport(
+        status="ready" if now.ready else "not ready",
+        models=ModelCounts(ready=sum(now.models.values()), total=len(now.models)),
+        reasons=sorted(set(now.reasons)),
+    )

@@ -5,14 +5,13 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
+from dataclasses import dataclass
 from ipaddress import ip_address
-from typing import Final
+from typing import Annotated, Final
 
-from fastapi import APIRouter
-from fastapi.responses import Response
-from starlette.requests import Request
+from starlette.responses import PlainTextResponse, Response
 
-from unisono.core.access import Caller
+from unisono.api.route_table import ONE, CurrentCaller, RouteTable, provided
 from unisono.errors import NotAllowed, NotFound
 
 CONTENT_TYPE: Final = "text/plain; version=0.0.4; charset=utf-8"
@@ -26,24 +25,26 @@ AT_ONCE: Final = 16
 MetricsPage = Callable[[], Awaitable[bytes | None]]
 
 
-def metrics_router(shown: MetricsPage, *, names_keys: bool) -> APIRouter:
-    """Return the router of `/metrics`.
+METRICS = RouteTable("gateway", prefixes=("",))
 
-    If the metrics name keys, only the operator's own key may read them.
-    """
-    router = APIRouter(include_in_schema=False)
 
-    async def metrics(request: Request) -> Response:
-        caller: Caller = request.state.caller
-        if names_keys and caller.key:
-            raise NotAllowed("These metrics contain the names of other keys: use the master key.")
-        text = await shown()
-        if text is None:
-            raise NotFound("Metrics are disabled on this gateway.")
-        return Response(text, media_type=CONTENT_TYPE)
+@dataclass(frozen=True, slots=True)
+class MetricsSource:
+    """Source of the page; if it names keys, only the operator's own key may read it."""
 
-    router.add_route("/metrics", metrics, methods=["GET", "HEAD"])
-    return router
+    page: MetricsPage
+    names_keys: bool
+
+
+@METRICS.add("GET", "/metrics", ONE, response_class=PlainTextResponse)
+async def get_metrics(source: Annotated[MetricsSource, provided(MetricsSource)], caller: CurrentCaller) -> Response:
+    """Return metrics in Prometheus format."""
+    if source.names_keys and caller.key:
+        raise NotAllowed("These metrics contain the names of other keys: use the master key.")
+    text = await source.page()
+    if text is None:
+        raise NotFound("Metrics are disabled on this gateway.")
+    return Response(text, media_type=CONTENT_TYPE)
 
 
 def listening_address(listen: str) -> tuple[str, int]:

@@ -6,15 +6,15 @@ A card contains no address and no key, so these lists cannot reveal backends.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from dataclasses import dataclass
+from typing import Annotated, Literal, Protocol
 
-from fastapi import APIRouter
-from starlette.requests import Request
-from starlette.responses import Response
-
-from unisono.api.whole import to_whole
+from unisono.api.answer_types import ABSENT, AnswerModel, Count, Moment
+from unisono.api.route_table import ONE, CurrentCaller, PathId, RouteTable, provided
 from unisono.core.access import Caller
 from unisono.errors import UnknownModel
+
+MODELS = RouteTable("models")
 
 
 class ModelCard(Protocol):
@@ -35,54 +35,104 @@ class ModelCard(Protocol):
         ...
 
 
-def to_model(card: ModelCard, created: int) -> dict[str, Any]:
-    """Return OpenAI's model object, with the context length under its two usual names."""
-    model: dict[str, Any] = {"id": card.id, "object": "model", "created": created, "owned_by": card.owned_by}
-    if card.context is not None:
-        model |= {"context_length": card.context, "max_model_len": card.context}
-    return model
-
-
-def to_model_info(card: ModelCard) -> dict[str, Any]:
-    """Return LiteLLM's entry of `/model/info`, without data for operators only."""
-    return {
-        "model_name": card.id,
-        "litellm_params": {"model": card.id},
-        "model_info": {
-            "id": card.id,
-            "mode": "chat",
-            "max_input_tokens": card.context,
-            "max_tokens": card.context,
-            "supports_function_calling": None if card.passes else True,
-            "supports_reasoning": None if card.passes else True,
-            "supports_vision": None if card.passes else False,
-        },
-    }
-
-
-def models_router(*, cards: Callable[[Caller], Sequence[ModelCard]], created: int) -> APIRouter:
-    """Return the router of the model lists.
+@dataclass(frozen=True, slots=True)
+class ModelCards:
+    """Source of the lists.
 
     `cards` returns the current models of a caller. `created` is in seconds since the epoch, equal for all.
     """
 
-    async def listed(request: Request) -> Response:
-        return to_whole({"object": "list", "data": [to_model(card, created) for card in cards(request.state.caller)]})
+    cards: Callable[[Caller], Sequence[ModelCard]]
+    created: int
 
-    async def one(request: Request) -> Response:
-        name = request.path_params["model"]
-        for card in cards(request.state.caller):
-            if card.id == name:
-                return to_whole(to_model(card, created))
-        raise UnknownModel(f"The model '{name[:256]}' does not exist.", param="model")
 
-    async def info(request: Request) -> Response:
-        return to_whole({"data": [to_model_info(card) for card in cards(request.state.caller)]})
+Cards = Annotated[ModelCards, provided(ModelCards)]
 
-    router = APIRouter()
-    for prefix in ("/v1", ""):
-        router.add_route(f"{prefix}/models", listed, methods=["GET"], name="models")
-        # Names contain slashes: `openai/gpt-oss-120b`.
-        router.add_route(f"{prefix}/models/{{model:path}}", one, methods=["GET"], name="model")
-        router.add_route(f"{prefix}/model/info", info, methods=["GET"], name="model_info")
-    return router
+
+class Model(AnswerModel):
+    """OpenAI's model object, with the context length under its two usual names."""
+
+    id: str
+    object: Literal["model"]
+    created: Moment
+    owned_by: str
+    context_length: Count = ABSENT
+    max_model_len: Count = ABSENT
+
+
+class ModelList(AnswerModel):
+    object: Literal["list"]
+    data: list[Model]
+
+
+class ModelParams(AnswerModel):
+    model: str
+
+
+class ModelFacts(AnswerModel):
+    id: str
+    mode: str
+    max_input_tokens: Count | None
+    max_tokens: Count | None
+    supports_function_calling: bool | None
+    supports_reasoning: bool | None
+    supports_vision: bool | None
+
+
+class LiteLlmModel(AnswerModel):
+    """LiteLLM's entry of `/model/info`, without data for operators only."""
+
+    model_name: str
+    litellm_params: ModelParams
+    model_info: ModelFacts
+
+
+class ModelInfoList(AnswerModel):
+    data: list[LiteLlmModel]
+
+
+def to_model(card: ModelCard, created: int) -> Model:
+    model = Model(id=card.id, object="model", created=created, owned_by=card.owned_by)
+    return (
+        model
+        if card.context is None
+        else model.model_copy(update={"context_length": card.context, "max_model_len": card.context})
+    )
+
+
+def to_litellm_model(card: ModelCard) -> LiteLlmModel:
+    return LiteLlmModel(
+        model_name=card.id,
+        litellm_params=ModelParams(model=card.id),
+        model_info=ModelFacts(
+            id=card.id,
+            mode="chat",
+            max_input_tokens=card.context,
+            max_tokens=card.context,
+            supports_function_calling=None if card.passes else True,
+            supports_reasoning=None if card.passes else True,
+            supports_vision=None if card.passes else False,
+        ),
+    )
+
+
+@MODELS.add("GET", "/models", response_model_exclude_unset=True)
+async def list_models(known: Cards, caller: CurrentCaller) -> ModelList:
+    """List the models that the key may use."""
+    return ModelList(object="list", data=[to_model(card, known.created) for card in known.cards(caller)])
+
+
+# Names contain slashes: `openai/gpt-oss-120b`.
+@MODELS.add("GET", "/models/{model:path}", ONE, response_model_exclude_unset=True)
+async def get_model(known: Cards, caller: CurrentCaller, model: PathId) -> Model:
+    """Retrieve a model by its name."""
+    for card in known.cards(caller):
+        if card.id == model:
+            return to_model(card, known.created)
+    raise UnknownModel(f"The model '{model[:256]}' does not exist.", param="model")
+
+
+@MODELS.add("GET", "/model/info")
+async def list_model_info(known: Cards, caller: CurrentCaller) -> ModelInfoList:
+    """List the models in LiteLLM's format."""
+    return ModelInfoList(data=[to_litellm_model(card) for card in known.cards(caller)])

@@ -5,18 +5,20 @@ from __future__ import annotations
 import re
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
+from dataclasses import dataclass
 from datetime import UTC, date, datetime, timedelta
-from typing import Any, Final
+from typing import Annotated, Any, Final, Literal
 
-from fastapi import APIRouter
-from starlette.requests import Request
-from starlette.responses import Response
+from fastapi import Query
+from pydantic import BeforeValidator, WithJsonSchema
 
-from unisono.api.whole import to_whole
+from unisono.api.answer_types import ABSENT, AnswerModel, Count
+from unisono.api.field_types import wrong
+from unisono.api.route_table import CurrentCaller, RouteTable, provided
 from unisono.core.access import Caller
 from unisono.core.quotas import MILLION, Account, LedgerLine, TokenUsage
-from unisono.errors import InvalidRequest
 
+USAGE = RouteTable("gateway")
 # Default number of days.
 DAYS: Final = 30
 DAY: Final = re.compile(r"\d{4}-\d{2}-\d{2}", re.ASCII)
@@ -24,8 +26,59 @@ DAY: Final = re.compile(r"\d{4}-\d{2}-\d{2}", re.ASCII)
 Ledger = Callable[[str, str, Account | None], Awaitable[tuple[LedgerLine, ...]]]
 
 
+@dataclass(frozen=True, slots=True)
+class UsageSource:
+    """Source of the usage. `clock` returns seconds since 1970."""
+
+    ledger: Ledger
+    clock: Callable[[], float]
+
+
+def _to_day(given: Any) -> str:
+    # The pattern is checked too, because `fromisoformat` accepts other forms.
+    if DAY.fullmatch(given) is not None:
+        with suppress(ValueError):
+            return date.fromisoformat(given).isoformat()
+    raise wrong("must be a date of the form YYYY-MM-DD")
+
+
+Day = Annotated[str, WithJsonSchema({"type": "string", "format": "date"})]
+QueriedDay = Annotated[Day, BeforeValidator(_to_day)]
+
+
+class Used(AnswerModel):
+    """Token usage; `cost_usd` is exact to a millionth."""
+
+    requests: Count
+    errors: Count
+    input_tokens: Count
+    input_cached_tokens: Count
+    output_tokens: Count
+    reasoning_tokens: Count
+    total_tokens: Count
+    cost_usd: float
+
+
+class UsageGroup(AnswerModel):
+    date: Day
+    model: str
+    served_model: str
+
+
+class UsageEntry(Used, UsageGroup):
+    """Usage of one day, requested model and answering model."""
+
+
+class UsageReport(AnswerModel):
+    object: Literal["usage"]
+    key: str | None
+    since: Day
+    until: Day
+    total: Used
+    data: list[UsageEntry]
+
+
 def to_used(used: TokenUsage) -> dict[str, Any]:
-    """Return the usage object; `cost_usd` is exact to a millionth."""
     return {
         "requests": used.requests,
         "errors": used.errors,
@@ -38,48 +91,31 @@ def to_used(used: TokenUsage) -> dict[str, Any]:
     }
 
 
-def to_usage(caller: Caller, since: str, until: str, entries: tuple[LedgerLine, ...]) -> dict[str, Any]:
+def to_usage(caller: Caller, since: str, until: str, entries: tuple[LedgerLine, ...]) -> UsageReport:
     """Return the response: totals, and one entry per day and model."""
-    return {
-        "object": "usage",
-        "key": caller.key or None,
-        "since": since,
-        "until": until,
-        "total": to_used(sum((entry.used for entry in entries), TokenUsage())),
-        "data": [
-            {"date": entry.day, "model": entry.model, "served_model": entry.served_model, **to_used(entry.used)}
+    return UsageReport(
+        object="usage",
+        key=caller.key or None,
+        since=since,
+        until=until,
+        total=Used(**to_used(sum((entry.used for entry in entries), TokenUsage()))),
+        data=[
+            UsageEntry(date=entry.day, model=entry.model, served_model=entry.served_model, **to_used(entry.used))
             for entry in entries
         ],
-    }
+    )
 
 
-def day_of(request: Request, name: str, default: str) -> str:
-    """Return a day of the query. Raises InvalidRequest."""
-    given = request.query_params.get(name)
-    if given is None:
-        return default
-    # The pattern is checked too, because `fromisoformat` accepts other forms.
-    if DAY.fullmatch(given) is not None:
-        with suppress(ValueError):
-            return date.fromisoformat(given).isoformat()
-    raise InvalidRequest(f"'{name}' must be a date of the form YYYY-MM-DD.", param=name)
-
-
-def usage_router(*, ledger: Ledger, clock: Callable[[], float]) -> APIRouter:
-    """Return the router. `clock` returns seconds since 1970.
-
-    The layers of `api.asgi_layers` must run first.
-    """
-
-    async def usage(request: Request) -> Response:
-        caller: Caller = request.state.caller
-        now = datetime.fromtimestamp(clock(), UTC).date()
-        since = day_of(request, "since", (now - timedelta(days=DAYS - 1)).isoformat())
-        until = day_of(request, "until", now.isoformat())
-        entries = await ledger(since, until, Account(caller.tenant, caller.key))
-        return to_whole(to_usage(caller, since, until, entries))
-
-    router = APIRouter()
-    for path in ("/v1/usage", "/usage"):
-        router.add_route(path, usage, methods=["GET"], name="usage")
-    return router
+@USAGE.add("GET", "/usage")
+async def get_usage(
+    source: Annotated[UsageSource, provided(UsageSource)],
+    caller: CurrentCaller,
+    since: Annotated[QueriedDay, Query(description="First day (UTC).")] = ABSENT,
+    until: Annotated[QueriedDay, Query(description="Last day (UTC), inclusive.")] = ABSENT,
+) -> UsageReport:
+    """Return the usage of the key by day and model."""
+    now = datetime.fromtimestamp(source.clock(), UTC).date()
+    since = since or (now - timedelta(days=DAYS - 1)).isoformat()
+    until = until or now.isoformat()
+    entries = await source.ledger(since, until, Account(caller.tenant, caller.key))
+    return to_usage(caller, since, until, entries)

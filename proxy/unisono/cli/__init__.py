@@ -116,9 +116,10 @@ def openapi() -> None:
     """
     import json
 
-    from unisono.api.openapi.document import document
+    from unisono.api.openapi import to_document
+    from unisono.app import ROUTES
 
-    click.echo(json.dumps(document(), indent=2))
+    click.echo(json.dumps(to_document(ROUTES), indent=2))
 
 
 @main.command()

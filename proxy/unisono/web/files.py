@@ -13,10 +13,10 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Final
 
-from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import Response
 
+from unisono.api.route_table import RouteTable
 from unisono.errors import NotFound
 
 FOLDER: Final = Path(__file__).parent / "static"
@@ -27,6 +27,8 @@ TYPES: Final[Mapping[str, str]] = {
     ".js": "text/javascript; charset=utf-8",
 }
 FILES: Final = frozenset(path.name for path in FOLDER.iterdir() if path.suffix in TYPES)
+# Routes of the page. The layers of `api.asgi_layers` must run first, with PATHS open.
+PAGE: Final = RouteTable("page", prefixes=("",))
 # Paths that need no key.
 PATHS: Final = frozenset({"/", *(f"{PREFIX}{name}" for name in FILES if name != "index.html")})
 
@@ -57,24 +59,18 @@ def file_of(name: str) -> File:
     return File(content, {**HEADERS, "content-type": TYPES[Path(name).suffix], "etag": tag})
 
 
-def files_router() -> APIRouter:
-    """Create the router for `/` and `/page/...`.
+@PAGE.add("GET", "/", needs_key=False, direct=True, include_in_schema=False)
+async def get_page(request: Request) -> Response:
+    """Return the page."""
+    return _answer(request, "index.html")
 
-    Expects the layers of `api.asgi_layers` in front, with PATHS open.
-    """
 
-    async def page(request: Request) -> Response:
-        return _answer(request, "index.html")
-
-    async def part(request: Request) -> Response:
-        if (name := request.path_params["name"]) not in FILES:
-            raise NotFound("The page has no file of this name.")
-        return _answer(request, name)
-
-    router = APIRouter(include_in_schema=False)
-    router.add_route("/", page, methods=["GET", "HEAD"])
-    router.add_route(f"{PREFIX}{{name}}", part, methods=["GET", "HEAD"])
-    return router
+@PAGE.add("GET", f"{PREFIX}{{name}}", needs_key=False, direct=True, include_in_schema=False)
+async def get_file(request: Request) -> Response:
+    """Return a file of the page."""
+    if (name := request.path_params["name"]) not in FILES:
+        raise NotFound("The page has no file of this name.")
+    return _answer(request, name)
 
 
 def _answer(request: Request, name: str) -> Response:

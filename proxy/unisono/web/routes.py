@@ -9,14 +9,17 @@ import asyncio
 import json
 import re
 from collections.abc import Callable, Mapping
-from typing import Any, Final
+from dataclasses import dataclass, field
+from typing import Annotated, Any, Final, Literal
 
-from fastapi import APIRouter
-from starlette.requests import Request
+from fastapi import Query
+from pydantic import BeforeValidator, Field
 from starlette.responses import Response
 
-from unisono.api.body import off_loop, read_json
+from unisono.api.answer_types import ABSENT, AnswerModel, Count, Moment, Object
+from unisono.api.field_types import FieldInput, wrong
 from unisono.api.inspect_request import InspectRequest
+from unisono.api.route_table import ONE, SENT, CurrentCaller, PathId, RouteTable, parsed_body, provided
 from unisono.core.access import Caller
 from unisono.core.recordings import TraceStore
 from unisono.errors import InvalidRequest, LimitReached, NotFound
@@ -31,41 +34,9 @@ POSSIBLE: Final = re.compile(r"[A-Za-z0-9_.-]{1,128}")
 AT_ONCE: Final = 1
 # Maximum queued inspections.
 MAX_QUEUED_INSPECTIONS: Final = 16
+NOT_STORED: Final = {"cache-control": "no-store"}
 
-Overview = Callable[[Caller], Mapping[str, Any]]
-
-
-def web_router(*, overview: Overview, traces: TraceStore) -> APIRouter:
-    """Create the router. Expects the layers of `api.asgi_layers` in front."""
-    reading = InspectionReader()
-
-    async def status(request: Request) -> Response:
-        return _json(overview(request.state.caller))
-
-    async def listed(request: Request) -> Response:
-        caller: Caller = request.state.caller
-        found = await traces.traces(caller.tenant, _limit(request))
-        data = [{"id": one.id, "at": one.at, **json.loads(one.about)} for one in found]
-        return _json({"object": "list", "data": data})
-
-    async def one(request: Request) -> Response:
-        return _json(await _document(traces, request.state.caller, request.path_params["id"]))
-
-    async def inspect(request: Request) -> Response:
-        body = await read_json(request)
-        given = await off_loop(lambda: InspectRequest.model_validate(body), len(await request.body()))
-        given.check()
-        if given.id is not None:
-            given = InspectRequest(trace=await _document(traces, request.state.caller, given.id))
-        return _json(await reading.of(given))
-
-    router = APIRouter()
-    for prefix in ("/v1", ""):
-        router.add_route(f"{prefix}/status", status, methods=["GET"], name="status")
-        router.add_route(f"{prefix}/traces", listed, methods=["GET"], name="traces")
-        router.add_route(f"{prefix}/traces/{{id}}", one, methods=["GET"], name="trace")
-        router.add_route(f"{prefix}/inspect", inspect, methods=["POST"], name="inspect")
-    return router
+WEB = RouteTable("gateway")
 
 
 class InspectionReader:
@@ -87,6 +58,149 @@ class InspectionReader:
             self._waiting -= 1
 
 
+Overview = Callable[[Caller], Mapping[str, Any]]
+
+
+@dataclass(frozen=True, slots=True)
+class WebDeps:
+    """Dependencies of the routes."""
+
+    overview: Overview
+    traces: TraceStore
+    inspections: InspectionReader = field(default_factory=InspectionReader)
+
+
+def _to_limit(given: Any) -> int:
+    if given.isascii() and given.isdigit() and len(given) <= 4 and 1 <= int(given) <= MAX_LISTED:
+        return int(given)
+    raise wrong(f"must be a whole number from 1 to {MAX_LISTED}")
+
+
+Deps = Annotated[WebDeps, provided(WebDeps)]
+Limit = Annotated[int, BeforeValidator(_to_limit), FieldInput(Annotated[int, Field(ge=1, le=MAX_LISTED)])]
+
+
+class Deployment(AnswerModel):
+    name: str
+    state: str
+    reason: str
+    kind: str
+
+
+class ModelStatus(AnswerModel):
+    id: str
+    model: str
+    context: int | None
+    ready: bool
+    waiting: Count = ABSENT
+    deployments: list[Deployment] = ABSENT
+
+
+class MinuteCounts(AnswerModel):
+    at: Moment
+    answers: Count
+    failed: Count
+    recoveries: Object
+
+
+class GatewayStatus(AnswerModel):
+    object: Literal["status"]
+    version: str
+    at: float
+    key: str | None
+    keyless: bool
+    traces: Literal["off", "recoveries", "all"]
+    rules: Object
+    models: list[ModelStatus]
+    workers: Count = ABSENT
+    minutes: list[MinuteCounts] = ABSENT
+
+
+class TraceEntry(AnswerModel):
+    id: str
+    at: float
+    model: str
+    outcome: str
+    recoveries: list[str]
+
+
+class TraceList(AnswerModel):
+    object: Literal["list"]
+    data: list[TraceEntry]
+
+
+class Trace(AnswerModel):
+    object: Literal["unisono.trace"]
+    version: Count
+    id: str
+    steps: list[Object]
+    output: list[Count]
+
+
+class InspectedPart(AnswerModel):
+    kind: str
+
+
+class InspectedStep(AnswerModel):
+    step: Count
+    generations: list[Object]
+    prompts: list[Object]
+    output: list[InspectedPart]
+
+
+class InspectedItem(AnswerModel):
+    kind: str
+    name: str
+    characters: Count
+    complete: bool
+
+
+class Inspection(AnswerModel):
+    object: Literal["unisono.inspection"]
+    about: Object | None
+    steps: list[InspectedStep]
+    items: list[InspectedItem]
+    tools: list[Object]
+    left_out: list[str]
+
+
+# `dumped` writes the answers. As models, megabytes of tokens would block the event loop, and a status, which the page
+# requests every few seconds, would take three times as long.
+@WEB.add("GET", "/status", answer=GatewayStatus)
+async def get_status(deps: Deps, caller: CurrentCaller) -> Response:
+    """Return the status of the gateway, limited to data that the key may see."""
+    return _json(deps.overview(caller))
+
+
+@WEB.add("GET", "/traces", answer=TraceList)
+async def list_traces(
+    deps: Deps,
+    caller: CurrentCaller,
+    limit: Annotated[Limit, Query(description="Maximum number of recordings.")] = LISTED,
+) -> Response:
+    """List the latest recordings of the key's tenant."""
+    found = await deps.traces.traces(caller.tenant, limit)
+    data = [{"id": one.id, "at": one.at, **json.loads(one.about)} for one in found]
+    return _json({"object": "list", "data": data})
+
+
+@WEB.add("GET", "/traces/{id}", ONE, answer=Trace)
+async def get_trace(deps: Deps, caller: CurrentCaller, id: PathId) -> Response:
+    """Retrieve a recording."""
+    return _json(await _document(deps.traces, caller, id))
+
+
+@WEB.add("POST", "/inspect", (*SENT, 404, 429), answer=Inspection, body=InspectRequest)
+async def inspect(
+    deps: Deps, caller: CurrentCaller, given: Annotated[InspectRequest, parsed_body(InspectRequest)]
+) -> Response:
+    """Parse a recording, Harmony text or token ids, and return the output with its recoveries."""
+    given.check()
+    if given.id is not None:
+        given = InspectRequest(trace=await _document(deps.traces, caller, given.id))
+    return _json(await deps.inspections.of(given))
+
+
 async def _document(traces: TraceStore, caller: Caller, id: str) -> dict[str, Any]:
     """Load a recording. Raises NotFound, InvalidRequest."""
     # No other id can exist in the store.
@@ -99,12 +213,5 @@ async def _document(traces: TraceStore, caller: Caller, id: str) -> dict[str, An
         raise InvalidRequest(f"The recording cannot be read: {error}.") from error
 
 
-def _limit(request: Request) -> int:
-    given = request.query_params.get("limit", str(LISTED))
-    if not (given.isascii() and given.isdigit() and len(given) <= 4 and 1 <= int(given) <= MAX_LISTED):
-        raise InvalidRequest(f"'limit' must be a whole number from 1 to {MAX_LISTED}.", param="limit")
-    return int(given)
-
-
 def _json(value: Mapping[str, Any]) -> Response:
-    return Response(dumped(value), media_type="application/json", headers={"cache-control": "no-store"})
+    return Response(dumped(value), media_type="application/json", headers=NOT_STORED)

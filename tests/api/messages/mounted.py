@@ -11,7 +11,8 @@ from unisono.access.keys import NoKeys
 from unisono.api.asgi_layers import doors
 from unisono.api.error_responses import register
 from unisono.api.messages.inbound import MessagesModel
-from unisono.api.messages.routes import FORMATS, MessagesDeps, messages_router
+from unisono.api.messages.routes import FORMATS, MESSAGES, MessagesDeps
+from unisono.api.route_table import mount
 from unisono.api.sealing import Sealer
 from unisono.core.access import Caller
 from unisono.engine.request import GenerationService
@@ -51,8 +52,9 @@ def gateway(turns: GenerationService, *, keep_alive_s: float = 10.0) -> FastAPI:
         today=lambda: "2026-11-20",
         new_id=lambda: "abc",
         clock=lambda: 1700000000.7,
+        keep_alive_s=keep_alive_s,
     )
-    app.include_router(messages_router(means, keep_alive_s=keep_alive_s))
+    mount(app, MESSAGES.routes, means)
     return app
 
 

@@ -13,8 +13,10 @@ from tests.api.asgi import Exchange, by_name
 from unisono.api.asgi_layers import doors
 from unisono.api.error_responses import register
 from unisono.api.responses.background.runner import BackgroundRunner
-from unisono.api.responses.conversations.routes import conversations_router
-from unisono.api.responses.routes import responses_router
+from unisono.api.responses.conversations.routes import CONVERSATIONS, ConversationDeps
+from unisono.api.responses.routes import OPEN_RESPONSES_ROUTES, RESPONSES
+from unisono.api.responses.routes.responses_api import ResponsesApi
+from unisono.api.route_table import mount
 from unisono.app import Gateway, build, build_engine, responses_means
 from unisono.bootstrap.tool_servers import build_hosting
 from unisono.config import parse
@@ -75,10 +77,8 @@ async def mounted(config: Mapping[str, Any], *, keep_alive_s: float = 10.0) -> A
         middleware=doors(authenticate=by_name, keyless=False, new_id=lambda: "0"),
     )
     register(app)
-    app.include_router(
-        conversations_router(store=means.store, today=means.today, new_id=means.new_id, clock=means.clock)
-    )
-    app.include_router(responses_router(means, runner, keep_alive_s=keep_alive_s))
+    mount(app, CONVERSATIONS.routes, ConversationDeps(means.store, means.today, means.new_id, means.clock))
+    mount(app, [*RESPONSES.routes, *OPEN_RESPONSES_ROUTES.routes], ResponsesApi(means, runner, keep_alive_s))
     gateway.pool.start()
     await gateway.upkeep.start()
     runner.start()

@@ -29,8 +29,10 @@ from unisono.api.error_responses import register
 from unisono.api.responses.background.runner import BackgroundRunner
 from unisono.api.responses.deps import ResponsesDeps, ResponsesModel
 from unisono.api.responses.outbound.dialects import OPENAI
-from unisono.api.responses.routes import responses_router
+from unisono.api.responses.routes import OPEN_RESPONSES_ROUTES, RESPONSES
+from unisono.api.responses.routes.responses_api import ResponsesApi
 from unisono.api.responses.websocket.connection import Connection
+from unisono.api.route_table import mount
 from unisono.api.sealing import Sealer
 from unisono.core.access import Caller
 from unisono.core.state_store import Store
@@ -78,7 +80,8 @@ async def site(*scripts: Sequence[Step], lasts_s: float = 3600.0) -> AsyncIterat
         middleware=doors(authenticate=by_name, keyless=False, new_id=lambda: "0"),
     )
     register(app)
-    app.include_router(responses_router(means, BackgroundRunner(means, process="here")))
+    api = ResponsesApi(means, BackgroundRunner(means, process="here"))
+    mount(app, [*RESPONSES.routes, *OPEN_RESPONSES_ROUTES.routes], api)
 
     async def short(socket: WebSocket) -> None:
         await Connection(means, OPENAI, socket, lasts_s=lasts_s).run()

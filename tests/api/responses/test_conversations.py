@@ -13,7 +13,8 @@ from tests.api.asgi import Exchange, by_name
 from tests.api.responses.frames import ids
 from unisono.api.asgi_layers import doors
 from unisono.api.error_responses import register
-from unisono.api.responses.conversations.routes import conversations_router
+from unisono.api.responses.conversations.routes import CONVERSATIONS, ConversationDeps
+from unisono.api.route_table import mount
 from unisono.core.state_store import StateLimits, Store
 from unisono.store import open_store
 
@@ -34,9 +35,8 @@ class Desk:
             middleware=doors(authenticate=by_name, keyless=False, new_id=lambda: "0"),
         )
         register(self.app)
-        self.app.include_router(
-            conversations_router(store=store, today=lambda: "2026-11-20", new_id=ids(), clock=lambda: 1_790_000_000.75)
-        )
+        deps = ConversationDeps(store, today=lambda: "2026-11-20", new_id=ids(), clock=lambda: 1_790_000_000.75)
+        mount(self.app, CONVERSATIONS.routes, deps)
 
     async def ask(
         self, method: str, path: str, json: Any = None, *, as_: str = "ann", body: bytes | None = None, **query: Any

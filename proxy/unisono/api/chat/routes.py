@@ -7,12 +7,12 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
-from fastapi import APIRouter
 from pydantic import ValidationError
 from starlette.requests import Request
 from starlette.responses import Response
 
 from unisono.api.body import off_loop, read_json
+from unisono.api.chat.answers import ChatCompletion, ChatCompletionChunk
 from unisono.api.chat.inbound import ChatGeneration, to_generation_request
 from unisono.api.chat.outbound import ChatFrame, ChatStreamChunks, to_completion
 from unisono.api.chat.schema import ChatRequest
@@ -28,6 +28,7 @@ from unisono.api.passthrough_routes import (
     with_passage,
 )
 from unisono.api.reasoning import ReasoningField
+from unisono.api.route_table import ANSWER_HEADERS, TURNED, RouteTable, dependency
 from unisono.api.sse import CLIENT_CLOSED_REQUEST, KEEP_ALIVE_S, ByteSource, ClientGone, EventStream, until_disconnect
 from unisono.api.unisono_object import backend_header, recoveries_header
 from unisono.api.whole import to_whole
@@ -36,7 +37,7 @@ from unisono.core.passthrough_request import AnswerMode, Api
 from unisono.engine.request import GenerationService, GenerationStream
 from unisono.errors import InvalidRequest
 
-PATHS = ("/v1/chat/completions", "/chat/completions")
+CHAT = RouteTable("chat")
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,16 +58,20 @@ Resolve = Callable[[str, Caller], ChatModel]
 
 @dataclass(frozen=True, slots=True)
 class ChatRoute:
-    """Handler of the Chat Completions API; see `chat_router`."""
+    """Handler of the Chat Completions API.
+
+    `find_way` selects the answer mode of a model; without it the engine answers every request. `today` returns
+    YYYY-MM-DD, `new_id` an unguessable string, and `clock` seconds since the epoch.
+    """
 
     turns: GenerationService
     resolve: Resolve
     today: Callable[[], str]
     new_id: Callable[[], str]
     clock: Callable[[], float]
-    fingerprint: str | None
-    find_way: FindWay | None
-    keep_alive_s: float
+    fingerprint: str | None = None
+    find_way: FindWay | None = None
+    keep_alive_s: float = KEEP_ALIVE_S
 
     async def complete(self, request: Request) -> Response:
         body = await read_json(request)
@@ -151,25 +156,16 @@ class ChatRoute:
         )
 
 
-def chat_router(
-    *,
-    turns: GenerationService,
-    resolve: Resolve,
-    today: Callable[[], str],
-    new_id: Callable[[], str],
-    clock: Callable[[], float],
-    fingerprint: str | None = None,
-    find_way: FindWay | None = None,
-    keep_alive_s: float = KEEP_ALIVE_S,
-) -> APIRouter:
-    """Return the router of the Chat Completions API.
-
-    `find_way` selects the answer mode of a model; without it the engine answers every request. `today` returns
-    YYYY-MM-DD, `new_id` an unguessable string, and `clock` seconds since the epoch. The layers of `api.asgi_layers`
-    must run first: they put the caller and the request id into the state.
-    """
-    route = ChatRoute(turns, resolve, today, new_id, clock, fingerprint, find_way, keep_alive_s)
-    router = APIRouter()
-    for path in PATHS:
-        router.add_route(path, route.complete, methods=["POST"], name="chat_completions")
-    return router
+@CHAT.add(
+    "POST",
+    "/chat/completions",
+    TURNED,
+    answer=ChatCompletion,
+    headers=ANSWER_HEADERS,
+    body=ChatRequest,
+    events=ChatCompletionChunk,
+    direct=True,
+)
+async def create_chat_completion(request: Request) -> Response:
+    """Create a chat completion, complete or as a stream of events."""
+    return await dependency(request, ChatRoute).complete(request)

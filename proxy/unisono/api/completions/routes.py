@@ -7,23 +7,24 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import Response
 
 from unisono.api.body import off_loop, read_json
+from unisono.api.completions.answers import Completion, CompletionChunk
 from unisono.api.completions.inbound import CompletionGenerations, Cut, Spell, check_allowed, to_generation_requests
 from unisono.api.completions.outbound import CompletionFrame, CompletionStreamChunks, to_completion
 from unisono.api.completions.schema import CompletionRequest
 from unisono.api.model_rules import NO_RULES, ModelRules
 from unisono.api.n_choices import ChunkSource, collect_all, start_all
+from unisono.api.route_table import ANSWER_HEADERS, TURNED, RouteTable, dependency
 from unisono.api.sse import CLIENT_CLOSED_REQUEST, KEEP_ALIVE_S, ClientGone, EventStream, until_disconnect
 from unisono.api.unisono_object import backend_header
 from unisono.api.whole import to_whole
 from unisono.core.access import Caller
 from unisono.engine.request import GenerationService, RawPrompt
 
-PATHS = ("/v1/completions", "/completions")
+COMPLETIONS = RouteTable("completions")
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +42,10 @@ Resolve = Callable[[str, Caller], RawModel]
 
 @dataclass(frozen=True, slots=True)
 class CompletionRoute:
-    """Handler of the Completions API; see `completions_router`."""
+    """Handler of the Completions API.
+
+    `new_id` returns an unguessable string and `clock` seconds since the epoch.
+    """
 
     turns: GenerationService
     resolve: Resolve
@@ -50,8 +54,8 @@ class CompletionRoute:
     cut: Cut
     new_id: Callable[[], str]
     clock: Callable[[], float]
-    fingerprint: str | None
-    keep_alive_s: float
+    fingerprint: str | None = None
+    keep_alive_s: float = KEEP_ALIVE_S
 
     async def complete(self, request: Request) -> Response:
         caller: Caller = request.state.caller
@@ -107,25 +111,16 @@ class CompletionRoute:
         )
 
 
-def completions_router(
-    *,
-    turns: GenerationService,
-    resolve: Resolve,
-    switched_on: bool,
-    spell: Spell,
-    cut: Cut,
-    new_id: Callable[[], str],
-    clock: Callable[[], float],
-    fingerprint: str | None = None,
-    keep_alive_s: float = KEEP_ALIVE_S,
-) -> APIRouter:
-    """Return the router of the Completions API.
-
-    `new_id` returns an unguessable string and `clock` seconds since the epoch. The layers of `api.asgi_layers` must
-    run first: they put the caller and the request id into the state.
-    """
-    route = CompletionRoute(turns, resolve, switched_on, spell, cut, new_id, clock, fingerprint, keep_alive_s)
-    router = APIRouter()
-    for path in PATHS:
-        router.add_route(path, route.complete, methods=["POST"], name="completions")
-    return router
+@COMPLETIONS.add(
+    "POST",
+    "/completions",
+    TURNED,
+    answer=Completion,
+    headers=ANSWER_HEADERS,
+    body=CompletionRequest,
+    events=CompletionChunk,
+    direct=True,
+)
+async def create_completion(request: Request) -> Response:
+    """Complete a raw prompt, complete or as a stream of events; must be enabled by the operator."""
+    return await dependency(request, CompletionRoute).complete(request)

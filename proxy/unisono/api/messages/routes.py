@@ -7,16 +7,17 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any, Final, Protocol, TypeVar
 
-from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import Response
 
 from unisono.api.body import off_loop, read_json
+from unisono.api.messages.answers import Message, MessageEvent, MessageTokens
 from unisono.api.messages.error_bodies import ANTHROPIC
 from unisono.api.messages.history import SealedBlocks
 from unisono.api.messages.inbound import MessagesGeneration, MessagesModel, needs_seals, to_generation_request
 from unisono.api.messages.outbound import MessageEvents, MessageFrame, to_message
 from unisono.api.messages.schema import MessagesInput, MessagesRequest
+from unisono.api.route_table import ANSWER_HEADERS, TURNED, RouteTable, dependency
 from unisono.api.sse import CLIENT_CLOSED_REQUEST, KEEP_ALIVE_S, ClientGone, EventStream, until_disconnect
 from unisono.api.unisono_object import backend_header, recoveries_header
 from unisono.api.whole import to_whole
@@ -28,9 +29,10 @@ from unisono.engine.request import GenerationReport, GenerationService, Generati
 
 # Length of an answer in characters that takes up to a millisecond to build. The arguments of calls are parsed for it.
 LONG_ANSWER: Final = 16_384
-PATHS: Final = ("/v1/messages", "/messages")
 # Error formats by path.
-FORMATS: Final = dict.fromkeys(PATHS, ANTHROPIC)
+FORMATS: Final = dict.fromkeys(("/v1/messages", "/messages"), ANTHROPIC)
+
+MESSAGES = RouteTable("messages", failure="MessagesFailure")
 
 Kind = TypeVar("Kind", bound=MessagesInput)
 
@@ -58,6 +60,7 @@ class MessagesDeps:
     today: Callable[[], str]
     new_id: Callable[[], str]
     clock: Callable[[], float]
+    keep_alive_s: float = KEEP_ALIVE_S
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,47 +71,51 @@ class PreparedMessage:
     frame: MessageFrame
 
 
-def messages_router(means: MessagesDeps, *, keep_alive_s: float = KEEP_ALIVE_S) -> APIRouter:
-    """Return the router of the Messages API.
+@MESSAGES.add(
+    "POST",
+    "/messages",
+    TURNED,
+    answer=Message,
+    headers=ANSWER_HEADERS,
+    body=MessagesRequest,
+    events=MessageEvent,
+    direct=True,
+)
+async def create_message(request: Request) -> Response:
+    """Create a message in Anthropic's format, complete or as a stream of events."""
+    means = dependency(request, MessagesDeps)
+    asked = await understood(means, request, MessagesRequest)
+    run = means.service.start(asked.generation.request)
+    report = run.report
+    request.state.reports = [report]
+    if asked.generation.stream:
+        events = MessageEvents(asked.frame, report)
+        return EventStream(
+            EventSource(run, events),
+            headers=lambda: headers_of(report, means.clock()),
+            broken=events.broken,
+            keep_alive_s=means.keep_alive_s,
+            keep_alive=events.keep_alive,
+        )
+    try:
+        result = await until_disconnect(request.receive, collected(run))
+    except ClientGone:
+        return Response(status_code=CLIENT_CLOSED_REQUEST)
+    headers = {**headers_of(report, means.clock()), **recoveries_header([report])}
+    size = sum(len(closed.text) for closed in result.items)
+    return await off_loop(lambda: to_whole(to_message(result, report, asked.frame), headers), size, LONG_ANSWER)
 
-    The layers of `api.asgi_layers` must run first: they put the caller and the request id into the state.
-    """
 
-    async def create(request: Request) -> Response:
-        asked = await understood(means, request, MessagesRequest)
-        run = means.service.start(asked.generation.request)
-        report = run.report
-        request.state.reports = [report]
-        if asked.generation.stream:
-            events = MessageEvents(asked.frame, report)
-            return EventStream(
-                EventSource(run, events),
-                headers=lambda: headers_of(report, means.clock()),
-                broken=events.broken,
-                keep_alive_s=keep_alive_s,
-                keep_alive=events.keep_alive,
-            )
-        try:
-            result = await until_disconnect(request.receive, collected(run))
-        except ClientGone:
-            return Response(status_code=CLIENT_CLOSED_REQUEST)
-        headers = {**headers_of(report, means.clock()), **recoveries_header([report])}
-        size = sum(len(closed.text) for closed in result.items)
-        return await off_loop(lambda: to_whole(to_message(result, report, asked.frame), headers), size, LONG_ANSWER)
-
-    async def count(request: Request) -> Response:
-        asked = await understood(means, request, MessagesInput)
-        try:
-            tokens = await until_disconnect(request.receive, _counted(means.service, asked.generation))
-        except ClientGone:
-            return Response(status_code=CLIENT_CLOSED_REQUEST)
-        return to_whole({"input_tokens": tokens})
-
-    router = APIRouter()
-    for path in PATHS:
-        router.add_route(path, create, methods=["POST"], name="messages")
-        router.add_route(f"{path}/count_tokens", count, methods=["POST"], name="count_tokens")
-    return router
+@MESSAGES.add("POST", "/messages/count_tokens", TURNED, answer=MessageTokens, body=MessagesInput, direct=True)
+async def count_message_tokens(request: Request) -> Response:
+    """Count the input tokens of a request."""
+    means = dependency(request, MessagesDeps)
+    asked = await understood(means, request, MessagesInput)
+    try:
+        tokens = await until_disconnect(request.receive, _counted(means.service, asked.generation))
+    except ClientGone:
+        return Response(status_code=CLIENT_CLOSED_REQUEST)
+    return to_whole({"input_tokens": tokens})
 
 
 async def _counted(turns: GenerationService, asked: MessagesGeneration) -> int:

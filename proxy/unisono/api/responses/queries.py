@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, Field, field_validator
-from starlette.datastructures import QueryParams
+from pydantic import BeforeValidator, Field, field_validator, model_validator
 
+from unisono.api.answer_types import ABSENT
 from unisono.api.field_types import FieldInput, OpenModel, wrong
 from unisono.api.responses.schema import INCLUDABLE, LOGPROBS
 
@@ -51,6 +51,14 @@ class ItemQuery(OpenModel):
 
     include: list[Included] = Field(default_factory=list)
 
+    @model_validator(mode="before")
+    @classmethod
+    def _join_includes(cls, query: Any) -> Any:
+        # Clients write a list with and without brackets. One value in brackets arrives as a string.
+        bracketed = query.pop("include[]", [])
+        bracketed = [bracketed] if isinstance(bracketed, str) else bracketed
+        return {**query, "include": [*query.get("include", ()), *bracketed]}
+
     @field_validator("include")
     @classmethod
     def _includable(cls, value: list[str]) -> list[str]:
@@ -61,7 +69,7 @@ class ItemQuery(OpenModel):
 
 
 class PageQuery(ItemQuery):
-    after: str | None = None
+    after: str = ABSENT
     limit: Limit = DEFAULT_PAGE
     order: Literal["asc", "desc"] = "desc"
 
@@ -70,16 +78,4 @@ class ResponseQuery(ItemQuery):
     """Query for a whole response, or for its events after number `starting_after`."""
 
     stream: Annotated[bool, BeforeValidator(_to_flag)] = False
-    starting_after: EventNumber | None = None
-
-
-Query = TypeVar("Query", bound=ItemQuery)
-
-
-def to_query(params: QueryParams, kind: type[Query]) -> Query:
-    """Parse a query. Clients write the list `include` with and without brackets.
-
-    Raises pydantic's ValidationError.
-    """
-    include = [*params.getlist("include"), *params.getlist("include[]")]
-    return kind.model_validate({**params, "include": include})
+    starting_after: EventNumber = ABSENT

@@ -7,160 +7,200 @@ tenant return the same 404.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import Annotated, Literal
 
-from fastapi import APIRouter
-from starlette.requests import Request
+from fastapi import Query
 from starlette.responses import Response
 
-from unisono.api.body import off_loop, read_json
-from unisono.api.field_types import OpenModel, shortened
-from unisono.api.methods import Endpoint, add_path
+from unisono.api.answer_types import AnswerModel, Deleted, Moment, Object
+from unisono.api.field_types import shortened
+from unisono.api.responses.answers import Item, ItemPage
 from unisono.api.responses.conversations.inbound import leans_on_earlier, possible, referenced_ids, to_added
-from unisono.api.responses.conversations.outbound import to_conversation, to_deleted
-from unisono.api.responses.conversations.schema import (
-    AddedItems,
-    ChangedConversation,
-    NewConversation,
-)
+from unisono.api.responses.conversations.schema import AddedItems, ChangedConversation, NewConversation
 from unisono.api.responses.input_conversion import KnownState
 from unisono.api.responses.input_items import InputItem
 from unisono.api.responses.items import NewId, meaning_of, to_listing
-from unisono.api.responses.queries import ItemQuery, PageQuery, to_query
+from unisono.api.responses.queries import ItemQuery, PageQuery
 from unisono.api.responses.server_tools.approval_history import hosted_in
+from unisono.api.route_table import (
+    ADDED,
+    CHANGED,
+    ONE,
+    CurrentCaller,
+    PathId,
+    RouteTable,
+    parsed_body,
+    provided,
+)
 from unisono.api.whole import to_whole
 from unisono.core.state_store import Store, StoredConversation, StoredItem
 from unisono.errors import NotFound, StoreConflict
 
-PREFIXES = ("/v1", "")
 # Maximum attempts to append items after concurrent appends.
 TRIES = 8
+_ONE = "/conversations/{conversation}"
+_ITEMS, _ITEM = f"{_ONE}/items", f"{_ONE}/items/{{item}}"
 
-Body = TypeVar("Body", bound=OpenModel)
+CONVERSATIONS = RouteTable("conversations")
 
 
 @dataclass(frozen=True, slots=True)
-class ConversationRoutes:
-    """Handlers of the Conversations API; see `conversations_router`."""
+class ConversationDeps:
+    """Dependencies of the Conversations API.
+
+    `today` returns YYYY-MM-DD, the first day of a new conversation. `new_id` returns an unguessable id with the
+    given prefix, and `clock` seconds since the epoch.
+    """
 
     store: Store
     today: Callable[[], str]
     new_id: NewId
     clock: Callable[[], float]
 
-    async def create(self, request: Request) -> Response:
-        asked = await read(request, NewConversation)
-        known = await known_to(self.store, tenant_of(request), asked.items)
-        items = await asyncio.to_thread(to_added, asked.items, known, self.new_id)
-        made = StoredConversation(self.new_id("conv_"), self.clock(), self.today(), asked.metadata)
-        await self.store.create_conversation(tenant_of(request), made, items)
-        return to_whole(to_conversation(made))
 
-    async def retrieve(self, request: Request) -> Response:
-        return to_whole(to_conversation(await head_of(self.store, request)))
-
-    async def change(self, request: Request) -> Response:
-        asked = await read(request, ChangedConversation)
-        conversation = conversation_of(request)
-        changed = await self.store.set_metadata(tenant_of(request), conversation, asked.metadata)
-        if changed is None:
-            raise no_conversation(conversation)
-        return to_whole(to_conversation(changed))
-
-    async def delete(self, request: Request) -> Response:
-        conversation = conversation_of(request)
-        if not await self.store.delete_conversation(tenant_of(request), conversation):
-            raise no_conversation(conversation)
-        return to_whole(to_deleted(conversation))
-
-    async def add_items(self, request: Request) -> Response:
-        to_query(request.query_params, ItemQuery)
-        asked = await read(request, AddedItems)
-        return to_whole(to_listing(await added(self.store, request, asked.items, self.new_id), has_more=False))
-
-    async def list_items(self, request: Request) -> Response:
-        asked = to_query(request.query_params, PageQuery)
-        page = await page_of(self.store, request, asked)
-        return to_whole(to_listing(page[: asked.limit], has_more=len(page) > asked.limit))
-
-    async def retrieve_item(self, request: Request) -> Response:
-        to_query(request.query_params, ItemQuery)
-        conversation, item = request.path_params["conversation"], item_of(request)
-        # The error does not reveal if the item or the conversation is missing.
-        found = (
-            await self.store.conversation_item(tenant_of(request), conversation, item)
-            if possible(conversation)
-            else None
-        )
-        if found is None:
-            raise no_item(item)
-        return to_whole(found.wire)
-
-    async def delete_item(self, request: Request) -> Response:
-        # Read first: after the deletion nothing may fail.
-        head, item = await head_of(self.store, request), item_of(request)
-        if not await self.store.delete_item(tenant_of(request), head.id, item):
-            raise no_item(item)
-        return to_whole(to_conversation(head))
+Deps = Annotated[ConversationDeps, provided(ConversationDeps)]
 
 
-def conversations_router(
-    *, store: Store, today: Callable[[], str], new_id: NewId, clock: Callable[[], float]
-) -> APIRouter:
-    """Return the router of the Conversations API.
+class ConversationObject(AnswerModel):
+    id: str
+    object: Literal["conversation"]
+    created_at: Moment
+    metadata: Object
 
-    `today` returns YYYY-MM-DD, the first day of a new conversation. `new_id` returns an unguessable id with the
-    given prefix, and `clock` seconds since the epoch. The layers of `api.asgi_layers` must run first: they put the
-    caller into the state.
-    """
-    handlers = ConversationRoutes(store, today, new_id, clock)
-    one = "/conversations/{conversation}"
-    routes: tuple[tuple[str, str, Mapping[str, Endpoint]], ...] = (
-        ("conversations", "/conversations", {"POST": handlers.create}),
-        ("conversation", one, {"GET": handlers.retrieve, "POST": handlers.change, "DELETE": handlers.delete}),
-        ("conversation_items", f"{one}/items", {"GET": handlers.list_items, "POST": handlers.add_items}),
-        ("conversation_item", f"{one}/items/{{item}}", {"GET": handlers.retrieve_item, "DELETE": handlers.delete_item}),
+
+def to_conversation(conversation: StoredConversation) -> ConversationObject:
+    return ConversationObject(
+        id=conversation.id,
+        object="conversation",
+        created_at=int(conversation.created_at),
+        metadata=dict(conversation.metadata),
     )
-    router = APIRouter()
-    for prefix in PREFIXES:
-        for name, path, endpoints in routes:
-            add_path(router, prefix + path, endpoints, name=name)
-    return router
 
 
-async def read(request: Request, kind: type[Body]) -> Body:
-    """Parse the body as `kind`.
+@CONVERSATIONS.add(
+    "POST",
+    "/conversations",
+    ADDED,
+    body=NewConversation,
+    links=[
+        f"{name} conversation"
+        for name in ("getConversation", "updateConversation", "deleteConversation", "addItems", "listItems")
+    ],
+)
+async def create_conversation(
+    deps: Deps, caller: CurrentCaller, asked: Annotated[NewConversation, parsed_body(NewConversation)]
+) -> ConversationObject:
+    """Create a conversation."""
+    known = await known_to(deps.store, caller.tenant, asked.items)
+    items = await asyncio.to_thread(to_added, asked.items, known, deps.new_id)
+    made = StoredConversation(deps.new_id("conv_"), deps.clock(), deps.today(), asked.metadata)
+    await deps.store.create_conversation(caller.tenant, made, items)
+    return to_conversation(made)
 
-    Raises the errors of `read_json`, and pydantic's ValidationError.
-    """
-    body = await read_json(request)
-    return await off_loop(lambda: kind.model_validate(body), len(await request.body()))
+
+@CONVERSATIONS.add("GET", _ONE, ONE)
+async def get_conversation(deps: Deps, caller: CurrentCaller, conversation: PathId) -> ConversationObject:
+    """Retrieve a conversation."""
+    return to_conversation(await head_of(deps.store, caller.tenant, conversation))
 
 
-async def added(store: Store, request: Request, items: Sequence[InputItem], new_id: NewId) -> tuple[StoredItem, ...]:
+@CONVERSATIONS.add("POST", _ONE, ADDED, body=ChangedConversation)
+async def update_conversation(
+    deps: Deps,
+    caller: CurrentCaller,
+    conversation: PathId,
+    asked: Annotated[ChangedConversation, parsed_body(ChangedConversation)],
+) -> ConversationObject:
+    """Replace the metadata of a conversation."""
+    check_conversation(conversation)
+    changed = await deps.store.set_metadata(caller.tenant, conversation, asked.metadata)
+    if changed is None:
+        raise no_conversation(conversation)
+    return to_conversation(changed)
+
+
+@CONVERSATIONS.add("DELETE", _ONE, CHANGED)
+async def delete_conversation(deps: Deps, caller: CurrentCaller, conversation: PathId) -> Deleted:
+    """Delete a conversation."""
+    check_conversation(conversation)
+    if not await deps.store.delete_conversation(caller.tenant, conversation):
+        raise no_conversation(conversation)
+    return Deleted(id=conversation, object="conversation.deleted", deleted=True)
+
+
+# Items are written as they are stored: as models, the items of a page would be validated again.
+@CONVERSATIONS.add("POST", _ITEMS, ADDED, answer=ItemPage, body=AddedItems)
+async def add_items(
+    deps: Deps,
+    caller: CurrentCaller,
+    conversation: PathId,
+    query: Annotated[ItemQuery, Query()],
+    asked: Annotated[AddedItems, parsed_body(AddedItems)],
+) -> Response:
+    """Append items to a conversation."""
+    entries = await added(deps, caller.tenant, conversation, asked.items)
+    return to_whole(to_listing(entries, has_more=False))
+
+
+@CONVERSATIONS.add("GET", _ITEMS, ONE, answer=ItemPage)
+async def list_items(
+    deps: Deps, caller: CurrentCaller, conversation: PathId, query: Annotated[PageQuery, Query()]
+) -> Response:
+    """List the items of a conversation."""
+    page = await page_of(deps.store, caller.tenant, conversation, query)
+    return to_whole(to_listing(page[: query.limit], has_more=len(page) > query.limit))
+
+
+@CONVERSATIONS.add("GET", _ITEM, ONE, answer=Item)
+async def get_item(
+    deps: Deps, caller: CurrentCaller, conversation: PathId, item: PathId, query: Annotated[ItemQuery, Query()]
+) -> Response:
+    """Retrieve an item of a conversation."""
+    check_item(item)
+    # The error does not reveal if the item or the conversation is missing.
+    found = await deps.store.conversation_item(caller.tenant, conversation, item) if possible(conversation) else None
+    if found is None:
+        raise no_item(item)
+    return to_whole(found.wire)
+
+
+@CONVERSATIONS.add("DELETE", _ITEM, CHANGED)
+async def delete_item(deps: Deps, caller: CurrentCaller, conversation: PathId, item: PathId) -> ConversationObject:
+    """Delete an item and return the conversation."""
+    # Read first: after the deletion nothing may fail.
+    head = await head_of(deps.store, caller.tenant, conversation)
+    check_item(item)
+    if not await deps.store.delete_item(caller.tenant, head.id, item):
+        raise no_item(item)
+    return to_conversation(head)
+
+
+async def added(
+    deps: ConversationDeps, tenant: str, conversation: str, items: Sequence[InputItem]
+) -> tuple[StoredItem, ...]:
     """Append items, and return them as stored.
 
     Outputs must find their calls, so no other item may be appended between the lookup and the write. On a conflict
     both are repeated a few times. Raises NotFound, InvalidRequest, and StoreConflict while a response is being
     written or if the conflicts persist.
     """
-    tenant, conversation = tenant_of(request), conversation_of(request)
+    store = deps.store
     bound = leans_on_earlier(items)
     for tries_left in reversed(range(TRIES)):
-        head = await head_of(store, request)
+        head = await head_of(store, tenant, conversation)
         earlier = await store.conversation_items(tenant, head.id) if bound else ()
         if earlier is None:
             break
         known = await known_to(store, tenant, items, earlier)
-        entries = await asyncio.to_thread(to_added, items, known, new_id)
+        entries = await asyncio.to_thread(to_added, items, known, deps.new_id)
         try:
             await store.append(tenant, head.id, entries, revision=head.revision if bound else None)
         except NotFound:
             break
         except StoreConflict:
-            if not tries_left or (await head_of(store, request)).revision == head.revision:
+            if not tries_left or (await head_of(store, tenant, conversation)).revision == head.revision:
                 raise
         else:
             return entries
@@ -176,45 +216,37 @@ async def known_to(
     return KnownState(meaning_of(earlier), kept.get, hosted=hosted_in(earlier))
 
 
-async def page_of(store: Store, request: Request, asked: PageQuery) -> tuple[StoredItem, ...]:
+async def page_of(store: Store, tenant: str, conversation: str, asked: PageQuery) -> tuple[StoredItem, ...]:
     """Return the requested items, and one more if more follow."""
-    tenant, conversation = tenant_of(request), conversation_of(request)
+    check_conversation(conversation)
     page = await store.conversation_items(
         tenant, conversation, after=asked.after, limit=asked.limit + 1, newest_first=asked.order == "desc"
     )
     if page is not None:
         return page
-    await head_of(store, request)
+    await head_of(store, tenant, conversation)
     raise no_item(asked.after or "", param="after")
 
 
-async def head_of(store: Store, request: Request) -> StoredConversation:
-    """Return the conversation in the path. Raises NotFound."""
-    conversation = conversation_of(request)
-    head = await store.conversation(tenant_of(request), conversation)
+async def head_of(store: Store, tenant: str, conversation: str) -> StoredConversation:
+    """Return a conversation. Raises NotFound."""
+    check_conversation(conversation)
+    head = await store.conversation(tenant, conversation)
     if head is None:
         raise no_conversation(conversation)
     return head
 
 
-def tenant_of(request: Request) -> str:
-    return str(request.state.caller.tenant)
-
-
-def conversation_of(request: Request) -> str:
-    """Return the conversation id in the path. Raises NotFound for an impossible id."""
-    conversation: str = request.path_params["conversation"]
+def check_conversation(conversation: str) -> None:
+    """Raise NotFound for an impossible id."""
     if not possible(conversation):
         raise no_conversation(conversation)
-    return conversation
 
 
-def item_of(request: Request) -> str:
-    """Return the item id in the path. Raises NotFound for an impossible id."""
-    item: str = request.path_params["item"]
+def check_item(item: str) -> None:
+    """Raise NotFound for an impossible id."""
     if not possible(item):
         raise no_item(item)
-    return item
 
 
 def no_conversation(name: str) -> NotFound:

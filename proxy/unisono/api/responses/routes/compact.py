@@ -2,24 +2,44 @@
 
 from __future__ import annotations
 
-from fastapi import APIRouter
+from functools import partial
+
+from pydantic import ConfigDict
 from starlette.requests import Request
 from starlette.responses import Response
 
 from unisono.api.body import read_json
-from unisono.api.responses.compaction import compacted, to_compaction
-from unisono.api.responses.deps import ResponsesDeps
+from unisono.api.responses.answers import Compaction
+from unisono.api.responses.compaction import EFFECTIVE_FIELDS, compacted, to_compaction
 from unisono.api.responses.outbound.dialects import Dialect
 from unisono.api.responses.prepared_request import Sender
+from unisono.api.responses.routes.responses_api import ResponsesApi
+from unisono.api.responses.schema import ResponsesRequest
+from unisono.api.route_table import ANSWER_HEADERS, TURNED, RouteTable, dependency, keep_properties
 from unisono.api.sse import CLIENT_CLOSED_REQUEST, ClientGone, until_disconnect
 from unisono.api.unisono_object import backend_header, recoveries_header
 from unisono.api.whole import to_whole
 
 
-def compact_routes(router: APIRouter, path: str, means: ResponsesDeps, dialect: Dialect) -> None:
-    """Add the route. `path` is the path of the responses."""
+class CompactRequest(ResponsesRequest):
+    """A request whose other fields have no effect; only the document uses it."""
 
-    async def compact(request: Request) -> Response:
+    model_config = ConfigDict(defer_build=True, json_schema_extra=partial(keep_properties, EFFECTIVE_FIELDS))
+
+
+def add_compact_route(table: RouteTable, dialect: Dialect) -> None:
+    @table.add(
+        "POST",
+        "/responses/compact",
+        TURNED,
+        answer=Compaction,
+        headers=ANSWER_HEADERS,
+        body=CompactRequest,
+        direct=True,
+    )
+    async def compact_response(request: Request) -> Response:
+        """Compact a conversation."""
+        means = dependency(request, ResponsesApi).means
         body = await read_json(request)
         sender = Sender(request.state.caller, request.state.request_id, dialect)
         work = compacted(means, sender, body, len(await request.body()))
@@ -29,5 +49,3 @@ def compact_routes(router: APIRouter, path: str, means: ResponsesDeps, dialect: 
             return Response(status_code=CLIENT_CLOSED_REQUEST)
         headers = {**backend_header([done.report]), **recoveries_header([done.report])}
         return to_whole(to_compaction(done, dialect, means.new_id), headers)
-
-    router.add_route(f"{path}/compact", compact, methods=["POST"], name="compact")

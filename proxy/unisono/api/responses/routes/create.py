@@ -7,7 +7,6 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from contextlib import aclosing
 from typing import Any
 
-from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Receive
@@ -15,6 +14,7 @@ from starlette.types import Receive
 from unisono.api.body import read_json
 from unisono.api.error_responses import failure_of
 from unisono.api.passthrough_routes import check_stateless, passed_through, way_for
+from unisono.api.responses import answers
 from unisono.api.responses.background.reader import logged_events
 from unisono.api.responses.background.runner import BackgroundRunner, missing
 from unisono.api.responses.deps import ResponsesDeps
@@ -22,6 +22,7 @@ from unisono.api.responses.foreground import answer_events, answer_whole
 from unisono.api.responses.idempotency import (
     HEADER,
     LOOK_EVERY_S,
+    MAX_KEY_LENGTH,
     NO_EFFECT,
     ClaimLost,
     IdempotencyClaim,
@@ -37,7 +38,9 @@ from unisono.api.responses.outbound.serializer import WireEvent
 from unisono.api.responses.outbound.stored_stream import replay_events
 from unisono.api.responses.persistence import insisting
 from unisono.api.responses.prepared_request import Sender, judged, understood
+from unisono.api.responses.routes.responses_api import ResponsesApi
 from unisono.api.responses.schema import ResponsesRequest
+from unisono.api.route_table import ANSWER_HEADERS, TURNED, RouteTable, dependency
 from unisono.api.sampling import to_sampling
 from unisono.api.sse import CLIENT_CLOSED_REQUEST, DONE, ClientGone, EventStream, until_disconnect
 from unisono.api.unisono_object import backend_header, recoveries_header
@@ -47,50 +50,70 @@ from unisono.core.state_store import Status, StoredResponse
 from unisono.engine.request import GenerationReport
 from unisono.errors import StoreConflict, StoreError, UnisonoError
 
+ONCE: dict[str, Any] = {
+    "name": "Idempotency-Key",
+    "in": "header",
+    "description": "Key of the request; repeating the request with the same key returns the same response.",
+    "schema": {"type": "string", "minLength": 1, "maxLength": MAX_KEY_LENGTH, "pattern": "^[ -~]+$"},
+}
 
-def create_routes(
-    router: APIRouter, path: str, means: ResponsesDeps, runner: BackgroundRunner, dialect: Dialect, keep_alive_s: float
-) -> None:
-    """Add the route. `path` is the path of the responses."""
 
-    async def create(request: Request) -> Response:
-        body = await read_json(request)
-        served = way_for(means.find_way, body, request.state.caller)
-        if served.way in (AnswerMode.PASSING, AnswerMode.PASSING_THEN_ENGINE):
-            if not served.stores_responses:
-                check_stateless(body)
-            return await passed_through(
-                request, means.service, Api.RESPONSES, body, served.group, keep_alive_s=keep_alive_s
-            )
-        size = len(await request.body())
-        wanted = await judged(body, size)
-        notes = (NO_EFFECT,) if HEADER in request.headers and not wanted.stored else ()
-        sender = Sender(request.state.caller, request.state.request_id, dialect, notes)
-        claim = await claim_of(request, sender.tenant) if wanted.stored else None
-        posted = ResponseCreation(means, runner, sender, wanted, body, size)
-        try:
-            if claim is not None or wanted.background:
-                response_id = await posted.let_run(claim, request.receive)
-                if wanted.stream:
-                    return EventStream(to_sse(posted.logged(claim, response_id)), keep_alive_s=keep_alive_s)
-                if wanted.background:
-                    # Return it as created: by now it may be in progress.
-                    return to_http_response(posted.created or await posted.found(response_id), dialect)
-                response = await until_disconnect(request.receive, posted.finished(claim, response_id))
-                return to_http_response(response, dialect)
+def add_create_route(table: RouteTable, dialect: Dialect) -> None:
+    @table.add(
+        "POST",
+        "/responses",
+        TURNED,
+        answer=answers.Response,
+        headers=ANSWER_HEADERS,
+        links=[f"{name} response_id" for name in ("getResponse", "deleteResponse", "cancelResponse", "listInputItems")],
+        body=ResponsesRequest,
+        events=answers.ResponseEvent,
+        direct=True,
+        parameters=[ONCE],
+    )
+    async def create_response(request: Request) -> Response:
+        """Create a response, complete, as a stream of events, or in the background.
+
+        Also available as a WebSocket.
+        """
+        return await _create(request, dependency(request, ResponsesApi), dialect)
+
+
+async def _create(request: Request, api: ResponsesApi, dialect: Dialect) -> Response:
+    means, runner, keep_alive_s = api.means, api.runner, api.keep_alive_s
+    body = await read_json(request)
+    served = way_for(means.find_way, body, request.state.caller)
+    if served.way in (AnswerMode.PASSING, AnswerMode.PASSING_THEN_ENGINE):
+        if not served.stores_responses:
+            check_stateless(body)
+        return await passed_through(
+            request, means.service, Api.RESPONSES, body, served.group, keep_alive_s=keep_alive_s
+        )
+    size = len(await request.body())
+    wanted = await judged(body, size)
+    notes = (NO_EFFECT,) if HEADER in request.headers and not wanted.stored else ()
+    sender = Sender(request.state.caller, request.state.request_id, dialect, notes)
+    claim = await claim_of(request, sender.tenant) if wanted.stored else None
+    posted = ResponseCreation(means, runner, sender, wanted, body, size)
+    try:
+        if claim is not None or wanted.background:
+            response_id = await posted.let_run(claim, request.receive)
             if wanted.stream:
-                report = GenerationReport()
-                events = posted.events(report, too_late=lambda: stream.is_head_sent)
-                stream = EventStream(
-                    to_sse(events), headers=lambda: backend_header([report]), keep_alive_s=keep_alive_s
-                )
-                return stream
-            response, report = await until_disconnect(request.receive, posted.whole())
-        except ClientGone:
-            return Response(status_code=CLIENT_CLOSED_REQUEST)
-        return to_http_response(response, dialect, {**backend_header([report]), **recoveries_header([report])})
-
-    router.add_route(path, create, methods=["POST"], name="responses")
+                return EventStream(to_sse(posted.logged(claim, response_id)), keep_alive_s=keep_alive_s)
+            if wanted.background:
+                # Return it as created: by now it may be in progress.
+                return to_http_response(posted.created or await posted.found(response_id), dialect)
+            response = await until_disconnect(request.receive, posted.finished(claim, response_id))
+            return to_http_response(response, dialect)
+        if wanted.stream:
+            report = GenerationReport()
+            events = posted.events(report, too_late=lambda: stream.is_head_sent)
+            stream = EventStream(to_sse(events), headers=lambda: backend_header([report]), keep_alive_s=keep_alive_s)
+            return stream
+        response, report = await until_disconnect(request.receive, posted.whole())
+    except ClientGone:
+        return Response(status_code=CLIENT_CLOSED_REQUEST)
+    return to_http_response(response, dialect, {**backend_header([report]), **recoveries_header([report])})
 
 
 class ResponseCreation:

@@ -2,42 +2,56 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
-from fastapi import APIRouter
+from pydantic import ConfigDict
 from starlette.requests import Request
 from starlette.responses import Response
 
 from unisono.api.body import read_json
+from unisono.api.responses.answers import InputTokens
 from unisono.api.responses.deps import ResponsesDeps
 from unisono.api.responses.outbound.dialects import Dialect
 from unisono.api.responses.prepared_request import Sender, assembled, judged
 from unisono.api.responses.prior_state import recall
+from unisono.api.responses.routes.responses_api import ResponsesApi
+from unisono.api.responses.schema import ResponsesRequest
+from unisono.api.route_table import TURNED, RouteTable, dependency, keep_properties
 from unisono.api.sse import CLIENT_CLOSED_REQUEST, ClientGone, until_disconnect
 from unisono.api.whole import to_whole
 
+# Fields that affect a count, which is never stored.
+EFFECTIVE_FIELDS = frozenset(ResponsesRequest.model_fields) - {"store", "background"}
 
-def counting_routes(router: APIRouter, path: str, means: ResponsesDeps, dialect: Dialect) -> None:
-    """Add the route. `path` is the path of the responses."""
 
-    async def counted(sender: Sender, body: dict[str, Any], size: int) -> int:
-        # A count is not stored, so the store is read only for the prior state.
-        wanted = await judged({**body, "store": False, "background": False}, size)
-        model = means.resolve(wanted.model, sender.caller)
-        past = await recall(means.store, sender.tenant, wanted)
-        asked = await assembled(
-            means, sender, wanted, past, model, response_id=means.new_id("resp_"), created_at=0, size=size
-        )
-        return await means.service.count(asked.generation.request)
+class CountRequest(ResponsesRequest):
+    """A request whose other fields have no effect; only the document uses it."""
 
-    async def count(request: Request) -> Response:
+    model_config = ConfigDict(defer_build=True, json_schema_extra=partial(keep_properties, EFFECTIVE_FIELDS))
+
+
+async def counted(means: ResponsesDeps, sender: Sender, body: dict[str, Any], size: int) -> int:
+    # A count is not stored, so the store is read only for the prior state.
+    wanted = await judged({**body, "store": False, "background": False}, size)
+    model = means.resolve(wanted.model, sender.caller)
+    past = await recall(means.store, sender.tenant, wanted)
+    asked = await assembled(
+        means, sender, wanted, past, model, response_id=means.new_id("resp_"), created_at=0, size=size
+    )
+    return await means.service.count(asked.generation.request)
+
+
+def add_counting_route(table: RouteTable, dialect: Dialect) -> None:
+    @table.add("POST", "/responses/input_tokens", TURNED, answer=InputTokens, body=CountRequest, direct=True)
+    async def count_input_tokens(request: Request) -> Response:
+        """Count the input tokens of a request."""
+        means = dependency(request, ResponsesApi).means
         body = await read_json(request)
         sender = Sender(request.state.caller, request.state.request_id, dialect)
-        work = counted(sender, body, len(await request.body()))
+        work = counted(means, sender, body, len(await request.body()))
         try:
             tokens = await until_disconnect(request.receive, work)
         except ClientGone:
             return Response(status_code=CLIENT_CLOSED_REQUEST)
         return to_whole({"object": "response.input_tokens", "input_tokens": tokens})
-
-    router.add_route(f"{path}/input_tokens", count, methods=["POST"], name="input_tokens")

@@ -2,91 +2,87 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from typing import Annotated
 
-from fastapi import APIRouter
-from starlette.requests import Request
+from fastapi import Query
 from starlette.responses import Response
 
+from unisono.api.answer_types import Deleted
 from unisono.api.field_types import shortened
-from unisono.api.methods import add_path
+from unisono.api.responses import answers
 from unisono.api.responses.background.reader import logged_events
-from unisono.api.responses.background.runner import BackgroundRunner, missing
-from unisono.api.responses.deps import ResponsesDeps
+from unisono.api.responses.background.runner import missing
 from unisono.api.responses.items import to_listing
 from unisono.api.responses.outbound.dialects import Dialect
 from unisono.api.responses.prior_state import OUR_ID
-from unisono.api.responses.queries import PageQuery, ResponseQuery, to_query
+from unisono.api.responses.queries import PageQuery, ResponseQuery
 from unisono.api.responses.routes.create import to_http_response, to_sse
+from unisono.api.responses.routes.responses_api import ResponsesApi
+from unisono.api.route_table import CHANGED, ONE, CurrentCaller, PathId, RouteTable, provided
 from unisono.api.sse import EventStream
 from unisono.api.whole import to_whole
-from unisono.core.state_store import Store, StoredItem, StoredResponse
+from unisono.core.state_store import StoredItem, StoredResponse
 from unisono.errors import InvalidRequest, NotFound
 
+Api = Annotated[ResponsesApi, provided(ResponsesApi)]
 
-@dataclass(frozen=True, slots=True)
-class StoredResponseRoutes:
-    """Handlers of the routes that read, delete or cancel one stored response."""
 
-    store: Store
-    runner: BackgroundRunner
-    dialect: Dialect
-    keep_alive_s: float
+async def found(api: ResponsesApi, tenant: str, response_id: str) -> StoredResponse:
+    """Return a response of the tenant. Raises NotFound."""
+    if not OUR_ID.fullmatch(response_id):
+        raise missing(response_id)
+    [response] = await api.means.store.responses(tenant, [response_id])
+    if response is None:
+        raise missing(response_id)
+    return response
 
-    async def found(self, request: Request) -> StoredResponse:
-        """Return the response in the path, if it is the caller's."""
-        response_id = request.path_params["response_id"]
-        if not OUR_ID.fullmatch(response_id):
-            raise missing(response_id)
-        [response] = await self.store.responses(request.state.caller.tenant, [response_id])
-        if response is None:
-            raise missing(response_id)
-        return response
 
-    async def fetch(self, request: Request) -> Response:
-        query = to_query(request.query_params, ResponseQuery)
-        response = await self.found(request)
+# Responses are written from their stored form: as models, their items would be validated again.
+def add_stored_routes(table: RouteTable, dialect: Dialect) -> None:
+    one = "/responses/{response_id}"
+
+    @table.add("GET", one, ONE, answer=answers.Response, events=answers.ResponseEvent)
+    async def get_response(
+        api: Api, caller: CurrentCaller, response_id: PathId, query: Annotated[ResponseQuery, Query()]
+    ) -> Response:
+        """Retrieve a stored response or its events."""
+        response = await found(api, caller.tenant, response_id)
         if not query.stream:
-            return to_http_response(response, self.dialect)
-        tenant = request.state.caller.tenant
-        if await self.store.events(tenant, response.id, 0, limit=1) is None:
+            return to_http_response(response, dialect)
+        store = api.means.store
+        if await store.events(caller.tenant, response.id, 0, limit=1) is None:
             raise InvalidRequest(
                 "The events of this response are not stored: it is not a background response, or it ended too long "
                 "ago. Retrieve it without 'stream'.",
                 param="stream",
             )
         first = 0 if query.starting_after is None else query.starting_after + 1
-        events = logged_events(self.store, tenant, response.id, first, self.dialect)
-        return EventStream(to_sse(events), keep_alive_s=self.keep_alive_s)
+        events = logged_events(store, caller.tenant, response.id, first, dialect)
+        return EventStream(to_sse(events), keep_alive_s=api.keep_alive_s)
 
-    async def delete(self, request: Request) -> Response:
-        response = await self.found(request)
-        tenant = request.state.caller.tenant
-        if not await self.store.delete_response(tenant, response.id):
+    @table.add("DELETE", one, CHANGED)
+    async def delete_response(api: Api, caller: CurrentCaller, response_id: PathId) -> Deleted:
+        """Delete a stored response."""
+        response = await found(api, caller.tenant, response_id)
+        if not await api.means.store.delete_response(caller.tenant, response.id):
             raise missing(response.id)
-        self.runner.forget(tenant, response.id)
-        return to_whole({"id": response.id, "object": "response", "deleted": True})
+        api.runner.forget(caller.tenant, response.id)
+        return Deleted(id=response.id, object="response", deleted=True)
 
-    async def cancel(self, request: Request) -> Response:
-        response = await self.found(request)
-        return to_http_response(await self.runner.cancel(request.state.caller.tenant, response.id), self.dialect)
+    @table.add("POST", f"{one}/cancel", CHANGED, answer=answers.Response)
+    async def cancel_response(api: Api, caller: CurrentCaller, response_id: PathId) -> Response:
+        """Cancel a background response."""
+        response = await found(api, caller.tenant, response_id)
+        return to_http_response(await api.runner.cancel(caller.tenant, response.id), dialect)
 
-    async def input_items(self, request: Request) -> Response:
-        query = to_query(request.query_params, PageQuery)
-        response = await self.found(request)
+    @table.add("GET", f"{one}/input_items", ONE, answer=answers.ItemPage)
+    async def list_input_items(
+        api: Api, caller: CurrentCaller, response_id: PathId, query: Annotated[PageQuery, Query()]
+    ) -> Response:
+        """List the input items of a response."""
+        response = await found(api, caller.tenant, response_id)
         page, more = paged(response.input, query)
-        return to_whole(to_listing(page, has_more=more, show=self.dialect.item))
-
-
-def stored_response_routes(
-    router: APIRouter, path: str, means: ResponsesDeps, runner: BackgroundRunner, dialect: Dialect, keep_alive_s: float
-) -> None:
-    """Add the routes. `path` is the path of the responses."""
-    handlers = StoredResponseRoutes(means.store, runner, dialect, keep_alive_s)
-    one = f"{path}/{{response_id}}"
-    add_path(router, one, {"GET": handlers.fetch, "DELETE": handlers.delete}, name="response")
-    router.add_route(f"{one}/cancel", handlers.cancel, methods=["POST"], name="cancel_response")
-    router.add_route(f"{one}/input_items", handlers.input_items, methods=["GET"], name="input_items")
+        return to_whole(to_listing(page, has_more=more, show=dialect.item))
 
 
 def paged(items: tuple[StoredItem, ...], query: PageQuery) -> tuple[tuple[StoredItem, ...], bool]:

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-from fastapi import APIRouter
 from starlette.websockets import WebSocket
 
-from unisono.api.responses.deps import ResponsesDeps
 from unisono.api.responses.outbound.dialects import Dialect
+from unisono.api.responses.routes.responses_api import ResponsesApi
 from unisono.api.responses.websocket.connection import Connection
+from unisono.api.route_table import RouteTable, dependency
 
 
-def websocket_routes(router: APIRouter, path: str, means: ResponsesDeps, dialect: Dialect) -> None:
-    """Add the route. `path` is the path of the responses."""
-
+def add_websocket_routes(table: RouteTable, dialect: Dialect) -> None:
     async def connect(socket: WebSocket) -> None:
-        await Connection(means, dialect, socket).run()
+        await Connection(dependency(socket, ResponsesApi).means, dialect, socket).run()
 
-    router.add_websocket_route(path, connect, name="responses_socket")
+    table.add_websocket("/responses", connect)

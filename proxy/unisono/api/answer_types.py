@@ -1,0 +1,61 @@
+"""Field types and base of the response models.
+
+A model of a `direct` endpoint only describes the answer in the OpenAPI document: `outbound` writes the bytes, and
+`make test-openapi` compares them with the model.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+Count = Annotated[int, Field(ge=0)]
+Moment = Annotated[int, Field(description="Unix time in seconds.")]
+Object = dict[str, Any]
+# The default of a field that may be absent but is never null.
+ABSENT: Any = None
+
+
+class AnswerModel(BaseModel):
+    """An object of an answer; it may have further fields. Its validator is built on first use."""
+
+    model_config = ConfigDict(extra="allow", defer_build=True)
+
+
+class About(AnswerModel):
+    """Report on the generation: backend, failovers, recoveries and notes."""
+
+    recoveries: list[str]
+    failovers: Count
+    backend: str
+    left_out: Count = ABSENT
+    unmet: str = ABSENT
+    hooks: Object = ABSENT
+    notes: list[str] = ABSENT
+
+
+class Deleted(AnswerModel):
+    id: str
+    object: str
+    deleted: Literal[True]
+
+
+class CachedTokens(AnswerModel):
+    cached_tokens: Count
+
+
+class CompletionObject(AnswerModel):
+    """Fields of chat completions, of completions, and of their chunks."""
+
+    id: str
+    created: Moment
+    model: str
+    system_fingerprint: str | None
+
+
+class TokenUsageObject(AnswerModel):
+    prompt_tokens: Count
+    completion_tokens: Count
+    total_tokens: Count
+    prompt_tokens_details: CachedTokens

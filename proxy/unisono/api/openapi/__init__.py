@@ -1,1 +1,0 @@
-"""OpenAPI document of the gateway, built from the request models on first use."""

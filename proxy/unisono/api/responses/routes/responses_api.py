@@ -1,0 +1,16 @@
+"""Dependencies of the routes of the Responses API."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from unisono.api.responses.background.runner import BackgroundRunner
+from unisono.api.responses.deps import ResponsesDeps
+from unisono.api.sse import KEEP_ALIVE_S
+
+
+@dataclass(frozen=True, slots=True)
+class ResponsesApi:
+    means: ResponsesDeps
+    runner: BackgroundRunner
+    keep_alive_s: float = KEEP_ALIVE_S
