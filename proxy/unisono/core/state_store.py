@@ -39,8 +39,8 @@ class Status(StrEnum):
 class StoredItem:
     """One item under its id.
 
-    `shown` is the item in the form of its API surface. `said` is its meaning for the model, with the exact generated
-    token ids. `said` is empty for an item that is only displayed, and has several items for a call with its result.
+    `wire` is the item in the form of its API surface. `meaning` is its content for the model, with the exact generated
+    token ids. `meaning` is empty for an item that is only displayed, and has several items for a call with its result.
     """
 
     id: str
