@@ -113,8 +113,8 @@ class Ran:
     """Result of a server tool call, emitted after its Closed.
 
     The batch that holds the Closed is yielded before the call is made. The call is made only when the next batch is
-    requested. A consumer can therefore record in between that the call may have been made. `said` is the text that the
-    model reads: the outcome's text or a replacement for it. `rule` names the reason for a replacement (see
+    requested. A consumer can therefore record in between that the call may have been made. `text_for_model` is the
+    outcome's text or a replacement for it. `rule` names the reason for a replacement (see
     `core.recovery_rules.RULES`).
     """
 

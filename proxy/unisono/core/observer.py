@@ -36,8 +36,8 @@ class GenerationStarted:
     """Start of a generation.
 
     `key` is the public id of a virtual key, `model` a group's name from the configuration. `at` is the time in seconds
-    since 1970. `span` is the generation's own, `span_parent` the id of its parent. `asked` is the request of a
-    recorded generation (`engine.replay`).
+    since 1970. `span` is the generation's own, `span_parent` the id of its parent. `recorded_request` is the request of
+    a recorded generation (`engine.replay`).
     """
 
     request_id: str
@@ -155,7 +155,7 @@ class GenerationDone:
     `first_s` is the time at which the first events reached the API surface; `error` is an error code. `channels`
     counts tokens in bodies of whole messages by kind: `analysis`, `commentary`, `final`, `call` for the client's
     calls, `hosted_call` for the gateway's own. `recoveries` are rule names, each once; `repairs` are their
-    applications in the emitted part. `journal` is the stream's own (`GenerationReport`). `said` holds all items and
+    applications in the emitted part. `journal` is the stream's own (`GenerationReport`). `output` holds all items and
     repairs of a recorded generation, in order, including those of an earlier interrupted generation.
     """
 

@@ -83,8 +83,8 @@ def starred(pattern: str, asked: str) -> str:
 class ServedName:
     """Serving of a model name: its group and its answer mode.
 
-    `keeps` is True if the deployments store responses and run tools themselves, so that requests may refer to their
-    state.
+    `stores_responses` is True if the deployments store responses and run tools themselves, so that requests may refer
+    to their state.
     """
 
     group: str = ""
@@ -97,7 +97,7 @@ class PassthroughRequest:
     """Request as the client sent it.
 
     `model` is the requested name, which the answer carries too. `tokens` is the estimated size of its text. `choices`
-    is the number of requested answers, `most` the maximum tokens of each, None for any number.
+    is the number of requested answers, `max_tokens` the maximum tokens of each, None for any number.
     """
 
     api: Api

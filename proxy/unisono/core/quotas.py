@@ -46,10 +46,11 @@ class QuotaKind(StrEnum):
 class QuotaReservation:
     """Reservation for one request.
 
-    `once` is its unique id. `input` counts the tokens it sends, `least` the tokens it is expected to generate, `most`
-    the maximum. `input_cost` and `output_price` give their cost. `period` names the budget's period. `period_ends` is
-    the start of the next period in seconds since 1970, None for never. The reservation lasts `for_s` seconds unless it
-    is renewed. An `owed` reservation is never refused, because its request was admitted before.
+    `once` is its unique id. `input` counts the tokens it sends. `expected_output` are the tokens it is expected to
+    generate, `max_output` the maximum. `input_cost` and `output_price` give their cost. `period` names the budget's
+    period. `period_ends` is the start of the next period in seconds since 1970, None for never. The reservation lasts
+    `for_s` seconds unless it is renewed. A reservation with `is_owed` is never refused, because its request was
+    admitted before.
     """
 
     account: Account
@@ -75,10 +76,10 @@ class QuotaReservation:
 class QuotaStatus:
     """State of an account after a reservation.
 
-    `refused` is the limit that refused it, None if it was granted. `again_s` is the number of seconds until it would
-    be granted, None if waiting alone does not help. Remaining amounts are None without a limit. `requests_reset_s` and
-    `tokens_reset_s` are the seconds until they are full again. `output` is the number of tokens that may be generated,
-    None for any.
+    `refused` is the limit that refused it, None if it was granted. `retry_after_s` is the number of seconds until it
+    would be granted, None if waiting alone does not help. Remaining amounts are None without a limit.
+    `requests_reset_s` and `tokens_reset_s` are the seconds until they are full again. `output` is the number of tokens
+    that may be generated, None for any.
     """
 
     refused: QuotaKind | None = None

@@ -40,7 +40,7 @@ class RouteRequirements:
     """Requirements of the next generation.
 
     `prompt_tokens` counts the tokens of its prompt, `blocks` are their hashes (`core.prefix_blocks`). `max_tokens` is
-    the most that may be generated, None for what the context holds. `wants` names preferred abilities, from
+    the most that may be generated, None for what the context holds. `preferred_abilities` are from
     `Capabilities.constrain` and `logit_bias`. A generation with `resumes` continues an answer that the client already
     receives; it never waits for one that has not begun.
     """
@@ -101,7 +101,7 @@ class Slot(Protocol):
     def record_attempt(
         self, first_token_s: float, largest_gap_s: float | None = None, read_tokens: int | None = None
     ) -> None:
-        """Record the timing of an attempt that answered, before `took` ends it.
+        """Record the timing of an attempt that answered, before `record_usage` ends it.
 
         `read_tokens` counts the tokens of the prompt that were not cached, None if the backend does not report it.
         """
@@ -111,7 +111,7 @@ class Slot(Protocol):
         """Return a context for reading an attempt, which limits the wait for the first token.
 
         Raises BackendTimeout if no first token arrived and the deployment generated nothing for other requests either,
-        for longer than the learned limit. `began` ends the limit.
+        for longer than the learned limit. `record_first_token` ends the limit.
         """
         ...
 

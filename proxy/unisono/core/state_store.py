@@ -39,7 +39,7 @@ class Status(StrEnum):
 class StoredItem:
     """One item under its id.
 
-    `wire` is the item in the form of its API surface. `meaning` is its meaning for the model, with the exact generated
+    `wire` is the item in the form of its API surface. `meaning` is its content for the model, with the exact generated
     token ids. `meaning` is empty for an item that is only displayed, and has several items for a call with its result.
     """
 

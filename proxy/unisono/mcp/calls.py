@@ -48,7 +48,7 @@ NOT_DONE: Final = frozenset({501, 503, 505, 507, 511})
 class CallAttempt:
     """Result of a call over one connection.
 
-    `again`: the server provably executed nothing, so another connection may succeed.
+    `can_repeat`: the server provably executed nothing, so another connection may succeed.
     """
 
     outcome: ToolOutcome

@@ -224,7 +224,7 @@ def to_selection_request(
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """Chosen candidate; `taken` is None if there is none or waiting for `waits_for` is better."""
+    """Chosen candidate; None if there is none, or if waiting for `waits_for` is better."""
 
     candidate: Candidate | None = None
     waits_for: int = 0

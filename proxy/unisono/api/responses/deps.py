@@ -72,8 +72,8 @@ class ResponsesDeps:
     `resolve` finds a model by name. It raises UnknownModel, or ModelNotAllowed if the caller may not use the model.
     `find_way` selects the answer mode; without it the engine answers every request. `today` returns YYYY-MM-DD,
     `clock` seconds since the epoch, `new_id` an unguessable id with a prefix. `seals` waits for the key, which may
-    be in the store, and raises StoreUnavailable. `lease_s` is the lease duration without renewal, and `kept_s` the
-    storage time of a response, both in seconds.
+    be in the store, and raises StoreUnavailable. `lease_s` is the lease duration without renewal, and
+    `retention_s` the storage time of a response, both in seconds.
     """
 
     service: GenerationService
