@@ -284,10 +284,10 @@ def _api_dependencies(gateway: Gateway, service: GenerationService, runner: Back
     )
 
 
-def responses_means(gateway: Gateway, turns: GenerationService, servers: ServerRules | None = None) -> ResponsesDeps:
+def responses_means(gateway: Gateway, service: GenerationService, servers: ServerRules | None = None) -> ResponsesDeps:
     """Return the dependencies of the Responses API."""
     return ResponsesDeps(
-        service=turns,
+        service=service,
         store=gateway.store,
         resolve=lambda name, caller: responses_model(gateway.catalogue, name, caller),
         seals=gateway.sealer,
@@ -302,12 +302,12 @@ def responses_means(gateway: Gateway, turns: GenerationService, servers: ServerR
     )
 
 
-def messages_means(gateway: Gateway, turns: GenerationService, hosting: ServerToolSetup) -> MessagesMeans:
+def messages_means(gateway: Gateway, service: GenerationService, setup: ServerToolSetup) -> MessagesMeans:
     """Return the dependencies of the Messages API."""
     pause_after = gateway.config.unisono.pause_after_rounds
     return MessagesMeans(
-        service=turns,
-        resolve=lambda name, caller: messages_model(gateway.catalogue, name, hosting, caller, pause_after),
+        service=service,
+        resolve=lambda name, caller: messages_model(gateway.catalogue, name, setup, caller, pause_after),
         seals=gateway.sealer,
         today=lambda: current_date(gateway.config.unisono),
         new_id=lambda: token_hex(12),

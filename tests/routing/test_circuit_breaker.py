@@ -196,10 +196,10 @@ def test_a_probe_makes_up_for_no_request() -> None:
 def test_what_began_before_a_rest_does_not_end_it() -> None:
     circuits = after_failure({}, GONE, 5.0, BreakerConfig(0, 10.0))
     for _ in range(5):
-        circuits = after_success(circuits, begun=4.9)
+        circuits = after_success(circuits, started_at=4.9)
     assert phase_of(circuits, 6.0) is CircuitPhase.OPEN
     for _ in range(2):
-        circuits = after_success(circuits, begun=5.0)
+        circuits = after_success(circuits, started_at=5.0)
     assert phase_of(circuits, 6.0) is CircuitPhase.CLOSED
 
 

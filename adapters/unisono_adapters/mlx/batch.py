@@ -146,39 +146,39 @@ class Batch:
         if told:
             self._send(told)
 
-    def _admit(self, connection: int, ask: GenerateCommand, guide: Guide | None) -> list[Addressed]:
-        refusal = self._refusal(ask)
+    def _admit(self, connection: int, command: GenerateCommand, guide: Guide | None) -> list[Addressed]:
+        refusal = self._refusal(command)
         if refusal is not None:
             reason, message = refusal
-            return [(connection, RequestRefused(ask.id, reason, message))]
-        prompt = list(ask.prompt)
-        room = ask.max_tokens if self._context is None else min(ask.max_tokens, self._context - len(prompt))
-        processors = make_processors(ask.sampling, len(prompt))
+            return [(connection, RequestRefused(command.id, reason, message))]
+        prompt = list(command.prompt)
+        room = command.max_tokens if self._context is None else min(command.max_tokens, self._context - len(prompt))
+        processors = make_processors(command.sampling, len(prompt))
         if guide is not None:
             processors.append(guide)  # after biases, which must not allow what it forbids
-        known, layers = self._prefixes.longest_prefix(ask.salt, prompt)
+        known, layers = self._prefixes.longest_prefix(command.salt, prompt)
         uids = self._generator.insert(
             [prompt[known:]],
             max_tokens=[room],
             caches=[layers],
             all_tokens=[prompt[:known]],
-            samplers=[make_sampler(ask.sampling)],
+            samplers=[make_sampler(command.sampling)],
             logits_processors=[processors],
         )
-        self._running[uids[0]] = _Running((connection, ask.id), ask.salt, prompt, known, guide)
+        self._running[uids[0]] = _Running((connection, command.id), command.salt, prompt, known, guide)
         return []
 
-    def _refusal(self, ask: GenerateCommand) -> tuple[Reason, str] | None:
+    def _refusal(self, command: GenerateCommand) -> tuple[Reason, str] | None:
         if len(self._running) >= self._limits.batch + self._limits.waiting:
             return "overloaded", f"{len(self._running)} requests are running or waiting, which is the limit"
-        if not ask.prompt or ask.max_tokens < 1:
+        if not command.prompt or command.max_tokens < 1:
             return "rejected", "a request needs a prompt and a limit of at least one token"
-        if min(ask.prompt) < 0 or max(ask.prompt) >= VOCABULARY:
+        if min(command.prompt) < 0 or max(command.prompt) >= VOCABULARY:
             return "rejected", "the prompt contains a token id outside the vocabulary"
-        if self._context is not None and len(ask.prompt) >= self._context:
-            return "context", f"the prompt has {len(ask.prompt)} tokens, the model's context has {self._context}"
+        if self._context is not None and len(command.prompt) >= self._context:
+            return "context", f"the prompt has {len(command.prompt)} tokens, the model's context has {self._context}"
         try:
-            check_sampling(ask.sampling)
+            check_sampling(command.sampling)
         except ValueError as error:
             return "rejected", str(error)
         return None

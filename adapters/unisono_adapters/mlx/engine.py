@@ -130,24 +130,24 @@ class _Engine:
             case _:
                 raise WireError(f"the engine does not accept {type(message).__name__} messages")
 
-    def _guide(self, loaded: _Loaded, number: int, ask: GenerateCommand) -> None:
+    def _guide(self, loaded: _Loaded, number: int, command: GenerateCommand) -> None:
         """Submit a constrained request once its grammar is compiled, unless it is cancelled before."""
-        assert ask.constraint is not None, "a request without a constraint"
-        place = (number, ask.id)
+        assert command.constraint is not None, "a request without a constraint"
+        place = (number, command.id)
         if len(self.compiling) >= self.max_compiling:
             self._send(
                 [
                     (
                         number,
                         RequestRefused(
-                            ask.id, "overloaded", "too many requests are waiting for their grammars to be compiled"
+                            command.id, "overloaded", "too many requests are waiting for their grammars to be compiled"
                         ),
                     )
                 ]
             )
             return
         self.compiling.add(place)
-        compiled = self.loop.run_in_executor(loaded.guides.threads, loaded.guides.guide, ask.constraint)
+        compiled = self.loop.run_in_executor(loaded.guides.threads, loaded.guides.guide, command.constraint)
 
         def submit(done: asyncio.Future[Guide]) -> None:
             error = done.exception()
@@ -155,12 +155,17 @@ class _Engine:
                 return
             self.compiling.discard(place)
             if error is None:
-                loaded.batch.submit(Submit(number, ask, done.result()))
+                loaded.batch.submit(Submit(number, command, done.result()))
                 return
             if not isinstance(error, Unguidable):
                 _log.error("compiling a grammar failed", exc_info=error)
             self._send(
-                [(number, RequestRefused(ask.id, "constraint", f"the engine cannot enforce the constraint: {error}"))]
+                [
+                    (
+                        number,
+                        RequestRefused(command.id, "constraint", f"the engine cannot enforce the constraint: {error}"),
+                    )
+                ]
             )
 
         compiled.add_done_callback(submit)

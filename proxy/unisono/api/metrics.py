@@ -65,9 +65,9 @@ class MetricsListener:
     With `shared`, several processes listen on the address, and any of them answers.
     """
 
-    def __init__(self, address: str, shown: MetricsPage, *, shared: bool = False) -> None:
+    def __init__(self, address: str, page: MetricsPage, *, shared: bool = False) -> None:
         self._host, self._port = listening_address(address)
-        self._metrics_page = shown
+        self._metrics_page = page
         self._shared = shared
         self._server: asyncio.Server | None = None
         self._answering = 0

@@ -22,9 +22,9 @@ class ModelRules:
     failover: bool = True
     forbidden_tools: ForbiddenTools = ForbiddenTools.REMOVE
 
-    def applied_to(self, turn: GenerationRequest) -> GenerationRequest:
+    def applied_to(self, request: GenerationRequest) -> GenerationRequest:
         """Apply the rules that a request cannot change."""
-        return replace(turn, unmended=self.unmended, failover=self.failover, forbidden_tools=self.forbidden_tools)
+        return replace(request, unmended=self.unmended, failover=self.failover, forbidden_tools=self.forbidden_tools)
 
 
 NO_RULES: Final = ModelRules()

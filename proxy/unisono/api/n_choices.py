@@ -86,11 +86,11 @@ async def collect_all(runs: Sequence[GenerationStream]) -> list[CollectedAnswer]
         await close_all(runs)
 
 
-async def start_all(turns: GenerationService, choices: Iterable[GenerationRequest]) -> list[GenerationStream]:
+async def start_all(service: GenerationService, choices: Iterable[GenerationRequest]) -> list[GenerationStream]:
     """Start all generations. If one fails to start, those already started are closed."""
     runs: list[GenerationStream] = []
     try:
-        runs += map(turns.start, choices)
+        runs += map(service.start, choices)
     except BaseException:
         await close_all(runs)
         raise

@@ -116,29 +116,29 @@ def to_passage(api: Api, body: Mapping[str, Json], way: AnswerMode) -> Passthrou
 
 
 def to_generation_request(
-    passage: PassthroughRequest, model: str, caller: Caller, request_id: str
+    passthrough: PassthroughRequest, model: str, caller: Caller, request_id: str
 ) -> GenerationRequest:
     """Return the generation request of a pass-through request.
 
     Its conversation is the readable part of the body, for hooks.
     """
-    field, surface, _ = IN_BODY[passage.api]
+    field, surface, _ = IN_BODY[passthrough.api]
     return GenerationRequest(
         model=model,
-        conversation=Conversation(Preamble(), tuple(_items(passage.body, field))),
-        max_tokens=None if passage.max_tokens is None else passage.max_tokens * passage.choices,
-        whole=not passage.stream,
+        conversation=Conversation(Preamble(), tuple(_items(passthrough.body, field))),
+        max_tokens=None if passthrough.max_tokens is None else passthrough.max_tokens * passthrough.choices,
+        whole=not passthrough.stream,
         tenant=caller.tenant,
         caller=caller,
         request_id=request_id,
         surface=surface,
-        passage=passage,
+        passage=passthrough,
         fields=request_fields(field),
     )
 
 
 async def passed_through(
-    request: Request, turns: GenerationService, api: Api, body: Mapping[str, Json], group: str, *, keep_alive_s: float
+    request: Request, service: GenerationService, api: Api, body: Mapping[str, Json], group: str, *, keep_alive_s: float
 ) -> Response:
     """Forward a body and return the answer.
 
@@ -150,19 +150,19 @@ async def passed_through(
         return passage, to_generation_request(passage, group, request.state.caller, request.state.request_id)
 
     passage, turn = await off_loop(understood, len(await request.body()))
-    return await _answered(request, turns, turn, passage, keep_alive_s)
+    return await _answered(request, service, turn, passage, keep_alive_s)
 
 
 async def _answered(
     request: Request,
-    turns: GenerationService,
-    turn: GenerationRequest,
-    passage: PassthroughRequest,
+    service: GenerationService,
+    generation_request: GenerationRequest,
+    passthrough: PassthroughRequest,
     keep_alive_s: float,
 ) -> Response:
-    run = turns.start(turn)
-    if passage.stream:
-        return passing_stream(run, passage.api, keep_alive_s=keep_alive_s)
+    run = service.start(generation_request)
+    if passthrough.stream:
+        return passing_stream(run, passthrough.api, keep_alive_s=keep_alive_s)
     try:
         body = await until_disconnect(request.receive, whole(run))
     except ClientGone:
@@ -170,19 +170,19 @@ async def _answered(
     return to_whole(body, backend_header([run.report]))
 
 
-async def whole(run: GenerationStream) -> Mapping[str, Json]:
+async def whole(stream: GenerationStream) -> Mapping[str, Json]:
     """Return the body of an answer that is not a stream."""
     body: Mapping[str, Json] = {}
-    async with aclosing(run):
-        async for batch in run:
+    async with aclosing(stream):
+        async for batch in stream:
             body = next((one.body for one in batch if isinstance(one, Passed)), body)
     return body
 
 
-def passing_stream(run: GenerationStream, api: Api, *, keep_alive_s: float) -> EventStream:
+def passing_stream(stream: GenerationStream, api: Api, *, keep_alive_s: float) -> EventStream:
     return EventStream(
-        PassingSource(run, api),
-        headers=lambda: backend_header([run.report]),
+        PassingSource(stream, api),
+        headers=lambda: backend_header([stream.report]),
         broken=BROKEN[api],
         keep_alive_s=keep_alive_s,
     )
@@ -191,8 +191,8 @@ def passing_stream(run: GenerationStream, api: Api, *, keep_alive_s: float) -> E
 class PassingSource(ByteSource):
     """Bytes of a pass-through stream, one step per batch."""
 
-    def __init__(self, run: GenerationStream, api: Api) -> None:
-        self._run = run
+    def __init__(self, stream: GenerationStream, api: Api) -> None:
+        self._run = stream
         self._api = api
         self._steps = self._each()
 
@@ -240,8 +240,8 @@ class StartedStream(WrappedStream):
     The first batch shows whether the answer is passed through (see `start_stream`).
     """
 
-    def __init__(self, run: GenerationStream, first: list[Event] | None, rest: AsyncIterator[list[Event]]) -> None:
-        super().__init__(run)
+    def __init__(self, stream: GenerationStream, first: list[Event] | None, rest: AsyncIterator[list[Event]]) -> None:
+        super().__init__(stream)
         self._first = first
         self._rest = rest
 
@@ -252,24 +252,24 @@ class StartedStream(WrappedStream):
                 yield batch
 
 
-async def start_whole(run: GenerationStream) -> tuple[GenerationStream, Mapping[str, Json] | None]:
+async def start_whole(stream: GenerationStream) -> tuple[GenerationStream, Mapping[str, Json] | None]:
     """Wait for the first batch, and read the whole body of a pass-through answer.
 
     The stream is then closed, as it is after a failure.
     """
     try:
-        first, passes = await start_stream(run)
+        first, passes = await start_stream(stream)
     except BaseException:
-        await run.aclose()
+        await stream.aclose()
         raise
     return first, await whole(first) if passes else None
 
 
-async def start_stream(run: GenerationStream) -> tuple[StartedStream, bool]:
+async def start_stream(stream: GenerationStream) -> tuple[StartedStream, bool]:
     """Wait for the first batch. Returns True as well if it is a pass-through batch."""
-    batches = aiter(run)
+    batches = aiter(stream)
     first = await anext(batches, None)
-    return StartedStream(run, first, batches), bool(first) and any(isinstance(one, Passed) for one in first or ())
+    return StartedStream(stream, first, batches), bool(first) and any(isinstance(one, Passed) for one in first or ())
 
 
 class EitherSource(ByteSource):
@@ -278,8 +278,8 @@ class EitherSource(ByteSource):
     `otherwise` makes the source of a stream that does not.
     """
 
-    def __init__(self, run: GenerationStream, api: Api, otherwise: Callable[[GenerationStream], ByteSource]) -> None:
-        self._run = run
+    def __init__(self, stream: GenerationStream, api: Api, otherwise: Callable[[GenerationStream], ByteSource]) -> None:
+        self._run = stream
         self._api = api
         self._otherwise = otherwise
         self._chosen: ByteSource | None = None
@@ -349,6 +349,6 @@ def _text_bytes(body: Mapping[str, Json]) -> int:
     return letters
 
 
-def with_passage(turn: GenerationRequest, api: Api, body: Mapping[str, Json], way: AnswerMode) -> GenerationRequest:
+def with_passage(request: GenerationRequest, api: Api, body: Mapping[str, Json], way: AnswerMode) -> GenerationRequest:
     """Return a generation request that a pass-through deployment may answer too."""
-    return replace(turn, passage=to_passage(api, body, way))
+    return replace(request, passage=to_passage(api, body, way))

@@ -30,17 +30,17 @@ class SamplingFields(OpenModel):
     logit_bias: LogitBias | None = None
 
 
-def to_sampling(asked: SamplingFields) -> Sampling:
+def to_sampling(fields: SamplingFields) -> Sampling:
     """Return all sampling values. Absent fields have the model's recommended values."""
     given = {
-        "temperature": asked.temperature,
-        "top_p": asked.top_p,
-        "top_k": None if asked.top_k is None else max(0, asked.top_k),
-        "min_p": asked.min_p,
-        "presence_penalty": asked.presence_penalty,
-        "frequency_penalty": asked.frequency_penalty,
-        "repetition_penalty": asked.repetition_penalty,
-        "seed": asked.seed,
-        "logit_bias": asked.logit_bias,
+        "temperature": fields.temperature,
+        "top_p": fields.top_p,
+        "top_k": None if fields.top_k is None else max(0, fields.top_k),
+        "min_p": fields.min_p,
+        "presence_penalty": fields.presence_penalty,
+        "frequency_penalty": fields.frequency_penalty,
+        "repetition_penalty": fields.repetition_penalty,
+        "seed": fields.seed,
+        "logit_bias": fields.logit_bias,
     }
     return Sampling(**{name: value for name, value in given.items() if value is not None})  # type: ignore[arg-type]

@@ -168,25 +168,25 @@ class OfferedTools:
     hosted: Callable[[NamedTool], HostedTool | None] = _hosts_nothing
 
 
-def to_choice(asked: ToolChoice | None, offer: OfferedTools, param: str = "tool_choice") -> Choice | None:
+def to_choice(choice: ToolChoice | None, offer: OfferedTools, param: str = "tool_choice") -> Choice | None:
     """Return the engine's constraint on calls.
 
     Returns None if the model decides, or if calls are disabled. Raises InvalidRequest that names `param`.
     """
-    if asked is None or asked.mode is ChoiceMode.NONE or (asked.mode is ChoiceMode.AUTO and asked.tools is None):
+    if choice is None or choice.mode is ChoiceMode.NONE or (choice.mode is ChoiceMode.AUTO and choice.tools is None):
         return None
-    if asked.mode is ChoiceMode.REQUIRED and not (offer.toolbox.tools or offer.hosts):
+    if choice.mode is ChoiceMode.REQUIRED and not (offer.toolbox.tools or offer.hosts):
         raise InvalidRequest(f"'{param}' requires a call, but the request has no tools.", param=param)
-    if asked.tools is None:
+    if choice.tools is None:
         return ForcedCalls()
     own: set[str] = set()
     hosted: set[HostedTool] = set()
-    for tool in asked.tools:
+    for tool in choice.tools:
         if tool.kind in FUNCTIONS:
             own.add(_own(tool, offer.toolbox, param))
         elif (found := offer.hosted(tool)) is not None:
             hosted.add(found)
-    if asked.mode is ChoiceMode.AUTO:
+    if choice.mode is ChoiceMode.AUTO:
         return AllowedTools(frozenset(own), frozenset(hosted))
     if not (own or hosted):
         raise InvalidRequest(f"'{param}': none of the named tools is available.", param=param)

@@ -31,9 +31,9 @@ class Hookset:
 
     hooks: tuple[NamedHook, ...] = ()
 
-    def wrap(self, turns: GenerationService) -> GenerationService:
-        """Wrap `turns` with the hooks; return `turns` itself if there are none."""
-        return HookedService(turns, self.hooks) if self.hooks else turns
+    def wrap(self, service: GenerationService) -> GenerationService:
+        """Wrap `service` with the hooks; return `service` itself if there are none."""
+        return HookedService(service, self.hooks) if self.hooks else service
 
     async def aclose(self) -> None:
         for named in self.hooks:

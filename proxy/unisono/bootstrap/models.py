@@ -62,14 +62,14 @@ def model_rules(model: ServedModel) -> ModelRules:
     return ModelRules(settings.reasoning_budget, settings.unmended, settings.failover, forbidden_tools)
 
 
-def chat_model(catalogue: ModelRegistry, name: str, hosting: ServerToolSetup, caller: Caller) -> ChatModel:
+def chat_model(catalogue: ModelRegistry, name: str, setup: ServerToolSetup, caller: Caller) -> ChatModel:
     """Return the settings of a model for Chat Completions. Raises as `allowed_model`."""
     model = allowed_model(catalogue, name, caller)
     return ChatModel(
         group=model.name,
         reasoning=ReasoningField(model.settings.reasoning_field),
         stream_tool_arguments=model.settings.stream_tool_arguments,
-        runnable=RunnableTools(hosting.unasked(model.settings.mcp_servers, caller), model.settings.run_tools),
+        runnable=RunnableTools(setup.unasked(model.settings.mcp_servers, caller), model.settings.run_tools),
         rules=model_rules(model),
     )
 
@@ -101,7 +101,7 @@ def responses_model(catalogue: ModelRegistry, name: str, caller: Caller) -> Resp
 
 
 def messages_model(
-    catalogue: ModelRegistry, name: str, hosting: ServerToolSetup, caller: Caller, pause_after: int
+    catalogue: ModelRegistry, name: str, setup: ServerToolSetup, caller: Caller, pause_after: int
 ) -> MessagesModel:
     """Return the settings of a model for Messages. Raises as `allowed_model`.
 
@@ -113,8 +113,8 @@ def messages_model(
         group=model.name,
         show_reasoning=model.settings.reasoning_field != "none",
         stream_tool_arguments=model.settings.stream_tool_arguments,
-        runnable=RunnableTools(hosting.unasked(labels, caller), model.settings.run_tools),
-        trained=hosting.rules.for_model(labels).for_caller(caller).trained,
+        runnable=RunnableTools(setup.unasked(labels, caller), model.settings.run_tools),
+        trained=setup.rules.for_model(labels).for_caller(caller).trained,
         rules=model_rules(model),
         pause_after=pause_after,
     )

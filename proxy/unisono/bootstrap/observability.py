@@ -52,9 +52,9 @@ class Observing:
     recent: RecentStats = field(default_factory=RecentStats)
 
     def wrap(
-        self, turns: GenerationService, *, background: bool = False, recorder: Recorder | None = None
+        self, service: GenerationService, *, background: bool = False, recorder: Recorder | None = None
     ) -> GenerationService:
-        """Wrap `turns` so that all observers and `recorder` see every generation."""
+        """Wrap `service` so that all observers and `recorder` see every generation."""
         observers: list[Observer] = [self.recent, *([] if self.metrics is None else [self.metrics])]
         if self.exporter is not None:
             observers.append(self.exporter.value)
@@ -62,7 +62,7 @@ class Observing:
             observers.append(recorder)
         new_trace = None if self.exporter is None else spans_of(self.sample)
         recorded = recorder is not None
-        return ObservedService(turns, observers, background=background, recorded=recorded, new_trace=new_trace)
+        return ObservedService(service, observers, background=background, recorded=recorded, new_trace=new_trace)
 
     def recorder(self, settings: TraceSettings, store: TraceStore) -> Recorder | None:
         """Return the recorder of answers; None if recording is off."""

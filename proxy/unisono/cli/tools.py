@@ -71,10 +71,10 @@ def _hosting(config_path: Path) -> ServerToolSetup:
         raise click.ClickException(str(error)) from error
 
 
-def _server(hosting: ServerToolSetup, label: str) -> ToolServer:
-    server = hosting.configured.get(label)
+def _server(setup: ServerToolSetup, label: str) -> ToolServer:
+    server = setup.configured.get(label)
     if server is None:
-        known = ", ".join(hosting.configured) or "none"
+        known = ", ".join(setup.configured) or "none"
         raise click.ClickException(f"mcp_servers: unknown tool server `{label}`; servers: {known}")
     return server
 

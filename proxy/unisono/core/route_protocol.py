@@ -192,6 +192,6 @@ class FailoverRoute(Protocol):
 class DeploymentPool(Protocol):
     """Live deployments by model name."""
 
-    def route(self, ask: RouteRequest) -> FailoverRoute:
+    def route(self, request: RouteRequest) -> FailoverRoute:
         """Return a route for one request. Raises `UnknownModel`."""
         ...

@@ -159,13 +159,13 @@ def _form(form: AnswerForm) -> dict[str, Json]:
     return {"name": form.name, "schema": schema, "description": form.description, "strict": form.strict}
 
 
-def _hosting(hosting: ServerTools) -> dict[str, Json]:
+def _hosting(server_tools: ServerTools) -> dict[str, Json]:
     return {
-        "servers": [{"label": server.label, "builtin": server.builtin} for server in hosting.servers],
-        "announced": [*sorted(hosting.announced)],
-        "decisions": len(hosting.decisions),
-        "max_calls": hosting.max_calls,
-        "pause_after": hosting.pause_after,
+        "servers": [{"label": server.label, "builtin": server.builtin} for server in server_tools.servers],
+        "announced": [*sorted(server_tools.announced)],
+        "decisions": len(server_tools.decisions),
+        "max_calls": server_tools.max_calls,
+        "pause_after": server_tools.pause_after,
     }
 
 

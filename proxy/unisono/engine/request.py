@@ -374,9 +374,9 @@ class WrappedStream(BatchStream):
     `aclose` closes its own batches first, then `run`.
     """
 
-    def __init__(self, run: GenerationStream) -> None:
-        self.report = run.report
-        self._run = run
+    def __init__(self, stream: GenerationStream) -> None:
+        self.report = stream.report
+        self._run = stream
 
     async def admit(self) -> None:
         await self._run.admit()

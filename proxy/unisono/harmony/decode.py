@@ -213,57 +213,57 @@ def _id_of(marker: str) -> int:
     return int(marker[len("<|reserved_") : -2]) if token is None else token
 
 
-def _stop_is_meant(behind: str, settled: bool) -> bool | None:
+def _stop_is_meant(rest: str, settled: bool) -> bool | None:
     """Return whether a stop ends its message: nothing, another marker or a header follows.
 
     Prose after it makes it text, unless a start follows the prose.
     """
-    following = _MARKER.search(behind)
+    following = _MARKER.search(rest)
     if following is None:
-        if not behind.strip():
+        if not rest.strip():
             return True if settled else None
         return False if settled else None
     token = _id_of(following[0])
-    between = behind[: following.start()]
+    between = rest[: following.start()]
     if not between.strip():
         return True
     if token in (START, CHANNEL):
-        return _start_is_meant(behind[following.end() :], settled)
+        return _start_is_meant(rest[following.end() :], settled)
     if token in (MESSAGE, CONSTRAIN):
         return _HEADER_START.match(between) is not None
     return False
 
 
-def _ends_before_answer(behind: str, settled: bool, over: bool) -> bool | None:
+def _ends_before_answer(rest: str, settled: bool, over: bool) -> bool | None:
     """Return whether an end marker in reasoning or a preamble is meant.
 
     It is also meant if the last text of the output follows without a header: that text is the answer.
     """
-    following = _MARKER.search(behind)
-    if following is None and behind.strip():
+    following = _MARKER.search(rest)
+    if following is None and rest.strip():
         return over if settled else None
     if following is not None and _id_of(following[0]) == RETURN:
         return True
-    return _stop_is_meant(behind, settled)
+    return _stop_is_meant(rest, settled)
 
 
-def _start_is_meant(behind: str, settled: bool) -> bool | None:
+def _start_is_meant(rest: str, settled: bool) -> bool | None:
     """Return whether a start or channel marker inside a body begins a message.
 
     It does if a header follows: words, then a marker of a header.
     """
-    following = _MARKER.search(behind)
+    following = _MARKER.search(rest)
     if following is None:
         # A possible part of a marker decides nothing yet.
-        partial = None if settled else _PARTIAL.search(behind)
-        behind = behind[: partial.start()] if partial else behind
-        words = behind.strip()
+        partial = None if settled else _PARTIAL.search(rest)
+        rest = rest[: partial.start()] if partial else rest
+        words = rest.strip()
         if not words:
             return True if settled else None
         if not settled and "\n" not in words:
             return None
-        return settled and (_HEADER_START.match(behind) is not None or "assistant".startswith(words))
-    between = behind[: following.start()]
+        return settled and (_HEADER_START.match(rest) is not None or "assistant".startswith(words))
+    between = rest[: following.start()]
     headed = "\n" not in between.strip() and len(between.split()) <= 6
     after = _id_of(following[0])
     if after in _STOPS:

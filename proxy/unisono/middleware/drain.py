@@ -68,22 +68,22 @@ OPEN: ContextVar[OpenRequest | None] = ContextVar("OPEN", default=None)
 class DrainingService(GenerationService):
     """Generation service whose streams end with their request."""
 
-    def __init__(self, turns: GenerationService) -> None:
-        self._turns = turns
+    def __init__(self, service: GenerationService) -> None:
+        self._turns = service
 
-    def start(self, turn: GenerationRequest) -> GenerationStream:
-        run, request = self._turns.start(turn), OPEN.get()
+    def start(self, generation_request: GenerationRequest) -> GenerationStream:
+        run, request = self._turns.start(generation_request), OPEN.get()
         return run if request is None else DrainingStream(run, request)
 
-    async def count(self, turn: GenerationRequest) -> int:
-        return await self._turns.count(turn)
+    async def count(self, request: GenerationRequest) -> int:
+        return await self._turns.count(request)
 
 
 class DrainingStream(WrappedStream):
     """Generation stream that can be made to fail from outside."""
 
-    def __init__(self, run: GenerationStream, request: OpenRequest) -> None:
-        super().__init__(run)
+    def __init__(self, stream: GenerationStream, request: OpenRequest) -> None:
+        super().__init__(stream)
         self._request = request
         # Task that waits for the next batch.
         self._waiting: asyncio.Task[object] | None = None

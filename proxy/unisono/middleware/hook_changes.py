@@ -37,12 +37,12 @@ ITEMS, FIRST, LAST, INSTRUCTIONS, EFFORT, SAMPLING, SAID = (
 )
 
 
-def changed(turn: GenerationRequest, changes: Changes) -> GenerationRequest:
+def changed(request: GenerationRequest, changes: Changes) -> GenerationRequest:
     """Apply changes to a request.
 
     Raises TypeError, ValueError or AttributeError for invalid ones.
     """
-    conversation, sampling = turn.conversation, turn.sampling
+    conversation, sampling = request.conversation, request.sampling
     if changes.items is not None:
         conversation = _with_items(conversation, changes.items)
     preamble = conversation.preamble
@@ -56,10 +56,10 @@ def changed(turn: GenerationRequest, changes: Changes) -> GenerationRequest:
         sampling = changes.sampling
     if preamble is not conversation.preamble:
         conversation = replace(conversation, preamble=preamble)
-    if conversation is turn.conversation and sampling is turn.sampling:
-        return turn
-    raw = turn.raw if turn.raw is None else _raw(turn.raw, turn.conversation, conversation)
-    return replace(turn, conversation=conversation, sampling=sampling, raw=raw)
+    if conversation is request.conversation and sampling is request.sampling:
+        return request
+    raw = request.raw if request.raw is None else _raw(request.raw, request.conversation, conversation)
+    return replace(request, conversation=conversation, sampling=sampling, raw=raw)
 
 
 def _raw(raw: RawPrompt, old: Conversation, new: Conversation) -> RawPrompt:
@@ -100,10 +100,10 @@ def _without_tokens(item: Item) -> Item:
 
 
 def to_note(
-    asked: GenerationRequest, turn: GenerationRequest, said: Mapping[str, Mapping[str, Json]]
+    request: GenerationRequest, generation_request: GenerationRequest, said: Mapping[str, Mapping[str, Json]]
 ) -> dict[str, Json]:
-    """Return the differences of `turn` from `asked`, and the hooks' annotations `said`."""
-    old, new = asked.conversation, turn.conversation
+    """Return the differences of `generation_request` from `request`, and the hooks' annotations `said`."""
+    old, new = request.conversation, generation_request.conversation
     note: dict[str, Json] = {}
     if new.items is not old.items:
         first, last = _unlike(old.items, new.items)
@@ -113,9 +113,9 @@ def to_note(
         note[INSTRUCTIONS] = new.preamble.instructions
     if new.preamble.effort != old.preamble.effort:
         note[EFFORT] = new.preamble.effort.value
-    if turn.sampling != asked.sampling:
-        bias: list[Json] = [[token, amount] for token, amount in turn.sampling.logit_bias.items()]
-        note[SAMPLING] = {**asdict(turn.sampling), "logit_bias": bias}
+    if generation_request.sampling != request.sampling:
+        bias: list[Json] = [[token, amount] for token, amount in generation_request.sampling.logit_bias.items()]
+        note[SAMPLING] = {**asdict(generation_request.sampling), "logit_bias": bias}
     if said:
         note[SAID] = {name: dict(words) for name, words in said.items()}
     return note
@@ -130,19 +130,19 @@ def _unlike(old: Sequence[Item], new: Sequence[Item]) -> tuple[int, int]:
 
 
 def from_note(
-    turn: GenerationRequest, note: Mapping[str, Json]
+    request: GenerationRequest, note: Mapping[str, Json]
 ) -> tuple[GenerationRequest, dict[str, dict[str, Json]]]:
     """Return the request as `to_note` recorded it, and the annotations. Raises StoreUnreadable."""
     read = cast("Mapping[str, Any]", note)
     try:
-        conversation = turn.conversation
+        conversation = request.conversation
         if ITEMS in read:
             conversation = replace(conversation, items=_noted_items(conversation.items, read))
         effort = Effort(read[EFFORT]) if EFFORT in read else None
         sampling = _noted_sampling(read[SAMPLING]) if SAMPLING in read else None
         said = {str(name): dict(words) for name, words in read.get(SAID, {}).items()}
         rest = Changes(instructions=read.get(INSTRUCTIONS), effort=effort, sampling=sampling)
-        return changed(replace(turn, conversation=conversation), rest), said
+        return changed(replace(request, conversation=conversation), rest), said
     except (KeyError, TypeError, ValueError, AttributeError) as failure:
         raise StoreUnreadable("What hooks changed of this turn cannot be read.") from failure
 

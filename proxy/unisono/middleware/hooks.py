@@ -88,25 +88,25 @@ class NamedHook:
 class HookedService(GenerationService):
     """Generation service that calls hooks in order."""
 
-    def __init__(self, turns: GenerationService, hooks: Sequence[NamedHook]) -> None:
-        self.turns = turns
+    def __init__(self, service: GenerationService, hooks: Sequence[NamedHook]) -> None:
+        self.turns = service
         self.hooks = tuple(hooks)
         self.looking_behind = tuple(hook for hook in self.hooks if hook.looks_behind)
 
-    def start(self, turn: GenerationRequest) -> GenerationStream:
-        return HookedStream(self, turn)
+    def start(self, request: GenerationRequest) -> GenerationStream:
+        return HookedStream(self, request)
 
-    async def count(self, turn: GenerationRequest) -> int:
-        return await self.turns.count(turn)
+    async def count(self, request: GenerationRequest) -> int:
+        return await self.turns.count(request)
 
 
 class HookedStream(BatchStream):
     """Stream of the request as changed by hooks, which are called on admission or iteration."""
 
-    def __init__(self, hooked: HookedService, turn: GenerationRequest) -> None:
+    def __init__(self, hooked: HookedService, request: GenerationRequest) -> None:
         self.report = GenerationReport()
         self._hooked = hooked
-        self._turn = turn
+        self._turn = request
         self._run: GenerationStream | None = None
 
     async def admit(self) -> None:
@@ -142,41 +142,41 @@ class HookedStream(BatchStream):
         run.report = self.report
         return run
 
-    async def _before(self, turn: GenerationRequest) -> GenerationRequest:
+    async def _before(self, request: GenerationRequest) -> GenerationRequest:
         """Call `before` of all hooks. Raises `Refused`, `HookFailed`."""
-        asked = turn
+        asked = request
         for hook in self._hooked.hooks:
-            turn = await self._asked(hook, turn)
-        if turn is not asked and turn.passage is not None:
-            turn = _kept_here(turn, turn.passage)
-        if not turn.lasting or (turn is asked and not self.report.hooks):
+            request = await self._asked(hook, request)
+        if request is not asked and request.passage is not None:
+            request = _kept_here(request, request.passage)
+        if not request.lasting or (request is asked and not self.report.hooks):
             # The request is never resumed, or there is nothing to note.
-            return turn
-        return replace(turn, noted=to_note(asked, turn, self.report.hooks))
+            return request
+        return replace(request, noted=to_note(asked, request, self.report.hooks))
 
-    async def _asked(self, hook: NamedHook, turn: GenerationRequest) -> GenerationRequest:
-        asked = await hook.ask("before", turn.request_id, _before(hook.hook, turn))
+    async def _asked(self, hook: NamedHook, request: GenerationRequest) -> GenerationRequest:
+        asked = await hook.ask("before", request.request_id, _before(hook.hook, request))
         if asked is None:
-            return turn
-        turn, annotation = asked
+            return request
+        request, annotation = asked
         self._annotate(hook, annotation)
-        return turn
+        return request
 
-    def _again(self, turn: GenerationRequest) -> GenerationRequest:
+    def _again(self, request: GenerationRequest) -> GenerationRequest:
         """Return the request as hooks changed it when its journal began. Raises `StoreUnreadable`."""
-        note = noted_in(turn.journal)
+        note = noted_in(request.journal)
         if note is None:
-            return turn
-        turn, hooks = from_note(turn, note)
+            return request
+        request, hooks = from_note(request, note)
         self.report.hooks |= hooks
-        return replace(turn, noted=note)
+        return replace(request, noted=note)
 
     # -- after
 
-    async def _after(self, said: Sequence[Closed], finished: Finished) -> None:
+    async def _after(self, closed: Sequence[Closed], finished: Finished) -> None:
         """Call `after` of all hooks. Raises `Refused` if nothing was emitted, and `HookFailed`."""
         request = request_of(self._turn)
-        answer = Answer(tuple(said), finished.reason, finished.usage, tuple(self.report.recoveries))
+        answer = Answer(tuple(closed), finished.reason, finished.usage, tuple(self.report.recoveries))
         for hook in self._hooked.looking_behind:
             try:
                 annotation = await hook.ask("after", request.request_id, _after(hook.hook, request, answer))
@@ -191,39 +191,39 @@ class HookedStream(BatchStream):
             self.report.hooks[hook.name] = self.report.hooks.get(hook.name, {}) | annotation
 
 
-def _kept_here(turn: GenerationRequest, passage: PassthroughRequest) -> GenerationRequest:
+def _kept_here(request: GenerationRequest, passthrough: PassthroughRequest) -> GenerationRequest:
     """Return a request that hooks changed without its pass-through body.
 
     The body lacks the changes and must not be sent. Raises HookFailed unless the engine answers first.
     """
-    if passage.way is not AnswerMode.ENGINE_THEN_PASSING:
+    if passthrough.way is not AnswerMode.ENGINE_THEN_PASSING:
         raise HookFailed("A hook of the gateway's wants this request otherwise, and this model gets it as it came.")
-    return replace(turn, passage=None)
+    return replace(request, passage=None)
 
 
 # Invalid results are a failure of the hook: they are checked within its call.
 
 
-async def _before(hook: Hook, turn: GenerationRequest) -> tuple[GenerationRequest, dict[str, Json]]:
-    changes = await hook.before(request_of(turn)) or Changes()
-    return changed(turn, changes), plain(changes.annotation)
+async def _before(hook: Hook, request: GenerationRequest) -> tuple[GenerationRequest, dict[str, Json]]:
+    changes = await hook.before(request_of(request)) or Changes()
+    return changed(request, changes), plain(changes.annotation)
 
 
 async def _after(hook: Hook, request: Request, answer: Answer) -> dict[str, Json]:
     return plain(await hook.after(request, answer))
 
 
-def request_of(turn: GenerationRequest) -> Request:
-    caller = turn.caller
+def request_of(request: GenerationRequest) -> Request:
+    caller = request.caller
     return Request(
-        request_id=turn.request_id,
-        tenant=turn.tenant,
+        request_id=request.request_id,
+        tenant=request.tenant,
         key=caller.key if caller is not None else "",
-        model=turn.model,
-        surface=turn.surface,
-        conversation=turn.conversation,
-        sampling=turn.sampling,
-        whole=turn.whole,
+        model=request.model,
+        surface=request.surface,
+        conversation=request.conversation,
+        sampling=request.sampling,
+        whole=request.whole,
         tags=caller.tags if caller is not None else {},
     )
 

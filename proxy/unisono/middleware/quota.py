@@ -73,60 +73,60 @@ class MeteredService(GenerationService):
 
     def __init__(
         self,
-        turns: GenerationService,
-        books: UsageLedger,
+        service: GenerationService,
+        ledger: UsageLedger,
         prices: PriceList,
         *,
         lenient: bool = False,
         clock: Callable[[], float] = time.time,
     ) -> None:
-        self.turns = turns
-        self.books = books
+        self.turns = service
+        self.books = ledger
         self.prices = prices
         self.lenient = lenient
         self.clock = clock
 
-    def start(self, turn: GenerationRequest) -> GenerationStream:
-        return MeteredStream(self, turn)
+    def start(self, request: GenerationRequest) -> GenerationStream:
+        return MeteredStream(self, request)
 
-    async def count(self, turn: GenerationRequest) -> int:
-        return await self.turns.count(turn)
+    async def count(self, request: GenerationRequest) -> int:
+        return await self.turns.count(request)
 
-    async def claim(self, turn: GenerationRequest, caller: Caller) -> QuotaReservation:
+    async def claim(self, request: GenerationRequest, caller: Caller) -> QuotaReservation:
         """Return the reservation for a request. Raises the errors of an invalid conversation."""
-        limits, price = caller.limits, self.prices.ceiling(turn.model)
-        sent = await self.turns.count(turn) if limits.has_budget else _guessed(turn)
+        limits, price = caller.limits, self.prices.ceiling(request.model)
+        sent = await self.turns.count(request) if limits.has_budget else _guessed(request)
         # No answer is longer, whatever number a client sends; stores and prices compute with the reserved amount.
-        most = MOST if turn.max_tokens is None else min(turn.max_tokens, MOST)
+        most = MOST if request.max_tokens is None else min(request.max_tokens, MOST)
         least = min(most, EXPECTED)
         if limits.tpm is not None:
             # A request that fits into a minute at all is not refused because of an estimate.
             least = max(1, min(least, limits.tpm - sent))
         begun, ends = limits.budget_period.window(self.clock(), limits.budget_since)
         return QuotaReservation(
-            account=Account(turn.tenant, caller.key),
+            account=Account(request.tenant, caller.key),
             once=token_hex(12),
             limits=limits,
             input=sent,
-            expected_output=least + len(turn.journal),
+            expected_output=least + len(request.journal),
             max_output=most,
             for_s=self.books.reservation_s,
             input_cost=price.of_input(sent),
             output_price=price.output,
             period=f"{limits.budget_period.kind}:{begun:.0f}",
             period_ends=ends,
-            is_owed=bool(turn.journal),
+            is_owed=bool(request.journal),
         )
 
-    async def journal_usage(self, turn: GenerationRequest) -> Usage:
-        """Return the usage of the earlier streams whose journal `turn` continues."""
-        if not turn.journal:
+    async def journal_usage(self, request: GenerationRequest) -> Usage:
+        """Return the usage of the earlier streams whose journal `request` continues."""
+        if not request.journal:
             return Usage()
         prompt = 0
         # The stream raises the same error.
         with suppress(UnisonoError):
-            prompt = await self.turns.count(turn)
-        return Usage(prompt_tokens=prompt, completion_tokens=generated_in(turn.journal))
+            prompt = await self.turns.count(request)
+        return Usage(prompt_tokens=prompt, completion_tokens=generated_in(request.journal))
 
     def charge_journal(self, tenant: str, key: str, model: str, response_id: str, journal: Tokens) -> None:
         """Charge the journal of a response that fails before another stream can continue it."""
@@ -138,7 +138,7 @@ class MeteredService(GenerationService):
 
     def settlement(
         self,
-        turn: GenerationRequest,
+        request: GenerationRequest,
         usage: Usage,
         backend: str,
         served: str,
@@ -149,7 +149,7 @@ class MeteredService(GenerationService):
 
         Processes that continue one response thus charge each token once.
         """
-        price = self.prices.settled(turn.model, backend)
+        price = self.prices.settled(request.model, backend)
         sent, made = usage.prompt_tokens, usage.completion_tokens
         used = TokenUsage(
             requests=1,
@@ -161,18 +161,18 @@ class MeteredService(GenerationService):
             cost=price.of_input(sent, usage.cached_tokens) + price.of_output(made),
         )
         day = datetime.fromtimestamp(self.clock(), UTC).date().isoformat()
-        key = turn.caller.key if turn.caller is not None else ""
-        entry = LedgerLine(Account(turn.tenant, key), turn.model, day, used, served)
-        return UsageRecord(turn.seed or token_hex(12), entry, claim)
+        key = request.caller.key if request.caller is not None else ""
+        entry = LedgerLine(Account(request.tenant, key), request.model, day, used, served)
+        return UsageRecord(request.seed or token_hex(12), entry, claim)
 
 
 class MeteredStream(WrappedStream):
     """Stream with quotas; a stream that is never iterated is not counted."""
 
-    def __init__(self, metered: MeteredService, turn: GenerationRequest) -> None:
-        super().__init__(metered.turns.start(turn))
+    def __init__(self, metered: MeteredService, request: GenerationRequest) -> None:
+        super().__init__(metered.turns.start(request))
         self._metered = metered
-        self._turn = turn
+        self._turn = request
         self._reserved = False
         self._begun = False
         self._claim: QuotaReservation | None = None
@@ -291,8 +291,8 @@ def refused(limit: QuotaKind, standing: QuotaStatus) -> LimitReached:
     return refusal.error(refusal.words, retry_after_s=again_s, quota=standing)
 
 
-def _guessed(turn: GenerationRequest) -> int:
-    return estimated(turn.conversation) if turn.passage is None else AROUND + turn.passage.tokens
+def _guessed(request: GenerationRequest) -> int:
+    return estimated(request.conversation) if request.passage is None else AROUND + request.passage.tokens
 
 
 def estimated(conversation: Conversation) -> int:

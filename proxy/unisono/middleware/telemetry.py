@@ -78,43 +78,43 @@ class ObservedService(GenerationService):
 
     def __init__(
         self,
-        turns: GenerationService,
+        service: GenerationService,
         observers: Sequence[Observer],
         *,
         background: bool = False,
         recorded: bool = False,
         new_trace: NewTrace | None = None,
     ) -> None:
-        self._turns = turns
+        self._turns = service
         self._observers = tuple(observers)
         self._background = background
         self._recorded = recorded
         self._new_trace = new_trace
 
-    def start(self, turn: GenerationRequest) -> GenerationStream:
+    def start(self, request: GenerationRequest) -> GenerationStream:
         span = self._new_trace() if self._new_trace is not None else None
         if self._recorded:
-            turn = replace(turn, span=span, recorded=True, seed=turn.seed or token_hex(16))
+            request = replace(request, span=span, recorded=True, seed=request.seed or token_hex(16))
         elif span is not None:
-            turn = replace(turn, span=span)
+            request = replace(request, span=span)
         arrived = ARRIVED.get()
         began = GenerationStarted(
-            request_id=turn.request_id,
-            tenant=turn.tenant,
-            key=turn.caller.key if turn.caller is not None else "",
-            surface=turn.surface,
-            model=turn.model,
+            request_id=request.request_id,
+            tenant=request.tenant,
+            key=request.caller.key if request.caller is not None else "",
+            surface=request.surface,
+            model=request.model,
             background=self._background,
             at=time.time(),
-            resumed=bool(turn.journal),
+            resumed=bool(request.journal),
             span=span,
             span_parent=arrived.span_id if arrived is not None else "",
-            recorded_request=to_record(turn) if self._recorded else None,
+            recorded_request=to_record(request) if self._recorded else None,
         )
-        return ObservedStream(self._turns.start(turn), began, self._observers)
+        return ObservedStream(self._turns.start(request), began, self._observers)
 
-    async def count(self, turn: GenerationRequest) -> int:
-        return await self._turns.count(turn)
+    async def count(self, request: GenerationRequest) -> int:
+        return await self._turns.count(request)
 
 
 @dataclass(slots=True)
@@ -165,8 +165,8 @@ def _channel(item: Item) -> str:
 class ObservedStream(WrappedStream):
     """Stream with the batches of `run`, reported to observers if it is ever iterated."""
 
-    def __init__(self, run: GenerationStream, began: GenerationStarted, observers: Sequence[Observer]) -> None:
-        super().__init__(run)
+    def __init__(self, stream: GenerationStream, began: GenerationStarted, observers: Sequence[Observer]) -> None:
+        super().__init__(stream)
         self._began = began
         self._observers = observers
 
@@ -234,8 +234,8 @@ def done_of(
     )
 
 
-def _shielded(tell: Callable[[Told], None], told: Told) -> None:
+def _shielded(tell: Callable[[Told], None], result: Told) -> None:
     try:
-        tell(told)
+        tell(result)
     except Exception as error:
         log.exception("an observer failed", exc_info=error)

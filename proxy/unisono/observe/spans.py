@@ -67,8 +67,8 @@ def spans_of(done: GenerationDone, kinds: Mapping[str, str]) -> list[Span]:
     return spans
 
 
-def _ns(begun: float, after_s: float) -> int:
-    return int((begun + after_s) * 1e9)
+def _ns(started_at: float, after_s: float) -> int:
+    return int((started_at + after_s) * 1e9)
 
 
 def _operation(began: GenerationStarted) -> str:
@@ -109,10 +109,12 @@ def _generation_span(done: GenerationDone, at: TraceContext) -> Span:
     )
 
 
-def _step(number: int, tries: Sequence[StepDone], at: TraceContext, turn: TraceContext, begun: float) -> Span:
+def _step(number: int, tries: Sequence[StepDone], at: TraceContext, span: TraceContext, started_at: float) -> Span:
     attributes: dict[str, Value] = {"unisono.step": number, "unisono.tries": len(tries)}
     times = tries[0].started_s, tries[-1].ended_s
-    return _span(f"step {number}", SpanType.INTERNAL, at, turn.span_id, begun, times, attributes, tries[-1].failure)
+    return _span(
+        f"step {number}", SpanType.INTERNAL, at, span.span_id, started_at, times, attributes, tries[-1].failure
+    )
 
 
 def _try(done: GenerationDone, index: int, step: StepDone, below: TraceContext, kinds: Mapping[str, str]) -> Span:
@@ -146,7 +148,7 @@ def _try(done: GenerationDone, index: int, step: StepDone, below: TraceContext, 
     )
 
 
-def _tools(tools: Sequence[ToolDone], turn: TraceContext, begun: float) -> Iterator[Span]:
+def _tools(tools: Sequence[ToolDone], span: TraceContext, started_at: float) -> Iterator[Span]:
     for index, tool in enumerate(tools):
         attributes: dict[str, Value] = {
             "gen_ai.operation.name": "execute_tool",
@@ -158,8 +160,10 @@ def _tools(tools: Sequence[ToolDone], turn: TraceContext, begun: float) -> Itera
         }
         error = TOOL_ERRORS.get(tool.outcome, "")
         times = tool.started_s, tool.ended_s
-        at = turn.child(tool_span(index))
-        yield _span(f"execute_tool {tool.name}", SpanType.CLIENT, at, turn.span_id, begun, times, attributes, error)
+        at = span.child(tool_span(index))
+        yield _span(
+            f"execute_tool {tool.name}", SpanType.CLIENT, at, span.span_id, started_at, times, attributes, error
+        )
 
 
 def _span(
@@ -167,11 +171,11 @@ def _span(
     kind: SpanType,
     at: TraceContext,
     parent: str,
-    begun: float,
+    started_at: float,
     times: tuple[float, float],
     attributes: Mapping[str, Value],
     error: str,
 ) -> Span:
-    """Build a span; `times` are its start and end, in seconds after `begun`."""
+    """Build a span; `times` are its start and end, in seconds after `started_at`."""
     start, end = times
-    return Span(name, kind, at, parent, _ns(begun, start), _ns(begun, end), attributes, error)
+    return Span(name, kind, at, parent, _ns(started_at, start), _ns(started_at, end), attributes, error)

@@ -30,23 +30,23 @@ OVERHEAD = 100  # estimated tokens of a prompt in addition to its text
 class PassthroughService(GenerationService):
     """Generation service with pass-through; `turns` is the engine."""
 
-    def __init__(self, turns: GenerationService, pool: DeploymentPool) -> None:
-        self._turns = turns
+    def __init__(self, service: GenerationService, pool: DeploymentPool) -> None:
+        self._turns = service
         self._pool = pool
 
-    def start(self, turn: GenerationRequest) -> GenerationStream:
-        passage = turn.passage
+    def start(self, request: GenerationRequest) -> GenerationStream:
+        passage = request.passage
         if passage is None:
-            return self._turns.start(turn)
+            return self._turns.start(request)
         if passage.way is AnswerMode.PASSING:
-            return PassthroughGeneration(self._pool, turn, passage)
-        return EitherGeneration(self._turns, self._pool, turn, passage)
+            return PassthroughGeneration(self._pool, request, passage)
+        return EitherGeneration(self._turns, self._pool, request, passage)
 
-    async def count(self, turn: GenerationRequest) -> int:
+    async def count(self, request: GenerationRequest) -> int:
         """Return the prompt's tokens; an estimate for a request that only passes through."""
-        passage = turn.passage
+        passage = request.passage
         if passage is None or passage.way is AnswerMode.ENGINE_THEN_PASSING:
-            return await self._turns.count(turn)
+            return await self._turns.count(request)
         return OVERHEAD + passage.tokens
 
 
@@ -54,13 +54,17 @@ class EitherGeneration(BatchStream):
     """A stream from one kind of deployment, or from the other if it fails before any output."""
 
     def __init__(
-        self, turns: GenerationService, pool: DeploymentPool, turn: GenerationRequest, passage: PassthroughRequest
+        self,
+        service: GenerationService,
+        pool: DeploymentPool,
+        request: GenerationRequest,
+        passthrough: PassthroughRequest,
     ) -> None:
         self.report = GenerationReport()
-        self._turns = turns
+        self._turns = service
         self._pool = pool
-        self._turn = turn
-        self._passage = passage
+        self._turn = request
+        self._passage = passthrough
 
     async def _each(self) -> AsyncGenerator[list[Event]]:
         passes_first = self._passage.way is AnswerMode.PASSING_THEN_ENGINE
@@ -85,7 +89,7 @@ class EitherGeneration(BatchStream):
             async for batch in run:
                 yield batch
 
-    def _run(self, turn: GenerationRequest, *, passing: bool) -> GenerationStream:
-        run = PassthroughGeneration(self._pool, turn, self._passage) if passing else self._turns.start(turn)
+    def _run(self, request: GenerationRequest, *, passing: bool) -> GenerationStream:
+        run = PassthroughGeneration(self._pool, request, self._passage) if passing else self._turns.start(request)
         run.report = self.report
         return run

@@ -26,8 +26,8 @@ ENDS: Final = {"response.completed": "completed", "response.incomplete": "incomp
 class Relay(ABC):
     """Relay of one answer to a pass-through request."""
 
-    def __init__(self, passage: PassthroughRequest) -> None:
-        self._passage = passage
+    def __init__(self, passthrough: PassthroughRequest) -> None:
+        self._passage = passthrough
         self.text: list[str] = []  # visible text, as received
         self.characters = 0  # generated characters, including reasoning and calls
         self.pieces = 0  # number of generated pieces
@@ -79,8 +79,8 @@ class Relay(ABC):
 class ChatRelay(Relay):
     """Relay of Chat Completions: one body, or chunks."""
 
-    def __init__(self, passage: PassthroughRequest) -> None:
-        super().__init__(passage)
+    def __init__(self, passthrough: PassthroughRequest) -> None:
+        super().__init__(passthrough)
         self._finished: set[int] = set()  # numbers of the choices that have ended
 
     @property
@@ -157,8 +157,8 @@ class ResponsesRelay(Relay):
 KINDS: Final[Mapping[Api, type[Relay]]] = {Api.CHAT: ChatRelay, Api.RESPONSES: ResponsesRelay}
 
 
-def relaying_of(passage: PassthroughRequest) -> Relay:
-    return KINDS[passage.api](passage)
+def relaying_of(passthrough: PassthroughRequest) -> Relay:
+    return KINDS[passthrough.api](passthrough)
 
 
 def usage_of(told: Mapping[str, Json], sent: str, made: str, guessed: Usage) -> Usage:

@@ -33,10 +33,10 @@ MAX_TOKENS_FIELDS: Mapping[Api, tuple[str, ...]] = {
 class PassthroughGeneration(BatchStream):
     """A pass-through answer in progress."""
 
-    def __init__(self, pool: DeploymentPool, turn: GenerationRequest, passage: PassthroughRequest) -> None:
+    def __init__(self, pool: DeploymentPool, request: GenerationRequest, passthrough: PassthroughRequest) -> None:
         self.report = GenerationReport()
-        self._turn = turn
-        self._passage = passage
+        self._turn = request
+        self._passage = passthrough
         self._pool = pool
 
     async def _each(self) -> AsyncGenerator[list[Event]]:
@@ -185,18 +185,18 @@ class PassthroughTelemetry:
         )
 
 
-def sent_body(passage: PassthroughRequest, max_tokens: int | None) -> Mapping[str, Json]:
+def sent_body(passthrough: PassthroughRequest, max_tokens: int | None) -> Mapping[str, Json]:
     """Return the body for the backend: the original with usage requested and a token limit.
 
     The limit is lowered to the request's budget.
     """
-    body = dict(passage.body)
-    if passage.stream and passage.api is Api.CHAT and not passage.is_usage_requested:
+    body = dict(passthrough.body)
+    if passthrough.stream and passthrough.api is Api.CHAT and not passthrough.is_usage_requested:
         options = body.get("stream_options")
         body["stream_options"] = {**(options if isinstance(options, dict) else {}), "include_usage": True}
-    most = None if max_tokens is None else max(max_tokens // passage.choices, 1)
-    if most is not None and (passage.max_tokens is None or most < passage.max_tokens):
-        names = MAX_TOKENS_FIELDS[passage.api]
+    most = None if max_tokens is None else max(max_tokens // passthrough.choices, 1)
+    if most is not None and (passthrough.max_tokens is None or most < passthrough.max_tokens):
+        names = MAX_TOKENS_FIELDS[passthrough.api]
         present = [name for name in names if body.get(name) is not None] or [names[-1]]
         body |= dict.fromkeys(present, most)
     return body

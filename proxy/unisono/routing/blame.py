@@ -38,9 +38,9 @@ class Suspicion:
         self._acquittals = 0
         self._acquitted_at = 0.0
 
-    def served(self, begun: float, now: float) -> None:
-        """Record that a request which started at `begun` was served."""
-        self._served_from = max(self._served_from, min(begun, now))
+    def served(self, started_at: float, now: float) -> None:
+        """Record that a request which started at `started_at` was served."""
+        self._served_from = max(self._served_from, min(started_at, now))
 
     def failed(self, circuits: Circuits, tolerance: BreakerConfig, now: float) -> bool:
         """Update the suspicion after a failure that led to `circuits`; return whether there is one."""

@@ -189,7 +189,7 @@ def after_acquittal(circuits: Circuits, tolerance: BreakerConfig) -> Circuits:
     return {kind: circuit for kind, circuit in circuits.items() if circuit.rests or circuit.blamed not in identities}
 
 
-def after_success(circuits: Circuits, begun: float = inf, *, probed: bool = False) -> Circuits:
+def after_success(circuits: Circuits, started_at: float = inf, *, probed: bool = False) -> Circuits:
     """Return the circuits after a success.
 
     An opened circuit needs `CLOSING` successes; a request that had begun before it opened does not count.
@@ -199,7 +199,7 @@ def after_success(circuits: Circuits, begun: float = inf, *, probed: bool = Fals
     after = {}
     for kind, circuit in circuits.items():
         if circuit.rests:
-            if begun < circuit.since:
+            if started_at < circuit.since:
                 after[kind] = circuit
             elif circuit.successes + 1 < CLOSING:
                 after[kind] = replace(circuit, successes=circuit.successes + 1)

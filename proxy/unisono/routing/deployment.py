@@ -217,13 +217,13 @@ class LiveDeployment:
             else:
                 log.warning("failures limited to one caller", extra={"backend": self.name, "caller": caller})
 
-    def succeeded(self, begun: float = inf) -> None:
-        """Record that a request begun at `begun` was served, which proves that the deployment is up."""
+    def succeeded(self, started_at: float = inf) -> None:
+        """Record that a request begun at `started_at` was served, which proves that the deployment is up."""
         now = self.clock()
         self._used_at, self._idle = now, 0
-        self._suspicion.served(begun, now)
+        self._suspicion.served(started_at, now)
         if self.circuits:
-            self._forgiven(now, after_success(self.circuits, begun))
+            self._forgiven(now, after_success(self.circuits, started_at))
         if self.failure is not None and self.known is not None:
             log.info("backend ready", extra={"backend": self.name})
             self.failure, self._unreachable_since, self.healthy_since = None, None, now

@@ -97,11 +97,11 @@ class DeploymentGroup:
     def selection_request(self, demand: RouteRequirements, sticky: str, excluded: int) -> SelectionRequest:
         return self._choosing.selection_request(demand, self._clock(), sticky=sticky, excluded=excluded)
 
-    def choice(self, wanted: SelectionRequest, barred: int = 0) -> Choice:
+    def choice(self, selection: SelectionRequest, barred: int = 0) -> Choice:
         self._refresh()
-        return self._choosing.choose(wanted, barred)
+        return self._choosing.choose(selection, barred)
 
-    def serves(self, wanted: SelectionRequest) -> bool:
+    def serves(self, selection: SelectionRequest) -> bool:
         """Return whether a deployment of good or unknown health supports the request.
 
         A full deployment counts. One whose rate limit is used up does not.
@@ -109,9 +109,9 @@ class DeploymentGroup:
         self._refresh()
         return any(
             one.rank < Rank.HALF_OPEN
-            and not one.bit & wanted.excluded
-            and one.can(wanted)
-            and (one.rate is None or one.rate.has_room(wanted.tokens))
+            and not one.bit & selection.excluded
+            and one.can(selection)
+            and (one.rate is None or one.rate.has_room(selection.tokens))
             for one in self._candidates
         )
 
@@ -125,25 +125,25 @@ class DeploymentGroup:
                 rate.move(now)
 
     def attempt(
-        self, demand: RouteRequirements, wanted: SelectionRequest, barred: int = 0
+        self, demand: RouteRequirements, selection: SelectionRequest, barred: int = 0
     ) -> SlotOffer[SlotReservation]:
         """Reserve a slot now if a deployment with known capabilities has one."""
-        choice = self.choice(wanted, barred)
+        choice = self.choice(selection, barred)
         if choice.candidate is None:
-            self._serve_in_time(wanted, choice.waits_for)
+            self._serve_in_time(selection, choice.waits_for)
             return SlotOffer(None, choice.waits_for)
         live = self.by_bit[choice.candidate.bit]
         if live.known is None:
             return SlotOffer()
-        self._choosing.passed(wanted)
-        return SlotOffer(self.reserve(live, demand, wanted))
+        self._choosing.passed(selection)
+        return SlotOffer(self.reserve(live, demand, selection))
 
-    def reserve(self, live: LiveDeployment, demand: RouteRequirements, wanted: SelectionRequest) -> SlotReservation:
+    def reserve(self, live: LiveDeployment, demand: RouteRequirements, selection: SelectionRequest) -> SlotReservation:
         """Reserve a slot on a deployment and record that it will hold the prompt."""
-        return live.hold(self._choosing.reserve(live.candidate, demand, wanted, self._clock()))
+        return live.hold(self._choosing.reserve(live.candidate, demand, selection, self._clock()))
 
     async def wait_for(
-        self, owner: str, number: int, demand: RouteRequirements, wanted: SelectionRequest, until: float
+        self, owner: str, number: int, demand: RouteRequirements, selection: SelectionRequest, until: float
     ) -> SlotReservation | None:
         """Wait in the queue for a slot; return None if there is nothing to wait for.
 
@@ -151,27 +151,31 @@ class DeploymentGroup:
         """
         try:
             return await self.line.wait_for_slot(
-                owner, number, lambda barred: self.attempt(demand, wanted, barred), resumes=demand.resumes, until=until
+                owner,
+                number,
+                lambda barred: self.attempt(demand, selection, barred),
+                resumes=demand.resumes,
+                until=until,
             )
         except BackendOverloaded as error:
-            if frees_in := self._frees_in(wanted, ~wanted.excluded):
+            if frees_in := self._frees_in(selection, ~selection.excluded):
                 error.retry_after_s = max(error.retry_after_s or 0.0, frees_in)
             self._log_refusal(error)
             raise
 
-    def _frees_in(self, wanted: SelectionRequest, mask: int) -> float:
+    def _frees_in(self, selection: SelectionRequest, mask: int) -> float:
         """Return the seconds until a rate limit lets one of the deployments in `mask` begin.
 
         Returns 0 if any of them has no rate limit or has room.
         """
         rates = [one.rate for one in self._candidates if one.bit & mask]
-        at = [rate.frees_at(wanted.tokens) for rate in rates if rate is not None]
+        at = [rate.frees_at(selection.tokens) for rate in rates if rate is not None]
         return max(min(at) - self._clock(), 0.0) if at and len(at) == len(rates) else 0.0
 
-    def _serve_in_time(self, wanted: SelectionRequest, mask: int) -> None:
+    def _serve_in_time(self, selection: SelectionRequest, mask: int) -> None:
         """Schedule serving the queue for the end of a rate limit's minute, which triggers no event."""
         at = [
-            live.candidate.rate.frees_at(wanted.tokens)
+            live.candidate.rate.frees_at(selection.tokens)
             for live in self._rated
             if live.candidate.rate is not None and live.candidate.bit & mask
         ]

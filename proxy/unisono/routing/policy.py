@@ -97,11 +97,11 @@ class Candidate:
         self.max_requests, self.max_tokens, self.rate = max_requests, max_tokens, rate
         self.bounded = not (max_requests is None and max_tokens is None and rate is None)
 
-    def reserve(self, wanted: SelectionRequest, now: float = 0.0) -> Share:
+    def reserve(self, selection: SelectionRequest, now: float = 0.0) -> Share:
         """Reserve a slot for one request. `now` is the time for the rate limit."""
-        share = Share(self, wanted.tokens, wanted.work(self.bit), wanted.answer)
+        share = Share(self, selection.tokens, selection.work(self.bit), selection.answer)
         if self.rate is not None:
-            share.rate_grain = self.rate, self.rate.add_request(wanted.tokens, now)
+            share.rate_grain = self.rate, self.rate.add_request(selection.tokens, now)
         self.running += 1
         self.tokens += share.tokens
         self.work += share.work
@@ -117,13 +117,13 @@ class Candidate:
             return False
         return self.max_tokens is None or not self.running or self.tokens + tokens <= self.max_tokens
 
-    def can(self, wanted: SelectionRequest) -> bool:
+    def can(self, selection: SelectionRequest) -> bool:
         """Return whether the prompt fits and a needed token bias is supported.
 
         A candidate that was not probed yet may support it."""
-        if self.context is not None and self.context <= wanted.prompt_tokens:
+        if self.context is not None and self.context <= selection.prompt_tokens:
             return False
-        return BIAS not in wanted.preferred_abilities or BIAS in self.abilities or self.rank is Rank.UNKNOWN
+        return BIAS not in selection.preferred_abilities or BIAS in self.abilities or self.rank is Rank.UNKNOWN
 
 
 @dataclass(eq=False, slots=True)
@@ -235,7 +235,7 @@ NO_CHOICE: Final = Choice()
 
 def choose(
     candidates: Sequence[Candidate],
-    wanted: SelectionRequest,
+    selection: SelectionRequest,
     turn: int = 0,
     *,
     strategy: Strategy = Strategy.PREFIX_AWARE,
@@ -245,18 +245,18 @@ def choose(
 
     `turn` counts the choices of the group. `barred` masks candidates whose room is reserved for another
     request: they are waited for, but not chosen."""
-    serving, unable = _serving(candidates, wanted)
+    serving, unable = _serving(candidates, selection)
     if not serving:
         return NO_CHOICE
-    tokens = wanted.tokens
+    tokens = selection.tokens
     # Most candidates have no limit, and a call for each of many would dominate the cost.
     free = [c for c in serving if not c.bit & barred and (not c.bounded or c.has_room(tokens))]
     if free:
-        return Choice(_best(_least(free, wanted), wanted, turn, strategy))
+        return Choice(_best(_least(free, selection), selection, turn, strategy))
     if serving[0].rank < Rank.HALF_OPEN:
         for c in candidates:
-            on_trial = c.rank == Rank.HALF_OPEN and not c.running and not c.bit & (barred | wanted.excluded)
-            if on_trial and c.has_room(tokens) and c.can(wanted) is not unable:
+            on_trial = c.rank == Rank.HALF_OPEN and not c.running and not c.bit & (barred | selection.excluded)
+            if on_trial and c.has_room(tokens) and c.can(selection) is not unable:
                 return Choice(c)
     mask = 0
     for c in serving:
@@ -264,9 +264,9 @@ def choose(
     return Choice(None, mask)
 
 
-def _serving(candidates: Sequence[Candidate], wanted: SelectionRequest) -> tuple[list[Candidate], bool]:
+def _serving(candidates: Sequence[Candidate], selection: SelectionRequest) -> tuple[list[Candidate], bool]:
     """Return the best-ranked candidates, full or not, and whether even these are unable."""
-    excluded, prompt, bias = wanted.excluded, wanted.prompt_tokens, BIAS in wanted.preferred_abilities
+    excluded, prompt, bias = selection.excluded, selection.prompt_tokens, BIAS in selection.preferred_abilities
     best, serving = 2 * Rank.UNFIT, []
     for c in candidates:
         if c.bit & excluded:
@@ -274,7 +274,7 @@ def _serving(candidates: Sequence[Candidate], wanted: SelectionRequest) -> tuple
         rank: int = c.rank
         if rank == 5:
             continue
-        if (c.context is not None and c.context <= prompt) or (bias and not c.can(wanted)):
+        if (c.context is not None and c.context <= prompt) or (bias and not c.can(selection)):
             rank += 5
         if rank < best:
             best, serving = rank, [c]
@@ -283,25 +283,25 @@ def _serving(candidates: Sequence[Candidate], wanted: SelectionRequest) -> tuple
     return serving, best >= 5
 
 
-def _least(free: list[Candidate], wanted: SelectionRequest) -> list[Candidate]:
+def _least(free: list[Candidate], selection: SelectionRequest) -> list[Candidate]:
     """Return those of the lowest order, and of these the ones lacking the fewest abilities."""
     orders = {c.order for c in free}
     if len(orders) > 1:
         lowest = min(orders)
         free = [c for c in free if c.order == lowest]
-    if wanted.preferred_abilities:
-        lacks = [len(wanted.preferred_abilities - c.abilities) for c in free]
+    if selection.preferred_abilities:
+        lacks = [len(selection.preferred_abilities - c.abilities) for c in free]
         fewest = min(lacks)
         free = [c for c, lack in zip(free, lacks, strict=True) if lack == fewest]
     return free
 
 
-def _best(free: list[Candidate], wanted: SelectionRequest, turn: int, strategy: Strategy) -> Candidate:
+def _best(free: list[Candidate], selection: SelectionRequest, turn: int, strategy: Strategy) -> Candidate:
     if len(free) == 1:
         return free[0]
     if strategy is Strategy.PREFIX_AWARE:
-        tied = _least_work(free, wanted)
-        key = wanted.key
+        tied = _least_work(free, selection)
+        key = selection.key
     else:
         tied = free if strategy is Strategy.SIMPLE_SHUFFLE else _fewest_requests(free)
         key = None
@@ -312,15 +312,15 @@ def _best(free: list[Candidate], wanted: SelectionRequest, turn: int, strategy: 
     return tied[round_robin([round(c.weight) or 1 for c in tied], turn)[0]]
 
 
-def _least_work(free: list[Candidate], wanted: SelectionRequest) -> list[Candidate]:
+def _least_work(free: list[Candidate], selection: SelectionRequest) -> list[Candidate]:
     """Return those with the least work or nearly so.
 
     While all are idle, the weight is a share and not a speed: idle candidates that hold equally much of the
     prompt tie."""
-    prompt, held = wanted.prompt_tokens, wanted.cached_prefixes
-    if not held and wanted.sticky and wanted.key is not None:
+    prompt, held = selection.prompt_tokens, selection.cached_prefixes
+    if not held and selection.sticky and selection.key is not None:
         # The conversation's last deployment is unknown here, or another process chose it, by the same rule.
-        held = ((favourite(wanted.key, free).bit, prompt),)
+        held = ((favourite(selection.key, free).bit, prompt),)
     if not held:
         works = [(c.work + c.foreign + prompt) / c.weight for c in free]
     else:
@@ -362,7 +362,7 @@ def _fewest_requests(free: list[Candidate]) -> list[Candidate]:
     return [c for c, load in zip(free, loads, strict=True) if load <= fewest]
 
 
-def explained(candidates: Sequence[Candidate], wanted: SelectionRequest) -> list[Mapping[str, object]]:
+def explained(candidates: Sequence[Candidate], selection: SelectionRequest) -> list[Mapping[str, object]]:
     """Return the inputs of a choice for each candidate, for a log."""
     return [
         {
@@ -370,12 +370,12 @@ def explained(candidates: Sequence[Candidate], wanted: SelectionRequest) -> list
             "rank": c.rank.name.lower().replace("_", "-"),
             "order": c.order,
             "weight": c.weight,
-            "excluded": bool(c.bit & wanted.excluded),
-            "room": c.has_room(wanted.tokens),
+            "excluded": bool(c.bit & selection.excluded),
+            "room": c.has_room(selection.tokens),
             "running": c.running,
             "work": c.work,
             "foreign": c.foreign,
-            "held": wanted.known(c.bit),
+            "held": selection.known(c.bit),
         }
         for c in candidates
     ]

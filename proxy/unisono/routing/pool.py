@@ -107,26 +107,26 @@ class RoutingPool:
         self._watching: list[asyncio.Task[None]] = []
         self._probe_slots = asyncio.Semaphore(PROBES_AT_ONCE)
 
-    def route(self, ask: RouteRequest) -> GroupFailoverRoute:
+    def route(self, request: RouteRequest) -> GroupFailoverRoute:
         """Return the failover route through the deployments of the requested model and kind.
 
         The route includes the model's fallbacks. Raises UnknownModel, and UnsupportedValue if the model only
         passes through.
         """
-        groups, other = (self._passing, self._speaking) if ask.passing else (self._speaking, self._passing)
-        others = self._stand_ins.get(ask.model, StandIns())
+        groups, other = (self._passing, self._speaking) if request.passing else (self._speaking, self._passing)
+        others = self._stand_ins.get(request.model, StandIns())
         fallbacks, larger = (
             [groups[name] for name in names if name in groups] for names in (others.fallbacks, others.larger)
         )
-        own = [groups[ask.model]] if ask.model in groups else []
+        own = [groups[request.model]] if request.model in groups else []
         if not (first := own or fallbacks or larger):
-            if ask.model in other and not ask.passing:
+            if request.model in other and not request.passing:
                 raise UnsupportedValue(
-                    f"The pass-through model `{ask.model}` supports only Chat Completions and Responses.",
+                    f"The pass-through model `{request.model}` supports only Chat Completions and Responses.",
                     param="model",
                 )
-            raise UnknownModel(f"The model `{ask.model}` does not exist.", param="model")
-        return GroupFailoverRoute(ask, first[0], fallbacks, larger)
+            raise UnknownModel(f"The model `{request.model}` does not exist.", param="model")
+        return GroupFailoverRoute(request, first[0], fallbacks, larger)
 
     @property
     def _groups(self) -> Iterator[DeploymentGroup]:

@@ -58,12 +58,12 @@ class GroupFailoverRoute:
 
     def __init__(
         self,
-        ask: RouteRequest,
+        request: RouteRequest,
         group: DeploymentGroup,
         fallbacks: Sequence[DeploymentGroup] = (),
         larger: Sequence[DeploymentGroup] = (),
     ) -> None:
-        self._request = ask
+        self._request = request
         self._group = group
         self._fallbacks = tuple(fallbacks)
         self._larger = tuple(larger)
@@ -324,10 +324,10 @@ class GroupFailoverRoute:
                 error = error or failure
                 wanted = replace(wanted, excluded=wanted.excluded | live.candidate.bit)
 
-    def _unfit(self, group: DeploymentGroup, wanted: SelectionRequest) -> LiveDeployment | None:
+    def _unfit(self, group: DeploymentGroup, selection: SelectionRequest) -> LiveDeployment | None:
         """Return an unfit deployment to probe again, as a last resort."""
         unfit = (one for one in group.members if one.candidate.rank is Rank.UNFIT)
-        return next((one for one in unfit if not one.candidate.bit & wanted.excluded), None)
+        return next((one for one in unfit if not one.candidate.bit & selection.excluded), None)
 
     def _given(
         self, group: DeploymentGroup, hold: SlotReservation, capabilities: Capabilities, demand: RouteRequirements

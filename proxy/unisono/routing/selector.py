@@ -46,19 +46,21 @@ class Selector:
         held = self._prefixes.cached_prefixes(demand.blocks, now)
         return to_selection_request(demand, held, sticky=sticky, excluded=excluded, gathers=True)
 
-    def choose(self, wanted: SelectionRequest, barred: int = 0) -> Choice:
-        return choose(self.candidates, wanted, self._rotation, strategy=self._strategy, barred=barred)
+    def choose(self, selection: SelectionRequest, barred: int = 0) -> Choice:
+        return choose(self.candidates, selection, self._rotation, strategy=self._strategy, barred=barred)
 
-    def reserve(self, candidate: Candidate, demand: RouteRequirements, wanted: SelectionRequest, now: float) -> Share:
+    def reserve(
+        self, candidate: Candidate, demand: RouteRequirements, selection: SelectionRequest, now: float
+    ) -> Share:
         """Take a slot on a candidate, and record that it will hold the prompt."""
         if log.isEnabledFor(logging.DEBUG):
-            rows = explained(self.candidates, wanted)
+            rows = explained(self.candidates, selection)
             log.debug("backend chosen", extra={"model": self._model, "backend": candidate.name, "candidates": rows})
         if not self._has_one_candidate:
             self._prefixes.record(demand.blocks, candidate.bit, now)
-        return candidate.reserve(wanted, now)
+        return candidate.reserve(selection, now)
 
-    def passed(self, wanted: SelectionRequest) -> None:
+    def passed(self, selection: SelectionRequest) -> None:
         """Advance the round-robin after a choice became a slot. Failover does not advance it."""
-        if not wanted.excluded:
+        if not selection.excluded:
             self._rotation += 1

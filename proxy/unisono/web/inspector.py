@@ -36,32 +36,32 @@ _FOREIGN = re.compile(r"<\|start\|>(?!assistant)")
 _ASSISTANT = "<|start|>assistant"
 
 
-def inspected(given: InspectRequest) -> dict[str, Any]:
+def inspected(request: InspectRequest) -> dict[str, Any]:
     """Inspect a `trace`, `text` or `tokens`.
 
     Raises InvalidRequest for a recording that is damaged or of another version, and for text that cannot be tokenized.
     """
-    given.check()
+    request.check()
     encoding = load_encoding()
-    if given.trace is not None:
+    if request.trace is not None:
         try:
-            document = checked(given.trace)
+            document = checked(request.trace)
         except ValueError as error:
             raise InvalidRequest(f"'trace': {error}.", param="trace") from None
         return {"object": OBJECT, **recounted(document, encoding)}
-    return {"object": OBJECT, **_read(given, encoding)}
+    return {"object": OBJECT, **_read(request, encoding)}
 
 
-def _read(given: InspectRequest, encoding: Encoding) -> dict[str, Any]:
+def _read(request: InspectRequest, encoding: Encoding) -> dict[str, Any]:
     """Parse text as if sent by a text backend, or ids unchanged."""
-    if given.tokens is not None:
-        prompt, output = _cut_ids(given.tokens, encoding, given.all_output)
-        named = encoding.decode([token for token in given.tokens if _is_token(token)])
+    if request.tokens is not None:
+        prompt, output = _cut_ids(request.tokens, encoding, request.all_output)
+        named = encoding.decode([token for token in request.tokens if _is_token(token)])
     else:
-        named = well_formed(given.text or "")
-        before, behind = _cut_text(named, given.all_output)
+        named = well_formed(request.text or "")
+        before, behind = _cut_text(named, request.all_output)
         prompt, output = _encoded(before, encoding), _decoded(behind, encoding)
-    tools = _toolset(list(dict.fromkeys(given.tools or _RECIPIENT.findall(named)))[:MAX_TOOLS])
+    tools = _toolset(list(dict.fromkeys(request.tools or _RECIPIENT.findall(named)))[:MAX_TOOLS])
     events = _routed(encoding, tools, output)
     shown = Segments(encoding)
     shown.add(prompt)

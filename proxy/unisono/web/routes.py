@@ -46,14 +46,14 @@ class InspectionReader:
         self._slots = asyncio.Semaphore(AT_ONCE)
         self._waiting = 0
 
-    async def of(self, given: InspectRequest) -> Mapping[str, Any]:
+    async def of(self, request: InspectRequest) -> Mapping[str, Any]:
         """Run an inspection. Raises InvalidRequest, and LimitReached if the queue is full."""
         if self._waiting >= MAX_QUEUED_INSPECTIONS:
             raise LimitReached("Too many inspections are in progress; try again in a moment.", retry_after_s=1.0)
         self._waiting += 1
         try:
             async with self._slots:
-                return await asyncio.to_thread(inspected, given)
+                return await asyncio.to_thread(inspected, request)
         finally:
             self._waiting -= 1
 

@@ -148,14 +148,16 @@ def to_hosting(request: ChatRequest, runnable: RunnableTools, tenant: str) -> Se
     return hosting_of(runnable.servers_for(request.unisono.run_tools if request.unisono else None, tenant))
 
 
-def _notes_on(request: ChatRequest, turn: GenerationRequest, choice_at: str) -> Iterator[str]:
+def _notes_on(request: ChatRequest, generation_request: GenerationRequest, choice_at: str) -> Iterator[str]:
     yield from _notes_on_fields(request)
-    yield from _notes_on_running(request, turn)
-    yield from notes_on_prefill(turn, {choice_at: turn.choice, "response_format": turn.form})
+    yield from _notes_on_running(request, generation_request)
+    yield from notes_on_prefill(
+        generation_request, {choice_at: generation_request.choice, "response_format": generation_request.form}
+    )
 
 
-def _notes_on_running(request: ChatRequest, turn: GenerationRequest) -> Iterator[str]:
-    if request.unisono and request.unisono.run_tools and turn.hosting is None:
+def _notes_on_running(request: ChatRequest, generation_request: GenerationRequest) -> Iterator[str]:
+    if request.unisono and request.unisono.run_tools and generation_request.hosting is None:
         yield "unisono.run_tools: no effect, because there are no tools to run, or because of 'tool_choice' or 'n'"
 
 

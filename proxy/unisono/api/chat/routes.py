@@ -129,17 +129,17 @@ class ChatRoute:
             generation = replace(generation, request=with_passage(generation.request, Api.CHAT, body, way))
         return wanted, model, generation
 
-    def _frame(self, wanted: ChatRequest, model: ChatModel, asked: ChatGeneration) -> ChatFrame:
+    def _frame(self, request: ChatRequest, model: ChatModel, generation: ChatGeneration) -> ChatFrame:
         return ChatFrame(
             id=f"chatcmpl-{self.new_id()}",
             created=int(self.clock()),
-            model=wanted.model,
+            model=request.model,
             fingerprint=self.fingerprint,
             reasoning=model.reasoning,
-            toolbox=asked.toolbox,
-            notes=asked.notes,
-            include_usage=asked.include_usage,
-            hold_calls=asked.request.hold_calls,
+            toolbox=generation.toolbox,
+            notes=generation.notes,
+            include_usage=generation.include_usage,
+            hold_calls=generation.request.hold_calls,
         )
 
     def _stream(self, frame: ChatFrame, runs: list[GenerationStream], *, passes: bool) -> EventStream:

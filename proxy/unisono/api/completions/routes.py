@@ -96,18 +96,18 @@ class CompletionRoute:
             request_id=request_id,
         )
 
-    def _frame(self, wanted: CompletionRequest, asked: CompletionGenerations) -> CompletionFrame:
+    def _frame(self, request: CompletionRequest, generations: CompletionGenerations) -> CompletionFrame:
         return CompletionFrame(
             id=f"cmpl-{self.new_id()}",
             created=int(self.clock()),
-            model=wanted.model,
-            prompts=[turn.raw or RawPrompt() for turn in asked.requests],
-            texts=asked.texts,
-            per_prompt=asked.per_prompt,
-            has_token_ids=asked.has_token_ids,
+            model=request.model,
+            prompts=[turn.raw or RawPrompt() for turn in generations.requests],
+            texts=generations.texts,
+            per_prompt=generations.per_prompt,
+            has_token_ids=generations.has_token_ids,
             fingerprint=self.fingerprint,
-            notes=asked.notes,
-            include_usage=asked.include_usage,
+            notes=generations.notes,
+            include_usage=generations.include_usage,
         )
 
 

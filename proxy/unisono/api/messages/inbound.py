@@ -219,15 +219,19 @@ def _form(request: MessagesInput) -> tuple[AnswerForm | None, str]:
     return (SchemaSpec(schema=asked.schema_).form(f"{at}.schema") if asked is not None else None), at
 
 
-def _notes_on(request: MessagesInput, turn: GenerationRequest, hosted: frozenset[str], form_at: str) -> Iterator[str]:
+def _notes_on(
+    request: MessagesInput, generation_request: GenerationRequest, hosted: frozenset[str], form_at: str
+) -> Iterator[str]:
     yield from _notes_on_fields(request)
     yield from notes_on(request.tools or (), hosted)
-    yield from _notes_on_running(request, turn)
-    yield from notes_on_prefill(turn, {"tool_choice": turn.choice, form_at: turn.form})
+    yield from _notes_on_running(request, generation_request)
+    yield from notes_on_prefill(
+        generation_request, {"tool_choice": generation_request.choice, form_at: generation_request.form}
+    )
 
 
-def _notes_on_running(request: MessagesInput, turn: GenerationRequest) -> Iterator[str]:
-    if request.unisono and request.unisono.run_tools and turn.hosting is None:
+def _notes_on_running(request: MessagesInput, generation_request: GenerationRequest) -> Iterator[str]:
+    if request.unisono and request.unisono.run_tools and generation_request.hosting is None:
         yield "unisono.run_tools: no effect, because there are no tools to run, or because of 'tool_choice'"
 
 

@@ -118,24 +118,24 @@ async def count_message_tokens(request: Request) -> Response:
     return to_whole({"input_tokens": tokens})
 
 
-async def _counted(turns: GenerationService, asked: MessagesGeneration) -> int:
-    return await turns.count(asked.request)
+async def _counted(service: GenerationService, generation: MessagesGeneration) -> int:
+    return await service.count(generation.request)
 
 
-async def understood(means: MessagesDeps, request: Request, kind: type[Kind]) -> PreparedMessage:
+async def understood(deps: MessagesDeps, request: Request, kind: type[Kind]) -> PreparedMessage:
     """Validate and convert a request. Raises the error that refuses it."""
     body = await read_json(request)
     size = len(await request.body())
     caller: Caller = request.state.caller
     wanted = await off_loop(lambda: kind.model_validate(body), size)
-    model = means.resolve(wanted.model, caller)
-    seals = await means.seals() if needs_seals(wanted) else None
+    model = deps.resolve(wanted.model, caller)
+    seals = await deps.seals() if needs_seals(wanted) else None
 
     def turned() -> MessagesGeneration:
         return to_generation_request(
             wanted,
             model=model,
-            today=means.today(),
+            today=deps.today(),
             caller=caller,
             request_id=request.state.request_id,
             seals=seals,
@@ -148,7 +148,7 @@ async def understood(means: MessagesDeps, request: Request, kind: type[Kind]) ->
         more["sign"] = lambda text: seals.sign(tenant, text)
         more["seal"] = lambda items, talk: seals.seal(tenant, items, talk)
     frame = MessageFrame(
-        id=f"msg_{means.new_id()}",
+        id=f"msg_{deps.new_id()}",
         model=wanted.model,
         request_id=request.state.request_id,
         thinking=turn.thinking,
@@ -162,19 +162,19 @@ async def understood(means: MessagesDeps, request: Request, kind: type[Kind]) ->
     return PreparedMessage(turn, frame)
 
 
-async def collected(run: GenerationStream) -> CollectedAnswer:
+async def collected(stream: GenerationStream) -> CollectedAnswer:
     """Collect a generation. Its backend is released when this returns."""
     try:
-        return await collect_run(run)
+        return await collect_run(stream)
     finally:
-        await run.aclose()
+        await stream.aclose()
 
 
 class EventSource:
     """Bytes of a stream, one step per batch."""
 
-    def __init__(self, run: GenerationStream, events: MessageEvents) -> None:
-        self._run = run
+    def __init__(self, stream: GenerationStream, events: MessageEvents) -> None:
+        self._run = stream
         self._events = events
         self._steps = self._generate()
 

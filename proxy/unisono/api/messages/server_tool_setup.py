@@ -78,31 +78,34 @@ def notes_on(tools: Sequence[MessagesTool], hosted: frozenset[str]) -> Iterator[
             yield from builtin_notes(f"tools.{position}", fields)
 
 
-def bounded(hosting: ServerTools, tools: Sequence[MessagesTool]) -> ServerTools:
+def bounded(server_tools: ServerTools, tools: Sequence[MessagesTool]) -> ServerTools:
     """Limit the calls by the sum of `max_uses`.
 
     This applies if every server tool has one and no other server is used.
     """
     served = [tool for tool in tools if builtin_for(tool.type)]
     uses = [most for tool in served if isinstance(most := (tool.model_extra or {}).get("max_uses"), int) and most > 0]
-    if len(uses) < len(served) or len(served) < len(hosting.servers):
-        return hosting
-    return replace(hosting, max_calls=sum(uses))
+    if len(uses) < len(served) or len(served) < len(server_tools.servers):
+        return server_tools
+    return replace(server_tools, max_calls=sum(uses))
 
 
 def with_server_tools(
-    hosting: ServerTools | None, tools: Sequence[MessagesTool], served: Sequence[ToolServer], pause_after: int | None
+    server_tools: ServerTools | None,
+    tools: Sequence[MessagesTool],
+    served: Sequence[ToolServer],
+    pause_after: int | None,
 ) -> ServerTools | None:
     """Set the emitted servers and the limits.
 
     The answer may pause only if the client sees all calls, because only then can it be continued.
     """
-    if hosting is None:
+    if server_tools is None:
         return None
-    hosting = bounded(hosting, tools)
+    server_tools = bounded(server_tools, tools)
     shown = frozenset(server.label for server in served)
-    seen = all(server.label in shown for server in hosting.servers)
-    return replace(hosting, shown=shown, pause_after=pause_after if seen else None)
+    seen = all(server.label in shown for server in server_tools.servers)
+    return replace(server_tools, shown=shown, pause_after=pause_after if seen else None)
 
 
 def requested_choice(spec: ChoiceSpec | None, tools: Sequence[MessagesTool]) -> ToolChoice | None:
@@ -114,7 +117,7 @@ def requested_choice(spec: ChoiceSpec | None, tools: Sequence[MessagesTool]) -> 
     return ToolChoice(ChoiceMode.REQUIRED, (NamedTool(kind, spec.name or ""),), one=True)
 
 
-def choice_of(asked: ToolChoice | None, toolbox: Toolbox, servers: Sequence[ToolServer]) -> Choice | None:
+def choice_of(choice: ToolChoice | None, toolbox: Toolbox, servers: Sequence[ToolServer]) -> Choice | None:
     """Return the tool choice. Raises InvalidRequest and UnsupportedValue that name the field."""
     labels = {server.builtin: server.label for server in servers if server.builtin}
 
@@ -127,4 +130,4 @@ def choice_of(asked: ToolChoice | None, toolbox: Toolbox, servers: Sequence[Tool
             )
         return label, None
 
-    return to_choice(asked, OfferedTools(toolbox, hosts=bool(servers), hosted=hosted))
+    return to_choice(choice, OfferedTools(toolbox, hosts=bool(servers), hosted=hosted))

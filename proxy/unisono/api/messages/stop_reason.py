@@ -27,7 +27,7 @@ class ShownBlocks:
     refused: bool = False
 
 
-def to_usage(usage: Usage, shown: ShownBlocks) -> dict[str, Any]:
+def to_usage(usage: Usage, blocks: ShownBlocks) -> dict[str, Any]:
     """Return the usage. Here `input_tokens` excludes cached tokens."""
     told: dict[str, Any] = {
         "input_tokens": max(0, usage.prompt_tokens - usage.cached_tokens),
@@ -36,19 +36,19 @@ def to_usage(usage: Usage, shown: ShownBlocks) -> dict[str, Any]:
         "output_tokens": usage.completion_tokens,
         "output_tokens_details": {"thinking_tokens": usage.reasoning_tokens},
     }
-    if shown.served:
+    if blocks.served:
         told["server_tool_use"] = {
-            "web_search_requests": shown.served.count(SEARCH),
-            "web_fetch_requests": shown.served.count(FETCH),
+            "web_search_requests": blocks.served.count(SEARCH),
+            "web_fetch_requests": blocks.served.count(FETCH),
         }
     return told
 
 
 def to_ending(
-    finished: Finished, shown: ShownBlocks, report: GenerationReport, max_tokens: int | None
+    finished: Finished, blocks: ShownBlocks, report: GenerationReport, max_tokens: int | None
 ) -> dict[str, Any]:
     """Return the fields of a message with its stop reason."""
-    reason = _reason(finished, shown, report, max_tokens)
+    reason = _reason(finished, blocks, report, max_tokens)
     details = {"type": "refusal", "category": None, "explanation": report.unmet or None}
     return {
         "stop_reason": reason,
@@ -57,17 +57,17 @@ def to_ending(
     }
 
 
-def _reason(finished: Finished, shown: ShownBlocks, report: GenerationReport, max_tokens: int | None) -> str:
-    if shown.calls and not shown.cut:
+def _reason(finished: Finished, blocks: ShownBlocks, report: GenerationReport, max_tokens: int | None) -> str:
+    if blocks.calls and not blocks.cut:
         return "tool_use"
     if finished.stop_sequence is not None:
         return "stop_sequence"
     if finished.paused:
         return "pause_turn"
-    if finished.reason is FinishReason.LENGTH or finished.cut_call or shown.cut:
+    if finished.reason is FinishReason.LENGTH or finished.cut_call or blocks.cut:
         return "model_context_window_exceeded" if _no_window_left(finished, report, max_tokens) else "max_tokens"
     # In a stream the text may already be emitted when it turns out to violate its format.
-    return "refusal" if shown.refused or report.unmet == UNMET_FORM else "end_turn"
+    return "refusal" if blocks.refused or report.unmet == UNMET_FORM else "end_turn"
 
 
 def _no_window_left(finished: Finished, report: GenerationReport, max_tokens: int | None) -> bool:

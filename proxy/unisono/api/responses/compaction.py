@@ -73,7 +73,7 @@ class Compacted:
     notes: tuple[str, ...]
 
 
-async def compacted(means: ResponsesDeps, sender: Sender, body: Mapping[str, Any], size: int) -> Compacted:
+async def compacted(deps: ResponsesDeps, sender: Sender, body: Mapping[str, Any], size: int) -> Compacted:
     """Compact the conversation in `body`, of `size` bytes.
 
     Raises the errors that would refuse a response, and StoreTooLarge for a conversation that can be neither
@@ -81,15 +81,15 @@ async def compacted(means: ResponsesDeps, sender: Sender, body: Mapping[str, Any
     """
     taken = {name: value for name, value in body.items() if name in EFFECTIVE_FIELDS}
     wanted = await judged({**taken, "reasoning": _reasoning(body.get("reasoning")), "store": False}, size)
-    model = means.resolve(wanted.model, sender.caller)
-    past = await recall(means.store, sender.tenant, wanted)
-    response_id, created_at = means.new_id("resp_"), int(means.clock())
+    model = deps.resolve(wanted.model, sender.caller)
+    past = await recall(deps.store, sender.tenant, wanted)
+    response_id, created_at = deps.new_id("resp_"), int(deps.clock())
     asked = await assembled(
-        means, sender, wanted, past, model, response_id=response_id, created_at=created_at, size=size
+        deps, sender, wanted, past, model, response_id=response_id, created_at=created_at, size=size
     )
     # This precedes the generation: without a key the result would be lost.
-    seals = await means.seals()
-    run = means.service.start(to_generation_request(asked))
+    seals = await deps.seals()
+    run = deps.service.start(to_generation_request(asked))
     try:
         result = await collect_run(run)
     finally:
@@ -111,12 +111,12 @@ def _reasoning(given: Any) -> Any:
     return given
 
 
-def to_generation_request(asked: PreparedRequest) -> GenerationRequest:
+def to_generation_request(prepared: PreparedRequest) -> GenerationRequest:
     """Return the generation request for the summary.
 
     A conversation that is already too long is summarized without its oldest messages.
     """
-    turn = asked.generation.request
+    turn = prepared.generation.request
     items = (*turn.conversation.items, UserMessage(INSTRUCTIONS))
     return replace(
         turn,
@@ -138,13 +138,13 @@ def summary_of(result: CollectedAnswer) -> str:
 
 
 def shortened(
-    said: Sequence[Item], summary: str, seals: ItemSealing, tenant: str
+    items: Sequence[Item], summary: str, seals: ItemSealing, tenant: str
 ) -> tuple[tuple[UserMessage, ...], str]:
     """Return the preserved messages, and the sealed rest. Raises StoreTooLarge."""
     kept: tuple[UserMessage, ...] = ()
-    rest = [_without_tokens(item) for item in said]
+    rest = [_without_tokens(item) for item in items]
     if summary:
-        kept = tuple(newest_messages(said))
+        kept = tuple(newest_messages(items))
         # The model must not rephrase instructions.
         rest = [*(item for item in rest if isinstance(item, DeveloperMessage)), UserMessage(HEADING + summary)]
     sealed = seals.seal(tenant, rest)
@@ -153,11 +153,11 @@ def shortened(
     return kept, sealed
 
 
-def newest_messages(said: Sequence[Item]) -> list[UserMessage]:
+def newest_messages(items: Sequence[Item]) -> list[UserMessage]:
     """Return the user's newest messages, in order, within the limit `MAX_PRESERVED_CHARACTERS`."""
     kept: list[UserMessage] = []
     room = MAX_PRESERVED_CHARACTERS
-    for message in reversed(said):
+    for message in reversed(items):
         if not isinstance(message, UserMessage) or message.text.startswith(HEADING):
             continue
         room -= len(message.text)

@@ -19,14 +19,14 @@ from unisono.engine.request import GenerationReport, GenerationStream
 from unisono.errors import UnisonoError
 
 
-async def answer_whole(means: ResponsesDeps, asked: PreparedRequest) -> tuple[StoredResponse, GenerationReport]:
+async def answer_whole(deps: ResponsesDeps, prepared: PreparedRequest) -> tuple[StoredResponse, GenerationReport]:
     """Return the finished response, stored.
 
     Raises the errors of the generation, and the StoreError family if the response cannot be stored. If tools have
     run by then, a failed response is returned instead.
     """
-    run = means.service.start(asked.generation.request)
-    events = ResponseEvents(asked.frame, run.report, new_id=asked.item_ids, clock=means.clock, told=False)
+    run = deps.service.start(prepared.generation.request)
+    events = ResponseEvents(prepared.frame, run.report, new_id=prepared.item_ids, clock=deps.clock, told=False)
     try:
         async for batch in run:
             events.write(batch)
@@ -40,7 +40,7 @@ async def answer_whole(means: ResponsesDeps, asked: PreparedRequest) -> tuple[St
     response = events.stored
     assert response is not None  # a generation ends with Finished or raises
     try:
-        await keep(means, asked, response)
+        await keep(deps, prepared, response)
     except UnisonoError as error:
         if not events.acted:
             raise
@@ -51,9 +51,9 @@ async def answer_whole(means: ResponsesDeps, asked: PreparedRequest) -> tuple[St
 
 
 async def answer_events(
-    means: ResponsesDeps,
-    asked: PreparedRequest,
-    run: GenerationStream,
+    deps: ResponsesDeps,
+    prepared: PreparedRequest,
+    stream: GenerationStream,
     *,
     over: Callable[[StoredResponse], None] | None = None,
     too_late: Callable[[], bool] = lambda: False,
@@ -63,11 +63,11 @@ async def answer_events(
     A failure before the first event is raised, unless `too_late` returns True. Later failures are emitted as events.
     `over` receives the finished response before its end is emitted.
     """
-    events = ResponseEvents(asked.frame, run.report, new_id=asked.item_ids, clock=means.clock)
+    events = ResponseEvents(prepared.frame, stream.report, new_id=prepared.item_ids, clock=deps.clock)
     begun = False
     try:
         try:
-            async for batch in run:
+            async for batch in stream:
                 if made := events.write(batch):
                     begun = True
                     yield made
@@ -78,11 +78,11 @@ async def answer_events(
         response = events.stored
         assert response is not None  # a generation ends with Finished or raises
         try:
-            await keep(means, asked, response)
+            await keep(deps, prepared, response)
         except UnisonoError as error:
             yield events.fail(error)
         if over is not None and events.stored is not None:
             over(events.stored)
         yield [events.last()]
     finally:
-        await run.aclose()
+        await stream.aclose()

@@ -60,27 +60,27 @@ async def claim_of(request: Request, tenant: str) -> IdempotencyClaim | None:
     return IdempotencyClaim(tenant, key, digest.hexdigest())
 
 
-async def owner_of(means: ResponsesDeps, claim: IdempotencyClaim, response_id: str) -> str:
+async def owner_of(deps: ResponsesDeps, claim: IdempotencyClaim, response_id: str) -> str:
     """Return the response that has the key: `response_id`, or that of an earlier request.
 
     Raises KeyReused for another body.
     """
-    return await means.store.claim(claim.tenant, claim.key, claim.digest, response_id)
+    return await deps.store.claim(claim.tenant, claim.key, claim.digest, response_id)
 
 
-async def give_back(means: ResponsesDeps, claim: IdempotencyClaim, response_id: str) -> None:
+async def give_back(deps: ResponsesDeps, claim: IdempotencyClaim, response_id: str) -> None:
     """Release a claim without a response, so that the next request claims the key again.
 
     Errors are only logged: a failed response does not block a repeated request.
     """
     try:
-        await means.store.unclaim(claim.tenant, claim.key, response_id)
+        await deps.store.unclaim(claim.tenant, claim.key, response_id)
     except StoreError as error:
         log.warning("idempotency key not released", extra={"code": error.code})
 
 
 async def started(
-    means: ResponsesDeps, claim: IdempotencyClaim, owner: str, response_id: str, request: ResponsesRequest
+    deps: ResponsesDeps, claim: IdempotencyClaim, owner: str, response_id: str, request: ResponsesRequest
 ) -> StoredResponse | None:
     """Wait for the response `owner`, which has the key.
 
@@ -88,33 +88,33 @@ async def started(
     """
     now = asyncio.get_running_loop().time
     # The owner acquires its lease right after the claim; until then a free lease means nothing.
-    patient_until = now() + means.lease_s / RENEWALS
+    patient_until = now() + deps.lease_s / RENEWALS
     pause_s = LOOK_EVERY_S
     while True:
-        [response] = await means.store.responses(claim.tenant, [owner])
+        [response] = await deps.store.responses(claim.tenant, [owner])
         if response is not None and response.status is Status.FAILED:
-            await means.store.unclaim(claim.tenant, claim.key, owner)
+            await deps.store.unclaim(claim.tenant, claim.key, owner)
             return None
         if response is not None:
             return response
-        if now() >= patient_until and await _freed(means, claim, owner, anchor_of(request, owner), response_id):
+        if now() >= patient_until and await _freed(deps, claim, owner, anchor_of(request, owner), response_id):
             return None
         await asyncio.sleep(pause_s)
         pause_s = min(2 * pause_s, MAX_LOOK_S)
-        if await owner_of(means, claim, response_id) != owner:
+        if await owner_of(deps, claim, response_id) != owner:
             return None
 
 
-async def _freed(means: ResponsesDeps, claim: IdempotencyClaim, owner: str, anchor: str, response_id: str) -> bool:
+async def _freed(deps: ResponsesDeps, claim: IdempotencyClaim, owner: str, anchor: str, response_id: str) -> bool:
     """Free the key of an owner that died before it stored its response; False if it is alive."""
-    lease = await means.store.acquire(claim.tenant, anchor, response_id, means.lease_s)
+    lease = await deps.store.acquire(claim.tenant, anchor, response_id, deps.lease_s)
     if lease is None:
         return False
     try:
         # The new fence refuses a response that its owner stores from now on.
-        [response] = await means.store.responses(claim.tenant, [owner])
+        [response] = await deps.store.responses(claim.tenant, [owner])
         if response is None:
-            await means.store.unclaim(claim.tenant, claim.key, owner)
+            await deps.store.unclaim(claim.tenant, claim.key, owner)
     finally:
-        await release(means, lease)
+        await release(deps, lease)
     return True

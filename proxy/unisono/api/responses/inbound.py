@@ -136,17 +136,17 @@ def notes_of(request: ResponsesRequest, toolbox: Toolbox, reading: InputConversi
 
 
 def with_output_requirements(
-    turn: GenerationRequest, request: ResponsesRequest, offer: OfferedTools, rules: ModelRules
+    generation_request: GenerationRequest, request: ResponsesRequest, offer: OfferedTools, rules: ModelRules
 ) -> GenerationRequest:
     """Add the requirements on calls, format and reasoning to the generation request.
 
     Raises InvalidRequest for requirements that cannot be met.
     """
     form = request.form.to_answer_form("text.format") if request.form else None
-    callable_ = bool(offer.toolbox.tools) or turn.hosting is not None
-    turn = rules.applied_to(turn)
+    callable_ = bool(offer.toolbox.tools) or generation_request.hosting is not None
+    generation_request = rules.applied_to(generation_request)
     return replace(
-        turn,
+        generation_request,
         # Without tools, an invented call would replace the JSON that the client expects.
         calls_allowed=not request.calls_nothing and (form is None or callable_),
         choice=to_choice(request.tool_choice, offer),
@@ -214,14 +214,14 @@ def to_conversation(items: Sequence[Item], preamble: Preamble) -> Conversation:
 
 
 def to_entries(
-    given: Sequence[InputItem], reading: InputConversion, new_id: NewId, param: str = "input"
+    items: Sequence[InputItem], reading: InputConversion, new_id: NewId, param: str = "input"
 ) -> tuple[StoredItem, ...]:
     """Return the items as stored and listed, each with a new id.
 
     Their content is added to `reading`.
     """
     entries = []
-    for position, item in enumerate(given):
+    for position, item in enumerate(items):
         said = reading.read(item, f"{param}.{position}")
         shown = _to_wire(item, reading)
         item_id = new_id(prefix_of(str(shown["type"])))
@@ -231,19 +231,19 @@ def to_entries(
     return tuple(entries)
 
 
-def _to_wire(given: InputItem, reading: InputConversion) -> Wire:
+def _to_wire(item: InputItem, reading: InputConversion) -> Wire:
     """Return an item in its author's form, with every field that strict clients require."""
-    if isinstance(given, InputReference):
-        kept = reading.known.stored_item(given.id)
+    if isinstance(item, InputReference):
+        kept = reading.known.stored_item(item.id)
         assert kept is not None  # `InputConversion` refuses an unknown id
         return dict(kept.wire)
-    if isinstance(given, InputReasoning):
-        parts = [{"type": "reasoning_text", "text": text} for text in given.content]
-        summary = given.summary if isinstance(given.summary, list) else []
-        sealed = {"encrypted_content": given.encrypted_content} if given.encrypted_content else {}
+    if isinstance(item, InputReasoning):
+        parts = [{"type": "reasoning_text", "text": text} for text in item.content]
+        summary = item.summary if isinstance(item.summary, list) else []
+        sealed = {"encrypted_content": item.encrypted_content} if item.encrypted_content else {}
         return {"type": "reasoning", "summary": summary, "content": parts, **sealed}
-    shown = given.model_dump(mode="json", exclude_none=True)
-    match given.type:
+    shown = item.model_dump(mode="json", exclude_none=True)
+    match item.type:
         case "message":
             shown["content"] = [_part(part, shown["role"]) for part in shown["content"]]
         case "function_call_output" | "custom_tool_call_output" | "mcp_call":

@@ -104,9 +104,9 @@ class InputConversion:
                 case _:
                     self.history.add(item)
 
-    def read(self, given: InputItem, param: str) -> tuple[Item, ...]:
+    def read(self, item: InputItem, param: str) -> tuple[Item, ...]:
         """Add an item, and return its content. Raises InvalidRequest and NotFound, naming the field."""
-        said = READERS[type(given)](self, given, param)
+        said = READERS[type(item)](self, item, param)
         self.add(said)
         return tuple(said)
 
@@ -118,10 +118,10 @@ class InputConversion:
         """Return the name under which the model knows a server's tool, for calls in the input."""
         return self.names.add(label, tool) if label else _ILLEGAL.sub("_", tool)[:MAX_NAME]
 
-    def stands(self, said: Sequence[Item]) -> bool:
-        """Return True if every result has its call, in `said` or before."""
-        calls = {item.call_id for item in (*said, *self.requests.values()) if isinstance(item, AssistantCall)}
-        return all(item.call_id in calls for item in said if isinstance(item, ToolResult))
+    def stands(self, items: Sequence[Item]) -> bool:
+        """Return True if every result has its call, in `items` or before."""
+        calls = {item.call_id for item in (*items, *self.requests.values()) if isinstance(item, AssistantCall)}
+        return all(item.call_id in calls for item in items if isinstance(item, ToolResult))
 
     def exact(self, item: Item, item_id: str | None) -> Sequence[Item]:
         """Return the item with its generated tokens.
@@ -142,15 +142,15 @@ def _bare(item: Item) -> Item:
             return item
 
 
-def _message(reading: InputConversion, given: InputItem, param: str) -> Sequence[Item]:
-    assert isinstance(given, InputMessage)
-    text = text_of(given.content, param=f"{param}.content")
-    match given.role:
+def _message(reading: InputConversion, item: InputItem, param: str) -> Sequence[Item]:
+    assert isinstance(item, InputMessage)
+    text = text_of(item.content, param=f"{param}.content")
+    match item.role:
         case "user":
             return (UserMessage(text),)
         case "assistant":
-            said = split_markers(text, SPOKEN.get(given.phase or "", Phase.FINAL))
-            return reading.exact(said[0], given.id) if len(said) == 1 else said
+            said = split_markers(text, SPOKEN.get(item.phase or "", Phase.FINAL))
+            return reading.exact(said[0], item.id) if len(said) == 1 else said
         case "system" | "developer":
             return (DeveloperMessage(text),)
 
@@ -171,18 +171,18 @@ def _reasoning(reading: InputConversion, given: InputItem, param: str) -> Sequen
     return ()
 
 
-def _call(reading: InputConversion, given: InputItem, param: str) -> Sequence[Item]:
-    assert isinstance(given, InputCall)
-    name = _checked_name(in_namespace(given.namespace, given.name), param)
-    return reading.exact(AssistantCall(given.call_id, name, given.arguments), given.id)
+def _call(reading: InputConversion, item: InputItem, param: str) -> Sequence[Item]:
+    assert isinstance(item, InputCall)
+    name = _checked_name(in_namespace(item.namespace, item.name), param)
+    return reading.exact(AssistantCall(item.call_id, name, item.arguments), item.id)
 
 
-def _custom_call(reading: InputConversion, given: InputItem, param: str) -> Sequence[Item]:
-    assert isinstance(given, InputCustomCall)
-    name = _checked_name(in_namespace(given.namespace, given.name), param)
-    call = AssistantCall(given.call_id, name, wrap_input(given.input))
-    kept = reading.known.stored_item(given.id) if given.id else None
-    if kept is not None and kept.wire.get("input") == given.input and kept.wire.get("call_id") == given.call_id:
+def _custom_call(reading: InputConversion, item: InputItem, param: str) -> Sequence[Item]:
+    assert isinstance(item, InputCustomCall)
+    name = _checked_name(in_namespace(item.namespace, item.name), param)
+    call = AssistantCall(item.call_id, name, wrap_input(item.input))
+    kept = reading.known.stored_item(item.id) if item.id else None
+    if kept is not None and kept.wire.get("input") == item.input and kept.wire.get("call_id") == item.call_id:
         return kept.meaning
     return (call,)
 
@@ -195,36 +195,36 @@ def _checked_name(name: str, param: str) -> str:
     return name
 
 
-def _output(reading: InputConversion, given: InputItem, param: str) -> Sequence[Item]:
-    assert isinstance(given, InputCallOutput)
-    output = text_of(given.output, param=f"{param}.output")
-    return (ToolResult(given.call_id, reading.history.name_of(given.call_id, f"{param}.call_id"), output),)
+def _output(reading: InputConversion, item: InputItem, param: str) -> Sequence[Item]:
+    assert isinstance(item, InputCallOutput)
+    output = text_of(item.output, param=f"{param}.output")
+    return (ToolResult(item.call_id, reading.history.name_of(item.call_id, f"{param}.call_id"), output),)
 
 
-def _reference(reading: InputConversion, given: InputItem, param: str) -> Sequence[Item]:
-    assert isinstance(given, InputReference)
-    kept = reading.known.stored_item(given.id)
+def _reference(reading: InputConversion, item: InputItem, param: str) -> Sequence[Item]:
+    assert isinstance(item, InputReference)
+    kept = reading.known.stored_item(item.id)
     if kept is None:
-        raise NotFound(f"Item with id '{shortened(given.id)}' not found.", param=f"{param}.id")
+        raise NotFound(f"Item with id '{shortened(item.id)}' not found.", param=f"{param}.id")
     return kept.meaning
 
 
-def _mcp_call(reading: InputConversion, given: InputItem, param: str) -> Sequence[Item]:
+def _mcp_call(reading: InputConversion, item: InputItem, param: str) -> Sequence[Item]:
     """Convert a call that a server made and answered.
 
     An approved call is replaced by its result, because the call is already in the history.
     """
-    assert isinstance(given, InputMcpCall)
-    output = text_of(given.output, param=f"{param}.output") or _error_text(given.error)
-    kept = reading.known.stored_item(given.id) if given.id else None
-    if kept is not None and _matches(kept, given.arguments, output) and reading.stands(kept.meaning):
+    assert isinstance(item, InputMcpCall)
+    output = text_of(item.output, param=f"{param}.output") or _error_text(item.error)
+    kept = reading.known.stored_item(item.id) if item.id else None
+    if kept is not None and _matches(kept, item.arguments, output) and reading.stands(kept.meaning):
         return kept.meaning
-    request = reading.requests.get(given.approval_request_id or "")
+    request = reading.requests.get(item.approval_request_id or "")
     if request is not None:
         return (ToolResult(request.call_id, request.name, output),)
-    name = reading.hosted_name(given.server_label, given.name or "mcp")
-    call_id = given.id or reading.unnamed(param)
-    return (AssistantCall(call_id, name, given.arguments), ToolResult(call_id, name, output))
+    name = reading.hosted_name(item.server_label, item.name or "mcp")
+    call_id = item.id or reading.unnamed(param)
+    return (AssistantCall(call_id, name, item.arguments), ToolResult(call_id, name, output))
 
 
 def _matches(kept: StoredItem, arguments: str, output: str) -> bool:
@@ -258,9 +258,9 @@ def _error_text(error: object) -> str:
             return orjson.dumps(error).decode()
 
 
-def _mcp_list(reading: InputConversion, given: InputItem, param: str) -> Sequence[Item]:
+def _mcp_list(reading: InputConversion, item: InputItem, param: str) -> Sequence[Item]:
     """Ignore the list: the tools of a server are declared again for every answer."""
-    assert isinstance(given, InputMcpList)
+    assert isinstance(item, InputMcpList)
     return ()
 
 
@@ -276,59 +276,59 @@ def _approval_request(reading: InputConversion, given: InputItem, param: str) ->
     return said
 
 
-def _approval_response(reading: InputConversion, given: InputItem, param: str) -> Sequence[Item]:
-    assert isinstance(given, InputApprovalResponse)
-    call = reading.requests.get(given.approval_request_id)
+def _approval_response(reading: InputConversion, item: InputItem, param: str) -> Sequence[Item]:
+    assert isinstance(item, InputApprovalResponse)
+    call = reading.requests.get(item.approval_request_id)
     at = f"{param}.approval_request_id"
     if call is None:
-        raise NotFound(f"'{at}': approval request '{shortened(given.approval_request_id)}' not found.", param=at)
+        raise NotFound(f"'{at}': approval request '{shortened(item.approval_request_id)}' not found.", param=at)
     if call.call_id in reading.answered:
         raise InvalidRequest(
-            f"'{at}': approval request '{shortened(given.approval_request_id)}' was already answered.", param=at
+            f"'{at}': approval request '{shortened(item.approval_request_id)}' was already answered.", param=at
         )
     reading.answered.add(call.call_id)
     return ()
 
 
-def _code_call(reading: InputConversion, given: InputItem, param: str) -> Sequence[Item]:
-    assert isinstance(given, InputCodeCall)
-    kept = reading.known.stored_item(given.id) if given.id else None
+def _code_call(reading: InputConversion, item: InputItem, param: str) -> Sequence[Item]:
+    assert isinstance(item, InputCodeCall)
+    kept = reading.known.stored_item(item.id) if item.id else None
     if (
         kept is not None
         and kept.meaning
-        and kept.wire.get("code") == (given.code or "")
+        and kept.wire.get("code") == (item.code or "")
         and reading.stands(kept.meaning)
     ):
         return kept.meaning
-    outputs = given.outputs if isinstance(given.outputs, list) else []
+    outputs = item.outputs if isinstance(item.outputs, list) else []
     logs = [output.get("logs") for output in outputs if isinstance(output, dict)]
     output = join((log for log in logs if isinstance(log, str)), param=f"{param}.outputs")
-    call_id = given.id or reading.unnamed(param)
-    arguments = orjson.dumps({"code": given.code or ""}).decode()
+    call_id = item.id or reading.unnamed(param)
+    arguments = orjson.dumps({"code": item.code or ""}).decode()
     return (
         AssistantCall(call_id, "code_interpreter", arguments),
         ToolResult(call_id, "code_interpreter", output),
     )
 
 
-def _sealed(reading: InputConversion, given: InputItem, param: str) -> Sequence[Item]:
-    assert isinstance(given, InputSealed)
-    opened = reading.known.opened(given.encrypted_content) if given.encrypted_content else None
+def _sealed(reading: InputConversion, item: InputItem, param: str) -> Sequence[Item]:
+    assert isinstance(item, InputSealed)
+    opened = reading.known.opened(item.encrypted_content) if item.encrypted_content else None
     if opened is None:
         reading.notes.append(f"{param}: no effect, because this gateway cannot decrypt it")
     return opened or ()
 
 
-def _search(reading: InputConversion, given: InputItem, param: str) -> Sequence[Item]:
+def _search(reading: InputConversion, item: InputItem, param: str) -> Sequence[Item]:
     """Convert a web search. Only a stored item holds its results; the item itself has the query."""
-    kept = reading.known.stored_item(given.id) if given.id else None
+    kept = reading.known.stored_item(item.id) if item.id else None
     if kept is not None and kept.meaning and reading.stands(kept.meaning):
         return kept.meaning
-    return _silent(reading, given, param)
+    return _silent(reading, item, param)
 
 
-def _silent(reading: InputConversion, given: InputItem, param: str) -> Sequence[Item]:
-    reading.notes.append(f"{param}: no effect, because an item of type '{given.type}' has no content for the model")
+def _silent(reading: InputConversion, item: InputItem, param: str) -> Sequence[Item]:
+    reading.notes.append(f"{param}: no effect, because an item of type '{item.type}' has no content for the model")
     return ()
 
 

@@ -34,48 +34,48 @@ async def soon_free(acquire: Callable[[], Awaitable[Lease | None]]) -> Lease | N
 
 
 @asynccontextmanager
-async def hold_lease(means: ResponsesDeps, tenant: str, anchor: str, owner: str) -> AsyncIterator[Lease | None]:
+async def hold_lease(deps: ResponsesDeps, tenant: str, anchor: str, owner: str) -> AsyncIterator[Lease | None]:
     """Hold the lease of `anchor`; yield None if another owner has it.
 
     A lost lease is detected by the next write under it.
     """
-    lease = await soon_free(lambda: means.store.acquire(tenant, anchor, owner, means.lease_s))
+    lease = await soon_free(lambda: deps.store.acquire(tenant, anchor, owner, deps.lease_s))
     if lease is None:
         yield None
         return
     try:
-        async with renewed(means, lease):
+        async with renewed(deps, lease):
             yield lease
     finally:
-        await release(means, lease)
+        await release(deps, lease)
 
 
 @asynccontextmanager
-async def renewed(means: ResponsesDeps, lease: Lease) -> AsyncIterator[None]:
+async def renewed(deps: ResponsesDeps, lease: Lease) -> AsyncIterator[None]:
     """Renew a lease until the end of the block.
 
     A lost lease is detected by the next write under it.
     """
-    renewing = asyncio.create_task(_renew(means, lease))
+    renewing = asyncio.create_task(_renew(deps, lease))
     try:
         yield
     finally:
         await cancel_and_wait(renewing)
 
 
-async def _renew(means: ResponsesDeps, lease: Lease) -> None:
+async def _renew(deps: ResponsesDeps, lease: Lease) -> None:
     while True:
-        await asyncio.sleep(means.lease_s / RENEWALS)
+        await asyncio.sleep(deps.lease_s / RENEWALS)
         try:
-            if not await means.store.renew(lease, means.lease_s):
+            if not await deps.store.renew(lease, deps.lease_s):
                 return
         except StoreError as error:
             log.warning("lease not renewed", extra={"code": error.code})
 
 
-async def release(means: ResponsesDeps, lease: Lease) -> None:
+async def release(deps: ResponsesDeps, lease: Lease) -> None:
     """Release a lease. Errors are only logged, because an unreleased lease expires."""
     try:
-        await asyncio.shield(means.store.release(lease))
+        await asyncio.shield(deps.store.release(lease))
     except StoreError as error:
         log.warning("lease not released", extra={"code": error.code})

@@ -35,41 +35,41 @@ async def insisting(act: Callable[[], Awaitable[T]], pauses_s: tuple[float, ...]
     return await act()
 
 
-def to_stored(asked: PreparedRequest, response: StoredResponse) -> StoredResponse:
+def to_stored(prepared: PreparedRequest, response: StoredResponse) -> StoredResponse:
     """Return the record to store: the response together with the request's input."""
-    return replace(response, input=asked.generation.input)
+    return replace(response, input=prepared.generation.input)
 
 
-def revision_for(asked: PreparedRequest, response: StoredResponse) -> int | None:
+def revision_for(prepared: PreparedRequest, response: StoredResponse) -> int | None:
     """Return the conversation's revision to append to, or None without an append."""
-    return asked.revision if response.status in JOINS else None
+    return prepared.revision if response.status in JOINS else None
 
 
-async def keep(means: ResponsesDeps, asked: PreparedRequest, response: StoredResponse) -> None:
+async def keep(deps: ResponsesDeps, prepared: PreparedRequest, response: StoredResponse) -> None:
     """Store a finished response and append it to its conversation, in one transaction.
 
     Does nothing if neither is required. Raises the StoreError family.
     """
-    if not asked.request.stored and asked.lease is None:
+    if not prepared.request.stored and prepared.lease is None:
         return
 
     async def create() -> None:
-        await means.store.create(
-            asked.sender.tenant,
-            to_stored(asked, response),
-            lease=asked.lease,
-            revision=revision_for(asked, response),
+        await deps.store.create(
+            prepared.sender.tenant,
+            to_stored(prepared, response),
+            lease=prepared.lease,
+            revision=revision_for(prepared, response),
         )
 
     async def append() -> None:
         # The response is not stored, but belongs to its conversation.
-        items = (*asked.generation.input, *response.output)
-        assert asked.lease is not None
-        await means.store.append(
-            asked.sender.tenant, asked.lease.anchor, items, revision=asked.revision, lease=asked.lease
+        items = (*prepared.generation.input, *response.output)
+        assert prepared.lease is not None
+        await deps.store.append(
+            prepared.sender.tenant, prepared.lease.anchor, items, revision=prepared.revision, lease=prepared.lease
         )
 
-    if asked.request.stored:
+    if prepared.request.stored:
         await insisting(create)
     elif response.status in JOINS:
         await insisting(append)

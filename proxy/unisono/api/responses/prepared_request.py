@@ -89,7 +89,7 @@ async def judged(body: Mapping[str, Any], size: int, *, answered: bool = True) -
 
 @asynccontextmanager
 async def understood(
-    means: ResponsesDeps,
+    deps: ResponsesDeps,
     sender: Sender,
     request: ResponsesRequest,
     *,
@@ -101,18 +101,18 @@ async def understood(
 
     `recalled` reads the prior state. Raises the error that refuses the request.
     """
-    model = means.resolve(request.model, sender.caller)
+    model = deps.resolve(request.model, sender.caller)
     if request.conversation is None:
-        asked = await _understood(means, sender, request, model, response_id, size, recalled)
+        asked = await _understood(deps, sender, request, model, response_id, size, recalled)
         async with asked.approvals.hold():
             yield asked
         return
     if not OUR_ID.fullmatch(request.conversation.id):
         raise no_conversation(request.conversation.id)
-    async with hold_lease(means, sender.tenant, request.conversation.id, response_id) as lease:
+    async with hold_lease(deps, sender.tenant, request.conversation.id, response_id) as lease:
         if lease is None:
             raise busy(request.conversation.id)
-        asked = await _understood(means, sender, request, model, response_id, size, recalled, lease)
+        asked = await _understood(deps, sender, request, model, response_id, size, recalled, lease)
         async with asked.approvals.hold():
             yield asked
 
@@ -125,7 +125,7 @@ def busy(conversation_id: str) -> StoreConflict:
 
 
 async def _understood(
-    means: ResponsesDeps,
+    deps: ResponsesDeps,
     sender: Sender,
     request: ResponsesRequest,
     model: ResponsesModel,
@@ -134,25 +134,25 @@ async def _understood(
     recalled: Recall,
     lease: Lease | None = None,
 ) -> PreparedRequest:
-    past = await recalled(means.store, sender.tenant, request)
+    past = await recalled(deps.store, sender.tenant, request)
     asked = await assembled(
-        means,
+        deps,
         sender,
         request,
         past,
         model,
         response_id=response_id,
-        created_at=int(means.clock()),
+        created_at=int(deps.clock()),
         lease=lease,
         size=size,
     )
     if request.stored:
-        await means.store.check(replace(asked.frame.stored(Status.IN_PROGRESS), input=asked.generation.input))
+        await deps.store.check(replace(asked.frame.stored(Status.IN_PROGRESS), input=asked.generation.input))
     return asked
 
 
 async def assembled(
-    means: ResponsesDeps,
+    deps: ResponsesDeps,
     sender: Sender,
     request: ResponsesRequest,
     past: PriorState,
@@ -164,14 +164,14 @@ async def assembled(
     size: int = 0,
 ) -> PreparedRequest:
     """Build the generation request and the frame from a request and its prior state."""
-    seals = await means.seals() if _needs_seals(request) else None
+    seals = await deps.seals() if _needs_seals(request) else None
     known = KnownState(
         past.earlier, (past.stored_items or {}).get, _opener(seals, sender.tenant), past.hosted, past.now
     )
-    rules = means.servers.for_model(model.tool_servers).for_caller(sender.caller)
+    rules = deps.servers.for_model(model.tool_servers).for_caller(sender.caller)
     sticky = _sticky(sender, request, past, response_id)
     servers = _servers(sender, request, rules, sticky or f"{sender.tenant}\0{response_id}")
-    today = past.first_day or means.today()
+    today = past.first_day or deps.today()
     parse = partial(
         to_generation_request,
         request,
@@ -180,7 +180,7 @@ async def assembled(
         today=today,
         caller=sender.caller,
         request_id=sender.request_id,
-        new_id=means.new_id,
+        new_id=deps.new_id,
         hold_calls=not model.stream_tool_arguments,
         seed=response_id,
         # A process that takes over has no access to this process's memory.
@@ -190,7 +190,7 @@ async def assembled(
         rules=model.rules,
     )
     turn = await off_loop(parse, size)
-    approvals = Approvals(means, sender.tenant, response_id, approvals_in(request, turn.request.hosting))
+    approvals = Approvals(deps, sender.tenant, response_id, approvals_in(request, turn.request.hosting))
     turn = replace(turn, request=approvals.attach_to(turn.request))
     seal = _sealer(seals, sender.tenant) if request.seals_reasoning else None
     frame = _frame(sender, request, past, model, turn, response_id, created_at, today, seal)
@@ -208,7 +208,7 @@ def _frame(
     request: ResponsesRequest,
     past: PriorState,
     model: ResponsesModel,
-    turn: ResponsesGeneration,
+    generation: ResponsesGeneration,
     response_id: str,
     created_at: int,
     today: str,
@@ -218,18 +218,18 @@ def _frame(
         id=response_id,
         created_at=created_at,
         model=request.model,
-        request=to_echo(request, turn.request.sampling),
-        toolbox=turn.toolbox,
-        notes=(*sender.notes, *turn.notes),
+        request=to_echo(request, generation.request.sampling),
+        toolbox=generation.toolbox,
+        notes=(*sender.notes, *generation.notes),
         dialect=sender.dialect,
-        hold_calls=turn.request.hold_calls,
+        hold_calls=generation.request.hold_calls,
         show_reasoning=model.show_reasoning,
         seal=seal,
         first_day=today,
         ancestors=past.ancestors,
         conversation=request.conversation.id if request.conversation else None,
         include=frozenset(request.include or ()),
-        browsed=browsed_in(turn.request.conversation.items),
+        browsed=browsed_in(generation.request.conversation.items),
     )
 
 

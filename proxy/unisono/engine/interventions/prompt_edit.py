@@ -41,15 +41,15 @@ class RejectedAttempts:
         """Return whether an attempt equals the first one."""
         return self.first is not None and (self.first.header, self.first.text) == (header, text)
 
-    def sampling(self, wanted: Sampling, *, constrained: bool) -> Sampling:
-        """Return the sampling of the next attempt, where the client wants `wanted`."""
+    def sampling(self, sampling: Sampling, *, constrained: bool) -> Sampling:
+        """Return the sampling of the next attempt, where the client wants `sampling`."""
         # A constraint that the rejected attempts did not have changes the outcome by itself. Under equal conditions the
         # same sampling would repeat the rejected text, at temperature 0 every time.
         repeated = self.constrained if constrained else self.count - self.constrained
         if not repeated:
-            return wanted
-        temperature = max(wanted.temperature, MIN_REDRAW_TEMPERATURE)
-        return replace(wanted, seed=self._seed(wanted.seed), temperature=temperature)
+            return sampling
+        temperature = max(sampling.temperature, MIN_REDRAW_TEMPERATURE)
+        return replace(sampling, seed=self._seed(sampling.seed), temperature=temperature)
 
     def _seed(self, wanted: int | None) -> int:
         source = f"{wanted}\0{self.count}\0{self.last_text}".encode("utf-8", "surrogatepass")

@@ -29,13 +29,13 @@ class ToolLoop:
     """
 
     def __init__(
-        self, host: ToolHost, hosting: ServerTools, report: GenerationReport, span: TraceContext | None = None
+        self, host: ToolHost, server_tools: ServerTools, report: GenerationReport, span: TraceContext | None = None
     ) -> None:
         self._host = host
-        self._hosting = hosting
+        self._hosting = server_tools
         self._report = report
         self._span = span
-        self._deadline = asyncio.get_running_loop().time() + hosting.total_s
+        self._deadline = asyncio.get_running_loop().time() + server_tools.total_s
 
     async def offers(self) -> tuple[ServerOffer, ...]:
         """List the tools of all servers concurrently.

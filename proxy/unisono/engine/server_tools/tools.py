@@ -44,15 +44,15 @@ class OfferedServerTools:
     `client` are the names of the client's own tools; no server tool gets one of them.
     """
 
-    def __init__(self, hosting: ServerTools, offers: Sequence[ServerOffer], client: Collection[str]) -> None:
-        self.hosting = hosting
+    def __init__(self, server_tools: ServerTools, offers: Sequence[ServerOffer], client: Collection[str]) -> None:
+        self.hosting = server_tools
         self.offers = tuple(offers)
         self._client = frozenset(client)
         # tools that the model is not offered, by server; complete after `plan`
         self.left_out: dict[str, list[LeftOutTool]] = {}
         for offer in offers:
             self.left_out.setdefault(offer.server, []).extend(offer.left_out)
-        self._servers = {server.label: server for server in hosting.servers}
+        self._servers = {server.label: server for server in server_tools.servers}
         self._trained: dict[str, HostedTool] = {}
         self._tools: dict[str, HostedTool] = {}
         names = ToolNames(taken=self._client)
@@ -245,7 +245,9 @@ def _refusal(name: str, tool: HostedTool) -> str:
     return ""
 
 
-def decided_calls(conversation: Conversation, hosting: ServerTools) -> tuple[list[ServerToolCall], list[ToolResult]]:
+def decided_calls(
+    conversation: Conversation, server_tools: ServerTools
+) -> tuple[list[ServerToolCall], list[ToolResult]]:
     """Return the approved calls, in the order of the decisions, and the results of denied ones.
 
     A decision about a missing call, or about one with a result, is ignored.
@@ -256,7 +258,7 @@ def decided_calls(conversation: Conversation, hosting: ServerTools) -> tuple[lis
             waiting.pop(item.call_id, None)
     approved: list[ServerToolCall] = []
     denied: list[ToolResult] = []
-    for decision in hosting.decisions:
+    for decision in server_tools.decisions:
         call = waiting.pop(decision.call_id, None)
         if call is None:
             continue

@@ -32,7 +32,7 @@ class GrowingLog:
 
     def __init__(
         self,
-        means: ResponsesDeps,
+        deps: ResponsesDeps,
         lease: Lease,
         response_id: str,
         *,
@@ -41,7 +41,7 @@ class GrowingLog:
         pause_s: Callable[[], float],
     ) -> None:
         """Create a writer. `events` and `tokens` are the numbers already in the store."""
-        self._means = means
+        self._means = deps
         self._lease = lease
         self._response_id = response_id
         self._written = (events, tokens)

@@ -31,12 +31,12 @@ PAGE = 256
 
 
 async def fallen(
-    means: ResponsesDeps, run: BackgroundRun, response: StoredResponse, lease: Lease, error: UnisonoError
+    deps: ResponsesDeps, run: BackgroundRun, response: StoredResponse, lease: Lease, error: UnisonoError
 ) -> None:
     """End a stored response that no process can continue. Raises the StoreError family."""
     broken = InterruptedAnswer()
     while True:
-        page = await insisting(lambda: means.store.events(run.tenant, run.response, broken.count, limit=PAGE))
+        page = await insisting(lambda: deps.store.events(run.tenant, run.response, broken.count, limit=PAGE))
         if page is None or not page.events:
             break
         broken.read(page.events)
@@ -46,7 +46,7 @@ async def fallen(
         status=Status.FAILED,
         output=tuple(StoredItem(item["id"], (), item) for item in broken.output),
         error=to_error(error),
-        notes=to_notes(Status.FAILED, {}, means.clock()),
+        notes=to_notes(Status.FAILED, {}, deps.clock()),
     )
     made.append({"type": LAST_EVENTS[last.status], "response": to_response(last)})
     events = (
@@ -54,7 +54,7 @@ async def fallen(
         for number, event in enumerate(made, broken.count)
     )
     write = LogWrite(broken.count, tuple(events))
-    await insisting(lambda: means.store.update(run.tenant, last, lease=lease, log=write))
+    await insisting(lambda: deps.store.update(run.tenant, last, lease=lease, log=write))
 
 
 def _first_events(response: StoredResponse, told: int) -> list[Wire]:

@@ -64,9 +64,9 @@ class BackgroundJob:
 
     def __init__(
         self,
-        means: ResponsesDeps,
+        deps: ResponsesDeps,
         run: BackgroundRun,
-        asked: PreparedRequest,
+        prepared: PreparedRequest,
         lease: Lease,
         *,
         running: Callable[[], int],
@@ -75,17 +75,19 @@ class BackgroundJob:
         logged: int = 0,
     ) -> None:
         self.run = run
-        self._means = means
-        self._prepared = asked
+        self._means = deps
+        self._prepared = prepared
         self._lease = lease
         self._journal = journal
         self._logged = logged
-        self._engine_run = means.service.start(
-            replace(asked.generation.request, journal=journal, lasting=True, whole=False)
+        self._engine_run = deps.service.start(
+            replace(prepared.generation.request, journal=journal, lasting=True, whole=False)
         )
-        self._events = ResponseEvents(asked.frame, self._engine_run.report, new_id=asked.item_ids, clock=means.clock)
+        self._events = ResponseEvents(
+            prepared.frame, self._engine_run.report, new_id=prepared.item_ids, clock=deps.clock
+        )
         self._log = GrowingLog(
-            means,
+            deps,
             lease,
             run.response,
             events=logged,

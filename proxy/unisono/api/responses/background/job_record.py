@@ -31,7 +31,7 @@ HANDED_OVER = "handed_over"
 
 
 async def recorded(
-    means: ResponsesDeps, asked: PreparedRequest, body: Mapping[str, Json], size: int = 0
+    deps: ResponsesDeps, prepared: PreparedRequest, body: Mapping[str, Json], size: int = 0
 ) -> StoredResponse:
     """Return the record of a response before generation.
 
@@ -40,15 +40,15 @@ async def recorded(
     """
     without_input = {key: value for key, value in body.items() if key != "input"}
     if has_secrets(without_input):
-        without_input = concealed(without_input, await means.seals(), asked.sender.tenant)
+        without_input = concealed(without_input, await deps.seals(), prepared.sender.tenant)
     note: dict[str, Json] = {
         "body": without_input,
-        "request_id": asked.sender.request_id,
-        "revision": asked.revision,
+        "request_id": prepared.sender.request_id,
+        "revision": prepared.revision,
         "size": size,
-        "key": asked.sender.caller.key,
+        "key": prepared.sender.caller.key,
     }
-    return to_stored(asked, asked.frame.stored(Status.QUEUED, notes={REQUEST_NOTE: note, TRIES: [0, 0]}))
+    return to_stored(prepared, prepared.frame.stored(Status.QUEUED, notes={REQUEST_NOTE: note, TRIES: [0, 0]}))
 
 
 def tried(response: StoredResponse, tokens: int) -> tuple[StoredResponse, int]:
@@ -77,7 +77,7 @@ def key_of(response: StoredResponse) -> str:
     return str(note.get("key") or "")
 
 
-async def rebuilt(means: ResponsesDeps, tenant: str, response: StoredResponse, lease: Lease) -> PreparedRequest:
+async def rebuilt(deps: ResponsesDeps, tenant: str, response: StoredResponse, lease: Lease) -> PreparedRequest:
     """Rebuild the request of a stored response, with its prior state.
 
     Raises the errors that would refuse the request now.
@@ -86,10 +86,10 @@ async def rebuilt(means: ResponsesDeps, tenant: str, response: StoredResponse, l
     size = int(note.get("size") or 0)
     body = note.get("body") or {}
     if is_concealed(body):
-        body = revealed(body, await insisting(means.seals), tenant)
+        body = revealed(body, await insisting(deps.seals), tenant)
     request = await off_loop(lambda: ResponsesRequest.model_validate(body), size)
-    caller = await insisting(lambda: means.caller_of(tenant, key_of(response)))
-    past = await insisting(lambda: chain_of(means.store, tenant, response))
+    caller = await insisting(lambda: deps.caller_of(tenant, key_of(response)))
+    past = await insisting(lambda: chain_of(deps.store, tenant, response))
     revision = note.get("revision")
     if past.revision != revision:
         raise StoreConflict(
@@ -103,11 +103,11 @@ async def rebuilt(means: ResponsesDeps, tenant: str, response: StoredResponse, l
         now=now,
     )
     asked = await assembled(
-        means,
+        deps,
         Sender(caller, str(note.get("request_id") or "")),
         request,
         replace(past, first_day=response.first_day),
-        means.resolve(request.model, caller),
+        deps.resolve(request.model, caller),
         response_id=response.id,
         created_at=int(response.created_at),
         lease=lease,
@@ -115,23 +115,23 @@ async def rebuilt(means: ResponsesDeps, tenant: str, response: StoredResponse, l
     )
     frame = replace(asked.frame, request=response.request, ancestors=response.ancestors)
     # The time limit for tools started with the response, in whichever process.
-    spent_s = max(means.clock() - response.created_at, 0.0)
+    spent_s = max(deps.clock() - response.created_at, 0.0)
     turned = replace(asked.generation, input=response.input, request=later(asked.generation.request, spent_s))
     return replace(asked, generation=turned, frame=frame, revision=revision)
 
 
-def later(turn: GenerationRequest, spent_s: float) -> GenerationRequest:
+def later(request: GenerationRequest, spent_s: float) -> GenerationRequest:
     """Return the request with `spent_s` seconds subtracted from its time for tools."""
-    hosting = turn.hosting
+    hosting = request.hosting
     if hosting is None:
-        return turn
-    return replace(turn, hosting=replace(hosting, total_s=max(hosting.total_s - spent_s, 0.0)))
+        return request
+    return replace(request, hosting=replace(hosting, total_s=max(hosting.total_s - spent_s, 0.0)))
 
 
-def with_incomplete_journal(asked: PreparedRequest) -> PreparedRequest:
+def with_incomplete_journal(prepared: PreparedRequest) -> PreparedRequest:
     """Mark the journal as incomplete: it may lack calls that were made."""
-    turn = asked.generation.request
+    turn = prepared.generation.request
     if turn.hosting is None:
-        return asked
+        return prepared
     turn = replace(turn, hosting=replace(turn.hosting, is_journal_complete=False))
-    return replace(asked, generation=replace(asked.generation, request=turn))
+    return replace(prepared, generation=replace(prepared.generation, request=turn))

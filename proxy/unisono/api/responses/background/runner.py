@@ -51,12 +51,12 @@ log = logging.getLogger("unisono.responses")
 class BackgroundRunner:
     """Runner of background responses. `process` is a unique owner name that is never reused."""
 
-    def __init__(self, means: ResponsesDeps, *, process: str) -> None:
-        self._means = means
+    def __init__(self, deps: ResponsesDeps, *, process: str) -> None:
+        self._means = deps
         self._process = process
         self._numbers = count()
         self._jobs: dict[BackgroundRun, BackgroundJob] = {}
-        self._taking = Takeover(means, self._lease, self._drive, self._has, self._running)
+        self._taking = Takeover(deps, self._lease, self._drive, self._has, self._running)
         self._reaping: asyncio.Task[None] | None = None
         self._closing = False
 

@@ -44,13 +44,13 @@ class Takeover:
 
     def __init__(
         self,
-        means: ResponsesDeps,
+        deps: ResponsesDeps,
         acquire: Acquire,
         drive: Callable[[BackgroundJob], None],
         has: Callable[[BackgroundRun], bool],
         running: Callable[[], int],
     ) -> None:
-        self._means = means
+        self._means = deps
         self._acquire = acquire
         self._drive = drive
         self._has = has

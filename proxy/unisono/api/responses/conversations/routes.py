@@ -216,16 +216,16 @@ async def known_to(
     return KnownState(meaning_of(earlier), kept.get, hosted=hosted_in(earlier))
 
 
-async def page_of(store: Store, tenant: str, conversation: str, asked: PageQuery) -> tuple[StoredItem, ...]:
+async def page_of(store: Store, tenant: str, conversation: str, query: PageQuery) -> tuple[StoredItem, ...]:
     """Return the requested items, and one more if more follow."""
     check_conversation(conversation)
     page = await store.conversation_items(
-        tenant, conversation, after=asked.after, limit=asked.limit + 1, newest_first=asked.order == "desc"
+        tenant, conversation, after=query.after, limit=query.limit + 1, newest_first=query.order == "desc"
     )
     if page is not None:
         return page
     await head_of(store, tenant, conversation)
-    raise no_item(asked.after or "", param="after")
+    raise no_item(query.after or "", param="after")
 
 
 async def head_of(store: Store, tenant: str, conversation: str) -> StoredConversation:

@@ -124,14 +124,14 @@ class ResponseCreation:
 
     def __init__(
         self,
-        means: ResponsesDeps,
+        deps: ResponsesDeps,
         runner: BackgroundRunner,
         sender: Sender,
         wanted: ResponsesRequest,
         body: Mapping[str, Any],
         size: int,
     ) -> None:
-        self._means = means
+        self._means = deps
         self._runner = runner
         self._sender = sender
         self._requested = wanted

@@ -31,15 +31,15 @@ class CountRequest(ResponsesRequest):
     model_config = ConfigDict(defer_build=True, json_schema_extra=partial(keep_properties, EFFECTIVE_FIELDS))
 
 
-async def counted(means: ResponsesDeps, sender: Sender, body: dict[str, Any], size: int) -> int:
+async def counted(deps: ResponsesDeps, sender: Sender, body: dict[str, Any], size: int) -> int:
     # A count is not stored, so the store is read only for the prior state.
     wanted = await judged({**body, "store": False, "background": False}, size)
-    model = means.resolve(wanted.model, sender.caller)
-    past = await recall(means.store, sender.tenant, wanted)
+    model = deps.resolve(wanted.model, sender.caller)
+    past = await recall(deps.store, sender.tenant, wanted)
     asked = await assembled(
-        means, sender, wanted, past, model, response_id=means.new_id("resp_"), created_at=0, size=size
+        deps, sender, wanted, past, model, response_id=deps.new_id("resp_"), created_at=0, size=size
     )
-    return await means.service.count(asked.generation.request)
+    return await deps.service.count(asked.generation.request)
 
 
 def add_counting_route(table: RouteTable, dialect: Dialect) -> None:

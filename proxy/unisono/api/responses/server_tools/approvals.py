@@ -27,14 +27,14 @@ MARK: Final = "approval\n"
 log = logging.getLogger("unisono.responses")
 
 
-def approvals_in(request: ResponsesRequest, hosting: ServerTools | None) -> dict[str, str]:
+def approvals_in(request: ResponsesRequest, server_tools: ServerTools | None) -> dict[str, str]:
     """Return the approvals of this request, with the field of each, if present in the request."""
     given = {
         getattr(item, "approval_request_id", None): f"{INPUT}.{position}.approval_request_id"
         for position, item in enumerate(request.input)
         if item.type == "mcp_approval_response"
     }
-    decisions = () if hosting is None else hosting.decisions
+    decisions = () if server_tools is None else server_tools.decisions
     return {
         decision.approval: given.get(decision.approval, INPUT)
         for decision in decisions
@@ -48,8 +48,8 @@ class Approvals:
     `fields` maps the id of each approval to its field in the request, for errors.
     """
 
-    def __init__(self, means: ResponsesDeps, tenant: str, response_id: str, fields: Mapping[str, str]) -> None:
-        self._means = means
+    def __init__(self, deps: ResponsesDeps, tenant: str, response_id: str, fields: Mapping[str, str]) -> None:
+        self._means = deps
         self._tenant = tenant
         self._response_id = response_id
         self._fields = fields
@@ -94,11 +94,11 @@ class Approvals:
             except StoreError as error:
                 log.debug("approval not released", extra={"code": error.code})
 
-    def attach_to(self, turn: GenerationRequest) -> GenerationRequest:
+    def attach_to(self, request: GenerationRequest) -> GenerationRequest:
         """Return the request so that `mark_used` is called before each approved call is made."""
-        if turn.hosting is None or not self._fields:
-            return turn
-        return replace(turn, hosting=replace(turn.hosting, claim_approval=self.mark_used))
+        if request.hosting is None or not self._fields:
+            return request
+        return replace(request, hosting=replace(request.hosting, claim_approval=self.mark_used))
 
     async def _mark(self, approval: str, for_s: float) -> None:
         store, mine = self._means.store, self._response_id

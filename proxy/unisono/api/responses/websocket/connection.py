@@ -68,13 +68,13 @@ class Connection:
 
     def __init__(
         self,
-        means: ResponsesDeps,
+        deps: ResponsesDeps,
         dialect: Dialect,
         socket: WebSocket,
         *,
         lasts_s: float = LASTS_S,
     ) -> None:
-        self._means = means
+        self._means = deps
         self._socket = socket
         # In a socket every error has an object of its own, unlike in a stream of server-sent events.
         in_socket = replace(dialect, nested_errors=True)
@@ -248,18 +248,18 @@ class Connection:
 
 
 async def prepared(
-    means: ResponsesDeps, asked: PreparedRequest, over: Callable[[StoredResponse], None]
+    deps: ResponsesDeps, asked: PreparedRequest, over: Callable[[StoredResponse], None]
 ) -> AsyncGenerator[list[WireEvent]]:
     """Yield the events of a response without generation, as a base for the next one.
 
     Raises the errors that would refuse an answer.
     """
-    await means.service.count(asked.generation.request)
-    events = ResponseEvents(asked.frame, GenerationReport(), new_id=asked.item_ids, clock=means.clock)
+    await deps.service.count(asked.generation.request)
+    events = ResponseEvents(asked.frame, GenerationReport(), new_id=asked.item_ids, clock=deps.clock)
     begun = events.first_events()
     events.write([Finished(FinishReason.STOP, Usage())])
     response = events.stored
     assert response is not None  # it is finished
-    await keep(means, asked, response)
+    await keep(deps, asked, response)
     over(response)
     yield [*begun, events.last()]

@@ -83,25 +83,25 @@ class Continuation:
         self._past = replace(self._found.past, stored_items={**(rest.stored_items or {}), **loose})
         return self._past
 
-    def settled(self, asked: PreparedRequest, sticky: str) -> PreparedRequest:
+    def settled(self, prepared: PreparedRequest, sticky: str) -> PreparedRequest:
         """Return the final request. `sticky` routes requests together that share no other key."""
-        turn = asked.generation
-        if asked.request.stored and self._found is not None:
+        turn = prepared.generation
+        if prepared.request.stored and self._found is not None:
             turn = replace(turn, input=(*self._found.loose, *turn.input))
         if not turn.request.sticky:
             turn = replace(turn, request=replace(turn.request, sticky=sticky))
-        return replace(asked, generation=turn)
+        return replace(prepared, generation=turn)
 
-    def turned(self, asked: PreparedRequest, response: StoredResponse) -> CachedResponse | None:
+    def turned(self, prepared: PreparedRequest, response: StoredResponse) -> CachedResponse | None:
         """Return the finished response for the cache; None if it is stored or cannot be continued."""
-        request = asked.request
+        request = prepared.request
         if request.stored or request.conversation is not None or response.status not in JOINS:
             return None
-        new = (*asked.generation.input, *response.output)
+        new = (*prepared.generation.input, *response.output)
         past = PriorState(
             earlier=(*self._past.earlier, *meaning_of(new)),
             ancestors=self._past.ancestors,
-            first_day=asked.frame.first_day,
+            first_day=prepared.frame.first_day,
             hosted=self._past.hosted + hosted_in(new, self._past.hosted),
         )
         return CachedResponse(past, (*(self._found.loose if self._found else ()), *new))
