@@ -31,7 +31,7 @@ def by_stdio(*arguments: str) -> Client:
 @pytest.mark.slow
 async def test_the_browser_is_served_over_http(folder: Path) -> None:
     async with command("mcp", "serve", "browser", "--folder", str(folder), "--port", "0") as (process, lines):
-        assert lines[0] == f"Pages: {folder}."
+        assert lines[0] == f"Search: {folder}."
         async with Client(lines[-1].split()[-1]) as client:
             assert "【0†The answer】 # The answer It is 42." in text_of(await called(client, "search", query="answer"))
             assert "L4: It is 42." in text_of(await called(client, "open", id=0))

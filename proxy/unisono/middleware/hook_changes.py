@@ -100,10 +100,10 @@ def _without_tokens(item: Item) -> Item:
 
 
 def to_note(
-    request: GenerationRequest, generation_request: GenerationRequest, said: Mapping[str, Mapping[str, Json]]
+    before: GenerationRequest, after: GenerationRequest, annotations: Mapping[str, Mapping[str, Json]]
 ) -> dict[str, Json]:
-    """Return the differences of `generation_request` from `request`, and the hooks' annotations `said`."""
-    old, new = request.conversation, generation_request.conversation
+    """Return what the hooks changed in a request, and their `annotations`, by hook name."""
+    old, new = before.conversation, after.conversation
     note: dict[str, Json] = {}
     if new.items is not old.items:
         first, last = _unlike(old.items, new.items)
@@ -113,11 +113,11 @@ def to_note(
         note[INSTRUCTIONS] = new.preamble.instructions
     if new.preamble.effort != old.preamble.effort:
         note[EFFORT] = new.preamble.effort.value
-    if generation_request.sampling != request.sampling:
-        bias: list[Json] = [[token, amount] for token, amount in generation_request.sampling.logit_bias.items()]
-        note[SAMPLING] = {**asdict(generation_request.sampling), "logit_bias": bias}
-    if said:
-        note[SAID] = {name: dict(words) for name, words in said.items()}
+    if after.sampling != before.sampling:
+        bias: list[Json] = [[token, amount] for token, amount in after.sampling.logit_bias.items()]
+        note[SAMPLING] = {**asdict(after.sampling), "logit_bias": bias}
+    if annotations:
+        note[SAID] = {name: dict(words) for name, words in annotations.items()}
     return note
 
 

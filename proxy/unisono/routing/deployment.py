@@ -218,7 +218,7 @@ class LiveDeployment:
                 log.warning("failures limited to one caller", extra={"backend": self.name, "caller": caller})
 
     def succeeded(self, started_at: float = inf) -> None:
-        """Record that a request begun at `started_at` was served, which proves that the deployment is up."""
+        """Record that a request begun at `started_at` was served, so the deployment is up."""
         now = self.clock()
         self._used_at, self._idle = now, 0
         self._suspicion.served(started_at, now)
