@@ -199,6 +199,7 @@ def test_a_file_name_that_leaves_the_snapshot_is_refused(hub: Hub, tmp_path: Pat
     assert not list(tmp_path.rglob("outside.json"))
 
 
+@pytest.mark.slow
 @pytest.mark.sampled(one_in=2)
 @pytest.mark.parametrize("more", [b"more", os.urandom(WRITTEN_AT_ONCE)], ids=["a few bytes", "many bytes"])
 def test_more_bytes_than_the_file_has_are_refused(hub: Hub, tmp_path: Path, more: bytes) -> None:
@@ -214,6 +215,7 @@ def test_more_bytes_than_the_file_has_are_refused(hub: Hub, tmp_path: Path, more
     assert (Path(output.partition(" (")[0]) / "model.safetensors").read_bytes() == WEIGHTS
 
 
+@pytest.mark.slow
 def test_a_truncated_file_of_the_cache_is_downloaded_again(hub: Hub, tmp_path: Path) -> None:
     blob = blob_of(tmp_path)
     blob.write_bytes(WEIGHTS[:1000])

@@ -153,6 +153,7 @@ async def passing(first: FakeOpenAi, second: FakeOpenAi) -> AsyncIterator[Gatewa
         yield running
 
 
+@pytest.mark.slow
 async def test_an_answer_that_is_not_streamed_may_take_all_the_time() -> None:
     script = OpenAiScript(delay_s=HONEST_S)
     async with FakeOpenAi(script) as first, FakeOpenAi() as second, passing(first, second) as running:
@@ -226,6 +227,7 @@ async def burst(running: Gateway, clients: int, **fields: Any) -> list[Answer]:
     return await asyncio.gather(*(running.chat(stream=True, messages=[one], **fields) for one in each))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("fake", [FakeVllm, FakeOpenAi], ids=["harmony", "passing"])
 async def test_who_waits_for_the_end_of_other_answers_is_not_given_up(fake: Any) -> None:
     kept = {} if fake is FakeOpenAi else {"tokens": ANSWER}
@@ -240,6 +242,7 @@ async def test_who_waits_for_the_end_of_other_answers_is_not_given_up(fake: Any)
         assert len(one.requests) + len(other.requests) == 10
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("hang", HANGS.values(), ids=HANGS)
 async def test_many_who_wait_for_a_backend_that_hangs_are_answered_by_another_one(hang: Any) -> None:
     async with FakeVllm(tokens=ANSWER) as one, FakeVllm(tokens=ANSWER) as other, hurried(one, other) as running:

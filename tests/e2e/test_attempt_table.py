@@ -268,6 +268,7 @@ ONE_OF_EACH = {
 }
 
 
+@pytest.mark.slow
 async def test_one_hang_of_each_surface() -> None:
     cells = (cell for surface in SURFACES for cell in cells_of(surface, hangs=[ONE_OF_EACH[surface]]))
     await check([cell for cell in cells if cell.stream])

@@ -68,6 +68,7 @@ async def test_a_stream_ends_with_the_text_so_far(kind: str, surface: str) -> No
         assert play.asked == [kind]
 
 
+@pytest.mark.slow
 async def test_an_answer_of_which_nothing_was_shown_is_generated_again() -> None:
     # All at once: most of the time is spent in pauses.
     await asyncio.gather(*(check_whole(kind, surface) for kind in TEXT_KINDS for surface in EARLY))

@@ -62,7 +62,8 @@ LIMITS = {
 """Each request says three bytes, taken for 101 tokens, and may generate 24: 125 tokens are reserved for it."""
 
 
-@pytest.mark.parametrize("kind", ["redis", pytest.param("file", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["redis", "file"])
 async def test_of_fifty_clients_at_once_exactly_as_many_pass_as_may(
     kind: str, tmp_path: Path, redis_server: Server
 ) -> None:

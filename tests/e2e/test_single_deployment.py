@@ -115,6 +115,7 @@ def texts(value: Any) -> str:
     return "".join(own) + "".join(map(texts, value.values()))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("stream", [False, True], ids=["whole", "stream"])
 async def test_on_every_surface(stream: bool) -> None:
     async with before("vllm", unisono={"raw_completions": True}) as (cases, running):

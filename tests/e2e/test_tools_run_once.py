@@ -119,6 +119,7 @@ async def test_a_tool_that_has_run_is_not_run_again(upstream: Upstream, way: str
         await asyncio.gather(*(check(number, name) for number, name in enumerate(FAILURES)))
 
 
+@pytest.mark.slow
 async def test_a_client_is_told_not_to_repeat_a_request_whose_tool_has_run(upstream: Upstream) -> None:
     """Streams end in an error event, which no client library repeats."""
     async with before_one(upstream) as (cases, here):

@@ -190,6 +190,7 @@ async def test_hooks_see_what_a_whole_answer_says() -> None:
         assert (await running.chat(model="other")).status == 400
 
 
+@pytest.mark.slow
 async def test_what_does_not_end_before_the_gateway_says_why(tmp_path: Path) -> None:
     script = OpenAiScript(words=("a",) * 9, faults=(stall_at(4),))
     async with FakeOpenAi(script) as fake:
