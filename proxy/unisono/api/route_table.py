@@ -26,7 +26,7 @@ from unisono.core.access import Caller
 
 EVENTS = "text/event-stream"
 PREFIXES = ("/v1", "")
-# Error statuses of every request with a key.
+# Error statuses of a request with a key, in the responses of a route. Each tuple extends another one.
 PLAIN = (400, 401, 403, 503)
 ONE = (*PLAIN, 404)
 CHANGED = (*ONE, 409)
@@ -35,7 +35,7 @@ ADDED = (*SENT, 404, 409)
 # Error statuses of requests that call a model.
 TURNED = (*ADDED, 429, 502, 504)
 
-# Headers on the backend and the recoveries of an answer.
+# Response headers that name the backend and the recoveries of an answer.
 ANSWER_HEADERS = (
     "x-unisono-backend",
     "x-unisono-model",

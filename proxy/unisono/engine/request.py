@@ -369,9 +369,9 @@ def _beginning(request: GenerationRequest) -> object:
 
 
 class WrappedStream(BatchStream):
-    """A stream that wraps the stream `run` and shares its report.
+    """Stream that wraps `stream` and shares its report.
 
-    `aclose` closes its own batches first, then `run`.
+    `aclose` closes its own batches first, then `stream`.
     """
 
     def __init__(self, stream: GenerationStream) -> None:

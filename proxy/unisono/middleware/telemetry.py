@@ -163,7 +163,7 @@ def _channel(item: Item) -> str:
 
 
 class ObservedStream(WrappedStream):
-    """Stream with the batches of `run`, reported to observers if it is ever iterated."""
+    """Stream with the batches of `stream`, reported to observers if it is ever iterated."""
 
     def __init__(self, stream: GenerationStream, began: GenerationStarted, observers: Sequence[Observer]) -> None:
         super().__init__(stream)

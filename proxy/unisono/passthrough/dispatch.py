@@ -28,7 +28,7 @@ OVERHEAD = 100  # estimated tokens of a prompt in addition to its text
 
 
 class PassthroughService(GenerationService):
-    """Generation service with pass-through; `turns` is the engine."""
+    """Generation service with pass-through; `service` is the engine."""
 
     def __init__(self, service: GenerationService, pool: DeploymentPool) -> None:
         self._turns = service

@@ -23,8 +23,8 @@ LONG_PROMPT_TOKENS: Final = 1024
 MIN_READING_SPEED: Final = 500.0
 # Tokens per second of a deployment without a measured long prompt: a laptop without a GPU.
 ASSUMED_READING_SPEED: Final = 50.0
-FIRST_TOKEN_FACTOR: Final = 4.0
 # Factors from the 95th percentiles to the limits.
+FIRST_TOKEN_FACTOR: Final = 4.0
 GAP_FACTOR: Final = 20.0
 # Factor for the configured minimum while there is no sample.
 COLD_FACTOR: Final = 3.0
