@@ -21,5 +21,7 @@ def run_program(heading: str, address: str) -> tuple[str, str]:
     assert match is not None
     program = match[1].replace("http://localhost:4000", address)
     assert program != match[1]
-    process = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=TIMEOUT_S)
+    process = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=TIMEOUT_S
+    )
     return process.stdout, match[2]
