@@ -1,4 +1,4 @@
-"""Anthropic clients for the test gateways; they validate responses strictly against the SDK's types."""
+"""Anthropic clients for the test gateways, with strict validation of responses."""
 
 from __future__ import annotations
 

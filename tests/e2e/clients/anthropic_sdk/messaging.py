@@ -17,7 +17,7 @@ THINKING: dict[str, Any] = {"type": "adaptive"}
 
 
 def message_request(text: str, **fields: Any) -> dict[str, Any]:
-    """Return arguments for `create`: the demo model at temperature 0, unless `fields` override it."""
+    """Return arguments for `create`; by default, the demo model at temperature 0."""
     messages = [{"role": "user", "content": text}]
     return {
         "model": "gpt-oss-demo",

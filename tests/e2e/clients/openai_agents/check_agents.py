@@ -1,4 +1,4 @@
-"""Agents of the OpenAI Agents SDK: tool loops, streams, handoffs, sessions and conversations."""
+"""Agents of the OpenAI Agents SDK: tool loops, streams, handoffs and sessions."""
 
 from __future__ import annotations
 

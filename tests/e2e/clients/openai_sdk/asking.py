@@ -26,7 +26,7 @@ PARIS_QUESTION = "What is the weather in Paris?"
 
 
 def chat_request(text: str, **fields: Any) -> dict[str, Any]:
-    """Return arguments for `create`: the demo model at temperature 0, unless `fields` override it."""
+    """Return arguments for `create`; by default, the demo model at temperature 0."""
     return {
         "model": "gpt-oss-demo",
         "messages": [{"role": "user", "content": text}],
