@@ -1,4 +1,4 @@
-"""Hooks of the tests, installed as those of any package are: by the entry points of a distribution."""
+"""Hooks for tests, installed like those of any package: by entry points of a distribution."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from unisono.core.events import Text
 from unisono.core.hooks import Annotation, Answer, Changes, Hook, Request
 from unisono.errors import Refused
 
+# Calls of `hearing`: name, request and answer.
 CALLS: list[tuple[str, Request, Answer | None]] = []
-"""When `hearing` was asked, and about what."""
 
 SECRET = "what only the operator may read"
 
@@ -30,7 +30,7 @@ class NotARefusal(Refused):
 
 
 class Hearing(Hook):
-    """Says what it heard."""
+    """Adds annotations with the answer and its usage."""
 
     def __init__(self, options: Mapping[str, object]) -> None:
         self.says = str(options.get("says", "heard"))
@@ -46,7 +46,7 @@ class Hearing(Hook):
 
 
 class Replacing(Hook):
-    """Puts one word for another, whoever said it."""
+    """Replaces a word in all messages and in the instructions."""
 
     def __init__(self, options: Mapping[str, object]) -> None:
         self.word, self.other = str(options["word"]), str(options["other"])
@@ -99,7 +99,7 @@ async def _refuses_as_a_server() -> None:
 
 
 async def _is_fine() -> None:
-    """Nothing goes wrong but what it says."""
+    """Does not fail; only the annotation is invalid."""
 
 
 WAYS = {
@@ -122,7 +122,7 @@ SAYS: dict[str, Any] = {
 
 
 class Failing(Hook):
-    """Does one of `WAYS`, or says one of `SAYS`, when it is asked `at`."""
+    """Fails in the call `at` by one of `WAYS`, or returns one of the invalid `SAYS`."""
 
     def __init__(self, options: Mapping[str, object]) -> None:
         self.at, self.way = str(options["at"]), str(options["way"])
@@ -141,7 +141,7 @@ class Failing(Hook):
 
 
 class Garbling(Hook):
-    """Changes a turn to what is none."""
+    """Returns changes that are invalid."""
 
     def __init__(self, options: Mapping[str, object]) -> None:
         self.changes = {
@@ -156,7 +156,7 @@ class Garbling(Hook):
 
 
 class Waiting(Hook):
-    """Holds every request back until a file exists, and marks in a second file that it was called."""
+    """Delays every request until a file exists, and creates a second file when it is called."""
 
     def __init__(self, options: Mapping[str, object]) -> None:
         self.file = Path(str(options["file"]))
@@ -170,14 +170,14 @@ class Waiting(Hook):
 
 
 class Unmakeable(Hook):
-    """Has no use for any options."""
+    """Raises in its constructor."""
 
     def __init__(self, options: Mapping[str, object]) -> None:
         raise SystemExit("no licence")
 
 
 class Halved:
-    """Has one method and not the others."""
+    """Has only one method of the protocol."""
 
     def __init__(self, options: Mapping[str, object]) -> None:
         del options
@@ -187,14 +187,16 @@ class Halved:
 
 
 def install(folder: Path, monkeypatch: pytest.MonkeyPatch, **points: str) -> None:
-    """Have these hooks installed, and `points` (names and where they are) besides."""
-    known = {kind.__name__.lower(): f"{__name__}:{kind.__name__}" for kind in (Hearing, Replacing, Failing, Garbling)}
-    known |= {"halved": f"{__name__}:Halved", "gone": "no_such_package:Hook"}
-    known["unmakeable"] = f"{__name__}:Unmakeable"
+    """Install these hooks, and `points` (names and import paths) in addition."""
+    entry_points = {
+        kind.__name__.lower(): f"{__name__}:{kind.__name__}" for kind in (Hearing, Replacing, Failing, Garbling)
+    }
+    entry_points |= {"halved": f"{__name__}:Halved", "gone": "no_such_package:Hook"}
+    entry_points["unmakeable"] = f"{__name__}:Unmakeable"
     info = folder / "hooks_of_the_tests-1.dist-info"
     info.mkdir()
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: hooks-of-the-tests\nVersion: 1\n")
-    lines = [f"{name} = {place}" for name, place in (known | points).items()]
+    lines = [f"{name} = {target}" for name, target in (entry_points | points).items()]
     (info / "entry_points.txt").write_text("\n".join(["[unisono.hooks]", *lines, ""]))
     monkeypatch.syspath_prepend(str(folder))
     CALLS.clear()
