@@ -21,7 +21,7 @@ from tests.e2e.keyed import bearing, keyed
 from tests.e2e.messages import message_of as in_messages
 from tests.e2e.replicas import Client
 from tests.e2e.responses import ANSWER, Line, line, refusal, text_of
-from tests.e2e.test_background_ends import deaths
+from tests.e2e.test_background_ends import crash_background_tasks
 from tests.e2e.test_metrics import read
 from tests.e2e.test_responses_websocket import connected
 from tests.e2e.wires import ENCODING, WIRES, asked
@@ -324,7 +324,7 @@ async def test_whoever_takes_a_response_over_goes_on_behind_what_hooks_made_of_i
                 while not prompts_about(fake, changed):
                     await asyncio.sleep(0.005)
             await asyncio.sleep(0.3)
-            deaths()
+            crash_background_tasks()
             kept = await client.over(made["id"])
             assert kept["status"] == "completed"
             assert text_of(kept) == model.text
