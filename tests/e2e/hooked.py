@@ -70,7 +70,7 @@ async def _refuses() -> None:
     raise NoThanks("Not here.", param="input")
 
 
-async def _refuses_in_half() -> None:
+async def _refuses_with_a_surrogate() -> None:
     raise NoThanks("Not \ud83d.", param="input.\ud83d")
 
 
@@ -78,11 +78,11 @@ async def _raises() -> None:
     raise RuntimeError(SECRET)
 
 
-async def _is_slow() -> None:
+async def _sleeps() -> None:
     await asyncio.sleep(30)
 
 
-async def _is_called_off() -> None:
+async def _cancels() -> None:
     raise asyncio.CancelledError
 
 
@@ -90,34 +90,34 @@ async def _exits() -> None:
     raise SystemExit(SECRET)
 
 
-async def _is_interrupted() -> None:
+async def _interrupts() -> None:
     raise KeyboardInterrupt(SECRET)
 
 
-async def _refuses_as_a_server() -> None:
+async def _refuses_with_status_500() -> None:
     raise NotARefusal(SECRET)
 
 
-async def _is_fine() -> None:
+async def _succeeds() -> None:
     """Does not fail; only the annotation is invalid."""
 
 
 WAYS = {
     "refuses": _refuses,
-    "refuses with half a letter": _refuses_in_half,
+    "refuses with a lone surrogate": _refuses_with_a_surrogate,
     "raises": _raises,
-    "is slow": _is_slow,
-    "is called off": _is_called_off,
+    "sleeps": _sleeps,
+    "cancels": _cancels,
     "exits": _exits,
-    "is interrupted": _is_interrupted,
-    "refuses as a server": _refuses_as_a_server,
+    "interrupts": _interrupts,
+    "refuses with status 500": _refuses_with_status_500,
 }
 SAYS: dict[str, Any] = {
-    "says what is no JSON": {"a": object()},
-    "says no number": {"a": float("nan")},
-    "says a number that is too large": {"a": 2**80},
-    "says half a letter": {"a": "\ud83d"},
-    "says too much": {"a": "x" * 20_000},
+    "annotation is not JSON": {"a": object()},
+    "annotation is NaN": {"a": float("nan")},
+    "annotation number is too large": {"a": 2**80},
+    "annotation has a lone surrogate": {"a": "\ud83d"},
+    "annotation is too large": {"a": "x" * 20_000},
 }
 
 
@@ -130,12 +130,12 @@ class Failing(Hook):
     async def before(self, request: Request) -> Changes | None:
         if self.at != "before":
             return None
-        await WAYS.get(self.way, _is_fine)()
+        await WAYS.get(self.way, _succeeds)()
         return Changes(annotation=SAYS.get(self.way))
 
     async def after(self, request: Request, answer: Answer) -> Annotation | None:
         if self.at == "after":
-            await WAYS.get(self.way, _is_fine)()
+            await WAYS.get(self.way, _succeeds)()
             return dict(SAYS[self.way])
         return None
 
@@ -148,7 +148,7 @@ class Garbling(Hook):
             "items": Changes(items=("Hi",)),  # type: ignore[arg-type]
             "sampling": Changes(sampling=0.5),  # type: ignore[arg-type]
             "effort": Changes(effort="endless"),  # type: ignore[arg-type]
-            "nothing known": "Hi",
+            "not changes": "Hi",
         }[str(options["what"])]
 
     async def before(self, request: Request) -> Changes | None:

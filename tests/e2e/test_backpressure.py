@@ -38,7 +38,7 @@ UNREAD_STREAMS = 60
 MAX_UNREAD_BYTES = 768 * KB
 # Bytes that a backend can send of its answer, including the socket buffers of both ends.
 MAX_BACKEND_BYTES = 2 * MB
-# The promise is 250 ms, and an idle machine needs a few. The rest is for a busy one.
+# The promise is 250 ms, and an idle machine needs a few milliseconds. The rest is for a busy one.
 DISCONNECT_LIMIT_S = 1.0
 WRITE_TIMEOUT_S = 0.6
 

@@ -152,8 +152,8 @@ TOOL_CHATS: dict[str, Expected] = {
     "glitch double start": Expected("Done.", "Start twice.", rules=("doubled-start",)),
     "glitch missing start": Expected("Done.", "No start token follows.", rules=("missing-start",)),
 }
-# On the text wire, the server drops a leading space, an end of text is invisible, and the hidden stop is restored
-# first.
+# On the text wire, the server drops a leading space and an end of text is invisible. The restored stop is reported
+# before recoveries that are known only at the end.
 ON_TEXT: Mapping[str, tuple[str | None, list[str]]] = {
     "glitch no header": ("The whole header is missing.", ["restored-stop", "no-markup"]),
     "glitch end instead of return": ("This message ends with end.", []),
