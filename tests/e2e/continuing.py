@@ -45,10 +45,10 @@ class Model:
                 return len(generated)
         raise AssertionError(f"the answer does not continue this prompt: {ENCODING.decode(prompt)[-300:]}")
 
-    def script(self, asked: dict[str, Any]) -> VllmScript:
+    def script(self, body: dict[str, Any]) -> VllmScript:
         if self.waits:
             return Silent()
-        left = self.answer[self.said(asked["prompt"]) :]
+        left = self.answer[self.said(body["prompt"]) :]
         return VllmScript(tokens=left, per_chunk=self.per_chunk, delay_s=self.delay_s)
 
 

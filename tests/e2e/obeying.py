@@ -40,18 +40,18 @@ def calls(name: str, arguments: str = "{}") -> str:
 
 
 def _ids(script: type[Any]) -> Callable[..., Any]:
-    return lambda said, **more: script(tokens=ENCODING.encode_marked(said), **more)
+    return lambda output, **more: script(tokens=ENCODING.encode_marked(output), **more)
 
 
 def _text(script: type[Any]) -> Callable[..., Any]:
-    def written(said: str, **more: Any) -> Any:
-        stop = next((stop for stop in STOPS if said.endswith(stop)), "")
-        return script(text=said.removesuffix(stop), per_chunk=3, **more)
+    def written(output: str, **more: Any) -> Any:
+        stop = next((stop for stop in STOPS if output.endswith(stop)), "")
+        return script(text=output.removesuffix(stop), per_chunk=3, **more)
 
     return written
 
 
-def _never(asked: dict[str, Any]) -> Held | None:
+def _never(body: dict[str, Any]) -> Held | None:
     return None
 
 
@@ -141,11 +141,11 @@ class Desk:
         """Set and return the model; `script` are additional fields of the server's script."""
         self.model = model = Model(first, bodies, name)
 
-        def script_for(asked: dict[str, Any]) -> Any:
-            model.requests.append(asked)
-            prompt = asked["prompt"]
+        def script_for(body: dict[str, Any]) -> Any:
+            model.requests.append(body)
+            prompt = body["prompt"]
             marked = prompt if isinstance(prompt, str) else ENCODING.decode(prompt)
-            return self.kind.script(model.says(marked, self.kind.held(asked)), **script)
+            return self.kind.script(model.says(marked, self.kind.held(body)), **script)
 
         self.fake.script = script_for
         return model

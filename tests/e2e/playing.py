@@ -46,7 +46,7 @@ class Play:
     asked: list[str] = field(default_factory=list)
 
     def serve(self, kind: str, fake: Any) -> None:
-        fake.script = lambda asked: self._answer(kind, asked["prompt"], fails=asked.get("stream") is not False)
+        fake.script = lambda body: self._answer(kind, body["prompt"], fails=body.get("stream") is not False)
 
     def _answer(self, kind: str, prompt: str | Sequence[int], *, fails: bool) -> Any:
         marked = prompt if isinstance(prompt, str) else ENCODING.decode(prompt)

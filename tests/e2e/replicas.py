@@ -165,8 +165,8 @@ class Client:
                     return response
                 await asyncio.sleep(every_s)
 
-    async def listens(self, told: Told, path: str, body: Json | None = None, *, until: int | None = None) -> Told:
-        """Read a stream into `told`, to its end or to the event with number `until`.
+    async def listens(self, received: Told, path: str, body: Json | None = None, *, until: int | None = None) -> Told:
+        """Read a stream into `received`, to its end or to the event with number `until`.
 
         A lost connection counts as the end too.
         """
@@ -175,18 +175,18 @@ class Client:
             assert answer.status == 200, await answer.text()
             async for line in answer.content:
                 if line == b"data: [DONE]\n":
-                    told.done = True
+                    received.done = True
                 elif line.startswith(b"data: "):
-                    told.raw.append(line)
-                    told.events.append(json.loads(line[6:]))
-                    if told.events[-1].get("sequence_number") == until:
+                    received.raw.append(line)
+                    received.events.append(json.loads(line[6:]))
+                    if received.events[-1].get("sequence_number") == until:
                         break
-        return told
+        return received
 
-    async def resumes(self, told: Told, response_id: str, *, until: int | None = None) -> Told:
+    async def resumes(self, received: Told, response_id: str, *, until: int | None = None) -> Told:
         """Continue a stream after its last received event."""
-        after = f"&starting_after={len(told.events) - 1}" if told.events else ""
-        return await self.listens(told, f"/v1/responses/{response_id}?stream=true{after}", until=until)
+        after = f"&starting_after={len(received.events) - 1}" if received.events else ""
+        return await self.listens(received, f"/v1/responses/{response_id}?stream=true{after}", until=until)
 
 
 # -- relays

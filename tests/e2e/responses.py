@@ -54,7 +54,7 @@ class Line:
         """Script the next outputs, in order; the last one is repeated. Markers are spelled as text."""
         scripts = [self.wire.script(each, **fields) if isinstance(each, str) else each for each in outputs]
         left = iter(scripts)
-        self.fake.script = lambda asked: next(left, scripts[-1])  # type: ignore[assignment]
+        self.fake.script = lambda _: next(left, scripts[-1])  # type: ignore[assignment]
         self.fake.requests.clear()
 
     async def post(self, path: str = "", *, headers: dict[str, str] | None = None, **fields: Any) -> Answer:

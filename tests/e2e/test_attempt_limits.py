@@ -103,8 +103,8 @@ async def test_hanging_backend_leaves_time_for_an_idle_one(hang: Any, surface: s
 @pytest.mark.parametrize("stream", [pytest.param(False, marks=pytest.mark.slow), True], ids=["whole", "stream"])
 @pytest.mark.parametrize("warm", [False, True], ids=["cold", "warm"])
 async def test_long_prompt_extends_the_first_token_limit(warm: bool, stream: bool) -> None:
-    def script(asked: dict[str, Any]) -> VllmScript:
-        return VllmScript(tokens=ANSWER, first_delay_s=SLOW_S if len(asked["prompt"]) > 2000 else 0.0)
+    def script(body: dict[str, Any]) -> VllmScript:
+        return VllmScript(tokens=ANSWER, first_delay_s=SLOW_S if len(body["prompt"]) > 2000 else 0.0)
 
     async with (
         FakeVllm(script=script) as first,
@@ -129,7 +129,7 @@ async def test_new_requests_avoid_a_backend_on_which_a_request_hangs(
             entry["unisono"] = {"first_token_timeout_s": 4}
         async with served(config) as running:
             [frozen, _] = members(running)
-            first.script = lambda asked: Silent(200)
+            first.script = lambda _: Silent(200)
             first.patient.hangs = True
             waiting = asyncio.create_task(running.chat())
             await first.asked()
@@ -181,7 +181,7 @@ async def test_only_passthrough_streams_teach_first_token_times() -> None:
 
 
 async def test_time_in_the_queue_does_not_count_as_a_backend_failure() -> None:
-    async with FakeVllm(script=lambda asked: VllmScript(tokens=ANSWER, first_delay_s=0.7)) as fake:
+    async with FakeVllm(script=lambda _: VllmScript(tokens=ANSWER, first_delay_s=0.7)) as fake:
         config = config_of(f"vllm@{fake.url}")
         config["model_list"][0]["litellm_params"] |= {"timeout": 1, "max_parallel_requests": 1}
         async with served(config) as running:
@@ -236,7 +236,7 @@ async def test_request_waiting_for_a_busy_backend_is_not_abandoned(fake: Any) ->
     async with fake(**fake_fields) as first, fake(**fake_fields) as second, hurried(first, second) as running:
         slow = OpenAiScript(delay_s=0.15) if fake is FakeOpenAi else VllmScript(tokens=ANSWER, delay_s=0.03)
         for server in (first, second):
-            server.slots, server.script = asyncio.Semaphore(1), lambda asked: slow
+            server.slots, server.script = asyncio.Semaphore(1), lambda _: slow
         fields = {"model": "vllm/qwen"} if fake is FakeOpenAi else {}
         answers = await burst(running, 10, **fields)
         assert {answer.status for answer in answers} == {200}
@@ -249,7 +249,7 @@ async def test_request_waiting_for_a_busy_backend_is_not_abandoned(fake: Any) ->
 async def test_many_requests_on_a_hanging_backend_are_answered_by_another_one(hang: Any) -> None:
     async with FakeVllm(tokens=ANSWER) as first, FakeVllm(tokens=ANSWER) as second, hurried(first, second) as running:
         broken = hang if isinstance(hang, Refusal) else VllmScript(tokens=ANSWER, faults=(hang,))
-        first.script = lambda asked: broken
+        first.script = lambda _: broken
         first.slots = asyncio.Semaphore(2)
         async with asyncio.timeout(10):
             answers = await burst(running, 12)

@@ -147,9 +147,9 @@ def anything(buffer: bytearray) -> bytes | None:
     return unit or None
 
 
-async def check_events(scene: Scene, told: Told, stored: Json) -> None:
+async def check_events(scene: Scene, received: Told, stored: Json) -> None:
     """Check that the events are complete and fold to the stored response."""
-    folded = fold(told.events)
+    folded = fold(received.events)
     assert folded.response == stored
     assert stored["status"] == "completed"
     assert stored["output"][-1]["content"][0]["text"] == scene.model.text
@@ -162,22 +162,22 @@ async def crash(scene: Scene) -> float:
     """
     conversation = (await scene.b.post("/v1/conversations"))["id"]
     scene.armed = True
-    told = Told()
+    received = Told()
     body = {"model": "gpt-oss", "input": QUESTION, "background": True, "stream": True, "conversation": conversation}
     try:
-        await scene.a.listens(told, "/v1/responses", body)
+        await scene.a.listens(received, "/v1/responses", body)
     except aiohttp.ClientError:
         assert scene.killed_at, scene.first.log
     tokens: Tokens = ()
-    if told.id:
-        tokens = await scene.store.tokens(LOCAL_TENANT, told.id)
-        await scene.b.resumes(told, told.id)
-        stored = await scene.b.get(f"/v1/responses/{told.id}")
-        await check_events(scene, told, stored)
-        again = await scene.b.resumes(Told(), told.id)
-        assert again.raw == told.raw
+    if received.id:
+        tokens = await scene.store.tokens(LOCAL_TENANT, received.id)
+        await scene.b.resumes(received, received.id)
+        stored = await scene.b.get(f"/v1/responses/{received.id}")
+        await check_events(scene, received, stored)
+        repeated = await scene.b.resumes(Told(), received.id)
+        assert repeated.raw == received.raw
     took = asyncio.get_running_loop().time() - scene.killed_at if scene.killed_at else 0.0
-    await check_conversation(scene, conversation, promised=bool(told.id))
+    await check_conversation(scene, conversation, promised=bool(received.id))
     check_prompts(scene, tokens)
     return took
 
@@ -265,19 +265,19 @@ async def test_restarted_process_resumes_its_own_response(tmp_path: Path) -> Non
     async with FakeVllm(script=model.script) as fake, aiohttp.ClientSession() as session:
         store = {"url": f"sqlite:///{str(tmp_path).removeprefix('/')}/state.db", "lease_s": LEASE_S}
         config = config_of(f"vllm@{fake.url}", store=store, unisono={"current_date": "2026-11-20"})
-        told = Told()
+        received = Told()
         async with replica(tmp_path, config) as first:
             client = Client(first.url, session)
             conversation = (await client.post("/v1/conversations"))["id"]
             body: Json = {"model": "gpt-oss", "input": QUESTION, "background": True, "conversation": conversation}
-            await client.listens(told, "/v1/responses", {**body, "stream": True}, until=25)
+            await client.listens(received, "/v1/responses", {**body, "stream": True}, until=25)
             first.kill()
             await first.ended()
         async with replica(tmp_path, config) as second:
             client = Client(second.url, session)
-            await client.resumes(told, told.id)
-            stored = await client.get(f"/v1/responses/{told.id}")
-            assert fold(told.events).response == stored
+            await client.resumes(received, received.id)
+            stored = await client.get(f"/v1/responses/{received.id}")
+            assert fold(received.events).response == stored
             assert stored["output"][-1]["content"][0]["text"] == model.text
             items = (await client.get(f"/v1/conversations/{conversation}/items?order=asc"))["data"]
             assert [item["type"] for item in items] == ITEM_TYPES

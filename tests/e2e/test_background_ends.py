@@ -56,7 +56,7 @@ class Place:
         finally:
             db.close()
 
-    async def said(self, count: int = 1) -> None:
+    async def prompted(self, count: int = 1) -> None:
         async with asyncio.timeout(10):
             while len(prompts_about(self.fake, QUESTION)) < count:
                 await asyncio.sleep(0.005)
@@ -78,9 +78,9 @@ async def place(tmp_path: Path) -> AsyncIterator[Place]:
 async def ended(client: Client, response_id: str) -> Json:
     """Wait for the end of a response and check its events against it."""
     response = await client.over(response_id)
-    events = await client.resumes(Told(), response_id)
-    assert events.done
-    folded = fold(events.events)
+    received = await client.resumes(Told(), response_id)
+    assert received.done
+    folded = fold(received.events)
     assert folded.response == response
     if response["status"] == "failed":
         assert folded.error is not None
@@ -92,19 +92,19 @@ async def ended(client: Client, response_id: str) -> Json:
 async def test_response_fails_if_its_model_is_missing_after_a_restart(place: Place, until: int | None) -> None:
     place.model.waits = until is None
     async with place.gateway() as client:
-        told = Told()
-        await client.listens(told, "/v1/responses", {**BODY, "stream": True}, until=2 if until is None else until)
-        await place.said()
+        received = Told()
+        await client.listens(received, "/v1/responses", {**BODY, "stream": True}, until=2 if until is None else until)
+        await place.prompted()
     async with place.gateway(name="another-gpt-oss") as client:
-        response = await ended(client, told.id)
+        response = await ended(client, received.id)
         assert response["status"] == "failed"
         assert "gpt-oss" in response["error"]["message"]
         assert bool(response["output"]) == (until is not None)
-        assert (await client.resumes(Told(), told.id)).raw[: len(told.raw)] == told.raw
+        assert (await client.resumes(Told(), received.id)).raw[: len(received.raw)] == received.raw
 
 
 def crash_background_tasks() -> None:
-    """Cancel background tasks as in a crash: nothing is released, nobody is notified."""
+    """Cancel background tasks as in a crash: nothing is released, no notification is sent."""
     for task in asyncio.all_tasks():
         if task.get_name().startswith("background response"):
             task.cancel()
@@ -114,14 +114,14 @@ def crash_background_tasks() -> None:
 async def test_response_is_abandoned_after_repeated_owner_crashes(place: Place) -> None:
     place.model.waits = True
     async with place.gateway() as client:
-        made = await client.post("/v1/responses", BODY)
-        await place.said()
+        created = await client.post("/v1/responses", BODY)
+        await place.prompted()
     # A graceful handover neither increments nor resets the crash count.
     async with place.gateway() as client:
         for owner in range(2, 6):
-            await place.said(owner)
+            await place.prompted(owner)
             crash_background_tasks()
-        response = await ended(client, made["id"])
+        response = await ended(client, created["id"])
         assert response["status"] == "failed"
         assert "was abandoned" in response["error"]["message"]
         assert len(prompts_about(place.fake, QUESTION)) == 5
@@ -136,14 +136,14 @@ async def test_graceful_handovers_do_not_count_as_crashes(
         place.redis = f"redis://127.0.0.1:{server.port}/{next(store_numbers)}"
     place.model.waits = True
     async with place.gateway() as client:
-        made = await client.post("/v1/responses", BODY)
-        await place.said()
+        created = await client.post("/v1/responses", BODY)
+        await place.prompted()
     for owner in range(2, 6):
         async with place.gateway():
-            await place.said(owner)
+            await place.prompted(owner)
     place.model.waits = False
     async with place.gateway() as client:
-        response = await ended(client, made["id"])
+        response = await ended(client, created["id"])
         assert response["status"] == "completed"
         assert response["output"][-1]["content"][0]["text"] == place.model.text
 
@@ -152,13 +152,13 @@ async def test_graceful_handovers_do_not_count_as_crashes(
 async def test_response_completes_despite_crashes_if_every_owner_makes_progress(place: Place) -> None:
     place.model.delay_s = 0.05
     async with place.gateway() as client:
-        made = await client.post("/v1/responses", BODY)
+        created = await client.post("/v1/responses", BODY)
         for owner in range(1, 7):
-            await place.said(owner)
+            await place.prompted(owner)
             await asyncio.sleep(0.4)
             crash_background_tasks()
         place.model.delay_s = 0.0
-        response = await ended(client, made["id"])
+        response = await ended(client, created["id"])
         assert response["status"] == "completed"
         assert response["output"][-1]["content"][0]["text"] == place.model.text
         lengths = [len(prompt) for prompt in prompts_about(place.fake, QUESTION)]
@@ -169,14 +169,14 @@ async def test_response_completes_despite_crashes_if_every_owner_makes_progress(
 async def test_response_fails_after_a_takeover_if_its_conversation_changed(place: Place) -> None:
     async with place.gateway() as client:
         conversation = (await client.post("/v1/conversations"))["id"]
-        made = await client.post("/v1/responses", {**BODY, "conversation": conversation})
-        await place.said()
+        created = await client.post("/v1/responses", {**BODY, "conversation": conversation})
+        await place.prompted()
     added = {"items": [{"type": "message", "role": "user", "content": "Meanwhile."}]}
     place.change("DELETE FROM runs")
     async with place.gateway() as client:
         await client.post(f"/v1/conversations/{conversation}/items", added)
-        place.change("INSERT INTO runs VALUES ('local', ?, 0)", made["id"])
-        response = await ended(client, made["id"])
+        place.change("INSERT INTO runs VALUES ('local', ?, 0)", created["id"])
+        response = await ended(client, created["id"])
         assert response["status"] == "failed"
         assert "conversation changed" in response["error"]["message"]
         items = (await client.get(f"/v1/conversations/{conversation}/items"))["data"]
@@ -187,10 +187,10 @@ async def test_response_fails_after_a_takeover_if_its_conversation_changed(place
 async def test_response_fails_if_its_conversation_changed_meanwhile(place: Place, statement: str) -> None:
     async with place.gateway() as client:
         conversation = (await client.post("/v1/conversations"))["id"]
-        made = await client.post("/v1/responses", {**BODY, "conversation": conversation})
-        await place.said()
+        created = await client.post("/v1/responses", {**BODY, "conversation": conversation})
+        await place.prompted()
         assert place.change(statement) == 1
-        response = await ended(client, made["id"])
+        response = await ended(client, created["id"])
         assert response["status"] == "failed"
         assert "conversation changed" in response["error"]["message"]
         # The answer was generated and is not lost.
@@ -209,22 +209,22 @@ async def test_response_fails_if_it_is_too_large_for_the_store(place: Place) -> 
         item["query"] = ("quite " * 200_000)[: min(1_000_000, left)]
         left -= len(item["query"])
     async with place.gateway() as client:
-        made = await client.post("/v1/responses", {**BODY, "input": [*invisible, message]})
-        response = await client.over(made["id"])
+        created = await client.post("/v1/responses", {**BODY, "input": [*invisible, message]})
+        response = await client.over(created["id"])
         assert response["status"] == "failed"
         assert response["output"] == []
         assert "cannot be stored" in response["error"]["message"]
-        events = await client.resumes(Told(), made["id"])
-        assert events.events[-1]["response"] == response
-        assert [event["sequence_number"] for event in events.events] == list(range(len(events.events)))
+        received = await client.resumes(Told(), created["id"])
+        assert received.events[-1]["response"] == response
+        assert [event["sequence_number"] for event in received.events] == list(range(len(received.events)))
 
 
 async def test_unreadable_responses_do_not_block_the_takeover_of_others(place: Place) -> None:
     place.model.waits = True
     async with place.gateway() as client:
-        made = [await client.post("/v1/responses", BODY) for _ in range(21)]
-        await place.said(21)
-    broken = [response["id"] for response in made[:20]]
+        created = [await client.post("/v1/responses", BODY) for _ in range(21)]
+        await place.prompted(21)
+    broken = [response["id"] for response in created[:20]]
     for response_id in broken:
         place.change("UPDATE responses SET head = ? WHERE id = ?", b'{"v":99}', response_id)
         place.change("UPDATE runs SET until = 0 WHERE response = ?", response_id)
@@ -232,7 +232,7 @@ async def test_unreadable_responses_do_not_block_the_takeover_of_others(place: P
         place.change("INSERT INTO runs VALUES ('local', ?, 0)", f"resp_{number:032x}")
     place.model.waits = False
     async with place.gateway() as client:
-        ended_response = await ended(client, made[20]["id"])
+        ended_response = await ended(client, created[20]["id"])
         assert ended_response["status"] == "completed"
         status, answer = await client.asks("GET", f"/v1/responses/{broken[0]}")
         assert (status, answer["error"]["code"]) == (500, "state_unreadable")

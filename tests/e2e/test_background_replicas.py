@@ -129,25 +129,25 @@ async def test_response_of_one_replica_is_readable_on_the_other(pair: Pair) -> N
 
 
 async def test_stream_resumes_on_the_other_replica_after_any_event(pair: Pair) -> None:
-    told = await pair.a.listens(Told(), "/v1/responses", pair.asks("Resumed.", stream=True))
-    assert told.done
-    folded = fold(told.events)
-    assert folded.response == await pair.b.get(f"/v1/responses/{told.id}")
-    path = f"/v1/responses/{told.id}?stream=true"
-    assert (await pair.b.listens(Told(), path)).raw == told.raw
-    for number in range(len(told.raw)):
+    received = await pair.a.listens(Told(), "/v1/responses", pair.asks("Resumed.", stream=True))
+    assert received.done
+    folded = fold(received.events)
+    assert folded.response == await pair.b.get(f"/v1/responses/{received.id}")
+    path = f"/v1/responses/{received.id}?stream=true"
+    assert (await pair.b.listens(Told(), path)).raw == received.raw
+    for number in range(len(received.raw)):
         rest = await pair.b.listens(Told(), f"{path}&starting_after={number}")
-        assert rest.raw == told.raw[number + 1 :]
+        assert rest.raw == received.raw[number + 1 :]
 
 
 async def test_running_stream_resumes_alternately_on_both_replicas(pair: Pair) -> None:
     pair.speak(delay_s=0.03)
-    told = await pair.a.listens(Told(), "/v1/responses", pair.asks("Broken off.", stream=True), until=9)
+    received = await pair.a.listens(Told(), "/v1/responses", pair.asks("Broken off.", stream=True), until=9)
     number = 9
-    while not told.done:
+    while not received.done:
         number += 4
-        await (pair.b, pair.a)[number % 8 == 1].resumes(told, told.id, until=number)
-    fold(told.events)
+        await (pair.b, pair.a)[number % 8 == 1].resumes(received, received.id, until=number)
+    fold(received.events)
     assert len(prompts_about(pair.fake, "Broken off.")) == 1
 
 
@@ -177,13 +177,13 @@ async def test_conversation_runs_only_one_response_at_a_time(pair: Pair) -> None
 
 
 async def test_event_log_is_readable_in_both_dialects(pair: Pair) -> None:
-    told = await pair.a.listens(Told(), "/open-responses/v1/responses", pair.asks("Said.", stream=True))
-    assert "response.reasoning.delta" in {event["type"] for event in told.events}
-    again = await pair.b.listens(Told(), f"/open-responses/v1/responses/{told.id}?stream=true")
-    assert again.raw == told.raw
-    other = await pair.b.listens(Told(), f"/v1/responses/{told.id}?stream=true")
-    assert "response.reasoning_text.delta" in {event["type"] for event in other.events}
-    fold(other.events)
+    received = await pair.a.listens(Told(), "/open-responses/v1/responses", pair.asks("Said.", stream=True))
+    assert "response.reasoning.delta" in {event["type"] for event in received.events}
+    repeated = await pair.b.listens(Told(), f"/open-responses/v1/responses/{received.id}?stream=true")
+    assert repeated.raw == received.raw
+    converted = await pair.b.listens(Told(), f"/v1/responses/{received.id}?stream=true")
+    assert "response.reasoning_text.delta" in {event["type"] for event in converted.events}
+    fold(converted.events)
 
 
 # -- cancelling and deleting
@@ -197,13 +197,13 @@ async def test_cancelling_frees_the_backend(pair: Pair, on_other: bool, silent: 
     created = await pair.a.post("/v1/responses", pair.asks(question))
     await pair.at_work(question)
     await asyncio.sleep(0.3)
-    begun = asyncio.get_running_loop().time()
+    started = asyncio.get_running_loop().time()
     cancelled = await (pair.b if on_other else pair.a).post(f"/v1/responses/{created['id']}/cancel")
     assert cancelled["status"] == "cancelled"
-    assert asyncio.get_running_loop().time() - begun < SOON_S
-    assert await pair.left(question) - begun < (SOON_S if on_other else QUICKLY_S)
-    told = await pair.a.resumes(Told(), created["id"])
-    assert fold(told.events).response == cancelled
+    assert asyncio.get_running_loop().time() - started < SOON_S
+    assert await pair.left(question) - started < (SOON_S if on_other else QUICKLY_S)
+    received = await pair.a.resumes(Told(), created["id"])
+    assert fold(received.events).response == cancelled
     assert await pair.b.get(f"/v1/responses/{created['id']}") == cancelled
     assert await pair.a.post(f"/v1/responses/{created['id']}/cancel") == cancelled
 
@@ -237,8 +237,8 @@ async def test_cancelling_near_the_end_leaves_a_consistent_response(pair: Pair) 
         await asyncio.sleep(pause_s)
         cancelled = await pair.b.post(f"/v1/responses/{created['id']}/cancel")
         assert cancelled["status"] in ("cancelled", "completed")
-        told = await pair.a.resumes(Told(), created["id"])
-        assert fold(told.events).response == cancelled
+        received = await pair.a.resumes(Told(), created["id"])
+        assert fold(received.events).response == cancelled
 
 
 @pytest.mark.parametrize("on_other", [False, True], ids=["same replica", "other replica"])
@@ -246,21 +246,21 @@ async def test_deleting_frees_the_backend_and_the_conversation(pair: Pair, on_ot
     pair.speak(waits=True)
     question = f"Forget it, {on_other}."
     conversation = (await pair.a.post("/v1/conversations"))["id"]
-    told = Told()
+    received = Told()
     body = pair.asks(question, stream=True, conversation=conversation)
-    listening = asyncio.create_task(pair.a.listens(told, "/v1/responses", body))
+    listening = asyncio.create_task(pair.a.listens(received, "/v1/responses", body))
     await pair.at_work(question)
-    while not told.events:
+    while not received.events:
         await asyncio.sleep(0.005)
-    begun = asyncio.get_running_loop().time()
+    started = asyncio.get_running_loop().time()
     client = pair.b if on_other else pair.a
-    status, answer = await client.asks("DELETE", f"/v1/responses/{told.id}")
+    status, answer = await client.asks("DELETE", f"/v1/responses/{received.id}")
     assert (status, answer["deleted"]) == (200, True)
-    assert await pair.left(question) - begun < (SOON_S if on_other else QUICKLY_S)
+    assert await pair.left(question) - started < (SOON_S if on_other else QUICKLY_S)
     async with asyncio.timeout(5):
         await listening
-    assert "error" in told.events[-1]
-    assert not told.done
+    assert "error" in received.events[-1]
+    assert not received.done
     pair.speak()
     async with asyncio.timeout(QUICKLY_S + 1):
         while True:
@@ -283,16 +283,16 @@ async def test_terminated_process_hands_its_response_to_the_other(tmp_path: Path
         created = await pair.a.post("/v1/responses", pair.asks("Carry on."))
         await pair.at_work("Carry on.")
         await asyncio.sleep(0.5)
-        begun = asyncio.get_running_loop().time()
+        started = asyncio.get_running_loop().time()
         pair.first.signal(signal.SIGTERM)
         await pair.at_work("Carry on.", 2)
-        took = asyncio.get_running_loop().time() - begun
+        took = asyncio.get_running_loop().time() - started
         assert took < SOON_S
         assert await pair.first.ended() == 0
         response = await pair.b.over(created["id"])
         assert response["status"] == "completed"
-        told = await pair.b.resumes(Told(), created["id"])
-        assert fold(told.events).response == response
+        received = await pair.b.resumes(Told(), created["id"])
+        assert fold(received.events).response == response
         first, second = prompts_about(pair.fake, "Carry on.")
         # The terminated process stored all tokens up to its end.
         assert second[: len(first)] == first
@@ -319,8 +319,8 @@ async def test_paused_process_writes_nothing_after_its_lease_expired(tmp_path: P
         response = await pair.b.over(created["id"])
         assert response["status"] == "completed"
         assert response["output"][-1]["content"][0]["text"] == pair.model.text
-        told = await pair.a.resumes(Told(), created["id"])
-        assert fold(told.events).response == response
+        received = await pair.a.resumes(Told(), created["id"])
+        assert fold(received.events).response == response
         assert len(prompts_about(pair.fake, "Sleep now.")) == 2
         await asyncio.sleep(LEASE_S)
-        assert (await pair.b.resumes(Told(), created["id"])).raw == told.raw
+        assert (await pair.b.resumes(Told(), created["id"])).raw == received.raw

@@ -102,17 +102,17 @@ Fault = Callable[[Server], Awaitable[None]]
 FAULTS: dict[str, Fault] = {"stalled": stalled, "restarted": restarted, "read-only": read_only, "out of memory": full}
 
 
-async def read_all_events(client: Client, told: Told, response_id: str) -> None:
+async def read_all_events(client: Client, received: Told, response_id: str) -> None:
     """Read the events of a response to the last one, reconnecting as needed."""
     async with asyncio.timeout(30):
-        while not told.done:
+        while not received.done:
             try:
-                await client.resumes(told, response_id)
+                await client.resumes(received, response_id)
             except (aiohttp.ClientError, AssertionError):
                 await asyncio.sleep(0.1)
-            while told.events and "error" in told.events[-1]:
-                told.raw.pop()
-                told.events.pop()
+            while received.events and "error" in received.events[-1]:
+                received.raw.pop()
+                received.events.pop()
 
 
 @pytest.mark.sampled(one_in=2)
@@ -123,13 +123,13 @@ async def test_running_response_completes_after_a_store_fault(tmp_path: Path, fa
         conversation = (await harness.a.post("/v1/conversations"))["id"]
         body: Json = {"model": "gpt-oss", "input": "Bear it.", "background": True, "conversation": conversation}
         created = await harness.a.post("/v1/responses", body)
-        told = Told()
-        listening = asyncio.create_task(read_all_events(harness.b, told, created["id"]))
+        received = Told()
+        listening = asyncio.create_task(read_all_events(harness.b, received, created["id"]))
         await asyncio.sleep(at)
         await fault(harness.server)
         await listening
         response = await got(harness.b, f"/v1/responses/{created['id']}")
-        assert fold(told.events).response == response
+        assert fold(received.events).response == response
         assert response["status"] == "completed"
         assert response["output"][-1]["content"][0]["text"] == harness.model.text
         items = (await got(harness.b, f"/v1/conversations/{conversation}/items?order=asc"))["data"]
@@ -215,11 +215,11 @@ async def test_reconnected_owner_writes_nothing_after_its_lease_expired(tmp_path
         response = response or await harness.b.over(created["id"])
         assert response["status"] == "completed"
         assert response["output"][-1]["content"][0]["text"] == harness.model.text
-        told = Told()
-        await read_all_events(harness.a, told, created["id"])
-        assert fold(told.events).response == response
+        received = Told()
+        await read_all_events(harness.a, received, created["id"])
+        assert fold(received.events).response == response
         await asyncio.sleep(2 * LEASE_S)
-        assert (await harness.b.resumes(Told(), created["id"])).raw == told.raw
+        assert (await harness.b.resumes(Told(), created["id"])).raw == received.raw
         assert await got(harness.a, f"/v1/responses/{created['id']}") == response
         items = (await got(harness.a, f"/v1/conversations/{conversation}/items?order=asc"))["data"]
         assert [item["type"] for item in items] == ["message", "reasoning", "message"]

@@ -72,7 +72,7 @@ class Site:
     client: Client
 
     def say(self, script: Any) -> None:
-        self.fake.script = lambda asked: script
+        self.fake.script = lambda _: script
         self.fake.requests.clear()
 
     @property
@@ -175,8 +175,8 @@ async def test_event_log_is_streamed_at_the_speed_of_its_reader(tmp_path: Path) 
         created = await harness.client.post("/v1/responses", {"model": "gpt-oss", "input": "Hi", "background": True})
         done = await harness.client.over(created["id"])
         assert done["status"] == "completed"
-        told = await harness.client.resumes(Told(), created["id"])
-        assert sum(map(len, told.raw)) > MB
+        log_stream = await harness.client.resumes(Told(), created["id"])
+        assert sum(map(len, log_stream.raw)) > MB
         path = f"/v1/responses/{created['id']}?stream=true"
         readers = []
         memory = []
@@ -231,7 +231,7 @@ async def test_unread_connection_is_closed_and_its_backend_freed(stuck_at: tuple
     fake, running = stuck_at
     fake.requests.clear()
     flood = scripted(KINDS["vllm"], LONG, faults=(flood_from(8, FLOOD_BYTES),))
-    fake.script = lambda asked: flood
+    fake.script = lambda _: flood
     client: SlowClient = await SURFACES[surface](running.url)
     await fake.asked()
     began = asyncio.get_running_loop().time()
@@ -249,7 +249,7 @@ async def test_background_response_completes_without_its_unreading_client(
     fake, running = stuck_at
     fake.requests.clear()
     long = scripted(KINDS["vllm"], LONG, delay_s=4 * WRITE_TIMEOUT_S / (20_000 / 32))
-    fake.script = lambda asked: long
+    fake.script = lambda _: long
     client = await SURFACES["responses"](running.url, background=True, store=True)
     await fake.asked()
     received = b""
@@ -274,7 +274,7 @@ async def test_client_that_pauses_below_the_write_timeout_gets_everything(stuck_
     fake, running = stuck_at
     fake.requests.clear()
     long = scripted(KINDS["vllm"], LONG)
-    fake.script = lambda asked: long
+    fake.script = lambda _: long
     client = await chat(running.url)
     loop = asyncio.get_running_loop()
     received = b""

@@ -38,12 +38,12 @@ class Stage:
     def post(self, path: str, **body: Any) -> Any:
         return self.session.post(self.process.url + path, json=body)
 
-    async def begun(self, count: int = 1) -> None:
+    async def requests_received(self, count: int = 1) -> None:
         async with asyncio.timeout(10):
             while len(self.fake.requests) < count:
                 await asyncio.sleep(0.005)
 
-    def end(self, number: signal.Signals = signal.SIGTERM) -> None:
+    def send_signal(self, number: signal.Signals = signal.SIGTERM) -> None:
         self.process.signal(number)
 
     async def ended(self, within_s: float) -> None:
@@ -83,8 +83,8 @@ async def test_unfinished_answers_end_with_an_error_in_the_format_of_their_api(w
             stage.post("/v1/responses", **RESPONSE),
         ]
         answering = [asyncio.ensure_future(read(each)) for each in requests]
-        await stage.begun(4)
-        stage.end()
+        await stage.requests_received(4)
+        stage.send_signal()
         chat, whole, response, whole_response = await asyncio.wait_for(asyncio.gather(*answering), 15)
         await stage.ended(10)
     for status, headers, body in (whole, whole_response):
@@ -139,7 +139,7 @@ async def test_hook_interrupt_is_a_hook_failure_but_sigint_ends_the_process(
             if is_last:
                 # The hook blocks the whole process when the signal arrives.
                 await asyncio.sleep(0.1)
-                stage.end(signal.SIGINT)
+                stage.send_signal(signal.SIGINT)
             status, _, body = await asyncio.wait_for(request, 10)
             assert (status, json.loads(body)["error"]["code"]) == (503, "hook_failed")
         await stage.ended(10)
@@ -151,8 +151,8 @@ async def test_hook_interrupt_is_a_hook_failure_but_sigint_ends_the_process(
 async def test_running_request_finishes_while_new_connections_are_refused(tmp_path: Path) -> None:
     async with staged(tmp_path, grace_s=20, delay_s=0.03) as stage:
         answering = asyncio.ensure_future(read(stage.post("/v1/chat/completions", **CHAT, stream=True)))
-        await stage.begun()
-        stage.end()
+        await stage.requests_received()
+        stage.send_signal()
         await refused(stage)
         assert (await answering)[2].endswith("data: [DONE]\n\n")
         await stage.ended(5)
@@ -178,7 +178,7 @@ async def test_readiness_fails_while_requests_are_still_answered(workers: int, t
             # Each has its own connection, so that every worker answers once.
             async with aiohttp.ClientSession() as session, session.get(stage.process.url + READY) as answer:
                 assert answer.status == 200
-        stage.end()
+        stage.send_signal()
         statuses = []
         async with asyncio.timeout(3):
             while 503 not in statuses:
@@ -200,7 +200,7 @@ async def test_shutdown_delay_is_configurable(notice_s: float, tmp_path: Path) -
         async with aiohttp.ClientSession() as session, session.get(stage.process.url + READY) as answer:
             assert answer.status == 200
         began = time.monotonic()
-        stage.end()
+        stage.send_signal()
         await refused(stage)
         taken = time.monotonic() - began
         assert notice_s - 0.1 <= taken < notice_s + 1.5
@@ -211,7 +211,7 @@ async def test_shutdown_delay_is_configurable(notice_s: float, tmp_path: Path) -
 async def test_shutdown_has_no_delay_if_readiness_was_never_requested(tmp_path: Path) -> None:
     async with staged(tmp_path, grace_s=20) as stage:
         began = time.monotonic()
-        stage.end()
+        stage.send_signal()
         await stage.ended(4.5)
     assert time.monotonic() - began < 4.5
 
@@ -233,8 +233,8 @@ async def test_websocket_is_closed_after_its_running_response(tmp_path: Path) ->
         address = stage.process.url.replace("http", "ws", 1) + "/v1/responses"
         async with connect(address) as busy, connect(address) as idle:
             await busy.send(json.dumps({"type": "response.create", **RESPONSE}))
-            await stage.begun()
-            stage.end()
+            await stage.requests_received()
+            stage.send_signal()
             with pytest.raises(ConnectionClosedError) as closed:
                 await asyncio.wait_for(idle.recv(), 5)
             assert closed.value.rcvd is not None
@@ -249,8 +249,8 @@ async def test_websocket_response_fails_after_the_grace_period(tmp_path: Path) -
     async with staged(tmp_path, per_chunk=1, faults=(stall_at(5),)) as stage:
         async with connect(stage.process.url.replace("http", "ws", 1) + "/v1/responses") as socket:
             await socket.send(json.dumps({"type": "response.create", **RESPONSE}))
-            await stage.begun()
-            stage.end()
+            await stage.requests_received()
+            stage.send_signal()
             frames, code = await rest_on(socket)
         assert (frames[-1]["type"], code) == ("response.failed", 1012)
         await stage.ended(5)
@@ -263,11 +263,11 @@ async def test_second_signal_ends_the_process_at_once_with_errors_to_clients(
 ) -> None:
     async with staged(tmp_path, grace_s=60, workers=workers, per_chunk=1, faults=(stall_at(5),)) as stage:
         answering = asyncio.ensure_future(read(stage.post("/v1/chat/completions", **CHAT, stream=True)))
-        await stage.begun()
-        stage.end(number)
+        await stage.requests_received()
+        stage.send_signal(number)
         await asyncio.sleep(0.3)
         assert not answering.done()
-        stage.end(number)
+        stage.send_signal(number)
         _, _, body = await asyncio.wait_for(answering, 5)
         assert events_in(body)[-1]["error"]["code"] == "shutting_down"
         await stage.ended(8)
@@ -279,14 +279,14 @@ async def test_background_stream_ends_with_an_error_and_another_process_finishes
         reading = asyncio.ensure_future(
             read(stage.post("/v1/responses", **RESPONSE, stream=True, background=True, store=True))
         )
-        await stage.begun()
+        await stage.requests_received()
         await asyncio.sleep(0.2)
-        stage.end()
+        stage.send_signal()
         _, _, body = await asyncio.wait_for(reading, 10)
         *events, last = events_in(body)
         assert last["error"]["code"] == "shutting_down"
         await stage.ended(10)
-        stage.fake.script = lambda asked: VllmScript(tokens=rest_of(asked))
+        stage.fake.script = lambda body: VllmScript(tokens=rest_of(body))
         async with replica(tmp_path, stage.process.config) as restarted:
             response_id = events[0]["response"]["id"]
             async with asyncio.timeout(20):
@@ -299,8 +299,8 @@ async def test_background_stream_ends_with_an_error_and_another_process_finishes
         assert response["status"] == "completed"
 
 
-def rest_of(asked: Any) -> list[int]:
+def rest_of(body: Any) -> list[int]:
     """Return the rest of the answer after the part that the prompt already contains."""
-    prompt = asked["prompt"]
+    prompt = body["prompt"]
     generated = next(count for count in range(len(ANSWER), -1, -1) if prompt[len(prompt) - count :] == ANSWER[:count])
     return list(ANSWER[generated:])

@@ -235,14 +235,14 @@ async def test_text_that_spells_a_marker_continues_only_on_ids_backends() -> Non
         *ENCODING.encode_text("The <|end|> is text here."),
     ]
 
-    def rest(asked: dict[str, Any]) -> VllmScript:
-        prompt = asked["prompt"]
+    def rest(body: dict[str, Any]) -> VllmScript:
+        prompt = body["prompt"]
         remaining = next(output[at:] for at in range(len(output), -1, -1) if prompt[len(prompt) - at :] == output[:at])
         is_interrupted = remaining == output and len(first.requests) + len(second.requests) == 1
         return VllmScript(tokens=[*remaining, 200002], faults=(reset_at(len(output) - 2),) if is_interrupted else ())
 
     async with FakeVllm(script=rest) as first, FakeVllm(script=rest) as second, fake_of("ollama") as text:
-        text.script = lambda asked: Refusal(503, b"{}")
+        text.script = lambda _: Refusal(503, b"{}")
         async with gateway(config(f"vllm@{first.url}", f"ollama@{text.url}", f"vllm@{second.url}")) as running:
             answer = await running.chat(stream=True)
             assert message_of(answer).content == "The <|end|> is text here."

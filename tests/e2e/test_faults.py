@@ -62,7 +62,7 @@ class Site:
 
     def behave(self, behaviour: Behaviour) -> None:
         script = behaviour(self.wire)
-        self.bad.script = lambda asked: script  # type: ignore[assignment]
+        self.bad.script = lambda _: script  # type: ignore[assignment]
         self.bad.requests.clear()
         self.good.requests.clear()
 
@@ -235,13 +235,13 @@ SILENT: dict[str, Behaviour] = {
 @pytest.mark.parametrize("behaviour", SILENT.values(), ids=SILENT)
 async def test_silent_backend_fails_over_or_is_a_timeout(site: Site, behaviour: Behaviour, stream: bool) -> None:
     site.behave(behaviour)
-    one, *two = await asyncio.gather(
+    only_answer, *answers = await asyncio.gather(
         site.ask("hurried-one", stream=stream), *(site.ask("hurried-two", stream=stream) for _ in range(2))
     )
-    check_error(one, 504, "backend_timeout")
-    for answer in two:
+    check_error(only_answer, 504, "backend_timeout")
+    for answer in answers:
         check_answer(site, answer, stream=stream)
-    assert sorted(message_of(answer).note["failovers"] for answer in two) == [0, 1]
+    assert sorted(message_of(answer).note["failovers"] for answer in answers) == [0, 1]
 
 
 # Faults after visible output.
@@ -457,7 +457,7 @@ async def test_failure_of_one_choice_fails_all_choices(site: Site, stream: bool)
         [site.wire.script(ANSWER), site.wire.script(ANSWER, faults=(reset_at(6),)), site.wire.script(ANSWER)]
     )
     site.behave(lambda wire: wire.script(""))
-    site.bad.script = lambda asked: next(scripts)  # type: ignore[assignment]
+    site.bad.script = lambda _: next(scripts)  # type: ignore[assignment]
     answer = await site.ask("one", stream=stream, n=3)
     if stream:
         assert answer.status == 200
@@ -480,7 +480,7 @@ async def test_backend_that_never_started_does_not_affect_requests() -> None:
     wire = WIRES["vllm"]
     async with wire.fake() as good:
         answer = wire.script(ANSWER)
-        good.script = lambda asked: answer  # type: ignore[assignment]
+        good.script = lambda _: answer  # type: ignore[assignment]
         dead = f"http://127.0.0.1:{dead_port()}"
         entries = [deployment("gpt-oss", wire, dead), deployment("gpt-oss", wire, good)]
         async with gateway({"model_list": entries}) as running:
@@ -497,7 +497,7 @@ async def test_deployments_share_requests_by_weight() -> None:
     async with wire.fake() as heavy, wire.fake() as light, wire.fake() as other:
         answer = wire.script(ANSWER)
         for fake in (heavy, light, other):
-            fake.script = lambda asked: answer  # type: ignore[assignment]
+            fake.script = lambda _: answer  # type: ignore[assignment]
         entries = [
             deployment("gpt-oss", wire, heavy, weight=4),
             deployment("gpt-oss", wire, light, weight=2),
@@ -514,7 +514,7 @@ async def test_deployments_share_requests_by_weight() -> None:
 async def test_retries_are_limited_if_all_deployments_are_overloaded(stream: bool) -> None:
     wire = WIRES["vllm"]
     async with wire.fake() as busy:
-        busy.script = lambda asked: Refusal(503, b"{}", headers={"Retry-After": "3"})
+        busy.script = lambda _: Refusal(503, b"{}", headers={"Retry-After": "3"})
         entries = [deployment("gpt-oss", wire, busy) for _ in range(5)]
         config = {"model_list": entries, "router_settings": {"num_retries": 2}}
         async with gateway(config) as running:
@@ -529,19 +529,19 @@ async def test_failing_backend_cools_down_and_is_used_again() -> None:
     wire = WIRES["vllm"]
     async with wire.fake() as flapping, wire.fake() as good:
         answer = wire.script(ANSWER)
-        good.script = lambda asked: answer  # type: ignore[assignment]
+        good.script = lambda _: answer  # type: ignore[assignment]
         flapping.script = good.script
         entries = [deployment("gpt-oss", wire, flapping), deployment("gpt-oss", wire, good)]
         router = {"allowed_fails": 1, "cooldown_time": 0.5}
         async with gateway({"model_list": entries, "router_settings": router}) as running:
             await all_take_turns(running, flapping, good)
-            flapping.script = lambda asked: Refusal(500)
+            flapping.script = lambda _: Refusal(500)
             for number in range(10):
                 # A different prompt each time: identical failing requests could be the fault of the request.
                 messages = [{"role": "user", "content": f"Question {number}"}]
                 assert message_of(await running.chat(messages=messages)).content == EXPECTED[1]
             assert len(asked(flapping)) == 2
-            flapping.script = lambda asked: answer  # type: ignore[assignment]
+            flapping.script = lambda _: answer  # type: ignore[assignment]
             # After its cooldown, it is probed before it is used again.
             async with asyncio.timeout(15):
                 while len(asked(flapping)) == 2:

@@ -40,8 +40,8 @@ def model(name: str, seconds: float) -> Any:
     """Script: call the tool once, then answer, whichever gateway sends the prompt."""
     called = calls("slow", seconds=seconds, name=name)
 
-    def script(asked: Json) -> Any:
-        return WIRE.script(ANSWER if name in ENCODING.decode(asked["prompt"]) else called)
+    def script(body: Json) -> Any:
+        return WIRE.script(ANSWER if name in ENCODING.decode(body["prompt"]) else called)
 
     return script
 
@@ -69,8 +69,8 @@ async def test_interrupted_call_is_repeated_only_if_idempotent(
             [call] = made(ended)
             assert call["status"] == status
             assert len(upstream.noted(f"slow begins {name}")) == begun
-            told = await b.resumes(Told(), response["id"])
-            assert fold(told.events).response == ended
+            received = await b.resumes(Told(), response["id"])
+            assert fold(received.events).response == ended
             last = ENCODING.decode(fake.requests[-1].json["prompt"])
             assert result("slow", "done" if idempotent else OUTCOME_UNKNOWN) in last
 
@@ -84,8 +84,8 @@ async def test_stored_tool_result_is_used_after_a_takeover(
     async with FakeVllm(tokens=[]) as fake, aiohttp.ClientSession() as session:
         called = calls("echo", text="kept")
 
-        def script(asked: Json) -> Any:
-            prompt = ENCODING.decode(asked["prompt"])
+        def script(body: Json) -> Any:
+            prompt = ENCODING.decode(body["prompt"])
             if result("echo", "kept") not in prompt:
                 return WIRE.script(called)
             if not gate.is_set():
@@ -108,8 +108,8 @@ async def test_stored_tool_result_is_used_after_a_takeover(
             ended = await b.over(response["id"])
             assert [call["output"] for call in made(ended)] == ["kept"]
             assert upstream.noted("echo kept") == ["echo kept"]
-            told = await b.resumes(Told(), response["id"])
-            assert fold(told.events).response == ended
+            received = await b.resumes(Told(), response["id"])
+            assert fold(received.events).response == ended
 
 
 @pytest.mark.slow
@@ -152,16 +152,16 @@ async def test_a_handover_waits_for_a_tool_call_within_its_grace_period(
             await upstream.until_noted(f"slow begins {name}", within=30)
             await first.app.state.gateway.hand_over(grace_s)
             assert bool(upstream.noted(f"slow ends {name}")) == (output is not None)
-            # The model was not asked to continue here.
+            # The first gateway did not prompt the model again.
             assert len(prompts_of(fake)) == 1
         async with gateway(config) as second:
             client = Client(second.url, session)
             ended = await client.over(response["id"])
-            told = await client.resumes(Told(), response["id"])
+            received = await client.resumes(Told(), response["id"])
         assert ended["status"] == "completed"
         assert [call["output"] for call in made(ended)] == [output]
         assert len(upstream.noted(f"slow begins {name}")) == 1
-        assert fold(told.events).response == ended
+        assert fold(received.events).response == ended
         expected = result("slow", output or OUTCOME_UNKNOWN)
         assert expected in ENCODING.decode(fake.requests[-1].json["prompt"])
 

@@ -92,8 +92,8 @@ SCRIPTS: dict[str, VllmScript | Refusal] = {
 ENDS = {generation.CALL, generation.END}
 
 
-def _is_same_token(one: int, other: object) -> bool:
-    return one == other or (one in ENDS and other in ENDS)
+def _is_same_token(token: int, expected: object) -> bool:
+    return token == expected or (token in ENDS and expected in ENDS)
 
 
 def going_on(script: VllmScript, prompt: list[int]) -> VllmScript | None:

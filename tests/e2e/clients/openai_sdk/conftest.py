@@ -19,14 +19,14 @@ def connect(usual: dict[str, Any]) -> Iterator[Callable[..., OpenAI]]:
     """Return a factory of clients for an address, with optional settings of the SDK."""
     import openai
 
-    made: list[OpenAI] = []
+    clients: list[OpenAI] = []
 
     def connect(url: str, **settings: Any) -> OpenAI:
-        made.append(openai.OpenAI(base_url=url, **{**usual, **settings}))
-        return made[-1]
+        clients.append(openai.OpenAI(base_url=url, **{**usual, **settings}))
+        return clients[-1]
 
     yield connect
-    for client in made:
+    for client in clients:
         client.close()
 
 
