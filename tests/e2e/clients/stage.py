@@ -106,7 +106,7 @@ async def served(folder: Path, name: str, config: dict[str, Any]) -> AsyncIterat
     if code != 0:
         raise Broken(f"{name} ended with {code}: {log_path.read_text()}")
     if faults := [line for line in log_path.read_text().splitlines() if '"level": "error"' in line]:
-        raise Broken(f"{name} had faults of its own: " + "\n".join(faults))
+        raise Broken(f"{name} logged errors: " + "\n".join(faults))
 
 
 async def address_of(process: asyncio.subprocess.Process, message: Callable[[], str]) -> str:
