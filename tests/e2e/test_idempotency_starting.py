@@ -63,8 +63,6 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
 class Gateways:
     """Two gateways on one Redis, or one gateway on SQLite that serves all requests."""
 
-    """Two gateways on one Redis, or one gateway on SQLite that gets all requests."""
-
     first: Line
     second: Line
 

@@ -38,8 +38,6 @@ REFUSAL_OF_INVALID_JSON = "The answer does not have the form that was asked for.
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
-"""Build a `response_format`."""
-
 
 def form(schema: Any, *, strict: bool = False) -> Any:
     """Build a `response_format`."""

@@ -1,4 +1,4 @@
-"""The other backend kinds through the HTTP surface: every good shape, and one malformed for each way to repair it."""
+"""Recovery cases through the HTTP API on further backend kinds."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from tests.fakes.sglang import FakeSglang, SglangScript
 from tests.harmony.recoveries import CASES, Case
 
 NAMES = dict(enumerate(CASES))
+# Cases without a recovery, and the first case with each combination of recoveries.
 REDUCED = {
     **{case.rules: number for number, case in reversed(BY_NUMBER.items()) if case.rules},
     **{number: number for number, case in BY_NUMBER.items() if not case.rules},
 }.values()
-"""Cases without a repair, and the first with each combination of them."""
 EACH = [pytest.param(number, id=NAMES[number]) for number in sorted(REDUCED)]
 
 
@@ -28,18 +28,18 @@ def case_of(prompt: Any) -> Case:
     return BY_NUMBER[number_in(prompt if isinstance(prompt, str) else ENCODING.decode(prompt))]
 
 
-def sglang(asked: dict[str, Any]) -> SglangScript:
-    case = case_of(asked["prompt"])
+def sglang(body: dict[str, Any]) -> SglangScript:
+    case = case_of(body["prompt"])
     return SglangScript(tokens=ENCODING.encode_as_server(case.output), finish=case.finish, per_chunk=3)
 
 
-def llamacpp(asked: dict[str, Any]) -> LlamaCppScript:
-    case = case_of(asked["prompt"])
+def llamacpp(body: dict[str, Any]) -> LlamaCppScript:
+    case = case_of(body["prompt"])
     return LlamaCppScript(tokens=ENCODING.encode_as_server(case.output), finish=case.finish, per_chunk=3)
 
 
-def ollama(asked: dict[str, Any]) -> OllamaScript:
-    case = case_of(asked["prompt"])
+def ollama(body: dict[str, Any]) -> OllamaScript:
+    case = case_of(body["prompt"])
     return OllamaScript(text=case.output, finish=case.finish, per_chunk=5)
 
 
@@ -66,7 +66,7 @@ async def text(request: pytest.FixtureRequest) -> AsyncIterator[Gateway]:
 @pytest.mark.sampled(one_in=4)
 @pytest.mark.parametrize("number", EACH)
 @pytest.mark.asyncio(loop_scope="module")
-async def test_an_ids_backend_writes_it(number: int, ids: Gateway) -> None:
+async def test_a_token_id_backend_recovers_output(number: int, ids: Gateway) -> None:
     case = BY_NUMBER[number]
     answer = await ask(ids, "chat", number, stream=True)
     check(answer, "chat", case, case.rules, stream=True)
@@ -76,7 +76,7 @@ async def test_an_ids_backend_writes_it(number: int, ids: Gateway) -> None:
 @pytest.mark.sampled(one_in=4)
 @pytest.mark.parametrize("number", EACH)
 @pytest.mark.asyncio(loop_scope="module")
-async def test_a_text_backend_writes_it(number: int, text: Gateway) -> None:
+async def test_a_text_backend_recovers_output(number: int, text: Gateway) -> None:
     case = BY_NUMBER[number]
     hidden = case.finish == "stop" and not case.output.endswith((*TERMINATORS, AFTER_A_CALL))
     rules = ("restored-stop", *case.rules) if hidden else case.rules
