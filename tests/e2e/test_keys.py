@@ -69,7 +69,7 @@ class Team:
                 statuses.append(response.status)
         return statuses
 
-    async def await_status(self, key: str, status: int) -> float:
+    async def until_status(self, key: str, status: int) -> float:
         """Wait until every gateway returns `status` for the key; return the time taken in seconds."""
         started = time.monotonic()
         while await self.statuses(key) != [status] * len(self.gateways):
@@ -125,10 +125,10 @@ async def test_a_key_change_reaches_every_gateway_within_a_second(
         # The key is rotated without a grace period.
         rotated_again = await team_of_two.keys("rotate", made["id"])
         secrets.append(rotated_again["key"])
-        assert await team_of_two.await_status(rotated["key"], 401) < PROPAGATION_LIMIT_S + 0.5
+        assert await team_of_two.until_status(rotated["key"], 401) < PROPAGATION_LIMIT_S + 0.5
         assert await team_of_two.statuses(rotated_again["key"]) == [200, 200]
         await team_of_two.revoke(made["id"])
-        assert await team_of_two.await_status(rotated_again["key"], 401) < PROPAGATION_LIMIT_S + 0.5
+        assert await team_of_two.until_status(rotated_again["key"], 401) < PROPAGATION_LIMIT_S + 0.5
         dumped = stored_data(tmp_path, request)
         for secret in secrets:
             assert secret.encode() not in dumped
