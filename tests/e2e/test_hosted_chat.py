@@ -21,8 +21,8 @@ BOTH_FORMS = pytest.mark.parametrize("stream", [False, True], ids=["whole", "str
 
 @pytest.fixture(scope="module")
 def upstream(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Upstream]:
-    with start_upstream(tmp_path_factory.mktemp("upstream")) as (_, found):
-        yield found
+    with start_upstream(tmp_path_factory.mktemp("upstream")) as (_, server):
+        yield server
 
 
 async def chat(harness: Line, **fields: Any) -> Any:

@@ -150,6 +150,6 @@ async def test_an_approval_of_another_tenant_is_not_found_and_stays_unused(upstr
             assert (await gateway.ask("POST", "/v1/responses", inlined, as_="bob")).status == 200
             result = await gateway.ask("POST", "/v1/responses", continued)
             assert [call["output"] for call in made(result.json())] == [text]
-            again = await gateway.ask("POST", "/v1/responses", continued)
-            assert (again.status, again.json()["error"]["code"]) == (409, "approval_used")
+            repeated = await gateway.ask("POST", "/v1/responses", continued)
+            assert (repeated.status, repeated.json()["error"]["code"]) == (409, "approval_used")
             assert upstream.noted(text) == [f"echo {text}"] * 2

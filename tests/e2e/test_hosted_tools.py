@@ -23,15 +23,15 @@ BOTH_FORMS = pytest.mark.parametrize("stream", [False, True], ids=["whole", "str
 
 @pytest.fixture(scope="module")
 def upstream(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Upstream]:
-    with start_upstream(tmp_path_factory.mktemp("upstream")) as (_, found):
-        yield found
+    with start_upstream(tmp_path_factory.mktemp("upstream")) as (_, server):
+        yield server
 
 
 @pytest.fixture
 def mortal(tmp_path: Path) -> Iterator[tuple[subprocess.Popen[str], Upstream]]:
     """A tool server that a test may kill."""
-    with start_upstream(tmp_path) as found:
-        yield found
+    with start_upstream(tmp_path) as process_and_server:
+        yield process_and_server
 
 
 @pytest.fixture

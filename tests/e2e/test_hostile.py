@@ -42,9 +42,9 @@ class Site:
 
     async def send(self, body: bytes, path: str = "/v1/chat/completions", **headers: str) -> Answer:
         """Send a POST request; read the response even if the server answers before the body is sent."""
-        sent = {"content-type": "application/json"} | {k.replace("_", "-"): v for k, v in headers.items()}
+        all_headers = {"content-type": "application/json"} | {k.replace("_", "-"): v for k, v in headers.items()}
         url = self.gateway.url + path
-        async with self.gateway.session.post(url, data=chunks_of(body), headers=sent) as response:
+        async with self.gateway.session.post(url, data=chunks_of(body), headers=all_headers) as response:
             return to_answer(response.status, response.headers, await response.read())
 
     async def chat(self, **fields: Any) -> Answer:

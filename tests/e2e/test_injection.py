@@ -182,7 +182,7 @@ class Site:
             return answer.status, []
         message = message_of(answer) if "chat" in path else in_messages(answer)
         assert message.content == "Done."
-        [request] = [one.json for one in asked(self.fake)]
+        [request] = [seen.json for seen in asked(self.fake)]
         prompt = request["prompt"]
         return 200, prompt if self.wire.name == "vllm" else ENCODING.encode_as_server(prompt)
 
@@ -192,7 +192,7 @@ async def site(request: pytest.FixtureRequest) -> AsyncIterator[Site]:
     wire: Wire = request.param
     async with wire.fake() as fake:
         script = wire.script(DONE)
-        fake.script = lambda asked: script  # type: ignore[assignment]
+        fake.script = lambda body: script  # type: ignore[assignment]
         async with gateway({"model_list": [deployment("gpt-oss", wire, fake)]}) as running:
             yield Site(wire, fake, running)
 
@@ -269,10 +269,10 @@ async def test_markers_in_one_field_change_no_structure(site: Site, place: str) 
             # Names and values in a declaration have no harmless form with line breaks.
             assert path[0] == DECLARATIONS, (place, name)
             continue
-        found, found_sections = shape(prompt)
-        assert found == control, (place, name)
+        actual, actual_sections = shape(prompt)
+        assert actual == control, (place, name)
         if path[0] == DECLARATIONS:
-            assert found_sections == sections, (place, name)
+            assert actual_sections == sections, (place, name)
 
 
 @pytest.mark.parametrize("name", MARKERS)

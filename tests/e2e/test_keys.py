@@ -103,19 +103,19 @@ async def test_a_key_change_reaches_every_gateway_within_a_second(
         team(tmp_path, store(tmp_path, request), fake, log_level="debug") as team_of_two,
     ):
         secrets = [MASTER]
-        made = await team_of_two.keys("create", "--name", "CI", "--models", "gpt-oss")
-        key = made["key"]
+        created = await team_of_two.keys("create", "--name", "CI", "--models", "gpt-oss")
+        key = created["key"]
         secrets.append(key)
         assert await team_of_two.statuses(key) == [200, 200]
         assert await team_of_two.statuses(key, "/v1/models/gpt-oss") == [200, 200]
         for replica_ in team_of_two.gateways:
             await present_key_in_every_place(replica_.url, key, team_of_two.session)
         # Permissions are reduced.
-        await team_of_two.keys("update", made["id"], "--models", "others")
+        await team_of_two.keys("update", created["id"], "--models", "others")
         await asyncio.sleep(PROPAGATION_LIMIT_S)
         assert await team_of_two.statuses(key, "/v1/models/gpt-oss") == [404, 404]
         # The key is rotated with a grace period for the old secret.
-        rotated = await team_of_two.keys("rotate", made["id"], "--grace", "2s")
+        rotated = await team_of_two.keys("rotate", created["id"], "--grace", "2s")
         rotated_at = time.monotonic()
         secrets.append(rotated["key"])
         assert await team_of_two.statuses(rotated["key"]) == [200, 200]
@@ -123,17 +123,17 @@ async def test_a_key_change_reaches_every_gateway_within_a_second(
         await asyncio.sleep(max(2.0 + PROPAGATION_LIMIT_S - (time.monotonic() - rotated_at), 0.0))
         assert await team_of_two.statuses(key) == [401, 401]
         # The key is rotated without a grace period.
-        rotated_again = await team_of_two.keys("rotate", made["id"])
+        rotated_again = await team_of_two.keys("rotate", created["id"])
         secrets.append(rotated_again["key"])
         assert await team_of_two.until_status(rotated["key"], 401) < PROPAGATION_LIMIT_S + 0.5
         assert await team_of_two.statuses(rotated_again["key"]) == [200, 200]
-        await team_of_two.revoke(made["id"])
+        await team_of_two.revoke(created["id"])
         assert await team_of_two.until_status(rotated_again["key"], 401) < PROPAGATION_LIMIT_S + 0.5
         dumped = stored_data(tmp_path, request)
         for secret in secrets:
             assert secret.encode() not in dumped
             assert secret.removeprefix("sk-uni-").encode() not in dumped
-        assert made["id"].encode() in dumped
+        assert created["id"].encode() in dumped
 
 
 async def present_key_in_every_place(url: str, key: str, session: aiohttp.ClientSession) -> None:
@@ -354,7 +354,7 @@ async def test_chat_offers_no_server_tools_that_the_key_may_not_use(tmp_path: Pa
 
 
 @pytest.mark.parametrize(("setting", "expected"), [("refuse", 503), ("known_keys", 200)])
-async def test_when_store_is_down_decides_about_known_keys(tmp_path: Path, setting: str, expected: int) -> None:
+async def test_when_store_is_down_setting_applies_to_known_keys(tmp_path: Path, setting: str, expected: int) -> None:
     server = Server(tmp_path / "redis", ("appendonly yes", "maxmemory-policy noeviction"))
     (tmp_path / "redis").mkdir()
     server.start()

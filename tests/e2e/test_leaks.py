@@ -187,7 +187,7 @@ async def running_setup(folder: Path) -> AsyncIterator[Setup]:
     words = " ".join(rng.choices(("do", "re", "mi", "fa", "so", "la", "ti"), k=3_000))
     script = VllmScript(tokens=ENCODING.encode_marked(f"<|channel|>final<|message|>{words}"), delay_s=CANARY_STEP_S)
     async with (
-        FakeVllm(script=lambda asked: rng.choices(scripts, WEIGHTS)[0]) as fake,
+        FakeVllm(script=lambda body: rng.choices(scripts, WEIGHTS)[0]) as fake,
         FakeVllm(script=lambda _: script) as slow,
     ):
         names = {"gpt-oss": fake, "gpt-oss-canary": slow}

@@ -37,7 +37,7 @@ class Site:
     gateway: Gateway
 
     def script_backend(self, script: Script) -> None:
-        self.fake.script = lambda asked: script  # type: ignore[assignment]
+        self.fake.script = lambda body: script  # type: ignore[assignment]
         self.fake.requests.clear()
 
     async def connect(self, **fields: Any) -> Client:
@@ -90,7 +90,7 @@ async def generation_started(site: Site, choices: int = 1) -> None:
     await asyncio.sleep(0.08)
 
 
-WAYS: dict[str, dict[str, Any]] = {
+REQUEST_FIELDS: dict[str, dict[str, Any]] = {
     "whole": {},
     "stream": {"stream": True},
     "three, whole": {"n": 3},
@@ -99,7 +99,7 @@ WAYS: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.sampled(one_in=4)
-@pytest.mark.parametrize("fields", WAYS.values(), ids=WAYS)
+@pytest.mark.parametrize("fields", REQUEST_FIELDS.values(), ids=REQUEST_FIELDS)
 @pytest.mark.parametrize("phase", PHASES.values(), ids=PHASES)
 async def test_a_disconnect_frees_the_backend_at_once(
     site: Site, phase: Callable[[Wire], Script], fields: dict[str, Any]
@@ -166,7 +166,7 @@ async def test_a_disconnect_in_the_queue_frees_the_queue_slot(site: Site, stream
         client.leave()
     await asyncio.sleep(0.05)
     assert len(asked(site.fake)) == 1
-    site.fake.script = lambda asked: site.wire.script(DONE)  # type: ignore[assignment]
+    site.fake.script = lambda body: site.wire.script(DONE)  # type: ignore[assignment]
     left = first.leave()
     assert await site.fake.gone(0) - left < ABORT_LIMIT_S
     async with asyncio.timeout(2):
@@ -188,7 +188,7 @@ async def test_a_client_that_leaves_a_finished_response_unread_logs_no_error(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("fields", WAYS.values(), ids=WAYS)
+@pytest.mark.parametrize("fields", REQUEST_FIELDS.values(), ids=REQUEST_FIELDS)
 async def test_thirty_disconnects_leak_no_resources(
     site: Site, fields: dict[str, Any], caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -207,7 +207,7 @@ async def connect_and_disconnect(site: Site, fields: dict[str, Any], count: int)
     """Start several clients at once, in all phases in turn, and disconnect them."""
     scripts = [phase(site.wire) for phase in PHASES.values()]
     number = iter(range(10**6))
-    site.fake.script = lambda asked: scripts[next(number) % len(scripts)]  # type: ignore[assignment]
+    site.fake.script = lambda body: scripts[next(number) % len(scripts)]  # type: ignore[assignment]
     site.fake.requests.clear()
     clients = [await site.connect(**fields) for _ in range(count)]
     await site.fake.asked(count * fields.get("n", 1))

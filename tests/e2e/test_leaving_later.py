@@ -59,14 +59,14 @@ async def websocket(url: str, model: str, *, stream: bool, hosted: bool) -> Slow
     return await over_websocket(url, "/v1/responses", response_body(model, hosted=hosted))
 
 
-WAYS: dict[str, tuple[Ask, bool]] = {
+SURFACES: dict[str, tuple[Ask, bool]] = {
     "chat, whole": (chat, False),
     "chat, streamed": (chat, True),
     "responses, whole": (responses, False),
     "responses, streamed": (responses, True),
     "websocket": (websocket, True),
 }
-on_every_surface = pytest.mark.parametrize(("ask", "stream"), WAYS.values(), ids=WAYS)
+on_every_api = pytest.mark.parametrize(("ask", "stream"), SURFACES.values(), ids=SURFACES)
 
 
 @dataclass
@@ -114,7 +114,7 @@ async def disconnect(client: SlowClient) -> float:
     return asyncio.get_running_loop().time()
 
 
-@on_every_surface
+@on_every_api
 async def test_a_disconnect_during_a_tool_call_cancels_the_call(site: Site, ask: Ask, stream: bool) -> None:
     name = f"number {next(SERIAL)}"
     site.script_outputs(calls("slow", seconds=30, name=name), "<|channel|>final<|message|>Done.<|return|>")
@@ -126,7 +126,7 @@ async def test_a_disconnect_during_a_tool_call_cancels_the_call(site: Site, ask:
     assert len(asked(site.fake)) == 1
 
 
-@on_every_surface
+@on_every_api
 async def test_a_disconnect_in_the_step_after_a_tool_frees_the_backend(site: Site, ask: Ask, stream: bool) -> None:
     last = WIRE.script("<|channel|>final<|message|>Well, then.", faults=(stall_at(1),))
     site.script_outputs(calls("echo", text="x"), last)
@@ -153,7 +153,7 @@ BUFFERED = {
 }
 
 
-@on_every_surface
+@on_every_api
 @pytest.mark.parametrize("outputs", BUFFERED.values(), ids=BUFFERED)
 async def test_a_disconnect_while_output_is_buffered_frees_the_backend(
     site: Site, outputs: tuple[str, ...], ask: Ask, stream: bool
@@ -168,7 +168,7 @@ async def test_a_disconnect_while_output_is_buffered_frees_the_backend(
     assert len(asked(site.fake)) == len(outputs)
 
 
-@on_every_surface
+@on_every_api
 async def test_a_disconnect_in_the_queue_sends_no_request_and_frees_the_slot(
     site: Site, ask: Ask, stream: bool
 ) -> None:

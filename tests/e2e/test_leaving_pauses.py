@@ -28,14 +28,14 @@ class Case:
     """A client of one API, and a model with one deployment that accepts one request at a time."""
 
     surface: str
-    way: str
+    mode: str
     # Whether the client has received output before the retry delay.
     has_output: bool
     server: WireServer
 
     @property
     def model(self) -> str:
-        return f"{self.surface}-{self.way}-{self.has_output}".replace(" ", "-")
+        return f"{self.surface}-{self.mode}-{self.has_output}".replace(" ", "-")
 
     @property
     def expected_requests(self) -> int:
@@ -46,9 +46,9 @@ class Case:
         return {"model": self.model, **SURFACES[self.surface].fields, **fields}
 
     async def connect(self, running: Gateway) -> SlowClient:
-        if self.way == "websocket":
+        if self.mode == "websocket":
             return await over_websocket(running.url, "/v1/responses", self.body(store=False))
-        body = self.body(stream=self.way == "stream")
+        body = self.body(stream=self.mode == "stream")
         return await over_http(running.url, request("POST", SURFACES[self.surface].path, body))
 
     async def serves_another_client(self, running: Gateway) -> bool:
@@ -71,8 +71,8 @@ def engine_server(*, has_output: bool) -> WireServer:
 
 def cases() -> Iterator[Case]:
     for surface in SURFACES:
-        ways = ("whole", "stream", "websocket") if surface == "responses" else ("whole", "stream")
-        for mode in ways:
+        modes = ("whole", "stream", "websocket") if surface == "responses" else ("whole", "stream")
+        for mode in modes:
             if surface in PASS_THROUGH:
                 yield Case(surface, mode, False, pass_through_server())
                 continue

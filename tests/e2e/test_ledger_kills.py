@@ -110,12 +110,12 @@ class Clients:
             async with asyncio.timeout(60):
                 while True:
                     async with self.session.get(url, headers=self.headers) as response:
-                        now = await response.json()
-                    if now["status"] not in ("queued", "in_progress"):
+                        response_body = await response.json()
+                    if response_body["status"] not in ("queued", "in_progress"):
                         break
                     await asyncio.sleep(0.05)
-            assert now["status"] == "completed", now
-            self.observed.reported.append(now["usage"]["total_tokens"])
+            assert response_body["status"] == "completed", response_body
+            self.observed.reported.append(response_body["usage"]["total_tokens"])
 
 
 @pytest.mark.slow

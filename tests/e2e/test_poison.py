@@ -279,7 +279,7 @@ async def test_a_backend_that_always_fails_opens_its_circuit(
 ) -> None:
     backend_kind = KINDS["vllm"]
     async with backend_kind.fake() as broken:
-        broken.script = lambda asked: backend_kind.script(answers("Fine."))
+        broken.script = lambda body: backend_kind.script(answers("Fine."))
         settings = config(backend_kind, broken)
         settings["router_settings"] = {"num_retries": 0, "allowed_fails": 3, "cooldown_time": 60}
         async with keyed(settings, tmp_path) as (running, ring):

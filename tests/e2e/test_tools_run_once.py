@@ -84,7 +84,7 @@ async def respond(harness: Line, case: str, *, stream: bool, background: bool = 
     return text_of(response), response["unisono"]["failovers"]
 
 
-WAYS: dict[str, Callable[[Line, str], Awaitable[tuple[str | None, int]]]] = {
+REQUEST_MODES: dict[str, Callable[[Line, str], Awaitable[tuple[str | None, int]]]] = {
     "chat": lambda harness, case: chat(harness, case, stream=False),
     "chatstream": lambda harness, case: chat(harness, case, stream=True),
     "response": lambda harness, case: respond(harness, case, stream=False),
@@ -104,7 +104,7 @@ async def single_deployment(upstream: Upstream) -> AsyncIterator[tuple[Cases, Li
         yield cases, harness
 
 
-@pytest.mark.parametrize("mode", WAYS)
+@pytest.mark.parametrize("mode", REQUEST_MODES)
 async def test_a_tool_is_not_run_again_by_a_retry(upstream: Upstream, mode: str) -> None:
     async with single_deployment(upstream) as (cases, harness):
 
@@ -112,7 +112,7 @@ async def test_a_tool_is_not_run_again_by_a_retry(upstream: Upstream, mode: str)
             case = f"case-{mode}-{number:02}"
             failures = cases.failures_by_case[case] = FAILURES[name]()
             expected = len(failures)
-            assert await WAYS[mode](harness, case) == (TEXT, expected), name
+            assert await REQUEST_MODES[mode](harness, case) == (TEXT, expected), name
             assert failures == []
             assert upstream.noted(case) == [f"echo {case}"], name
 
