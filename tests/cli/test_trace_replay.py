@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 import pytest
 
 from tests.engine import test_failing as failing
-from tests.engine import test_loop_resuming as hosted
+from tests.engine import test_loop_resuming as server_tools
 from tests.engine import test_plan_resuming as planned
 from tests.engine.planning import turn
 from tests.engine.test_resuming import until_stop
@@ -100,8 +100,8 @@ async def test_every_plan_is_replayed_exactly(case: planned.Case, capabilities: 
     assert_replays(await record(planned_service(talk), talk.turn))
 
 
-@pytest.mark.parametrize("talk", hosted.TALKS.values(), ids=hosted.TALKS)
-async def test_every_conversation_with_server_tools_is_replayed_exactly(talk: hosted.Talk) -> None:
+@pytest.mark.parametrize("talk", server_tools.TALKS.values(), ids=server_tools.TALKS)
+async def test_every_conversation_with_server_tools_is_replayed_exactly(talk: server_tools.Talk) -> None:
     talk = replace(talk, bases=[], host=replace(talk.host, made=[], asked=[]))
     document = await record(talk.engine(), talk.turn)
     assert talk.turn.hosting is not None
