@@ -1,4 +1,4 @@
-"""Arguments of server tools: sent text, rejected text with its cause, and digests of equal calls."""
+"""Arguments of server tools: sent and rejected text, and digests of equal calls."""
 
 from __future__ import annotations
 

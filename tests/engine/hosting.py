@@ -1,4 +1,4 @@
-"""Server tools for engines on scripted backends: a test double of the tool host, and requests that use it."""
+"""Server tools on scripted backends: a test double of the tool host, and its requests."""
 
 from __future__ import annotations
 
@@ -136,7 +136,7 @@ class Talk:
     async def batches(
         self, journal: Sequence[int] = (), *, cut: int | None = None, backends: Sequence[Continuing] = ()
     ) -> tuple[list[list[Event]], GenerationReport]:
-        """Return the batches up to number `cut`, and the report at that point. No later batch is requested."""
+        """Return the batches up to number `cut`, without requesting later ones, and the report."""
         run = self.engine(*backends).start(replace(self.turn, journal=tuple(journal)))
         batches: list[list[Event]] = []
         async for batch in run:
@@ -201,7 +201,7 @@ def check_server_lifecycle(events: Sequence[Event]) -> None:
 
 
 def calls_of(events: Sequence[Event]) -> list[tuple[str, str, str]]:
-    """Return server, tool and model-visible result of each server tool call; "?" is a request for approval."""
+    """Return server, tool and result of each server tool call; "?" is a request for approval."""
     found = []
     for event in events:
         if isinstance(event, Ran):

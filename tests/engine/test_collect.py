@@ -1,4 +1,4 @@
-"""Collection of a stream into one answer: closed items, recoveries, and rejection of incomplete streams."""
+"""Collection of a stream into one answer, and rejection of incomplete streams."""
 
 from collections.abc import AsyncIterator
 from itertools import pairwise

@@ -1,4 +1,4 @@
-"""Output requirements of answers whose backend fails at any token: forced calls, response formats and budgets."""
+"""Output requirements (forced calls, response formats, budgets) after backend failures."""
 
 from __future__ import annotations
 

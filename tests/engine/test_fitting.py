@@ -1,4 +1,4 @@
-"""Preparation of a conversation before generation: prompt size, truncation, counting and route request."""
+"""Preparation of a conversation: prompt size, truncation, counting and route request."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Identity of a client without a key: the same for one request, its repetitions and its continuations."""
+"""Identity of a client without a key: shared by repetitions and continuations of a request."""
 
 from __future__ import annotations
 

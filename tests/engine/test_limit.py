@@ -1,4 +1,4 @@
-"""Token limit on a backend that ignores `max_tokens`: the answer ends, and the response is closed."""
+"""Token limit on a backend that ignores `max_tokens`: the answer ends at the limit."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tool loop: calls that the gateway runs itself, and the answer that continues after their results."""
+"""Tool loop: calls that the gateway runs, and the answer that continues after the results."""
 
 from __future__ import annotations
 

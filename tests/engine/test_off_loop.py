@@ -1,4 +1,4 @@
-"""Long answers do not block the event loop: tokens are read in portions, long checks run in a thread.
+"""Long answers do not block the event loop: portioned reading, and long checks in a thread.
 
 Progress of another task is counted in iterations of the loop, independently of the machine's speed.
 """

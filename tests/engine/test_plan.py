@@ -1,4 +1,4 @@
-"""Interventions on scripted backends: removed and inserted tokens, prompts of further steps, and constraints."""
+"""Interventions on scripted backends: tokens, prompts of further steps, and constraints."""
 
 from __future__ import annotations
 

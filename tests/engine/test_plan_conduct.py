@@ -1,4 +1,4 @@
-"""Interventions together with streaming, usage, rejected constraints, repetition and server tools."""
+"""Interventions with streaming, usage, rejected constraints, repetition and server tools."""
 
 from __future__ import annotations
 

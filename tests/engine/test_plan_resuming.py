@@ -1,4 +1,4 @@
-"""Resuming answers with interventions from a journal: the answer is the same, and every answer ends."""
+"""Resuming answers with interventions: the answer is the same, and every answer ends."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ class OtherPrompt(AssertionError):
 
 @dataclass
 class Stepping(DeploymentDouble):
-    """Backend that plays its outputs in order, or continues an output whose beginning is in the prompt."""
+    """Backend that plays its outputs in order, or continues an output that the prompt begins."""
 
     outputs: Sequence[Sequence[int]]
     caps: Capabilities
@@ -174,7 +174,7 @@ class Talk:
 
 
 def comparable(batches: list[list[Event]], *, exact: bool) -> list[Event]:
-    """Return all events; without usage if not `exact`, since text counts in the chunks of the network."""
+    """Return all events; without usage if not `exact`, since its counts depend on chunks."""
     events = flat(batches, exact=exact)
     return [replace(e, usage=Usage()) if isinstance(e, Finished) and not exact else e for e in events]
 

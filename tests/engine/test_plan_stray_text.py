@@ -1,4 +1,4 @@
-"""Stray text after a regenerated message: an answer only if the step has no answer and no call."""
+"""Stray text after a regenerated message: the answer only in a step without answer and call."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Interventions on markerless backends: prompts keep their markers although the output has none."""
+"""Interventions on markerless backends: prompts have markers, although the output has none."""
 
 from __future__ import annotations
 

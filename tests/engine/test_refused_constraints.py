@@ -1,4 +1,4 @@
-"""Constraints that a backend fails on: answers are generated without them and validated afterwards."""
+"""Constraints that a backend fails on: generation without them, and later validation."""
 
 from __future__ import annotations
 

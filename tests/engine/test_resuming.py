@@ -207,7 +207,7 @@ def spells_control_tokens(journal: Sequence[int]) -> bool:
 
 
 async def check_every_cut(talk: Talk, *, cuts: Sequence[int] | None = None) -> int:
-    """Resume after each batch but the last (or after `cuts`); return the number of resumable cuts."""
+    """Resume after each batch but the last, or after `cuts`; return the number of resumed cuts."""
     exact = talk.caps.output is OutputForm.IDS
     whole, report = await talk.ask([talk.backend()])
     events = flat(whole, exact=exact)

@@ -1,4 +1,4 @@
-"""Complete runs on scripted backends: steps, limits, failover, usage and cached conversations."""
+"""Runs on scripted backends: steps, limits, failover, usage and cached conversations."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Table of malformed model output: the completion, the expected items, and the reported rules.
+"""Table of malformed model output: completions, expected items, and reported rules.
 
 The cases run in the parser, and end to end on backends of token ids and of text, with and without streaming. `R` is
 reasoning, `P` a preamble (commentary), `F` an answer, `C` a call (name, arguments). The shapes come from real reports,

@@ -27,7 +27,7 @@ bodies = st.lists(st.one_of(blanks, strings, st.sampled_from([*'{}[],:1"', "null
 
 
 def removed_run(text: str) -> tuple[int, int] | None:
-    """Return start and detection position of the first run of too many blanks outside of strings."""
+    """Return start and detection position of the first long run of blanks outside of strings."""
     for found in STRING_OR_RUN.finditer(text):
         if found[0][0] in BLANKS and len(found[0]) > MAX_BLANKS:
             return found.start(), found.start() + MAX_BLANKS + 1

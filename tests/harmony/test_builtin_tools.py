@@ -1,4 +1,4 @@
-"""Built-in tools of gpt-oss: declarations, calls and results in the trained format, and calls of tools not offered."""
+"""Built-in tools of gpt-oss: declarations, calls and results in the trained format."""
 
 from __future__ import annotations
 

@@ -245,7 +245,7 @@ def test_work_grows_linearly_with_the_number_of_tokens(unit: list[int]) -> None:
 
 
 def calls_of(tokens: list[int]) -> int:
-    """Return the number of function calls, including C functions, for routing `tokens` one by one."""
+    """Return the number of calls, including C functions, for routing `tokens` one by one."""
     count = 0
 
     def profile(frame: object, event: str, arg: object) -> None:

@@ -1,4 +1,4 @@
-"""Rendering of conversations to token ids: library equality, reasoning, generated tokens and message cache."""
+"""Rendering of conversations to token ids, equal to openai-harmony, and the message cache."""
 
 from __future__ import annotations
 
@@ -118,7 +118,10 @@ def library_messages(items: tuple[Item, ...], tools: ToolSet) -> list[Message]:
 
 
 def by_library(encoding: Encoding, conversation: Conversation, tools: ToolSet) -> list[int]:
-    """Return the prompt as openai-harmony renders it; reasoning is dropped here, independently of the product."""
+    """Return the prompt as openai-harmony renders it.
+
+    Reasoning is dropped here, independently of the product.
+    """
     preamble = conversation.preamble
     system = SystemContent(
         model_identity=preamble.identity or None,

@@ -1,4 +1,4 @@
-"""Golden prompts: `tests/golden/render` has one file per conversation, with spelled-out markers.
+"""Golden prompts: one file per conversation in `tests/golden/render`, with spelled markers.
 
 A changed file changes the prompts of all users; review it before the commit.
 """

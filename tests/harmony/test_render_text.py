@@ -1,4 +1,4 @@
-"""Rendering of prompts as text: spelled markers in content are neutralised, ambiguous prompts are rejected."""
+"""Rendering of prompts as text: neutralised markers, and rejection of ambiguous prompts."""
 
 from __future__ import annotations
 

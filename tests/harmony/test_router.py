@@ -1,4 +1,4 @@
-"""Router from tokens to events: every case of the recovery table, and the contract of the events."""
+"""Router from tokens to events: cases of the recovery table, and the contract of the events."""
 
 from __future__ import annotations
 
