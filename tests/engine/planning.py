@@ -92,7 +92,7 @@ async def ask(
     per_chunk: int = 3,
     spare: bool = False,
 ) -> PlanOutcome:
-    """Run one generation against scripted outputs; each has to be requested, except with `spare`."""
+    """Run one generation against scripted outputs, which are all requested except with `spare`."""
     steps = [output if isinstance(output, Step) else Step(output) for output in outputs]
     backend = Scripted(ENCODING, steps, caps=capabilities, per_chunk=per_chunk)
     run = Runner(ENCODING, backend).engine_with(violation).start(request)

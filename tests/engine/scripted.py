@@ -63,7 +63,7 @@ class DeploymentDouble:
 
 @dataclass
 class Scripted(DeploymentDouble):
-    """Deployment and backend that play steps in order, in chunks of `per_chunk` tokens or characters."""
+    """Deployment and backend that play steps in order; `per_chunk` is in tokens or characters."""
 
     encoding: Encoding
     steps: list[Step]

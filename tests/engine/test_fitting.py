@@ -156,12 +156,12 @@ async def test_count_returns_the_size_of_the_sent_prompt(conversation: Conversat
 
 FORM = AnswerForm("answer", {"type": "object"}, "", strict=True)
 CHANGES: dict[str, Callable[[GenerationRequest], GenerationRequest]] = {
-    "unchanged": lambda turn: turn,
-    "another limit": lambda turn: replace(turn, max_tokens=7),
-    "another conversation": lambda turn: replace(turn, conversation=LONG),
-    "response format": lambda turn: replace(turn, form=FORM),
-    "prefill": lambda turn: replace(turn, conversation=replace(CONVERSATION, prefill="Once upon")),
-    "journal": lambda turn: replace(turn, seed="s", journal=tuple(IDS_OF_THOUGHT)),
+    "unchanged": lambda request: request,
+    "another limit": lambda request: replace(request, max_tokens=7),
+    "another conversation": lambda request: replace(request, conversation=LONG),
+    "response format": lambda request: replace(request, form=FORM),
+    "prefill": lambda request: replace(request, conversation=replace(CONVERSATION, prefill="Once upon")),
+    "journal": lambda request: replace(request, seed="s", journal=tuple(IDS_OF_THOUGHT)),
 }
 IDS_OF_THOUGHT = load_encoding().encode_as_server(THOUGHT)
 

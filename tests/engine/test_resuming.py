@@ -309,8 +309,8 @@ class MarkerlessBackend(Continuing):
     async def complete(self, job: CompletionJob) -> AsyncIterator[Chunk]:
         self.jobs.append(job)
         self._rest(job)
-        said = (job.prompt.text or "")[len(self.bases[0].prompt.text or "") :]
-        rest = bare(self.text(0))[len(bare(said)) :]
+        output_so_far = (job.prompt.text or "")[len(self.bases[0].prompt.text or "") :]
+        rest = bare(self.text(0))[len(bare(output_so_far)) :]
         for position in range(0, len(rest), self.per_chunk):
             yield Chunk(text=rest[position : position + self.per_chunk])
         yield Chunk(finish=self.finish)

@@ -188,7 +188,7 @@ def test_a_quote_in_code_does_not_hide_markers(encoding: Encoding) -> None:
 
 
 MARKERLESS = {
-    "thoughts and an answer": ("analysisWe think.assistantfinalFour.", (R("We think."), F("Four."))),
+    "reasoning and an answer": ("analysisWe think.assistantfinalFour.", (R("We think."), F("Four."))),
     "a call": ('analysisHm.assistantcommentary to=functions.f json{"a":1}', (R("Hm."), C("f", '{"a":1}'))),
     "only a call": ('commentary to=functions.f json{"a":1}', (C("f", '{"a":1}'),)),
     "the word assistant": ("finalI am an assistant.", (F("I am an assistant."),)),
