@@ -1,4 +1,4 @@
-"""Prompts of the kinds the demo model was trained on, rendered by openai-harmony, and what it answers."""
+"""Prompts of the kinds that the demo model was trained on, rendered by openai-harmony, with its answers."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ WEATHER_ANSWER = (
 
 
 def prompt_for(user: str, *, tools: bool = False, instructions: str = "") -> list[int]:
-    """A system message, a developer message when there is something to say in it, and the user's."""
+    """Render a prompt with a system message, a developer message if it has content, and a user message."""
     system = harmony.SystemContent.new().with_conversation_start_date("2026-01-02")
     messages = [harmony.Message.from_role_and_content(harmony.Role.SYSTEM, system)]
     if tools or instructions:
