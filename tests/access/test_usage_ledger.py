@@ -1,4 +1,4 @@
-"""Tests of the usage ledger: per-minute limits to the second, and writes to a store that may be down."""
+"""Tests of the usage ledger: per-minute limits, and writes to a store that may be down."""
 
 from __future__ import annotations
 

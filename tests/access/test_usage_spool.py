@@ -1,4 +1,4 @@
-"""Tests of the usage spool: records survive their process, are replayed once and stay within limits."""
+"""Tests of the usage spool: records survive their process and are replayed once."""
 
 from __future__ import annotations
 

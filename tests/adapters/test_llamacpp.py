@@ -1,4 +1,4 @@
-"""Tests of the llama.cpp adapter: missing ids of multi-token characters, finish reasons, connections, probe."""
+"""Tests of the llama.cpp adapter: missing ids, finish reasons, connections and probe."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tests of the mlx_lm.server adapter: text prompts, hidden stop tokens, HTTP/1.0 and its 404 errors."""
+"""Tests of the mlx_lm.server adapter: text prompts, hidden stop tokens and 404 errors."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tests of the messages between gateway and mlx engine process, and of the imports of the backend."""
+"""Tests of the messages between gateway and mlx engine, and of the backend's imports."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tests of the Ollama adapter: its two routes and their probe, the context size, and truncated prompts."""
+"""Tests of the Ollama adapter: its routes, their probe, context size, truncated prompts."""
 
 from __future__ import annotations
 
@@ -115,9 +115,9 @@ async def test_configured_route_is_not_probed() -> None:
 async def test_probe_is_not_repeated_for_the_same_server_and_model() -> None:
     async with server() as (backend, fake):
         first = await backend.probe()
-        probes = len(fake.probes)
+        probe_count = len(fake.probes)
         assert await backend.probe() is first
-        assert [seen.path for seen in fake.probes[probes:]] == ["/api/version", "/api/show"]
+        assert [seen.path for seen in fake.probes[probe_count:]] == ["/api/version", "/api/show"]
 
 
 CHANGES: dict[str, tuple[str, Any]] = {

@@ -1,4 +1,7 @@
-"""Tests of structural tags for vLLM, which limit whitespace: used only for fully supported schemas."""
+"""Tests of structural tags for vLLM.
+
+They limit whitespace and are used only for schemas whose keywords are all supported.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tests of the vLLM adapter: requests, validation of responses, connections, probe and options."""
+"""Tests of the vLLM adapter: requests, invalid responses, connections, probe and options."""
 
 from __future__ import annotations
 

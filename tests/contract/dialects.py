@@ -154,7 +154,10 @@ OLLAMA_RAW = Dialect(
 
 
 def template_dialect(context: Callable[[str], list[int]]) -> Dialect:
-    """Dialect of Ollama's template route; `context` returns the ids of the prompt followed by a text."""
+    """Dialect of Ollama's template route.
+
+    `context` returns the ids of the prompt followed by a text.
+    """
     last = {"done": True, "done_reason": "stop"}
     return Dialect(
         "application/x-ndjson",

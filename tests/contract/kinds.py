@@ -53,7 +53,7 @@ LARGE_CONTEXT = 10**8
 
 
 def on_a_wire(fake: Callable[..., Any], build: Callable[[str], Backend], **defaults: Any) -> Serve:
-    """Return a function that serves a kind over HTTP: its fake server and a backend at its address."""
+    """Return a function that serves a kind over HTTP: its fake server and a backend for it."""
 
     @asynccontextmanager
     async def serve(folder: Path, **script: Any) -> AsyncIterator[tuple[Backend, Any]]:
@@ -115,7 +115,7 @@ class Kind:
     live: bool = True
 
     def delivered(self, chunks: list[Chunk]) -> object:
-        """Return the content of the chunks in the output form of the kind; the other form must be empty."""
+        """Return the content of the chunks; only the output form of the kind may have any."""
         if self.output is OutputForm.IDS:
             assert not any(chunk.text for chunk in chunks)
             return [token for chunk in chunks for token in chunk.tokens]

@@ -38,7 +38,10 @@ _ports = iter(range(random.SystemRandom().randrange(FIRST_PORT, LAST_PORT - 2_00
 
 
 def free_port() -> int:
-    """Return a port that is free, as is its cluster bus port. One process never returns a port twice."""
+    """Return a port that is free, as is its cluster bus port.
+
+    One process never returns a port twice.
+    """
     return next(port for port in _ports if _is_free(port) and _is_free(port + BUS_OFFSET))
 
 
@@ -137,7 +140,10 @@ def agreed(node: Server, size: int) -> bool:
 
 
 def attach(replica: Server, primary: Server, nodes: Sequence[Server]) -> None:
-    """Start `replica` in the cluster of `nodes`; wait until it is in sync and every node knows its primary."""
+    """Start `replica` in the cluster of `nodes`.
+
+    Returns when it is in sync and every node knows its primary.
+    """
     replica.start()
     with primary.client() as first, replica.client() as second:
         name = _text(first.execute_command("CLUSTER", "MYID"))

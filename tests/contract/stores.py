@@ -1,4 +1,4 @@
-"""Stores of every kind for the contract tests, opened as a replica of the gateway opens them.
+"""Stores of every kind for the contract tests, opened as the gateway opens them.
 
 A `StoreFactory` opens stores on the same state, so that a test can simulate two replicas. It can shorten retention
 times.
@@ -23,7 +23,10 @@ StoreOpener = Callable[[Retention, StateLimits], Store]
 
 @dataclass
 class StoreFactory:
-    """Opens stores on the same state; `shared` is true if a second store sees the state of the first."""
+    """Factory of stores on the same state.
+
+    `shared` is true if a second store sees the state of the first.
+    """
 
     make: StoreOpener
     shared: bool = True

@@ -1,4 +1,4 @@
-"""Contract of every backend for successful generations, run for each adapter with its fake server."""
+"""Contract of every backend for successful generations, with its fake server."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Contract of every backend for constrained generations: the server's own request fields, or a refusal."""
+"""Contract of every backend for constrained generations: constraint fields, or a refusal."""
 
 from __future__ import annotations
 

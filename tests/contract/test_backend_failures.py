@@ -1,4 +1,4 @@
-"""Contract of every backend for failures: each is an error of the right type, never a finish."""
+"""Contract of every backend for failures: the matching error, and no finish reason."""
 
 from __future__ import annotations
 

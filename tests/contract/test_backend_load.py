@@ -1,4 +1,4 @@
-"""Contract of every backend for its load: the figures of the server, or None, within a second."""
+"""Contract of every backend for its load: the server's figures or None, within a second."""
 
 from __future__ import annotations
 

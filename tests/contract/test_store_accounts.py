@@ -1,4 +1,4 @@
-"""Contract of every store for quotas: atomic reservations, one settlement for each claim, a complete ledger."""
+"""Contract of every store for quotas: atomic reservations, settlements and the ledger."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tests of constrained generation with the mlx backend and the demo model, which was not trained for it."""
+"""Tests of constrained generation with the mlx backend and the demo model."""
 
 from __future__ import annotations
 
@@ -48,7 +48,10 @@ def constrained_job(constraint: Constraint, seed: int | None = None, **fields: A
 
 
 async def generate(backend: Backend, job: CompletionJob) -> str:
-    """Return the generated text; it must end with a stop token and contain no other special token."""
+    """Return the generated text.
+
+    It must end with a stop token and contain no other special token.
+    """
     chunks = [chunk async for chunk in backend.complete(job)]
     tokens = [token for chunk in chunks for token in chunk.tokens]
     assert chunks[-1].finish is FinishReason.STOP
@@ -58,7 +61,10 @@ async def generate(backend: Backend, job: CompletionJob) -> str:
 
 
 def bounded(schema: Any) -> Any:
-    """Add limits to a schema, because the demo model never closes a string, number or list by itself."""
+    """Add limits to a schema.
+
+    The demo model never closes a string, number or list by itself.
+    """
     if isinstance(schema, list):
         return [bounded(each) for each in schema]
     if not isinstance(schema, dict):

@@ -1,4 +1,4 @@
-"""Tests of the mlx engine process: start, cancellation, crashes and shutdown, with real processes."""
+"""Tests of the mlx engine process: start, cancellation, crashes and shutdown."""
 
 from __future__ import annotations
 
@@ -31,7 +31,10 @@ ENDLESS_JOB = greedy(prompt_for("Repeat la forever."), 100_000)
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def small_backend() -> AsyncIterator[MlxLocalBackend]:
-    """Backend with one running and one waiting request at most, so that an occupied slot shows immediately."""
+    """Backend with at most one running and one waiting request.
+
+    A slot that is not freed shows immediately.
+    """
     extra = {"batch": 1, "waiting": 1, "prefill_chunk": 64}
     backend = MlxLocalBackend(BackendOptions("mlx", "demo", extra=extra))
     await backend.probe()

@@ -1,4 +1,4 @@
-"""Tests of the shared engine process: one per model, restarted once, ended with its last user."""
+"""Tests of the shared engine process: one per model, ended with its last user."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Raw MCP server for messages that no SDK sends: a regular handshake, then scripted behaviour."""
+"""Raw MCP server for invalid messages: a regular handshake, then scripted behaviour."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ Acting = Callable[[Seen], Iterable[Step]]
 
 
 class Hostile(WireServer):
-    """Server of an earlier protocol revision that behaves until a tool is called, then as `act` says.
+    """MCP server of an earlier revision: regular until a tool is called, then as `act` says.
 
     `calls` contains the tool calls, `notifications` the methods of notifications. `listing` answers `tools/list`.
     """

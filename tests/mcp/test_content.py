@@ -1,4 +1,4 @@
-"""Tests of converting tool results to text: every content type, truncation, no fetching of links."""
+"""Tests of converting tool results to text: content types and truncation."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tests of misbehaving servers: each call has an outcome in time and is sent once; the next one works."""
+"""Tests of misbehaving servers: each call has an outcome in time and is sent once."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tests of trimming large answers: unused parts are dropped and the event loop is not blocked."""
+"""Tests of trimming large answers without blocking the event loop."""
 
 from __future__ import annotations
 

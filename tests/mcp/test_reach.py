@@ -1,4 +1,4 @@
-"""Tests of the SSRF guard: servers of requests never reach private addresses, in any notation.
+"""Tests of the SSRF guard: servers of requests never reach private addresses.
 
 The connection uses the checked address. Listeners on loopback addresses serve as canaries: they must see no connection.
 """
@@ -86,7 +86,10 @@ SPELLINGS = (
 
 @dataclass
 class Canaries:
-    """Listeners on one port of every loopback address; `seen` lists the addresses that got a connection."""
+    """Listeners on one port of every loopback address.
+
+    `seen` lists the addresses that got a connection.
+    """
 
     port: int
     seen: list[str] = field(default_factory=list)
@@ -186,7 +189,10 @@ async def test_every_address_of_a_name_must_be_public() -> None:
 
 
 async def test_connection_uses_the_checked_address_of_a_changing_name(upstream: Upstream) -> None:
-    """The name is resolved once per connection; the second result, which would lead elsewhere, is never used."""
+    """Resolve the name once per connection.
+
+    A second result, which would lead elsewhere, is never used.
+    """
     port = upstream.urls["modern"].split(":")[2].split("/")[0]
     answers = [["127.0.0.1"]]
 

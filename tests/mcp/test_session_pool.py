@@ -207,7 +207,10 @@ async def test_credentials_are_sent_only_to_their_issuer(host: McpHost) -> None:
 
 @pytest.mark.parametrize("field", ['resource_metadata="', '"token_endpoint": "'])
 async def test_oauth_metadata_cannot_refer_to_private_addresses(host: McpHost, field: str) -> None:
-    """The operator configured the server and the issuer; every other address in their responses must be public."""
+    """Only the server and the issuer are configured.
+
+    Every other address in their responses must be public.
+    """
 
     class Redirecting(OAuthServer):
         def _respond(self, seen: Seen) -> Iterable[Step]:

@@ -1,4 +1,4 @@
-"""Tests of total time limits: a server that keeps sending small amounts of data cannot extend them."""
+"""Tests of total time limits, which a server cannot extend by trickling data."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tests of the health monitor: a store that starts late, fails and recovers, and what is logged."""
+"""Tests of the health monitor: a store that starts late, fails and recovers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Tests of broken connections: each store operation ends in a store error, and the next one succeeds."""
+"""Tests of broken connections: each store operation ends in a store error.
+
+The next operation succeeds.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tests of a failing Redis server: errors within the deadline, no lost, repeated or partial writes."""
+"""Tests of a failing Redis server: errors in time, no lost, repeated or partial writes."""
 
 from __future__ import annotations
 

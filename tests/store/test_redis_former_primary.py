@@ -1,4 +1,7 @@
-"""Tests of a cluster node that has not noticed a failover: its reply alone does not prove a log complete."""
+"""Tests of a cluster node that has not noticed a failover.
+
+Its reply alone does not prove that a log is complete.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +25,10 @@ FORMER, PROMOTED = "a" * 40, "b" * 40
 
 
 class Node:
-    """Scripted cluster node; `primary` is the index of the node that it considers the primary of all slots."""
+    """Scripted cluster node.
+
+    `primary` is the index of the node that it considers the primary of all slots.
+    """
 
     def __init__(self, primary: int, history: str) -> None:
         self.primary = primary

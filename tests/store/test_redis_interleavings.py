@@ -72,7 +72,10 @@ def slot_of(stored: StoredResponse) -> int:
 async def test_write_after_the_failure_of_another_node_waits_for_its_replica(
     nodes: list[Server], replica: Server
 ) -> None:
-    """After a failure the client rereads the slots; this must not separate a write from its WAIT."""
+    """Write after a failure that makes the client read the slots again.
+
+    This must not separate a write from its WAIT.
+    """
     replicated, unreplicated, other = nodes
     store = opened(replicated, 1)
     stored = response_on(0)

@@ -155,7 +155,10 @@ async def test_log_is_complete_after_a_failover_if_its_owner_continued_it(pair: 
 
 
 async def test_owner_without_its_lease_cannot_write_after_a_failover(pair: Pair) -> None:
-    """Another owner may have had the response on the former primary, and the failover may have lost its fence."""
+    """Write with a lease that was released before the failover.
+
+    Another owner may have had the response on the former primary, and the failover may have lost its fence.
+    """
     store, promoted = pair.open(1), pair.open(0, pair.replica)
     try:
         lease = await start_log(store, "resp_lapsed")

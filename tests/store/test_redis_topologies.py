@@ -1,4 +1,4 @@
-"""Tests with Sentinel and a cluster: writes survive a failover, and one failing node affects only its keys."""
+"""Tests with Sentinel and a cluster: failovers, moved slots and stalled nodes."""
 
 from __future__ import annotations
 
@@ -107,7 +107,7 @@ async def pair(tmp_path: Path) -> AsyncIterator[Pair]:
 
 
 async def write_until(store: RedisStore, stop: asyncio.Event, acknowledged_ids: list[str]) -> None:
-    """Write until the event is set, and append the ids of acknowledged writes to `acknowledged_ids`."""
+    """Write until `stop` is set, and collect the ids of acknowledged writes."""
     while not stop.is_set():
         completed = response(status=Status.COMPLETED)
         with contextlib.suppress(StoreUnavailable):
@@ -217,7 +217,10 @@ def slot_of(one: StoredResponse) -> int:
 
 
 async def test_redirected_write_waits_for_the_replica_of_the_new_node(nodes: list[Server], tmp_path: Path) -> None:
-    """The former node has a replica, which must not acknowledge the write instead of the new one, and vice versa."""
+    """Check the replica of the new node.
+
+    The former node has a replica, which must not acknowledge the write instead, and vice versa.
+    """
     replicated, unreplicated = nodes[0], nodes[1]
     replica = Server(tmp_path / "replica", (*CLUSTERED, "repl-diskless-sync-delay 0"))
     store = RedisStore(f"redis+cluster://127.0.0.1:{replicated.port}", Retention(), deadline_s=BUSY_S, replicas=1)

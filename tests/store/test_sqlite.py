@@ -256,7 +256,7 @@ async def test_check_tries_a_write_if_disk_space_is_low(tmp_path: Path, low_byte
 async def test_locked_file_delays_no_read_and_each_write_only_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Writes queue up meanwhile; each waits for the lock only once, not for the locks of the others."""
+    """Writes queue up meanwhile; each waits for the lock only once."""
     monkeypatch.setattr("unisono.store.sqlite.LOCK_TIMEOUT_S", 2.0, raising=False)
     path = tmp_path / "state.db"
     store = SqliteStore(path)
