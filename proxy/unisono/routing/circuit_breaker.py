@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from enum import StrEnum
+from functools import cache
 from math import inf
 from typing import Final
 
@@ -63,7 +64,12 @@ KINDS: Final[tuple[tuple[type[UnisonoError], BreakerFailure | None], ...]] = (
 
 
 def kind_of(error: UnisonoError) -> BreakerFailure | None:
-    return next(kind for row, kind in KINDS if isinstance(error, row))
+    return _kind_of(type(error))
+
+
+@cache
+def _kind_of(error: type[UnisonoError]) -> BreakerFailure | None:
+    return next(kind for row, kind in KINDS if issubclass(error, row))
 
 
 class CircuitPhase(StrEnum):
@@ -212,13 +218,14 @@ def after_success(circuits: Circuits, started_at: float = inf, *, probed: bool =
 
 def phase_of(circuits: Circuits, now: float) -> CircuitPhase:
     """Return the worst phase of all kinds. An overload ends by itself and is never half open."""
-    phases = {circuit.phase(now) for kind, circuit in circuits.items()}
-    if CircuitPhase.OPEN in phases:
-        return CircuitPhase.OPEN
-    halves = (kind for kind, circuit in circuits.items() if circuit.phase(now) is CircuitPhase.HALF_OPEN)
-    return (
-        CircuitPhase.HALF_OPEN if any(kind is not BreakerFailure.OVERLOADED for kind in halves) else CircuitPhase.CLOSED
-    )
+    worst = CircuitPhase.CLOSED
+    for kind, circuit in circuits.items():
+        phase = circuit.phase(now)
+        if phase is CircuitPhase.OPEN:
+            return phase
+        if phase is CircuitPhase.HALF_OPEN and kind is not BreakerFailure.OVERLOADED:
+            worst = phase
+    return worst
 
 
 def rests_for(circuits: Circuits, now: float) -> tuple[BreakerFailure, Circuit] | None:
