@@ -34,7 +34,7 @@ from tests.engine.scripted import IDS, Step
 from tests.harmony.recoveries import C, F, P, R
 from unisono.core.conversation import AnswerForm, Preamble
 from unisono.core.generation import AnyJson, Capabilities, Constraint, FinishReason, JsonSchema, OneOf
-from unisono.engine.interventions.controller import NOT_ALLOWED
+from unisono.core.recovery_rules import TOOL_NOT_ALLOWED
 from unisono.engine.interventions.requirements import NO_ARGUMENTS, UNMET_ARGUMENTS, UNMET_CALL, UNMET_FORM, UNMET_NONE
 from unisono.engine.request import AllowedTools, ForcedCalls, GenerationRequest
 
@@ -240,7 +240,7 @@ OTHERS: dict[str, Case] = {
             T + S + WEATHER + "{}<|call|><|start|>functions.get_weather to=assistant<|channel|>commentary<|message|>"
             "This tool is not available now. Use another one, or answer without.<|end|><|start|>assistant"
         ],
-        rules=(NOT_ALLOWED,),
+        rules=(TOOL_NOT_ALLOWED,),
     ),
     "a tool that may not be called, and is called again": Case(
         turn(AllowedTools(frozenset({"add"}))),
@@ -251,7 +251,7 @@ OTHERS: dict[str, Case] = {
             "This tool is not available now. Use another one, or answer without.<|end|><|start|>assistant",
             refused + FINAL,
         ],
-        rules=(NOT_ALLOWED,),
+        rules=(TOOL_NOT_ALLOWED,),
     ),
 }
 

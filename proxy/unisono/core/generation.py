@@ -22,6 +22,8 @@ ENDOFTEXT = 199999
 FIRST_SPECIAL = 199998
 # Rows of the model's embedding: ids in range(VOCABULARY) are legal input.
 VOCABULARY = 201088
+# Context window of gpt-oss in tokens, for backends that do not report theirs.
+DEFAULT_CONTEXT = 131_072
 
 # Ids that end an assistant turn; always sent to the backend. Source: openai-harmony's
 # `stop_tokens_for_assistant_actions`.
@@ -60,6 +62,11 @@ class Capabilities:
     constrain: frozenset[str] = frozenset()
     # True if the backend can continue a message that another backend began.
     prefill: bool = True
+
+    @property
+    def window(self) -> int:
+        """Context window in tokens, also for a backend that does not report it."""
+        return self.context or DEFAULT_CONTEXT
 
 
 @dataclass(frozen=True, slots=True)

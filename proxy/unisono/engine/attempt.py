@@ -208,7 +208,6 @@ class AttemptTelemetry:
         self.pace = Pace()
         self.cached: int | None = None
         self.finish = ""
-        self.failure = ""
 
     def record_chunk(self, chunk: Chunk, tokens: int, now: float) -> None:
         """Record a chunk with `tokens` tokens, received at `now` by the monotonic clock."""
@@ -228,17 +227,19 @@ class AttemptTelemetry:
 
         At its end, add it to the report, inform the slot, and close the stream.
         """
+        failure = ""
         try:
             async with slot.first_token_limit():
                 yield
         except UnisonoError as error:
-            self.failure = error.code
+            failure = error.code
             if isinstance(error, ContextTooLong):
                 self._add_counts(error, slot.capabilities.context or 0)
             raise
         finally:
-            self._add_to_report()
-            self._record_times(slot)
+            self._add_to_report(failure)
+            if not failure:
+                self._record_times(slot)
             slot.record_usage(len(self._job.prompt.tokens) + self.pace.tokens)
             if isinstance(stream, AsyncGenerator):
                 await stream.aclose()
@@ -258,13 +259,13 @@ class AttemptTelemetry:
 
     def _record_times(self, slot: Slot) -> None:
         first_at, cached = self.pace.first, self.cached
-        if first_at is None or self.failure:
+        if first_at is None:
             return
         first_token_s = first_at - self._report.began - self._began_s
         read_tokens = None if cached is None else max(len(self._job.prompt.tokens) - cached, 0)
         slot.record_attempt(first_token_s, self.pace.largest_gap_s or None, read_tokens)
 
-    def _add_to_report(self) -> None:
+    def _add_to_report(self, failure: str) -> None:
         pace, report = self.pace, self._report
         prompt = self._job.prompt.tokens
         report.facts.steps.append(
@@ -278,7 +279,7 @@ class AttemptTelemetry:
                 cached_tokens=self.cached,
                 generated=pace.tokens,
                 finish=self.finish,
-                failure=self.failure,
+                failure=failure,
                 gaps=pace.gaps,
                 gaps_s=pace.gaps_s,
                 prompt=prompt if self._recorded else (),

@@ -26,9 +26,6 @@ from unisono.errors import StoreUnreadable
 STEP_ENDED = 0xFFFF_FFFF
 
 
-LISTED: Final = "listed"
-
-
 # Numbers from here on are marks. They are far above every token id, and fit into 32 bits.
 FIRST_MARK: Final = 0xFFFF_FFF0
 NOTE: Final = FIRST_MARK + 8
@@ -106,6 +103,19 @@ def parts_of(journal: Sequence[int]) -> Iterator[Part]:
         yield journal[begin:]
 
 
+@dataclass(frozen=True, slots=True)
+class JournalSegment:
+    """The current step up to the last note.
+
+    `start` is the position in the journal after that note. `tail` is the tail of the step's prompt at that position.
+    `generated` is the number of tokens generated in the step before it.
+    """
+
+    start: int = 0
+    tail: Sequence[int] = ()
+    generated: int = 0
+
+
 class JournalWriter:
     """Writer of a journal, which also tracks the tail of the current step's prompt.
 
@@ -116,23 +126,26 @@ class JournalWriter:
     def __init__(self) -> None:
         self.numbers: list[int] = []
         self.source = TokenSource()
-        self.segment_start = 0  # position after the last entry or step mark
-        self._before: list[int] = []  # the tail before that position
-        self._generated = 0  # number of tokens generated in the step before that position
+        self._segment = JournalSegment()
+
+    @property
+    def read(self) -> int:
+        """Return the number of journal numbers after the last entry or step mark."""
+        return len(self.numbers) - self._segment.start
 
     @property
     def new_tokens(self) -> list[int]:
         """Return the tokens after the last entry."""
-        return [number for number in self.numbers[self.segment_start :] if number < FIRST_MARK]
+        return [number for number in self.numbers[self._segment.start :] if number < FIRST_MARK]
 
     @property
     def tail(self) -> list[int]:
         """Return the tail of the current step's prompt: generated and inserted tokens."""
-        return [*self._before, *self.new_tokens]
+        return [*self._segment.tail, *self.new_tokens]
 
     @property
     def tail_length(self) -> int:
-        return len(self._before) + len(self.new_tokens)
+        return len(self._segment.tail) + len(self.new_tokens)
 
     @property
     def inserted(self) -> int:
@@ -140,25 +153,24 @@ class JournalWriter:
 
         It is negative if tokens were cut.
         """
-        return len(self._before) - self._generated
+        return len(self._segment.tail) - self._segment.generated
 
     @property
     def is_ended(self) -> bool:
         """Return whether the step's last token ends every generation."""
-        last = self.numbers[-1:] if self.segment_start < len(self.numbers) else self._before[-1:]
+        last = self.numbers[-1:] if self.read else self._segment.tail[-1:]
         return bool(last) and last[0] in STOPS
 
     def add_entry(self, entry: JournalEntry, tail: Sequence[int] | None = None) -> None:
         """Add an entry; `tail` replaces the tail if it is changed."""
-        self._generated += len(self.new_tokens)
-        self._before = self.tail if tail is None else list(tail)
+        generated = self._segment.generated + len(self.new_tokens)
+        tail = self.tail if tail is None else list(tail)
         self.numbers += entry.numbers()
-        self.segment_start = len(self.numbers)
+        self._segment = JournalSegment(len(self.numbers), tail, generated)
 
     def end_step(self) -> None:
         self.numbers.append(STEP_ENDED)
-        self.segment_start = len(self.numbers)
-        self._before, self._generated = [], 0
+        self._segment = JournalSegment(len(self.numbers))
 
     def set_source(self, source: TokenSource) -> None:
         if source != self.source:

@@ -30,10 +30,8 @@ from unisono.harmony.decode import Decoder, decoder_for
 from unisono.harmony.encoding import Encoding
 from unisono.harmony.header import Header
 from unisono.harmony.render import Renderer
+from unisono.harmony.retokenize import retokenized
 from unisono.harmony.tools import ToolSet
-from unisono.harmony.utf8_tail import unfinished
-
-DEFAULT_CONTEXT = 131_072  # context window of gpt-oss in tokens, for backends that do not report theirs
 
 # characters of text not rendered before; from this length on, encode in a thread (about 2 ms of work)
 OFF_LOOP_CHARS = 8_000
@@ -199,23 +197,10 @@ def _continued(
             "This backend cannot continue the answer: it contains a token that the backend's model does not know."
         )
     decoder = decoder_for(capabilities.output, encoding, opening, tail)
-    exact = recut(encoding, tail) if is_guessed else tail
+    exact = retokenized(encoding, tail) if is_guessed else tail
     base = rendered.prompt
     text = None if base.text is None else base.text + _text_of(encoding, base.text, base.tokens, exact)
     return ContinuedPrompt(Prompt([*base.tokens, *exact], text), decoder, len(exact))
-
-
-def recut(encoding: Encoding, tail: Sequence[int]) -> list[int]:
-    """Return the same text between the same control tokens, cut as by the model's tokenizer."""
-    # An incomplete character is not text that can be cut again.
-    whole = len(tail) - unfinished(encoding, tail)
-    tail, rest = tail[:whole], tail[whole:]
-    recut: list[int] = []
-    begin = 0
-    for at in [at for at, token in enumerate(tail) if token >= FIRST_SPECIAL]:
-        recut += (*encoding.encode_generated(encoding.decode(tail[begin:at])), tail[at])
-        begin = at + 1
-    return [*recut, *encoding.encode_generated(encoding.decode(tail[begin:])), *rest]
 
 
 def _text_of(encoding: Encoding, before: str, tokens: Sequence[int], tail: Sequence[int]) -> str:

@@ -12,13 +12,27 @@ from contextlib import aclosing
 
 from unisono.core.context_window import OPENAI_PROMPT_TOO_LONG
 from unisono.core.events import Event
-from unisono.core.generation import Capabilities, CompletionJob, FinishReason, OutputForm, Prompt, Usage
+from unisono.core.generation import (
+    DEFAULT_CONTEXT,
+    Capabilities,
+    CompletionJob,
+    FinishReason,
+    OutputForm,
+    Prompt,
+    Usage,
+)
 from unisono.core.prefix_blocks import blocks_of
-from unisono.core.route_protocol import RouteRequirements, Slot
-from unisono.engine.attempt import AttemptTelemetry, Pauses, SlotSession, TokenCap, portions, receive
-from unisono.engine.deps import EngineDeps
+from unisono.core.route_protocol import DeploymentPool, RouteRequirements, Slot
+from unisono.engine.attempt import (
+    LONG_CHUNK_CHARS,
+    AttemptTelemetry,
+    Pauses,
+    SlotSession,
+    TokenCap,
+    portions,
+    receive,
+)
 from unisono.engine.failover import ENDS_EARLY, MAX_REGENERATIONS, Action, AttemptError, Progress
-from unisono.engine.prompt import DEFAULT_CONTEXT, OFF_LOOP_CHARS, OFF_LOOP_TOKENS, recut
 from unisono.engine.raw_text import RawText
 from unisono.engine.request import BatchStream, GenerationReport, GenerationRequest, RawPrompt
 from unisono.errors import (
@@ -31,6 +45,9 @@ from unisono.errors import (
 )
 from unisono.harmony.encoding import Encoding
 from unisono.harmony.raw_codec import plain_decoder
+from unisono.harmony.retokenize import retokenized
+
+LONG_OUTPUT_TOKENS = 2_000  # generated tokens that take a few milliseconds to encode again
 
 NOT_ENCODABLE = (
     "The backend of this model accepts only text, and no text is encoded as exactly these ids; send the prompt as text."
@@ -46,7 +63,7 @@ async def to_prompt(encoding: Encoding, raw: RawPrompt, param: str | None) -> li
     if raw.text is None:
         return list(raw.tokens)
     try:
-        if len(raw.text) > OFF_LOOP_CHARS:
+        if len(raw.text) > LONG_CHUNK_CHARS:
             return await asyncio.to_thread(encoding.encode_as_server, raw.text)
         return encoding.encode_as_server(raw.text)
     except ValueError as error:
@@ -56,13 +73,14 @@ async def to_prompt(encoding: Encoding, raw: RawPrompt, param: str | None) -> li
 class RawGeneration(BatchStream):
     """A raw completion in progress."""
 
-    def __init__(self, deps: EngineDeps, request: GenerationRequest, raw: RawPrompt) -> None:
+    def __init__(self, encoding: Encoding, pool: DeploymentPool, request: GenerationRequest, raw: RawPrompt) -> None:
         self.report = GenerationReport()
-        self._deps = deps
+        self._encoding = encoding
+        self._pool = pool
         self._request = request
         self._raw = raw
         self._prompt: list[int] = []
-        self._output = RawText(deps.encoding, raw, request.stop)
+        self._output = RawText(encoding, raw, request.stop)
         self._is_guessed = False  # some tokens were made from text
         self._has_output = False
         self._buffered: list[Event] = []  # events that were not emitted yet
@@ -71,8 +89,8 @@ class RawGeneration(BatchStream):
         self._regenerations = 0  # number of regenerations because no backend could continue the text
 
     async def _each(self) -> AsyncGenerator[list[Event]]:
-        session = SlotSession(self._deps.pool, self._request, self.report)
-        self._prompt = await to_prompt(self._deps.encoding, self._raw, self._request.fields.conversation)
+        session = SlotSession(self._pool, self._request, self.report)
+        self._prompt = await to_prompt(self._encoding, self._raw, self._request.fields.conversation)
         try:
             while self._output.ended is None:
                 try:
@@ -105,7 +123,7 @@ class RawGeneration(BatchStream):
 
     async def _usage(self) -> Usage:
         tokens = self._output.tokens
-        made = len(await asyncio.to_thread(recut, self._deps.encoding, tokens)) if self._is_guessed else len(tokens)
+        made = len(await asyncio.to_thread(retokenized, self._encoding, tokens)) if self._is_guessed else len(tokens)
         cached = min(self._cached, len(self._prompt))
         return Usage(prompt_tokens=len(self._prompt), completion_tokens=made + self._lost_tokens, cached_tokens=cached)
 
@@ -146,7 +164,7 @@ class RawGeneration(BatchStream):
         """Start over, and count the tokens of the failed attempt as lost; nothing was emitted."""
         self._lost_tokens += len(self._output.tokens) + self._output.forget_unfinished()
         self._buffered, self._is_guessed = [], False
-        self._output = RawText(self._deps.encoding, self._raw, self._request.stop)
+        self._output = RawText(self._encoding, self._raw, self._request.stop)
 
     # -- one generation
 
@@ -164,9 +182,9 @@ class RawGeneration(BatchStream):
         able = slot.capabilities
         if request.sampling.logit_bias and not able.logit_bias:
             raise UnsupportedValue("The backend of this model cannot bias tokens.", param=request.fields.logit_bias)
-        room = (able.context or DEFAULT_CONTEXT) - len(full)
+        room = able.window - len(full)
         if room < 1:
-            limit = able.context or DEFAULT_CONTEXT
+            limit = able.window
             message = OPENAI_PROMPT_TOO_LONG.template.format(
                 limit=limit, subject="the prompt", tokens=len(full), length="its length"
             )
@@ -193,9 +211,9 @@ class RawGeneration(BatchStream):
         tokens = self._output.tokens
         if not self._is_guessed:
             return list(tokens)
-        if len(tokens) > OFF_LOOP_TOKENS:
-            return await asyncio.to_thread(recut, self._deps.encoding, tokens)
-        return recut(self._deps.encoding, tokens)
+        if len(tokens) > LONG_OUTPUT_TOKENS:
+            return await asyncio.to_thread(retokenized, self._encoding, tokens)
+        return retokenized(self._encoding, tokens)
 
     async def _prompt_for(self, able: Capabilities, full: list[int], said: list[int]) -> Prompt:
         """Return the prompt for a backend of these capabilities.
@@ -207,7 +225,7 @@ class RawGeneration(BatchStream):
         return Prompt(full, await asyncio.to_thread(self._text_of, full, said))
 
     def _text_of(self, full: list[int], said: list[int]) -> str:
-        encoding, raw = self._deps.encoding, self._raw
+        encoding, raw = self._encoding, self._raw
         if raw.text is not None and not said:
             return raw.text
         try:
@@ -227,9 +245,9 @@ class RawGeneration(BatchStream):
     async def _read(self, session: SlotSession, slot: Slot, job: CompletionJob) -> AsyncGenerator[list[Event]]:
         """Yield the events to emit for one generation, per network read."""
         said, able, name = self._output, slot.capabilities, slot.deployment.name
-        decoder = plain_decoder(able.output, self._deps.encoding)
+        decoder = plain_decoder(able.output, self._encoding)
         self._is_guessed = self._is_guessed or able.output is not OutputForm.IDS
-        cap = TokenCap(self._deps.encoding, job.max_tokens, guessed=able.output is not OutputForm.IDS)
+        cap = TokenCap(self._encoding, job.max_tokens, guessed=able.output is not OutputForm.IDS)
         pauses = Pauses()
         telemetry = AttemptTelemetry(self.report, self._request, name, job, 0)
         stream = slot.deployment.backend.complete(job)

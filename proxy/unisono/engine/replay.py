@@ -83,7 +83,7 @@ def replay_answer(
         return Replay(events)
     if reader.transcript.journal.is_ended:
         finish = FinishReason.STOP
-    elif reader.transcript.limits.is_broken_off:
+    elif reader.transcript.is_broken_off:
         finish = FinishReason.LENGTH
     return Replay([*events, *reader.end_generation(finish)])
 

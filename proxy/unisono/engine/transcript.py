@@ -14,7 +14,8 @@ from typing import Final
 from unisono.core.conversation import Json, Tokens
 from unisono.core.events import Event, Repaired
 from unisono.core.generation import CALL, END, Constraint, FinishReason
-from unisono.engine.interventions.controller import REPETITION, InterventionController
+from unisono.core.recovery_rules import REASONING_BUDGET, REPETITION
+from unisono.engine.interventions.controller import InterventionController
 from unisono.engine.interventions.reading_limits import ReadingLimits
 from unisono.engine.journal import NOTED, STOPS, JournalEntry, JournalWriter, TokenSource
 from unisono.harmony.encoding import Encoding
@@ -48,7 +49,8 @@ class Transcript:
         self.router = router
         self.controller = controller
         self.journal = JournalWriter()
-        self.limits = ReadingLimits(encoding, router, controller, self.journal)
+        self._limits = ReadingLimits(encoding, router, controller.requirements, controller.obligations)
+        self.is_broken_off = False  # the answer ends here, because the model repeats itself
         self._is_noted = is_noted
         self._start = tuple(encoding.encode_marked("<|start|>assistant"))
         self._unchecked_to = 0  # journal length up to which only the router can stop the stream
@@ -109,18 +111,34 @@ class Transcript:
             return events
         events = []
         rest = tokens
-        while rest and self.controller.step.pending is None and not self.limits.is_broken_off:
-            if self.limits.ends_reasoning(rest[0]):
+        while rest and not self._is_stopped:
+            if self._ends_reasoning(rest[0]):
                 break
-            size = self.limits.portion(rest)
+            size = len(rest) if self.controller.is_naming else self._limits.portion(rest, self.journal.read)
             journal += rest[:size]
             events += self._read(rest[:size])
             rest = rest[size:]
         journal += rest
         self.router.count(len(rest))
-        is_stopped = self.controller.step.pending is not None or self.limits.is_broken_off
-        self._unchecked_to = 0 if is_stopped else len(journal) + self.limits.unchecked_tokens()
+        # The tokens of a tool's name are not read by the router, so each of them takes the slow path.
+        is_checked = self._is_stopped or self.controller.is_naming
+        self._unchecked_to = 0 if is_checked else len(journal) + self._limits.unchecked_tokens(self.journal.read)
         return events
+
+    @property
+    def _is_stopped(self) -> bool:
+        return self.is_broken_off or self.controller.step.pending is not None
+
+    def _ends_reasoning(self, token: int) -> bool:
+        """End the open reasoning if its budget has no room for `token`; return whether it was ended."""
+        if self._limits.has_room_for(token, lambda: self.journal.new_tokens):
+            return False
+        if self.router.is_reasoning:
+            self.controller.end_reasoning(self.journal.tail_length, rule=REASONING_BUDGET)
+            return True
+        # Between two messages there is nothing to end. The gate stops the next reasoning at its header.
+        self.controller.obligations.is_late = True
+        return False
 
     def _read(self, tokens: Sequence[int]) -> list[Event]:
         if self.controller.is_naming:
@@ -130,12 +148,21 @@ class Transcript:
         events = self.router.feed(tokens)
         self._check_stop()
         if self.controller.step.pending is None:
-            self.limits.check_repetition()
+            self._check_repetition()
         return events
 
     def _check_stop(self) -> None:
         if self.router.stopped is not None and self.controller.step.pending is None:
             self.controller.handle_stop(self.router.stopped)
+
+    def _check_repetition(self) -> None:
+        if not self._limits.is_repeating(self.journal.numbers, self.journal.read):
+            return
+        # Reasoning that repeats itself is ended, and the model goes on to its answer. An answer is broken off.
+        if self.router.is_reasoning and not self.controller.is_spent:
+            self.controller.end_reasoning(self.journal.tail_length, rule=REPETITION)
+        else:
+            self.is_broken_off = True
 
     # -- ends and prompt edits
 
@@ -153,7 +180,7 @@ class Transcript:
         if controller.step.pending is None:
             controller.handle_end(reason, self.router.closed_to)
         self._ended = reason if controller.step.pending is not None else None
-        if self.limits.is_broken_off:
+        if self.is_broken_off:
             events.append(Repaired(REPETITION, self.router.usage.completion_tokens))
         return events
 
@@ -200,7 +227,7 @@ class Transcript:
         self._record_edit(edit.kept, kept, edit.body, tail=[*kept, *edit.body])
         self.router.trim(body, len(kept) + len(body))
         self.controller.record_edit(edit, edit.kept, edit.kept)
-        self.limits.is_broken_off = edit.ends
+        self.is_broken_off = edit.ends
         return [Repaired(edit.rule, position), *self.router.supply(stop)]
 
     def _record_edit(self, position: int, kept: Sequence[int], added: Sequence[int], *, tail: Sequence[int]) -> None:

@@ -9,9 +9,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Final
 
 from unisono.core.generation import Constraint, FinishReason
+from unisono.core.recovery_rules import (
+    REASONING_BUDGET,
+    REGENERATED_ANSWER,
+    REGENERATED_CALL,
+    REPETITION,
+    TOOL_NOT_ALLOWED,
+)
 from unisono.engine.interventions.policy import (
     MAX_EDITS,
     MAX_REGENERATIONS,
@@ -22,20 +28,11 @@ from unisono.engine.interventions.policy import (
     Obligation,
 )
 from unisono.engine.interventions.prompt_edit import NONE_REJECTED, HeaderSpelling, PromptEdit, StepInterventions
-from unisono.engine.interventions.requirements import CODE_FENCE, Obligations, OutputRequirements
+from unisono.engine.interventions.requirements import Obligations, OutputRequirements
 from unisono.engine.interventions.tool_names import ToolNaming, header_for
 from unisono.harmony.encoding import Encoding
 from unisono.harmony.gate import Stopped
 from unisono.harmony.header import Header
-
-REGENERATED_CALL: Final = "regenerated-call"
-REGENERATED_ANSWER: Final = "regenerated-answer"
-REPETITION: Final = "repetition"
-BUDGET: Final = "reasoning-budget"
-NOT_ALLOWED: Final = "tool-not-allowed"
-
-# Rules that a request may switch off.
-SWITCHABLE: Final = frozenset({REGENERATED_CALL, REGENERATED_ANSWER, CODE_FENCE, REPETITION})
 
 
 class InterventionController:
@@ -97,10 +94,10 @@ class InterventionController:
 
     def end_reasoning(self, place: int, *, rule: str) -> None:
         """End the open reasoning at `place`."""
-        self.obligations.is_late = self.obligations.is_late or rule == BUDGET
+        self.obligations.is_late = self.obligations.is_late or rule == REASONING_BUDGET
         if self.obligations.is_call_owed:
             self._force(place, rule=rule, closes=True)
-        elif rule == BUDGET and self.requirements.tools:
+        elif rule == REASONING_BUDGET and self.requirements.tools:
             self.step.pending = PromptEdit(place, closes=True, rule=rule)
         else:
             self._open_answer(place, rule=rule, closes=True)
@@ -161,9 +158,9 @@ class InterventionController:
     def _handle_header(self, at: Stopped, message: MessageKind) -> None:
         act = OPENING[self.obligations.next, message]
         if act is HeaderAction.FORCE:
-            self._force(at.start, rule=BUDGET if message is MessageKind.LATE_THOUGHT else "")
+            self._force(at.start, rule=REASONING_BUDGET if message is MessageKind.LATE_THOUGHT else "")
         elif message is MessageKind.BARRED:
-            self._open_answer(at.start, rule=NOT_ALLOWED)
+            self._open_answer(at.start, rule=TOOL_NOT_ALLOWED)
         elif act is HeaderAction.GUIDE and message is MessageKind.ANSWER:
             self._open_answer(at.start)
         elif act is HeaderAction.GUIDE:
@@ -171,10 +168,10 @@ class InterventionController:
                 at.start, self._spelling.written(at), constraint=self.requirements.constraint_for(at.header)
             )
         elif self.step.has_skipped or not self.requirements.tools:
-            self._open_answer(at.start, rule=BUDGET)
+            self._open_answer(at.start, rule=REASONING_BUDGET)
         else:
             self.step.has_skipped = True
-            self.step.pending = PromptEdit(at.start, between=self._spelling.empty(at), rule=BUDGET)
+            self.step.pending = PromptEdit(at.start, between=self._spelling.empty(at), rule=REASONING_BUDGET)
 
     def _force(self, place: int, *, rule: str = "", closes: bool = False) -> None:
         """Open the required call, or the beginning of a call if several tools are possible."""
@@ -260,7 +257,7 @@ class InterventionController:
         The second time, open the answer instead.
         """
         if self._has_refused:
-            self._open_answer(at.start, rule=NOT_ALLOWED)
+            self._open_answer(at.start, rule=TOOL_NOT_ALLOWED)
             return
         self._has_refused = True
-        self.step.pending = PromptEdit(at.start, between=self._spelling.refused(at), rule=NOT_ALLOWED)
+        self.step.pending = PromptEdit(at.start, between=self._spelling.refused(at), rule=TOOL_NOT_ALLOWED)

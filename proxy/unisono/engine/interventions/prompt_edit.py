@@ -103,6 +103,14 @@ class StepInterventions:
     header_end: int = -1  # position after the header that was inserted last; -1 for none
     name_start: int = 0  # position of the message whose recipient is being named
 
+    def record_message(self, *, is_preamble: bool, is_call: bool) -> None:
+        """Record that a complete message was accepted."""
+        self.trims = 0
+        # A preamble may precede the message that was rejected, in every attempt at it.
+        if not is_preamble:
+            self.attempts = NONE_REJECTED
+        self.has_call = self.has_call or is_call
+
 
 class HeaderSpelling:
     """Encoder of messages and headers.

@@ -11,11 +11,11 @@ from typing import Final
 
 from unisono.core.observer import ToolDone, ToolEnd
 from unisono.core.tool_arguments import ToolArguments
-from unisono.core.tools import HostedTool, ToolHost, ToolOutcome, ToolServer
+from unisono.core.tools import HostedTool, ServerToolCall, ToolHost, ToolOutcome, ToolServer
 from unisono.core.trace_context import DOING, TraceContext, tool_span
 from unisono.engine.request import GenerationReport, ServerTools
 from unisono.engine.server_tools.calls import CallOutcome, PendingCall, ToolRound
-from unisono.engine.server_tools.tools import ServerOffer, ServerToolCall
+from unisono.engine.server_tools.tools import ServerOffer
 from unisono.errors import InvalidRequest, ToolServerError, ToolServerNotAllowed, ToolServerTimeout
 
 DEADLINE_GRACE_S: Final = 2.0  # extra time after its deadline, for a tool host that exceeds it
