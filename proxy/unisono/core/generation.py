@@ -28,6 +28,8 @@ DEFAULT_CONTEXT = 131_072
 # Ids that end an assistant turn; always sent to the backend. Source: openai-harmony's
 # `stop_tokens_for_assistant_actions`.
 STOP_TOKENS = (RETURN, CALL)
+# Ids that end every generation, whether they are sent to the backend or not.
+ALL_STOP_TOKENS = frozenset({*STOP_TOKENS, ENDOFTEXT})
 
 
 class FinishReason(StrEnum):

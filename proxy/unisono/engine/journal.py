@@ -19,7 +19,7 @@ from typing import Final, TypeAlias
 
 from unisono.core.conversation import Json
 from unisono.core.events import Closed, Event, HostedCall, Repaired
-from unisono.core.generation import ENDOFTEXT, STOP_TOKENS, Capabilities, OutputForm
+from unisono.core.generation import ALL_STOP_TOKENS, Capabilities, OutputForm
 from unisono.errors import StoreUnreadable
 
 # Journal number after the last token of a step that another step followed. No token has this id.
@@ -32,7 +32,6 @@ NOTE: Final = FIRST_MARK + 8
 # key of a note that belongs to the component that started the request; it does not affect the answer
 NOTED: Final = "noted"
 BYTES_PER_NUMBER: Final = 3  # bytes of a note per number, so that no number can be a mark
-STOPS: Final = frozenset({*STOP_TOKENS, ENDOFTEXT})  # tokens that end every generation
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,7 +158,7 @@ class JournalWriter:
     def is_ended(self) -> bool:
         """Return whether the step's last token ends every generation."""
         last = self.numbers[-1:] if self.read else self._segment.tail[-1:]
-        return bool(last) and last[0] in STOPS
+        return bool(last) and last[0] in ALL_STOP_TOKENS
 
     def add_entry(self, entry: JournalEntry, tail: Sequence[int] | None = None) -> None:
         """Add an entry; `tail` replaces the tail if it is changed."""

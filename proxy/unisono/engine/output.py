@@ -189,9 +189,7 @@ class OutputReader:
         handed = paused or (self.is_handed_back and self._state.needs_client)
         self.transcript.controller.finish(handed=handed)
         finished = self.transcript.router.finished(reason, self.stop_sequence)
-        # A generation that was cut may have cut a further call, and its complete server tool calls are not run.
-        cut_call = self._state.reason is not FinishReason.STOP and bool(self._state.calls)
-        cut_call = finished.cut_call or (cut_call and self.stop_sequence is None)
+        cut_call = finished.cut_call or (self._state.has_cut_tools and self.stop_sequence is None)
         return replace(finished, cut_call=cut_call, paused=paused)
 
     # -- server tools
@@ -234,12 +232,8 @@ class OutputReader:
             self.next_step = Generate()
             return []
         budget = self.round.budget
-        self._state = replace(
-            self._state,
-            has_run=True,
-            needs_client=self._state.needs_client or self.round.needs_approval,
-            exhausted=budget.exhausted,
-            paused=budget.paused,
+        self._state = self._state.after_tools(
+            needs_approval=self.round.needs_approval, exhausted=budget.exhausted, paused=budget.paused
         )
         self.next_step = next_step(self._state)
         match self.next_step:

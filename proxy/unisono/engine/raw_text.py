@@ -12,14 +12,11 @@ from typing import Final
 
 from unisono.core.conversation import Phase
 from unisono.core.events import Closed, Delta, Event, Finished, Opened, Text
-from unisono.core.generation import ENDOFTEXT, FIRST_SPECIAL, STOP_TOKENS, FinishReason, Usage
+from unisono.core.generation import ALL_STOP_TOKENS, FIRST_SPECIAL, FinishReason, Usage
 from unisono.core.token_ids import share_ids
 from unisono.engine.interventions.stop_strings import StopStrings
 from unisono.engine.request import RawPrompt
 from unisono.harmony.encoding import Encoding
-
-# Tokens that end every generation.
-STOPS: Final = frozenset({*STOP_TOKENS, ENDOFTEXT})
 
 ITEM: Final = Text(0, Phase.FINAL)
 
@@ -33,7 +30,7 @@ class RawText:
     def __init__(self, encoding: Encoding, raw: RawPrompt, stop: Sequence[str]) -> None:
         self._encoding = encoding
         self._raw = raw
-        self._stops = raw.stop_tokens | STOPS
+        self._stops = raw.stop_tokens | ALL_STOP_TOKENS
         self._strings = StopStrings(stop) if stop else None
         self._decoder = getincrementaldecoder("utf-8")("replace")
         self._unfinished: list[int] = []
@@ -50,7 +47,7 @@ class RawText:
     @property
     def broken_off(self) -> bool:
         """Return whether the output ended although the model would have continued."""
-        return self.ended is not None and not (self.tokens and self.tokens[-1] in STOPS)
+        return self.ended is not None and not (self.tokens and self.tokens[-1] in ALL_STOP_TOKENS)
 
     def feed(self, tokens: Sequence[int]) -> list[Event]:
         """Return the events to emit for more tokens.

@@ -45,6 +45,16 @@ class AnswerState:
     exhausted: bool = False  # no more tools are run
     paused: bool = False  # no more tools are run until the client continues the answer
 
+    @property
+    def has_cut_tools(self) -> bool:
+        """Return whether calls of server tools are not run because the answer was cut."""
+        return self.reason is not FinishReason.STOP and bool(self.calls)
+
+    def after_tools(self, *, needs_approval: bool, exhausted: bool, paused: bool) -> AnswerState:
+        """Return the state after the calls of the step were run."""
+        needs_client = self.needs_client or needs_approval
+        return replace(self, has_run=True, needs_client=needs_client, exhausted=exhausted, paused=paused)
+
 
 @dataclass(frozen=True, slots=True)
 class StepContext:

@@ -13,17 +13,17 @@ from typing import Final
 
 from unisono.core.conversation import Json, Tokens
 from unisono.core.events import Event, Repaired
-from unisono.core.generation import CALL, END, Constraint, FinishReason
-from unisono.core.recovery_rules import REASONING_BUDGET, REPETITION
+from unisono.core.generation import ALL_STOP_TOKENS, END, Constraint, FinishReason
+from unisono.core.recovery_rules import REPETITION
 from unisono.engine.interventions.controller import InterventionController
 from unisono.engine.interventions.reading_limits import ReadingLimits
-from unisono.engine.journal import NOTED, STOPS, JournalEntry, JournalWriter, TokenSource
+from unisono.engine.journal import NOTED, JournalEntry, JournalWriter, TokenSource
 from unisono.harmony.encoding import Encoding
 from unisono.harmony.header import Header
 from unisono.harmony.router import HarmonyRouter
 from unisono.harmony.utf8_tail import unfinished
 
-CLOSING_TOKENS: Final = STOPS | {END}
+CLOSING_TOKENS: Final = ALL_STOP_TOKENS | {END}
 
 ABLE: Final = "able"
 MOVED: Final = "moved"
@@ -112,7 +112,8 @@ class Transcript:
         events = []
         rest = tokens
         while rest and not self._is_stopped:
-            if self._ends_reasoning(rest[0]):
+            has_room = self._limits.has_room_for(rest[0], lambda: self.journal.new_tokens)
+            if not has_room and self._handle_spent_budget():
                 break
             size = len(rest) if self.controller.is_naming else self._limits.portion(rest, self.journal.read)
             journal += rest[:size]
@@ -129,16 +130,9 @@ class Transcript:
     def _is_stopped(self) -> bool:
         return self.is_broken_off or self.controller.step.pending is not None
 
-    def _ends_reasoning(self, token: int) -> bool:
-        """End the open reasoning if its budget has no room for `token`; return whether it was ended."""
-        if self._limits.has_room_for(token, lambda: self.journal.new_tokens):
-            return False
-        if self.router.is_reasoning:
-            self.controller.end_reasoning(self.journal.tail_length, rule=REASONING_BUDGET)
-            return True
-        # Between two messages there is nothing to end. The gate stops the next reasoning at its header.
-        self.controller.obligations.is_late = True
-        return False
+    def _handle_spent_budget(self) -> bool:
+        is_reasoning = bool(self.router.is_reasoning)
+        return self.controller.handle_spent_budget(self.journal.tail_length, is_reasoning=is_reasoning)
 
     def _read(self, tokens: Sequence[int]) -> list[Event]:
         if self.controller.is_naming:
@@ -147,22 +141,14 @@ class Transcript:
             return []
         events = self.router.feed(tokens)
         self._check_stop()
-        if self.controller.step.pending is None:
-            self._check_repetition()
+        if self.controller.step.pending is None and self._limits.is_repeating(self.journal.numbers, self.journal.read):
+            is_reasoning, place = bool(self.router.is_reasoning), self.journal.tail_length
+            self.is_broken_off = not self.controller.handle_repetition(place, is_reasoning=is_reasoning)
         return events
 
     def _check_stop(self) -> None:
         if self.router.stopped is not None and self.controller.step.pending is None:
             self.controller.handle_stop(self.router.stopped)
-
-    def _check_repetition(self) -> None:
-        if not self._limits.is_repeating(self.journal.numbers, self.journal.read):
-            return
-        # Reasoning that repeats itself is ended, and the model goes on to its answer. An answer is broken off.
-        if self.router.is_reasoning and not self.controller.is_spent:
-            self.controller.end_reasoning(self.journal.tail_length, rule=REPETITION)
-        else:
-            self.is_broken_off = True
 
     # -- ends and prompt edits
 
@@ -190,19 +176,8 @@ class Transcript:
         assert edit is not None
         if edit.trims:
             return self._trim()
-        said = self.journal.tail
-        events: list[Event] = []
-        kept = said[: edit.kept]
-        if edit.closes:
-            events += self.router.supply([END])
-            kept.append(END)
-        elif kept and kept[-1] in STOPS:
-            # A complete call keeps its own terminator, even if something follows; every other message ends with END.
-            kept[-1] = CALL if kept[-1] == CALL and self.controller.step.has_call else END
-        elif kept and kept[-1] != END:
-            kept.append(END)
-        if edit.between:
-            kept += edit.between if kept else edit.between[len(self._start) :]
+        kept = edit.applied_to(self.journal.tail, self._start, has_call=self.controller.step.has_call)
+        events = self.router.supply([END]) if edit.closes else []
         begin = len(kept)
         opened = bool(self.opening) and not begin
         added: Sequence[int] = () if opened else (*(self._start if begin else ()), *edit.header)
@@ -221,7 +196,7 @@ class Transcript:
         assert edit is not None
         kept = self.journal.tail[: edit.kept]
         body, stop = edit.body, edit.body[:0]
-        if body and body[-1] in STOPS:
+        if body and body[-1] in ALL_STOP_TOKENS:
             body, stop = body[:-1], body[-1:]
         position = self.router.usage.completion_tokens
         self._record_edit(edit.kept, kept, edit.body, tail=[*kept, *edit.body])
@@ -284,7 +259,7 @@ class Transcript:
         now = self.journal.tail[: max(controller.step.header_end, 0) if is_inserted else position]
         begin = position
         if not is_inserted and now:
-            now[-1:] = [END if now[-1] in STOPS else now[-1], *(() if now[-1] in CLOSING_TOKENS else (END,))]
+            now[-1:] = [END if now[-1] in ALL_STOP_TOKENS else now[-1], *(() if now[-1] in CLOSING_TOKENS else (END,))]
             begin = len(now)
             now += start
         header = self.opening[len(start) :] if self.opening and not position else controller.step.last.header

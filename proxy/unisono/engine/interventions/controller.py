@@ -92,7 +92,23 @@ class InterventionController:
         else:
             self._regenerate(at, message)
 
-    def end_reasoning(self, place: int, *, rule: str) -> None:
+    def handle_spent_budget(self, place: int, *, is_reasoning: bool) -> bool:
+        """Decide what follows at `place`, where the reasoning budget is used up; return whether reading stops."""
+        if is_reasoning:
+            self._end_reasoning(place, rule=REASONING_BUDGET)
+        # Between two messages there is nothing to end. The gate stops the next reasoning at its header.
+        self.obligations.is_late = True
+        return is_reasoning
+
+    def handle_repetition(self, place: int, *, is_reasoning: bool) -> bool:
+        """Decide what follows at `place`, where the model repeats itself; return False if the answer ends there."""
+        # After reasoning, the model can still answer. It would repeat an answer in every further attempt.
+        if not is_reasoning or self.is_spent:
+            return False
+        self._end_reasoning(place, rule=REPETITION)
+        return True
+
+    def _end_reasoning(self, place: int, *, rule: str) -> None:
         """End the open reasoning at `place`."""
         self.obligations.is_late = self.obligations.is_late or rule == REASONING_BUDGET
         if self.obligations.is_call_owed:

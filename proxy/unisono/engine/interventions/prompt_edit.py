@@ -6,12 +6,13 @@ journal on another replica. No I/O.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from hashlib import sha256
 from typing import Final
 
 from unisono.core.conversation import Tokens
-from unisono.core.generation import CALL, END, RETURN, Constraint, Sampling
+from unisono.core.generation import ALL_STOP_TOKENS, CALL, END, RETURN, Constraint, Sampling
 from unisono.harmony.encoding import Encoding
 from unisono.harmony.gate import Stopped
 from unisono.harmony.header import FINAL, Header
@@ -81,6 +82,24 @@ class PromptEdit:
     trims: bool = False
     ends: bool = False  # nothing more is generated
     rule: str = ""
+
+    def applied_to(self, tail: Sequence[int], start: Tokens, *, has_call: bool) -> list[int]:
+        """Return the part of `tail` that the edit leaves, with its last message closed, and the messages `between`.
+
+        The step's prompt ends in `start`. `has_call`: the step has a complete call.
+        """
+        remaining = [*tail[: self.kept]]
+        if self.closes:
+            remaining.append(END)
+        elif remaining and remaining[-1] in ALL_STOP_TOKENS:
+            # A complete call keeps its own terminator, even if something follows; every other message ends with END.
+            remaining[-1] = CALL if remaining[-1] == CALL and has_call else END
+        elif remaining and remaining[-1] != END:
+            remaining.append(END)
+        if self.between:
+            # Without a tail, the start of the first message is in the prompt.
+            remaining += self.between if remaining else self.between[len(start) :]
+        return remaining
 
 
 NOT_AVAILABLE: Final = "This tool is not available now. Use another one, or answer without."

@@ -64,7 +64,7 @@ class OfferedServerTools:
             if not trained:
                 self._tools |= {names.add(builtin or tool.server, tool.name): tool for tool in offer.tools}
 
-    def __contains__(self, name: str) -> bool:
+    def __contains__(self, name: object) -> bool:
         """Return whether a call of that name is handled by the gateway.
 
         If the request has tool servers, that is every name that is not a tool of the client.
