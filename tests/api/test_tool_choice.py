@@ -186,7 +186,7 @@ def test_a_budget_in_every_spelling(fields: dict[str, Any], budget: int | None) 
 def test_the_operators_budget_holds_for_everybody(asked: int | None, holds: int) -> None:
     rules = ModelRules(reasoning_budget=100, unmended=frozenset({"repetition"}))
     turn = chat(rules, thinking_token_budget=asked).request
-    assert (turn.reasoning_budget, turn.unmended) == (holds, {"repetition"})
+    assert (turn.reasoning_budget, turn.disabled_rules) == (holds, {"repetition"})
 
 
 def test_thinking_that_is_disabled_is_little() -> None:

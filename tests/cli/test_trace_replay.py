@@ -97,8 +97,8 @@ async def test_every_plan_is_read_again_alike(case: planned.Case, told: Capabili
 async def test_every_talk_with_hosted_tools_is_read_again_alike(talk: hosted.Talk) -> None:
     talk = replace(talk, bases=[], host=replace(talk.host, made=[], asked=[]))
     document = await recorded(talk.engine(), talk.turn)
-    assert talk.turn.hosting is not None
-    if talk.turn.hosting.decisions:
+    assert talk.turn.server_tools is not None
+    if talk.turn.server_tools.decisions:
         with pytest.raises(Unreplayable, match="approved"):
             read_document(document)
         return

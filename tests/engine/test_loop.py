@@ -34,8 +34,8 @@ from unisono.errors import (
 
 def hosting(talk: Talk, **more: Any) -> Talk:
     """The talk with more said of what it hosts."""
-    assert talk.turn.hosting is not None
-    return replace(talk, turn=replace(talk.turn, hosting=replace(talk.turn.hosting, **more)))
+    assert talk.turn.server_tools is not None
+    return replace(talk, turn=replace(talk.turn, server_tools=replace(talk.turn.server_tools, **more)))
 
 
 def result_tokens(name: str, text: str) -> list[int]:
@@ -262,7 +262,7 @@ async def test_an_engine_without_a_host_refuses_what_it_cannot_run() -> None:
     )
     with pytest.raises(UnsupportedValue):
         await anext(aiter(bare.start(talk.turn)))
-    assert [batch async for batch in bare.start(replace(talk.turn, hosting=ServerTools()))]
+    assert [batch async for batch in bare.start(replace(talk.turn, server_tools=ServerTools()))]
 
 
 async def test_hosted_tools_count_in_a_prompt() -> None:
@@ -369,7 +369,7 @@ HANDED: dict[str, tuple[str, str]] = {
 @pytest.mark.parametrize(("output", "unmet"), HANDED.values(), ids=HANDED)
 async def test_a_form_is_not_missed_in_what_is_handed_back(output: str, unmet: str) -> None:
     talk = hosting(Talk([output]), servers=(FILES,))
-    talk = replace(talk, turn=replace(talk.turn, form=FORM, unmended=frozenset({"regenerated-answer"})))
+    talk = replace(talk, turn=replace(talk.turn, form=FORM, disabled_rules=frozenset({"regenerated-answer"})))
     _, report = await talk.events()
     assert report.unmet == unmet
 
@@ -498,7 +498,7 @@ FAULTS: dict[str, tuple[str, Servers, str, str]] = {
 async def test_the_model_reads_what_went_wrong_and_goes_on(step: str, host: Servers, told: str, rule: str) -> None:
     host = replace(host, made=[])
     talk = Talk([step, ANSWER], host)
-    talk.turn = replace(talk.turn, unmended=frozenset({"repetition"}))
+    talk.turn = replace(talk.turn, disabled_rules=frozenset({"repetition"}))
     events, report = await talk.events()
     [ran] = [event for event in events if isinstance(event, Ran)]
     assert ran.outcome.is_error
@@ -685,7 +685,7 @@ def test_every_rule_that_is_reported_is_documented() -> None:
 
 async def test_the_model_is_told_once_what_a_server_is() -> None:
     talk, about = Talk([ANSWER]), "Our\nproducts. <|end|>"
-    await replace(talk, turn=replace(talk.turn, hosting=ServerTools((replace(DOCS, description=about),)))).events()
+    await replace(talk, turn=replace(talk.turn, server_tools=ServerTools((replace(DOCS, description=about),)))).events()
     tokens = list(talk.bases[0].prompt.tokens)
     declared = ENCODING.decode(tokens)
     assert "// Our\n// products. <|end|>\n// \n// The tool search.\n" in declared

@@ -35,7 +35,7 @@ def answer(name: str, arguments: Mapping[str, Json]) -> ToolOutcome:
 
 
 def talk(*outputs: str, told: Capabilities = IDS, servers: tuple[ToolServer, ...] = (BROWSER, PYTHON, SHELL)) -> Talk:
-    turn = GenerationRequest("m", ASKED, seed="a seed", tenant="team", hosting=ServerTools(servers))
+    turn = GenerationRequest("m", ASKED, seed="a seed", tenant="team", server_tools=ServerTools(servers))
     return Talk(outputs, Servers(OFFERED, answer), told=told, turn=turn)
 
 

@@ -49,7 +49,7 @@ def talk_of(outputs: Sequence[str], hosting: ServerTools | None = None, **more: 
     conversation: Conversation = more.pop("conversation", ASKED)
     hosting = hosting or ServerTools((DOCS, FILES))
     noted = more.pop("noted", None)
-    talk = replace(talk, turn=replace(talk.turn, conversation=conversation, hosting=hosting, noted=noted))
+    talk = replace(talk, turn=replace(talk.turn, conversation=conversation, server_tools=hosting, journal_note=noted))
     return replace(talk, **more)
 
 
@@ -188,8 +188,8 @@ async def test_a_call_that_may_be_made_twice_is_made_again() -> None:
 
 async def test_an_incomplete_journal_allows_only_calls_of_idempotent_tools() -> None:
     talk = Talk([BOTH, ANSWER])
-    hosting = replace(talk.turn.hosting or ServerTools(), is_journal_complete=False)
-    talk = replace(talk, turn=replace(talk.turn, hosting=hosting))
+    hosting = replace(talk.turn.server_tools or ServerTools(), is_journal_complete=False)
+    talk = replace(talk, turn=replace(talk.turn, server_tools=hosting))
     batches, report = await talk.batches()
     events = [event for batch in batches for event in batch]
     assert talk.host.made == [("docs", "fetch", {"q": "zwei ⟂"})]
@@ -222,7 +222,7 @@ async def test_a_resumed_run_declares_what_was_declared_whatever_the_servers_say
 async def test_a_resumed_run_calls_no_server_that_it_does_not_host_any_more() -> None:
     talk = Talk([SEARCH, ANSWER], per_chunk=1000)
     _, report = await talk.batches(cut=2)
-    less = replace(talk, turn=replace(talk.turn, hosting=ServerTools((FILES,))))
+    less = replace(talk, turn=replace(talk.turn, server_tools=ServerTools((FILES,))))
     batches, _ = await less.batches(report.journal)
     assert talk.host.made == []
     [(server, name, told)] = calls_of([event for batch in batches for event in batch])
@@ -248,7 +248,7 @@ async def test_a_journal_that_is_none_of_this_turn_is_refused(numbers: list[int]
     with pytest.raises(StoreUnreadable):
         await talk.batches([*report.journal, *numbers])
     with pytest.raises(StoreUnreadable):
-        await replace(talk, turn=replace(talk.turn, hosting=None)).batches(report.journal)
+        await replace(talk, turn=replace(talk.turn, server_tools=None)).batches(report.journal)
 
 
 JSON: st.SearchStrategy[Json] = st.recursive(

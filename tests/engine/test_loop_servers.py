@@ -57,7 +57,7 @@ class Hosted:
 def hosted(host: McpHost, upstream: Upstream, way: str, *steps: str) -> Hosted:
     talk = Talk(steps)
     server = upstream.server(way, label="up", approval=FREE)
-    return Hosted(replace(talk, turn=replace(talk.turn, hosting=ServerTools((server,)))), host)
+    return Hosted(replace(talk, turn=replace(talk.turn, server_tools=ServerTools((server,)))), host)
 
 
 @pytest.mark.parametrize("way", ["modern", "legacy", "sse"])
@@ -93,11 +93,11 @@ async def test_leaving_is_told_to_the_server_that_works(host: McpHost, upstream:
 
 async def test_a_call_of_a_real_server_is_given_up_when_the_time_is_over(host: McpHost, upstream: Upstream) -> None:
     asked = hosted(host, upstream, "modern", call("up__slow", '{"seconds":60,"name":"late"}'), "It is so.<|return|>")
-    hosting = asked.talk.turn.hosting
+    hosting = asked.talk.turn.server_tools
     assert hosting is not None
     # The server is known already, so that all of the time is the call's.
     await host.list_tools(hosting.servers[0])
-    run = asked.engine().start(replace(asked.talk.turn, hosting=replace(hosting, total_s=1.0)))
+    run = asked.engine().start(replace(asked.talk.turn, server_tools=replace(hosting, total_s=1.0)))
     events = [event async for batch in run for event in batch]
     assert items_of(events) == (F("It is so."),)
     assert run.report.recoveries == ["tool-deadline", "tools-ended"]

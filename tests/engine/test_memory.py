@@ -162,7 +162,7 @@ def test_a_call_of_the_gateway_that_the_client_sends_back_stands_there_once(
     said: list[Closed], sent: tuple[Item, ...], found: tuple[Item, ...]
 ) -> None:
     memory = ConversationCache()
-    memory.record("team", said, results={"call_h": PAGE}, shown=[LABEL])
+    memory.record("team", said, results={"call_h": PAGE}, visible=[LABEL])
     assert memory.recall("team", conversation(ASK, *sent)).items == (ASK, *found)
 
 

@@ -218,7 +218,7 @@ OTHERS: dict[str, Case] = {
         told=FREE,
     ),
     "broken calls are left alone": Case(
-        turn(unmended=frozenset({"regenerated-call"})),
+        turn(disabled_rules=frozenset({"regenerated-call"})),
         [WEATHER + "Paris<|call|>"],
         (C("get_weather", "Paris"),),
         [],
@@ -340,7 +340,7 @@ FORMED: dict[str, Case] = {
         told=FREE,
     ),
     "a fence around something else": Case(
-        turn(form=CITY_FORM, unmended=frozenset({"regenerated-answer"})),
+        turn(form=CITY_FORM, disabled_rules=frozenset({"regenerated-answer"})),
         [FINAL + "```json\n{}\n```<|return|>"],
         (F("```json\n{}\n```"),),
         [],

@@ -74,7 +74,7 @@ async def test_blanks_without_end_end_the_answer(told: Capabilities, whole: bool
 
 async def test_blanks_stay_where_repetition_is_allowed() -> None:
     text = '{"city":' + BLANKS + '"Paris"}'
-    asked = await ask([FINAL + text + "<|return|>"], turn(form=CITY_FORM, unmended=frozenset({"repetition"})))
+    asked = await ask([FINAL + text + "<|return|>"], turn(form=CITY_FORM, disabled_rules=frozenset({"repetition"})))
     assert asked.items == (F(text),)
 
 

@@ -264,7 +264,7 @@ async def test_an_answer_that_repeats_itself_is_broken_off() -> None:
 
 
 async def test_repetition_may_be_left_alone() -> None:
-    asked = await ask([FINAL + LA + "<|return|>"], turn(unmended=frozenset({"repetition"})))
+    asked = await ask([FINAL + LA + "<|return|>"], turn(disabled_rules=frozenset({"repetition"})))
     assert asked.items == (F(LA),)
 
 
@@ -325,7 +325,9 @@ SECTIONS: dict[str, tuple[AnswerForm, str]] = {
 @pytest.mark.parametrize(("form", "section"), SECTIONS.values(), ids=SECTIONS)
 async def test_the_model_is_told_the_form_at_the_end_of_its_instructions(form: AnswerForm, section: str) -> None:
     conversation = replace(ASKED, preamble=replace(ASKED.preamble, instructions="Be brief."))
-    asked = await ask([RAIN], turn(conversation=conversation, form=form, unmended=frozenset({"regenerated-answer"})))
+    asked = await ask(
+        [RAIN], turn(conversation=conversation, form=form, disabled_rules=frozenset({"regenerated-answer"}))
+    )
     prompt = ENCODING.decode(asked.jobs[0].prompt.tokens)
     assert f"// namespace functions\n\n{section}<|end|>" in prompt
     assert await engine(Scripted(ENCODING, [])).count(turn(conversation=conversation, form=form)) == len(

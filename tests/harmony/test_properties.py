@@ -297,7 +297,7 @@ def test_a_decoder_goes_on_behind_the_tokens_of_another_as_that_would(parts: lis
     expected = [*whole.feed(Chunk(text=text)), *whole.end()]
     said = list(first.feed(Chunk(text=text[:cut])))
     # What the first still held was no token yet: a backend that goes on behind its tokens says it again.
-    second = decoder_for(OutputForm.TEXT, ENCODING, said=said)
+    second = decoder_for(OutputForm.TEXT, ENCODING, generated=said)
     said += [*second.feed(Chunk(text=text[len(ENCODING.decode(said)) :])), *second.end()]
     assert ENCODING.special_ids(said) == ENCODING.special_ids(expected)
     assert ENCODING.decode(said) == ENCODING.decode(expected) == text

@@ -138,7 +138,7 @@ async def test_a_deployment_that_is_kept_keeps_its_minute(terms: DeploymentConfi
     old.start()
     await used(old)
     new = RoutingPool(
-        {"m": [live]}, NO_LINE, kept=[CarriedDeployment(live, terms, old)], prefixes=old.prefixes, clock=clock
+        {"m": [live]}, NO_LINE, carried=[CarriedDeployment(live, terms, old)], prefixes=old.prefixes, clock=clock
     )
     new.start()
     await old.aclose()

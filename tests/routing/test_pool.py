@@ -284,7 +284,7 @@ async def test_a_deployment_that_is_kept_goes_on_with_all_that_is_known_of_it() 
     (held,) = (live for live in (kept, dropped) if live is place.deployment)
     new = RoutingPool(
         {"m": [kept], "other": [added := live_of("c", clock)]},
-        kept=[CarriedDeployment(kept, DeploymentConfig("renamed", weight=3), old)],
+        carried=[CarriedDeployment(kept, DeploymentConfig("renamed", weight=3), old)],
         prefixes=old.prefixes,
         clock=clock,
     )
@@ -309,7 +309,7 @@ async def test_a_pool_that_was_never_started_takes_nothing_from_another() -> Non
     clock = Clock()
     old, (a,) = await known_pool("a", clock=clock)
     new = RoutingPool(
-        {"m": [a]}, kept=[CarriedDeployment(a, DeploymentConfig("b"), old)], prefixes=old.prefixes, clock=clock
+        {"m": [a]}, carried=[CarriedDeployment(a, DeploymentConfig("b"), old)], prefixes=old.prefixes, clock=clock
     )
     await new.aclose()
     assert (a.name, script_of(a).closed) == ("a", False)
@@ -322,7 +322,7 @@ async def test_a_pool_that_was_never_started_takes_nothing_from_another() -> Non
 async def test_a_place_that_is_left_in_the_old_pool_is_given_out_in_the_new_one() -> None:
     clock = Clock()
     old, (a,) = await known_pool(live_of("a", clock, max_requests=1), clock=clock)
-    new = RoutingPool({"m": [a]}, kept=[CarriedDeployment(a, a.terms, old)], prefixes=old.prefixes, clock=clock)
+    new = RoutingPool({"m": [a]}, carried=[CarriedDeployment(a, a.terms, old)], prefixes=old.prefixes, clock=clock)
     new.start()
     with await old.route(ASK).place(DEMAND):
         waiting = asyncio.create_task(new.route(ASK).place(DEMAND))

@@ -74,7 +74,7 @@ def build_pool(
         {model.name: [live[id(entry)] for entry in model.entries] for model in catalogue.groups()},
         rules,
         stand_ins=catalogue.stand_ins,
-        kept=kept,
+        carried=kept,
         prefixes=keep.prefixes if keep is not None else None,
     )
 

@@ -200,7 +200,7 @@ class AttemptTelemetry:
         self, report: GenerationReport, request: GenerationRequest, deployment: str, job: CompletionJob, step: int
     ) -> None:
         self._report = report
-        self._recorded = request.recorded
+        self._records_prompts = request.records_prompts
         self._deployment = deployment
         self._job = job
         self._step = step
@@ -282,7 +282,7 @@ class AttemptTelemetry:
                 failure=failure,
                 gaps=pace.gaps,
                 gaps_s=pace.gaps_s,
-                prompt=prompt if self._recorded else (),
+                prompt=prompt if self._records_prompts else (),
             )
         )
 

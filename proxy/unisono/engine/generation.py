@@ -249,7 +249,7 @@ class HarmonyGeneration(BatchStream):
             reader.items.closed,
             opened=request.conversation.prefill or "",
             results=reader.items.results_by_call if reader.round is not None else None,
-            shown=() if request.hosting is None else request.hosting.shown,
+            visible=() if request.server_tools is None else request.server_tools.visible,
         )
         usage = await builder.count_prompt(reader.items.context) + finished.usage
         return replace(finished, usage=replace(usage, completion_tokens=usage.completion_tokens + self._lost_tokens))

@@ -230,13 +230,13 @@ def mended(tokens: Sequence[int], waiting: deque[Repaired], position: int = 0) -
 
     Repairs up to the end of the tokens are yielded and removed from `waiting`.
     """
-    shown = 0
+    begin = 0
     while waiting and waiting[0].position <= position + len(tokens):
-        upto = max(waiting[0].position - position, shown)
-        yield tokens[shown:upto]
+        upto = max(waiting[0].position - position, begin)
+        yield tokens[begin:upto]
         yield waiting.popleft()
-        shown = upto
-    yield tokens[shown:]
+        begin = upto
+    yield tokens[begin:]
 
 
 def must_be_kept(batch: Sequence[Event]) -> bool:

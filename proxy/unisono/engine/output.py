@@ -329,7 +329,9 @@ def transcript_of(
     violation: Violation | None,
 ) -> Transcript:
     """Return the transcript of an answer to `request`, at its beginning."""
-    approved, _ = ([], []) if request.hosting is None else decided_calls(request.conversation, request.hosting)
+    approved, _ = (
+        ([], []) if request.server_tools is None else decided_calls(request.conversation, request.server_tools)
+    )
     server_tools = None if hosted is None else hosted.every
     requirements = requirements_of(request, tools, server_tools, [call.name for call in approved])
     controller = InterventionController(encoding, requirements)
@@ -343,7 +345,7 @@ def transcript_of(
         parallel_calls=request.parallel_calls or hosted is not None,
         gate=MessageGate(controller, violation),
     )
-    transcript = Transcript(encoding, router, controller, is_noted=request.noted is not None)
-    if request.noted is not None and not request.journal:
-        transcript.add_entry(JournalEntry({NOTED: dict(request.noted)}))
+    transcript = Transcript(encoding, router, controller, is_noted=request.journal_note is not None)
+    if request.journal_note is not None and not request.journal:
+        transcript.add_entry(JournalEntry({NOTED: dict(request.journal_note)}))
     return transcript

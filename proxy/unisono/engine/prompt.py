@@ -158,12 +158,12 @@ async def continue_prompt(
     `has_moved`: another backend generated before. `is_naming`: the prompt ends in the name of a tool. Raises CannotGoOn
     if a backend of these `capabilities` would read different tokens or could not continue there.
     """
-    asked = (encoding, rendered, tail, capabilities)
+    position = (encoding, rendered, tail, capabilities)
     if has_moved and tail:
-        _check_position(*asked, is_naming=is_naming)
+        _check_position(*position, is_naming=is_naming)
     if len(tail) > OFF_LOOP_TOKENS:
-        return await asyncio.to_thread(_continued, *asked, is_guessed)
-    return _continued(*asked, is_guessed)
+        return await asyncio.to_thread(_continued, *position, is_guessed)
+    return _continued(*position, is_guessed)
 
 
 def _check_position(

@@ -96,8 +96,8 @@ class RawGeneration(BatchStream):
                 try:
                     async with aclosing(self._generated(session)) as batches:
                         async for batch in batches:
-                            if shown := self._to_emit(batch):
-                                yield shown
+                            if events := self._to_emit(batch):
+                                yield events
                 except (BackendError, ContextTooLong) as error:
                     await self._recover(error, session)
             session.pause()
@@ -114,8 +114,8 @@ class RawGeneration(BatchStream):
             return []
         self._has_output = True
         self._publish()
-        shown, self._buffered = self._buffered, []
-        return shown
+        events, self._buffered = self._buffered, []
+        return events
 
     def _publish(self) -> None:
         """Publish the tokens so far in the report, for the batch that is yielded next."""
@@ -132,8 +132,8 @@ class RawGeneration(BatchStream):
 
         Raises the error if the request ends.
         """
-        said = self._output
-        if isinstance(error, CannotGoOn) and not said.tokens and not session.has_alternative:
+        output = self._output
+        if isinstance(error, CannotGoOn) and not output.tokens and not session.has_alternative:
             session.fail(error)
             raise UnsupportedValue(NOT_ENCODABLE, param=self._request.fields.conversation) from error
         action = await session.recover(
@@ -143,11 +143,11 @@ class RawGeneration(BatchStream):
             regenerable=self._regenerations < MAX_REGENERATIONS and not self._has_output,
         )
         match action:
-            case Action.STOP if said.ended is None:
-                self._buffered += said.end(FinishReason.LENGTH)
+            case Action.STOP if output.ended is None:
+                self._buffered += output.end(FinishReason.LENGTH)
                 self.report.notes.append(ENDS_EARLY)
             case Action.RESUME:
-                self._lost_tokens += said.forget_unfinished()
+                self._lost_tokens += output.forget_unfinished()
             case Action.RESTART | Action.RETRY:
                 self._regenerations += session.has_slot
                 session.release()
@@ -215,24 +215,24 @@ class RawGeneration(BatchStream):
             return await asyncio.to_thread(retokenized, self._encoding, tokens)
         return retokenized(self._encoding, tokens)
 
-    async def _prompt_for(self, able: Capabilities, full: list[int], said: list[int]) -> Prompt:
+    async def _prompt_for(self, able: Capabilities, full: list[int], generated: list[int]) -> Prompt:
         """Return the prompt for a backend of these capabilities.
 
         Raises CannotGoOn if its text would be encoded to other tokens.
         """
         if able.prompt is not OutputForm.TEXT:
             return Prompt(full)
-        return Prompt(full, await asyncio.to_thread(self._text_of, full, said))
+        return Prompt(full, await asyncio.to_thread(self._text_of, full, generated))
 
-    def _text_of(self, full: list[int], said: list[int]) -> str:
+    def _text_of(self, full: list[int], generated: list[int]) -> str:
         encoding, raw = self._encoding, self._raw
-        if raw.text is not None and not said:
+        if raw.text is not None and not generated:
             return raw.text
         try:
             text = encoding.decode(self._prompt) if raw.text is None else raw.text
             if raw.text is None and encoding.encode_as_server(text) != self._prompt:
                 raise CannotGoOn(NOT_ENCODABLE)
-            text += encoding.decode(said)
+            text += encoding.decode(generated)
             same = Encoding.special_ids(encoding.encode_as_server(text)) == Encoding.special_ids(full)
         except ValueError:
             same = False
@@ -244,7 +244,7 @@ class RawGeneration(BatchStream):
 
     async def _read(self, session: SlotSession, slot: Slot, job: CompletionJob) -> AsyncGenerator[list[Event]]:
         """Yield the events to emit for one generation, per network read."""
-        said, able, name = self._output, slot.capabilities, slot.deployment.name
+        output, able, name = self._output, slot.capabilities, slot.deployment.name
         decoder = plain_decoder(able.output, self._encoding)
         self._is_guessed = self._is_guessed or able.output is not OutputForm.IDS
         cap = TokenCap(self._encoding, job.max_tokens, guessed=able.output is not OutputForm.IDS)
@@ -261,14 +261,14 @@ class RawGeneration(BatchStream):
                 if chunk.cached_tokens is not None and not self._cached:
                     self._cached = chunk.cached_tokens
                 tokens, finish = await receive(chunk, cap, decoder, telemetry)
-                shown: list[Event] = []
+                events: list[Event] = []
                 for portion in portions(tokens):
-                    if shown:
-                        yield shown
+                    if events:
+                        yield events
                     await pauses.wait_before(portion)
-                    shown = said.feed(portion)
-                yield shown if finish is None else [*shown, *said.end(finish)]
+                    events = output.feed(portion)
+                yield events if finish is None else [*events, *output.end(finish)]
                 # After a stop token, the backend still reports its counts.
-                if finish is not None or said.broken_off:
+                if finish is not None or output.broken_off:
                     return
             raise BackendProtocolError("the backend ended its stream without saying why")

@@ -35,7 +35,7 @@ class RawText:
         self._decoder = getincrementaldecoder("utf-8")("replace")
         self._unfinished: list[int] = []
         self._begun = ""  # text of the unfinished tokens, without the incomplete character
-        self._told: list[str] = []
+        self._emitted: list[str] = []
         self._opened = False
         self.tokens: list[int] = []  # all tokens that count, including the one that ended the output
         self.ended: FinishReason | None = None
@@ -56,33 +56,33 @@ class RawText:
         """
         if self.is_over():
             return []
-        told: list[str] = []
+        texts: list[str] = []
         for token in share_ids(tokens):
-            told.append(self._cut(self._text_of(token)))
+            texts.append(self._cut(self._text_of(token)))
             if self.is_over():
                 break
-        return self._events("".join(told))
+        return self._events("".join(texts))
 
     def end(self, reason: FinishReason) -> list[Event]:
         """Return the remaining text after the last token; an incomplete character becomes U+FFFD."""
-        told = ""
+        rest = ""
         if self.ended is None:
             self.tokens += self._unfinished
-            told = self._cut(self._begun + self._decoder.decode(b"", final=True))
+            rest = self._cut(self._begun + self._decoder.decode(b"", final=True))
         self.ended = self.ended or reason
         self._unfinished, self._begun = [], ""
         if self._strings is not None and not self._over:
             # A possible beginning of a stop string turned out not to be one.
-            told += "".join(e.text for e in self._strings.filter([Closed(ITEM, "")]) if isinstance(e, Delta))
+            rest += "".join(e.text for e in self._strings.filter([Closed(ITEM, "")]) if isinstance(e, Delta))
         self._over = True
-        return self._events(told)
+        return self._events(rest)
 
     def finished(self, usage: Usage) -> list[Event]:
         """Return the last events."""
         assert self.ended is not None
         stop = self._strings.matched if self._strings is not None else None
         opened: list[Event] = [] if self._opened else [Opened(ITEM)]
-        return [*opened, Closed(ITEM, "".join(self._told)), Finished(self.ended, usage, stop)]
+        return [*opened, Closed(ITEM, "".join(self._emitted)), Finished(self.ended, usage, stop)]
 
     def forget_unfinished(self) -> int:
         """Discard the tokens of an incomplete character; return their number.
@@ -120,16 +120,16 @@ class RawText:
         """Return the part of the text that can be emitted: no beginning of a possible stop string."""
         if self._strings is None or not text:
             return text
-        told = "".join(event.text for event in self._strings.filter([Delta(ITEM, text)]) if isinstance(event, Delta))
+        visible = "".join(event.text for event in self._strings.filter([Delta(ITEM, text)]) if isinstance(event, Delta))
         if self._strings.matched is None:
-            return told
+            return visible
         self.ended = FinishReason.STOP
-        return told + self._strings.matched if self._raw.shows_stop else told
+        return visible + self._strings.matched if self._raw.shows_stop else visible
 
     def _events(self, text: str) -> list[Event]:
         if not text:
             return []
         opened: list[Event] = [] if self._opened else [Opened(ITEM)]
         self._opened = True
-        self._told.append(text)
+        self._emitted.append(text)
         return [*opened, Delta(ITEM, text)]

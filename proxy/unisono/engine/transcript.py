@@ -176,14 +176,14 @@ class Transcript:
         assert edit is not None
         if edit.trims:
             return self._trim()
-        kept = edit.applied_to(self.journal.tail, self._start, has_call=self.controller.step.has_call)
+        remaining = edit.applied_to(self.journal.tail, self._start, has_call=self.controller.step.has_call)
         events = self.router.supply([END]) if edit.closes else []
-        begin = len(kept)
+        begin = len(remaining)
         opened = bool(self.opening) and not begin
         added: Sequence[int] = () if opened else (*(self._start if begin else ()), *edit.header)
-        now = [*kept, *added]
+        now = [*remaining, *added]
         position = self.router.usage.completion_tokens
-        self._record_edit(edit.kept, kept, (*added, *edit.body), tail=[*now, *edit.body])
+        self._record_edit(edit.position, remaining, (*added, *edit.body), tail=[*now, *edit.body])
         events += self.router.reread(() if edit.naming else edit.header, begin, len(now))
         self.controller.record_edit(edit, begin, len(now))
         events += self.router.supply(edit.body)
@@ -194,24 +194,26 @@ class Transcript:
     def _trim(self) -> list[Event]:
         edit = self.controller.step.pending
         assert edit is not None
-        kept = self.journal.tail[: edit.kept]
+        remaining = self.journal.tail[: edit.position]
         body, stop = edit.body, edit.body[:0]
         if body and body[-1] in ALL_STOP_TOKENS:
             body, stop = body[:-1], body[-1:]
         position = self.router.usage.completion_tokens
-        self._record_edit(edit.kept, kept, edit.body, tail=[*kept, *edit.body])
-        self.router.trim(body, len(kept) + len(body))
-        self.controller.record_edit(edit, edit.kept, edit.kept)
+        self._record_edit(edit.position, remaining, edit.body, tail=[*remaining, *edit.body])
+        self.router.trim(body, len(remaining) + len(body))
+        self.controller.record_edit(edit, edit.position, edit.position)
         self.is_broken_off = edit.ends
         return [Repaired(edit.rule, position), *self.router.supply(stop)]
 
-    def _record_edit(self, position: int, kept: Sequence[int], added: Sequence[int], *, tail: Sequence[int]) -> None:
+    def _record_edit(
+        self, position: int, remaining: Sequence[int], added: Sequence[int], *, tail: Sequence[int]
+    ) -> None:
         """Add the entry of an edit after `position`.
 
-        The edit leaves `kept` of the tail and appends `added`.
+        The edit leaves `remaining` of the tail and appends `added`.
         """
         ended, self._ended = self._ended, None
-        value: dict[str, Json] = {MOVED: [*kept[position:], *added], "kept": position}
+        value: dict[str, Json] = {MOVED: [*remaining[position:], *added], "kept": position}
         self.add_entry(JournalEntry(value | ({"ended": ended.value} if ended is not None else {})), tail)
 
     def replay_entry(self, entry: JournalEntry) -> list[Event] | None:

@@ -278,8 +278,8 @@ class Renderer:
         return section
 
     def _system(self, preamble: Preamble, *, with_tools: bool) -> str:
-        told = (preamble.identity, preamble.knowledge_cutoff, preamble.date, preamble.effort, preamble.builtins)
-        key = (*told, with_tools)
+        fields = (preamble.identity, preamble.knowledge_cutoff, preamble.date, preamble.effort, preamble.builtins)
+        key = (*fields, with_tools)
         text = self._systems.get(key)
         if text is None:
             text = system_text(self.encoding.harmony, preamble, with_tools=with_tools)

@@ -170,8 +170,8 @@ class WaitingQueue(Generic[SlotT]):
         else:
             line = self._owners.setdefault(waiter.owner, deque())
             self._waiting += 1
-        behind = next((place for place, other in enumerate(line) if other.number > waiter.number), len(line))
-        line.insert(behind, waiter)
+        index = next((place for place, other in enumerate(line) if other.number > waiter.number), len(line))
+        line.insert(index, waiter)
 
     def _leave(self, waiter: Waiter[SlotT]) -> None:
         if waiter.resumes:

@@ -247,7 +247,7 @@ class InterventionController:
         self.step.trims += 1
         is_last = self.step.trims > MAX_TRIMS and not at.is_complete
         rule = REGENERATED_ANSWER if message is MessageKind.ANSWER else REGENERATED_CALL
-        can_regenerate = not at.is_emitted and rule not in self.requirements.unmended
+        can_regenerate = not at.is_emitted and rule not in self.requirements.disabled_rules
         if is_last and can_regenerate and self.step.attempts.count < MAX_REGENERATIONS:
             self._regenerate(at, message)
             return

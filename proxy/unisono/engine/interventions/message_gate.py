@@ -93,7 +93,7 @@ class MessageGate:
             case BodyAction.REGENERATE:
                 rule = REGENERATED_ANSWER if message is MessageKind.ANSWER else REGENERATED_CALL
                 step = self._controller.step
-                if rule in self._requirements.unmended or step.last.body:
+                if rule in self._requirements.disabled_rules or step.last.body:
                     return False
                 return step.attempts.count < MAX_REGENERATIONS or not step.attempts.is_first(header, text)
 
@@ -118,7 +118,7 @@ class BodyChecks:
         form = self._requirements.form
         if form is not None and has_form:
             fault = self._fault(text, form.schema, objects=form.schema is None)
-            if fault is BodyFault.NONE or CODE_FENCE in self._requirements.unmended:
+            if fault is BodyFault.NONE or CODE_FENCE in self._requirements.disabled_rules:
                 return fault, text
             content = without_code_fence(text)
             if content is not None and self._fault(content, form.schema, objects=form.schema is None) is BodyFault.NONE:

@@ -65,12 +65,12 @@ NONE_REJECTED: Final = RejectedAttempts()
 class PromptEdit:
     """An edit of the tokens at the end of a step's prompt.
 
-    Cut the tokens after position `kept`, insert the whole messages `between`, open a message with `header`, and
+    Cut the tokens after position `position`, insert the whole messages `between`, open a message with `header`, and
     continue. `header` follows `<|start|>assistant`; it is empty if the model chooses the header. With `closes`, an open
     message is closed first and stays in the prompt. With `naming`, the next generation is the name of a tool.
     """
 
-    kept: int = 0
+    position: int = 0
     header: Tokens = ()
     between: Tokens = ()
     closes: bool = False
@@ -78,7 +78,7 @@ class PromptEdit:
     naming: bool = False
     attempts: RejectedAttempts = NONE_REJECTED  # rejected attempts at the message that follows
     body: Tokens = ()  # whole body of the message, with its terminator; empty if the model writes it
-    # the open message stays open and continues with `body`; `kept` is the position after its header
+    # the open message stays open and continues with `body`; `position` is the position after its header
     trims: bool = False
     ends: bool = False  # nothing more is generated
     rule: str = ""
@@ -88,7 +88,7 @@ class PromptEdit:
 
         The step's prompt ends in `start`. `has_call`: the step has a complete call.
         """
-        remaining = [*tail[: self.kept]]
+        remaining = [*tail[: self.position]]
         if self.closes:
             remaining.append(END)
         elif remaining and remaining[-1] in ALL_STOP_TOKENS:

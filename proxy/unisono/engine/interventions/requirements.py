@@ -49,7 +49,7 @@ class OutputRequirements:
     own: frozenset[str] = frozenset()  # the client's own tools
     form: AnswerForm | None = None
     budget: int | None = None
-    unmended: frozenset[str] = frozenset()
+    disabled_rules: frozenset[str] = frozenset()
     calls_allowed: bool = True
     hold_calls: bool = True
     # Nothing is emitted before the answer is complete, so that any part of it can still be replaced.
@@ -75,7 +75,7 @@ class OutputRequirements:
     @property
     def detects_repetition(self) -> bool:
         """Return whether output that repeats itself is ended."""
-        return REPETITION not in self.unmended
+        return REPETITION not in self.disabled_rules
 
     @property
     def form_constraint(self) -> Constraint:
@@ -209,7 +209,7 @@ def requirements_of(
         own=frozenset(client),
         form=request.form if free else None,
         budget=request.reasoning_budget,
-        unmended=request.unmended,
+        disabled_rules=request.disabled_rules,
         calls_allowed=request.calls_allowed,
         hold_calls=request.hold_calls,
         whole=request.whole,

@@ -61,11 +61,11 @@ class ToolNaming:
 
     def found(self, *, is_complete: bool) -> tuple[str | None, bool]:
         """Return the same for the tokens so far. `is_complete`: the name has ended."""
-        said = self.text
-        name = (_NAME.match(said) or [""])[0]
+        text = self.text
+        name = (_NAME.match(text) or [""])[0]
         begun = [recipient for tail, recipient in self._tails.items() if tail.startswith(name)]
         only = begun[0] if len(begun) == 1 and name.strip(".") else None
-        if is_complete or len(name) < len(said):
+        if is_complete or len(name) < len(text):
             return self._tails.get(name) or only or self._repaired(name), True
         return only, only is not None
 

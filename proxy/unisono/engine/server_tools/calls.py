@@ -73,10 +73,10 @@ class ToolRound:
     """Server tools of a request, and the calls of one step; at first the approved calls."""
 
     def __init__(self, tools: OfferedServerTools, conversation: Conversation) -> None:
-        limit = tools.hosting.max_calls
-        calls, denied = decided_calls(conversation, tools.hosting)
+        limit = tools.server_tools.max_calls
+        calls, denied = decided_calls(conversation, tools.server_tools)
         self.tools = tools
-        self.budget = CallBudget(MAX_CALLS if limit is None else limit, tools.hosting.pause_after)
+        self.budget = CallBudget(MAX_CALLS if limit is None else limit, tools.server_tools.pause_after)
         self.calls = deque(calls)  # calls to be made
         self.pending: PendingCall | None = None
         self._arguments: ToolArguments | None = None
@@ -95,7 +95,7 @@ class ToolRound:
     def tool_lists(self) -> list[Event]:
         """Return the tool lists that the client does not know yet."""
         events: list[Event] = []
-        new = [offer for offer in self.tools.offers if offer.server not in self.tools.hosting.announced]
+        new = [offer for offer in self.tools.offers if offer.server not in self.tools.server_tools.announced]
         for index, offer in enumerate(new):
             listing = Listing(index, offer.server)
             events += (Opened(listing), Listed(listing, offer.tools, offer.error))

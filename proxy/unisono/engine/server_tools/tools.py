@@ -46,7 +46,7 @@ class OfferedServerTools:
     """
 
     def __init__(self, server_tools: ServerTools, offers: Sequence[ServerOffer], client: Collection[str]) -> None:
-        self.hosting = server_tools
+        self.server_tools = server_tools
         self.offers = tuple(offers)
         self._client = frozenset(client)
         # tools that the model is not offered, by server; complete after `plan`
