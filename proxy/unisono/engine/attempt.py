@@ -148,6 +148,7 @@ class SlotSession:
             regenerable=regenerable and self.has_slot,
         )
         action = decide(kind, progress, options)
+        # The same deployment generates again: its slot stays held, and it did not fail.
         if action is Action.RESTART and not options.available:
             return action
         self.fail(error, moves=action in NEXT_ATTEMPTS)
@@ -157,6 +158,7 @@ class SlotSession:
             assert found.later_s is not None
             await asyncio.sleep(found.later_s)
             self._route.retry_failed()
+            # After the pause, the deployment that failed counts as available.
             return decide(kind, progress, replace(options, available=True))
         return action
 
@@ -174,6 +176,7 @@ class SlotSession:
 
     def pause(self) -> None:
         """Release the held slot, if any, as successful; stop the clock until one is acquired."""
+        # A slot on which no request was sent tells nothing about its deployment.
         if self.slot is not None and self._is_used:
             self.slot.succeeded()
         self.release()
@@ -251,6 +254,7 @@ class AttemptTelemetry:
         """
         prompt_tokens = len(self._job.prompt.tokens)
         error.limit = error.limit or limit
+        # A prompt that exceeds the limit by itself is the exact reason, whatever the backend counted.
         if prompt_tokens >= error.limit:
             error.tokens = prompt_tokens
         elif not error.tokens:
@@ -327,6 +331,7 @@ class TokenCap:
 
     def tokens_to_encode(self, tokens: Sequence[int]) -> int:
         """Return the number of tokens whose text `counted` encodes again for some more tokens."""
+        # The text is encoded again only when the guessed count may have passed the limit.
         is_due = self._is_guessed and self._count + len(tokens) > self._next_check
         return len(self._seen) + len(tokens) if is_due else 0
 

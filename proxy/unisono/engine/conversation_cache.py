@@ -139,6 +139,7 @@ class ConversationCache:
             if isinstance(event.item, HostedCall) and event.item.approval:
                 # The call is in the conversation already.
                 continue
+            # An incomplete item has no tokens. What follows it cannot be restored exactly.
             if not event.tokens:
                 return
             opened, begun = "", opened
@@ -217,6 +218,7 @@ class ConversationCache:
 
     def _store(self, key: bytes, items: Sequence[StoredItem]) -> None:
         entry = _Entry.of(items)
+        # One long turn must not evict the turns of all other conversations.
         if entry.size > self._max_bytes * MAX_ENTRY_SHARE:
             return
         replaced = self._entries.pop(key, None)
@@ -259,6 +261,7 @@ def _same_turn(stored: Sequence[StoredItem], turn: Sequence[Generated], call: As
         return False
     for kind, join in ((AssistantReasoning, "".join), (AssistantMessage, join_messages)):
         given = join([item.text for item in turn if isinstance(item, kind)])
+        # A client may omit reasoning and preambles, but it must not have changed them.
         if given and given != join([item.text for item in stored if isinstance(item, kind)]):
             return False
     return True

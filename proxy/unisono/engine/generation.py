@@ -56,6 +56,7 @@ class HarmonyGeneration(BatchStream):
                         if events := self._to_emit(batch, reader, runner):
                             yield events
                 runner.session.resume()
+                # The results of approved calls belong to the conversation that the first prompt renders.
                 if reader.round is not None:
                     prepared = replace(prepared, conversation=reader.round.with_results(prepared.conversation))
             builder = PromptBuilder(
@@ -103,9 +104,11 @@ class HarmonyGeneration(BatchStream):
         Raises the error if the request ends.
         """
         transcript = reader.transcript
+        # A text backend cannot continue inside a character. Without its first bytes, the same backend may continue.
         continues_here = runner.session.has_slot and isinstance(error, CannotGoOn) and not reader.is_step_complete
         if continues_here and await settled(reader, transcript.drop_incomplete_character):
             return reader
+        # Server tools may have had effects, so an answer with tools never starts over. Neither does emitted output.
         can_restart = prepared.loop is None and not self._has_output
         has_generated = can_restart and len(transcript.journal.numbers) > reader.known_length
         regenerable = self._regenerations < MAX_REGENERATIONS and (transcript.can_drop or has_generated)

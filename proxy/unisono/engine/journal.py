@@ -73,6 +73,7 @@ class JournalEntry:
         """Return the note as journal numbers."""
         text = json.dumps(self.value, ensure_ascii=False, separators=(",", ":"), sort_keys=True)
         data = text.encode("utf-8", "surrogatepass")
+        # The number of bytes stands before them, so that the padding is not read.
         padded = data + bytes(-len(data) % BYTES_PER_NUMBER)
         packed = [a << 16 | b << 8 | c for a, b, c in zip(padded[::3], padded[1::3], padded[2::3], strict=True)]
         return [NOTE, len(data), *packed]

@@ -179,6 +179,7 @@ def _check_position(
     if not capabilities.prefill:
         raise CannotGoOn("This backend cannot continue an unfinished message; use a backend that accepts token ids.")
     marks = [token for token in tail if token >= FIRST_SPECIAL]
+    # Without any marker in the tail, the position follows from the prompt: in a header, unless it opens a body.
     in_header = marks[-1] in _HEADER if marks else not rendered.opening
     if capabilities.output is OutputForm.MARKERLESS and in_header and not is_naming:
         raise CannotGoOn(
@@ -192,6 +193,7 @@ def _continued(
     opening = Header(verbatim=True) if rendered.opening else None
     if not tail:
         return ContinuedPrompt(rendered.prompt, decoder_for(capabilities.output, encoding, opening))
+    # A backend would reject such a prompt or crash, and its failure would look like a fault of the backend.
     if not 0 <= min(tail) <= max(tail) < VOCABULARY:
         raise CannotGoOn(
             "This backend cannot continue the answer: it contains a token that the backend's model does not know."

@@ -115,6 +115,7 @@ class PromptBuilder:
         """Return the known usage of the prompts, even without a backend."""
         current = await self._step_prompt(context)
         if not self.usage.prompt_tokens:
+            # A journal may begin in a later step, whose prompt also contains generated tokens.
             first = current.rendered if not context.number else await self._render(self.conversation)
             self.usage = replace(self.usage, prompt_tokens=len(first.prompt.tokens))
             self._report.prompted = self.usage.prompt_tokens
@@ -156,6 +157,7 @@ class PromptBuilder:
         return await render(self._renderer, conversation, self._tools, self._request.cache_salt)
 
     async def _fit(self, window: int) -> None:
+        # In a small window, the room for the answer must not displace the conversation.
         wanted = min(self._request.max_tokens or MIN_ANSWER_TOKENS, window // 4)
         fitted = await fit(self._renderer, self._original, self._tools, window - wanted, self._request.cache_salt)
         if fitted.conversation is not self.conversation:

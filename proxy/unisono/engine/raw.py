@@ -133,6 +133,7 @@ class RawGeneration(BatchStream):
         Raises the error if the request ends.
         """
         output = self._output
+        # Nothing was generated, and no other deployment exists: the prompt itself cannot be sent.
         if isinstance(error, CannotGoOn) and not output.tokens and not session.has_alternative:
             session.fail(error)
             raise UnsupportedValue(NOT_ENCODABLE, param=self._request.fields.conversation) from error
@@ -220,6 +221,7 @@ class RawGeneration(BatchStream):
 
         Raises CannotGoOn if its text would be encoded to other tokens.
         """
+        # Token ids are read as they are, so only text has to be checked.
         if able.prompt is not OutputForm.TEXT:
             return Prompt(full)
         return Prompt(full, await asyncio.to_thread(self._text_of, full, generated))

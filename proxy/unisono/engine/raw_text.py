@@ -109,6 +109,7 @@ class RawText:
             self.ended = FinishReason.STOP
             spelled = spelled if self._raw.shows_stop else ""
         self._begun += text + spelled
+        # The text waits until the character is complete; a special token or the end completes it with U+FFFD.
         if self._decoder.getstate()[0] and not special and self.ended is None:
             return ""
         text = self._begun

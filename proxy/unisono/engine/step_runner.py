@@ -169,6 +169,7 @@ class StepRunner:
         self._constraints.start()
         while True:
             try:
+                # A constraint is refused before the first token, so nothing was emitted yet.
                 async with aclosing(await self._generation(slot, builder, reader)) as batches:
                     async for batch in batches:
                         yield batch
@@ -210,6 +211,7 @@ class StepRunner:
         self.session.has_moved = False
         reader.set_source(capabilities, enforced)
         job = self._job(continued.prompt, slot, room, reader)
+        # Only the first prompt is what the client sent, so only its cached tokens are reported.
         is_first = not tail and not reader.items.step
         return self._read(slot, job, continued.decoder, reader, builder if is_first else None)
 
@@ -224,6 +226,7 @@ class StepRunner:
         room = builder.room(prompt, capabilities, spent)
         limit = self._request.max_tokens
         if room < 1:
+            # With tokens left, only the window of this backend is full. Another one may be larger.
             may_move = (limit is None or spent < limit) and self.session.has_alternative
             if may_move or not reader.token_count:
                 raise builder.too_long(prompt, capabilities)
@@ -274,6 +277,7 @@ class StepRunner:
                     await pauses.wait_before(portion)
                     events += await feed(reader, portion)
                 if transcript.is_broken_off:
+                    # Clients treat an answer that the gateway ends like one that reached its token limit.
                     finish = FinishReason.LENGTH
                 if finish is not None:
                     if not reader.has_pending_edit:

@@ -117,6 +117,7 @@ def next_step(answer: AnswerState) -> Step:
     """
     if answer.has_run:
         return _after_results(answer)
+    # A cut answer ends, even with complete calls: the model may have wanted to write more before their results.
     if answer.reason is not FinishReason.STOP:
         return AnswerDone()
     if answer.calls and not answer.exhausted:
@@ -127,9 +128,11 @@ def next_step(answer: AnswerState) -> Step:
 
 
 def _after_results(answer: AnswerState) -> Step:
+    # The model cannot continue before the client sends the results of its own calls.
     if answer.needs_client:
         return AnswerDone()
     if answer.exhausted:
+        # Text on `final` beside the calls is the answer; nothing has to be opened then.
         return AnswerDone() if answer.has_final else OpenFinal(TOOLS_ENDED)
     return AnswerDone(paused=True) if answer.paused else Generate()
 
@@ -223,6 +226,7 @@ class ServerToolFilter:
 
     def _close(self, closed: Closed, out: list[Event]) -> None:
         item = closed.item
+        # A truncated call is not part of the conversation: the model would be asked for its result.
         whole_or_text = closed.complete or not isinstance(item, ToolCall)
         if whole_or_text and (own := to_item(closed)) is not None:
             self.step_items.append(own)

@@ -112,8 +112,7 @@ class Transcript:
         events = []
         rest = tokens
         while rest and not self._is_stopped:
-            has_room = self._limits.has_room_for(rest[0], lambda: self.journal.new_tokens)
-            if not has_room and self._handle_spent_budget():
+            if self._ends_reasoning(rest[0]):
                 break
             size = len(rest) if self.controller.is_naming else self._limits.portion(rest, self.journal.read)
             journal += rest[:size]
@@ -130,7 +129,9 @@ class Transcript:
     def _is_stopped(self) -> bool:
         return self.is_broken_off or self.controller.step.pending is not None
 
-    def _handle_spent_budget(self) -> bool:
+    def _ends_reasoning(self, token: int) -> bool:
+        if self._limits.has_room_for(token, lambda: self.journal.new_tokens):
+            return False
         is_reasoning = bool(self.router.is_reasoning)
         return self.controller.handle_spent_budget(self.journal.tail_length, is_reasoning=is_reasoning)
 

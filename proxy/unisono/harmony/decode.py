@@ -165,6 +165,7 @@ class _Text:
             self._value = self._in_string = self._escaped = False
             self._before_answer = not self._recipient and _BEFORE_ANSWER.match(self._header) is not None
         elif token in _STOPS or token in (START, CHANNEL):
+            # A channel marker in a header belongs to that header.
             if self._in_body or token != CHANNEL:
                 self._recipient, self._header = False, ""
             self._in_body = False
@@ -196,6 +197,7 @@ class _Text:
         if self._json and self._in_string:
             if token not in _STOPS:
                 return False
+            # A stop inside a string is meant only at the very end of the output, where the arguments were cut.
             return True if over and at == len(text) else (None if at == len(text) else False)
         if self._json:
             return True
@@ -264,6 +266,7 @@ def _start_is_meant(rest: str, settled: bool) -> bool | None:
             return None
         return settled and (_HEADER_START.match(rest) is not None or "assistant".startswith(words))
     between = rest[: following.start()]
+    # Headers are short and on one line; longer text before a marker is prose.
     headed = "\n" not in between.strip() and len(between.split()) <= 6
     after = _id_of(following[0])
     if after in _STOPS:

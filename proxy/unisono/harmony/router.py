@@ -135,6 +135,7 @@ class HarmonyRouter:
         if len(self._encoding.decode(body)) < opened.delivered:
             return False
         opened.replace_body(body)
+        # The replaced tokens stay counted as generated, but positions follow the tokens that remain.
         less = tokens - len(instead)
         self._reasoning_tokens -= less if isinstance(opened.item, Reasoning) else 0
         self._repair.output.position -= less

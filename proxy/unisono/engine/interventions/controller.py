@@ -120,6 +120,7 @@ class InterventionController:
 
     def handle_end(self, reason: FinishReason, place: int) -> None:
         """Decide what follows a generation that ended; all messages end before `place`."""
+        # A generation that reached its limit has no room for another message.
         if reason is not FinishReason.STOP or self.is_spent:
             return
         if self.obligations.is_call_owed and self.step.regenerations_at_end < MAX_REGENERATIONS:
@@ -238,6 +239,7 @@ class InterventionController:
         self.step.attempts = self.step.attempts.reject(at.text or "", constrained=constrained, at=at)
         rule = REGENERATED_ANSWER if message is MessageKind.ANSWER else REGENERATED_CALL
         constraint = self.requirements.constraint_for(at.header)
+        # Without a constraint, the same header would lead to the same fault. The model may choose another tool.
         free = message is MessageKind.CALL and not self.can_guide(at.header)
         header = () if free else self._spelling.written(at)
         self.step.pending = PromptEdit(at.start, header, constraint=constraint, attempts=self.step.attempts, rule=rule)

@@ -95,6 +95,7 @@ class MessageGate:
                 step = self._controller.step
                 if rule in self._requirements.disabled_rules or step.last.body:
                     return False
+                # After the last attempt, the first one is restored, and accepted although it has the same fault.
                 return step.attempts.count < MAX_REGENERATIONS or not step.attempts.is_first(header, text)
 
     def _record_message(self, message: MessageKind, fault: BodyFault) -> None:

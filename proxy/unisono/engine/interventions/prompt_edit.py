@@ -156,6 +156,7 @@ class HeaderSpelling:
 
     def body(self, at: Stopped) -> Tokens:
         """Return the body with its terminator."""
+        # A call is complete only with its own terminator.
         stop = CALL if at.header.is_call else RETURN
         return (*self._encoding.encode_generated(at.text or ""), stop)
 

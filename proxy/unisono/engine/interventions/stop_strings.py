@@ -33,6 +33,7 @@ class StopStrings:
                 break
             match event:
                 case Opened(item=Text()):
+                    # Stop strings do not span several texts.
                     self._buffered, self._emitted = "", []
                     out.append(event)
                 case Delta(item=Text() as item):

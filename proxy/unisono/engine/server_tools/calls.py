@@ -145,6 +145,7 @@ class ToolRound:
         server, tool = self.tools.place(call)
         item = HostedCall(index, call.call_id, call.name, server, tool, verdict == ASK, call.approval, arguments)
         self.budget.record(arguments, verdict)
+        # A call that needs an approval has no outcome in this answer. It is made in the next request.
         if verdict == ASK:
             self.needs_approval = True
         else:
@@ -178,6 +179,7 @@ class ToolRound:
         if result.rule == NO_TIME_LEFT:
             self.budget.record_timeout()
         note: dict[str, Json] = {RAN: call.call_id, TEXT: outcome.text}
+        # Usual values are left out, since the note is stored with the journal.
         note |= {ERROR: True} if outcome.is_error else {}
         note |= {STRUCTURED: outcome.structured} if outcome.structured is not None else {}
         note |= {UNKNOWN: True} if outcome.outcome_unknown else {}
@@ -187,6 +189,7 @@ class ToolRound:
         if result.rule:
             events.append(Repaired(result.rule, position))
         item = ToolResult(call.call_id, call.name, result.text)
+        # An approved call is part of the conversation, so its result belongs there and not to the new items.
         if not call.approval:
             return note, events, item
         self._decided.append(item)

@@ -30,6 +30,7 @@ MAX_CALLS: Final = 512  # calls of a request without a limit of its own
 
 OUTCOME_UNKNOWN: Final = "It is not known whether the call was carried out; it was not repeated."
 
+# Faults that the model can correct, so it gets a few replies before its calling ends.
 MODEL_FAULTS: Final = frozenset({UNKNOWN_TOOL, BAD_ARGUMENTS})
 
 
@@ -108,6 +109,8 @@ class CallBudget:
         `is_known`: the tool is offered. `needs_approval`: its server makes no such call without an approval. `late`:
         the time of the request has passed.
         """
+        # Limits of the request precede faults of the call: otherwise the model would correct a call that is not made
+        # anyway.
         if self.exhausted:
             return ENDED
         if late:
@@ -130,6 +133,7 @@ class CallBudget:
         self._last = arguments.digest
         self._made += verdict == MAKE
         self._faults = self._faults + 1 if verdict in MODEL_FAULTS else 0
+        # The error reply names the repetition once. A model that repeats the call after it does not stop by itself.
         once_more = verdict == REPEATED and self._alike > MAX_EQUAL_CALLS + 1
         self.exhausted = self.exhausted or verdict == NO_CALLS_LEFT or self._faults >= MAX_FAULTS or once_more
         if verdict == NO_TIME_LEFT:

@@ -59,6 +59,7 @@ class OfferedServerTools:
         names = ToolNames(taken=self._client)
         for offer in offers:
             builtin = self._builtin(offer)
+            # The name of a client function wins over the trained name of a builtin tool.
             trained = {} if self._is_taken(builtin) else _trained(builtin, offer.tools)
             self._trained |= trained
             if not trained:
@@ -69,6 +70,7 @@ class OfferedServerTools:
 
         If the request has tool servers, that is every name that is not a tool of the client.
         """
+        # Invented names count as server tools: the gateway can reply with the names that exist.
         return bool(self._servers) and name not in self._client
 
     def tool(self, name: str) -> HostedTool | None:
