@@ -32,10 +32,7 @@ UNREAD: Final = "unread"
 
 
 class Transcript:
-    """Token transcript of one answer.
-
-    `is_noted`: the request has the data that its journal begins with.
-    """
+    """Token transcript of one answer. `is_noted`: the request has the data that its journal begins with."""
 
     def __init__(
         self,
@@ -132,7 +129,7 @@ class Transcript:
     def _ends_reasoning(self, token: int) -> bool:
         if self._limits.has_room_for(token, lambda: self.journal.new_tokens):
             return False
-        is_reasoning = bool(self.router.is_reasoning)
+        is_reasoning = self.router.is_reasoning is True
         return self.controller.handle_spent_budget(self.journal.tail_length, is_reasoning=is_reasoning)
 
     def _read(self, tokens: Sequence[int]) -> list[Event]:
@@ -196,9 +193,7 @@ class Transcript:
         edit = self.controller.step.pending
         assert edit is not None
         remaining = self.journal.tail[: edit.position]
-        body, stop = edit.body, edit.body[:0]
-        if body and body[-1] in ALL_STOP_TOKENS:
-            body, stop = body[:-1], body[-1:]
+        body, stop = edit.split_body
         position = self.router.usage.completion_tokens
         self._record_edit(edit.position, remaining, edit.body, tail=[*remaining, *edit.body])
         self.router.trim(body, len(remaining) + len(body))

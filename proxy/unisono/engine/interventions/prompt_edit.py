@@ -83,6 +83,12 @@ class PromptEdit:
     ends: bool = False  # nothing more is generated
     rule: str = ""
 
+    @property
+    def split_body(self) -> tuple[Tokens, Tokens]:
+        """Return the body without its terminator, and the terminator."""
+        end = len(self.body) - (len(self.body) > 0 and self.body[-1] in ALL_STOP_TOKENS)
+        return self.body[:end], self.body[end:]
+
     def applied_to(self, tail: Sequence[int], start: Tokens, *, has_call: bool) -> list[int]:
         """Return the part of `tail` that the edit leaves, with its last message closed, and the messages `between`.
 
