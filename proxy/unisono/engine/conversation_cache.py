@@ -137,8 +137,7 @@ class ConversationCache:
         handed: tuple[bytes, tuple[StoredItem, ...]] | None = None
         for event in closed:
             if isinstance(event.item, HostedCall) and event.item.approval:
-                # The call is in the conversation already.
-                continue
+                continue  # the call is in the conversation already
             # An incomplete item has no tokens. What follows it cannot be restored exactly.
             if not event.tokens:
                 return

@@ -100,7 +100,7 @@ class PromptBuilder:
         has_moved: bool,
         is_naming: bool,
     ) -> ContinuedPrompt:
-        """Return the prompt that continues `rendered` after the tokens `tail`, as in `continue_prompt`."""
+        """Return the prompt that continues `rendered` after `tail`, as in `continue_prompt`."""
         return await continue_prompt(
             self._renderer.encoding,
             rendered,

@@ -218,7 +218,7 @@ class StepRunner:
     def _room(
         self, builder: PromptBuilder, prompt: Prompt, capabilities: Capabilities, reader: OutputReader, spent: int
     ) -> int:
-        """Return the number of tokens that may be generated after `prompt` and `spent` generated tokens.
+        """Return the number of tokens that may be generated after `prompt` and `spent` ones.
 
         Raises ContextTooLong if there is no room here, and either nothing was generated yet or another deployment may
         have room.

@@ -32,7 +32,7 @@ UNREAD: Final = "unread"
 
 
 class Transcript:
-    """Token transcript of one answer. `is_noted`: the request has the data that its journal begins with."""
+    """Token transcript of one answer; `is_noted`: the request has a note for its journal."""
 
     def __init__(
         self,

@@ -1,4 +1,4 @@
-"""Items of messages, and the reader of one message: its text so far, and how much of it was emitted."""
+"""Items of messages, and the reader of one message: its text and how much was emitted."""
 
 from __future__ import annotations
 

@@ -93,7 +93,7 @@ class InterventionController:
             self._regenerate(at, message)
 
     def handle_spent_budget(self, place: int, *, is_reasoning: bool) -> bool:
-        """Decide what follows at `place`, where the reasoning budget is used up; return whether reading stops."""
+        """Decide what follows a used-up reasoning budget at `place`; return whether reading stops."""
         if is_reasoning:
             self._end_reasoning(place, rule=REASONING_BUDGET)
         # Between two messages there is nothing to end. The gate stops the next reasoning at its header.
@@ -101,7 +101,7 @@ class InterventionController:
         return is_reasoning
 
     def handle_repetition(self, place: int, *, is_reasoning: bool) -> bool:
-        """Decide what follows at `place`, where the model repeats itself; return False if the answer ends there."""
+        """Decide what follows a repetition at `place`; return False if the answer ends there."""
         # After reasoning, the model can still answer. It would repeat an answer in every further attempt.
         if not is_reasoning or self.is_spent:
             return False

@@ -90,9 +90,9 @@ class PromptEdit:
         return self.body[:end], self.body[end:]
 
     def applied_to(self, tail: Sequence[int], start: Tokens, *, has_call: bool) -> list[int]:
-        """Return the part of `tail` that the edit leaves, with its last message closed, and the messages `between`.
+        """Return the part of `tail` that the edit leaves, and the messages `between`.
 
-        The step's prompt ends in `start`. `has_call`: the step has a complete call.
+        The last message of the tail is closed. The step's prompt ends in `start`. `has_call`: the step has a complete call.
         """
         remaining = [*tail[: self.position]]
         if self.closes:

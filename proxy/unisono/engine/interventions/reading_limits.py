@@ -83,7 +83,7 @@ class ReadingLimits:
         return bool(is_cut or (is_reasoning and token >= FIRST_SPECIAL))
 
     def is_repeating(self, journal: Sequence[int], read: int) -> bool:
-        """Return whether the model repeats itself at the end of `journal`; call it after each portion."""
+        """Return whether the end of `journal` is a repetition; call it after each portion."""
         if not self._detects_repetition or _tokens_to_check(read) != CHECK_INTERVAL_TOKENS:
             return False
         length = REASONING_REPEAT_TOKENS if self._router.is_reasoning else REPEAT_TOKENS
