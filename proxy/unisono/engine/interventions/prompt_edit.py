@@ -92,7 +92,7 @@ class PromptEdit:
     def applied_to(self, tail: Sequence[int], start: Tokens, *, has_call: bool) -> list[int]:
         """Return the part of `tail` that the edit leaves, and the messages `between`.
 
-        The last message of the tail is closed. The step's prompt ends in `start`. `has_call`: the step has a complete call.
+        The last message of the tail is closed. The prompt ends in `start`. `has_call`: the step has a complete call.
         """
         remaining = [*tail[: self.position]]
         if self.closes:
