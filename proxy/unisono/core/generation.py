@@ -65,11 +65,6 @@ class Capabilities:
     # True if the backend can continue a message that another backend began.
     prefill: bool = True
 
-    @property
-    def window(self) -> int:
-        """Context window in tokens, also for a backend that does not report it."""
-        return self.context or DEFAULT_CONTEXT
-
 
 @dataclass(frozen=True, slots=True)
 class Prompt:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 from unisono.core.context_window import OPENAI_PROMPT_TOO_LONG
 from unisono.core.conversation import Conversation
-from unisono.core.generation import Capabilities, Chunk, OutputForm, Prompt, Usage
+from unisono.core.generation import DEFAULT_CONTEXT, Capabilities, Chunk, OutputForm, Prompt, Usage
 from unisono.core.prefix_blocks import blocks_of
 from unisono.core.route_protocol import RouteRequirements
 from unisono.engine.prompt import ContinuedPrompt, RenderedPrompt, continue_prompt, fit, render, with_text
@@ -76,7 +76,7 @@ class PromptBuilder:
 
     async def prompt(self, context: StepContext, capabilities: Capabilities) -> RenderedPrompt:
         """Return the current step's prompt for such a backend; the first prompt is counted."""
-        window = capabilities.window
+        window = capabilities.context or DEFAULT_CONTEXT
         if self._request.truncate and window != self._fitted_to:
             await self._fit(window)
         await self.count_prompt(context)
@@ -128,11 +128,11 @@ class PromptBuilder:
 
     def room(self, prompt: Prompt, capabilities: Capabilities, spent: int) -> int:
         """Return the tokens that may still be generated after `spent` ones; below 1 for none."""
-        room = capabilities.window - len(prompt.tokens)
+        room = (capabilities.context or DEFAULT_CONTEXT) - len(prompt.tokens)
         return room if self._request.max_tokens is None else min(room, self._request.max_tokens - spent)
 
     def too_long(self, prompt: Prompt, capabilities: Capabilities) -> ContextTooLong:
-        context = capabilities.window
+        context = capabilities.context or DEFAULT_CONTEXT
         tokens = len(prompt.tokens)
         message = OPENAI_PROMPT_TOO_LONG.template.format(
             limit=context, subject="the messages (and tools)", tokens=tokens, length="their length"

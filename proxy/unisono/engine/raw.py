@@ -183,9 +183,9 @@ class RawGeneration(BatchStream):
         able = slot.capabilities
         if request.sampling.logit_bias and not able.logit_bias:
             raise UnsupportedValue("The backend of this model cannot bias tokens.", param=request.fields.logit_bias)
-        room = able.window - len(full)
+        room = (able.context or DEFAULT_CONTEXT) - len(full)
         if room < 1:
-            limit = able.window
+            limit = able.context or DEFAULT_CONTEXT
             message = OPENAI_PROMPT_TOO_LONG.template.format(
                 limit=limit, subject="the prompt", tokens=len(full), length="its length"
             )
