@@ -186,7 +186,7 @@ def test_a_reasoning_budget_is_read_in_every_spelling(fields: dict[str, Any], bu
 def test_the_operators_reasoning_budget_is_an_upper_limit(requested: int | None, effective: int) -> None:
     rules = ModelRules(reasoning_budget=100, unmended=frozenset({"repetition"}))
     request = chat(rules, thinking_token_budget=requested).request
-    assert (request.reasoning_budget, request.unmended) == (effective, {"repetition"})
+    assert (request.reasoning_budget, request.disabled_rules) == (effective, {"repetition"})
 
 
 def test_disabled_thinking_is_low_effort() -> None:

@@ -104,8 +104,8 @@ async def test_every_plan_is_replayed_exactly(case: planned.Case, capabilities: 
 async def test_every_conversation_with_server_tools_is_replayed_exactly(talk: server_tools.Talk) -> None:
     talk = replace(talk, bases=[], host=replace(talk.host, made=[], asked=[]))
     document = await record(talk.engine(), talk.turn)
-    assert talk.turn.hosting is not None
-    if talk.turn.hosting.decisions:
+    assert talk.turn.server_tools is not None
+    if talk.turn.server_tools.decisions:
         with pytest.raises(Unreplayable, match="approved"):
             read_document(document)
         return

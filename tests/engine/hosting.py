@@ -112,7 +112,7 @@ class Talk:
     caps: Capabilities = IDS
     per_chunk: int = 4
     turn: GenerationRequest = field(
-        default_factory=lambda: GenerationRequest("m", CONVERSATION, seed="a seed", tenant="team", hosting=HOSTING)
+        default_factory=lambda: GenerationRequest("m", CONVERSATION, seed="a seed", tenant="team", server_tools=HOSTING)
     )
     bases: list[CompletionJob] = field(default_factory=list)
 

@@ -34,8 +34,8 @@ from unisono.errors import (
 
 def hosting(talk: Talk, **more: Any) -> Talk:
     """Return the talk with other settings of its server tools."""
-    assert talk.turn.hosting is not None
-    return replace(talk, turn=replace(talk.turn, hosting=replace(talk.turn.hosting, **more)))
+    assert talk.turn.server_tools is not None
+    return replace(talk, turn=replace(talk.turn, server_tools=replace(talk.turn.server_tools, **more)))
 
 
 def result_tokens(name: str, text: str) -> list[int]:
@@ -264,7 +264,7 @@ async def test_an_engine_without_a_tool_host_rejects_server_tools() -> None:
     )
     with pytest.raises(UnsupportedValue):
         await anext(aiter(bare.start(talk.turn)))
-    assert [batch async for batch in bare.start(replace(talk.turn, hosting=ServerTools()))]
+    assert [batch async for batch in bare.start(replace(talk.turn, server_tools=ServerTools()))]
 
 
 async def test_count_includes_server_tools() -> None:
@@ -371,7 +371,7 @@ RETURNED: dict[str, tuple[str, str]] = {
 @pytest.mark.parametrize(("output", "unmet"), RETURNED.values(), ids=RETURNED)
 async def test_a_missing_form_is_reported_only_without_returned_calls(output: str, unmet: str) -> None:
     talk = hosting(Talk([output]), servers=(FILES,))
-    talk = replace(talk, turn=replace(talk.turn, form=FORM, unmended=frozenset({"regenerated-answer"})))
+    talk = replace(talk, turn=replace(talk.turn, form=FORM, disabled_rules=frozenset({"regenerated-answer"})))
     _, report = await talk.events()
     assert report.unmet == unmet
 
@@ -506,7 +506,7 @@ FAULTS: dict[str, tuple[str, Servers, str, str]] = {
 async def test_the_model_reads_an_error_result_and_continues(step: str, host: Servers, error: str, rule: str) -> None:
     host = replace(host, made=[])
     talk = Talk([step, ANSWER], host)
-    talk.turn = replace(talk.turn, unmended=frozenset({"repetition"}))
+    talk.turn = replace(talk.turn, disabled_rules=frozenset({"repetition"}))
     events, report = await talk.events()
     [ran] = [event for event in events if isinstance(event, Ran)]
     assert ran.outcome.is_error
@@ -693,7 +693,7 @@ def test_every_reported_rule_is_documented() -> None:
 
 async def test_a_server_description_is_declared_once() -> None:
     talk, about = Talk([ANSWER]), "Our\nproducts. <|end|>"
-    await replace(talk, turn=replace(talk.turn, hosting=ServerTools((replace(DOCS, description=about),)))).events()
+    await replace(talk, turn=replace(talk.turn, server_tools=ServerTools((replace(DOCS, description=about),)))).events()
     tokens = list(talk.bases[0].prompt.tokens)
     declared = ENCODING.decode(tokens)
     assert "// Our\n// products. <|end|>\n// \n// The tool search.\n" in declared

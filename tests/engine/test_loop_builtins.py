@@ -37,7 +37,7 @@ def answer(name: str, arguments: Mapping[str, Json]) -> ToolOutcome:
 def talk(
     *outputs: str, capabilities: Capabilities = IDS, servers: tuple[ToolServer, ...] = (BROWSER, PYTHON, SHELL)
 ) -> Talk:
-    request = GenerationRequest("m", CONVERSATION, seed="a seed", tenant="team", hosting=ServerTools(servers))
+    request = GenerationRequest("m", CONVERSATION, seed="a seed", tenant="team", server_tools=ServerTools(servers))
     return Talk(outputs, Servers(OFFERED, answer), caps=capabilities, turn=request)
 
 

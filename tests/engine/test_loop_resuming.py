@@ -62,7 +62,7 @@ def talk_of(outputs: Sequence[str], hosting: ServerTools | None = None, **more: 
     conversation: Conversation = more.pop("conversation", CONVERSATION)
     hosting = hosting or ServerTools((DOCS, FILES))
     noted = more.pop("noted", None)
-    talk = replace(talk, turn=replace(talk.turn, conversation=conversation, hosting=hosting, noted=noted))
+    talk = replace(talk, turn=replace(talk.turn, conversation=conversation, server_tools=hosting, journal_note=noted))
     return replace(talk, **more)
 
 
@@ -205,8 +205,8 @@ async def test_an_idempotent_call_is_repeated() -> None:
 
 async def test_an_incomplete_journal_allows_only_calls_of_idempotent_tools() -> None:
     talk = Talk([BOTH, ANSWER])
-    hosting = replace(talk.turn.hosting or ServerTools(), is_journal_complete=False)
-    talk = replace(talk, turn=replace(talk.turn, hosting=hosting))
+    hosting = replace(talk.turn.server_tools or ServerTools(), is_journal_complete=False)
+    talk = replace(talk, turn=replace(talk.turn, server_tools=hosting))
     batches, report = await talk.batches()
     events = [event for batch in batches for event in batch]
     assert talk.host.made == [("docs", "fetch", {"q": "zwei ⟂"})]
@@ -239,7 +239,7 @@ async def test_a_resumed_run_uses_the_tool_lists_of_the_journal() -> None:
 async def test_a_resumed_run_does_not_call_servers_missing_from_the_request() -> None:
     talk = Talk([SEARCH, ANSWER], per_chunk=1000)
     _, report = await talk.batches(cut=2)
-    without_server = replace(talk, turn=replace(talk.turn, hosting=ServerTools((FILES,))))
+    without_server = replace(talk, turn=replace(talk.turn, server_tools=ServerTools((FILES,))))
     batches, _ = await without_server.batches(report.journal)
     assert talk.host.made == []
     [(server, name, result)] = calls_of([event for batch in batches for event in batch])
@@ -265,7 +265,7 @@ async def test_a_journal_of_another_request_is_rejected(numbers: list[int]) -> N
     with pytest.raises(StoreUnreadable):
         await talk.batches([*report.journal, *numbers])
     with pytest.raises(StoreUnreadable):
-        await replace(talk, turn=replace(talk.turn, hosting=None)).batches(report.journal)
+        await replace(talk, turn=replace(talk.turn, server_tools=None)).batches(report.journal)
 
 
 JSON: st.SearchStrategy[Json] = st.recursive(

@@ -57,7 +57,7 @@ class Hosted:
 def hosted(host: McpHost, upstream: Upstream, transport: str, *steps: str) -> Hosted:
     talk = Talk(steps)
     server = upstream.server(transport, label="up", approval=FREE)
-    return Hosted(replace(talk, turn=replace(talk.turn, hosting=ServerTools((server,)))), host)
+    return Hosted(replace(talk, turn=replace(talk.turn, server_tools=ServerTools((server,)))), host)
 
 
 @pytest.mark.parametrize("transport", ["modern", "legacy", "sse"])
@@ -91,11 +91,11 @@ async def test_cancelling_the_stream_cancels_the_call_on_the_server(host: McpHos
 
 async def test_a_call_of_a_real_server_is_cancelled_at_the_deadline(host: McpHost, upstream: Upstream) -> None:
     exchange = hosted(host, upstream, "modern", call("up__slow", '{"seconds":60,"name":"late"}'), "It is so.<|return|>")
-    hosting = exchange.talk.turn.hosting
+    hosting = exchange.talk.turn.server_tools
     assert hosting is not None
     # The tools are listed in advance, so that the call has the full time.
     await host.list_tools(hosting.servers[0])
-    stream = exchange.engine().start(replace(exchange.talk.turn, hosting=replace(hosting, total_s=1.0)))
+    stream = exchange.engine().start(replace(exchange.talk.turn, server_tools=replace(hosting, total_s=1.0)))
     events = [event async for batch in stream for event in batch]
     assert items_of(events) == (F("It is so."),)
     assert stream.report.recoveries == ["tool-deadline", "tools-ended"]

@@ -162,7 +162,7 @@ def test_a_server_tool_call_appears_once_in_the_recalled_conversation(
     output: list[Closed], sent: tuple[Item, ...], expected: tuple[Item, ...]
 ) -> None:
     cache = ConversationCache()
-    cache.record("team", output, results={"call_h": PAGE}, shown=[LABEL])
+    cache.record("team", output, results={"call_h": PAGE}, visible=[LABEL])
     assert cache.recall("team", conversation(ASK, *sent)).items == (ASK, *expected)
 
 

@@ -34,7 +34,7 @@ from tests.engine.scripted import IDS, Step
 from tests.harmony.recoveries import C, F, P, R
 from unisono.core.conversation import AnswerForm, Preamble
 from unisono.core.generation import AnyJson, Capabilities, Constraint, FinishReason, JsonSchema, OneOf
-from unisono.engine.interventions.controller import NOT_ALLOWED
+from unisono.core.recovery_rules import TOOL_NOT_ALLOWED
 from unisono.engine.interventions.requirements import NO_ARGUMENTS, UNMET_ARGUMENTS, UNMET_CALL, UNMET_FORM, UNMET_NONE
 from unisono.engine.request import AllowedTools, ForcedCalls, GenerationRequest
 
@@ -219,7 +219,7 @@ CALLS: dict[str, Case] = {
         told=UNCONSTRAINED,
     ),
     "regeneration of calls switched off": Case(
-        turn(unmended=frozenset({"regenerated-call"})),
+        turn(disabled_rules=frozenset({"regenerated-call"})),
         [WEATHER + "Paris<|call|>"],
         (C("get_weather", "Paris"),),
         [],
@@ -241,7 +241,7 @@ CALLS: dict[str, Case] = {
             T + S + WEATHER + "{}<|call|><|start|>functions.get_weather to=assistant<|channel|>commentary<|message|>"
             "This tool is not available now. Use another one, or answer without.<|end|><|start|>assistant"
         ],
-        rules=(NOT_ALLOWED,),
+        rules=(TOOL_NOT_ALLOWED,),
     ),
     "tool not allowed, called twice": Case(
         turn(AllowedTools(frozenset({"add"}))),
@@ -252,7 +252,7 @@ CALLS: dict[str, Case] = {
             "This tool is not available now. Use another one, or answer without.<|end|><|start|>assistant",
             refused + FINAL,
         ],
-        rules=(NOT_ALLOWED,),
+        rules=(TOOL_NOT_ALLOWED,),
     ),
 }
 
@@ -341,7 +341,7 @@ FORMED: dict[str, Case] = {
         told=UNCONSTRAINED,
     ),
     "a fence around an invalid answer": Case(
-        turn(form=CITY_FORM, unmended=frozenset({"regenerated-answer"})),
+        turn(form=CITY_FORM, disabled_rules=frozenset({"regenerated-answer"})),
         [FINAL + "```json\n{}\n```<|return|>"],
         (F("```json\n{}\n```"),),
         [],

@@ -75,7 +75,7 @@ async def test_endless_blanks_end_the_answer(capabilities: Capabilities, whole: 
 
 async def test_blanks_stay_where_repetition_is_allowed() -> None:
     text = '{"city":' + BLANKS + '"Paris"}'
-    outcome = await ask([FINAL + text + "<|return|>"], turn(form=CITY_FORM, unmended=frozenset({"repetition"})))
+    outcome = await ask([FINAL + text + "<|return|>"], turn(form=CITY_FORM, disabled_rules=frozenset({"repetition"})))
     assert outcome.items == (F(text),)
 
 

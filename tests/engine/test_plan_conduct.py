@@ -264,7 +264,7 @@ async def test_a_repetitive_answer_ends_at_the_same_token_for_any_chunk_size() -
 
 
 async def test_repetition_detection_can_be_switched_off() -> None:
-    outcome = await ask([FINAL + REPETITION + "<|return|>"], turn(unmended=frozenset({"repetition"})))
+    outcome = await ask([FINAL + REPETITION + "<|return|>"], turn(disabled_rules=frozenset({"repetition"})))
     assert outcome.items == (F(REPETITION),)
 
 
@@ -331,7 +331,9 @@ SECTIONS: dict[str, tuple[AnswerForm, str]] = {
 @pytest.mark.parametrize(("form", "section"), SECTIONS.values(), ids=SECTIONS)
 async def test_the_form_is_described_at_the_end_of_the_instructions(form: AnswerForm, section: str) -> None:
     conversation = replace(CONVERSATION, preamble=replace(CONVERSATION.preamble, instructions="Be brief."))
-    outcome = await ask([RAIN], turn(conversation=conversation, form=form, unmended=frozenset({"regenerated-answer"})))
+    outcome = await ask(
+        [RAIN], turn(conversation=conversation, form=form, disabled_rules=frozenset({"regenerated-answer"}))
+    )
     prompt = ENCODING.decode(outcome.jobs[0].prompt.tokens)
     assert f"// namespace functions\n\n{section}<|end|>" in prompt
     assert await engine(Scripted(ENCODING, [])).count(turn(conversation=conversation, form=form)) == len(

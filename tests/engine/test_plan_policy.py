@@ -10,8 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.engine.planning import ENCODING
-from unisono.core.recovery_rules import RULES
-from unisono.engine.interventions.controller import SWITCHABLE
+from unisono.core.recovery_rules import RULES, SWITCHABLE
 from unisono.engine.interventions.policy import (
     CLOSING,
     OPENING,

@@ -297,7 +297,7 @@ def test_a_decoder_continues_the_tokens_of_another_decoder(parts: list[str], dat
     expected = [*whole.feed(Chunk(text=text)), *whole.end()]
     tokens = list(first.feed(Chunk(text=text[:cut])))
     # A backend that continues the tokens of the first decoder generates its buffered text again.
-    second = decoder_for(OutputForm.TEXT, ENCODING, said=tokens)
+    second = decoder_for(OutputForm.TEXT, ENCODING, generated=tokens)
     tokens += [*second.feed(Chunk(text=text[len(ENCODING.decode(tokens)) :])), *second.end()]
     assert ENCODING.special_ids(tokens) == ENCODING.special_ids(expected)
     assert ENCODING.decode(tokens) == ENCODING.decode(expected) == text

@@ -287,7 +287,7 @@ async def test_a_carried_deployment_keeps_its_state() -> None:
     (in_use,) = (live for live in (kept, dropped) if live is slot.deployment)
     new = RoutingPool(
         {"m": [kept], "other": [added := live_of("c", clock)]},
-        kept=[CarriedDeployment(kept, DeploymentConfig("renamed", weight=3), old)],
+        carried=[CarriedDeployment(kept, DeploymentConfig("renamed", weight=3), old)],
         prefixes=old.prefixes,
         clock=clock,
     )
@@ -312,7 +312,7 @@ async def test_a_pool_that_was_never_started_does_not_take_over_deployments() ->
     clock = Clock()
     old, (a,) = await known_pool("a", clock=clock)
     new = RoutingPool(
-        {"m": [a]}, kept=[CarriedDeployment(a, DeploymentConfig("b"), old)], prefixes=old.prefixes, clock=clock
+        {"m": [a]}, carried=[CarriedDeployment(a, DeploymentConfig("b"), old)], prefixes=old.prefixes, clock=clock
     )
     await new.aclose()
     assert (a.name, script_of(a).closed) == ("a", False)
@@ -325,7 +325,7 @@ async def test_a_pool_that_was_never_started_does_not_take_over_deployments() ->
 async def test_a_slot_released_in_the_old_pool_is_available_in_the_new_one() -> None:
     clock = Clock()
     old, (a,) = await known_pool(live_of("a", clock, max_requests=1), clock=clock)
-    new = RoutingPool({"m": [a]}, kept=[CarriedDeployment(a, a.terms, old)], prefixes=old.prefixes, clock=clock)
+    new = RoutingPool({"m": [a]}, carried=[CarriedDeployment(a, a.terms, old)], prefixes=old.prefixes, clock=clock)
     new.start()
     with await old.route(REQUEST).place(REQUIREMENTS):
         waiting = asyncio.create_task(new.route(REQUEST).place(REQUIREMENTS))

@@ -132,7 +132,7 @@ def to_generation_request(
         caller=caller,
         request_id=request_id,
         surface=surface,
-        passage=passthrough,
+        passthrough=passthrough,
         fields=request_fields(field),
     )
 
@@ -351,4 +351,4 @@ def _text_bytes(body: Mapping[str, Json]) -> int:
 
 def with_passage(request: GenerationRequest, api: Api, body: Mapping[str, Json], way: AnswerMode) -> GenerationRequest:
     """Return a generation request that a pass-through deployment may answer too."""
-    return replace(request, passage=to_passage(api, body, way))
+    return replace(request, passthrough=to_passage(api, body, way))

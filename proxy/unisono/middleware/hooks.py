@@ -147,12 +147,12 @@ class HookedStream(BatchStream):
         asked = request
         for hook in self._hooked.hooks:
             request = await self._asked(hook, request)
-        if request is not asked and request.passage is not None:
-            request = _kept_here(request, request.passage)
-        if not request.lasting or (request is asked and not self.report.hooks):
+        if request is not asked and request.passthrough is not None:
+            request = _kept_here(request, request.passthrough)
+        if not request.is_journal_stored or (request is asked and not self.report.hooks):
             # The request is never resumed, or there is nothing to note.
             return request
-        return replace(request, noted=to_note(asked, request, self.report.hooks))
+        return replace(request, journal_note=to_note(asked, request, self.report.hooks))
 
     async def _asked(self, hook: NamedHook, request: GenerationRequest) -> GenerationRequest:
         asked = await hook.ask("before", request.request_id, _before(hook.hook, request))
@@ -169,7 +169,7 @@ class HookedStream(BatchStream):
             return request
         request, hooks = from_note(request, note)
         self.report.hooks |= hooks
-        return replace(request, noted=note)
+        return replace(request, journal_note=note)
 
     # -- after
 
@@ -198,7 +198,7 @@ def _kept_here(request: GenerationRequest, passthrough: PassthroughRequest) -> G
     """
     if passthrough.way is not AnswerMode.ENGINE_THEN_PASSING:
         raise HookFailed("A hook of the gateway's wants this request otherwise, and this model gets it as it came.")
-    return replace(request, passage=None)
+    return replace(request, passthrough=None)
 
 
 # Invalid results are a failure of the hook: they are checked within its call.

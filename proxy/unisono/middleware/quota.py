@@ -243,7 +243,7 @@ class MeteredStream(WrappedStream):
             return
         self._cut = standing.output < claim.max_output
         # No context holds more than MOST; a pass-through request states its limit itself.
-        if self._cut or turn.passage is not None:
+        if self._cut or turn.passthrough is not None:
             run = metered.turns.start(replace(turn, max_tokens=standing.output))
             # The consumer of this stream already holds its report.
             run.report = self.report
@@ -292,7 +292,7 @@ def refused(limit: QuotaKind, standing: QuotaStatus) -> LimitReached:
 
 
 def _guessed(request: GenerationRequest) -> int:
-    return estimated(request.conversation) if request.passage is None else AROUND + request.passage.tokens
+    return estimated(request.conversation) if request.passthrough is None else AROUND + request.passthrough.tokens
 
 
 def estimated(conversation: Conversation) -> int:

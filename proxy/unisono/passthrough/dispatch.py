@@ -35,19 +35,19 @@ class PassthroughService(GenerationService):
         self._pool = pool
 
     def start(self, request: GenerationRequest) -> GenerationStream:
-        passage = request.passage
-        if passage is None:
+        passthrough = request.passthrough
+        if passthrough is None:
             return self._turns.start(request)
-        if passage.way is AnswerMode.PASSING:
-            return PassthroughGeneration(self._pool, request, passage)
-        return EitherGeneration(self._turns, self._pool, request, passage)
+        if passthrough.way is AnswerMode.PASSING:
+            return PassthroughGeneration(self._pool, request, passthrough)
+        return EitherGeneration(self._turns, self._pool, request, passthrough)
 
     async def count(self, request: GenerationRequest) -> int:
         """Return the prompt's tokens; an estimate for a request that only passes through."""
-        passage = request.passage
-        if passage is None or passage.way is AnswerMode.ENGINE_THEN_PASSING:
+        passthrough = request.passthrough
+        if passthrough is None or passthrough.way is AnswerMode.ENGINE_THEN_PASSING:
             return await self._turns.count(request)
-        return OVERHEAD + passage.tokens
+        return OVERHEAD + passthrough.tokens
 
 
 class EitherGeneration(BatchStream):

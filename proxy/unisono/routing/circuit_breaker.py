@@ -270,8 +270,8 @@ def _overloaded(
 
     Without it, use a short cooldown that doubles while the overload lasts.
     """
-    asked = BREATH_S * 2.0 ** min(circuit.rests, 32) if retry_after_s is None else max(retry_after_s, 0.0)
-    until = now + min(asked, tolerance.cooldown_s) * (jitter if retry_after_s is None else 1.0)
+    pause_s = BREATH_S * 2.0 ** min(circuit.rests, 32) if retry_after_s is None else max(retry_after_s, 0.0)
+    until = now + min(pause_s, tolerance.cooldown_s) * (jitter if retry_after_s is None else 1.0)
     if circuit.phase(now) is CircuitPhase.OPEN:
         # Several requests were refused at once.
         return replace(circuit, failures=circuit.failures + 1, until=max(until, circuit.until))

@@ -334,23 +334,23 @@ def test_server_tools_are_the_gateways_own_where_the_operator_has_them() -> None
     served = MessagesModel("gpt-oss", trained=BROWSER)
     made = understood(served, tools=[LOOK, SEARCH], tool_choice={"type": "tool", "name": "web_search"})
     assert made.served == {"browser"}
-    assert made.request.hosting is not None
-    assert [server.label for server in made.request.hosting.servers] == ["builtin:browser"]
-    assert made.request.hosting.max_calls == 2
+    assert made.request.server_tools is not None
+    assert [server.label for server in made.request.server_tools.servers] == ["builtin:browser"]
+    assert made.request.server_tools.max_calls == 2
     assert made.request.choice == ForcedCalls(frozenset(), frozenset({("builtin:browser", None)}))
     assert [tool.name for tool in made.request.conversation.preamble.tools] == ["look"]
     assert made.notes == ("tools.1.allowed_domains: no effect",)
     none = understood(served, tools=[LOOK, SEARCH], tool_choice={"type": "none"}).request
-    assert (none.hosting, none.calls_allowed) == (None, False)
+    assert (none.server_tools, none.calls_allowed) == (None, False)
 
 
 def test_an_answer_pauses_where_its_client_sees_all_that_was_run() -> None:
     docs = ToolServer("docs", "https://docs.example", approval=Approval(otherwise=False))
     model = MessagesModel("gpt-oss", trained=BROWSER, runnable=RunnableTools((docs,)), pause_after=3)
     for fields, bound in (({}, 3), ({"unisono": {"run_tools": True}}, None)):
-        hosting = understood(model, tools=[SEARCH], **fields).request.hosting
+        hosting = understood(model, tools=[SEARCH], **fields).request.server_tools
         assert hosting is not None
-        assert (hosting.shown, hosting.pause_after) == ({"builtin:browser"}, bound)
+        assert (hosting.visible, hosting.pause_after) == ({"builtin:browser"}, bound)
 
 
 def test_an_answer_that_goes_on_has_made_the_forced_call_and_talks_to_the_same_server() -> None:
@@ -380,8 +380,8 @@ def test_tools_that_are_not_there_are_left_out_beside_others() -> None:
 def test_the_operators_tools_are_run_where_the_client_says_so() -> None:
     docs = ToolServer("docs", "https://docs.example", approval=Approval(otherwise=False))
     model = MessagesModel("gpt-oss", runnable=RunnableTools((docs,)))
-    assert understood(model).request.hosting is None
-    hosting = understood(model, unisono={"run_tools": True}).request.hosting
+    assert understood(model).request.server_tools is None
+    hosting = understood(model, unisono={"run_tools": True}).request.server_tools
     assert hosting is not None
     assert [(server.label, server.owner) for server in hosting.servers] == [("docs", TENANT)]
     note = "unisono.run_tools: no effect, because there are no tools to run, or because of 'tool_choice'"

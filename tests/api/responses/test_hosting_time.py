@@ -20,8 +20,8 @@ LEFT: dict[str, tuple[float, float, float]] = {
 @pytest.mark.parametrize(("total_s", "spent_s", "left_s"), LEFT.values(), ids=LEFT)
 def test_what_is_left_is_what_has_not_passed(total_s: float, spent_s: float, left_s: float) -> None:
     hosting = ServerTools(max_calls=3, total_s=total_s)
-    turned = later(GenerationRequest(TURN.model, TURN.conversation, hosting=hosting), spent_s)
-    assert turned.hosting == ServerTools(max_calls=3, total_s=left_s)
+    turned = later(GenerationRequest(TURN.model, TURN.conversation, server_tools=hosting), spent_s)
+    assert turned.server_tools == ServerTools(max_calls=3, total_s=left_s)
 
 
 def test_a_turn_without_tools_is_as_it_was() -> None:

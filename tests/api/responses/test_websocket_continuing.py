@@ -39,7 +39,7 @@ async def test_a_response_is_continued(path: str, store: bool | None) -> None:
         assert said(there) == ONE_TWO
         await ann.asked(input="Three?", store=store, previous_response_id=two["id"])
         assert said(there) == [*ONE_TWO, AssistantMessage("Two."), UserMessage("Three?")]
-        assert all(turn.dated for turn in there.turns.turns[1:])
+        assert all(turn.keeps_date for turn in there.turns.turns[1:])
         kept = [await there.post(f"/v1/responses/{response['id']}", method="GET") for response in (one, two)]
         assert [answer.status for answer in kept] == [404 if store is False else 200] * 2
 

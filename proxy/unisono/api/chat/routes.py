@@ -91,7 +91,7 @@ class ChatRoute:
                 raise
             # A request that gpt-oss cannot serve may still be valid for the pass-through backend.
             return await pass_through()
-        passes = asked.request.passage is not None
+        passes = asked.request.passthrough is not None
         if way is AnswerMode.PASSING_THEN_ENGINE and not passes:
             return await pass_through()
         frame = self._frame(wanted, model, asked)

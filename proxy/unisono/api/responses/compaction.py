@@ -126,7 +126,7 @@ def to_generation_request(prepared: PreparedRequest) -> GenerationRequest:
         forbidden_tools=ForbiddenTools.KEEP,
         truncate=True,
         # The tools are in the prompt that a backend has cached; none of them is run.
-        hosting=None if turn.hosting is None else replace(turn.hosting, decisions=(), max_calls=0),
+        server_tools=None if turn.server_tools is None else replace(turn.server_tools, decisions=(), max_calls=0),
     )
 
 

@@ -190,7 +190,7 @@ async def assembled(
         rules=model.rules,
     )
     turn = await off_loop(parse, size)
-    approvals = Approvals(deps, sender.tenant, response_id, approvals_in(request, turn.request.hosting))
+    approvals = Approvals(deps, sender.tenant, response_id, approvals_in(request, turn.request.server_tools))
     turn = replace(turn, request=approvals.attach_to(turn.request))
     seal = _sealer(seals, sender.tenant) if request.seals_reasoning else None
     frame = _frame(sender, request, past, model, turn, response_id, created_at, today, seal)
