@@ -29,8 +29,8 @@ ANSWER: list[Event] = [*reasoning(0, "hm"), *final(1, "Hel", "lo"), finished()]
 
 @pytest.mark.parametrize("path", ["/v1/messages", "/messages"])
 async def test_a_request_gets_a_complete_message(path: str) -> None:
-    turns = ScriptedTurns([ANSWER], report=lambda: GenerationReport("vllm-1", 1, ["missing-end", "trailing-stop"]))
-    response = await request(turns, path=path, metadata={"user_id": "u"}, service_tier="auto").run()
+    service = ScriptedTurns([ANSWER], report=lambda: GenerationReport("vllm-1", 1, ["missing-end", "trailing-stop"]))
+    response = await request(service, path=path, metadata={"user_id": "u"}, service_tier="auto").run()
     assert response.status == 200
     assert response.headers["content-type"] == "application/json"
     assert response.headers["x-unisono-backend"] == "vllm-1"
@@ -59,12 +59,12 @@ async def test_a_request_gets_a_complete_message(path: str) -> None:
             "notes": ["service_tier: no effect"],
         },
     }
-    assert turns.runs[0].closed == 1
+    assert service.runs[0].closed == 1
 
 
 async def test_a_stream_starts_with_message_start_and_ends_with_message_stop() -> None:
-    turns = ScriptedTurns([ANSWER[:5], ANSWER[5:]], report=lambda: GenerationReport("vllm-1", prompted=11))
-    response = await request(turns, stream=True).run()
+    service = ScriptedTurns([ANSWER[:5], ANSWER[5:]], report=lambda: GenerationReport("vllm-1", prompted=11))
+    response = await request(service, stream=True).run()
     assert response.headers["content-type"] == "text/event-stream; charset=utf-8"
     events = named_events(response.body)
     assert [event["type"] for event in events] == [
@@ -83,12 +83,12 @@ async def test_a_stream_starts_with_message_start_and_ends_with_message_stop() -
         "output_tokens": 0,
     }
     assert fold(events)["content"] == [{"type": "text", "text": "Hello"}]
-    assert turns.runs[0].closed == 1
+    assert service.runs[0].closed == 1
 
 
 async def test_pings_follow_message_start_while_the_backend_is_silent() -> None:
-    turns = ScriptedTurns([0.2, ANSWER[:4], 0.2, ANSWER[4:]])
-    response = await request(turns, stream=True, keep_alive_s=0.05).run()
+    service = ScriptedTurns([0.2, ANSWER[:4], 0.2, ANSWER[4:]])
+    response = await request(service, stream=True, keep_alive_s=0.05).run()
     first, second, *_ = response.body.split(b"\n\n")
     assert first.startswith(b"event: message_start\n")
     assert second == b'event: ping\ndata: {"type":"ping"}'
@@ -141,8 +141,8 @@ async def test_a_context_overflow_has_anthropics_error_message(
 
 
 async def test_a_failure_during_the_stream_ends_it_with_an_error_event() -> None:
-    turns = ScriptedTurns([[*final(0, "Hel", "lo")[:2]], BackendUnavailable("gone")])
-    response = await request(turns, stream=True).run()
+    service = ScriptedTurns([[*final(0, "Hel", "lo")[:2]], BackendUnavailable("gone")])
+    response = await request(service, stream=True).run()
     assert response.status == 200
     events = named_events(response.body)
     assert [event["type"] for event in events] == [
@@ -219,8 +219,8 @@ async def test_errors_of_other_paths_keep_the_openai_shape() -> None:
 async def test_rate_limit_headers_have_both_spellings() -> None:
     left = QuotaStatus(requests_left=4, requests_reset_s=12, tokens_left=900, tokens_reset_s=6)
     quota_status = replace(left, limits=KeyLimits(rpm=5, tpm=1000))
-    turns = ScriptedTurns([ANSWER], report=lambda: GenerationReport(standing=quota_status))
-    headers = (await request(turns).run()).headers
+    service = ScriptedTurns([ANSWER], report=lambda: GenerationReport(standing=quota_status))
+    headers = (await request(service).run()).headers
     assert headers["x-ratelimit-remaining-requests"] == headers["anthropic-ratelimit-requests-remaining"] == "4"
     assert headers["anthropic-ratelimit-tokens-limit"] == "1000"
     assert headers["anthropic-ratelimit-requests-reset"] == "2023-11-14T22:13:32Z"
@@ -233,11 +233,11 @@ class CountingTurns(ScriptedTurns):
 
 
 async def test_tokens_are_counted_without_max_tokens_or_a_backend_request() -> None:
-    turns = CountingTurns([])
-    response = await request(turns, path="/v1/messages/count_tokens", max_tokens=None, system="Be brief.").run()
+    service = CountingTurns([])
+    response = await request(service, path="/v1/messages/count_tokens", max_tokens=None, system="Be brief.").run()
     assert (response.status, response.json()) == (200, {"input_tokens": 42})
-    assert turns.turns[0].conversation.preamble.instructions == "Be brief."
-    assert not turns.runs
+    assert service.turns[0].conversation.preamble.instructions == "Be brief."
+    assert not service.runs
 
 
 async def test_streamed_tool_calls_are_the_same_with_and_without_early_arguments() -> None:

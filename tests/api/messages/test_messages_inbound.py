@@ -38,7 +38,7 @@ QUESTION: Json = {"role": "user", "content": "Hi"}
 LOOK = {"name": "look", "description": "Looks.", "input_schema": {"type": "object"}}
 SEARCH = {"type": "web_search_20250305", "name": "web_search", "max_uses": 2, "allowed_domains": ["a.example"]}
 BROWSER = {"browser": ToolServer("pages", "https://pages.example", approval=Approval(otherwise=False))}
-THOUGHT = "Let me see."
+REASONING_TEXT = "Let me see."
 USE = {"type": "tool_use", "id": "toolu_1", "name": "look", "input": {"at": "it"}}
 CALL = AssistantCall("call_1", "look", '{"at":"it"}')
 
@@ -75,11 +75,15 @@ def result(call_id: str, **more: Any) -> Json:
     return {"type": "tool_result", "tool_use_id": call_id, **more}
 
 
-def thinking(words: str = THOUGHT) -> Json:
+def thinking(words: str = REASONING_TEXT) -> Json:
     return {"type": "thinking", "thinking": words, "signature": SEALER.sign(TENANT, words)}
 
 
-OMITTED = {"type": "thinking", "thinking": "", "signature": SEALER.seal(TENANT, [AssistantReasoning(THOUGHT, (1, 2))])}
+OMITTED = {
+    "type": "thinking",
+    "thinking": "",
+    "signature": SEALER.seal(TENANT, [AssistantReasoning(REASONING_TEXT, (1, 2))]),
+}
 REDACTED = {"type": "redacted_thinking", "data": OMITTED["signature"]}
 SEARCHED = AssistantCall("call_s", "browser.search", '{"query": "x"}', (3, 4))
 FOUND = ToolResult("call_s", "browser.search", "[0] What was found")
@@ -149,7 +153,7 @@ CONVERSATIONS: dict[str, tuple[list[Json], list[Item]]] = {
         [QUESTION, assistant(thinking(), text("I look."), USE), user(result("toolu_1", content="seen"))],
         [
             UserMessage("Hi"),
-            AssistantReasoning(THOUGHT),
+            AssistantReasoning(REASONING_TEXT),
             AssistantMessage("I look.", Phase.COMMENTARY),
             CALL,
             ToolResult("call_1", "look", "seen"),
@@ -157,11 +161,11 @@ CONVERSATIONS: dict[str, tuple[list[Json], list[Item]]] = {
     ),
     "omitted thinking": (
         [QUESTION, assistant(OMITTED, USE), user(result("toolu_1"))],
-        [UserMessage("Hi"), AssistantReasoning(THOUGHT, (1, 2)), CALL, ToolResult("call_1", "look", "")],
+        [UserMessage("Hi"), AssistantReasoning(REASONING_TEXT, (1, 2)), CALL, ToolResult("call_1", "look", "")],
     ),
     "redacted thinking": (
         [QUESTION, assistant(REDACTED, USE), user(result("toolu_1"))],
-        [UserMessage("Hi"), AssistantReasoning(THOUGHT, (1, 2)), CALL, ToolResult("call_1", "look", "")],
+        [UserMessage("Hi"), AssistantReasoning(REASONING_TEXT, (1, 2)), CALL, ToolResult("call_1", "look", "")],
     ),
     "results in any order, then text": (
         [
@@ -173,7 +177,7 @@ CONVERSATIONS: dict[str, tuple[list[Json], list[Item]]] = {
             UserMessage("Hi"),
             CALL,
             ToolResult("call_1", "look", "a"),
-            AssistantReasoning(THOUGHT),
+            AssistantReasoning(REASONING_TEXT),
             AssistantCall("call_2", "look", '{"at":"it"}'),
             ToolResult("call_2", "look", "b\n\nc"),
             UserMessage("And?"),
@@ -305,7 +309,7 @@ def test_request_fields_reach_the_engine() -> None:
     assert (generation.stream, generation.thinking, generation.notes) == (True, Thinking.HIDDEN, ())
 
 
-THOUGHTS: dict[str, tuple[Json, bool, tuple[Thinking, Effort, int | None]]] = {
+THINKING_FIELDS: dict[str, tuple[Json, bool, tuple[Thinking, Effort, int | None]]] = {
     "not requested": ({}, True, (Thinking.HIDDEN, Effort.MEDIUM, 50)),
     "a budget": ({"type": "enabled", "budget_tokens": 20}, True, (Thinking.SHOWN, Effort.MEDIUM, 20)),
     "a budget above the operator's": (
@@ -320,7 +324,9 @@ THOUGHTS: dict[str, tuple[Json, bool, tuple[Thinking, Effort, int | None]]] = {
 }
 
 
-@pytest.mark.parametrize(("thinking_field", "show_reasoning", "expected"), THOUGHTS.values(), ids=THOUGHTS)
+@pytest.mark.parametrize(
+    ("thinking_field", "show_reasoning", "expected"), THINKING_FIELDS.values(), ids=THINKING_FIELDS
+)
 def test_the_thinking_field_sets_display_effort_and_budget(
     thinking_field: Json, show_reasoning: bool, expected: tuple[Thinking, Effort, int | None]
 ) -> None:
@@ -440,7 +446,7 @@ REFUSED: dict[str, tuple[Json, str]] = {
         "messages.1.content.0.signature",
     ),
     "thinking of another tenant": (
-        {"messages": [QUESTION, assistant({**thinking(), "signature": SEALER.sign("others", THOUGHT)})]},
+        {"messages": [QUESTION, assistant({**thinking(), "signature": SEALER.sign("others", REASONING_TEXT)})]},
         "messages.1.content.0.signature",
     ),
     "omitted thinking of another server": (

@@ -54,7 +54,7 @@ OMITTED = replace(FRAME, thinking=Thinking.OMITTED)
 EARLY_CALLS = replace(FRAME, hold_calls=False)
 
 
-def served(builtin: str, tool: str, arguments: str, outcome: ToolOutcome) -> list[Event]:
+def server_call(builtin: str, tool: str, arguments: str, outcome: ToolOutcome) -> list[Event]:
     name = f"{builtin}.{tool}" if tool else builtin
     item = HostedCall(0, "call_h", name, f"builtin:{builtin}", tool, arguments=read_arguments(name, arguments))
     return [Opened(item), Delta(item, arguments), Closed(item, arguments, (7, 8)), Ran(item, outcome, outcome.text)]
@@ -65,7 +65,7 @@ def streamed(batches: Sequence[list[Event]], frame: MessageFrame, report: Genera
     return fold(named_events(b"".join(map(events.write, batches))))
 
 
-def both(events: list[Event], frame: MessageFrame = FRAME, report: GenerationReport | None = None) -> Json:
+def checked_message(events: list[Event], frame: MessageFrame = FRAME, report: GenerationReport | None = None) -> Json:
     """Return the message after checking that every way of streaming gives the same one."""
     message = to_message(collect(events), report or GenerationReport(), frame)
     assert streamed([events], frame, report) == message
@@ -74,13 +74,13 @@ def both(events: list[Event], frame: MessageFrame = FRAME, report: GenerationRep
 
 
 def contents(events: list[Event], frame: MessageFrame = FRAME) -> list[Json]:
-    content: list[Json] = both(events, frame)["content"]
+    content: list[Json] = checked_message(events, frame)["content"]
     return content
 
 
 ANSWERS: dict[str, tuple[list[Event], list[Json]]] = {
     "text": (final(0, "Hel", "lo"), [{"type": "text", "text": "Hello"}]),
-    "nothing": (final(0), []),
+    "an empty answer": (final(0), []),
     "a preamble and an answer": (
         [*commentary(0, "I look."), *final(1, "So.")],
         [{"type": "text", "text": "I look."}, {"type": "text", "text": "So."}],
@@ -130,7 +130,7 @@ def test_omitted_thinking_is_sealed() -> None:
 
 CALLS: dict[str, tuple[list[Event], Json, Json]] = {
     "a search": (
-        served(
+        server_call(
             "browser",
             "search",
             '{"query":"x"}',
@@ -140,17 +140,17 @@ CALLS: dict[str, tuple[list[Event], Json, Json]] = {
         {"type": "web_search_tool_result"},
     ),
     "an opened page": (
-        served("browser", "open", '{"id":0}', ToolOutcome("text", structured={"url": "u", "title": "t"})),
+        server_call("browser", "open", '{"id":0}', ToolOutcome("text", structured={"url": "u", "title": "t"})),
         {"name": "web_fetch", "input": {"id": 0}},
         {"type": "web_fetch_tool_result"},
     ),
     "a failed search": (
-        served("browser", "search", "{}", ToolOutcome("no", True)),
+        server_call("browser", "search", "{}", ToolOutcome("no", True)),
         {"name": "web_search", "input": {}},
         {"type": "web_search_tool_result"},
     ),
     "a program": (
-        served("python", "", "print(6 * 7)", ToolOutcome("42\n")),
+        server_call("python", "", "print(6 * 7)", ToolOutcome("42\n")),
         {"name": "code_execution", "input": {"code": "print(6 * 7)"}},
         {"type": "code_execution_tool_result"},
     ),
@@ -175,18 +175,21 @@ LARGE_NUMBER = '{"wei": 123456789012345678901234567890}'
 
 
 async def test_large_numbers_in_tool_input_are_unchanged() -> None:
-    turns = ScriptedTurns([[*call(0, 0, "f", LARGE_NUMBER), finished()]])
-    whole = await request(turns).run()
-    assert LARGE_NUMBER.encode() in whole.body
-    streamed = await request(turns, stream=True).run()
+    service = ScriptedTurns([[*call(0, 0, "f", LARGE_NUMBER), finished()]])
+    complete = await request(service).run()
+    assert LARGE_NUMBER.encode() in complete.body
+    streamed = await request(service, stream=True).run()
     assert fold(named_events(streamed.body))["content"][0]["name"] == "f"
     assert orjson.dumps(LARGE_NUMBER) in streamed.body
 
 
 def test_large_numbers_in_server_tool_input_are_unchanged() -> None:
-    events = [*served("browser", "search", '{"topn": 123456789012345678901234567890}', ToolOutcome("so")), finished()]
-    whole = orjson.dumps(to_message(collect(events), GenerationReport(), FRAME))
-    assert b'{"topn": 123456789012345678901234567890}' in whole
+    events = [
+        *server_call("browser", "search", '{"topn": 123456789012345678901234567890}', ToolOutcome("so")),
+        finished(),
+    ]
+    complete = orjson.dumps(to_message(collect(events), GenerationReport(), FRAME))
+    assert b'{"topn": 123456789012345678901234567890}' in complete
     streamed = MessageEvents(FRAME, GenerationReport()).write(events)
     assert orjson.dumps('{"topn": 123456789012345678901234567890}') in streamed
 
@@ -194,9 +197,9 @@ def test_large_numbers_in_server_tool_input_are_unchanged() -> None:
 EARLY_ARGUMENTS: dict[str, tuple[list[str], list[str]]] = {
     "an object": (['{"a"', ":1}"], ["", '{"a"', ":1}"]),
     "an object after white space": ([" ", "\n", ' {"a"', ":1}"], ["", ' \n {"a"', ":1}"]),
-    "nothing": ([], [""]),
+    "no arguments": ([], [""]),
     "white space": ([" "], [""]),
-    "something else": (["[", "1]"], ["", '{"unparsed_arguments":"[1]"}']),
+    "an array": (["[", "1]"], ["", '{"unparsed_arguments":"[1]"}']),
     "invalid JSON": (["n", "o"], ["", '{"unparsed_arguments":"no"}']),
 }
 
@@ -217,7 +220,7 @@ CODES = {"call-limit": "max_uses_exceeded", "bad-tool-arguments": "invalid_tool_
 
 @pytest.mark.parametrize(("rule", "code"), CODES.items())
 def test_a_server_tool_call_that_was_not_run_has_an_error_code(rule: str, code: str) -> None:
-    *call_events, ran = served("browser", "search", "{}", ToolOutcome("no", True))
+    *call_events, ran = server_call("browser", "search", "{}", ToolOutcome("no", True))
     assert isinstance(ran, Ran)
     _, result = contents([*call_events, replace(ran, rule=rule), finished()])
     assert result["content"]["type"] == "web_search_tool_result_error"
@@ -266,7 +269,7 @@ STOP_REASONS: dict[str, tuple[list[Event], GenerationReport, str]] = {
 def test_the_stop_reason_matches_the_end_of_the_response(
     events: list[Event], report: GenerationReport, reason: str
 ) -> None:
-    message = both(events, FRAME, report)
+    message = checked_message(events, FRAME, report)
     assert message["stop_reason"] == reason
     assert message["stop_sequence"] == ("END" if reason == "stop_sequence" else None)
     details = {"type": "refusal", "category": None, "explanation": report.unmet} if reason == "refusal" else None
@@ -295,7 +298,7 @@ item_events = st.one_of(
     text_pieces.map(lambda texts: unfit(0, *texts)),
     st.builds(lambda texts, whole: call(0, 0, "f", *texts, complete=whole), text_pieces, st.booleans()),
     text_pieces.map(lambda texts: hosted(0, *texts)),
-    text_pieces.map(lambda texts: served("browser", "search", "".join(texts), ToolOutcome("found"))),
+    text_pieces.map(lambda texts: server_call("browser", "search", "".join(texts), ToolOutcome("found"))),
 )
 cut_positions = st.lists(st.integers(0, 30), max_size=4)
 

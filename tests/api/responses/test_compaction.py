@@ -118,8 +118,8 @@ async def test_a_conversation_continues_from_its_compaction(paths: tuple[str, st
 async def test_a_response_after_a_compaction_can_be_continued_by_id() -> None:
     async with scripted_gateway(SUMMARY_SCRIPT, ANSWER) as gateway:
         output = (await compact(gateway)).json()["output"]
-        one = (await gateway.post("/v1/responses", {"model": "gpt-oss", "input": output})).json()
-        body = {"model": "gpt-oss", "input": "And now?", "previous_response_id": one["id"]}
+        first = (await gateway.post("/v1/responses", {"model": "gpt-oss", "input": output})).json()
+        body = {"model": "gpt-oss", "input": "And now?", "previous_response_id": first["id"]}
         assert (await gateway.post("/v1/responses", body)).status == 200
         assert len(items_of_request(gateway)) == 5
         assert items_of_request(gateway)[3:] == [AssistantMessage("Yes."), UserMessage("And now?")]
@@ -127,13 +127,13 @@ async def test_a_response_after_a_compaction_can_be_continued_by_id() -> None:
 
 async def test_a_stored_response_is_compacted_by_its_id() -> None:
     async with scripted_gateway(ANSWER, ANSWER, SUMMARY_SCRIPT) as gateway:
-        one = (await gateway.post("/v1/responses", {"model": "gpt-oss", "input": "Is there tea?"})).json()
-        body = {"model": "gpt-oss", "input": "Sure?", "previous_response_id": one["id"]}
-        two = (await gateway.post("/v1/responses", body)).json()
-        response = await compact(gateway, input=None, previous_response_id=two["id"])
+        first = (await gateway.post("/v1/responses", {"model": "gpt-oss", "input": "Is there tea?"})).json()
+        body = {"model": "gpt-oss", "input": "Sure?", "previous_response_id": first["id"]}
+        second = (await gateway.post("/v1/responses", body)).json()
+        response = await compact(gateway, input=None, previous_response_id=second["id"])
         assert texts(response.json()["output"]) == ["Is there tea?", "Sure?"]
         assert len(items_of_request(gateway)) == 5
-        assert (await compact(gateway, key="bob", input=None, previous_response_id=two["id"])).status == 404
+        assert (await compact(gateway, key="bob", input=None, previous_response_id=second["id"])).status == 404
 
 
 async def test_a_compaction_of_another_tenant_is_skipped_with_a_note() -> None:

@@ -35,8 +35,8 @@ CALL = {"type": "function_call", "id": "fc_1", "call_id": "c", "name": "f", "arg
 CALLED = AssistantCall("c", "f", '{"a":1}')
 
 
-def items_of(given: Any, known: KnownState | None = None) -> list[Item]:
-    return list(generation_of(known, input=given).request.conversation.items)
+def items_of(raw_input: Any, known: KnownState | None = None) -> list[Item]:
+    return list(generation_of(known, input=raw_input).request.conversation.items)
 
 
 FIND = ToolNames().add("my docs", "find")

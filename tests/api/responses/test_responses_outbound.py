@@ -49,7 +49,7 @@ SERVER_CALL_EVENTS = [
 SERVER_CALL_EVENTS += ["mcp_call.completed", "output_item.done"]
 
 
-def failing(item_events: list[str]) -> list[str]:
+def failed(item_events: list[str]) -> list[str]:
     return [name.replace(".completed", ".failed") for name in item_events]
 
 
@@ -107,10 +107,10 @@ CASES: dict[str, tuple[list[engine_events.Event], list[str], str]] = {
         [*TOOL_LIST_EVENTS, *SERVER_CALL_EVENTS, *TEXT_EVENTS],
         "completed",
     ),
-    "a failed tool list": ([*listing(0, error="It is gone."), finished()], failing(TOOL_LIST_EVENTS), "completed"),
+    "a failed tool list": ([*listing(0, error="It is gone."), finished()], failed(TOOL_LIST_EVENTS), "completed"),
     "a call that failed": (
         [*hosted(0, "{}", said="no", error=True), finished()],
-        failing(SERVER_CALL_EVENTS),
+        failed(SERVER_CALL_EVENTS),
         "completed",
     ),
     "a server call without arguments": ([*hosted(0), finished()], without_delta(SERVER_CALL_EVENTS), "completed"),
@@ -324,14 +324,14 @@ def test_calls_streamed_early_keep_the_stream_valid(stream: list[engine_events.E
 
 @given(streams(), st.integers(0, 60), st.sampled_from(["fail", "cancel"]))
 def test_a_stream_failed_or_cancelled_anywhere_ends_properly(
-    stream: list[engine_events.Event], position: int, how: str
+    stream: list[engine_events.Event], position: int, ending: str
 ) -> None:
     events = ResponseEvents(frame(), GenerationReport(), new_id=ids(), clock=lambda: NOW)
     wire_events = events.write(stream[: min(position, len(stream) - 1)]) if position else []
-    wire_events += events.fail(BackendUnavailable("It is gone.")) if how == "fail" else events.cancel()
+    wire_events += events.fail(BackendUnavailable("It is gone.")) if ending == "fail" else events.cancel()
     folded = fold(parsed([*wire_events, events.last()]))
-    assert folded.response["status"] == ("failed" if how == "fail" else "cancelled")
-    assert (folded.error is not None) == (how == "fail")
+    assert folded.response["status"] == ("failed" if ending == "fail" else "cancelled")
+    assert (folded.error is not None) == (ending == "fail")
     assert [item.get("status") for item in folded.output[:-1]].count("incomplete") == 0
 
 

@@ -133,7 +133,7 @@ def stored_item(kind: str, item_id: str, *meaning: Item, **fields: Any) -> Store
 
 
 CALL_A, CALL_B = AssistantCall("call_a", "docs__find", "{}", (1, 2)), AssistantCall("call_b", "docs__find", "{}")
-ASK_A, ASK_B = (
+REQUEST_A, REQUEST_B = (
     stored_item("mcp_approval_request", "mcpr_a", CALL_A),
     stored_item("mcp_approval_request", "mcpr_b", CALL_B),
 )
@@ -147,17 +147,21 @@ DENIAL = ToolResult("call_b", "docs__find", ApprovalDecision("", "", approved=Fa
 HISTORIES: dict[str, tuple[list[StoredItem], list[StoredItem], list[Item]]] = {
     # case: (earlier items, input items, expected conversation)
     "no server tools": ([stored_item("message", "m", USER_MESSAGE)], [], [USER_MESSAGE]),
-    "requested, decided now": ([ASK_A], [APPROVED], [CALL_A]),
-    "requested, not decided": ([ASK_B], [stored_item("message", "m", USER_MESSAGE)], [CALL_B, DENIAL, USER_MESSAGE]),
-    "one of two decided now": ([ASK_A, ASK_B], [APPROVED], [CALL_A, CALL_B, DENIAL]),
-    "decided and called before": ([ASK_A, APPROVED, CALL_ITEM], [], [CALL_A, RESULT]),
+    "requested, decided now": ([REQUEST_A], [APPROVED], [CALL_A]),
+    "requested, not decided": (
+        [REQUEST_B],
+        [stored_item("message", "m", USER_MESSAGE)],
+        [CALL_B, DENIAL, USER_MESSAGE],
+    ),
+    "one of two decided now": ([REQUEST_A, REQUEST_B], [APPROVED], [CALL_A, CALL_B, DENIAL]),
+    "decided and called before": ([REQUEST_A, APPROVED, CALL_ITEM], [], [CALL_A, RESULT]),
     "with a message between decision and call": (
-        [ASK_A, APPROVED, stored_item("message", "m", USER_MESSAGE), CALL_ITEM],
+        [REQUEST_A, APPROVED, stored_item("message", "m", USER_MESSAGE), CALL_ITEM],
         [],
         [CALL_A, RESULT, USER_MESSAGE],
     ),
     "denied before": (
-        [ASK_A, DENIED, stored_item("message", "m", ANSWER)],
+        [REQUEST_A, DENIED, stored_item("message", "m", ANSWER)],
         [],
         [
             CALL_A,
@@ -166,16 +170,16 @@ HISTORIES: dict[str, tuple[list[StoredItem], list[StoredItem], list[Item]]] = {
         ],
     ),
     "decided before, outcome unknown": (
-        [ASK_A, APPROVED],
+        [REQUEST_A, APPROVED],
         [stored_item("message", "m", USER_MESSAGE)],
         [CALL_A, ToolResult("call_a", "docs__find", OUTCOME_UNKNOWN), USER_MESSAGE],
     ),
     "sent by the client, called": (
         [],
-        [ASK_A, APPROVED, CALL_ITEM, stored_item("message", "m", ANSWER)],
+        [REQUEST_A, APPROVED, CALL_ITEM, stored_item("message", "m", ANSWER)],
         [CALL_A, RESULT, ANSWER],
     ),
-    "sent by the client, decided now": ([], [ASK_A, APPROVED], [CALL_A]),
+    "sent by the client, decided now": ([], [REQUEST_A, APPROVED], [CALL_A]),
 }
 
 

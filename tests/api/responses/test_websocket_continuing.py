@@ -167,8 +167,8 @@ async def test_an_item_of_an_unstored_response_can_be_referenced() -> None:
         ann = await gateway.connect()
         first = await ann.respond(input="One?", store=False)
         reference = {"type": "item_reference", "id": first["output"][0]["id"]}
-        again = {"role": "user", "content": "Say that again."}
-        await ann.respond(input=[again, reference], store=False, previous_response_id=first["id"])
+        question = {"role": "user", "content": "Say that again."}
+        await ann.respond(input=[question, reference], store=False, previous_response_id=first["id"])
         assert items_of_request(gateway)[2:] == [UserMessage("Say that again."), AssistantMessage("One.")]
 
 
