@@ -13,7 +13,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from enum import StrEnum
-from functools import cache
 from math import inf
 from typing import Final
 
@@ -64,12 +63,10 @@ KINDS: Final[tuple[tuple[type[UnisonoError], BreakerFailure | None], ...]] = (
 
 
 def kind_of(error: UnisonoError) -> BreakerFailure | None:
-    return _kind_of(type(error))
-
-
-@cache
-def _kind_of(error: type[UnisonoError]) -> BreakerFailure | None:
-    return next(kind for row, kind in KINDS if issubclass(error, row))
+    for row, kind in KINDS:
+        if isinstance(error, row):
+            return kind
+    raise AssertionError(error)
 
 
 class CircuitPhase(StrEnum):

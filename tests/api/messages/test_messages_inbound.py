@@ -370,7 +370,7 @@ def test_a_response_pauses_only_if_the_client_sees_every_server_tool() -> None:
     for fields, pause_after in (({}, 3), ({"unisono": {"run_tools": True}}, None)):
         hosting = generation_of(model, tools=[SEARCH], **fields).request.server_tools
         assert hosting is not None
-        assert (hosting.shown, hosting.pause_after) == ({"builtin:browser"}, pause_after)
+        assert (hosting.visible, hosting.pause_after) == ({"builtin:browser"}, pause_after)
 
 
 def test_a_continued_response_drops_the_forced_call_and_keeps_its_session() -> None:
