@@ -51,16 +51,16 @@ async def failover(setting: Setting, seed: int, folder: Path) -> Outcome:
             store["replicas"] = setting.replicas
         config = config_of(f"vllm@{fake.url}", store=store, mcp_servers=hosts(upstream)["mcp_servers"])
         gateways = [Replica(folder / f"gateway{number}", config) for number in range(2)]
-        for one in gateways:
-            stack.push_async_callback(one.end)
-        await asyncio.gather(*(one.start() for one in gateways))
+        for gateway in gateways:
+            stack.push_async_callback(gateway.end)
+        await asyncio.gather(*(gateway.start() for gateway in gateways))
         session = await stack.enter_async_context(aiohttp.ClientSession())
-        clients = Clients([one.url for one in gateways], session, chance)
+        clients = Clients([gateway.url for gateway in gateways], session, chance)
         running = asyncio.create_task(clients.run())
         await asyncio.sleep(chance.uniform(*LOAD_BEFORE_S))
         names = list(topology.faults)
         fault = names[seed % len(names)]
-        # Half of the faults take a gateway with them, so that the other one has to take over its responses.
+        # Half of the faults take a gateway with them, so that the other gateway has to take over its responses.
         is_killed = seed // len(names) % 2 == 1
         killing = asyncio.create_task(_kill(gateways[0], clients, chance.uniform(0.1, 2.0), is_killed))
         began_s = time.monotonic()
