@@ -357,11 +357,11 @@ print(json.dumps({"imported": imported, "built": seen, "heavy": heavy, "early": 
 
 
 def test_import_and_build_use_no_network_and_no_heavy_library() -> None:
-    began = time.perf_counter()
+    started_at = time.perf_counter()
     completed = subprocess.run(
         [sys.executable, "-c", IMPORT_AND_BUILD], capture_output=True, text=True, check=True, timeout=60
     )
-    took = time.perf_counter() - began
+    duration_s = time.perf_counter() - started_at
     report = json.loads(completed.stdout)
     assert report["imported"] == []
     assert report["built"] == []
@@ -369,7 +369,7 @@ def test_import_and_build_use_no_network_and_no_heavy_library() -> None:
     assert report["early"] == []
     # Each step takes about half a second; a library that uses the network or compiles at import takes longer.
     assert report["took"] < 20
-    assert took < 40
+    assert duration_s < 40
 
 
 IMPORTS_AT_START = """

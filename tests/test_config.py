@@ -82,7 +82,7 @@ def test_the_example_states_the_defaults() -> None:
         assert getattr(loaded.router_settings, name) == getattr(Config().router_settings, name)
 
 
-def test_json_is_yaml(tmp_path: Path) -> None:
+def test_a_json_file_loads(tmp_path: Path) -> None:
     assert read(json.dumps({"model_list": [entry()]}), tmp_path).config.model_list[0].model_name == "gpt-oss-20b"
 
 
@@ -149,7 +149,7 @@ WRONG: dict[str, tuple[Any, str]] = {
         {"router_settings": {"timeout": float("inf")}},
         "router_settings.timeout: input should be a finite number",
     ),
-    "text for a number": (
+    "text instead of a number": (
         {"unisono": {"max_queue": "many"}},
         "unisono.max_queue: input should be a valid integer, unable to parse string as an integer",
     ),
@@ -200,9 +200,9 @@ WRONG: dict[str, tuple[Any, str]] = {
 
 @pytest.mark.parametrize(("raw", "message"), WRONG.values(), ids=WRONG)
 def test_an_invalid_value_is_rejected_with_its_path(raw: Any, message: str) -> None:
-    with pytest.raises(ConfigError) as wrong:
+    with pytest.raises(ConfigError) as error:
         parse(raw, {"LATIN": "caf\udce9"})
-    assert str(wrong.value) == message
+    assert str(error.value) == message
 
 
 UNREADABLE: dict[str, tuple[bytes, str]] = {
@@ -218,14 +218,14 @@ UNREADABLE: dict[str, tuple[bytes, str]] = {
 def test_an_unreadable_file_is_named_without_its_content(content: bytes, message: str, tmp_path: Path) -> None:
     path = tmp_path / "config.yaml"
     path.write_bytes(content)
-    with pytest.raises(ConfigError) as wrong:
+    with pytest.raises(ConfigError) as error:
         load(path, {})
-    assert str(wrong.value).startswith(str(path))
-    assert message in str(wrong.value)
-    assert "sk-secret" not in str(wrong.value)
+    assert str(error.value).startswith(str(path))
+    assert message in str(error.value)
+    assert "sk-secret" not in str(error.value)
 
 
-@pytest.mark.parametrize("name", ["missing.yaml", "."], ids=["missing", "a folder"])
+@pytest.mark.parametrize("name", ["missing.yaml", "."], ids=["missing", "folder"])
 def test_a_missing_file_is_named_in_the_error(name: str, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="^" + str(tmp_path)):
         load(tmp_path / name, {})
@@ -233,9 +233,9 @@ def test_a_missing_file_is_named_in_the_error(name: str, tmp_path: Path) -> None
 
 def test_an_invalid_value_is_not_quoted_in_the_error() -> None:
     raw = {"general_settings": {"master_key": ["sk-secret"]}, "model_list": [entry(litellm_params={"api_key": {}})]}
-    with pytest.raises(ConfigError) as wrong:
+    with pytest.raises(ConfigError) as error:
         parse(raw, {})
-    assert "sk-secret" not in str(wrong.value)
+    assert "sk-secret" not in str(error.value)
 
 
 def test_environment_references_resolve_in_any_value_and_convert_numbers() -> None:
@@ -355,7 +355,7 @@ HARMONY: dict[str, tuple[dict[str, Any], bool]] = {
     "served model name": (entry("gpt-oss-20b", "mlx_server/default_model"), True),
     "uppercase with underscores": (entry("a", "mlx/GPT_OSS_20b-MXFP4"), True),
     "alias of a backend kind": (entry("a", "hosted_vllm/gpt-oss"), True),
-    "another model": (entry("qwen", "vllm/qwen3"), False),
+    "model other than gpt-oss": (entry("qwen", "vllm/qwen3"), False),
     "enabled in model_info": (entry("qwen", "vllm/qwen3", model_info={"harmony": True}), True),
     "disabled in model_info": (entry("gpt-oss", "vllm/gpt-oss", model_info={"harmony": False}), False),
     "external API": (entry("gpt-oss", "openrouter/openai/gpt-oss-120b"), False),
@@ -446,9 +446,9 @@ CONTRADICTIONS: dict[str, tuple[dict[str, Any], str]] = {
 @pytest.mark.parametrize(("raw", "message"), CONTRADICTIONS.values(), ids=CONTRADICTIONS)
 def test_a_contradiction_is_rejected_with_its_path(raw: dict[str, Any], message: str) -> None:
     config = parse(raw, {}).config
-    with pytest.raises(ConfigError) as wrong:
+    with pytest.raises(ConfigError) as error:
         ModelRegistry(config)
-    assert str(wrong.value) == message
+    assert str(error.value) == message
 
 
 def test_a_group_has_its_smallest_context_window() -> None:

@@ -118,9 +118,9 @@ MISTAKES: dict[str, tuple[dict[str, Any], str]] = {
 
 @pytest.mark.parametrize(("entry", "message"), MISTAKES.values(), ids=MISTAKES)
 def test_an_invalid_entry_is_rejected_with_its_path(entry: dict[str, Any], message: str) -> None:
-    with pytest.raises(ConfigError) as wrong:
+    with pytest.raises(ConfigError) as error:
         parse({"mcp_servers": {"docs": entry}}, {})
-    assert str(wrong.value).startswith(message)
+    assert str(error.value).startswith(message)
 
 
 HOSTS: dict[str, tuple[Any, str]] = {
@@ -132,9 +132,9 @@ HOSTS: dict[str, tuple[Any, str]] = {
 
 @pytest.mark.parametrize(("entry", "message"), HOSTS.values(), ids=HOSTS)
 def test_an_invalid_allowed_host_is_rejected_with_its_path(entry: Any, message: str) -> None:
-    with pytest.raises(ConfigError) as wrong:
+    with pytest.raises(ConfigError) as error:
         parse({"unisono": {"mcp_allowed_hosts": [entry]}}, {})
-    assert str(wrong.value).startswith(message)
+    assert str(error.value).startswith(message)
 
 
 def test_an_allowed_host_is_a_name_or_a_mapping_of_its_options() -> None:

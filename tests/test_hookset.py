@@ -48,7 +48,7 @@ def test_an_entry_is_a_name_or_a_name_with_options() -> None:
 INSTALLED = "blocklist, failing, garbling, gone, halved, hearing, replacing, unmakeable"
 WRONG: dict[str, tuple[Any, str]] = {
     "name instead of a list": ("hearing", "unisono.hooks: input should be a list"),
-    "a number": ([1], "unisono.hooks[0]: must be the name of a hook, or `{name: {options}}`"),
+    "number instead of a name": ([1], "unisono.hooks[0]: must be the name of a hook, or `{name: {options}}`"),
     "two names in one entry": (
         [{"a": {}, "b": {}}],
         "unisono.hooks[0]: must be the name of a hook, or `{name: {options}}`",

@@ -25,7 +25,7 @@ def test_the_render_equals_that_of_the_harmony_library(stuff: Material) -> None:
     reference = renders.RENDERS["library"](stuff, 1000, 5)()
     assert isinstance(rendered, list)
     assert isinstance(reference, list)
-    # The library's conversation here has no system message.
+    # The conversation of the library has no system message.
     assert rendered[-len(reference) :] == reference
     assert len(reference) > 1000
     assert load_encoding().decode(reference[-2:]) == "<|start|>assistant"

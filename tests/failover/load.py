@@ -26,7 +26,7 @@ Json = dict[str, Any]
 
 
 def script(request: Json) -> VllmScript:
-    """The rest of the step that the prompt ends in. A question `tools m1` gets three calls, named m1.0 to m1.2."""
+    """Script the rest of the last step of the prompt. The question `tools m1` gets the calls m1.0 to m1.2."""
     prompt: list[int] = request["prompt"]
     text = ENCODING.decode(prompt)
     question = re.findall(r"(tools|plain) (m\d+)", text)[-1]
@@ -180,7 +180,7 @@ class Audit:
 
     url: str
     session: aiohttp.ClientSession
-    # Longer than one more failover of a busy host takes.
+    # Longer than an additional failover on a busy host.
     within_s: float = 60.0
     lost: list[str] = field(default_factory=list)
     unfinished: list[str] = field(default_factory=list)

@@ -31,7 +31,7 @@ class Pace:
 
 
 QUICK = Pace("quick", 0.4, 3.0, 2.0)
-# The settings that docs/operations.md recommends.
+# Settings recommended by docs/operations.md.
 REALISTIC = Pace("realistic", 5.0, 20.0, 5.0, ("min-replicas-to-write 1", "min-replicas-max-lag 10"))
 
 
@@ -77,7 +77,7 @@ class Topology(Protocol):
     url: str
 
     def failovers(self) -> int:
-        """Number of primaries that were replaced so far. A busy host may cause more than the fault does."""
+        """Number of primaries that were replaced so far. A busy host can cause additional failovers."""
         ...
 
     @property
@@ -96,7 +96,7 @@ class Sentinels:
 
     @property
     def url(self) -> str:
-        return f"redis+sentinel://{','.join(f'127.0.0.1:{one.port}' for one in self.sentinels)}/state/0"
+        return f"redis+sentinel://{','.join(f'127.0.0.1:{sentinel.port}' for sentinel in self.sentinels)}/state/0"
 
     @property
     def faults(self) -> dict[str, Callable[[random.Random], Awaitable[None]]]:
@@ -148,7 +148,7 @@ class Sentinels:
         await asyncio.to_thread(self._request_failover)
 
     async def _split_brain(self, chance: random.Random) -> None:
-        """Promote the replica while the primary still takes writes that do not reach it."""
+        """Promote the replica while the primary accepts writes that are not replicated."""
         await self._delay_replication()
         await asyncio.sleep(chance.uniform(0.1, 0.6))
         await asyncio.to_thread(self._request_failover)

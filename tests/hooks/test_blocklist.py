@@ -137,9 +137,9 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
 
 @pytest.mark.parametrize(("options", "message"), WRONG.values(), ids=WRONG)
 def test_an_invalid_option_is_rejected_with_its_name(options: dict[str, Any], message: str) -> None:
-    with pytest.raises(ConfigError) as refused:
+    with pytest.raises(ConfigError) as error:
         Blocklist(options)
-    assert str(refused.value).startswith(message)
+    assert str(error.value).startswith(message)
 
 
 def test_the_documentation_lists_the_options() -> None:

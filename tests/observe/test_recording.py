@@ -157,8 +157,8 @@ async def test_recordings_are_stored_under_their_request_ids() -> None:
     ):
         recording.ended(replace(COMPLETED, start=start))
     await recording.aclose()
-    assert [one.id for one in await store.traces("ann")] == ["req_1", "req_1.2"]
-    assert [one.id for one in await store.traces("ben")] == ["req_1"]
+    assert [record.id for record in await store.traces("ann")] == ["req_1", "req_1.2"]
+    assert [record.id for record in await store.traces("ben")] == ["req_1"]
     stored = await store.trace("ann", "req_1.2")
     assert stored is not None
     assert unpacked(stored.document)["id"] == "req_1.2"

@@ -105,9 +105,9 @@ async def test_an_observer_is_called_at_the_start_and_end_of_an_answer() -> None
     stream = ObservedService(SingleStreamService(ScriptedStream([FIRST, LAST], None)), [observer]).start(REQUEST)
     assert observer.calls == []
     assert [batch async for batch in stream] == [FIRST, LAST]
-    began, done = observer.calls
+    start, done = observer.calls
     assert isinstance(done, GenerationDone)
-    assert (began.request_id, began.surface, began.model, began.tenant) == ("req_1", "chat", "gpt-oss", "a")
+    assert (start.request_id, start.surface, start.model, start.tenant) == ("req_1", "chat", "gpt-oss", "a")
     assert (done.outcome, done.finish, done.usage) == (GenerationOutcome.COMPLETED, "stop", Usage(3, 9))
     assert done.channels == {"analysis": BODY}
     assert done.first_s is not None

@@ -231,7 +231,7 @@ async def test_a_cut_tool_call_is_not_reported_as_complete() -> None:
     assert chat.events[-1]["error"]["code"] == "backend_protocol_error"
 
 
-@pytest.mark.parametrize("cost", [None, 0.5], ids=["none", "the provider's"])
+@pytest.mark.parametrize("cost", [None, 0.5], ids=["no cost", "cost of the provider"])
 async def test_the_cost_field_is_only_that_of_the_provider(cost: float | None) -> None:
     usage = {"prompt_tokens": 7, "completion_tokens": 2, "total_tokens": 9, **({} if cost is None else {"cost": cost})}
     end = {**text_chunk(""), "choices": [{"index": 0, "delta": {}, "finish_reason": "stop"}]}

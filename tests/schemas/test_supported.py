@@ -34,8 +34,8 @@ def deep(levels: int) -> dict[str, Any]:
 
 
 REFUSED: dict[str, tuple[Any, str, str]] = {
-    "no schema": ([], "", "must be a JSON schema"),
-    "an unknown type": ({"type": "text"}, ".type", "one or more of null"),
+    "not a schema": ([], "", "must be a JSON schema"),
+    "unknown type": ({"type": "text"}, ".type", "one or more of null"),
     "empty type list": ({"type": []}, ".type", "one or more of null"),
     "properties as a list": ({"properties": ["a"]}, ".properties", "an object of schemas"),
     "property schema as text": ({"properties": {"a": "string"}}, ".properties", "an object of schemas"),
@@ -123,11 +123,11 @@ def test_a_keyword_outside_the_strict_subset_is_rejected_with_its_path(schema: A
 ACCEPTED: dict[str, Any] = {
     "empty": {},
     "annotations": {**TREE, "$schema": "http://json-schema.org/draft-07/schema#", "$id": "tree", "x-order": [1]},
-    "an unknown format": {"type": "string", "format": "color"},
+    "unknown format": {"type": "string", "format": "color"},
     "properties named like keywords": {"properties": {"$ref": TEXT, "enum": TEXT, "type": TEXT}},
     "escaped names": {"$defs": {"a/b~c": TEXT}, "items": {"$ref": "#/$defs/a~1b~0c"}},
     "definitions of an older draft": {"definitions": {"x": TEXT}, "items": {"$ref": "#/definitions/x"}},
-    "a long chain": {"$defs": {str(n): {"$ref": f"#/$defs/{n + 1}"} for n in range(50)} | {"50": TEXT}},
+    "long chain of references": {"$defs": {str(n): {"$ref": f"#/$defs/{n + 1}"} for n in range(50)} | {"50": TEXT}},
     "consecutive repetitions": {"pattern": "^[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}$"},
     "host names": {"pattern": r"^[a-z0-9-]{1,63}(\.[a-z0-9-]{1,63}){0,8}\.[a-z]{2,63}$"},
     "one pattern many times": {"items": {"anyOf": [{"pattern": r"^[\w .-]{1,200}$"}] * 100}},
