@@ -1,5 +1,8 @@
-"""Settings of every test: examples are judged by what they find, not by how long a busy machine takes to draw them, and
-nothing is kept where whoever runs the tests keeps their own."""
+"""Settings for all tests.
+
+Hypothesis examples have no deadline, so that a slow machine causes no failures. Gateways never write to the data folder
+of the user who runs the tests.
+"""
 
 from __future__ import annotations
 
@@ -26,23 +29,23 @@ settings.load_profile("project")
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark as slow what the quick run leaves out of a test with the mark `sampled`."""
+    """Mark the cases of a `sampled` test as slow, except one in `one_in`."""
     cases: defaultdict[str, list[pytest.Item]] = defaultdict(list)
     for item in items:
         if item.get_closest_marker("sampled"):
             cases[item.nodeid.partition("[")[0]].append(item)
-    for of_one in cases.values():
-        mark = of_one[0].get_closest_marker("sampled")
+    for group in cases.values():
+        mark = group[0].get_closest_marker("sampled")
         assert mark is not None
         # In the order of a checksum: every n-th case would always have the same value of one parameter.
-        of_one.sort(key=lambda item: zlib.crc32(item.nodeid.encode()))
-        for item in of_one[-(-len(of_one) // mark.kwargs["one_in"]) :]:
+        group.sort(key=lambda item: zlib.crc32(item.nodeid.encode()))
+        for item in group[-(-len(group) // mark.kwargs["one_in"]) :]:
             item.add_marker(pytest.mark.slow)
 
 
 @pytest.fixture(scope="session", autouse=True)
-def _state_of_its_own(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """For gateways that are started without a `store:`, in this process and in others."""
+def _separate_data_home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Data folder of gateways without a `store:`, in this process and in child processes."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("XDG_DATA_HOME", str(tmp_path_factory.mktemp("data-home")))
         yield
@@ -50,5 +53,5 @@ def _state_of_its_own(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None
 
 @pytest.fixture(scope="session")
 def encoding() -> Encoding:
-    """Loaded once."""
+    """Harmony encoding, loaded once per session."""
     return load_encoding()

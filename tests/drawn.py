@@ -1,4 +1,4 @@
-"""Items of conversations as hypothesis draws them, every kind with any text and any tokens."""
+"""Hypothesis strategies for conversation items: every kind, with any text and any tokens."""
 
 from __future__ import annotations
 

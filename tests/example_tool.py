@@ -1,4 +1,4 @@
-"""The example of the page's playground, on which the demo model was trained."""
+"""Example message and tool of the web page's playground; the demo model was trained on them."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ MODULE = Path(__file__).parent.parent / "proxy/unisono/web/static/example.js"
 
 
 def _example() -> dict[str, Any]:
-    """The module's default export, which is written as JSON."""
+    """Return the default export of the module, which is written as JSON."""
     module = MODULE.read_text()
     example: dict[str, Any] = json.loads(module.partition("export default")[2].rstrip().removesuffix(";"))
     return example

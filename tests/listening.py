@@ -1,4 +1,4 @@
-"""TCP servers of tests that leave no connection open behind them, not even one that was only being accepted."""
+"""TCP servers for tests that close all their connections, including those still being accepted."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 Serve = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
+# More event loop iterations than a connection needs from the accept to the first step of its task.
 STEPS_OF_ACCEPTING = 10
-"""Turns of the loop, amply, from a connection that the system gave out to the first step of the task that serves it."""
 
 
 class Listener:
-    """Serves each connection in a task of its own; whichever way that ends, the connection goes with it."""
+    """TCP server with one task per connection; the connection is closed when its task ends."""
 
     def __init__(self, serve: Serve) -> None:
         self._serve = serve
@@ -21,7 +21,7 @@ class Listener:
         self._server: asyncio.Server | None = None
 
     async def start(self, host: str = "127.0.0.1", port: int = 0, **options: Any) -> None:
-        self._server = await asyncio.start_server(self._joined, host, port, **options)
+        self._server = await asyncio.start_server(self._on_connection, host, port, **options)
 
     @property
     def port(self) -> int:
@@ -33,14 +33,14 @@ class Listener:
         return f"http://127.0.0.1:{self.port}"
 
     async def cut(self) -> None:
-        """End every connection there is."""
+        """Close all open connections."""
         for _ in range(STEPS_OF_ACCEPTING):
             await asyncio.sleep(0)
         while tasks := list(self._live):
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
-        # A transport closes its socket one turn after it is told to.
+        # A transport closes its socket one loop iteration after `close()`.
         await asyncio.sleep(0)
 
     async def aclose(self) -> None:
@@ -48,14 +48,14 @@ class Listener:
             self._server.close()
             await self.cut()
 
-    async def _joined(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def _on_connection(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         task = asyncio.current_task()
         assert task is not None
         self._live[task] = writer
         try:
             await self._serve(reader, writer)
         except (OSError, asyncio.IncompleteReadError):
-            # The other side left.
+            # The peer closed the connection.
             writer.transport.abort()
         except asyncio.CancelledError:
             writer.transport.abort()
@@ -67,7 +67,7 @@ class Listener:
 
 @asynccontextmanager
 async def listening(serve: Serve, host: str = "127.0.0.1", port: int = 0, **options: Any) -> AsyncIterator[Listener]:
-    """A listener, gone with its connections when it is left."""
+    """Start a listener; close it and its connections at the end of the context."""
     listener = Listener(serve)
     await listener.start(host, port, **options)
     try:
@@ -78,7 +78,7 @@ async def listening(serve: Serve, host: str = "127.0.0.1", port: int = 0, **opti
 
 @asynccontextmanager
 async def connected(port: int) -> AsyncIterator[tuple[asyncio.StreamReader, asyncio.StreamWriter]]:
-    """A connection to this machine, reset when it is left."""
+    """Connect to a port of this machine; reset the connection at the end of the context."""
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
     try:
         yield reader, writer

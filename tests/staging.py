@@ -1,5 +1,8 @@
-"""A stage for clients that have an environment of their own: gateways, started by a process in the project's, which
-ends with whoever asked for it. Knows nothing but the standard library and pytest."""
+"""Gateways for clients that run in a separate virtual environment.
+
+A child process in the project's environment starts the gateways and ends with this process. This module imports only
+the standard library and pytest.
+"""
 
 from __future__ import annotations
 
@@ -19,24 +22,26 @@ END_S = 40.0
 
 @contextmanager
 def staged(module: str) -> Iterator[dict[str, Any]]:
-    """What the stage that is run as `module` wrote when all was ready: one line of JSON. It ends with this process
-    however that ends, since it waits for the end of its stdin."""
+    """Run `module` in the project's environment and yield the JSON line that it prints when its gateways are ready.
+
+    The child process waits for the end of its stdin, so it ends with this process in any case.
+    """
     with (
-        tempfile.TemporaryFile("w+") as trouble,
+        tempfile.TemporaryFile("w+") as stderr_file,
         subprocess.Popen(
             [str(ROOT / ".venv/bin/python"), "-m", module],
             cwd=ROOT,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
-            stderr=trouble,
+            stderr=stderr_file,
             text=True,
         ) as process,
     ):
         assert process.stdin is not None
         assert process.stdout is not None
         try:
-            if written := process.stdout.readline():
-                yield json.loads(written)
+            if ready_line := process.stdout.readline():
+                yield json.loads(ready_line)
         finally:
             process.stdin.close()
             try:
@@ -44,8 +49,8 @@ def staged(module: str) -> Iterator[dict[str, Any]]:
             except subprocess.TimeoutExpired:
                 process.kill()
                 raise
-        trouble.seek(0)
-        said = trouble.read()
-        if not written:
-            pytest.exit(f"the gateways did not start: {said}", returncode=1)
-        assert code == 0, said
+        stderr_file.seek(0)
+        stderr_text = stderr_file.read()
+        if not ready_line:
+            pytest.exit(f"the gateways did not start: {stderr_text}", returncode=1)
+        assert code == 0, stderr_text

@@ -1,4 +1,4 @@
-"""Reading a configuration: what is right loads, what is wrong names its path, what is unused is said."""
+"""Loading a configuration: valid files, errors with paths, warnings about unused settings."""
 
 from __future__ import annotations
 
@@ -37,42 +37,42 @@ def read(text: str, tmp_path: Path, environ: dict[str, str] | None = None) -> Lo
     return load(path, environ or {})
 
 
-def test_the_example_loads_without_a_warning() -> None:
+def test_the_example_loads_without_warnings() -> None:
     loaded = load(EXAMPLE, EXAMPLE_ENVIRON)
     assert loaded.warnings == ()
     assert loaded.config.general_settings.master_key is not None
     assert ModelRegistry(loaded.config).resolve("gpt-4o").name == "gpt-oss-120b"
 
 
-def fields_missing(model: type[BaseModel], section: Any, path: str) -> list[str]:
+def missing_fields(model: type[BaseModel], section: Any, path: str) -> list[str]:
     missing = []
     for name, field in model.model_fields.items():
-        here = f"{path}.{name}".lstrip(".")
+        field_path = f"{path}.{name}".lstrip(".")
         if name not in section:
-            missing.append(here)
+            missing.append(field_path)
         elif isinstance(field.annotation, type) and issubclass(field.annotation, BaseModel):
-            missing += fields_missing(field.annotation, section[name], here)
+            missing += missing_fields(field.annotation, section[name], field_path)
     return missing
 
 
-GATHERED = "model_list[0].litellm_params.provider"
-"""What is gathered from keys beside it."""
+# Collected from the other keys of `litellm_params`, so the example does not list it.
+COLLECTED_FIELD = "model_list[0].litellm_params.provider"
 
 
 def test_the_example_shows_every_option() -> None:
     raw = yaml.safe_load(EXAMPLE.read_text())
     aliases = raw["router_settings"]["model_group_alias"].values()
-    assert fields_missing(Config, raw, "") == []
-    assert fields_missing(ModelEntry, raw["model_list"][0], "model_list[0]") == [GATHERED]
+    assert missing_fields(Config, raw, "") == []
+    assert missing_fields(ModelEntry, raw["model_list"][0], "model_list[0]") == [COLLECTED_FIELD]
     servers = raw["mcp_servers"].values()
     assert set().union(*servers) == set(McpServerSettings.model_fields)
-    assert any(not isinstance(alias, str) and not fields_missing(AliasTarget, alias, "") for alias in aliases)
+    assert any(not isinstance(alias, str) and not missing_fields(AliasTarget, alias, "") for alias in aliases)
 
 
 def test_the_example_states_the_defaults() -> None:
     loaded = load(EXAMPLE, EXAMPLE_ENVIRON).config
-    unsaid = {"salt_key": None, "metrics_listen": None, "otel": None}
-    assert loaded.unisono.model_copy(update=unsaid) == Config().unisono
+    without_default = {"salt_key": None, "metrics_listen": None, "otel": None}
+    assert loaded.unisono.model_copy(update=without_default) == Config().unisono
     assert loaded.store.model_copy(update={"url": None, "spool_dir": None}) == Config().store
     assert loaded.store.url is not None
     assert loaded.store.url.get_secret_value() == f"sqlite:///{data_folder({})}/state.db"
@@ -82,45 +82,45 @@ def test_the_example_states_the_defaults() -> None:
         assert getattr(loaded.router_settings, name) == getattr(Config().router_settings, name)
 
 
-def test_json_is_yaml(tmp_path: Path) -> None:
+def test_a_json_file_loads(tmp_path: Path) -> None:
     assert read(json.dumps({"model_list": [entry()]}), tmp_path).config.model_list[0].model_name == "gpt-oss-20b"
 
 
 @pytest.mark.parametrize("text", ["", "# nothing yet\n", "model_list: []", "model_list:"])
-def test_an_empty_file_is_an_empty_configuration(text: str, tmp_path: Path) -> None:
+def test_an_empty_file_loads_as_an_empty_configuration(text: str, tmp_path: Path) -> None:
     assert read(text, tmp_path).config.model_list == ()
 
 
 WRONG: dict[str, tuple[Any, str]] = {
-    "half a letter": (
+    "lone surrogate": (
         {"model_list": [entry(model_name="gpt\ud83d")]},
         "model_list[0].model_name: the text is not valid Unicode; remove unpaired surrogates and non-UTF-8 bytes",
     ),
-    "half a letter in a key": (
+    "lone surrogate in a key": (
         {"unisono": {"hooks": [{"mine": {"\udcff": 1}}]}},
         "unisono.hooks[0].mine.\ufffd: the text is not valid Unicode; remove unpaired surrogates and non-UTF-8 bytes",
     ),
-    "a variable that is no UTF-8": (
+    "environment variable that is not UTF-8": (
         {"unisono": {"hooks": [{"mine": {"key": "os.environ/LATIN"}}]}},
         "unisono.hooks[0].mine.key: the text is not valid Unicode; remove unpaired surrogates and non-UTF-8 bytes",
     ),
-    "a price that cannot be added up": (
+    "price out of range": (
         {"model_list": [entry(unisono={"price": {"output": 1e300}})]},
         "model_list[0].unisono.price.output: input should be less than or equal to 1000000",
     ),
-    "LiteLLM's price of a million tokens for each": (
+    "LiteLLM price per million tokens used per token": (
         {"model_list": [entry(litellm_params={"input_cost_per_token": 2.5})]},
         "model_list[0].litellm_params.input_cost_per_token: input should be less than or equal to 1",
     ),
-    "longer than any clock": (
+    "duration out of range": (
         {"unisono": {"traces": {"ttl_s": 1e30}}},
         "unisono.traces.ttl_s: input should be less than or equal to 10000000000",
     ),
-    "more than can be counted": (
+    "count out of range": (
         {"unisono": {"traces": {"keep": 10**30}}},
         "unisono.traces.keep: input should be less than or equal to 1000000000000",
     ),
-    "a collector without an address": (
+    "OTLP endpoint without a scheme": (
         {"unisono": {"otel": {"endpoint": "collector:4318"}}},
         "unisono.otel.endpoint: must be an http or https URL, such as http://collector:4318/v1/traces",
     ),
@@ -132,25 +132,28 @@ WRONG: dict[str, tuple[Any, str]] = {
         "model_list[1].litellm_params.api_bse: unknown key `api_bse` (did you mean `api_base`?)",
     ),
     "models as a mapping": ({"model_list": {"a": 1}}, "model_list: must be a list of models, not a mapping"),
-    "a model that is a text": ({"model_list": ["gpt-oss"]}, "model_list[0]: must be a mapping, not text"),
+    "model entry as text": ({"model_list": ["gpt-oss"]}, "model_list[0]: must be a mapping, not text"),
     "no model": (
         {"model_list": [{"model_name": "a", "litellm_params": {}}]},
         "model_list[0].litellm_params.model: field required",
     ),
-    "no name": ({"model_list": [{"litellm_params": {"model": "vllm/x"}}]}, "model_list[0].model_name: field required"),
-    "negative time": (
+    "missing model name": (
+        {"model_list": [{"litellm_params": {"model": "vllm/x"}}]},
+        "model_list[0].model_name: field required",
+    ),
+    "negative timeout": (
         {"router_settings": {"timeout": -1}},
         "router_settings.timeout: input should be greater than 0",
     ),
-    "an endless time": (
+    "infinite timeout": (
         {"router_settings": {"timeout": float("inf")}},
         "router_settings.timeout: input should be a finite number",
     ),
-    "text for a number": (
+    "text instead of a number": (
         {"unisono": {"max_queue": "many"}},
         "unisono.max_queue: input should be a valid integer, unable to parse string as an integer",
     ),
-    "a use we do not serve": (
+    "unsupported mode": (
         {"model_list": [entry(model_info={"mode": "telepathy"})]},
         "model_list[0].model_info.mode: input should be 'chat', 'responses' or 'completion'",
     ),
@@ -158,25 +161,25 @@ WRONG: dict[str, tuple[Any, str]] = {
         {"general_settings": {"master_key": "  "}},
         "general_settings: `master_key` is empty; set a key, or remove it to serve on loopback without a key",
     ),
-    "a master key no header can carry": (
+    "master key with a line break": (
         {"general_settings": {"master_key": "sk-1\n"}},
         "general_settings: `master_key` must be printable ASCII without spaces, because clients send it in a header",
     ),
-    "a name with a line break": (
+    "model name with a line break": (
         {"model_list": [entry("gpt-oss\nx")]},
         "model_list[0].model_name: string should match pattern '^[^\\x00-\\x1f\\x7f]+$'",
     ),
-    "a store of no age": ({"store": {"ttl_s": 0}}, "store.ttl_s: input should be greater than 0"),
-    "fewer than no replicas": (
+    "zero store lifetime": ({"store": {"ttl_s": 0}}, "store.ttl_s: input should be greater than 0"),
+    "negative replica count": (
         {"store": {"replicas": -1}},
         "store.replicas: input should be greater than or equal to 0",
     ),
-    "a store nowhere": (
+    "blank store URL": (
         {"store": {"url": " "}},
         "store: `url` is empty; set an address, or remove it to use a SQLite file of the user",
     ),
-    "a store without an address": ({"store": "redis://localhost"}, "store: must be a mapping, not text"),
-    "a salt that can be guessed": (
+    "store as text": ({"store": "redis://localhost"}, "store: must be a mapping, not text"),
+    "short salt key": (
         {"unisono": {"salt_key": "salt"}},
         "unisono: `salt_key` must have at least 16 characters; remove it to have one generated",
     ),
@@ -196,46 +199,46 @@ WRONG: dict[str, tuple[Any, str]] = {
 
 
 @pytest.mark.parametrize(("raw", "message"), WRONG.values(), ids=WRONG)
-def test_a_mistake_is_named_by_its_path(raw: Any, message: str) -> None:
-    with pytest.raises(ConfigError) as wrong:
+def test_an_invalid_value_is_rejected_with_its_path(raw: Any, message: str) -> None:
+    with pytest.raises(ConfigError) as error:
         parse(raw, {"LATIN": "caf\udce9"})
-    assert str(wrong.value) == message
+    assert str(error.value) == message
 
 
 UNREADABLE: dict[str, tuple[bytes, str]] = {
     "broken YAML": (b"model_list: [\nmaster_key: sk-secret", "line 2, column"),
-    "a key twice": (b"unisono: {max_queue: 1, max_queue: 2}", "duplicate key `max_queue`"),
-    "a tab": (b"unisono:\n\tmax_queue: 1 # sk-secret", "line 2, column 1"),
-    "a Python object": (b"unisono: !!python/object/apply:os.system [sk-secret]", "could not determine a constructor"),
+    "duplicate key": (b"unisono: {max_queue: 1, max_queue: 2}", "duplicate key `max_queue`"),
+    "tab as indentation": (b"unisono:\n\tmax_queue: 1 # sk-secret", "line 2, column 1"),
+    "Python object tag": (b"unisono: !!python/object/apply:os.system [sk-secret]", "could not determine a constructor"),
     "binary": (b"\xff\xfe\x00sk-secret", "not UTF-8 text"),
 }
 
 
 @pytest.mark.parametrize(("content", "message"), UNREADABLE.values(), ids=UNREADABLE)
-def test_an_unreadable_file_is_named_and_not_quoted(content: bytes, message: str, tmp_path: Path) -> None:
+def test_an_unreadable_file_is_named_without_its_content(content: bytes, message: str, tmp_path: Path) -> None:
     path = tmp_path / "config.yaml"
     path.write_bytes(content)
-    with pytest.raises(ConfigError) as wrong:
+    with pytest.raises(ConfigError) as error:
         load(path, {})
-    assert str(wrong.value).startswith(str(path))
-    assert message in str(wrong.value)
-    assert "sk-secret" not in str(wrong.value)
+    assert str(error.value).startswith(str(path))
+    assert message in str(error.value)
+    assert "sk-secret" not in str(error.value)
 
 
-@pytest.mark.parametrize("name", ["missing.yaml", "."], ids=["missing", "a folder"])
-def test_a_file_that_is_not_there_is_named(name: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", ["missing.yaml", "."], ids=["missing", "folder"])
+def test_a_missing_file_is_named_in_the_error(name: str, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="^" + str(tmp_path)):
         load(tmp_path / name, {})
 
 
-def test_a_wrong_value_is_never_shown() -> None:
+def test_an_invalid_value_is_not_quoted_in_the_error() -> None:
     raw = {"general_settings": {"master_key": ["sk-secret"]}, "model_list": [entry(litellm_params={"api_key": {}})]}
-    with pytest.raises(ConfigError) as wrong:
+    with pytest.raises(ConfigError) as error:
         parse(raw, {})
-    assert "sk-secret" not in str(wrong.value)
+    assert "sk-secret" not in str(error.value)
 
 
-def test_the_environment_is_read_anywhere_and_its_numbers_are_numbers() -> None:
+def test_environment_references_resolve_in_any_value_and_convert_numbers() -> None:
     raw = {
         "model_list": [entry(litellm_params={"api_key": "os.environ/KEY", "timeout": "os.environ/TIMEOUT"})],
         "router_settings": {"model_group_alias": {"gpt-4o": "os.environ/GROUP"}},
@@ -247,14 +250,14 @@ def test_the_environment_is_read_anywhere_and_its_numbers_are_numbers() -> None:
     assert ModelRegistry(config).resolve("gpt-4o").name == "gpt-oss-20b"
 
 
-def test_the_files_own_variables_win_over_the_environment() -> None:
+def test_environment_variables_of_the_file_override_the_process() -> None:
     raw = {"environment_variables": {"KEY": "own"}, "general_settings": {"master_key": "os.environ/KEY"}}
     key = parse(raw, {"KEY": "outer"}).config.general_settings.master_key
     assert key is not None
     assert key.get_secret_value() == "own"
 
 
-def test_secrets_stay_out_of_every_rendering() -> None:
+def test_secrets_are_masked_in_repr_str_and_json() -> None:
     raw = {
         "general_settings": {"master_key": "sk-m"},
         "model_list": [entry(litellm_params={"api_key": "sk-b"})],
@@ -266,16 +269,16 @@ def test_secrets_stay_out_of_every_rendering() -> None:
         assert "sk-" not in text
 
 
-DATA: dict[str, tuple[dict[str, str], str]] = {
+DATA_FOLDERS: dict[str, tuple[dict[str, str], str]] = {
     "nothing set": ({}, "~/.local/share/unisono"),
     "set": ({"XDG_DATA_HOME": "/srv/data"}, "/srv/data/unisono"),
     "empty": ({"XDG_DATA_HOME": ""}, "~/.local/share/unisono"),
-    "relative, which the specification ignores": ({"XDG_DATA_HOME": "data"}, "~/.local/share/unisono"),
+    "relative path (ignored by the specification)": ({"XDG_DATA_HOME": "data"}, "~/.local/share/unisono"),
 }
 
 
-@pytest.mark.parametrize(("environ", "folder"), DATA.values(), ids=DATA)
-def test_where_data_of_this_user_belongs(environ: dict[str, str], folder: str) -> None:
+@pytest.mark.parametrize(("environ", "folder"), DATA_FOLDERS.values(), ids=DATA_FOLDERS)
+def test_the_data_folder_follows_xdg_data_home(environ: dict[str, str], folder: str) -> None:
     assert data_folder(environ) == folder
 
 
@@ -301,7 +304,7 @@ UNUSED: dict[str, tuple[dict[str, Any], str]] = {
         {"model_list": [entry(model_info={"input_cost_per_second": 0.1})]},
         "model_list[0].model_info.input_cost_per_second: this LiteLLM setting has no effect in Unisono",
     ),
-    "a tool server's": (
+    "tool server setting": (
         {"mcp_servers": {"docs": {"url": "http://x", "extra_headers": ["Authorization"]}}},
         "mcp_servers.docs.extra_headers: this LiteLLM setting has no effect in Unisono",
     ),
@@ -313,11 +316,11 @@ UNUSED: dict[str, tuple[dict[str, Any], str]] = {
 
 
 @pytest.mark.parametrize(("raw", "warning"), UNUSED.values(), ids=UNUSED)
-def test_a_key_without_effect_is_said_and_does_not_stop_the_start(raw: dict[str, Any], warning: str) -> None:
+def test_a_setting_without_effect_causes_a_warning(raw: dict[str, Any], warning: str) -> None:
     assert parse(raw, {}).warnings == (warning,)
 
 
-def test_a_typical_litellm_file_comes_along() -> None:
+def test_a_typical_litellm_file_loads() -> None:
     raw = yaml.safe_load("""
     model_list:
       - model_name: gpt-oss
@@ -336,7 +339,7 @@ def test_a_typical_litellm_file_comes_along() -> None:
     assert len(loaded.warnings) == 8
 
 
-def test_the_nearest_timeout_wins() -> None:
+def test_the_most_specific_timeout_applies() -> None:
     raw = {
         "model_list": [entry(litellm_params={"timeout": 5}), entry()],
         "router_settings": {"timeout": 50, "stream_timeout": 7},
@@ -348,39 +351,39 @@ def test_the_nearest_timeout_wins() -> None:
 
 
 HARMONY: dict[str, tuple[dict[str, Any], bool]] = {
-    "the backend's name": (entry("assistant", "vllm/openai/gpt-oss-20b"), True),
-    "the served name": (entry("gpt-oss-20b", "mlx_server/default_model"), True),
-    "in capitals, with underscores": (entry("a", "mlx/GPT_OSS_20b-MXFP4"), True),
-    "an alias of a kind": (entry("a", "hosted_vllm/gpt-oss"), True),
-    "another model": (entry("qwen", "vllm/qwen3"), False),
-    "said to be": (entry("qwen", "vllm/qwen3", model_info={"harmony": True}), True),
-    "said not to be": (entry("gpt-oss", "vllm/gpt-oss", model_info={"harmony": False}), False),
-    "a foreign API": (entry("gpt-oss", "openrouter/openai/gpt-oss-120b"), False),
+    "backend model name": (entry("assistant", "vllm/openai/gpt-oss-20b"), True),
+    "served model name": (entry("gpt-oss-20b", "mlx_server/default_model"), True),
+    "uppercase with underscores": (entry("a", "mlx/GPT_OSS_20b-MXFP4"), True),
+    "alias of a backend kind": (entry("a", "hosted_vllm/gpt-oss"), True),
+    "model other than gpt-oss": (entry("qwen", "vllm/qwen3"), False),
+    "enabled in model_info": (entry("qwen", "vllm/qwen3", model_info={"harmony": True}), True),
+    "disabled in model_info": (entry("gpt-oss", "vllm/gpt-oss", model_info={"harmony": False}), False),
+    "external API": (entry("gpt-oss", "openrouter/openai/gpt-oss-120b"), False),
 }
 
 
 @pytest.mark.parametrize(("raw", "harmony"), HARMONY.values(), ids=HARMONY)
-def test_which_models_are_harmony(raw: dict[str, Any], harmony: bool) -> None:
+def test_harmony_models_are_recognised_by_name_or_setting(raw: dict[str, Any], harmony: bool) -> None:
     assert parse({"model_list": [raw]}, {}).config.model_list[0].harmony is harmony
 
 
-def catalogue(names: list[str], **sections: Any) -> ModelRegistry:
+def registry(names: list[str], **sections: Any) -> ModelRegistry:
     return ModelRegistry(parse({"model_list": [entry(name) for name in names], **sections}, {}).config)
 
 
 ALIASES = {"router_settings": {"model_group_alias": {"gpt-4o": "gpt-oss-120b", "o3": {"model": "b", "hidden": True}}}}
 RESOLVED: dict[str, tuple[list[str], dict[str, Any], str | None, str]] = {
-    "itself": (["a", "b"], {}, "b", "b"),
-    "an alias": (["gpt-oss-120b", "b"], ALIASES, "gpt-4o", "gpt-oss-120b"),
-    "a hidden alias": (["gpt-oss-120b", "b"], ALIASES, "o3", "b"),
-    "any other name": (["a", "*"], {}, "gpt-5", "*"),
-    "the most specific pattern": (["*", "gpt-*", "gpt-4*"], {}, "gpt-4.1", "gpt-4*"),
-    "its own name before a pattern": (["gpt-*", "gpt-oss"], {}, "gpt-oss", "gpt-oss"),
-    "the default for none": (["a", "b"], {"general_settings": {"completion_model": "b"}}, None, "b"),
-    "the default for an empty one": (["a", "b"], {"general_settings": {"completion_model": "b"}}, "", "b"),
-    "the default for an unknown one": (["a", "b"], {"general_settings": {"completion_model": "b"}}, "c", "b"),
-    "a pattern before the default": (["a", "g*"], {"general_settings": {"completion_model": "a"}}, "gpt", "g*"),
-    "an alias as the default": (
+    "group name": (["a", "b"], {}, "b", "b"),
+    "alias": (["gpt-oss-120b", "b"], ALIASES, "gpt-4o", "gpt-oss-120b"),
+    "hidden alias": (["gpt-oss-120b", "b"], ALIASES, "o3", "b"),
+    "catch-all pattern": (["a", "*"], {}, "gpt-5", "*"),
+    "most specific pattern": (["*", "gpt-*", "gpt-4*"], {}, "gpt-4.1", "gpt-4*"),
+    "exact name before a pattern": (["gpt-*", "gpt-oss"], {}, "gpt-oss", "gpt-oss"),
+    "default without a name": (["a", "b"], {"general_settings": {"completion_model": "b"}}, None, "b"),
+    "default for an empty name": (["a", "b"], {"general_settings": {"completion_model": "b"}}, "", "b"),
+    "default for an unknown name": (["a", "b"], {"general_settings": {"completion_model": "b"}}, "c", "b"),
+    "pattern before the default": (["a", "g*"], {"general_settings": {"completion_model": "a"}}, "gpt", "g*"),
+    "alias as the default": (
         ["gpt-oss-120b", "b"],
         {**ALIASES, "general_settings": {"completion_model": "gpt-4o"}},
         None,
@@ -390,23 +393,23 @@ RESOLVED: dict[str, tuple[list[str], dict[str, Any], str | None, str]] = {
 
 
 @pytest.mark.parametrize(("names", "sections", "requested", "group"), RESOLVED.values(), ids=RESOLVED)
-def test_what_a_requested_name_means(
+def test_a_requested_name_resolves_to_its_group(
     names: list[str], sections: dict[str, Any], requested: str | None, group: str
 ) -> None:
-    assert catalogue(names, **sections).resolve(requested).name == group
+    assert registry(names, **sections).resolve(requested).name == group
 
 
 @pytest.mark.parametrize("requested", ["c", "A", "a ", "*", "", None])
-def test_an_unknown_name_is_a_404_that_lists_the_known_ones(requested: str | None) -> None:
+def test_an_unknown_model_error_lists_the_known_models(requested: str | None) -> None:
     with pytest.raises(UnknownModel) as unknown:
-        catalogue(["a", "b"]).resolve(requested)
+        registry(["a", "b"]).resolve(requested)
     assert unknown.value.param == "model"
     if requested:
         assert "a, b" in unknown.value.message
 
 
-def test_the_list_shows_groups_and_aliases_but_no_pattern_and_nothing_hidden() -> None:
-    listed = catalogue(["gpt-oss-120b", "b", "*"], **ALIASES).listed()
+def test_the_model_list_omits_patterns_and_hidden_aliases() -> None:
+    listed = registry(["gpt-oss-120b", "b", "*"], **ALIASES).listed()
     assert [(name, model.name) for name, model in listed] == [
         ("gpt-oss-120b", "gpt-oss-120b"),
         ("b", "b"),
@@ -415,24 +418,24 @@ def test_the_list_shows_groups_and_aliases_but_no_pattern_and_nothing_hidden() -
 
 
 CONTRADICTIONS: dict[str, tuple[dict[str, Any], str]] = {
-    "alias to nowhere": (
+    "alias of an unknown model": (
         {"model_list": [entry("a")], "router_settings": {"model_group_alias": {"x": "y"}}},
         "router_settings.model_group_alias.x: unknown model `y`; use a `model_name` from `model_list`",
     ),
-    "default that is not there": (
+    "unknown default model": (
         {"model_list": [entry("a")], "general_settings": {"completion_model": "y"}},
         "general_settings.completion_model: unknown model `y`; use a `model_name` from `model_list`",
     ),
-    "a tool server that is not there": (
+    "unknown tool server": (
         {"model_list": [entry("a", unisono={"mcp_servers": ["docs"]})]},
         "model_list[0].unisono.mcp_servers[0]: unknown tool server `docs`; add it to `mcp_servers`",
     ),
-    "one name, two behaviours": (
+    "different reasoning fields in one group": (
         {"model_list": [entry("a"), entry("b"), entry("a", unisono={"reasoning_field": "none"})]},
         "model_list[2].unisono.reasoning_field: differs from model_list[0], which has the same model_name `a`; set "
         "the same value in both",
     ),
-    "one name, two budgets": (
+    "different reasoning budgets in one group": (
         {"model_list": [entry("a", unisono={"reasoning_budget": 10}), entry("a")]},
         "model_list[1].unisono.reasoning_budget: differs from model_list[0], which has the same model_name `a`; "
         "set the same value in both",
@@ -441,21 +444,21 @@ CONTRADICTIONS: dict[str, tuple[dict[str, Any], str]] = {
 
 
 @pytest.mark.parametrize(("raw", "message"), CONTRADICTIONS.values(), ids=CONTRADICTIONS)
-def test_a_contradiction_is_named_by_its_path(raw: dict[str, Any], message: str) -> None:
+def test_a_contradiction_is_rejected_with_its_path(raw: dict[str, Any], message: str) -> None:
     config = parse(raw, {}).config
-    with pytest.raises(ConfigError) as wrong:
+    with pytest.raises(ConfigError) as error:
         ModelRegistry(config)
-    assert str(wrong.value) == message
+    assert str(error.value) == message
 
 
-def test_a_group_knows_its_smallest_window() -> None:
+def test_a_group_has_its_smallest_context_window() -> None:
     raw = [entry("a", model_info={"max_input_tokens": size}) for size in (8192, 4096)] + [entry("a")]
     model = ModelRegistry(parse({"model_list": raw}, {}).config).resolve("a")
     assert (len(model.entries), model.max_input_tokens) == (3, 4096)
 
 
 @pytest.mark.parametrize("word", ["off", False, "false"], ids=str)
-def test_a_recovery_is_switched_off_in_any_spelling(word: object) -> None:
-    ours = {"recoveries": {"repetition": word, "code-fence": "on"}, "reasoning_budget": 0}
-    model = ModelRegistry(parse({"model_list": [entry("a", unisono=ours)]}, {}).config).resolve("a")
+def test_a_recovery_can_be_disabled_in_any_spelling(word: object) -> None:
+    settings = {"recoveries": {"repetition": word, "code-fence": "on"}, "reasoning_budget": 0}
+    model = ModelRegistry(parse({"model_list": [entry("a", unisono=settings)]}, {}).config).resolve("a")
     assert (model.settings.unmended, model.settings.reasoning_budget) == ({"repetition"}, 0)

@@ -1,4 +1,4 @@
-"""LiteLLM's own example files load here, and what has no effect is said.
+"""Example files of LiteLLM load, and settings without effect cause warnings.
 
 The files are data: examples of LiteLLM's documentation and repository (BerriAI/litellm: docs/my-website/docs/proxy and
 litellm/proxy/example_config_yaml), which are under the MIT licence, copyright (c) 2023 Berri AI.
@@ -22,36 +22,36 @@ from unisono.observe.redaction import secrets_of
 
 FOLDER = Path(__file__).parent / "litellm_files"
 FILES = {path.stem: path for path in sorted(FOLDER.glob("*.yaml"))}
-NAMED = re.compile(r"os\.environ/(\w+)")
+ENV_REFERENCE = re.compile(r"os\.environ/(\w+)")
 
 
 def loaded(path: Path) -> Loaded:
-    return load(path, dict.fromkeys(NAMED.findall(path.read_text()), "https://set.example.com"))
+    return load(path, dict.fromkeys(ENV_REFERENCE.findall(path.read_text()), "https://set.example.com"))
 
 
 @pytest.mark.parametrize("name", FILES)
-def test_an_example_of_litellms_loads(name: str) -> None:
-    found = loaded(FILES[name])
-    assert list(ModelRegistry(found.config).groups())
-    for warning in found.warnings:
+def test_an_example_file_of_litellm_loads(name: str) -> None:
+    result = loaded(FILES[name])
+    assert list(ModelRegistry(result.config).groups())
+    for warning in result.warnings:
         assert "https://set.example.com" not in warning
 
 
-def test_a_fallback_has_to_be_in_the_list_by_its_own_name() -> None:
+def test_a_fallback_must_be_a_model_of_the_list() -> None:
     raw = yaml.safe_load(FILES["providers"].read_text())
     raw["litellm_settings"]["context_window_fallbacks"] = [{"gpt-5-mini": ["gpt-5.5"]}]
-    environ = dict.fromkeys(NAMED.findall(FILES["providers"].read_text()), "set")
+    environ = dict.fromkeys(ENV_REFERENCE.findall(FILES["providers"].read_text()), "set")
     with pytest.raises(ConfigError, match=r"unknown model `gpt-5.5`"):
         ModelRegistry(parse(raw, environ).config)
 
 
-def test_an_entry_that_is_not_for_answers_is_left_out() -> None:
-    found = loaded(FILES["embeddings"])
-    assert [entry.model_name for entry in found.config.model_list] == ["gpt-4o"]
-    assert "model_list[0].model_info.mode: `embedding` is not supported; the entry is skipped" in found.warnings
+def test_an_embedding_entry_is_skipped_with_a_warning() -> None:
+    result = loaded(FILES["embeddings"])
+    assert [entry.model_name for entry in result.config.model_list] == ["gpt-4o"]
+    assert "model_list[0].model_info.mode: `embedding` is not supported; the entry is skipped" in result.warnings
 
 
-def test_what_an_entry_says_of_a_provider_is_handed_to_litellm() -> None:
+def test_provider_parameters_are_passed_to_litellm() -> None:
     [first, second, third, fourth] = loaded(FILES["model_params"]).config.model_list
     assert first.litellm_params.provider == {
         "api_version": "2023-05-15",
@@ -68,16 +68,16 @@ def entry(model: str = "openai/x", **params: Any) -> dict[str, Any]:
     return {"model_list": [{"model_name": "m", "litellm_params": {"model": model, **params}}]}
 
 
-SAID: dict[str, tuple[dict[str, Any], str]] = {
-    "a router's key": (
+ENTRY_WARNINGS: dict[str, tuple[dict[str, Any], str]] = {
+    "router setting": (
         entry(tags=["a"]),
         "model_list[0].litellm_params.tags: this LiteLLM setting has no effect in Unisono",
     ),
-    "a key nobody knows": (
+    "unknown key": (
         entry(api_bse="http://x"),
         "model_list[0].litellm_params.api_bse: unknown key `api_bse`; it is passed to litellm unchanged",
     ),
-    "a gpt-oss by a generic address": (
+    "gpt-oss at a generic endpoint": (
         entry("openai/gpt-oss-20b", api_base="http://h"),
         "model_list[0].litellm_params.model: if api_base is your own server, use its backend kind to serve the model "
         "as Harmony, such as `model: vllm/gpt-oss-20b`",
@@ -85,8 +85,8 @@ SAID: dict[str, tuple[dict[str, Any], str]] = {
 }
 
 
-@pytest.mark.parametrize(("raw", "warning"), SAID.values(), ids=SAID)
-def test_what_is_to_be_known_of_an_entry_is_said(raw: dict[str, Any], warning: str) -> None:
+@pytest.mark.parametrize(("raw", "warning"), ENTRY_WARNINGS.values(), ids=ENTRY_WARNINGS)
+def test_a_questionable_entry_causes_a_warning(raw: dict[str, Any], warning: str) -> None:
     assert parse(raw, {}).warnings == (warning,)
 
 
@@ -100,7 +100,7 @@ router_settings: {routing_strategy: , allowed_fails: , cooldown_time: , model_gr
 """
 
 
-def test_a_key_with_nothing_behind_it_is_as_good_as_none() -> None:
+def test_a_key_with_an_empty_value_equals_a_missing_key() -> None:
     assert parse(yaml.safe_load(EMPTY), {}).config == parse(entry(), {}).config
 
 
@@ -111,37 +111,37 @@ model_list: [{model_name: m, litellm_params: {<<: [*there, *more], model: azure/
 """
 
 
-def test_anchors_may_have_a_place_of_their_own_and_a_date_is_a_text(tmp_path: Path) -> None:
+def test_anchor_sections_are_allowed_and_dates_are_read_as_text(tmp_path: Path) -> None:
     loaded = parse(yaml.safe_load(FRAGMENTS), {})
     params = loaded.config.model_list[0].litellm_params
     assert (params.api_base, params.rpm, params.provider) == ("http://h", 9, {"api_version": "2024-02-01"})
     assert [warning.partition(":")[0] for warning in loaded.warnings] == ["x-there", ".more"]
-    theirs, ours = tmp_path / "theirs.yaml", tmp_path / "ours.yaml"
-    theirs.write_text(FRAGMENTS)
-    ours.write_text(imported(theirs))
-    assert loaded.config == load(ours, {}).config
+    source, target = tmp_path / "theirs.yaml", tmp_path / "ours.yaml"
+    source.write_text(FRAGMENTS)
+    target.write_text(imported(source))
+    assert loaded.config == load(target, {}).config
 
 
-def test_a_file_that_holds_itself_is_refused(tmp_path: Path) -> None:
-    theirs = tmp_path / "theirs.yaml"
-    theirs.write_text("model_list: [{model_name: m, litellm_params: {model: openai/x, extra_body: &b [*b]}}]")
+def test_a_file_with_a_recursive_anchor_is_rejected(tmp_path: Path) -> None:
+    source = tmp_path / "theirs.yaml"
+    source.write_text("model_list: [{model_name: m, litellm_params: {model: openai/x, extra_body: &b [*b]}}]")
     for read in (load, imported):
         with pytest.raises(ConfigError, match="refers to itself"):
-            read(theirs)
+            read(source)
 
 
-def test_what_is_wrong_in_what_litellm_gets_is_named_as_it_stands_in_the_file() -> None:
+def test_an_invalid_provider_parameter_is_rejected_with_its_path_in_the_file() -> None:
     with pytest.raises(ConfigError, match=r"^model_list\[0\]\.litellm_params\.temperature"):
         parse(entry(temperature=float("nan")), {})
 
 
-def test_an_address_goes_by_both_of_its_names() -> None:
+def test_base_url_and_api_base_are_the_same_setting() -> None:
     assert parse(entry(base_url="http://h"), {}).config.model_list[0].litellm_params.api_base == "http://h"
     with pytest.raises(ConfigError, match="same setting as `api_base`"):
         parse(entry(base_url="http://h", api_base="http://h"), {})
 
 
-def test_variables_of_the_file_come_before_those_of_the_environment() -> None:
+def test_environment_variables_of_the_file_override_the_process() -> None:
     raw = {"environment_variables": {"KEY": "sk-file", "PORT": 6329}, **entry(api_key="os.environ/KEY")}
     config = parse(raw, {"KEY": "sk-environment"}).config
     key = config.model_list[0].litellm_params.api_key
@@ -154,7 +154,7 @@ def test_variables_of_the_file_come_before_those_of_the_environment() -> None:
     assert "sk-file" not in str(config)
 
 
-def test_what_is_handed_to_litellm_stays_out_of_logs() -> None:
+def test_secrets_passed_to_litellm_are_redacted_in_logs() -> None:
     raw = {"environment_variables": {"SOME_TOKEN": "token-of-theirs"}, **entry(aws_secret_access_key="aws-secret-1")}
     assert {"token-of-theirs", "aws-secret-1"} <= set(secrets_of(parse(raw, {}).config))
 
@@ -168,34 +168,34 @@ def test_examples_are_not_empty() -> None:
 
 
 @pytest.mark.parametrize("name", FILES)
-def test_what_is_imported_means_the_same_and_says_nothing_more(name: str, tmp_path: Path) -> None:
+def test_an_imported_file_loads_as_the_same_configuration(name: str, tmp_path: Path) -> None:
     before = loaded(FILES[name])
-    ours = tmp_path / "ours.yaml"
-    ours.write_text(imported(FILES[name]))
-    after = loaded(ours)
-    aliased = [entry.litellm_params.model for entry in before.config.model_list]
-    assert [entry.litellm_params.model for entry in after.config.model_list] == aliased
+    target = tmp_path / "ours.yaml"
+    target.write_text(imported(FILES[name]))
+    after = loaded(target)
+    models = [entry.litellm_params.model for entry in before.config.model_list]
+    assert [entry.litellm_params.model for entry in after.config.model_list] == models
     assert after.config == before.config
     assert not [warning for warning in after.warnings if "has no effect" in warning]
-    told = ours.read_text()
-    assert all(f"#   {warning}" in told for warning in before.warnings)
+    text = target.read_text()
+    assert all(f"#   {warning}" in text for warning in before.warnings)
 
 
-def test_no_reference_to_the_environment_is_read_or_lost() -> None:
+def test_import_keeps_environment_references() -> None:
     text = imported(FILES["reliability"])
     assert text.count("os.environ/AZURE_API_KEY") == 1
 
 
-def test_kinds_get_the_names_they_have_here(tmp_path: Path) -> None:
-    theirs = tmp_path / "theirs.yaml"
-    theirs.write_text(yaml.safe_dump(entry("hosted_vllm/qwen", api_base="http://h", rpm=3, itpm=4)))
-    tree = yaml.safe_load(text := imported(theirs))
+def test_import_renames_backend_kinds(tmp_path: Path) -> None:
+    source = tmp_path / "theirs.yaml"
+    source.write_text(yaml.safe_dump(entry("hosted_vllm/qwen", api_base="http://h", rpm=3, itpm=4)))
+    tree = yaml.safe_load(text := imported(source))
     params = {"model": "vllm/qwen", "api_base": "http://h", "rpm": 3}
     assert tree["model_list"] == [{"model_name": "m", "litellm_params": params}]
     assert "#   model_list[0].litellm_params.itpm: this LiteLLM setting has no effect in Unisono\n" in text
 
 
-def test_the_command_prints_it_or_writes_a_file_for_nobody_else(tmp_path: Path) -> None:
+def test_import_litellm_prints_or_writes_a_private_file(tmp_path: Path) -> None:
     source, target = str(FILES["overview"]), tmp_path / "ours.yaml"
     printed = CliRunner().invoke(main, ["import-litellm", source])
     assert printed.output == imported(FILES["overview"])
@@ -205,7 +205,7 @@ def test_the_command_prints_it_or_writes_a_file_for_nobody_else(tmp_path: Path) 
     assert (again.exit_code, "exists" in again.output) == (1, True)
 
 
-def test_the_list_of_models_says_which_pass(tmp_path: Path) -> None:
+def test_the_models_command_marks_passthrough_models(tmp_path: Path) -> None:
     file = tmp_path / "config.yaml"
     models = ("vllm/gpt-oss-20b", "ollama/qwen3:8b")
     entries = [entry(model, api_base="http://h")["model_list"][0] for model in models]
@@ -217,7 +217,7 @@ def test_the_list_of_models_says_which_pass(tmp_path: Path) -> None:
     ]
 
 
-# -- what the pages say
+# -- configurations of the documentation pages
 
 DOCS = Path(__file__).parent.parent / "docs"
 PAGES = {page: (DOCS / page).read_text() for page in ("passthrough.md", "migrating-from-litellm.md")}
@@ -229,14 +229,14 @@ BLOCKS = {
 
 
 @pytest.mark.parametrize("block", BLOCKS.values(), ids=BLOCKS)
-def test_every_configuration_of_the_pages_loads_without_a_warning(block: str) -> None:
-    found = parse(yaml.safe_load(block), dict.fromkeys(NAMED.findall(block), "sk-set"))
-    assert found.warnings == ()
-    assert list(ModelRegistry(found.config).groups())
+def test_every_configuration_of_the_pages_loads_without_warnings(block: str) -> None:
+    result = parse(yaml.safe_load(block), dict.fromkeys(ENV_REFERENCE.findall(block), "sk-set"))
+    assert result.warnings == ()
+    assert list(ModelRegistry(result.config).groups())
 
 
-def test_the_ways_of_models_are_as_the_page_says() -> None:
-    [mixed] = [block for block in BLOCKS.values() if "assistant" in block]
-    catalogue = ModelRegistry(parse(yaml.safe_load(mixed), {}).config)
-    ways = {model.name: catalogue.way(model) for model in catalogue.groups()}
-    assert ways == {"assistant": AnswerMode.ENGINE_THEN_PASSING, "other": AnswerMode.PASSING_THEN_ENGINE}
+def test_answer_modes_match_the_page() -> None:
+    [block] = [block for block in BLOCKS.values() if "assistant" in block]
+    registry = ModelRegistry(parse(yaml.safe_load(block), {}).config)
+    modes = {model.name: registry.way(model) for model in registry.groups()}
+    assert modes == {"assistant": AnswerMode.ENGINE_THEN_PASSING, "other": AnswerMode.PASSING_THEN_ENGINE}

@@ -1,4 +1,4 @@
-"""Routing in the configuration: who stands in for whom, which limits there are, and that the page about it is true."""
+"""Routing settings: fallbacks, limits, reloads, and the figures of docs/routing.md."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ PAGE = Path(__file__).parent.parent / "docs" / "routing.md"
 
 
 def entry(name: str, **params: Any) -> dict[str, Any]:
-    ours = {key: params.pop(key) for key in ("unisono", "model_info") if key in params}
-    address = params.pop("api_base", f"http://{name}:1")
-    return {"model_name": name, "litellm_params": {"model": "vllm/gpt-oss", "api_base": address, **params}, **ours}
+    sections = {key: params.pop(key) for key in ("unisono", "model_info") if key in params}
+    api_base = params.pop("api_base", f"http://{name}:1")
+    return {"model_name": name, "litellm_params": {"model": "vllm/gpt-oss", "api_base": api_base, **params}, **sections}
 
 
 def config(*entries: dict[str, Any], **sections: Any) -> Config:
@@ -32,69 +32,69 @@ def config(*entries: dict[str, Any], **sections: Any) -> Config:
 
 THREE = [entry("a"), entry("b"), entry("c")]
 
-STANDING_IN: dict[str, tuple[dict[str, Any], dict[str, StandIns]]] = {
+FALLBACKS: dict[str, tuple[dict[str, Any], dict[str, StandIns]]] = {
     "none": ({}, {}),
-    "one for another": ({"router_settings": {"fallbacks": [{"a": ["b", "c"]}]}}, {"a": StandIns(("b", "c"))}),
-    "each other": (
+    "fallbacks of one model": ({"router_settings": {"fallbacks": [{"a": ["b", "c"]}]}}, {"a": StandIns(("b", "c"))}),
+    "mutual fallbacks": (
         {"router_settings": {"fallbacks": [{"a": ["b"]}, {"b": ["a"]}]}},
         {"a": StandIns(("b",)), "b": StandIns(("a",))},
     ),
-    "itself": ({"router_settings": {"fallbacks": [{"a": ["a", "b"]}]}}, {"a": StandIns(("b",))}),
-    "for all that are not named": (
+    "fallback to itself": ({"router_settings": {"fallbacks": [{"a": ["a", "b"]}]}}, {"a": StandIns(("b",))}),
+    "fallback for all other models": (
         {"router_settings": {"fallbacks": [{"a": ["b"]}, {"*": ["c"]}]}},
         {"a": StandIns(("b",)), "b": StandIns(("c",))},
     ),
-    "for all by default": (
+    "default fallbacks": (
         {"router_settings": {"fallbacks": [{"a": ["b"]}], "default_fallbacks": ["c"]}},
         {"a": StandIns(("b",)), "b": StandIns(("c",))},
     ),
-    "for long prompts": (
+    "context window fallbacks": (
         {"router_settings": {"context_window_fallbacks": [{"a": ["b"]}], "fallbacks": [{"a": ["c"]}]}},
         {"a": StandIns(("c",), ("b",))},
     ),
-    "where LiteLLM has it": ({"litellm_settings": {"fallbacks": [{"a": ["b"]}]}}, {"a": StandIns(("b",))}),
-    "the router wins": (
+    "in litellm_settings": ({"litellm_settings": {"fallbacks": [{"a": ["b"]}]}}, {"a": StandIns(("b",))}),
+    "router_settings override litellm_settings": (
         {"litellm_settings": {"fallbacks": [{"a": ["b"]}]}, "router_settings": {"fallbacks": [{"a": ["c"]}]}},
         {"a": StandIns(("c",))},
     ),
-    "by other names": (
+    "by alias": (
         {"router_settings": {"fallbacks": [{"x": ["y"]}], "model_group_alias": {"x": "a", "y": "b"}}},
         {"a": StandIns(("b",))},
     ),
 }
 
 
-@pytest.mark.parametrize(("sections", "expected"), STANDING_IN.values(), ids=STANDING_IN)
-def test_who_stands_in(sections: dict[str, Any], expected: dict[str, StandIns]) -> None:
+@pytest.mark.parametrize(("sections", "expected"), FALLBACKS.values(), ids=FALLBACKS)
+def test_fallbacks_resolve_to_groups(sections: dict[str, Any], expected: dict[str, StandIns]) -> None:
     assert ModelRegistry(config(*THREE, **sections)).stand_ins == expected
 
 
 WRONG: dict[str, tuple[dict[str, Any], str]] = {
-    "a mapping for the list": (
+    "mapping instead of a list": (
         {"router_settings": {"fallbacks": {"a": ["b"]}}},
         "router_settings.fallbacks: input should be a list",
     ),
-    "a name for the list of names": (
+    "name instead of a list": (
         {"litellm_settings": {"fallbacks": [{"a": "b"}]}},
         "litellm_settings.fallbacks[0].a: input should be a list",
     ),
-    "nobody of that name": (
+    "unknown fallback": (
         {"router_settings": {"fallbacks": [{"a": ["b"]}, {"a": ["b", "z"]}]}},
         "router_settings.fallbacks[1].a[1]: unknown model `z`; use a `model_name` from `model_list`",
     ),
-    "two lists": (
+    "two lists for one model": (
         {"router_settings": {"fallbacks": [{"a": ["b"]}, {"a": ["c"]}]}},
         "router_settings.fallbacks[1].a: a second list for the model `a`; merge it into the first one",
     ),
-    "two lists, one by another name": (
+    "two lists, one by alias": (
         {"router_settings": {"fallbacks": [{"a": ["b"]}, {"x": ["c"]}], "model_group_alias": {"x": "a"}}},
         "router_settings.fallbacks[1].x: a second list for the model `a`; merge it into the first one",
     ),
-    "for nobody of that name": (
+    "fallback of an unknown model": (
         {"litellm_settings": {"context_window_fallbacks": [{"z": ["a"]}]}},
         "litellm_settings.context_window_fallbacks[0].z: unknown model `z`; use a `model_name` from `model_list`",
     ),
-    "by default": (
+    "unknown default fallback": (
         {"router_settings": {"default_fallbacks": ["a", "z"]}},
         "router_settings.default_fallbacks[1]: unknown model `z`; use a `model_name` from `model_list`",
     ),
@@ -102,29 +102,29 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
 
 
 @pytest.mark.parametrize(("sections", "message"), WRONG.values(), ids=WRONG)
-def test_a_stand_in_that_does_not_exist_is_refused_by_its_path(sections: dict[str, Any], message: str) -> None:
+def test_an_invalid_fallback_is_rejected_with_its_path(sections: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError) as raised:
         ModelRegistry(config(*THREE, **sections))
     assert str(raised.value) == message
 
 
-def test_a_strategy_that_nobody_has_is_refused() -> None:
+def test_an_unknown_routing_strategy_is_rejected() -> None:
     with pytest.raises(ConfigError, match=r"^router_settings\.routing_strategy: "):
         config(router_settings={"routing_strategy": "fastest"})
 
 
 SHARES: dict[str, tuple[int, int | None, int | None, tuple[int, int | None]]] = {
     "one process": (1, 8, 9000, (8, 9000)),
-    "two": (2, 8, 9000, (4, 4500)),
-    "more than there are places": (16, 8, 9, (1, 1)),
+    "two processes": (2, 8, 9000, (4, 4500)),
+    "more processes than slots": (16, 8, 9, (1, 1)),
 }
 
 
 @pytest.mark.parametrize(("share", "requests", "tokens", "expected"), SHARES.values(), ids=SHARES)
-def test_processes_share_what_limits_allow(
+def test_processes_share_the_limits(
     share: int, requests: int | None, tokens: int | None, expected: tuple[int, int | None]
 ) -> None:
-    one = config(
+    settings = config(
         entry(
             "a",
             max_parallel_requests=requests,
@@ -137,7 +137,7 @@ def test_processes_share_what_limits_allow(
         entry("b"),
         unisono={"max_queue": 10, "max_queue_per_key": 3},
     )
-    pool = build_pool(one, ModelRegistry(one), share=share)
+    pool = build_pool(settings, ModelRegistry(settings), share=share)
     terms = pool.members()["a"][0].terms
     assert (terms.max_requests, terms.max_tokens) == expected
     assert (terms.requests_per_minute, terms.tokens_per_minute) == (requests and expected[0], tokens and expected[1])
@@ -145,40 +145,40 @@ def test_processes_share_what_limits_allow(
     unbounded = pool.members()["b"][0].terms
     assert (unbounded.max_requests, unbounded.max_tokens) == (None, None)
     assert (unbounded.requests_per_minute, unbounded.tokens_per_minute) == (None, None)
-    bounds = routing_rules(one, share).bounds
+    bounds = routing_rules(settings, share).bounds
     assert (bounds.length, bounds.per_owner) == (max(1, 10 // share), max(1, 3 // share))
 
 
-def test_a_line_of_no_length_stays_one() -> None:
+def test_a_queue_length_of_zero_stays_zero() -> None:
     assert routing_rules(config(unisono={"max_queue": 0, "max_queue_per_key": 0}), 4).bounds.length == 0
 
 
-KEPT: dict[str, tuple[dict[str, Any], bool]] = {
-    "nothing changed": (entry("a"), True),
-    "its weight": (entry("a", weight=5), True),
-    "its limits": (entry("a", max_parallel_requests=5), True),
-    "its rate": (entry("a", rpm=5, tpm=100), True),
-    "its name": (entry("a", model_info={"id": "other"}), True),
-    "its model's name": (entry("new", api_base="http://a:1"), True),
-    "its address": (entry("a", api_base="http://elsewhere:1"), False),
-    "its key": (entry("a", api_key="sk-other"), False),
-    "its context": (entry("a", model_info={"max_input_tokens": 9}), False),
-    "its adapter's settings": (entry("a", unisono={"backend": {"stream_interval": 3}}), False),
+RELOADED_ENTRIES: dict[str, tuple[dict[str, Any], bool]] = {
+    "unchanged": (entry("a"), True),
+    "weight": (entry("a", weight=5), True),
+    "limits": (entry("a", max_parallel_requests=5), True),
+    "rate limits": (entry("a", rpm=5, tpm=100), True),
+    "id": (entry("a", model_info={"id": "other"}), True),
+    "model name": (entry("new", api_base="http://a:1"), True),
+    "address": (entry("a", api_base="http://elsewhere:1"), False),
+    "API key": (entry("a", api_key="sk-other"), False),
+    "context window": (entry("a", model_info={"max_input_tokens": 9}), False),
+    "adapter settings": (entry("a", unisono={"backend": {"stream_interval": 3}}), False),
 }
 
 
-@pytest.mark.parametrize(("changed", "kept"), KEPT.values(), ids=KEPT)
-async def test_a_deployment_is_kept_while_it_is_the_same_backend(changed: dict[str, Any], kept: bool) -> None:
+@pytest.mark.parametrize(("changed", "is_kept"), RELOADED_ENTRIES.values(), ids=RELOADED_ENTRIES)
+async def test_a_reload_keeps_a_deployment_of_the_same_backend(changed: dict[str, Any], is_kept: bool) -> None:
     before, after = config(entry("a"), entry("b")), config(changed, entry("b"))
     old = build_pool(before, ModelRegistry(before))
     new = build_pool(after, ModelRegistry(after), keep=old)
     model = changed["model_name"]
-    assert (new.members()[model][0] is old.members()["a"][0]) is kept
+    assert (new.members()[model][0] is old.members()["a"][0]) is is_kept
     assert new.members()["b"][0] is old.members()["b"][0]
     # Two entries of the same backend are two deployments.
     twice = config(entry("a"), entry("a"), entry("b"))
-    names = [id(live) for live in build_pool(twice, ModelRegistry(twice), keep=old).members()["a"]]
-    assert len(set(names)) == 2
+    identities = [id(live) for live in build_pool(twice, ModelRegistry(twice), keep=old).members()["a"]]
+    assert len(set(identities)) == 2
     await new.aclose()
     await old.aclose()
 
@@ -187,7 +187,7 @@ def examples() -> list[str]:
     return [part.partition("```")[0] for part in PAGE.read_text().split("```yaml\n")[1:]]
 
 
-def test_the_examples_of_the_page_load_without_a_warning() -> None:
+def test_the_examples_of_the_page_load_without_warnings() -> None:
     assert examples()
     for text in examples():
         loaded = parse(yaml.safe_load(text), {})
@@ -195,7 +195,7 @@ def test_the_examples_of_the_page_load_without_a_warning() -> None:
         build_pool(loaded.config, ModelRegistry(loaded.config))
 
 
-def test_the_figures_of_the_page_are_those_of_the_code() -> None:
+def test_the_figures_of_the_page_match_the_code() -> None:
     page = " ".join(PAGE.read_text().split())
     defaults = Config()
     assert f"default {defaults.num_retries} |" in page

@@ -1,4 +1,4 @@
-"""Tool servers in the configuration: what an entry comes to, what is refused, and what stays secret."""
+"""Tool servers in the configuration: entries, rejected values, filters and secrets."""
 
 from __future__ import annotations
 
@@ -32,16 +32,16 @@ def with_token(auth_type: str, token: str) -> dict[str, Any]:
 
 
 ENTRIES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
-    "an address": ({}, {}),
-    "the older transport": ({"transport": "sse"}, {"transport": ToolTransport.SSE}),
-    "a key": (with_token("api_key", "k"), {"headers": {"x-api-key": "k"}}),
-    "a bearer token": (with_token("bearer_token", "t"), {"authorization": "Bearer t"}),
-    "a bearer token that says so": (with_token("bearer_token", "bearer t"), {"authorization": "Bearer t"}),
-    "a user with a password": (with_token("basic", "a:b"), {"authorization": "Basic YTpi"}),
-    "the same, encoded": (with_token("basic", "YTpi"), {"authorization": "Basic YTpi"}),
-    "a whole header": (with_token("authorization", "Custom x"), {"authorization": "Custom x"}),
-    "a token": (with_token("token", "t"), {"authorization": "token t"}),
-    "a client": (
+    "only an address": ({}, {}),
+    "SSE transport": ({"transport": "sse"}, {"transport": ToolTransport.SSE}),
+    "API key": (with_token("api_key", "k"), {"headers": {"x-api-key": "k"}}),
+    "bearer token": (with_token("bearer_token", "t"), {"authorization": "Bearer t"}),
+    "bearer token with its scheme": (with_token("bearer_token", "bearer t"), {"authorization": "Bearer t"}),
+    "user and password": (with_token("basic", "a:b"), {"authorization": "Basic YTpi"}),
+    "user and password in Base64": (with_token("basic", "YTpi"), {"authorization": "Basic YTpi"}),
+    "complete authorization header": (with_token("authorization", "Custom x"), {"authorization": "Custom x"}),
+    "token scheme": (with_token("token", "t"), {"authorization": "token t"}),
+    "OAuth client credentials": (
         {
             "auth_type": "oauth2",
             "client_id": "me",
@@ -53,23 +53,23 @@ ENTRIES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "headers": ({"static_headers": {"x-a": "b"}}, {"headers": {"x-a": "b"}}),
     "some tools": ({"allowed_tools": ["a"]}, {"allowed": ToolFilter(frozenset({"a"}))}),
     "no tools": ({"allowed_tools": []}, {"allowed": ToolFilter(frozenset())}),
-    "tools that only read": ({"allowed_tools": {"read_only": True}}, {"allowed": ToolFilter(read_only=True)}),
-    "all but one": ({"disallowed_tools": ["b"]}, {"allowed": ToolFilter(excluded=frozenset({"b"}))}),
+    "read-only tools": ({"allowed_tools": {"read_only": True}}, {"allowed": ToolFilter(read_only=True)}),
+    "all tools except one": ({"disallowed_tools": ["b"]}, {"allowed": ToolFilter(excluded=frozenset({"b"}))}),
     "approval always": ({"require_approval": "always"}, {"approval": Approval(always=ToolFilter())}),
     "approval never": ({"require_approval": "never"}, {"approval": Approval(otherwise=False)}),
-    "approval for most": (
+    "approval except for named tools": (
         {"require_approval": {"never": {"tool_names": ["a"]}}},
         {"approval": Approval(never=ToolFilter(frozenset({"a"})))},
     ),
-    "approval for few": (
+    "approval for tools that write": (
         {"require_approval": {"always": {"read_only": False}, "otherwise": "never"}},
         {"approval": Approval(always=ToolFilter(read_only=False), otherwise=False)},
     ),
-    "times": (
+    "timeouts": (
         {"timeout": 5, "connect_timeout_s": 1, "list_timeout_s": 2},
         {"timeouts": ToolTimeouts(connect_s=1, list_s=2, call_s=5)},
     ),
-    "the rest": (
+    "other settings": (
         {"idempotent": ["a"], "description": "d", "max_concurrent_requests": 2},
         {"idempotent": frozenset({"a"}), "description": "d", "concurrent": 2},
     ),
@@ -77,73 +77,76 @@ ENTRIES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
 
 
 @pytest.mark.parametrize(("entry", "facts"), ENTRIES.values(), ids=ENTRIES)
-def test_what_an_entry_comes_to(entry: dict[str, Any], facts: dict[str, Any]) -> None:
+def test_an_entry_becomes_a_tool_server(entry: dict[str, Any], facts: dict[str, Any]) -> None:
     assert server(**entry) == ToolServer(**{"label": "docs", "url": URL, "configured": True, **facts})
 
 
-def test_a_command_is_run_with_its_own_environment() -> None:
+def test_a_stdio_server_has_a_command_and_environment() -> None:
     raw = {"transport": "stdio", "command": "npx", "args": ["-y", "files"], "env": {"A": "os.environ/A"}}
-    found = parse({"mcp_servers": {"files": raw}}, {"A": "secret"}).config.mcp_servers["files"].server("files")
-    assert (found.command, found.url) == (Command(("npx", "-y", "files"), {"A": "secret"}), "")
+    files_server = parse({"mcp_servers": {"files": raw}}, {"A": "secret"}).config.mcp_servers["files"].server("files")
+    assert (files_server.command, files_server.url) == (Command(("npx", "-y", "files"), {"A": "secret"}), "")
 
 
 MISTAKES: dict[str, tuple[dict[str, Any], str]] = {
-    "no way to it": ({}, "mcp_servers.docs: transport `http` needs `url`"),
-    "two ways": ({"url": URL, "command": "x"}, "mcp_servers.docs: transport `http` needs `url`, and no `command`"),
-    "a program without one": ({"transport": "stdio"}, "mcp_servers.docs: transport `stdio` needs `command`"),
-    "credentials of a program": (
+    "no URL": ({}, "mcp_servers.docs: transport `http` needs `url`"),
+    "URL and command": (
+        {"url": URL, "command": "x"},
+        "mcp_servers.docs: transport `http` needs `url`, and no `command`",
+    ),
+    "stdio without a command": ({"transport": "stdio"}, "mcp_servers.docs: transport `stdio` needs `command`"),
+    "headers of a stdio server": (
         {"transport": "stdio", "command": "x", "static_headers": {"a": "b"}},
         "mcp_servers.docs: transport `stdio` has no headers",
     ),
     "no token": ({"url": URL, "auth_type": "bearer_token"}, "mcp_servers.docs: auth_type `bearer_token` needs"),
     "no issuer": ({"url": URL, "auth_type": "oauth2", "client_id": "a"}, "mcp_servers.docs: auth_type `oauth2` needs"),
-    "an unknown key": (
+    "unknown key": (
         {"url": URL, "allowed_tool": []},
         "mcp_servers.docs.allowed_tool: unknown key `allowed_tool` (did",
     ),
-    "a filter that is none": (
+    "empty filter": (
         {"url": URL, "require_approval": {"never": {}}},
         "mcp_servers.docs.require_approval.never: selects no tools",
     ),
-    "an approval that is none": (
+    "unknown approval policy": (
         {"url": URL, "require_approval": "sometimes"},
         "mcp_servers.docs.require_approval: must be `always`, `never`, or a mapping",
     ),
-    "no entry": (None, "mcp_servers.docs: must be a mapping, not empty"),  # type: ignore[dict-item]
+    "empty entry": (None, "mcp_servers.docs: must be a mapping, not empty"),  # type: ignore[dict-item]
 }
 
 
 @pytest.mark.parametrize(("entry", "message"), MISTAKES.values(), ids=MISTAKES)
-def test_a_mistake_is_named(entry: dict[str, Any], message: str) -> None:
-    with pytest.raises(ConfigError) as wrong:
+def test_an_invalid_entry_is_rejected_with_its_path(entry: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError) as error:
         parse({"mcp_servers": {"docs": entry}}, {})
-    assert str(wrong.value).startswith(message)
+    assert str(error.value).startswith(message)
 
 
 HOSTS: dict[str, tuple[Any, str]] = {
-    "an address": ("https://mcp.example.com", "unisono.mcp_allowed_hosts[0].host: must be only a host name"),
-    "with a port": ("mcp.example.com:8443", "unisono.mcp_allowed_hosts[0].host: must be only a host name"),
-    "everything inside": ({"host": "*", "private": True}, "unisono.mcp_allowed_hosts[0]: `private` needs a host name"),
+    "URL instead of a host": ("https://mcp.example.com", "unisono.mcp_allowed_hosts[0].host: must be only a host name"),
+    "host with a port": ("mcp.example.com:8443", "unisono.mcp_allowed_hosts[0].host: must be only a host name"),
+    "private wildcard": ({"host": "*", "private": True}, "unisono.mcp_allowed_hosts[0]: `private` needs a host name"),
 }
 
 
 @pytest.mark.parametrize(("entry", "message"), HOSTS.values(), ids=HOSTS)
-def test_a_host_that_cannot_be_allowed_is_named(entry: Any, message: str) -> None:
-    with pytest.raises(ConfigError) as wrong:
+def test_an_invalid_allowed_host_is_rejected_with_its_path(entry: Any, message: str) -> None:
+    with pytest.raises(ConfigError) as error:
         parse({"unisono": {"mcp_allowed_hosts": [entry]}}, {})
-    assert str(wrong.value).startswith(message)
+    assert str(error.value).startswith(message)
 
 
-def test_an_allowed_host_is_a_word_or_all_that_can_be_said_of_it() -> None:
-    long = {"host": "::1", "ports": [], "plain_http": True, "private": True}
-    short, told = parse(
-        {"unisono": {"mcp_allowed_hosts": ["*.example.com", long]}}, {}
+def test_an_allowed_host_is_a_name_or_a_mapping_of_its_options() -> None:
+    mapping = {"host": "::1", "ports": [], "plain_http": True, "private": True}
+    by_name, by_mapping = parse(
+        {"unisono": {"mcp_allowed_hosts": ["*.example.com", mapping]}}, {}
     ).config.unisono.mcp_allowed_hosts
-    assert (short.host, short.ports, short.plain_http, short.private) == ("*.example.com", (443,), False, False)
-    assert (told.host, told.ports, told.plain_http, told.private) == ("::1", (), True, True)
+    assert (by_name.host, by_name.ports, by_name.plain_http, by_name.private) == ("*.example.com", (443,), False, False)
+    assert (by_mapping.host, by_mapping.ports, by_mapping.plain_http, by_mapping.private) == ("::1", (), True, True)
 
 
-def test_secrets_stay_out_of_every_rendering() -> None:
+def test_secrets_are_masked_in_repr_str_and_dumps() -> None:
     raw = {
         "docs": {
             "url": f"{URL}?key=hidden1",
@@ -170,28 +173,30 @@ def tool(name: str, *, read_only: bool = False) -> HostedTool:
 
 NARROWED: dict[str, tuple[ToolFilter, ToolFilter, list[str]]] = {
     "names in both": (ToolFilter(frozenset("ab")), ToolFilter(frozenset("bc")), ["b"]),
-    "names and a kind": (ToolFilter(frozenset("abr")), ToolFilter(read_only=True), ["r"]),
-    "two kinds at once": (ToolFilter(read_only=True), ToolFilter(read_only=False), []),
-    "what either leaves out": (ToolFilter(excluded=frozenset("a")), ToolFilter(excluded=frozenset("b")), ["c", "r"]),
-    "nothing named": (ToolFilter(), ToolFilter(), ["a", "b", "c", "r"]),
+    "names and read-only": (ToolFilter(frozenset("abr")), ToolFilter(read_only=True), ["r"]),
+    "contradicting filters": (ToolFilter(read_only=True), ToolFilter(read_only=False), []),
+    "exclusions of both": (ToolFilter(excluded=frozenset("a")), ToolFilter(excluded=frozenset("b")), ["c", "r"]),
+    "no filter": (ToolFilter(), ToolFilter(), ["a", "b", "c", "r"]),
     "without approval": (ToolFilter(unasked=Approval(never=ToolFilter(frozenset("ac")))), ToolFilter(), ["a", "c"]),
 }
 
 
-@pytest.mark.parametrize(("one", "other", "left"), NARROWED.values(), ids=NARROWED)
-def test_two_filters_leave_what_both_match(one: ToolFilter, other: ToolFilter, left: list[str]) -> None:
+@pytest.mark.parametrize(("first", "second", "selected"), NARROWED.values(), ids=NARROWED)
+def test_two_combined_filters_select_the_tools_that_both_match(
+    first: ToolFilter, second: ToolFilter, selected: list[str]
+) -> None:
     tools = [tool("a"), tool("b"), tool("c"), tool("r", read_only=True)]
-    for joined in (one & other, other & one):
-        assert [each.name for each in tools if joined.matches(each)] == left
+    for joined in (first & second, second & first):
+        assert [each.name for each in tools if joined.matches(each)] == selected
 
 
-def test_what_either_of_two_wants_approved_needs_approval() -> None:
+def test_a_tool_needs_approval_when_operator_or_client_requires_it() -> None:
     operator = Approval(never=ToolFilter(frozenset("ab")))
     client = Approval(always=ToolFilter(frozenset("a")), otherwise=False, second=operator)
     assert [client.needed(tool(name)) for name in "abc"] == [True, False, True]
 
 
-def test_a_builtin_tool_needs_a_server_there_is() -> None:
+def test_a_builtin_tool_needs_a_configured_server() -> None:
     servers = {"docs": {"url": URL}}
     config = parse({"mcp_servers": servers, "unisono": {"builtin_tools": {"browser": "docs"}}}, {}).config
     assert build_hosting(config).rules.trained["browser"].label == "docs"
@@ -200,6 +205,6 @@ def test_a_builtin_tool_needs_a_server_there_is() -> None:
         build_hosting(config)
 
 
-def test_there_are_no_other_builtin_tools() -> None:
+def test_an_unknown_builtin_tool_is_rejected() -> None:
     with pytest.raises(ConfigError, match=r"unisono\.builtin_tools"):
         parse({"unisono": {"builtin_tools": {"shell": "docs"}}}, {})

@@ -1,4 +1,4 @@
-"""Which hooks a configuration asks for: how they are named, found and refused, and what the documentation shows."""
+"""Hooks of a configuration: names, options, rejected hooks, and the documented example."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_an_entry_is_a_name_or_a_name_with_options() -> None:
-    named, empty, told = settings_of(
+    named, empty, with_options = settings_of(
         [
             "hearing",
             {"hearing": None},
@@ -42,35 +42,38 @@ def test_an_entry_is_a_name_or_a_name_with_options() -> None:
         ]
     )
     assert named == empty == HookSettings(name="hearing", timeout_s=5, fail="closed")
-    assert told == HookSettings(name="failing", timeout_s=2, fail="open", options={"at": "x", "key": "sk-1"})
+    assert with_options == HookSettings(name="failing", timeout_s=2, fail="open", options={"at": "x", "key": "sk-1"})
 
 
 INSTALLED = "blocklist, failing, garbling, gone, halved, hearing, replacing, unmakeable"
 WRONG: dict[str, tuple[Any, str]] = {
-    "no list": ("hearing", "unisono.hooks: input should be a list"),
-    "a number": ([1], "unisono.hooks[0]: must be the name of a hook, or `{name: {options}}`"),
-    "two names": ([{"a": {}, "b": {}}], "unisono.hooks[0]: must be the name of a hook, or `{name: {options}}`"),
+    "name instead of a list": ("hearing", "unisono.hooks: input should be a list"),
+    "number instead of a name": ([1], "unisono.hooks[0]: must be the name of a hook, or `{name: {options}}`"),
+    "two names in one entry": (
+        [{"a": {}, "b": {}}],
+        "unisono.hooks[0]: must be the name of a hook, or `{name: {options}}`",
+    ),
     "options that are a list": ([{"hearing": []}], "unisono.hooks[0]: the options of a hook must be a mapping"),
-    "no time": ([{"hearing": {"timeout_s": 0}}], "unisono.hooks[0].timeout_s: input should be greater than 0"),
-    "another way to fail": (
+    "zero timeout": ([{"hearing": {"timeout_s": 0}}], "unisono.hooks[0].timeout_s: input should be greater than 0"),
+    "unknown failure mode": (
         [{"hearing": {"fail": "soft"}}],
         "unisono.hooks[0].fail: input should be 'closed' or 'open'",
     ),
-    "a name nobody has": (
+    "unknown hook": (
         ["hearing", "hearsay"],
         f"unisono.hooks[1]: unknown hook `hearsay`; installed hooks: {INSTALLED}",
     ),
-    "a package that is gone": (["gone"], "unisono.hooks[0]: the hook `gone` cannot be imported: No module named"),
-    "half a hook": (["halved"], "unisono.hooks[0]: the hook `halved` has no method `after`"),
-    "one that cannot be made": (
+    "missing package": (["gone"], "unisono.hooks[0]: the hook `gone` cannot be imported: No module named"),
+    "hook without a method": (["halved"], "unisono.hooks[0]: the hook `halved` has no method `after`"),
+    "hook that fails to start": (
         ["unmakeable"],
         "unisono.hooks[0]: the hook `unmakeable` failed to start: SystemExit: no licence",
     ),
-    "an option nobody knows": (
+    "unknown option": (
         [{"hearing": {"says": "a", "to": "b"}}],
         "unisono.hooks[0].hearing.to: unknown key `to` for this hook",
     ),
-    "an option it refuses": (
+    "invalid option": (
         ["hearing", {"blocklist": {"patterns": {"a": "("}}}],
         "unisono.hooks[1].blocklist.patterns.a: it is not a supported regular expression",
     ),
@@ -78,18 +81,18 @@ WRONG: dict[str, tuple[Any, str]] = {
 
 
 @pytest.mark.parametrize(("hooks", "message"), WRONG.values(), ids=WRONG)
-def test_hooks_that_cannot_be_asked_are_refused_at_start(hooks: Any, message: str) -> None:
+def test_an_invalid_hook_is_rejected_at_start(hooks: Any, message: str) -> None:
     with pytest.raises(ConfigError) as refused:
         build_hooks(settings_of(hooks))
     assert str(refused.value).startswith(message)
 
 
-async def test_nothing_stands_before_the_engine_where_no_hook_is_named() -> None:
-    async with FakeVllm(tokens=ANSWER) as fake, gateway(config_with(fake, [])) as here:
-        assert here.app is not None
+async def test_the_engine_is_not_wrapped_without_hooks() -> None:
+    async with FakeVllm(tokens=ANSWER) as fake, gateway(config_with(fake, [])) as running:
+        assert running.app is not None
         assert build_hooks(()) == Hookset()
-        answer = await here.chat()
-        assert "hooks" not in answer.body["unisono"]
+        response = await running.chat()
+        assert "hooks" not in response.body["unisono"]
     engine = object.__new__(Engine)
     assert build_hooks(()).wrap(engine) is engine
     assert isinstance(build_hooks(settings_of(["hearing"])).wrap(engine), HookedService)
@@ -107,16 +110,14 @@ async def test_hooks_close_with_their_gateway(tmp_path: Path, monkeypatch: pytes
     (tmp_path / "closing_hook.py").write_text(module)
     (tmp_path / "more").mkdir()
     install(tmp_path / "more", monkeypatch, closing="closing_hook:Closing")
-    async with FakeVllm(tokens=ANSWER) as fake, gateway(config_with(fake, ["closing"])) as here:
-        assert (await here.chat()).status == 200
+    async with FakeVllm(tokens=ANSWER) as fake, gateway(config_with(fake, ["closing"])) as running:
+        assert (await running.chat()).status == 200
     import closing_hook  # type: ignore[import-not-found]
 
     assert len(closing_hook.Closing.closed) == 1
 
 
-async def test_the_example_of_the_documentation_does_what_it_says(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_the_documented_example_behaves_as_described(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     page = PAGE.read_text()
     blocks = dict(re.findall(r"^`([\w.]+)`:\n\n```\w+\n(.*?)```", page, re.S | re.M))
     (tmp_path / "own").mkdir()
@@ -124,19 +125,19 @@ async def test_the_example_of_the_documentation_does_what_it_says(
     [point] = re.findall(r'^names = "(.*)"$', blocks["pyproject.toml"], re.M)
     install(tmp_path / "own", monkeypatch, names=point)
     hooks = yaml.safe_load(blocks["config.yaml"])["unisono"]["hooks"]
-    async with FakeVllm(tokens=ANSWER) as fake, gateway(config_with(fake, hooks)) as here:
-        said = [{"role": "user", "content": "I am Ann."}]
-        told = (await here.chat(messages=said)).body["unisono"]["hooks"]
-        assert told == json.loads(blocks["unisono.hooks"])
+    async with FakeVllm(tokens=ANSWER) as fake, gateway(config_with(fake, hooks)) as running:
+        messages = [{"role": "user", "content": "I am Ann."}]
+        annotations = (await running.chat(messages=messages)).body["unisono"]["hooks"]
+        assert annotations == json.loads(blocks["unisono.hooks"])
         assert "I am [name]." in ENCODING.decode(fake.requests[-1].json["prompt"])
-        blocked = await here.chat(messages=[{"role": "user", "content": "4111111111111111"}])
+        blocked = await running.chat(messages=[{"role": "user", "content": "4111111111111111"}])
         assert (blocked.status, blocked.body["error"]["code"]) == (400, "content_blocked")
         assert blocked.body == json.loads(blocks["error"])
 
 
-def test_the_example_configuration_names_hooks_that_can_be_asked(tmp_path: Path) -> None:
+def test_the_example_configuration_names_installed_hooks(tmp_path: Path) -> None:
     text = (Path(__file__).parent.parent / "config.example.yaml").read_text()
-    [shown] = re.findall(r"^  # hooks: (\[.*\])$", text, re.M)
+    [documented] = re.findall(r"^  # hooks: (\[.*\])$", text, re.M)
     path = tmp_path / "config.yaml"
-    path.write_text(f"unisono: {{hooks: {shown}}}")
+    path.write_text(f"unisono: {{hooks: {documented}}}")
     assert build_hooks(load(path, {}).config.unisono.hooks).hooks

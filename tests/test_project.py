@@ -1,4 +1,4 @@
-"""The project keeps its own rules: sizes, docstrings, no leftovers, and a layout that says what it is."""
+"""Rules of the project: sizes, docstrings, no leftovers, folder layout, versions, CI and image."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ SOURCES = sorted([*(ROOT / "proxy").rglob("*.py"), *(ROOT / "adapters").rglob("*
 TESTS = sorted((ROOT / "tests").rglob("*.py"))
 BENCH = sorted((ROOT / "bench").rglob("*.py"))
 
-LONGEST_MODULE = 400
-LONGEST_FUNCTION = 50
+MAX_MODULE_LINES = 400
+MAX_FUNCTION_LINES = 50
 
 
 def offences(paths: list[Path], offence: Callable[[Path], object]) -> dict[str, object]:
-    """What each path is found to do wrong, of those that do."""
-    found = {str(path.relative_to(ROOT)): offence(path) for path in paths}
-    return {name: wrong for name, wrong in found.items() if wrong}
+    """Return the offending paths with the result of `offence`."""
+    results = {str(path.relative_to(ROOT)): offence(path) for path in paths}
+    return {name: result for name, result in results.items() if result}
 
 
 def functions(tree: ast.AST) -> Iterator[ast.FunctionDef | ast.AsyncFunctionDef]:
@@ -39,13 +39,13 @@ def functions(tree: ast.AST) -> Iterator[ast.FunctionDef | ast.AsyncFunctionDef]
             yield node
 
 
-def test_there_is_something_to_look_at() -> None:
+def test_source_files_are_found() -> None:
     assert len(SOURCES) > 30
     assert len(TESTS) > 20
 
 
-def test_a_module_holds_one_idea() -> None:
-    assert offences(SOURCES, lambda path: len(path.read_text().splitlines()) > LONGEST_MODULE) == {}
+def test_modules_and_functions_are_short() -> None:
+    assert offences(SOURCES, lambda path: len(path.read_text().splitlines()) > MAX_MODULE_LINES) == {}
     assert offences(SOURCES, long_functions) == {}
 
 
@@ -54,13 +54,13 @@ def long_functions(path: Path) -> list[str]:
         f"{node.name}: {node.end_lineno - node.lineno + 1} lines"
         for node in functions(ast.parse(path.read_text()))
         if node.end_lineno is not None
-        and node.end_lineno - node.lineno + 1 > LONGEST_FUNCTION
-        # A factory that holds the functions it makes is as long as all of them together.
+        and node.end_lineno - node.lineno + 1 > MAX_FUNCTION_LINES
+        # The length of a factory includes the functions that it defines, so factories are exempt.
         and not any(isinstance(inner, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef) for inner in node.body)
     ]
 
 
-def test_a_module_says_why_it_exists() -> None:
+def test_every_module_has_a_docstring() -> None:
     assert offences([*SOURCES, *TESTS, *BENCH], has_no_docstring) == {}
 
 
@@ -70,11 +70,11 @@ def has_no_docstring(path: Path) -> bool:
 
 
 LEFTOVERS = re.compile(r"\b(TODO|FIXME|XXX|HACK|WIP|placeholder)\b|NotImplementedError|\bpdb\b|breakpoint\(")
-VAGUE = {"utils", "util", "helpers", "helper", "common", "misc", "shared"}
+VAGUE_NAMES = {"utils", "util", "helpers", "helper", "common", "misc", "shared"}
 
 
-def test_nothing_is_left_for_later() -> None:
-    assert offences(SOURCES, lambda path: path.stem in VAGUE) == {}
+def test_no_todo_vague_module_name_or_empty_function_remains() -> None:
+    assert offences(SOURCES, lambda path: path.stem in VAGUE_NAMES) == {}
     assert offences(SOURCES, leftovers) == {}
     assert offences(SOURCES, empty_functions) == {}
 
@@ -92,7 +92,7 @@ def empty_functions(path: Path) -> list[str]:
 
 
 def does_nothing(node: ast.FunctionDef | ast.AsyncFunctionDef) -> bool:
-    """Whether a body is `pass` or `...`; one that is only a docstring says why nothing is to be done."""
+    """Return whether a body is only `pass` or `...`; a body of only a docstring is allowed."""
     body = node.body[1:] if ast.get_docstring(node) else node.body
     return bool(body) and all(
         isinstance(part, ast.Pass)
@@ -101,14 +101,14 @@ def does_nothing(node: ast.FunctionDef | ast.AsyncFunctionDef) -> bool:
     )
 
 
-def test_only_the_layer_that_answers_catches_everything() -> None:
-    """Whoever else catches broadly hides faults; `api/error_responses.py` turns them into answers."""
+def test_only_error_responses_catches_all_exceptions() -> None:
+    """`api/error_responses.py` turns any exception into a response; elsewhere a broad `except` hides faults."""
     answering = ROOT / "proxy" / "unisono" / "api" / "error_responses.py"
     assert offences([path for path in SOURCES if path != answering], broad_catches) == {}
 
 
 def broad_catches(path: Path) -> list[int]:
-    """The lines where everything is caught, and neither raised again nor used."""
+    """Return the lines that catch all exceptions without raising or using them."""
     broad = []
     for node in ast.walk(ast.parse(path.read_text())):
         if not isinstance(node, ast.ExceptHandler):
@@ -121,8 +121,11 @@ def broad_catches(path: Path) -> list[int]:
     return broad
 
 
-def test_a_cancellation_of_the_caller_is_never_swallowed() -> None:
-    """Whoever awaits a task that it cancelled cannot tell whose cancellation comes: `core/tasks.py` waits without."""
+def test_no_code_swallows_a_cancellation() -> None:
+    """Code that awaits a task it cancelled cannot tell its own cancellation from the caller's.
+
+    `core/tasks.py` waits for cancelled tasks without catching `CancelledError`.
+    """
     assert offences([*SOURCES, *TESTS, *BENCH], swallowed_cancellations) == {}
 
 
@@ -130,31 +133,31 @@ CANCELLATIONS = {"CancelledError", "BaseException"}
 
 
 def swallowed_cancellations(path: Path) -> list[int]:
-    """The lines where a cancellation is suppressed, or caught and never raised again."""
+    """Return the lines that suppress a cancellation, or catch it without raising it again."""
     swallowed = []
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.Call):
             suppressed = any(names_in(kind) & CANCELLATIONS for kind in node.args)
-            wrong = "suppress" in names_in(node.func) and suppressed
+            is_swallowed = "suppress" in names_in(node.func) and suppressed
         elif isinstance(node, ast.ExceptHandler) and node.type is not None:
             raised = any(isinstance(part, ast.Raise) for part in ast.walk(node))
-            wrong = "CancelledError" in names_in(node.type) and not raised
+            is_swallowed = "CancelledError" in names_in(node.type) and not raised
         else:
             continue
-        if wrong:
+        if is_swallowed:
             swallowed.append(node.lineno)
     return swallowed
 
 
 def names_in(node: ast.AST) -> set[str]:
-    named = {part.id for part in ast.walk(node) if isinstance(part, ast.Name)}
-    return named | {part.attr for part in ast.walk(node) if isinstance(part, ast.Attribute)}
+    names = {part.id for part in ast.walk(node) if isinstance(part, ast.Name)}
+    return names | {part.attr for part in ast.walk(node) if isinstance(part, ast.Attribute)}
 
 
 COMMENTED_CODE = re.compile(r"^#\s*(def |class |import |from \w+ import |return |if .+:$|for .+:$|\w+ = \w+\()")
 
 
-def test_no_code_is_kept_as_a_comment() -> None:
+def test_no_code_is_commented_out() -> None:
     assert offences([*SOURCES, *TESTS], commented_code) == {}
 
 
@@ -164,7 +167,7 @@ def commented_code(path: Path) -> list[str]:
     return [comment for comment in comments if COMMENTED_CODE.match(comment)]
 
 
-def test_every_folder_of_tests_is_about_a_package_or_says_what_else() -> None:
+def test_every_test_folder_is_named_after_a_package_or_listed() -> None:
     packages = {path.name for package in ("proxy/unisono", "adapters") for path in (ROOT / package).iterdir()}
     others = {
         "adapters",
@@ -191,13 +194,13 @@ def test_every_folder_of_tests_is_about_a_package_or_says_what_else() -> None:
     assert folders - packages - others == set()
 
 
-def test_the_version_is_one() -> None:
+def test_the_version_is_the_same_in_all_files() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     assert project["version"] == __version__
     assert f"## [{__version__}]" in (ROOT / "CHANGELOG.md").read_text()
 
 
-def test_every_adapter_of_the_project_can_be_loaded() -> None:
+def test_every_entry_point_of_the_project_can_be_loaded() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     for group, points in project["entry-points"].items():
         installed = {point.name: point for point in entry_points(group=group)}
@@ -205,7 +208,7 @@ def test_every_adapter_of_the_project_can_be_loaded() -> None:
         assert all(callable(installed[name].load()) for name in points)
 
 
-def test_ci_runs_what_everyone_runs_and_nothing_else() -> None:
+def test_ci_runs_only_make_test() -> None:
     script = ROOT / ".ci" / "run"
     assert script.stat().st_mode & stat.S_IXUSR
     lines = [line for line in script.read_text().splitlines() if line and not line.startswith("#")]
@@ -228,7 +231,7 @@ MAKE_TARGETS = (
 
 
 @pytest.mark.parametrize("target", MAKE_TARGETS)
-def test_make_knows_its_targets(target: str) -> None:
+def test_make_has_its_documented_targets(target: str) -> None:
     subprocess.run(["make", "--dry-run", target], cwd=ROOT, capture_output=True, check=True, timeout=30)
 
 

@@ -1,4 +1,4 @@
-"""The gateway's secret: configured, or kept by the store, which may lose it."""
+"""Salt of the gateway: configured, or stored in a store that may lose it."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from unisono.config import parse
 from unisono.store.sqlite import SqliteStore
 
 
-class Losing(SqliteStore):
-    """A store that can lose its secrets, as a server without a disk does when it is started again."""
+class LossyStore(SqliteStore):
+    """Store that loses its secrets, like a server without persistence after a restart."""
 
     def __init__(self) -> None:
         super().__init__(None)
@@ -21,24 +21,24 @@ class Losing(SqliteStore):
 
 
 @pytest.fixture
-def nothing() -> dict[str, object]:
+def minimal_config() -> dict[str, object]:
     return {"model_list": [{"model_name": "m", "litellm_params": {"model": "vllm/a"}}]}
 
 
-async def test_a_store_that_lost_the_secret_gets_it_back(nothing: dict[str, object]) -> None:
-    store, config = Losing(), parse(nothing, {}).config
+async def test_the_secret_is_restored_when_the_store_loses_it(minimal_config: dict[str, object]) -> None:
+    store, config = LossyStore(), parse(minimal_config, {}).config
     await store.start()
-    here, elsewhere = Salt(config, store), Salt(config, store)
-    first = await here()
+    first_gateway, second_gateway = Salt(config, store), Salt(config, store)
+    first = await first_gateway()
     assert len(first) == BYTES
-    assert await elsewhere() == first
+    assert await second_gateway() == first
     store.lost += 1
-    assert await here() == await elsewhere() == first
+    assert await first_gateway() == await second_gateway() == first
     await store.aclose()
 
 
-async def test_a_new_secret_somebody_made_before_counts_for_all(nothing: dict[str, object]) -> None:
-    store, config = Losing(), parse(nothing, {}).config
+async def test_a_secret_written_by_another_gateway_after_the_loss_is_used(minimal_config: dict[str, object]) -> None:
+    store, config = LossyStore(), parse(minimal_config, {}).config
     await store.start()
     salt = Salt(config, store)
     first = await salt()
@@ -48,8 +48,8 @@ async def test_a_new_secret_somebody_made_before_counts_for_all(nothing: dict[st
     await store.aclose()
 
 
-async def test_a_configured_one_is_it(nothing: dict[str, object]) -> None:
-    store = Losing()
-    assert await Salt(parse({**nothing, "unisono": {"salt_key": "salt-of-this-gateway"}}, {}).config, store)() == (
-        b"salt-of-this-gateway"
-    )
+async def test_a_configured_salt_key_is_used(minimal_config: dict[str, object]) -> None:
+    store = LossyStore()
+    assert await Salt(
+        parse({**minimal_config, "unisono": {"salt_key": "salt-of-this-gateway"}}, {}).config, store
+    )() == (b"salt-of-this-gateway")

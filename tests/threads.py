@@ -1,4 +1,4 @@
-"""Threads that a test can look at: which functions left the event loop, and what goes on while one of them runs."""
+"""Thread pool for tests that records the functions it runs and can hold some of them."""
 
 from __future__ import annotations
 
@@ -10,8 +10,10 @@ from typing import Any
 
 
 class Threads(ThreadPoolExecutor):
-    """For `set_default_executor`: records the functions of `asyncio.to_thread` by their names, and what they return.
-    Those in `held` wait until `release` is set."""
+    """Executor for `set_default_executor` that records the names and results of `asyncio.to_thread` functions.
+
+    Functions in `held` wait until `release` is set.
+    """
 
     def __init__(self, held: Collection[str] = ()) -> None:
         super().__init__(8)
@@ -20,15 +22,15 @@ class Threads(ThreadPoolExecutor):
         self.release = threading.Event()
         self._held = held
 
-    def submit(self, fn: Any, /, *args: Any, **more: Any) -> Future[Any]:
+    def submit(self, fn: Any, /, *args: Any, **kwargs: Any) -> Future[Any]:
         # `to_thread` runs a function in a context: `partial(context.run, function, ...)`.
         function = fn.args[0] if isinstance(fn, partial) else fn
-        return super().submit(self._run, getattr(function, "__qualname__", ""), fn, *args, **more)
+        return super().submit(self._run, getattr(function, "__qualname__", ""), fn, *args, **kwargs)
 
-    def _run(self, name: str, fn: Any, *args: Any, **more: Any) -> Any:
+    def _run(self, name: str, fn: Any, *args: Any, **kwargs: Any) -> Any:
         self.begun.append(name)
         if name in self._held:
             self.release.wait(30)
-        result = fn(*args, **more)
+        result = fn(*args, **kwargs)
         self.returned.append((name, result))
         return result

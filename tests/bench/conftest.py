@@ -1,4 +1,4 @@
-"""The bench is a package of the checkout, not of the distribution: its parent folder has to be on the path."""
+"""Fixtures of the bench tests. `bench` is not installed, so the root of the checkout is added to the path."""
 
 import sys
 from pathlib import Path

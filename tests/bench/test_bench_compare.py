@@ -1,4 +1,4 @@
-"""The comparison of two checkouts: what is read from a report, and the interval of a ratio."""
+"""Comparison of two checkouts: figures of a report, confidence interval of a ratio, table."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ def test_figures_are_read_by_row_and_column() -> None:
 
 
 @pytest.mark.parametrize("change", [1.0, 1.1])
-def test_a_change_lies_in_its_interval(change: float) -> None:
-    dice = Random(5)
-    ratio, low, high = interval([change * dice.lognormvariate(0, 0.05) for _ in range(40)])
+def test_the_interval_contains_the_change(change: float) -> None:
+    rng = Random(5)
+    ratio, low, high = interval([change * rng.lognormvariate(0, 0.05) for _ in range(40)])
     assert low < change < high
     assert low < ratio < high
     assert high / low < 1.1
 
 
-def test_the_table_is_of_pairs() -> None:
+def test_the_table_compares_paired_runs() -> None:
     [*_, row] = table([{"cost": 10.0}, {"cost": 20.0}, {"cost": 30.0}], [{"cost": 5.0}, {"cost": 10.0}, {"cost": 15.0}])
     assert row == "| cost | 20 | 10 | **0.500** | 0.500 to 0.500 |"

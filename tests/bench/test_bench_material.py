@@ -1,4 +1,4 @@
-"""What the fake backend says is legal Harmony of the length asked for, and every side knows the same words."""
+"""Answers of the fake backend are legal Harmony of the requested length; prompts are reproducible."""
 
 from pathlib import Path
 
@@ -14,7 +14,7 @@ LENGTHS = [1, 5, 11, 12, 13, 64, 255, 256, 700, 4096]
 
 
 @pytest.mark.parametrize("length", LENGTHS)
-def test_an_answer_has_the_length_asked_for_and_its_texts_are_its_tokens(
+def test_an_answer_has_the_requested_length_and_matching_texts(
     stuff: Material, bench_encoding: Encoding, length: int
 ) -> None:
     answer = stuff.answer(length)
@@ -25,31 +25,31 @@ def test_an_answer_has_the_length_asked_for_and_its_texts_are_its_tokens(
 
 
 @pytest.mark.parametrize("length", [length for length in LENGTHS if length >= material.SHORTEST])
-def test_a_complete_answer_parses_into_its_reasoning_and_content(
+def test_a_complete_answer_parses_into_reasoning_and_content(
     stuff: Material, bench_encoding: Encoding, length: int
 ) -> None:
     answer = stuff.answer(length)
     messages = bench_encoding.harmony.parse_messages_from_completion_tokens(
         list(answer.tokens), openai_harmony.Role.ASSISTANT
     )
-    said = [(message.channel, message.content[0].to_dict()["text"]) for message in messages]
-    assert said == [("analysis", answer.reasoning), ("final", answer.content)]
+    texts = [(message.channel, message.content[0].to_dict()["text"]) for message in messages]
+    assert texts == [("analysis", answer.reasoning), ("final", answer.content)]
     assert (answer.tokens[-1], answer.finish) == (RETURN, "stop")
 
 
-def test_answers_hold_characters_that_span_tokens(stuff: Material) -> None:
+def test_answers_contain_characters_that_span_tokens(stuff: Material) -> None:
     answer = stuff.answer(1000)
-    held = [i for i, (token, text) in enumerate(zip(answer.tokens, answer.texts, strict=True)) if not text]
-    assert [i for i in held if answer.tokens[i] < FIRST_SPECIAL]
+    without_text = [i for i, (token, text) in enumerate(zip(answer.tokens, answer.texts, strict=True)) if not text]
+    assert [i for i in without_text if answer.tokens[i] < FIRST_SPECIAL]
 
 
-def test_a_prompt_is_as_many_tokens_as_words_and_depends_on_its_seed(stuff: Material, bench_encoding: Encoding) -> None:
+def test_a_prompt_has_one_token_per_word_and_depends_on_its_seed(stuff: Material, bench_encoding: Encoding) -> None:
     tokens, text = stuff.prompt(500, seed=7)
     assert bench_encoding.encode_text(text) == tokens
     assert stuff.prompt(500, seed=7) == (tokens, text)
     assert stuff.prompt(500, seed=8)[1] != text
 
 
-def test_material_survives_its_file(stuff: Material, tmp_path: Path) -> None:
+def test_material_round_trips_through_its_file(stuff: Material, tmp_path: Path) -> None:
     material.save(stuff, tmp_path / "material.json")
     assert material.load(tmp_path / "material.json") == stuff

@@ -1,4 +1,4 @@
-"""What is timed as a render is one: the ids are those of a whole request, however they came about."""
+"""Benchmark of prompt rendering: reproducible conversations, and the token ids of the library."""
 
 import pytest
 
@@ -8,7 +8,7 @@ from unisono.core.conversation import AssistantMessage, UserMessage
 from unisono.harmony.encoding import load_encoding
 
 
-def test_a_conversation_is_its_seeds(stuff: Material) -> None:
+def test_a_conversation_depends_on_its_seed(stuff: Material) -> None:
     items = renders.conversation(stuff, 1000, seed=1).items
     assert [type(item) for item in items] == [UserMessage, AssistantMessage] * 2 + [UserMessage]
     assert items == renders.conversation(stuff, 1000, seed=1).items
@@ -16,16 +16,16 @@ def test_a_conversation_is_its_seeds(stuff: Material) -> None:
 
 
 @pytest.mark.parametrize("how", renders.RENDERS)
-def test_every_way_of_rendering_is_timed(stuff: Material, how: str) -> None:
+def test_every_render_method_is_timed(stuff: Material, how: str) -> None:
     assert 0 < renders.milliseconds(stuff, renders.Ask(how, words=1000, times=2, seed=3)) < 1000
 
 
-def test_the_gateways_render_is_that_of_the_library(stuff: Material) -> None:
-    ours = renders.RENDERS["cold"](stuff, 1000, 5)()
-    theirs = renders.RENDERS["library"](stuff, 1000, 5)()
-    assert isinstance(ours, list)
-    assert isinstance(theirs, list)
-    # The library's conversation here has no system message.
-    assert ours[-len(theirs) :] == theirs
-    assert len(theirs) > 1000
-    assert load_encoding().decode(theirs[-2:]) == "<|start|>assistant"
+def test_the_render_equals_that_of_the_harmony_library(stuff: Material) -> None:
+    rendered = renders.RENDERS["cold"](stuff, 1000, 5)()
+    reference = renders.RENDERS["library"](stuff, 1000, 5)()
+    assert isinstance(rendered, list)
+    assert isinstance(reference, list)
+    # The conversation of the library has no system message.
+    assert rendered[-len(reference) :] == reference
+    assert len(reference) > 1000
+    assert load_encoding().decode(reference[-2:]) == "<|start|>assistant"

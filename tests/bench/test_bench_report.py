@@ -1,4 +1,4 @@
-"""CPU comes from the kernel, and verdicts from medians."""
+"""CPU and memory meter, verdicts, report tables, scenarios and configurations."""
 
 import subprocess
 import sys
@@ -19,7 +19,7 @@ IDLE = "import subprocess, sys, time\n{}\ntime.sleep(60)"
 PARENT = IDLE.format(f"subprocess.Popen([sys.executable, '-c', {SPIN + 'time.sleep(60)'!r}])")
 REAPER = IDLE.format(f"subprocess.run([sys.executable, '-c', {SPIN!r}])")
 
-WORKERS = {"by itself": SPIN + "time.sleep(60)", "in a living child": PARENT, "in a child that ended": REAPER}
+WORKERS = {"process itself": SPIN + "time.sleep(60)", "running child": PARENT, "finished child": REAPER}
 
 
 @pytest.fixture(params=list(WORKERS.values()), ids=list(WORKERS))
@@ -33,7 +33,7 @@ def worker(request: pytest.FixtureRequest) -> Iterator[int]:
         child.wait()
 
 
-def test_the_meter_sees_what_a_process_and_its_children_used(worker: int) -> None:
+def test_the_meter_counts_cpu_and_memory_of_a_process_and_its_children(worker: int) -> None:
     deadline = time.monotonic() + 10
     while meter.cpu_seconds(worker) < 0.25 and time.monotonic() < deadline:
         time.sleep(0.05)
@@ -44,7 +44,7 @@ def test_the_meter_sees_what_a_process_and_its_children_used(worker: int) -> Non
     assert 1 < meter.resident_mib(worker) < 200
 
 
-def test_ps_times_in_all_their_spellings() -> None:
+def test_ps_times_are_parsed_in_all_formats() -> None:
     assert [meter.seconds_of(text) for text in ("0:01.50", " 1:02:03", "2-00:00:01")] == [1.5, 3723.0, 172_801.0]
 
 
@@ -65,7 +65,7 @@ RATIO = Scenario(
 )
 
 
-def test_verdicts_compare_rounds_and_take_the_median() -> None:
+def test_verdicts_compare_rounds_and_use_the_median() -> None:
     samples = {
         "a": [sample(10), sample(20), sample(90)],
         "b": [sample(70), sample(100), sample(540)],
@@ -84,20 +84,20 @@ def test_verdicts_compare_rounds_and_take_the_median() -> None:
     assert "(b - none) / (a - none) = **9** (aim ≤ 8: MISSED)" in text
 
 
-def test_a_verdict_without_anything_to_compare_with_is_the_value() -> None:
+def test_a_verdict_without_a_baseline_is_the_value() -> None:
     alone = Scenario("t", (Arm("a", "relay", Work(1, 1)),), (), (Verdict("cpu_us_per_token", "a", aim=15.0),))
     [judged] = report.judge(alone, {"a": [sample(10), sample(20), sample(90)]})
     assert (judged.value, judged.met) == (20.0, False)
     assert judged.line() == "CPU µs/token: a = **20** (aim ≤ 15: MISSED)"
 
 
-def test_the_aims_are_listed_with_what_became_of_them() -> None:
+def test_the_aims_are_listed_with_their_results() -> None:
     judged = report.judge(RATIO, {"a": [sample(10)], "b": [sample(60)]})
     assert "| name | CPU µs/token: b / a | ≤ 7 | 6 | met |" in report.aims({"name": judged})
     assert "| name | CPU µs/token: b - a | ≤ 50 | +50.00 | met |" in report.aims({"name": judged})
 
 
-def test_an_arm_without_samples_is_not_judged_and_faults_are_shown() -> None:
+def test_an_arm_without_samples_has_no_verdict_and_faults_are_reported() -> None:
     samples = {"a": [sample(10, faults=2)], "b": []}
     assert report.judge(RATIO, samples) == []
     assert "**a: 2 FAULTS**, e.g. text differs" in report.table("name", RATIO, samples)
@@ -119,7 +119,7 @@ def test_columns_are_fields_of_a_sample() -> None:
     assert COLUMNS.keys() <= set(Sample.__dataclass_fields__)
 
 
-def test_unknown_names_are_refused(capsys: pytest.CaptureFixture[str]) -> None:
+def test_unknown_names_are_rejected(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         arguments(["paced", "nonsense"])
     with pytest.raises(SystemExit):
@@ -128,12 +128,12 @@ def test_unknown_names_are_refused(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 @pytest.mark.parametrize("config", [gateway_config, litellm_config])
-def test_gateways_are_told_the_backend_and_ask_for_a_key(config: Callable[[int], str]) -> None:
+def test_gateway_configurations_have_the_backend_and_a_key(config: Callable[[int], str]) -> None:
     assert "api_base: http://127.0.0.1:8123" in config(8123)
     assert f"master_key: {KEY}" in config(8123)
 
 
-def test_the_other_proxy_is_pinned_with_all_it_needs() -> None:
+def test_litellm_and_its_dependencies_are_pinned() -> None:
     pins = [line.partition(" ;")[0] for line in litellm_env.PINS.read_text().splitlines()]
     assert len(pins) > 100
     assert all(pin.count("==") == 1 for pin in pins)

@@ -1,5 +1,4 @@
-"""What is measured of routing: choices among deployments that hold what the case says, and streams that really break
-off and really go on."""
+"""Routing benchmark: selection among deployments with cached prefixes, and streams that break and continue."""
 
 from __future__ import annotations
 
@@ -21,21 +20,21 @@ from bench.routed import CHOSEN
 
 
 @pytest.mark.parametrize("how", [*CASES, NUMBERING])
-async def test_every_case_of_a_choice_is_what_it_says_and_is_timed(how: str) -> None:
-    told = await choosing.run(Ask(how, times=1))
-    assert (told.faults, told.examples) == (0, [])
-    assert 0 < told.choose_us < 100_000
+async def test_every_selection_case_has_its_prefixes_and_is_timed(how: str) -> None:
+    result = await choosing.run(Ask(how, times=1))
+    assert (result.faults, result.examples) == (0, [])
+    assert 0 < result.choose_us < 100_000
 
 
-def test_every_case_of_a_choice_is_measured() -> None:
+def test_every_selection_case_is_measured() -> None:
     assert list(CHOSEN) == [*CASES, NUMBERING]
 
 
-async def test_a_prompt_that_is_not_held_as_it_is_said_is_a_fault(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_prompt_with_another_number_of_holders_is_a_fault(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(CASES, "one holds it", replace(CASES["one holds it"], parts=2))
-    told = await choosing.run(Ask("one holds it", times=1))
-    assert told.faults == choosing.PROMPTS
-    assert told.examples[0] == "one holds it: held to 1 ends, not 2"
+    result = await choosing.run(Ask("one holds it", times=1))
+    assert result.faults == choosing.PROMPTS
+    assert result.examples[0] == "one holds it: held to 1 ends, not 2"
 
 
 @asynccontextmanager
@@ -48,17 +47,17 @@ QUESTION = 7
 FRAME = [200007, 200006, 173781]
 
 
-def prompt_of(stuff: Material, *, said: int = 0) -> list[int]:
+def prompt_of(stuff: Material, *, generated: int = 0) -> list[int]:
     words, _ = stuff.prompt(wires.NORMAL_PROMPT, QUESTION)
-    return [1, *words, *FRAME, *stuff.answer(ANSWER_TOKENS).tokens[:said]]
+    return [1, *words, *FRAME, *stuff.answer(ANSWER_TOKENS).tokens[:generated]]
 
 
-def asked(stuff: Material) -> str:
+def prompt_key(stuff: Material) -> str:
     return vllm_wire.asked(prompt_of(stuff))
 
 
-async def said(port: int, prompt: Sequence[int], limit: int) -> bytes:
-    """What came of a stream, however it ended."""
+async def received(port: int, prompt: Sequence[int], limit: int) -> bytes:
+    """Return the received bytes of a stream, with LOST at the end if the connection broke."""
     body = {"model": vllm_wire.MODEL, "prompt": prompt, "max_tokens": limit, "stream": True}
     parts = list[bytes]()
     try:
@@ -68,7 +67,7 @@ async def said(port: int, prompt: Sequence[int], limit: int) -> bytes:
     return b"".join(parts)
 
 
-async def noted(port: int, how: str) -> Noted:
+async def notes_of(port: int, how: str) -> Noted:
     parts = list[bytes]()
     message = http_client.message(BREAKS.decode(), orjson.dumps({"how": how}))
     await http_client.once(port, message, parts.append)
@@ -81,76 +80,74 @@ def tokens_in(stream: bytes) -> tuple[int, ...]:
     return tuple(token for chunk in chunks for choice in chunk["choices"] for token in choice["token_ids"])
 
 
-# how: whether the connection is lost
-WAYS = {"reset": True, "end": False}
+# Kind of break, and whether the connection is lost.
+BREAK_KINDS = {"reset": True, "end": False}
 
 
-@pytest.mark.parametrize(("how", "lost"), WAYS.items(), ids=WAYS)
-async def test_an_answer_breaks_off_where_it_should_and_goes_on_elsewhere(
-    stuff: Material, how: str, lost: bool
-) -> None:
+@pytest.mark.parametrize(("how", "lost"), BREAK_KINDS.items(), ids=BREAK_KINDS)
+async def test_a_broken_answer_continues_on_another_backend(stuff: Material, how: str, lost: bool) -> None:
     whole = stuff.answer(ANSWER_TOKENS).tokens
     async with model(stuff) as first, model(stuff) as second:
         for port in (first, second):
-            await noted(port, how)
-        begun = await said(first, prompt_of(stuff), ANSWER_TOKENS)
-        assert tokens_in(begun) == whole[:BREAK_AFTER]
-        assert (b"LOST" in begun, b"[DONE]" in begun) == (lost, False)
-        rest = await said(second, prompt_of(stuff, said=BREAK_AFTER), ANSWER_TOKENS - BREAK_AFTER)
+            await notes_of(port, how)
+        first_part = await received(first, prompt_of(stuff), ANSWER_TOKENS)
+        assert tokens_in(first_part) == whole[:BREAK_AFTER]
+        assert (b"LOST" in first_part, b"[DONE]" in first_part) == (lost, False)
+        rest = await received(second, prompt_of(stuff, generated=BREAK_AFTER), ANSWER_TOKENS - BREAK_AFTER)
         assert tokens_in(rest) == whole[BREAK_AFTER:]
         assert b"[DONE]" in rest
-        broken, resumed = await noted(first, ""), await noted(second, "")
-    assert ([*broken.broken], [*broken.resumed]) == ([asked(stuff)], [])
-    assert ([*resumed.broken], [*resumed.resumed]) == ([], [asked(stuff)])
-    last_at, broke_at = broken.broken[asked(stuff)]
-    asked_at, sent_at = resumed.resumed[asked(stuff)]
-    assert last_at < broke_at < asked_at < sent_at
+        broken, resumed = await notes_of(first, ""), await notes_of(second, "")
+    assert ([*broken.broken], [*broken.resumed]) == ([prompt_key(stuff)], [])
+    assert ([*resumed.broken], [*resumed.resumed]) == ([], [prompt_key(stuff)])
+    last_at, broke_at = broken.broken[prompt_key(stuff)]
+    requested_at, sent_at = resumed.resumed[prompt_key(stuff)]
+    assert last_at < broke_at < requested_at < sent_at
 
 
-async def test_whoever_only_looks_is_answered_without_a_break(stuff: Material) -> None:
+async def test_a_short_request_is_answered_without_a_break(stuff: Material) -> None:
     async with model(stuff) as port:
-        await noted(port, "reset")
-        assert len(tokens_in(await said(port, prompt_of(stuff), 16))) == 16
-        assert await noted(port, "") == Noted()
+        await notes_of(port, "reset")
+        assert len(tokens_in(await received(port, prompt_of(stuff), 16))) == 16
+        assert await notes_of(port, "") == Noted()
 
 
-async def test_undisturbed_it_says_all_of_its_answer(stuff: Material) -> None:
+async def test_the_complete_answer_is_sent_without_a_configured_break(stuff: Material) -> None:
     async with model(stuff) as port:
-        assert tokens_in(await said(port, prompt_of(stuff), ANSWER_TOKENS)) == stuff.answer(ANSWER_TOKENS).tokens
+        assert tokens_in(await received(port, prompt_of(stuff), ANSWER_TOKENS)) == stuff.answer(ANSWER_TOKENS).tokens
 
 
 BROKEN, RESUMED = Noted(broken={"q": (1.004, 1.006)}), Noted(resumed={"q": (1.010, 1.030)})
-# what arrived, what was noted: gap and added in milliseconds, or what is wrong
+# Arrival times and backend notes; expected gap and added time in milliseconds, or the fault.
 WEIGHED: dict[str, tuple[list[float], list[Noted], tuple[float, float] | str]] = {
-    "a break": ([1.001, 1.005, 1.035, 1.039], [BROKEN, RESUMED], (30.0, 8.0)),
-    "a late last token": ([1.001, 1.008, 1.035], [RESUMED, BROKEN], (27.0, 5.0)),
+    "break": ([1.001, 1.005, 1.035, 1.039], [BROKEN, RESUMED], (30.0, 8.0)),
+    "late last token": ([1.001, 1.008, 1.035], [RESUMED, BROKEN], (27.0, 5.0)),
     "no break": ([1.001, 1.005], [Noted(), RESUMED], "broken off by nobody"),
-    "nobody else": ([1.001, 1.005], [BROKEN, Noted()], "continued by nobody else"),
-    "the same one": (
+    "no other backend": ([1.001, 1.005], [BROKEN, Noted()], "continued by nobody else"),
+    "same backend": (
         [1.001, 1.035],
         [Noted(BROKEN.broken, RESUMED.resumed)],
         "continued by nobody else",
     ),
-    "nothing behind it": ([1.001, 1.005], [BROKEN, RESUMED], "nothing came before the break, or behind it"),
+    "no token after the break": ([1.001, 1.005], [BROKEN, RESUMED], "nothing came before the break, or behind it"),
 }
 
 
 @pytest.mark.parametrize(("times", "notes", "expected"), WEIGHED.values(), ids=WEIGHED)
-def test_a_gap_is_weighed_without_what_the_backends_took(
+def test_the_added_gap_excludes_the_time_of_the_backends(
     times: list[float], notes: list[Noted], expected: tuple[float, float] | str
 ) -> None:
-    told = Told()
-    breaks.weigh(told, {"q": times}, notes)
+    result = Told()
+    breaks.weigh(result, {"q": times}, notes)
     if isinstance(expected, str):
-        assert (told.breaks, told.examples) == (0, [expected])
+        assert (result.breaks, result.examples) == (0, [expected])
     else:
-        assert (told.breaks, told.faults) == (1, 0)
-        assert (told.gap_p50_ms, told.added_p99_ms) == pytest.approx(expected)
+        assert (result.breaks, result.faults) == (1, 0)
+        assert (result.gap_p50_ms, result.added_p99_ms) == pytest.approx(expected)
 
 
-async def test_a_client_that_sees_no_break_says_so(stuff: Material) -> None:
-    # Chat is a wire on which nothing breaks.
+async def test_a_missing_break_is_a_fault(stuff: Material) -> None:
+    # The chat wire has no breaks.
     async with model(stuff) as first, model(stuff) as second:
         ask = breaks.Ask("reset", first, (first, second), "", streams=1, requests=1, words=0, seed=1)
-        told = await asyncio.wait_for(breaks.run(stuff, ask), 10)
-    assert (told.breaks, told.faults) == (0, 1)
+        result = await asyncio.wait_for(breaks.run(stuff, ask), 10)
+    assert (result.breaks, result.faults) == (0, 1)

@@ -1,4 +1,4 @@
-"""The fake backend and the relays over real sockets, driven by the load generator's own clients."""
+"""Fake backend and relays over real sockets, with the clients of the load generator."""
 
 import asyncio
 import time
@@ -44,24 +44,24 @@ async def run(stuff: Material, load: Load) -> tuple[int, int, list[str]]:
 
 LOADS = {
     "one stream": Load("vllm", 0, streams=1, tokens=30),
-    "several, again and again": Load("vllm", 0, streams=4, tokens=200, requests=3),
-    "the shortest": Load("vllm", 0, streams=2, tokens=12, requests=2),
-    "cut by the limit": Load("vllm", 0, streams=1, tokens=3),
-    "whole": Load("vllm", 0, streams=2, tokens=64, requests=2, stream=False),
-    "more than a socket holds": Load("vllm", 0, streams=1, tokens=16_384),
+    "several streams, repeated": Load("vllm", 0, streams=4, tokens=200, requests=3),
+    "shortest answer": Load("vllm", 0, streams=2, tokens=12, requests=2),
+    "truncated by max_tokens": Load("vllm", 0, streams=1, tokens=3),
+    "no streaming": Load("vllm", 0, streams=2, tokens=64, requests=2, stream=False),
+    "larger than the socket buffer": Load("vllm", 0, streams=1, tokens=16_384),
 }
 
-ON_A_WIRE = {
+LOADS_BY_WIRE = {
     f"{name}, {wire}": replace(load, wire=wire)
     for name, load in LOADS.items()
     for wire in ("vllm", "chat")
-    # What a cut answer would say as a chat is nobody's business here.
+    # A truncated answer has no defined chat form, so it is tested on the vLLM wire only.
     if wire == "vllm" or load.tokens >= material.SHORTEST
 }
 
 
 @pytest.mark.parametrize("relayed", [False, True], ids=["direct", "relayed"])
-@pytest.mark.parametrize("load", ON_A_WIRE.values(), ids=ON_A_WIRE)
+@pytest.mark.parametrize("load", LOADS_BY_WIRE.values(), ids=LOADS_BY_WIRE)
 async def test_every_answer_arrives_byte_for_byte(stuff: Material, load: Load, relayed: bool) -> None:
     async with fake(stuff) as upstream, await relay.serve(0, upstream) as between:
         aimed = replace(load, port=port_of(between) if relayed else upstream)
@@ -69,24 +69,24 @@ async def test_every_answer_arrives_byte_for_byte(stuff: Material, load: Load, r
         assert await run(stuff, aimed) == (count, count * load.tokens, [])
 
 
-async def test_a_pace_is_kept_and_cold_prompts_are_answered_beside_it(stuff: Material) -> None:
+async def test_cold_prompts_are_answered_without_a_change_of_pace(stuff: Material) -> None:
     async with fake(stuff) as port:
         await ask(port, "/bench/pace", {"interval_us": 5000, "tokens_per_chunk": 2})
-        begun = time.perf_counter()
+        started_at = time.perf_counter()
         cold = Cold(words=3000, every_s=0.02, count=2, tokens=12)
         requests, tokens, faults = await run(stuff, Load("vllm", port, streams=2, tokens=60, cold=cold))
         assert (requests, tokens, faults) == (4, 144, [])
-        assert time.perf_counter() - begun >= 29 * 2 * 0.005
+        assert time.perf_counter() - started_at >= 29 * 2 * 0.005
 
 
-async def test_a_request_may_ask_for_larger_chunks(stuff: Material) -> None:
+async def test_a_request_can_set_the_tokens_per_chunk(stuff: Material) -> None:
     async with fake(stuff) as port:
         body = {"model": vllm_wire.MODEL, "prompt": [1], "max_tokens": 24, "stream": True, "stream_interval": 6}
         _, answer = await ask(port, "/v1/completions", body)
         assert answer.count(b"data: {") == 4
 
 
-async def test_a_client_that_leaves_is_noticed(stuff: Material) -> None:
+async def test_a_client_disconnect_is_counted(stuff: Material) -> None:
     async with fake(stuff) as port:
         await ask(port, "/bench/pace", asdict(Pace(interval_us=10_000)))
         _, writer = await asyncio.open_connection("127.0.0.1", port)
@@ -98,7 +98,7 @@ async def test_a_client_that_leaves_is_noticed(stuff: Material) -> None:
         assert orjson.loads(served) == {"requests": 1, "tokens": 0, "abandoned": 1}
 
 
-async def test_the_backend_knows_when_it_sent_the_end_of_an_answer(stuff: Material) -> None:
+async def test_the_backend_reports_the_end_time_of_an_answer(stuff: Material) -> None:
     async with fake(stuff) as port:
         words, _ = stuff.prompt(wires.NORMAL_PROMPT, 7)
         frame = [200007, 200006, 173781]
@@ -106,13 +106,13 @@ async def test_the_backend_knows_when_it_sent_the_end_of_an_answer(stuff: Materi
         before = time.monotonic()
         await ask(port, "/v1/completions", body)
         _, answer = await ask(port, "/bench/ended")
-        [(asked, at)] = orjson.loads(answer).items()
-        assert asked == " ".join(map(str, words[-vllm_wire.ASKED_WORDS :]))
-        assert before <= at <= time.monotonic()
+        [(words_sent, ended_at)] = orjson.loads(answer).items()
+        assert words_sent == " ".join(map(str, words[-vllm_wire.ASKED_WORDS :]))
+        assert before <= ended_at <= time.monotonic()
         assert await ask(port, "/bench/ended") == (200, b"{}")
 
 
-async def test_clients_that_hang_up_are_counted_and_are_no_fault(stuff: Material) -> None:
+async def test_planned_disconnects_are_counted_without_faults(stuff: Material) -> None:
     async with fake(stuff) as port:
         await ask(port, "/bench/pace", asdict(Pace(interval_us=10_000)))
         clients = Clients(stuff)
@@ -123,21 +123,21 @@ async def test_clients_that_hang_up_are_counted_and_are_no_fault(stuff: Material
 
 
 REFUSED = {
-    "another model": ({"model": "x", "prompt": [1]}, 404),
-    "a text prompt": ({"model": vllm_wire.MODEL, "prompt": "hello"}, 400),
-    "an id out of range": ({"model": vllm_wire.MODEL, "prompt": [201_088]}, 400),
-    "more than the context": ({"model": vllm_wire.MODEL, "prompt": [1], "max_tokens": 131_072}, 400),
+    "unknown model": ({"model": "x", "prompt": [1]}, 404),
+    "text prompt": ({"model": vllm_wire.MODEL, "prompt": "hello"}, 400),
+    "token id out of range": ({"model": vllm_wire.MODEL, "prompt": [201_088]}, 400),
+    "longer than the context": ({"model": vllm_wire.MODEL, "prompt": [1], "max_tokens": 131_072}, 400),
 }
 
 
 @pytest.mark.parametrize(("body", "status"), REFUSED.values(), ids=REFUSED)
-async def test_what_the_server_refuses_is_refused(stuff: Material, body: object, status: int) -> None:
+async def test_an_invalid_request_is_rejected(stuff: Material, body: object, status: int) -> None:
     async with fake(stuff) as port:
-        answered, content = await ask(port, "/v1/completions", body)
-        assert (answered, orjson.loads(content)["error"]["code"]) == (status, status)
+        response_status, content = await ask(port, "/v1/completions", body)
+        assert (response_status, orjson.loads(content)["error"]["code"]) == (status, status)
 
 
-async def test_a_server_that_hangs_is_a_fault_after_the_limit(stuff: Material) -> None:
+async def test_a_hanging_server_is_a_fault_after_the_limit(stuff: Material) -> None:
     async def silent(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await reader.read()
 

@@ -1,4 +1,4 @@
-"""The scenarios with state, small, over a whole gateway and a Redis of their own."""
+"""Small runs of the scenarios with state, on a complete gateway with its own Redis."""
 
 from collections.abc import Iterator
 from dataclasses import replace
@@ -16,10 +16,10 @@ SMALL = Work(streams=1, tokens=20, requests=4, wire="responses")
 BEHIND = Behind(streams=6, watched=2, tokens=20, spread_s=0.1, pace=Pace(interval_us=10_000))
 
 TASKS: dict[str, Task] = {
-    "nothing before": SMALL,
-    "not kept": replace(SMALL, wire="responses, not kept"),
-    "a chain": replace(SMALL, past=Past("chain", turns=3, count=2)),
-    "a conversation": replace(SMALL, past=Past("conversation", turns=3, count=2)),
+    "no history": SMALL,
+    "not stored": replace(SMALL, wire="responses, not kept"),
+    "chain": replace(SMALL, past=Past("chain", turns=3, count=2)),
+    "conversation": replace(SMALL, past=Past("conversation", turns=3, count=2)),
 }
 
 
@@ -36,14 +36,14 @@ def measured(rig: Rig, task: Task) -> Sample:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("task", TASKS.values(), ids=TASKS)
-def test_responses_are_answered_behind_whatever_is_stored(rig: Rig, task: Task) -> None:
+def test_responses_are_answered_after_stored_history(rig: Rig, task: Task) -> None:
     sample = measured(rig, task)
     assert sample.examples == ()
     assert sample.ttft_p50_ms > 0
 
 
 @pytest.mark.slow
-def test_responses_in_the_background_are_seen_to_their_logged_end(rig: Rig) -> None:
+def test_background_responses_are_watched_to_their_logged_end(rig: Rig) -> None:
     sample = measured(rig, BEHIND)
     assert sample.examples == ()
     assert 0 < sample.logged_p50_s <= sample.logged_max_s < 10

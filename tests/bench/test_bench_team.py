@@ -1,4 +1,4 @@
-"""The scenario of a gateway that a team shares: what is on is on, and what is off is off."""
+"""Scenario of a gateway shared by a team: enabled features are used, disabled ones are not."""
 
 import time
 from collections.abc import Iterator
@@ -24,13 +24,15 @@ ON = {
 
 
 @pytest.mark.parametrize(("team", "metrics", "traces", "spans"), ON.values(), ids=ON)
-def test_a_configuration_says_what_is_on(team: Team, metrics: bool, traces: str, spans: str | None) -> None:
+def test_a_configuration_contains_the_enabled_features(
+    team: Team, metrics: bool, traces: str, spans: str | None
+) -> None:
     config = yaml.safe_load(gateway_config(8123, price=PRICE, team=sections(team, 7001, 7002)))
-    said = config["unisono"]
-    assert said["metrics"] is metrics
-    assert ("metrics_listen" in said) is metrics
-    assert said["traces"] == {"mode": traces}
-    assert said.get("otel", {}).get("endpoint") == spans
+    settings = config["unisono"]
+    assert settings["metrics"] is metrics
+    assert ("metrics_listen" in settings) is metrics
+    assert settings["traces"] == {"mode": traces}
+    assert settings.get("otel", {}).get("endpoint") == spans
     assert config["model_list"][0]["unisono"]["price"]["output"] == 0.5
 
 
@@ -41,26 +43,28 @@ def rig(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Rig]:
         yield rig
 
 
-def seen(started: Started) -> dict[str, int]:
-    found: dict[str, int] = orjson.loads(call(started.monitor, "GET", "/seen")[1])
-    return found
+def counts_of(started: Started) -> dict[str, int]:
+    counts: dict[str, int] = orjson.loads(call(started.monitor, "GET", "/seen")[1])
+    return counts
 
 
 @pytest.mark.slow
-def test_all_that_is_on_is_used(rig: Rig) -> None:
+def test_enabled_features_are_used(rig: Rig) -> None:
     sample = rig.sample(Arm("an arm", "team+all", SMALL))
     assert sample.examples == ()
     started = rig.start("team+all")
     assert started.key.startswith("sk-uni-")
     deadline = time.monotonic() + 20
-    while not all(seen(started).values()) and time.monotonic() < deadline:
+    while not all(counts_of(started).values()) and time.monotonic() < deadline:
         time.sleep(0.2)
-    assert all(seen(started).values())
+    assert all(counts_of(started).values())
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", [name for name, one in CONTENDERS.items() if one.team and not one.team.keyed])
-def test_where_it_is_off_nobody_looks(rig: Rig, name: str) -> None:
+@pytest.mark.parametrize(
+    "name", [name for name, contender in CONTENDERS.items() if contender.team and not contender.team.keyed]
+)
+def test_disabled_features_are_not_used(rig: Rig, name: str) -> None:
     assert rig.sample(Arm("an arm", name, SMALL)).examples == ()
     started = rig.start(name)
     assert started.monitor == 0

@@ -1,4 +1,4 @@
-"""Readers take an answer cut anywhere and notice whatever is missing or different."""
+"""Readers accept an answer split anywhere and report missing or different parts."""
 
 from collections.abc import Callable
 from dataclasses import asdict
@@ -13,7 +13,7 @@ from bench.pasts import Lived
 
 
 def unframed(chunks: bytes) -> bytes:
-    """The body of chunked coding, the end included."""
+    """Decode a body in chunked transfer coding, including its last chunk."""
     body = b""
     while chunks:
         size, _, rest = chunks.partition(b"\r\n")
@@ -50,7 +50,7 @@ def chat_stream(answer: Answer, error: bool = False) -> bytes:
 
 
 def response(answer: Answer) -> dict[str, object]:
-    """As it is when it is over."""
+    """Return the completed response object."""
     return {
         "id": "resp_1",
         "status": "completed",
@@ -108,7 +108,7 @@ STREAMS: dict[str, Callable[[Answer], bytes]] = {
 
 
 @pytest.mark.parametrize("tokens_per_chunk", [1, 3, 40, 100])
-def test_every_chunk_has_the_servers_fields_and_all_tokens_come_once(stuff: Material, tokens_per_chunk: int) -> None:
+def test_chunks_have_the_fields_of_vllm_and_each_token_once(stuff: Material, tokens_per_chunk: int) -> None:
     answer = stuff.answer(40)
     *events, done, nothing = vllm_stream(answer, tokens_per_chunk).split(b"\n\n")
     chunks = [orjson.loads(event.removeprefix(b"data: ")) for event in events]
@@ -125,7 +125,7 @@ def test_every_chunk_has_the_servers_fields_and_all_tokens_come_once(stuff: Mate
 
 @pytest.mark.parametrize("wire", STREAMS)
 @pytest.mark.parametrize("step", [1, 7, 100, 100_000])
-def test_cutting_the_answer_anywhere_changes_nothing(stuff: Material, wire: str, step: int) -> None:
+def test_a_reader_accepts_an_answer_split_anywhere(stuff: Material, wire: str, step: int) -> None:
     answer = stuff.answer(60)
     stream = STREAMS[wire](answer)
     reader = wires.reader(wire, stream=True)
@@ -136,86 +136,92 @@ def test_cutting_the_answer_anywhere_changes_nothing(stuff: Material, wire: str,
 
 
 FAULTS: dict[str, tuple[str, Callable[[Answer], bytes], str]] = {
-    "another answer on vLLM's wire": ("vllm", lambda _: vllm_stream(_other(60)), "token ids differ"),
-    "a cut end": ("vllm", lambda answer: vllm_stream(answer).removesuffix(b"data: [DONE]\n\n"), "no [DONE]"),
-    "another reasoning": ("chat", lambda a: chat_stream(a).replace(b"harbour", b"Harbour", 2), "reasoning differs"),
-    "an error in the middle": ("chat", lambda answer: chat_stream(answer, error=True), "error in the stream"),
-    "a wrong count": ("chat", lambda a: chat_stream(a).replace(b'tokens":60', b'tokens":61'), "usage says 61 tokens"),
-    "other words in a response": (
+    "different answer on the vLLM wire": ("vllm", lambda _: vllm_stream(_other_answer(60)), "token ids differ"),
+    "missing [DONE]": ("vllm", lambda answer: vllm_stream(answer).removesuffix(b"data: [DONE]\n\n"), "no [DONE]"),
+    "different reasoning": ("chat", lambda a: chat_stream(a).replace(b"harbour", b"Harbour", 2), "reasoning differs"),
+    "error in the middle": ("chat", lambda answer: chat_stream(answer, error=True), "error in the stream"),
+    "wrong token count": (
+        "chat",
+        lambda a: chat_stream(a).replace(b'tokens":60', b'tokens":61'),
+        "usage says 61 tokens",
+    ),
+    "different text in a response": (
         "responses",
         lambda a: responses_stream(a).replace(b'delta":"', b'delta":"x', 1),
         "reasoning differs",
     ),
-    "no last event": (
+    "missing last event": (
         "responses",
         lambda a: responses_stream(a).rpartition(b"event: ")[0],
         "no last event",
     ),
-    "an error in a response": (
+    "error in a response": (
         "responses",
         lambda a: b'event: error\ndata: {"message":"gone"}\n\n' + responses_stream(a),
         "error in the stream",
     ),
-    "a response that is not complete": (
+    "incomplete response": (
         "responses",
         lambda a: responses_stream(a).replace(b'"completed"', b'"incomplete"'),
         "the response is incomplete",
     ),
-    "other words in a message": (
+    "different text in a message": (
         "messages",
         lambda a: messages_stream(a).replace(b'"text":"', b'"text":"x', 1),
         "text differs",
     ),
-    "a message without its end": (
+    "missing message_stop": (
         "messages",
         lambda a: messages_stream(a).rpartition(b"event: ")[0],
         "no message_stop",
     ),
-    "an error in a message": (
+    "error in a message": (
         "messages",
         lambda a: messages_stream(a) + b'event: error\ndata: {"type":"error"}\n\n',
         "error in the stream",
     ),
-    "a wrong count in a message": (
+    "wrong token count in a message": (
         "messages",
         lambda a: messages_stream(a).replace(b'tokens":60', b'tokens":61'),
         "usage says 61 tokens",
     ),
-    "a wrong end": ("chat", lambda a: chat_stream(a).replace(b'"stop"', b'"length"'), "finish_reason length"),
+    "wrong finish reason": ("chat", lambda a: chat_stream(a).replace(b'"stop"', b'"length"'), "finish_reason length"),
 }
 
 
-def _other(length: int) -> Answer:
+def _other_answer(length: int) -> Answer:
     tokens = tuple(range(length))
     return Answer(tokens, tuple("x" for _ in tokens), "", "", "stop")
 
 
-@pytest.mark.parametrize(("wire", "make", "said"), FAULTS.values(), ids=FAULTS)
-def test_a_reader_says_what_is_wrong(stuff: Material, wire: str, make: Callable[[Answer], bytes], said: str) -> None:
+@pytest.mark.parametrize(("wire", "make", "expected"), FAULTS.values(), ids=FAULTS)
+def test_a_reader_reports_the_fault_of_a_stream(
+    stuff: Material, wire: str, make: Callable[[Answer], bytes], expected: str
+) -> None:
     answer = stuff.answer(60)
     reader = wires.reader(wire, stream=True)
     reader.feed(make(answer))
-    assert said in str(reader.fault(200, answer))
+    assert expected in str(reader.fault(200, answer))
 
 
-KEPT_WRONG: dict[str, tuple[dict[str, object], str]] = {
+RESPONSE_FAULTS: dict[str, tuple[dict[str, object], str]] = {
     "nothing": ({}, "the response is None"),
     "failed": ({"status": "failed"}, "the response is failed"),
     "no output": ({"output": []}, "the whole reasoning differs"),
-    "a count": ({"usage": None}, "usage says None tokens"),
+    "no usage": ({"usage": None}, "usage says None tokens"),
 }
 
 
-@pytest.mark.parametrize(("changed", "said"), KEPT_WRONG.values(), ids=KEPT_WRONG)
-def test_what_is_wrong_with_a_whole_response_is_told(stuff: Material, changed: dict[str, object], said: str) -> None:
+@pytest.mark.parametrize(("changed", "expected"), RESPONSE_FAULTS.values(), ids=RESPONSE_FAULTS)
+def test_the_fault_of_a_whole_response_is_reported(stuff: Material, changed: dict[str, object], expected: str) -> None:
     answer = stuff.answer(60)
     whole = wires.reader("responses", stream=False)
     whole.feed(orjson.dumps(response(answer)))
     assert whole.fault(200, answer) is None
-    assert readers.response_fault(response(answer) | changed if changed else {}, answer) == said
+    assert readers.response_fault(response(answer) | changed if changed else {}, answer) == expected
 
 
-def test_a_request_goes_on_from_what_it_is_told_to(stuff: Material) -> None:
+def test_a_request_continues_a_previous_response(stuff: Material) -> None:
     question = wires.Question(1, more={"previous_response_id": "resp_1"})
     sent = wires.request("responses, not kept", stuff, question, tokens=12, stream=True)
     body = orjson.loads(sent.partition(b"\r\n\r\n")[2])
@@ -223,7 +229,7 @@ def test_a_request_goes_on_from_what_it_is_told_to(stuff: Material) -> None:
     assert "stream_options" not in body
 
 
-def test_a_conversation_goes_on_or_is_a_new_one(stuff: Material) -> None:
+def test_the_history_seed_selects_the_conversation(stuff: Material) -> None:
     def messages(seed: int, history_seed: int) -> list[str]:
         question = wires.Question(seed, history=1000, history_seed=history_seed)
         body = wires.request("chat", stuff, question, tokens=12, stream=True).partition(b"\r\n\r\n")[2]
@@ -236,14 +242,14 @@ def test_a_conversation_goes_on_or_is_a_new_one(stuff: Material) -> None:
     assert not set(first[1:-1]) & set(other[1:-1])
 
 
-def test_gaps_count_only_between_texts_of_one_kind() -> None:
+def test_gaps_are_measured_only_between_texts_of_one_kind() -> None:
     clock = readers.Clock()
     for kind in ("reasoning", "reasoning", "content", "content", "content"):
         clock.mark(kind)
     assert len(clock.gaps) == 3
 
 
-def test_a_load_survives_its_line() -> None:
+def test_a_load_is_parsed_from_its_json_line() -> None:
     load = Load(wire="chat", port=1, streams=2, tokens=3)
     fields = {"wire": "chat", "port": 1, "streams": 2, "tokens": 3}
     assert parse(orjson.dumps(fields | {"cold": None})) == load

@@ -1,7 +1,7 @@
-"""What is in docker/, read: the compose files, the image's recipe, and the chart as Helm renders it.
+"""Parsed files of docker/: compose files, Dockerfile, and the manifests that Helm renders from the chart.
 
-`rendered/` holds what Helm makes of the chart, so that all of it is looked at where there is no Helm; with one, `python
--m tests.deployment.manifests` renders it again and a slow test compares.
+`rendered/` contains the rendered manifests, so that they are tested on machines without Helm. `python -m
+tests.deployment.manifests` renders them again with Helm; a slow test compares them.
 """
 
 from __future__ import annotations
@@ -22,27 +22,29 @@ DOCKER = ROOT / "docker"
 CHART = DOCKER / "helm" / "unisono"
 RENDERED = Path(__file__).parent / "rendered"
 COMPOSE = {path.name: yaml.safe_load(path.read_text()) for path in sorted(DOCKER.glob("compose*.yaml"))}
+# Release name and additional Helm arguments of each rendering.
 RENDERINGS: Mapping[str, list[str]] = {
     "default": ["unisono"],
     "everything": ["front", "--values", str(Path(__file__).parent / "everything.values.yaml")],
 }
-"""By the name of a rendering: the release, and what else Helm is told."""
 
 
-def render(name: str, *more: str) -> str:
-    """What Helm makes of the chart now, told `more`. Raises FileNotFoundError where there is none, and
-    CalledProcessError with its words where it refuses."""
+def render(name: str, *options: str) -> str:
+    """Render the chart with Helm and the additional `options`.
+
+    Raises FileNotFoundError if Helm is not installed, and CalledProcessError with its output if rendering fails.
+    """
     helm = shutil.which("helm")
     if helm is None:
         raise FileNotFoundError("helm is not installed")
-    release, *usual = RENDERINGS[name]
-    place = ["--namespace", "serving", "--kube-version", "1.31.0"]
-    command = [helm, "template", release, str(CHART), *place, *usual, *more]
+    release, *arguments = RENDERINGS[name]
+    target = ["--namespace", "serving", "--kube-version", "1.31.0"]
+    command = [helm, "template", release, str(CHART), *target, *arguments, *options]
     return subprocess.run(command, capture_output=True, text=True, check=True, timeout=60).stdout
 
 
 def manifests(text: str) -> dict[str, Any]:
-    """By kind, of which there is one each."""
+    """Return the manifests of a YAML stream by kind; each kind must occur once."""
     documents = [document for document in yaml.safe_load_all(text) if document]
     assert len({document["kind"] for document in documents}) == len(documents)
     return {document["kind"]: document for document in documents}
@@ -53,14 +55,14 @@ def rendered(name: str) -> dict[str, Any]:
 
 
 def instructions() -> list[tuple[str, str]]:
-    """The image's recipe: each instruction with what stands behind it."""
+    """Return the instructions of the Dockerfile with their arguments."""
     text = re.sub(r"\\\n\s*", " ", (DOCKER / "Dockerfile").read_text())
     lines = [line for line in text.splitlines() if line and not line.startswith("#")]
     return [(word, rest) for word, _, rest in (line.partition(" ") for line in lines)]
 
 
 def words_of(instruction: str) -> list[str]:
-    """Of the last instruction of that name, in its JSON form."""
+    """Return the JSON argument list of the last instruction of that name."""
     [*_, last] = [rest for word, rest in instructions() if word == instruction]
     words: list[str] = json.loads(last)
     return words

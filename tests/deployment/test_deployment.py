@@ -1,4 +1,4 @@
-"""The compose files, the image and the chart say what the gateway is: configuration, ports, paths, times, version."""
+"""Compose files, image and chart match the gateway: configuration, ports, paths, timeouts, version."""
 
 from __future__ import annotations
 
@@ -34,13 +34,13 @@ def loaded(text: str, tmp_path: Path) -> Config:
     path = tmp_path / "config.yaml"
     path.write_text(text)
     environ = dict.fromkeys(re.findall(r"os\.environ/(\w+)", text), "a-secret-of-this-test")
-    known = load(path, environ | {"UNISONO_STORE_URL": "redis://127.0.0.1:1/0"})
-    assert known.warnings == ()
-    return known.config
+    result = load(path, environ | {"UNISONO_STORE_URL": "redis://127.0.0.1:1/0"})
+    assert result.warnings == ()
+    return result.config
 
 
 @pytest.mark.parametrize("text", [pytest.param(text, id=name) for name, text in configurations()])
-def test_a_configuration_is_one_and_may_be_served_to_others(text: str, tmp_path: Path) -> None:
+def test_a_configuration_is_valid_and_has_a_master_key(text: str, tmp_path: Path) -> None:
     config = loaded(text, tmp_path)
     assert config.general_settings.master_key is not None
     assert config.store.url is not None
@@ -51,12 +51,12 @@ def test_a_configuration_is_one_and_may_be_served_to_others(text: str, tmp_path:
 # -- the image
 
 
-def test_the_image_is_of_this_version() -> None:
+def test_the_image_label_has_the_current_version() -> None:
     [label] = [rest for word, rest in instructions() if word == "LABEL"]
     assert f'org.opencontainers.image.version="{__version__}"' in label
 
 
-def test_the_image_runs_a_command_that_there_is() -> None:
+def test_the_image_runs_an_existing_command() -> None:
     check_command([*words_of("ENTRYPOINT"), *words_of("CMD")])
 
 
@@ -72,16 +72,16 @@ def check_command(words: list[str]) -> dict[str, Any]:
     return dict(options)
 
 
-def test_nothing_in_the_image_runs_as_root_or_needs_to_write_elsewhere() -> None:
-    of = dict(instructions())
-    assert of["USER"] == f"{UID}:{UID}"
-    assert f"--uid {UID} --gid {UID}" in of["RUN"]
-    assert of["VOLUME"] == "/var/lib/unisono"
+def test_the_image_runs_without_root_and_writes_only_to_its_volume() -> None:
+    arguments = dict(instructions())
+    assert arguments["USER"] == f"{UID}:{UID}"
+    assert f"--uid {UID} --gid {UID}" in arguments["RUN"]
+    assert arguments["VOLUME"] == "/var/lib/unisono"
     [*_, environment] = [rest for word, rest in instructions() if word == "ENV"]
     assert re.findall(r"XDG_\w+=(\S+)", environment) == ["/var/lib/unisono/state", "/var/lib/unisono/cache"]
 
 
-def test_the_image_is_asked_for_its_health_where_it_tells_it(tmp_path: Path) -> None:
+def test_the_health_check_of_the_image_uses_an_existing_path(tmp_path: Path) -> None:
     [health] = [rest for word, rest in instructions() if word == "HEALTHCHECK"]
     [(port, path)] = re.findall(r"http://127\.0\.0\.1:(\d+)(/[\w/]+)", health)
     assert port == "4000"
@@ -90,16 +90,16 @@ def test_the_image_is_asked_for_its_health_where_it_tells_it(tmp_path: Path) -> 
 
 def health_paths(tmp_path: Path) -> set[str]:
     app = build(loaded((DOCKER / "config" / "vllm.yaml").read_text(), tmp_path))
-    return {path for path in map(str, _paths(app.routes)) if path.startswith(("/health", "/metrics"))}
+    return {path for path in map(str, _route_paths(app.routes)) if path.startswith(("/health", "/metrics"))}
 
 
-def _paths(routes: Any) -> Iterator[str]:
+def _route_paths(routes: Any) -> Iterator[str]:
     for route in routes:
         inner = getattr(route, "app", None)
         if hasattr(route, "path") and hasattr(route, "endpoint"):
             yield route.path
         elif hasattr(inner, "routes"):
-            yield from _paths(inner.routes)
+            yield from _route_paths(inner.routes)
 
 
 # -- compose
@@ -113,7 +113,7 @@ GATEWAYS = [pytest.param(compose["services"]["unisono"], id=file) for file, comp
 
 
 @pytest.mark.parametrize("service", SERVICES)
-def test_a_service_has_no_more_rights_than_it_needs(service: dict[str, Any]) -> None:
+def test_a_compose_service_has_minimal_privileges(service: dict[str, Any]) -> None:
     assert not service.keys() & {"privileged", "cap_add", "devices", "pid", "ipc", "network_mode", "userns_mode"}
     assert "no-new-privileges:true" in service["security_opt"]
     assert all(port.startswith("127.0.0.1:") for port in service.get("ports", ()))
@@ -122,7 +122,7 @@ def test_a_service_has_no_more_rights_than_it_needs(service: dict[str, Any]) -> 
 
 
 @pytest.mark.parametrize("service", GATEWAYS)
-def test_the_gateway_of_a_compose_file_is_this_one(service: dict[str, Any]) -> None:
+def test_the_gateway_service_matches_the_image_and_configuration(service: dict[str, Any]) -> None:
     assert service["image"].removesuffix("-demo") == f"unisono:{__version__}"
     assert (service["read_only"], service["cap_drop"]) == (True, ["ALL"])
     assert service["ports"] == ["127.0.0.1:4000:4000"]
@@ -135,22 +135,22 @@ def test_the_gateway_of_a_compose_file_is_this_one(service: dict[str, Any]) -> N
 
 
 @pytest.mark.parametrize("service", GATEWAYS)
-def test_the_gateway_of_a_compose_file_has_the_time_to_end(service: dict[str, Any], tmp_path: Path) -> None:
+def test_the_stop_grace_period_covers_the_shutdown(service: dict[str, Any], tmp_path: Path) -> None:
     [mount] = [volume for volume in service["volumes"] if volume.startswith("./")]
     settings = loaded((DOCKER / mount.split(":")[0]).read_text(), tmp_path).unisono
     assert int(service["stop_grace_period"].removesuffix("s")) >= settings.shutdown_grace_s + 10
 
 
 @pytest.mark.parametrize("file", COMPOSE)
-def test_what_a_compose_file_asks_of_the_environment_is_explained(file: str) -> None:
-    asked = set(re.findall(r"\$\{(\w+)", (DOCKER / file).read_text()))
-    assert asked
-    assert asked <= set(re.findall(r"^(\w+)=", EXAMPLE, re.M))
+def test_the_variables_of_a_compose_file_are_documented(file: str) -> None:
+    variables = set(re.findall(r"\$\{(\w+)", (DOCKER / file).read_text()))
+    assert variables
+    assert variables <= set(re.findall(r"^(\w+)=", EXAMPLE, re.M))
     assert "docker/.env" in (ROOT / ".gitignore").read_text().splitlines()
 
 
 @pytest.mark.parametrize("file", COMPOSE)
-def test_what_a_configuration_speaks_to_is_a_service_it_shares_a_network_with(file: str) -> None:
+def test_every_host_of_a_configuration_is_a_service_on_its_network(file: str) -> None:
     services = COMPOSE[file]["services"]
     [mount] = [volume for volume in services["unisono"]["volumes"] if volume.startswith("./")]
     hosts = set(re.findall(r"\w+://(\w+):\d+", (DOCKER / mount.split(":")[0]).read_text()))
@@ -164,7 +164,7 @@ CHARTS = [pytest.param(rendered(name), id=name) for name in RENDERINGS]
 
 
 @pytest.mark.parametrize("chart", CHARTS)
-def test_a_pod_is_this_gateway(chart: dict[str, Any], tmp_path: Path) -> None:
+def test_the_pod_matches_the_image_and_its_ports(chart: dict[str, Any], tmp_path: Path) -> None:
     pod = chart["Deployment"]["spec"]["template"]["spec"]
     [container] = pod["containers"]
     assert container["image"].endswith(f"unisono:{__version__}")
@@ -180,14 +180,14 @@ def test_a_pod_is_this_gateway(chart: dict[str, Any], tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("chart", CHARTS)
-def test_a_pod_has_the_time_to_end(chart: dict[str, Any], tmp_path: Path) -> None:
+def test_the_termination_grace_period_covers_the_shutdown(chart: dict[str, Any], tmp_path: Path) -> None:
     settings = loaded(chart["ConfigMap"]["data"]["config.yaml"], tmp_path).unisono
-    given = chart["Deployment"]["spec"]["template"]["spec"]["terminationGracePeriodSeconds"]
-    assert given >= settings.shutdown_grace_s + settings.shutdown_delay_s + 10
+    seconds = chart["Deployment"]["spec"]["template"]["spec"]["terminationGracePeriodSeconds"]
+    assert seconds >= settings.shutdown_grace_s + settings.shutdown_delay_s + 10
 
 
 @pytest.mark.parametrize("chart", CHARTS)
-def test_a_pod_has_no_more_rights_than_it_needs(chart: dict[str, Any]) -> None:
+def test_the_pod_has_minimal_privileges(chart: dict[str, Any]) -> None:
     pod = chart["Deployment"]["spec"]["template"]["spec"]
     [container] = pod["containers"]
     assert pod["automountServiceAccountToken"] is False
@@ -201,7 +201,7 @@ def test_a_pod_has_no_more_rights_than_it_needs(chart: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize("chart", CHARTS)
-def test_everything_selects_the_same_pods(chart: dict[str, Any]) -> None:
+def test_all_selectors_match_the_same_pods(chart: dict[str, Any]) -> None:
     deployment = chart["Deployment"]["spec"]
     selectors = [
         deployment["selector"]["matchLabels"],
@@ -212,7 +212,7 @@ def test_everything_selects_the_same_pods(chart: dict[str, Any]) -> None:
     assert selectors[0].items() <= deployment["template"]["metadata"]["labels"].items()
 
 
-def test_what_scales_is_what_there_is() -> None:
+def test_the_autoscaler_targets_the_deployment() -> None:
     plain, everything = (rendered(name) for name in RENDERINGS)
     assert plain.keys() == {"ConfigMap", "Deployment", "PodDisruptionBudget", "Service"}
     assert everything.keys() == {*plain, "HorizontalPodAutoscaler", "ScaledObject", "ServiceMonitor"}
@@ -221,24 +221,27 @@ def test_what_scales_is_what_there_is() -> None:
     assert target["name"] == everything["Deployment"]["metadata"]["name"]
 
 
-def test_backends_are_scaled_by_metrics_that_there_are(tmp_path: Path) -> None:
+def test_backends_are_scaled_by_existing_metrics(tmp_path: Path) -> None:
     from tests.observe.test_files import LABELS
 
     chart = rendered("everything")
     config = loaded(chart["ConfigMap"]["data"]["config.yaml"], tmp_path)
-    named = []
+    names = []
     for trigger in chart["ScaledObject"]["spec"]["triggers"]:
         [(name, label, model)] = re.findall(r'(unisono_\w+)\{(\w+)="([^"]+)"\}', trigger["metadata"]["query"])
         assert label in LABELS[name]
         assert model in {entry.model_name for entry in config.model_list}
-        named.append(name)
-    assert named == ["unisono_queue_length", "unisono_backend_requests_running"]
+        names.append(name)
+    assert names == ["unisono_queue_length", "unisono_backend_requests_running"]
     [endpoint] = chart["ServiceMonitor"]["spec"]["endpoints"]
     assert endpoint["path"] in health_paths(tmp_path)
 
 
-def test_backends_are_added_where_there_can_be_a_line_and_kept_while_they_work(tmp_path: Path) -> None:
-    """Without a limit nobody ever waits; and what is scaled by its line alone is taken away once the line is gone."""
+def test_backend_scaling_uses_queue_length_and_running_requests(tmp_path: Path) -> None:
+    """A queue forms only if each backend has a slot limit.
+
+    Scaling by queue length alone would remove busy backends as soon as the queue is empty.
+    """
     chart = rendered("everything")
     scaled = chart["ScaledObject"]["spec"]
     _, running = (int(trigger["metadata"]["threshold"]) for trigger in scaled["triggers"])
@@ -254,21 +257,21 @@ def test_backends_are_added_where_there_can_be_a_line_and_kept_while_they_work(t
     assert 0 < behavior["scaleDown"]["stabilizationWindowSeconds"] <= 3600
 
 
-def test_the_chart_is_of_this_version() -> None:
+def test_the_chart_has_the_current_version() -> None:
     text = (DOCKER / "helm" / "unisono" / "Chart.yaml").read_text()
     assert re.findall(r"^(?:version|appVersion): (\S+)$", text, re.M) == [__version__, __version__]
 
 
-def test_the_secret_that_is_to_be_made_has_all_that_the_chart_asks_for() -> None:
-    asked = set(re.findall(r"os\.environ/(\w+)", rendered("default")["ConfigMap"]["data"]["config.yaml"]))
+def test_the_documented_secret_has_all_variables_of_the_chart() -> None:
+    variables = set(re.findall(r"os\.environ/(\w+)", rendered("default")["ConfigMap"]["data"]["config.yaml"]))
     for page in (ROOT / "docs" / "operations.md", DOCKER / "helm" / "unisono" / "values.yaml"):
-        assert asked == set(re.findall(r"--from-literal=(\w+)=", page.read_text()))
+        assert variables == set(re.findall(r"--from-literal=(\w+)=", page.read_text()))
 
 
-def test_what_the_pages_set_of_the_chart_is_there() -> None:
+def test_the_pages_set_only_existing_chart_values() -> None:
     values = yaml.safe_load((DOCKER / "helm" / "unisono" / "values.yaml").read_text())
-    given = [word for _, words in commands("helm") for flag, word in pairwise(words) if flag == "--set"]
-    paths = [word.partition("=")[0] for word in given]
+    settings = [word for _, words in commands("helm") for flag, word in pairwise(words) if flag == "--set"]
+    paths = [word.partition("=")[0] for word in settings]
     assert paths
     for path in paths:
         part = values

@@ -1,7 +1,7 @@
-"""The image's recipe, carried out where there is no engine for it: each of its steps in a plain Debian root.
+"""Build of the image without a container engine: each Dockerfile step runs in a plain Debian root.
 
-Served is its last stage, with no more than the compose files give it: no root, no capability, nothing to write but the
-volume and /tmp. What differs from an engine: Debian's Python in place of the base image's, and no cache mounts.
+The last stage serves with the privileges of the compose files: no root, no capability, and only the volume and /tmp are
+writable. Differences from an engine: Python of Debian instead of the base image, and no cache mounts.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ NEEDED = ("debootstrap", "chroot", "unshare", "setpriv", "ip")
 pytestmark = [
     pytest.mark.slow,
     pytest.mark.timeout(900),
-    pytest.mark.skipif(os.geteuid() != 0, reason="making a root takes one"),
-    pytest.mark.skipif(not all(map(shutil.which, NEEDED)), reason=f"it takes {NEEDED}"),
+    pytest.mark.skipif(os.geteuid() != 0, reason="debootstrap and chroot need root"),
+    pytest.mark.skipif(not all(map(shutil.which, NEEDED)), reason=f"needs {NEEDED}"),
 ]
-BROUGHT = ("/etc/resolv.conf", "/etc/hosts", "/etc/pip.conf", "/etc/ssl/certs/ca-certificates.crt")
-"""What an engine gives a build of its machine: names, and whom to trust."""
-TOLD = {"EXTRAS": "--extra demo"}
+# Files that an engine copies from its host: name resolution and certificates.
+HOST_FILES = ("/etc/resolv.conf", "/etc/hosts", "/etc/pip.conf", "/etc/ssl/certs/ca-certificates.crt")
+BUILD_ARGS = {"EXTRAS": "--extra demo"}
 KEY = "sk-of-this-test-0123456789"
 CONFIG = """
 model_list: [{model_name: gpt-oss-demo, litellm_params: {model: mlx/demo}}]
@@ -38,45 +38,45 @@ general_settings: {master_key: os.environ/UNISONO_MASTER_KEY}
 
 
 @dataclass
-class Stage:
+class BuildStage:
     root: Path
     environ: dict[str, str] = field(default_factory=lambda: {"PATH": "/usr/local/bin:/usr/bin:/bin:/usr/sbin:/sbin"})
     folder: str = "/"
 
     def run(self, command: str) -> None:
-        known = {"HOME": "/root", "SSL_CERT_FILE": BROUGHT[-1], **self.environ}
+        environ = {"HOME": "/root", "SSL_CERT_FILE": HOST_FILES[-1], **self.environ}
         words = ["chroot", str(self.root), "/bin/sh", "-euc", f"cd {self.folder}; {command}"]
-        done = subprocess.run(words, env=known, capture_output=True, text=True, check=False, timeout=600)
-        assert done.returncode == 0, f"{command}\n{done.stdout}{done.stderr}"
+        completed = subprocess.run(words, env=environ, capture_output=True, text=True, check=False, timeout=600)
+        assert completed.returncode == 0, f"{command}\n{completed.stdout}{completed.stderr}"
 
 
 @pytest.fixture(scope="module")
 def plain(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """A root with Python and nothing of ours."""
+    """Create a Debian root with Python and nothing of this project."""
     root = tmp_path_factory.mktemp("plain") / "root"
     packages = "--include=python3,python3-venv,ca-certificates"
     subprocess.run(["debootstrap", "--variant=minbase", packages, "stable", root], check=True, timeout=600)
     (root / "usr/local/bin/python").symlink_to("/usr/bin/python3")
-    for path in filter(os.path.exists, BROUGHT):
+    for path in filter(os.path.exists, HOST_FILES):
         shutil.copy(path, f"{root}{path}")
     yield root
     shutil.rmtree(root.parent)
 
 
 @pytest.fixture(scope="module")
-def image(plain: Path) -> Stage:
-    """The recipe's last stage."""
-    stages: dict[str, Stage] = {}
-    stage = Stage(plain)
+def image(plain: Path) -> BuildStage:
+    """Build the last stage of the Dockerfile."""
+    stages: dict[str, BuildStage] = {}
+    stage = BuildStage(plain)
     for word, rest in instructions():
         match word:
             case "FROM":
-                stage = Stage(plain.with_name(f"stage-{len(stages)}"))
+                stage = BuildStage(plain.with_name(f"stage-{len(stages)}"))
                 stages[rest.partition(" AS ")[2]] = stage
                 subprocess.run(["cp", "-a", plain, stage.root], check=True, timeout=120)
             case "ARG":
                 name, _, value = rest.partition("=")
-                stage.environ[name] = TOLD.get(name, value.strip('"'))
+                stage.environ[name] = BUILD_ARGS.get(name, value.strip('"'))
             case "ENV":
                 for name, value in (each.split("=", 1) for each in shlex.split(rest)):
                     stage.environ[name] = value.replace("$PATH", stage.environ["PATH"])
@@ -86,11 +86,11 @@ def image(plain: Path) -> Stage:
             case "RUN":
                 stage.run(re.sub(r"^(--mount=\S+\s+)+", "", rest))
             case "COPY":
-                copied(rest.split(), stage, stages)
+                copy_files(rest.split(), stage, stages)
     return stage
 
 
-def copied(words: list[str], stage: Stage, stages: Mapping[str, Stage]) -> None:
+def copy_files(words: list[str], stage: BuildStage, stages: Mapping[str, BuildStage]) -> None:
     source = ROOT
     if words[0].startswith("--from="):
         source = stages[words.pop(0).removeprefix("--from=")].root
@@ -101,7 +101,7 @@ def copied(words: list[str], stage: Stage, stages: Mapping[str, Stage]) -> None:
         subprocess.run(["cp", "-aT" if origin.is_dir() else "-a", origin, goal], check=True, timeout=120)
 
 
-SERVED = """
+SERVE_IN_ROOT = """
 set -eu
 root=$1 state=$2; shift 2
 ip link set lo up
@@ -129,7 +129,7 @@ print(urllib.request.urlopen(request, timeout=60).read().decode())
 """
 
 
-def test_the_image_serves_without_root_and_without_a_place_to_write(image: Stage, tmp_path: Path) -> None:
+def test_the_image_serves_without_root_on_a_read_only_file_system(image: BuildStage, tmp_path: Path) -> None:
     [*_, health] = [rest for word, rest in instructions() if word == "HEALTHCHECK"]
     state = tmp_path / "state"
     subprocess.run(["cp", "-a", image.root / "var/lib/unisono", state], check=True, timeout=30)
@@ -143,9 +143,9 @@ def test_the_image_serves_without_root_and_without_a_place_to_write(image: Stage
         "HEALTH": shlex.join(json.loads(health.partition("CMD ")[2])),
         "ASK": ASK,
     }
-    command = ["unshare", "-mnpf", "--kill-child", "sh", "-c", SERVED, "sh", image.root, state, *words_of("CMD")]
-    done = subprocess.run(command, env=environ, capture_output=True, text=True, check=False, timeout=200)
-    assert done.returncode == 0, done.stdout + done.stderr
-    [answer] = [json.loads(line) for line in done.stdout.splitlines() if line.startswith('{"id"')]
+    command = ["unshare", "-mnpf", "--kill-child", "sh", "-c", SERVE_IN_ROOT, "sh", image.root, state, *words_of("CMD")]
+    completed = subprocess.run(command, env=environ, capture_output=True, text=True, check=False, timeout=200)
+    assert completed.returncode == 0, completed.stdout + completed.stderr
+    [answer] = [json.loads(line) for line in completed.stdout.splitlines() if line.startswith('{"id"')]
     assert answer["choices"][0]["message"]["content"]
-    assert "Stopped." in done.stdout + done.stderr
+    assert "Stopped." in completed.stdout + completed.stderr

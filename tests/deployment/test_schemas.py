@@ -1,7 +1,7 @@
-"""The compose files and the rendered chart, judged by the schemas of compose-spec and Kubernetes.
+"""Compose files and the rendered chart, checked with the schemas of compose-spec and Kubernetes.
 
-The tools that know the schemas are in an environment of their own, locked in `tools`. Kinds that others add to
-Kubernetes (ScaledObject, ServiceMonitor) have no schema there.
+The validators are in a separate environment, locked in `tools`. Custom resources (ScaledObject, ServiceMonitor) have no
+schema there.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from tests.deployment.manifests import CHART, COMPOSE, DOCKER, RENDERED, RENDERI
 pytestmark = pytest.mark.slow
 
 ENVIRONMENT = ROOT / ".envs" / "deployment"
-OTHERS = {"ScaledObject", "ServiceMonitor"}
+WITHOUT_SCHEMA = {"ScaledObject", "ServiceMonitor"}
 VERSIONS = ("1.31", "1.37")
 
 
 @pytest.fixture(scope="module")
 def tools() -> Path:
-    """The folder of the tools' commands."""
+    """Install the validators and return the folder of their commands."""
     uv = shutil.which("uv") or str(ROOT / ".cache" / "uv" / "bin" / "uv")
     subprocess.run(
         [uv, "sync", "--quiet", "--locked", "--project", str(Path(__file__).parent / "tools")],
@@ -35,22 +35,22 @@ def tools() -> Path:
     return ENVIRONMENT / "bin"
 
 
-def test_compose_files_are_of_the_specification(tools: Path) -> None:
+def test_compose_files_match_the_compose_specification(tools: Path) -> None:
     paths = [str(DOCKER / name) for name in COMPOSE]
     run(tools / "check-jsonschema", "--builtin-schema", "vendor.compose-spec", *paths)
 
 
 @pytest.mark.parametrize("version", VERSIONS)
 @pytest.mark.parametrize("name", RENDERINGS)
-def test_what_the_chart_makes_is_what_kubernetes_takes(name: str, version: str, tools: Path) -> None:
-    told = run(tools / "kubernetes-validate", "--strict", "-k", version, str(RENDERED / f"{name}.yaml"))
-    passed = [line for line in told.splitlines() if " passed for resource " in line]
-    assert len(passed) == len(rendered(name).keys() - OTHERS)
+def test_the_rendered_chart_matches_the_kubernetes_schemas(name: str, version: str, tools: Path) -> None:
+    output = run(tools / "kubernetes-validate", "--strict", "-k", version, str(RENDERED / f"{name}.yaml"))
+    passed = [line for line in output.splitlines() if " passed for resource " in line]
+    assert len(passed) == len(rendered(name).keys() - WITHOUT_SCHEMA)
 
 
-@pytest.mark.skipif(shutil.which("helm") is None, reason="there is no helm on this machine")
+@pytest.mark.skipif(shutil.which("helm") is None, reason="helm is not installed")
 @pytest.mark.parametrize("name", RENDERINGS)
-def test_the_rendered_chart_is_what_helm_makes_of_it(name: str) -> None:
+def test_the_rendered_chart_is_up_to_date(name: str) -> None:
     assert rendered(name) == manifests(render(name)), "python -m tests.deployment.manifests"
 
 
@@ -62,9 +62,9 @@ SECRETS = {
 }
 
 
-@pytest.mark.skipif(shutil.which("helm") is None, reason="there is no helm on this machine")
+@pytest.mark.skipif(shutil.which("helm") is None, reason="helm is not installed")
 @pytest.mark.parametrize(("path", "secret"), SECRETS.items(), ids=SECRETS)
-def test_a_secret_in_the_configuration_is_refused_without_being_shown(path: str, secret: str) -> None:
+def test_a_secret_in_the_chart_values_is_rejected_without_being_printed(path: str, secret: str) -> None:
     with pytest.raises(subprocess.CalledProcessError) as refused:
         render("default", "--set", f"{path}={secret}")
     assert path.replace("[0]", ".0") in refused.value.stderr
@@ -72,12 +72,12 @@ def test_a_secret_in_the_configuration_is_refused_without_being_shown(path: str,
     render("default", "--set", f"{path}=os.environ/NAME")
 
 
-@pytest.mark.skipif(shutil.which("helm") is None, reason="there is no helm on this machine")
-def test_helm_has_nothing_against_the_chart() -> None:
+@pytest.mark.skipif(shutil.which("helm") is None, reason="helm is not installed")
+def test_the_chart_passes_helm_lint() -> None:
     run(Path(shutil.which("helm") or ""), "lint", "--strict", str(CHART))
 
 
 def run(*command: str | Path) -> str:
-    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
-    assert done.returncode == 0, done.stdout + done.stderr
-    return done.stdout + done.stderr
+    completed = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
+    assert completed.returncode == 0, completed.stdout + completed.stderr
+    return completed.stdout + completed.stderr

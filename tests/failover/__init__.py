@@ -1,1 +1,1 @@
-"""Failover of Redis under load: everything a client got acknowledged is looked for afterwards."""
+"""Failover of Redis under load, followed by an audit of everything acknowledged to clients."""

@@ -1,4 +1,4 @@
-"""Runs by hand: `python -m tests.failover --topology sentinel --replicas 1 --seeds 0-11`."""
+"""Run failovers from the command line: `python -m tests.failover --topology sentinel --replicas 1 --seeds 0-11`."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ def main() -> None:
     parser.add_argument("--replicas", default="1")
     parser.add_argument("--pace", default="quick", choices=PACES)
     parser.add_argument("--seeds", default="0-5")
-    parser.add_argument("--folder", type=Path, help="kept afterwards")
-    given = parser.parse_args()
-    first, _, last = given.seeds.partition("-")
-    replicas = None if given.replicas == "none" else int(given.replicas)
+    parser.add_argument("--folder", type=Path, help="folder of the runs; not deleted afterwards")
+    options = parser.parse_args()
+    first, _, last = options.seeds.partition("-")
+    replicas = None if options.replicas == "none" else int(options.replicas)
     for seed in range(int(first), int(last or first) + 1):
         with tempfile.TemporaryDirectory() as folder:
             began_s = time.monotonic()
-            at = Path(folder) if given.folder is None else given.folder / str(seed)
-            outcome = asyncio.run(failover(Setting(given.topology, replicas, PACES[given.pace]), seed, at))
+            run_folder = Path(folder) if options.folder is None else options.folder / str(seed)
+            outcome = asyncio.run(failover(Setting(options.topology, replicas, PACES[options.pace]), seed, run_folder))
             print(f"{outcome} ({time.monotonic() - began_s:.1f} s)", flush=True)
-            for bad in (*outcome.lost, *outcome.unfinished, *outcome.called_twice):
-                print("   ", bad)
+            for finding in (*outcome.lost, *outcome.unfinished, *outcome.called_twice):
+                print("   ", finding)
             for code, message in outcome.samples.items():
                 print("   ", code, message)
 

@@ -29,7 +29,7 @@ PACES = {pace.name: pace for pace in (QUICK, REALISTIC)}
 
 @dataclass(frozen=True)
 class Setting:
-    """`replicas` as configured; None leaves it out."""
+    """Topology, configured `replicas` (None omits the setting) and pace of a run."""
 
     topology: str
     replicas: int | None
@@ -51,16 +51,16 @@ async def failover(setting: Setting, seed: int, folder: Path) -> Outcome:
             store["replicas"] = setting.replicas
         config = config_of(f"vllm@{fake.url}", store=store, mcp_servers=hosts(upstream)["mcp_servers"])
         gateways = [Replica(folder / f"gateway{number}", config) for number in range(2)]
-        for one in gateways:
-            stack.push_async_callback(one.end)
-        await asyncio.gather(*(one.start() for one in gateways))
+        for gateway in gateways:
+            stack.push_async_callback(gateway.end)
+        await asyncio.gather(*(gateway.start() for gateway in gateways))
         session = await stack.enter_async_context(aiohttp.ClientSession())
-        clients = Clients([one.url for one in gateways], session, chance)
+        clients = Clients([gateway.url for gateway in gateways], session, chance)
         running = asyncio.create_task(clients.run())
         await asyncio.sleep(chance.uniform(*LOAD_BEFORE_S))
         names = list(topology.faults)
         fault = names[seed % len(names)]
-        # Half of the faults take a gateway with them, so that the other one has to take over its responses.
+        # Half of the faults also kill a gateway, so that the other gateway must take over its responses.
         is_killed = seed // len(names) % 2 == 1
         killing = asyncio.create_task(_kill(gateways[0], clients, chance.uniform(0.1, 2.0), is_killed))
         began_s = time.monotonic()
@@ -68,13 +68,13 @@ async def failover(setting: Setting, seed: int, folder: Path) -> Outcome:
         await killing
         await clients.served(SERVING_WITHIN_S)
         served_after_s = time.monotonic() - began_s
-        # The former primary returns under load, too.
+        # The former primary also rejoins under load.
         await asyncio.sleep(LOAD_AFTER_S)
         clients.stop()
         await running
         audit = Audit(gateways[1].url, session)
         await audit.check(clients.ledger)
-        twice, began = called_twice(upstream, clients.ledger.questions)
+        repeated_calls, calls_started = called_twice(upstream, clients.ledger.questions)
         ledger = clients.ledger
         return Outcome(
             str(setting),
@@ -83,8 +83,8 @@ async def failover(setting: Setting, seed: int, folder: Path) -> Outcome:
             ledger.acknowledged,
             audit.lost,
             audit.unfinished,
-            twice,
-            began,
+            repeated_calls,
+            calls_started,
             ledger.failures,
             audit.unknown,
             audit.statuses,

@@ -1,4 +1,4 @@
-"""Failovers at seeded moments: nothing acknowledged by a replica is lost, and no setting lets a tool run twice."""
+"""Failovers at seeded moments: no write acknowledged by a replica is lost, and no tool call runs twice."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tests.failover.topologies import REALISTIC
 
 pytestmark = [pytest.mark.slow, pytest.mark.alone]
 
-# A run takes about 40 seconds, so that all of them take 40 minutes.
+# A run takes about 40 seconds, and all runs together about 40 minutes.
 RUNS = [
     *((Setting("sentinel", 1), seed) for seed in range(15)),
     *((Setting("cluster", 1), seed) for seed in range(12)),
@@ -26,7 +26,9 @@ RUNS = [
 
 
 @pytest.mark.parametrize(("setting", "seed"), RUNS, ids=[f"{setting}-{seed}" for setting, seed in RUNS])
-async def test_a_failover_keeps_its_promises(setting: Setting, seed: int, tmp_path: Path) -> None:
+async def test_a_failover_loses_no_acknowledged_write_and_repeats_no_tool_call(
+    setting: Setting, seed: int, tmp_path: Path
+) -> None:
     outcome = await failover(setting, seed, tmp_path)
     print(outcome)
     assert outcome.calls > 0

@@ -21,7 +21,7 @@ STARTING_S = 20.0
 
 @dataclass(frozen=True)
 class Pace:
-    """Settings that decide how soon a failover happens. Faults last longer where it happens later."""
+    """Settings that determine the time until a failover. Faults last longer with a slower pace."""
 
     name: str
     down_after_s: float
@@ -31,7 +31,7 @@ class Pace:
 
 
 QUICK = Pace("quick", 0.4, 3.0, 2.0)
-# The settings that docs/operations.md recommends.
+# Settings recommended by docs/operations.md.
 REALISTIC = Pace("realistic", 5.0, 20.0, 5.0, ("min-replicas-to-write 1", "min-replicas-max-lag 10"))
 
 
@@ -77,7 +77,7 @@ class Topology(Protocol):
     url: str
 
     def failovers(self) -> int:
-        """Number of primaries that were replaced so far. A busy host may cause more than the fault does."""
+        """Number of primaries that were replaced so far. A busy host can cause additional failovers."""
         ...
 
     @property
@@ -96,7 +96,7 @@ class Sentinels:
 
     @property
     def url(self) -> str:
-        return f"redis+sentinel://{','.join(f'127.0.0.1:{one.port}' for one in self.sentinels)}/state/0"
+        return f"redis+sentinel://{','.join(f'127.0.0.1:{sentinel.port}' for sentinel in self.sentinels)}/state/0"
 
     @property
     def faults(self) -> dict[str, Callable[[random.Random], Awaitable[None]]]:
@@ -104,9 +104,9 @@ class Sentinels:
             "crash with a delayed replica": self._crash_delayed,
             "crash": self._crash,
             "freeze": self._freeze,
-            "split brain": self._split,
+            "split brain": self._split_brain,
             "crash and quick restart": self._restart,
-            "ordered": self._ordered,
+            "ordered": self._manual_failover,
         }
 
     def failovers(self) -> int:
@@ -114,17 +114,17 @@ class Sentinels:
             return int(client.sentinel_master("state")["config-epoch"])
 
     async def _delay_replication(self) -> None:
-        # Sentinel points the replica at the primary itself after some seconds: the relay is put in between again.
+        # After some seconds Sentinel connects the replica directly to the primary, so the relay is inserted again.
         with self.replica.client() as client:
             await asyncio.to_thread(client.replicaof, "127.0.0.1", self.link.port)
-        await _online(self.primary)
+        await _wait_online(self.primary)
         self.link.is_open.clear()
 
     async def _crash_delayed(self, chance: random.Random) -> None:
         await self._delay_replication()
         await asyncio.sleep(chance.uniform(0.1, 0.9))
         self.primary.end()
-        # What is in the relay is lost, as it would be with the primary's host.
+        # Data in the relay is lost, as if the host of the primary had failed.
         await self.link.aclose()
         await asyncio.sleep(self.pace.down_after_s + 2.1)
         await asyncio.to_thread(self.primary.start)
@@ -144,18 +144,18 @@ class Sentinels:
         await asyncio.sleep(self.pace.down_after_s + chance.uniform(0.1, 2.6))
         self.primary.signal(signal.SIGCONT)
 
-    async def _ordered(self, chance: random.Random) -> None:
-        await asyncio.to_thread(self._order)
+    async def _manual_failover(self, chance: random.Random) -> None:
+        await asyncio.to_thread(self._request_failover)
 
-    async def _split(self, chance: random.Random) -> None:
-        """Promote the replica while the primary still takes writes that do not reach it."""
+    async def _split_brain(self, chance: random.Random) -> None:
+        """Promote the replica while the primary accepts writes that are not replicated."""
         await self._delay_replication()
         await asyncio.sleep(chance.uniform(0.1, 0.6))
-        await asyncio.to_thread(self._order)
+        await asyncio.to_thread(self._request_failover)
         await asyncio.sleep(chance.uniform(1.0, 2.0))
         await self.link.aclose()
 
-    def _order(self) -> None:
+    def _request_failover(self) -> None:
         with self.sentinels[0].client() as client:
             client.execute_command("SENTINEL", "FAILOVER", "state")
 
@@ -169,7 +169,7 @@ async def sentinels(folder: Path, pace: Pace) -> AsyncIterator[Sentinels]:
         f"sentinel down-after-milliseconds state {int(pace.down_after_s * 1000)}",
         f"sentinel failover-timeout state {int(pace.failover_timeout_s * 1000)}",
     )
-    watching = [Server(folder / f"s{number}", lines, sentinel=True) for number in range(3)]
+    sentinel_servers = [Server(folder / f"s{number}", lines, sentinel=True) for number in range(3)]
     link = ReplicationLink(primary.port)
     try:
         primary.start()
@@ -178,23 +178,23 @@ async def sentinels(folder: Path, pace: Pace) -> AsyncIterator[Sentinels]:
         with replica.client() as client:
             client.replicaof("127.0.0.1", link.port)
         async with asyncio.timeout(STARTING_S):
-            await _online(primary)
-            await asyncio.gather(*(asyncio.to_thread(one.start) for one in watching))
-            for one in watching:
-                await _discovered(one)
-        yield Sentinels(primary, replica, watching, link, pace)
+            await _wait_online(primary)
+            await asyncio.gather(*(asyncio.to_thread(server.start) for server in sentinel_servers))
+            for server in sentinel_servers:
+                await _wait_discovered(server)
+        yield Sentinels(primary, replica, sentinel_servers, link, pace)
     finally:
         await link.aclose()
-        end([*watching, replica, primary])
+        end([*sentinel_servers, replica, primary])
 
 
-async def _online(primary: Server) -> None:
+async def _wait_online(primary: Server) -> None:
     with primary.client() as client:
         while (await asyncio.to_thread(client.info, "replication")).get("slave0", {}).get("state") != "online":
             await asyncio.sleep(0.05)
 
 
-async def _discovered(sentinel: Server) -> None:
+async def _wait_discovered(sentinel: Server) -> None:
     """Return when a sentinel has found the replica and the two other sentinels."""
     with sentinel.client() as client:
         while True:
@@ -213,7 +213,7 @@ class Cluster:
     pace: Pace
 
     def failovers(self) -> int:
-        # Each failover has an epoch of its own, and each of the first primaries had one.
+        # Each failover increments the epoch, and each initial primary has one epoch.
         with self.nodes[0].client() as client:
             state = client.execute_command("CLUSTER", "INFO")
         found = re.search(r"cluster_current_epoch:(\d+)", state.decode() if isinstance(state, bytes) else str(state))
@@ -225,7 +225,7 @@ class Cluster:
 
     @property
     def faults(self) -> dict[str, Callable[[random.Random], Awaitable[None]]]:
-        return {"crash": self._crash, "freeze": self._freeze, "ordered": self._ordered, "forced": self._forced}
+        return {"crash": self._crash, "freeze": self._freeze, "ordered": self._manual_failover, "forced": self._forced}
 
     async def _crash(self, chance: random.Random) -> None:
         node = chance.choice(self.nodes)
@@ -239,7 +239,7 @@ class Cluster:
         await asyncio.sleep(self.pace.node_timeout_s + chance.uniform(-1.0, 3.0))
         node.signal(signal.SIGCONT)
 
-    async def _ordered(self, chance: random.Random) -> None:
+    async def _manual_failover(self, chance: random.Random) -> None:
         await self._promote(chance)
 
     async def _forced(self, chance: random.Random) -> None:

@@ -1,4 +1,4 @@
-"""The hook for words that must not pass: what it finds, what it does then, and which options it takes."""
+"""Blocklist hook: matches in input and output, actions, and options."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ PATTERNS = {"word": "(?i)\\bplutonium\\b", "card": "[0-9]{4}( ?[0-9]{4}){3}"}
 CARD = "4111 1111 1111 1111"
 
 
-def asked(*items: Item, instructions: str = "", prefill: str | None = None, surface: str = "chat") -> Request:
+def request_of(*items: Item, instructions: str = "", prefill: str | None = None, surface: str = "chat") -> Request:
     conversation = Conversation(Preamble(instructions), items, prefill)
     return Request("r", "t", "", "m", surface, conversation, Sampling())
 
@@ -38,26 +38,26 @@ def answer(*items: Closed) -> Answer:
     return Answer(items, FinishReason.STOP, Usage())
 
 
-READ: dict[str, tuple[Request, list[str]]] = {
-    "nothing": (asked(), []),
-    "something else": (asked(UserMessage("Hi, 411 111")), []),
-    "the user": (asked(UserMessage("Buy PLUTONIUM!")), ["word"]),
-    "the instructions": (asked(UserMessage("Hi"), instructions=CARD), ["card"]),
-    "a developer": (asked(DeveloperMessage(CARD)), ["card"]),
-    "the model, as the client tells it": (asked(AssistantMessage("plutonium"), UserMessage("Go on")), ["word"]),
-    "thoughts": (asked(AssistantReasoning("plutonium")), ["word"]),
-    "a call": (asked(AssistantCall("c", "f", f'{{"a":"{CARD}"}}')), ["card"]),
-    "a result": (asked(ToolResult("c", "f", f"{CARD} and plutonium")), ["word", "card"]),
-    "the beginning of the answer": (asked(UserMessage("Hi"), prefill="plutonium"), ["word"]),
-    "two in two places": (asked(UserMessage(CARD), UserMessage("plutonium")), ["word", "card"]),
-    "beside half a character": (asked(UserMessage("\ud800 plutonium")), ["word"]),
+REQUESTS: dict[str, tuple[Request, list[str]]] = {
+    "nothing": (request_of(), []),
+    "no match": (request_of(UserMessage("Hi, 411 111")), []),
+    "user message": (request_of(UserMessage("Buy PLUTONIUM!")), ["word"]),
+    "instructions": (request_of(UserMessage("Hi"), instructions=CARD), ["card"]),
+    "developer message": (request_of(DeveloperMessage(CARD)), ["card"]),
+    "assistant message of the history": (request_of(AssistantMessage("plutonium"), UserMessage("Go on")), ["word"]),
+    "reasoning": (request_of(AssistantReasoning("plutonium")), ["word"]),
+    "tool call": (request_of(AssistantCall("c", "f", f'{{"a":"{CARD}"}}')), ["card"]),
+    "tool result": (request_of(ToolResult("c", "f", f"{CARD} and plutonium")), ["word", "card"]),
+    "prefill": (request_of(UserMessage("Hi"), prefill="plutonium"), ["word"]),
+    "two matches in two messages": (request_of(UserMessage(CARD), UserMessage("plutonium")), ["word", "card"]),
+    "match next to a lone surrogate": (request_of(UserMessage("\ud800 plutonium")), ["word"]),
 }
 
 
-@pytest.mark.parametrize(("request_", "found"), READ.values(), ids=READ)
-async def test_what_the_model_would_read_is_looked_at(request_: Request, found: list[str]) -> None:
-    noting = Blocklist({"patterns": PATTERNS, "action": "annotate"})
-    changes = await noting.before(request_)
+@pytest.mark.parametrize(("request_", "found"), REQUESTS.values(), ids=REQUESTS)
+async def test_the_input_of_the_model_is_checked(request_: Request, found: list[str]) -> None:
+    annotating = Blocklist({"patterns": PATTERNS, "action": "annotate"})
+    changes = await annotating.before(request_)
     assert changes is not None
     assert changes.annotation == ({"input": found} if found else None)
     refusing = Blocklist({"patterns": PATTERNS})
@@ -70,47 +70,47 @@ async def test_what_the_model_would_read_is_looked_at(request_: Request, found: 
     assert not any(pattern in str(refused.value) for pattern in PATTERNS.values())
 
 
-WROTE: dict[str, tuple[Answer, list[str]]] = {
+ANSWERS: dict[str, tuple[Answer, list[str]]] = {
     "nothing": (answer(), []),
-    "an answer": (answer(Closed(Text(0, Phase.FINAL), "Plutonium.")), ["word"]),
-    "thoughts": (answer(Closed(Reasoning(0), CARD), Closed(Text(1, Phase.FINAL), "No.")), ["card"]),
-    "a call": (answer(Closed(ToolCall(0, 0, "c", "f"), '{"a":"plutonium"}')), ["word"]),
+    "final text": (answer(Closed(Text(0, Phase.FINAL), "Plutonium.")), ["word"]),
+    "reasoning": (answer(Closed(Reasoning(0), CARD), Closed(Text(1, Phase.FINAL), "No.")), ["card"]),
+    "tool call": (answer(Closed(ToolCall(0, 0, "c", "f"), '{"a":"plutonium"}')), ["word"]),
 }
 
 
-@pytest.mark.parametrize(("wrote", "found"), WROTE.values(), ids=WROTE)
-async def test_what_the_model_wrote_is_looked_at(wrote: Answer, found: list[str]) -> None:
-    noting = Blocklist({"patterns": PATTERNS, "action": "annotate"})
-    assert await noting.after(asked(), wrote) == ({"output": found} if found else None)
+@pytest.mark.parametrize(("output", "found"), ANSWERS.values(), ids=ANSWERS)
+async def test_the_output_of_the_model_is_checked(output: Answer, found: list[str]) -> None:
+    annotating = Blocklist({"patterns": PATTERNS, "action": "annotate"})
+    assert await annotating.after(request_of(), output) == ({"output": found} if found else None)
     refusing = Blocklist({"patterns": PATTERNS, "action": "refuse"})
     if found:
         with pytest.raises(Blocked, match=", ".join(found)):
-            await refusing.after(asked(), wrote)
+            await refusing.after(request_of(), output)
     else:
-        assert await refusing.after(asked(), wrote) is None
+        assert await refusing.after(request_of(), output) is None
 
 
-async def test_it_looks_where_it_is_told_to() -> None:
-    asks, says = asked(UserMessage(CARD)), answer(Closed(Text(0, Phase.FINAL), CARD))
-    reading = Blocklist({"patterns": PATTERNS, "where": ["input"]})
-    assert await reading.after(asks, says) is None
+async def test_only_the_configured_direction_is_checked() -> None:
+    request, output = request_of(UserMessage(CARD)), answer(Closed(Text(0, Phase.FINAL), CARD))
+    input_only = Blocklist({"patterns": PATTERNS, "where": ["input"]})
+    assert await input_only.after(request, output) is None
     with pytest.raises(Blocked):
-        await reading.before(asks)
-    writing = Blocklist({"patterns": PATTERNS, "where": ["output"]})
-    assert await writing.before(asks) is None
+        await input_only.before(request)
+    output_only = Blocklist({"patterns": PATTERNS, "where": ["output"]})
+    assert await output_only.before(request) is None
     with pytest.raises(Blocked):
-        await writing.after(asks, says)
+        await output_only.after(request, output)
 
 
-async def test_each_surface_is_told_its_own_field() -> None:
+async def test_the_error_names_the_field_of_the_api() -> None:
     with pytest.raises(Blocked) as refused:
-        await Blocklist({"patterns": PATTERNS}).before(asked(UserMessage(CARD), surface="responses"))
+        await Blocklist({"patterns": PATTERNS}).before(request_of(UserMessage(CARD), surface="responses"))
     assert refused.value.param == "input"
 
 
-async def test_no_text_makes_it_slow() -> None:
+async def test_matching_time_is_limited_for_any_text() -> None:
     evil = Blocklist({"patterns": {"evil": "(a+)+b", "nested": "((x|y)*z)*!"}, "action": "annotate"})
-    changes = await evil.before(asked(UserMessage("a" * 100_000), UserMessage("xyz" * 30_000)))
+    changes = await evil.before(request_of(UserMessage("a" * 100_000), UserMessage("xyz" * 30_000)))
     assert changes is not None
     assert changes.annotation is None
 
@@ -118,27 +118,30 @@ async def test_no_text_makes_it_slow() -> None:
 NAMES = "such as {card: '[0-9]{16}'}"
 WRONG: dict[str, tuple[dict[str, Any], str]] = {
     "no patterns": ({}, f"patterns: must map names to regular expressions, {NAMES}"),
-    "a list": ({"patterns": ["a"]}, f"patterns: must map names to regular expressions, {NAMES}"),
-    "an empty one": ({"patterns": {"a": ""}}, "patterns.a: must be a regular expression"),
-    "a number": ({"patterns": {"a": 1}}, "patterns.a: must be a regular expression"),
-    "looking around": ({"patterns": {"a": "(?=x)"}}, "patterns.a: it is not a supported regular expression"),
-    "far too large": (
+    "patterns as a list": ({"patterns": ["a"]}, f"patterns: must map names to regular expressions, {NAMES}"),
+    "empty pattern": ({"patterns": {"a": ""}}, "patterns.a: must be a regular expression"),
+    "number as a pattern": ({"patterns": {"a": 1}}, "patterns.a: must be a regular expression"),
+    "lookaround": ({"patterns": {"a": "(?=x)"}}, "patterns.a: it is not a supported regular expression"),
+    "pattern too large": (
         {"patterns": {"a": "((x{900}){900}){900}"}},
         "patterns.a: it is too large once its repetitions are expanded",
     ),
-    "another action": ({"patterns": PATTERNS, "action": "drop"}, "action: must be refuse or annotate"),
-    "another place": ({"patterns": PATTERNS, "where": ["in"]}, "where: must be input or output"),
-    "no place": ({"patterns": PATTERNS, "where": []}, "where: must be a list of input or output, or both"),
+    "unknown action": ({"patterns": PATTERNS, "action": "drop"}, "action: must be refuse or annotate"),
+    "unknown direction": ({"patterns": PATTERNS, "where": ["in"]}, "where: must be input or output"),
+    "empty list of directions": (
+        {"patterns": PATTERNS, "where": []},
+        "where: must be a list of input or output, or both",
+    ),
 }
 
 
 @pytest.mark.parametrize(("options", "message"), WRONG.values(), ids=WRONG)
-def test_options_it_cannot_use_are_named(options: dict[str, Any], message: str) -> None:
-    with pytest.raises(ConfigError) as refused:
+def test_an_invalid_option_is_rejected_with_its_name(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError) as error:
         Blocklist(options)
-    assert str(refused.value).startswith(message)
+    assert str(error.value).startswith(message)
 
 
-def test_it_says_in_the_documentation_what_it_takes() -> None:
+def test_the_documentation_lists_the_options() -> None:
     page = (Path(__file__).parents[2] / "docs" / "hooks.md").read_text()
     assert all(f"`{option}`" in page for option in ("patterns", "action", "where"))

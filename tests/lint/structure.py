@@ -47,7 +47,7 @@ def check_cycles(roots: Mapping[str, Path]) -> Iterator[str]:
     modules = import_graph(roots)
     packages: dict[str, set[str]] = defaultdict(set)
     for module, imported in modules.items():
-        packages[_package(module)] |= {_package(one) for one in imported} - {_package(module)}
+        packages[_package(module)] |= {_package(name) for name in imported} - {_package(module)}
     for kind, graph in (
         ("modules", modules),
         ("packages", {name: frozenset(imported) for name, imported in packages.items()}),
@@ -63,7 +63,7 @@ def _package(module: str) -> str:
 def import_graph(roots: Mapping[str, Path]) -> Graph:
     files = {_module_name(root, folder, path): path for root, folder in roots.items() for path in folder.rglob("*.py")}
     return {
-        name: frozenset(one for one in _imports(ast.parse(path.read_text()), files.keys()) if one != name)
+        name: frozenset(target for target in _imports(ast.parse(path.read_text()), files.keys()) if target != name)
         for name, path in files.items()
     }
 
@@ -80,7 +80,7 @@ def _imports(node: ast.AST, known: Container[str]) -> Iterator[str]:
         case ast.ImportFrom(module=str(module), names=names):
             for name in names:
                 full = f"{module}.{name.name}"
-                yield from (one for one in (full if full in known else module,) if one in known)
+                yield from (target for target in (full if full in known else module,) if target in known)
         case ast.Import(names=names):
             yield from (name.name for name in names if name.name in known)
     for child in ast.iter_child_nodes(node):
@@ -92,7 +92,7 @@ def cycles(graph: Graph) -> Iterator[list[str]]:
     reached = {node: _reachable(graph, node) for node in graph}
     done: set[str] = set()
     for node in sorted(graph):
-        group = sorted(one for one in reached[node] if one in reached and node in reached[one])
+        group = sorted(other for other in reached[node] if other in reached and node in reached[other])
         if node in group and node not in done:
             done.update(group)
             yield group

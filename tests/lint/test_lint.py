@@ -1,4 +1,4 @@
-"""The checks of `make lint` find what they are for."""
+"""Each check of `make lint` reports a violation and accepts correct text or code."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def test_code_and_allowed_phrases_are_not_counted(tmp_path: Path) -> None:
     assert list(words.check_words([page])) == []
 
 
-def test_first_lines_are_short_and_few_open_with_a_clause(tmp_path: Path) -> None:
+def test_long_first_lines_and_too_many_clause_openings_are_found(tmp_path: Path) -> None:
     path = tmp_path / "module.py"
     path.write_text(f'"""{"Long " * 30}."""\n')
     assert len(list(words.check_first_lines([path]))) == 1
@@ -37,7 +37,7 @@ def test_first_lines_are_short_and_few_open_with_a_clause(tmp_path: Path) -> Non
     assert len(list(words.check_first_lines([path]))) == 1
 
 
-def test_a_constant_that_a_docstring_names_exists(tmp_path: Path) -> None:
+def test_a_missing_constant_named_in_a_docstring_is_found(tmp_path: Path) -> None:
     path = tmp_path / "module.py"
     path.write_text('"""Read up to `MAX_BYTES`."""\nMAX_BYTES = 3\n')
     assert list(words.check_constants([path])) == []
@@ -45,7 +45,7 @@ def test_a_constant_that_a_docstring_names_exists(tmp_path: Path) -> None:
     assert len(list(words.check_constants([path]))) == 1
 
 
-def test_a_class_name_is_used_once_besides_its_protocol(tmp_path: Path) -> None:
+def test_a_shared_class_name_is_found_except_for_a_protocol(tmp_path: Path) -> None:
     path = tmp_path / "module.py"
     path.write_text("class Store(Protocol): ...\n\nclass Store: ...\n")
     assert list(structure.check_class_names([path])) == []
@@ -53,7 +53,7 @@ def test_a_class_name_is_used_once_besides_its_protocol(tmp_path: Path) -> None:
     assert len(list(structure.check_class_names([path]))) == 1
 
 
-def test_a_function_that_defines_others_is_not_exempt_from_the_length(tmp_path: Path) -> None:
+def test_the_length_limit_includes_nested_functions(tmp_path: Path) -> None:
     path = tmp_path / "module.py"
     path.write_text("def outer() -> None:\n    def inner() -> None: ...\n" + "    inner()\n" * 50)
     assert len(list(structure.check_function_lengths([path]))) == 1
@@ -61,7 +61,7 @@ def test_a_function_that_defines_others_is_not_exempt_from_the_length(tmp_path: 
 
 CYCLES = {
     "modules": {"a.py": "from pkg import b\n", "b.py": "import pkg.a\n"},
-    "a deferred import": {"a.py": "from pkg import b\n", "b.py": "def f():\n    from pkg.a import x\n"},
+    "deferred import": {"a.py": "from pkg import b\n", "b.py": "def f():\n    from pkg.a import x\n"},
     "packages": {
         "one/x.py": "from pkg.two import y\n",
         "two/y.py": "",
@@ -80,7 +80,7 @@ def test_import_cycles_are_found(tmp_path: Path, files: dict[str, str]) -> None:
     assert list(structure.check_cycles({"pkg": tmp_path})) != []
 
 
-def test_imports_for_type_checkers_make_no_cycle(tmp_path: Path) -> None:
+def test_type_checking_imports_are_not_cycles(tmp_path: Path) -> None:
     (tmp_path / "a.py").write_text("from pkg import b\n")
     (tmp_path / "b.py").write_text("if TYPE_CHECKING:\n    from pkg import a\n")
     assert list(structure.check_cycles({"pkg": tmp_path})) == []

@@ -1,6 +1,6 @@
-"""Language of the project: words of our old dialect, and the first lines of docstrings.
+"""Language of the project: listed words, and the first lines of docstrings.
 
-A word list is a floor: text without these words can still be hard to read. It stops old habits from coming back.
+A word list is a minimum: text without these words can still be hard to read.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+# Listed words per 1,000 words, for each kind of text.
 MAX_PER_THOUSAND: Final = 2.0
-"""Listed words per 1,000 words, for each kind of text."""
+# Characters of the first line of a docstring.
 MAX_FIRST_LINE: Final = 90
-"""Characters of the first line of a docstring."""
+# Docstrings that open with a subordinate clause, in the whole product.
 MAX_CLAUSE_OPENINGS: Final = 40
-"""Docstrings that open with a subordinate clause, in the whole product."""
 
 # Each of these words has a plain alternative in technical English: stored, reported, emitted, requested, waiting.
 LISTED: Final = frozenset(

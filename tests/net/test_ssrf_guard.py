@@ -1,4 +1,4 @@
-"""The SSRF guard: the table of addresses, the spellings of hosts, answers of several addresses, and its only users."""
+"""SSRF guard: special addresses, spellings of hosts, hosts with several addresses, and its users."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def test_both_ends_of_every_special_block_are_refused() -> None:
 
 
 @pytest.mark.parametrize("address", METADATA)
-def test_cloud_metadata_is_refused_even_where_private_addresses_are_allowed(address: str) -> None:
+def test_cloud_metadata_is_refused_when_private_addresses_are_allowed(address: str) -> None:
     assert not is_permitted(ip_address(address), private=True)
 
 
@@ -71,7 +71,7 @@ def test_private_addresses_are_permitted_on_request(address: str) -> None:
     assert is_permitted(ip_address(address)) is (address == "8.8.8.8")
 
 
-# Every one of these reaches 127.0.0.1 or ::1 through the system's resolver.
+# Each of these reaches 127.0.0.1 or ::1 through the system's resolver.
 _ODD_SPELLINGS = """
     127.1 127.0.1 2130706433 0x7f000001 0x7f.0.0.1 0x7f.1 0X7F.1 0177.0.0.1 017700000001 0 0x0 127.0.0.01
     127.000.000.001 00000177.1 0x00000000007f000001 127.0x1 0.0.0.0 ::ffff:127.0.0.1 ::ffff:7f00:1 0:0:0:0:0:0:0:1
@@ -93,17 +93,17 @@ def test_other_hosts_are_not_plain(host: str) -> None:
 
 
 ANSWERS: dict[str, tuple[list[str], bool]] = {
-    "one": (["93.184.216.34"], True),
-    "several": (["93.184.216.34", "2606:4700:4700::1111"], True),
-    "a private one last": (["93.184.216.34", "2606:4700:4700::1111", "10.0.0.1"], False),
-    "a private one first": (["::1", "93.184.216.34"], False),
-    "one that is no address": (["93.184.216.34", "127.1"], False),
+    "one public address": (["93.184.216.34"], True),
+    "several public addresses": (["93.184.216.34", "2606:4700:4700::1111"], True),
+    "private address last": (["93.184.216.34", "2606:4700:4700::1111", "10.0.0.1"], False),
+    "private address first": (["::1", "93.184.216.34"], False),
+    "invalid address": (["93.184.216.34", "127.1"], False),
     "none": ([], False),
 }
 
 
 @pytest.mark.parametrize(("answers", "allowed"), ANSWERS.values(), ids=ANSWERS)
-async def test_every_answer_of_a_name_must_be_public(answers: list[str], allowed: bool) -> None:
+async def test_all_resolved_addresses_of_a_host_must_be_public(answers: list[str], allowed: bool) -> None:
     async def resolver(host: str, port: int) -> Sequence[str]:
         return answers
 
@@ -115,7 +115,7 @@ async def test_every_answer_of_a_name_must_be_public(answers: list[str], allowed
         await public_target("http://a.example/x", resolver)
 
 
-# Packages that open connections of their own, and the modules that use them for addresses that the operator wrote.
+# Packages that open connections, and the modules that use them only for addresses of the configuration.
 CONNECTING_PACKAGES = {"huggingface_hub", "litellm", "redis", "requests", "urllib3"}
 CONFIGURED = {
     "adapters/unisono_adapters/mlx/engine.py",
@@ -124,8 +124,8 @@ CONFIGURED = {
     "proxy/unisono/store/redis/",
 }
 
-# Modules that open connections. "guard": to addresses that others name, checked by the guard. "configured": only to
-# addresses that the operator wrote.
+# Modules that open connections. "guard": to addresses of requests or pages, checked by the guard. "configured": only
+# to addresses of the configuration.
 CONNECTING = {
     "adapters/unisono_adapters/_http.py": "configured",
     "proxy/unisono/cli/discover.py": "configured",
@@ -142,12 +142,12 @@ CLASSIFIERS = {
     "sixtofour", "teredo", "getaddrinfo", "gethostbyname", "gethostbyname_ex", "inet_aton", "inet_pton", "ip_network",
     "IPv4Network", "IPv6Network",
 }  # fmt: skip
-# The address to listen on, written by the operator.
+# Resolves the configured listen address.
 LISTENING = "proxy/unisono/cli/serve.py"
 
 
 def _used(path: Path) -> set[str]:
-    """Names and attributes that a module uses, except in annotations."""
+    """Return the names and attributes that a module uses, except in annotations."""
     tree = ast.parse(path.read_text())
     annotations = {id(inner) for node in ast.walk(tree) for inner in _annotation(node)}
     nodes = [node for node in ast.walk(tree) if id(node) not in annotations]
@@ -182,7 +182,7 @@ def test_every_module_that_connects_is_configured_or_guarded() -> None:
 
 
 def _imported(path: Path) -> set[str]:
-    """Top-level packages that a module imports, wherever in it."""
+    """Return the top-level packages that a module imports, also inside functions."""
     nodes = list(ast.walk(ast.parse(path.read_text())))
     names = {alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names}
     names |= {node.module or "" for node in nodes if isinstance(node, ast.ImportFrom) and not node.level}

@@ -1,4 +1,4 @@
-"""The dashboard and the alert rules that come along speak of metrics and labels that there are."""
+"""The included dashboard and alert rules use existing metrics and labels."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ RULES = [
     for rule in group["rules"]
 ]
 NAME = re.compile(r"\bunisono_[a-z_]+")
-OUTSIDE = {"instance"}
-"""Labels that Prometheus adds."""
+# Labels that Prometheus adds.
+EXTERNAL_LABELS = {"instance"}
 
 
 def instruments() -> Iterator[MetricWrapperBase]:
@@ -42,46 +42,52 @@ EXPRESSIONS = {
 
 
 @pytest.mark.parametrize("expression", EXPRESSIONS.values(), ids=EXPRESSIONS)
-def test_an_expression_speaks_of_metrics_and_labels_there_are(expression: str) -> None:
+def test_an_expression_uses_existing_metrics_and_labels(expression: str) -> None:
     names = NAME.findall(expression)
     assert names
     assert set(names) <= LABELS.keys()
-    for name, chosen in re.findall(r"\b(unisono_[a-z_]+)\{([^}]*)\}", expression):
-        assert set(re.findall(r"([a-z_]+) *(?:=~|!=|!~|=)", chosen)) <= LABELS[name]
+    for name, matchers in re.findall(r"\b(unisono_[a-z_]+)\{([^}]*)\}", expression):
+        assert set(re.findall(r"([a-z_]+) *(?:=~|!=|!~|=)", matchers)) <= LABELS[name]
     for grouped, inner in re.findall(r"by \(([^)]*)\) \((?:[a-z]+\()?(unisono_[a-z_]+)", expression):
-        assert {label.strip() for label in grouped.split(",")} - OUTSIDE <= LABELS[inner]
+        assert {label.strip() for label in grouped.split(",")} - EXTERNAL_LABELS <= LABELS[inner]
     for opening, closing in ("()", "{}", "[]"):
         assert expression.count(opening) == expression.count(closing)
 
 
-def test_every_alert_says_how_bad_it_is_and_what_to_do() -> None:
+def test_every_alert_has_a_severity_and_a_description() -> None:
     assert len({rule["alert"] for rule in RULES}) == len(RULES)
     for rule in RULES:
         assert rule["labels"]["severity"] in {"info", "warning", "critical"}
         assert set(rule["annotations"]) == {"summary", "description"}
-        shown = set(re.findall(r"\$labels\.([a-z]+)", rule["annotations"]["summary"]))
+        used = set(re.findall(r"\$labels\.([a-z]+)", rule["annotations"]["summary"]))
         grouped = re.search(r"by \(([^)]*)\)", rule["expr"])
-        kept = {label.strip() for label in grouped[1].split(",")} if grouped else LABELS[NAME.findall(rule["expr"])[0]]
-        assert shown <= kept
+        available = (
+            {label.strip() for label in grouped[1].split(",")} if grouped else LABELS[NAME.findall(rule["expr"])[0]]
+        )
+        assert used <= available
 
 
-def test_the_document_lists_every_metric_with_its_labels() -> None:
+def test_the_documentation_lists_every_metric_with_its_labels() -> None:
     text = (DOCKER.parent / "docs" / "observability.md").read_text()
     rows = [line.split("|") for line in text.splitlines() if line.startswith("| `unisono_")]
-    listed = {name: labels for _, names, labels, *_ in rows for name in re.findall(r"`(\w+)`", names)}
+    documented = {name: labels for _, names, labels, *_ in rows for name in re.findall(r"`(\w+)`", names)}
     ends = {"counter": "_total"}
-    assert listed.keys() == {each._name + ends.get(each._type, "") for each in instruments()}
+    assert documented.keys() == {each._name + ends.get(each._type, "") for each in instruments()}
     for each in instruments():
-        labels = listed[each._name + ends.get(each._type, "")]
+        labels = documented[each._name + ends.get(each._type, "")]
         assert set(each._labelnames) <= set(re.findall(r"\w+", labels)), each._name
 
 
-def test_panels_do_not_lie_on_each_other() -> None:
-    taken: set[tuple[int, int]] = set()
+def test_dashboard_panels_do_not_overlap() -> None:
+    occupied: set[tuple[int, int]] = set()
     for panel in DASHBOARD["panels"]:
-        at = panel["gridPos"]
-        cells = {(x, y) for x in range(at["x"], at["x"] + at["w"]) for y in range(at["y"], at["y"] + at["h"])}
-        assert not cells & taken
-        assert at["x"] + at["w"] <= 24
-        taken |= cells
+        position = panel["gridPos"]
+        cells = {
+            (x, y)
+            for x in range(position["x"], position["x"] + position["w"])
+            for y in range(position["y"], position["y"] + position["h"])
+        }
+        assert not cells & occupied
+        assert position["x"] + position["w"] <= 24
+        occupied |= cells
     assert len({panel["id"] for panel in DASHBOARD["panels"]}) == len(DASHBOARD["panels"])

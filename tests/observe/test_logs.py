@@ -1,4 +1,4 @@
-"""Logs: one line per record, nothing forged, no secret."""
+"""Logs: one line per record, no injected lines, no secrets."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def lines() -> Iterator[Any]:
 
 
 HOSTILE = {
-    "a forged line": 'x\n{"level": "info", "message": "all is well"}',
+    "injected line": 'x\n{"level": "info", "message": "all is well"}',
     "carriage return": "x\rroot logged in",
     "terminal colours": "x\x1b[2J\x1b[31m",
     "line separators": "x\u2028y\u0085z",
@@ -35,7 +35,7 @@ HOSTILE = {
 
 
 @pytest.mark.parametrize("text", HOSTILE.values(), ids=HOSTILE)
-def test_whatever_is_logged_stays_one_line_of_plain_ascii(text: str) -> None:
+def test_a_hostile_value_is_logged_as_one_line_of_printable_ascii(text: str) -> None:
     stream = io.StringIO()
     undo = start_logging("info", [], stream)
     logging.getLogger("t").warning("said %s", text, extra={"client": text})
@@ -48,23 +48,23 @@ def test_whatever_is_logged_stays_one_line_of_plain_ascii(text: str) -> None:
 
 
 LEAKS = {
-    "a secret": "key sk-master-12345 used",
-    "a secret that begins another": "sk-master-1",
-    "a secret JSON would escape": 'failed: quoted"secret',
-    "a secret outside ASCII": "schlüssel-ß",
-    "somebody's bearer key": "Authorization: Bearer sk-proj-abc.def",
-    "a virtual key": "sk-uni-Zm9vYmFyYmF6cXV4-_Zm9vYmFy, says the store",
-    "half a virtual key": "path /v1/sk-uni-Zm9v",
-    "a virtual key as a repr": "{'key': 'sk-uni-Zm9vYmFyYmF6'}",
-    "a virtual key behind another word": "x-api-key:sk-uni-Zm9vYmFyYmF6 at_sk-uni-Zm9v",
+    "secret": "key sk-master-12345 used",
+    "secret that is a prefix of another": "sk-master-1",
+    "secret with characters that JSON escapes": 'failed: quoted"secret',
+    "non-ASCII secret": "schlüssel-ß",
+    "bearer key of a request": "Authorization: Bearer sk-proj-abc.def",
+    "virtual key": "sk-uni-Zm9vYmFyYmF6cXV4-_Zm9vYmFy, says the store",
+    "truncated virtual key": "path /v1/sk-uni-Zm9v",
+    "virtual key in a repr": "{'key': 'sk-uni-Zm9vYmFyYmF6'}",
+    "virtual key after another word": "x-api-key:sk-uni-Zm9vYmFyYmF6 at_sk-uni-Zm9v",
     "basic credentials": "authorization: basic dXNlcjpwYXNz",
-    "a password in an address": "connect to redis://user:hunter22@cache:6379/0 failed",
+    "password in a URL": "connect to redis://user:hunter22@cache:6379/0 failed",
 }
 PLANTED = ["Zm9v", "sk-master", "quoted", "schl", "sk-proj", "dXNlc", "hunter22"]
 
 
 @pytest.mark.parametrize("text", LEAKS.values(), ids=LEAKS)
-def test_no_secret_reaches_a_line_by_any_way(text: str, lines: Any) -> None:
+def test_secrets_are_redacted_in_messages_extras_and_tracebacks(text: str, lines: Any) -> None:
     try:
         raise RuntimeError(text)
     except RuntimeError:
@@ -76,7 +76,7 @@ def test_no_secret_reaches_a_line_by_any_way(text: str, lines: Any) -> None:
     assert "[redacted]" in line["message"]
 
 
-def test_a_line_says_when_where_and_what(lines: Any) -> None:
+def test_a_line_has_time_level_logger_message_and_extras(lines: Any) -> None:
     logging.getLogger("unisono.routing").info("backend ready", extra={"backend": "vllm-1", "row": 2})
     (line,) = lines()
     assert line.pop("time").endswith("+00:00")
@@ -89,17 +89,17 @@ def test_a_line_says_when_where_and_what(lines: Any) -> None:
     }
 
 
-def test_a_secret_at_the_cut_is_not_split(lines: Any) -> None:
+def test_a_secret_at_the_truncation_is_redacted(lines: Any) -> None:
     logging.getLogger("t").info("%s%s", "x" * (MAX_VALUE_LENGTH - 5), "sk-master-12345")
     assert "sk-m" not in lines()[0]["message"]
 
 
-def test_short_secrets_tear_no_holes_into_words(lines: Any) -> None:
+def test_short_secrets_are_not_redacted_inside_words(lines: Any) -> None:
     logging.getLogger("t").info("a crab")
     assert lines()[0]["message"] == "a crab"
 
 
-def test_a_long_value_is_cut_and_a_long_traceback_keeps_its_end(lines: Any) -> None:
+def test_long_values_are_truncated_and_tracebacks_keep_their_end(lines: Any) -> None:
     try:
         raise RuntimeError("y" * 3 * MAX_VALUE_LENGTH + "the end")
     except RuntimeError:
@@ -109,7 +109,7 @@ def test_a_long_value_is_cut_and_a_long_traceback_keeps_its_end(lines: Any) -> N
     assert line["error"].endswith("the end")
 
 
-def test_the_servers_chatter_is_off_and_its_warnings_are_not(lines: Any) -> None:
+def test_server_info_messages_are_dropped_and_warnings_are_logged(lines: Any) -> None:
     logging.getLogger("uvicorn.error").info("Started server process")
     logging.getLogger("uvicorn.error").warning("Invalid HTTP request received.")
     assert [line["message"] for line in lines()] == ["Invalid HTTP request received."]

@@ -1,4 +1,4 @@
-"""What is told of a turn: paces, traces, and observers that fail."""
+"""Observation of a generation: token pace, trace context, observer calls and failing observers."""
 
 from __future__ import annotations
 
@@ -26,15 +26,15 @@ LAST: list[Event] = [Closed(ITEM, "Hm, so.", TOKENS), Finished(FinishReason.STOP
 
 PACES: dict[str, tuple[list[tuple[int, float]], int, dict[float, int], float]] = {
     "one at a time": ([(1, 0.0), (1, 0.02), (1, 0.04)], 3, {0.02: 2}, 0.04),
-    "the first read brings many": ([(8, 5.0), (1, 5.5)], 9, {0.5: 1}, 0.5),
-    "a later one too": ([(1, 0.0), (4, 0.4)], 5, {0.1: 4}, 0.4),
+    "many tokens in the first read": ([(8, 5.0), (1, 5.5)], 9, {0.5: 1}, 0.5),
+    "many tokens in a later read": ([(1, 0.0), (4, 0.4)], 5, {0.1: 4}, 0.4),
     "slower than any bound": ([(1, 0.0), (1, 60.0)], 2, {float("inf"): 1}, 60.0),
     "nothing": ([], 0, {}, 0.0),
 }
 
 
 @pytest.mark.parametrize(("reads", "tokens", "gaps", "total"), PACES.values(), ids=PACES)
-def test_tokens_that_come_together_share_the_time(
+def test_tokens_of_one_read_share_its_gap(
     reads: list[tuple[int, float]], tokens: int, gaps: dict[float, int], total: float
 ) -> None:
     pace = Pace()
@@ -45,16 +45,16 @@ def test_tokens_that_come_together_share_the_time(
     assert pace.gaps_s == pytest.approx(total)
 
 
-def test_a_span_below_has_the_same_id_wherever_it_is_asked_for() -> None:
-    turn = TraceContext("a" * 32, "b" * 16, state="v=1")
-    below = turn.child("step 0").child("try 0")
-    assert below == TraceContext("a" * 32, "b" * 16, state="v=1").child("step 0").child("try 0")
-    assert len({below.span_id, turn.span_id, turn.child("step 0").span_id, turn.child("step 1").span_id}) == 4
-    assert TraceContext.read(below.parent, below.state) == below
+def test_a_child_span_has_a_deterministic_id() -> None:
+    root = TraceContext("a" * 32, "b" * 16, state="v=1")
+    child = root.child("step 0").child("try 0")
+    assert child == TraceContext("a" * 32, "b" * 16, state="v=1").child("step 0").child("try 0")
+    assert len({child.span_id, root.span_id, root.child("step 0").span_id, root.child("step 1").span_id}) == 4
+    assert TraceContext.read(child.parent, child.state) == child
 
 
-class Scripted(GenerationStream):
-    """A run that says what it is given, and then fails with what it is given."""
+class ScriptedStream(GenerationStream):
+    """Stream that yields the given batches and then raises the given error."""
 
     def __init__(self, batches: list[list[Event]], error: UnisonoError | None) -> None:
         self.report = GenerationReport()
@@ -72,76 +72,80 @@ class Scripted(GenerationStream):
         self.closed = True
 
 
-class OneTurn(GenerationService):
-    def __init__(self, run: Scripted) -> None:
-        self.run = run
+class SingleStreamService(GenerationService):
+    def __init__(self, stream: ScriptedStream) -> None:
+        self.stream = stream
 
-    def start(self, turn: GenerationRequest) -> GenerationStream:
-        return self.run
+    def start(self, request: GenerationRequest) -> GenerationStream:
+        return self.stream
 
-    async def count(self, turn: GenerationRequest) -> int:
+    async def count(self, request: GenerationRequest) -> int:
         return 7
 
 
-class Noting:
+class RecordingObserver:
     def __init__(self, *, fails: bool = False) -> None:
-        self.told: list[Any] = []
+        self.calls: list[Any] = []
         self._fails = fails
 
     def generation_started(self, began: GenerationStarted) -> None:
         self.ended(began)
 
     def ended(self, done: Any) -> None:
-        self.told.append(done)
+        self.calls.append(done)
         if self._fails:
             raise KeyError("not mine")
 
 
-TURN = GenerationRequest("gpt-oss", Conversation(Preamble()), surface="chat", tenant="a", request_id="req_1")
+REQUEST = GenerationRequest("gpt-oss", Conversation(Preamble()), surface="chat", tenant="a", request_id="req_1")
 
 
-async def test_an_answer_is_told_when_it_begins_and_when_it_ended() -> None:
-    noting = Noting()
-    run = ObservedService(OneTurn(Scripted([FIRST, LAST], None)), [noting]).start(TURN)
-    assert noting.told == []
-    assert [batch async for batch in run] == [FIRST, LAST]
-    began, done = noting.told
+async def test_an_observer_is_called_at_the_start_and_end_of_an_answer() -> None:
+    observer = RecordingObserver()
+    stream = ObservedService(SingleStreamService(ScriptedStream([FIRST, LAST], None)), [observer]).start(REQUEST)
+    assert observer.calls == []
+    assert [batch async for batch in stream] == [FIRST, LAST]
+    start, done = observer.calls
     assert isinstance(done, GenerationDone)
-    assert (began.request_id, began.surface, began.model, began.tenant) == ("req_1", "chat", "gpt-oss", "a")
+    assert (start.request_id, start.surface, start.model, start.tenant) == ("req_1", "chat", "gpt-oss", "a")
     assert (done.outcome, done.finish, done.usage) == (GenerationOutcome.COMPLETED, "stop", Usage(3, 9))
     assert done.channels == {"analysis": BODY}
     assert done.first_s is not None
     assert 0 <= done.first_s <= done.ended_s
 
 
-async def test_what_an_earlier_run_left_is_not_told_again() -> None:
-    noting = Noting()
-    turn = GenerationRequest("gpt-oss", Conversation(Preamble()), journal=(1, 2))
-    run = ObservedService(OneTurn(Scripted([LAST[:1], LAST[1:]], None)), [noting]).start(turn)
-    assert len([batch async for batch in run]) == 2
-    assert noting.told[0].resumed
-    assert noting.told[1].channels == {}
+async def test_tokens_of_an_earlier_generation_are_not_counted_again() -> None:
+    observer = RecordingObserver()
+    request = GenerationRequest("gpt-oss", Conversation(Preamble()), journal=(1, 2))
+    stream = ObservedService(SingleStreamService(ScriptedStream([LAST[:1], LAST[1:]], None)), [observer]).start(request)
+    assert len([batch async for batch in stream]) == 2
+    assert observer.calls[0].resumed
+    assert observer.calls[1].channels == {}
 
 
-async def test_failures_and_clients_that_leave_are_told_apart() -> None:
-    noting = Noting()
-    run = ObservedService(OneTurn(Scripted([FIRST], BackendTimeout("late"))), [noting]).start(TURN)
+async def test_failures_and_client_disconnects_have_different_outcomes() -> None:
+    observer = RecordingObserver()
+    stream = ObservedService(SingleStreamService(ScriptedStream([FIRST], BackendTimeout("late"))), [observer]).start(
+        REQUEST
+    )
     with pytest.raises(BackendTimeout):
-        assert [batch async for batch in run]
-    assert (noting.told[1].outcome, noting.told[1].error) == (GenerationOutcome.FAILED, "backend_timeout")
-    scripted = Scripted([FIRST, LAST], None)
-    left = ObservedService(OneTurn(scripted), [noting]).start(TURN)
-    async for _ in left:
+        assert [batch async for batch in stream]
+    assert (observer.calls[1].outcome, observer.calls[1].error) == (GenerationOutcome.FAILED, "backend_timeout")
+    scripted = ScriptedStream([FIRST, LAST], None)
+    abandoned = ObservedService(SingleStreamService(scripted), [observer]).start(REQUEST)
+    async for _ in abandoned:
         break
-    await left.aclose()
-    assert (noting.told[3].outcome, noting.told[3].error) == (GenerationOutcome.LEFT, "")
+    await abandoned.aclose()
+    assert (observer.calls[3].outcome, observer.calls[3].error) == (GenerationOutcome.LEFT, "")
     assert scripted.closed
 
 
-async def test_an_observer_that_fails_costs_nobody_anything(caplog: pytest.LogCaptureFixture) -> None:
-    failing, other = Noting(fails=True), Noting()
-    run = ObservedService(OneTurn(Scripted([FIRST, LAST], None)), [failing, other]).start(TURN)
+async def test_a_failing_observer_does_not_affect_the_stream_or_other_observers(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    failing, other = RecordingObserver(fails=True), RecordingObserver()
+    stream = ObservedService(SingleStreamService(ScriptedStream([FIRST, LAST], None)), [failing, other]).start(REQUEST)
     with caplog.at_level(logging.ERROR, "unisono.middleware.telemetry"):
-        assert [batch async for batch in run] == [FIRST, LAST]
-    assert len(failing.told) == len(other.told) == 2
+        assert [batch async for batch in stream] == [FIRST, LAST]
+    assert len(failing.calls) == len(other.calls) == 2
     assert caplog.text.count("an observer failed") == 2

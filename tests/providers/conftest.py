@@ -1,4 +1,4 @@
-"""Needs the extra `litellm`, in an environment of its own: `make test-providers`."""
+"""Tests that need the extra `litellm`, in a separate environment: `make test-providers`."""
 
 from importlib.util import find_spec
 

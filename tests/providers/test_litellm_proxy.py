@@ -1,4 +1,4 @@
-"""LiteLLM's own proxy behind the gateway: a process of its own, in an environment of its own."""
+"""The LiteLLM proxy as a backend of the gateway, in a separate process and environment."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ pytestmark = [
 ]
 KEY = "sk-of-the-proxy"
 STARTS_WITHIN_S = 240
-QUIET = {"LITELLM_LOCAL_MODEL_COST_MAP": "True", "LITELLM_TELEMETRY": "False", "LITELLM_LOG": "ERROR"}
+PROXY_ENV = {"LITELLM_LOCAL_MODEL_COST_MAP": "True", "LITELLM_TELEMETRY": "False", "LITELLM_LOG": "ERROR"}
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def proxy(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[str]:
-    """The address of one that serves the model `theirs`."""
+    """Start a LiteLLM proxy that serves the model `theirs`, and yield its address."""
     program = await asyncio.to_thread(litellm_env.program)
     async with FakeOpenAi() as fake:
         folder: Path = tmp_path_factory.mktemp("proxy")
@@ -44,17 +44,17 @@ async def proxy(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[str]:
         serve = ["--config", str(folder / "config.yaml"), "--host", "127.0.0.1", "--port", str(port)]
         with (folder / "log").open("wb") as log:
             child = await asyncio.create_subprocess_exec(
-                str(program), *serve, "--telemetry", "False", stdout=log, stderr=log, env=os.environ | QUIET
+                str(program), *serve, "--telemetry", "False", stdout=log, stderr=log, env=os.environ | PROXY_ENV
             )
         try:
-            await _listens(f"http://127.0.0.1:{port}/health/liveliness")
+            await _wait_until_ready(f"http://127.0.0.1:{port}/health/liveliness")
             yield f"http://127.0.0.1:{port}"
         finally:
             child.terminate()
             await child.wait()
 
 
-async def _listens(url: str) -> None:
+async def _wait_until_ready(url: str) -> None:
     async with asyncio.timeout(STARTS_WITHIN_S), aiohttp.ClientSession() as session:
         while True:
             try:
@@ -66,18 +66,22 @@ async def _listens(url: str) -> None:
             await asyncio.sleep(0.5)
 
 
-KINDS = {"by itself": "vllm/theirs", "through litellm": "litellm_proxy/theirs", "as OpenAI": "openai/theirs"}
+BACKEND_PREFIXES = {
+    "vllm adapter": "vllm/theirs",
+    "litellm_proxy provider": "litellm_proxy/theirs",
+    "openai provider": "openai/theirs",
+}
 
 
 @pytest.mark.parametrize("stream", [False, True], ids=["whole", "stream"])
-@pytest.mark.parametrize("model", KINDS.values(), ids=KINDS)
+@pytest.mark.parametrize("model", BACKEND_PREFIXES.values(), ids=BACKEND_PREFIXES)
 async def test_a_chat_completion_through_litellms_proxy(model: str, stream: bool, proxy: str) -> None:
     params: dict[str, Any] = {"model": model, "api_base": f"{proxy}/v1", "api_key": KEY}
     async with gateway({"model_list": [{"model_name": "m", "litellm_params": params}]}) as running:
         answer = await running.chat(model="m", stream=stream)
     assert answer.status == 200, answer.raw
     assert text_of(answer) == "Four."
-    assert {one["model"] for one in answer.events or [answer.body]} == {"m"}
+    assert {event["model"] for event in answer.events or [answer.body]} == {"m"}
     assert answer.done is stream
 
 

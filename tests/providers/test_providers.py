@@ -1,4 +1,4 @@
-"""A gateway with the extra `litellm`, in front of providers that are served over real sockets."""
+"""A gateway with the extra `litellm` and fake providers over real sockets."""
 
 from __future__ import annotations
 
@@ -35,8 +35,8 @@ def entry(model: str, base: str, **params: Any) -> dict[str, Any]:
 @asynccontextmanager
 async def openai(script: Any = ANSWER, **params: Any) -> AsyncIterator[tuple[Gateway, FakeOpenAi]]:
     async with FakeOpenAi(script) as fake:
-        one = entry("openai/gpt-4o", f"{fake.url}/v1", **params)
-        async with gateway({"model_list": [one]}) as running:
+        deployment = entry("openai/gpt-4o", f"{fake.url}/v1", **params)
+        async with gateway({"model_list": [deployment]}) as running:
             yield running, fake
 
 
@@ -57,21 +57,21 @@ def text_of(answer: Answer) -> str:
 async def test_a_chat_completion_of_another_provider(stream: bool) -> None:
     async with openai(organization="org-1", extra_headers={"x-team": "blue"}) as (running, fake):
         answer = await running.chat(model="m", stream=stream, temperature=0.5, unknown={"a": 1})
-    [asked] = fake.requests
+    [request] = fake.requests
     assert answer.status == 200, answer.raw
     assert text_of(answer) == "Four."
-    assert {one["model"] for one in answer.events or [answer.body]} == {"m"}
+    assert {event["model"] for event in answer.events or [answer.body]} == {"m"}
     assert answer.headers["x-unisono-backend"] == "openai-1"
-    assert asked.json["model"] == "gpt-4o"
-    assert (asked.json["temperature"], asked.json["unknown"]) == (0.5, {"a": 1})
-    assert asked.headers["authorization"] == "Bearer sk-theirs"
-    assert (asked.headers["x-team"], asked.headers["openai-organization"]) == ("blue", "org-1")
+    assert request.json["model"] == "gpt-4o"
+    assert (request.json["temperature"], request.json["unknown"]) == (0.5, {"a": 1})
+    assert request.headers["authorization"] == "Bearer sk-theirs"
+    assert (request.headers["x-team"], request.headers["openai-organization"]) == ("blue", "org-1")
     assert answer.done is stream
     assert not any("usage" in event for event in answer.events)
 
 
 @STREAM
-async def test_half_a_letter_of_a_provider_ends_no_answer(stream: bool) -> None:
+async def test_a_lone_surrogate_of_a_provider_is_replaced(stream: bool) -> None:
     async with openai(OpenAiScript(words=("Fo\ud83dur", "."))) as (running, _):
         answer = await running.chat(model="m", stream=stream)
         body = {"model": "m", "input": "Hi", "stream": stream}
@@ -95,23 +95,23 @@ async def test_a_response_of_another_provider(stream: bool) -> None:
     assert (response["status"], response["model"]) == ("completed", "m")
 
 
-async def test_what_a_provider_speaks_is_translated() -> None:
+async def test_the_anthropic_api_is_translated() -> None:
     async with (
         WireServer(anthropic_answer) as there,
         gateway({"model_list": [entry("anthropic/claude-sonnet-4-5", there.url)]}) as running,
     ):
         chat = await running.chat(model="m", max_tokens=7)
         response = await running.post("/v1/responses", b'{"model": "m", "input": "Hi"}')
-        odd = await running.chat(model="m", x_odd=1)
+        unknown_field = await running.chat(model="m", x_odd=1)
     assert text_of(chat) == "Hello from there."
     assert chat.body["usage"]["total_tokens"] == 7
     assert there.requests[0].headers["x-api-key"] == "sk-theirs"
     assert there.requests[0].json["max_tokens"] == 7
     assert response.body["output"][0]["content"][0]["text"] == "Hello from there."
-    assert (odd.status, odd.body["error"]["param"]) == (400, "x_odd")
+    assert (unknown_field.status, unknown_field.body["error"]["param"]) == (400, "x_odd")
 
 
-HIJACKS = {
+OVERRIDES = {
     "api_base": "http://127.0.0.1:9",
     "base_url": "http://127.0.0.1:9",
     "api_key": "sk-mine",
@@ -124,55 +124,55 @@ HIJACKS = {
 }
 
 
-@pytest.mark.parametrize("field", HIJACKS)
-async def test_no_client_says_where_a_request_goes_or_with_which_key(field: str) -> None:
+@pytest.mark.parametrize("field", OVERRIDES)
+async def test_a_client_cannot_override_the_address_or_key_of_a_provider(field: str) -> None:
     async with openai() as (running, fake):
-        answer = await running.chat(model="m", **{field: HIJACKS[field]})
+        answer = await running.chat(model="m", **{field: OVERRIDES[field]})
     assert (answer.status, text_of(answer)) == (200, "Four.")
     assert fake.requests[0].headers["authorization"] == "Bearer sk-theirs"
     assert fake.requests[0].json["model"] == "gpt-4o"
 
 
 REFUSED: dict[str, tuple[Refusal, int, str]] = {
-    "a wrong request": (Refusal(400, b'{"error": {"message": "temperature is odd"}}'), 400, "backend_rejected_request"),
-    "too long": (
+    "invalid request": (Refusal(400, b'{"error": {"message": "temperature is odd"}}'), 400, "backend_rejected_request"),
+    "prompt too long": (
         Refusal(400, b'{"error": {"message": "This model\'s maximum context length is 1 tokens"}}'),
         400,
         "context_length_exceeded",
     ),
-    "the gateway's key": (Refusal(401, b'{"error": {"message": "bad key sk-theirs"}}'), 503, "backend_unavailable"),
+    "invalid API key": (Refusal(401, b'{"error": {"message": "bad key sk-theirs"}}'), 503, "backend_unavailable"),
     "busy": (Refusal(429, b"{}"), 503, "backend_overloaded"),
     "broken": (Refusal(500, b"{}"), 502, "backend_error"),
 }
 
 
 @STREAM
-async def test_what_a_provider_repeats_of_the_configuration_is_told_to_nobody(stream: bool) -> None:
-    own = {"extra_headers": {"x-auth": "Token theirs-too"}, "organization": "org-123456"}
-    async with openai(**own) as (running, fake):
-        said = f"sk-theirs Token theirs-too org-123456 {fake.url}/v1 {fake.url.partition('://')[2]}"
-        fake.script = Refusal(400, json.dumps({"error": {"message": said}}).encode())
+async def test_configuration_secrets_in_provider_errors_are_redacted(stream: bool) -> None:
+    credentials = {"extra_headers": {"x-auth": "Token theirs-too"}, "organization": "org-123456"}
+    async with openai(**credentials) as (running, fake):
+        provider_message = f"sk-theirs Token theirs-too org-123456 {fake.url}/v1 {fake.url.partition('://')[2]}"
+        fake.script = Refusal(400, json.dumps({"error": {"message": provider_message}}).encode())
         answer = await running.chat(model="m", stream=stream)
-    told = answer.body["error"]["message"]
-    assert told.startswith("the provider rejected the request: ")
-    assert "theirs" not in told
-    assert "org-1" not in told
-    assert "127.0.0.1" not in told
+    message = answer.body["error"]["message"]
+    assert message.startswith("the provider rejected the request: ")
+    assert "theirs" not in message
+    assert "org-1" not in message
+    assert "127.0.0.1" not in message
 
 
-ODD: dict[str, dict[str, Any]] = {
-    "no list": {"messages": "Hi"},
-    "no object": {"messages": [5]},
-    "content that is none": {"messages": [{"role": "user", "content": 5}]},
+MALFORMED: dict[str, dict[str, Any]] = {
+    "messages as text": {"messages": "Hi"},
+    "message as a number": {"messages": [5]},
+    "content as a number": {"messages": [{"role": "user", "content": 5}]},
 }
 
 
-@pytest.mark.parametrize("fields", ODD.values(), ids=ODD)
-async def test_no_odd_request_has_a_provider_rest_for_everybody(fields: dict[str, Any]) -> None:
+@pytest.mark.parametrize("fields", MALFORMED.values(), ids=MALFORMED)
+async def test_malformed_requests_do_not_open_the_circuit_breaker(fields: dict[str, Any]) -> None:
     async with openai() as (running, fake):
         for _ in range(5):
-            odd = await running.chat(model="m", **fields)
-            assert (odd.status, odd.body["error"]["code"]) == (400, "backend_rejected_request"), odd.raw
+            rejected = await running.chat(model="m", **fields)
+            assert (rejected.status, rejected.body["error"]["code"]) == (400, "backend_rejected_request"), rejected.raw
         ready = (await running.get("/health/readiness")).body
         answer = await running.chat(model="m")
     assert text_of(answer) == "Four."
@@ -181,26 +181,26 @@ async def test_no_odd_request_has_a_provider_rest_for_everybody(fields: dict[str
 
 
 @STREAM
-async def test_a_provider_that_is_not_there_cannot_be_reached(stream: bool) -> None:
+async def test_an_unreachable_provider_is_reported_as_unavailable(stream: bool) -> None:
     async with gateway({"model_list": [entry("openai/gpt-4o", "http://127.0.0.1:9/v1")]}) as running:
         answer = await running.chat(model="m", stream=stream)
     assert (answer.status, answer.body["error"]["code"]) == (503, "backend_unavailable")
 
 
-def broken_off(*events: dict[str, Any]) -> Callable[[Seen], list[Step]]:
-    """A stream that ends behind these, as if it were over."""
+def cut_stream(*events: dict[str, Any]) -> Callable[[Seen], list[Step]]:
+    """Return a script for a stream that ends after the given events without `[DONE]`."""
     written = [Write(b"data: %b\n\n" % json.dumps(event).encode(), framed=True) for event in events]
     return lambda _: chunked(b"text/event-stream", written)
 
 
-def said(text: str) -> dict[str, Any]:
+def text_chunk(text: str) -> dict[str, Any]:
     choice = {"index": 0, "delta": {"role": "assistant", "content": text}, "finish_reason": None}
     return {"id": "c", "object": "chat.completion.chunk", "created": 1, "model": "q", "choices": [choice]}
 
 
-async def test_an_answer_that_breaks_off_does_not_end_well() -> None:
+async def test_a_cut_stream_ends_with_an_error() -> None:
     async with (
-        WireServer(broken_off(said("Four"))) as there,
+        WireServer(cut_stream(text_chunk("Four"))) as there,
         gateway({"model_list": [entry("openai/gpt-4o", f"{there.url}/v1")]}) as running,
     ):
         answer = await running.chat(model="m", stream=True)
@@ -218,9 +218,9 @@ BLOCKS: list[dict[str, Any]] = [
 ]
 
 
-async def test_a_call_that_breaks_off_is_never_told_as_whole() -> None:
+async def test_a_cut_tool_call_is_not_reported_as_complete() -> None:
     async with (
-        WireServer(broken_off(*BLOCKS)) as there,
+        WireServer(cut_stream(*BLOCKS)) as there,
         gateway({"model_list": [entry("anthropic/claude-sonnet-4-5", there.url)]}) as running,
     ):
         response = await running.post("/v1/responses", b'{"model": "m", "input": "Hi", "stream": true}')
@@ -231,13 +231,13 @@ async def test_a_call_that_breaks_off_is_never_told_as_whole() -> None:
     assert chat.events[-1]["error"]["code"] == "backend_protocol_error"
 
 
-@pytest.mark.parametrize("cost", [None, 0.5], ids=["none", "the provider's"])
-async def test_no_price_is_told_that_is_not_the_providers(cost: float | None) -> None:
+@pytest.mark.parametrize("cost", [None, 0.5], ids=["no cost", "cost of the provider"])
+async def test_the_cost_field_is_only_that_of_the_provider(cost: float | None) -> None:
     usage = {"prompt_tokens": 7, "completion_tokens": 2, "total_tokens": 9, **({} if cost is None else {"cost": cost})}
-    end = {**said(""), "choices": [{"index": 0, "delta": {}, "finish_reason": "stop"}]}
-    events = [said("Four"), end, {**said(""), "choices": [], "usage": usage}]
+    end = {**text_chunk(""), "choices": [{"index": 0, "delta": {}, "finish_reason": "stop"}]}
+    events = [text_chunk("Four"), end, {**text_chunk(""), "choices": [], "usage": usage}]
     async with (
-        WireServer(broken_off(*events)) as there,
+        WireServer(cut_stream(*events)) as there,
         gateway({"model_list": [entry("openai/gpt-4o", f"{there.url}/v1")]}) as running,
     ):
         answer = await running.chat(model="m", stream=True, stream_options={"include_usage": True})
@@ -246,16 +246,18 @@ async def test_no_price_is_told_that_is_not_the_providers(cost: float | None) ->
     assert answer.events[-1]["usage"].get("cost") == cost
 
 
-async def test_a_response_without_an_input_is_refused_here() -> None:
+async def test_a_response_without_input_is_rejected_by_the_gateway() -> None:
     async with openai() as (running, fake):
         answer = await running.post("/v1/responses", b'{"model": "m"}')
     assert (answer.status, answer.body["error"]["param"]) == (400, "input")
     assert fake.requests == []
 
 
-async def test_a_stream_that_is_none_goes_to_the_next_provider() -> None:
-    async with WireServer(broken_off()) as there, FakeOpenAi() as fake:
-        first, second = (entry("openai/gpt-4o", f"{one.url}/v1", order=n) for n, one in enumerate((there, fake)))
+async def test_an_empty_stream_fails_over_to_the_next_provider() -> None:
+    async with WireServer(cut_stream()) as there, FakeOpenAi() as fake:
+        first, second = (
+            entry("openai/gpt-4o", f"{provider.url}/v1", order=n) for n, provider in enumerate((there, fake))
+        )
         async with gateway({"model_list": [first, second]}) as running:
             answer = await running.chat(model="m", stream=True)
     assert text_of_events(answer) == "Four."
@@ -266,71 +268,71 @@ def text_of_events(answer: Answer) -> str:
     return "".join(c["delta"].get("content") or "" for event in answer.events for c in event.get("choices", ()))
 
 
-def test_no_library_below_logs_what_is_said(caplog: pytest.LogCaptureFixture) -> None:
+def test_libraries_do_not_log_messages_or_credentials(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.DEBUG)
 
-    async def asked() -> None:
+    async def send_requests() -> None:
         async with openai(extra_headers={"x-auth": "Token theirs-too"}) as (running, _):
             await running.chat(model="m", messages=[{"role": "user", "content": "a secret of mine"}])
             caplog.clear()
             await running.chat(model="m", messages=[{"role": "user", "content": "a secret of mine"}])
 
-    asyncio.run(asked())
+    asyncio.run(send_requests())
     assert "a secret of mine" not in caplog.text
     assert "theirs" not in caplog.text
 
 
 @STREAM
 @pytest.mark.parametrize(("refusal", "status", "code"), REFUSED.values(), ids=REFUSED)
-async def test_failures_are_told_as_those_of_any_backend(
+async def test_provider_failures_have_the_error_codes_of_backends(
     refusal: Refusal, status: int, code: str, stream: bool
 ) -> None:
     async with openai(refusal) as (running, fake):
         answer = await running.chat(model="m", stream=stream)
     assert (answer.status, answer.body["error"]["code"]) == (status, code), answer.raw
     assert "sk-theirs" not in answer.raw.decode()
-    # What may pass is tried again, since there is no other deployment.
+    # Temporary failures are retried on the same deployment, because there is no other.
     assert len(fake.requests) == (3 if code in {"backend_overloaded", "backend_error"} else 1)
 
 
-async def test_an_entry_for_all_models_of_a_provider_takes_the_clients_name() -> None:
+async def test_a_wildcard_entry_passes_the_requested_model_name() -> None:
     async with FakeOpenAi() as fake:
-        one = {**entry("openai/*", f"{fake.url}/v1"), "model_name": "openai/*"}
-        async with gateway({"model_list": [one]}) as running:
+        deployment = {**entry("openai/*", f"{fake.url}/v1"), "model_name": "openai/*"}
+        async with gateway({"model_list": [deployment]}) as running:
             answer = await running.chat(model="openai/gpt-4.1-nano")
     assert answer.body["model"] == "openai/gpt-4.1-nano"
     assert fake.requests[0].json["model"] == "gpt-4.1-nano"
 
 
-async def test_a_client_that_leaves_ends_the_stream_there() -> None:
+async def test_a_client_disconnect_closes_the_provider_stream() -> None:
     async with openai(OpenAiScript(words=("a",) * 100, delay_s=0.1)) as (running, fake):
-        await running.chat(model="m")  # loads what has to be loaded
+        await running.chat(model="m")  # imports litellm
         body = json.dumps({"model": "m", "stream": True, "messages": [{"role": "user", "content": "Hi"}]}).encode()
-        asking = asyncio.ensure_future(running.post("/v1/chat/completions", body))
+        request = asyncio.ensure_future(running.post("/v1/chat/completions", body))
         await fake.asked(2)
         await asyncio.sleep(0.3)
-        asking.cancel()
+        request.cancel()
         await fake.gone()
 
 
-SLOW: dict[str, dict[str, Any]] = {
+TIMEOUTS: dict[str, dict[str, Any]] = {
     "silence": {"stream_timeout": 0.5},
-    "all of it": {"timeout": 3},
+    "total": {"timeout": 3},
 }
 
 
-@pytest.mark.parametrize("params", SLOW.values(), ids=SLOW)
-async def test_a_stream_has_its_times(params: dict[str, Any]) -> None:
+@pytest.mark.parametrize("params", TIMEOUTS.values(), ids=TIMEOUTS)
+async def test_a_stream_has_timeouts(params: dict[str, Any]) -> None:
     delay_s = 0.2 if "timeout" in params else 5.0
     async with openai(OpenAiScript(words=("a",) * 100, delay_s=delay_s), **params) as (running, fake):
         answer = await running.chat(model="m", stream=True)
         await fake.gone()
-    told = answer.events[-1] if answer.events else answer.body
-    assert told["error"]["code"] == "backend_timeout"
+    last_body = answer.events[-1] if answer.events else answer.body
+    assert last_body["error"]["code"] == "backend_timeout"
     assert not answer.done
 
 
-LOADED = """
+LITELLM_AT_START = """
 import asyncio, json, sys
 import unisono.app
 from unisono.config import parse
@@ -342,7 +344,7 @@ asyncio.run(started())
 """
 
 
-FIRST = """
+MODULES_OF_FIRST_REQUESTS = """
 import asyncio, json, sys
 from tests.providers.test_providers import openai
 from unisono.passthrough.providers import _LOADED
@@ -357,28 +359,35 @@ asyncio.run(asked())
 """
 
 
-def test_what_the_first_answers_need_is_loaded_beside_the_loop() -> None:
-    done = subprocess.run([sys.executable, "-c", FIRST], capture_output=True, text=True, check=True, timeout=120)
-    loaded, more = json.loads(done.stdout.splitlines()[-1])
+def test_the_first_requests_import_few_modules_on_the_event_loop() -> None:
+    completed = subprocess.run(
+        [sys.executable, "-c", MODULES_OF_FIRST_REQUESTS], capture_output=True, text=True, check=True, timeout=120
+    )
+    loaded, more = json.loads(completed.stdout.splitlines()[-1])
     assert loaded > 2000
-    # Small ones may be left, by provider.
+    # A few small modules of the provider may be imported later.
     assert len(more) < 100, more
     assert not {"openai", "tiktoken", "tiktoken_ext"} & {name.partition(".")[0] for name in more}
 
 
-def test_nothing_is_loaded_before_the_first_request() -> None:
+def test_litellm_is_not_imported_before_the_first_request() -> None:
     config = {"model_list": [entry("openai/gpt-4o", "http://127.0.0.1:9")], "store": MEMORY}
-    asked = [sys.executable, "-c", LOADED, json.dumps(config)]
-    done = subprocess.run(asked, capture_output=True, text=True, check=True, timeout=60)
-    assert json.loads(done.stdout) is False
+    command = [sys.executable, "-c", LITELLM_AT_START, json.dumps(config)]
+    completed = subprocess.run(command, capture_output=True, text=True, check=True, timeout=60)
+    assert json.loads(completed.stdout) is False
 
 
-def test_a_provider_is_not_examined(tmp_path: Path) -> None:
+def test_check_does_not_probe_a_provider(tmp_path: Path) -> None:
     file = tmp_path / "config.yaml"
     file.write_text(json.dumps({"model_list": [entry("openai/gpt-4o", "http://127.0.0.1:9")], "store": MEMORY}))
-    done = CliRunner().invoke(main, ["check", "--config", str(file), "--json"])
-    [told] = json.loads(done.stdout)["deployments"]
-    assert (done.exit_code, told["kind"], told["usable"], told["findings"]) == (0, "litellm (openai)", True, [])
-    assert "sk-theirs" not in done.output
+    completed = CliRunner().invoke(main, ["check", "--config", str(file), "--json"])
+    [report] = json.loads(completed.stdout)["deployments"]
+    assert (completed.exit_code, report["kind"], report["usable"], report["findings"]) == (
+        0,
+        "litellm (openai)",
+        True,
+        [],
+    )
+    assert "sk-theirs" not in completed.output
     listed = CliRunner().invoke(main, ["models", "--config", str(file)]).output
     assert listed.splitlines()[1].split() == ["m", "openai-1", "litellm", "(openai)", "gpt-4o"]

@@ -1,4 +1,4 @@
-"""Schemas of the kinds that clients send, each with answers it allows and answers it does not."""
+"""Schemas as clients send them, each with valid and invalid answers."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Case:
-    """`wrong` maps answers to a word of what is said about them."""
+    """Schema with valid answers in `right`; `wrong` maps invalid answers to a part of the error message."""
 
     schema: dict[str, Any]
     right: tuple[str, ...]
@@ -17,7 +17,7 @@ class Case:
 
 
 def closed(**properties: Any) -> dict[str, Any]:
-    """A strict object."""
+    """Return the schema of a strict object."""
     return {
         "type": "object",
         "properties": properties,

@@ -1,4 +1,4 @@
-"""Tagged unions: recognised by their tags, and rewritten without a change of meaning."""
+"""Tagged unions: recognised by their tags and rewritten as an equivalent anyOf."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class Owner(Strict):
     several: list[Annotated[Annotated[Black | White, Field(discriminator="color")] | Dog, Field(discriminator="pet")]]
 
 
-def test_unions_of_pydantic_are_accepted_as_strict_and_rewritten() -> None:
+def test_pydantic_unions_are_accepted_as_strict_and_rewritten() -> None:
     schema = Owner.model_json_schema()
     check(schema, "schema", strict=True)
     text = repr(for_grammar(schema))
@@ -49,18 +49,18 @@ A, B = closed(tag={"const": "a"}), closed(tag={"enum": ["b", "c"]})
 UNIONS: dict[str, tuple[list[Any], bool]] = {
     "constants and enums": ([A, B], True),
     "equal tags": ([A, B, A], False),
-    "any text": ([A, closed(tag={"type": "string"})], False),
-    "an optional tag": ([A, {**B, "required": []}], False),
-    "no object": ([A, {"type": "string"}], False),
-    "a flag": ([A, True], False),
-    "a reference": ([A, {"$ref": "#/$defs/b"}], True),
-    "a reference to nothing": ([A, {"$ref": "#/$defs/x"}], False),
-    "a reference to itself": ([A, {"$ref": "#/$defs/loop"}], False),
+    "tag of any text": ([A, closed(tag={"type": "string"})], False),
+    "optional tag": ([A, {**B, "required": []}], False),
+    "branch that is not an object": ([A, {"type": "string"}], False),
+    "boolean branch": ([A, True], False),
+    "reference": ([A, {"$ref": "#/$defs/b"}], True),
+    "reference without a target": ([A, {"$ref": "#/$defs/x"}], False),
+    "reference to itself": ([A, {"$ref": "#/$defs/loop"}], False),
 }
 
 
 @pytest.mark.parametrize(("branches", "exclusive"), UNIONS.values(), ids=UNIONS)
-def test_a_union_is_rewritten_where_its_tags_differ(branches: list[Any], exclusive: bool) -> None:
+def test_a_union_is_rewritten_if_its_tags_differ(branches: list[Any], exclusive: bool) -> None:
     union = {"oneOf": branches, "discriminator": {"propertyName": "tag"}}
     root = {**closed(a=union), "$defs": {"b": B, "loop": {"$ref": "#/$defs/loop"}}}
     assert is_tagged_union(union, root) is exclusive
@@ -68,7 +68,7 @@ def test_a_union_is_rewritten_where_its_tags_differ(branches: list[Any], exclusi
     assert for_grammar(root) == expected
 
 
-def test_data_and_names_are_no_unions() -> None:
+def test_values_and_property_names_are_not_treated_as_unions() -> None:
     union = {"oneOf": [A, B], "discriminator": {"propertyName": "tag"}}
     schema = {"properties": {"oneOf": A, "discriminator": B}, "const": union, "default": union}
     assert for_grammar(schema) == schema
