@@ -118,11 +118,11 @@ class FailureTable:
         self, status: int, body: object, headers: Mapping[str, str] | None = None
     ) -> BackendError | ContextTooLong:
         """Return the error for an HTTP status or `code`, and its body (decoded JSON or text)."""
-        param, said = self._param_and_message(body)
-        detail = f": {said}" if said else ""
+        param, text = self._param_and_message(body)
+        detail = f": {text}" if text else ""
         failure: BackendError | ContextTooLong
-        if status in (400, 413, 422) and (param in _LENGTHS or _TOO_LONG.search(said)):
-            tokens, limit = read_counts(said)
+        if status in (400, 413, 422) and (param in _LENGTHS or _TOO_LONG.search(text)):
+            tokens, limit = read_counts(text)
             failure = ContextTooLong(
                 f"the request is longer than the model's context{detail}", tokens=tokens, limit=limit
             )

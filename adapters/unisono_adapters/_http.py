@@ -251,11 +251,11 @@ class BackendHttp:
             headers["X-Request-Id"] = f"{job.request_id}-{next(self._serial)}"
         return headers if job.trace is None else headers | job.trace.headers
 
-    async def get_json(self, path: str, asked: object = None) -> Any:
-        """Return a small JSON document by GET, or POST if `asked`. Raises the `BackendError` family."""
+    async def get_json(self, path: str, request_body: object = None) -> Any:
+        """Return a small JSON document by GET, or POST if `request_body`. Raises the `BackendError` family."""
         method, headers, data = "GET", self._headers, None
-        if asked is not None:
-            method, data = "POST", orjson.dumps(asked)
+        if request_body is not None:
+            method, data = "POST", orjson.dumps(request_body)
             headers = headers | {"Content-Type": "application/json"}
         try:
             async with asyncio.timeout(PROBE_S):
@@ -315,14 +315,14 @@ class BackendHttp:
     ) -> aiohttp.ClientResponse:
         """Send a POST; retry once if a reused connection is dead before its first byte."""
         url = self._base.joinpath(path)
-        passage = SimpleNamespace(reused=False)
+        trace = SimpleNamespace(reused=False)
         try:
             return await self._open().post(
                 url, data=io.BytesIO(body), headers=headers, timeout=limits, allow_redirects=False,
-                trace_request_ctx=passage,
+                trace_request_ctx=trace,
             )  # fmt: skip
         except (aiohttp.ServerDisconnectedError, aiohttp.ClientOSError) as error:
-            if not passage.reused or isinstance(error, aiohttp.ClientConnectorError):
+            if not trace.reused or isinstance(error, aiohttp.ClientConnectorError):
                 raise
         return await self._open().post(
             url, data=io.BytesIO(body), headers=headers, timeout=limits, allow_redirects=False

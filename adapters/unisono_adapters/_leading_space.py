@@ -101,20 +101,20 @@ async def go_on(wire: BackendHttp, job: CompletionJob, body: Body, written: Pois
     began = now()
     encoding = load_encoding()
     piece, tokens = await _first(wire, job, body, written, encoding)
-    begun = read(encoding, job, piece, tokens, written)
-    if begun.finish is not None:
-        yield replace(piece, text=begun.text, finish=begun.finish, stop_token=begun.stop_token)
+    first = read(encoding, job, piece, tokens, written)
+    if first.finish is not None:
+        yield replace(piece, text=first.text, finish=first.finish, stop_token=first.stop_token)
         return
-    if begun.text:
-        yield Chunk(text=begun.text)
-    rest = _behind(job, begun, now() - began)
+    if first.text:
+        yield Chunk(text=first.text)
+    rest = _behind(job, first, now() - began)
     awaited = True
     written.record(rest.prompt)
     async with aclosing(complete(wire, body(rest, False), rest, OutputForm.TEXT)) as stream:
         async for chunk in stream:
             if awaited and chunk.text:
                 awaited = False
-                chunk = replace(chunk, text=with_space(chunk.text, begun.expected))
+                chunk = replace(chunk, text=with_space(chunk.text, first.expected))
             if chunk.finish is not None:
                 chunk = replace(chunk, prompt_tokens=piece.prompt_tokens, cached_tokens=piece.cached_tokens)
             yield chunk
@@ -193,8 +193,8 @@ def read(
         raise CannotGoOn(UNBEARABLE)
     # The last certain position, else the most probable one.
     place = max(places, key=lambda place: (min(tokens[place].probability, MIN_CERTAIN_PROBABILITY), place))
-    kept = ids[:place]
-    return FirstPiece(kept, encoding.decode(kept), expected=encoding.decode([ids[place]]))
+    ids_before = ids[:place]
+    return FirstPiece(ids_before, encoding.decode(ids_before), expected=encoding.decode([ids[place]]))
 
 
 def cut_positions(encoding: Encoding, before: str, ids: Sequence[int]) -> list[int]:
@@ -203,15 +203,15 @@ def cut_positions(encoding: Encoding, before: str, ids: Sequence[int]) -> list[i
     A prompt cannot end inside a character, or after a typed marker, which the server would parse as a real one.
     """
     decoder = getincrementaldecoder("utf-8")("replace")
-    run = before[-_MAX_MARKER_LENGTH:].rpartition("|>")[2]
+    tail = before[-_MAX_MARKER_LENGTH:].rpartition("|>")[2]
     places = [0]
     for at, token in enumerate(ids):
         if token >= FIRST_SPECIAL:
             decoder.reset()
-            run = ""
+            tail = ""
         else:
-            run = run[-_MAX_MARKER_LENGTH:] + decoder.decode(encoding.decode_bytes([token]))
-            if any(marker in encoding.special_names for marker in _LOOKS_SPECIAL.findall(run)):
+            tail = tail[-_MAX_MARKER_LENGTH:] + decoder.decode(encoding.decode_bytes([token]))
+            if any(marker in encoding.special_names for marker in _LOOKS_SPECIAL.findall(tail)):
                 break
         if not decoder.getstate()[0]:
             places.append(at + 1)
@@ -238,14 +238,14 @@ def _account_for(text: str, spelled: str) -> bool:
     return spelled.removeprefix(" ").startswith(compared[0])
 
 
-def _behind(job: CompletionJob, begun: FirstPiece, spent_s: float) -> CompletionJob:
+def _behind(job: CompletionJob, first: FirstPiece, spent_s: float) -> CompletionJob:
     """Return the job for the rest, `spent_s` seconds later."""
     assert job.prompt.text is not None, "a text backend was given a prompt without text"
     return replace(
         job,
-        prompt=Prompt([*job.prompt.tokens, *begun.ids], job.prompt.text + begun.text),
-        max_tokens=job.max_tokens - len(begun.ids),
-        sampling=_reseeded(job.sampling, len(begun.ids)),
+        prompt=Prompt([*job.prompt.tokens, *first.ids], job.prompt.text + first.text),
+        max_tokens=job.max_tokens - len(first.ids),
+        sampling=_reseeded(job.sampling, len(first.ids)),
         timeouts=replace(job.timeouts, total_s=job.timeouts.total_s - spent_s),
     )
 
@@ -279,8 +279,8 @@ class _PieceFold:
 
 def _tokens_in(document: dict[str, Any]) -> list[Token] | None:
     """Return the tokens of a document, or None. Raises BackendProtocolError for invalid ids."""
-    told = document["choices"][0].get("logprobs")
-    each = told.get("content") if isinstance(told, dict) else None
+    logprobs = document["choices"][0].get("logprobs")
+    each = logprobs.get("content") if isinstance(logprobs, dict) else None
     if not isinstance(each, list) or not all(isinstance(one, dict) and "id" in one for one in each):
         return None
     ids = token_ids([one["id"] for one in each])

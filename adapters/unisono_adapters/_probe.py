@@ -199,11 +199,13 @@ class _Examination:
 
     # Findings
 
-    def _find(self, check: Check, ok: bool, detail: str = "", severity: Severity | None = None, said: str = "") -> None:
+    def _find(
+        self, check: Check, ok: bool, detail: str = "", severity: Severity | None = None, message: str = ""
+    ) -> None:
         """Record a finding; an earlier failure of the same check takes precedence."""
         if check not in self._findings or self._findings[check].ok:
             remedy = "" if ok else self._subject.remedies.get(check, "")
-            self._findings[check] = Finding(check, ok, detail, remedy, severity, said)
+            self._findings[check] = Finding(check, ok, detail, remedy, severity, message)
 
     def result(self) -> Probe:
         order = list(Check)
@@ -213,14 +215,16 @@ class _Examination:
     def failed_to_generate(self, error: BackendError | ContextTooLong) -> None:
         if isinstance(error, BackendUnavailable | BackendOverloaded):
             raise error
-        said = _message_of(error)
+        message = _message_of(error)
         if isinstance(error, IdsMissing):
-            self._find(Check.IDS_OUT, False, "It returns text only, although token ids were requested.", said=said)
+            self._find(
+                Check.IDS_OUT, False, "It returns text only, although token ids were requested.", message=message
+            )
         elif isinstance(error, BackendTimeout):
-            told = f"It responds, but sent no token within {self._patience:g} s."
-            self._find(Check.GENERATION, False, told)
+            summary = f"It responds, but sent no token within {self._patience:g} s."
+            self._find(Check.GENERATION, False, summary)
         else:
-            self._find(Check.GENERATION, False, f"It failed to generate: {error.message}.", said=said)
+            self._find(Check.GENERATION, False, f"It failed to generate: {error.message}.", message=message)
 
     def generated(self, heard: _Heard) -> None:
         self._first_s = heard.first_s
@@ -243,12 +247,12 @@ class _Examination:
             self._find(Check.IDS_IN, True)
             self._find(Check.PROMPT_WHOLE, True)
             return
-        told = f"It received {heard.sent} token ids and reports {heard.claimed} prompt tokens."
+        message = f"It received {heard.sent} token ids and reports {heard.claimed} prompt tokens."
         spelled = self._encoding.decode(self.question().tokens)
         if heard.claimed < heard.sent and heard.claimed != len(self._encoding.encode_as_server(spelled)):
-            self._find(Check.PROMPT_WHOLE, False, told)
+            self._find(Check.PROMPT_WHOLE, False, message)
         else:
-            self._find(Check.IDS_IN, False, told)
+            self._find(Check.IDS_IN, False, message)
 
     async def tokenizer(self, heard: _Heard) -> None:
         """Check the tokenizer directly, else by its token counts, else by the generated text."""
@@ -263,12 +267,12 @@ class _Examination:
 
     async def _compare_tokenizer(self) -> bool:
         """Return whether the backend has a tokenizer endpoint."""
-        asked, encode, decode = False, self._subject.encode, self._subject.decode
+        is_compared, encode, decode = False, self._subject.encode, self._subject.decode
         for text in (MARKED, *BODIES):
             ours = self._encoding.encode_marked(text)
             ids = await _answer(encode(text) if encode else None)
             if ids is not None:
-                asked = True
+                is_compared = True
                 same = list(ids) == ours
                 self._find(
                     Check.TOKENIZER,
@@ -280,7 +284,7 @@ class _Examination:
                 self._find(
                     Check.TOKENIZER, False, f"It decodes {_first(ours)} as {spelled[:40]!r} instead of {text[:40]!r}."
                 )
-        return asked
+        return is_compared
 
     async def _counted(self) -> None:
         """Check a text backend by token counts: a marker must count as one token."""
@@ -350,9 +354,9 @@ class _Examination:
             self._find(Check.CONTEXT, False, f"It rejects a prompt of {len(prompt.tokens)} tokens: {error.message}.")
             return
         if heard.claimed is not None:
-            kept = heard.claimed >= heard.sent
-            detail = "" if kept else f"It received {heard.sent} prompt tokens and reports {heard.claimed}."
-            self._find(Check.PROMPT_WHOLE, kept, detail)
+            is_complete = heard.claimed >= heard.sent
+            detail = "" if is_complete else f"It received {heard.sent} prompt tokens and reports {heard.claimed}."
+            self._find(Check.PROMPT_WHOLE, is_complete, detail)
 
     def context(self) -> None:
         size = self._able.context
@@ -367,11 +371,11 @@ class _Examination:
         Engines and proxies ignore unknown fields and answer as if unconstrained."""
         claimed = self._able.constrain
         trusted = claimed & self._subject.trusted
-        kept = trusted | {kind for kind in sorted(claimed - trusted) if await self._enforces(TRIALS[kind])}
-        self._able = replace(self._able, constrain=kept)
-        lost = ", ".join(sorted(claimed - kept))
-        told = f"It does not enforce: {lost}." if lost else ", ".join(sorted(kept))
-        self._find(Check.CONSTRAIN, kept == claimed and bool(kept), told, Severity.WARNING if lost else None)
+        enforced = trusted | {kind for kind in sorted(claimed - trusted) if await self._enforces(TRIALS[kind])}
+        self._able = replace(self._able, constrain=enforced)
+        lost = ", ".join(sorted(claimed - enforced))
+        message = f"It does not enforce: {lost}." if lost else ", ".join(sorted(enforced))
+        self._find(Check.CONSTRAIN, enforced == claimed and bool(enforced), message, Severity.WARNING if lost else None)
 
     async def _enforces(self, trial: Trial) -> bool:
         heard = await self._try(self.question(OPENED), trial.max_tokens, constraint=trial.constraint)
@@ -381,12 +385,12 @@ class _Examination:
         return trial.is_enforced_in(heard.text or spelled, stopped=heard.finish is FinishReason.STOP)
 
 
-async def _answer(asked: Awaitable[T | None] | None) -> T | None:
-    if asked is None:
+async def _answer(request: Awaitable[T | None] | None) -> T | None:
+    if request is None:
         return None
     try:
         async with asyncio.timeout(ANSWER_S):
-            return await asked
+            return await request
     except (BackendError, TimeoutError):
         # Many deployments block this endpoint; generation has shown that the backend works.
         return None

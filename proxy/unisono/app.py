@@ -257,7 +257,7 @@ def _state_dependencies(gateway: Gateway, ledger: UsageLedger, share: int) -> tu
 def _api_dependencies(gateway: Gateway, service: GenerationService, runner: BackgroundRunner) -> tuple[object, ...]:
     """Return the dependencies of the routes of the APIs that generate."""
     config, catalogue, hosting = gateway.config, gateway.catalogue, gateway.parts.hosting.value
-    means = responses_means(gateway, service, hosting.rules)
+    deps = responses_means(gateway, service, hosting.rules)
     return (
         ChatRoute(
             turns=service,
@@ -278,8 +278,8 @@ def _api_dependencies(gateway: Gateway, service: GenerationService, runner: Back
             clock=time.time,
             fingerprint=f"unisono-{__version__}",
         ),
-        ConversationDeps(gateway.store, means.today, means.new_id, time.time),
-        ResponsesApi(means, runner),
+        ConversationDeps(gateway.store, deps.today, deps.new_id, time.time),
+        ResponsesApi(deps, runner),
         messages_means(gateway, service, hosting),
     )
 

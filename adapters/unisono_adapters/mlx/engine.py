@@ -182,13 +182,13 @@ class _Engine:
         if loaded is None:
             self.should_exit.set()
 
-    def send(self, told: list[Addressed]) -> None:
+    def send(self, events: list[Addressed]) -> None:
         """Send messages of the generation thread; called once per step."""
-        self.loop.call_soon_threadsafe(self._send, told)
+        self.loop.call_soon_threadsafe(self._send, events)
 
-    def _send(self, told: list[Addressed]) -> None:
+    def _send(self, events: list[Addressed]) -> None:
         lines: dict[int, list[bytes]] = {}
-        for number, message in told:
+        for number, message in events:
             self._address(lines, number, message)
         for number, parts in lines.items():
             writer = self.writers.get(number)

@@ -131,7 +131,7 @@ class MlxLocalBackend:
         prompt_tokens: int | None = len(job.prompt.tokens)
         try:
             while True:
-                await _wait(engine, inbox, job.timeouts, asked_at, begun=prompt_tokens is None)
+                await _wait(engine, inbox, job.timeouts, asked_at, has_started=prompt_tokens is None)
                 try:
                     chunk = _to_chunk(engine, inbox, prompt_tokens)
                 except BackendError as error:
@@ -222,10 +222,10 @@ class MlxLocalBackend:
         return engine, greeting
 
 
-async def _wait(engine: EngineProcess, inbox: Inbox, timeouts: Timeouts, asked_at: float, *, begun: bool) -> None:
+async def _wait(engine: EngineProcess, inbox: Inbox, timeouts: Timeouts, asked_at: float, *, has_started: bool) -> None:
     """Wait for data. Raises BackendTimeout, and kills an engine without a sign of life."""
     total_left = asked_at + timeouts.total_s - time.monotonic()
-    patience = timeouts.silence_s if begun else timeouts.first_token_s
+    patience = timeouts.silence_s if has_started else timeouts.first_token_s
     try:
         async with asyncio.timeout(min(patience, total_left)):
             await inbox.arrived.wait()
@@ -234,7 +234,7 @@ async def _wait(engine: EngineProcess, inbox: Inbox, timeouts: Timeouts, asked_a
             engine.kill()
         if total_left < patience:
             raise BackendTimeout(f"the answer was not complete within {timeouts.total_s:g} s") from error
-        what = "token" if begun else "first token"
+        what = "token" if has_started else "first token"
         raise BackendTimeout(f"no {what} within {patience:g} s") from error
 
 

@@ -65,11 +65,11 @@ class EngineProcess:
     inbox.
     """
 
-    def __init__(self, life: ProcessHandle, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    def __init__(self, handle: ProcessHandle, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self.lost: str | None = None
         # True if it has finished a request, which proves more than its start.
         self.served = False
-        self._handle = life
+        self._handle = handle
         self._reader = reader
         self._writer = writer
         self._ids = itertools.count()
@@ -87,16 +87,16 @@ class EngineProcess:
         """
         spawning = asyncio.create_task(asyncio.to_thread(_spawn, model, limits))
         try:
-            life, connection = await asyncio.shield(spawning)
+            handle, connection = await asyncio.shield(spawning)
         except OSError as error:
             raise BackendUnavailable(f"the engine process cannot be started: {error}") from error
         except asyncio.CancelledError:
-            life, connection = await spawning  # a thread cannot be cancelled, and its process must not remain
+            handle, connection = await spawning  # a thread cannot be cancelled, and its process must not remain
             connection.close()
-            await asyncio.to_thread(life.leave)
+            await asyncio.to_thread(handle.leave)
             raise
         reader, writer = await asyncio.open_unix_connection(sock=connection, limit=LINE_LIMIT)
-        return cls(life, reader, writer)
+        return cls(handle, reader, writer)
 
     @property
     def pid(self) -> int:

@@ -61,10 +61,10 @@ class LocalLimits:
     def settle(self, claim: QuotaReservation, tokens: int) -> None:
         """Replace the reservation of `claim` by `tokens` and end it; ignore an unknown claim."""
         counts = self._accounts.get(claim.account)
-        if counts is None or (held := counts.running.pop(claim.once, None)) is None:
+        if counts is None or (reserved_at := counts.running.pop(claim.once, None)) is None:
             return
-        second, now = held[0], self._clock()
-        more = tokens - held[1]
+        second, now = reserved_at[0], self._clock()
+        more = tokens - reserved_at[1]
         if more > 0:
             counts.add(int(now), 0, more)
         elif second in counts.seconds:

@@ -99,8 +99,8 @@ def _price(entry: ModelEntry) -> Price:
         if ours is not None:
             rates.append(ours)
             continue
-        told = (getattr(params, theirs), getattr(info, theirs), listed.get(theirs))
-        rates.append(next((float(Decimal(str(rate)) * MILLION) for rate in told if rate is not None), None))
+        values = (getattr(params, theirs), getattr(info, theirs), listed.get(theirs))
+        rates.append(next((float(Decimal(str(rate)) * MILLION) for rate in values if rate is not None), None))
     per_input, per_output, per_cached = rates
     return Price(
         _micro(per_input or 0.0),

@@ -113,20 +113,20 @@ class UsageLedger:
         With `insist`, a failed attempt is repeated once; a repeated claim is reserved only once.
         """
         try:
-            standing = replace(await self._try_reserve(claim, insist=insist), limits=claim.limits)
+            status = replace(await self._try_reserve(claim, insist=insist), limits=claim.limits)
         except BaseException:
             # The claim may be reserved or not.
             self.release(claim)
             raise
         # Settlements that could not be written still hold their reservations.
         self._store_is_back.set()
-        if standing.refused is None:
+        if status.refused is None:
             self._open[claim.once] = claim
             if not claim.limits.has_budget:
                 self._local.note(claim)
             if self._renewing is None or self._renewing.done():
                 self._renewing = asyncio.create_task(self._renew(), name="renewing quota reservations")
-        return standing
+        return status
 
     @property
     def is_down(self) -> bool:
@@ -203,10 +203,10 @@ class UsageLedger:
             await asyncio.wait({self._writing}, timeout=CLOSING_TIMEOUT_S)
             self._writing.cancel()
             await asyncio.gather(self._writing, return_exceptions=True)
-        left = [one for one in self._waiting if one.has_usage]
-        await self._spooled(left)
+        unwritten = [one for one in self._waiting if one.has_usage]
+        await self._spooled(unwritten)
         await self._spool.release()
-        for one in left:
+        for one in unwritten:
             if not one.is_spooled:
                 log.error("usage record lost: the store is unavailable", extra=_about(one.settlement))
 

@@ -73,10 +73,18 @@ def _parsed(line: bytes) -> UsageRecord:
     account = Account(str(record["tenant"]), str(record["key"]))
     used = TokenUsage(**{name: int(amount) for name, amount in record["used"].items()})
     claim = None
-    if (held := record.get("claim")) is not None:
+    if (claim_values := record.get("claim")) is not None:
         # A settlement reads nothing else of its claim.
         claim = QuotaReservation(
-            account, held["once"], NO_LIMITS, 0, 0, 0, 0.0, period=held["period"], period_ends=held["period_ends"]
+            account,
+            claim_values["once"],
+            NO_LIMITS,
+            0,
+            0,
+            0,
+            0.0,
+            period=claim_values["period"],
+            period_ends=claim_values["period_ends"],
         )
     entry = LedgerLine(account, str(record["model"]), str(record["day"]), used, str(record.get("served", "")))
     return UsageRecord(str(record["once"]), entry, claim)

@@ -139,8 +139,8 @@ class Cors:
             await self._app(scope, receive, send)
             return
         origin = origins[0]
-        asked = header_values(scope, b"access-control-request-method")
-        if scope["method"] == "OPTIONS" and asked:
+        requested_methods = header_values(scope, b"access-control-request-method")
+        if scope["method"] == "OPTIONS" and requested_methods:
             await self._preflight(scope, origin, send)
             return
 
@@ -160,11 +160,14 @@ class Cors:
     @staticmethod
     async def _preflight(scope: Scope, origin: str, send: Send) -> None:
         # SDKs in browsers add headers of their own (x-stainless-*): a listed origin may send any.
-        wanted = ", ".join(header_values(scope, b"access-control-request-headers"))
+        requested_headers = ", ".join(header_values(scope, b"access-control-request-headers"))
         headers = [
             (b"access-control-allow-origin", origin.encode("latin-1")),
             (b"access-control-allow-methods", b"GET, POST, DELETE"),
-            (b"access-control-allow-headers", (wanted or "authorization, content-type, x-api-key").encode("latin-1")),
+            (
+                b"access-control-allow-headers",
+                (requested_headers or "authorization, content-type, x-api-key").encode("latin-1"),
+            ),
             (b"access-control-max-age", b"600"),
             (b"vary", b"Origin, Access-Control-Request-Headers"),
         ]
@@ -250,8 +253,8 @@ def presented_key(scope: Scope) -> str | None:
     if len(authorization) > 1 or len(named) > 1:
         return None
     scheme, _, bearer = authorization[0].strip().partition(" ") if authorization else ("", "", "")
-    given = {bearer.strip() if scheme.lower() == "bearer" else "", named[0].strip() if named else ""} - {""}
-    return given.pop() if len(given) == 1 else None
+    keys = {bearer.strip() if scheme.lower() == "bearer" else "", named[0].strip() if named else ""} - {""}
+    return keys.pop() if len(keys) == 1 else None
 
 
 class BodyLimits:
@@ -271,10 +274,10 @@ class BodyLimits:
             return
         self._check_headers(scope)
         until = asyncio.get_running_loop().time() + self._deadline_s
-        taken, complete = 0, False
+        received, complete = 0, False
 
         async def limited() -> Message:
-            nonlocal taken, complete
+            nonlocal received, complete
             if complete:
                 return await receive()
             try:
@@ -282,9 +285,9 @@ class BodyLimits:
                     message = await receive()
             except TimeoutError:
                 raise BodyTimeout(f"The body did not arrive within {self._deadline_s:g} s.") from None
-            taken += len(message.get("body", b""))
+            received += len(message.get("body", b""))
             complete = not message.get("more_body", False)
-            if taken > self._max_bytes:
+            if received > self._max_bytes:
                 raise self._too_large()
             return message
 

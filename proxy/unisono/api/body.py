@@ -106,10 +106,10 @@ def _named_twice(body: bytes) -> InvalidRequest:
         names: set[str] = set()
         for name, _ in pairs:
             if name in names:
-                shown = name[:MAX_NAME_LENGTH]
+                shown_name = name[:MAX_NAME_LENGTH]
                 # The outermost object is the last one to be complete.
-                param = None if opened else shown
-                raise InvalidRequest(f"The name '{shown}' occurs twice in one object.", param=param)
+                param = None if opened else shown_name
+                raise InvalidRequest(f"The name '{shown_name}' occurs twice in one object.", param=param)
             names.add(name)
 
     try:
@@ -182,9 +182,9 @@ def has_piece_of_length(text: str, length: int) -> bool:
     """
     for middle in range(length - 1, len(text), length):
         before = text[middle - length + 1 : middle][::-1]
-        for run in _RUNS:
-            ahead = run.match(text, middle, middle + length)
-            behind = run.match(before)
-            if ahead and ahead.end() > middle and behind and ahead.end() - middle + behind.end() >= length:
+        for pattern in _RUNS:
+            ahead = pattern.match(text, middle, middle + length)
+            match = pattern.match(before)
+            if ahead and ahead.end() > middle and match and ahead.end() - middle + match.end() >= length:
                 return True
     return False

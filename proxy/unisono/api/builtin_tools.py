@@ -86,8 +86,8 @@ def allowed(server: ToolServer, builtin: str) -> ToolServer:
 
 def builtin_notes(at: str, fields: Mapping[str, Any]) -> Iterator[str]:
     """Yield notes on fields that were accepted without effect."""
-    told = {name: value for name, value in fields.items() if name not in MEANT}
+    ignored = {name: value for name, value in fields.items() if name not in MEANT}
     container = fields.get("container")
     if isinstance(container, dict):
-        told |= {f"container.{name}": value for name, value in container.items() if name != "type"}
-    yield from without_effect(f"{at}.", told)
+        ignored |= {f"container.{name}": value for name, value in container.items() if name != "type"}
+    yield from without_effect(f"{at}.", ignored)

@@ -253,18 +253,18 @@ class ErrorResponses:
                 await self._app(scope, receive, send)
 
     async def _http(self, scope: Scope, receive: Receive, send: Send) -> None:
-        begun = False
+        has_started = False
 
         async def watched(message: Message) -> None:
-            nonlocal begun
-            begun = True
+            nonlocal has_started
+            has_started = True
             await send(message)
 
         try:
             await self._app(scope, receive, watched)
         except Exception as error:
             failure = failure_of(error)
-            if begun:
+            if has_started:
                 raise
             await to_response(failure, scope)(scope, receive, send)
 

@@ -23,10 +23,10 @@ class RunnableTools:
     servers: tuple[ToolServer, ...] = ()
     by_default: bool = False
 
-    def servers_for(self, asked: bool | None, tenant: str) -> tuple[ToolServer, ...]:
-        """Return the servers to use; `asked` is the request's option."""
-        run = self.by_default if asked is None else asked
-        return tuple(replace(server, owner=tenant) for server in self.servers) if run else ()
+    def servers_for(self, requested: bool | None, tenant: str) -> tuple[ToolServer, ...]:
+        """Return the servers to use; `requested` is the request's option."""
+        should_run = self.by_default if requested is None else requested
+        return tuple(replace(server, owner=tenant) for server in self.servers) if should_run else ()
 
 
 NOTHING_TO_RUN = RunnableTools()

@@ -146,11 +146,11 @@ async def passed_through(
     """
 
     def understood() -> tuple[PassthroughRequest, GenerationRequest]:
-        passage = to_passage(api, body, AnswerMode.PASSING)
-        return passage, to_generation_request(passage, group, request.state.caller, request.state.request_id)
+        passthrough = to_passage(api, body, AnswerMode.PASSING)
+        return passthrough, to_generation_request(passthrough, group, request.state.caller, request.state.request_id)
 
-    passage, turn = await off_loop(understood, len(await request.body()))
-    return await _answered(request, service, turn, passage, keep_alive_s)
+    passthrough, generation_request = await off_loop(understood, len(await request.body()))
+    return await _answered(request, service, generation_request, passthrough, keep_alive_s)
 
 
 async def _answered(
@@ -160,14 +160,14 @@ async def _answered(
     passthrough: PassthroughRequest,
     keep_alive_s: float,
 ) -> Response:
-    run = service.start(generation_request)
+    stream = service.start(generation_request)
     if passthrough.stream:
-        return passing_stream(run, passthrough.api, keep_alive_s=keep_alive_s)
+        return passing_stream(stream, passthrough.api, keep_alive_s=keep_alive_s)
     try:
-        body = await until_disconnect(request.receive, whole(run))
+        body = await until_disconnect(request.receive, whole(stream))
     except ClientGone:
         return Response(status_code=CLIENT_CLOSED_REQUEST)
-    return to_whole(body, backend_header([run.report]))
+    return to_whole(body, backend_header([stream.report]))
 
 
 async def whole(stream: GenerationStream) -> Mapping[str, Json]:
@@ -223,8 +223,8 @@ def _event(body: Mapping[str, Json], *, named: bool) -> bytes:
 
 
 def _broken_response(error: UnisonoError) -> bytes:
-    told: dict[str, Any] = to_body(error)["error"]
-    return _event({**told, "type": "error"}, named=True)
+    error_object: dict[str, Any] = to_body(error)["error"]
+    return _event({**error_object, "type": "error"}, named=True)
 
 
 # Last events of a stream that failed after its head.
@@ -295,8 +295,8 @@ class EitherSource(ByteSource):
         await self._run.aclose()
 
     async def _each(self) -> AsyncGenerator[bytes]:
-        run, passes = await start_stream(self._run)
-        self._chosen = PassingSource(run, self._api) if passes else self._otherwise(run)
+        stream, passes = await start_stream(self._run)
+        self._chosen = PassingSource(stream, self._api) if passes else self._otherwise(stream)
         async for data in self._chosen:
             yield data
 
@@ -305,11 +305,11 @@ class EitherSource(ByteSource):
 
 
 def _items(body: Mapping[str, Json], field: str) -> list[Item]:
-    said = body.get(field)
+    value = body.get(field)
     items: list[Item] = [DeveloperMessage(text)] if isinstance(text := body.get("instructions"), str) else []
-    if isinstance(said, str):
-        return [*items, UserMessage(said)]
-    for one in said if isinstance(said, list) else ():
+    if isinstance(value, str):
+        return [*items, UserMessage(value)]
+    for one in value if isinstance(value, list) else ():
         if isinstance(one, dict):
             text = "\n".join(_texts(one.get("content") or one.get("output")))
             match one.get("role") or one.get("type"):

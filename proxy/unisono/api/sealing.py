@@ -99,14 +99,14 @@ class Sealer:
 
     def sign(self, tenant: str, text: str) -> str:
         """Return the signature as ASCII, equal for equal text."""
-        owner, said = _bound_to(tenant), text.encode("utf-8", "surrogatepass")
-        whole = len(owner).to_bytes(8, "big") + owner + said
+        owner, data = _bound_to(tenant), text.encode("utf-8", "surrogatepass")
+        whole = len(owner).to_bytes(8, "big") + owner + data
         return SIGNED + _written(hmac.digest(self._signing_key, whole, "sha256"))
 
     def signed(self, tenant: str, text: str, signature: str) -> bool:
         """Return True if `signature` is this gateway's for `tenant` and exactly this text."""
-        given = signature.encode("utf-8", "surrogatepass")
-        return hmac.compare_digest(given, self.sign(tenant, text).encode())
+        presented = signature.encode("utf-8", "surrogatepass")
+        return hmac.compare_digest(presented, self.sign(tenant, text).encode())
 
 
 def _bound_to(tenant: str) -> bytes:

@@ -85,14 +85,14 @@ async def until_disconnect(receive: Receive, work: Coroutine[Any, Any, T]) -> T:
     If the client disconnects first, cancel `work` and raise ClientGone.
     """
     working = asyncio.create_task(work)
-    gone = asyncio.create_task(disconnected(receive))
+    disconnect = asyncio.create_task(disconnected(receive))
     try:
-        await asyncio.wait({working, gone}, return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.wait({working, disconnect}, return_when=asyncio.FIRST_COMPLETED)
         if working.done():
             return working.result()
         raise ClientGone
     finally:
-        await _end(working, gone)
+        await _end(working, disconnect)
 
 
 async def _end(*tasks: asyncio.Task[Any]) -> None:
@@ -138,7 +138,7 @@ class EventStream(Response):
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         self._last_write = asyncio.get_running_loop().time()
         pump = asyncio.create_task(self._pump(send))
-        gone = asyncio.create_task(disconnected(receive))
+        disconnect = asyncio.create_task(disconnected(receive))
         pulse = asyncio.create_task(self._pulse(send))
         probes: list[asyncio.Task[None]] = []
 
@@ -149,7 +149,7 @@ class EventStream(Response):
 
         scope.setdefault("state", {})[PROBE] = probe
         try:
-            await asyncio.wait({pump, gone}, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait({pump, disconnect}, return_when=asyncio.FIRST_COMPLETED)
             if not pump.done():
                 return
             await _end(pulse, *probes)
@@ -162,7 +162,7 @@ class EventStream(Response):
                 await to_response(failure, scope)(scope, receive, send)
         finally:
             scope["state"].pop(PROBE)
-            await _end(pump, gone, pulse, *probes)
+            await _end(pump, disconnect, pulse, *probes)
             await self._source.aclose()
 
     async def _pump(self, send: Send) -> UnisonoError | None:

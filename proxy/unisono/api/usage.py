@@ -34,11 +34,11 @@ class UsageSource:
     clock: Callable[[], float]
 
 
-def _to_day(given: Any) -> str:
+def _to_day(value: Any) -> str:
     # The pattern is checked too, because `fromisoformat` accepts other forms.
-    if DAY.fullmatch(given) is not None:
+    if DAY.fullmatch(value) is not None:
         with suppress(ValueError):
-            return date.fromisoformat(given).isoformat()
+            return date.fromisoformat(value).isoformat()
     raise wrong("must be a date of the form YYYY-MM-DD")
 
 

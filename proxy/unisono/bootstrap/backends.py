@@ -39,7 +39,7 @@ def build_pool(
     names = deployment_names(config.model_list)
     rules = routing_rules(config, share)
     earlier = _earlier(keep)
-    kept: list[CarriedDeployment] = []
+    carried: list[CarriedDeployment] = []
     live: dict[int, LiveDeployment] = {}
     for index, (entry, name) in enumerate(zip(config.model_list, names, strict=True)):
         path = f"model_list[{index}]"
@@ -64,7 +64,7 @@ def build_pool(
         same = next((one for one in earlier if one.identity == identity), None)
         if same is not None and keep is not None:
             earlier.remove(same)
-            kept.append(CarriedDeployment(same, terms, keep))
+            carried.append(CarriedDeployment(same, terms, keep))
             live[id(entry)] = same
         else:
             live[id(entry)] = LiveDeployment(
@@ -74,7 +74,7 @@ def build_pool(
         {model.name: [live[id(entry)] for entry in model.entries] for model in catalogue.groups()},
         rules,
         stand_ins=catalogue.stand_ins,
-        kept=kept,
+        kept=carried,
         prefixes=keep.prefixes if keep is not None else None,
     )
 

@@ -197,9 +197,9 @@ def kinds_of(config: Config) -> dict[str, str]:
 class _Timed:
     """Store proxy that times operations and delegates everything else."""
 
-    def __init__(self, store: Store, told: Callable[[str, float, str], None]) -> None:
+    def __init__(self, store: Store, report: Callable[[str, float, str], None]) -> None:
         self._store = store
-        self._observers = told
+        self._observers = report
 
     def __getattr__(self, name: str) -> Any:
         found = getattr(self._store, name)

@@ -125,12 +125,12 @@ async def examined(config: Config) -> tuple[list[DeploymentReport], StoreReport]
 
 async def _examined_store(store: Store, address: str) -> StoreReport:
     scheme, _, rest = address.partition("?")[0].partition("://")
-    shown = f"{scheme}://{rest.rpartition('@')[2]}"
+    public_address = f"{scheme}://{rest.rpartition('@')[2]}"
     try:
-        return StoreReport(shown, warnings=await store.start())
+        return StoreReport(public_address, warnings=await store.start())
     except UnisonoError as error:
         cause = str(error.__cause__ or "")
-        return StoreReport(shown, str(error) if cause in str(error) else f"{error} ({cause})")
+        return StoreReport(public_address, str(error) if cause in str(error) else f"{error} ({cause})")
 
 
 async def _examined_deployments(config: Config) -> list[DeploymentReport]:
@@ -229,14 +229,14 @@ def table(reports: Sequence[DeploymentReport], width: int) -> Iterator[str]:
     columns = [[report.name, *_cells(report, checks)] for report in reports]
     first = max(map(len, labels))
     while columns:
-        taken, room = 0, width - first
-        while taken < len(columns) and (taken == 0 or room >= 2 + max(map(len, columns[taken]))):
-            room -= 2 + max(map(len, columns[taken]))
-            taken += 1
-        shown, columns = columns[:taken], columns[taken:]
-        widths = [max(map(len, column)) for column in shown]
+        count, room = 0, width - first
+        while count < len(columns) and (count == 0 or room >= 2 + max(map(len, columns[count]))):
+            room -= 2 + max(map(len, columns[count]))
+            count += 1
+        visible, columns = columns[:count], columns[count:]
+        widths = [max(map(len, column)) for column in visible]
         for row, label in enumerate(labels):
-            cells = (column[row].ljust(size) for column, size in zip(shown, widths, strict=True))
+            cells = (column[row].ljust(size) for column, size in zip(visible, widths, strict=True))
             yield "  ".join([label.ljust(first), *cells]).rstrip()
         yield ""
     used = {cell for report in reports for cell in _cells(report, checks)}
@@ -279,8 +279,8 @@ def advice(reports: Sequence[DeploymentReport], width: int) -> Iterator[str]:
             yield from wrap(_sentence(finding.advises), width, initial_indent="       -> ", subsequent_indent=" " * 10)
             if finding.backend_message:
                 # Message of the backend, or of the library that failed to reach it.
-                said = f"Cause: {finding.backend_message}"
-                yield from wrap(said, width, initial_indent=" " * 10, subsequent_indent=" " * 10)
+                cause = f"Cause: {finding.backend_message}"
+                yield from wrap(cause, width, initial_indent=" " * 10, subsequent_indent=" " * 10)
 
 
 def _sentence(text: str) -> str:

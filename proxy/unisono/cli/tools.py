@@ -50,10 +50,10 @@ def call(config_path: Path, label: str, tool: str, arguments: str) -> None:
     """Run a tool and print the text for the model. Exit code 1: the result is an error."""
     hosting = _hosting(config_path)
     server = _server(hosting, label)
-    given = _arguments(arguments)
+    values = _arguments(arguments)
 
     async def called(host: ToolHost) -> ToolOutcome:
-        return await host.call(server, tool, given)
+        return await host.call(server, tool, values)
 
     try:
         outcome = asyncio.run(_with(hosting.host, called))

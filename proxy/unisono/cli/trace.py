@@ -129,8 +129,8 @@ def _list(config_path: Path | None, tenant: str, last: int, *, as_json: bool) ->
         what = ", ".join([*row["recoveries"], *(["failover"] if row["failovers"] else [])])
         unmet = ["unmet"] if row["unmet"] else []
         whose = [row["tenant"]] if several else []
-        told = "  ".join([row["id"], at, *whose, row["model"], ended, tokens, *([what] if what else []), *unmet])
-        click.echo(on_one_line(told))
+        line = "  ".join([row["id"], at, *whose, row["model"], ended, tokens, *([what] if what else []), *unmet])
+        click.echo(on_one_line(line))
 
 
 def _config(path: Path | None) -> Config:
@@ -177,14 +177,14 @@ def read_document(document: Document) -> Replay:
     if missing or document.get("asked") is None:
         raise Unreplayable("this recording is incomplete because of its size limit and cannot be replayed")
     try:
-        turn = to_request(document["model"], document["asked"])
+        request = to_request(document["model"], document["asked"])
         output = [int(number) for number in document["output"]]
         finish = None
         if document["outcome"] == "completed" and document["finish"]:
             ended = document["steps"][-1]["finish"] if document["steps"] else ""
             finish = FinishReason(ended or document["finish"])
         encoding = load_encoding()
-        return replay_answer(encoding, Renderer(encoding), turn, output, finish, violation)
+        return replay_answer(encoding, Renderer(encoding), request, output, finish, violation)
     except UnisonoError as error:
         raise Unreplayable(f"this recording cannot be replayed: {error.message}") from error
     except (KeyError, TypeError, ValueError, IndexError, AttributeError) as error:
@@ -209,8 +209,8 @@ def _replay(document: Document, *, as_json: bool) -> None:
     if as_json:
         click.echo(json.dumps({"same": same, "now": now, "recorded": recorded}))
     else:
-        told = [event for event in again.events if isinstance(event, Closed | Repaired)]
-        click.echo("\n".join(_compared(told, now, recorded)), color=has_colour())
+        events = [event for event in again.events if isinstance(event, Closed | Repaired)]
+        click.echo("\n".join(_compared(events, now, recorded)), color=has_colour())
         click.echo("The same as recorded." if same else "Not the same as recorded.", err=True)
     if not same:
         raise SystemExit(DIFFERENT)
@@ -236,16 +236,18 @@ def _describe(event: Event) -> str:
                 f", {event.dropped} characters dropped" if event.dropped else ""
             )
         case Closed(item=item):
-            [said] = output_records([event])
+            [record] = output_records([event])
             name = f" {on_one_line(item.name)}" if isinstance(item, ToolCall | HostedCall) else ""
-            return f"{said['closed']}{name}{'' if event.complete else ' (incomplete)'}: {on_one_line(event.text)}"
+            return f"{record['closed']}{name}{'' if event.complete else ' (incomplete)'}: {on_one_line(event.text)}"
         case _:
             return ""
 
 
-def _was(said: Mapping[str, Any]) -> str:
-    if "repaired" in said:
-        return on_one_line(f"^ {said['repaired']} at {said['position']}")
-    name = f" {said['name']}" if said["name"] else ""
-    cut = "" if said["complete"] else " (incomplete)"
-    return on_one_line(f"{said['closed']}{name}{cut}: {said['characters']} characters, sha256 {said['digest']}...")
+def _was(record: Mapping[str, Any]) -> str:
+    if "repaired" in record:
+        return on_one_line(f"^ {record['repaired']} at {record['position']}")
+    name = f" {record['name']}" if record["name"] else ""
+    cut = "" if record["complete"] else " (incomplete)"
+    return on_one_line(
+        f"{record['closed']}{name}{cut}: {record['characters']} characters, sha256 {record['digest']}..."
+    )

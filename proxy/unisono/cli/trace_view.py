@@ -106,7 +106,7 @@ def painted(document: Mapping[str, Any], encoding: Encoding) -> Iterator[str]:
     """Yield the styled view, one or several lines at a time."""
     yield from _heading(document)
     prompts = prompts_of(document)
-    shown = 0
+    painted_steps = 0
     answer = Painter(encoding)
     for number, output in enumerate(_steps(document, answer)):
         generations = [at for at, step in enumerate(document["steps"]) if step["step"] == number]
@@ -115,12 +115,12 @@ def painted(document: Mapping[str, Any], encoding: Encoding) -> Iterator[str]:
             yield _generation(document["steps"][at])
         if generations:
             prompt = prompts[generations[0]]
-            behind = document["steps"][generations[0]]["prompt"]["same"] if shown else 0
+            reused = document["steps"][generations[0]]["prompt"]["same"] if painted_steps else 0
             yield click.style(
-                f"prompt{f', after {behind} tokens of the previous prompt' if behind else ''}:", bold=True
+                f"prompt{f', after {reused} tokens of the previous prompt' if reused else ''}:", bold=True
             )
-            yield Painter(encoding).paint(prompt[behind:])
-            shown += 1
+            yield Painter(encoding).paint(prompt[reused:])
+            painted_steps += 1
         yield click.style("output:", bold=True)
         yield output
     for tool in document["tools"]:
@@ -200,8 +200,8 @@ def _steps(document: Mapping[str, Any], painter: Painter) -> Iterator[str]:
 def _note(value: Mapping[str, Any], painter: Painter) -> str:
     """Return an action of the gateway as a styled note."""
     match value:
-        case {"moved": list(tokens), "kept": int(kept)}:
-            return _aside(f"the prompt now continues after {kept} tokens of this step with:") + painter.paint(tokens)
+        case {"moved": list(tokens), "kept": int(reused)}:
+            return _aside(f"the prompt now continues after {reused} tokens of this step with:") + painter.paint(tokens)
         case {"able": list(kinds)}:
             return _aside(f"constraints supported by the backend: {', '.join(map(str, kinds)) or 'none'}")
         case {"listed": list(offers)}:

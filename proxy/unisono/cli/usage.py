@@ -112,8 +112,8 @@ def to_csv(by: str, rows: Rows) -> str:
 
 
 def to_json(by: str, rows: Rows) -> str:
-    shown: list[dict[str, Any]] = [{by: name, **to_used(used)} for name, used in rows]
-    return json.dumps(shown, ensure_ascii=False, indent=2) + "\n"
+    documents: list[dict[str, Any]] = [{by: name, **to_used(used)} for name, used in rows]
+    return json.dumps(documents, ensure_ascii=False, indent=2) + "\n"
 
 
 FORMS: Final[Mapping[str, Callable[[str, Rows], str]]] = {

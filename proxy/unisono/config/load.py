@@ -160,13 +160,13 @@ class _Reading:
     def section(self, raw: object, model: type[BaseModel], path: str) -> object:
         if not isinstance(raw, Mapping):
             raise ConfigError(f"{path}: must be a mapping, not {_described(raw)}")
-        kept: dict[str, object] = {}
+        effective: dict[str, object] = {}
         more: dict[str, object] = {}
         handed = model is LitellmParams and is_of_litellm(raw.get("model"))
         for key, value in self._spelled(raw, model, path).items():
             here = f"{path}.{key}" if path else str(key)
             if not path and key == "environment_variables":
-                kept[str(key)] = dict(_own_environment(raw))
+                effective[str(key)] = dict(_own_environment(raw))
                 continue
             if handed and key not in model.model_fields and is_handed_on(str(key)):
                 more[str(key)] = self._resolved(value, here)
@@ -177,8 +177,8 @@ class _Reading:
             elif (why := why_default(_general(path), str(key), value)) is not None:
                 self.warnings.append(f"{here}: `{value}` {why}")
             elif value is not None or _may_be_empty(model, str(key)):
-                kept[str(key)] = self._value(value, model, str(key), here)
-        return {**kept, PROVIDER: more} if more else kept
+                effective[str(key)] = self._value(value, model, str(key), here)
+        return {**effective, PROVIDER: more} if more else effective
 
     def _spelled(self, raw: Mapping[Any, Any], model: type[BaseModel], path: str) -> Mapping[Any, Any]:
         """Replace synonyms of keys. Raises ConfigError if both names of a key are present."""

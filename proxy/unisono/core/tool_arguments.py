@@ -135,5 +135,5 @@ def _canonical(arguments: Mapping[str, Json]) -> str:
     return json.dumps(arguments, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
 
 
-def _digest(tool: str, said: str) -> str:
-    return sha256(f"{tool}\0{said}".encode("utf-8", "surrogatepass")).hexdigest()
+def _digest(tool: str, text: str) -> str:
+    return sha256(f"{tool}\0{text}".encode("utf-8", "surrogatepass")).hexdigest()

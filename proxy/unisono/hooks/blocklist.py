@@ -64,18 +64,18 @@ class Blocklist(Hook):
 
     async def _found(self, texts: Iterable[str]) -> list[str]:
         """Return the names of expressions that match anywhere."""
-        left = dict(self._patterns)
+        unmatched = dict(self._patterns)
         found: set[str] = set()
         work = 0
         for text in map(_whole, texts):
-            for name, expression in list(left.items()):
+            for name, expression in list(unmatched.items()):
                 work += expression.steps(text)
                 if work > AT_ONCE:
                     work = 0
                     await asyncio.sleep(0)
                 if expression.found(text):
                     found.add(name)
-                    del left[name]
+                    del unmatched[name]
         return [name for name in self._patterns if name in found]
 
 
@@ -103,11 +103,11 @@ def _noted(where: str, found: Sequence[str]) -> Annotation | None:
     return {where: names} if names else None
 
 
-def _patterns(given: object) -> dict[str, Expression]:
-    if not isinstance(given, dict) or not given:
+def _patterns(patterns: object) -> dict[str, Expression]:
+    if not isinstance(patterns, dict) or not patterns:
         raise ConfigError("patterns: must map names to regular expressions, such as {card: '[0-9]{16}'}")
     made: dict[str, Expression] = {}
-    for name, pattern in given.items():
+    for name, pattern in patterns.items():
         if not isinstance(pattern, str) or not pattern:
             raise ConfigError(f"patterns.{name}: must be a regular expression")
         try:
@@ -117,7 +117,7 @@ def _patterns(given: object) -> dict[str, Expression]:
     return made
 
 
-def _one_of(choices: Sequence[str], key: str, given: object) -> str:
-    if given not in choices:
+def _one_of(choices: Sequence[str], key: str, value: object) -> str:
+    if value not in choices:
         raise ConfigError(f"{key}: must be {' or '.join(choices)}")
-    return str(given)
+    return str(value)

@@ -115,10 +115,10 @@ class UnisonoProvider(CustomLLM):  # type: ignore[misc]  # litellm is absent dur
     # -- on the engines' loop
 
     async def _whole(self, call: LitellmCall) -> dict[str, Any]:
-        asked, frame = understood(call)
-        async with asyncio.timeout(call.timeout_s), self._site.engines.at(call.where) as turns:
-            runs = await start_all(turns, asked.requests)
-            return to_completion(await collect_all(runs), [run.report for run in runs], frame)
+        generation, frame = understood(call)
+        async with asyncio.timeout(call.timeout_s), self._site.engines.at(call.where) as service:
+            streams = await start_all(service, generation.requests)
+            return to_completion(await collect_all(streams), [stream.report for stream in streams], frame)
 
     # -- on the caller's side
 
@@ -165,10 +165,10 @@ class Stream:
             await self._batches.aclose()
 
     async def _generated(self) -> AsyncGenerator[list[dict[str, Any]]]:
-        asked, frame = understood(self._call)
-        async with self._site.engines.at(self._call.where) as turns:
-            runs = await start_all(turns, asked.requests)
-            source = ChunkSource(runs, ChatStreamChunks(frame, [run.report for run in runs]))
+        generation, frame = understood(self._call)
+        async with self._site.engines.at(self._call.where) as service:
+            streams = await start_all(service, generation.requests)
+            source = ChunkSource(streams, ChatStreamChunks(frame, [stream.report for stream in streams]))
             ends: list[dict[str, Any]] = []
             async with aclosing(source):
                 async for data in source:
@@ -217,10 +217,10 @@ def _plain(value: Any) -> Any:
 
 def understood(call: LitellmCall) -> tuple[ChatGeneration, ChatFrame]:
     """Parse a call as a chat request. Raises the error that the request is refused with."""
-    wanted = ChatRequest.model_validate(to_object(call.body))
+    request = ChatRequest.model_validate(to_object(call.body))
     id = token_hex(16)
-    asked = to_generation_request(
-        wanted,
+    generation = to_generation_request(
+        request,
         model=call.model,
         today=current_date(GatewaySettings()),
         caller=Caller(LOCAL_TENANT),
@@ -231,11 +231,11 @@ def understood(call: LitellmCall) -> tuple[ChatGeneration, ChatFrame]:
         created=int(time.time()),
         model=call.model,
         reasoning=ReasoningField.REASONING_CONTENT,
-        toolbox=asked.toolbox,
-        notes=asked.notes,
-        include_usage=asked.include_usage,
+        toolbox=generation.toolbox,
+        notes=generation.notes,
+        include_usage=generation.include_usage,
     )
-    return asked, frame
+    return generation, frame
 
 
 # -- answers
@@ -244,8 +244,8 @@ def understood(call: LitellmCall) -> tuple[ChatGeneration, ChatFrame]:
 def to_response(completion: Mapping[str, Any]) -> ModelResponse:
     """Build the response, with `unisono` in the message: LiteLLM has no other place for it."""
     choices = completion["choices"]
-    told = {"provider_specific_fields": {"unisono": completion["unisono"]}}
-    first = {**choices[0], "message": {**choices[0]["message"], **told}}
+    fields = {"provider_specific_fields": {"unisono": completion["unisono"]}}
+    first = {**choices[0], "message": {**choices[0]["message"], **fields}}
     response = {name: value for name, value in completion.items() if name != "unisono"}
     return ModelResponse(**{**response, "choices": [first, *choices[1:]]})
 

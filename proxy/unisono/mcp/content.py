@@ -73,8 +73,8 @@ def cut(text: str, most: int) -> str:
         room = room[: len(room) * (most // 2) // spelled]
     if len(room) == len(encoded):
         return encoded.decode("utf-8")
-    kept = room.decode("utf-8", "ignore")
-    return f"{kept}\n[truncated: the result has {len(encoded)} bytes; only its beginning is included]"
+    prefix = room.decode("utf-8", "ignore")
+    return f"{prefix}\n[truncated: the result has {len(encoded)} bytes; only its beginning is included]"
 
 
 def _spelled_out(text: bytes) -> int:
@@ -99,11 +99,11 @@ def _structured(result: CallToolResult, most: int) -> tuple[Json, str]:
         return None, ""
     content = result.structured_content
     encoded = json.dumps(content, ensure_ascii=False, separators=(",", ":"))
-    said = encoded.encode("utf-8", "replace")
-    if said.decode() != encoded:
+    data = encoded.encode("utf-8", "replace")
+    if data.decode() != encoded:
         # A lone surrogate cannot be encoded as UTF-8.
-        content = json.loads(said)
-    return (content if len(said) <= most else None), encoded
+        content = json.loads(data)
+    return (content if len(data) <= most else None), encoded
 
 
 def _size(base64: str) -> str:

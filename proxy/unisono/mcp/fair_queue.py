@@ -49,17 +49,17 @@ class FairQueue:
         mine = self._waiting.setdefault(owner, deque())
         if len(mine) >= self._max_waiting:
             raise NoSlot("Too many calls are waiting for this tool server. Try again later.")
-        turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        mine.append(turn)
+        admission: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        mine.append(admission)
         try:
             async with asyncio.timeout_at(until):
-                await turn
+                await admission
         except BaseException as error:
-            if turn.done() and not turn.cancelled():
+            if admission.done() and not admission.cancelled():
                 # The slot was granted at the moment of cancellation: pass it on.
                 self._leave()
             else:
-                self._forget(owner, turn)
+                self._forget(owner, admission)
             if isinstance(error, TimeoutError):
                 raise NoSlot("The tool server was busy until the call's deadline.") from None
             raise
@@ -68,17 +68,17 @@ class FairQueue:
         """Pass the slot to the longest-waiting call of the next owner."""
         while self._waiting:
             owner, mine = self._waiting.popitem(last=False)
-            turn = mine.popleft()
+            admission = mine.popleft()
             if mine:
                 self._waiting[owner] = mine
-            if not turn.done():
-                turn.set_result(None)
+            if not admission.done():
+                admission.set_result(None)
                 return
         self._free += 1
 
-    def _forget(self, owner: str, turn: asyncio.Future[None]) -> None:
+    def _forget(self, owner: str, admission: asyncio.Future[None]) -> None:
         mine = self._waiting.get(owner)
-        if mine is not None and turn in mine:
-            mine.remove(turn)
+        if mine is not None and admission in mine:
+            mine.remove(admission)
             if not mine:
                 del self._waiting[owner]

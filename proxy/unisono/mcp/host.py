@@ -178,13 +178,13 @@ class McpHost(ToolHost):
             session = await sessions.get(server)
         from unisono.mcp import calls
 
-        asked = await calls.call(session, tool, arguments, self.limits, until, progress)
-        if asked.can_repeat:
+        result = await calls.call(session, tool, arguments, self.limits, until, progress)
+        if result.can_repeat:
             session.retire()
             async with asyncio.timeout_at(until):
                 session = await sessions.get(server)
-            asked = await calls.call(session, tool, arguments, self.limits, until, progress)
-        return asked.outcome
+            result = await calls.call(session, tool, arguments, self.limits, until, progress)
+        return result.outcome
 
     @asynccontextmanager
     async def _place(self, server: ToolServer, until: float) -> AsyncIterator[None]:

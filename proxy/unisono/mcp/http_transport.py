@@ -190,9 +190,9 @@ class Outgoing(httpx2.AsyncClient):
     found at its checked address: open requests may continue, but the next connection resolves and checks it again.
     """
 
-    def __init__(self, path: Path, limits: McpLimits, *, fragile: bool, **given: Any) -> None:
+    def __init__(self, path: Path, limits: McpLimits, *, fragile: bool, **options: Any) -> None:
         super().__init__(
-            **given,
+            **options,
             transport=HttpTransport(path, limits),
             trust_env=False,
             follow_redirects=False,

@@ -320,11 +320,11 @@ def _leave(task: asyncio.Task[Any], exchange: Exchange) -> None:
     exchange.leave()
 
 
-def _give_up(task: asyncio.Task[Any], exchange: Exchange, turns: int = ANSWER_GRACE_ITERATIONS) -> None:
+def _give_up(task: asyncio.Task[Any], exchange: Exchange, iterations: int = ANSWER_GRACE_ITERATIONS) -> None:
     if task.done() or not exchange.ended:
         return
-    if turns:
-        asyncio.get_running_loop().call_soon(_give_up, task, exchange, turns - 1)
+    if iterations:
+        asyncio.get_running_loop().call_soon(_give_up, task, exchange, iterations - 1)
     else:
         task.cancel()
 

@@ -51,8 +51,8 @@ class OpenRequest:
 
     def fail_runs(self) -> None:
         """Make all generation streams of the request fail; its API surface reports the error."""
-        for run in list(self.runs):
-            run.fail()
+        for stream in list(self.runs):
+            stream.fail()
 
     def end(self) -> None:
         """Cancel the request's task; the code that opened it sees the cancellation and `ended`."""
@@ -72,8 +72,8 @@ class DrainingService(GenerationService):
         self._turns = service
 
     def start(self, generation_request: GenerationRequest) -> GenerationStream:
-        run, request = self._turns.start(generation_request), OPEN.get()
-        return run if request is None else DrainingStream(run, request)
+        stream, request = self._turns.start(generation_request), OPEN.get()
+        return stream if request is None else DrainingStream(stream, request)
 
     async def count(self, request: GenerationRequest) -> int:
         return await self._turns.count(request)

@@ -140,9 +140,9 @@ def from_note(
             conversation = replace(conversation, items=_noted_items(conversation.items, read))
         effort = Effort(read[EFFORT]) if EFFORT in read else None
         sampling = _noted_sampling(read[SAMPLING]) if SAMPLING in read else None
-        said = {str(name): dict(words) for name, words in read.get(SAID, {}).items()}
+        texts = {str(name): dict(words) for name, words in read.get(SAID, {}).items()}
         rest = Changes(instructions=read.get(INSTRUCTIONS), effort=effort, sampling=sampling)
-        return changed(replace(request, conversation=conversation), rest), said
+        return changed(replace(request, conversation=conversation), rest), texts
     except (KeyError, TypeError, ValueError, AttributeError) as failure:
         raise StoreUnreadable("What hooks changed of this turn cannot be read.") from failure
 

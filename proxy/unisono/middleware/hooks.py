@@ -120,45 +120,45 @@ class HookedStream(BatchStream):
             await self._run.aclose()
 
     async def _each(self) -> AsyncGenerator[list[Event]]:
-        run = await self._asked_for() if self._run is None else self._run
-        async with aclosing(run):
+        stream = await self._asked_for() if self._run is None else self._run
+        async with aclosing(stream):
             if not self._hooked.looking_behind:
-                async for batch in run:
+                async for batch in stream:
                     yield batch
                 return
-            said: list[Closed] = []
-            async for batch in run:
-                said += (event for event in batch if type(event) is Closed)
+            closed_items: list[Closed] = []
+            async for batch in stream:
+                closed_items += (event for event in batch if type(event) is Closed)
                 if batch and isinstance(last := batch[-1], Finished):
-                    await self._after(said, last)
+                    await self._after(closed_items, last)
                 yield batch
 
     # -- before
 
     async def _asked_for(self) -> GenerationStream:
         self._turn = self._again(self._turn) if self._turn.journal else await self._before(self._turn)
-        run = self._hooked.turns.start(self._turn)
+        stream = self._hooked.turns.start(self._turn)
         # The consumer of this stream already holds its report.
-        run.report = self.report
-        return run
+        stream.report = self.report
+        return stream
 
     async def _before(self, request: GenerationRequest) -> GenerationRequest:
         """Call `before` of all hooks. Raises `Refused`, `HookFailed`."""
-        asked = request
+        original = request
         for hook in self._hooked.hooks:
             request = await self._asked(hook, request)
-        if request is not asked and request.passage is not None:
+        if request is not original and request.passage is not None:
             request = _kept_here(request, request.passage)
-        if not request.lasting or (request is asked and not self.report.hooks):
+        if not request.lasting or (request is original and not self.report.hooks):
             # The request is never resumed, or there is nothing to note.
             return request
-        return replace(request, noted=to_note(asked, request, self.report.hooks))
+        return replace(request, noted=to_note(original, request, self.report.hooks))
 
     async def _asked(self, hook: NamedHook, request: GenerationRequest) -> GenerationRequest:
-        asked = await hook.ask("before", request.request_id, _before(hook.hook, request))
-        if asked is None:
+        changes = await hook.ask("before", request.request_id, _before(hook.hook, request))
+        if changes is None:
             return request
-        request, annotation = asked
+        request, annotation = changes
         self._annotate(hook, annotation)
         return request
 

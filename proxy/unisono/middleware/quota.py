@@ -102,7 +102,7 @@ class MeteredService(GenerationService):
         if limits.tpm is not None:
             # A request that fits into a minute at all is not refused because of an estimate.
             least = max(1, min(least, limits.tpm - sent))
-        begun, ends = limits.budget_period.window(self.clock(), limits.budget_since)
+        start, ends = limits.budget_period.window(self.clock(), limits.budget_since)
         return QuotaReservation(
             account=Account(request.tenant, caller.key),
             once=token_hex(12),
@@ -113,7 +113,7 @@ class MeteredService(GenerationService):
             for_s=self.books.reservation_s,
             input_cost=price.of_input(sent),
             output_price=price.output,
-            period=f"{limits.budget_period.kind}:{begun:.0f}",
+            period=f"{limits.budget_period.kind}:{start:.0f}",
             period_ends=ends,
             is_owed=bool(request.journal),
         )
@@ -130,11 +130,11 @@ class MeteredService(GenerationService):
 
     def charge_journal(self, tenant: str, key: str, model: str, response_id: str, journal: Tokens) -> None:
         """Charge the journal of a response that fails before another stream can continue it."""
-        turn = GenerationRequest(
+        request = GenerationRequest(
             model, Conversation(Preamble()), tenant=tenant, caller=Caller(tenant, key), seed=response_id
         )
         usage = Usage(completion_tokens=generated_in(journal))
-        self.books.record(self.settlement(turn, usage, "", "", None, errors=1))
+        self.books.record(self.settlement(request, usage, "", "", None, errors=1))
 
     def settlement(
         self,
@@ -216,8 +216,8 @@ class MeteredStream(WrappedStream):
         self._begun = True
         settled, failed = False, False
         try:
-            async with aclosing(self._run) as run:
-                async for batch in run:
+            async with aclosing(self._run) as stream:
+                async for batch in stream:
                     if batch and isinstance(last := batch[-1], Finished):
                         self._note(last)
                         settled = True
@@ -231,23 +231,23 @@ class MeteredStream(WrappedStream):
                 books.record(self._settlement(self._usage_so_far(), errors=int(failed)))
 
     async def _reserve(self, caller: Caller) -> None:
-        metered, turn = self._metered, self._turn
-        claim = await metered.claim(turn, caller)
-        if (standing := await self._standing(claim)) is None:
+        metered, request = self._metered, self._turn
+        claim = await metered.claim(request, caller)
+        if (status := await self._standing(claim)) is None:
             return
-        if standing.refused is not None:
-            raise refused(standing.refused, standing)
+        if status.refused is not None:
+            raise refused(status.refused, status)
         self._claim = claim
-        self.report.standing = standing
-        if standing.output is None:
+        self.report.standing = status
+        if status.output is None:
             return
-        self._cut = standing.output < claim.max_output
+        self._cut = status.output < claim.max_output
         # No context holds more than MOST; a pass-through request states its limit itself.
-        if self._cut or turn.passage is not None:
-            run = metered.turns.start(replace(turn, max_tokens=standing.output))
+        if self._cut or request.passage is not None:
+            stream = metered.turns.start(replace(request, max_tokens=status.output))
             # The consumer of this stream already holds its report.
-            run.report = self.report
-            self._run = run
+            stream.report = self.report
+            self._run = stream
 
     async def _standing(self, claim: QuotaReservation) -> QuotaStatus | None:
         """Return the status of a claim; None if the request is unlimited because the store is down."""
@@ -280,15 +280,15 @@ class MeteredStream(WrappedStream):
         return replace(facts, prompt_tokens=prompt, completion_tokens=made, cached_tokens=cached)
 
     def _settlement(self, usage: Usage, errors: int = 0) -> UsageRecord:
-        turn, report = self._turn, self.report
-        served = "" if report.served_model == turn.model else report.served_model
-        return self._metered.settlement(turn, usage, report.backend, served, self._claim, errors)
+        request, report = self._turn, self.report
+        served = "" if report.served_model == request.model else report.served_model
+        return self._metered.settlement(request, usage, report.backend, served, self._claim, errors)
 
 
-def refused(limit: QuotaKind, standing: QuotaStatus) -> LimitReached:
+def refused(limit: QuotaKind, status: QuotaStatus) -> LimitReached:
     refusal = REFUSALS[limit]
-    again_s = refusal.again_s if standing.retry_after_s is None else standing.retry_after_s
-    return refusal.error(refusal.words, retry_after_s=again_s, quota=standing)
+    again_s = refusal.again_s if status.retry_after_s is None else status.retry_after_s
+    return refusal.error(refusal.words, retry_after_s=again_s, quota=status)
 
 
 def _guessed(request: GenerationRequest) -> int:

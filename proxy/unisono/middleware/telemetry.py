@@ -175,14 +175,14 @@ class ObservedStream(WrappedStream):
             _shielded(observer.generation_started, self._began)
         seen, outcome, error = ObservedProgress(), GenerationOutcome.LEFT, ""
         # The first batch of a resumed stream repeats an earlier one's output, which was already reported.
-        told, recorded = self._began.resumed, self._began.recorded_request is not None
+        has_started, recorded = self._began.resumed, self._began.recorded_request is not None
         try:
             async with aclosing(self._run):
                 async for batch in self._run:
                     if recorded:
                         seen.keep(batch)
-                    if told:
-                        told = False
+                    if has_started:
+                        has_started = False
                     else:
                         if seen.first_s is None:
                             seen.first_s = self.report.now_s()

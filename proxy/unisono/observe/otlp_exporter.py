@@ -92,11 +92,11 @@ class Exporter(Observer):
 
     def ended(self, done: GenerationDone) -> None:
         spans = spans_of(done, self.kinds)
-        taken = spans[: max(self._max_queued - len(self._waiting), 0)]
-        self._waiting += taken
+        accepted = spans[: max(self._max_queued - len(self._waiting), 0)]
+        self._waiting += accepted
         self._wake()
-        if len(taken) < len(spans):
-            self._count("dropped", len(spans) - len(taken))
+        if len(accepted) < len(spans):
+            self._count("dropped", len(spans) - len(accepted))
 
     def _wake(self) -> None:
         """Wake the thread if there is work."""
@@ -120,11 +120,11 @@ class Exporter(Observer):
 
     def _send(self, spans: list[Span]) -> None:
         try:
-            taken = self._exporter.export([self._readable(span) for span in spans]) is SpanExportResult.SUCCESS
+            is_exported = self._exporter.export([self._readable(span) for span in spans]) is SpanExportResult.SUCCESS
         except Exception as error:
             log.exception("spans could not be exported", exc_info=error)
-            taken = False
-        self._count("exported" if taken else "failed", len(spans))
+            is_exported = False
+        self._count("exported" if is_exported else "failed", len(spans))
 
     def _readable(self, span: Span) -> ReadableSpan:
         attributes = dict(span.attributes) | ({"error.type": span.error} if span.error else {})

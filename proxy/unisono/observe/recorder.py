@@ -54,9 +54,9 @@ def is_long(done: GenerationDone) -> bool:
 
     Tokens take time, and so do schemas, which prompts do not contain in full.
     """
-    asked = done.start.recorded_request or {}
+    recorded = done.start.recorded_request or {}
     tokens = len(done.journal) + sum(len(step.prompt) for step in done.steps)
-    return tokens > OFF_LOOP_TOKENS or bool(asked.get("tools") or asked.get("form"))
+    return tokens > OFF_LOOP_TOKENS or bool(recorded.get("tools") or recorded.get("form"))
 
 
 class Recorder(Observer):

@@ -35,19 +35,19 @@ class PassthroughService(GenerationService):
         self._pool = pool
 
     def start(self, request: GenerationRequest) -> GenerationStream:
-        passage = request.passage
-        if passage is None:
+        passthrough = request.passage
+        if passthrough is None:
             return self._turns.start(request)
-        if passage.way is AnswerMode.PASSING:
-            return PassthroughGeneration(self._pool, request, passage)
-        return EitherGeneration(self._turns, self._pool, request, passage)
+        if passthrough.way is AnswerMode.PASSING:
+            return PassthroughGeneration(self._pool, request, passthrough)
+        return EitherGeneration(self._turns, self._pool, request, passthrough)
 
     async def count(self, request: GenerationRequest) -> int:
         """Return the prompt's tokens; an estimate for a request that only passes through."""
-        passage = request.passage
-        if passage is None or passage.way is AnswerMode.ENGINE_THEN_PASSING:
+        passthrough = request.passage
+        if passthrough is None or passthrough.way is AnswerMode.ENGINE_THEN_PASSING:
             return await self._turns.count(request)
-        return OVERHEAD + passage.tokens
+        return OVERHEAD + passthrough.tokens
 
 
 class EitherGeneration(BatchStream):
@@ -69,15 +69,15 @@ class EitherGeneration(BatchStream):
     async def _each(self) -> AsyncGenerator[list[Event]]:
         passes_first = self._passage.way is AnswerMode.PASSING_THEN_ENGINE
         deadline = Deadline(asyncio.get_running_loop().time())
-        shown = False
+        has_output = False
         try:
             first = replace(self._turn, has_other_kind=True, deadline=deadline)
-            async with aclosing(self._run(first, passing=passes_first)) as run:
-                async for batch in run:
-                    shown = True
+            async with aclosing(self._run(first, passing=passes_first)) as stream:
+                async for batch in stream:
+                    has_output = True
                     yield batch
         except (BackendError, ContextTooLong) as error:
-            progress = Progress.SEEN if shown else Progress.NOTHING
+            progress = Progress.SEEN if has_output else Progress.NOTHING
             if decide(failure_kind(error), progress, RESTART_ONLY) is not Action.RETRY:
                 raise
         else:
@@ -85,11 +85,11 @@ class EitherGeneration(BatchStream):
         # Attempts of the first stream count as a failover.
         self.report.failovers += bool(self.report.tries)
         second = replace(self._turn, deadline=deadline)
-        async with aclosing(self._run(second, passing=not passes_first)) as run:
-            async for batch in run:
+        async with aclosing(self._run(second, passing=not passes_first)) as stream:
+            async for batch in stream:
                 yield batch
 
     def _run(self, request: GenerationRequest, *, passing: bool) -> GenerationStream:
-        run = PassthroughGeneration(self._pool, request, self._passage) if passing else self._turns.start(request)
-        run.report = self.report
-        return run
+        stream = PassthroughGeneration(self._pool, request, self._passage) if passing else self._turns.start(request)
+        stream.report = self.report
+        return stream

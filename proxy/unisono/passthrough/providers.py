@@ -118,8 +118,8 @@ class LitellmProvider:
             **({"api_key": options.api_key} if options.api_key else {}),
             **({"drop_params": True} if drop_params else {}),
         }
-        told = {*_texts(self._params), *self._environment.values()}
-        hidden = {text for text in told if len(text) >= MIN_REDACTED_LENGTH}
+        texts = {*_texts(self._params), *self._environment.values()}
+        hidden = {text for text in texts if len(text) >= MIN_REDACTED_LENGTH}
         # Longest first, since one value may be a prefix of another.
         self._hidden = sorted({*hidden, *secret_spellings(hidden)}, key=len, reverse=True)
 
@@ -131,15 +131,15 @@ class LitellmProvider:
         ask = litellm.acompletion if job.api is Api.CHAT else litellm.aresponses
         times = job.timeouts
         first_s = min(times.first_token_s, times.total_s) if job.stream else times.total_s
-        asked = self._call_arguments(job, litellm)
+        arguments = self._call_arguments(job, litellm)
         now = asyncio.get_running_loop().time
         ends_at = now() + times.total_s
         first_at = now() + first_s
-        begun = has_output_come = False
+        has_started = has_output_come = False
         try:
             async with asyncio.timeout_at(first_at):
-                answer = await ask(**asked)
-            begun = True
+                answer = await ask(**arguments)
+            has_started = True
             if not job.stream:
                 yield [_plain(answer)]
                 return
@@ -158,7 +158,7 @@ class LitellmProvider:
         except BackendError:
             raise
         except Exception as error:
-            raise self._failure(error, begun=begun) from error
+            raise self._failure(error, has_started=has_started) from error
 
     async def load(self) -> Load | None:
         return None
@@ -177,7 +177,7 @@ class LitellmProvider:
             raise InvalidRequest("'input' is required.", param="input")
         known = {name: value for name, value in job.body.items() if name in fields and value is not None}
         rest = {name: value for name, value in job.body.items() if name not in fields | {"model", "stream"}}
-        given = self._params.get("extra_body")
+        extra_body = self._params.get("extra_body")
         if rest and not _accepts_any_field(litellm, model, self._params):
             if not self._params.get("drop_params"):
                 name = next(iter(rest))
@@ -185,7 +185,7 @@ class LitellmProvider:
                     f"'{name[:64]}' is not supported by the provider of this model.", param=name[:64]
                 )
             rest = {}
-        more = {**(given if isinstance(given, dict) else {}), **rest}
+        more = {**(extra_body if isinstance(extra_body, dict) else {}), **rest}
         return {
             **self._params,
             **known,
@@ -198,21 +198,23 @@ class LitellmProvider:
             "max_retries": 0,
         }
 
-    def _failure(self, error: Exception, *, begun: bool) -> BackendError | ContextTooLong:
-        said = self._cleaned(str(getattr(error, "message", "") or ""))
+    def _failure(self, error: Exception, *, has_started: bool) -> BackendError | ContextTooLong:
+        reason = self._cleaned(str(getattr(error, "message", "") or ""))
         name = type(error).__name__
         if name == TOO_LONG:
-            tokens, limit = read_counts(said)
-            return ContextTooLong(f"the request is longer than the model's context: {said}", tokens=tokens, limit=limit)
+            tokens, limit = read_counts(reason)
+            return ContextTooLong(
+                f"the request is longer than the model's context: {reason}", tokens=tokens, limit=limit
+            )
         status = getattr(error, "status_code", None)
         log.warning("provider failed", extra={"kind": name, "status": status})
         if status not in STATUSES and _of_a_connection(error):
             return BackendUnavailable("the connection to the provider failed")
-        if not begun and (name == STUMBLED or status is None):
+        if not has_started and (name == STUMBLED or status is None):
             # A client's unusual request must not open the circuit of the provider for all clients.
             return BackendRejected("the request cannot be converted to the API of this model's provider")
         kind, message = STATUSES.get(status if isinstance(status, int) else 0, (BackendError, "the provider failed"))
-        failure = kind(f"{message}: {said}" if kind is BackendRejected and said else message)
+        failure = kind(f"{message}: {reason}" if kind is BackendRejected and reason else message)
         failure.permanent = isinstance(status, int) and is_permanent(status)
         return failure
 
@@ -254,16 +256,16 @@ def _event(one: Any, stream: Any, api: Api) -> dict[str, Any]:
     Raises BackendProtocolError for an end that litellm made up: it also ends streams regularly that a provider broke
     off.
     """
-    told = _plain(one, chunk=api is Api.CHAT)
+    data = _plain(one, chunk=api is Api.CHAT)
     # If a provider has no Responses API, litellm builds its events from chunks.
     chunks = getattr(stream, "litellm_custom_stream_wrapper", stream)
     if getattr(chunks, "sent_last_chunk", False) and all(getattr(chunks, name, "") is None for name in REASONS):
         raise BackendProtocolError("the provider ended its answer without a finish reason")
-    usage = (told if api is Api.CHAT else told.get("response") or {}).get("usage") or {}
+    usage = (data if api is Api.CHAT else data.get("response") or {}).get("usage") or {}
     if "cost" in usage and not any(_cost_of(chunk) for chunk in getattr(chunks, "chunks", ())):
         # The cost is from litellm's own price list, not from the provider.
         del usage["cost"]
-    return told
+    return data
 
 
 def _cost_of(chunk: Any) -> Any:
@@ -362,9 +364,9 @@ def _warm(package: Any) -> None:
 
     They are more than half of all it loads, and would block the event loop. No request is sent.
     """
-    asked = {"model": "openai/-", "messages": [{"role": "user", "content": "-"}], "mock_response": "-"}
+    arguments = {"model": "openai/-", "messages": [{"role": "user", "content": "-"}], "mock_response": "-"}
     for stream in (False, True):
-        answer = package.completion(**asked, stream=stream)
+        answer = package.completion(**arguments, stream=stream)
         if stream:
             deque(answer, maxlen=0)
     client = importlib.import_module("openai").AsyncOpenAI(api_key="-", base_url="http://127.0.0.1:9")

@@ -64,11 +64,11 @@ class Relay(ABC):
         guessed = Usage(self._passage.tokens, max(self.pieces, self.characters // CHARACTERS_PER_TOKEN))
         return guessed if self._reported_usage is None else usage_of(*self._reported_usage, guessed)
 
-    def _generated(self, text: Json, *, shown: bool = False) -> None:
+    def _generated(self, text: Json, *, has_output: bool = False) -> None:
         if isinstance(text, str) and text:
             self.characters += len(text)
             self.pieces += 1
-            if shown:
+            if has_output:
                 self.text.append(text)
 
     @abstractmethod
@@ -111,7 +111,7 @@ class ChatRelay(Relay):
         part = choice.get("delta" if self._passage.stream else "message")
         if not isinstance(part, Mapping):
             return
-        self._generated(part.get("content"), shown=True)
+        self._generated(part.get("content"), has_output=True)
         self._generated(part.get("reasoning_content") or part.get("reasoning"))
         for call in _objects(part.get("tool_calls")):
             function = call.get("function")
@@ -127,7 +127,7 @@ class ResponsesRelay(Relay):
             return self._response(body)
         kind = body.get("type")
         if isinstance(kind, str) and kind.endswith(".delta"):
-            self._generated(body.get("delta"), shown=kind == "response.output_text.delta")
+            self._generated(body.get("delta"), has_output=kind == "response.output_text.delta")
         response = body.get("response")
         if not isinstance(response, Mapping):
             if kind == "error":
@@ -147,7 +147,7 @@ class ResponsesRelay(Relay):
             for item in _objects(response.get("output")):
                 self._generated(item.get("arguments"))
                 for part in _objects(item.get("content")):
-                    self._generated(part.get("text"), shown=item.get("type") == "message")
+                    self._generated(part.get("text"), has_output=item.get("type") == "message")
         return self._named(response)
 
     def _named(self, response: Mapping[str, Json]) -> dict[str, Json]:
@@ -161,7 +161,7 @@ def relaying_of(passthrough: PassthroughRequest) -> Relay:
     return KINDS[passthrough.api](passthrough)
 
 
-def usage_of(told: Mapping[str, Json], sent: str, made: str, guessed: Usage) -> Usage:
+def usage_of(usage: Mapping[str, Json], sent: str, made: str, guessed: Usage) -> Usage:
     """Return the usage reported by an OpenAI API.
 
     `sent` and `made` are the field names of the prompt tokens and the completion tokens. Invalid counts are replaced by
@@ -172,12 +172,12 @@ def usage_of(told: Mapping[str, Json], sent: str, made: str, guessed: Usage) -> 
         number = of.get(name) if isinstance(of, Mapping) else None
         return number if type(number) is int and 0 <= number <= MAX_TOKENS else otherwise
 
-    prompt, completion = count(told, sent, guessed.prompt_tokens), count(told, made, guessed.completion_tokens)
+    prompt, completion = count(usage, sent, guessed.prompt_tokens), count(usage, made, guessed.completion_tokens)
     return Usage(
         prompt_tokens=prompt,
         completion_tokens=completion,
-        reasoning_tokens=min(count(told.get(f"{made}_details"), "reasoning_tokens", 0), completion),
-        cached_tokens=min(count(told.get(f"{sent}_details"), "cached_tokens", 0), prompt),
+        reasoning_tokens=min(count(usage.get(f"{made}_details"), "reasoning_tokens", 0), completion),
+        cached_tokens=min(count(usage.get(f"{sent}_details"), "cached_tokens", 0), prompt),
     )
 
 

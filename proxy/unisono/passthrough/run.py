@@ -45,17 +45,17 @@ class PassthroughGeneration(BatchStream):
         demand = RouteRequirements(self._passage.tokens * 3 // 4, max_tokens=self._turn.max_tokens)
         try:
             while True:
-                shown = False
+                has_started = False
                 try:
                     place = await places.acquire(demand)
                     places.record_use()
                     async with aclosing(self._answer(places, place)) as batches:
                         async for batch in batches:
-                            shown = True
+                            has_started = True
                             yield batch
                 except (BackendError, ContextTooLong) as error:
                     # No other backend can continue in the middle of an answer that was passed through.
-                    await places.recover(error, Progress.SEEN if shown else Progress.NOTHING, resumable=False)
+                    await places.recover(error, Progress.SEEN if has_started else Progress.NOTHING, resumable=False)
                 else:
                     places.pause()
                     return
@@ -70,22 +70,22 @@ class PassthroughGeneration(BatchStream):
         job = self._job(places, place)
         relaying = relaying_of(self._passage)
         telling = PassthroughTelemetry(self.report, place.deployment.name, relaying)
-        held: list[Event] = []
+        buffered: list[Event] = []
         has_begun = False
         coming = place.deployment.passing.answer(job)
         try:
             async with place.first_token_limit() if job.stream else nullcontext():
                 async for bodies in coming if job.stream else _unless_probes_fail(coming, place):
-                    held += relaying.feed(bodies)
+                    buffered += relaying.feed(bodies)
                     # Output before the first token is buffered, so that another deployment may still answer.
                     if not has_begun and any(has_output(job.api, body) for body in bodies):
                         has_begun = True
                         place.record_first_token()
                     if has_begun:
                         telling.record_output(monotonic())
-                    if held and has_begun and not relaying.ending:
-                        yield held
-                        held = []
+                    if buffered and has_begun and not relaying.ending:
+                        yield buffered
+                        buffered = []
             if not relaying.is_complete:
                 raise BackendProtocolError("the backend ended its answer prematurely")
         except UnisonoError as error:
@@ -100,18 +100,18 @@ class PassthroughGeneration(BatchStream):
             place.record_usage(relaying.usage.prompt_tokens + relaying.usage.completion_tokens)
             if isinstance(coming, AsyncGenerator):
                 await coming.aclose()
-        said = Closed(Text(0, Phase.FINAL), "".join(relaying.text))
-        yield [*held, said, Finished(relaying.reason, relaying.usage)]
+        closed = Closed(Text(0, Phase.FINAL), "".join(relaying.text))
+        yield [*buffered, closed, Finished(relaying.reason, relaying.usage)]
 
     def _job(self, places: SlotSession, place: Slot) -> PassthroughJob:
-        turn, passage = self._turn, self._passage
+        request, passthrough = self._turn, self._passage
         return PassthroughJob(
-            passage.api,
-            sent_body(passage, turn.max_tokens),
-            passage.stream,
-            starred(turn.model, passage.model),
+            passthrough.api,
+            sent_body(passthrough, request.max_tokens),
+            passthrough.stream,
+            starred(request.model, passthrough.model),
             places.start_attempt(place),
-            turn.request_id,
+            request.request_id,
             places.trace_span(0),
         )
 

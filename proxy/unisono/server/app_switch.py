@@ -62,9 +62,9 @@ class Application:
     async def start(self) -> None:
         """Start the application. Raises the exception of a failed start."""
         self._lifespan_task = asyncio.create_task(self._live(), name="application")
-        begun = asyncio.create_task(self._has_started.wait())
-        await asyncio.wait({self._lifespan_task, begun}, return_when=asyncio.FIRST_COMPLETED)
-        begun.cancel()
+        startup = asyncio.create_task(self._has_started.wait())
+        await asyncio.wait({self._lifespan_task, startup}, return_when=asyncio.FIRST_COMPLETED)
+        startup.cancel()
         if self._lifespan_task.done():
             await self._lifespan_task
 
@@ -183,12 +183,12 @@ class AppSwitch:
                 await self._lifespan(receive, send)
 
     async def _http(self, application: Application, scope: Scope, receive: Receive, send: Send) -> None:
-        begun, stream = False, False
+        has_started, stream = False, False
 
         async def watched(message: Message) -> None:
-            nonlocal begun, stream
-            if not begun and message["type"] == "http.response.start":
-                begun = True
+            nonlocal has_started, stream
+            if not has_started and message["type"] == "http.response.start":
+                has_started = True
                 headers = MutableHeaders(scope=message)
                 stream = headers.get("content-type", "").startswith("text/event-stream")
                 if self._leaving:
@@ -199,9 +199,9 @@ class AppSwitch:
             try:
                 await application.app(scope, receive, watched)
             except asyncio.CancelledError:
-                if not request.ended or request.task.uncancel() or (begun and not stream):
+                if not request.ended or request.task.uncancel() or (has_started and not stream):
                     raise
-                if begun:
+                if has_started:
                     await send({"type": "http.response.body", "body": to_event(leaving(), scope), "more_body": False})
                 else:
                     await to_response(leaving(), scope)(scope, receive, watched)

@@ -56,9 +56,9 @@ class Delivery:
         """
         return self._transport.get_write_buffer_size() + unacknowledged(self._transport.get_extra_info("socket"))
 
-    def _seen(self, left: int) -> None:
+    def _seen(self, unsent: int) -> None:
         """Restart the timeout: the client has read something."""
-        self._left = left
+        self._left = unsent
         self._due = self._loop.time() + self._timeout_s
         self._timer = self._loop.call_later(self._timeout_s / CHECKS_PER_TIMEOUT, self._look)
 
@@ -66,9 +66,9 @@ class Delivery:
         self._timer = None
         if not self._transport.get_write_buffer_size():
             return
-        left = self._untaken()
-        if left < self._left:
-            self._seen(left)
+        unsent = self._untaken()
+        if unsent < self._left:
+            self._seen(unsent)
         elif self._loop.time() >= self._due:
             reset(self._transport)
         else:

@@ -119,5 +119,5 @@ def close_unless_continued(cycle: RequestResponseCycle) -> None:
     cycle.send = closing  # type: ignore[method-assign]
 
 
-def _values(headers: Headers, wanted: bytes) -> list[bytes]:
-    return [value for name, value in headers if name == wanted]
+def _values(headers: Headers, wanted_name: bytes) -> list[bytes]:
+    return [value for name, value in headers if name == wanted_name]

@@ -166,8 +166,8 @@ class GatewayServer(uvicorn.Server):
             self._loop.call_soon_threadsafe(self._hurried.set)
             return
         self._leave_at = monotonic()
-        asked = self._leave_at - self._switch.last_probe_at < PROBE_RECENCY_S
-        self._noticed = not (notice and asked)
+        is_probed = self._leave_at - self._switch.last_probe_at < PROBE_RECENCY_S
+        self._noticed = not (notice and is_probed)
         self._switch.leave()
         self.should_exit = True
 

@@ -58,12 +58,12 @@ class Cache:
 
     def longest_prefix(self, blocks: Iterable[int]) -> int:
         """Return how many of the leading blocks are cached."""
-        held = 0
+        length = 0
         for block in blocks:
             if block not in self._blocks:
                 break
-            held += 1
-        return held
+            length += 1
+        return length
 
     def use(self, blocks: Iterable[int]) -> None:
         for block in blocks:
@@ -200,9 +200,9 @@ class SimulatedEngine:
         run = self._reading[0]
         # The last block of a fully cached prompt is computed again, because a step needs input.
         known = run.blocks[: (run.prompt - 1) // BLOCK_TOKENS]
-        held = self.cache.longest_prefix(known)
-        self.cache.use(known[:held])
-        run.cached = held * BLOCK_TOKENS
+        cached = self.cache.longest_prefix(known)
+        self.cache.use(known[:cached])
+        run.cached = cached * BLOCK_TOKENS
         self._to_read = float(run.prompt - run.cached)
 
     def _rates(self) -> tuple[float, float]:

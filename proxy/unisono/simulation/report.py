@@ -25,12 +25,12 @@ COLUMNS: Sequence[tuple[str, Callable[[StrategyResult], str]]] = (
 def to_table(plan: SimulationPlan, results: Sequence[StrategyResult]) -> list[str]:
     """Return table lines: one row per strategy, then one per backend with its share of the work."""
     first = results[0]
-    asked = {len(result.served) for result in results}
-    came = str(asked.pop()) if len(asked) == 1 else f"{min(asked)} to {max(asked)}"
+    counts = {len(result.served) for result in results}
+    requests = str(counts.pop()) if len(counts) == 1 else f"{min(counts)} to {max(counts)}"
     rows = [["STRATEGY", *(name for name, _ in COLUMNS)]]
     rows += [[result.strategy, *(cell(result) for _, cell in COLUMNS)] for result in results]
     lines = [
-        f"{came} requests in {first.lasted_us / 60e6:.1f} simulated minutes, seed {plan.seed}; times in seconds",
+        f"{requests} requests in {first.lasted_us / 60e6:.1f} simulated minutes, seed {plan.seed}; times in seconds",
         "",
         *_aligned(rows),
         "",

@@ -115,9 +115,9 @@ class _Line:
         Of several keys with equal length, the key of the newcomer is preferred.
         """
         key = max(self._keys, key=lambda each: (len(self._keys[each]), each == newcomer))
-        gone = self._keys[key].pop()
+        removed = self._keys[key].pop()
         self._left(key)
-        return gone.run.request
+        return removed.run.request
 
     def _left(self, key: int) -> None:
         self.length -= 1

@@ -52,14 +52,14 @@ class Serving:
         for rate in self._rates:
             rate.move(now)
         demand = RouteRequirements(wish.prompt, wish.blocks)
-        wanted = self._choosing.selection_request(demand, now, sticky=str(wish.conversation) if self._sticky else "")
-        taken = self._choosing.choose(wanted).candidate
-        if taken is None or taken.rank is not Rank.HEALTHY:
-            self._refused = wanted.tokens
+        selection = self._choosing.selection_request(demand, now, sticky=str(wish.conversation) if self._sticky else "")
+        candidate = self._choosing.choose(selection).candidate
+        if candidate is None or candidate.rank is not Rank.HEALTHY:
+            self._refused = selection.tokens
             return None
-        self._choosing.passed(wanted)
-        self._shares[wish] = self._choosing.reserve(taken, demand, wanted, now)
-        return self._index[taken.bit]
+        self._choosing.passed(selection)
+        self._shares[wish] = self._choosing.reserve(candidate, demand, selection, now)
+        return self._index[candidate.bit]
 
     def record_first_token(self, wish: Wish, backend: int) -> None:
         self._shares[wish].record_first_token()

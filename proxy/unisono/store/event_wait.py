@@ -54,11 +54,11 @@ async def until_some(
     while True:
         woken.clear()
         page = await read()
-        left = deadline - loop.time()
-        if page is None or page.events or page.ended or left <= 0:
+        remaining_s = deadline - loop.time()
+        if page is None or page.events or page.ended or remaining_s <= 0:
             return page
         try:
-            async with asyncio.timeout(min(left, POLL_INTERVAL_S)):
+            async with asyncio.timeout(min(remaining_s, POLL_INTERVAL_S)):
                 await woken.wait()
         except TimeoutError:
             continue

@@ -70,9 +70,9 @@ class WebDeps:
     inspections: InspectionReader = field(default_factory=InspectionReader)
 
 
-def _to_limit(given: Any) -> int:
-    if given.isascii() and given.isdigit() and len(given) <= 4 and 1 <= int(given) <= MAX_LISTED:
-        return int(given)
+def _to_limit(value: Any) -> int:
+    if value.isascii() and value.isdigit() and len(value) <= 4 and 1 <= int(value) <= MAX_LISTED:
+        return int(value)
     raise wrong(f"must be a whole number from 1 to {MAX_LISTED}")
 
 
@@ -192,13 +192,13 @@ async def get_trace(deps: Deps, caller: CurrentCaller, id: PathId) -> Response:
 
 @WEB.add("POST", "/inspect", (*SENT, 404, 429), answer=Inspection, body=InspectRequest)
 async def inspect(
-    deps: Deps, caller: CurrentCaller, given: Annotated[InspectRequest, parsed_body(InspectRequest)]
+    deps: Deps, caller: CurrentCaller, inspection: Annotated[InspectRequest, parsed_body(InspectRequest)]
 ) -> Response:
     """Parse a recording, Harmony text or token ids, and return the output with its recoveries."""
-    given.check()
-    if given.id is not None:
-        given = InspectRequest(trace=await _document(deps.traces, caller, given.id))
-    return _json(await deps.inspections.of(given))
+    inspection.check()
+    if inspection.id is not None:
+        inspection = InspectRequest(trace=await _document(deps.traces, caller, inspection.id))
+    return _json(await deps.inspections.of(inspection))
 
 
 async def _document(traces: TraceStore, caller: Caller, id: str) -> dict[str, Any]:

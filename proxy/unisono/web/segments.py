@@ -145,8 +145,8 @@ def body_of(header: str, *, role_given: bool) -> str:
 def describe_action(note: Mapping[str, Any]) -> str:
     """Describe an action of the gateway between two tokens, without the tokens it inserted."""
     match note:
-        case {"moved": list(), "kept": int(kept)}:
-            return f"the prompt continues after {kept} tokens of this step with:"
+        case {"moved": list(), "kept": int(reused)}:
+            return f"the prompt continues after {reused} tokens of this step with:"
         case {"able": list(kinds)}:
             return f"the backend can enforce: {', '.join(map(str, kinds)) or 'no constraints'}"
         case {"listed": list(offers)}:

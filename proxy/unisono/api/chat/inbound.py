@@ -85,11 +85,11 @@ def to_generation_request(
     """Convert a request; `today` is YYYY-MM-DD. Raises InvalidRequest if it cannot be met."""
     toolbox = to_toolbox(declared(request))
     conversation, notes = to_conversation(request.messages, toolbox, _effort(request), today)
-    asked, asked_at = _requested_choice(request)
-    forbidden = asked is not None and asked.mode is ChoiceMode.NONE
+    requested, requested_at = _requested_choice(request)
+    forbidden = requested is not None and requested.mode is ChoiceMode.NONE
     hosting = None if forbidden else to_hosting(request, runnable, caller.tenant)
     form = request.response_format.form("response_format") if request.response_format else None
-    turn = GenerationRequest(
+    generation_request = GenerationRequest(
         model=model,
         fields=request_fields("messages", tool="tools.{index}.function"),
         conversation=conversation,
@@ -106,15 +106,15 @@ def to_generation_request(
         request_id=request_id,
         surface="chat",
         hosting=hosting,
-        choice=to_choice(asked, OfferedTools(toolbox, hosts=hosting is not None), asked_at),
+        choice=to_choice(requested, OfferedTools(toolbox, hosts=hosting is not None), requested_at),
         form=form,
         reasoning_budget=smallest((*_budgets(request), rules.reasoning_budget)),
         sticky=_sticky(request, caller),
     )
-    turn = rules.applied_to(turn)
-    notes = [*_notes_on(request, turn, asked_at), *toolbox.notes, *notes]
+    generation_request = rules.applied_to(generation_request)
+    notes = [*_notes_on(request, generation_request, requested_at), *toolbox.notes, *notes]
     return ChatGeneration(
-        request=turn,
+        request=generation_request,
         choices=request.n or 1,
         stream=bool(request.stream),
         include_usage=bool(request.stream_options and request.stream_options.include_usage),

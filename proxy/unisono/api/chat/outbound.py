@@ -87,14 +87,14 @@ def to_usage(usages: Sequence[Usage]) -> dict[str, Any]:
     }
 
 
-def to_finish_reason(finished: Finished, shown: Sequence[CallForm], *, cut_in_sight: bool = False) -> str:
+def to_finish_reason(finished: Finished, calls: Sequence[CallForm], *, cut_in_sight: bool = False) -> str:
     """Return the finish reason.
 
-    `shown` holds the forms of the complete calls in the answer. `cut_in_sight` is true if the client received a
+    `calls` holds the forms of the complete calls in the answer. `cut_in_sight` is true if the client received a
     truncated call.
     """
-    if shown and not cut_in_sight:
-        return CALLED[shown[0]]
+    if calls and not cut_in_sight:
+        return CALLED[calls[0]]
     if finished.cut_call or cut_in_sight:
         return "length"
     match finished.reason:
@@ -106,12 +106,12 @@ def to_finish_reason(finished: Finished, shown: Sequence[CallForm], *, cut_in_si
             assert_never(finished.reason)
 
 
-def _has_room(shown: Sequence[CallForm], form: CallForm) -> bool:
+def _has_room(calls: Sequence[CallForm], form: CallForm) -> bool:
     """Return True if the message can hold one more call.
 
     A call in the legacy form must be the only one.
     """
-    return not shown or CallForm.LEGACY not in (shown[0], form)
+    return not calls or CallForm.LEGACY not in (calls[0], form)
 
 
 def to_call(item: ToolCall, arguments: str, form: CallForm) -> dict[str, Any]:
@@ -140,7 +140,7 @@ def to_choice(index: int, result: CollectedAnswer, frame: ChatFrame) -> dict[str
     content: list[str] = []
     refusal: list[str] = []
     calls: list[dict[str, Any]] = []
-    shown: list[CallForm] = []
+    call_forms: list[CallForm] = []
     for closed in result.items:
         match closed.item:
             case Reasoning():
@@ -149,9 +149,9 @@ def to_choice(index: int, result: CollectedAnswer, frame: ChatFrame) -> dict[str
                 (refusal if closed.item.unfit else content).append(closed.text)
             case ToolCall():
                 form = frame.toolbox.form_of(closed.item.name)
-                if closed.complete and _has_room(shown, form):
+                if closed.complete and _has_room(call_forms, form):
                     calls.append(to_call(closed.item, closed.text, form))
-                    shown.append(form)
+                    call_forms.append(form)
             case HostedCall() | Listing():
                 pass  # internal to the gateway
             case _:
@@ -162,7 +162,7 @@ def to_choice(index: int, result: CollectedAnswer, frame: ChatFrame) -> dict[str
     message["annotations"] = []
     if thoughts:
         message |= dict.fromkeys(frame.reasoning.names, thoughts)
-    if shown and shown[0] is CallForm.LEGACY:
+    if call_forms and call_forms[0] is CallForm.LEGACY:
         message["function_call"] = calls[0]
     elif calls:
         message["tool_calls"] = calls
@@ -170,7 +170,7 @@ def to_choice(index: int, result: CollectedAnswer, frame: ChatFrame) -> dict[str
         "index": index,
         "message": message,
         "logprobs": None,
-        "finish_reason": to_finish_reason(result.finished, shown),
+        "finish_reason": to_finish_reason(result.finished, call_forms),
     }
 
 

@@ -55,12 +55,12 @@ class CompletionFrame:
 
         With `first`, they include the prompt's token ids, if the prompt was sent as ids.
         """
-        told: dict[str, Any] = {"index": index, "text": text, "logprobs": None, "finish_reason": None}
+        choice: dict[str, Any] = {"index": index, "text": text, "logprobs": None, "finish_reason": None}
         if self.has_token_ids:
-            told["token_ids"] = list(tokens)
+            choice["token_ids"] = list(tokens)
             if first:
-                told["prompt_token_ids"] = list(self.prompts[index].tokens) or None
-        return told
+                choice["prompt_token_ids"] = list(self.prompts[index].tokens) or None
+        return choice
 
     def ended(self, index: int, finished: Finished, report: GenerationReport) -> dict[str, Any]:
         """Return the finish fields. `stop_reason` is the matched stop string or stop token id."""

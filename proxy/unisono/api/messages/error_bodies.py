@@ -31,8 +31,8 @@ def to_body(error: UnisonoError, request_id: str) -> dict[str, Any]:
 
     The message names the field at fault. The details hold the code that all APIs of the gateway use.
     """
-    told = {"type": to_type(error.status), "message": to_message(error), "details": {"error_code": error.code}}
-    return {"type": "error", "error": told} | ({"request_id": request_id} if request_id else {})
+    error_object = {"type": to_type(error.status), "message": to_message(error), "details": {"error_code": error.code}}
+    return {"type": "error", "error": error_object} | ({"request_id": request_id} if request_id else {})
 
 
 def to_message(error: UnisonoError) -> str:

@@ -130,14 +130,18 @@ class HistoryReader:
         answers = bool(texts) and not hands_over and texts[-1] > max(calls, default=-1)
         place = 0
         for is_text, group in groupby(blocks, key=lambda entry: isinstance(entry[1], TextBlock)):
-            run = list(group)
+            group_blocks = list(group)
             if is_text:
-                last = answers and place <= texts[-1] < place + len(run)
-                self._texts([block.text for _, block in run if isinstance(block, TextBlock)], _cites(run), last)
+                last = answers and place <= texts[-1] < place + len(group_blocks)
+                self._texts(
+                    [block.text for _, block in group_blocks if isinstance(block, TextBlock)],
+                    _cites(group_blocks),
+                    last,
+                )
             else:
-                for at, block in run:
+                for at, block in group_blocks:
                     self._made(at, block)
-            place += len(run)
+            place += len(group_blocks)
 
     def _texts(self, texts: Sequence[str], is_one: bool, is_answer: bool) -> None:
         some = [join(texts, param="messages")] if is_one else [text for text in texts if text]
@@ -223,8 +227,8 @@ def text_of(blocks: Iterable[tuple[str, ContentBlock]], notes: list[str]) -> str
             case TextBlock():
                 texts.append(block.text)
             case SearchResultBlock():
-                said = join((part.text for part in block.content), BETWEEN, param=at)
-                texts.append(f"{block.title}\n{block.source}\n{said}")
+                text = join((part.text for part in block.content), BETWEEN, param=at)
+                texts.append(f"{block.title}\n{block.source}\n{text}")
             case DocumentBlock():
                 texts.append(_document(at, block, notes))
             case CompactionBlock():
@@ -240,5 +244,5 @@ def text_of(blocks: Iterable[tuple[str, ContentBlock]], notes: list[str]) -> str
 
 def _document(at: str, block: DocumentBlock, notes: list[str]) -> str:
     inner = [(f"{at}.source.content.{place}", part) for place, part in enumerate(block.source.content)]
-    said = block.source.data or text_of(inner, notes)
-    return join([block.title or "", block.context or "", said], "\n", param=at)
+    text = block.source.data or text_of(inner, notes)
+    return join([block.title or "", block.context or "", text], "\n", param=at)

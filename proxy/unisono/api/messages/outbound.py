@@ -108,14 +108,14 @@ class MessageFrame:
     def result(self, closed: Closed, ran: Ran) -> dict[str, Any]:
         """Return the result block of an emitted call."""
         item = ran.item
-        said = AssistantCall(item.call_id, item.name, closed.text, closed.tokens)
-        return to_result(ran, self.seal([said, ToolResult(item.call_id, item.name, ran.text_for_model)], self.talk))
+        call = AssistantCall(item.call_id, item.name, closed.text, closed.tokens)
+        return to_result(ran, self.seal([call, ToolResult(item.call_id, item.name, ran.text_for_model)], self.talk))
 
 
 def to_message(result: CollectedAnswer, report: GenerationReport, frame: MessageFrame) -> dict[str, Any]:
     """Return the whole answer."""
     content: list[dict[str, Any]] = []
-    shown = ShownBlocks()
+    blocks = ShownBlocks()
     ran = {each.item.call_id: each for each in result.ran}
     for closed in result.items:
         item = closed.item
@@ -123,7 +123,7 @@ def to_message(result: CollectedAnswer, report: GenerationReport, frame: Message
             case Text():
                 if closed.text:
                     content.append({"type": "text", "text": closed.text})
-                    shown.refused = shown.refused or item.unfit
+                    blocks.refused = blocks.refused or item.unfit
             case Reasoning():
                 if closed.text and frame.thinking is not Thinking.HIDDEN:
                     text = closed.text if frame.thinking is Thinking.SHOWN else ""
@@ -131,19 +131,19 @@ def to_message(result: CollectedAnswer, report: GenerationReport, frame: Message
             case ToolCall():
                 if closed.complete:
                     content.append(_call(item, to_wire(closed.text)))
-                    shown.calls += 1
+                    blocks.calls += 1
             case HostedCall():
                 if frame.is_emitted(item):
                     content.append(to_use(item))
-                    shown.served.append(name_of(item))
+                    blocks.served.append(name_of(item))
                     if item.call_id in ran:
                         content.append(frame.result(closed, ran[item.call_id]))
             case Listing():
                 pass
             case _:
                 assert_never(item)
-    message = frame.message(content, to_usage(result.finished.usage, shown))
-    ending = to_ending(result.finished, shown, report, frame.max_tokens)
+    message = frame.message(content, to_usage(result.finished.usage, blocks))
+    ending = to_ending(result.finished, blocks, report, frame.max_tokens)
     return message | ending | {"unisono": to_about([report], frame.notes)}
 
 
@@ -205,8 +205,8 @@ class MessageEvents:
 
         An open block stays open, because it is incomplete.
         """
-        told = {**to_body(error, self._frame.request_id), "unisono": to_about([self._report], self._frame.notes)}
-        return named_event(b"error", orjson.dumps(told))
+        error_body = {**to_body(error, self._frame.request_id), "unisono": to_about([self._report], self._frame.notes)}
+        return named_event(b"error", orjson.dumps(error_body))
 
     def _message_start(self) -> bytes:
         self._has_started = True
@@ -280,10 +280,10 @@ class MessageEvents:
 
         Clients fail on anything else.
         """
-        said = f"{self._before_object}{text}"
-        begins = said.lstrip().startswith("{")
-        self._before_object = None if begins else said
-        return self._delta + orjson.dumps(said) + _END if begins else b""
+        arguments = f"{self._before_object}{text}"
+        begins = arguments.lstrip().startswith("{")
+        self._before_object = None if begins else arguments
+        return self._delta + orjson.dumps(arguments) + _END if begins else b""
 
     def _closed(self, closed: Closed) -> bytes:
         item = closed.item
@@ -316,9 +316,9 @@ class MessageEvents:
 
     def _called(self, item: ToolCall, closed: Closed) -> bytes:
         if self._open:
-            held, self._before_object = self._before_object, None
+            before_object, self._before_object = self._before_object, None
             self._blocks.cut = self._blocks.cut or not closed.complete
-            rest = to_json(closed.text) if held and closed.complete else ""
+            rest = to_json(closed.text) if before_object and closed.complete else ""
             return (self._delta + orjson.dumps(rest) + _END if rest else b"") + self._stop()
         if not closed.complete:
             return b""

@@ -103,9 +103,9 @@ def with_server_tools(
     if server_tools is None:
         return None
     server_tools = bounded(server_tools, tools)
-    shown = frozenset(server.label for server in served)
-    seen = all(server.label in shown for server in server_tools.servers)
-    return replace(server_tools, shown=shown, pause_after=pause_after if seen else None)
+    labels = frozenset(server.label for server in served)
+    seen = all(server.label in labels for server in server_tools.servers)
+    return replace(server_tools, shown=labels, pause_after=pause_after if seen else None)
 
 
 def requested_choice(spec: ChoiceSpec | None, tools: Sequence[MessagesTool]) -> ToolChoice | None:

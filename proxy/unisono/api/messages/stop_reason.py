@@ -29,7 +29,7 @@ class ShownBlocks:
 
 def to_usage(usage: Usage, blocks: ShownBlocks) -> dict[str, Any]:
     """Return the usage. Here `input_tokens` excludes cached tokens."""
-    told: dict[str, Any] = {
+    fields: dict[str, Any] = {
         "input_tokens": max(0, usage.prompt_tokens - usage.cached_tokens),
         "cache_creation_input_tokens": 0,
         "cache_read_input_tokens": usage.cached_tokens,
@@ -37,11 +37,11 @@ def to_usage(usage: Usage, blocks: ShownBlocks) -> dict[str, Any]:
         "output_tokens_details": {"thinking_tokens": usage.reasoning_tokens},
     }
     if blocks.served:
-        told["server_tool_use"] = {
+        fields["server_tool_use"] = {
             "web_search_requests": blocks.served.count(SEARCH),
             "web_fetch_requests": blocks.served.count(FETCH),
         }
-    return told
+    return fields
 
 
 def to_ending(

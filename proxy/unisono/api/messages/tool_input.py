@@ -65,8 +65,8 @@ def to_json(arguments: str) -> str:
     return arguments
 
 
-def to_arguments(given: dict[str, Any]) -> str:
+def to_arguments(value: dict[str, Any]) -> str:
     """Restore the model's argument text from an object. Inverse of `to_input`."""
-    if given.keys() == {UNPARSED} and isinstance(given[UNPARSED], str):
-        return str(given[UNPARSED])
-    return orjson.dumps(given).decode()
+    if value.keys() == {UNPARSED} and isinstance(value[UNPARSED], str):
+        return str(value[UNPARSED])
+    return orjson.dumps(value).decode()

@@ -25,10 +25,12 @@ async def answer_whole(deps: ResponsesDeps, prepared: PreparedRequest) -> tuple[
     Raises the errors of the generation, and the StoreError family if the response cannot be stored. If tools have
     run by then, a failed response is returned instead.
     """
-    run = deps.service.start(prepared.generation.request)
-    events = ResponseEvents(prepared.frame, run.report, new_id=prepared.item_ids, clock=deps.clock, told=False)
+    stream = deps.service.start(prepared.generation.request)
+    events = ResponseEvents(
+        prepared.frame, stream.report, new_id=prepared.item_ids, clock=deps.clock, are_facts_reported=False
+    )
     try:
-        async for batch in run:
+        async for batch in stream:
             events.write(batch)
     except Exception as error:
         # A client repeats a failed request, which would run the tools a second time.
@@ -36,7 +38,7 @@ async def answer_whole(deps: ResponsesDeps, prepared: PreparedRequest) -> tuple[
             raise
         events.fail(failure_of(error))
     finally:
-        await run.aclose()
+        await stream.aclose()
     response = events.stored
     assert response is not None  # a generation ends with Finished or raises
     try:
@@ -47,7 +49,7 @@ async def answer_whole(deps: ResponsesDeps, prepared: PreparedRequest) -> tuple[
         events.fail(error)
         response = events.stored
         assert response is not None
-    return response, run.report
+    return response, stream.report
 
 
 async def answer_events(
@@ -64,15 +66,15 @@ async def answer_events(
     `over` receives the finished response before its end is emitted.
     """
     events = ResponseEvents(prepared.frame, stream.report, new_id=prepared.item_ids, clock=deps.clock)
-    begun = False
+    has_started = False
     try:
         try:
             async for batch in stream:
                 if made := events.write(batch):
-                    begun = True
+                    has_started = True
                     yield made
         except Exception as error:
-            if not (begun or too_late()):
+            if not (has_started or too_late()):
                 raise
             yield events.fail(failure_of(error))
         response = events.stored

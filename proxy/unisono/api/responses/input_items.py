@@ -60,9 +60,9 @@ Word = Annotated[str | None, PlainValidator(_word)]
 def _add_type_names(schema: dict[str, Any], model: type[InputItem]) -> None:
     """Add a model's type names to its schema, including those of Open Responses."""
     kinds = [kind for kind, each in KINDS.items() if each is model]
-    said = schema["properties"]["type"]
+    type_schema = schema["properties"]["type"]
     # An optional field may be null.
-    optional = [None] if "default" in said else []
+    optional = [None] if "default" in type_schema else []
     schema["properties"]["type"] = {"enum": [*kinds, *(PREFIX + kind for kind in kinds), *optional]}
 
 

@@ -103,18 +103,18 @@ async def understood(
     """
     model = deps.resolve(request.model, sender.caller)
     if request.conversation is None:
-        asked = await _understood(deps, sender, request, model, response_id, size, recalled)
-        async with asked.approvals.hold():
-            yield asked
+        prepared = await _understood(deps, sender, request, model, response_id, size, recalled)
+        async with prepared.approvals.hold():
+            yield prepared
         return
     if not OUR_ID.fullmatch(request.conversation.id):
         raise no_conversation(request.conversation.id)
     async with hold_lease(deps, sender.tenant, request.conversation.id, response_id) as lease:
         if lease is None:
             raise busy(request.conversation.id)
-        asked = await _understood(deps, sender, request, model, response_id, size, recalled, lease)
-        async with asked.approvals.hold():
-            yield asked
+        prepared = await _understood(deps, sender, request, model, response_id, size, recalled, lease)
+        async with prepared.approvals.hold():
+            yield prepared
 
 
 def busy(conversation_id: str) -> StoreConflict:
@@ -135,7 +135,7 @@ async def _understood(
     lease: Lease | None = None,
 ) -> PreparedRequest:
     past = await recalled(deps.store, sender.tenant, request)
-    asked = await assembled(
+    prepared = await assembled(
         deps,
         sender,
         request,
@@ -147,8 +147,8 @@ async def _understood(
         size=size,
     )
     if request.stored:
-        await deps.store.check(replace(asked.frame.stored(Status.IN_PROGRESS), input=asked.generation.input))
-    return asked
+        await deps.store.check(replace(prepared.frame.stored(Status.IN_PROGRESS), input=prepared.generation.input))
+    return prepared
 
 
 async def assembled(
@@ -189,12 +189,12 @@ async def assembled(
         servers=servers,
         rules=model.rules,
     )
-    turn = await off_loop(parse, size)
-    approvals = Approvals(deps, sender.tenant, response_id, approvals_in(request, turn.request.hosting))
-    turn = replace(turn, request=approvals.attach_to(turn.request))
+    generation = await off_loop(parse, size)
+    approvals = Approvals(deps, sender.tenant, response_id, approvals_in(request, generation.request.hosting))
+    generation = replace(generation, request=approvals.attach_to(generation.request))
     seal = _sealer(seals, sender.tenant) if request.seals_reasoning else None
-    frame = _frame(sender, request, past, model, turn, response_id, created_at, today, seal)
-    return PreparedRequest(sender, request, turn, frame, approvals, lease, past.revision)
+    frame = _frame(sender, request, past, model, generation, response_id, created_at, today, seal)
+    return PreparedRequest(sender, request, generation, frame, approvals, lease, past.revision)
 
 
 def _servers(sender: Sender, request: ResponsesRequest, rules: ServerRules, session: str) -> tuple[ToolServer, ...]:

@@ -90,10 +90,10 @@ class ResponsesTool(OpenModel):
         spec = SPECS.get(tool.type)
         if spec is None:
             return tool
-        given = {"name": tool.name, **(tool.model_extra or {})}
+        fields = {"name": tool.name, **(tool.model_extra or {})}
         if tool.name is None:
-            del given["name"]
-        return tool.model_copy(update={"spec": spec.model_validate(given)})
+            del fields["name"]
+        return tool.model_copy(update={"spec": spec.model_validate(fields)})
 
 
 SPECS: dict[str, type[FunctionSpec | CustomSpec | McpSpec]] = {

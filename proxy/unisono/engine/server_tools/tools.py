@@ -55,7 +55,7 @@ class OfferedServerTools:
         self._servers = {server.label: server for server in server_tools.servers}
         self._trained: dict[str, HostedTool] = {}
         self._tools: dict[str, HostedTool] = {}
-        names = ToolNames(taken=self._client)
+        names = ToolNames(reserved=self._client)
         for offer in offers:
             builtin = self._builtin(offer)
             trained = {} if self._is_taken(builtin) else _trained(builtin, offer.tools)

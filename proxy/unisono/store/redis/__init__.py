@@ -115,26 +115,26 @@ class RedisStore(KeptKeys, KeptAccounts, KeptTraces):
         log: LogWrite,
         revision: int | None,
     ) -> None:
-        head, given, output = await self._encoded(response)
-        anchor, kept = response.anchor, self._retention
+        head, input, output = await self._encoded(response)
+        anchor, retention = response.anchor, self._retention
         named = [*keys.response(tenant, anchor, response.id), *keys.lease(tenant, anchor)]
         appended = response.input + response.output if revision is not None else ()
         args: Args = [
             int(new),
             fence(tenant, anchor, lease),
             head,
-            given,
+            input,
             output,
             int(response.status.terminal),
-            milliseconds(kept.response_s),
-            milliseconds(kept.log_s),
+            milliseconds(retention.response_s),
+            milliseconds(retention.log_s),
             named[1],
             "" if revision is None or response.conversation is None else revision,
-            *of_items(appended, kept, self._bounds),
+            *of_items(appended, retention, self._bounds),
             *of_log(log),
         ]
         await self._link.act(scripts.SAVE, [*named, *keys.conversation(tenant, anchor)], args)
-        ttl = milliseconds(kept.response_s)
+        ttl = milliseconds(retention.response_s)
         pointers = self._index_commands(tenant, response.input + response.output, ["r", anchor, response.id], ttl)
         if anchor != response.id:
             pointers.append(("SET", keys.anchor(tenant, response.id), anchor, "PX", ttl))
@@ -153,9 +153,9 @@ class RedisStore(KeptKeys, KeptAccounts, KeptTraces):
     async def responses(self, tenant: str, ids: Sequence[str]) -> tuple[StoredResponse | None, ...]:
         if not ids:
             return ()
-        asked: list[Command] = [_record(tenant, id, id) for id in ids]
-        asked += [("GET", keys.anchor(tenant, id)) for id in ids]
-        answers = await self._link.read(*asked)
+        commands: list[Command] = [_record(tenant, id, id) for id in ids]
+        commands += [("GET", keys.anchor(tenant, id)) for id in ids]
+        answers = await self._link.read(*commands)
         records, anchors = answers[: len(ids)], answers[len(ids) :]
         elsewhere = [n for n, anchor in enumerate(anchors) if anchor is not None]
         if elsewhere:

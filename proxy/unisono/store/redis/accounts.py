@@ -67,9 +67,9 @@ class KeptAccounts:
         of_account: dict[Account, list[QuotaReservation]] = defaultdict(list)
         for claim in claims:
             of_account[claim.account].append(claim)
-        for held in of_account.values():
-            args: Args = [milliseconds(held[0].for_s), *(claim.once for claim in held)]
-            await self._link.act(EXTEND_CLAIMS, _named(held[0])[1:3], args)
+        for held_claim in of_account.values():
+            args: Args = [milliseconds(held_claim[0].for_s), *(claim.once for claim in held_claim)]
+            await self._link.act(EXTEND_CLAIMS, _named(held_claim[0])[1:3], args)
 
     async def settle(self, *settlements: UsageRecord) -> None:
         places = [(one.entry.account, one.entry.day) for one in settlements]
@@ -78,9 +78,9 @@ class KeptAccounts:
         new = used - self._listed
         await self._list(new)
         # The failure of one does not affect the others: each is one operation, and each may be repeated.
-        begun = await asyncio.gather(*(self._settled(one) for one in settlements))
+        results = await asyncio.gather(*(self._settled(one) for one in settlements))
         # A server that restarted without recent writes has lost the list too.
-        lost = {place for place, first in zip(places, begun, strict=True) if first} - new
+        lost = {place for place, first in zip(places, results, strict=True) if first} - new
         self._listed -= lost
         await self._list(lost)
 

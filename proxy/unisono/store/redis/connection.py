@@ -347,16 +347,16 @@ class Link:
 
     async def _found_anew(self, key: str) -> Redis:
         if self._sentinel is not None:
-            asked = [one.sentinel_get_master_addr_by_name(self._service) for one in self._sentinel.sentinels]
+            calls = [one.sentinel_get_master_addr_by_name(self._service) for one in self._sentinel.sentinels]
         elif isinstance(self._client, RedisCluster):
             # A node that was isolated or stalled does not know of a failover yet.
             await self._read_slots(self._client)
             nodes = self._client.get_nodes()
-            asked = [primary_seen_by(self._client, node, key) for node in nodes]
+            calls = [primary_seen_by(self._client, node, key) for node in nodes]
         else:
             return Redis.from_url(self._standalone_url, **self._options)
         # The remaining time is for the primary.
-        host, port = await agreed(asked, self._deadline_s / 2)
+        host, port = await agreed(calls, self._deadline_s / 2)
         return Redis(host=host, port=port, **self._options)
 
     async def pubsub(self) -> PubSub:

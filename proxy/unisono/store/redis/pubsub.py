@@ -52,10 +52,10 @@ class Listener:
 
     async def _run(self) -> None:
         while True:
-            begun = asyncio.create_task(self._start())
+            subscription = asyncio.create_task(self._start())
             try:
                 # If cancelled midway, the library would lose track of the connection that it is opening.
-                pubsub = await asyncio.shield(begun)
+                pubsub = await asyncio.shield(subscription)
                 async with asyncio.TaskGroup() as both:
                     both.create_task(self._follow(pubsub))
                     both.create_task(self._listen(pubsub))
@@ -64,9 +64,9 @@ class Listener:
                 log.debug("the subscription connection was lost", extra={"cause": repr(errors.exceptions[0])})
                 self._waiting.wake_all()
             finally:
-                await asyncio.wait([begun])
-                if begun.exception() is None:
-                    await _close(begun.result())
+                await asyncio.wait([subscription])
+                if subscription.exception() is None:
+                    await _close(subscription.result())
             await asyncio.sleep(RECONNECT_DELAY_S)
 
     async def _start(self) -> Any:
@@ -98,13 +98,13 @@ class Listener:
                 async with asyncio.timeout_at(tidy_at):
                     await self._news.wait()
 
-    async def _leave(self, pubsub: PubSub, gone: set[str]) -> None:
+    async def _leave(self, pubsub: PubSub, channels: set[str]) -> None:
         # Keep one: a connection without subscriptions cannot be read.
-        gone = gone if gone != self._heard else set(list(gone)[1:])
-        if gone:
-            self._subscriptions -= gone
-            self._heard -= gone
-            await pubsub.unsubscribe(*gone)
+        channels = channels if channels != self._heard else set(list(channels)[1:])
+        if channels:
+            self._subscriptions -= channels
+            self._heard -= channels
+            await pubsub.unsubscribe(*channels)
 
     async def _listen(self, pubsub: PubSub) -> None:
         while True:

@@ -364,8 +364,8 @@ class SqliteStore:
     async def ledger(self, since: str, until: str, account: Account | None = None) -> tuple[LedgerLine, ...]:
         return await self._read(accounts.ledger, since, until, account)
 
-    async def keep_traces(self, *kept: StoredTrace, for_s: float, most: int) -> None:
-        await self._do(traces.keep, kept, for_s, most)
+    async def keep_traces(self, *new_traces: StoredTrace, for_s: float, most: int) -> None:
+        await self._do(traces.keep, new_traces, for_s, most)
 
     async def trace(self, tenant: str, id: str) -> StoredTrace | None:
         return await self._read(traces.get, tenant, id)

@@ -87,11 +87,11 @@ def _room(act: Transaction, claim: QuotaReservation) -> int | QuotaKind | None:
         "SELECT tokens, cost FROM account_spent WHERE tenant = ? AND key = ? AND period = ?",
         (*_account_columns(claim.account), claim.period),
     ).fetchone() or (0, 0)
-    held = act.db.execute(
+    reserved = act.db.execute(
         "SELECT total(budget_tokens), total(budget_cost) FROM account_claims WHERE tenant = ? AND key = ?",
         _account_columns(claim.account),
     ).fetchone()
-    room = _find_room(claim, spent[0] + int(held[0]), spent[1] + int(held[1]))
+    room = _find_room(claim, spent[0] + int(reserved[0]), spent[1] + int(reserved[1]))
     if not isinstance(room, QuotaKind):
         return room
     room_when_idle = _find_room(claim, *spent)
@@ -103,16 +103,16 @@ def _find_room(claim: QuotaReservation, used_tokens: int, used_cost: int) -> int
     limits = claim.limits
     room, owed = claim.max_output, claim.expected_output if claim.is_owed else 0
     if limits.token_budget is not None:
-        left = limits.token_budget - used_tokens - claim.input
-        if left < 1 and not claim.is_owed:
+        remaining = limits.token_budget - used_tokens - claim.input
+        if remaining < 1 and not claim.is_owed:
             return QuotaKind.TOKEN_BUDGET
-        room = min(room, max(claim.expected_output, left // SHARE), max(left, owed))
+        room = min(room, max(claim.expected_output, remaining // SHARE), max(remaining, owed))
     if limits.money_budget is not None:
-        left = limits.money_budget - used_cost - claim.input_cost
-        if (left < 0 or used_cost >= limits.money_budget) and not claim.is_owed:
+        remaining = limits.money_budget - used_cost - claim.input_cost
+        if (remaining < 0 or used_cost >= limits.money_budget) and not claim.is_owed:
             return QuotaKind.MONEY_BUDGET
         if claim.output_price > 0:
-            outputs = max(left, 0) * MILLION // claim.output_price
+            outputs = max(remaining, 0) * MILLION // claim.output_price
             if outputs < 1 and not claim.is_owed:
                 return QuotaKind.MONEY_BUDGET
             room = min(room, max(claim.expected_output, outputs // SHARE), max(outputs, owed))
@@ -124,8 +124,8 @@ def _hold(act: Transaction, claim: QuotaReservation, room: int | None) -> None:
     _count(act, claim.account, second, 1, claim.tokens)
     # Both costs are rounded up to whole micro-USD, so that no request costs more than was reserved for it.
     cost = 0 if room is None else claim.input_cost - (-room * claim.output_price // MILLION)
-    held = (second, claim.tokens, claim.input + (room or 0), cost, room)
-    row = (*whose, claim.once, *held, act.now + claim.for_s)
+    values = (second, claim.tokens, claim.input + (room or 0), cost, room)
+    row = (*whose, claim.once, *values, act.now + claim.for_s)
     act.db.execute("INSERT INTO account_claims VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)", row)
 
 

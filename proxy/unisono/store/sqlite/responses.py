@@ -50,13 +50,13 @@ def _write(
 ) -> None:
     expires = act.now + act.retention.response_s
     log_expires = act.now + act.retention.log_s if response.status.terminal else expires
-    head, given, output = parts
+    head, input, output = parts
     terminal = response.status.terminal
     if new:
         _forget(act, tenant, response.id)
         act.db.execute(
             "INSERT INTO responses VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)",
-            (tenant, response.id, response.anchor, head, given, output, terminal, expires, log_expires),
+            (tenant, response.id, response.anchor, head, input, output, terminal, expires, log_expires),
         )
     else:
         act.db.execute(

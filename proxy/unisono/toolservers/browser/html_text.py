@@ -131,8 +131,8 @@ class Scanner:
         foreign = called in {"svg", "math"} and tag.attributes.endswith("/")
         if closing or called not in VERBATIM or foreign:
             return tag, end + 1
-        behind = re.compile(f"</{called}(?![a-z0-9])", re.IGNORECASE).search(self._source, end + 1)
-        until = behind.start() if behind else len(self._source)
+        end_tag = re.compile(f"</{called}(?![a-z0-9])", re.IGNORECASE).search(self._source, end + 1)
+        until = end_tag.start() if end_tag else len(self._source)
         return Tag(called, False, tag.attributes, self._source[end + 1 : until]), self._after(">", until, until)
 
     def _end_of_tag(self, start: int) -> int:
@@ -260,17 +260,17 @@ class Reader:
         target, self._target = self._target, None
         if target is None:
             return
-        said = _SPACE.sub(" ", "".join(self._linked))
+        label = _SPACE.sub(" ", "".join(self._linked))
         full = len(self._links) >= MAX_LINKS and target not in self._links
-        if not said.strip() or full:
-            self._writer.words(said)
+        if not label.strip() or full:
+            self._writer.words(label)
             return
         number = self._links.setdefault(target, len(self._links))
         domain = domain_of(target)
         # White space inside the link's ends belongs to the surrounding words.
-        self._writer.words(" " if said[0] == " " else "")
-        self._writer.words(link(number, said.strip(), "" if domain == self._domain else cleaned(domain)))
-        self._writer.words(" " if said[-1] == " " else "")
+        self._writer.words(" " if label[0] == " " else "")
+        self._writer.words(link(number, label.strip(), "" if domain == self._domain else cleaned(domain)))
+        self._writer.words(" " if label[-1] == " " else "")
 
     def _absolute(self, href: str) -> str | None:
         try:

@@ -278,15 +278,15 @@ def _parse_status(end: int) -> dict[str, object]:
     """
     os.set_blocking(end, False)
     try:
-        said = json.loads(os.read(end, STATUS_BYTES))
+        status = json.loads(os.read(end, STATUS_BYTES))
     except (OSError, ValueError):
         return {}
-    return said if isinstance(said, dict) else {}
+    return status if isinstance(status, dict) else {}
 
 
-def _outcome(said: dict[str, object], output: CapturedOutput, overdue: bool) -> RunOutcome:
+def _outcome(status: dict[str, object], output: CapturedOutput, overdue: bool) -> RunOutcome:
     logs, left_out = output.text()
-    code, number = said.get("exit"), said.get("signal")
+    code, number = status.get("exit"), status.get("signal")
     exit_code = code if isinstance(code, int) else -number if isinstance(number, int) else None
-    limit = said.get("limit")
+    limit = status.get("limit")
     return RunOutcome(logs, exit_code, overdue or limit == "time", left_out, limit == "disk", limit == "memory")

@@ -324,11 +324,11 @@ def wait(child: int, proc: int | None, settings: dict[str, Any]) -> dict[str, An
         if ended:
             continue
         if not ended_by and time.monotonic() >= look_at:
-            begun = time.monotonic()
-            ended_by = "time" if begun >= deadline else exceeded(proc, settings)
+            started_at = time.monotonic()
+            ended_by = "time" if started_at >= deadline else exceeded(proc, settings)
             if ended_by:
                 os.kill(child, signal.SIGKILL)
-            look_at = min(deadline, time.monotonic() + max(LOOK_S, 4 * (time.monotonic() - begun)))
+            look_at = min(deadline, time.monotonic() + max(LOOK_S, 4 * (time.monotonic() - started_at)))
         time.sleep(PAUSE_S)
 
 
@@ -356,10 +356,10 @@ def clear(user: int | None, proc: int | None) -> None:
     while time.monotonic() < until:
         if user is not None:
             end_all_of(user)
-        left = list(descendants(proc)) if proc is not None else []
-        if not left:
+        remaining = list(descendants(proc)) if proc is not None else []
+        if not remaining:
             return
-        for process in left:
+        for process in remaining:
             with suppress(OSError):
                 os.kill(int(process), signal.SIGKILL)
         with suppress(ChildProcessError):

@@ -223,12 +223,12 @@ def interpreter_paths(interpreter: str) -> tuple[str, ...]:
     Directories that contain the home directory are excluded.
     """
     try:
-        asked = subprocess.run(  # noqa: S603
+        completed = subprocess.run(  # noqa: S603
             [interpreter, "-I", "-c", _PATHS], capture_output=True, text=True, timeout=TRIAL_S, check=False, env={}
         )
     except (OSError, subprocess.TimeoutExpired):
         return ()
     home = os.path.expanduser("~")  # noqa: PTH111 - Path.home() raises for a user without one
     homes = (Path(home), Path(os.path.realpath(home)))
-    paths = sorted({interpreter, *asked.stdout.splitlines()})
+    paths = sorted({interpreter, *completed.stdout.splitlines()})
     return tuple(path for path in paths if not any(home.is_relative_to(path) for home in homes))

@@ -31,12 +31,14 @@ PAGE = 256
 
 
 async def fallen(
-    deps: ResponsesDeps, run: BackgroundRun, response: StoredResponse, lease: Lease, error: UnisonoError
+    deps: ResponsesDeps, background_run: BackgroundRun, response: StoredResponse, lease: Lease, error: UnisonoError
 ) -> None:
     """End a stored response that no process can continue. Raises the StoreError family."""
     broken = InterruptedAnswer()
     while True:
-        page = await insisting(lambda: deps.store.events(run.tenant, run.response, broken.count, limit=PAGE))
+        page = await insisting(
+            lambda: deps.store.events(background_run.tenant, background_run.response, broken.count, limit=PAGE)
+        )
         if page is None or not page.events:
             break
         broken.read(page.events)
@@ -54,13 +56,13 @@ async def fallen(
         for number, event in enumerate(made, broken.count)
     )
     write = LogWrite(broken.count, tuple(events))
-    await insisting(lambda: deps.store.update(run.tenant, last, lease=lease, log=write))
+    await insisting(lambda: deps.store.update(background_run.tenant, last, lease=lease, log=write))
 
 
-def _first_events(response: StoredResponse, told: int) -> list[Wire]:
+def _first_events(response: StoredResponse, written: int) -> list[Wire]:
     """Return the first events of a stream, or none if the log already has events."""
-    begun = replace(response, status=Status.IN_PROGRESS, notes={})
-    return [] if told else [{"type": f"response.{name}", "response": to_response(begun)} for name in FIRST]
+    in_progress = replace(response, status=Status.IN_PROGRESS, notes={})
+    return [] if written else [{"type": f"response.{name}", "response": to_response(in_progress)} for name in FIRST]
 
 
 class InterruptedAnswer:
@@ -107,11 +109,11 @@ class InterruptedAnswer:
         text = "".join(self._texts)
         made: list[Wire] = []
         if self._part is not None:
-            life = PARTS[self._part["type"]]
-            assert life.part is not None
+            lifecycle = PARTS[self._part["type"]]
+            assert lifecycle.part is not None
             within = {**where, "content_index": 0}
-            part = life.part(text)
-            made.append({"type": f"{life.event}.done", **within, life.full: text, **(life.more or {})})
+            part = lifecycle.part(text)
+            made.append({"type": f"{lifecycle.event}.done", **within, lifecycle.full: text, **(lifecycle.more or {})})
             made.append({"type": PART_DONE, **within, "part": part})
             item = {**item, "content": [part]}
         elif (call := CALLS.get(item["type"])) is not None:

@@ -65,7 +65,7 @@ class BackgroundJob:
     def __init__(
         self,
         deps: ResponsesDeps,
-        run: BackgroundRun,
+        background_run: BackgroundRun,
         prepared: PreparedRequest,
         lease: Lease,
         *,
@@ -74,7 +74,7 @@ class BackgroundJob:
         journal: Tokens = (),
         logged: int = 0,
     ) -> None:
-        self.run = run
+        self.run = background_run
         self._means = deps
         self._prepared = prepared
         self._lease = lease
@@ -89,7 +89,7 @@ class BackgroundJob:
         self._log = GrowingLog(
             deps,
             lease,
-            run.response,
+            background_run.response,
             events=logged,
             tokens=len(journal),
             pause_s=lambda: PAUSE_S + PAUSE_EACH_S * running(),
@@ -121,10 +121,10 @@ class BackgroundJob:
 
         They are stored together with its record, before the job starts.
         """
-        begun = self._events.first_events(queued=True)
+        events = self._events.first_events(queued=True)
         self._record = record
-        self._log.skip(len(begun))
-        return begun
+        self._log.skip(len(events))
+        return events
 
     def start(self, over: Callable[[], None]) -> None:
         """Start the job. `over` is called when it ends, for any reason."""
@@ -163,9 +163,9 @@ class BackgroundJob:
         try:
             async with asyncio.TaskGroup() as both:
                 both.create_task(self._send_heartbeats())
-                gone_on = await self._work()
+                is_handed_over = await self._work()
                 self._has_ended.set()
-            await self._release_lease(continues=gone_on)
+            await self._release_lease(continues=is_handed_over)
         except* NotFound:
             log.info("response deleted during generation", extra=about)
             # A failover of the store may have lost the lease only temporarily: the next process that looks decides.
@@ -192,8 +192,8 @@ class BackgroundJob:
         failure = await self._catch_up(batches)
         if failure is not None:
             self._finishing = True
-            kept = to_stored(self._prepared, self._prepared.frame.stored(Status.IN_PROGRESS))
-            await fallen(self._means, self.run, kept, self._lease, failure)
+            stored = to_stored(self._prepared, self._prepared.frame.stored(Status.IN_PROGRESS))
+            await fallen(self._means, self.run, stored, self._lease, failure)
             return False
         if self._ending is None:
             failure = await self._generate(batches)
@@ -350,12 +350,12 @@ class BackgroundJob:
     async def _write_end(self) -> None:
         response = self._events.stored
         assert response is not None
-        kept = to_stored(self._prepared, response)
+        stored = to_stored(self._prepared, response)
         rest = self._log.rest()
         write = replace(rest, events=(*rest.events, self._events.last().data))
         store, revision = self._means.store, self._revision
         await insisting(
-            lambda: store.update(self.run.tenant, kept, lease=self._lease, log=write, revision=revision), PATIENCE_S
+            lambda: store.update(self.run.tenant, stored, lease=self._lease, log=write, revision=revision), PATIENCE_S
         )
 
     async def _keep_watched(self) -> None:

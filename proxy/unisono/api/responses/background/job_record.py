@@ -102,7 +102,7 @@ async def rebuilt(deps: ResponsesDeps, tenant: str, response: StoredResponse, le
         hosted=hosted,
         now=now,
     )
-    asked = await assembled(
+    prepared = await assembled(
         deps,
         Sender(caller, str(note.get("request_id") or "")),
         request,
@@ -113,11 +113,11 @@ async def rebuilt(deps: ResponsesDeps, tenant: str, response: StoredResponse, le
         lease=lease,
         size=size,
     )
-    frame = replace(asked.frame, request=response.request, ancestors=response.ancestors)
+    frame = replace(prepared.frame, request=response.request, ancestors=response.ancestors)
     # The time limit for tools started with the response, in whichever process.
     spent_s = max(deps.clock() - response.created_at, 0.0)
-    turned = replace(asked.generation, input=response.input, request=later(asked.generation.request, spent_s))
-    return replace(asked, generation=turned, frame=frame, revision=revision)
+    turned = replace(prepared.generation, input=response.input, request=later(prepared.generation.request, spent_s))
+    return replace(prepared, generation=turned, frame=frame, revision=revision)
 
 
 def later(request: GenerationRequest, spent_s: float) -> GenerationRequest:
@@ -130,8 +130,8 @@ def later(request: GenerationRequest, spent_s: float) -> GenerationRequest:
 
 def with_incomplete_journal(prepared: PreparedRequest) -> PreparedRequest:
     """Mark the journal as incomplete: it may lack calls that were made."""
-    turn = prepared.generation.request
-    if turn.hosting is None:
+    request = prepared.generation.request
+    if request.hosting is None:
         return prepared
-    turn = replace(turn, hosting=replace(turn.hosting, is_journal_complete=False))
-    return replace(prepared, generation=replace(prepared.generation, request=turn))
+    request = replace(request, hosting=replace(request.hosting, is_journal_complete=False))
+    return replace(prepared, generation=replace(prepared.generation, request=request))

@@ -31,7 +31,7 @@ async def logged_events(
     Yields nothing if there is no log. Waits while the store does not answer. Raises NotFound when the response is
     deleted meanwhile.
     """
-    told = False
+    is_final_sent = False
     limit = FIRST_PAGE
 
     async def read() -> EventPage | None:
@@ -40,7 +40,7 @@ async def logged_events(
     while True:
         page = await insisting(read, PATIENCE_S)
         if page is None:
-            if told:
+            if is_final_sent:
                 raise NotFound("The response was deleted while its events were being read.", param="response_id")
             return
         if page.events:
@@ -48,7 +48,7 @@ async def logged_events(
                 yield [to_event(data, number, dialect) for number, data in enumerate(few, first)]
                 first += len(few)
             limit = max(1, min(PAGE, PAGE_BYTES * len(page.events) // sum(map(len, page.events))))
-            told = True
+            is_final_sent = True
         if page.ended:
             return
 

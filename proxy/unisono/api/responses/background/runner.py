@@ -75,8 +75,8 @@ class BackgroundRunner:
         ends_at = loop.time() + grace_s
         self._closing = True
         await cancel_and_wait(self._reaping)
-        while lives := list(self._jobs.values()):
-            await asyncio.gather(*(life.leave(max(ends_at - loop.time(), 0.0), LEAVING_S) for life in lives))
+        while jobs := list(self._jobs.values()):
+            await asyncio.gather(*(job.leave(max(ends_at - loop.time(), 0.0), LEAVING_S) for job in jobs))
 
     async def start_response(
         self,
@@ -105,8 +105,8 @@ class BackgroundRunner:
             async with renewed(self._means, lease):
                 if confirm is not None:
                     await confirm()
-                life, response = await self._made(sender, request, body, model, response_id, size, lease)
-                self._drive(life)
+                job, response = await self._made(sender, request, body, model, response_id, size, lease)
+                self._drive(job)
         except BaseException:
             await asyncio.shield(self._release_lease(lease))
             raise
@@ -124,7 +124,7 @@ class BackgroundRunner:
     ) -> tuple[BackgroundJob, StoredResponse]:
         """Return the job and the stored response. Raises the errors of `start_response`."""
         past = await recall(self._means.store, sender.tenant, request)
-        asked = await assembled(
+        prepared = await assembled(
             self._means,
             # Logs are stored in one dialect and translated when they are read.
             replace(sender, dialect=OPENAI),
@@ -136,17 +136,17 @@ class BackgroundRunner:
             lease=lease,
             size=size,
         )
-        await asked.approvals.claim()
+        await prepared.approvals.claim()
         try:
-            response = await recorded(self._means, asked, body, size)
-            life = BackgroundJob(
-                self._means, BackgroundRun(sender.tenant, response_id), asked, lease, running=self._running
+            response = await recorded(self._means, prepared, body, size)
+            job = BackgroundJob(
+                self._means, BackgroundRun(sender.tenant, response_id), prepared, lease, running=self._running
             )
-            await self._let_in(life, response, lease)
+            await self._let_in(job, response, lease)
         except BaseException:
-            await asyncio.shield(asked.approvals.give_back())
+            await asyncio.shield(prepared.approvals.give_back())
             raise
-        return life, response
+        return job, response
 
     async def cancel(self, tenant: str, response_id: str) -> StoredResponse:
         """Cancel a response in any process, and return its record. A finished response is unchanged.
@@ -154,7 +154,7 @@ class BackgroundRunner:
         Raises NotFound, InvalidRequest for a response that does not run in the background, and StoreUnavailable if
         the cancellation fails.
         """
-        run = BackgroundRun(tenant, response_id)
+        background_run = BackgroundRun(tenant, response_id)
         for pause_s in CANCEL_PAUSES_S:
             await asyncio.sleep(pause_s)
             [response] = await self._means.store.responses(tenant, [response_id])
@@ -164,14 +164,14 @@ class BackgroundRunner:
                 raise InvalidRequest("Only background responses can be cancelled.", param="response_id")
             if response.status.terminal:
                 return response
-            life = self._jobs.get(run)
-            if life is None:
+            job = self._jobs.get(background_run)
+            if job is None:
                 # Another process owns it. After this write that process can write nothing, and detects the loss.
                 with suppress(StoreConflict, NotFound):
-                    life = await self._taking.take_over(run, response, force=True)
-            if life is not None:
-                life.end(JobEnding.CANCELLED)
-                await life.wait_ended()
+                    job = await self._taking.take_over(background_run, response, force=True)
+            if job is not None:
+                job.end(JobEnding.CANCELLED)
+                await job.wait_ended()
         raise StoreUnavailable("The response could not be cancelled; try again.")
 
     def forget(self, tenant: str, response_id: str) -> None:
@@ -179,27 +179,27 @@ class BackgroundRunner:
 
         Another process that generates it detects the deletion at its next renewal.
         """
-        life = self._jobs.get(BackgroundRun(tenant, response_id))
-        if life is not None:
-            life.end(JobEnding.DELETED)
+        job = self._jobs.get(BackgroundRun(tenant, response_id))
+        if job is not None:
+            job.end(JobEnding.DELETED)
 
     # -- ownership
 
     def _running(self) -> int:
         return len(self._jobs)
 
-    def _has(self, run: BackgroundRun) -> bool:
-        return run in self._jobs
+    def _has(self, background_run: BackgroundRun) -> bool:
+        return background_run in self._jobs
 
-    def _drive(self, life: BackgroundJob) -> None:
-        self._jobs[life.run] = life
+    def _drive(self, job: BackgroundJob) -> None:
+        self._jobs[job.run] = job
         if self._closing:
-            life.end(JobEnding.LEFT)
-        life.start(lambda: self._on_end(life))
+            job.end(JobEnding.LEFT)
+        job.start(lambda: self._on_end(job))
 
-    def _on_end(self, life: BackgroundJob) -> None:
-        if self._jobs.get(life.run) is life:
-            del self._jobs[life.run]
+    def _on_end(self, job: BackgroundJob) -> None:
+        if self._jobs.get(job.run) is job:
+            del self._jobs[job.run]
 
     async def _lease(
         self,
@@ -216,34 +216,36 @@ class BackgroundRunner:
         owner = f"{self._process}:{next(self._numbers)}:{response_id}"
         return await insisting(lambda: store.acquire(tenant, anchor, owner, lease_s, force=force), pauses_s)
 
-    async def _let_in(self, life: BackgroundJob, response: StoredResponse, lease: Lease) -> None:
+    async def _let_in(self, job: BackgroundJob, response: StoredResponse, lease: Lease) -> None:
         """Store the response if it is admitted, and nothing otherwise."""
-        begun = LogWrite(0, tuple(event.data for event in life.first_events(response)))
+        first_events = LogWrite(0, tuple(event.data for event in job.first_events(response)))
         try:
-            await life.admit()
-            await self._create(life.run, response, lease, begun)
+            await job.admit()
+            await self._create(job.run, response, lease, first_events)
         except BaseException:
-            await asyncio.shield(life.abandon())
+            await asyncio.shield(job.abandon())
             raise
 
-    async def _create(self, run: BackgroundRun, response: StoredResponse, lease: Lease, begun: LogWrite) -> None:
+    async def _create(
+        self, background_run: BackgroundRun, response: StoredResponse, lease: Lease, first_events: LogWrite
+    ) -> None:
         """Watch and store a new response with its first events; undo both if the write fails."""
         store, lease_s, now = self._means.store, self._means.lease_s, asyncio.get_running_loop().time
         # The watch comes first: a response created by a process that then dies must be found.
-        await insisting(lambda: store.watch(run, lease_s))
+        await insisting(lambda: store.watch(background_run, lease_s))
         watched_at = now()
         try:
-            await insisting(lambda: store.create(run.tenant, response, lease=lease, log=begun))
+            await insisting(lambda: store.create(background_run.tenant, response, lease=lease, log=first_events))
             if now() - watched_at > lease_s / RENEWALS:
-                await insisting(lambda: store.watch(run, lease_s))
+                await insisting(lambda: store.watch(background_run, lease_s))
         except (NotFound, StoreTooLarge):
-            await store.unwatch(run)
+            await store.unwatch(background_run)
             raise
         except BaseException:
-            await asyncio.shield(self._undo(run, response, lease))
+            await asyncio.shield(self._undo(background_run, response, lease))
             raise
 
-    async def _undo(self, run: BackgroundRun, response: StoredResponse, lease: Lease) -> None:
+    async def _undo(self, background_run: BackgroundRun, response: StoredResponse, lease: Lease) -> None:
         """Delete a response whose creation failed, and block a late creation.
 
         If that is impossible, the response stays watched and is generated, although the client received an error.
@@ -252,10 +254,12 @@ class BackgroundRunner:
         try:
             await insisting(lambda: store.release(lease))
             # The next owner's fence blocks a write that is still in progress.
-            barrier = await self._lease(run.tenant, response.anchor, run.response, pauses_s=PAUSES_S)
+            barrier = await self._lease(
+                background_run.tenant, response.anchor, background_run.response, pauses_s=PAUSES_S
+            )
             if barrier is not None:
-                await insisting(lambda: store.delete_response(run.tenant, run.response))
-                await store.unwatch(run)
+                await insisting(lambda: store.delete_response(background_run.tenant, background_run.response))
+                await store.unwatch(background_run)
                 await store.release(barrier)
         except StoreError as error:
             log.warning("refused response not deleted; it may still be generated", extra={"code": error.code})

@@ -90,12 +90,12 @@ def to_conversation(conversation: StoredConversation) -> ConversationObject:
     ],
 )
 async def create_conversation(
-    deps: Deps, caller: CurrentCaller, asked: Annotated[NewConversation, parsed_body(NewConversation)]
+    deps: Deps, caller: CurrentCaller, new: Annotated[NewConversation, parsed_body(NewConversation)]
 ) -> ConversationObject:
     """Create a conversation."""
-    known = await known_to(deps.store, caller.tenant, asked.items)
-    items = await asyncio.to_thread(to_added, asked.items, known, deps.new_id)
-    made = StoredConversation(deps.new_id("conv_"), deps.clock(), deps.today(), asked.metadata)
+    known = await known_to(deps.store, caller.tenant, new.items)
+    items = await asyncio.to_thread(to_added, new.items, known, deps.new_id)
+    made = StoredConversation(deps.new_id("conv_"), deps.clock(), deps.today(), new.metadata)
     await deps.store.create_conversation(caller.tenant, made, items)
     return to_conversation(made)
 
@@ -111,11 +111,11 @@ async def update_conversation(
     deps: Deps,
     caller: CurrentCaller,
     conversation: PathId,
-    asked: Annotated[ChangedConversation, parsed_body(ChangedConversation)],
+    change: Annotated[ChangedConversation, parsed_body(ChangedConversation)],
 ) -> ConversationObject:
     """Replace the metadata of a conversation."""
     check_conversation(conversation)
-    changed = await deps.store.set_metadata(caller.tenant, conversation, asked.metadata)
+    changed = await deps.store.set_metadata(caller.tenant, conversation, change.metadata)
     if changed is None:
         raise no_conversation(conversation)
     return to_conversation(changed)
@@ -137,10 +137,10 @@ async def add_items(
     caller: CurrentCaller,
     conversation: PathId,
     query: Annotated[ItemQuery, Query()],
-    asked: Annotated[AddedItems, parsed_body(AddedItems)],
+    addition: Annotated[AddedItems, parsed_body(AddedItems)],
 ) -> Response:
     """Append items to a conversation."""
-    entries = await added(deps, caller.tenant, conversation, asked.items)
+    entries = await added(deps, caller.tenant, conversation, addition.items)
     return to_whole(to_listing(entries, has_more=False))
 
 
@@ -211,9 +211,9 @@ async def known_to(
     store: Store, tenant: str, items: Sequence[InputItem], earlier: Sequence[StoredItem] = ()
 ) -> KnownState:
     """Read the stored items that new items refer to; `earlier` is the history before them."""
-    wanted = referenced_ids(items)
-    kept = dict(zip(wanted, await asyncio.gather(*(store.item(tenant, name) for name in wanted)), strict=True))
-    return KnownState(meaning_of(earlier), kept.get, hosted=hosted_in(earlier))
+    ids = referenced_ids(items)
+    stored = dict(zip(ids, await asyncio.gather(*(store.item(tenant, name) for name in ids)), strict=True))
+    return KnownState(meaning_of(earlier), stored.get, hosted=hosted_in(earlier))
 
 
 async def page_of(store: Store, tenant: str, conversation: str, query: PageQuery) -> tuple[StoredItem, ...]:

@@ -44,8 +44,8 @@ class Dialect:
             return PREFIX + name.removeprefix("response.")
         return self.events.get(name, name)
 
-    def item(self, shown: Mapping[str, Any]) -> Wire:
-        return _typed(shown, self.types)
+    def item(self, wire: Mapping[str, Any]) -> Wire:
+        return _typed(wire, self.types)
 
     def tool(self, tool: Mapping[str, Any]) -> Wire:
         return _typed(tool, self.tools)

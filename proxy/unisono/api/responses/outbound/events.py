@@ -74,10 +74,10 @@ class ResponseEvents:
         *,
         new_id: NewId,
         clock: Callable[[], float],
-        told: bool = True,
+        are_facts_reported: bool = True,
     ) -> None:
-        """Create the events. With `told` False they are only counted, and `stored` is built."""
-        self._telling = EventSerializer(frame.dialect, aloud=told)
+        """Create the events. With `are_facts_reported` False they are only counted, and `stored` is built."""
+        self._telling = EventSerializer(frame.dialect, aloud=are_facts_reported)
         self._put = self._telling.add
         self.stored: StoredResponse | None = None
         self._frame = frame
@@ -140,10 +140,10 @@ class ResponseEvents:
         self._start_response()
         self._settle(COMPLETED)
         item_id, place = self._new_id("msg_"), len(self._output)
-        shown = self._start_item(Text(place, Phase.FINAL), item_id, REFUSAL)
-        self._emit_delta(shown, text)
+        open_item = self._start_item(Text(place, Phase.FINAL), item_id, REFUSAL)
+        self._emit_delta(open_item, text)
         item = message(item_id, Phase.FINAL, [refusal_part(text)], COMPLETED)
-        self._end_item(shown, text, StoredItem(item_id, (AssistantMessage(text),), item))
+        self._end_item(open_item, text, StoredItem(item_id, (AssistantMessage(text),), item))
         return self._telling.pop_events()
 
     def fail(self, error: UnisonoError, *, keep_output: bool = True) -> list[WireEvent]:
@@ -210,31 +210,31 @@ class ResponseEvents:
     def _delta(self, item: Made | None, text: str) -> None:
         if not text or item is None:
             return
-        shown = self._open_item
-        if shown is None or (shown.made is not item and shown.made != item) or shown.closed is not None:
+        open_item = self._open_item
+        if open_item is None or (open_item.made is not item and open_item.made != item) or open_item.closed is not None:
             if not isinstance(item, Reasoning):
                 return  # buffered: its Closed event has the complete text
-            shown = self._show(item)
-        self._emit_delta(shown, text)
+            open_item = self._show(item)
+        self._emit_delta(open_item, text)
 
     def _closed(self, closed: Closed) -> None:
-        shown = self._open_item
+        open_item = self._open_item
         if isinstance(closed.item, HostedCall) and closed.item.needs_approval:
             self._request(closed)
             return
-        if shown is None or shown.made != closed.item or shown.closed is not None:
+        if open_item is None or open_item.made != closed.item or open_item.closed is not None:
             if not is_in_answer(closed) and not isinstance(closed.item, HostedCall):
                 self._unseen += silent(closed)
                 return
-            shown = self._show(closed.item)
-        text = self._complete_text(shown.lifecycle, closed)
-        said = shown.text.getvalue()
-        self._emit_delta(shown, text[len(said) :])
-        shown.closed = closed
+            open_item = self._show(closed.item)
+        text = self._complete_text(open_item.lifecycle, closed)
+        emitted = open_item.text.getvalue()
+        self._emit_delta(open_item, text[len(emitted) :])
+        open_item.closed = closed
         if isinstance(closed.item, HostedCall):
-            self._emit_text(shown, text)
+            self._emit_text(open_item, text)
             for step in mcp_items.kind_of(closed.item).made:
-                self._step(shown, step)
+                self._step(open_item, step)
         elif isinstance(closed.item, ToolCall):
             self._calls += closed.complete
             self._cut_in_sight = self._cut_in_sight or not closed.complete
@@ -244,11 +244,11 @@ class ResponseEvents:
         # A truncated item waits: if the model continues, it was repaired. Only the last item can be incomplete.
 
     @staticmethod
-    def _complete_text(life: ItemLifecycle, closed: Closed) -> str:
+    def _complete_text(lifecycle: ItemLifecycle, closed: Closed) -> str:
         """Return the text that the deltas of a finished item must add up to."""
         if isinstance(closed.item, HostedCall):
             return mcp_items.complete_text(closed.item, closed.text)
-        return unwrap_input(closed.text) if life is INPUT else closed.text
+        return unwrap_input(closed.text) if lifecycle is INPUT else closed.text
 
     # -- tools the gateway runs
 
@@ -258,30 +258,30 @@ class ResponseEvents:
         item_id = self._frame.item_id(closed.item, self._new_id)
         item = mcp_items.to_stored_request(closed, item_id, self._unseen)
         self._unseen = []
-        shown = self._frame.dialect.item(item.wire)
-        self._put("response.output_item.added", {**place, "item": shown})
+        wire = self._frame.dialect.item(item.wire)
+        self._put("response.output_item.added", {**place, "item": wire})
         self._output.append(item)
-        self._put("response.output_item.done", {**place, "item": shown})
+        self._put("response.output_item.done", {**place, "item": wire})
 
     def _add_entry(self, entry: Ran | Listed) -> None:
         """Emit the result of the call or list that was started before."""
-        shown = self._open_item
-        assert shown is not None
+        open_item = self._open_item
+        assert open_item is not None
         if isinstance(entry, Listed):
-            item = mcp_items.to_stored_listing(entry.item, shown.id, entry)
-            self._end_hosted(shown, item, failed=entry.error is not None)
+            item = mcp_items.to_stored_listing(entry.item, open_item.id, entry)
+            self._end_hosted(open_item, item, failed=entry.error is not None)
         else:
-            assert shown.closed is not None
+            assert open_item.closed is not None
             self._trained.ran(entry.item, entry)
-            item = mcp_items.to_stored_call(shown.closed, shown.id, entry, shown.unseen, self._trained)
-            self._end_hosted(shown, item, failed=entry.outcome.is_error)
+            item = mcp_items.to_stored_call(open_item.closed, open_item.id, entry, open_item.unseen, self._trained)
+            self._end_hosted(open_item, item, failed=entry.outcome.is_error)
 
-    def _end_hosted(self, shown: OpenItem, item: StoredItem, *, failed: bool) -> None:
-        self._step(shown, mcp_items.kind_of(shown.made).failed if failed else "completed")
-        self._done(shown, item)
+    def _end_hosted(self, open_item: OpenItem, item: StoredItem, *, failed: bool) -> None:
+        self._step(open_item, mcp_items.kind_of(open_item.made).failed if failed else "completed")
+        self._done(open_item, item)
 
-    def _step(self, shown: OpenItem, step: str) -> None:
-        self._put(f"response.{mcp_items.kind_of(shown.made).type}.{step}", shown.location)
+    def _step(self, open_item: OpenItem, step: str) -> None:
+        self._put(f"response.{mcp_items.kind_of(open_item.made).type}.{step}", open_item.location)
 
     # -- item life cycles
 
@@ -302,21 +302,23 @@ class ResponseEvents:
         self._settle(COMPLETED)
         return self._start_item(item, self._frame.item_id(item, self._new_id), self._lifecycle(item))
 
-    def _start_item(self, item: Made, item_id: str, life: ItemLifecycle) -> OpenItem:
-        hidden = life is WORDLESS or (life is REASONING and not self._frame.show_reasoning)
-        shown = OpenItem(item, item_id, len(self._output), life, hidden, self._unseen)
-        shown.delta = self._telling.form(f"{life.event}.delta", shown.location, life.more)
-        if life is TEXT:
-            shown.citations = Citations(self._trained.pages)
-        self._open_item = shown
+    def _start_item(self, item: Made, item_id: str, lifecycle: ItemLifecycle) -> OpenItem:
+        hidden = lifecycle is WORDLESS or (lifecycle is REASONING and not self._frame.show_reasoning)
+        open_item = OpenItem(item, item_id, len(self._output), lifecycle, hidden, self._unseen)
+        open_item.delta = self._telling.form(f"{lifecycle.event}.delta", open_item.location, lifecycle.more)
+        if lifecycle is TEXT:
+            open_item.citations = Citations(self._trained.pages)
+        self._open_item = open_item
         self._unseen = []
         added = self._added(item, item_id)
-        self._put("response.output_item.added", {"output_index": shown.place, "item": self._frame.dialect.item(added)})
-        if life.part is not None and not shown.hidden:
-            self._put("response.content_part.added", {**shown.location, "part": life.part("")})
+        self._put(
+            "response.output_item.added", {"output_index": open_item.place, "item": self._frame.dialect.item(added)}
+        )
+        if lifecycle.part is not None and not open_item.hidden:
+            self._put("response.content_part.added", {**open_item.location, "part": lifecycle.part("")})
         if isinstance(item, HostedCall | Listing):
-            self._step(shown, "in_progress")
-        return shown
+            self._step(open_item, "in_progress")
+        return open_item
 
     def _added(self, item: Made, item_id: str) -> Wire:
         """Return an item for its `added` event: in progress, without content."""
@@ -331,51 +333,53 @@ class ResponseEvents:
                 added.pop("encrypted_content", None)
                 return added
 
-    def _emit_delta(self, shown: OpenItem, text: str) -> None:
+    def _emit_delta(self, open_item: OpenItem, text: str) -> None:
         if not text:
             return
-        shown.text.write(text)
-        if not shown.hidden and shown.delta is not None:
-            self._telling.delta(shown.delta, text)
-        for annotation in shown.citations.feed(text) if shown.citations is not None else ():
-            number = {"annotation_index": len(shown.annotations), "annotation": annotation}
-            self._put("response.output_text.annotation.added", {**shown.location, **number})
-            shown.annotations.append(annotation)
+        open_item.text.write(text)
+        if not open_item.hidden and open_item.delta is not None:
+            self._telling.delta(open_item.delta, text)
+        for annotation in open_item.citations.feed(text) if open_item.citations is not None else ():
+            number = {"annotation_index": len(open_item.annotations), "annotation": annotation}
+            self._put("response.output_text.annotation.added", {**open_item.location, **number})
+            open_item.annotations.append(annotation)
 
     def _settle(self, status: str) -> None:
         """End the open item, if any. A finished item that was not truncated is complete."""
-        shown = self._open_item
-        if shown is None:
+        open_item = self._open_item
+        if open_item is None:
             return
-        text = shown.text.getvalue()
-        closed = shown.closed or Closed(shown.made, text, complete=False)
-        item = self._frame.output(closed, shown.id, status, shown)
-        if isinstance(shown.made, HostedCall | Listing):
+        text = open_item.text.getvalue()
+        closed = open_item.closed or Closed(open_item.made, text, complete=False)
+        item = self._frame.output(closed, open_item.id, status, open_item)
+        if isinstance(open_item.made, HostedCall | Listing):
             # Interrupted: the result is unknown.
-            if isinstance(shown.made, HostedCall):
-                self._emit_text(shown, text)
-            self._end_hosted(shown, item, failed=True)
+            if isinstance(open_item.made, HostedCall):
+                self._emit_text(open_item, text)
+            self._end_hosted(open_item, item, failed=True)
             return
-        self._end_item(shown, text, item)
+        self._end_item(open_item, text, item)
 
-    def _end_item(self, shown: OpenItem, text: str, item: StoredItem) -> None:
-        self._emit_text(shown, text, {name: item.wire[name] for name in shown.lifecycle.copied})
-        self._done(shown, item)
+    def _end_item(self, open_item: OpenItem, text: str, item: StoredItem) -> None:
+        self._emit_text(open_item, text, {name: item.wire[name] for name in open_item.lifecycle.copied})
+        self._done(open_item, item)
 
-    def _emit_text(self, shown: OpenItem, text: str, copied: Wire | None = None) -> None:
+    def _emit_text(self, open_item: OpenItem, text: str, copied: Wire | None = None) -> None:
         """Emit the complete text of an item's deltas, once."""
-        if shown.hidden or shown.is_text_emitted:
+        if open_item.hidden or open_item.is_text_emitted:
             return
-        shown.is_text_emitted = True
-        life = shown.lifecycle
-        where = shown.location
-        self._put(f"{life.event}.done", {**where, life.full: text, **(life.more or {}), **(copied or {})})
-        if life.part is not None:
-            self._put("response.content_part.done", {**where, "part": shown.part(text)})
+        open_item.is_text_emitted = True
+        lifecycle = open_item.lifecycle
+        where = open_item.location
+        self._put(
+            f"{lifecycle.event}.done", {**where, lifecycle.full: text, **(lifecycle.more or {}), **(copied or {})}
+        )
+        if lifecycle.part is not None:
+            self._put("response.content_part.done", {**where, "part": open_item.part(text)})
 
-    def _done(self, shown: OpenItem, item: StoredItem) -> None:
+    def _done(self, open_item: OpenItem, item: StoredItem) -> None:
         self._output.append(item)
-        done = {"output_index": shown.place, "item": self._frame.dialect.item(item.wire)}
+        done = {"output_index": open_item.place, "item": self._frame.dialect.item(item.wire)}
         self._put("response.output_item.done", done)
         self._open_item = None
 

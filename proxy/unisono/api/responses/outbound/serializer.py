@@ -64,5 +64,5 @@ class EventSerializer:
         self.number += 1
 
     def pop_events(self) -> list[WireEvent]:
-        taken, self._out = self._out, []
-        return taken
+        events, self._out = self._out, []
+        return events

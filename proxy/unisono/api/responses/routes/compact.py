@@ -39,13 +39,13 @@ def add_compact_route(table: RouteTable, dialect: Dialect) -> None:
     )
     async def compact_response(request: Request) -> Response:
         """Compact a conversation."""
-        means = dependency(request, ResponsesApi).means
+        deps = dependency(request, ResponsesApi).means
         body = await read_json(request)
         sender = Sender(request.state.caller, request.state.request_id, dialect)
-        work = compacted(means, sender, body, len(await request.body()))
+        work = compacted(deps, sender, body, len(await request.body()))
         try:
             done = await until_disconnect(request.receive, work)
         except ClientGone:
             return Response(status_code=CLIENT_CLOSED_REQUEST)
         headers = {**backend_header([done.report]), **recoveries_header([done.report])}
-        return to_whole(to_compaction(done, dialect, means.new_id), headers)
+        return to_whole(to_compaction(done, dialect, deps.new_id), headers)

@@ -80,32 +80,30 @@ def add_create_route(table: RouteTable, dialect: Dialect) -> None:
 
 
 async def _create(request: Request, api: ResponsesApi, dialect: Dialect) -> Response:
-    means, runner, keep_alive_s = api.means, api.runner, api.keep_alive_s
+    deps, runner, keep_alive_s = api.means, api.runner, api.keep_alive_s
     body = await read_json(request)
-    served = way_for(means.find_way, body, request.state.caller)
+    served = way_for(deps.find_way, body, request.state.caller)
     if served.way in (AnswerMode.PASSING, AnswerMode.PASSING_THEN_ENGINE):
         if not served.stores_responses:
             check_stateless(body)
-        return await passed_through(
-            request, means.service, Api.RESPONSES, body, served.group, keep_alive_s=keep_alive_s
-        )
+        return await passed_through(request, deps.service, Api.RESPONSES, body, served.group, keep_alive_s=keep_alive_s)
     size = len(await request.body())
-    wanted = await judged(body, size)
-    notes = (NO_EFFECT,) if HEADER in request.headers and not wanted.stored else ()
+    parsed = await judged(body, size)
+    notes = (NO_EFFECT,) if HEADER in request.headers and not parsed.stored else ()
     sender = Sender(request.state.caller, request.state.request_id, dialect, notes)
-    claim = await claim_of(request, sender.tenant) if wanted.stored else None
-    posted = ResponseCreation(means, runner, sender, wanted, body, size)
+    claim = await claim_of(request, sender.tenant) if parsed.stored else None
+    posted = ResponseCreation(deps, runner, sender, parsed, body, size)
     try:
-        if claim is not None or wanted.background:
+        if claim is not None or parsed.background:
             response_id = await posted.let_run(claim, request.receive)
-            if wanted.stream:
+            if parsed.stream:
                 return EventStream(to_sse(posted.logged(claim, response_id)), keep_alive_s=keep_alive_s)
-            if wanted.background:
+            if parsed.background:
                 # Return it as created: by now it may be in progress.
                 return to_http_response(posted.created or await posted.found(response_id), dialect)
             response = await until_disconnect(request.receive, posted.finished(claim, response_id))
             return to_http_response(response, dialect)
-        if wanted.stream:
+        if parsed.stream:
             report = GenerationReport()
             events = posted.events(report, too_late=lambda: stream.is_head_sent)
             stream = EventStream(to_sse(events), headers=lambda: backend_header([report]), keep_alive_s=keep_alive_s)
@@ -127,14 +125,14 @@ class ResponseCreation:
         deps: ResponsesDeps,
         runner: BackgroundRunner,
         sender: Sender,
-        wanted: ResponsesRequest,
+        requested: ResponsesRequest,
         body: Mapping[str, Any],
         size: int,
     ) -> None:
         self._means = deps
         self._runner = runner
         self._sender = sender
-        self._requested = wanted
+        self._requested = requested
         self._body = body
         self._size = size
         self.created: StoredResponse | None = None
@@ -143,8 +141,8 @@ class ResponseCreation:
         response_id = self._means.new_id("resp_")
         async with understood(
             self._means, self._sender, self._requested, response_id=response_id, size=self._size
-        ) as asked:
-            return await answer_whole(self._means, asked)
+        ) as prepared:
+            return await answer_whole(self._means, prepared)
 
     async def events(
         self, report: GenerationReport, *, too_late: Callable[[], bool]
@@ -154,30 +152,30 @@ class ResponseCreation:
         A failure before the first event is raised, unless `too_late` returns True.
         """
         response_id = self._means.new_id("resp_")
-        begun = False
+        has_started = False
         try:
             async with understood(
                 self._means, self._sender, self._requested, response_id=response_id, size=self._size
-            ) as asked:
-                run = self._means.service.start(asked.generation.request)
-                async with aclosing(answer_events(self._means, asked, run, too_late=too_late)) as answering:
+            ) as prepared:
+                stream = self._means.service.start(prepared.generation.request)
+                async with aclosing(answer_events(self._means, prepared, stream, too_late=too_late)) as answering:
                     async for made in answering:
-                        report.backend, report.failovers = run.report.backend, run.report.failovers
-                        report.model, report.tries = run.report.model, run.report.tries
-                        report.standing = run.report.standing
-                        begun = True
+                        report.backend, report.failovers = stream.report.backend, stream.report.failovers
+                        report.model, report.tries = stream.report.model, stream.report.tries
+                        report.standing = stream.report.standing
+                        has_started = True
                         yield made
         except Exception as error:
-            if begun or not too_late():
+            if has_started or not too_late():
                 raise
             yield self._failed_before_start(response_id, failure_of(error))
 
     def _failed_before_start(self, response_id: str, error: UnisonoError) -> list[WireEvent]:
         """Return the stream of a response that failed before its first event."""
-        means, wanted = self._means, self._requested
-        echo = to_echo(wanted, to_sampling(wanted))
-        frame = ResponseFrame(response_id, int(means.clock()), wanted.model, echo, dialect=self._sender.dialect)
-        events = ResponseEvents(frame, GenerationReport(), new_id=means.new_id, clock=means.clock)
+        deps, requested = self._means, self._requested
+        echo = to_echo(requested, to_sampling(requested))
+        frame = ResponseFrame(response_id, int(deps.clock()), requested.model, echo, dialect=self._sender.dialect)
+        events = ResponseEvents(frame, GenerationReport(), new_id=deps.new_id, clock=deps.clock)
         return [*events.fail(error), events.last()]
 
     async def logged(self, claim: IdempotencyClaim | None, response_id: str) -> AsyncGenerator[list[WireEvent]]:
@@ -186,14 +184,14 @@ class ResponseCreation:
         The key of a failed response is released before the failure is emitted.
         """
         tenant, dialect = self._sender.tenant, self._sender.dialect
-        begun = False
+        has_started = False
         async with aclosing(logged_events(self._means.store, tenant, response_id, 0, dialect)) as events:
             async for made in events:
-                begun = True
+                has_started = True
                 if claim is not None and made[-1].type == LAST_EVENTS[Status.FAILED]:
                     await give_back(self._means, claim, response_id)
                 yield made
-        if not begun:
+        if not has_started:
             # A key outlives the log of its response.
             yield replay_events(await self.found(response_id), dialect)
 

@@ -29,14 +29,14 @@ log = logging.getLogger("unisono.responses")
 
 def approvals_in(request: ResponsesRequest, server_tools: ServerTools | None) -> dict[str, str]:
     """Return the approvals of this request, with the field of each, if present in the request."""
-    given = {
+    responses = {
         getattr(item, "approval_request_id", None): f"{INPUT}.{position}.approval_request_id"
         for position, item in enumerate(request.input)
         if item.type == "mcp_approval_response"
     }
     decisions = () if server_tools is None else server_tools.decisions
     return {
-        decision.approval: given.get(decision.approval, INPUT)
+        decision.approval: responses.get(decision.approval, INPUT)
         for decision in decisions
         if decision.approved and OUR_ID.fullmatch(decision.approval)
     }

@@ -47,8 +47,8 @@ class ApprovalSpec(OpenModel):
             return Approval(always=ToolFilter()) if self.word == "always" else Approval(otherwise=False)
         always = None if self.always is None else self.always.filter()
         never = None if self.never is None else self.never.filter()
-        said = Approval(always, never)
-        return Approval(always=ToolFilter()) if said == Approval() else said
+        approval = Approval(always, never)
+        return Approval(always=ToolFilter()) if approval == Approval() else approval
 
 
 def _to_approval(value: Any) -> Any:

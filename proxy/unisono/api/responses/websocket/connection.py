@@ -201,27 +201,31 @@ class Connection:
         # A socket outlives its first request: the key may be revoked or restricted meanwhile.
         caller = await self._socket.state.caller_again()
         sender = replace(self._sender, caller=caller, request_id=self._id_of(create))
-        wanted = await judged(create.body, create.size, answered=create.answered)
-        continuation = Continuation(self._remembered.find(wanted.previous_response_id))
+        request = await judged(create.body, create.size, answered=create.answered)
+        continuation = Continuation(self._remembered.find(request.previous_response_id))
         async with understood(
             self._means,
             sender,
-            wanted,
+            request,
             response_id=self._means.new_id("resp_"),
             size=create.size,
             recalled=continuation.recall,
         ) as understanding:
             # The requests of a lane belong together, even without another common property.
-            asked = continuation.settled(understanding, f"{self._sender.request_id}\0{create.lane or ''}")
+            prepared_request = continuation.settled(understanding, f"{self._sender.request_id}\0{create.lane or ''}")
 
             def over(response: StoredResponse) -> None:
                 if response.status is Status.FAILED:
-                    self._remembered.forget(wanted.previous_response_id)
-                turned = continuation.turned(asked, response)
+                    self._remembered.forget(request.previous_response_id)
+                turned = continuation.turned(prepared_request, response)
                 if turned is not None:
                     self._remembered.keep(create.lane, response.id, turned)
 
-            made = self._answered(asked, over) if create.answered else prepared(self._means, asked, over)
+            made = (
+                self._answered(prepared_request, over)
+                if create.answered
+                else prepared(self._means, prepared_request, over)
+            )
             async with aclosing(made) as batches:
                 async for batch in batches:
                     await self._send(in_lane(event.data, create.lane) for event in batch)
@@ -231,9 +235,11 @@ class Connection:
         return self._sender.request_id + (f".{create.number}" if create.number > 1 else "")
 
     def _answered(
-        self, asked: PreparedRequest, over: Callable[[StoredResponse], None]
+        self, prepared_request: PreparedRequest, over: Callable[[StoredResponse], None]
     ) -> AsyncGenerator[list[WireEvent]]:
-        return answer_events(self._means, asked, self._means.service.start(asked.generation.request), over=over)
+        return answer_events(
+            self._means, prepared_request, self._means.service.start(prepared_request.generation.request), over=over
+        )
 
     # -- writing
 
@@ -248,18 +254,18 @@ class Connection:
 
 
 async def prepared(
-    deps: ResponsesDeps, asked: PreparedRequest, over: Callable[[StoredResponse], None]
+    deps: ResponsesDeps, request: PreparedRequest, over: Callable[[StoredResponse], None]
 ) -> AsyncGenerator[list[WireEvent]]:
     """Yield the events of a response without generation, as a base for the next one.
 
     Raises the errors that would refuse an answer.
     """
-    await deps.service.count(asked.generation.request)
-    events = ResponseEvents(asked.frame, GenerationReport(), new_id=asked.item_ids, clock=deps.clock)
-    begun = events.first_events()
+    await deps.service.count(request.generation.request)
+    events = ResponseEvents(request.frame, GenerationReport(), new_id=request.item_ids, clock=deps.clock)
+    first_events = events.first_events()
     events.write([Finished(FinishReason.STOP, Usage())])
     response = events.stored
     assert response is not None  # it is finished
-    await keep(deps, asked, response)
+    await keep(deps, request, response)
     over(response)
-    yield [*begun, events.last()]
+    yield [*first_events, events.last()]

@@ -108,12 +108,12 @@ def _create(fields: Fields, size: int, lane: Lane) -> CreateFrame:
 
 
 def _steer(fields: Fields, _: int, __: Lane) -> SteerFrame:
-    parent, said = fields.get("previous_response_id"), fields.get("input")
+    parent, input = fields.get("previous_response_id"), fields.get("input")
     if not isinstance(parent, str):
         raise InvalidRequest("'previous_response_id' must be a string.", param="previous_response_id")
-    if not isinstance(said, str | list):
+    if not isinstance(input, str | list):
         raise InvalidRequest("'input' must be a string or a list of items.", param="input")
-    return SteerFrame(parent, said)
+    return SteerFrame(parent, input)
 
 
 def _nothing(_: Fields, __: int, ___: Lane) -> EmptyFrame:

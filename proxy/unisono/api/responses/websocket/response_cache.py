@@ -46,7 +46,7 @@ class ResponseCache:
     def keep(self, lane: Lane, response_id: str, turned: CachedResponse) -> None:
         self._lanes.pop(lane, None)
         self._lanes[lane] = (response_id, turned, weight(turned.past.earlier))
-        while sum(held for _, _, held in self._lanes.values()) > self._capacity:
+        while sum(size for _, _, size in self._lanes.values()) > self._capacity:
             del self._lanes[next(iter(self._lanes))]
 
     def forget(self, response_id: object) -> None:
@@ -78,19 +78,19 @@ class Continuation:
             self._past = await recall(store, tenant, request)
             return self._past
         rest = await recall(store, tenant, request.model_copy(update={"previous_response_id": None}))
-        wanted = set(referenced_ids(request))
-        loose = {item.id: item for item in self._found.loose if item.id in wanted}
+        ids = set(referenced_ids(request))
+        loose = {item.id: item for item in self._found.loose if item.id in ids}
         self._past = replace(self._found.past, stored_items={**(rest.stored_items or {}), **loose})
         return self._past
 
     def settled(self, prepared: PreparedRequest, sticky: str) -> PreparedRequest:
         """Return the final request. `sticky` routes requests together that share no other key."""
-        turn = prepared.generation
+        generation = prepared.generation
         if prepared.request.stored and self._found is not None:
-            turn = replace(turn, input=(*self._found.loose, *turn.input))
-        if not turn.request.sticky:
-            turn = replace(turn, request=replace(turn.request, sticky=sticky))
-        return replace(prepared, generation=turn)
+            generation = replace(generation, input=(*self._found.loose, *generation.input))
+        if not generation.request.sticky:
+            generation = replace(generation, request=replace(generation.request, sticky=sticky))
+        return replace(prepared, generation=generation)
 
     def turned(self, prepared: PreparedRequest, response: StoredResponse) -> CachedResponse | None:
         """Return the finished response for the cache; None if it is stored or cannot be continued."""
