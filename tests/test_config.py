@@ -458,4 +458,4 @@ def test_a_group_knows_its_smallest_window() -> None:
 def test_a_recovery_is_switched_off_in_any_spelling(word: object) -> None:
     ours = {"recoveries": {"repetition": word, "code-fence": "on"}, "reasoning_budget": 0}
     model = ModelRegistry(parse({"model_list": [entry("a", unisono=ours)]}, {}).config).resolve("a")
-    assert (model.settings.unmended, model.settings.reasoning_budget) == ({"repetition"}, 0)
+    assert (model.settings.disabled_recoveries, model.settings.reasoning_budget) == ({"repetition"}, 0)

@@ -238,5 +238,5 @@ def test_every_configuration_of_the_pages_loads_without_a_warning(block: str) ->
 def test_the_ways_of_models_are_as_the_page_says() -> None:
     [mixed] = [block for block in BLOCKS.values() if "assistant" in block]
     catalogue = ModelRegistry(parse(yaml.safe_load(mixed), {}).config)
-    ways = {model.name: catalogue.way(model) for model in catalogue.groups()}
+    ways = {model.name: catalogue.answer_mode(model) for model in catalogue.groups()}
     assert ways == {"assistant": AnswerMode.ENGINE_THEN_PASSING, "other": AnswerMode.PASSING_THEN_ENGINE}

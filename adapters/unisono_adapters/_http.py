@@ -63,44 +63,54 @@ class _Watch:
     Time spent waiting for the backend counts. Time that the reader spends elsewhere counts only for the total
     limit. On expiry the socket is dropped, which wakes its reader."""
 
-    __slots__ = ("_due", "_first", "_last_look", "_loop", "_response", "_silence_s", "_timer", "_total_at", "expired")
+    __slots__ = (
+        "_deadline",
+        "_first",
+        "_last_look",
+        "_loop",
+        "_response",
+        "_silence_s",
+        "_timer",
+        "_total_at",
+        "expired",
+    )
 
     def __init__(self, started: float, timeouts: Timeouts, response: aiohttp.ClientResponse) -> None:
         self._loop = asyncio.get_running_loop()
         self._response = response
         self._silence_s = timeouts.silence_s
         self._total_at = started + timeouts.total_s
-        self._due: float | None = started + timeouts.first_token_s
+        self._deadline: float | None = started + timeouts.first_token_s
         self._first = True
         self._last_look = False
         self.expired: str | None = None
-        self._timer = self._loop.call_at(min(self._due, self._total_at), self._fire)
+        self._timer = self._loop.call_at(min(self._deadline, self._total_at), self._on_timer)
 
     def waiting(self) -> None:
-        if self._due is None:
-            self._due = self._loop.time() + self._silence_s
+        if self._deadline is None:
+            self._deadline = self._loop.time() + self._silence_s
 
     def delivered(self) -> None:
         """Stop the silence limit after data arrived, until `waiting`."""
-        self._due = None
+        self._deadline = None
         self._last_look = False
         if self._first:
             self._first = False
             self._timer.cancel()
-            self._timer = self._loop.call_at(min(self._loop.time() + self._silence_s, self._total_at), self._fire)
+            self._timer = self._loop.call_at(min(self._loop.time() + self._silence_s, self._total_at), self._on_timer)
 
     def stop(self) -> None:
         self._timer.cancel()
 
-    def _fire(self) -> None:
+    def _on_timer(self) -> None:
         now = self._loop.time()
         # No reader waits: the earliest end of a silence that would begin now.
-        due = now + self._silence_s if self._due is None else self._due
+        due = now + self._silence_s if self._deadline is None else self._deadline
         if now >= self._total_at:
             self.expired = "the answer exceeded the total time limit"
         elif now >= due and not self._last_look:
             self._last_look = True
-            self._timer = self._loop.call_at(min(now + LATE_READ_S, self._total_at), self._fire)
+            self._timer = self._loop.call_at(min(now + LATE_READ_S, self._total_at), self._on_timer)
             return
         elif now >= due:
             self.expired = (
@@ -109,7 +119,7 @@ class _Watch:
                 else "the backend stopped sending in the middle of its answer"
             )
         else:
-            self._timer = self._loop.call_at(min(due, self._total_at), self._fire)
+            self._timer = self._loop.call_at(min(due, self._total_at), self._on_timer)
             return
         self._response.close()
 
@@ -229,7 +239,7 @@ class BackendHttp:
             async with asyncio.timeout(job.timeouts.total_s):
                 response = await self._send(path, body, self._headers_for(job, "application/json"), limits)
                 try:
-                    answer = await _whole(response, MAX_PASSTHROUGH_BYTES)
+                    answer = await _read_body(response, MAX_PASSTHROUGH_BYTES)
                     if response.status != 200:
                         raise self.failures.refusal(response.status, answer, response.headers)
                     if isinstance(answer, str):
@@ -262,7 +272,7 @@ class BackendHttp:
                 async with self._open().request(
                     method, self._base.joinpath(path), data=data, headers=headers, allow_redirects=False
                 ) as response:
-                    body = await _whole(response)
+                    body = await _read_body(response)
                     if response.status != 200:
                         raise self.failures.refusal(response.status, body, response.headers)
                     if isinstance(body, str):
@@ -289,7 +299,7 @@ class BackendHttp:
                 if response.status in NO_PAGE:
                     return None
                 if response.status != 200:
-                    raise self.failures.refusal(response.status, await _whole(response), response.headers)
+                    raise self.failures.refusal(response.status, await _read_body(response), response.headers)
                 page = bytearray()
                 while read := await response.content.readany():
                     page += read
@@ -330,13 +340,13 @@ class BackendHttp:
 
     async def _expect_events(self, response: aiohttp.ClientResponse, framing: Framing) -> None:
         if response.status != 200:
-            body = await _whole(response)
+            body = await _read_body(response)
             raise self.failures.refusal(response.status, body, response.headers)
         if response.headers.get("Content-Encoding", "identity").lower() != "identity":
             raise BackendProtocolError("the backend compressed its answer although compression was not requested")
         if response.content_type == framing.content_type:
             return
-        raise self.failures.not_events(response.content_type, await _whole(response))
+        raise self.failures.not_events(response.content_type, await _read_body(response))
 
     def _open(self) -> aiohttp.ClientSession:
         if self._closed:
@@ -370,7 +380,7 @@ async def _note_reuse(session: aiohttp.ClientSession, context: SimpleNamespace, 
         context.trace_request_ctx.reused = True
 
 
-async def _whole(response: aiohttp.ClientResponse, longest: int = MAX_RESPONSE_BYTES) -> object:
+async def _read_body(response: aiohttp.ClientResponse, longest: int = MAX_RESPONSE_BYTES) -> object:
     """Return the first `longest` bytes of a body, decoded if it is JSON, else as text."""
     body = bytearray()
     while len(body) < longest:

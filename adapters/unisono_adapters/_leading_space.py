@@ -92,7 +92,9 @@ def is_inside(prompt: Prompt) -> bool:
     return len(tokens) > 1 and tokens[-1] < FIRST_SPECIAL and tokens[-2] != START
 
 
-async def go_on(wire: BackendHttp, job: CompletionJob, body: Body, written: PoisonPrompt) -> AsyncGenerator[Chunk]:
+async def complete_text(
+    wire: BackendHttp, job: CompletionJob, body: Body, written: PoisonPrompt
+) -> AsyncGenerator[Chunk]:
     """Yield the answer to `job` as text, with the counts of its own prompt.
 
     Raises the `BackendError` family.
@@ -107,7 +109,7 @@ async def go_on(wire: BackendHttp, job: CompletionJob, body: Body, written: Pois
         return
     if first.text:
         yield Chunk(text=first.text)
-    rest = _behind(job, first, now() - began)
+    rest = _rest_of(job, first, now() - began)
     awaited = True
     written.record(rest.prompt)
     async with aclosing(complete(wire, body(rest, False), rest, OutputForm.TEXT)) as stream:
@@ -124,13 +126,13 @@ async def _first(
     wire: BackendHttp, job: CompletionJob, body: Body, written: PoisonPrompt, encoding: Encoding
 ) -> tuple[Chunk, Sequence[Token]]:
     """Return the first piece and its tokens, which are empty if the server does not report them."""
-    prompt, again = before_written(encoding, job.prompt, written)
+    prompt, again = split_poison(encoding, job.prompt, written)
     for number in range(TRIES if again else 1):
         few = replace(
             job,
             prompt=prompt,
             max_tokens=len(again) + min(PROBE_TOKENS, job.max_tokens),
-            sampling=_reseeded(job.sampling, number),
+            sampling=_with_next_seed(job.sampling, number),
         )
         fold = _PieceFold(wire.failures)
         written.record(prompt)
@@ -150,7 +152,7 @@ async def _first(
     raise CannotGoOn(UNBEARABLE)
 
 
-def before_written(encoding: Encoding, prompt: Prompt, written: PoisonPrompt) -> tuple[Prompt, list[int]]:
+def split_poison(encoding: Encoding, prompt: Prompt, written: PoisonPrompt) -> tuple[Prompt, list[int]]:
     """Return the prompt without the last tokens that would crash the server, and these tokens.
 
     Raises CannotGoOn if it cannot be shortened.
@@ -238,19 +240,19 @@ def _account_for(text: str, spelled: str) -> bool:
     return spelled.removeprefix(" ").startswith(compared[0])
 
 
-def _behind(job: CompletionJob, first: FirstPiece, spent_s: float) -> CompletionJob:
+def _rest_of(job: CompletionJob, first: FirstPiece, spent_s: float) -> CompletionJob:
     """Return the job for the rest, `spent_s` seconds later."""
     assert job.prompt.text is not None, "a text backend was given a prompt without text"
     return replace(
         job,
         prompt=Prompt([*job.prompt.tokens, *first.ids], job.prompt.text + first.text),
         max_tokens=job.max_tokens - len(first.ids),
-        sampling=_reseeded(job.sampling, len(first.ids)),
+        sampling=_with_next_seed(job.sampling, len(first.ids)),
         timeouts=replace(job.timeouts, total_s=job.timeouts.total_s - spent_s),
     )
 
 
-def _reseeded(sampling: Sampling, number: int) -> Sampling:
+def _with_next_seed(sampling: Sampling, number: int) -> Sampling:
     """Return another seed for another request: the same one would repeat its random numbers."""
     if sampling.seed is None or not number:
         return sampling
@@ -264,14 +266,14 @@ class _PieceFold:
     """
 
     def __init__(self, failures: FailureTable) -> None:
-        self._whole = CompletionFold(OutputForm.TEXT, failures)
+        self._completion = CompletionFold(OutputForm.TEXT, failures)
         self.tokens: list[Token] | None = None
         self.done = False
 
     def feed(self, events: list[bytes]) -> Chunk | None:
         if not events:
             return None
-        chunk = self._whole.feed([*events, b"[DONE]"])
+        chunk = self._completion.feed([*events, b"[DONE]"])
         self.tokens = _tokens_in(decoded(events[0]))
         self.done = True
         return chunk

@@ -133,7 +133,7 @@ class OllamaBackend:
         self._wire = BackendHttp(options)
         self._plan = _Plan(self._route, self._num_ctx) if self._route and self._num_ctx else None
         self._found: Probe | None = None
-        self._found_of = ("", "")
+        self._planned_for = ("", "")
 
     async def probe(self) -> Probe:
         """Read version and model, select the route and probe the backend.
@@ -141,11 +141,11 @@ class OllamaBackend:
         A good result stays valid while server and model are unchanged and nothing fails: every generation loads
         the model and keeps it loaded.
         """
-        plan, of = await self._planned()
-        if self._found is not None and self._found_of == of:
+        plan, of = await self._make_plan()
+        if self._found is not None and self._planned_for == of:
             return self._found
-        found = await self._examined(plan)
-        self._plan, self._found_of = plan, of
+        found = await self._probe_plan(plan)
+        self._plan, self._planned_for = plan, of
         self._found = None if found.fatal else found
         return found
 
@@ -214,7 +214,7 @@ class OllamaBackend:
             body["format"] = _format(job.constraint)
         return orjson.dumps(body)
 
-    async def _planned(self) -> tuple[_Plan, tuple[str, str]]:
+    async def _make_plan(self) -> tuple[_Plan, tuple[str, str]]:
         """Return the access plan, the server's version and the model's modification time."""
         response = await self._wire.get_json("api/version")
         version = response.get("version") if isinstance(response, dict) else None
@@ -227,11 +227,11 @@ class OllamaBackend:
         of = (version, str(model.get("modified_at")))
         if self._route is not None:
             return _Plan(self._route, num_ctx, version), of
-        if self._plan is not None and self._found is not None and self._found_of == of:
+        if self._plan is not None and self._found is not None and self._planned_for == of:
             return self._plan, of
-        return _Plan(await self._decided(num_ctx, version), num_ctx, version), of
+        return _Plan(await self._choose_route(num_ctx, version), num_ctx, version), of
 
-    async def _decided(self, num_ctx: int, version: str) -> OllamaRoute:
+    async def _choose_route(self, num_ctx: int, version: str) -> OllamaRoute:
         """Return the first route that returns markers in a few tokens of an answer."""
         prompt = Prompt(load_encoding().encode_marked(PROBE_PROMPT), PROBE_PROMPT)
         job = CompletionJob(prompt, PROBE_TOKENS, Sampling(temperature=0.0), request_id=REQUEST_ID)
@@ -245,7 +245,7 @@ class OllamaBackend:
                 return route
         return OllamaRoute.MARKERLESS
 
-    async def _examined(self, plan: _Plan) -> Probe:
+    async def _probe_plan(self, plan: _Plan) -> Probe:
         output = OutputForm.MARKERLESS if plan.route is OllamaRoute.MARKERLESS else OutputForm.TEXT
         subject = Subject(
             lambda job: self._generated(job, plan),

@@ -77,7 +77,7 @@ class ReplayBackend:
         self._interval_s = _number(extra.get("interval_s", 0.0), "interval_s", (int, float), 0)
         self._context = _number(extra.get("context", 131072), "context", int, 1)
         self._recorded_steps: Sequence[RecordedTurn] | None = None
-        self._playing = 0
+        self._active = 0
 
     async def probe(self) -> Probe:
         """Read the recording."""
@@ -100,7 +100,7 @@ class ReplayBackend:
             tokens, finish = tokens[: job.max_tokens], FinishReason.LENGTH
         step = int(self._chunk)
         deadline = asyncio.get_running_loop().time() + job.timeouts.total_s
-        self._playing += 1
+        self._active += 1
         try:
             for start in range(0, max(len(tokens), 1), step):
                 await self._pace(job, first=start == 0, deadline=deadline)
@@ -110,11 +110,11 @@ class ReplayBackend:
                 else:
                     yield Chunk(tokens=piece, finish=finish, prompt_tokens=len(prompt))
         finally:
-            self._playing -= 1
+            self._active -= 1
 
     async def load(self) -> Load | None:
         """Return the number of playing recordings; no request ever waits."""
-        return Load(self._playing, 0)
+        return Load(self._active, 0)
 
     async def aclose(self) -> None:
         """Do nothing: there are no resources."""

@@ -32,20 +32,20 @@ def test_keys_are_told_from_all_others_by_their_form_and_seal() -> None:
     for key in keys:
         assert key.startswith("sk-uni-")
         assert len(key) == 63
-        assert MINT.made(key)
-        assert not Mint(b"another salt").made(key)
+        assert MINT.issued(key)
+        assert not Mint(b"another salt").issued(key)
 
 
 @given(st.integers(7, 62), st.sampled_from(string.ascii_letters + string.digits + "-_"))
 def test_a_key_with_a_letter_changed_was_never_made(place: int, letter: str) -> None:
     key = MINT.new()
     other = key[:place] + letter + key[place + 1 :]
-    assert MINT.made(other) == (other == key)
+    assert MINT.issued(other) == (other == key)
 
 
 @given(st.text(max_size=80) | st.from_regex(r"sk-uni-[A-Za-z0-9_-]{50,60}", fullmatch=True))
 def test_what_anybody_makes_up_was_not_made(presented: str) -> None:
-    assert not MINT.made(presented)
+    assert not MINT.issued(presented)
 
 
 def test_a_digest_says_nothing_without_the_salt() -> None:
@@ -90,7 +90,7 @@ def test_a_key_is_revoked_once() -> None:
     gone = revoked(issued(MINT, NOW).record, NOW)
     assert gone.revoked_at == NOW
     assert revoked(gone, NOW + 5) is gone
-    assert not gone.good(NOW)
+    assert not gone.is_valid(NOW)
 
 
 # -- looking up
@@ -259,8 +259,8 @@ async def test_what_is_remembered_is_bounded(desk: Desk) -> None:
     keys = desk.keys()
     for _ in range(MAX_CACHED_KEYS + 50):
         await keys.find(MINT.new())
-    assert len(keys._seen) == MAX_CACHED_KEYS
-    assert keys._looking == {}
+    assert len(keys._cache) == MAX_CACHED_KEYS
+    assert keys._lookups == {}
 
 
 async def test_a_store_that_is_late_once_refuses_nobody(desk: Desk) -> None:

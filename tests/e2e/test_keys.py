@@ -21,8 +21,8 @@ from tests.e2e.gateway import Answer, config_of, gateway, message_of, to_answer
 from tests.e2e.keyed import MASTER, bearing, keyed, raw_answer, ring, with_keys
 from tests.e2e.replicas import Replica, replica
 from tests.fakes import FakeVllm
-from unisono.api.responses.background.job_record import rebuilt
-from unisono.app import build_engine, responses_means
+from unisono.api.responses.background.job_record import rebuild_request
+from unisono.app import build_engine, responses_deps
 from unisono.cli import main
 from unisono.core.access import KeyLimits
 from unisono.core.state_store import Lease
@@ -288,13 +288,13 @@ async def test_whoever_goes_on_with_a_response_counts_it_for_the_key_it_was_aske
         now = await keys.store.put_key(replace(record, limits=KeyLimits(rpm=3), models=frozenset({"gpt-oss"})))
         await keys.revoke(now)
         site = running.app.state.gateway
-        means = responses_means(site, build_engine(site.pool))
-        again = await rebuilt(means, "team", kept, Lease("team", kept.anchor, "another process", 2))
+        means = responses_deps(site, build_engine(site.pool))
+        again = await rebuild_request(means, "team", kept, Lease("team", kept.anchor, "another process", 2))
         assert again.generation.request.caller == now.caller
         # What it may not ask for any more it is not answered.
         await keys.store.put_key(replace(now, models=frozenset(), revision=now.revision + 1))
         with pytest.raises(ModelNotAllowed):
-            await rebuilt(means, "team", kept, Lease("team", kept.anchor, "another process", 3))
+            await rebuild_request(means, "team", kept, Lease("team", kept.anchor, "another process", 3))
 
 
 # -- tool servers

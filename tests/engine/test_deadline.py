@@ -33,7 +33,7 @@ LEFT: dict[str, tuple[float, Timeouts]] = {
 @pytest.mark.parametrize(("spent", "left"), LEFT.values(), ids=LEFT)
 def test_nothing_may_take_longer_than_what_is_left(spent: float, left: Timeouts) -> None:
     deadline = Deadline(1_000.0)
-    assert deadline.left(TIMES, 1_000.0 + spent) == left
+    assert deadline.remaining(TIMES, 1_000.0 + spent) == left
 
 
 def test_what_is_somebody_elses_turn_does_not_count() -> None:
@@ -41,8 +41,8 @@ def test_what_is_somebody_elses_turn_does_not_count() -> None:
     deadline.stop(10.0)
     deadline.stop(15.0)
     assert deadline.spent(50.0) == 10.0
-    deadline.go_on(60.0)
-    deadline.go_on(61.0)
+    deadline.resume(60.0)
+    deadline.resume(61.0)
     assert deadline.spent(65.0) == 15.0
 
 

@@ -16,7 +16,7 @@ from tests.fakes.wire import Seen, Step, Write
 from tests.mcp.arguments import sent
 from tests.mcp.hostile import EVENTS, Hostile, event, message, plain
 from unisono.mcp import McpHost, McpLimits
-from unisono.mcp.json_trim import QUICK_TOKENS, TrimLimitReached, children, lightened
+from unisono.mcp.json_trim import QUICK_TOKENS, TrimLimitReached, children, trim_in_thread
 
 LIMITS = McpLimits()
 
@@ -71,11 +71,11 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
 @pytest.mark.parametrize("indent", [None, 1], ids=["close", "wide"])
 def test_what_is_over_the_bounds_is_left_out(before: dict[str, Any], after: dict[str, Any], indent: int | None) -> None:
     data = json.dumps({"jsonrpc": "2.0", "id": 1, "result": before}, indent=indent).encode()
-    assert json.loads(lightened(data, LIMITS)) == {"jsonrpc": "2.0", "id": 1, "result": after}
+    assert json.loads(trim_in_thread(data, LIMITS)) == {"jsonrpc": "2.0", "id": 1, "result": after}
 
 
 def test_of_json_without_text_the_beginning_stays_as_text() -> None:
-    light = json.loads(lightened(result(structuredContent={"rows": ROWS}, content=[]), LIMITS))
+    light = json.loads(trim_in_thread(result(structuredContent={"rows": ROWS}, content=[]), LIMITS))
     [only] = light["result"]["content"]
     assert only["text"].startswith('{"rows": [[0, {"a, b": "}]"}], [1,')
     assert "structuredContent" not in light["result"]
@@ -94,13 +94,13 @@ NO_MESSAGES = {
 def test_what_is_no_json_stays_none_and_takes_no_time(data: bytes) -> None:
     begun = time.process_time()
     with pytest.raises(ValueError):
-        json.loads(lightened(data, LIMITS))
+        json.loads(trim_in_thread(data, LIMITS))
     assert time.process_time() - begun < 2
 
 
 def test_more_than_is_looked_through_is_refused() -> None:
     with pytest.raises(TrimLimitReached):
-        lightened(result(_meta=[[]] * QUICK_TOKENS), McpLimits(looked_through=QUICK_TOKENS))
+        trim_in_thread(result(_meta=[[]] * QUICK_TOKENS), McpLimits(looked_through=QUICK_TOKENS))
 
 
 VALUES = st.recursive(

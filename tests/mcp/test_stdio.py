@@ -256,7 +256,7 @@ def test_nobody_watches_where_nothing_is_left_to_watch() -> None:
         watch.add(first.pid)
         replaced = watch._watcher
         assert replaced is not None
-        watch._leave()
+        watch._end()
         assert {first.wait(5), second.wait(5)} == {-signal.SIGKILL}
         assert replaced.returncode == 0
         watch.add(first.pid)

@@ -123,7 +123,7 @@ class Batch:
     def run(self) -> None:
         """Process commands and steps forever."""
         while True:
-            self._obey(wait=not self._running)
+            self._read_commands(wait=not self._running)
             if not self._running:
                 continue
             try:
@@ -133,7 +133,7 @@ class Batch:
                 events = self._abandon(f"the engine failed in a generation step: {error}")
             self._send(events)
 
-    def _obey(self, *, wait: bool) -> None:
+    def _read_commands(self, *, wait: bool) -> None:
         events: list[Addressed] = []
         while wait or not self._commands.empty():
             command = self._commands.get()
@@ -193,7 +193,7 @@ class Batch:
         for progress in prefilled:
             done, total = progress.progress
             if done == total - 1:  # without the last token, from which generation begins
-                self._keep_prompt(progress.uid)
+                self._cache_prompt_of(progress.uid)
         for response in generated:
             request = self._running[response.uid]
             cached = None if request.has_started else request.cached
@@ -205,11 +205,11 @@ class Batch:
                 self._cache_prompt(request, response.token, response.all_tokens, response.prompt_cache)
         return events
 
-    def _keep_prompt(self, uid: int) -> None:
+    def _cache_prompt_of(self, uid: int) -> None:
         request = self._running[uid]
         if len(request.prompt) - 1 > request.cached:
             layers, tokens = self._generator.extract_cache([uid])[uid]
-            self._keep(request.salt, tokens, layers)
+            self._cache_layers(request.salt, tokens, layers)
 
     def _cache_prompt(self, request: _Running, last: int, tokens: Sequence[int], layers: Layers) -> None:
         """Cache a finished answer if it is a tool call.
@@ -218,9 +218,9 @@ class Batch:
         history ends a message with `<|end|>`; there the cached prompt serves as well.
         """
         if last == CALL:
-            self._keep(request.salt, tokens, layers)
+            self._cache_layers(request.salt, tokens, layers)
 
-    def _keep(self, salt: str, tokens: Sequence[int], layers: Layers) -> None:
+    def _cache_layers(self, salt: str, tokens: Sequence[int], layers: Layers) -> None:
         mx.eval([layer.state for layer in layers])  # otherwise it would keep a reference to the whole batch
         self._prefixes.keep(salt, tokens, layers)
 

@@ -90,8 +90,8 @@ class MlxLocalBackend:
         )
         self._start: asyncio.Task[tuple[EngineProcess, Ready]] | None = None
         self._failures = 0
-        self._not_before = 0.0
-        self._trouble = ""
+        self._restart_at = 0.0
+        self._last_error = ""
         self._closed = False
 
     @property
@@ -175,13 +175,13 @@ class MlxLocalBackend:
         if self._closed:
             raise BackendUnavailable(_SHUT_DOWN)
         if self._start is not None and self._start.done():
-            self._bury(self._start)
+            self._discard(self._start)
         if self._start is None:
-            pause = self._not_before - time.monotonic()
+            pause = self._restart_at - time.monotonic()
             if pause > 0:
-                raise BackendUnavailable(self._trouble, retry_after_s=pause)
+                raise BackendUnavailable(self._last_error, retry_after_s=pause)
             self._start = asyncio.create_task(self._start_engine())
-            self._start.add_done_callback(_look_at)
+            self._start.add_done_callback(_retrieve_error)
         start = self._start
         try:
             return await asyncio.shield(start)
@@ -190,7 +190,7 @@ class MlxLocalBackend:
                 raise  # this caller was cancelled
             raise BackendUnavailable(_SHUT_DOWN) from None
 
-    def _bury(self, start: asyncio.Task[tuple[EngineProcess, Ready]]) -> None:
+    def _discard(self, start: asyncio.Task[tuple[EngineProcess, Ready]]) -> None:
         """Discard an ended process and determine the earliest time of a restart."""
         if start.cancelled():
             self._start = None
@@ -201,12 +201,12 @@ class MlxLocalBackend:
             if engine.lost is None:
                 return
             self._failures = 1 if engine.served else self._failures + 1
-            self._trouble = engine.lost
+            self._last_error = engine.lost
         else:
             self._failures += 1
-            self._trouble = str(error)
+            self._last_error = str(error)
         self._start = None
-        self._not_before = time.monotonic() + _PAUSES_S[min(self._failures, len(_PAUSES_S) - 1)]
+        self._restart_at = time.monotonic() + _PAUSES_S[min(self._failures, len(_PAUSES_S) - 1)]
 
     async def _start_engine(self) -> tuple[EngineProcess, Ready]:
         engine = await EngineProcess.start(self._model, self._limits)
@@ -262,7 +262,7 @@ def _to_chunk(engine: EngineProcess, inbox: Inbox, prompt_tokens: int | None) ->
     )
 
 
-def _look_at(start: asyncio.Task[tuple[EngineProcess, Ready]]) -> None:
+def _retrieve_error(start: asyncio.Task[tuple[EngineProcess, Ready]]) -> None:
     """Retrieve the error of a failed start, so that the event loop does not report it."""
     if not start.cancelled():
         start.exception()

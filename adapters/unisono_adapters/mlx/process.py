@@ -74,7 +74,7 @@ class EngineProcess:
         self._writer = writer
         self._ids = itertools.count()
         self._inboxes: dict[int, Inbox] = {}
-        self._greeting: asyncio.Future[Ready | Failed] = asyncio.get_running_loop().create_future()
+        self._ready: asyncio.Future[Ready | Failed] = asyncio.get_running_loop().create_future()
         self._heard_at = time.monotonic()
         self._ending = False
         self._listening = asyncio.create_task(self._listen())
@@ -105,7 +105,7 @@ class EngineProcess:
 
     async def ready(self) -> Ready:
         """Wait until the model is loaded. Raises BackendUnavailable if that fails."""
-        greeting = await asyncio.shield(self._greeting)
+        greeting = await asyncio.shield(self._ready)
         if isinstance(greeting, Failed):
             raise BackendUnavailable(greeting.message)
         return greeting
@@ -162,7 +162,7 @@ class EngineProcess:
     async def stop(self) -> None:
         """End the process and wait for it. Running requests are woken. Repeatable."""
         self._ending = True
-        self._lose("the engine process was shut down")
+        self._set_lost("the engine process was shut down")
         self._writer.close()
         await asyncio.to_thread(self._handle.leave)
         await self._listening
@@ -186,15 +186,15 @@ class EngineProcess:
         if self._ending:
             return
         how, last_words = await asyncio.to_thread(self._handle.ended)
-        self._lose(f"the engine process ended{how}{trouble}{last_words}")
+        self._set_lost(f"the engine process ended{how}{trouble}{last_words}")
 
     def _deliver(self, message: ToGateway | ToEngine) -> None:
         match message:
             case Ready() | Failed():
                 if isinstance(message, Ready):
                     self._handle.pid = message.pid
-                if not self._greeting.done():
-                    self._greeting.set_result(message)
+                if not self._ready.done():
+                    self._ready.set_result(message)
             case TokenOutput(number, tokens, finish, cached):
                 if inbox := self._inboxes.get(number):
                     inbox.tokens.extend(tokens)
@@ -219,11 +219,11 @@ class EngineProcess:
             case GenerateCommand() | Cancel() | Tokenize() | Count():
                 raise WireError(f"a gateway does not accept {type(message).__name__} messages")
 
-    def _lose(self, why: str) -> None:
+    def _set_lost(self, why: str) -> None:
         if self.lost is None:
             self.lost = why
-        if not self._greeting.done():
-            self._greeting.set_result(Failed(why))
+        if not self._ready.done():
+            self._ready.set_result(Failed(why))
         for inbox in self._inboxes.values():
             inbox.arrived.set()
 

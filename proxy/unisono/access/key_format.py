@@ -39,7 +39,7 @@ class Mint:
         """Return the hexadecimal digest that identifies a key in the store."""
         return hmac.digest(self._pepper, key.encode(), hashlib.sha256).hex()
 
-    def made(self, presented: str) -> bool:
+    def issued(self, presented: str) -> bool:
         """Return True if a key was made with this salt, even if it was revoked since.
 
         The check takes constant time for all keys of the right form.

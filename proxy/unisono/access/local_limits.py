@@ -51,12 +51,12 @@ class LocalLimits:
         refusal = counts.minute(now).refusal(claim, len(counts.running))
         if refusal is not None:
             return refusal
-        self._hold(counts, claim, now)
-        return counts.minute(now).standing(claim)
+        self._count(counts, claim, now)
+        return counts.minute(now).status(claim)
 
     def note(self, claim: QuotaReservation) -> None:
         """Count a claim that the store granted, so that it counts here if the store fails."""
-        self._hold(self._counts(claim.account), claim, self._clock())
+        self._count(self._counts(claim.account), claim, self._clock())
 
     def settle(self, claim: QuotaReservation, tokens: int) -> None:
         """Replace the reservation of `claim` by `tokens` and end it; ignore an unknown claim."""
@@ -70,7 +70,7 @@ class LocalLimits:
         elif second in counts.seconds:
             counts.add(second, 0, more)
 
-    def _hold(self, counts: _Counts, claim: QuotaReservation, now: float) -> None:
+    def _count(self, counts: _Counts, claim: QuotaReservation, now: float) -> None:
         counts.minute(now)
         if claim.once not in counts.running:
             counts.add(int(now), 1, claim.tokens)

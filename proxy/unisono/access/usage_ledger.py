@@ -89,7 +89,7 @@ class UsageLedger:
         self._open: dict[str, QuotaReservation] = {}
         self._renewing: asyncio.Task[None] | None = None
         self._waiting: deque[_Waiting] = deque()
-        self._writing: asyncio.Task[None] | None = None
+        self._write_task: asyncio.Task[None] | None = None
         self._replaying: asyncio.Task[None] | None = None
         self._down = False
         self._store_is_back = asyncio.Event()
@@ -102,7 +102,7 @@ class UsageLedger:
             self._replaying = asyncio.create_task(self._replay(), name="replaying the usage spool")
 
     @property
-    def unaccounted(self) -> int:
+    def unwritten_records(self) -> int:
         """Number of usage records that the ledger lacks so far."""
         unspooled = sum(1 for one in self._waiting if one.has_usage and not one.is_spooled) if self._down else 0
         return self._spool.pending + unspooled
@@ -164,8 +164,8 @@ class UsageLedger:
             if not oldest.is_spooled:
                 about = _about(oldest.settlement)
                 log.error("usage record lost: the store was unavailable for too long", extra=about)
-        if self._writing is None or self._writing.done():
-            self._writing = asyncio.create_task(self._write(), name="writing the ledger")
+        if self._write_task is None or self._write_task.done():
+            self._write_task = asyncio.create_task(self._write(), name="writing the ledger")
         return waiting
 
     async def settle(self, settlement: UsageRecord) -> None:
@@ -199,10 +199,10 @@ class UsageLedger:
             if task is not None:
                 task.cancel()
                 await asyncio.gather(task, return_exceptions=True)
-        if self._writing is not None:
-            await asyncio.wait({self._writing}, timeout=CLOSING_TIMEOUT_S)
-            self._writing.cancel()
-            await asyncio.gather(self._writing, return_exceptions=True)
+        if self._write_task is not None:
+            await asyncio.wait({self._write_task}, timeout=CLOSING_TIMEOUT_S)
+            self._write_task.cancel()
+            await asyncio.gather(self._write_task, return_exceptions=True)
         unwritten = [one for one in self._waiting if one.has_usage]
         await self._spooled(unwritten)
         await self._spool.release()
@@ -264,7 +264,7 @@ class UsageLedger:
                 if len(batch) == 1:
                     about = _about(batch[0].settlement)
                     log.exception("usage record lost: the store rejects it", exc_info=error, extra=about)
-                    await self._wrote(batch)
+                    await self._on_written(batch)
                 else:
                     # The store rejects one of them; writing them one by one finds it.
                     self._waiting.extendleft(reversed(batch))
@@ -276,9 +276,9 @@ class UsageLedger:
                 self._down, pause_s = False, MIN_RETRY_PAUSE_S
                 if loop.time() - began <= LEDGER_WAIT_S:
                     self._is_slow = False
-                await self._wrote(batch)
+                await self._on_written(batch)
 
-    async def _wrote(self, batch: Sequence[_Waiting]) -> None:
+    async def _on_written(self, batch: Sequence[_Waiting]) -> None:
         for one in batch:
             one.is_written = True
             one.finish()

@@ -142,10 +142,10 @@ class UsageSpool:
     folder: Path | None = None
     store: str = ""  # the store's address
     max_bytes: int = 64 * COMPACTION_BYTES
-    _own: _Segment | None = None
+    _own_segment: _Segment | None = None
     _adopted: list[_Segment] = field(default_factory=list)
     _outstanding: dict[UsageRecord, int] = field(default_factory=dict)
-    _writing: asyncio.Lock = field(default_factory=asyncio.Lock)
+    _write_lock: asyncio.Lock = field(default_factory=asyncio.Lock)
     _queue: list[UsageRecord] = field(default_factory=list)
     _is_failing: bool = False
     _unreadable: set[Path] = field(default_factory=set)
@@ -160,7 +160,7 @@ class UsageSpool:
         if self.folder is None:
             return False
         self._queue += settlements
-        async with self._writing:
+        async with self._write_lock:
             if batch := self._queue:
                 self._queue = []
                 await self._run(partial(self._append, batch))
@@ -173,19 +173,19 @@ class UsageSpool:
 
     async def shrink(self) -> None:
         """Remove settled records from this process's segment, if all or most of it are settled."""
-        if self._own is not None and self._own.size:
-            async with self._writing:
+        if self._own_segment is not None and self._own_segment.size:
+            async with self._write_lock:
                 await self._run(self._shrink)
 
     async def seal(self) -> None:
         """Unlock this process's segment if it holds records; they are replayed from the file."""
         if self._outstanding:
-            async with self._writing:
+            async with self._write_lock:
                 await self._run(self._seal)
 
     async def release(self) -> None:
         """Unlock all segments, so that another process or a later replay can adopt them."""
-        async with self._writing:
+        async with self._write_lock:
             await self._run(self._release)
 
     async def replay(self, accounts: AccountStore) -> None:
@@ -193,7 +193,7 @@ class UsageSpool:
 
         Raises `StoreError`.
         """
-        async with self._writing:
+        async with self._write_lock:
             await self._run(self._adopt)
         for segment in list(self._adopted):
             records = await asyncio.to_thread(_read, segment)
@@ -219,7 +219,7 @@ class UsageSpool:
         lines = {one: to_record(one) for one in batch if one not in self._outstanding}
         data = b"".join(lines.values())
         try:
-            segment = self._own = self._own or self._create()
+            segment = self._own_segment = self._own_segment or self._create()
             segment.write(data, self.max_bytes)
         except OSError as error:
             if not self._is_failing:
@@ -230,7 +230,7 @@ class UsageSpool:
             self._outstanding.update({one: len(line) for one, line in lines.items()})
 
     def _shrink(self) -> None:
-        segment, live = self._own, sum(self._outstanding.values())
+        segment, live = self._own_segment, sum(self._outstanding.values())
         if segment is None:
             return
         with suppress(OSError):
@@ -245,11 +245,11 @@ class UsageSpool:
                 except BaseException:
                     _delete(new)
                     raise
-                self._own = new
+                self._own_segment = new
                 _delete(segment)
 
     def _seal(self) -> None:
-        own, self._own = self._own, None
+        own, self._own_segment = self._own_segment, None
         if own is not None:
             if self._outstanding:
                 own.close()
@@ -290,7 +290,7 @@ class UsageSpool:
             paths = sorted(self.folder.iterdir())
         except FileNotFoundError:
             return
-        known = {mine.path for mine in (*self._adopted, *([self._own] if self._own else ()))}
+        known = {mine.path for mine in (*self._adopted, *([self._own_segment] if self._own_segment else ()))}
         for path in paths:
             if not path.name.startswith(f"{self._prefix}-") or path in known:
                 continue

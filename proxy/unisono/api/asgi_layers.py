@@ -131,11 +131,11 @@ class Cors:
 
     def __init__(self, app: ASGIApp, *, origins: Collection[str] = ()) -> None:
         self._app = app
-        self._origins = frozenset(origins)
+        self._allowed_origins = frozenset(origins)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         origins = header_values(scope, b"origin") if scope["type"] == "http" else []
-        if len(origins) != 1 or not self._listed(origins[0]):
+        if len(origins) != 1 or not self._is_allowed(origins[0]):
             await self._app(scope, receive, send)
             return
         origin = origins[0]
@@ -154,8 +154,8 @@ class Cors:
 
         await self._app(scope, receive, shared)
 
-    def _listed(self, origin: str) -> bool:
-        return origin in self._origins or "*" in self._origins
+    def _is_allowed(self, origin: str) -> bool:
+        return origin in self._allowed_origins or "*" in self._allowed_origins
 
     @staticmethod
     async def _preflight(scope: Scope, origin: str, send: Send) -> None:
@@ -183,7 +183,7 @@ class LocalOnly:
 
     def __init__(self, app: ASGIApp, *, origins: Collection[str] = ()) -> None:
         self._app = app
-        self._origins = frozenset(origins)
+        self._allowed_origins = frozenset(origins)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] in REQUESTS:
@@ -196,7 +196,7 @@ class LocalOnly:
             # Another port of this machine is another origin: any local program may serve a page there.
             own = {f"{scheme}://{hosts[0].lower()}" for scheme in ("http", "https")}
             for origin in header_values(scope, b"origin"):
-                if origin not in self._origins and origin not in own:
+                if origin not in self._allowed_origins and origin not in own:
                     raise NotAllowed(
                         "This gateway has no API key and refuses requests from other origins: "
                         "set a master key, or list the origin in 'unisono.cors_origins'."
@@ -321,7 +321,7 @@ def _is_json(content_types: list[str]) -> bool:
     return kind == "application/json" and all(charset in CHARSETS for charset in charsets)
 
 
-def doors(
+def asgi_layers(
     *,
     authenticate: Authenticate,
     keyless: bool,

@@ -153,7 +153,7 @@ def check_shape(value: dict[str, Any]) -> int:
         node, path, depth = stack.pop()
         if isinstance(node, str):
             if has_piece_of_length(node, MAX_RUN):
-                where = _dotted(path)
+                where = _field_path(path)
                 raise InvalidRequest(f"'{where}': {RUN_TOO_LONG}", param=where)
             continue
         if depth >= MAX_DEPTH:
@@ -166,7 +166,7 @@ def check_shape(value: dict[str, Any]) -> int:
     return members
 
 
-def _dotted(path: tuple[Any, ...]) -> str:
+def _field_path(path: tuple[Any, ...]) -> str:
     steps: list[str] = []
     while path:
         path, key = path

@@ -70,7 +70,7 @@ def to_builtin_servers(
     )
 
 
-def browsed_in(items: Iterable[Item]) -> tuple[str, ...]:
+def browser_results(items: Iterable[Item]) -> tuple[str, ...]:
     """Return the browser's results in a conversation, oldest first."""
     return tuple(item.output for item in items if isinstance(item, ToolResult) and item.name.startswith(_BROWSED))
 

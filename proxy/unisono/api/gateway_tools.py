@@ -32,6 +32,6 @@ class RunnableTools:
 NOTHING_TO_RUN = RunnableTools()
 
 
-def hosting_of(servers: Sequence[ToolServer]) -> ServerTools | None:
+def server_tools_of(servers: Sequence[ToolServer]) -> ServerTools | None:
     """Return the servers as server tools without a tool listing for the client, or None."""
     return ServerTools(tuple(servers), announced=frozenset(server.label for server in servers)) if servers else None

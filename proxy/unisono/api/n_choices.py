@@ -21,7 +21,7 @@ class ChunkSource:
     """Bytes of a stream, one step per batch of any generation."""
 
     def __init__(self, streams: Sequence[GenerationStream], chunks: Chunks) -> None:
-        self._runs = streams
+        self._streams = streams
         self._chunks = chunks
         self._steps = self._generate()
 
@@ -31,14 +31,14 @@ class ChunkSource:
     async def aclose(self) -> None:
         """Release the backends of all generations, also if no step was read."""
         await self._steps.aclose()
-        await close_all(self._runs)
+        await close_all(self._streams)
 
     async def _generate(self) -> AsyncGenerator[bytes, None]:
-        if len(self._runs) == 1:
-            async for batch in self._runs[0]:
+        if len(self._streams) == 1:
+            async for batch in self._streams[0]:
                 yield self._chunks.write(0, batch)
             return
-        batches = merged(self._runs)
+        batches = merged(self._streams)
         try:
             async for index, batch in batches:
                 yield self._chunks.write(index, batch)

@@ -26,14 +26,13 @@ from unisono.core.access import Caller
 
 EVENTS = "text/event-stream"
 PREFIXES = ("/v1", "")
-# Error statuses of a request with a key, in the responses of a route. Each tuple extends another one.
-PLAIN = (400, 401, 403, 503)
-ONE = (*PLAIN, 404)
-CHANGED = (*ONE, 409)
-SENT = (*PLAIN, 408, 413, 415)
-ADDED = (*SENT, 404, 409)
-# Error statuses of requests that call a model.
-TURNED = (*ADDED, 429, 502, 504)
+# Error statuses in the document, by the kind of operation; the names say what each tuple adds.
+READ_ERRORS = (400, 401, 403, 503)  # any request with a key; 503 if the store is unavailable
+READ_404 = (*READ_ERRORS, 404)
+READ_404_409 = (*READ_404, 409)
+BODY_ERRORS = (*READ_ERRORS, 408, 413, 415)  # a body may be slow, too large, or not JSON
+BODY_404_409 = (*BODY_ERRORS, 404, 409)
+MODEL_CALL_ERRORS = (*BODY_404_409, 429, 502, 504)
 
 # Response headers that name the backend and the recoveries of an answer.
 ANSWER_HEADERS = (
@@ -119,7 +118,7 @@ class RouteTable:
         self,
         method: str,
         path: str,
-        failures: Collection[int] = PLAIN,
+        failures: Collection[int] = READ_ERRORS,
         *,
         answer: Any = None,
         headers: Collection[str] = (),

@@ -73,7 +73,7 @@ class Sealer:
         except (KeyError, TypeError, ValueError, AttributeError):
             return None
 
-    def talk(self, tenant: str, text: str) -> str:
+    def session(self, tenant: str, text: str) -> str:
         """Return the session in a seal, or ""."""
         try:
             return str(self._record(tenant, text).get("talk", ""))

@@ -123,7 +123,7 @@ class EventStream(Response):
         super().__init__()
         self._source = source
         self._more_headers = headers
-        self._broken = broken
+        self._failure_events = broken
         self._keep_alive_s = keep_alive_s
         self._keep_alive = keep_alive
         self._lock = asyncio.Lock()
@@ -139,7 +139,7 @@ class EventStream(Response):
         self._last_write = asyncio.get_running_loop().time()
         pump = asyncio.create_task(self._pump(send))
         disconnect = asyncio.create_task(disconnected(receive))
-        pulse = asyncio.create_task(self._pulse(send))
+        pulse = asyncio.create_task(self._send_keep_alives(send))
         probes: list[asyncio.Task[None]] = []
 
         def probe() -> None:
@@ -157,7 +157,7 @@ class EventStream(Response):
             if failure is None:
                 await self._write(send, b"", last=True)
             elif self._is_head_sent:
-                await self._write(send, self._broken(failure), last=True)
+                await self._write(send, self._failure_events(failure), last=True)
             else:
                 await to_response(failure, scope)(scope, receive, send)
         finally:
@@ -192,7 +192,7 @@ class EventStream(Response):
         raw = [(name.encode("latin-1"), value.encode("latin-1")) for name, value in headers.items()]
         return {"type": "http.response.start", "status": 200, "headers": raw}
 
-    async def _pulse(self, send: Send) -> None:
+    async def _send_keep_alives(self, send: Send) -> None:
         """Write a keep-alive whenever the stream has been silent for too long.
 
         A write that waits for the client does not count as silence.

@@ -112,7 +112,7 @@ class Observing:
                     servers=config.mcp_servers,
                 )
                 metrics.per_key = config.unisono.metrics_per_key
-                looking = metrics.look(pool.status, lambda: not upkeep.reason, unaccounted)
+                looking = metrics.watch(pool.status, lambda: not upkeep.reason, unaccounted)
                 opened.callback(looking.cancel)
             if self.listener is not None:
                 await opened.enter_async_context(self.listener)

@@ -82,7 +82,7 @@ def check(config_path: Path | None, *, as_json: bool) -> None:
     """Probe everything, print a table or JSON, and exit with the exit code."""
     try:
         ready = prepared(config_path)
-        reports, store = asyncio.run(examined(ready.loaded.config))
+        reports, store = asyncio.run(probe_all(ready.loaded.config))
     except ConfigError as error:
         raise Misconfigured(str(error)) from error
     except click.ClickException as error:
@@ -103,7 +103,7 @@ def usable(reports: Sequence[DeploymentReport], store: StoreReport) -> bool:
     return store.usable and all(report.usable for report in reports)
 
 
-async def examined(config: Config) -> tuple[list[DeploymentReport], StoreReport]:
+async def probe_all(config: Config) -> tuple[list[DeploymentReport], StoreReport]:
     """Return reports of all deployments, in the order of the configuration, and of the store.
 
     Raises ConfigError.
@@ -116,14 +116,14 @@ async def examined(config: Config) -> tuple[list[DeploymentReport], StoreReport]
     store = build_store(config.store)
     try:
         secrets = Secrets(secrets_of(config))
-        reports = [_without(secrets, report) for report in await _examined_deployments(config)]
-        stored = await _examined_store(store, store_address(config.store))
+        reports = [_redacted(secrets, report) for report in await _probe_deployments(config)]
+        stored = await _probe_store(store, store_address(config.store))
         return reports, replace(stored, trouble=secrets.redact(stored.trouble))
     finally:
         await store.aclose()
 
 
-async def _examined_store(store: Store, address: str) -> StoreReport:
+async def _probe_store(store: Store, address: str) -> StoreReport:
     scheme, _, rest = address.partition("?")[0].partition("://")
     public_address = f"{scheme}://{rest.rpartition('@')[2]}"
     try:
@@ -133,7 +133,7 @@ async def _examined_store(store: Store, address: str) -> StoreReport:
         return StoreReport(public_address, str(error) if cause in str(error) else f"{error} ({cause})")
 
 
-async def _examined_deployments(config: Config) -> list[DeploymentReport]:
+async def _probe_deployments(config: Config) -> list[DeploymentReport]:
     pool = build_pool(config, ModelRegistry(config))
     places = asyncio.Semaphore(PROBES_AT_ONCE)
 
@@ -160,7 +160,7 @@ async def _examined_deployments(config: Config) -> list[DeploymentReport]:
     ]
 
 
-def _without(secrets: Secrets, report: DeploymentReport) -> DeploymentReport:
+def _redacted(secrets: Secrets, report: DeploymentReport) -> DeploymentReport:
     """Redact secrets: some backends name the key that they rejected."""
     findings = [
         replace(finding, backend_message=secrets.redact(finding.backend_message)) for finding in report.findings

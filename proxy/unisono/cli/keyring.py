@@ -64,7 +64,7 @@ def create(config_path: Path, tenant: str, options: Mapping[str, Any], *, as_jso
         return replace(new, record=await opened.store.put_key(changed(new.record, options)))
 
     _warn_of_unknown_names(config, options)
-    _hand_out(_run(config, made), as_json=as_json)
+    _print_new_key(_run(config, made), as_json=as_json)
 
 
 def show(config_path: Path, *, as_json: bool) -> None:
@@ -111,7 +111,7 @@ def rotate(config_path: Path, key_id: str, grace_s: int, *, as_json: bool) -> No
 
         return Issued(await _change(opened.store, key_id, another), latest)
 
-    _hand_out(_run(configured(config_path).config, turned), as_json=as_json)
+    _print_new_key(_run(configured(config_path).config, turned), as_json=as_json)
 
 
 # -- the store
@@ -204,7 +204,7 @@ def to_json(record: KeyRecord, now: float) -> dict[str, Any]:
 def state_of(record: KeyRecord, now: float) -> str:
     if record.revoked_at is not None:
         return "revoked"
-    return "active" if record.good(now) else "expired"
+    return "active" if record.is_valid(now) else "expired"
 
 
 def _sorted(names: frozenset[str] | None) -> list[str] | None:
@@ -243,7 +243,7 @@ def _time(at: float | None) -> str:
     return "" if at is None else datetime.fromtimestamp(at, UTC).strftime("%Y-%m-%d %H:%M")
 
 
-def _hand_out(new: Issued, *, as_json: bool) -> None:
+def _print_new_key(new: Issued, *, as_json: bool) -> None:
     if as_json:
         document = {"key": new.plaintext, **to_json(new.record, time.time())}
         click.echo(json.dumps(document, ensure_ascii=False, indent=2))

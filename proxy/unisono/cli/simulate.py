@@ -42,7 +42,7 @@ def run(
     `overrides` are fields of the plan and of its traffic.
     """
     try:
-        plan = planned(plan_path, config_path, model, speeds, overrides)
+        plan = build_plan(plan_path, config_path, model, speeds, overrides)
     except ConfigError as error:
         raise click.ClickException(str(error)) from error
     results: list[StrategyResult] = [simulate(plan, name, serving(plan)) for name in plan.strategies]
@@ -53,7 +53,7 @@ def run(
             click.echo(line)
 
 
-def planned(
+def build_plan(
     plan_path: Path | None,
     config_path: Path | None,
     model: str | None,

@@ -225,8 +225,8 @@ def _compared(events: Sequence[Event], now: Sequence[object], recorded: Sequence
             continue
         lines.append(click.style(f"+ {_describe(event)}", fg="green"))
         if at < len(recorded):
-            lines.append(click.style(f"- {_was(recorded[at])}", fg="red"))
-    return lines + [click.style(f"- {_was(one)}", fg="red") for one in recorded[len(events) :]]
+            lines.append(click.style(f"- {_describe_recorded(recorded[at])}", fg="red"))
+    return lines + [click.style(f"- {_describe_recorded(one)}", fg="red") for one in recorded[len(events) :]]
 
 
 def _describe(event: Event) -> str:
@@ -243,7 +243,7 @@ def _describe(event: Event) -> str:
             return ""
 
 
-def _was(record: Mapping[str, Any]) -> str:
+def _describe_recorded(record: Mapping[str, Any]) -> str:
     if "repaired" in record:
         return on_one_line(f"^ {record['repaired']} at {record['position']}")
     name = f" {record['name']}" if record["name"] else ""

@@ -46,7 +46,7 @@ class _Names:
     groups: Sequence[str]
     aliases: Mapping[str, str]
 
-    def of(self, name: str, path: str) -> str:
+    def resolve(self, name: str, path: str) -> str:
         model = self.aliases.get(name, name)
         if model not in self.groups:
             raise ConfigError(f"{path}: unknown model `{name}`; use a `model_name` from `model_list`")
@@ -57,8 +57,8 @@ class _Names:
         for index, row in enumerate(rows):
             for model, names in row.items():
                 here = f"{path}[{index}].{model}"
-                targets = [self.of(name, f"{here}[{at}]") for at, name in enumerate(names)]
-                whose = model if model == ANY else self.of(model, here)
+                targets = [self.resolve(name, f"{here}[{at}]") for at, name in enumerate(names)]
+                whose = model if model == ANY else self.resolve(model, here)
                 if whose in found:
                     raise ConfigError(f"{here}: a second list for the model `{whose}`; merge it into the first one")
                 found[whose] = targets
@@ -88,5 +88,5 @@ def _default(config: Config, known: _Names) -> list[str]:
     for section, settings in _sections(config):
         if settings.default_fallbacks is not None:
             path = f"{section}.default_fallbacks"
-            return [known.of(name, f"{path}[{at}]") for at, name in enumerate(settings.default_fallbacks)]
+            return [known.resolve(name, f"{path}[{at}]") for at, name in enumerate(settings.default_fallbacks)]
     return []

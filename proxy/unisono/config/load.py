@@ -18,7 +18,7 @@ from typing import Any, get_args
 import yaml
 from pydantic import BaseModel, ValidationError
 
-from unisono.config.litellm_keys import UNSERVED, is_handed_on, why_default, why_unused
+from unisono.config.litellm_keys import UNSERVED, default_reason, is_passed_to_litellm, unused_reason
 from unisono.config.mcp_settings import McpServerSettings
 from unisono.config.model_settings import LitellmParams, ModelEntry, is_of_litellm
 from unisono.config.sections import Config
@@ -102,7 +102,7 @@ def parse(raw: object, environ: Mapping[str, str]) -> Loaded:
         raise ConfigError(f"the configuration must be a mapping of sections, not {_described(raw)}")
     reading = _Reading({**environ, **_own_environment(raw)})
     tree = reading.all_of(raw)
-    _refuse_halves(tree, "")
+    _refuse_lone_surrogates(tree, "")
     try:
         config = Config.model_validate(tree)
     except ValidationError as error:
@@ -116,14 +116,14 @@ def parse(raw: object, environ: Mapping[str, str]) -> Loaded:
     return Loaded(config, (*reading.warnings, *hints))
 
 
-def used(raw: object) -> tuple[dict[str, Any], tuple[str, ...]]:
+def effective_part(raw: object) -> tuple[dict[str, Any], tuple[str, ...]]:
     """Return the part of a parsed file that has an effect, and warnings about all other keys.
 
     References to the environment are not resolved. Raises ConfigError.
     """
     reading = _Reading({}, resolves=False)
     tree = reading.all_of(raw)
-    _refuse_halves(tree, "")
+    _refuse_lone_surrogates(tree, "")
     assert isinstance(tree, dict)
     return tree, tuple(reading.warnings)
 
@@ -163,24 +163,24 @@ class _Reading:
         effective: dict[str, object] = {}
         more: dict[str, object] = {}
         handed = model is LitellmParams and is_of_litellm(raw.get("model"))
-        for key, value in self._spelled(raw, model, path).items():
+        for key, value in self._with_canonical_keys(raw, model, path).items():
             here = f"{path}.{key}" if path else str(key)
             if not path and key == "environment_variables":
                 effective[str(key)] = dict(_own_environment(raw))
                 continue
-            if handed and key not in model.model_fields and is_handed_on(str(key)):
+            if handed and key not in model.model_fields and is_passed_to_litellm(str(key)):
                 more[str(key)] = self._resolved(value, here)
-                if why_unused(_general(path), str(key)) is None:
+                if unused_reason(_general(path), str(key)) is None:
                     self.warnings.append(f"{here}: unknown key `{key}`; it is passed to litellm unchanged")
             elif key not in model.model_fields:
                 self._unused(_general(path), str(key), here, tuple(model.model_fields))
-            elif (why := why_default(_general(path), str(key), value)) is not None:
+            elif (why := default_reason(_general(path), str(key), value)) is not None:
                 self.warnings.append(f"{here}: `{value}` {why}")
             elif value is not None or _may_be_empty(model, str(key)):
                 effective[str(key)] = self._value(value, model, str(key), here)
         return {**effective, PROVIDER: more} if more else effective
 
-    def _spelled(self, raw: Mapping[Any, Any], model: type[BaseModel], path: str) -> Mapping[Any, Any]:
+    def _with_canonical_keys(self, raw: Mapping[Any, Any], model: type[BaseModel], path: str) -> Mapping[Any, Any]:
         """Replace synonyms of keys. Raises ConfigError if both names of a key are present."""
         if model is not LitellmParams or "base_url" not in raw:
             return raw
@@ -231,7 +231,7 @@ class _Reading:
                 return value
 
     def _unused(self, section: str, key: str, path: str, fields: Sequence[str]) -> None:
-        reason = why_unused(section, key)
+        reason = unused_reason(section, key)
         if reason is not None:
             self.warnings.append(f"{path}: {reason}")
             return
@@ -240,7 +240,7 @@ class _Reading:
         raise ConfigError(f"{path}: unknown key `{key}`{meant}")
 
 
-def _refuse_halves(value: object, path: str) -> None:
+def _refuse_lone_surrogates(value: object, path: str) -> None:
     """Raise ConfigError for text that is not valid Unicode, because it cannot be sent."""
     match value:
         case str() if not is_well_formed(value):
@@ -248,11 +248,11 @@ def _refuse_halves(value: object, path: str) -> None:
         case Mapping():
             for key, inner in value.items():
                 here = f"{path}.{key}".lstrip(".")
-                _refuse_halves(key, well_formed(here))
-                _refuse_halves(inner, here)
+                _refuse_lone_surrogates(key, well_formed(here))
+                _refuse_lone_surrogates(inner, here)
         case list():
             for index, inner in enumerate(value):
-                _refuse_halves(inner, f"{path}[{index}]")
+                _refuse_lone_surrogates(inner, f"{path}[{index}]")
 
 
 def _may_be_empty(model: type[BaseModel], key: str) -> bool:

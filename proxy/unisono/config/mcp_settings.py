@@ -233,7 +233,7 @@ class AllowedHostSettings(Section):
     """True also allows private addresses. It cannot be used with `*`."""
 
     @model_validator(mode="after")
-    def _private_ones_are_named(self) -> AllowedHostSettings:
+    def _check_private_hosts(self) -> AllowedHostSettings:
         if self.private and self.host == "*":
             raise ValueError("`private` needs a host name, because `*` would open the whole private network to clients")
         return self

@@ -148,7 +148,7 @@ class KeyRecord:
             expires_at=self.expires_at,
         )
 
-    def good(self, now: float) -> bool:
+    def is_valid(self, now: float) -> bool:
         """Return True if the key is neither revoked nor expired."""
         return self.revoked_at is None and (self.expires_at is None or now < self.expires_at)
 

@@ -25,11 +25,11 @@ class Deadline:
         """Stop counting until `go_on`."""
         self._before, self._running_since = self.spent(now), None
 
-    def go_on(self, now: float) -> None:
+    def resume(self, now: float) -> None:
         if self._running_since is None:
             self._running_since = now
 
-    def left(self, timeouts: Timeouts, now: float) -> Timeouts:
+    def remaining(self, timeouts: Timeouts, now: float) -> Timeouts:
         """Return a deployment's time limits, each capped by the remaining time.
 
         `total_s` is the remaining time, 0 when it is used up.

@@ -51,7 +51,7 @@ def levels(text: str) -> int:
     return deepest
 
 
-def leaves(text: str) -> Iterator[str]:
+def leaf_tokens(text: str) -> Iterator[str]:
     """Yield every name, string, number and constant of JSON as written."""
     for token in _TOKEN.finditer(text):
         if token.lastgroup == "name":

@@ -10,9 +10,9 @@ import asyncio
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
 
-from unisono.core.context_window import OPENAI_PROMPT_TOO_LONG
 from unisono.core.events import Event
 from unisono.core.generation import Capabilities, CompletionJob, FinishReason, OutputForm, Prompt, Usage
+from unisono.core.matched_texts import OPENAI_PROMPT_TOO_LONG
 from unisono.core.prefix_blocks import blocks_of
 from unisono.core.route_protocol import RouteRequirements, Slot
 from unisono.engine.attempt import AttemptTelemetry, Pauses, SlotSession, TokenCap, portions, receive

@@ -201,7 +201,7 @@ class GenerationRequest:
     reasoning_budget: int | None = None
     unmended: frozenset[str] = frozenset()  # rules of `plan.SWITCHABLE` that are switched off
     # The original request, if pass-through deployments may answer it. The engine generates from the other fields.
-    passage: PassthroughRequest | None = None
+    passthrough: PassthroughRequest | None = None
     fields: RequestFields = field(default_factory=RequestFields)
     # Replaces the rendered conversation, which then contains the prompt as one user message for observers. The answer
     # is one text item, and `GenerationReport.journal` contains its tokens. Such a request has a token limit, but no
@@ -344,9 +344,11 @@ def identity_of(request: GenerationRequest) -> str:
 def _options(request: GenerationRequest) -> Mapping[str, object]:
     """Return the options that differ from the defaults."""
     # The seed is excluded: it may differ with every repetition.
-    if request.passage is not None:
+    if request.passthrough is not None:
         return {
-            name: request.passage.body[name] for name in UNUSUAL_FIELDS if request.passage.body.get(name) is not None
+            name: request.passthrough.body[name]
+            for name in UNUSUAL_FIELDS
+            if request.passthrough.body.get(name) is not None
         }
     told: dict[str, object] = {
         field.name: value

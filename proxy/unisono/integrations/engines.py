@@ -73,7 +73,7 @@ class Where:
 
 @dataclass(eq=False, slots=True)
 class _OpenEngine:
-    turns: GenerationService
+    service: GenerationService
     pool: RoutingPool
     running: int = 0
 
@@ -88,12 +88,12 @@ class Engines:
     @asynccontextmanager
     async def at(self, where: Where) -> AsyncIterator[GenerationService]:
         """Yield the engine for a backend, which stays open inside the context. Raises ConfigError."""
-        engine = self._engines.pop(where, None) or _built(where)
+        engine = self._engines.pop(where, None) or _open(where)
         # The dict is ordered by last use.
         self._engines[where] = engine
         engine.running += 1
         try:
-            yield engine.turns
+            yield engine.service
         finally:
             engine.running -= 1
             await self._close_idle()
@@ -121,7 +121,7 @@ def config_of(where: Where) -> Config:
     return parse({"model_list": [entry]}, {}).config
 
 
-def _built(where: Where) -> _OpenEngine:
+def _open(where: Where) -> _OpenEngine:
     config = config_of(where)
     pool = build_pool(config, ModelRegistry(config))
     pool.start()

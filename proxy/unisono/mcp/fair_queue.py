@@ -27,7 +27,7 @@ class FairQueue:
         self.users = 0
 
     @asynccontextmanager
-    async def place(self, owner: str, until: float) -> AsyncIterator[None]:
+    async def slot(self, owner: str, until: float) -> AsyncIterator[None]:
         """Acquire a slot; calls of the same `owner` are served in order of arrival.
 
         Raises `NoSlot` if the owner's queue is full, and at `until` (loop time) at the latest.
@@ -38,7 +38,7 @@ class FairQueue:
             try:
                 yield
             finally:
-                self._leave()
+                self._pass_on()
         finally:
             self.users -= 1
 
@@ -57,14 +57,14 @@ class FairQueue:
         except BaseException as error:
             if admission.done() and not admission.cancelled():
                 # The slot was granted at the moment of cancellation: pass it on.
-                self._leave()
+                self._pass_on()
             else:
                 self._forget(owner, admission)
             if isinstance(error, TimeoutError):
                 raise NoSlot("The tool server was busy until the call's deadline.") from None
             raise
 
-    def _leave(self) -> None:
+    def _pass_on(self) -> None:
         """Pass the slot to the longest-waiting call of the next owner."""
         while self._waiting:
             owner, mine = self._waiting.popitem(last=False)

@@ -55,14 +55,14 @@ class Child:
         return self.key + b":" + self.value if self.key else self.value
 
 
-async def light(data: bytes, limits: McpLimits) -> bytes:
+async def trim(data: bytes, limits: McpLimits) -> bytes:
     """Return a server's message trimmed to a quickly parsable size. Raises `TrimLimitReached`."""
     if len(data) <= OFF_LOOP_BYTES:
         return data
-    return await asyncio.to_thread(lightened, data, limits)
+    return await asyncio.to_thread(trim_in_thread, data, limits)
 
 
-def lightened(data: bytes, limits: McpLimits) -> bytes:
+def trim_in_thread(data: bytes, limits: McpLimits) -> bytes:
     """Trim a server's message, as `light` does, in this thread. Raises `TrimLimitReached`."""
     if sum(map(data.count, (b",", b"{", b"["))) <= QUICK_TOKENS:
         return data

@@ -23,7 +23,7 @@ from mcp.shared.message import SessionMessage
 from mcp_types import jsonrpc_message_adapter
 
 from unisono.core.tools import Command
-from unisono.mcp.json_trim import TrimLimitReached, light
+from unisono.mcp.json_trim import TrimLimitReached, trim
 from unisono.mcp.limits import McpLimits
 from unisono.mcp.messages import OutgoingMessage, encoded
 from unisono.mcp.subprocess_reaper import WATCH
@@ -113,7 +113,7 @@ async def _messages(
         if not line:
             return
         try:
-            line = await light(line, limits)
+            line = await trim(line, limits)
         except TrimLimitReached:
             log.warning(
                 "tool server wrote a message with too many values; its session ends", extra={"tool_server": label}

@@ -147,7 +147,7 @@ class Instruments:
             bounds=GAPS_S,
         )
         self.prefilled = self._counter("backend_prompt_tokens", "Prompt tokens sent to backends.", *backend)
-        self.had = self._counter(
+        self.answers_with_recoveries = self._counter(
             "backend_prompt_tokens_cached", "Prompt tokens sent to backends that they reported as cached.", *backend
         )
         self.up = self._gauge("backend_up", "1 if a backend is ready, else 0.", *backend, over="livemin")

@@ -65,11 +65,11 @@ class Exporter(Observer):
         self._count = count
         self._waiting: deque[Span] = deque()
         self._max_queued = most
-        self._at_once = min(AT_ONCE, most)
-        self._some = threading.Event()
-        self._enough = threading.Event()
+        self._max_batch = min(AT_ONCE, most)
+        self._has_spans = threading.Event()
+        self._has_batch = threading.Event()
         self._closing = threading.Event()
-        self._thread = threading.Thread(target=self._work, name="spans", daemon=True)
+        self._thread = threading.Thread(target=self._export_batches, name="spans", daemon=True)
         self.kinds: Mapping[str, str] = {}
 
     async def start(self) -> None:
@@ -81,8 +81,8 @@ class Exporter(Observer):
 
     def _close(self) -> None:
         self._closing.set()
-        self._enough.set()
-        self._some.set()
+        self._has_batch.set()
+        self._has_spans.set()
         if self._thread.is_alive():
             self._thread.join(CLOSING_S)
         self._exporter.shutdown()  # type: ignore[no-untyped-call]
@@ -100,20 +100,20 @@ class Exporter(Observer):
 
     def _wake(self) -> None:
         """Wake the thread if there is work."""
-        if self._waiting and not self._some.is_set():
-            self._some.set()
-        if len(self._waiting) >= self._at_once and not self._enough.is_set():
-            self._enough.set()
+        if self._waiting and not self._has_spans.is_set():
+            self._has_spans.set()
+        if len(self._waiting) >= self._max_batch and not self._has_batch.is_set():
+            self._has_batch.set()
 
-    def _work(self) -> None:
+    def _export_batches(self) -> None:
         while self._waiting or not self._closing.is_set():
-            self._some.wait()
+            self._has_spans.wait()
             if not self._closing.is_set():
                 # Spans that arrive within that time join the first.
-                self._enough.wait(WAIT_S)
-            self._some.clear()
-            self._enough.clear()
-            spans = [self._waiting.popleft() for _ in range(min(self._at_once, len(self._waiting)))]
+                self._has_batch.wait(WAIT_S)
+            self._has_spans.clear()
+            self._has_batch.clear()
+            spans = [self._waiting.popleft() for _ in range(min(self._max_batch, len(self._waiting)))]
             self._wake()
             if spans:
                 self._send(spans)

@@ -16,7 +16,7 @@ from typing import Final
 from unisono.core.observer import GenerationDone, GenerationStarted, Observer
 from unisono.core.recordings import StoredTrace, TraceStore
 from unisono.errors import UnisonoError
-from unisono.observe.recording import about_of, packed, to_document
+from unisono.observe.recording import packed, summary_of, to_document
 
 log = logging.getLogger("unisono.observe")
 
@@ -78,13 +78,13 @@ class Recorder(Observer):
     ) -> None:
         self._store = store
         self._should_record = MODES[mode]
-        self._for_s = for_s
+        self._retention_s = for_s
         self._max_bytes = max_bytes
-        self._most = most
+        self._max_recordings = most
         self._gateway = gateway
         self._count = count
         self._waiting: deque[GenerationDone] = deque()
-        self._writing: asyncio.Task[None] | None = None
+        self._write_task: asyncio.Task[None] | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._down = False
 
@@ -108,16 +108,16 @@ class Recorder(Observer):
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
-        if self._waiting and (self._writing is None or self._writing.done()):
-            self._writing = asyncio.create_task(self._write(), name="recording answers")
+        if self._waiting and (self._write_task is None or self._write_task.done()):
+            self._write_task = asyncio.create_task(self._write(), name="recording answers")
 
     async def aclose(self) -> None:
         """Write the queue within a short timeout."""
         self._start_write()
-        if self._writing is not None:
-            await asyncio.wait({self._writing}, timeout=CLOSING_S)
-            self._writing.cancel()
-            await asyncio.gather(self._writing, return_exceptions=True)
+        if self._write_task is not None:
+            await asyncio.wait({self._write_task}, timeout=CLOSING_S)
+            self._write_task.cancel()
+            await asyncio.gather(self._write_task, return_exceptions=True)
         if self._waiting:
             self._count("dropped", len(self._waiting))
 
@@ -126,7 +126,7 @@ class Recorder(Observer):
             batch = [self._waiting.popleft() for _ in range(min(RECORDINGS_PER_WRITE, len(self._waiting)))]
             try:
                 traces = [await self._traced(one) for one in batch]
-                await self._store.keep_traces(*traces, for_s=self._for_s, most=self._most)
+                await self._store.keep_traces(*traces, for_s=self._retention_s, most=self._max_recordings)
             except asyncio.CancelledError:
                 self._count("dropped", len(batch))
                 raise
@@ -153,4 +153,4 @@ class Recorder(Observer):
 
     def _trace(self, done: GenerationDone) -> StoredTrace:
         began, document = done.start, to_document(done, self._gateway, self._max_bytes)
-        return StoredTrace(began.tenant, began.request_id, began.at, about_of(document), packed(document))
+        return StoredTrace(began.tenant, began.request_id, began.at, summary_of(document), packed(document))

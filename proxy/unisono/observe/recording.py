@@ -143,7 +143,7 @@ def _fit(document: Document, prompts: Sequence[Sequence[int]], max_bytes: int) -
         document[name] = nothing
         document["left_out"].append(name)
         room = max_bytes - len(dumped(document))
-    same = [0, *map(_in_common, prompts, prompts[1:])]
+    same = [0, *map(_common_prefix, prompts, prompts[1:])]
     rests = [list(prompt[reused:]) for prompt, reused in zip(prompts, same, strict=False)]
     most = _share([len(rest) for rest in rests], max(room, 0) // BYTES_PER_TOKEN)
     for step, rest, reused in zip(document["steps"], rests, same, strict=False):
@@ -155,7 +155,7 @@ def _fit(document: Document, prompts: Sequence[Sequence[int]], max_bytes: int) -
             document["left_out"].append(f"prompt {step['step']}")
 
 
-def _in_common(before: Sequence[int], after: Sequence[int]) -> int:
+def _common_prefix(before: Sequence[int], after: Sequence[int]) -> int:
     """Return the length of the common prefix of two prompts.
 
     Bisection over slices, which compare quickly even for long prompts.
@@ -231,7 +231,7 @@ def prompts_of(document: Mapping[str, Any]) -> list[list[int | None]]:
     return prompts
 
 
-def about_of(document: Mapping[str, Any]) -> bytes:
+def summary_of(document: Mapping[str, Any]) -> bytes:
     """Return the summary of a document for lists."""
     names = ("model", "surface", "outcome", "error", "finish", "recoveries", "failovers", "ended_s", "backend", "unmet")
     generated = sum(step["generated"] for step in document["steps"])

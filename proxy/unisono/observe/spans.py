@@ -62,7 +62,7 @@ def spans_of(done: GenerationDone, kinds: Mapping[str, str]) -> list[Span]:
         each = list(group)
         at = request_span.child(step_span(number))
         spans.append(_step(number, [step for _, step in each], at, request_span, started_at))
-        spans += (_try(done, index, step, at, kinds) for index, step in each)
+        spans += (_attempt(done, index, step, at, kinds) for index, step in each)
     spans += _tools(done.tools, request_span, started_at)
     return spans
 
@@ -117,7 +117,7 @@ def _step(number: int, tries: Sequence[StepDone], at: TraceContext, span: TraceC
     )
 
 
-def _try(done: GenerationDone, index: int, step: StepDone, below: TraceContext, kinds: Mapping[str, str]) -> Span:
+def _attempt(done: GenerationDone, index: int, step: StepDone, below: TraceContext, kinds: Mapping[str, str]) -> Span:
     model = done.start.model
     attributes: dict[str, Value] = {
         "gen_ai.operation.name": _operation(done.start),

@@ -23,9 +23,9 @@ from typing import Any, Final
 from pydantic_core import to_jsonable_python
 
 from unisono.core.backend_statuses import is_permanent
-from unisono.core.context_window import read_counts
 from unisono.core.conversation import Json
 from unisono.core.generation import Capabilities, Load, OutputForm
+from unisono.core.matched_texts import read_counts
 from unisono.core.passthrough_request import Api, PassthroughJob, has_output, named
 from unisono.core.ports import BackendOptions
 from unisono.core.probe import Probe
@@ -141,7 +141,7 @@ class LitellmProvider:
                 answer = await ask(**arguments)
             has_started = True
             if not job.stream:
-                yield [_plain(answer)]
+                yield [_to_json(answer)]
                 return
             async with aclosing(_Closing(answer)) as events:
                 while True:
@@ -208,7 +208,7 @@ class LitellmProvider:
             )
         status = getattr(error, "status_code", None)
         log.warning("provider failed", extra={"kind": name, "status": status})
-        if status not in STATUSES and _of_a_connection(error):
+        if status not in STATUSES and _is_connection_error(error):
             return BackendUnavailable("the connection to the provider failed")
         if not has_started and (name == STUMBLED or status is None):
             # A client's unusual request must not open the circuit of the provider for all clients.
@@ -239,7 +239,7 @@ def _texts(value: object) -> Iterator[str]:
             yield from chain.from_iterable(map(_texts, value))
 
 
-def _of_a_connection(error: BaseException | None) -> bool:
+def _is_connection_error(error: BaseException | None) -> bool:
     """Return whether the error was caused by a connection that broke or could not be made."""
     seen: set[int] = set()
     while error is not None and id(error) not in seen:
@@ -256,7 +256,7 @@ def _event(one: Any, stream: Any, api: Api) -> dict[str, Any]:
     Raises BackendProtocolError for an end that litellm made up: it also ends streams regularly that a provider broke
     off.
     """
-    data = _plain(one, chunk=api is Api.CHAT)
+    data = _to_json(one, chunk=api is Api.CHAT)
     # If a provider has no Responses API, litellm builds its events from chunks.
     chunks = getattr(stream, "litellm_custom_stream_wrapper", stream)
     if getattr(chunks, "sent_last_chunk", False) and all(getattr(chunks, name, "") is None for name in REASONS):
@@ -299,7 +299,7 @@ class _Closing:
                 return
 
 
-def _plain(answer: Any, *, chunk: bool = False) -> dict[str, Any]:
+def _to_json(answer: Any, *, chunk: bool = False) -> dict[str, Any]:
     """Convert a litellm object to JSON; chunks without fields that litellm set to None."""
     # Litellm passes on unpaired surrogates of a provider, which some kinds of answers cannot represent as JSON.
     made = all_well_formed(answer.model_dump(exclude_none=chunk, warnings=False))
@@ -352,14 +352,14 @@ def _load(environment: Mapping[str, str]) -> Any:
     for name in QUIET:
         logging.getLogger(name).setLevel(logging.WARNING)
     try:
-        _warm(package)
+        _preload(package)
     except Exception as error:
         # The first requests are then slower, and block other requests.
         log.warning("warming up litellm failed", exc_info=error)
     return package
 
 
-def _warm(package: Any) -> None:
+def _preload(package: Any) -> None:
     """Load the modules that litellm would load for its first answers, in this thread.
 
     They are more than half of all it loads, and would block the event loop. No request is sent.

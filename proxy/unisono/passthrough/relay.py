@@ -27,7 +27,7 @@ class Relay(ABC):
     """Relay of one answer to a pass-through request."""
 
     def __init__(self, passthrough: PassthroughRequest) -> None:
-        self._passage = passthrough
+        self._passthrough = passthrough
         self.text: list[str] = []  # visible text, as received
         self.characters = 0  # generated characters, including reasoning and calls
         self.pieces = 0  # number of generated pieces
@@ -61,7 +61,7 @@ class Relay(ABC):
     @property
     def usage(self) -> Usage:
         """Return the usage as reported by the backend, or else as estimated."""
-        guessed = Usage(self._passage.tokens, max(self.pieces, self.characters // CHARACTERS_PER_TOKEN))
+        guessed = Usage(self._passthrough.tokens, max(self.pieces, self.characters // CHARACTERS_PER_TOKEN))
         return guessed if self._reported_usage is None else usage_of(*self._reported_usage, guessed)
 
     def _generated(self, text: Json, *, has_output: bool = False) -> None:
@@ -85,17 +85,17 @@ class ChatRelay(Relay):
 
     @property
     def ending(self) -> bool:
-        return len(self._finished) >= self._passage.choices
+        return len(self._finished) >= self._passthrough.choices
 
     def _read(self, body: Mapping[str, Json]) -> Mapping[str, Json] | None:
-        passed = {**body, "model": self._passage.model}
+        passed = {**body, "model": self._passthrough.model}
         usage = body.get("usage")
         if isinstance(usage, Mapping):
             self._reported_usage = usage, "prompt_tokens", "completion_tokens"
         choices = body.get("choices")
         for choice in _objects(choices):
             self._choice(choice)
-        if self._passage.stream and not self._passage.is_usage_requested and "usage" in passed:
+        if self._passthrough.stream and not self._passthrough.is_usage_requested and "usage" in passed:
             # The usage was requested by the gateway, not by the client.
             del passed["usage"]
             if not choices:
@@ -108,7 +108,7 @@ class ChatRelay(Relay):
             self.finish = finish
             number = choice.get("index")
             self._finished.add(number if isinstance(number, int) else 0)
-        part = choice.get("delta" if self._passage.stream else "message")
+        part = choice.get("delta" if self._passthrough.stream else "message")
         if not isinstance(part, Mapping):
             return
         self._generated(part.get("content"), has_output=True)
@@ -123,7 +123,7 @@ class ResponsesRelay(Relay):
     """Relay of the Responses API: one response, or events."""
 
     def _read(self, body: Mapping[str, Json]) -> Mapping[str, Json] | None:
-        if not self._passage.stream:
+        if not self._passthrough.stream:
             return self._response(body)
         kind = body.get("type")
         if isinstance(kind, str) and kind.endswith(".delta"):
@@ -143,7 +143,7 @@ class ResponsesRelay(Relay):
         self.finish = status if isinstance(status, str) and status else "completed"
         if isinstance(usage, Mapping):
             self._reported_usage = usage, "input_tokens", "output_tokens"
-        if not self._passage.stream:
+        if not self._passthrough.stream:
             for item in _objects(response.get("output")):
                 self._generated(item.get("arguments"))
                 for part in _objects(item.get("content")):
@@ -151,13 +151,13 @@ class ResponsesRelay(Relay):
         return self._named(response)
 
     def _named(self, response: Mapping[str, Json]) -> dict[str, Json]:
-        return {**response, "model": self._passage.model}
+        return {**response, "model": self._passthrough.model}
 
 
 KINDS: Final[Mapping[Api, type[Relay]]] = {Api.CHAT: ChatRelay, Api.RESPONSES: ResponsesRelay}
 
 
-def relaying_of(passthrough: PassthroughRequest) -> Relay:
+def relay_for(passthrough: PassthroughRequest) -> Relay:
     return KINDS[passthrough.api](passthrough)
 
 

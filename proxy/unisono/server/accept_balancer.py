@@ -97,11 +97,11 @@ class Accepting:
 
     def _on_connection(self) -> None:
         if self.set_load() > self._place.loads.least():
-            self._later(LEFT_LYING_S, self._on_left_connection)
+            self._pause_then(LEFT_LYING_S, self._check_remaining_connection)
         else:
             self._accept()
 
-    def _on_left_connection(self) -> None:
+    def _check_remaining_connection(self) -> None:
         self.start()
         self._accept()
 
@@ -115,7 +115,7 @@ class Accepting:
             if error.errno not in EXHAUSTED:
                 raise
             log.warning("cannot accept a connection", extra={"reason": error.strerror})
-            self._later(RETRY_PAUSE_S, self.start)
+            self._pause_then(RETRY_PAUSE_S, self.start)
             return
         connection.setblocking(False)
         # asyncio sets this option for sockets that it accepts itself. Without it, small writes wait for an
@@ -132,7 +132,7 @@ class Accepting:
         except OSError:
             connection.close()
 
-    def _later(self, pause_s: float, then: Callable[[], None]) -> None:
+    def _pause_then(self, pause_s: float, then: Callable[[], None]) -> None:
         """Ignore the listener for `pause_s` seconds, then call `then`."""
         self._loop.remove_reader(self._listener)
         self._pause = self._loop.call_later(pause_s, then)

@@ -90,7 +90,7 @@ def refusal(error: UnisonoError, target: bytes, formats: Formats) -> bytes:
     )
 
 
-def until_close(cycle: RequestResponseCycle) -> None:
+def end_body_by_closing(cycle: RequestResponseCycle) -> None:
     """Delimit a response without a length by closing its connection: HTTP/1.0 has no chunks."""
     cycle.chunked_encoding = False
     send = cycle.send

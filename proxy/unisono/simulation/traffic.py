@@ -77,7 +77,7 @@ def conversations(plan: SimulationPlan) -> list[SimulatedConversation]:
     """Return as many conversations as `plan.requests` steps need. The last one may be truncated."""
     made: list[SimulatedConversation] = []
     remaining = plan.requests
-    beginnings = _beginnings(plan.traffic, Draw(plan.seed))
+    beginnings = _start_times(plan.traffic, Draw(plan.seed))
     numbers = iter(range(1 << 62))
     systems = [
         _System(length, tuple(next(numbers) for _ in range(length // BLOCK_TOKENS)))
@@ -105,7 +105,7 @@ def _system_lengths(traffic: TrafficPlan, draw: Draw) -> list[int]:
     return [min(draw.length(traffic.system_tokens, traffic.spread), MAX_TOKENS // 2) for _ in range(traffic.systems)]
 
 
-def _beginnings(traffic: TrafficPlan, draw: Draw) -> Iterator[int]:
+def _start_times(traffic: TrafficPlan, draw: Draw) -> Iterator[int]:
     """Yield start times of a Poisson process, which is accelerated during bursts."""
     fresh = 0.0
     burst = traffic.burst

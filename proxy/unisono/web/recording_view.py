@@ -135,9 +135,11 @@ def _outputs(document: Mapping[str, Any], encoding: Encoding) -> Iterator[list[S
             case JournalMarker.STEP_ENDED:
                 yield segments.pop_new()
             case TokenSource():
-                segments.aside(f"token ids derived from text: {part.guessed}; stop token hidden: {part.stop_hidden}")
+                segments.add_remark(
+                    f"token ids derived from text: {part.guessed}; stop token hidden: {part.stop_hidden}"
+                )
             case JournalEntry():
-                segments.aside(describe_action(part.value))
+                segments.add_remark(describe_action(part.value))
                 if isinstance(moved := part.value.get("moved"), list):
                     segments.add([_id(token) for token in moved])
             case Repaired():

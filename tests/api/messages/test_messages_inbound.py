@@ -333,7 +333,7 @@ def test_an_answer_may_have_to_be_of_a_schema(at: str) -> None:
 def test_server_tools_are_the_gateways_own_where_the_operator_has_them() -> None:
     served = MessagesModel("gpt-oss", trained=BROWSER)
     made = understood(served, tools=[LOOK, SEARCH], tool_choice={"type": "tool", "name": "web_search"})
-    assert made.served == {"browser"}
+    assert made.server_tool_names == {"browser"}
     assert made.request.hosting is not None
     assert [server.label for server in made.request.hosting.servers] == ["builtin:browser"]
     assert made.request.hosting.max_calls == 2
@@ -362,12 +362,12 @@ def test_an_answer_that_goes_on_has_made_the_forced_call_and_talks_to_the_same_s
     force: Json = {"tools": [SEARCH], "tool_choice": {"type": "any"}}
     paused = understood(served, messages=[ASK, assistant(use, ours), assistant(use, foreign)], **force)
     assert paused.request.choice is None
-    assert paused.talk == "a talk"
+    assert paused.session == "a talk"
     over = understood(served, messages=[ASK, assistant(use, ours), ASK], **force)
     assert over.request.choice == ForcedCalls()
-    assert understood(served, **force).talk == f"{TENANT}\0req_1"
+    assert understood(served, **force).session == f"{TENANT}\0req_1"
     others = {**foreign, "content": [{SEALED: SEALER.seal("others", items, "their talk")}]}
-    assert understood(served, messages=[ASK, assistant(use, others)], **force).talk == f"{TENANT}\0req_1"
+    assert understood(served, messages=[ASK, assistant(use, others)], **force).session == f"{TENANT}\0req_1"
 
 
 def test_tools_that_are_not_there_are_left_out_beside_others() -> None:

@@ -45,7 +45,7 @@ RESULTS_FACTS: Json = {
 
 def seen() -> CitedPages:
     pages = CitedPages([VIEW, FOUND, "Error: nothing", "[9] no view"])
-    pages.saw(RESULTS, RESULTS_FACTS)
+    pages.add_result(RESULTS, RESULTS_FACTS)
     return pages
 
 

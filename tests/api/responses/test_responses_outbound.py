@@ -136,7 +136,7 @@ def test_the_whole_answer_is_what_the_stream_adds_up_to(said: list[made.Event], 
 def same(said: list[made.Event], shown: ResponseFrame) -> None:
     report = GenerationReport("vllm-1", 1, ["missing-end"])
     events, kept = streamed([[event] for event in said], shown, report)
-    quiet = ResponseEvents(shown, report, new_id=ids(), clock=lambda: NOW, are_facts_reported=False)
+    quiet = ResponseEvents(shown, report, new_id=ids(), clock=lambda: NOW, should_emit=False)
     assert quiet.write(said) == []
     whole = quiet.stored
     assert whole is not None

@@ -8,8 +8,8 @@ import pytest
 
 from tests.api.responses.frames import request_of
 from unisono.api.responses.inbound import mcp_specs
-from unisono.api.responses.server_tools.approval_history import ServerToolHistory, hosted_in, parted, settled
-from unisono.api.responses.server_tools.secrets import concealed, has_secrets, is_concealed, revealed
+from unisono.api.responses.server_tools.approval_history import ServerToolHistory, parted, server_tool_history, settled
+from unisono.api.responses.server_tools.secrets import concealed, decrypted, has_secrets, is_concealed
 from unisono.api.responses.server_tools.servers import MAX_SERVERS, ServerRules, to_servers
 from unisono.api.sealing import Sealer
 from unisono.core.conversation import AssistantCall, AssistantMessage, Item, ToolResult, UserMessage
@@ -176,7 +176,7 @@ SETTLED: dict[str, tuple[list[StoredItem], list[StoredItem], list[Item]]] = {
 def test_every_call_that_was_asked_for_has_its_result_behind_it(
     before: list[StoredItem], given: list[StoredItem], said: list[Item]
 ) -> None:
-    earlier, now = parted(given, hosted_in(before))
+    earlier, now = parted(given, server_tool_history(before))
     items = [each for item in (*before, *given) for each in item.meaning]
     assert list(settled(items, earlier, now)) == said
 
@@ -184,13 +184,13 @@ def test_every_call_that_was_asked_for_has_its_result_behind_it(
 def test_a_request_is_known_by_the_clients_id_too() -> None:
     carried = stored("mcp_approval_request", "mcpr_new", A, approval_request_id="theirs")
     answer = stored("mcp_approval_response", "mcpa", approval_request_id="theirs", approve=True)
-    assert hosted_in([carried, answer]).decisions == (ApprovalDecision("call_a", "theirs", approved=True),)
+    assert server_tool_history([carried, answer]).decisions == (ApprovalDecision("call_a", "theirs", approved=True),)
 
 
 def test_lists_that_failed_are_told_again() -> None:
     fine = stored("mcp_list_tools", "mcpl_1", server_label="docs", tools=[], error=None)
     failed = stored("mcp_list_tools", "mcpl_2", server_label="files", tools=[], error="gone")
-    assert hosted_in([fine, failed]) == ServerToolHistory(announced=frozenset({"docs"}))
+    assert server_tool_history([fine, failed]) == ServerToolHistory(announced=frozenset({"docs"}))
 
 
 def test_what_is_for_tool_servers_is_sealed_and_found_again() -> None:
@@ -202,10 +202,10 @@ def test_what_is_for_tool_servers_is_sealed_and_found_again() -> None:
     assert has_secrets(body)
     assert is_concealed(sealed)
     assert "hidden" not in repr(sealed)
-    assert revealed(sealed, seals, "tenant") == body
+    assert decrypted(sealed, seals, "tenant") == body
     for other in (Sealer(b"other" * 8), seals):
         with pytest.raises(StoreUnreadable):
-            revealed(sealed, other, "another tenant")
+            decrypted(sealed, other, "another tenant")
     assert not has_secrets({"tools": [{"type": "mcp", "server_label": "c"}]})
     assert not has_secrets({})
 
@@ -217,4 +217,4 @@ def test_what_a_client_writes_in_place_of_something_sealed_is_not_kept() -> None
     for secrets in ({}, {"authorization": "hidden"}):
         body = {"tools": [tool | secrets | {"sealed": mine}]}
         assert has_secrets(body)
-        assert revealed(concealed(body, seals, "tenant"), seals, "tenant") == {"tools": [tool | secrets]}
+        assert decrypted(concealed(body, seals, "tenant"), seals, "tenant") == {"tools": [tool | secrets]}

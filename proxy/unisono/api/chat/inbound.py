@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from unisono.api.chat.schema import ChatMessage, ChatRequest, ChatTool, ChatToolCall
 from unisono.api.content_parts import REASONING_PARTS, ContentPart, join, text_of
 from unisono.api.field_types import MAX_MESSAGES, shortened, smallest
-from unisono.api.gateway_tools import NOTHING_TO_RUN, RunnableTools, hosting_of
+from unisono.api.gateway_tools import NOTHING_TO_RUN, RunnableTools, server_tools_of
 from unisono.api.history_builder import History, split_markers
 from unisono.api.model_rules import NO_RULES, ModelRules
 from unisono.api.notes import MAX_NOTES, notes_on_prefill, without_effect
@@ -87,7 +87,7 @@ def to_generation_request(
     conversation, notes = to_conversation(request.messages, toolbox, _effort(request), today)
     requested, requested_at = _requested_choice(request)
     forbidden = requested is not None and requested.mode is ChoiceMode.NONE
-    hosting = None if forbidden else to_hosting(request, runnable, caller.tenant)
+    hosting = None if forbidden else to_server_tools(request, runnable, caller.tenant)
     form = request.response_format.form("response_format") if request.response_format else None
     generation_request = GenerationRequest(
         model=model,
@@ -138,14 +138,14 @@ def _requested_choice(request: ChatRequest) -> tuple[ToolChoice | None, str]:
     return request.tool_choice, "tool_choice"
 
 
-def to_hosting(request: ChatRequest, runnable: RunnableTools, tenant: str) -> ServerTools | None:
+def to_server_tools(request: ChatRequest, runnable: RunnableTools, tenant: str) -> ServerTools | None:
     """Return the server tools of the request, or None.
 
     With several choices there are none, because each choice would run them.
     """
     if (request.n or 1) > 1:
         return None
-    return hosting_of(runnable.servers_for(request.unisono.run_tools if request.unisono else None, tenant))
+    return server_tools_of(runnable.servers_for(request.unisono.run_tools if request.unisono else None, tenant))
 
 
 def _notes_on(request: ChatRequest, generation_request: GenerationRequest, choice_at: str) -> Iterator[str]:

@@ -25,10 +25,10 @@ from unisono.api.passthrough_routes import (
     passed_through,
     start_whole,
     way_for,
-    with_passage,
+    with_passthrough,
 )
 from unisono.api.reasoning import ReasoningField
-from unisono.api.route_table import ANSWER_HEADERS, TURNED, RouteTable, dependency
+from unisono.api.route_table import ANSWER_HEADERS, MODEL_CALL_ERRORS, RouteTable, dependency
 from unisono.api.sse import CLIENT_CLOSED_REQUEST, KEEP_ALIVE_S, ByteSource, ClientGone, EventStream, until_disconnect
 from unisono.api.unisono_object import backend_header, recoveries_header
 from unisono.api.whole import to_whole
@@ -64,7 +64,7 @@ class ChatRoute:
     YYYY-MM-DD, `new_id` an unguessable string, and `clock` seconds since the epoch.
     """
 
-    turns: GenerationService
+    service: GenerationService
     resolve: Resolve
     today: Callable[[], str]
     new_id: Callable[[], str]
@@ -79,7 +79,7 @@ class ChatRoute:
         served = way_for(self.find_way, body, caller)
         way = served.way
         pass_through = partial(
-            passed_through, request, self.turns, Api.CHAT, body, served.group, keep_alive_s=self.keep_alive_s
+            passed_through, request, self.service, Api.CHAT, body, served.group, keep_alive_s=self.keep_alive_s
         )
         if way is AnswerMode.PASSING:
             return await pass_through()
@@ -91,11 +91,11 @@ class ChatRoute:
                 raise
             # A request that gpt-oss cannot serve may still be valid for the pass-through backend.
             return await pass_through()
-        passes = generation.request.passage is not None
+        passes = generation.request.passthrough is not None
         if way is AnswerMode.PASSING_THEN_ENGINE and not passes:
             return await pass_through()
         frame = self._frame(chat, model, generation)
-        streams = await start_all(self.turns, generation.requests)
+        streams = await start_all(self.service, generation.requests)
         reports = request.state.reports = [stream.report for stream in streams]
         if generation.stream:
             return self._stream(frame, streams, passes=passes)
@@ -126,7 +126,7 @@ class ChatRoute:
             rules=model.rules,
         )
         if way.passes and generation.choices == 1:
-            generation = replace(generation, request=with_passage(generation.request, Api.CHAT, body, way))
+            generation = replace(generation, request=with_passthrough(generation.request, Api.CHAT, body, way))
         return chat, model, generation
 
     def _frame(self, request: ChatRequest, model: ChatModel, generation: ChatGeneration) -> ChatFrame:
@@ -159,7 +159,7 @@ class ChatRoute:
 @CHAT.add(
     "POST",
     "/chat/completions",
-    TURNED,
+    MODEL_CALL_ERRORS,
     answer=ChatCompletion,
     headers=ANSWER_HEADERS,
     body=ChatRequest,

@@ -136,19 +136,19 @@ class CompletionStreamChunks:
         if not frame.include_usage:
             return self._chunk([choice], **self._about()) + DONE
         usages = [self._finished[at].usage for at in range(len(self._reports))]
-        return self._chunk([choice]) + self._last(usages) + DONE
+        return self._chunk([choice]) + self._usage_chunk(usages) + DONE
 
     def broken(self, error: UnisonoError) -> bytes:
         """Return the last events of a failed stream: the usage so far, if requested, and the error."""
         if not self._frame.include_usage:
             return error_event(error, self._about())
-        return self._last([report.facts.usage for report in self._reports]) + error_event(error)
+        return self._usage_chunk([report.facts.usage for report in self._reports]) + error_event(error)
 
     def _chunk(self, choices: list[dict[str, Any]], **more: Any) -> bytes:
         usage = {"usage": None} if self._frame.include_usage else {}
         return event(orjson.dumps({**self._frame.head, "choices": choices, **usage, **more}))
 
-    def _last(self, usages: Sequence[Usage]) -> bytes:
+    def _usage_chunk(self, usages: Sequence[Usage]) -> bytes:
         """Return the chunk with the usage of all choices."""
         return self._chunk([], usage=self._frame.usage(usages), **self._about())
 

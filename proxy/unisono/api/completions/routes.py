@@ -17,7 +17,7 @@ from unisono.api.completions.outbound import CompletionFrame, CompletionStreamCh
 from unisono.api.completions.schema import CompletionRequest
 from unisono.api.model_rules import NO_RULES, ModelRules
 from unisono.api.n_choices import ChunkSource, collect_all, start_all
-from unisono.api.route_table import ANSWER_HEADERS, TURNED, RouteTable, dependency
+from unisono.api.route_table import ANSWER_HEADERS, MODEL_CALL_ERRORS, RouteTable, dependency
 from unisono.api.sse import CLIENT_CLOSED_REQUEST, KEEP_ALIVE_S, ClientGone, EventStream, until_disconnect
 from unisono.api.unisono_object import backend_header
 from unisono.api.whole import to_whole
@@ -47,7 +47,7 @@ class CompletionRoute:
     `new_id` returns an unguessable string and `clock` seconds since the epoch.
     """
 
-    turns: GenerationService
+    service: GenerationService
     resolve: Resolve
     switched_on: bool
     spell: Spell
@@ -65,7 +65,7 @@ class CompletionRoute:
         parse = partial(self._parse, body, caller, request.state.request_id)
         completion, generations = await off_loop(parse, len(await request.body()))
         frame = self._frame(completion, generations)
-        streams = await start_all(self.turns, generations.requests)
+        streams = await start_all(self.service, generations.requests)
         reports = [stream.report for stream in streams]
         if generations.stream:
             chunks = CompletionStreamChunks(frame, reports)
@@ -114,7 +114,7 @@ class CompletionRoute:
 @COMPLETIONS.add(
     "POST",
     "/completions",
-    TURNED,
+    MODEL_CALL_ERRORS,
     answer=Completion,
     headers=ANSWER_HEADERS,
     body=CompletionRequest,

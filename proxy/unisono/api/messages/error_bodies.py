@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from unisono.api.error_responses import FailureFormat
-from unisono.core.context_window import ANTHROPIC_PROMPT_TOO_LONG
+from unisono.core.matched_texts import ANTHROPIC_PROMPT_TOO_LONG
 from unisono.errors import ContextTooLong, UnisonoError
 
 # Error types by status. Other statuses are client errors below 500, and server errors from 500.

@@ -55,7 +55,7 @@ class SealedBlocks(Protocol):
         """Return the items, or None for a text that is foreign, damaged, or another tenant's."""
         ...
 
-    def talk(self, tenant: str, text: str) -> str:
+    def session(self, tenant: str, text: str) -> str:
         """Return the tool server session of a sealed text, or ""."""
         ...
 
@@ -119,7 +119,7 @@ class HistoryReader:
         self._sealed = {
             known_id(block.tool_use_id): made
             for _, block in blocks
-            if isinstance(block, ServerResultBlock) and (made := self._own_call(block)) is not None
+            if isinstance(block, ServerResultBlock) and (made := self._sealed_call(block)) is not None
         }
         self._served_calls = frozenset(known_id(block.id) for _, block in blocks if isinstance(block, ServerUseBlock))
         # Text between the calls of one message does not move their results.
@@ -135,12 +135,12 @@ class HistoryReader:
                 last = answers and place <= texts[-1] < place + len(group_blocks)
                 self._texts(
                     [block.text for _, block in group_blocks if isinstance(block, TextBlock)],
-                    _cites(group_blocks),
+                    _has_citations(group_blocks),
                     last,
                 )
             else:
                 for at, block in group_blocks:
-                    self._made(at, block)
+                    self._server_call(at, block)
             place += len(group_blocks)
 
     def _texts(self, texts: Sequence[str], is_one: bool, is_answer: bool) -> None:
@@ -149,10 +149,10 @@ class HistoryReader:
             final = is_answer and place == len(some)
             self.history.add_within_exchange(*split_markers(text, Phase.FINAL if final else Phase.COMMENTARY))
 
-    def _made(self, at: str, block: ContentBlock) -> None:
+    def _server_call(self, at: str, block: ContentBlock) -> None:
         match block:
             case ThinkingBlock():
-                self.history.add_within_exchange(*self._thoughts(at, block))
+                self.history.add_within_exchange(*self._reasoning_items(at, block))
             case RedactedBlock():
                 self.history.add_within_exchange(*self._opened(block.data, f"{at}.data"))
             case ToolUseBlock():
@@ -162,7 +162,7 @@ class HistoryReader:
                 own = AssistantCall(known_id(block.id), block.name, to_arguments(block.input))
                 self.history.call(own if made is None else made[0])
             case ServerResultBlock():
-                self._served(at, block)
+                self._server_result(at, block)
             case ToolResultBlock():
                 raise InvalidRequest(
                     f"'{at}.type': 'tool_result' is allowed only in a user message.", param=f"{at}.type"
@@ -170,7 +170,7 @@ class HistoryReader:
             case _:
                 self.history.add_within_exchange(*split_markers(text_of([(at, block)], self.notes), Phase.COMMENTARY))
 
-    def _served(self, at: str, block: ServerResultBlock) -> None:
+    def _server_result(self, at: str, block: ServerResultBlock) -> None:
         call_id = known_id(block.tool_use_id)
         made = self._sealed.get(call_id)
         if made is not None and call_id not in self._served_calls:
@@ -179,7 +179,7 @@ class HistoryReader:
         name = self.history.name_of(call_id, f"{at}.tool_use_id", block.tool_use_id)
         self.history.result(ToolResult(call_id, name, result_text(block.content)) if made is None else made[1])
 
-    def _own_call(self, block: ServerResultBlock) -> tuple[AssistantCall, ToolResult] | None:
+    def _sealed_call(self, block: ServerResultBlock) -> tuple[AssistantCall, ToolResult] | None:
         """Return the original call of this gateway for a result, with its result; None if foreign."""
         sealed = sealed_in(block.content)
         items = self._seals.open(self._tenant, sealed) if sealed and self._seals is not None else None
@@ -190,7 +190,7 @@ class HistoryReader:
             return None
         return (call, result) if call.call_id == result.call_id == known_id(block.tool_use_id) else None
 
-    def _thoughts(self, at: str, block: ThinkingBlock) -> Sequence[Item]:
+    def _reasoning_items(self, at: str, block: ThinkingBlock) -> Sequence[Item]:
         if self._seals is not None and block.thinking:
             if self._seals.signed(self._tenant, block.thinking, block.signature):
                 return [AssistantReasoning(block.thinking)]
@@ -212,7 +212,7 @@ def _not_ours(param: str) -> InvalidRequest:
     )
 
 
-def _cites(blocks: Iterable[tuple[str, ContentBlock]]) -> bool:
+def _has_citations(blocks: Iterable[tuple[str, ContentBlock]]) -> bool:
     return any((block.model_extra or {}).get("citations") for _, block in blocks)
 
 

@@ -8,17 +8,17 @@ from enum import Enum
 
 from unisono.api.content_parts import join
 from unisono.api.field_types import smallest
-from unisono.api.gateway_tools import NOTHING_TO_RUN, RunnableTools, hosting_of
+from unisono.api.gateway_tools import NOTHING_TO_RUN, RunnableTools, server_tools_of
 from unisono.api.messages.content_blocks import RedactedBlock, ServerResultBlock, ThinkingBlock
 from unisono.api.messages.history import BETWEEN, HistoryReader, SealedBlocks, text_of
 from unisono.api.messages.schema import MessagesInput
 from unisono.api.messages.server_tool_blocks import sealed_in
 from unisono.api.messages.server_tool_setup import (
     builtin_for,
-    choice_of,
     declared,
     notes_on,
     requested_choice,
+    to_server_tool_choice,
     to_servers,
     with_server_tools,
 )
@@ -77,8 +77,8 @@ class MessagesGeneration:
     request: GenerationRequest
     stream: bool
     thinking: Thinking
-    served: frozenset[str]
-    talk: str
+    server_tool_names: frozenset[str]
+    session: str
     notes: tuple[str, ...]
 
 
@@ -112,7 +112,7 @@ def to_generation_request(
     hosted = frozenset(server.builtin for server in served)
     toolbox = to_toolbox(declared(tools, hosted), others=bool(served))
     servers = () if forbidden else (*served, *_runnable(request, model, caller.tenant, hosted))
-    hosting = with_server_tools(hosting_of(servers), tools, served, model.pause_after)
+    hosting = with_server_tools(server_tools_of(servers), tools, served, model.pause_after)
     preamble = Preamble(tools=toolbox.tools, effort=_effort(request), date=today)
     conversation, notes = to_conversation(request, preamble, caller.tenant, seals)
     form, form_at = _form(request)
@@ -197,7 +197,7 @@ def _choice(
 
     An answer that continues after a server tool's result has none: the required call was made before the pause.
     """
-    choice, last = choice_of(requested, toolbox, servers), request.messages[-1]
+    choice, last = to_server_tool_choice(requested, toolbox, servers), request.messages[-1]
     continues = last.role == "assistant" and bool(last.content) and isinstance(last.content[-1], ServerResultBlock)
     return None if continues else choice
 
@@ -208,7 +208,7 @@ def _last_session(request: MessagesInput, tenant: str, seals: SealedBlocks | Non
         return ""
     blocks = (block for message in reversed(request.messages) for block in reversed(message.content))
     results = (sealed_in(block.content) for block in blocks if isinstance(block, ServerResultBlock))
-    return next(filter(None, (seals.talk(tenant, sealed) for sealed in results if sealed)), "")
+    return next(filter(None, (seals.session(tenant, sealed) for sealed in results if sealed)), "")
 
 
 def _form(request: MessagesInput) -> tuple[AnswerForm | None, str]:

@@ -17,7 +17,7 @@ from unisono.api.messages.history import SealedBlocks
 from unisono.api.messages.inbound import MessagesGeneration, MessagesModel, needs_seals, to_generation_request
 from unisono.api.messages.outbound import MessageEvents, MessageFrame, to_message
 from unisono.api.messages.schema import MessagesInput, MessagesRequest
-from unisono.api.route_table import ANSWER_HEADERS, TURNED, RouteTable, dependency
+from unisono.api.route_table import ANSWER_HEADERS, MODEL_CALL_ERRORS, RouteTable, dependency
 from unisono.api.sse import CLIENT_CLOSED_REQUEST, KEEP_ALIVE_S, ClientGone, EventStream, until_disconnect
 from unisono.api.unisono_object import backend_header, recoveries_header
 from unisono.api.whole import to_whole
@@ -74,7 +74,7 @@ class PreparedMessage:
 @MESSAGES.add(
     "POST",
     "/messages",
-    TURNED,
+    MODEL_CALL_ERRORS,
     answer=Message,
     headers=ANSWER_HEADERS,
     body=MessagesRequest,
@@ -106,7 +106,9 @@ async def create_message(request: Request) -> Response:
     return await off_loop(lambda: to_whole(to_message(result, report, prepared.frame), headers), size, LONG_ANSWER)
 
 
-@MESSAGES.add("POST", "/messages/count_tokens", TURNED, answer=MessageTokens, body=MessagesInput, direct=True)
+@MESSAGES.add(
+    "POST", "/messages/count_tokens", MODEL_CALL_ERRORS, answer=MessageTokens, body=MessagesInput, direct=True
+)
 async def count_message_tokens(request: Request) -> Response:
     """Count the input tokens of a request."""
     deps = dependency(request, MessagesDeps)
@@ -152,8 +154,8 @@ async def understood(deps: MessagesDeps, request: Request, kind: type[Kind]) -> 
         model=parsed.model,
         request_id=request.state.request_id,
         thinking=generation.thinking,
-        served=generation.served,
-        talk=generation.talk,
+        server_tool_names=generation.server_tool_names,
+        session=generation.session,
         notes=generation.notes,
         max_tokens=parsed.max_tokens,
         hold_calls=generation.request.hold_calls,
@@ -174,7 +176,7 @@ class EventSource:
     """Bytes of a stream, one step per batch."""
 
     def __init__(self, stream: GenerationStream, events: MessageEvents) -> None:
-        self._run = stream
+        self._stream = stream
         self._events = events
         self._steps = self._generate()
 
@@ -184,10 +186,10 @@ class EventSource:
     async def aclose(self) -> None:
         """Release the backend, also if no step was read."""
         await self._steps.aclose()
-        await self._run.aclose()
+        await self._stream.aclose()
 
     async def _generate(self) -> AsyncGenerator[bytes, None]:
-        async for batch in self._run:
+        async for batch in self._stream:
             yield self._events.write(batch)
 
 

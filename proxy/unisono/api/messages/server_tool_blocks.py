@@ -38,7 +38,7 @@ def name_of(item: HostedCall) -> str:
     return CODE if builtin == PYTHON else NAMES.get((builtin, item.tool), "")
 
 
-def to_use(item: HostedCall) -> dict[str, Any]:
+def to_call_block(item: HostedCall) -> dict[str, Any]:
     """Return the block of a call."""
     name = name_of(item)
     return {

@@ -117,7 +117,7 @@ def requested_choice(spec: ChoiceSpec | None, tools: Sequence[MessagesTool]) -> 
     return ToolChoice(ChoiceMode.REQUIRED, (NamedTool(kind, spec.name or ""),), one=True)
 
 
-def choice_of(choice: ToolChoice | None, toolbox: Toolbox, servers: Sequence[ToolServer]) -> Choice | None:
+def to_server_tool_choice(choice: ToolChoice | None, toolbox: Toolbox, servers: Sequence[ToolServer]) -> Choice | None:
     """Return the tool choice. Raises InvalidRequest and UnsupportedValue that name the field."""
     labels = {server.builtin: server.label for server in servers if server.builtin}
 

@@ -23,7 +23,7 @@ class ShownBlocks:
 
     calls: int = 0
     cut: bool = False
-    served: list[str] = field(default_factory=list)
+    server_calls: list[str] = field(default_factory=list)
     refused: bool = False
 
 
@@ -36,15 +36,15 @@ def to_usage(usage: Usage, blocks: ShownBlocks) -> dict[str, Any]:
         "output_tokens": usage.completion_tokens,
         "output_tokens_details": {"thinking_tokens": usage.reasoning_tokens},
     }
-    if blocks.served:
+    if blocks.server_calls:
         fields["server_tool_use"] = {
-            "web_search_requests": blocks.served.count(SEARCH),
-            "web_fetch_requests": blocks.served.count(FETCH),
+            "web_search_requests": blocks.server_calls.count(SEARCH),
+            "web_fetch_requests": blocks.server_calls.count(FETCH),
         }
     return fields
 
 
-def to_ending(
+def stop_fields(
     finished: Finished, blocks: ShownBlocks, report: GenerationReport, max_tokens: int | None
 ) -> dict[str, Any]:
     """Return the fields of a message with its stop reason."""
@@ -65,12 +65,12 @@ def _reason(finished: Finished, blocks: ShownBlocks, report: GenerationReport, m
     if finished.paused:
         return "pause_turn"
     if finished.reason is FinishReason.LENGTH or finished.cut_call or blocks.cut:
-        return "model_context_window_exceeded" if _no_window_left(finished, report, max_tokens) else "max_tokens"
+        return "model_context_window_exceeded" if _is_window_full(finished, report, max_tokens) else "max_tokens"
     # In a stream the text may already be emitted when it turns out to violate its format.
     return "refusal" if blocks.refused or report.unmet == UNMET_FORM else "end_turn"
 
 
-def _no_window_left(finished: Finished, report: GenerationReport, max_tokens: int | None) -> bool:
+def _is_window_full(finished: Finished, report: GenerationReport, max_tokens: int | None) -> bool:
     """Return True if the context window ended the answer.
 
     Other causes are the request's limit, a budget, and a stop by the gateway.

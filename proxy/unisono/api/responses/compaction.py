@@ -16,7 +16,7 @@ from unisono.api.responses.deps import ItemSealing, ResponsesDeps
 from unisono.api.responses.items import NewId, Wire, meaning_of, to_wire
 from unisono.api.responses.outbound.dialects import Dialect
 from unisono.api.responses.outbound.response import to_usage
-from unisono.api.responses.prepared_request import PreparedRequest, Sender, assembled, judged
+from unisono.api.responses.prepared_request import PreparedRequest, Sender, assembled, validate_body
 from unisono.api.responses.prior_state import recall
 from unisono.api.tools import Toolbox
 from unisono.api.unisono_object import to_about
@@ -80,7 +80,7 @@ async def compacted(deps: ResponsesDeps, sender: Sender, body: Mapping[str, Any]
     summarized nor sealed.
     """
     effective = {name: value for name, value in body.items() if name in EFFECTIVE_FIELDS}
-    request = await judged({**effective, "reasoning": _reasoning(body.get("reasoning")), "store": False}, size)
+    request = await validate_body({**effective, "reasoning": _reasoning(body.get("reasoning")), "store": False}, size)
     model = deps.resolve(request.model, sender.caller)
     past = await recall(deps.store, sender.tenant, request)
     response_id, created_at = deps.new_id("resp_"), int(deps.clock())

@@ -12,7 +12,7 @@ from unisono.api.error_responses import failure_of
 from unisono.api.responses.deps import ResponsesDeps
 from unisono.api.responses.outbound.events import ResponseEvents
 from unisono.api.responses.outbound.serializer import WireEvent
-from unisono.api.responses.persistence import keep
+from unisono.api.responses.persistence import store_response
 from unisono.api.responses.prepared_request import PreparedRequest
 from unisono.core.state_store import StoredResponse
 from unisono.engine.request import GenerationReport, GenerationStream
@@ -27,7 +27,7 @@ async def answer_whole(deps: ResponsesDeps, prepared: PreparedRequest) -> tuple[
     """
     stream = deps.service.start(prepared.generation.request)
     events = ResponseEvents(
-        prepared.frame, stream.report, new_id=prepared.item_ids, clock=deps.clock, are_facts_reported=False
+        prepared.frame, stream.report, new_id=prepared.item_ids, clock=deps.clock, should_emit=False
     )
     try:
         async for batch in stream:
@@ -42,7 +42,7 @@ async def answer_whole(deps: ResponsesDeps, prepared: PreparedRequest) -> tuple[
     response = events.stored
     assert response is not None  # a generation ends with Finished or raises
     try:
-        await keep(deps, prepared, response)
+        await store_response(deps, prepared, response)
     except UnisonoError as error:
         if not events.acted:
             raise
@@ -80,7 +80,7 @@ async def answer_events(
         response = events.stored
         assert response is not None  # a generation ends with Finished or raises
         try:
-            await keep(deps, prepared, response)
+            await store_response(deps, prepared, response)
         except UnisonoError as error:
             yield events.fail(error)
         if over is not None and events.stored is not None:

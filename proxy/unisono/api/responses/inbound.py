@@ -104,7 +104,7 @@ def to_generation_request(
     entries = to_entries(request.input, reading, new_id)
     earlier, now = parted(entries, known.hosted)
     now = known.now + now
-    hosting = to_hosting(request, earlier, now, servers)
+    hosting = to_server_tools(request, earlier, now, servers)
     history = settled(tuple(reading.history), earlier, now)
     generation_request = GenerationRequest(
         model=model,
@@ -150,7 +150,7 @@ def with_output_requirements(
     return replace(
         generation_request,
         # Without tools, an invented call would replace the JSON that the client expects.
-        calls_allowed=not request.calls_nothing and (form is None or callable_),
+        calls_allowed=not request.has_no_calls and (form is None or callable_),
         choice=to_choice(request.tool_choice, offer),
         form=form,
         reasoning_budget=smallest(
@@ -172,7 +172,7 @@ def to_preamble(request: ResponsesRequest, toolbox: Toolbox, today: str) -> Prea
     return Preamble(request.instructions or "", toolbox.tools, effort or Effort.MEDIUM, today)
 
 
-def to_hosting(
+def to_server_tools(
     request: ResponsesRequest, earlier: ServerToolHistory, now: ServerToolHistory, servers: tuple[ToolServer, ...]
 ) -> ServerTools | None:
     """Return the server tools and the decisions on their calls; None if the request has neither.
@@ -180,7 +180,7 @@ def to_hosting(
     `now` is the history in the request's input, and `earlier` the history before it. With `tool_choice: none` no
     server is offered, so an approved call is answered with an error and not made.
     """
-    servers = () if request.calls_nothing else servers
+    servers = () if request.has_no_calls else servers
     if not servers and not now.decisions:
         return None
     # A client that requests a builtin tool knows its abilities, so that no tool list is emitted.

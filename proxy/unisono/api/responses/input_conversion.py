@@ -52,7 +52,7 @@ from unisono.errors import InvalidRequest, NotFound
 _ILLEGAL = re.compile(r"[^A-Za-z0-9_-]")
 
 
-def nothing(_: str) -> None:
+def nothing_stored(_: str) -> None:
     """Return None: the item is neither stored nor sealed here."""
 
 
@@ -66,8 +66,8 @@ class KnownState:
     """
 
     earlier: Sequence[Item] = ()
-    stored_item: Callable[[str], StoredItem | None] = nothing
-    opened: Callable[[str], Sequence[Item] | None] = nothing
+    stored_item: Callable[[str], StoredItem | None] = nothing_stored
+    opened: Callable[[str], Sequence[Item] | None] = nothing_stored
     hosted: ServerToolHistory = NOTHING_HOSTED
     now: ServerToolHistory = NOTHING_HOSTED
 
@@ -118,7 +118,7 @@ class InputConversion:
         """Return the name under which the model knows a server's tool, for calls in the input."""
         return self.names.add(label, tool) if label else _ILLEGAL.sub("_", tool)[:MAX_NAME]
 
-    def stands(self, items: Sequence[Item]) -> bool:
+    def has_calls_of(self, items: Sequence[Item]) -> bool:
         """Return True if every result has its call, in `items` or before."""
         calls = {item.call_id for item in (*items, *self.requests.values()) if isinstance(item, AssistantCall)}
         return all(item.call_id in calls for item in items if isinstance(item, ToolResult))
@@ -217,7 +217,7 @@ def _mcp_call(reading: InputConversion, item: InputItem, param: str) -> Sequence
     assert isinstance(item, InputMcpCall)
     output = text_of(item.output, param=f"{param}.output") or _error_text(item.error)
     stored = reading.known.stored_item(item.id) if item.id else None
-    if stored is not None and _matches(stored, item.arguments, output) and reading.stands(stored.meaning):
+    if stored is not None and _matches(stored, item.arguments, output) and reading.has_calls_of(stored.meaning):
         return stored.meaning
     request = reading.requests.get(item.approval_request_id or "")
     if request is not None:
@@ -301,7 +301,7 @@ def _code_call(reading: InputConversion, item: InputItem, param: str) -> Sequenc
         stored is not None
         and stored.meaning
         and stored.wire.get("code") == (item.code or "")
-        and reading.stands(stored.meaning)
+        and reading.has_calls_of(stored.meaning)
     ):
         return stored.meaning
     outputs = item.outputs if isinstance(item.outputs, list) else []
@@ -326,12 +326,12 @@ def _sealed(reading: InputConversion, item: InputItem, param: str) -> Sequence[I
 def _search(reading: InputConversion, item: InputItem, param: str) -> Sequence[Item]:
     """Convert a web search. Only a stored item holds its results; the item itself has the query."""
     stored = reading.known.stored_item(item.id) if item.id else None
-    if stored is not None and stored.meaning and reading.stands(stored.meaning):
+    if stored is not None and stored.meaning and reading.has_calls_of(stored.meaning):
         return stored.meaning
-    return _silent(reading, item, param)
+    return _without_meaning(reading, item, param)
 
 
-def _silent(reading: InputConversion, item: InputItem, param: str) -> Sequence[Item]:
+def _without_meaning(reading: InputConversion, item: InputItem, param: str) -> Sequence[Item]:
     reading.notes.append(f"{param}: no effect, because an item of type '{item.type}' has no content for the model")
     return ()
 
@@ -351,5 +351,5 @@ READERS: Mapping[type[InputItem], Callable[[InputConversion, InputItem, str], Se
     InputCodeCall: _code_call,
     InputSealed: _sealed,
     InputSearch: _search,
-    InputSilent: _silent,
+    InputSilent: _without_meaning,
 }

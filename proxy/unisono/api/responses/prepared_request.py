@@ -13,11 +13,11 @@ from functools import partial
 from typing import Any
 
 from unisono.api.body import off_loop
-from unisono.api.builtin_tools import browsed_in, builtin_for, to_builtin_servers
+from unisono.api.builtin_tools import browser_results, builtin_for, to_builtin_servers
 from unisono.api.field_types import shortened
 from unisono.api.responses.deps import ItemSealing, ResponsesDeps, ResponsesModel
 from unisono.api.responses.inbound import ResponsesGeneration, check, mcp_specs, to_generation_request
-from unisono.api.responses.input_conversion import KnownState, nothing
+from unisono.api.responses.input_conversion import KnownState, nothing_stored
 from unisono.api.responses.lease_keeper import hold_lease
 from unisono.api.responses.outbound.dialects import OPENAI, Dialect
 from unisono.api.responses.outbound.response import ResponseFrame, Seal, to_echo
@@ -73,7 +73,7 @@ class PreparedRequest:
         return DerivedIds(self.frame.id, "item")
 
 
-async def judged(body: Mapping[str, Any], size: int, *, answered: bool = True) -> ResponsesRequest:
+async def validate_body(body: Mapping[str, Any], size: int, *, answered: bool = True) -> ResponsesRequest:
     """Validate a body of `size` bytes. Raises InvalidRequest.
 
     A request that is not `answered` only prepares a later one.
@@ -229,7 +229,7 @@ def _frame(
         ancestors=past.ancestors,
         conversation=request.conversation.id if request.conversation else None,
         include=frozenset(request.include or ()),
-        browsed=browsed_in(generation.request.conversation.items),
+        browsed=browser_results(generation.request.conversation.items),
     )
 
 
@@ -239,7 +239,7 @@ def _needs_seals(request: ResponsesRequest) -> bool:
 
 def _opener(seals: ItemSealing | None, tenant: str) -> Any:
     if seals is None:
-        return nothing
+        return nothing_stored
 
     def opened(text: str) -> Sequence[Item] | None:
         return seals.open(tenant, text)

@@ -11,9 +11,9 @@ from unisono.api.field_types import shortened
 from unisono.api.responses.inbound import referenced_ids, references
 from unisono.api.responses.items import meaning_of
 from unisono.api.responses.schema import ResponsesRequest
-from unisono.api.responses.server_tools.approval_history import NOTHING_HOSTED, ServerToolHistory, hosted_in
-from unisono.core.context_window import PREVIOUS_RESPONSE_NOT_FOUND
+from unisono.api.responses.server_tools.approval_history import NOTHING_HOSTED, ServerToolHistory, server_tool_history
 from unisono.core.conversation import Item
+from unisono.core.matched_texts import PREVIOUS_RESPONSE_NOT_FOUND
 from unisono.core.state_store import Store, StoredItem, StoredResponse
 from unisono.errors import NotFound, PreviousResponseNotFound, StoreConflict
 
@@ -90,7 +90,7 @@ async def _chain(store: Store, tenant: str, parent_id: str, stored: Mapping[str,
     before = await _conversation_before(store, tenant, chain[0]) if chain[0].conversation is not None else ()
     items = (*before, *(item for response in chain for item in (*response.input, *response.output)))
     return PriorState(
-        meaning_of(items), stored, (*parent.ancestors, parent.id), parent.first_day, hosted=hosted_in(items)
+        meaning_of(items), stored, (*parent.ancestors, parent.id), parent.first_day, hosted=server_tool_history(items)
     )
 
 
@@ -114,14 +114,14 @@ async def _conversation(
     items = await store.conversation_items(tenant, conversation_id) if head is not None else None
     if head is None or items is None:
         raise no_conversation(conversation_id)
-    return PriorState(meaning_of(items), stored, (), head.first_day, head.revision, hosted_in(items))
+    return PriorState(meaning_of(items), stored, (), head.first_day, head.revision, server_tool_history(items))
 
 
 def no_conversation(conversation_id: str) -> NotFound:
     return NotFound(f"Conversation with id '{shortened(conversation_id)}' not found.", param="conversation")
 
 
-def said_in(stored: StoredResponse) -> tuple[Item, ...]:
+def content_of(stored: StoredResponse) -> tuple[Item, ...]:
     """Return the content of a response: its input and its output."""
     return meaning_of(stored.input) + meaning_of(stored.output)
 

@@ -11,7 +11,7 @@ from redis.asyncio.cluster import ClusterNode, RedisCluster
 from unisono.errors import StoreUnavailable
 
 
-async def agreed(queries: Sequence[Awaitable[Any]], within_s: float) -> tuple[str, int]:
+async def majority_address(queries: Sequence[Awaitable[Any]], within_s: float) -> tuple[str, int]:
     """Return the address that more than half report and none contradicts.
 
     Raises `StoreUnavailable`.

@@ -34,7 +34,7 @@ FOR_EVER: Final = 1e15
 COLUMNS: Final = ", ".join(USED)
 
 
-def _entering(table: str, keys: int) -> str:
+def _insert(table: str, keys: int) -> str:
     return (
         f"INSERT INTO {table} VALUES ({', '.join('?' * (keys + len(USED)))}) "  # noqa: S608 - names of our own
         "ON CONFLICT DO UPDATE SET " + ", ".join(f"{name} = {name} + excluded.{name}" for name in USED)
@@ -43,8 +43,8 @@ def _entering(table: str, keys: int) -> str:
 
 # The ledger contains all usage by requested model, as earlier versions read it. The second table contains the part that
 # other models answered.
-ENTER: Final = _entering("ledger", 4)
-ENTER_SERVED: Final = _entering("ledger_served", 5)
+ENTER: Final = _insert("ledger", 4)
+ENTER_SERVED: Final = _insert("ledger_served", 5)
 # Settlements by id, with the amounts already counted.
 COUNTED: Final = f"SELECT {COLUMNS} FROM account_counted WHERE tenant = ? AND key = ? AND once = ?"  # noqa: S608
 EXTEND_MARK: Final = "UPDATE account_settled SET expires = ? WHERE tenant = ? AND key = ? AND once = ?"
@@ -59,7 +59,7 @@ def reserve(act: Transaction, claim: QuotaReservation) -> QuotaStatus:
         "SELECT output FROM account_claims WHERE tenant = ? AND key = ? AND once = ?", (*whose, claim.once)
     )
     if (there := row.fetchone()) is not None:
-        return minute.standing(claim, output=there[0])
+        return minute.status(claim, output=there[0])
     running = 0
     if limits.max_parallel is not None:
         count = "SELECT count(*) FROM account_claims WHERE tenant = ? AND key = ?"
@@ -68,12 +68,12 @@ def reserve(act: Transaction, claim: QuotaReservation) -> QuotaStatus:
         return refusal
     room = _room(act, claim)
     if room is QuotaKind.BUDGET_RESERVED:
-        return minute.standing(claim, room)
+        return minute.status(claim, room)
     if isinstance(room, QuotaKind):
         again = None if claim.period_ends is None else max(0.0, claim.period_ends - act.now)
-        return minute.standing(claim, room, again)
-    _hold(act, claim, room)
-    return _minute(act, claim.account).standing(claim, output=room)
+        return minute.status(claim, room, again)
+    _insert_reservation(act, claim, room)
+    return _minute(act, claim.account).status(claim, output=room)
 
 
 def _room(act: Transaction, claim: QuotaReservation) -> int | QuotaKind | None:
@@ -119,7 +119,7 @@ def _find_room(claim: QuotaReservation, used_tokens: int, used_cost: int) -> int
     return room
 
 
-def _hold(act: Transaction, claim: QuotaReservation, room: int | None) -> None:
+def _insert_reservation(act: Transaction, claim: QuotaReservation, room: int | None) -> None:
     second, whose = int(act.now), _account_columns(claim.account)
     _count(act, claim.account, second, 1, claim.tokens)
     # Both costs are rounded up to whole micro-USD, so that no request costs more than was reserved for it.

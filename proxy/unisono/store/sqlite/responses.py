@@ -42,7 +42,7 @@ def save(
         conversations.append(act, tenant, response.conversation, response.input + response.output, revision, lease)
     _write(act, tenant, response, new, parts)
     _extend_log(act, tenant, response.id, log)
-    _place(act, tenant, response)
+    _append(act, tenant, response)
 
 
 def _write(
@@ -66,7 +66,7 @@ def _write(
         )
 
 
-def _place(act: Transaction, tenant: str, response: StoredResponse) -> None:
+def _append(act: Transaction, tenant: str, response: StoredResponse) -> None:
     expires = act.now + act.retention.response_s
     act.db.executemany(
         "REPLACE INTO places VALUES (?, ?, ?, NULL, ?)",

@@ -54,8 +54,8 @@ class Browser:
     """Browser shared by all sessions. `view_tokens` limits a view of usual size."""
 
     def __init__(self, searching: SearchEngine, readings: Sequence[PageReader], view_tokens: int = VIEW_TOKENS) -> None:
-        self.searching = searching
-        self._readings = tuple(readings)
+        self.search_source = searching
+        self._page_readers = tuple(readings)
         self._view_tokens = view_tokens
 
     async def search(self, session: BrowserSession, query: str, topn: int = 10) -> View:
@@ -64,7 +64,7 @@ class Browser:
         if not query_line:
             raise BrowsingError("`query` is empty")
         try:
-            results = await self.searching.search(query_line, max(1, min(topn, MAX_RESULTS)))
+            results = await self.search_source.search(query_line, max(1, min(topn, MAX_RESULTS)))
         except BrowsingError as error:
             raise BrowsingError(f"Error during search for `{one_line(query_line)}`: {error}") from error
         page = results_page(query_line, results)
@@ -89,7 +89,7 @@ class Browser:
                 if id >= len(page.targets):
                     raise BrowsingError(f"Invalid link id `{id}`.")
                 line, url = page.targets[id].line, page.targets[id].url
-                known = None if view_source else session.known(url)
+                known = None if view_source else session.page_from(url)
                 page = known or await self._read(url, view_source)
             elif view_source and page.kind is PageKind.PAGE:
                 page = await self._read(page.url, view_source)
@@ -108,15 +108,15 @@ class Browser:
         return self._view(session, found, "find", 0)
 
     async def aclose(self) -> None:
-        await self.searching.aclose()
-        for reading in self._readings:
+        await self.search_source.aclose()
+        for reading in self._page_readers:
             await reading.aclose()
 
     async def _read(self, url: str, source: bool) -> VisitedPage:
         source = source or url.startswith(VIEW_SOURCE)
         url = url.removeprefix(VIEW_SOURCE)
         short_url = one_line(url, DISPLAYED_URL_LENGTH)
-        reading = next((reading for reading in self._readings if reading.reads(url)), None)
+        reading = next((reading for reading in self._page_readers if reading.reads(url)), None)
         if reading is None:
             raise BrowsingError(f"Error fetching URL `{short_url}`: URLs of this kind cannot be opened")
         try:

@@ -86,7 +86,7 @@ class Folder:
     async def read(self, url: str) -> Document:
         if not self._entries:
             await self._refreshed()
-        entry = self._entries.get(_spelled(url))
+        entry = self._entries.get(_normalized(url))
         if entry is None:
             raise BrowsingError("the document does not exist")
         try:
@@ -196,7 +196,7 @@ def _snippet(text: str, query_words: set[str]) -> str:
     return one_line(text[best : best + 2 * SNIPPET], SNIPPET)
 
 
-def _spelled(url: str) -> str:
+def _normalized(url: str) -> str:
     """Normalize a URL for lookup: `file:/a b.md` and `file:///a%20b.md` are the same."""
     path = url[5:].lstrip("/").split("#")[0].split("?")[0]
     return PREFIX + quote(unquote(path))

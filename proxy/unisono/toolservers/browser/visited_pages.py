@@ -106,7 +106,7 @@ class BrowserSession:
             )
         return page
 
-    def known(self, url: str) -> VisitedPage | None:
+    def page_from(self, url: str) -> VisitedPage | None:
         """Return the stored page that was last read from a URL, or None."""
         for page in reversed(self._pages.values()):
             if page.kind is PageKind.PAGE and page.display_url == url:

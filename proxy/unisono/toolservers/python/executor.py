@@ -136,12 +136,12 @@ class CodeRunner:
     """
 
     def __init__(self, way: Sandbox, limits: RunLimits | None = None, at_once: int = 4) -> None:
-        self.way = way
+        self.sandbox = way
         self.limits = limits or RunLimits()
         self._slots = asyncio.Semaphore(at_once)
         self._max_waiting = 4 * at_once
         self._waiting = 0
-        self._nobodies: set[int | None] = set()
+        self._free_users: set[int | None] = set()
 
     async def run(self, code: str) -> RunOutcome:
         """Run `code`. Raises `Busy`, and OSError if no further process can be created."""
@@ -159,30 +159,32 @@ class CodeRunner:
 
     async def _in_folder(self, code: str) -> RunOutcome:
         folder = Path(tempfile.mkdtemp(prefix="unisono-python-"))
-        user = self._unused_user() if self.way.drops else None
+        user = self._unused_user() if self.sandbox.drops else None
         try:
             place = prepare(folder, code.encode("utf-8", "replace"), user)
-            return await self._watched(place)
+            return await self._run_watched(place)
         finally:
             # Removal can take long: a run may leave many files and change their modes.
-            self._nobodies.discard(user)
+            self._free_users.discard(user)
             await asyncio.shield(asyncio.to_thread(delete_tree, str(folder)))
 
     def _unused_user(self) -> int:
         """Reserve an unused user id. It is random, because another server may reserve some, too."""
         known = {entry.pw_uid for entry in pwd.getpwall()}
-        free = [number for number in NOBODIES if number not in self._nobodies and number not in known]
+        free = [number for number in NOBODIES if number not in self._free_users and number not in known]
         number = secrets.choice(free)
-        self._nobodies.add(number)
+        self._free_users.add(number)
         return number
 
-    async def _watched(self, place: RunDirectory) -> RunOutcome:
+    async def _run_watched(self, place: RunDirectory) -> RunOutcome:
         limits = self.limits
         output = CapturedOutput(limits.output)
         overdue = False
         with Pipe() as printed, Pipe() as status:
             process = await asyncio.create_subprocess_exec(
-                *command(self.way, status.write, place, limits.resources, limits.seconds, limits.disk, limits.memory),
+                *command(
+                    self.sandbox, status.write, place, limits.resources, limits.seconds, limits.disk, limits.memory
+                ),
                 stdin=asyncio.subprocess.DEVNULL,
                 stdout=printed.write,
                 stderr=printed.write,

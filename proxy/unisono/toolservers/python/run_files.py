@@ -49,7 +49,7 @@ def files(directory: str) -> Iterator[int]:
                 yield ENDLESS
 
 
-def left_in_shared(user: int | None) -> Iterator[str]:
+def shared_files(user: int | None) -> Iterator[str]:
     """Yield paths of a user's files in the world-writable directories."""
     for place in SHARED if user is not None else ():
         with suppress(OSError), os.scandir(place) as entries:
@@ -118,7 +118,7 @@ def delete_tree(path: str) -> None:
 def _flatten(top: int) -> None:
     # Each subdirectory is moved to the top and emptied there, so paths stay short and no recursion is needed.
     prefix = f".{secrets.token_hex(8)}-"
-    moved = _emptied(top, top, prefix, 0)
+    moved = _empty_folder(top, top, prefix, 0)
     done = 0
     while done < moved:
         name = f"{prefix}{done}"
@@ -126,13 +126,13 @@ def _flatten(top: int) -> None:
         with suppress(OSError):
             folder = os.open(name, OPEN_FOLDER, dir_fd=top)
             try:
-                moved = _emptied(folder, top, prefix, moved)
+                moved = _empty_folder(folder, top, prefix, moved)
             finally:
                 os.close(folder)
             os.rmdir(name, dir_fd=top)
 
 
-def _emptied(folder: int, top: int, prefix: str, moved: int) -> int:
+def _empty_folder(folder: int, top: int, prefix: str, moved: int) -> int:
     """Delete the files of a folder and move its folders to the top.
 
     Return the number of folders moved so far.

@@ -143,7 +143,7 @@ def environment(directory: Path) -> dict[str, str]:
     return {"PATH": SYSTEM_PATH, "HOME": str(directory), "TMPDIR": str(directory), "LANG": "C.UTF-8"}
 
 
-def works(way: Sandbox) -> bool:
+def is_working(way: Sandbox) -> bool:
     """Return whether a program runs in this way and its output arrives."""
     if way.is_isolated and not unshare():
         return False
@@ -175,7 +175,7 @@ def close_to_inspection() -> None:
         ctypes.CDLL(None).prctl(PR_SET_DUMPABLE, 0, 0, 0, 0)
 
 
-def find_way(interpreter: str | None = None, *, as_root: bool = False, unsafe: bool = False) -> Sandbox:
+def find_sandbox(interpreter: str | None = None, *, as_root: bool = False, unsafe: bool = False) -> Sandbox:
     """Find the most isolated way that works.
 
     If the server runs as root, the code gets another user id, unless `as_root`. Without `interpreter`, the interpreter
@@ -187,8 +187,8 @@ def find_way(interpreter: str | None = None, *, as_root: bool = False, unsafe: b
     interpreters = [interpreter] if interpreter else [sys.executable, *([system] if system else [])]
     for is_isolated in (True, False):
         for tried in interpreters:
-            way = made(tried, drops=drops, is_isolated=is_isolated)
-            if works(way):
+            way = make_sandbox(tried, drops=drops, is_isolated=is_isolated)
+            if is_working(way):
                 if way.missing and not unsafe:
                     raise ConfigError(f"code could attack this server: {'; '.join(way.missing)}. {ADVICE}")
                 return way
@@ -199,7 +199,7 @@ def find_way(interpreter: str | None = None, *, as_root: bool = False, unsafe: b
 ADVICE: Final = "Run the server in its own container or virtual machine and add --unsafe there"
 
 
-def made(interpreter: str, *, drops: bool, is_isolated: bool) -> Sandbox:
+def make_sandbox(interpreter: str, *, drops: bool, is_isolated: bool) -> Sandbox:
     """Return one way, with everything it lacks in `missing`."""
     way = Sandbox(interpreter, drops, is_isolated, paths=(*SYSTEM_FILES, *interpreter_paths(interpreter)))
     missing = []

@@ -58,7 +58,7 @@ def code_of(arguments: dict[str, Any]) -> str | None:
 def python_server(runner: CodeRunner) -> ToolServer:
     """Return an MCP server for `runner`."""
     description = DESCRIPTION.format(
-        seconds=runner.limits.seconds, network="UNKNOWN" if runner.way.has_network else "disabled"
+        seconds=runner.limits.seconds, network="UNKNOWN" if runner.sandbox.has_network else "disabled"
     )
     tool = Tool(
         name="python",

@@ -43,7 +43,7 @@ def compile_filter(*, has_network_namespace: bool) -> str:
 
     Without a network namespace, it denies all sockets except pairs. Raises `FilterUnavailable`.
     """
-    seccomp = _binding()
+    seccomp = _load_libseccomp()
     refused, unknown = seccomp.ERRNO(errno.EPERM), seccomp.ERRNO(errno.ENOSYS)
     rules = seccomp.SyscallFilter(seccomp.ALLOW)
     for entry in DENIED.split():
@@ -63,7 +63,7 @@ def compile_filter(*, has_network_namespace: bool) -> str:
     return _exported(rules)
 
 
-def _binding() -> Any:
+def _load_libseccomp() -> Any:
     if sys.platform != "linux":
         raise FilterUnavailable("seccomp exists on Linux only")
     for name in ("seccomp", "pyseccomp"):

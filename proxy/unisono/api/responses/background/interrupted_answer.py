@@ -18,7 +18,7 @@ from unisono.api.responses.items import INCOMPLETE, Wire
 from unisono.api.responses.outbound.dialects import OPENAI
 from unisono.api.responses.outbound.item_lifecycle import ARGUMENTS, INPUT, REASONING, REFUSAL, TEXT, ItemLifecycle
 from unisono.api.responses.outbound.response import LAST_EVENTS, to_error, to_notes, to_response
-from unisono.api.responses.persistence import insisting
+from unisono.api.responses.persistence import retry_while_down
 from unisono.core.state_store import BackgroundRun, Lease, LogWrite, Status, StoredItem, StoredResponse
 from unisono.errors import UnisonoError
 
@@ -30,13 +30,13 @@ FIRST = ("created", "in_progress")
 PAGE = 256
 
 
-async def fallen(
+async def fail_response(
     deps: ResponsesDeps, background_run: BackgroundRun, response: StoredResponse, lease: Lease, error: UnisonoError
 ) -> None:
     """End a stored response that no process can continue. Raises the StoreError family."""
     broken = InterruptedAnswer()
     while True:
-        page = await insisting(
+        page = await retry_while_down(
             lambda: deps.store.events(background_run.tenant, background_run.response, broken.count, limit=PAGE)
         )
         if page is None or not page.events:
@@ -56,7 +56,7 @@ async def fallen(
         for number, event in enumerate(made, broken.count)
     )
     write = LogWrite(broken.count, tuple(events))
-    await insisting(lambda: deps.store.update(background_run.tenant, last, lease=lease, log=write))
+    await retry_while_down(lambda: deps.store.update(background_run.tenant, last, lease=lease, log=write))
 
 
 def _first_events(response: StoredResponse, written: int) -> list[Wire]:

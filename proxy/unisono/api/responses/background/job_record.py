@@ -9,12 +9,12 @@ from typing import Any
 from unisono.api.body import off_loop
 from unisono.api.responses.deps import ResponsesDeps
 from unisono.api.responses.items import meaning_of
-from unisono.api.responses.persistence import insisting, to_stored
+from unisono.api.responses.persistence import retry_while_down, to_stored
 from unisono.api.responses.prepared_request import PreparedRequest, Sender, assembled
 from unisono.api.responses.prior_state import chain_of
 from unisono.api.responses.schema import ResponsesRequest
 from unisono.api.responses.server_tools.approval_history import parted
-from unisono.api.responses.server_tools.secrets import concealed, has_secrets, is_concealed, revealed
+from unisono.api.responses.server_tools.secrets import concealed, decrypted, has_secrets, is_concealed
 from unisono.core.conversation import Json
 from unisono.core.state_store import Lease, Status, StoredResponse
 from unisono.engine.request import GenerationRequest
@@ -51,7 +51,7 @@ async def recorded(
     return to_stored(prepared, prepared.frame.stored(Status.QUEUED, notes={REQUEST_NOTE: note, TRIES: [0, 0]}))
 
 
-def tried(response: StoredResponse, tokens: int) -> tuple[StoredResponse, int]:
+def with_takeover_counted(response: StoredResponse, tokens: int) -> tuple[StoredResponse, int]:
     """Return the response with a takeover counted, and the number of crashes in a row.
 
     `tokens` is the number of logged tokens. Only crashes that added no token count; a graceful handover is not a
@@ -66,7 +66,7 @@ def tried(response: StoredResponse, tokens: int) -> tuple[StoredResponse, int]:
     return noted, crashes
 
 
-def handed_over(response: StoredResponse) -> StoredResponse:
+def with_handover_noted(response: StoredResponse) -> StoredResponse:
     """Return the response with a note of a graceful handover."""
     return replace(response, notes={**response.notes, HANDED_OVER: response.notes.get(TRIES) or [0, 0]})
 
@@ -77,7 +77,7 @@ def key_of(response: StoredResponse) -> str:
     return str(note.get("key") or "")
 
 
-async def rebuilt(deps: ResponsesDeps, tenant: str, response: StoredResponse, lease: Lease) -> PreparedRequest:
+async def rebuild_request(deps: ResponsesDeps, tenant: str, response: StoredResponse, lease: Lease) -> PreparedRequest:
     """Rebuild the request of a stored response, with its prior state.
 
     Raises the errors that would refuse the request now.
@@ -86,10 +86,10 @@ async def rebuilt(deps: ResponsesDeps, tenant: str, response: StoredResponse, le
     size = int(note.get("size") or 0)
     body = note.get("body") or {}
     if is_concealed(body):
-        body = revealed(body, await insisting(deps.seals), tenant)
+        body = decrypted(body, await retry_while_down(deps.seals), tenant)
     request = await off_loop(lambda: ResponsesRequest.model_validate(body), size)
-    caller = await insisting(lambda: deps.caller_of(tenant, key_of(response)))
-    past = await insisting(lambda: chain_of(deps.store, tenant, response))
+    caller = await retry_while_down(lambda: deps.caller_of(tenant, key_of(response)))
+    past = await retry_while_down(lambda: chain_of(deps.store, tenant, response))
     revision = note.get("revision")
     if past.revision != revision:
         raise StoreConflict(

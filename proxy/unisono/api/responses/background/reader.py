@@ -9,7 +9,7 @@ import orjson
 from unisono.api.responses.background.event_log import PATIENCE_S
 from unisono.api.responses.outbound.dialects import OPENAI, Dialect
 from unisono.api.responses.outbound.serializer import WireEvent
-from unisono.api.responses.persistence import insisting
+from unisono.api.responses.persistence import retry_while_down
 from unisono.core.state_store import EventPage, Store
 from unisono.errors import NotFound
 
@@ -38,7 +38,7 @@ async def logged_events(
         return await store.events(tenant, response_id, first, limit=limit, wait_s=WAIT_S)
 
     while True:
-        page = await insisting(read, PATIENCE_S)
+        page = await retry_while_down(read, PATIENCE_S)
         if page is None:
             if is_final_sent:
                 raise NotFound("The response was deleted while its events were being read.", param="response_id")

@@ -8,11 +8,16 @@ from collections.abc import Callable
 from typing import Protocol
 
 from unisono.api.error_responses import failure_of
-from unisono.api.responses.background.interrupted_answer import fallen
+from unisono.api.responses.background.interrupted_answer import fail_response
 from unisono.api.responses.background.job import BackgroundJob
-from unisono.api.responses.background.job_record import key_of, rebuilt, tried, with_incomplete_journal
+from unisono.api.responses.background.job_record import (
+    key_of,
+    rebuild_request,
+    with_incomplete_journal,
+    with_takeover_counted,
+)
 from unisono.api.responses.deps import ResponsesDeps
-from unisono.api.responses.persistence import insisting
+from unisono.api.responses.persistence import retry_while_down
 from unisono.api.responses.prepared_request import PreparedRequest
 from unisono.core.state_store import BackgroundRun, Lease, StoredResponse
 from unisono.errors import InternalError, StoreError, StoreUnavailable, StoreUnreadable
@@ -50,7 +55,7 @@ class Takeover:
         has: Callable[[BackgroundRun], bool],
         running: Callable[[], int],
     ) -> None:
-        self._means = deps
+        self._deps = deps
         self._acquire = acquire
         self._drive = drive
         self._has = has
@@ -59,16 +64,16 @@ class Takeover:
 
     # -- search
 
-    async def keep_looking(self, most: int) -> None:
+    async def search_lapsed(self, most: int) -> None:
         """Search until cancelled, and take over while fewer than `most` responses run here."""
         while True:
             more = False
             try:
-                lapsed = await self._means.store.lapsed(AT_A_LOOK)
+                lapsed = await self._deps.store.lapsed(AT_A_LOOK)
                 for background_run in lapsed:
                     if self._running() >= most:
                         break
-                    await self._see_to(background_run)
+                    await self._try_take_over(background_run)
                 else:
                     more = len(lapsed) == AT_A_LOOK
             except StoreUnavailable as error:
@@ -76,23 +81,23 @@ class Takeover:
             except Exception as error:
                 log.warning("search for abandoned responses failed", extra={"code": failure_of(error).code})
             if not more:
-                await asyncio.sleep(min(self._means.lease_s / 2, LOOK_S))
+                await asyncio.sleep(min(self._deps.lease_s / 2, LOOK_S))
 
-    async def _see_to(self, background_run: BackgroundRun) -> None:
+    async def _try_take_over(self, background_run: BackgroundRun) -> None:
         """Take over a response. On failure, watch it again, so that it does not hide others."""
         try:
-            await self._found(background_run)
+            await self._handle_lapsed(background_run)
         except StoreUnavailable:
             raise
         except Exception as error:
             about = {"response": background_run.response, "code": failure_of(error).code}
             log.warning("takeover of an abandoned response failed", extra=about)
-            await self._means.store.watch(background_run, UNREADABLE_S)
+            await self._deps.store.watch(background_run, UNREADABLE_S)
 
-    async def _found(self, background_run: BackgroundRun) -> None:
-        store = self._means.store
+    async def _handle_lapsed(self, background_run: BackgroundRun) -> None:
+        store = self._deps.store
         if self._has(background_run):
-            await store.watch(background_run, self._means.lease_s)
+            await store.watch(background_run, self._deps.lease_s)
             return
         [response] = await store.responses(background_run.tenant, [background_run.response])
         if response is None and background_run not in self._missing:
@@ -117,7 +122,7 @@ class Takeover:
         Returns None if another process owns it or it has finished. Raises the StoreError family; the response is
         then unchanged.
         """
-        store, lease_s = self._means.store, self._means.lease_s
+        store, lease_s = self._deps.store, self._deps.lease_s
         lease = await self._acquire(background_run.tenant, response.anchor, background_run.response, force=force)
         if lease is None:
             await store.watch(background_run, lease_s / 2)
@@ -125,27 +130,29 @@ class Takeover:
         job = None
         try:
             await store.watch(background_run, lease_s)
-            job = await self._carried_on(background_run, lease, counted=not force)
+            job = await self._continued_job(background_run, lease, counted=not force)
         finally:
             if job is None:
-                await asyncio.shield(self._give_back(lease))
+                await asyncio.shield(self._release_lease(lease))
         if job is not None:
             self._drive(job)
         return job
 
-    async def _carried_on(self, background_run: BackgroundRun, lease: Lease, *, counted: bool) -> BackgroundJob | None:
-        store = self._means.store
+    async def _continued_job(
+        self, background_run: BackgroundRun, lease: Lease, *, counted: bool
+    ) -> BackgroundJob | None:
+        store = self._deps.store
         # Read again: until the lease was acquired another process could write.
         [response] = await store.responses(background_run.tenant, [background_run.response])
         if response is None or response.status.terminal:
             await store.unwatch(background_run)
             return None
         tokens = await store.tokens(background_run.tenant, background_run.response)
-        events = await self._logged(background_run)
-        is_complete = await insisting(lambda: store.is_log_complete(lease, background_run.response))
-        noted, tries = tried(response, len(tokens))
+        events = await self._count_events(background_run)
+        is_complete = await retry_while_down(lambda: store.is_log_complete(lease, background_run.response))
+        noted, tries = with_takeover_counted(response, len(tokens))
         if counted:
-            await insisting(lambda: store.update(background_run.tenant, noted, lease=lease))
+            await retry_while_down(lambda: store.update(background_run.tenant, noted, lease=lease))
         try:
             prepared = await self._restore_request(background_run, response, lease, tries if counted else 0)
             prepared = prepared if is_complete else with_incomplete_journal(prepared)
@@ -153,14 +160,14 @@ class Takeover:
             raise
         except Exception as error:
             key = key_of(response)
-            await fallen(self._means, background_run, response, lease, failure_of(error))
+            await fail_response(self._deps, background_run, response, lease, failure_of(error))
             if tokens:
-                self._means.charge_journal(background_run.tenant, key, response.model, background_run.response, tokens)
+                self._deps.charge_journal(background_run.tenant, key, response.model, background_run.response, tokens)
             await store.unwatch(background_run)
             return None
         record = noted if counted else response
         return BackgroundJob(
-            self._means,
+            self._deps,
             background_run,
             prepared,
             lease,
@@ -175,13 +182,13 @@ class Takeover:
     ) -> PreparedRequest:
         if tries > MAX_TAKEOVERS:
             raise InternalError("The response was abandoned, because every process that generated it crashed.")
-        return await rebuilt(self._means, background_run.tenant, response, lease)
+        return await rebuild_request(self._deps, background_run.tenant, response, lease)
 
-    async def _logged(self, background_run: BackgroundRun) -> int:
+    async def _count_events(self, background_run: BackgroundRun) -> int:
         """Return the number of logged events by binary search. The events may be megabytes."""
 
         async def is_there(number: int) -> bool:
-            page = await self._means.store.events(background_run.tenant, background_run.response, number, limit=1)
+            page = await self._deps.store.events(background_run.tenant, background_run.response, number, limit=1)
             return page is not None and bool(page.events)
 
         low, high = 0, 15
@@ -192,9 +199,9 @@ class Takeover:
             low, high = (middle + 1, high) if await is_there(middle) else (low, middle)
         return low
 
-    async def _give_back(self, lease: Lease) -> None:
+    async def _release_lease(self, lease: Lease) -> None:
         """Release the lease. A lease that cannot be released expires."""
         try:
-            await self._means.store.release(lease)
+            await self._deps.store.release(lease)
         except StoreError as error:
             log.debug("lease not released", extra={"code": error.code})

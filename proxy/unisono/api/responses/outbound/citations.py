@@ -60,9 +60,9 @@ class CitedPages:
         self._pages: dict[int, CitedPage] = {}
         self._last: int | None = None
         for text in outputs:
-            self.saw(text)
+            self.add_result(text)
 
-    def saw(self, output: str, facts: Json = None) -> None:
+    def add_result(self, output: str, facts: Json = None) -> None:
         """Add a result of the browser. `facts` is its structured content, if any."""
         header = _HEADER.match(output)
         page_facts: Mapping[str, Any] = facts if isinstance(facts, dict) else {}
@@ -112,25 +112,25 @@ class Citations:
 
     def __init__(self, pages: CitedPages) -> None:
         self._pages = pages
-        self._rest = ""
-        self._at = 0
+        self._pending = ""
+        self._position = 0
 
     def feed(self, text: str) -> list[Wire]:
         """Return the annotations of the citations that `text` completes."""
-        if not self._rest and "【" not in text:
-            self._at += len(text)
+        if not self._pending and "【" not in text:
+            self._position += len(text)
             return []
-        pending = self._rest + text
+        pending = self._pending + text
         end = 0
         found: list[Wire] = []
         for cited in _CITED.finditer(pending):
             end = cited.end()
-            if (annotation := self._pages.annotation(cited, self._at)) is not None:
+            if (annotation := self._pages.annotation(cited, self._position)) is not None:
                 found.append(annotation)
         begin = pending.rfind("【", end)
         cut = begin if begin >= 0 and len(pending) - begin <= _MAX_CITATION_LENGTH else len(pending)
-        self._rest = pending[cut:]
-        self._at += cut
+        self._pending = pending[cut:]
+        self._position += cut
         return found
 
 

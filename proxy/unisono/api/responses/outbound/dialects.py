@@ -45,10 +45,10 @@ class Dialect:
         return self.events.get(name, name)
 
     def item(self, wire: Mapping[str, Any]) -> Wire:
-        return _typed(wire, self.types)
+        return _known_type(wire, self.types)
 
     def tool(self, tool: Mapping[str, Any]) -> Wire:
-        return _typed(tool, self.tools)
+        return _known_type(tool, self.tools)
 
     def error(self, error: UnisonoError) -> Wire:
         """Return the fields of an `error` event without its number."""
@@ -80,7 +80,7 @@ class Dialect:
         return event
 
 
-def _typed(value: Mapping[str, Any], known: frozenset[str] | None) -> Wire:
+def _known_type(value: Mapping[str, Any], known: frozenset[str] | None) -> Wire:
     if known is None or value["type"] in known:
         return dict(value)
     return {**value, "type": f"{PREFIX}{value['type']}"}

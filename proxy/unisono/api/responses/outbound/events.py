@@ -32,7 +32,7 @@ from unisono.api.responses.outbound.response import (
     LAST_EVENTS,
     ResponseFrame,
     is_in_answer,
-    silent,
+    silent_items,
     to_error,
     to_notes,
     to_response,
@@ -74,22 +74,22 @@ class ResponseEvents:
         *,
         new_id: NewId,
         clock: Callable[[], float],
-        are_facts_reported: bool = True,
+        should_emit: bool = True,
     ) -> None:
         """Create the events. With `are_facts_reported` False they are only counted, and `stored` is built."""
-        self._telling = EventSerializer(frame.dialect, aloud=are_facts_reported)
-        self._put = self._telling.add
+        self._serializer = EventSerializer(frame.dialect, should_emit=should_emit)
+        self._add_event = self._serializer.add
         self.stored: StoredResponse | None = None
         self._frame = frame
         self._report = report
         self._new_id = new_id
         self._clock = clock
         self._output: list[StoredItem] = []
-        self._unseen: list[Item] = []
+        self._silent_items: list[Item] = []
         self._open_item: OpenItem | None = None
         self._calls = 0
         self._cut_in_sight = False
-        self._trained = frame.trained()
+        self._builtin_calls = frame.trained()
 
     @property
     def acted(self) -> bool:
@@ -105,11 +105,11 @@ class ResponseEvents:
     def first_events(self, *, queued: bool = False) -> list[WireEvent]:
         """Return the first events, with `queued` if the response waits. Other methods imply it."""
         self._start_response(queued=queued)
-        return self._telling.pop_events()
+        return self._serializer.pop_events()
 
     def write(self, batch: Sequence[Event]) -> list[WireEvent]:
         """Return the events of one batch. Adjacent deltas of one item become one event."""
-        if not self._telling.number:
+        if not self._serializer.number:
             self._start_response()
         item: Made | None = None
         texts: list[str] = []
@@ -124,16 +124,16 @@ class ResponseEvents:
             if texts:
                 self._delta(item, "".join(texts))
                 texts = []
-            self._other(entry)
+            self._entry(entry)
         if texts:
             self._delta(item, "".join(texts))
-        return self._telling.pop_events()
+        return self._serializer.pop_events()
 
     def resume(self, batch: Sequence[Event], number: int) -> None:
         """Continue after `number` events made of `batch` elsewhere. Delta boundaries may differ."""
         self.write(batch)
-        self._telling.pop_events()
-        self._telling.number = number
+        self._serializer.pop_events()
+        self._serializer.number = number
 
     def refuse(self, text: str) -> list[WireEvent]:
         """Return a refusal message, for an answer that is impossible. The end must follow."""
@@ -144,7 +144,7 @@ class ResponseEvents:
         self._emit_delta(open_item, text)
         item = message(item_id, Phase.FINAL, [refusal_part(text)], COMPLETED)
         self._end_item(open_item, text, StoredItem(item_id, (AssistantMessage(text),), item))
-        return self._telling.pop_events()
+        return self._serializer.pop_events()
 
     def fail(self, error: UnisonoError, *, keep_output: bool = True) -> list[WireEvent]:
         """Close open items and report the error. `keep_output` False drops an oversized output."""
@@ -152,28 +152,30 @@ class ResponseEvents:
         self._settle(INCOMPLETE)
         if not keep_output:
             self._output.clear()
-        self._put("error", {key: value for key, value in self._frame.dialect.error(error).items() if key != "type"})
+        self._add_event(
+            "error", {key: value for key, value in self._frame.dialect.error(error).items() if key != "type"}
+        )
         self._end(Status.FAILED, error=to_error(error))
-        return self._telling.pop_events()
+        return self._serializer.pop_events()
 
     def cancel(self) -> list[WireEvent]:
         """Close open items as they are. `last` then reports the cancellation."""
         self._start_response()
         self._settle(INCOMPLETE)
         self._end(Status.CANCELLED)
-        return self._telling.pop_events()
+        return self._serializer.pop_events()
 
     def last(self) -> WireEvent:
         """Return the last event, when `ended`. If it is not sent, `fail` may follow."""
         assert self.stored is not None
         self._response(LAST_EVENTS[self.stored.status], self.stored)
-        [event] = self._telling.pop_events()
-        self._telling.number = event.number
+        [event] = self._serializer.pop_events()
+        self._serializer.number = event.number
         return event
 
     # -- events of the engine
 
-    def _other(self, entry: Opened | Closed | Ran | Listed | Repaired | Finished | Passed) -> None:
+    def _entry(self, entry: Opened | Closed | Ran | Listed | Repaired | Finished | Passed) -> None:
         match entry:
             case Opened():
                 self._opened(entry.item)
@@ -224,7 +226,7 @@ class ResponseEvents:
             return
         if open_item is None or open_item.made != closed.item or open_item.closed is not None:
             if not is_in_answer(closed) and not isinstance(closed.item, HostedCall):
-                self._unseen += silent(closed)
+                self._silent_items += silent_items(closed)
                 return
             open_item = self._show(closed.item)
         text = self._complete_text(open_item.lifecycle, closed)
@@ -256,12 +258,12 @@ class ResponseEvents:
         self._settle(COMPLETED)
         place = {"output_index": len(self._output)}
         item_id = self._frame.item_id(closed.item, self._new_id)
-        item = mcp_items.to_stored_request(closed, item_id, self._unseen)
-        self._unseen = []
+        item = mcp_items.to_stored_request(closed, item_id, self._silent_items)
+        self._silent_items = []
         wire = self._frame.dialect.item(item.wire)
-        self._put("response.output_item.added", {**place, "item": wire})
+        self._add_event("response.output_item.added", {**place, "item": wire})
         self._output.append(item)
-        self._put("response.output_item.done", {**place, "item": wire})
+        self._add_event("response.output_item.done", {**place, "item": wire})
 
     def _add_entry(self, entry: Ran | Listed) -> None:
         """Emit the result of the call or list that was started before."""
@@ -269,19 +271,21 @@ class ResponseEvents:
         assert open_item is not None
         if isinstance(entry, Listed):
             item = mcp_items.to_stored_listing(entry.item, open_item.id, entry)
-            self._end_hosted(open_item, item, failed=entry.error is not None)
+            self._end_server_call(open_item, item, failed=entry.error is not None)
         else:
             assert open_item.closed is not None
-            self._trained.ran(entry.item, entry)
-            item = mcp_items.to_stored_call(open_item.closed, open_item.id, entry, open_item.unseen, self._trained)
-            self._end_hosted(open_item, item, failed=entry.outcome.is_error)
+            self._builtin_calls.record_result(entry.item, entry)
+            item = mcp_items.to_stored_call(
+                open_item.closed, open_item.id, entry, open_item.silent_items, self._builtin_calls
+            )
+            self._end_server_call(open_item, item, failed=entry.outcome.is_error)
 
-    def _end_hosted(self, open_item: OpenItem, item: StoredItem, *, failed: bool) -> None:
+    def _end_server_call(self, open_item: OpenItem, item: StoredItem, *, failed: bool) -> None:
         self._step(open_item, mcp_items.kind_of(open_item.made).failed if failed else "completed")
         self._done(open_item, item)
 
     def _step(self, open_item: OpenItem, step: str) -> None:
-        self._put(f"response.{mcp_items.kind_of(open_item.made).type}.{step}", open_item.location)
+        self._add_event(f"response.{mcp_items.kind_of(open_item.made).type}.{step}", open_item.location)
 
     # -- item life cycles
 
@@ -304,18 +308,18 @@ class ResponseEvents:
 
     def _start_item(self, item: Made, item_id: str, lifecycle: ItemLifecycle) -> OpenItem:
         hidden = lifecycle is WORDLESS or (lifecycle is REASONING and not self._frame.show_reasoning)
-        open_item = OpenItem(item, item_id, len(self._output), lifecycle, hidden, self._unseen)
-        open_item.delta = self._telling.form(f"{lifecycle.event}.delta", open_item.location, lifecycle.more)
+        open_item = OpenItem(item, item_id, len(self._output), lifecycle, hidden, self._silent_items)
+        open_item.delta = self._serializer.form(f"{lifecycle.event}.delta", open_item.location, lifecycle.more)
         if lifecycle is TEXT:
-            open_item.citations = Citations(self._trained.pages)
+            open_item.citations = Citations(self._builtin_calls.pages)
         self._open_item = open_item
-        self._unseen = []
+        self._silent_items = []
         added = self._added(item, item_id)
-        self._put(
-            "response.output_item.added", {"output_index": open_item.place, "item": self._frame.dialect.item(added)}
+        self._add_event(
+            "response.output_item.added", {"output_index": open_item.index, "item": self._frame.dialect.item(added)}
         )
         if lifecycle.part is not None and not open_item.hidden:
-            self._put("response.content_part.added", {**open_item.location, "part": lifecycle.part("")})
+            self._add_event("response.content_part.added", {**open_item.location, "part": lifecycle.part("")})
         if isinstance(item, HostedCall | Listing):
             self._step(open_item, "in_progress")
         return open_item
@@ -324,7 +328,7 @@ class ResponseEvents:
         """Return an item for its `added` event: in progress, without content."""
         match item:
             case HostedCall():
-                return mcp_items.started_item(item, item_id, self._trained)
+                return mcp_items.started_item(item, item_id, self._builtin_calls)
             case Listing():
                 return mcp_items.listing(item, item_id)
             case _:
@@ -338,10 +342,10 @@ class ResponseEvents:
             return
         open_item.text.write(text)
         if not open_item.hidden and open_item.delta is not None:
-            self._telling.delta(open_item.delta, text)
+            self._serializer.delta(open_item.delta, text)
         for annotation in open_item.citations.feed(text) if open_item.citations is not None else ():
             number = {"annotation_index": len(open_item.annotations), "annotation": annotation}
-            self._put("response.output_text.annotation.added", {**open_item.location, **number})
+            self._add_event("response.output_text.annotation.added", {**open_item.location, **number})
             open_item.annotations.append(annotation)
 
     def _settle(self, status: str) -> None:
@@ -356,7 +360,7 @@ class ResponseEvents:
             # Interrupted: the result is unknown.
             if isinstance(open_item.made, HostedCall):
                 self._emit_text(open_item, text)
-            self._end_hosted(open_item, item, failed=True)
+            self._end_server_call(open_item, item, failed=True)
             return
         self._end_item(open_item, text, item)
 
@@ -371,23 +375,23 @@ class ResponseEvents:
         open_item.is_text_emitted = True
         lifecycle = open_item.lifecycle
         where = open_item.location
-        self._put(
+        self._add_event(
             f"{lifecycle.event}.done", {**where, lifecycle.full: text, **(lifecycle.more or {}), **(copied or {})}
         )
         if lifecycle.part is not None:
-            self._put("response.content_part.done", {**where, "part": open_item.part(text)})
+            self._add_event("response.content_part.done", {**where, "part": open_item.part(text)})
 
     def _done(self, open_item: OpenItem, item: StoredItem) -> None:
         self._output.append(item)
-        done = {"output_index": open_item.place, "item": self._frame.dialect.item(item.wire)}
-        self._put("response.output_item.done", done)
+        done = {"output_index": open_item.index, "item": self._frame.dialect.item(item.wire)}
+        self._add_event("response.output_item.done", done)
         self._open_item = None
 
     # -- the frame
 
     def _start_response(self, *, queued: bool = False) -> None:
         """Emit the events before the first item, unless emitted before."""
-        if self._telling.number:
+        if self._serializer.number:
             return
         status = Status.QUEUED if queued else Status.IN_PROGRESS
         self._response("response.created", self._frame.stored(status))
@@ -401,4 +405,6 @@ class ResponseEvents:
         self.stored = self._frame.stored(status, output=tuple(self._output), usage=usage, error=error, notes=notes)
 
     def _response(self, name: str, stored: StoredResponse) -> None:
-        self._put(name, {"response": to_response(stored, self._frame.dialect)} if self._telling.aloud else {})
+        self._add_event(
+            name, {"response": to_response(stored, self._frame.dialect)} if self._serializer.should_emit else {}
+        )

@@ -111,7 +111,7 @@ class ResponseFrame:
     def output(self, closed: Closed, item_id: str, status: str, so_far: OpenItem | None = None) -> StoredItem:
         """Return an item of the answer in its stored form. `so_far` is its emitted state."""
         meaning = to_item(closed)
-        before = so_far.unseen if so_far is not None else ()
+        before = so_far.silent_items if so_far is not None else ()
         all_said = (*before, *(() if meaning is None else (meaning,)))
         item = closed.item
         match item:
@@ -310,7 +310,7 @@ def is_in_answer(closed: Closed) -> bool:
             assert_never(closed.item)
 
 
-def silent(closed: Closed) -> tuple[Item, ...]:
+def silent_items(closed: Closed) -> tuple[Item, ...]:
     """Return the content of an item that is not emitted.
 
     The tokens of empty reasoning are part of the prompt in a backend's cache.

@@ -27,8 +27,8 @@ from unisono.api.responses.idempotency import (
     ClaimLost,
     IdempotencyClaim,
     claim_of,
-    give_back,
     owner_of,
+    release_claim,
     started,
 )
 from unisono.api.responses.outbound.dialects import Dialect
@@ -36,11 +36,11 @@ from unisono.api.responses.outbound.events import ResponseEvents
 from unisono.api.responses.outbound.response import LAST_EVENTS, ResponseFrame, failure_in, to_echo, to_response
 from unisono.api.responses.outbound.serializer import WireEvent
 from unisono.api.responses.outbound.stored_stream import replay_events
-from unisono.api.responses.persistence import insisting
-from unisono.api.responses.prepared_request import Sender, judged, understood
+from unisono.api.responses.persistence import retry_while_down
+from unisono.api.responses.prepared_request import Sender, understood, validate_body
 from unisono.api.responses.routes.responses_api import ResponsesApi
 from unisono.api.responses.schema import ResponsesRequest
-from unisono.api.route_table import ANSWER_HEADERS, TURNED, RouteTable, dependency
+from unisono.api.route_table import ANSWER_HEADERS, MODEL_CALL_ERRORS, RouteTable, dependency
 from unisono.api.sampling import to_sampling
 from unisono.api.sse import CLIENT_CLOSED_REQUEST, DONE, ClientGone, EventStream, until_disconnect
 from unisono.api.unisono_object import backend_header, recoveries_header
@@ -62,7 +62,7 @@ def add_create_route(table: RouteTable, dialect: Dialect) -> None:
     @table.add(
         "POST",
         "/responses",
-        TURNED,
+        MODEL_CALL_ERRORS,
         answer=answers.Response,
         headers=ANSWER_HEADERS,
         links=[f"{name} response_id" for name in ("getResponse", "deleteResponse", "cancelResponse", "listInputItems")],
@@ -80,7 +80,7 @@ def add_create_route(table: RouteTable, dialect: Dialect) -> None:
 
 
 async def _create(request: Request, api: ResponsesApi, dialect: Dialect) -> Response:
-    deps, runner, keep_alive_s = api.means, api.runner, api.keep_alive_s
+    deps, runner, keep_alive_s = api.deps, api.runner, api.keep_alive_s
     body = await read_json(request)
     served = way_for(deps.find_way, body, request.state.caller)
     if served.way in (AnswerMode.PASSING, AnswerMode.PASSING_THEN_ENGINE):
@@ -88,14 +88,14 @@ async def _create(request: Request, api: ResponsesApi, dialect: Dialect) -> Resp
             check_stateless(body)
         return await passed_through(request, deps.service, Api.RESPONSES, body, served.group, keep_alive_s=keep_alive_s)
     size = len(await request.body())
-    parsed = await judged(body, size)
+    parsed = await validate_body(body, size)
     notes = (NO_EFFECT,) if HEADER in request.headers and not parsed.stored else ()
     sender = Sender(request.state.caller, request.state.request_id, dialect, notes)
     claim = await claim_of(request, sender.tenant) if parsed.stored else None
     posted = ResponseCreation(deps, runner, sender, parsed, body, size)
     try:
         if claim is not None or parsed.background:
-            response_id = await posted.let_run(claim, request.receive)
+            response_id = await posted.start_background(claim, request.receive)
             if parsed.stream:
                 return EventStream(to_sse(posted.logged(claim, response_id)), keep_alive_s=keep_alive_s)
             if parsed.background:
@@ -129,7 +129,7 @@ class ResponseCreation:
         body: Mapping[str, Any],
         size: int,
     ) -> None:
-        self._means = deps
+        self._deps = deps
         self._runner = runner
         self._sender = sender
         self._requested = requested
@@ -138,11 +138,11 @@ class ResponseCreation:
         self.created: StoredResponse | None = None
 
     async def whole(self) -> tuple[StoredResponse, GenerationReport]:
-        response_id = self._means.new_id("resp_")
+        response_id = self._deps.new_id("resp_")
         async with understood(
-            self._means, self._sender, self._requested, response_id=response_id, size=self._size
+            self._deps, self._sender, self._requested, response_id=response_id, size=self._size
         ) as prepared:
-            return await answer_whole(self._means, prepared)
+            return await answer_whole(self._deps, prepared)
 
     async def events(
         self, report: GenerationReport, *, too_late: Callable[[], bool]
@@ -151,14 +151,14 @@ class ResponseCreation:
 
         A failure before the first event is raised, unless `too_late` returns True.
         """
-        response_id = self._means.new_id("resp_")
+        response_id = self._deps.new_id("resp_")
         has_started = False
         try:
             async with understood(
-                self._means, self._sender, self._requested, response_id=response_id, size=self._size
+                self._deps, self._sender, self._requested, response_id=response_id, size=self._size
             ) as prepared:
-                stream = self._means.service.start(prepared.generation.request)
-                async with aclosing(answer_events(self._means, prepared, stream, too_late=too_late)) as answering:
+                stream = self._deps.service.start(prepared.generation.request)
+                async with aclosing(answer_events(self._deps, prepared, stream, too_late=too_late)) as answering:
                     async for made in answering:
                         report.backend, report.failovers = stream.report.backend, stream.report.failovers
                         report.model, report.tries = stream.report.model, stream.report.tries
@@ -172,7 +172,7 @@ class ResponseCreation:
 
     def _failed_before_start(self, response_id: str, error: UnisonoError) -> list[WireEvent]:
         """Return the stream of a response that failed before its first event."""
-        deps, requested = self._means, self._requested
+        deps, requested = self._deps, self._requested
         echo = to_echo(requested, to_sampling(requested))
         frame = ResponseFrame(response_id, int(deps.clock()), requested.model, echo, dialect=self._sender.dialect)
         events = ResponseEvents(frame, GenerationReport(), new_id=deps.new_id, clock=deps.clock)
@@ -185,31 +185,31 @@ class ResponseCreation:
         """
         tenant, dialect = self._sender.tenant, self._sender.dialect
         has_started = False
-        async with aclosing(logged_events(self._means.store, tenant, response_id, 0, dialect)) as events:
+        async with aclosing(logged_events(self._deps.store, tenant, response_id, 0, dialect)) as events:
             async for made in events:
                 has_started = True
                 if claim is not None and made[-1].type == LAST_EVENTS[Status.FAILED]:
-                    await give_back(self._means, claim, response_id)
+                    await release_claim(self._deps, claim, response_id)
                 yield made
         if not has_started:
             # A key outlives the log of its response.
             yield replay_events(await self.found(response_id), dialect)
 
-    async def let_run(self, claim: IdempotencyClaim | None, receive: Receive) -> str:
+    async def start_background(self, claim: IdempotencyClaim | None, receive: Receive) -> str:
         """Start the response, or find that of an earlier request with the same key; return its id.
 
         Raises ClientGone when the client disconnects during the wait for that response.
         """
-        response_id = self._means.new_id("resp_")
+        response_id = self._deps.new_id("resp_")
         if claim is None:
             await self._wait_for_record(response_id)
             return response_id
         while True:
-            owner = await owner_of(self._means, claim, response_id)
+            owner = await owner_of(self._deps, claim, response_id)
             if owner == response_id and await self._has_started(claim, response_id):
                 return response_id
             if owner != response_id:
-                starting = started(self._means, claim, owner, response_id, self._requested)
+                starting = started(self._deps, claim, owner, response_id, self._requested)
                 if await until_disconnect(receive, starting) is not None:
                     return owner
 
@@ -217,7 +217,7 @@ class ResponseCreation:
         """Start the response that has the key; return False if the key was lost meanwhile."""
 
         async def confirm() -> None:
-            if await owner_of(self._means, claim, response_id) != response_id:
+            if await owner_of(self._deps, claim, response_id) != response_id:
                 raise ClaimLost
 
         try:
@@ -226,9 +226,9 @@ class ResponseCreation:
             return False
         except BaseException as error:
             if await self._is_missing(response_id):
-                if isinstance(error, StoreConflict) and await self._is_lost(claim, response_id):
+                if isinstance(error, StoreConflict) and await self._is_response_missing(claim, response_id):
                     return False
-                await give_back(self._means, claim, response_id)
+                await release_claim(self._deps, claim, response_id)
             raise
         return True
 
@@ -237,9 +237,9 @@ class ResponseCreation:
             self._sender, self._requested, self._body, response_id=response_id, size=self._size, confirm=confirm
         )
 
-    async def _is_lost(self, claim: IdempotencyClaim, response_id: str) -> bool:
+    async def _is_response_missing(self, claim: IdempotencyClaim, response_id: str) -> bool:
         try:
-            return await owner_of(self._means, claim, response_id) != response_id
+            return await owner_of(self._deps, claim, response_id) != response_id
         except StoreError:
             return False
 
@@ -249,7 +249,7 @@ class ResponseCreation:
         A response that could not be deleted continues under its key.
         """
         try:
-            [response] = await self._means.store.responses(self._sender.tenant, [response_id])
+            [response] = await self._deps.store.responses(self._sender.tenant, [response_id])
         except StoreError:
             return False
         return response is None
@@ -257,8 +257,8 @@ class ResponseCreation:
     async def found(self, response_id: str) -> StoredResponse:
         # Retried, because the response exists: after an error the client would repeat the request, and the response
         # would be generated twice.
-        store, tenant = self._means.store, self._sender.tenant
-        [response] = await insisting(lambda: store.responses(tenant, [response_id]))
+        store, tenant = self._deps.store, self._sender.tenant
+        [response] = await retry_while_down(lambda: store.responses(tenant, [response_id]))
         if response is None:
             raise missing(response_id)
         return response
@@ -268,7 +268,7 @@ class ResponseCreation:
 
         Raises the error of a failed response, after the release of its key.
         """
-        store, tenant = self._means.store, self._sender.tenant
+        store, tenant = self._deps.store, self._sender.tenant
         response = await self.found(response_id)
         seen = 0
         while not response.status.terminal:
@@ -279,7 +279,7 @@ class ResponseCreation:
             await asyncio.sleep(0 if response.status.terminal else LOOK_EVERY_S)
         if response.status is Status.FAILED:
             if claim is not None:
-                await give_back(self._means, claim, response_id)
+                await release_claim(self._deps, claim, response_id)
             raise failure_in(response)
         return response
 

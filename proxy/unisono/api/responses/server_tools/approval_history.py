@@ -40,7 +40,7 @@ class ServerToolHistory:
 NOTHING_HOSTED = ServerToolHistory()
 
 
-def hosted_in(items: Iterable[StoredItem], earlier: ServerToolHistory = NOTHING_HOSTED) -> ServerToolHistory:
+def server_tool_history(items: Iterable[StoredItem], earlier: ServerToolHistory = NOTHING_HOSTED) -> ServerToolHistory:
     """Return the history in stored items that follow `earlier`."""
     requests: dict[str, AssistantCall] = {}
     decisions: list[ApprovalDecision] = []
@@ -76,13 +76,13 @@ def parted(items: Sequence[StoredItem], earlier: ServerToolHistory) -> tuple[Ser
     Returns the history before this request, as the client sent it, and the new part. A decision that precedes output
     of the model was carried out then.
     """
-    spoken = [position for position, item in enumerate(items) if _is_spoken(item)]
+    spoken = [position for position, item in enumerate(items) if _is_model_output(item)]
     turned = spoken[-1] + 1 if spoken else 0
-    before = earlier + hosted_in(items[:turned], earlier)
-    return before, hosted_in(items[turned:], before)
+    before = earlier + server_tool_history(items[:turned], earlier)
+    return before, server_tool_history(items[turned:], before)
 
 
-def _is_spoken(item: StoredItem) -> bool:
+def _is_model_output(item: StoredItem) -> bool:
     asks = item.wire.get("type") == "mcp_approval_request"
     return not asks and (
         item.wire.get("type") == "mcp_call" or any(isinstance(content, MADE) for content in item.meaning)

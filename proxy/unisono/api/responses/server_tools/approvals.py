@@ -49,7 +49,7 @@ class Approvals:
     """
 
     def __init__(self, deps: ResponsesDeps, tenant: str, response_id: str, fields: Mapping[str, str]) -> None:
-        self._means = deps
+        self._deps = deps
         self._tenant = tenant
         self._response_id = response_id
         self._fields = fields
@@ -62,15 +62,15 @@ class Approvals:
         try:
             yield
         finally:
-            await asyncio.shield(self.give_back())
+            await asyncio.shield(self.release_unused())
 
     async def claim(self) -> None:
         """Claim all approvals temporarily, or none. Raises ApprovalUsed and StoreUnavailable."""
         try:
             for approval in self._fields:
-                await self._mark(approval, self._means.lease_s)
+                await self._mark(approval, self._deps.lease_s)
         except BaseException:
-            await asyncio.shield(self.give_back())
+            await asyncio.shield(self.release_unused())
             raise
 
     async def mark_used(self, approval: str) -> None:
@@ -81,16 +81,16 @@ class Approvals:
         if approval in self._fields:
             # An approval that may have been marked is not released.
             self._used.add(approval)
-            await self._mark(approval, self._means.retention_s)
+            await self._mark(approval, self._deps.retention_s)
 
-    async def give_back(self) -> None:
+    async def release_unused(self) -> None:
         """Release the approvals of calls that were not made.
 
         An approval that cannot be released expires with the lease.
         """
         for approval in self._fields.keys() - self._used:
             try:
-                await self._means.store.unclaim(self._tenant, MARK + approval, self._response_id)
+                await self._deps.store.unclaim(self._tenant, MARK + approval, self._response_id)
             except StoreError as error:
                 log.debug("approval not released", extra={"code": error.code})
 
@@ -101,7 +101,7 @@ class Approvals:
         return replace(request, hosting=replace(request.hosting, claim_approval=self.mark_used))
 
     async def _mark(self, approval: str, for_s: float) -> None:
-        store, mine = self._means.store, self._response_id
+        store, mine = self._deps.store, self._response_id
         owner = await store.claim(self._tenant, MARK + approval, "", mine, for_s=for_s)
         if owner != mine:
             field = self._fields[approval]

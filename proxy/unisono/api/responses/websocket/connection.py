@@ -28,8 +28,8 @@ from unisono.api.responses.foreground import answer_events
 from unisono.api.responses.outbound.dialects import Dialect
 from unisono.api.responses.outbound.events import ResponseEvents
 from unisono.api.responses.outbound.serializer import WireEvent
-from unisono.api.responses.persistence import keep
-from unisono.api.responses.prepared_request import PreparedRequest, Sender, judged, understood
+from unisono.api.responses.persistence import store_response
+from unisono.api.responses.prepared_request import PreparedRequest, Sender, understood, validate_body
 from unisono.api.responses.websocket.frames import (
     CreateFrame,
     EmptyFrame,
@@ -37,10 +37,10 @@ from unisono.api.responses.websocket.frames import (
     SteerFrame,
     error_frame,
     fields_of,
-    in_lane,
     lane_of,
     not_steered,
     to_client_frame,
+    to_lane_frame,
 )
 from unisono.api.responses.websocket.response_cache import Continuation, ResponseCache
 from unisono.api.sse import ClientGone
@@ -74,19 +74,19 @@ class Connection:
         *,
         lasts_s: float = LASTS_S,
     ) -> None:
-        self._means = deps
+        self._deps = deps
         self._socket = socket
         # In a socket every error has an object of its own, unlike in a stream of server-sent events.
         in_socket = replace(dialect, nested_errors=True)
         self._sender = Sender(socket.state.caller, socket.state.request_id, in_socket)
-        self._lasts_s = lasts_s
-        self._old = False
-        self._remembered = ResponseCache()
+        self._max_age_s = lasts_s
+        self._is_expired = False
+        self._cache = ResponseCache()
         self._lanes: dict[Lane, deque[CreateFrame]] = {}
-        self._working: set[asyncio.Task[None]] = set()
+        self._lane_tasks: set[asyncio.Task[None]] = set()
         self._slots = asyncio.Semaphore(AT_ONCE)
-        self._writing = asyncio.Lock()
-        self._untold = 0
+        self._write_lock = asyncio.Lock()
+        self._unsent_errors = 0
         self._admitted = 0
 
     async def run(self) -> None:
@@ -94,22 +94,22 @@ class Connection:
         try:
             async with asyncio.TaskGroup() as group:
                 group.create_task(self._read(group))
-                group.create_task(self._grow_old())
+                group.create_task(self._expire())
         except* (ClientGone, WebSocketDisconnect):
             pass
 
-    async def _grow_old(self) -> None:
-        await asyncio.sleep(self._lasts_s)
-        self._old = True
-        if self._working:
-            await asyncio.wait(self._working)
+    async def _expire(self) -> None:
+        await asyncio.sleep(self._max_age_s)
+        self._is_expired = True
+        if self._lane_tasks:
+            await asyncio.wait(self._lane_tasks)
         await self._send([error_frame(self._too_old(), None)])
         await self._socket.close(CLOSED_NORMALLY)
         raise ClientGone
 
     def _too_old(self) -> ConnectionTooOld:
         return ConnectionTooOld(
-            f"This connection has reached its limit of {self._lasts_s / 60:g} minutes; open another one to continue."
+            f"This connection has reached its limit of {self._max_age_s / 60:g} minutes; open another one to continue."
         )
 
     # -- reading
@@ -144,19 +144,19 @@ class Connection:
 
         A client that sends many frames and reads none counts as disconnected.
         """
-        if self._untold >= MAX_UNSENT_ERRORS:
+        if self._unsent_errors >= MAX_UNSENT_ERRORS:
             raise ClientGone
-        self._untold += 1
+        self._unsent_errors += 1
 
         async def told() -> None:
             await self._send([frame])
-            self._untold -= 1
+            self._unsent_errors -= 1
 
         group.create_task(told())
 
     def _admit(self, create: CreateFrame, group: asyncio.TaskGroup) -> None:
         """Queue a response in its lane. Raises the error that refuses it."""
-        if self._old:
+        if self._is_expired:
             raise self._too_old()
         new = create.lane is not None and create.lane not in self._lanes
         if new and sum(lane is not None for lane in self._lanes) >= NAMED_LANES:
@@ -176,13 +176,13 @@ class Connection:
         lane = self._lanes.setdefault(create.lane, deque())
         lane.append(replace(create, number=self._admitted))
         if len(lane) == 1:
-            task = group.create_task(self._work(lane))
-            self._working.add(task)
-            task.add_done_callback(self._working.discard)
+            task = group.create_task(self._serve_lane(lane))
+            self._lane_tasks.add(task)
+            task.add_done_callback(self._lane_tasks.discard)
 
     # -- answering
 
-    async def _work(self, lane: deque[CreateFrame]) -> None:
+    async def _serve_lane(self, lane: deque[CreateFrame]) -> None:
         while lane:
             async with self._slots:
                 await self._answer(lane[0])
@@ -194,20 +194,20 @@ class Connection:
         except ClientGone:
             raise
         except Exception as error:
-            self._remembered.forget(create.body.get("previous_response_id"))
+            self._cache.forget(create.body.get("previous_response_id"))
             await self._send([error_frame(failure_of(error), create.lane)])
 
     async def _respond(self, create: CreateFrame) -> None:
         # A socket outlives its first request: the key may be revoked or restricted meanwhile.
         caller = await self._socket.state.caller_again()
         sender = replace(self._sender, caller=caller, request_id=self._id_of(create))
-        request = await judged(create.body, create.size, answered=create.answered)
-        continuation = Continuation(self._remembered.find(request.previous_response_id))
+        request = await validate_body(create.body, create.size, answered=create.should_generate)
+        continuation = Continuation(self._cache.find(request.previous_response_id))
         async with understood(
-            self._means,
+            self._deps,
             sender,
             request,
-            response_id=self._means.new_id("resp_"),
+            response_id=self._deps.new_id("resp_"),
             size=create.size,
             recalled=continuation.recall,
         ) as understanding:
@@ -216,36 +216,36 @@ class Connection:
 
             def over(response: StoredResponse) -> None:
                 if response.status is Status.FAILED:
-                    self._remembered.forget(request.previous_response_id)
-                turned = continuation.turned(prepared_request, response)
+                    self._cache.forget(request.previous_response_id)
+                turned = continuation.cached_response(prepared_request, response)
                 if turned is not None:
-                    self._remembered.keep(create.lane, response.id, turned)
+                    self._cache.keep(create.lane, response.id, turned)
 
             made = (
-                self._answered(prepared_request, over)
-                if create.answered
-                else prepared(self._means, prepared_request, over)
+                self._response_events(prepared_request, over)
+                if create.should_generate
+                else prepared(self._deps, prepared_request, over)
             )
             async with aclosing(made) as batches:
                 async for batch in batches:
-                    await self._send(in_lane(event.data, create.lane) for event in batch)
+                    await self._send(to_lane_frame(event.data, create.lane) for event in batch)
 
     def _id_of(self, create: CreateFrame) -> str:
         """Return the request id of a response. The first has the id of the socket's handshake."""
         return self._sender.request_id + (f".{create.number}" if create.number > 1 else "")
 
-    def _answered(
+    def _response_events(
         self, prepared_request: PreparedRequest, over: Callable[[StoredResponse], None]
     ) -> AsyncGenerator[list[WireEvent]]:
         return answer_events(
-            self._means, prepared_request, self._means.service.start(prepared_request.generation.request), over=over
+            self._deps, prepared_request, self._deps.service.start(prepared_request.generation.request), over=over
         )
 
     # -- writing
 
     async def _send(self, frames: Iterable[str]) -> None:
         """Write frames in order. Raises ClientGone when the client has disconnected."""
-        async with self._writing:
+        async with self._write_lock:
             for frame in frames:
                 try:
                     await self._socket.send({"type": "websocket.send", "text": frame})
@@ -266,6 +266,6 @@ async def prepared(
     events.write([Finished(FinishReason.STOP, Usage())])
     response = events.stored
     assert response is not None  # it is finished
-    await keep(deps, request, response)
+    await store_response(deps, request, response)
     over(response)
     yield [*first_events, events.last()]
