@@ -40,10 +40,10 @@ class Turns:
         """Only those that are up begin."""
         assert self._up[backend]
 
-    def frees_us(self, now_us: int) -> int | None:
+    def next_free_us(self, now_us: int) -> int | None:
         return None
 
-    def left(self, wish: PlacementRequest, backend: int, used: int, now_us: int) -> None:
+    def release(self, wish: PlacementRequest, backend: int, used: int, now_us: int) -> None:
         self.requests[backend] -= 1
         self.tokens[backend] -= wish.prompt + OUTPUT
 
@@ -51,7 +51,7 @@ class Turns:
         assert self.requests[backend] == self.tokens[backend] == 0
         self._up[backend] = False
 
-    def rose(self, backend: int) -> None:
+    def restarted(self, backend: int) -> None:
         self._up[backend] = True
 
     def _has_room(self, index: int, tokens: int) -> bool:

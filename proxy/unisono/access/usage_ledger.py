@@ -104,7 +104,9 @@ class UsageLedger:
     @property
     def unwritten_records(self) -> int:
         """Number of usage records that the ledger lacks so far."""
-        unspooled = sum(1 for one in self._waiting if one.has_usage and not one.is_spooled) if self._down else 0
+        unspooled = (
+            sum(1 for record in self._waiting if record.has_usage and not record.is_spooled) if self._down else 0
+        )
         return self._spool.pending + unspooled
 
     async def reserve(self, claim: QuotaReservation, *, insist: bool = False) -> QuotaStatus:
@@ -181,14 +183,14 @@ class UsageLedger:
             await self._spooled([waiting])
 
     async def _spooled(self, batch: Sequence[_Waiting]) -> None:
-        new = [one for one in batch if one.has_usage and not one.is_spooled and not one.is_written]
-        if new and await self._spool.append([one.settlement for one in new]):
-            for one in new:
-                one.is_spooled = True
+        new = [record for record in batch if record.has_usage and not record.is_spooled and not record.is_written]
+        if new and await self._spool.append([record.settlement for record in new]):
+            for record in new:
+                record.is_spooled = True
         # The store may have answered while the disk was busy.
-        self._spool.settled([one.settlement for one in new if one.is_written])
-        for one in batch:
-            one.finish()
+        self._spool.settled([record.settlement for record in new if record.is_written])
+        for record in batch:
+            record.finish()
 
     async def aclose(self) -> None:
         """Write waiting settlements for a limited time and stop renewals.
@@ -203,12 +205,12 @@ class UsageLedger:
             await asyncio.wait({self._write_task}, timeout=CLOSING_TIMEOUT_S)
             self._write_task.cancel()
             await asyncio.gather(self._write_task, return_exceptions=True)
-        unwritten = [one for one in self._waiting if one.has_usage]
+        unwritten = [record for record in self._waiting if record.has_usage]
         await self._spooled(unwritten)
         await self._spool.release()
-        for one in unwritten:
-            if not one.is_spooled:
-                log.error("usage record lost: the store is unavailable", extra=_about(one.settlement))
+        for record in unwritten:
+            if not record.is_spooled:
+                log.error("usage record lost: the store is unavailable", extra=_about(record.settlement))
 
     async def _replay(self) -> None:
         cause = ""
@@ -249,7 +251,7 @@ class UsageLedger:
             together = 1 if alone else MAX_RECORDS_PER_WRITE
             alone = max(alone - 1, 0)
             batch = [self._waiting.popleft() for _ in range(min(together, len(self._waiting)))]
-            began = loop.time()
+            started_at = loop.time()
             try:
                 await self._accounts.settle(*(one.settlement for one in batch))
             except StoreError as error:
@@ -274,15 +276,15 @@ class UsageLedger:
                 raise
             else:
                 self._down, pause_s = False, MIN_RETRY_PAUSE_S
-                if loop.time() - began <= LEDGER_WAIT_S:
+                if loop.time() - started_at <= LEDGER_WAIT_S:
                     self._is_slow = False
                 await self._on_written(batch)
 
     async def _on_written(self, batch: Sequence[_Waiting]) -> None:
-        for one in batch:
-            one.is_written = True
-            one.finish()
-        self._spool.settled([one.settlement for one in batch if one.has_usage])
+        for record in batch:
+            record.is_written = True
+            record.finish()
+        self._spool.settled([record.settlement for record in batch if record.has_usage])
         await self._spool.shrink()
 
     async def _fail(self, batch: Sequence[_Waiting], error: StoreError) -> None:

@@ -164,12 +164,12 @@ class UsageSpool:
             if batch := self._queue:
                 self._queue = []
                 await self._run(partial(self._append, batch))
-        return all(one in self._outstanding for one in settlements)
+        return all(settlement in self._outstanding for settlement in settlements)
 
     def settled(self, settlements: Sequence[UsageRecord]) -> None:
         """Note that the ledger has these records; `shrink` can then remove them from disk."""
-        for one in settlements:
-            self._outstanding.pop(one, None)
+        for settlement in settlements:
+            self._outstanding.pop(settlement, None)
 
     async def shrink(self) -> None:
         """Remove settled records from this process's segment, if all or most of it are settled."""
@@ -216,7 +216,7 @@ class UsageSpool:
     # -- in a thread, under the lock
 
     def _append(self, batch: Sequence[UsageRecord]) -> None:
-        lines = {one: to_record(one) for one in batch if one not in self._outstanding}
+        lines = {settlement: to_record(settlement) for settlement in batch if settlement not in self._outstanding}
         data = b"".join(lines.values())
         try:
             segment = self._own_segment = self._own_segment or self._create()
@@ -227,7 +227,7 @@ class UsageSpool:
             self._is_failing = True
         else:
             self._is_failing = False
-            self._outstanding.update({one: len(line) for one, line in lines.items()})
+            self._outstanding.update({settlement: len(line) for settlement, line in lines.items()})
 
     def _shrink(self) -> None:
         segment, live = self._own_segment, sum(self._outstanding.values())
@@ -290,7 +290,7 @@ class UsageSpool:
             paths = sorted(self.folder.iterdir())
         except FileNotFoundError:
             return
-        known = {mine.path for mine in (*self._adopted, *([self._own_segment] if self._own_segment else ()))}
+        known = {segment.path for segment in (*self._adopted, *([self._own_segment] if self._own_segment else ()))}
         for path in paths:
             if not path.name.startswith(f"{self._prefix}-") or path in known:
                 continue
@@ -336,8 +336,8 @@ async def _settled(accounts: AccountStore, records: Sequence[UsageRecord]) -> No
             log.exception("usage record lost: the store rejects it", exc_info=error, extra=about)
             return
         # The store rejects one of them; writing them one by one finds it.
-        for one in records:
-            await _settled(accounts, [one])
+        for record in records:
+            await _settled(accounts, [record])
 
 
 def _read(segment: _Segment) -> list[UsageRecord]:

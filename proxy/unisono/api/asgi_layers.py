@@ -1,6 +1,6 @@
 """ASGI layers that check a request before any route receives it.
 
-Each layer raises a `UnisonoError`; `ErrorResponses`, outside of them, answers. `doors` returns the layers in order.
+Each layer raises a `UnisonoError`; `ErrorResponses`, outside of them, answers. `asgi_layers` returns the layers in order.
 Decisions use the raw `scope["path"]` and raw headers, never a URL built from a Host header. A layer adds no cost per
 streamed event, except for the request id header on the first.
 """
@@ -89,8 +89,8 @@ class RequestIds:
         request_id = f"req_{self._new_id()}"
         state = scope.setdefault("state", {})
         state["request_id"] = request_id
-        spoken = state[FORMAT] = format_at(scope["path"], self._formats)
-        began, status = monotonic(), LEFT
+        failure_format = state[FORMAT] = format_at(scope["path"], self._formats)
+        started_at, status = monotonic(), LEFT
 
         async def named(message: Message) -> None:
             nonlocal status
@@ -99,8 +99,8 @@ class RequestIds:
                 message.setdefault("headers", [])
                 headers = MutableHeaders(scope=message)
                 headers["x-request-id"] = request_id
-                if spoken.id_header:
-                    headers[spoken.id_header] = request_id
+                if failure_format.id_header:
+                    headers[failure_format.id_header] = request_id
             await send(message)
 
         arrived = ARRIVED.set(trace_of(scope))
@@ -109,7 +109,7 @@ class RequestIds:
         finally:
             ARRIVED.reset(arrived)
             if self._answered is not None:
-                self._answered(route_of(scope), scope.get("method", "GET"), status, monotonic() - began)
+                self._answered(route_of(scope), scope.get("method", "GET"), status, monotonic() - started_at)
 
 
 def trace_of(scope: Scope) -> TraceContext | None:

@@ -57,14 +57,14 @@ def missing_setting(kind: str) -> str:
 
 
 def to_builtin_servers(
-    builtins: Iterable[str], servers: Mapping[str, ToolServer], *, owner: str, talk: str
+    builtins: Iterable[str], servers: Mapping[str, ToolServer], *, owner: str, session: str
 ) -> tuple[ToolServer, ...]:
     """Return the available servers for builtin tools, each once.
 
-    Pages opened by a browser belong to the session `talk`; local programs belong to `owner`.
+    Pages opened by a browser belong to the session `session`; local programs belong to `owner`.
     """
     return tuple(
-        replace(allowed(server, builtin), owner=owner if server.transport is ToolTransport.STDIO else talk)
+        replace(allowed(server, builtin), owner=owner if server.transport is ToolTransport.STDIO else session)
         for builtin in dict.fromkeys(builtins)
         if (server := servers.get(builtin)) is not None
     )

@@ -109,20 +109,22 @@ FORMAT: Final = "failure_format"
 
 
 def format_at(path: str, formats: Formats) -> FailureFormat:
-    return next((spoken for at, spoken in formats.items() if path == at or path.startswith(f"{at}/")), OPENAI)
+    return next(
+        (failure_format for at, failure_format in formats.items() if path == at or path.startswith(f"{at}/")), OPENAI
+    )
 
 
 def body_for(error: UnisonoError, scope: Scope | None) -> Mapping[str, Any]:
     """Return the body of `error` in the format of the request."""
     state = {} if scope is None else scope.get("state", {})
-    spoken: FailureFormat = state.get(FORMAT, OPENAI)
-    return spoken.body(error, state.get("request_id", ""))
+    failure_format: FailureFormat = state.get(FORMAT, OPENAI)
+    return failure_format.body(error, state.get("request_id", ""))
 
 
 def to_event(error: UnisonoError, scope: Scope) -> bytes:
     """Return the error event for a stream of unknown content."""
-    spoken: FailureFormat = scope.get("state", {}).get(FORMAT, OPENAI)
-    return spoken.event % orjson.dumps(body_for(error, scope))
+    failure_format: FailureFormat = scope.get("state", {}).get(FORMAT, OPENAI)
+    return failure_format.event % orjson.dumps(body_for(error, scope))
 
 
 def to_response(error: UnisonoError, scope: Scope | None = None) -> Response:

@@ -309,16 +309,16 @@ def _items(body: Mapping[str, Json], field: str) -> list[Item]:
     items: list[Item] = [DeveloperMessage(text)] if isinstance(text := body.get("instructions"), str) else []
     if isinstance(value, str):
         return [*items, UserMessage(value)]
-    for one in value if isinstance(value, list) else ():
-        if isinstance(one, dict):
-            text = "\n".join(_texts(one.get("content") or one.get("output")))
-            match one.get("role") or one.get("type"):
+    for element in value if isinstance(value, list) else ():
+        if isinstance(element, dict):
+            text = "\n".join(_texts(element.get("content") or element.get("output")))
+            match element.get("role") or element.get("type"):
                 case "system" | "developer":
                     items.append(DeveloperMessage(text))
                 case "assistant":
                     items.append(AssistantMessage(text))
                 case "tool" | "function" | "function_call_output":
-                    called = one.get("tool_call_id") or one.get("call_id")
+                    called = element.get("tool_call_id") or element.get("call_id")
                     items.append(ToolResult(str(called or ""), "", text))
                 case _:
                     items.append(UserMessage(text))

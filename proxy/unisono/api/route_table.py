@@ -87,11 +87,11 @@ class GatewayRoute(APIRoute):
 
     def alias(self, path: str, methods: Iterable[str]) -> GatewayRoute:
         """Return the same route at another path or with other methods, which the document omits."""
-        made = copy(self)
-        made.path, made.methods, made.include_in_schema = path, {*methods}, False
-        made.path_regex, made.path_format, made.param_convertors = compile_path(path)
-        made._start = _literal_start(path)
-        return made
+        route = copy(self)
+        route.path, route.methods, route.include_in_schema = path, {*methods}, False
+        route.path_regex, route.path_format, route.param_convertors = compile_path(path)
+        route._start = _literal_start(path)
+        return route
 
     def matches(self, scope: Scope) -> tuple[Match, Scope]:
         # The application tries every route in turn: FastAPI's matching takes 1 us per route.

@@ -50,12 +50,12 @@ class Sealer:
         self._nonce_key = keys[KEY_BYTES:]
         self._signing_key = HKDF(algorithm=SHA256(), length=KEY_BYTES, salt=None, info=SIGNING).derive(salt)
 
-    def seal(self, tenant: str, items: Sequence[Item], talk: str = "") -> str:
+    def seal(self, tenant: str, items: Sequence[Item], session: str = "") -> str:
         """Return the seal as ASCII, equal for equal items.
 
-        `talk` is the tool server session of the items. Raises InternalError for text that is not valid Unicode.
+        `session` is the tool server session of the items. Raises InternalError for text that is not valid Unicode.
         """
-        record = {"v": VERSION, "items": [to_record(item) for item in items], **({"talk": talk} if talk else {})}
+        record = {"v": VERSION, "items": [to_record(item) for item in items], **({"talk": session} if session else {})}
         try:
             content = orjson.dumps(record)
         except orjson.JSONEncodeError as error:

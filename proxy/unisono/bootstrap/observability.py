@@ -212,13 +212,13 @@ class _Timed:
 
     def _timed(self, name: str, operation: Callable[..., Coroutine[Any, Any, Any]]) -> Callable[..., Any]:
         async def timed(*arguments: Any, **options: Any) -> Any:
-            began, error = monotonic(), ""
+            started_at, error = monotonic(), ""
             try:
                 return await operation(*arguments, **options)
             except UnisonoError as failure:
                 error = failure.code
                 raise
             finally:
-                self._observers(name, monotonic() - began, error)
+                self._observers(name, monotonic() - started_at, error)
 
         return timed

@@ -63,19 +63,19 @@ class Overview:
             "id": name,
             "model": group,
             "context": self.pool.context(group),
-            "ready": any(one.state == READY for one in members),
+            "ready": any(member.state == READY for member in members),
         }
         if not whole:
             return model
         # An alias has no deployments of its own.
-        deployments = [self._deployment(one) for one in members] if name == group else []
-        return model | {"waiting": max((one.waiting for one in members), default=0), "deployments": deployments}
+        deployments = [self._deployment(member) for member in members] if name == group else []
+        return model | {"waiting": max((member.waiting for member in members), default=0), "deployments": deployments}
 
-    def _deployment(self, one: DeploymentStatus) -> dict[str, Any]:
-        fields = asdict(one)
+    def _deployment(self, status: DeploymentStatus) -> dict[str, Any]:
+        fields = asdict(status)
         del fields["model"], fields["waiting"]
-        worked = self.recent.worked().get((one.model, one.name))
-        return {**fields, "kind": self.kinds.get(one.name, ""), "hour": None if worked is None else asdict(worked)}
+        worked = self.recent.worked().get((status.model, status.name))
+        return {**fields, "kind": self.kinds.get(status.name, ""), "hour": None if worked is None else asdict(worked)}
 
     def _operators(self) -> dict[str, Any]:
         minutes = [

@@ -88,8 +88,8 @@ def _from_store(id: str, config_path: Path | None, tenant: str) -> Document:
     config = _config(config_path)
 
     async def looked(store: Store) -> StoredTrace | None:
-        for whose in await _tenants(config, store, tenant):
-            if found := await store.trace(whose, id):
+        for owner in await _tenants(config, store, tenant):
+            if found := await store.trace(owner, id):
                 return found
         return None
 
@@ -110,7 +110,7 @@ def _list(config_path: Path | None, tenant: str, last: int, *, as_json: bool) ->
     config = _config(config_path)
 
     async def looked(store: Store) -> list[StoredTrace]:
-        found = [one for whose in await _tenants(config, store, tenant) for one in await store.traces(whose, last)]
+        found = [one for owner in await _tenants(config, store, tenant) for one in await store.traces(owner, last)]
         return sorted(found, key=lambda one: one.at, reverse=True)[:last]
 
     found = _with_store(config, looked)
@@ -128,8 +128,10 @@ def _list(config_path: Path | None, tenant: str, last: int, *, as_json: bool) ->
         tokens = f"{row['generated']} tokens, {row['ended_s']:.2f} s"
         what = ", ".join([*row["recoveries"], *(["failover"] if row["failovers"] else [])])
         unmet = ["unmet"] if row["unmet"] else []
-        whose = [row["tenant"]] if several else []
-        line = "  ".join([row["id"], at, *whose, row["model"], ended, tokens, *([what] if what else []), *unmet])
+        tenant_column = [row["tenant"]] if several else []
+        line = "  ".join(
+            [row["id"], at, *tenant_column, row["model"], ended, tokens, *([what] if what else []), *unmet]
+        )
         click.echo(on_one_line(line))
 
 
@@ -226,7 +228,7 @@ def _compared(events: Sequence[Event], now: Sequence[object], recorded: Sequence
         lines.append(click.style(f"+ {_describe(event)}", fg="green"))
         if at < len(recorded):
             lines.append(click.style(f"- {_describe_recorded(recorded[at])}", fg="red"))
-    return lines + [click.style(f"- {_describe_recorded(one)}", fg="red") for one in recorded[len(events) :]]
+    return lines + [click.style(f"- {_describe_recorded(record)}", fg="red") for record in recorded[len(events) :]]
 
 
 def _describe(event: Event) -> str:

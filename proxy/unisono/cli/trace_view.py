@@ -151,8 +151,8 @@ def _heading(document: Mapping[str, Any]) -> Iterator[str]:
         yield f"waited {wait['ended_s'] - wait['began_s']:.3f} s for a slot{ended}"
     if document["tries"]:
         yield "tried " + ", then ".join(
-            on_one_line(one["deployment"] + (f" ({one['failure']})" if one["failure"] else ""))
-            for one in document["tries"]
+            on_one_line(attempt["deployment"] + (f" ({attempt['failure']})" if attempt["failure"] else ""))
+            for attempt in document["tries"]
         )
     if document["unmet"]:
         yield click.style(on_one_line(document["unmet"]), fg="red")
@@ -175,7 +175,9 @@ def _line(title: str) -> str:
 def _steps(document: Mapping[str, Any], painter: Painter) -> Iterator[str]:
     """Yield the output of each step, with repairs at the position where they were decided."""
     repairs = [
-        Repaired(str(one["repaired"]), one["position"], one["dropped"]) for one in document["said"] if "repaired" in one
+        Repaired(str(record["repaired"]), record["position"], record["dropped"])
+        for record in document["said"]
+        if "repaired" in record
     ]
     pieces: list[str] = []
     for part in with_repairs(parts_of(document["output"]), repairs):

@@ -164,20 +164,20 @@ class _Reading:
         more: dict[str, object] = {}
         handed = model is LitellmParams and is_of_litellm(raw.get("model"))
         for key, value in self._with_canonical_keys(raw, model, path).items():
-            here = f"{path}.{key}" if path else str(key)
+            key_path = f"{path}.{key}" if path else str(key)
             if not path and key == "environment_variables":
                 effective[str(key)] = dict(_own_environment(raw))
                 continue
             if handed and key not in model.model_fields and is_passed_to_litellm(str(key)):
-                more[str(key)] = self._resolved(value, here)
+                more[str(key)] = self._resolved(value, key_path)
                 if unused_reason(_general(path), str(key)) is None:
-                    self.warnings.append(f"{here}: unknown key `{key}`; it is passed to litellm unchanged")
+                    self.warnings.append(f"{key_path}: unknown key `{key}`; it is passed to litellm unchanged")
             elif key not in model.model_fields:
-                self._unused(_general(path), str(key), here, tuple(model.model_fields))
+                self._unused(_general(path), str(key), key_path, tuple(model.model_fields))
             elif (why := default_reason(_general(path), str(key), value)) is not None:
-                self.warnings.append(f"{here}: `{value}` {why}")
+                self.warnings.append(f"{key_path}: `{value}` {why}")
             elif value is not None or _may_be_empty(model, str(key)):
-                effective[str(key)] = self._value(value, model, str(key), here)
+                effective[str(key)] = self._value(value, model, str(key), key_path)
         return {**effective, PROVIDER: more} if more else effective
 
     def _with_canonical_keys(self, raw: Mapping[Any, Any], model: type[BaseModel], path: str) -> Mapping[Any, Any]:
@@ -196,7 +196,11 @@ class _Reading:
             if not isinstance(value, Sequence) or isinstance(value, str):
                 raise ConfigError(f"{path}: must be a list of models, not {_described(value)}")
             entries = ((f"{path}[{index}]", entry) for index, entry in enumerate(value))
-            return [self.section(entry, ModelEntry, here) for here, entry in entries if not self._left_out(entry, here)]
+            return [
+                self.section(entry, ModelEntry, key_path)
+                for key_path, entry in entries
+                if not self._left_out(entry, key_path)
+            ]
         if (model, key) == (Config, "mcp_servers"):
             if not isinstance(value, Mapping):
                 raise ConfigError(f"{path}: must be a mapping of labels to servers, not {_described(value)}")
@@ -247,9 +251,9 @@ def _refuse_lone_surrogates(value: object, path: str) -> None:
             raise ConfigError(f"{path}: the text is not valid Unicode; remove unpaired surrogates and non-UTF-8 bytes")
         case Mapping():
             for key, inner in value.items():
-                here = f"{path}.{key}".lstrip(".")
-                _refuse_lone_surrogates(key, well_formed(here))
-                _refuse_lone_surrogates(inner, here)
+                key_path = f"{path}.{key}".lstrip(".")
+                _refuse_lone_surrogates(key, well_formed(key_path))
+                _refuse_lone_surrogates(inner, key_path)
         case list():
             for index, inner in enumerate(value):
                 _refuse_lone_surrogates(inner, f"{path}[{index}]")

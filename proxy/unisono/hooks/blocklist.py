@@ -106,15 +106,15 @@ def _annotation(where: str, found: Sequence[str]) -> Annotation | None:
 def _patterns(patterns: object) -> dict[str, Expression]:
     if not isinstance(patterns, dict) or not patterns:
         raise ConfigError("patterns: must map names to regular expressions, such as {card: '[0-9]{16}'}")
-    made: dict[str, Expression] = {}
+    expressions: dict[str, Expression] = {}
     for name, pattern in patterns.items():
         if not isinstance(pattern, str) or not pattern:
             raise ConfigError(f"patterns.{name}: must be a regular expression")
         try:
-            made[str(name)] = Expression(pattern)
+            expressions[str(name)] = Expression(pattern)
         except BadPattern as error:
             raise ConfigError(f"patterns.{name}: {error}") from error
-    return made
+    return expressions
 
 
 def _one_of(choices: Sequence[str], key: str, value: object) -> str:

@@ -100,8 +100,8 @@ class Engines:
 
     async def aclose(self) -> None:
         engines, self._engines = list(self._engines.values()), {}
-        for one in engines:
-            await one.pool.aclose()
+        for engine in engines:
+            await engine.pool.aclose()
 
     async def _close_idle(self) -> None:
         idle = [where for where, engine in self._engines.items() if not engine.running]

@@ -46,11 +46,11 @@ class FairQueue:
         if self._free and not self._waiting:
             self._free -= 1
             return
-        mine = self._waiting.setdefault(owner, deque())
-        if len(mine) >= self._max_waiting:
+        queue = self._waiting.setdefault(owner, deque())
+        if len(queue) >= self._max_waiting:
             raise NoSlot("Too many calls are waiting for this tool server. Try again later.")
         admission: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        mine.append(admission)
+        queue.append(admission)
         try:
             async with asyncio.timeout_at(until):
                 await admission
@@ -67,18 +67,18 @@ class FairQueue:
     def _pass_on(self) -> None:
         """Pass the slot to the longest-waiting call of the next owner."""
         while self._waiting:
-            owner, mine = self._waiting.popitem(last=False)
-            admission = mine.popleft()
-            if mine:
-                self._waiting[owner] = mine
+            owner, queue = self._waiting.popitem(last=False)
+            admission = queue.popleft()
+            if queue:
+                self._waiting[owner] = queue
             if not admission.done():
                 admission.set_result(None)
                 return
         self._free += 1
 
     def _forget(self, owner: str, admission: asyncio.Future[None]) -> None:
-        mine = self._waiting.get(owner)
-        if mine is not None and admission in mine:
-            mine.remove(admission)
-            if not mine:
+        queue = self._waiting.get(owner)
+        if queue is not None and admission in queue:
+            queue.remove(admission)
+            if not queue:
                 del self._waiting[owner]

@@ -82,9 +82,9 @@ class HttpTransport(httpx2.AsyncBaseTransport):
         exchange = EXCHANGE.get() or Exchange()
         if exchange.is_aborted:
             raise ResponseRefused("the request was cancelled")
-        ours = self._is_message(request)
-        response = await self._connect(request, exchange if ours else Exchange())
-        if ours:
+        is_message = self._is_message(request)
+        response = await self._connect(request, exchange if is_message else Exchange())
+        if is_message:
             exchange.status = response.status_code
         response.headers.pop("set-cookie", None)
         if response.headers.get("content-encoding", "identity").lower() != "identity":

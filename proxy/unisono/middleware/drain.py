@@ -97,7 +97,7 @@ class DrainingStream(WrappedStream):
                 self._read_task.cancel()
 
     async def _each(self) -> AsyncGenerator[list[Event]]:
-        batches = aiter(self._run)
+        batches = aiter(self._stream)
         self._request.streams.add(self)
         try:
             while True:

@@ -150,15 +150,15 @@ class MeteredService(GenerationService):
         Processes that continue one response thus charge each token once.
         """
         price = self.prices.settled(request.model, backend)
-        sent, made = usage.prompt_tokens, usage.completion_tokens
+        sent, generated = usage.prompt_tokens, usage.completion_tokens
         used = TokenUsage(
             requests=1,
             errors=errors,
             input=sent,
             cached=usage.cached_tokens,
-            output=made,
+            output=generated,
             reasoning=usage.reasoning_tokens,
-            cost=price.input_cost(sent, usage.cached_tokens) + price.output_cost(made),
+            cost=price.input_cost(sent, usage.cached_tokens) + price.output_cost(generated),
         )
         day = datetime.fromtimestamp(self.clock(), UTC).date().isoformat()
         key = request.caller.key if request.caller is not None else ""
@@ -275,9 +275,9 @@ class MeteredStream(WrappedStream):
         facts, before = self.report.facts.usage, self._journal_usage
         # The prompt of a continued answer ends in its journal, which already counts as output.
         prompt = self.report.prompted or before.prompt_tokens or facts.prompt_tokens
-        made = before.completion_tokens + facts.completion_tokens
+        generated = before.completion_tokens + facts.completion_tokens
         cached = min(facts.cached_tokens, prompt)
-        return replace(facts, prompt_tokens=prompt, completion_tokens=made, cached_tokens=cached)
+        return replace(facts, prompt_tokens=prompt, completion_tokens=generated, cached_tokens=cached)
 
     def _settlement(self, usage: Usage, errors: int = 0) -> UsageRecord:
         request, report = self._request, self.report

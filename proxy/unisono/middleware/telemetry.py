@@ -177,8 +177,8 @@ class ObservedStream(WrappedStream):
         # The first batch of a resumed stream repeats an earlier one's output, which was already reported.
         has_started, recorded = self._start.resumed, self._start.recorded_request is not None
         try:
-            async with aclosing(self._run):
-                async for batch in self._run:
+            async with aclosing(self._stream):
+                async for batch in self._stream:
                     if recorded:
                         seen.collect(batch)
                     if has_started:

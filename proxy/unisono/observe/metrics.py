@@ -205,14 +205,14 @@ class Metrics(Observer):
         every.store_up.set(int(store_works))
         every.unaccounted.set(unaccounted)
         open_now: set[tuple[str, str, str]] = set()
-        for one in backends:
-            of = (one.model, one.name)
-            every.up.labels(*of).set(int(one.state == "ready"))
-            every.running.labels(*of).set(one.running)
-            every.claimed.labels(*of).set(one.tokens)
-            every.foreign.labels(*of).set(one.foreign)
-            every.waiting.labels(one.model).set(one.waiting)
-            for kind, phase in one.circuits.items():
+        for backend in backends:
+            of = (backend.model, backend.name)
+            every.up.labels(*of).set(int(backend.state == "ready"))
+            every.running.labels(*of).set(backend.running)
+            every.claimed.labels(*of).set(backend.tokens)
+            every.foreign.labels(*of).set(backend.foreign)
+            every.waiting.labels(backend.model).set(backend.waiting)
+            for kind, phase in backend.circuits.items():
                 every.circuit.labels(*of, kind).set(CIRCUITS.get(phase, 2))
                 open_now.add((*of, kind))
         for closed in self._circuits - open_now:

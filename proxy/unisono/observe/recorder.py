@@ -125,7 +125,7 @@ class Recorder(Observer):
         while self._waiting:
             batch = [self._waiting.popleft() for _ in range(min(RECORDINGS_PER_WRITE, len(self._waiting)))]
             try:
-                traces = [await self._traced(one) for one in batch]
+                traces = [await self._traced(done) for done in batch]
                 await self._store.keep_traces(*traces, for_s=self._retention_s, most=self._max_recordings)
             except asyncio.CancelledError:
                 self._count("dropped", len(batch))
@@ -152,5 +152,5 @@ class Recorder(Observer):
         return self._trace(done)
 
     def _trace(self, done: GenerationDone) -> StoredTrace:
-        began, document = done.start, to_document(done, self._gateway, self._max_bytes)
-        return StoredTrace(began.tenant, began.request_id, began.at, summary_of(document), packed(document))
+        start, document = done.start, to_document(done, self._gateway, self._max_bytes)
+        return StoredTrace(start.tenant, start.request_id, start.at, summary_of(document), packed(document))

@@ -35,19 +35,19 @@ def to_document(done: GenerationDone, gateway: str, max_bytes: int) -> Document:
 
     Members that do not fit are named in `left_out`; prompts keep their ends.
     """
-    began = done.start
+    start = done.start
     document: Document = {
         "object": OBJECT,
         "version": VERSION,
         "gateway": gateway,
-        "id": began.request_id,
-        "at": began.at,
-        "tenant": began.tenant,
-        "key": began.key,
-        "surface": began.surface,
-        "model": began.model,
-        "background": began.background,
-        "resumed": began.resumed,
+        "id": start.request_id,
+        "at": start.at,
+        "tenant": start.tenant,
+        "key": start.key,
+        "surface": start.surface,
+        "model": start.model,
+        "background": start.background,
+        "resumed": start.resumed,
         "outcome": done.outcome.value,
         "error": done.error,
         "finish": done.finish,
@@ -59,10 +59,10 @@ def to_document(done: GenerationDone, gateway: str, max_bytes: int) -> Document:
         "unmet": done.unmet,
         "usage": None if done.usage is None else asdict(done.usage),
         "recoveries": list(done.recoveries),
-        "tries": [asdict(one) for one in done.tries],
-        "waits": [_with_times(asdict(one)) for one in done.waits],
-        "tools": [_with_times(asdict(one)) | {"outcome": one.outcome.value} for one in done.tools],
-        "asked": None if began.recorded_request is None else dict(began.recorded_request),
+        "tries": [asdict(attempt) for attempt in done.tries],
+        "waits": [_with_times(asdict(attempt)) for attempt in done.waits],
+        "tools": [_with_times(asdict(attempt)) | {"outcome": attempt.outcome.value} for attempt in done.tools],
+        "asked": None if start.recorded_request is None else dict(start.recorded_request),
         "output": list(done.journal),
         "said": output_records(done.output),
         "left_out": [],

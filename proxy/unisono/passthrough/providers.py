@@ -128,7 +128,7 @@ class LitellmProvider:
 
     async def answer(self, job: PassthroughJob) -> AsyncGenerator[Sequence[Mapping[str, Json]]]:
         litellm = await _LOADED.get(self._environment)
-        ask = litellm.acompletion if job.api is Api.CHAT else litellm.aresponses
+        call = litellm.acompletion if job.api is Api.CHAT else litellm.aresponses
         times = job.timeouts
         first_s = min(times.first_token_s, times.total_s) if job.stream else times.total_s
         arguments = self._call_arguments(job, litellm)
@@ -138,7 +138,7 @@ class LitellmProvider:
         has_started = has_output_come = False
         try:
             async with asyncio.timeout_at(first_at):
-                answer = await ask(**arguments)
+                answer = await call(**arguments)
             has_started = True
             if not job.stream:
                 yield [_to_json(answer)]
@@ -147,10 +147,10 @@ class LitellmProvider:
                 while True:
                     due_at = now() + times.silence_s if has_output_come else first_at
                     async with asyncio.timeout_at(min(due_at, ends_at)):
-                        one = await anext(events, None)
-                    if one is None:
+                        litellm_event = await anext(events, None)
+                    if litellm_event is None:
                         return
-                    event = _event(one, answer, job.api)
+                    event = _event(litellm_event, answer, job.api)
                     has_output_come = has_output_come or has_output(job.api, event)
                     yield [event]
         except TimeoutError as error:
@@ -250,13 +250,13 @@ def _is_connection_error(error: BaseException | None) -> bool:
     return False
 
 
-def _event(one: Any, stream: Any, api: Api) -> dict[str, Any]:
+def _event(litellm_event: Any, stream: Any, api: Api) -> dict[str, Any]:
     """Return a stream event as JSON.
 
     Raises BackendProtocolError for an end that litellm made up: it also ends streams regularly that a provider broke
     off.
     """
-    data = _to_json(one, chunk=api is Api.CHAT)
+    data = _to_json(litellm_event, chunk=api is Api.CHAT)
     # If a provider has no Responses API, litellm builds its events from chunks.
     chunks = getattr(stream, "litellm_custom_stream_wrapper", stream)
     if getattr(chunks, "sent_last_chunk", False) and all(getattr(chunks, name, "") is None for name in REASONS):
@@ -292,8 +292,8 @@ class _Closing:
         return await anext(self._events)
 
     async def aclose(self) -> None:
-        for one in (self._stream, getattr(self._stream, "response", None)):
-            if (close := getattr(one, "aclose", None)) is not None:
+        for closable in (self._stream, getattr(self._stream, "response", None)):
+            if (close := getattr(closable, "aclose", None)) is not None:
                 with suppress(Exception):
                     await close()
                 return
@@ -302,8 +302,8 @@ class _Closing:
 def _to_json(answer: Any, *, chunk: bool = False) -> dict[str, Any]:
     """Convert a litellm object to JSON; chunks without fields that litellm set to None."""
     # Litellm passes on unpaired surrogates of a provider, which some kinds of answers cannot represent as JSON.
-    made = all_well_formed(answer.model_dump(exclude_none=chunk, warnings=False))
-    plain: dict[str, Any] = to_jsonable_python(made)
+    dumped = all_well_formed(answer.model_dump(exclude_none=chunk, warnings=False))
+    plain: dict[str, Any] = to_jsonable_python(dumped)
     plain.pop("provider_specific_fields", None)
     for choice in plain.get("choices") or ():
         choice.setdefault("finish_reason", None)

@@ -93,7 +93,7 @@ class HttpConnection(Delivering, HttpToolsProtocol):
     _in_headers = True
     # True while an incomplete request is being read.
     _is_read = False
-    _set_aside = False
+    _is_upgrade_ignored = False
     # Request that is being answered or was answered last. `cycle` is the request that was read last.
     _answering: RequestResponseCycle | None = None
     # Error that closes the connection after the pending responses. Further input is ignored.

@@ -220,7 +220,7 @@ HERE = ToolServer(
 def test_each_builtin_tool_has_one_server_and_asks_nobody_unless_it_is_said() -> None:
     kinds = ["web_search", "function", "web_search_preview", "code_interpreter", "container"]
     browser, python = to_builtin_servers(
-        map(builtin_for, kinds), {"browser": PAGES, "python": HERE}, owner="ann", talk="ann\0talk"
+        map(builtin_for, kinds), {"browser": PAGES, "python": HERE}, owner="ann", session="ann\0talk"
     )
     assert (browser.builtin, browser.url, browser.owner) == ("browser", PAGES.url, "ann\0talk")
     assert browser.approval == Approval(otherwise=False)

@@ -75,13 +75,13 @@ class CompletionFrame:
         Choices of one prompt share it, and it counts once.
         """
         prompts = [usages[at : at + self.per_prompt] for at in range(0, len(usages), self.per_prompt)]
-        sent = sum(max(one.prompt_tokens for one in of_one) for of_one in prompts)
-        made = sum(one.completion_tokens for one in usages)
-        cached = sum(max(one.cached_tokens for one in of_one) for of_one in prompts)
+        sent = sum(max(usage.prompt_tokens for usage in of_one) for of_one in prompts)
+        completion_tokens = sum(usage.completion_tokens for usage in usages)
+        cached = sum(max(usage.cached_tokens for usage in of_one) for of_one in prompts)
         return {
             "prompt_tokens": sent,
-            "completion_tokens": made,
-            "total_tokens": sent + made,
+            "completion_tokens": completion_tokens,
+            "total_tokens": sent + completion_tokens,
             "prompt_tokens_details": {"cached_tokens": cached},
         }
 

@@ -54,17 +54,17 @@ def _to_prompts(value: Any) -> Any:
         raise invalid_field(
             "must be a string or a list that is not empty: of strings, of token ids, or of lists of token ids"
         )
-    if all(type(one) is int for one in value):
+    if all(type(element) is int for element in value):
         return [_to_ids(value)]
-    if all(isinstance(one, str) for one in value):
+    if all(isinstance(element, str) for element in value):
         return value
-    if all(isinstance(one, list) for one in value):
-        return [_to_ids(one) for one in value]
+    if all(isinstance(element, list) for element in value):
+        return [_to_ids(element) for element in value]
     raise invalid_field("must contain only strings, only token ids, or only lists of token ids")
 
 
 def _to_ids(value: list[Any]) -> Ids:
-    if not all(type(one) is int and 0 <= one < VOCABULARY for one in value):
+    if not all(type(element) is int and 0 <= element < VOCABULARY for element in value):
         raise invalid_field(f"must contain only token ids from 0 to {VOCABULARY - 1}")
     return tuple(value)
 
@@ -141,5 +141,5 @@ class CompletionRequest(SamplingFields):
         assert info.field_name is not None
         neutral, reason = NEUTRAL[info.field_name]
         # Values that are equal in Python may differ in JSON: 0 is not false.
-        if not any(type(value) is type(one) and value == one for one in neutral):
+        if not any(type(value) is type(allowed) and value == allowed for allowed in neutral):
             raise refused(reason)

@@ -117,9 +117,9 @@ class HistoryReader:
 
     def _assistant(self, blocks: Sequence[tuple[str, ContentBlock]]) -> None:
         self._sealed = {
-            known_id(block.tool_use_id): made
+            known_id(block.tool_use_id): sealed_call
             for _, block in blocks
-            if isinstance(block, ServerResultBlock) and (made := self._sealed_call(block)) is not None
+            if isinstance(block, ServerResultBlock) and (sealed_call := self._sealed_call(block)) is not None
         }
         self._served_calls = frozenset(known_id(block.id) for _, block in blocks if isinstance(block, ServerUseBlock))
         # Text between the calls of one message does not move their results.
@@ -158,9 +158,9 @@ class HistoryReader:
             case ToolUseBlock():
                 self.history.call(AssistantCall(known_id(block.id), block.name, to_arguments(block.input)))
             case ServerUseBlock():
-                made = self._sealed.get(known_id(block.id))
+                sealed_call = self._sealed.get(known_id(block.id))
                 own = AssistantCall(known_id(block.id), block.name, to_arguments(block.input))
-                self.history.call(own if made is None else made[0])
+                self.history.call(own if sealed_call is None else sealed_call[0])
             case ServerResultBlock():
                 self._server_result(at, block)
             case ToolResultBlock():
@@ -172,12 +172,14 @@ class HistoryReader:
 
     def _server_result(self, at: str, block: ServerResultBlock) -> None:
         call_id = known_id(block.tool_use_id)
-        made = self._sealed.get(call_id)
-        if made is not None and call_id not in self._served_calls:
+        sealed_call = self._sealed.get(call_id)
+        if sealed_call is not None and call_id not in self._served_calls:
             # Clients may omit calls of tools that they did not name, and send the results.
-            self.history.call(made[0])
+            self.history.call(sealed_call[0])
         name = self.history.name_of(call_id, f"{at}.tool_use_id", block.tool_use_id)
-        self.history.result(ToolResult(call_id, name, result_text(block.content)) if made is None else made[1])
+        self.history.result(
+            ToolResult(call_id, name, result_text(block.content)) if sealed_call is None else sealed_call[1]
+        )
 
     def _sealed_call(self, block: ServerResultBlock) -> tuple[AssistantCall, ToolResult] | None:
         """Return the original call of this gateway for a result, with its result; None if foreign."""

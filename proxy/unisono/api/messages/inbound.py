@@ -107,8 +107,8 @@ def to_generation_request(
     tools = request.tools or []
     requested = requested_choice(request.tool_choice, tools)
     forbidden = requested is not None and requested.mode is ChoiceMode.NONE
-    talk = _last_session(request, caller.tenant, seals) or f"{caller.tenant}\0{request_id}"
-    served = to_servers(request, model.trained, owner=caller.tenant, talk=talk)
+    session = _last_session(request, caller.tenant, seals) or f"{caller.tenant}\0{request_id}"
+    served = to_servers(request, model.trained, owner=caller.tenant, session=session)
     hosted = frozenset(server.builtin for server in served)
     toolbox = to_toolbox(declared(tools, hosted), others=bool(served))
     servers = () if forbidden else (*served, *_runnable(request, model, caller.tenant, hosted))
@@ -140,7 +140,7 @@ def to_generation_request(
     generation_request = model.rules.applied_to(generation_request)
     every = [*_notes_on(request, generation_request, hosted, form_at), *toolbox.notes, *notes]
     return MessagesGeneration(
-        generation_request, bool(request.stream), _thinking(request, model), hosted, talk, tuple(every[:MAX_NOTES])
+        generation_request, bool(request.stream), _thinking(request, model), hosted, session, tuple(every[:MAX_NOTES])
     )
 
 

@@ -41,7 +41,7 @@ def builtin_for(kind: str) -> str:
 
 
 def to_servers(
-    request: MessagesInput, trained: Mapping[str, ToolServer], *, owner: str, talk: str
+    request: MessagesInput, trained: Mapping[str, ToolServer], *, owner: str, session: str
 ) -> tuple[ToolServer, ...]:
     """Return the servers for the request's server tools, if the operator has `trained` ones.
 
@@ -50,7 +50,7 @@ def to_servers(
     builtins = [builtin_for(tool.type) for tool in request.tools or ()]
     return tuple(
         replace(server, allowed=(server.allowed or ToolFilter()) & ToolFilter(unasked=server.approval))
-        for server in to_builtin_servers(builtins, trained, owner=owner, talk=talk)
+        for server in to_builtin_servers(builtins, trained, owner=owner, session=session)
     )
 
 

@@ -40,8 +40,8 @@ def exact(value: dict[str, Any], written: str) -> Any:
 
     A wrapper of invalid arguments is returned unchanged.
     """
-    made = value.keys() == {UNPARSED}
-    return value if made or not LONG_NUMBER.search(written) else orjson.Fragment(written)
+    is_unparsed = value.keys() == {UNPARSED}
+    return value if is_unparsed or not LONG_NUMBER.search(written) else orjson.Fragment(written)
 
 
 def to_input(arguments: str) -> dict[str, Any]:

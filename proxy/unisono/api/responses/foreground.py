@@ -57,22 +57,22 @@ async def answer_events(
     prepared: PreparedRequest,
     stream: GenerationStream,
     *,
-    over: Callable[[StoredResponse], None] | None = None,
+    on_complete: Callable[[StoredResponse], None] | None = None,
     too_late: Callable[[], bool] = lambda: False,
 ) -> AsyncGenerator[list[WireEvent]]:
     """Yield the events; the last is the only terminal event.
 
     A failure before the first event is raised, unless `too_late` returns True. Later failures are emitted as events.
-    `over` receives the finished response before its end is emitted.
+    `on_complete` receives the finished response before its end is emitted.
     """
     events = ResponseEvents(prepared.frame, stream.report, new_id=prepared.item_ids, clock=deps.clock)
     has_started = False
     try:
         try:
             async for batch in stream:
-                if made := events.write(batch):
+                if wire_events := events.write(batch):
                     has_started = True
-                    yield made
+                    yield wire_events
         except Exception as error:
             if not (has_started or too_late()):
                 raise
@@ -83,8 +83,8 @@ async def answer_events(
             await store_response(deps, prepared, response)
         except UnisonoError as error:
             yield events.fail(error)
-        if over is not None and events.stored is not None:
-            over(events.stored)
+        if on_complete is not None and events.stored is not None:
+            on_complete(events.stored)
         yield [events.last()]
     finally:
         await stream.aclose()

@@ -160,8 +160,8 @@ def _reasoning(reading: InputConversion, input_item: InputItem, param: str) -> S
     text = join(input_item.content, param=f"{param}.content")
     stored = reading.known.stored_item(input_item.id) if input_item.id else None
     sealed = reading.known.opened(input_item.encrypted_content) if input_item.encrypted_content else None
-    for ours in (stored.meaning if stored else (), sealed or ()):
-        thoughts = [item for item in ours if isinstance(item, AssistantReasoning)]
+    for own_items in (stored.meaning if stored else (), sealed or ()):
+        thoughts = [item for item in own_items if isinstance(item, AssistantReasoning)]
         if thoughts and (not text or thoughts[-1].text == text):
             return thoughts
     if text:

@@ -199,7 +199,7 @@ async def assembled(
 
 def _servers(sender: Sender, request: ResponsesRequest, rules: ServerRules, session: str) -> tuple[ToolServer, ...]:
     return to_servers(mcp_specs(request), rules, sender.tenant) + to_builtin_servers(
-        [builtin_for(tool.type) for tool in request.tools or ()], rules.trained, owner=sender.tenant, talk=session
+        [builtin_for(tool.type) for tool in request.tools or ()], rules.trained, owner=sender.tenant, session=session
     )
 
 

@@ -132,10 +132,10 @@ async def _stored_items(store: Store, tenant: str, request: ResponsesRequest) ->
     A request that is not stored skips the exact tokens of items whose text it contains, so that it needs no store.
     """
     wanted_ids = referenced_ids(request) if request.stored else references(request)
-    ours = [item_id for item_id in wanted_ids if OUR_ID.fullmatch(item_id)]
+    own_ids = [item_id for item_id in wanted_ids if OUR_ID.fullmatch(item_id)]
     stored: dict[str, StoredItem] = {}
-    for start in range(0, len(ours), LOOKUPS_AT_ONCE):
-        ids = ours[start : start + LOOKUPS_AT_ONCE]
+    for start in range(0, len(own_ids), LOOKUPS_AT_ONCE):
+        ids = own_ids[start : start + LOOKUPS_AT_ONCE]
         found = await asyncio.gather(*(store.item(tenant, item_id) for item_id in ids))
         stored |= {item_id: item for item_id, item in zip(ids, found, strict=True) if item is not None}
     return stored

@@ -107,21 +107,21 @@ class InterruptedAnswer:
         self._open = None
         where = {"item_id": item["id"], "output_index": len(self.output)}
         text = "".join(self._texts)
-        made: list[Wire] = []
+        events: list[Wire] = []
         if self._part is not None:
             lifecycle = PARTS[self._part["type"]]
             assert lifecycle.part is not None
             within = {**where, "content_index": 0}
             part = lifecycle.part(text)
-            made.append({"type": f"{lifecycle.event}.done", **within, lifecycle.full: text, **(lifecycle.more or {})})
-            made.append({"type": PART_DONE, **within, "part": part})
+            events.append({"type": f"{lifecycle.event}.done", **within, lifecycle.full: text, **(lifecycle.more or {})})
+            events.append({"type": PART_DONE, **within, "part": part})
             item = {**item, "content": [part]}
         elif (call := CALLS.get(item["type"])) is not None:
             copied: dict[str, Any] = {name: item[name] for name in call.copied}
-            made.append({"type": f"{call.event}.done", **where, call.full: text, **copied})
+            events.append({"type": f"{call.event}.done", **where, call.full: text, **copied})
             item = {**item, call.full: text}
         if "status" in item:
             item = {**item, "status": INCOMPLETE}
         self.output.append(item)
-        made.append({"type": DONE, "output_index": where["output_index"], "item": item})
-        return made
+        events.append({"type": DONE, "output_index": where["output_index"], "item": item})
+        return events

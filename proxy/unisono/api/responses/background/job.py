@@ -126,10 +126,10 @@ class BackgroundJob:
         self._log.skip(len(events))
         return events
 
-    def start(self, over: Callable[[], None]) -> None:
-        """Start the job. `over` is called when it ends, for any reason."""
+    def start(self, on_end: Callable[[], None]) -> None:
+        """Start the job. `on_end` is called when it ends, for any reason."""
         self._task = asyncio.create_task(self._live(), name=f"background response {self.background_run.response}")
-        self._task.add_done_callback(lambda _: over())
+        self._task.add_done_callback(lambda _: on_end())
 
     def end(self, ending: JobEnding) -> None:
         if self._ending is None:
@@ -255,14 +255,14 @@ class BackgroundJob:
         await self._set_in_progress()
         try:
             async for batch in batches:
-                made = self._events.write(batch)
+                events = self._events.write(batch)
                 tokens, seen = journal[seen:], len(journal)
                 if self._events.ended:
-                    self._last_batch = (made, tokens)
+                    self._last_batch = (events, tokens)
                     return None
                 # The call runs from here to the next batch, which has its result.
                 self._is_calling = must_be_kept(batch)
-                self._log.add(made, tokens)
+                self._log.add(events, tokens)
                 if self._is_calling:
                     # A tool is called after this batch: the next owner has to know.
                     await self._log.flush()

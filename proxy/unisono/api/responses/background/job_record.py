@@ -62,8 +62,8 @@ def with_takeover_counted(response: StoredResponse, tokens: int) -> tuple[Stored
     if response.notes.get(HANDED_OVER) != before:
         crashes += 1
     notes = {key: value for key, value in response.notes.items() if key != HANDED_OVER}
-    noted = replace(response, status=Status.IN_PROGRESS, notes={**notes, TRIES: [crashes, tokens]})
-    return noted, crashes
+    counted = replace(response, status=Status.IN_PROGRESS, notes={**notes, TRIES: [crashes, tokens]})
+    return counted, crashes
 
 
 def with_handover_noted(response: StoredResponse) -> StoredResponse:
@@ -116,8 +116,8 @@ async def rebuild_request(deps: ResponsesDeps, tenant: str, response: StoredResp
     frame = replace(prepared.frame, request=response.request, ancestors=response.ancestors)
     # The time limit for tools started with the response, in whichever process.
     spent_s = max(deps.clock() - response.created_at, 0.0)
-    turned = replace(prepared.generation, input=response.input, request=later(prepared.generation.request, spent_s))
-    return replace(prepared, generation=turned, frame=frame, revision=revision)
+    generation = replace(prepared.generation, input=response.input, request=later(prepared.generation.request, spent_s))
+    return replace(prepared, generation=generation, frame=frame, revision=revision)
 
 
 def later(request: GenerationRequest, spent_s: float) -> GenerationRequest:

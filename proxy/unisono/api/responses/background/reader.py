@@ -44,9 +44,9 @@ async def logged_events(
                 raise NotFound("The response was deleted while its events were being read.", param="response_id")
             return
         if page.events:
-            for few in slices(page.events):
-                yield [to_event(data, number, dialect) for number, data in enumerate(few, first)]
-                first += len(few)
+            for chunk in slices(page.events):
+                yield [to_event(data, number, dialect) for number, data in enumerate(chunk, first)]
+                first += len(chunk)
             limit = max(1, min(PAGE, PAGE_BYTES * len(page.events) // sum(map(len, page.events))))
             is_final_sent = True
         if page.ended:
@@ -55,15 +55,15 @@ async def logged_events(
 
 def slices(events: Sequence[bytes]) -> Iterator[list[bytes]]:
     """Split `events` into lists of at most `PAGE_BYTES`, or of one larger event."""
-    few: list[bytes] = []
+    chunk: list[bytes] = []
     size = 0
     for data in events:
-        if few and size + len(data) > PAGE_BYTES:
-            yield few
-            few, size = [], 0
-        few.append(data)
+        if chunk and size + len(data) > PAGE_BYTES:
+            yield chunk
+            chunk, size = [], 0
+        chunk.append(data)
         size += len(data)
-    yield few
+    yield chunk
 
 
 def to_event(data: bytes, number: int, dialect: Dialect) -> WireEvent:

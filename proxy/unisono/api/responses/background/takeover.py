@@ -150,9 +150,9 @@ class Takeover:
         tokens = await store.tokens(background_run.tenant, background_run.response)
         events = await self._count_events(background_run)
         is_complete = await retry_while_down(lambda: store.is_log_complete(lease, background_run.response))
-        noted, tries = with_takeover_counted(response, len(tokens))
+        counted_response, tries = with_takeover_counted(response, len(tokens))
         if counted:
-            await retry_while_down(lambda: store.update(background_run.tenant, noted, lease=lease))
+            await retry_while_down(lambda: store.update(background_run.tenant, counted_response, lease=lease))
         try:
             prepared = await self._restore_request(background_run, response, lease, tries if counted else 0)
             prepared = prepared if is_complete else with_incomplete_journal(prepared)
@@ -165,7 +165,7 @@ class Takeover:
                 self._deps.charge_journal(background_run.tenant, key, response.model, background_run.response, tokens)
             await store.unwatch(background_run)
             return None
-        record = noted if counted else response
+        record = counted_response if counted else response
         return BackgroundJob(
             self._deps,
             background_run,

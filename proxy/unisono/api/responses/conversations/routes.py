@@ -95,9 +95,9 @@ async def create_conversation(
     """Create a conversation."""
     known = await load_known_state(deps.store, caller.tenant, new.items)
     items = await asyncio.to_thread(to_added, new.items, known, deps.new_id)
-    made = StoredConversation(deps.new_id("conv_"), deps.clock(), deps.today(), new.metadata)
-    await deps.store.create_conversation(caller.tenant, made, items)
-    return to_conversation(made)
+    created = StoredConversation(deps.new_id("conv_"), deps.clock(), deps.today(), new.metadata)
+    await deps.store.create_conversation(caller.tenant, created, items)
+    return to_conversation(created)
 
 
 @CONVERSATIONS.add("GET", _ONE, READ_404)

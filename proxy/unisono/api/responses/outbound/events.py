@@ -94,8 +94,8 @@ class ResponseEvents:
     @property
     def acted(self) -> bool:
         """True if a server tool call was started, so that the answer must not be repeated."""
-        made = any(item.wire.get("type") in HOSTED for item in self._output)
-        return made or (self._open_item is not None and isinstance(self._open_item.made, HostedCall))
+        has_server_calls = any(item.wire.get("type") in HOSTED for item in self._output)
+        return has_server_calls or (self._open_item is not None and isinstance(self._open_item.made, HostedCall))
 
     @property
     def ended(self) -> bool:

@@ -88,8 +88,8 @@ def _item_events(item: Wire, place: int) -> Iterator[Wire]:
         yield from _text_events(lifecycle, within, part[lifecycle.full], {}, part.get("annotations") or ())
         yield {"type": "response.content_part.done", **within, "part": part}
     if hosted is not None:
-        well = item.get("error") is None and item.get("status") not in (INCOMPLETE, FAILED)
-        yield {"type": f"response.{hosted.type}.{'completed' if well else hosted.failed}", **at}
+        has_succeeded = item.get("error") is None and item.get("status") not in (INCOMPLETE, FAILED)
+        yield {"type": f"response.{hosted.type}.{'completed' if has_succeeded else hosted.failed}", **at}
     yield {"type": "response.output_item.done", **where, "item": item}
 
 

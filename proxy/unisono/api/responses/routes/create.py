@@ -159,12 +159,12 @@ class ResponseCreation:
             ) as prepared:
                 stream = self._deps.service.start(prepared.generation.request)
                 async with aclosing(answer_events(self._deps, prepared, stream, too_late=too_late)) as answering:
-                    async for made in answering:
+                    async for batch in answering:
                         report.backend, report.failovers = stream.report.backend, stream.report.failovers
                         report.model, report.tries = stream.report.model, stream.report.tries
                         report.standing = stream.report.standing
                         has_started = True
-                        yield made
+                        yield batch
         except Exception as error:
             if has_started or not too_late():
                 raise
@@ -186,11 +186,11 @@ class ResponseCreation:
         tenant, dialect = self._sender.tenant, self._sender.dialect
         has_started = False
         async with aclosing(logged_events(self._deps.store, tenant, response_id, 0, dialect)) as events:
-            async for made in events:
+            async for batch in events:
                 has_started = True
-                if claim is not None and made[-1].type == LAST_EVENTS[Status.FAILED]:
+                if claim is not None and batch[-1].type == LAST_EVENTS[Status.FAILED]:
                     await release_claim(self._deps, claim, response_id)
-                yield made
+                yield batch
         if not has_started:
             # A key outlives the log of its response.
             yield replay_events(await self.found(response_id), dialect)
@@ -272,8 +272,8 @@ class ResponseCreation:
         response = await self.found(response_id)
         seen = 0
         while not response.status.terminal:
-            async for made in logged_events(store, tenant, response_id, seen, self._sender.dialect):
-                seen += len(made)
+            async for batch in logged_events(store, tenant, response_id, seen, self._sender.dialect):
+                seen += len(batch)
             response = await self.found(response_id)
             # There may be no log to wait on.
             await asyncio.sleep(0 if response.status.terminal else LOOK_EVERY_S)
@@ -291,9 +291,9 @@ async def to_sse(events: AsyncGenerator[list[WireEvent]]) -> AsyncGenerator[byte
     """
     try:
         last = ""
-        async for made in events:
-            yield b"".join([event.sse() for event in made])
-            last = made[-1].type
+        async for batch in events:
+            yield b"".join([event.sse() for event in batch])
+            last = batch[-1].type
         if last in LAST_EVENTS.values():
             yield DONE
     finally:

@@ -39,9 +39,9 @@ async def found(api: ResponsesApi, tenant: str, response_id: str) -> StoredRespo
 
 # Responses are written from their stored form: as models, their items would be validated again.
 def add_stored_routes(table: RouteTable, dialect: Dialect) -> None:
-    one = "/responses/{response_id}"
+    path = "/responses/{response_id}"
 
-    @table.add("GET", one, READ_404, answer=answers.Response, events=answers.ResponseEvent)
+    @table.add("GET", path, READ_404, answer=answers.Response, events=answers.ResponseEvent)
     async def get_response(
         api: Api, caller: CurrentCaller, response_id: PathId, query: Annotated[ResponseQuery, Query()]
     ) -> Response:
@@ -60,7 +60,7 @@ def add_stored_routes(table: RouteTable, dialect: Dialect) -> None:
         events = logged_events(store, caller.tenant, response.id, first, dialect)
         return EventStream(to_sse(events), keep_alive_s=api.keep_alive_s)
 
-    @table.add("DELETE", one, READ_404_409)
+    @table.add("DELETE", path, READ_404_409)
     async def delete_response(api: Api, caller: CurrentCaller, response_id: PathId) -> Deleted:
         """Delete a stored response."""
         response = await found(api, caller.tenant, response_id)
@@ -69,13 +69,13 @@ def add_stored_routes(table: RouteTable, dialect: Dialect) -> None:
         api.runner.forget(caller.tenant, response.id)
         return Deleted(id=response.id, object="response", deleted=True)
 
-    @table.add("POST", f"{one}/cancel", READ_404_409, answer=answers.Response)
+    @table.add("POST", f"{path}/cancel", READ_404_409, answer=answers.Response)
     async def cancel_response(api: Api, caller: CurrentCaller, response_id: PathId) -> Response:
         """Cancel a background response."""
         response = await found(api, caller.tenant, response_id)
         return to_http_response(await api.runner.cancel(caller.tenant, response.id), dialect)
 
-    @table.add("GET", f"{one}/input_items", READ_404, answer=answers.ItemPage)
+    @table.add("GET", f"{path}/input_items", READ_404, answer=answers.ItemPage)
     async def list_input_items(
         api: Api, caller: CurrentCaller, response_id: PathId, query: Annotated[PageQuery, Query()]
     ) -> Response:

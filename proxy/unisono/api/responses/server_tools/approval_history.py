@@ -76,15 +76,15 @@ def parted(items: Sequence[StoredItem], earlier: ServerToolHistory) -> tuple[Ser
     Returns the history before this request, as the client sent it, and the new part. A decision that precedes output
     of the model was carried out then.
     """
-    spoken = [position for position, item in enumerate(items) if _is_model_output(item)]
-    turned = spoken[-1] + 1 if spoken else 0
-    before = earlier + server_tool_history(items[:turned], earlier)
-    return before, server_tool_history(items[turned:], before)
+    output_positions = [position for position, item in enumerate(items) if _is_model_output(item)]
+    boundary = output_positions[-1] + 1 if output_positions else 0
+    before = earlier + server_tool_history(items[:boundary], earlier)
+    return before, server_tool_history(items[boundary:], before)
 
 
 def _is_model_output(item: StoredItem) -> bool:
-    asks = item.wire.get("type") == "mcp_approval_request"
-    return not asks and (
+    is_approval_request = item.wire.get("type") == "mcp_approval_request"
+    return not is_approval_request and (
         item.wire.get("type") == "mcp_call" or any(isinstance(content, MADE) for content in item.meaning)
     )
 

@@ -101,9 +101,9 @@ class Approvals:
         return replace(request, hosting=replace(request.hosting, claim_approval=self.mark_used))
 
     async def _mark(self, approval: str, for_s: float) -> None:
-        store, mine = self._deps.store, self._response_id
-        owner = await store.claim(self._tenant, MARK + approval, "", mine, for_s=for_s)
-        if owner != mine:
+        store, response_id = self._deps.store, self._response_id
+        owner = await store.claim(self._tenant, MARK + approval, "", response_id, for_s=for_s)
+        if owner != response_id:
             field = self._fields[approval]
             raise ApprovalUsed(
                 f"'{field}': the approval '{approval}' is valid for one call and is used by the response '{owner}'.",

@@ -55,8 +55,8 @@ class ServerRules:
         """
         if caller.mcp_servers is None:
             return self
-        theirs = {label: server for label, server in self.configured.items() if label in caller.mcp_servers}
-        return replace(self, configured=theirs, may_name=lambda _: False)
+        permitted = {label: server for label, server in self.configured.items() if label in caller.mcp_servers}
+        return replace(self, configured=permitted, may_name=lambda _: False)
 
     @property
     def trained(self) -> dict[str, ToolServer]:

@@ -217,9 +217,9 @@ class Connection:
             def over(response: StoredResponse) -> None:
                 if response.status is Status.FAILED:
                     self._cache.forget(request.previous_response_id)
-                turned = continuation.cached_response(prepared_request, response)
-                if turned is not None:
-                    self._cache.keep(create.lane, response.id, turned)
+                cached = continuation.cached_response(prepared_request, response)
+                if cached is not None:
+                    self._cache.keep(create.lane, response.id, cached)
 
             made = (
                 self._response_events(prepared_request, over)
@@ -235,10 +235,13 @@ class Connection:
         return self._sender.request_id + (f".{create.number}" if create.number > 1 else "")
 
     def _response_events(
-        self, prepared_request: PreparedRequest, over: Callable[[StoredResponse], None]
+        self, prepared_request: PreparedRequest, on_complete: Callable[[StoredResponse], None]
     ) -> AsyncGenerator[list[WireEvent]]:
         return answer_events(
-            self._deps, prepared_request, self._deps.service.start(prepared_request.generation.request), over=over
+            self._deps,
+            prepared_request,
+            self._deps.service.start(prepared_request.generation.request),
+            on_complete=on_complete,
         )
 
     # -- writing
@@ -254,7 +257,7 @@ class Connection:
 
 
 async def prepared(
-    deps: ResponsesDeps, request: PreparedRequest, over: Callable[[StoredResponse], None]
+    deps: ResponsesDeps, request: PreparedRequest, on_complete: Callable[[StoredResponse], None]
 ) -> AsyncGenerator[list[WireEvent]]:
     """Yield the events of a response without generation, as a base for the next one.
 
@@ -267,5 +270,5 @@ async def prepared(
     response = events.stored
     assert response is not None  # it is finished
     await store_response(deps, request, response)
-    over(response)
+    on_complete(response)
     yield [*first_events, events.last()]

@@ -43,9 +43,9 @@ class ResponseCache:
         self._capacity = most
         self._lanes: dict[Lane, tuple[str, CachedResponse, int]] = {}
 
-    def keep(self, lane: Lane, response_id: str, turned: CachedResponse) -> None:
+    def keep(self, lane: Lane, response_id: str, cached: CachedResponse) -> None:
         self._lanes.pop(lane, None)
-        self._lanes[lane] = (response_id, turned, weight(turned.past.earlier))
+        self._lanes[lane] = (response_id, cached, weight(cached.past.earlier))
         while sum(size for _, _, size in self._lanes.values()) > self._capacity:
             del self._lanes[next(iter(self._lanes))]
 
@@ -56,7 +56,7 @@ class ResponseCache:
                 del self._lanes[lane]
 
     def find(self, response_id: str | None) -> CachedResponse | None:
-        return next((turned for known, turned, _ in self._lanes.values() if known == response_id), None)
+        return next((cached for known, cached, _ in self._lanes.values() if known == response_id), None)
 
 
 def weight(items: Iterable[Item]) -> int:
