@@ -54,6 +54,7 @@ TRIES = 4
 
 # Non-streamed answers of the server are JSON on one line.
 _DOCUMENT = Framing("application/json", LineCutter)
+# A server may report the end of its tokenizer's text instead of a Harmony stop token.
 _ENDS = (*STOP_TOKENS, ENDOFTEXT)
 _LOOKS_SPECIAL = re.compile(r"<\|[a-z_0-9]+\|>")
 _MAX_MARKER_LENGTH = 40
@@ -125,7 +126,12 @@ async def complete_text(
 async def _first(
     wire: BackendHttp, job: CompletionJob, body: Body, written: PoisonPrompt, encoding: Encoding
 ) -> tuple[Chunk, Sequence[Token]]:
-    """Return the first piece and its tokens, which are empty if the server does not report them."""
+    """Generate the first tokens of `job` without streaming; return the chunk and its tokens.
+
+    `written` holds the prompts that would crash the server. If the prompt is one of them, its last tokens are generated
+    again. The tokens are empty if the server does not report them. Raises CannotGoOn if the server does not repeat the
+    prompt's last tokens.
+    """
     prompt, again = split_poison(encoding, job.prompt, written)
     for number in range(TRIES if again else 1):
         few = replace(

@@ -17,6 +17,7 @@ PREFIX: Final = "sk-uni-"
 ENTROPY_BYTES: Final = 32
 # Size of the seal; with the entropy 42 bytes, which are 56 base64 letters without padding.
 SEAL_BYTES: Final = 10
+# A complete key, including its seal.
 FORM: Final = re.compile(PREFIX + r"[A-Za-z0-9_-]{56}")
 
 

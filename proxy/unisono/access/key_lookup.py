@@ -26,6 +26,7 @@ FRESH_S: Final = 0.5
 STALLED_FRESH_S: Final = 5.0
 # Time that a request waits for that new lookup, in seconds.
 LOOKUP_WAIT_S: Final = 0.05
+# Further keys displace the least recently used one.
 MAX_CACHED_KEYS: Final = 4096
 
 # Source of the gateway's secret, possibly from the store: raises `StoreUnavailable`.

@@ -39,6 +39,7 @@ MAX_WAITING_RECORDS: Final = 100_000
 CLOSING_TIMEOUT_S: Final = 3.0
 # Time that an answer waits for the store before its settlement is spooled, in seconds.
 LEDGER_WAIT_S: Final = 0.05
+# First pause after a failed write, in seconds; it grows while the store stays down.
 MIN_RETRY_PAUSE_S: Final = 0.1
 # First and longest pause between attempts of a failed write, in seconds.
 MAX_RETRY_PAUSE_S: Final = 2.0
@@ -124,6 +125,7 @@ class UsageLedger:
         self._store_is_back.set()
         if status.refused is None:
             self._open[claim.once] = claim
+            # Counted here too, so that the limits hold when the store fails.
             if not claim.limits.has_budget:
                 self._local.note(claim)
             if self._renewing is None or self._renewing.done():
@@ -202,6 +204,7 @@ class UsageLedger:
                 task.cancel()
                 await asyncio.gather(task, return_exceptions=True)
         if self._write_task is not None:
+            # The process must end even if the store is down.
             await asyncio.wait({self._write_task}, timeout=CLOSING_TIMEOUT_S)
             self._write_task.cancel()
             await asyncio.gather(self._write_task, return_exceptions=True)

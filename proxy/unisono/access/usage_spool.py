@@ -32,6 +32,7 @@ RECORD_VERSION: Final = 1
 SUFFIX: Final = ".jsonl"
 # Suffix of a segment before its first record; its process may die before renaming it.
 NEW_SUFFIX: Final = ".new"
+# Age from which an unnamed segment cannot be in use by a starting process, in seconds.
 STALE_S: Final = 60.0
 COMPACTION_BYTES: Final = 1024 * 1024
 REPLAY_BATCH: Final = 128

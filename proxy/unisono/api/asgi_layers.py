@@ -36,9 +36,11 @@ BODY_DEADLINE_S = 60.0
 BODY_METHODS = frozenset({"POST", "PUT", "PATCH"})
 # Accepted charsets. JSON is always UTF-8; a body in another charset would be misread.
 CHARSETS = frozenset({"utf-8", "utf8", "us-ascii", "ascii"})
+# Characters of a client's header that an error message repeats.
 MAX_QUOTED_LENGTH = 64
 # Headers that a web page may read.
 EXPOSED = "x-request-id, request-id, x-unisono-backend, x-unisono-model, x-unisono-served-model, x-unisono-recoveries"
+# Other ASGI scopes, such as `lifespan`, have no headers and pass through the layers.
 REQUESTS = frozenset({"http", "websocket"})
 # ASGI messages that carry the response headers.
 ANSWERS = frozenset({"http.response.start", "websocket.http.response.start", "websocket.accept"})

@@ -21,6 +21,7 @@ from unisono.errors import InvalidRequest
 # Size in bytes from which a body is parsed and validated in a thread. With many small values either step may take a
 # second.
 OFF_LOOP_BYTES = 256 * 1024
+# Nesting levels of a body. The recursive checks of values must stay below Python's recursion limit.
 MAX_DEPTH = 64
 # Maximum number of JSON values. Ten megabytes of `{}` would be 3.5 million objects and 330 MB of memory.
 MAX_VALUES = 500_000
@@ -36,6 +37,7 @@ _RUNS = (re.compile(r"[^\s\d!-/:-@\[-`{-~]*+"), re.compile(r"(?:[^\s\w]|_)*+"), 
 
 # Maximum characters of a name that an error message repeats.
 MAX_NAME_LENGTH = 64
+# First bytes of bodies in another encoding or compressed, with the reason for the error message.
 BEGINNINGS = {
     b"\xff\xfe": "it is encoded in UTF-16; send UTF-8",
     b"\xfe\xff": "it is encoded in UTF-16; send UTF-8",

@@ -63,10 +63,12 @@ BY_STATUS: dict[int, type[UnisonoError]] = {
 
 # Statuses that always carry a retry time.
 BUSY = frozenset({429, 503})
+# Retry time of such an error that states none, in seconds.
 DEFAULT_RETRY_AFTER_S = 1.0
 
 # A repeated request fails again with these statuses. The vendors' SDKs repeat some of them unless a header forbids it.
 FINAL_STATUSES: Final = frozenset({400, 401, 403, 404, 405, 409, 413, 415, 422})
+# Header that OpenAI's and Anthropic's SDKs obey.
 NO_RETRY_HEADER: Final = ("x-should-retry", "false")
 
 # Key in the request's state of the reports of its generations.

@@ -53,6 +53,7 @@ STRUCTURAL_IDS = frozenset({RETURN, CONSTRAIN, CHANNEL, START, END, MESSAGE, CAL
 
 # Maximum number of messages. A message takes at least four tokens, so no context window holds more.
 MAX_MESSAGES = 20_000
+# OpenAI permits 128 tools; agents with several tool servers send more.
 MAX_TOOLS = 512
 MAX_PARAMETERS_BYTES = 256 * 1024
 MAX_QUOTED_NAME_LENGTH = 128

@@ -19,6 +19,7 @@ CONTENT_TYPE: Final = "text/plain; version=0.0.4; charset=utf-8"
 MAX_REQUEST_BYTES: Final = 8 * 1024
 # Time limit of the listener for a request, and for its response, in seconds.
 WITHIN_S: Final = 5.0
+# Requests served at the same time. A scraper needs one connection.
 AT_ONCE: Final = 16
 
 # Return the metrics as text; None if metrics are disabled.

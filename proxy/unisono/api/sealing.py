@@ -32,6 +32,7 @@ VERSION: Final = 1
 PURPOSE: Final = b"unisono sealed items 1"
 # Prefix of a signature.
 SIGNED: Final = "uns1s."
+# HKDF info of the signing key, which therefore differs from the key for encryption.
 SIGNING: Final = b"unisono signed text 1"
 KEY_BYTES: Final = 32
 NONCE_BYTES: Final = 12

@@ -88,6 +88,7 @@ async def until_disconnect(receive: Receive, work: Coroutine[Any, Any, T]) -> T:
     disconnect = asyncio.create_task(disconnected(receive))
     try:
         await asyncio.wait({working, disconnect}, return_when=asyncio.FIRST_COMPLETED)
+        # A result that is complete is returned even if the client has closed at the same moment.
         if working.done():
             return working.result()
         raise ClientGone
@@ -137,6 +138,7 @@ class EventStream(Response):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         self._last_write = asyncio.get_running_loop().time()
+        # Events, keep-alives and probes are written by separate tasks; `_write` serialises them.
         pump = asyncio.create_task(self._pump(send))
         disconnect = asyncio.create_task(disconnected(receive))
         pulse = asyncio.create_task(self._send_keep_alives(send))
@@ -152,10 +154,12 @@ class EventStream(Response):
             await asyncio.wait({pump, disconnect}, return_when=asyncio.FIRST_COMPLETED)
             if not pump.done():
                 return
+            # Nothing may be written after the last event.
             await _end(pulse, *probes)
             failure = pump.result()
             if failure is None:
                 await self._write(send, b"", last=True)
+            # The status 200 is sent, so the failure can only be an event.
             elif self._is_head_sent:
                 await self._write(send, self._failure_events(failure), last=True)
             else:
@@ -186,6 +190,7 @@ class EventStream(Response):
         headers = {
             "content-type": "text/event-stream; charset=utf-8",
             "cache-control": "no-cache",
+            # nginx would buffer the events otherwise.
             "x-accel-buffering": "no",
             **self._more_headers(),
         }

@@ -28,7 +28,7 @@ Ledger = Callable[[str, str, Account | None], Awaitable[tuple[LedgerLine, ...]]]
 
 @dataclass(frozen=True, slots=True)
 class UsageSource:
-    """Source of the usage. `clock` returns seconds since 1970."""
+    """Reader of stored usage records. `clock` returns seconds since 1970."""
 
     ledger: Ledger
     clock: Callable[[], float]

@@ -33,6 +33,7 @@ from unisono.routing.pool import PROBES_AT_ONCE
 
 # Labels of findings in the output, by severity.
 WORDS = {None: "ok", Severity.NOTE: "no", Severity.WARNING: "warn", Severity.FATAL: "FAIL"}
+# Symbol for a check that was not made.
 UNEXAMINED = "-"
 LEGEND = {"no": "no: not supported and not required", UNEXAMINED: "-: not checked"}
 WIDTH_WITHOUT_TERMINAL = 100

@@ -24,6 +24,7 @@ PERIODS = {"none": NO_PERIOD, "day": Period("day"), "month": Period("month"), "1
 MICRO = 1_000_000
 # Integers up to this bound are exact wherever they are stored.
 MAX_INTEGER = 2**53
+# One hundred years: a longer duration is a mistake in the unit.
 MAX_DURATION_S = 100 * 366 * 86_400
 
 

@@ -19,6 +19,7 @@ WINDOW_S: Final = 60
 # Divisor of the remaining budget for a request without its own token limit. Such a request reserves this fraction or
 # its expected usage, whichever is more, so that parallel requests find budget too.
 SHARE: Final = 4
+# Micro-USD per USD.
 MILLION: Final = 1_000_000
 
 

@@ -30,6 +30,7 @@ TOOLS: Final = b'"tools"'
 MAX_MEMBER_TOKENS: Final = {STRUCTURED: QUICK_TOKENS, TOOLS: 200_000}
 # Members of an object that are read.
 MAX_MEMBERS: Final = 256
+# Space for the remark that a result was truncated.
 REMARK_BYTES: Final = 256
 # Replacement for bytes that are not a message.
 NOTHING: Final = b"{"

@@ -17,6 +17,7 @@ TOO_LARGE: Final = "the answer exceeds the size limit"
 
 # A line ends in one of three ways; an empty line ends an event.
 _EVENT_END: Final = re.compile(rb"(?>\r\n|\n|\r)(?>\r\n|\n|\r)")
+# Longest alternative first, so that CRLF counts as one line end.
 _LINE_END: Final = re.compile(rb"\r\n|\n|\r")
 
 

@@ -32,6 +32,7 @@ log = logging.getLogger(__name__)
 
 # Grace period between closing its input, SIGTERM and SIGKILL, in seconds.
 GRACE_S: Final = 1.0
+# Lines of a program's standard error in the log; the rest is read and discarded.
 LOGGED_LINES: Final = 200
 LOGGED_CHARACTERS: Final = 500
 

@@ -25,6 +25,7 @@ LOOK_S: Final = 1.0
 BEAT_S: Final = 0.1
 # Label for values that no table and no configuration contains.
 OTHER: Final = "other"
+# Any other method is counted as `other`: clients choose methods, and each label value costs memory.
 METHODS: Final = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
 CIRCUITS: Final = {"closed": 0, "half-open": 1, "open": 2}
 STATE: Final = Path("/proc/self/statm")

@@ -22,9 +22,10 @@ from unisono.engine.request import BatchStream, GenerationReport, GenerationRequ
 from unisono.errors import BackendError, ContextTooLong
 from unisono.passthrough.run import PassthroughGeneration
 
-# the other kind of deployment can answer, but only from the beginning
+# The other kind of deployment can answer, but only from the beginning.
 RESTART_ONLY: Final = Options(available=True, resumable=False)
-OVERHEAD = 100  # estimated tokens of a prompt in addition to its text
+# Estimated tokens of a prompt in addition to its text.
+OVERHEAD = 100
 
 
 class PassthroughService(GenerationService):

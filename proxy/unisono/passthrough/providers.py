@@ -49,7 +49,7 @@ _COMMON: Final = (
     "temperature top_p tools tool_choice parallel_tool_calls metadata user service_tier store stream_options "
     "safety_identifier prompt_cache_key top_logprobs"
 )
-# body fields of a client that litellm accepts as its own arguments
+# Body fields of a client that become arguments of litellm. All other fields go into the body that it sends.
 FIELDS: Final[Mapping[Api, frozenset[str]]] = {
     Api.CHAT: frozenset(
         (
@@ -66,7 +66,9 @@ FIELDS: Final[Mapping[Api, frozenset[str]]] = {
     ),
 }
 
+# Characters of a provider's error message that a client gets.
 MAX_DETAIL_LENGTH: Final = 300
+# Names of exception classes that litellm puts in front of a message.
 _PREFIX: Final = re.compile(r"^(?:(?:litellm\.)?\w+Error: )*(?:\w+Exception - )?")
 
 # Errors for the status codes that litellm assigns to failures; every other code is a BackendError.
@@ -83,15 +85,18 @@ STATUSES: Final[Mapping[int, tuple[type[BackendError], str]]] = {
     504: (BackendTimeout, "the provider did not respond in time"),
 }
 
+# Name of litellm's error for a prompt that exceeds the context window.
 TOO_LONG: Final = "ContextWindowExceededError"
-# attributes of a litellm stream that contain the provider's finish reason
+# Attributes of a litellm stream that contain the provider's finish reason.
 REASONS: Final = ("received_finish_reason", "intermittent_finish_reason")
-STUMBLED: Final = "APIConnectionError"  # name that litellm gives to all unknown errors, including its own failures
-# classes of Python, httpx and aiohttp that include every connection error
+# Name that litellm gives to all unknown errors, including its own failures.
+UNKNOWN_ERROR: Final = "APIConnectionError"
+# Classes of Python, httpx and aiohttp that include every connection error.
 CONNECTION: Final = frozenset({"OSError", "TransportError", "ClientConnectionError"})
 
-MIN_REDACTED_LENGTH: Final = 8  # minimum characters of a setting that is hidden from clients; shorter ones may be words
-# libraries below litellm that log request bodies or addresses
+# Minimum characters of a setting that is hidden from clients. Shorter values may be ordinary words.
+MIN_REDACTED_LENGTH: Final = 8
+# Libraries below litellm that log request bodies or addresses.
 QUIET: Final = ("openai", "anthropic", "httpx", "httpcore", "boto3", "botocore", "urllib3")
 
 
@@ -132,6 +137,7 @@ class LitellmProvider:
         times = job.timeouts
         first_s = min(times.first_token_s, times.total_s) if job.stream else times.total_s
         arguments = self._call_arguments(job, litellm)
+        # Three limits apply: to the first output, to each pause between events, and to the whole answer.
         now = asyncio.get_running_loop().time
         ends_at = now() + times.total_s
         first_at = now() + first_s
@@ -187,6 +193,7 @@ class LitellmProvider:
             rest = {}
         more = {**(extra_body if isinstance(extra_body, dict) else {}), **rest}
         return {
+            # The client's fields override settings of the entry; model, address and key are never among them.
             **self._params,
             **known,
             **({"extra_body": more} if more else {}),
@@ -210,7 +217,7 @@ class LitellmProvider:
         log.warning("provider failed", extra={"kind": name, "status": status})
         if status not in STATUSES and _is_connection_error(error):
             return BackendUnavailable("the connection to the provider failed")
-        if not has_started and (name == STUMBLED or status is None):
+        if not has_started and (name == UNKNOWN_ERROR or status is None):
             # A client's unusual request must not open the circuit of the provider for all clients.
             return BackendRejected("the request cannot be converted to the API of this model's provider")
         kind, message = STATUSES.get(status if isinstance(status, int) else 0, (BackendError, "the provider failed"))
@@ -253,8 +260,7 @@ def _is_connection_error(error: BaseException | None) -> bool:
 def _event(litellm_event: Any, stream: Any, api: Api) -> dict[str, Any]:
     """Return a stream event as JSON.
 
-    Raises BackendProtocolError for an end that litellm made up: it also ends streams regularly that a provider broke
-    off.
+    Raises BackendProtocolError if the provider broke the stream off: litellm then adds a regular end itself.
     """
     data = _to_json(litellm_event, chunk=api is Api.CHAT)
     # If a provider has no Responses API, litellm builds its events from chunks.

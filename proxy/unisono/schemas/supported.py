@@ -17,6 +17,7 @@ from unisono.schemas.patterns import BadPattern, Expression
 
 # Maximum nesting depth of schemas.
 MAX_LEVELS = 64
+# Subschemas of one schema, because each of them is visited.
 MAX_SCHEMAS = 10_000
 MAX_PROPERTIES = 5_000
 # Maximum values of all enums together.

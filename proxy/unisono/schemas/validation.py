@@ -16,6 +16,7 @@ from unisono.schemas.values import hashable, is_number, is_type, quoted
 MAX_STEPS = 200_000
 # Maximum depth of nested schema evaluations: far below the recursion limit of Python.
 MAX_DEPTH = 128
+# Values of an `enum` in a message for the model.
 MAX_LISTED_VALUES = 20
 
 Path: TypeAlias = tuple[str | int, ...]

@@ -23,6 +23,7 @@ from dataclasses import dataclass
 COUNT_BYTES = 8
 # Load of a process that is not running. No connection is left for it.
 NOT_RUNNING = 2**62
+# Time that a connection is left to less loaded processes before this one accepts it.
 LEFT_LYING_S = 0.002
 EXHAUSTED = {errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM}
 # Pause in seconds when the process has no descriptors or memory left.

@@ -40,9 +40,11 @@ PROBE_PATIENCE_S = 3.0
 # Maximum time for the open requests of a replaced application, in seconds. It exceeds the limit of every response and
 # WebSocket.
 MAX_DRAIN_S = 2 * 3600.0
+# WebSocket close code: the service restarts, and the client may reconnect.
 SERVICE_RESTART = 1012
 # Time for requests to report the reason of their end, in seconds.
 LAST_WORDS_S = 1.5
+# Interval between checks whether the requests have ended, in seconds.
 LOOK_S = 0.05
 
 log = logging.getLogger("unisono.serve")

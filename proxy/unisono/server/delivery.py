@@ -22,6 +22,7 @@ from typing import Final
 UNSENT_BYTES: Final = 16 * 1024
 # Bytes buffered in the process before writers have to wait.
 WAITING_BYTES: Final = 32 * 1024
+# Checks of the progress per timeout. A timeout is noticed late by at most one interval.
 CHECKS_PER_TIMEOUT: Final = 4
 
 
@@ -64,6 +65,7 @@ class Delivery:
 
     def _check(self) -> None:
         self._timer = None
+        # The rest is in the buffer of the system, so no writer waits.
         if not self._transport.get_write_buffer_size():
             return
         unsent = self._unacknowledged()
@@ -98,6 +100,7 @@ def limit_buffers(transport: Transport) -> None:
     transport.set_write_buffer_limits(WAITING_BYTES)
     sock = transport.get_extra_info("socket")
     if sock.family in (socket.AF_INET, socket.AF_INET6):
+        # Otherwise the system accepts megabytes for a client that reads slowly, and writers never wait.
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, UNSENT_BYTES)
 
 

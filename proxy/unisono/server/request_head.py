@@ -26,6 +26,7 @@ MAX_HEADERS: Final = 256
 VERSIONS: Final = frozenset({"1.0", "1.1"})
 # Bytes of a header in addition to its name and value.
 AROUND: Final = len(b": \r\n")
+# Absolute form of a request target, as clients send it to a proxy.
 AUTHORITY: Final = re.compile(rb"https?://([^/?#]*)/", re.IGNORECASE)
 PATH: Final = re.compile(rb"(?:https?://[^/?#]*)?([^?#]*)", re.IGNORECASE)
 

@@ -41,6 +41,7 @@ PONG_WITHIN_S = 60.0
 PROBE_RECENCY_S = 60.0
 # Idle time after which a connection is assumed to send no further request, in seconds.
 QUIET_S = 0.5
+# Interval between checks whether the requests have ended, in seconds.
 LOOK_S = 0.05
 
 Started = Callable[[Gateway], Awaitable[None]]

@@ -63,6 +63,7 @@ class Upkeep:
     async def _run(self) -> None:
         up = False
         while True:
+            # Cleared before the check: a write that fails during the check causes another one.
             self._is_doubted.clear()
             try:
                 if up:
@@ -91,14 +92,15 @@ class Upkeep:
 
     def _on_failure(self, error: Exception) -> None:
         known = isinstance(error, UnisonoError)
-        words = str(error)
-        self.reason = REASONS.get(words) or (error.code if isinstance(error, UnisonoError) else StoreError.code)
-        if words == self._last_logged:
+        text = str(error)
+        self.reason = REASONS.get(text) or (error.code if isinstance(error, UnisonoError) else StoreError.code)
+        # An outage is logged once, not at every check.
+        if text == self._last_logged:
             return
-        self._last_logged = words
+        self._last_logged = text
         cause = error.__cause__
         log.error(
             "the store is unavailable; requests that need state are refused until it is available again",
-            extra={"reason": words, "cause": "" if cause is None else f"{type(cause).__name__}: {cause}"},
+            extra={"reason": text, "cause": "" if cause is None else f"{type(cause).__name__}: {cause}"},
             exc_info=None if known else error,
         )

@@ -34,6 +34,7 @@ POSSIBLE: Final = re.compile(r"[A-Za-z0-9_.-]{1,128}")
 AT_ONCE: Final = 1
 # Maximum queued inspections.
 MAX_QUEUED_INSPECTIONS: Final = 16
+# Recordings contain prompts, so no cache may store them.
 NOT_STORED: Final = {"cache-control": "no-store"}
 
 WEB = RouteTable("gateway")

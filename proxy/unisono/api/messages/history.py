@@ -45,6 +45,7 @@ from unisono.errors import InvalidRequest
 
 # Separator between blocks that form one text.
 BETWEEN: Final = "\n\n"
+# Prefix of a failed result, because Harmony has no field for a failure.
 FAILED: Final = "Error"
 
 

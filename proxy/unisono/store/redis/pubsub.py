@@ -20,6 +20,7 @@ log = logging.getLogger("unisono.store")
 
 # Delay before the connection is attempted again, in seconds.
 RECONNECT_DELAY_S = 0.25
+# A channel without a reader stays subscribed for this time, because pollers come back at once.
 LINGER_S = 2.0
 
 

@@ -29,6 +29,7 @@ from unisono.store.sqlite.schema import Transaction
 SETTLED_S: Final = 86_400.0
 # Time for which a period's sums are stored after its end, in seconds.
 PAST_PERIOD_S: Final = 86_400.0
+# Expiry of sums whose budget has no period, in seconds since 1970.
 FOR_EVER: Final = 1e15
 
 COLUMNS: Final = ", ".join(USED)
@@ -47,6 +48,7 @@ ENTER: Final = _insert("ledger", 4)
 ENTER_SERVED: Final = _insert("ledger_served", 5)
 # Settlements by id, with the amounts already counted.
 COUNTED: Final = f"SELECT {COLUMNS} FROM account_counted WHERE tenant = ? AND key = ? AND once = ?"  # noqa: S608
+# Marks of settled reservations, which prevent that a repeated settlement counts twice.
 EXTEND_MARK: Final = "UPDATE account_settled SET expires = ? WHERE tenant = ? AND key = ? AND once = ?"
 COUNT: Final = f"INSERT OR REPLACE INTO account_counted VALUES ({', '.join('?' * (4 + len(USED)))})"  # noqa: S608
 

@@ -34,6 +34,7 @@ _GAPS_NAMES = """
 """
 # Elements with an empty line before and after them.
 GAPS: Final = frozenset(_GAPS_NAMES.split())
+# Elements that begin a new line.
 BREAKS: Final = frozenset({"br", "tr", "dt", "dd", "option", "caption"})
 SCRIPTS: Final = {"sup": ("^{", "}"), "sub": ("_{", "}")}
 

@@ -13,6 +13,7 @@ from typing import Final
 
 # Line width in characters.
 WIDTH: Final = 80
+# Average size of a token of English text, for the size of a page window.
 BYTES_PER_TOKEN: Final = 4
 # Longer lines are split before wrapping, in characters. Wrapping a single word takes quadratic time.
 LONG_LINE: Final = 4000

@@ -26,6 +26,7 @@ from unisono.toolservers.python.sandbox_probe import NOBODIES, RunDirectory, San
 MIB: Final = 1024 * 1024
 # Amount of output that ends a run, in bytes. Most of it would be discarded.
 FLOOD_BYTES: Final = 32 * MIB
+# The status is one short JSON object, written with a single call.
 STATUS_BYTES: Final = 1000
 # Additional time for the first process to report the outcome, in seconds.
 LATE_S: Final = 5.0

@@ -18,6 +18,7 @@ from contextlib import contextmanager, suppress
 SMALLEST = 4096
 # World-writable directories. Files of the run's user id in them belong to the run.
 SHARED = ("/tmp", "/var/tmp", "/dev/shm", "/dev/mqueue", "/run/lock")  # noqa: S108
+# Size of a tree that is too deep to be measured, so it exceeds every limit.
 ENDLESS = 1 << 62
 # Kernel name of shared memory without a file. It counts as memory, not as disk.
 SHARED_MEMORY = "/dev/zero (deleted)"

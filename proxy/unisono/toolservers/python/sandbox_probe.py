@@ -23,6 +23,7 @@ SANDBOX_SCRIPT: Final = Path(__file__).with_name("sandbox.py")
 # User ids that systems leave unused. If the server runs as root, each run has a different id. Concurrent runs then
 # cannot access each other or exhaust each other's process limits.
 NOBODIES: Final = range(60706, 61184)
+# Time limit of the trial program in each kind of sandbox.
 TRIAL_S: Final = 10.0
 TRIAL_DISK: Final = 1 << 20
 TRIAL_MEMORY: Final = 1 << 30

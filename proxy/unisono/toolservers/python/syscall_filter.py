@@ -31,6 +31,7 @@ DENIED: Final = """
 _NAMESPACE_FLAGS: Final = (0x0002_0000, 0x0200_0000, 0x0400_0000, 0x0800_0000, 0x1000_0000, 0x2000_0000, 0x4000_0000)
 # UNIX, INET, INET6 and NETLINK belong to the network namespace. Others, such as VSOCK and ALG, do not.
 _NAMESPACED_FAMILIES: Final = frozenset({1, 2, 10, 16})
+# libseccomp has no set operation: families up to this one get a rule each, and one rule denies all above.
 _MAX_LISTED_FAMILY: Final = 16
 
 

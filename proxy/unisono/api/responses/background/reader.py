@@ -17,6 +17,7 @@ from unisono.errors import NotFound
 WAIT_S = 5.0
 # Maximum number of events of one read.
 PAGE = 256
+# The first page is small, so that a reader gets its first events early.
 FIRST_PAGE = 16
 # Target size of one read in bytes. It is estimated from the size of earlier events, because a slow reader holds the
 # whole result of a read in memory.
@@ -31,7 +32,7 @@ async def logged_events(
     Yields nothing if there is no log. Waits while the store does not answer. Raises NotFound when the response is
     deleted meanwhile.
     """
-    is_final_sent = False
+    has_sent_events = False
     limit = FIRST_PAGE
 
     async def read() -> EventPage | None:
@@ -40,7 +41,7 @@ async def logged_events(
     while True:
         page = await retry_while_down(read, PATIENCE_S)
         if page is None:
-            if is_final_sent:
+            if has_sent_events:
                 raise NotFound("The response was deleted while its events were being read.", param="response_id")
             return
         if page.events:
@@ -48,7 +49,7 @@ async def logged_events(
                 yield [to_event(data, number, dialect) for number, data in enumerate(chunk, first)]
                 first += len(chunk)
             limit = max(1, min(PAGE, PAGE_BYTES * len(page.events) // sum(map(len, page.events))))
-            is_final_sent = True
+            has_sent_events = True
         if page.ended:
             return
 

@@ -26,11 +26,13 @@ from unisono.errors import InternalError, StoreError, StoreUnavailable, StoreUnr
 MAX_TAKEOVERS = 3
 # Maximum time between two searches for responses without a watch, in seconds.
 LOOK_S = 1.0
+# Responses per search. A full page is followed by another search without a pause.
 AT_A_LOOK = 16
 # Maximum time between a watch and the creation of its response, in seconds.
 FORGET_S = 60.0
 # Time for which a response that this process cannot continue is left to others, in seconds.
 UNREADABLE_S = 60.0
+# Entries after which the set of missing responses is reset; it must not grow without bound.
 MAX_MISSING = 4096
 
 log = logging.getLogger("unisono.responses")

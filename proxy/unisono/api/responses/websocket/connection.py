@@ -54,12 +54,15 @@ from unisono.errors import BackendOverloaded, ConnectionTooOld, TooManyStreams, 
 LASTS_S = 3600.0
 # Maximum number of concurrent responses; further ones wait.
 AT_ONCE = 16
+# Stream ids per socket; their queues exist until the socket closes.
 NAMED_LANES = 32
 # Maximum number of pending responses of one socket, including running ones.
 MAX_PENDING_RESPONSES = 64
+# Size of all waiting requests of one socket.
 MAX_PENDING_BYTES = 32 << 20
 # Maximum number of unsent error frames and refusals of steer frames.
 MAX_UNSENT_ERRORS = 64
+# WebSocket close code (RFC 6455).
 CLOSED_NORMALLY = 1000
 
 
