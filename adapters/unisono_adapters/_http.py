@@ -63,37 +63,27 @@ class _Watch:
     Time spent waiting for the backend counts. Time that the reader spends elsewhere counts only for the total
     limit. On expiry the socket is dropped, which wakes its reader."""
 
-    __slots__ = (
-        "_deadline",
-        "_first",
-        "_last_look",
-        "_loop",
-        "_response",
-        "_silence_s",
-        "_timer",
-        "_total_at",
-        "expired",
-    )
+    __slots__ = ("_due_at", "_first", "_is_late", "_loop", "_response", "_silence_s", "_timer", "_total_at", "expired")
 
     def __init__(self, started: float, timeouts: Timeouts, response: aiohttp.ClientResponse) -> None:
         self._loop = asyncio.get_running_loop()
         self._response = response
         self._silence_s = timeouts.silence_s
         self._total_at = started + timeouts.total_s
-        self._deadline: float | None = started + timeouts.first_token_s
+        self._due_at: float | None = started + timeouts.first_token_s
         self._first = True
-        self._last_look = False
+        self._is_late = False
         self.expired: str | None = None
-        self._timer = self._loop.call_at(min(self._deadline, self._total_at), self._on_timer)
+        self._timer = self._loop.call_at(min(self._due_at, self._total_at), self._on_timer)
 
     def waiting(self) -> None:
-        if self._deadline is None:
-            self._deadline = self._loop.time() + self._silence_s
+        if self._due_at is None:
+            self._due_at = self._loop.time() + self._silence_s
 
     def delivered(self) -> None:
         """Stop the silence limit after data arrived, until `waiting`."""
-        self._deadline = None
-        self._last_look = False
+        self._due_at = None
+        self._is_late = False
         if self._first:
             self._first = False
             self._timer.cancel()
@@ -105,11 +95,11 @@ class _Watch:
     def _on_timer(self) -> None:
         now = self._loop.time()
         # No reader waits: the earliest end of a silence that would begin now.
-        due = now + self._silence_s if self._deadline is None else self._deadline
+        due = now + self._silence_s if self._due_at is None else self._due_at
         if now >= self._total_at:
             self.expired = "the answer exceeded the total time limit"
-        elif now >= due and not self._last_look:
-            self._last_look = True
+        elif now >= due and not self._is_late:
+            self._is_late = True
             self._timer = self._loop.call_at(min(now + LATE_READ_S, self._total_at), self._on_timer)
             return
         elif now >= due:

@@ -19,7 +19,7 @@ from unisono_adapters._metrics import LARGEST
 
 # Limit for all pages together, in seconds.
 LOAD_S = 1.0
-# Maximum size of a page. Metric pages of real servers have some hundred kilobytes.
+# A longer page is an error: its load is then unknown.
 MAX_INLINE_PAGE_BYTES = 1024 * 1024
 # Larger pages are parsed in a thread, since that takes more than a millisecond.
 OFF_LOOP_BYTES = 4 * 1024

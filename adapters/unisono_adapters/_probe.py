@@ -199,13 +199,11 @@ class _Probing:
 
     # Findings
 
-    def _find(
-        self, check: Check, ok: bool, detail: str = "", severity: Severity | None = None, message: str = ""
-    ) -> None:
+    def _find(self, check: Check, ok: bool, detail: str = "", severity: Severity | None = None, text: str = "") -> None:
         """Record a finding; an earlier failure of the same check takes precedence."""
         if check not in self._findings or self._findings[check].ok:
             remedy = "" if ok else self._subject.remedies.get(check, "")
-            self._findings[check] = Finding(check, ok, detail, remedy, severity, message)
+            self._findings[check] = Finding(check, ok, detail, remedy, severity, text)
 
     def result(self) -> Probe:
         order = list(Check)
@@ -217,14 +215,12 @@ class _Probing:
             raise error
         message = _message_of(error)
         if isinstance(error, IdsMissing):
-            self._find(
-                Check.IDS_OUT, False, "It returns text only, although token ids were requested.", message=message
-            )
+            self._find(Check.IDS_OUT, False, "It returns text only, although token ids were requested.", text=message)
         elif isinstance(error, BackendTimeout):
             summary = f"It responds, but sent no token within {self._first_token_s:g} s."
             self._find(Check.GENERATION, False, summary)
         else:
-            self._find(Check.GENERATION, False, f"It failed to generate: {error.message}.", message=message)
+            self._find(Check.GENERATION, False, f"It failed to generate: {error.message}.", text=message)
 
     def generated(self, heard: _ProbeAnswer) -> None:
         self._first_s = heard.first_s

@@ -200,6 +200,7 @@ class MlxLocalBackend:
             engine, _ = start.result()
             if engine.lost is None:
                 return
+            # An engine that finished a request was healthy, so the pause starts small again.
             self._failures = 1 if engine.served else self._failures + 1
             self._last_error = engine.lost
         else:
@@ -230,6 +231,7 @@ async def _wait(engine: EngineProcess, inbox: Inbox, timeouts: Timeouts, asked_a
         async with asyncio.timeout(min(patience, total_left)):
             await inbox.arrived.wait()
     except TimeoutError as error:
+        # The engine sends pulses even while it is busy, so silence means that it hangs.
         if engine.silent_since(asked_at) > _STALLED_S:
             engine.kill()
         if total_left < patience:

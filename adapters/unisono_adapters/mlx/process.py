@@ -123,6 +123,7 @@ class EngineProcess:
     def drop(self, number: int) -> None:
         """Forget a request, and cancel it in the engine unless it is finished there."""
         inbox = self._inboxes.pop(number)
+        # A Cancel for a finished request would be wasted work for the engine.
         over = inbox.finish is not None or inbox.refused is not None
         if not over and self.lost is None:
             self._writer.write(to_line(Cancel(number)))
@@ -199,6 +200,7 @@ class EngineProcess:
                 if inbox := self._inboxes.get(number):
                     inbox.tokens.extend(tokens)
                     inbox.finish = finish
+                    # The first output reports the cached tokens of the prompt.
                     inbox.cached = cached if inbox.cached is None else inbox.cached
                     inbox.arrived.set()
                     self.served = self.served or finish is not None

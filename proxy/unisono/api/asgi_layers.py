@@ -1,8 +1,8 @@
 """ASGI layers that check a request before any route receives it.
 
-Each layer raises a `UnisonoError`; `ErrorResponses`, outside of them, answers. `asgi_layers` returns the layers in order.
-Decisions use the raw `scope["path"]` and raw headers, never a URL built from a Host header. A layer adds no cost per
-streamed event, except for the request id header on the first.
+Each layer raises a `UnisonoError`; `ErrorResponses`, outside of them, answers. `asgi_layers` returns the layers in
+order. Decisions use the raw `scope["path"]` and raw headers, never a URL built from a Host header. A layer adds no cost
+per streamed event, except for the request id header on the first.
 """
 
 from __future__ import annotations

@@ -34,6 +34,7 @@ class ChunkSource:
         await close_all(self._streams)
 
     async def _generate(self) -> AsyncGenerator[bytes, None]:
+        # The usual case needs no tasks and no queue.
         if len(self._streams) == 1:
             async for batch in self._streams[0]:
                 yield self._chunks.write(0, batch)

@@ -180,6 +180,7 @@ class McpHost(ToolHost):
 
         result = await calls.call(session, tool, arguments, self.limits, until, progress)
         if result.can_repeat:
+            # The server never saw the call, so a second one on a new connection cannot run it twice.
             session.retire()
             async with asyncio.timeout_at(until):
                 session = await sessions.get(server)
@@ -195,6 +196,7 @@ class McpHost(ToolHost):
             async with line.slot(server.owner.partition(TALK)[0], until):
                 yield
         finally:
+            # A queue exists only while it is used; requests may name any number of servers.
             if not line.users:
                 self._lines.pop(key, None)
 

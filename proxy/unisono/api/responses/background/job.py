@@ -49,7 +49,7 @@ class JobEnding(Enum):
     DELETED = auto()
 
 
-async def _cancelled_write(*tasks: asyncio.Task[Any]) -> None:
+async def _cancel_tasks(*tasks: asyncio.Task[Any]) -> None:
     for task in tasks:
         task.cancel()
     await asyncio.gather(*tasks, return_exceptions=True)
@@ -144,6 +144,7 @@ class BackgroundJob:
         self.end(JobEnding.LEFT)
         if self._is_calling and self._task is not None:
             await asyncio.wait({self._task}, timeout=grace_s)
+        # The grace period is over, also for a tool call that is still running.
         self._grace_ended.set()
         await self.wait_ended(within_s)
 
@@ -237,11 +238,11 @@ class BackgroundJob:
                 # The next owner could not repeat the call, because its outcome would be unknown.
                 done, _ = await asyncio.wait((reading, writing, grace), return_when=asyncio.FIRST_COMPLETED)
             # The backend is released before the wait for a write in progress.
-            await _cancelled_write(reading, ended)
+            await _cancel_tasks(reading, ended)
             self._log.close()
             await asyncio.wait({writing})
         finally:
-            await _cancelled_write(*tasks)
+            await _cancel_tasks(*tasks)
         await writing
         return await reading if reading in done else None
 

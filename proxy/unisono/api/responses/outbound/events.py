@@ -77,8 +77,8 @@ class ResponseEvents:
         should_emit: bool = True,
     ) -> None:
         """Create the events. With `are_facts_reported` False they are only counted, and `stored` is built."""
-        self._serializer = EventSerializer(frame.dialect, should_emit=should_emit)
-        self._add_event = self._serializer.add
+        self._writer = EventSerializer(frame.dialect, should_emit=should_emit)
+        self._add = self._writer.add
         self.stored: StoredResponse | None = None
         self._frame = frame
         self._report = report
@@ -89,7 +89,7 @@ class ResponseEvents:
         self._open_item: OpenItem | None = None
         self._calls = 0
         self._cut_in_sight = False
-        self._builtin_calls = frame.trained()
+        self._builtins = frame.trained()
 
     @property
     def acted(self) -> bool:
@@ -105,11 +105,11 @@ class ResponseEvents:
     def first_events(self, *, queued: bool = False) -> list[WireEvent]:
         """Return the first events, with `queued` if the response waits. Other methods imply it."""
         self._start_response(queued=queued)
-        return self._serializer.pop_events()
+        return self._writer.pop_events()
 
     def write(self, batch: Sequence[Event]) -> list[WireEvent]:
         """Return the events of one batch. Adjacent deltas of one item become one event."""
-        if not self._serializer.number:
+        if not self._writer.number:
             self._start_response()
         item: Made | None = None
         texts: list[str] = []
@@ -127,13 +127,13 @@ class ResponseEvents:
             self._entry(entry)
         if texts:
             self._delta(item, "".join(texts))
-        return self._serializer.pop_events()
+        return self._writer.pop_events()
 
     def resume(self, batch: Sequence[Event], number: int) -> None:
         """Continue after `number` events made of `batch` elsewhere. Delta boundaries may differ."""
         self.write(batch)
-        self._serializer.pop_events()
-        self._serializer.number = number
+        self._writer.pop_events()
+        self._writer.number = number
 
     def refuse(self, text: str) -> list[WireEvent]:
         """Return a refusal message, for an answer that is impossible. The end must follow."""
@@ -144,7 +144,7 @@ class ResponseEvents:
         self._emit_delta(open_item, text)
         item = message(item_id, Phase.FINAL, [refusal_part(text)], COMPLETED)
         self._end_item(open_item, text, StoredItem(item_id, (AssistantMessage(text),), item))
-        return self._serializer.pop_events()
+        return self._writer.pop_events()
 
     def fail(self, error: UnisonoError, *, keep_output: bool = True) -> list[WireEvent]:
         """Close open items and report the error. `keep_output` False drops an oversized output."""
@@ -152,25 +152,23 @@ class ResponseEvents:
         self._settle(INCOMPLETE)
         if not keep_output:
             self._output.clear()
-        self._add_event(
-            "error", {key: value for key, value in self._frame.dialect.error(error).items() if key != "type"}
-        )
+        self._add("error", {key: value for key, value in self._frame.dialect.error(error).items() if key != "type"})
         self._end(Status.FAILED, error=to_error(error))
-        return self._serializer.pop_events()
+        return self._writer.pop_events()
 
     def cancel(self) -> list[WireEvent]:
         """Close open items as they are. `last` then reports the cancellation."""
         self._start_response()
         self._settle(INCOMPLETE)
         self._end(Status.CANCELLED)
-        return self._serializer.pop_events()
+        return self._writer.pop_events()
 
     def last(self) -> WireEvent:
         """Return the last event, when `ended`. If it is not sent, `fail` may follow."""
         assert self.stored is not None
         self._response(LAST_EVENTS[self.stored.status], self.stored)
-        [event] = self._serializer.pop_events()
-        self._serializer.number = event.number
+        [event] = self._writer.pop_events()
+        self._writer.number = event.number
         return event
 
     # -- events of the engine
@@ -261,31 +259,29 @@ class ResponseEvents:
         item = mcp_items.to_stored_request(closed, item_id, self._silent_items)
         self._silent_items = []
         wire = self._frame.dialect.item(item.wire)
-        self._add_event("response.output_item.added", {**place, "item": wire})
+        self._add("response.output_item.added", {**place, "item": wire})
         self._output.append(item)
-        self._add_event("response.output_item.done", {**place, "item": wire})
+        self._add("response.output_item.done", {**place, "item": wire})
 
     def _add_entry(self, entry: Ran | Listed) -> None:
         """Emit the result of the call or list that was started before."""
-        open_item = self._open_item
-        assert open_item is not None
+        opened = self._open_item
+        assert opened is not None
         if isinstance(entry, Listed):
-            item = mcp_items.to_stored_listing(entry.item, open_item.id, entry)
-            self._end_server_call(open_item, item, failed=entry.error is not None)
+            item = mcp_items.to_stored_listing(entry.item, opened.id, entry)
+            self._end_server_call(opened, item, failed=entry.error is not None)
         else:
-            assert open_item.closed is not None
-            self._builtin_calls.record_result(entry.item, entry)
-            item = mcp_items.to_stored_call(
-                open_item.closed, open_item.id, entry, open_item.silent_items, self._builtin_calls
-            )
-            self._end_server_call(open_item, item, failed=entry.outcome.is_error)
+            assert opened.closed is not None
+            self._builtins.record_result(entry.item, entry)
+            item = mcp_items.to_stored_call(opened.closed, opened.id, entry, opened.silent_items, self._builtins)
+            self._end_server_call(opened, item, failed=entry.outcome.is_error)
 
     def _end_server_call(self, open_item: OpenItem, item: StoredItem, *, failed: bool) -> None:
         self._step(open_item, mcp_items.kind_of(open_item.made).failed if failed else "completed")
         self._done(open_item, item)
 
     def _step(self, open_item: OpenItem, step: str) -> None:
-        self._add_event(f"response.{mcp_items.kind_of(open_item.made).type}.{step}", open_item.location)
+        self._add(f"response.{mcp_items.kind_of(open_item.made).type}.{step}", open_item.location)
 
     # -- item life cycles
 
@@ -308,27 +304,25 @@ class ResponseEvents:
 
     def _start_item(self, item: Made, item_id: str, lifecycle: ItemLifecycle) -> OpenItem:
         hidden = lifecycle is WORDLESS or (lifecycle is REASONING and not self._frame.show_reasoning)
-        open_item = OpenItem(item, item_id, len(self._output), lifecycle, hidden, self._silent_items)
-        open_item.delta = self._serializer.form(f"{lifecycle.event}.delta", open_item.location, lifecycle.more)
+        opened = OpenItem(item, item_id, len(self._output), lifecycle, hidden, self._silent_items)
+        opened.delta = self._writer.form(f"{lifecycle.event}.delta", opened.location, lifecycle.more)
         if lifecycle is TEXT:
-            open_item.citations = Citations(self._builtin_calls.pages)
-        self._open_item = open_item
+            opened.citations = Citations(self._builtins.pages)
+        self._open_item = opened
         self._silent_items = []
         added = self._added(item, item_id)
-        self._add_event(
-            "response.output_item.added", {"output_index": open_item.index, "item": self._frame.dialect.item(added)}
-        )
-        if lifecycle.part is not None and not open_item.hidden:
-            self._add_event("response.content_part.added", {**open_item.location, "part": lifecycle.part("")})
+        self._add("response.output_item.added", {"output_index": opened.index, "item": self._frame.dialect.item(added)})
+        if lifecycle.part is not None and not opened.hidden:
+            self._add("response.content_part.added", {**opened.location, "part": lifecycle.part("")})
         if isinstance(item, HostedCall | Listing):
-            self._step(open_item, "in_progress")
-        return open_item
+            self._step(opened, "in_progress")
+        return opened
 
     def _added(self, item: Made, item_id: str) -> Wire:
         """Return an item for its `added` event: in progress, without content."""
         match item:
             case HostedCall():
-                return mcp_items.started_item(item, item_id, self._builtin_calls)
+                return mcp_items.started_item(item, item_id, self._builtins)
             case Listing():
                 return mcp_items.listing(item, item_id)
             case _:
@@ -342,10 +336,10 @@ class ResponseEvents:
             return
         open_item.text.write(text)
         if not open_item.hidden and open_item.delta is not None:
-            self._serializer.delta(open_item.delta, text)
+            self._writer.delta(open_item.delta, text)
         for annotation in open_item.citations.feed(text) if open_item.citations is not None else ():
             number = {"annotation_index": len(open_item.annotations), "annotation": annotation}
-            self._add_event("response.output_text.annotation.added", {**open_item.location, **number})
+            self._add("response.output_text.annotation.added", {**open_item.location, **number})
             open_item.annotations.append(annotation)
 
     def _settle(self, status: str) -> None:
@@ -374,24 +368,22 @@ class ResponseEvents:
             return
         open_item.is_text_emitted = True
         lifecycle = open_item.lifecycle
-        where = open_item.location
-        self._add_event(
-            f"{lifecycle.event}.done", {**where, lifecycle.full: text, **(lifecycle.more or {}), **(copied or {})}
-        )
+        at = open_item.location
+        self._add(f"{lifecycle.event}.done", {**at, lifecycle.full: text, **(lifecycle.more or {}), **(copied or {})})
         if lifecycle.part is not None:
-            self._add_event("response.content_part.done", {**where, "part": open_item.part(text)})
+            self._add("response.content_part.done", {**at, "part": open_item.part(text)})
 
     def _done(self, open_item: OpenItem, item: StoredItem) -> None:
         self._output.append(item)
         done = {"output_index": open_item.index, "item": self._frame.dialect.item(item.wire)}
-        self._add_event("response.output_item.done", done)
+        self._add("response.output_item.done", done)
         self._open_item = None
 
     # -- the frame
 
     def _start_response(self, *, queued: bool = False) -> None:
         """Emit the events before the first item, unless emitted before."""
-        if self._serializer.number:
+        if self._writer.number:
             return
         status = Status.QUEUED if queued else Status.IN_PROGRESS
         self._response("response.created", self._frame.stored(status))
@@ -405,6 +397,4 @@ class ResponseEvents:
         self.stored = self._frame.stored(status, output=tuple(self._output), usage=usage, error=error, notes=notes)
 
     def _response(self, name: str, stored: StoredResponse) -> None:
-        self._add_event(
-            name, {"response": to_response(stored, self._frame.dialect)} if self._serializer.should_emit else {}
-        )
+        self._add(name, {"response": to_response(stored, self._frame.dialect)} if self._writer.should_emit else {})
