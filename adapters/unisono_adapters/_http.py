@@ -252,7 +252,7 @@ class BackendHttp:
         return headers if job.trace is None else headers | job.trace.headers
 
     async def get_json(self, path: str, request_body: object = None) -> Any:
-        """Return a small JSON document by GET, or POST if `request_body`. Raises the `BackendError` family."""
+        """Request a small JSON document. POST `request_body` if given. Raises BackendError."""
         method, headers, data = "GET", self._headers, None
         if request_body is not None:
             method, data = "POST", orjson.dumps(request_body)

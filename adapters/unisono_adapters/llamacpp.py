@@ -237,7 +237,7 @@ class LlamaCppFold:
 
 
 def _finish(data: dict[str, Any]) -> Chunk:
-    """Return the chunk of the last event, without its tokens."""
+    """Return the finish reason and the usage of the last event; the caller adds the tokens."""
     kind = data.get("stop_type")
     finish = STOP_TYPES.get(kind) if isinstance(kind, str) else None
     if finish is None:

@@ -120,6 +120,7 @@ class VllmBackend:
         """
         load = document(page)
         requests = amount(load.get("server_load")) if isinstance(load, dict) else None
+        # Once nonzero, a later 0 is a real count.
         self._counts = self._counts or bool(requests)
         return Load(requests, 0) if requests is not None and self._counts else None
 

@@ -161,6 +161,7 @@ class MlxLocalBackend:
         start, self._start = self._start, None
         if start is None:
             return
+        # The start may still be loading the model, which takes minutes.
         start.cancel()
         await asyncio.wait({start})
         if not start.cancelled() and start.exception() is None:
@@ -181,6 +182,7 @@ class MlxLocalBackend:
             if pause > 0:
                 raise BackendUnavailable(self._last_error, retry_after_s=pause)
             self._start = asyncio.create_task(self._start_engine())
+            # Every caller may be cancelled, and asyncio logs an error that was never retrieved.
             self._start.add_done_callback(_retrieve_error)
         start = self._start
         try:

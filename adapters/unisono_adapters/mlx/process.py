@@ -186,6 +186,7 @@ class EngineProcess:
         self._writer.close()
         if self._ending:
             return
+        # Waiting for the process blocks, and its log tells the reason of the end.
         how, last_words = await asyncio.to_thread(self._handle.ended)
         self._set_lost(f"the engine process ended{how}{trouble}{last_words}")
 
@@ -226,6 +227,7 @@ class EngineProcess:
             self.lost = why
         if not self._ready.done():
             self._ready.set_result(Failed(why))
+        # Wake all requests: no data will arrive any more.
         for inbox in self._inboxes.values():
             inbox.arrived.set()
 

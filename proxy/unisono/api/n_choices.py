@@ -29,7 +29,7 @@ class ChunkSource:
         return self._steps
 
     async def aclose(self) -> None:
-        """Release the backends of all generations, also if no step was read."""
+        """Release the backends of all generations, even if nothing was read from this source."""
         await self._steps.aclose()
         await close_all(self._streams)
 

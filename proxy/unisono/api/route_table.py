@@ -172,6 +172,7 @@ class RouteTable:
     def _append(self, route: GatewayRoute, path: str, method: str) -> None:
         methods = (method, "HEAD") if method == "GET" else (method,)
         self.routes.append(route)
+        # HTTP requires HEAD wherever GET is supported (RFC 9110).
         if method == "GET":
             self.routes.append(route.alias(route.path, ["HEAD"]))
         self.routes.extend(route.alias(prefix + path, methods) for prefix in self._prefixes[1:])

@@ -72,6 +72,7 @@ def build_plan(
         raise ConfigError("--speed and --model need --config")
     traffic = data.get("traffic", {})
     fields = {name: value for name, value in overrides.items() if value is not None}
+    # `rate` belongs to the traffic; all other options are fields of the plan.
     if isinstance(traffic, Mapping) and "rate" in fields:
         data["traffic"] = {**traffic, "rate": fields.pop("rate")}
     return parse(data | fields)

@@ -94,6 +94,7 @@ def _omission(tokens: int) -> str:
 def _colour_of(header: str) -> str:
     if " to=" in header:
         return COLOURS["tool"]
+    # A header ends with its channel, for example `assistant<|channel|>final`.
     named = [name for name in COLOURS if name in header]
     channels = [name for name in named if header.endswith(name)]
     return COLOURS[(channels or named or ["tool"])[0]]

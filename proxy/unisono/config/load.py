@@ -46,6 +46,7 @@ class _StrictLoader(yaml.SafeLoader):
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:
         seen: set[Hashable] = set()
         for key_node, _ in node.value:
+            # `<<` may occur more than once.
             if key_node.tag == "tag:yaml.org,2002:merge":
                 continue
             key = self.construct_object(key_node, deep=True)
@@ -69,6 +70,7 @@ def load(path: Path, environ: Mapping[str, str] | None = None) -> Loaded:
 def read(path: Path) -> object:
     """Parse a YAML file. Raises ConfigError."""
     try:
+        # Editors on Windows begin a file with a byte order mark.
         text = path.read_text(encoding="utf-8-sig")
     except UnicodeDecodeError:
         raise ConfigError(f"{path}: the file is not UTF-8 text; save it as UTF-8") from None
@@ -106,6 +108,7 @@ def parse(raw: object, environ: Mapping[str, str]) -> Loaded:
     try:
         config = Config.model_validate(tree)
     except ValidationError as error:
+        # The input is excluded, because it may contain a secret.
         first = error.errors(include_url=False, include_input=False, include_context=False)[0]
         raise ConfigError(f"{_path(first['loc'])}: {_sentence(first['msg'])}") from None
     hints = (
@@ -162,6 +165,7 @@ class _Reading:
             raise ConfigError(f"{path}: must be a mapping, not {_described(raw)}")
         effective: dict[str, object] = {}
         more: dict[str, object] = {}
+        # litellm has options for every provider, so unknown keys of such entries are passed on.
         handed = model is LitellmParams and is_of_litellm(raw.get("model"))
         for key, value in self._with_canonical_keys(raw, model, path).items():
             key_path = f"{path}.{key}" if path else str(key)

@@ -22,7 +22,7 @@ class Deadline:
         return self._before + (0.0 if self._running_since is None else now - self._running_since)
 
     def stop(self, now: float) -> None:
-        """Stop counting until `go_on`."""
+        """Stop counting until `resume`."""
         self._before, self._running_since = self.spent(now), None
 
     def resume(self, now: float) -> None:

@@ -188,7 +188,7 @@ class _Bounded(httpx2.AsyncByteStream):
 class Outgoing(httpx2.AsyncClient):
     """HTTP client of the SDK; `send` always returns an answer.
 
-    `broke` is set by a failure that the older (SSE) transport does not survive. `stale` means that the server was not
+    `has_broken` is set by a failure that the older (SSE) transport does not survive. `is_stale` means that the server was not
     found at its checked address: open requests may continue, but the next connection resolves and checks it again.
     """
 

@@ -64,7 +64,7 @@ async def trim(data: bytes, limits: McpLimits) -> bytes:
 
 
 def trim_in_thread(data: bytes, limits: McpLimits) -> bytes:
-    """Trim a server's message, as `light` does, in this thread. Raises `TrimLimitReached`."""
+    """Trim a server's message, as `trim` does, in this thread. Raises `TrimLimitReached`."""
     if sum(map(data.count, (b",", b"{", b"["))) <= QUICK_TOKENS:
         return data
     looked = children(data, limits.looked_through)

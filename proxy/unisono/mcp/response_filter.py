@@ -52,7 +52,7 @@ class _Body(httpx2.AsyncByteStream):
 
 
 class WholeBody(_Body):
-    """Body that is one message; calls the exchange's `over` callback after it was read."""
+    """Body that is one message; calls the exchange's `on_complete` callback after it was read."""
 
     _is_read = False
 

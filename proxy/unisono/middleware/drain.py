@@ -32,7 +32,7 @@ def shutdown_error() -> ShuttingDown:
 class OpenRequest:
     """One request, or one WebSocket, from its first line to the end of its answer.
 
-    `runs` are its current generation streams. `active_at` is the time of the last message on a WebSocket, by the
+    `streams` are its current generation streams. `active_at` is the time of the last message on a WebSocket, by the
     monotonic clock. `ended` is True once the request was cancelled from outside.
     """
 

@@ -94,12 +94,14 @@ class Recorder(Observer):
     def ended(self, done: GenerationDone) -> None:
         if not done.start.request_id or not self._should_record(done):
             return
+        # Recordings are optional: when the store is slow, they are dropped instead of held in memory.
         if len(self._waiting) >= MAX_QUEUED:
             self._count("dropped", 1)
             return
         self._waiting.append(done)
         if len(self._waiting) >= RECORDINGS_PER_WRITE:
             self._start_write()
+        # Collect recordings for a moment, so that one transaction writes several.
         elif self._timer is None:
             self._timer = asyncio.get_running_loop().call_later(GATHER_S, self._start_write)
 

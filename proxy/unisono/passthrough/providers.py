@@ -197,6 +197,7 @@ class LitellmProvider:
             **self._params,
             **known,
             **({"extra_body": more} if more else {}),
+            # These come last, so that neither settings nor the client can replace them.
             "model": model,
             "stream": job.stream,
             "timeout": job.timeouts.total_s,
@@ -228,6 +229,7 @@ class LitellmProvider:
     def _cleaned(self, text: str) -> str:
         """Return the text on one line, printable, without values that only the operator knows."""
         text = _PREFIX.sub("", text[: MAX_DETAIL_LENGTH * 8])
+        # Replaced before the truncation, which could leave a part of a secret.
         for hidden in self._hidden:
             text = text.replace(hidden, "[hidden]")
         return " ".join("".join(letter if letter.isprintable() else " " for letter in text).split())[:MAX_DETAIL_LENGTH]
@@ -249,8 +251,10 @@ def _texts(value: object) -> Iterator[str]:
 def _is_connection_error(error: BaseException | None) -> bool:
     """Return whether the error was caused by a connection that broke or could not be made."""
     seen: set[int] = set()
+    # Chains of causes can be circular.
     while error is not None and id(error) not in seen:
         seen.add(id(error))
+        # Compared by name, because httpx and aiohttp need not be imported here.
         if any(kind.__name__ in CONNECTION for kind in type(error).__mro__):
             return True
         error = error.__cause__ or error.__context__

@@ -24,12 +24,12 @@ Schema: TypeAlias = Mapping[str, Any]
 
 
 class WorkLimitReached(Exception):
-    """The work limits are exceeded, so the validity of the value is unknown."""
+    """Raised when a validation exceeds the limits of work; the value may be valid or not."""
 
 
 @dataclass(frozen=True, slots=True)
 class Mismatch:
-    """Violation of a schema, with the path of the value that violates it."""
+    """Violation of a schema, as the validator returns it, with the path of the violating value."""
 
     path: Path
     text: str

@@ -64,7 +64,7 @@ class Times:
 
 @dataclass(slots=True)
 class StrategyResult:
-    """Result of one strategy. `served` lists all requests in order of arrival."""
+    """Result of one strategy. `requests` lists all requests in order of arrival."""
 
     strategy: str
     requests: list[SimulatedRequest]

@@ -93,6 +93,7 @@ def to_finish_reason(finished: Finished, calls: Sequence[CallForm], *, cut_in_si
     `calls` holds the forms of the complete calls in the answer. `cut_in_sight` is true if the client received a
     truncated call.
     """
+    # A complete call counts even if the answer was cut afterwards, because the client can run it.
     if calls and not cut_in_sight:
         return CALLED[calls[0]]
     if finished.cut_call or cut_in_sight:
@@ -156,12 +157,15 @@ def to_choice(index: int, result: CollectedAnswer, frame: ChatFrame) -> dict[str
                 pass  # internal to the gateway
             case _:
                 assert_never(closed.item)
+    # A Harmony answer may have several final messages; the API has one text.
     text, thoughts, refused = join_messages(content), "".join(reasoning), join_messages(refusal)
     message: dict[str, Any] = {"role": "assistant", "content": text if text or not (calls or refused) else None}
     message["refusal"] = refused or None
     message["annotations"] = []
+    # Clients read the reasoning under one of two common names, so the default sends both.
     if thoughts:
         message |= dict.fromkeys(frame.reasoning.names, thoughts)
+    # `functions` is the API's field from before `tools`, and permits one call per message.
     if call_forms and call_forms[0] is CallForm.LEGACY:
         message["function_call"] = calls[0]
     elif calls:

@@ -71,7 +71,7 @@ class MessagesModel:
 class MessagesGeneration:
     """Converted request: generation request and output options.
 
-    `served` names the builtin tools whose calls are emitted, and `talk` their server session.
+    `server_tool_names` names the builtin tools whose calls are emitted, and `session` their server session.
     """
 
     request: GenerationRequest
@@ -83,7 +83,7 @@ class MessagesGeneration:
 
 
 def needs_seals(request: MessagesInput) -> bool:
-    """Return True if the request has sealed or signed data, or the answer may."""
+    """Return True if request or answer may contain data that this gateway encrypts or signs."""
     if request.thinking is not None and request.thinking.type != "disabled":
         return True
     if any(builtin_for(tool.type) for tool in request.tools or ()):

@@ -65,7 +65,7 @@ def _nothing(*_: Any) -> str:
 class MessageFrame:
     """Fields common to all forms of an answer, and output options.
 
-    `served` names builtin tools whose calls are emitted, with their server session `talk`. `sign` signs text, and
+    `server_tool_names` names builtin tools whose calls are emitted, with their server session `session`. `sign` signs text, and
     `seal` encrypts the items of a session.
     """
 

@@ -140,7 +140,10 @@ def summary_of(result: CollectedAnswer) -> str:
 def shortened(
     items: Sequence[Item], summary: str, seals: ItemSealing, tenant: str
 ) -> tuple[tuple[UserMessage, ...], str]:
-    """Return the preserved messages, and the sealed rest. Raises StoreTooLarge."""
+    """Return the messages that stay readable, and the rest with the summary, encrypted.
+
+    Raises StoreTooLarge.
+    """
     preserved: tuple[UserMessage, ...] = ()
     rest = [_without_tokens(item) for item in items]
     if summary:

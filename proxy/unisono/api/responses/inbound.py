@@ -106,7 +106,7 @@ def to_generation_request(
     now = known.now + now
     hosting = to_server_tools(request, earlier, now, servers)
     history = settled(tuple(reading.history), earlier, now)
-    generation_request = GenerationRequest(
+    generation = GenerationRequest(
         model=model,
         conversation=to_conversation(history, to_preamble(request, toolbox, today)),
         sampling=to_sampling(request),
@@ -126,10 +126,8 @@ def to_generation_request(
         hosting=hosting,
         fields=request_fields("input"),
     )
-    generation_request = with_output_requirements(
-        generation_request, request, on_offer(request, toolbox, servers), rules
-    )
-    return ResponsesGeneration(generation_request, entries, toolbox, notes_of(request, toolbox, reading))
+    generation = with_output_requirements(generation, request, on_offer(request, toolbox, servers), rules)
+    return ResponsesGeneration(generation, entries, toolbox, notes_of(request, toolbox, reading))
 
 
 def notes_of(request: ResponsesRequest, toolbox: Toolbox, reading: InputConversion) -> tuple[str, ...]:

@@ -69,6 +69,7 @@ async def store_response(deps: ResponsesDeps, prepared: PreparedRequest, respons
             prepared.sender.tenant, prepared.lease.anchor, items, revision=prepared.revision, lease=prepared.lease
         )
 
+    # Creation appends to the conversation in the same transaction, so both happen or neither does.
     if prepared.request.stored:
         await retry_while_down(create)
     elif response.status in JOINS:

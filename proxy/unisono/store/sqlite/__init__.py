@@ -131,7 +131,7 @@ class SqliteStore:
         return await asyncio.get_running_loop().run_in_executor(self._worker, act)
 
     async def _read(self, work: Callable[Concatenate[Transaction, P], T], *args: P.args, **named: P.kwargs) -> T:
-        """Run work that only reads, on the reading thread; see `_do`."""
+        """Run work that only reads, on the reading thread; see `_run`."""
         self._check_open()
 
         def act() -> T:

@@ -217,7 +217,7 @@ class BackgroundRunner:
         return await retry_while_down(lambda: store.acquire(tenant, anchor, owner, lease_s, force=force), pauses_s)
 
     async def _store_if_admitted(self, job: BackgroundJob, response: StoredResponse, lease: Lease) -> None:
-        """Store the response if it is admitted, and nothing otherwise."""
+        """Store the response if quotas and hooks admit the request; a refused one stores nothing."""
         first_events = LogWrite(0, tuple(event.data for event in job.first_events(response)))
         try:
             await job.admit()

@@ -76,7 +76,7 @@ class ResponseEvents:
         clock: Callable[[], float],
         should_emit: bool = True,
     ) -> None:
-        """Create the events. With `are_facts_reported` False they are only counted, and `stored` is built."""
+        """Create the events. Without `should_emit` they are only counted, and `stored` is built."""
         self._writer = EventSerializer(frame.dialect, should_emit=should_emit)
         self._add = self._writer.add
         self.stored: StoredResponse | None = None

@@ -69,7 +69,7 @@ HOSTED = {kind.type: kind for kind in (MCP_CALL, WEB_SEARCH, CODE_RUN)}
 class OpenItem:
     """Item that was started. A `hidden` one has no deltas.
 
-    `unseen` holds earlier output of the model that was not emitted.
+    `silent_items` holds earlier output of the model that was not emitted.
     """
 
     made: Made

@@ -35,7 +35,7 @@ class DeltaForm(NamedTuple):
 
 
 class EventSerializer:
-    """Serializer of events, in order. With `aloud` False, events are counted but not made."""
+    """Serializer of events, in order. With `should_emit` False, events are counted but not made."""
 
     def __init__(self, dialect: Dialect, *, should_emit: bool = True) -> None:
         self.should_emit = should_emit

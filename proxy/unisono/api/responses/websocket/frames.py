@@ -33,7 +33,7 @@ _STREAM_ID = re.compile(r"[A-Za-z0-9_.-]{1,256}")
 class CreateFrame:
     """Request for a response.
 
-    `body` is that of `POST /responses`, and `size` its length in bytes. A request that is not `answered` only
+    `body` is that of `POST /responses`, and `size` its length in bytes. A request that is not `should_generate` only
     prepares the next. `number` is the position of its frame on the socket.
     """
 
