@@ -188,8 +188,9 @@ class _Bounded(httpx2.AsyncByteStream):
 class Outgoing(httpx2.AsyncClient):
     """HTTP client of the SDK; `send` always returns an answer.
 
-    `has_broken` is set by a failure that the older (SSE) transport does not survive. `is_stale` means that the server was not
-    found at its checked address: open requests may continue, but the next connection resolves and checks it again.
+    `has_broken` is set by a failure that the older (SSE) transport does not survive. `is_stale` means that the server
+    was not found at its checked address: open requests may continue, but the next connection resolves and checks it
+    again.
     """
 
     def __init__(self, path: Path, limits: McpLimits, *, fragile: bool, **options: Any) -> None:

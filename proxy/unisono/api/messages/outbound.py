@@ -65,8 +65,8 @@ def _nothing(*_: Any) -> str:
 class MessageFrame:
     """Fields common to all forms of an answer, and output options.
 
-    `server_tool_names` names builtin tools whose calls are emitted, with their server session `session`. `sign` signs text, and
-    `seal` encrypts the items of a session.
+    `server_tool_names` names builtin tools whose calls are emitted, with their server session `session`. `sign` signs
+    text, and `seal` encrypts the items of a session.
     """
 
     id: str

@@ -17,8 +17,8 @@ from unisono.engine.request import GenerationReport
 class ShownBlocks:
     """Record of the emitted blocks.
 
-    `calls` is the number of emitted client calls, and `cut` is true if one of them was truncated. `server_calls` names the
-    server tool calls. `refused` is true if a text violated its required format.
+    `calls` is the number of emitted client calls, and `cut` is true if one of them was truncated. `server_calls` names
+    the server tool calls. `refused` is true if a text violated its required format.
     """
 
     calls: int = 0

@@ -61,7 +61,7 @@ HEADING = "[Summary of the conversation before this point, as you wrote it]\n\n"
 class Compacted:
     """Result of a compaction.
 
-    `kept` holds preserved user messages; `sealed` holds everything else.
+    `preserved` holds user messages; `sealed` holds everything else.
     """
 
     id: str

@@ -66,7 +66,7 @@ def check(request: ResponsesRequest, *, answered: bool = True) -> None:
 def referenced_ids(request: ResponsesRequest) -> tuple[str, ...]:
     """Return the unique ids of input items that may be stored here.
 
-    `KnownState.kept` is called for no other ids. A referenced item must exist.
+    `KnownState.stored_item` is called for no other ids. A referenced item must exist.
     """
     found = (item.id for item in request.input if item.id)
     return tuple(dict.fromkeys(found))

@@ -60,7 +60,7 @@ def nothing_stored(_: str) -> None:
 class KnownState:
     """State that a request depends on, read beforehand.
 
-    `earlier` holds the history before the request's input. `kept` finds a stored item by its id, and `opened` opens
+    `earlier` holds the history before the request's input. `stored_item` finds one by its id, and `opened` opens
     a sealed text. `hosted` is the earlier history of server tools. `now` is that of an input which is already in
     `earlier`.
     """
