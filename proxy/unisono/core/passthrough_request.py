@@ -116,7 +116,7 @@ class PassthroughRequest:
 class PassthroughJob:
     """Pass-through request for a backend: the body to send, except for the model's name.
 
-    The backend sets that name. `requested_model` is the requested name, for a backend that serves many models (`named`).
+    The backend sets that name. `requested_model` is the client's name, for a backend of many models (`named`).
     """
 
     api: Api

@@ -49,7 +49,7 @@ class Target:
 class VisitedPage:
     """Page as displayed to the model.
 
-    `display_url` appears in the header; `url` is the source of the text, for citations. `query` is the query or pattern
+    `display_url` appears in the header; `url` is the source of the text, for citations. `requested_url` is the query or pattern
     of a result page.
     """
 
