@@ -297,9 +297,9 @@ async def test_deleted_files_are_counted_where_root_may_not_look_at_processes(an
 AS_IN_A_CONTAINER = """
 import asyncio, os
 from unisono.toolservers.python.executor import MIB, CodeRunner, RunLimits
-from unisono.toolservers.python.sandbox_probe import made
+from unisono.toolservers.python.sandbox_probe import make_sandbox
 
-way = made(os.environ["PYTHON"], drops=True, is_isolated=False)
+way = make_sandbox(os.environ["PYTHON"], drops=True, is_isolated=False)
 outcome = asyncio.run(CodeRunner(way, RunLimits(seconds=20.0, disk=16 * MIB)).run(os.environ["CODE"]))
 print("disk full" if outcome.disk_full else outcome)
 """

@@ -49,8 +49,8 @@ class Target:
 class VisitedPage:
     """Page as displayed to the model.
 
-    `display_url` appears in the header; `url` is the source of the text, for citations. `requested_url` is the query or pattern
-    of a result page.
+    `display_url` appears in the header; `url` is the source of the text, for citations. `requested_url` is the query or
+    the pattern of a result page.
     """
 
     kind: PageKind
