@@ -461,4 +461,4 @@ def test_a_group_has_its_smallest_context_window() -> None:
 def test_a_recovery_can_be_disabled_in_any_spelling(word: object) -> None:
     settings = {"recoveries": {"repetition": word, "code-fence": "on"}, "reasoning_budget": 0}
     model = ModelRegistry(parse({"model_list": [entry("a", unisono=settings)]}, {}).config).resolve("a")
-    assert (model.settings.unmended, model.settings.reasoning_budget) == ({"repetition"}, 0)
+    assert (model.settings.disabled_recoveries, model.settings.reasoning_budget) == ({"repetition"}, 0)

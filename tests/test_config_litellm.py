@@ -238,5 +238,5 @@ def test_every_configuration_of_the_pages_loads_without_warnings(block: str) -> 
 def test_answer_modes_match_the_page() -> None:
     [block] = [block for block in BLOCKS.values() if "assistant" in block]
     registry = ModelRegistry(parse(yaml.safe_load(block), {}).config)
-    modes = {model.name: registry.way(model) for model in registry.groups()}
+    modes = {model.name: registry.answer_mode(model) for model in registry.groups()}
     assert modes == {"assistant": AnswerMode.ENGINE_THEN_PASSING, "other": AnswerMode.PASSING_THEN_ENGINE}

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from unisono.bootstrap.tool_servers import build_hosting
+from unisono.bootstrap.tool_servers import build_server_tools
 from unisono.config import parse
 from unisono.core.tools import (
     Approval,
@@ -199,10 +199,10 @@ def test_a_tool_needs_approval_when_operator_or_client_requires_it() -> None:
 def test_a_builtin_tool_needs_a_configured_server() -> None:
     servers = {"docs": {"url": URL}}
     config = parse({"mcp_servers": servers, "unisono": {"builtin_tools": {"browser": "docs"}}}, {}).config
-    assert build_hosting(config).rules.trained["browser"].label == "docs"
+    assert build_server_tools(config).rules.trained["browser"].label == "docs"
     config = parse({"mcp_servers": servers, "unisono": {"builtin_tools": {"python": "code"}}}, {}).config
     with pytest.raises(ConfigError, match=r"unisono\.builtin_tools\.python: unknown tool server `code`"):
-        build_hosting(config)
+        build_server_tools(config)
 
 
 def test_an_unknown_builtin_tool_is_rejected() -> None:

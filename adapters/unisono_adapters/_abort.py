@@ -38,15 +38,15 @@ class Dropping(aiohttp.ClientResponse):
         try:
             return await super().start(connection)
         except BaseException:
-            self._leave(transport)
+            self._close(transport)
             raise
 
     def close(self) -> None:
         if self.connection is not None:
-            self._leave(self.connection.transport)
+            self._close(self.connection.transport)
         super().close()
 
-    def _leave(self, transport: asyncio.Transport | None) -> None:
+    def _close(self, transport: asyncio.Transport | None) -> None:
         _drop(transport)
 
 
@@ -63,7 +63,7 @@ class Polite(Dropping):
         self._answered = True
         return started
 
-    def _leave(self, transport: asyncio.Transport | None) -> None:
+    def _close(self, transport: asyncio.Transport | None) -> None:
         if not self._answered and transport is not None and not transport.get_write_buffer_size():
             transport.close()
         else:

@@ -42,18 +42,18 @@ def complete(
 
 def sampling(job: CompletionJob) -> dict[str, object]:
     """Return the sampling fields shared by this family; seed and bias only if set."""
-    asked = job.sampling
+    options = job.sampling
     fields: dict[str, object] = {
-        "temperature": asked.temperature,
-        "top_p": asked.top_p,
-        "top_k": asked.top_k,
-        "min_p": asked.min_p,
-        "presence_penalty": asked.presence_penalty,
-        "frequency_penalty": asked.frequency_penalty,
-        "repetition_penalty": asked.repetition_penalty,
+        "temperature": options.temperature,
+        "top_p": options.top_p,
+        "top_k": options.top_k,
+        "min_p": options.min_p,
+        "presence_penalty": options.presence_penalty,
+        "frequency_penalty": options.frequency_penalty,
+        "repetition_penalty": options.repetition_penalty,
     }
-    if asked.seed is not None:
-        fields["seed"] = asked.seed
+    if options.seed is not None:
+        fields["seed"] = options.seed
     if biased := bias(job):
         fields["logit_bias"] = {str(token): amount for token, amount in biased.items()}
     return fields

@@ -37,7 +37,7 @@ async def generate(
     wire: BackendHttp, path: str, body: bytes, job: CompletionJob, fold: Fold, framing: Framing = SSE
 ) -> AsyncGenerator[Chunk]:
     """Send `body` and yield the chunks that `fold` produces."""
-    begun = False
+    has_started = False
     try:
         answer = await wire.post(path, body, job, framing)
     except BackendError as error:
@@ -55,11 +55,11 @@ async def generate(
             del events
             if chunk is not None:
                 answer.delivered()
-                begun = True
+                has_started = True
                 yield chunk
         await answer.settle()
     except BackendError as error:
-        raise (error if begun else refusal(job, error)) from error.__cause__
+        raise (error if has_started else refusal(job, error)) from error.__cause__
     finally:
         answer.close()
 

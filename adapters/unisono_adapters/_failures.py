@@ -16,7 +16,7 @@ from typing import Any, TypeAlias
 import aiohttp
 
 from unisono.core.backend_statuses import is_permanent
-from unisono.core.context_window import read_counts
+from unisono.core.matched_texts import read_counts
 from unisono.core.secrecy import secret_spellings
 from unisono.errors import (
     BackendError,
@@ -118,16 +118,16 @@ class FailureTable:
         self, status: int, body: object, headers: Mapping[str, str] | None = None
     ) -> BackendError | ContextTooLong:
         """Return the error for an HTTP status or `code`, and its body (decoded JSON or text)."""
-        param, said = self._param_and_message(body)
-        detail = f": {said}" if said else ""
+        param, text = self._param_and_message(body)
+        detail = f": {text}" if text else ""
         failure: BackendError | ContextTooLong
-        if status in (400, 413, 422) and (param in _LENGTHS or _TOO_LONG.search(said)):
-            tokens, limit = read_counts(said)
+        if status in (400, 413, 422) and (param in _LENGTHS or _TOO_LONG.search(text)):
+            tokens, limit = read_counts(text)
             failure = ContextTooLong(
                 f"the request is longer than the model's context{detail}", tokens=tokens, limit=limit
             )
         else:
-            kind, message = self._statuses.get(status) or _unlisted(status)
+            kind, message = self._statuses.get(status) or _default_error(status)
             if kind is BackendRejected:
                 message += detail
             failure = kind(
@@ -173,7 +173,7 @@ class FailureTable:
         return (param if isinstance(param, str) else None), text
 
 
-def _unlisted(status: int) -> tuple[type[BackendError], str]:
+def _default_error(status: int) -> tuple[type[BackendError], str]:
     if status >= 500:
         return BackendError, f"the backend failed (HTTP {status})"
     return BackendProtocolError, f"the backend answered with HTTP {status}"

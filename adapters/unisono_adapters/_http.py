@@ -63,44 +63,44 @@ class _Watch:
     Time spent waiting for the backend counts. Time that the reader spends elsewhere counts only for the total
     limit. On expiry the socket is dropped, which wakes its reader."""
 
-    __slots__ = ("_due", "_first", "_last_look", "_loop", "_response", "_silence_s", "_timer", "_total_at", "expired")
+    __slots__ = ("_due_at", "_first", "_is_late", "_loop", "_response", "_silence_s", "_timer", "_total_at", "expired")
 
     def __init__(self, started: float, timeouts: Timeouts, response: aiohttp.ClientResponse) -> None:
         self._loop = asyncio.get_running_loop()
         self._response = response
         self._silence_s = timeouts.silence_s
         self._total_at = started + timeouts.total_s
-        self._due: float | None = started + timeouts.first_token_s
+        self._due_at: float | None = started + timeouts.first_token_s
         self._first = True
-        self._last_look = False
+        self._is_late = False
         self.expired: str | None = None
-        self._timer = self._loop.call_at(min(self._due, self._total_at), self._fire)
+        self._timer = self._loop.call_at(min(self._due_at, self._total_at), self._on_timer)
 
     def waiting(self) -> None:
-        if self._due is None:
-            self._due = self._loop.time() + self._silence_s
+        if self._due_at is None:
+            self._due_at = self._loop.time() + self._silence_s
 
     def delivered(self) -> None:
         """Stop the silence limit after data arrived, until `waiting`."""
-        self._due = None
-        self._last_look = False
+        self._due_at = None
+        self._is_late = False
         if self._first:
             self._first = False
             self._timer.cancel()
-            self._timer = self._loop.call_at(min(self._loop.time() + self._silence_s, self._total_at), self._fire)
+            self._timer = self._loop.call_at(min(self._loop.time() + self._silence_s, self._total_at), self._on_timer)
 
     def stop(self) -> None:
         self._timer.cancel()
 
-    def _fire(self) -> None:
+    def _on_timer(self) -> None:
         now = self._loop.time()
         # No reader waits: the earliest end of a silence that would begin now.
-        due = now + self._silence_s if self._due is None else self._due
+        due = now + self._silence_s if self._due_at is None else self._due_at
         if now >= self._total_at:
             self.expired = "the answer exceeded the total time limit"
-        elif now >= due and not self._last_look:
-            self._last_look = True
-            self._timer = self._loop.call_at(min(now + LATE_READ_S, self._total_at), self._fire)
+        elif now >= due and not self._is_late:
+            self._is_late = True
+            self._timer = self._loop.call_at(min(now + LATE_READ_S, self._total_at), self._on_timer)
             return
         elif now >= due:
             self.expired = (
@@ -109,7 +109,7 @@ class _Watch:
                 else "the backend stopped sending in the middle of its answer"
             )
         else:
-            self._timer = self._loop.call_at(min(due, self._total_at), self._fire)
+            self._timer = self._loop.call_at(min(due, self._total_at), self._on_timer)
             return
         self._response.close()
 
@@ -229,7 +229,7 @@ class BackendHttp:
             async with asyncio.timeout(job.timeouts.total_s):
                 response = await self._send(path, body, self._headers_for(job, "application/json"), limits)
                 try:
-                    answer = await _whole(response, MAX_PASSTHROUGH_BYTES)
+                    answer = await _read_body(response, MAX_PASSTHROUGH_BYTES)
                     if response.status != 200:
                         raise self.failures.refusal(response.status, answer, response.headers)
                     if isinstance(answer, str):
@@ -251,18 +251,18 @@ class BackendHttp:
             headers["X-Request-Id"] = f"{job.request_id}-{next(self._serial)}"
         return headers if job.trace is None else headers | job.trace.headers
 
-    async def get_json(self, path: str, asked: object = None) -> Any:
-        """Return a small JSON document by GET, or POST if `asked`. Raises the `BackendError` family."""
+    async def get_json(self, path: str, request_body: object = None) -> Any:
+        """Request a small JSON document. POST `request_body` if given. Raises BackendError."""
         method, headers, data = "GET", self._headers, None
-        if asked is not None:
-            method, data = "POST", orjson.dumps(asked)
+        if request_body is not None:
+            method, data = "POST", orjson.dumps(request_body)
             headers = headers | {"Content-Type": "application/json"}
         try:
             async with asyncio.timeout(PROBE_S):
                 async with self._open().request(
                     method, self._base.joinpath(path), data=data, headers=headers, allow_redirects=False
                 ) as response:
-                    body = await _whole(response)
+                    body = await _read_body(response)
                     if response.status != 200:
                         raise self.failures.refusal(response.status, body, response.headers)
                     if isinstance(body, str):
@@ -289,7 +289,7 @@ class BackendHttp:
                 if response.status in NO_PAGE:
                     return None
                 if response.status != 200:
-                    raise self.failures.refusal(response.status, await _whole(response), response.headers)
+                    raise self.failures.refusal(response.status, await _read_body(response), response.headers)
                 page = bytearray()
                 while read := await response.content.readany():
                     page += read
@@ -315,14 +315,14 @@ class BackendHttp:
     ) -> aiohttp.ClientResponse:
         """Send a POST; retry once if a reused connection is dead before its first byte."""
         url = self._base.joinpath(path)
-        passage = SimpleNamespace(reused=False)
+        trace = SimpleNamespace(reused=False)
         try:
             return await self._open().post(
                 url, data=io.BytesIO(body), headers=headers, timeout=limits, allow_redirects=False,
-                trace_request_ctx=passage,
+                trace_request_ctx=trace,
             )  # fmt: skip
         except (aiohttp.ServerDisconnectedError, aiohttp.ClientOSError) as error:
-            if not passage.reused or isinstance(error, aiohttp.ClientConnectorError):
+            if not trace.reused or isinstance(error, aiohttp.ClientConnectorError):
                 raise
         return await self._open().post(
             url, data=io.BytesIO(body), headers=headers, timeout=limits, allow_redirects=False
@@ -330,13 +330,13 @@ class BackendHttp:
 
     async def _expect_events(self, response: aiohttp.ClientResponse, framing: Framing) -> None:
         if response.status != 200:
-            body = await _whole(response)
+            body = await _read_body(response)
             raise self.failures.refusal(response.status, body, response.headers)
         if response.headers.get("Content-Encoding", "identity").lower() != "identity":
             raise BackendProtocolError("the backend compressed its answer although compression was not requested")
         if response.content_type == framing.content_type:
             return
-        raise self.failures.not_events(response.content_type, await _whole(response))
+        raise self.failures.not_events(response.content_type, await _read_body(response))
 
     def _open(self) -> aiohttp.ClientSession:
         if self._closed:
@@ -370,7 +370,7 @@ async def _note_reuse(session: aiohttp.ClientSession, context: SimpleNamespace, 
         context.trace_request_ctx.reused = True
 
 
-async def _whole(response: aiohttp.ClientResponse, longest: int = MAX_RESPONSE_BYTES) -> object:
+async def _read_body(response: aiohttp.ClientResponse, longest: int = MAX_RESPONSE_BYTES) -> object:
     """Return the first `longest` bytes of a body, decoded if it is JSON, else as text."""
     body = bytearray()
     while len(body) < longest:

@@ -54,6 +54,7 @@ TRIES = 4
 
 # Non-streamed answers of the server are JSON on one line.
 _DOCUMENT = Framing("application/json", LineCutter)
+# A server may report the end of its tokenizer's text instead of a Harmony stop token.
 _ENDS = (*STOP_TOKENS, ENDOFTEXT)
 _LOOKS_SPECIAL = re.compile(r"<\|[a-z_0-9]+\|>")
 _MAX_MARKER_LENGTH = 40
@@ -92,7 +93,9 @@ def is_inside(prompt: Prompt) -> bool:
     return len(tokens) > 1 and tokens[-1] < FIRST_SPECIAL and tokens[-2] != START
 
 
-async def go_on(wire: BackendHttp, job: CompletionJob, body: Body, written: PoisonPrompt) -> AsyncGenerator[Chunk]:
+async def complete_text(
+    wire: BackendHttp, job: CompletionJob, body: Body, written: PoisonPrompt
+) -> AsyncGenerator[Chunk]:
     """Yield the answer to `job` as text, with the counts of its own prompt.
 
     Raises the `BackendError` family.
@@ -101,20 +104,20 @@ async def go_on(wire: BackendHttp, job: CompletionJob, body: Body, written: Pois
     began = now()
     encoding = load_encoding()
     piece, tokens = await _first(wire, job, body, written, encoding)
-    begun = read(encoding, job, piece, tokens, written)
-    if begun.finish is not None:
-        yield replace(piece, text=begun.text, finish=begun.finish, stop_token=begun.stop_token)
+    first = read(encoding, job, piece, tokens, written)
+    if first.finish is not None:
+        yield replace(piece, text=first.text, finish=first.finish, stop_token=first.stop_token)
         return
-    if begun.text:
-        yield Chunk(text=begun.text)
-    rest = _behind(job, begun, now() - began)
+    if first.text:
+        yield Chunk(text=first.text)
+    rest = _rest_of(job, first, now() - began)
     awaited = True
     written.record(rest.prompt)
     async with aclosing(complete(wire, body(rest, False), rest, OutputForm.TEXT)) as stream:
         async for chunk in stream:
             if awaited and chunk.text:
                 awaited = False
-                chunk = replace(chunk, text=with_space(chunk.text, begun.expected))
+                chunk = replace(chunk, text=with_space(chunk.text, first.expected))
             if chunk.finish is not None:
                 chunk = replace(chunk, prompt_tokens=piece.prompt_tokens, cached_tokens=piece.cached_tokens)
             yield chunk
@@ -123,14 +126,19 @@ async def go_on(wire: BackendHttp, job: CompletionJob, body: Body, written: Pois
 async def _first(
     wire: BackendHttp, job: CompletionJob, body: Body, written: PoisonPrompt, encoding: Encoding
 ) -> tuple[Chunk, Sequence[Token]]:
-    """Return the first piece and its tokens, which are empty if the server does not report them."""
-    prompt, again = before_written(encoding, job.prompt, written)
+    """Generate the first tokens of `job` without streaming; return the chunk and its tokens.
+
+    `written` holds the prompts that would crash the server. If the prompt is one of them, its last tokens are generated
+    again. The tokens are empty if the server does not report them. Raises CannotGoOn if the server does not repeat the
+    prompt's last tokens.
+    """
+    prompt, again = split_poison(encoding, job.prompt, written)
     for number in range(TRIES if again else 1):
         few = replace(
             job,
             prompt=prompt,
             max_tokens=len(again) + min(PROBE_TOKENS, job.max_tokens),
-            sampling=_reseeded(job.sampling, number),
+            sampling=_with_next_seed(job.sampling, number),
         )
         fold = _PieceFold(wire.failures)
         written.record(prompt)
@@ -150,7 +158,7 @@ async def _first(
     raise CannotGoOn(UNBEARABLE)
 
 
-def before_written(encoding: Encoding, prompt: Prompt, written: PoisonPrompt) -> tuple[Prompt, list[int]]:
+def split_poison(encoding: Encoding, prompt: Prompt, written: PoisonPrompt) -> tuple[Prompt, list[int]]:
     """Return the prompt without the last tokens that would crash the server, and these tokens.
 
     Raises CannotGoOn if it cannot be shortened.
@@ -193,8 +201,8 @@ def read(
         raise CannotGoOn(UNBEARABLE)
     # The last certain position, else the most probable one.
     place = max(places, key=lambda place: (min(tokens[place].probability, MIN_CERTAIN_PROBABILITY), place))
-    kept = ids[:place]
-    return FirstPiece(kept, encoding.decode(kept), expected=encoding.decode([ids[place]]))
+    ids_before = ids[:place]
+    return FirstPiece(ids_before, encoding.decode(ids_before), expected=encoding.decode([ids[place]]))
 
 
 def cut_positions(encoding: Encoding, before: str, ids: Sequence[int]) -> list[int]:
@@ -203,15 +211,15 @@ def cut_positions(encoding: Encoding, before: str, ids: Sequence[int]) -> list[i
     A prompt cannot end inside a character, or after a typed marker, which the server would parse as a real one.
     """
     decoder = getincrementaldecoder("utf-8")("replace")
-    run = before[-_MAX_MARKER_LENGTH:].rpartition("|>")[2]
+    tail = before[-_MAX_MARKER_LENGTH:].rpartition("|>")[2]
     places = [0]
     for at, token in enumerate(ids):
         if token >= FIRST_SPECIAL:
             decoder.reset()
-            run = ""
+            tail = ""
         else:
-            run = run[-_MAX_MARKER_LENGTH:] + decoder.decode(encoding.decode_bytes([token]))
-            if any(marker in encoding.special_names for marker in _LOOKS_SPECIAL.findall(run)):
+            tail = tail[-_MAX_MARKER_LENGTH:] + decoder.decode(encoding.decode_bytes([token]))
+            if any(marker in encoding.special_names for marker in _LOOKS_SPECIAL.findall(tail)):
                 break
         if not decoder.getstate()[0]:
             places.append(at + 1)
@@ -238,19 +246,19 @@ def _account_for(text: str, spelled: str) -> bool:
     return spelled.removeprefix(" ").startswith(compared[0])
 
 
-def _behind(job: CompletionJob, begun: FirstPiece, spent_s: float) -> CompletionJob:
+def _rest_of(job: CompletionJob, first: FirstPiece, spent_s: float) -> CompletionJob:
     """Return the job for the rest, `spent_s` seconds later."""
     assert job.prompt.text is not None, "a text backend was given a prompt without text"
     return replace(
         job,
-        prompt=Prompt([*job.prompt.tokens, *begun.ids], job.prompt.text + begun.text),
-        max_tokens=job.max_tokens - len(begun.ids),
-        sampling=_reseeded(job.sampling, len(begun.ids)),
+        prompt=Prompt([*job.prompt.tokens, *first.ids], job.prompt.text + first.text),
+        max_tokens=job.max_tokens - len(first.ids),
+        sampling=_with_next_seed(job.sampling, len(first.ids)),
         timeouts=replace(job.timeouts, total_s=job.timeouts.total_s - spent_s),
     )
 
 
-def _reseeded(sampling: Sampling, number: int) -> Sampling:
+def _with_next_seed(sampling: Sampling, number: int) -> Sampling:
     """Return another seed for another request: the same one would repeat its random numbers."""
     if sampling.seed is None or not number:
         return sampling
@@ -264,14 +272,14 @@ class _PieceFold:
     """
 
     def __init__(self, failures: FailureTable) -> None:
-        self._whole = CompletionFold(OutputForm.TEXT, failures)
+        self._completion = CompletionFold(OutputForm.TEXT, failures)
         self.tokens: list[Token] | None = None
         self.done = False
 
     def feed(self, events: list[bytes]) -> Chunk | None:
         if not events:
             return None
-        chunk = self._whole.feed([*events, b"[DONE]"])
+        chunk = self._completion.feed([*events, b"[DONE]"])
         self.tokens = _tokens_in(decoded(events[0]))
         self.done = True
         return chunk
@@ -279,8 +287,8 @@ class _PieceFold:
 
 def _tokens_in(document: dict[str, Any]) -> list[Token] | None:
     """Return the tokens of a document, or None. Raises BackendProtocolError for invalid ids."""
-    told = document["choices"][0].get("logprobs")
-    each = told.get("content") if isinstance(told, dict) else None
+    logprobs = document["choices"][0].get("logprobs")
+    each = logprobs.get("content") if isinstance(logprobs, dict) else None
     if not isinstance(each, list) or not all(isinstance(one, dict) and "id" in one for one in each):
         return None
     ids = token_ids([one["id"] for one in each])

@@ -19,6 +19,7 @@ from unisono_adapters._metrics import LARGEST
 
 # Limit for all pages together, in seconds.
 LOAD_S = 1.0
+# A longer page is an error: its load is then unknown.
 MAX_INLINE_PAGE_BYTES = 1024 * 1024
 # Larger pages are parsed in a thread, since that takes more than a millisecond.
 OFF_LOOP_BYTES = 4 * 1024
@@ -40,15 +41,15 @@ class LoadPages:
     async def read(self) -> Load | None:
         """Return the load. Raises the `BackendError` family: BackendTimeout after `LOAD_S`."""
         loop = asyncio.get_running_loop()
-        begun = loop.time()
-        if begun < self._silent_until:
+        started_at = loop.time()
+        if started_at < self._silent_until:
             return None
         for path, page in list(self._pages.items()):
-            body = await self._wire.get_page(path, begun + LOAD_S - loop.time(), MAX_INLINE_PAGE_BYTES)
-            told = await _loaded(page, body) if body is not None else None
-            if told is not None:
+            body = await self._wire.get_page(path, started_at + LOAD_S - loop.time(), MAX_INLINE_PAGE_BYTES)
+            load = await _loaded(page, body) if body is not None else None
+            if load is not None:
                 self._pages = {path: page, **self._pages}
-                return told
+                return load
         self._silent_until = loop.time() + SILENT_S
         return None
 

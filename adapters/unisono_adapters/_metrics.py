@@ -32,12 +32,12 @@ def samples(page: bytes, *names: str) -> dict[str, list[Sample]]:
 
     Lines longer than `MAX_LINE_BYTES` are skipped.
     """
-    wanted = tuple(name.encode() for name in names)
-    lines = (line for line in page.split(b"\n") if line.startswith(wanted) and len(line) <= MAX_LINE_BYTES)
+    encoded_names = tuple(name.encode() for name in names)
+    lines = (line for line in page.split(b"\n") if line.startswith(encoded_names) and len(line) <= MAX_LINE_BYTES)
     found: dict[str, list[Sample]] = {}
     for line in islice(filter(None, map(_LINE.match, lines)), MAX_SAMPLES):
         value = _number(line[3])
-        if value is not None and line[1] in wanted:
+        if value is not None and line[1] in encoded_names:
             labels = dict(_LABEL.findall((line[2] or b"").decode("utf-8", errors="replace")))
             found.setdefault(line[1].decode(), []).append(Sample(value, labels))
     return found

@@ -67,11 +67,11 @@ class RawFold:
         return Chunk(
             text=text,
             finish=meaning,
-            prompt_tokens=count(self._last.get("prompt_eval_count")) if self._counts_all() else None,
+            prompt_tokens=count(self._last.get("prompt_eval_count")) if self._has_cached_count() else None,
             cached_tokens=count(self._last.get("prompt_eval_cached_count")),
         )
 
-    def _counts_all(self) -> bool:
+    def _has_cached_count(self) -> bool:
         """Return whether `prompt_eval_count` includes cached tokens.
 
         It does in all versions except the first releases of 0.30. A version that reports the cached part
@@ -104,10 +104,10 @@ class TemplateFold(RawFold):
     def _last_chunk(self, text: str) -> Chunk:
         if self._last.get("context") is None:
             raise IdsMissing("the backend's answer has no `context`; its version may be too new for this route")
-        return super()._last_chunk(behind(self._prompt, token_ids(self._last.get("context"))))
+        return super()._last_chunk(text_after_prompt(self._prompt, token_ids(self._last.get("context"))))
 
 
-def behind(prompt: Prompt, context: list[int]) -> str:
+def text_after_prompt(prompt: Prompt, context: list[int]) -> str:
     """Return the text in `context` after the prompt. Raises BackendProtocolError on a mismatch.
 
     Only texts and control tokens are compared, not every id: the prompt's end may have been tokenised together

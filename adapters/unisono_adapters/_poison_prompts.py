@@ -37,7 +37,7 @@ class PoisonPrompt:
         if prompt.text.endswith(last):
             self.add(prompt.text.removesuffix(last))
 
-    async def noting(self, prompt: str, chunks: AsyncGenerator[Chunk]) -> AsyncGenerator[Chunk]:
+    async def observe(self, prompt: str, chunks: AsyncGenerator[Chunk]) -> AsyncGenerator[Chunk]:
         """Yield the chunks of an answer to `prompt`, and record it if it reaches its token limit."""
         digest = _digest_of(prompt)
         async with aclosing(chunks):

@@ -104,9 +104,9 @@ async def examine(subject: Subject) -> Probe:
     Raises BackendUnavailable and BackendOverloaded, which say nothing about its fitness, and BackendTimeout
     from a backend that generated and then stalled."""
     # In a thread, since loading the encoding for the first time takes half a second.
-    exam = _Examination(subject, await asyncio.to_thread(load_encoding))
+    exam = _Probing(subject, await asyncio.to_thread(load_encoding))
     try:
-        heard = await exam.generate(exam.question(), 3)
+        heard = await exam.generate(exam.prompt_with(), 3)
     except (BackendError, ContextTooLong) as error:
         exam.failed_to_generate(error)
         return exam.result()
@@ -122,7 +122,7 @@ async def examine(subject: Subject) -> Probe:
 
 
 @dataclass(slots=True)
-class _Heard:
+class _ProbeAnswer:
     """Result of one complete generation."""
 
     sent: int
@@ -134,20 +134,20 @@ class _Heard:
     first_s: float | None = None
 
 
-class _Examination:
+class _Probing:
     def __init__(self, subject: Subject, encoding: Encoding) -> None:
         self._subject = subject
         self._encoding = encoding
-        self._able = subject.claims
+        self._capabilities = subject.claims
         self._findings: dict[Check, Finding] = {}
         self._first_s: float | None = None
-        self._patience = FIRST_TOKEN_S if subject.first_token_s is None else subject.first_token_s
+        self._first_token_s = FIRST_TOKEN_S if subject.first_token_s is None else subject.first_token_s
         self._accepts_ids = subject.claims.prompt is OutputForm.IDS
         self._gives_ids = subject.claims.output is OutputForm.IDS
 
     # Requests
 
-    def question(self, ending: str = "") -> Prompt:
+    def prompt_with(self, ending: str = "") -> Prompt:
         """Return the prompt of the probe with the beginning of an answer."""
         start, end = QUESTION
         encode = self._encoding.encode_marked
@@ -160,8 +160,8 @@ class _Examination:
 
     async def generate(
         self, prompt: Prompt, max_tokens: int, force: int | None = None, constraint: Constraint | None = None
-    ) -> _Heard:
-        patience = self._patience
+    ) -> _ProbeAnswer:
+        patience = self._first_token_s
         job = CompletionJob(
             prompt=prompt,
             max_tokens=max_tokens,
@@ -170,7 +170,7 @@ class _Examination:
             request_id=REQUEST_ID,
             constraint=constraint,
         )
-        heard = _Heard(len(prompt.tokens))
+        heard = _ProbeAnswer(len(prompt.tokens))
         started = monotonic()
         # The port promises an iterator; every adapter returns a generator, to be closed with the stream.
         async with aclosing(self._subject.complete(job)) as chunks:  # type: ignore[type-var]
@@ -184,9 +184,9 @@ class _Examination:
                 heard.claimed = chunk.prompt_tokens if chunk.prompt_tokens is not None else heard.claimed
         return heard
 
-    async def _try(
+    async def _generate(
         self, prompt: Prompt, max_tokens: int, force: int | None = None, constraint: Constraint | None = None
-    ) -> _Heard | None:
+    ) -> _ProbeAnswer | None:
         """Return the generation, or None if the backend rejects the request.
 
         That is not a failure, since the backend has generated before."""
@@ -199,30 +199,30 @@ class _Examination:
 
     # Findings
 
-    def _find(self, check: Check, ok: bool, detail: str = "", severity: Severity | None = None, said: str = "") -> None:
+    def _find(self, check: Check, ok: bool, detail: str = "", severity: Severity | None = None, text: str = "") -> None:
         """Record a finding; an earlier failure of the same check takes precedence."""
         if check not in self._findings or self._findings[check].ok:
             remedy = "" if ok else self._subject.remedies.get(check, "")
-            self._findings[check] = Finding(check, ok, detail, remedy, severity, said)
+            self._findings[check] = Finding(check, ok, detail, remedy, severity, text)
 
     def result(self) -> Probe:
         order = list(Check)
         findings = sorted(self._findings.values(), key=lambda finding: order.index(finding.check))
-        return Probe(self._able, tuple(findings), self._first_s)
+        return Probe(self._capabilities, tuple(findings), self._first_s)
 
     def failed_to_generate(self, error: BackendError | ContextTooLong) -> None:
         if isinstance(error, BackendUnavailable | BackendOverloaded):
             raise error
-        said = _message_of(error)
+        message = _message_of(error)
         if isinstance(error, IdsMissing):
-            self._find(Check.IDS_OUT, False, "It returns text only, although token ids were requested.", said=said)
+            self._find(Check.IDS_OUT, False, "It returns text only, although token ids were requested.", text=message)
         elif isinstance(error, BackendTimeout):
-            told = f"It responds, but sent no token within {self._patience:g} s."
-            self._find(Check.GENERATION, False, told)
+            summary = f"It responds, but sent no token within {self._first_token_s:g} s."
+            self._find(Check.GENERATION, False, summary)
         else:
-            self._find(Check.GENERATION, False, f"It failed to generate: {error.message}.", said=said)
+            self._find(Check.GENERATION, False, f"It failed to generate: {error.message}.", text=message)
 
-    def generated(self, heard: _Heard) -> None:
+    def generated(self, heard: _ProbeAnswer) -> None:
         self._first_s = heard.first_s
         if not heard.tokens and not heard.text:
             self._find(Check.GENERATION, False, "Its answer contains no token.")
@@ -233,7 +233,7 @@ class _Examination:
         if self._accepts_ids:
             self._read_exactly(heard)
 
-    def _read_exactly(self, heard: _Heard) -> None:
+    def _read_exactly(self, heard: _ProbeAnswer) -> None:
         """Compare the reported prompt tokens with the number of ids sent.
 
         A missing or absurd count is ignored: the generated continuation proves what was read."""
@@ -243,14 +243,14 @@ class _Examination:
             self._find(Check.IDS_IN, True)
             self._find(Check.PROMPT_WHOLE, True)
             return
-        told = f"It received {heard.sent} token ids and reports {heard.claimed} prompt tokens."
-        spelled = self._encoding.decode(self.question().tokens)
+        message = f"It received {heard.sent} token ids and reports {heard.claimed} prompt tokens."
+        spelled = self._encoding.decode(self.prompt_with().tokens)
         if heard.claimed < heard.sent and heard.claimed != len(self._encoding.encode_as_server(spelled)):
-            self._find(Check.PROMPT_WHOLE, False, told)
+            self._find(Check.PROMPT_WHOLE, False, message)
         else:
-            self._find(Check.IDS_IN, False, told)
+            self._find(Check.IDS_IN, False, message)
 
-    async def tokenizer(self, heard: _Heard) -> None:
+    async def tokenizer(self, heard: _ProbeAnswer) -> None:
         """Check the tokenizer directly, else by its token counts, else by the generated text."""
         if await self._compare_tokenizer():
             return
@@ -263,12 +263,12 @@ class _Examination:
 
     async def _compare_tokenizer(self) -> bool:
         """Return whether the backend has a tokenizer endpoint."""
-        asked, encode, decode = False, self._subject.encode, self._subject.decode
+        is_compared, encode, decode = False, self._subject.encode, self._subject.decode
         for text in (MARKED, *BODIES):
             ours = self._encoding.encode_marked(text)
             ids = await _answer(encode(text) if encode else None)
             if ids is not None:
-                asked = True
+                is_compared = True
                 same = list(ids) == ours
                 self._find(
                     Check.TOKENIZER,
@@ -280,13 +280,13 @@ class _Examination:
                 self._find(
                     Check.TOKENIZER, False, f"It decodes {_first(ours)} as {spelled[:40]!r} instead of {text[:40]!r}."
                 )
-        return asked
+        return is_compared
 
     async def _counted(self) -> None:
         """Check a text backend by token counts: a marker must count as one token."""
         for text in (MARKED, "\n".join(BODIES)):
             prompt = self._text_prompt(text)
-            heard = await self._try(prompt, 1)
+            heard = await self._generate(prompt, 1)
             claimed = None if heard is None else heard.claimed
             if claimed is None:
                 detail = "It does not report the number of prompt tokens."
@@ -299,7 +299,7 @@ class _Examination:
             if text is MARKED and same:
                 self._find(Check.TYPED_MARKERS, False)
 
-    def markers(self, heard: _Heard) -> None:
+    def markers(self, heard: _ProbeAnswer) -> None:
         if self._gives_ids:
             if CHANNEL in heard.tokens:
                 self._find(Check.MARKERS, True)
@@ -307,7 +307,7 @@ class _Examination:
         if heard.text.lstrip().startswith("<|"):
             self._find(Check.MARKERS, True)
         elif _BARE_CHANNEL.match(heard.text):
-            lived_with = Severity.WARNING if self._able.output is OutputForm.MARKERLESS else None
+            lived_with = Severity.WARNING if self._capabilities.output is OutputForm.MARKERLESS else None
             self._find(Check.MARKERS, False, f"Its answer begins with {heard.text[:20]!r}.", lived_with)
         else:
             detail = f"Its answer begins with {heard.text[:20]!r}; gpt-oss begins with a marker."
@@ -317,10 +317,10 @@ class _Examination:
         """Check each stop token: forced if a bias is possible, else the one generated naturally."""
         seen: list[bool] = []
         for token, ending in ENDINGS.items():
-            forced = self._able.logit_bias
+            forced = self._capabilities.logit_bias
             if not forced and token == CALL:
                 break
-            heard = await self._try(self.question(ending), 2 if forced else 6, token if forced else None)
+            heard = await self._generate(self.prompt_with(ending), 2 if forced else 6, token if forced else None)
             if heard is None:
                 continue
             name = self._encoding.decode([token])
@@ -334,8 +334,8 @@ class _Examination:
             self._stop_token(all(seen))
 
     def _stop_token(self, visible: bool) -> None:
-        promised = self._able.stop_visible
-        self._able = replace(self._able, stop_visible=visible)
+        promised = self._capabilities.stop_visible
+        self._capabilities = replace(self._capabilities, stop_visible=visible)
         # For a kind that always hides it, this is expected.
         self._find(Check.STOP_TOKEN, visible, severity=Severity.WARNING if promised else None)
 
@@ -350,12 +350,12 @@ class _Examination:
             self._find(Check.CONTEXT, False, f"It rejects a prompt of {len(prompt.tokens)} tokens: {error.message}.")
             return
         if heard.claimed is not None:
-            kept = heard.claimed >= heard.sent
-            detail = "" if kept else f"It received {heard.sent} prompt tokens and reports {heard.claimed}."
-            self._find(Check.PROMPT_WHOLE, kept, detail)
+            is_complete = heard.claimed >= heard.sent
+            detail = "" if is_complete else f"It received {heard.sent} prompt tokens and reports {heard.claimed}."
+            self._find(Check.PROMPT_WHOLE, is_complete, detail)
 
     def context(self) -> None:
-        size = self._able.context
+        size = self._capabilities.context
         if size is None:
             self._find(Check.CONTEXT, False, "It does not report its context size.")
         else:
@@ -365,28 +365,28 @@ class _Examination:
         """Try the claimed kinds of constraint and keep those that the backend enforces.
 
         Engines and proxies ignore unknown fields and answer as if unconstrained."""
-        claimed = self._able.constrain
+        claimed = self._capabilities.constrain
         trusted = claimed & self._subject.trusted
-        kept = trusted | {kind for kind in sorted(claimed - trusted) if await self._enforces(TRIALS[kind])}
-        self._able = replace(self._able, constrain=kept)
-        lost = ", ".join(sorted(claimed - kept))
-        told = f"It does not enforce: {lost}." if lost else ", ".join(sorted(kept))
-        self._find(Check.CONSTRAIN, kept == claimed and bool(kept), told, Severity.WARNING if lost else None)
+        enforced = trusted | {kind for kind in sorted(claimed - trusted) if await self._enforces(TRIALS[kind])}
+        self._capabilities = replace(self._capabilities, constrain=enforced)
+        lost = ", ".join(sorted(claimed - enforced))
+        message = f"It does not enforce: {lost}." if lost else ", ".join(sorted(enforced))
+        self._find(Check.CONSTRAIN, enforced == claimed and bool(enforced), message, Severity.WARNING if lost else None)
 
     async def _enforces(self, trial: Trial) -> bool:
-        heard = await self._try(self.question(OPENED), trial.max_tokens, constraint=trial.constraint)
+        heard = await self._generate(self.prompt_with(OPENED), trial.max_tokens, constraint=trial.constraint)
         if heard is None:
             return False
         spelled = self._encoding.decode([token for token in heard.tokens if token not in STOP_TOKENS])
         return trial.is_enforced_in(heard.text or spelled, stopped=heard.finish is FinishReason.STOP)
 
 
-async def _answer(asked: Awaitable[T | None] | None) -> T | None:
-    if asked is None:
+async def _answer(request: Awaitable[T | None] | None) -> T | None:
+    if request is None:
         return None
     try:
         async with asyncio.timeout(ANSWER_S):
-            return await asked
+            return await request
     except (BackendError, TimeoutError):
         # Many deployments block this endpoint; generation has shown that the backend works.
         return None

@@ -26,10 +26,12 @@ class Trial:
         An unfinished text may be a prefix of an answer: white space is allowed in JSON, and some models write a
         lot of it.
         """
-        said = "".join(text.split())
-        if not said:
+        compact = "".join(text.split())
+        if not compact:
             return False
-        return any(said.startswith(answer) or (not stopped and answer.startswith(said)) for answer in self.answers)
+        return any(
+            compact.startswith(answer) or (not stopped and answer.startswith(compact)) for answer in self.answers
+        )
 
 
 _SCHEMA = {

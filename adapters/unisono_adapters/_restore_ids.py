@@ -14,30 +14,30 @@ from unisono.harmony.encoding import Encoding
 class LostIds:
     """Restorer for one stream, whose events must be fed in order."""
 
-    __slots__ = ("_encoding", "_unshown")
+    __slots__ = ("_encoding", "_pending")
 
     def __init__(self, encoding: Encoding) -> None:
         self._encoding = encoding
         # Text of ids that arrived before it: a server checking for a stop string holds text back.
-        self._unshown = b""
+        self._pending = b""
 
     def restored(self, tokens: list[int], content: str) -> list[int]:
         """Return the ids of one event, with lost ones restored if `tokens` do not match `content`."""
         text = content.encode()
         spelled = self._encoding.decode_bytes(tokens)
-        if text == spelled and not self._unshown:
+        if text == spelled and not self._pending:
             return tokens
         plain = [token for token in tokens if token < FIRST_SPECIAL]
         # A special token is in the text, or hidden like the one that ended generation.
         hidden = self._encoding.decode_bytes(plain)
-        expected = (self._unshown + spelled, self._unshown + hidden)
+        expected = (self._pending + spelled, self._pending + hidden)
         if text in expected or content in [own.decode("utf-8", errors="replace") for own in expected]:
-            self._unshown = b""
+            self._pending = b""
             return tokens
         if expected[1].startswith(text):
-            self._unshown = expected[1][len(text) :]
+            self._pending = expected[1][len(text) :]
             return tokens
-        self._unshown = b""
+        self._pending = b""
         return self._reencode(tokens, text)
 
     def _reencode(self, tokens: list[int], text: bytes) -> list[int]:

@@ -37,7 +37,7 @@ class EventCutter:
             self._skip_newline = read.endswith(b"\r")
             read = read.replace(b"\r\n", b"\n").replace(b"\r", b"\n")
         if b"\n" not in read:
-            self._hold(read)
+            self._keep_rest(read)
             return []
         lines = read.split(b"\n")
         if self._partial:
@@ -47,7 +47,7 @@ class EventCutter:
             self._partial_size = 0
         rest = lines.pop()
         if rest:
-            self._hold(rest)
+            self._keep_rest(rest)
         return self._events(lines)
 
     def end(self) -> list[bytes]:
@@ -57,7 +57,7 @@ class EventCutter:
         self._partial_size = 0
         return self._events(lines)
 
-    def _hold(self, rest: bytes) -> None:
+    def _keep_rest(self, rest: bytes) -> None:
         self._partial.append(rest)
         self._partial_size += len(rest)
         if self._partial_size > MAX_LINE_BYTES:

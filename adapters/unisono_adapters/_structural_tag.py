@@ -23,6 +23,7 @@ SUPPORTED_KEYWORDS = frozenset({
 
 # Keywords whose values are schemas by name.
 _NAMED = ("properties", "$defs", "definitions")
+# Keywords whose value is one schema.
 _ONE = ("items", "additionalProperties")
 _SEVERAL = ("anyOf", "prefixItems")
 

@@ -123,7 +123,7 @@ class LlamaCppBackend:
         return text if isinstance(text, str) else None
 
     def _body(self, job: CompletionJob) -> bytes:
-        asked = job.sampling
+        sampling = job.sampling
         body: dict[str, object] = {
             "model": self._model,
             "prompt": list(job.prompt.tokens),
@@ -132,17 +132,17 @@ class LlamaCppBackend:
             "return_tokens": True,
             "response_fields": LAST_EVENT,
             "cache_prompt": True,
-            "temperature": asked.temperature,
-            "top_p": asked.top_p,
-            "top_k": asked.top_k,
-            "min_p": asked.min_p,
-            "presence_penalty": asked.presence_penalty,
-            "frequency_penalty": asked.frequency_penalty,
-            "repeat_penalty": asked.repetition_penalty,
+            "temperature": sampling.temperature,
+            "top_p": sampling.top_p,
+            "top_k": sampling.top_k,
+            "min_p": sampling.min_p,
+            "presence_penalty": sampling.presence_penalty,
+            "frequency_penalty": sampling.frequency_penalty,
+            "repeat_penalty": sampling.repetition_penalty,
             **NEUTRAL,
         }
-        if asked.seed is not None:
-            body["seed"] = asked.seed
+        if sampling.seed is not None:
+            body["seed"] = sampling.seed
         if biased := bias(job):
             body["logit_bias"] = [[token, amount] for token, amount in biased.items()]
         if job.constraint is not None:
@@ -157,7 +157,7 @@ GAUGES = (RUNNING, WAITING, TOKENS, USED)
 
 def _gauges(page: bytes) -> Load | None:
     """Read the page of `--metrics`; its cache gauges exist in older builds only."""
-    found = {name: sum(by_part(told, ()).values()) for name, told in samples(page, *GAUGES).items()}
+    found = {name: sum(by_part(values, ()).values()) for name, values in samples(page, *GAUGES).items()}
     if RUNNING not in found:
         return None
     return Load(
@@ -181,9 +181,9 @@ def _slots(page: bytes) -> Load | None:
 
 def _health(page: bytes) -> Load | None:
     """Read the health page, which reports slots in builds of 2024."""
-    told = document(page)
-    running = amount(told.get("slots_processing")) if isinstance(told, dict) else None
-    return None if running is None else Load(running, amount(told.get("deferred")) or 0)
+    health = document(page)
+    running = amount(health.get("slots_processing")) if isinstance(health, dict) else None
+    return None if running is None else Load(running, amount(health.get("deferred")) or 0)
 
 
 def _constrained(constraint: Constraint) -> dict[str, object]:
@@ -237,7 +237,7 @@ class LlamaCppFold:
 
 
 def _finish(data: dict[str, Any]) -> Chunk:
-    """Return the chunk of the last event, without its tokens."""
+    """Return the finish reason and the usage of the last event; the caller adds the tokens."""
     kind = data.get("stop_type")
     finish = STOP_TYPES.get(kind) if isinstance(kind, str) else None
     if finish is None:

@@ -133,7 +133,7 @@ class OllamaBackend:
         self._wire = BackendHttp(options)
         self._plan = _Plan(self._route, self._num_ctx) if self._route and self._num_ctx else None
         self._found: Probe | None = None
-        self._found_of = ("", "")
+        self._planned_for = ("", "")
 
     async def probe(self) -> Probe:
         """Read version and model, select the route and probe the backend.
@@ -141,11 +141,11 @@ class OllamaBackend:
         A good result stays valid while server and model are unchanged and nothing fails: every generation loads
         the model and keeps it loaded.
         """
-        plan, of = await self._planned()
-        if self._found is not None and self._found_of == of:
+        plan, of = await self._make_plan()
+        if self._found is not None and self._planned_for == of:
             return self._found
-        found = await self._examined(plan)
-        self._plan, self._found_of = plan, of
+        found = await self._probe_plan(plan)
+        self._plan, self._planned_for = plan, of
         self._found = None if found.fatal else found
         return found
 
@@ -181,24 +181,24 @@ class OllamaBackend:
         return generate(self._wire, "api/generate", self._body(job, plan), job, fold, NDJSON)
 
     def _body(self, job: CompletionJob, plan: _Plan) -> bytes:
-        asked = job.sampling
+        sampling = job.sampling
         assert job.prompt.text is not None, "a text backend was given a prompt without text"
         options: dict[str, object] = {
             "num_ctx": plan.num_ctx,
             "num_predict": job.max_tokens,
-            "temperature": asked.temperature,
-            "top_p": asked.top_p,
-            "top_k": asked.top_k,
-            "min_p": asked.min_p,
+            "temperature": sampling.temperature,
+            "top_p": sampling.top_p,
+            "top_k": sampling.top_k,
+            "min_p": sampling.min_p,
             "typical_p": 1.0,
-            "presence_penalty": asked.presence_penalty,
-            "frequency_penalty": asked.frequency_penalty,
-            "repeat_penalty": asked.repetition_penalty,
+            "presence_penalty": sampling.presence_penalty,
+            "frequency_penalty": sampling.frequency_penalty,
+            "repeat_penalty": sampling.repetition_penalty,
             # The Modelfile may contain stops; a hidden stop must be the model's own.
             "stop": [],
         }
-        if asked.seed is not None:
-            options["seed"] = asked.seed
+        if sampling.seed is not None:
+            options["seed"] = sampling.seed
         body: dict[str, object] = {
             "model": self._model,
             "prompt": job.prompt.text,
@@ -214,24 +214,24 @@ class OllamaBackend:
             body["format"] = _format(job.constraint)
         return orjson.dumps(body)
 
-    async def _planned(self) -> tuple[_Plan, tuple[str, str]]:
+    async def _make_plan(self) -> tuple[_Plan, tuple[str, str]]:
         """Return the access plan, the server's version and the model's modification time."""
-        said = await self._wire.get_json("api/version")
-        version = said.get("version") if isinstance(said, dict) else None
+        response = await self._wire.get_json("api/version")
+        version = response.get("version") if isinstance(response, dict) else None
         if not isinstance(version, str):
             raise BackendProtocolError("the backend does not report an Ollama version")
-        shown = await self._wire.get_json("api/show", {"model": self._model})
-        if not isinstance(shown, dict):
+        model = await self._wire.get_json("api/show", {"model": self._model})
+        if not isinstance(model, dict):
             raise BackendProtocolError("the backend's description of the model has an unknown format")
-        num_ctx = self._num_ctx or _context_of(shown)
-        of = (version, str(shown.get("modified_at")))
+        num_ctx = self._num_ctx or _context_of(model)
+        of = (version, str(model.get("modified_at")))
         if self._route is not None:
             return _Plan(self._route, num_ctx, version), of
-        if self._plan is not None and self._found is not None and self._found_of == of:
+        if self._plan is not None and self._found is not None and self._planned_for == of:
             return self._plan, of
-        return _Plan(await self._decided(num_ctx, version), num_ctx, version), of
+        return _Plan(await self._choose_route(num_ctx, version), num_ctx, version), of
 
-    async def _decided(self, num_ctx: int, version: str) -> OllamaRoute:
+    async def _choose_route(self, num_ctx: int, version: str) -> OllamaRoute:
         """Return the first route that returns markers in a few tokens of an answer."""
         prompt = Prompt(load_encoding().encode_marked(PROBE_PROMPT), PROBE_PROMPT)
         job = CompletionJob(prompt, PROBE_TOKENS, Sampling(temperature=0.0), request_id=REQUEST_ID)
@@ -245,7 +245,7 @@ class OllamaBackend:
                 return route
         return OllamaRoute.MARKERLESS
 
-    async def _examined(self, plan: _Plan) -> Probe:
+    async def _probe_plan(self, plan: _Plan) -> Probe:
         output = OutputForm.MARKERLESS if plan.route is OllamaRoute.MARKERLESS else OutputForm.TEXT
         subject = Subject(
             lambda job: self._generated(job, plan),
@@ -265,8 +265,8 @@ class OllamaBackend:
         found = await examine(subject)
         if plan.route is not OllamaRoute.TEMPLATE:
             return found
-        told = (LATE if finding.check is Check.MARKERS and finding.ok else finding for finding in found.findings)
-        return replace(found, findings=tuple(told))
+        findings = (LATE if finding.check is Check.MARKERS and finding.ok else finding for finding in found.findings)
+        return replace(found, findings=tuple(findings))
 
 
 def _format(constraint: Constraint) -> object:
@@ -289,13 +289,13 @@ def _num_ctx(setting: object) -> int | None:
     return setting
 
 
-def _context_of(shown: Mapping[str, Any]) -> int:
+def _context_of(model: Mapping[str, Any]) -> int:
     """Return the context: the Modelfile's, else the model's own up to `MAX_DEFAULT_NUM_CTX`."""
-    parameters = shown.get("parameters")
-    said = re.search(r"(?m)^num_ctx\s+(\d{1,9})\s*$", parameters) if isinstance(parameters, str) else None
-    if said is not None and int(said[1]) > 0:
-        return int(said[1])
-    info = shown.get("model_info")
+    parameters = model.get("parameters")
+    setting = re.search(r"(?m)^num_ctx\s+(\d{1,9})\s*$", parameters) if isinstance(parameters, str) else None
+    if setting is not None and int(setting[1]) > 0:
+        return int(setting[1])
+    info = model.get("model_info")
     lengths = [value for name, value in info.items() if name.endswith(".context_length")] if info else []
     length = lengths[0] if lengths and type(lengths[0]) is int and lengths[0] > 0 else MAX_DEFAULT_NUM_CTX
     return min(length, MAX_DEFAULT_NUM_CTX)

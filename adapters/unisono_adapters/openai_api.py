@@ -55,7 +55,7 @@ class OpenAiApi:
         """Check that the model list is available and contains the model."""
         served = await model_list(self._wire)
         can = Capabilities(OutputForm.TEXT, OutputForm.TEXT, stop_visible=False, context=served.get(self._model))
-        listed = self._server.model or not served or any(_same(name, self._model) for name in served)
+        listed = self._server.model or not served or any(_is_same_model(name, self._model) for name in served)
         # Some servers accept any name.
         return Probe(can, (Finding(Check.MODEL, ok=bool(listed), severity=Severity.WARNING),))
 
@@ -66,7 +66,7 @@ class OpenAiApi:
                 param="model",
             )
         body = orjson.dumps({**job.body, "model": named(self._model, job.requested_model)})
-        return self._streamed(job, body) if job.stream else self._whole(job, body)
+        return self._answer_stream(job, body) if job.stream else self._answer_whole(job, body)
 
     async def load(self) -> Load | None:
         return None
@@ -74,7 +74,7 @@ class OpenAiApi:
     async def aclose(self) -> None:
         await self._wire.aclose()
 
-    async def _whole(self, job: PassthroughJob, body: bytes) -> AsyncGenerator[list[Mapping[str, Json]]]:
+    async def _answer_whole(self, job: PassthroughJob, body: bytes) -> AsyncGenerator[list[Mapping[str, Json]]]:
         answer = await self._wire.post_whole(f"v1/{job.api}", body, job)
         if not isinstance(answer, dict):
             raise BackendProtocolError("the backend's answer is not a JSON object")
@@ -82,7 +82,7 @@ class OpenAiApi:
             raise self._wire.failures.error_object(answer)
         yield [answer]
 
-    async def _streamed(self, job: PassthroughJob, body: bytes) -> AsyncGenerator[list[Mapping[str, Json]]]:
+    async def _answer_stream(self, job: PassthroughJob, body: bytes) -> AsyncGenerator[list[Mapping[str, Json]]]:
         answer = await self._wire.post(f"v1/{job.api}", body, job)
         try:
             while (events := await answer.read()) is not None:
@@ -117,7 +117,7 @@ class OpenAiApi:
         return one
 
 
-def _same(listed: str, model: str) -> bool:
+def _is_same_model(listed: str, model: str) -> bool:
     """Compare model names: Ollama lists names with their tag, and a pattern matches any name."""
     return "*" in model or listed in (model, f"{model}:latest")
 

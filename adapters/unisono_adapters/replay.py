@@ -77,7 +77,7 @@ class ReplayBackend:
         self._interval_s = _number(extra.get("interval_s", 0.0), "interval_s", (int, float), 0)
         self._context = _number(extra.get("context", 131072), "context", int, 1)
         self._recorded_steps: Sequence[RecordedTurn] | None = None
-        self._playing = 0
+        self._active = 0
 
     async def probe(self) -> Probe:
         """Read the recording."""
@@ -100,7 +100,7 @@ class ReplayBackend:
             tokens, finish = tokens[: job.max_tokens], FinishReason.LENGTH
         step = int(self._chunk)
         deadline = asyncio.get_running_loop().time() + job.timeouts.total_s
-        self._playing += 1
+        self._active += 1
         try:
             for start in range(0, max(len(tokens), 1), step):
                 await self._pace(job, first=start == 0, deadline=deadline)
@@ -110,11 +110,11 @@ class ReplayBackend:
                 else:
                     yield Chunk(tokens=piece, finish=finish, prompt_tokens=len(prompt))
         finally:
-            self._playing -= 1
+            self._active -= 1
 
     async def load(self) -> Load | None:
         """Return the number of playing recordings; no request ever waits."""
-        return Load(self._playing, 0)
+        return Load(self._active, 0)
 
     async def aclose(self) -> None:
         """Do nothing: there are no resources."""
@@ -122,9 +122,9 @@ class ReplayBackend:
     async def _pace(self, job: CompletionJob, *, first: bool, deadline: float) -> None:
         """Wait for the recording's interval, but not longer than the timeouts allow."""
         patience = job.timeouts.first_token_s if first else job.timeouts.silence_s
-        left = deadline - asyncio.get_running_loop().time()
-        await asyncio.sleep(min(self._interval_s, patience, max(left, 0)))
-        if self._interval_s > patience or self._interval_s > left:
+        remaining_s = deadline - asyncio.get_running_loop().time()
+        await asyncio.sleep(min(self._interval_s, patience, max(remaining_s, 0)))
+        if self._interval_s > patience or self._interval_s > remaining_s:
             raise BackendTimeout("the recording plays more slowly than the request's time limits allow")
 
     async def _load(self) -> Sequence[RecordedTurn]:
@@ -139,15 +139,15 @@ class ReplayBackend:
 
 def _answer(turns: Sequence[RecordedTurn], prompt: Tokens) -> tuple[Tokens, FinishReason]:
     """Return the tokens to play after `prompt`, and the finish reason."""
-    last, begun = _split(prompt)
+    last, beginning = _split(prompt)
     refused = False
     for turn in turns:
         if turn.ends is not None:
             if prompt[len(prompt) - len(turn.ends) :] == turn.ends:
                 return turn.tokens, turn.finish
         elif turn.last is None or turn.last == last:
-            if turn.tokens[: len(begun)] == begun:
-                return turn.tokens[len(begun) :], turn.finish
+            if turn.tokens[: len(beginning)] == beginning:
+                return turn.tokens[len(beginning) :], turn.finish
             refused = True
     raise BackendError(
         "the recorded answer differs from the beginning of the answer in this prompt"

@@ -71,14 +71,14 @@ class SglangBackend:
         return await examine_served(subject, self._model, served)
 
     async def _encode(self, text: str) -> Sequence[int] | None:
-        asked = {"model": self._model, "prompt": text, "add_special_tokens": False}
-        answer = await self._wire.get_json("v1/tokenize", asked)
+        body = {"model": self._model, "prompt": text, "add_special_tokens": False}
+        answer = await self._wire.get_json("v1/tokenize", body)
         ids = answer.get("tokens") if isinstance(answer, dict) else None
         return ids if isinstance(ids, list) else None
 
     async def _decode(self, ids: Sequence[int]) -> str | None:
-        asked = {"model": self._model, "tokens": list(ids), "skip_special_tokens": False}
-        answer = await self._wire.get_json("v1/detokenize", asked)
+        body = {"model": self._model, "tokens": list(ids), "skip_special_tokens": False}
+        answer = await self._wire.get_json("v1/detokenize", body)
         text = answer.get("text") if isinstance(answer, dict) else None
         return text if isinstance(text, str) else None
 
@@ -141,13 +141,13 @@ def _ranks(page: bytes) -> Load | None:
 
     In older versions only `num_reqs` is given.
     """
-    told = document(page)
-    ranks = told.get("loads") if isinstance(told, dict) else told
+    load = document(page)
+    ranks = load.get("loads") if isinstance(load, dict) else load
     if not isinstance(ranks, list) or not ranks or not all(isinstance(rank, dict) for rank in ranks):
         return None
     waiting = sum(amount(rank.get("num_waiting_reqs")) or 0 for rank in ranks)
-    if (held := _sum(ranks, "num_reqs")) is not None:
-        return Load(max(held - waiting, 0), waiting, _sum(ranks, "num_tokens"))
+    if (requests := _sum(ranks, "num_reqs")) is not None:
+        return Load(max(requests - waiting, 0), waiting, _sum(ranks, "num_tokens"))
     if (running := _sum(ranks, "num_running_reqs")) is None:
         return None
     used = [value for rank in ranks if (value := part(rank.get("token_usage"))) is not None]
@@ -156,8 +156,8 @@ def _ranks(page: bytes) -> Load | None:
 
 def _sum(ranks: Sequence[Mapping[str, object]], name: str) -> int | None:
     """Return the sum over all ranks; None unless every rank reports it."""
-    told = [amount(rank.get(name)) for rank in ranks]
-    return sum(known) if len(known := [each for each in told if each is not None]) == len(told) else None
+    amounts = [amount(rank.get(name)) for rank in ranks]
+    return sum(known) if len(known := [each for each in amounts if each is not None]) == len(amounts) else None
 
 
 def _constrained(constraint: Constraint) -> dict[str, object]:

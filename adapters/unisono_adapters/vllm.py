@@ -78,8 +78,8 @@ class VllmBackend:
         return await examine_served(subject, self._model, served)
 
     async def _encode(self, text: str) -> Sequence[int] | None:
-        asked = {"model": self._model, "prompt": text, "add_special_tokens": False}
-        answer = await self._wire.get_json("tokenize", asked)
+        body = {"model": self._model, "prompt": text, "add_special_tokens": False}
+        answer = await self._wire.get_json("tokenize", body)
         ids = answer.get("tokens") if isinstance(answer, dict) else None
         return ids if isinstance(ids, list) else None
 
@@ -118,10 +118,11 @@ class VllmBackend:
 
         The number stays 0 on a server that does not count; a nonzero value shows that it does.
         """
-        told = document(page)
-        held = amount(told.get("server_load")) if isinstance(told, dict) else None
-        self._counts = self._counts or bool(held)
-        return Load(held, 0) if held is not None and self._counts else None
+        load = document(page)
+        requests = amount(load.get("server_load")) if isinstance(load, dict) else None
+        # Once nonzero, a later 0 is a real count.
+        self._counts = self._counts or bool(requests)
+        return Load(requests, 0) if requests is not None and self._counts else None
 
     async def aclose(self) -> None:
         await self._wire.aclose()

@@ -23,7 +23,7 @@ from unisono.access.key_lookup import VirtualKeys
 from unisono.access.keys import Keys, MasterKey, NoKeys
 from unisono.access.prices import PriceList, price_list
 from unisono.access.usage_ledger import UsageLedger
-from unisono.api.asgi_layers import HEALTH_PATHS, doors
+from unisono.api.asgi_layers import HEALTH_PATHS, asgi_layers
 from unisono.api.chat.routes import CHAT, ChatRoute
 from unisono.api.completions.routes import COMPLETIONS, CompletionRoute
 from unisono.api.error_responses import register
@@ -57,7 +57,7 @@ from unisono.bootstrap.salt import Salt, cache_salts
 from unisono.bootstrap.shared_resources import SharedResource, reuse_or_build
 from unisono.bootstrap.status import Overview
 from unisono.bootstrap.store import build_spool, build_store
-from unisono.bootstrap.tool_servers import ServerToolSetup, build_hosting
+from unisono.bootstrap.tool_servers import ServerToolSetup, build_server_tools
 from unisono.config import (
     Config,
     GatewaySettings,
@@ -131,7 +131,7 @@ class Parts:
     """Components that a gateway with another configuration may reuse."""
 
     store: SharedResource[tuple[Store, Upkeep]]
-    hosting: SharedResource[ServerToolSetup]
+    server_tools: SharedResource[ServerToolSetup]
     memory: ConversationCache
     renderer: Renderer
     observing: Observing
@@ -149,7 +149,7 @@ def build(config: Config, *, keep: Gateway | None = None, share: int = 1) -> Fas
     pool = build_pool(config, catalogue, share=share, keep=None if keep is None else keep.pool)
     parts = build_parts(config, keep.parts if keep is not None else None, share)
     store, upkeep = parts.store.value
-    hosting = parts.hosting.value
+    hosting = parts.server_tools.value
     salt = Salt(config, store)
     virtual_keys = VirtualKeys(
         store,
@@ -158,7 +158,7 @@ def build(config: Config, *, keep: Gateway | None = None, share: int = 1) -> Fas
     )
     gateway = Gateway(config, catalogue, pool, store, upkeep, parts, virtual_keys, salt)
     ledger = UsageLedger(
-        store, held_s=config.store.lease_s, spool=build_spool(config.store), on_failure=upkeep.look_now
+        store, held_s=config.store.lease_s, spool=build_spool(config.store), on_failure=upkeep.check_now
     )
     hooks = build_hooks(config.unisono.hooks, parts.observing.hook_failed)
     salts = cache_salts(shared=config.unisono.share_prompt_caches)
@@ -172,7 +172,7 @@ def build(config: Config, *, keep: Gateway | None = None, share: int = 1) -> Fas
     observing = parts.observing
     recorder = observing.recorder(config.unisono.traces, store)
     in_background = observing.wrap(engine, background=True, recorder=recorder)
-    background = replace(responses_means(gateway, in_background, hosting.rules), charge_journal=engine.charge_journal)
+    background = replace(responses_deps(gateway, in_background, hosting.rules), charge_journal=engine.charge_journal)
     runner = BackgroundRunner(background, process=token_hex(8))
     gateway = replace(gateway, runner=runner)
     service = observing.wrap(DrainingService(engine), recorder=recorder)
@@ -195,11 +195,11 @@ async def _running(
         # Concurrently: each may be slow if its peer is absent.
         await asyncio.gather(
             opened.enter_async_context(gateway.parts.store),
-            opened.enter_async_context(gateway.parts.hosting),
+            opened.enter_async_context(gateway.parts.server_tools),
         )
         await opened.enter_async_context(
             gateway.parts.observing.watching(
-                gateway.config, gateway.catalogue, gateway.pool, gateway.upkeep, lambda: ledger.unaccounted
+                gateway.config, gateway.catalogue, gateway.pool, gateway.upkeep, lambda: ledger.unwritten_records
             )
         )
         if recorder is not None:
@@ -225,7 +225,7 @@ def _make_app(gateway: Gateway, lifespan: Callable[[FastAPI], AbstractAsyncConte
         openapi_url=None,
         redirect_slashes=False,
         lifespan=lifespan,
-        middleware=doors(
+        middleware=asgi_layers(
             authenticate=keys.identify,
             keyless=master_key is None,
             new_id=lambda: token_hex(16),
@@ -246,7 +246,7 @@ def _state_dependencies(gateway: Gateway, ledger: UsageLedger, share: int) -> tu
     config, catalogue, pool, store = gateway.config, gateway.catalogue, gateway.pool, gateway.store
     observing = gateway.parts.observing
     return (
-        ReadinessCheck(lambda: readiness(pool, gateway.upkeep, unaccounted=ledger.unaccounted)),
+        ReadinessCheck(lambda: readiness(pool, gateway.upkeep, unaccounted=ledger.unwritten_records)),
         MetricsSource(observing.metrics_page, names_keys=config.unisono.metrics_per_key),
         ModelCards(lambda caller: cards(catalogue, pool, caller), created=int(time.time())),
         UsageSource(store.ledger, time.time),
@@ -256,11 +256,11 @@ def _state_dependencies(gateway: Gateway, ledger: UsageLedger, share: int) -> tu
 
 def _api_dependencies(gateway: Gateway, service: GenerationService, runner: BackgroundRunner) -> tuple[object, ...]:
     """Return the dependencies of the routes of the APIs that generate."""
-    config, catalogue, hosting = gateway.config, gateway.catalogue, gateway.parts.hosting.value
-    means = responses_means(gateway, service, hosting.rules)
+    config, catalogue, hosting = gateway.config, gateway.catalogue, gateway.parts.server_tools.value
+    deps = responses_deps(gateway, service, hosting.rules)
     return (
         ChatRoute(
-            turns=service,
+            service=service,
             resolve=lambda name, caller: chat_model(catalogue, name, hosting, caller),
             today=lambda: current_date(config.unisono),
             new_id=lambda: token_hex(16),
@@ -269,7 +269,7 @@ def _api_dependencies(gateway: Gateway, service: GenerationService, runner: Back
             find_way=answer_modes(catalogue),
         ),
         CompletionRoute(
-            turns=service,
+            service=service,
             resolve=lambda name, caller: raw_model(catalogue, name, caller),
             switched_on=config.unisono.raw_completions,
             spell=load_encoding().decode,
@@ -278,13 +278,13 @@ def _api_dependencies(gateway: Gateway, service: GenerationService, runner: Back
             clock=time.time,
             fingerprint=f"unisono-{__version__}",
         ),
-        ConversationDeps(gateway.store, means.today, means.new_id, time.time),
-        ResponsesApi(means, runner),
-        messages_means(gateway, service, hosting),
+        ConversationDeps(gateway.store, deps.today, deps.new_id, time.time),
+        ResponsesApi(deps, runner),
+        messages_deps(gateway, service, hosting),
     )
 
 
-def responses_means(gateway: Gateway, service: GenerationService, servers: ServerRules | None = None) -> ResponsesDeps:
+def responses_deps(gateway: Gateway, service: GenerationService, servers: ServerRules | None = None) -> ResponsesDeps:
     """Return the dependencies of the Responses API."""
     return ResponsesDeps(
         service=service,
@@ -302,7 +302,7 @@ def responses_means(gateway: Gateway, service: GenerationService, servers: Serve
     )
 
 
-def messages_means(gateway: Gateway, service: GenerationService, setup: ServerToolSetup) -> MessagesMeans:
+def messages_deps(gateway: Gateway, service: GenerationService, setup: ServerToolSetup) -> MessagesMeans:
     """Return the dependencies of the Messages API."""
     pause_after = gateway.config.unisono.pause_after_rounds
     return MessagesMeans(
@@ -327,12 +327,12 @@ def build_parts(config: Config, old: Parts | None, share: int) -> Parts:
     settings = (config.mcp_servers, config.unisono.mcp_allowed_hosts, config.unisono.builtin_tools)
 
     def hosting() -> SharedResource[ServerToolSetup]:
-        built = build_hosting(config)
+        built = build_server_tools(config)
         return SharedResource(built, settings, start=built.host.start, close=built.host.aclose)
 
     return Parts(
         store=reuse_or_build(None if old is None else old.store, config.store, store),
-        hosting=reuse_or_build(None if old is None else old.hosting, settings, hosting),
+        server_tools=reuse_or_build(None if old is None else old.server_tools, settings, hosting),
         memory=ConversationCache() if old is None else old.memory,
         renderer=Renderer(load_encoding()) if old is None else old.renderer,
         observing=observing,
@@ -372,7 +372,7 @@ def build_engine(
             new_call_id=lambda: f"call_{token_hex(12)}",
             tools=tools,
             violation=violation,
-            log_left_out=None if parts is None else parts.hosting.value.log_left_out,
+            log_left_out=None if parts is None else parts.server_tools.value.log_left_out,
         ),
         salt_of=salt_of or cache_salts(shared=True),
     )

@@ -32,20 +32,20 @@ def test_generated_key_is_recognized_by_its_format_and_seal() -> None:
     for key in keys:
         assert key.startswith("sk-uni-")
         assert len(key) == 63
-        assert MINT.made(key)
-        assert not Mint(b"another salt").made(key)
+        assert MINT.issued(key)
+        assert not Mint(b"another salt").issued(key)
 
 
 @given(st.integers(7, 62), st.sampled_from(string.ascii_letters + string.digits + "-_"))
 def test_key_with_a_changed_character_is_not_recognized(index: int, character: str) -> None:
     key = MINT.new()
     other = key[:index] + character + key[index + 1 :]
-    assert MINT.made(other) == (other == key)
+    assert MINT.issued(other) == (other == key)
 
 
 @given(st.text(max_size=80) | st.from_regex(r"sk-uni-[A-Za-z0-9_-]{50,60}", fullmatch=True))
 def test_arbitrary_text_is_not_recognized_as_a_key(presented: str) -> None:
-    assert not MINT.made(presented)
+    assert not MINT.issued(presented)
 
 
 def test_digest_depends_on_the_salt_and_repr_hides_the_key() -> None:
@@ -90,7 +90,7 @@ def test_repeated_revocation_keeps_the_first_time() -> None:
     revoked_key = revoked(issued(MINT, NOW).record, NOW)
     assert revoked_key.revoked_at == NOW
     assert revoked(revoked_key, NOW + 5) is revoked_key
-    assert not revoked_key.good(NOW)
+    assert not revoked_key.is_valid(NOW)
 
 
 # Lookup
@@ -259,8 +259,8 @@ async def test_cache_size_is_limited(lookup: Lookup) -> None:
     keys = lookup.keys()
     for _ in range(MAX_CACHED_KEYS + 50):
         await keys.find(MINT.new())
-    assert len(keys._seen) == MAX_CACHED_KEYS
-    assert keys._looking == {}
+    assert len(keys._cache) == MAX_CACHED_KEYS
+    assert keys._lookups == {}
 
 
 async def test_single_store_failure_is_retried(lookup: Lookup) -> None:

@@ -13,7 +13,7 @@ from starlette.types import Message
 
 from tests.api.asgi import Exchange
 from unisono.access.keys import MasterKey, NoKeys
-from unisono.api.asgi_layers import HEALTH_PATHS, Authenticate, doors, is_loopback
+from unisono.api.asgi_layers import HEALTH_PATHS, Authenticate, asgi_layers, is_loopback
 from unisono.api.body import read_json
 from unisono.api.error_responses import register
 from unisono.api.sse import until_disconnect
@@ -32,7 +32,7 @@ def gateway(*, authenticate: Authenticate | None = None, origins: Iterable[str] 
         redoc_url=None,
         openapi_url=None,
         redirect_slashes=False,
-        middleware=doors(
+        middleware=asgi_layers(
             authenticate=authenticate or NoKeys().identify,
             keyless=authenticate is None,
             new_id=lambda: f"{next(ids)}",

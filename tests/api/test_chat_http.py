@@ -12,7 +12,7 @@ from tests.api.asgi import Exchange
 from tests.api.folding import fold
 from tests.api.scripted import ScriptedTurns, call, commentary, final, finished, reasoning
 from unisono.access.keys import NoKeys
-from unisono.api.asgi_layers import doors
+from unisono.api.asgi_layers import asgi_layers
 from unisono.api.chat.routes import CHAT, ChatModel, ChatRoute
 from unisono.api.error_responses import register
 from unisono.api.reasoning import ReasoningField
@@ -45,14 +45,14 @@ def gateway(service: GenerationService, *, keep_alive_s: float = 10.0) -> FastAP
     app = FastAPI(
         docs_url=None,
         openapi_url=None,
-        middleware=doors(authenticate=NoKeys().identify, keyless=True, new_id=lambda: str(next(ids))),
+        middleware=asgi_layers(authenticate=NoKeys().identify, keyless=True, new_id=lambda: str(next(ids))),
     )
     register(app)
     mount(
         app,
         CHAT.routes,
         ChatRoute(
-            turns=service,
+            service=service,
             resolve=resolve,
             today=lambda: "2026-11-20",
             new_id=lambda: "abc",

@@ -9,7 +9,7 @@ from fastapi import FastAPI
 
 from tests.api.asgi import Exchange
 from unisono.access.keys import NoKeys
-from unisono.api.asgi_layers import doors
+from unisono.api.asgi_layers import asgi_layers
 from unisono.api.error_responses import register
 from unisono.api.models import MODELS, ModelCards
 from unisono.api.route_table import mount
@@ -27,7 +27,7 @@ def app() -> FastAPI:
     gateway = FastAPI(
         docs_url=None,
         openapi_url=None,
-        middleware=doors(authenticate=NoKeys().identify, keyless=True, new_id=lambda: "0"),
+        middleware=asgi_layers(authenticate=NoKeys().identify, keyless=True, new_id=lambda: "0"),
     )
     register(gateway)
     cards = [Card("gpt-oss-120b", 131072), Card("openai/gpt-oss-20b", None)]

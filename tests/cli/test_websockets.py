@@ -19,7 +19,7 @@ from websockets.exceptions import ConnectionClosedError, ConnectionClosedOK, Inv
 
 from tests.fakes import FakeVllm
 from unisono.access.keys import MasterKey, NoKeys
-from unisono.api.asgi_layers import doors
+from unisono.api.asgi_layers import asgi_layers
 from unisono.api.error_responses import register
 from unisono.app import build
 from unisono.config import parse
@@ -43,7 +43,7 @@ def echo_app(key: str | None) -> FastAPI:
     app = FastAPI(
         openapi_url=None,
         redirect_slashes=False,
-        middleware=doors(
+        middleware=asgi_layers(
             authenticate=NoKeys().identify if key is None else MasterKey(key).identify,
             keyless=key is None,
             new_id=lambda: f"{next(ids)}",

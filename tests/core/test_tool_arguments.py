@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from unisono.core.json_syntax import MAX_LEVELS, leaves, levels
+from unisono.core.json_syntax import MAX_LEVELS, leaf_tokens, levels
 from unisono.core.tool_arguments import MAX_MEMBER_LEVELS, read_arguments
 
 DIGITS = "7" * 5_000
@@ -97,5 +97,5 @@ def test_code_with_a_lone_surrogate_is_rejected() -> None:
 def test_levels_and_leaves_ignore_brackets_in_strings() -> None:
     text = '{"[" : ["{", 1.5, {"a\\"":true}], "b":"]"}'
     assert levels(text) == 3
-    assert list(leaves(text)) == ['"["', '"{"', "1.5", '"a\\""', "true", '"b"', '"]"']
+    assert list(leaf_tokens(text)) == ['"["', '"{"', "1.5", '"a\\""', "true", '"b"', '"]"']
     assert levels("[" * 200_000) == MAX_LEVELS + 1

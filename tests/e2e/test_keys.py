@@ -21,8 +21,8 @@ from tests.e2e.gateway import Answer, config_of, gateway, message_of, to_answer
 from tests.e2e.keyed import MASTER, bearing, keyed, raw_answer, ring, with_keys
 from tests.e2e.replicas import Replica, replica
 from tests.fakes import FakeVllm
-from unisono.api.responses.background.job_record import rebuilt
-from unisono.app import build_engine, responses_means
+from unisono.api.responses.background.job_record import rebuild_request
+from unisono.app import build_engine, responses_deps
 from unisono.cli import main
 from unisono.core.access import KeyLimits
 from unisono.core.state_store import Lease
@@ -290,13 +290,13 @@ async def test_a_takeover_uses_the_current_state_of_the_responses_key(tmp_path: 
         current = await keys.store.put_key(replace(record, limits=KeyLimits(rpm=3), models=frozenset({"gpt-oss"})))
         await keys.revoke(current)
         site = running.app.state.gateway
-        deps = responses_means(site, build_engine(site.pool))
-        generation_job = await rebuilt(deps, "team", stored, Lease("team", stored.anchor, "another process", 2))
+        deps = responses_deps(site, build_engine(site.pool))
+        generation_job = await rebuild_request(deps, "team", stored, Lease("team", stored.anchor, "another process", 2))
         assert generation_job.generation.request.caller == current.caller
         # A model that the key may no longer use is refused.
         await keys.store.put_key(replace(current, models=frozenset(), revision=current.revision + 1))
         with pytest.raises(ModelNotAllowed):
-            await rebuilt(deps, "team", stored, Lease("team", stored.anchor, "another process", 3))
+            await rebuild_request(deps, "team", stored, Lease("team", stored.anchor, "another process", 3))
 
 
 # Tool servers

@@ -33,7 +33,7 @@ REMAINING: dict[str, tuple[float, Timeouts]] = {
 @pytest.mark.parametrize(("spent", "expected"), REMAINING.values(), ids=REMAINING)
 def test_timeouts_are_capped_at_the_remaining_time(spent: float, expected: Timeouts) -> None:
     deadline = Deadline(1_000.0)
-    assert deadline.left(TIMES, 1_000.0 + spent) == expected
+    assert deadline.remaining(TIMES, 1_000.0 + spent) == expected
 
 
 def test_stopped_time_does_not_count() -> None:
@@ -41,8 +41,8 @@ def test_stopped_time_does_not_count() -> None:
     deadline.stop(10.0)
     deadline.stop(15.0)
     assert deadline.spent(50.0) == 10.0
-    deadline.go_on(60.0)
-    deadline.go_on(61.0)
+    deadline.resume(60.0)
+    deadline.resume(61.0)
     assert deadline.spent(65.0) == 15.0
 
 

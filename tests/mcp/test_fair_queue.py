@@ -26,7 +26,7 @@ class CallRecorder:
 
         async def run() -> None:
             until = asyncio.get_running_loop().time() + within_s
-            async with self.line.place(name[0], until):
+            async with self.line.slot(name[0], until):
                 self.order.append(name)
                 await self._ends.setdefault(name, asyncio.Event()).wait()
 

@@ -16,7 +16,7 @@ from tests.fakes.wire import Seen, Step, Write
 from tests.mcp.arguments import sent
 from tests.mcp.hostile import EVENTS, Hostile, event, message, plain
 from unisono.mcp import McpHost, McpLimits
-from unisono.mcp.json_trim import QUICK_TOKENS, TrimLimitReached, children, lightened
+from unisono.mcp.json_trim import QUICK_TOKENS, TrimLimitReached, children, trim_in_thread
 
 LIMITS = McpLimits()
 
@@ -71,11 +71,11 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
 @pytest.mark.parametrize("indent", [None, 1], ids=["compact", "indented"])
 def test_parts_over_the_limits_are_dropped(before: dict[str, Any], after: dict[str, Any], indent: int | None) -> None:
     data = json.dumps({"jsonrpc": "2.0", "id": 1, "result": before}, indent=indent).encode()
-    assert json.loads(lightened(data, LIMITS)) == {"jsonrpc": "2.0", "id": 1, "result": after}
+    assert json.loads(trim_in_thread(data, LIMITS)) == {"jsonrpc": "2.0", "id": 1, "result": after}
 
 
 def test_beginning_of_structured_content_without_text_becomes_text() -> None:
-    trimmed = json.loads(lightened(result(structuredContent={"rows": ROWS}, content=[]), LIMITS))
+    trimmed = json.loads(trim_in_thread(result(structuredContent={"rows": ROWS}, content=[]), LIMITS))
     [only] = trimmed["result"]["content"]
     assert only["text"].startswith('{"rows": [[0, {"a, b": "}]"}], [1,')
     assert "structuredContent" not in trimmed["result"]
@@ -94,13 +94,13 @@ INVALID_MESSAGES = {
 def test_invalid_json_stays_invalid_and_takes_little_time(data: bytes) -> None:
     started = time.process_time()
     with pytest.raises(ValueError):
-        json.loads(lightened(data, LIMITS))
+        json.loads(trim_in_thread(data, LIMITS))
     assert time.process_time() - started < 2
 
 
 def test_scan_limit_is_enforced() -> None:
     with pytest.raises(TrimLimitReached):
-        lightened(result(_meta=[[]] * QUICK_TOKENS), McpLimits(looked_through=QUICK_TOKENS))
+        trim_in_thread(result(_meta=[[]] * QUICK_TOKENS), McpLimits(looked_through=QUICK_TOKENS))
 
 
 VALUES = st.recursive(

@@ -256,7 +256,7 @@ def test_watcher_runs_only_while_there_are_processes() -> None:
         watch.add(first.pid)
         new_watcher = watch._watcher
         assert new_watcher is not None
-        watch._leave()
+        watch._end()
         assert {first.wait(5), second.wait(5)} == {-signal.SIGKILL}
         assert new_watcher.returncode == 0
         watch.add(first.pid)

@@ -9,7 +9,7 @@ import pytest
 from unisono.core.conversation import Json
 from unisono.core.generation import FinishReason, Usage
 from unisono.core.passthrough_request import AnswerMode, Api, PassthroughRequest
-from unisono.passthrough.relay import relaying_of
+from unisono.passthrough.relay import relay_for
 
 
 def passage(api: Api, *, stream: bool, choices: int = 1, wants_usage: bool = True) -> PassthroughRequest:
@@ -23,7 +23,7 @@ def chunk(index: int, text: str = "", finish: str | None = None) -> dict[str, Js
 
 
 def test_an_answer_of_several_choices_ends_with_the_last_of_them() -> None:
-    relaying = relaying_of(passage(Api.CHAT, stream=True, choices=2))
+    relaying = relay_for(passage(Api.CHAT, stream=True, choices=2))
     relaying.feed([chunk(0, "a"), chunk(1, "b"), chunk(0, finish="stop")])
     assert (relaying.is_complete, relaying.ending) == (True, False)
     relaying.feed([chunk(1, "c", finish="length")])
@@ -73,7 +73,7 @@ USAGES: dict[str, tuple[Api, dict[str, Any], Usage]] = {
 
 @pytest.mark.parametrize(("api", "body", "usage"), USAGES.values(), ids=USAGES)
 def test_what_an_answer_took(api: Api, body: dict[str, Any], usage: Usage) -> None:
-    relaying = relaying_of(passage(api, stream=False))
+    relaying = relay_for(passage(api, stream=False))
     [handed] = relaying.feed([body])
     assert relaying.usage == usage
     assert handed.body == {**body, "model": "mine"}
@@ -88,7 +88,7 @@ ENDS = {
 
 @pytest.mark.parametrize("status", ENDS)
 def test_how_a_response_ended(status: str) -> None:
-    relaying = relaying_of(passage(Api.RESPONSES, stream=True))
+    relaying = relay_for(passage(Api.RESPONSES, stream=True))
     relaying.feed([{"type": "response.output_text.delta", "delta": "Hi"}])
     assert not relaying.is_complete
     relaying.feed([{"type": f"response.{status}", "response": {"status": status}}])

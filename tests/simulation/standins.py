@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from unisono.core.prefix_blocks import BLOCK_TOKENS
 from unisono.simulation.plan import BackendPlan
-from unisono.simulation.run import Wish
+from unisono.simulation.run import PlacementRequest
 
 OUTPUT = 500
 """What an answer is taken for."""
@@ -22,7 +22,7 @@ class Turns:
         self.requests = [0] * len(backends)
         self.tokens = [0] * len(backends)
 
-    def choose(self, wish: Wish, now_us: int) -> int | None:
+    def choose(self, wish: PlacementRequest, now_us: int) -> int | None:
         tokens = wish.prompt + OUTPUT
         free = [index for index in range(len(self._backends)) if self._up[index] and self._has_room(index, tokens)]
         if not free:
@@ -32,18 +32,18 @@ class Turns:
         self.tokens[index] += tokens
         return index
 
-    def best(self, wish: Wish, free: Sequence[int]) -> int:
+    def best(self, wish: PlacementRequest, free: Sequence[int]) -> int:
         self._turn += 1
         return free[self._turn % len(free)]
 
-    def record_first_token(self, wish: Wish, backend: int) -> None:
+    def record_first_token(self, wish: PlacementRequest, backend: int) -> None:
         """Only those that are up begin."""
         assert self._up[backend]
 
-    def frees_us(self, now_us: int) -> int | None:
+    def next_free_us(self, now_us: int) -> int | None:
         return None
 
-    def left(self, wish: Wish, backend: int, used: int, now_us: int) -> None:
+    def release(self, wish: PlacementRequest, backend: int, used: int, now_us: int) -> None:
         self.requests[backend] -= 1
         self.tokens[backend] -= wish.prompt + OUTPUT
 
@@ -51,7 +51,7 @@ class Turns:
         assert self.requests[backend] == self.tokens[backend] == 0
         self._up[backend] = False
 
-    def rose(self, backend: int) -> None:
+    def restarted(self, backend: int) -> None:
         self._up[backend] = True
 
     def _has_room(self, index: int, tokens: int) -> bool:
@@ -65,7 +65,7 @@ class Turns:
 class Least(Turns):
     """The one with the fewest requests."""
 
-    def best(self, wish: Wish, free: Sequence[int]) -> int:
+    def best(self, wish: PlacementRequest, free: Sequence[int]) -> int:
         return min(free, key=lambda index: (self.requests[index] / self._backends[index].weight, index))
 
 
@@ -76,7 +76,7 @@ class Work(Turns):
         super().__init__(backends)
         self._held: list[set[int]] = [set() for _ in backends]
 
-    def best(self, wish: Wish, free: Sequence[int]) -> int:
+    def best(self, wish: PlacementRequest, free: Sequence[int]) -> int:
         def work(index: int) -> tuple[float, int]:
             held = self._held[index]
             known = next((i for i, block in enumerate(wish.blocks) if block not in held), len(wish.blocks))

@@ -62,8 +62,8 @@ PLANS = {
 @pytest.mark.parametrize("plan", PLANS.values(), ids=PLANS)
 def test_every_request_ends_once_and_in_order(plan: SimulationPlan, strategy: type[Turns]) -> None:
     result = ran(plan, strategy)
-    assert 0 < len(result.served) <= plan.requests
-    for each in result.served:
+    assert 0 < len(result.requests) <= plan.requests
+    for each in result.requests:
         assert each.end is not None
         assert each.ended_us >= each.arrived_us
         if each.end is SimulatedEnd.DONE:
@@ -72,7 +72,7 @@ def test_every_request_ends_once_and_in_order(plan: SimulationPlan, strategy: ty
             assert 0 <= each.cached < each.prompt
         else:
             assert each.placed_us == each.backend == -1
-    assert result.done + result.refused == len(result.served)
+    assert result.done + result.refused == len(result.requests)
 
 
 @pytest.mark.parametrize("plan", PLANS.values(), ids=PLANS)
@@ -85,16 +85,16 @@ def test_no_backend_works_more_than_all_the_time(plan: SimulationPlan) -> None:
 
 @pytest.mark.parametrize("plan", PLANS.values(), ids=PLANS)
 def test_equal_plans_and_seeds_end_equally(plan: SimulationPlan) -> None:
-    assert ran(plan).served == ran(plan).served
+    assert ran(plan).requests == ran(plan).requests
 
 
 def test_another_seed_is_another_run() -> None:
-    assert ran(SMALL).served != ran(replace(SMALL, seed=2)).served
+    assert ran(SMALL).requests != ran(replace(SMALL, seed=2)).requests
 
 
 def test_everything_that_was_asked_is_answered_where_nothing_is_refused() -> None:
     result = ran(SMALL)
-    assert (len(result.served), result.done, result.refused, result.moved) == (1000, 1000, 0, 0)
+    assert (len(result.requests), result.done, result.refused, result.moved) == (1000, 1000, 0, 0)
 
 
 # Time, as it can be computed
@@ -109,7 +109,7 @@ ALONE = SimulationPlan(
 
 
 def test_a_request_alone_takes_its_prompt_and_its_answer() -> None:
-    [served] = ran(ALONE).served
+    [served] = ran(ALONE).requests
     assert served.entered_us == served.arrived_us
     assert served.first_us - served.arrived_us == pytest.approx(500_000, abs=2)
     assert served.ended_us - served.first_us == pytest.approx(1_000_000, abs=2)
@@ -124,12 +124,12 @@ def at_once(count: int, **backend: Any) -> StrategyResult:
 def test_a_full_batch_writes_as_much_as_it_is_said_to() -> None:
     result = at_once(8, max_batch=8, decode_total_tps=400, prefill_tps=1e9)
     # 8 times 100 tokens behind the first ones.
-    assert max(each.ended_us for each in result.served) / 1e6 == pytest.approx(8 * 100 / 400, rel=0.03)
+    assert max(each.ended_us for each in result.requests) / 1e6 == pytest.approx(8 * 100 / 400, rel=0.03)
 
 
 def test_what_finds_no_place_in_the_batch_waits_in_the_order_it_came() -> None:
     result = at_once(6, max_batch=2, prefill_tps=1e9)
-    entered = [each.entered_us for each in result.served]
+    entered = [each.entered_us for each in result.requests]
     assert entered == sorted(entered)
     assert entered[1] < 100
     assert entered[2] > 500_000
@@ -137,7 +137,7 @@ def test_what_finds_no_place_in_the_batch_waits_in_the_order_it_came() -> None:
 
 def test_memory_for_two_holds_back_the_third() -> None:
     result = at_once(3, max_batch=8, prefill_tps=1e9, cache_tokens=1300)
-    entered = sorted(each.entered_us for each in result.served)
+    entered = sorted(each.entered_us for each in result.requests)
     assert entered[1] < 100
     assert entered[2] > 500_000
 
@@ -145,7 +145,7 @@ def test_memory_for_two_holds_back_the_third() -> None:
 def test_reading_a_prompt_slows_those_that_are_writing() -> None:
     alone = at_once(1, max_batch=8, prefill_tps=1000)
     together = at_once(2, max_batch=8, prefill_tps=1000, decode_total_tps=800)
-    assert together.served[0].ended_us > alone.served[0].ended_us + 400_000
+    assert together.requests[0].ended_us > alone.requests[0].ended_us + 400_000
 
 
 @pytest.mark.slow
@@ -191,7 +191,7 @@ def test_more_backends_are_never_worse_on_average(strategy: type[Turns]) -> None
     plan = replace(SMALL, traffic=replace(TALKS, rate=1.0), requests=2000)
     fast = replace(FAST, prefix_cache=False)
     runs = [ran(replace(plan, backends=(replace(fast, count=count),)), strategy) for count in (1, 2, 4, 8)]
-    means = [run.whole.mean for run in runs]
+    means = [run.answer_times.mean for run in runs]
     assert means == sorted(means, reverse=True)
     firsts = [run.first_token.mean for run in runs]
     assert firsts == sorted(firsts, reverse=True)
@@ -216,11 +216,11 @@ def test_keys_take_turns_whatever_each_of_them_asks_for() -> None:
     """Many conversations of one key, few of another: those of the few do not wait for all of the many."""
     plan = replace(changed(SMALL, max_parallel_requests=4), traffic=replace(TALKS, rate=2.0, keys=50), requests=3000)
     result = ran(replace(plan, max_queue=10_000, queue_timeout_s=1e6))
-    asked = Counter(each.key for each in result.served)
+    asked = Counter(each.key for each in result.requests)
     ordered = [key for key, _ in asked.most_common()]
 
     def waited(keys: list[int]) -> float:
-        return times(each.placed_us - each.arrived_us for each in result.served if each.key in keys).mean
+        return times(each.placed_us - each.arrived_us for each in result.requests if each.key in keys).mean
 
     assert waited(ordered[-10:]) < 0.8 * waited(ordered[:10])
 
@@ -231,7 +231,7 @@ def test_keys_take_turns_whatever_each_of_them_asks_for() -> None:
 def test_answers_of_a_backend_that_dies_go_on_elsewhere() -> None:
     plan = replace(PLANS["one dies"], traffic=replace(TALKS, rate=1.0))
     result = ran(plan)
-    moved = [each for each in result.served if each.moved]
+    moved = [each for each in result.requests if each.moved]
     assert moved
     assert all(each.end is SimulatedEnd.DONE for each in moved)
     # What was written is read again, and written no second time.
@@ -248,9 +248,9 @@ def test_a_dead_backend_gets_nothing_and_comes_back_with_an_empty_cache() -> Non
 def test_with_nowhere_to_go_the_newcomers_are_refused_and_the_others_wait() -> None:
     plan = replace(changed(SMALL, down=(Outage(60, 120),)), max_queue=5, queue_timeout_s=10, requests=2000)
     result = ran(plan)
-    ends = [each.end for each in result.served]
+    ends = [each.end for each in result.requests]
     assert SimulatedEnd.LATE in ends
-    assert all(each.end is SimulatedEnd.DONE for each in result.served if each.moved)
+    assert all(each.end is SimulatedEnd.DONE for each in result.requests if each.moved)
 
 
 # Figures

@@ -11,7 +11,7 @@ from tests.simulation.test_run import FAST, PLANS, SLOW, SMALL, TALKS, changed
 from unisono.routing.policy import STRATEGIES
 from unisono.simulation import BackendPlan, Outage, SimulationPlan, StrategyResult, plan, simulate
 from unisono.simulation.results import SimulatedEnd
-from unisono.simulation.run import Wish
+from unisono.simulation.run import PlacementRequest
 from unisono.simulation.strategies import Serving, serving
 from unisono.simulation.traffic import US
 
@@ -35,15 +35,15 @@ def test_every_request_ends_once_and_nothing_stays_behind(of: SimulationPlan, st
         return made[0]
 
     result = simulate(of, strategy, make)
-    assert all(each.end is not None for each in result.served)
-    assert result.done + result.refused == len(result.served)
+    assert all(each.end is not None for each in result.requests)
+    assert result.done + result.refused == len(result.requests)
     for candidate in made[0].candidates:
         assert (candidate.running, candidate.tokens, candidate.work) == (0, 0, 0)
 
 
 @pytest.mark.parametrize("strategy", STRATEGIES)
 def test_equal_seeds_end_equally(strategy: str) -> None:
-    assert ran(SMALL, strategy).served == ran(SMALL, strategy).served
+    assert ran(SMALL, strategy).requests == ran(SMALL, strategy).requests
 
 
 def test_following_prefixes_finds_more_and_answers_sooner_than_the_others() -> None:
@@ -57,7 +57,7 @@ def test_following_prefixes_finds_more_and_answers_sooner_than_the_others() -> N
 @pytest.mark.parametrize("most", [1, 3])
 def test_no_backend_has_more_requests_than_it_may(most: int) -> None:
     of = replace(changed(SMALL, max_parallel_requests=most), traffic=replace(TALKS, rate=3.0), max_queue=10_000)
-    served = [each for each in ran(of).served if each.end is SimulatedEnd.DONE]
+    served = [each for each in ran(of).requests if each.end is SimulatedEnd.DONE]
     for backend in range(3):
         own = [each for each in served if each.backend == backend]
         moments = sorted([(each.placed_us, 1) for each in own] + [(each.ended_us, -1) for each in own])
@@ -69,14 +69,14 @@ def test_no_backend_has_more_requests_than_it_may(most: int) -> None:
 
 def test_no_backend_begins_more_in_a_minute_than_it_may_and_those_who_wait_are_served() -> None:
     of = replace(changed(SMALL, rpm=20), max_queue=10_000, queue_timeout_s=10_000.0)
-    served = ran(of).served
+    served = ran(of).requests
     assert {each.end for each in served} == {SimulatedEnd.DONE}
     for backend in range(3):
         moments = sorted(each.placed_us for each in served if each.backend == backend)
         assert all(later - earlier > 60 * US for earlier, later in zip(moments, moments[20:], strict=False))
-    fewer = ran(changed(of, rpm=None, tpm=40_000)).served
+    fewer = ran(changed(of, rpm=None, tpm=40_000)).requests
     assert {each.end for each in fewer} == {SimulatedEnd.DONE}
-    assert max(each.ended_us for each in fewer) > max(each.ended_us for each in ran(SMALL).served)
+    assert max(each.ended_us for each in fewer) > max(each.ended_us for each in ran(SMALL).requests)
 
 
 def test_a_higher_order_stands_by() -> None:
@@ -99,11 +99,11 @@ def test_requests_that_name_their_conversation_go_where_it_was(sticky: bool, pla
     seen: dict[int, set[int]] = {talk: set() for talk in range(30)}
     for turn in range(4):
         for talk, where in seen.items():
-            wish = Wish(talk, 20 * turn, ())
+            wish = PlacementRequest(talk, 20 * turn, ())
             backend = chooser.choose(wish, 0)
             assert backend is not None
             where.add(backend)
-            chooser.left(wish, backend, 1000, 0)
+            chooser.release(wish, backend, 1000, 0)
     assert {len(where) for where in seen.values()} <= places
     # Conversations are spread all the same.
     assert {backend for where in seen.values() for backend in where} == {0, 1, 2}

@@ -13,7 +13,7 @@ from dataclasses import asdict
 from typing import Any
 
 from unisono.toolservers.python.executor import MIB, CodeRunner, RunLimits, RunOutcome
-from unisono.toolservers.python.sandbox_probe import close_to_inspection, find_way, made
+from unisono.toolservers.python.sandbox_probe import close_to_inspection, find_sandbox, make_sandbox
 
 # Found in the memory of this process, and nowhere in a file.
 CANARY = "-".join(["memory", "canary", "0000"])
@@ -21,7 +21,7 @@ LIMITS = RunLimits(seconds=20.0, memory=256 * MIB, disk=64 * MIB)
 
 
 async def _sandboxed(programs: dict[str, str], is_isolated: bool, drops: bool) -> dict[str, Any]:
-    way = made(sys.executable, drops=drops, is_isolated=is_isolated)
+    way = make_sandbox(sys.executable, drops=drops, is_isolated=is_isolated)
     runner = CodeRunner(way, LIMITS, at_once=2)
     found: dict[str, Any] = {}
 
@@ -46,7 +46,7 @@ def _bare(programs: dict[str, str]) -> dict[str, Any]:
 def main() -> None:
     mode = sys.argv[1]
     if mode == "find":
-        print(find_way().described)
+        print(find_sandbox().described)
         return
     if mode == "bare":
         print("ready", flush=True)

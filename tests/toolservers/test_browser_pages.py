@@ -47,8 +47,8 @@ def test_the_latest_reading_of_an_address_is_the_known_one() -> None:
     latest = a_page("https://a/", 20)
     session.add(latest)
     session.add(VisitedPage(PageKind.FOUND, "https://b/", "https://b/", "", ("x",)))
-    assert session.known("https://a/") is latest
-    assert session.known("https://b/") is None
+    assert session.page_from("https://a/") is latest
+    assert session.page_from("https://b/") is None
 
 
 def test_the_session_unused_for_longest_goes() -> None:

@@ -23,8 +23,8 @@ from typing import Any
 import pytest
 
 from tests.toolservers.running import UNISONO
-from unisono.toolservers.python.sandbox_probe import NOBODIES, SYSTEM_PATH, works
-from unisono.toolservers.python.sandbox_probe import made as made_way
+from unisono.toolservers.python.sandbox_probe import NOBODIES, SYSTEM_PATH, is_working
+from unisono.toolservers.python.sandbox_probe import make_sandbox as made_way
 
 ROOT = Path(__file__).parents[2]
 SYSTEM_PYTHON = shutil.which("python3", path=SYSTEM_PATH) or sys.executable
@@ -220,7 +220,7 @@ def test_every_attack_works_in_a_bare_process(machine: Machine) -> None:
 @pytest.mark.parametrize(("user", "mode", "identity", "opened"), MODES.values(), ids=MODES)
 def test_attacks_fail_in_the_tool(machine: Machine, user: int, mode: str, identity: str, opened: set[str]) -> None:
     way = made_way(SYSTEM_PYTHON, drops=True, is_isolated=True)
-    if mode == "isolated" and not works(way):
+    if mode == "isolated" and not is_working(way):
         pytest.skip("namespaces are not permitted on this system")
     found = machine.attacked(user, mode, identity, attacks=ATTACKS)
     assert hits(found) == opened
@@ -247,7 +247,7 @@ def test_without_namespaces_and_root_the_server_refuses_to_start(machine: Machin
     assert "code could attack this server: namespaces are not permitted" in refused.stderr
     assert "--unsafe" in refused.stderr
     # The control: the same user with namespaces.
-    if works(made_way(SYSTEM_PYTHON, drops=True, is_isolated=True)):
+    if is_working(made_way(SYSTEM_PYTHON, drops=True, is_isolated=True)):
         started = subprocess.run(server, capture_output=True, text=True, check=False, **user)
         assert started.stdout.startswith("no network, own process and file space, filtered system calls, as user")
 

@@ -23,22 +23,29 @@ from tests.listening import listening
 from unisono.errors import ConfigError
 from unisono.toolservers.python import executor
 from unisono.toolservers.python.executor import MIB, Busy, CapturedOutput, CodeRunner, RunLimits, RunOutcome
-from unisono.toolservers.python.sandbox_probe import NOBODIES, SYSTEM_PATH, Sandbox, find_way, made, works
+from unisono.toolservers.python.sandbox_probe import (
+    NOBODIES,
+    SYSTEM_PATH,
+    Sandbox,
+    find_sandbox,
+    is_working,
+    make_sandbox,
+)
 
 SHORT = RunLimits(seconds=2.0, cpu_s=10, memory=256 * MIB, file=MIB, files=32, processes=16)
 
 
 @pytest.fixture(scope="session")
 def way() -> Sandbox:
-    return find_way(unsafe=True)
+    return find_sandbox(unsafe=True)
 
 
 @pytest.fixture(params=[True, False], ids=["isolated", "no namespaces"])
 def any_way(request: pytest.FixtureRequest, way: Sandbox) -> Sandbox:
     """Every way this system permits."""
     for interpreter in (way.interpreter, shutil.which("python3", path=SYSTEM_PATH) or sys.executable):
-        tried = made(interpreter, drops=way.drops, is_isolated=request.param)
-        if works(tried):
+        tried = make_sandbox(interpreter, drops=way.drops, is_isolated=request.param)
+        if is_working(tried):
             return tried
     pytest.skip("not permitted on this system")
 
@@ -290,9 +297,9 @@ async def test_deleted_files_are_counted_where_root_may_not_look_at_processes(an
 AS_IN_A_CONTAINER = """
 import asyncio, os
 from unisono.toolservers.python.executor import MIB, CodeRunner, RunLimits
-from unisono.toolservers.python.sandbox_probe import made
+from unisono.toolservers.python.sandbox_probe import make_sandbox
 
-way = made(os.environ["PYTHON"], drops=True, is_isolated=False)
+way = make_sandbox(os.environ["PYTHON"], drops=True, is_isolated=False)
 outcome = asyncio.run(CodeRunner(way, RunLimits(seconds=20.0, disk=16 * MIB)).run(os.environ["CODE"]))
 print("disk full" if outcome.disk_full else outcome)
 """
@@ -440,7 +447,7 @@ async def test_what_the_code_says_of_its_end_is_not_believed_blindly(way: Sandbo
 
 def test_an_interpreter_that_is_none_is_a_mistake(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="choose another interpreter with --python"):
-        find_way(str(tmp_path / "python"))
+        find_sandbox(str(tmp_path / "python"))
 
 
 def test_what_is_open_is_said() -> None:

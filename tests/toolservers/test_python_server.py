@@ -13,13 +13,13 @@ from mcp.client.client import Client
 
 from tests.toolservers.running import called, served, text_of
 from unisono.toolservers.python.executor import CodeRunner, RunLimits
-from unisono.toolservers.python.sandbox_probe import Sandbox, find_way
+from unisono.toolservers.python.sandbox_probe import Sandbox, find_sandbox
 from unisono.toolservers.python.server import MAX_CODE_LENGTH, code_of, python_server
 
 
 @pytest.fixture(scope="session")
 def way() -> Sandbox:
-    return find_way()
+    return find_sandbox()
 
 
 @asynccontextmanager

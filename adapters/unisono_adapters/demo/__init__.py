@@ -76,8 +76,8 @@ def _write(target: Path, layout: str, stamp: str) -> None:
     if target.exists() and (not target.is_dir() or any(target.iterdir())):
         raise DemoError(f"{target} exists and is not the demo model in {layout} layout; name an unused folder")
     unfinished = f".{target.name}.new-"
-    for left in target.parent.glob(f"{unfinished}*"):  # left by a killed process, since this one holds the lock
-        shutil.rmtree(left, ignore_errors=True)
+    for leftover in target.parent.glob(f"{unfinished}*"):  # left by a killed process, since this one holds the lock
+        shutil.rmtree(leftover, ignore_errors=True)
     draft = Path(tempfile.mkdtemp(prefix=unfinished, dir=target.parent))
     try:
         write_tokenizer(draft)

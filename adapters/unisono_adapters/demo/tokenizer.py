@@ -52,7 +52,7 @@ def _tokenizer(encoding: Encoding) -> dict[str, object]:
         "version": "1.0",
         "truncation": None,
         "padding": None,
-        "added_tokens": [_special(token, encoding.decode([token])) for token in range(FIRST_SPECIAL, VOCABULARY)],
+        "added_tokens": [_special_token(token, encoding.decode([token])) for token in range(FIRST_SPECIAL, VOCABULARY)],
         "normalizer": None,
         "pre_tokenizer": {"type": "Sequence", "pretokenizers": [split, bytewise]},
         "post_processor": None,
@@ -91,6 +91,6 @@ def _spellings() -> dict[int, int]:
     return {byte: 0x100 + place for place, byte in enumerate(borrowed)}
 
 
-def _special(token: int, content: str) -> dict[str, object]:
+def _special_token(token: int, content: str) -> dict[str, object]:
     plain = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False, "special": True}
     return {"id": token, "content": content, **plain}

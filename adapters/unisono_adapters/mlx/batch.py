@@ -109,10 +109,10 @@ class Batch:
     def load(self) -> tuple[int, int, int]:
         """Return running and waiting requests and the tokens of the running ones (last step)."""
         # Requests are in order of arrival, which is the order of admission; the copy is one atomic step.
-        taken = list(self._running.values())
-        running = taken[: self._limits.batch]
+        rows = list(self._running.values())
+        running = rows[: self._limits.batch]
         tokens = sum(len(request.prompt) + request.generated for request in running)
-        return len(running), len(taken) - len(running) + self._commands.qsize(), tokens
+        return len(running), len(rows) - len(running) + self._commands.qsize(), tokens
 
     def warm_up(self) -> None:
         """Generate one token to prove that the model runs. Raises any error of mlx."""
@@ -123,28 +123,28 @@ class Batch:
     def run(self) -> None:
         """Process commands and steps forever."""
         while True:
-            self._obey(wait=not self._running)
+            self._read_commands(wait=not self._running)
             if not self._running:
                 continue
             try:
-                told = self._step()
+                events = self._step()
             except Exception as error:  # mlx may raise anything, which leaves the whole batch unreliable
                 _log.exception("a generation step failed")
-                told = self._abandon(f"the engine failed in a generation step: {error}")
-            self._send(told)
+                events = self._abandon(f"the engine failed in a generation step: {error}")
+            self._send(events)
 
-    def _obey(self, *, wait: bool) -> None:
-        told: list[Addressed] = []
+    def _read_commands(self, *, wait: bool) -> None:
+        events: list[Addressed] = []
         while wait or not self._commands.empty():
             command = self._commands.get()
             wait = False
             match command:
                 case Submit(connection, ask, guide):
-                    told += self._admit(connection, ask, guide)
+                    events += self._admit(connection, ask, guide)
                 case Withdraw(connection, request):
                     self._remove(connection, request)
-        if told:
-            self._send(told)
+        if events:
+            self._send(events)
 
     def _admit(self, connection: int, command: GenerateCommand, guide: Guide | None) -> list[Addressed]:
         refusal = self._refusal(command)
@@ -185,31 +185,31 @@ class Batch:
 
     def _step(self) -> list[Addressed]:
         prefilled, generated = self._generator.next()
-        told: list[Addressed] = []
+        events: list[Addressed] = []
         now = time.monotonic()
         if now - self._pulsed_at >= 1.0:
             self._pulsed_at = now
-            told.append((EVERYONE, Pulse()))
+            events.append((EVERYONE, Pulse()))
         for progress in prefilled:
             done, total = progress.progress
             if done == total - 1:  # without the last token, from which generation begins
-                self._keep_prompt(progress.uid)
+                self._cache_prompt_of(progress.uid)
         for response in generated:
             request = self._running[response.uid]
             cached = None if request.has_started else request.cached
             request.has_started = True
             request.generated += 1
-            told.append((request.route[0], _to_message(request, response, cached)))
+            events.append((request.route[0], _to_message(request, response, cached)))
             if response.finish_reason is not None:
                 del self._running[response.uid]
                 self._cache_prompt(request, response.token, response.all_tokens, response.prompt_cache)
-        return told
+        return events
 
-    def _keep_prompt(self, uid: int) -> None:
+    def _cache_prompt_of(self, uid: int) -> None:
         request = self._running[uid]
         if len(request.prompt) - 1 > request.cached:
             layers, tokens = self._generator.extract_cache([uid])[uid]
-            self._keep(request.salt, tokens, layers)
+            self._cache_layers(request.salt, tokens, layers)
 
     def _cache_prompt(self, request: _Running, last: int, tokens: Sequence[int], layers: Layers) -> None:
         """Cache a finished answer if it is a tool call.
@@ -218,25 +218,25 @@ class Batch:
         history ends a message with `<|end|>`; there the cached prompt serves as well.
         """
         if last == CALL:
-            self._keep(request.salt, tokens, layers)
+            self._cache_layers(request.salt, tokens, layers)
 
-    def _keep(self, salt: str, tokens: Sequence[int], layers: Layers) -> None:
+    def _cache_layers(self, salt: str, tokens: Sequence[int], layers: Layers) -> None:
         mx.eval([layer.state for layer in layers])  # otherwise it would keep a reference to the whole batch
         self._prefixes.keep(salt, tokens, layers)
 
     def _remove(self, connection: int, request: int | None) -> None:
-        gone = [
+        removed = [
             uid
             for uid, running in self._running.items()
             if running.route[0] == connection and request in (None, running.route[1])
         ]
-        if gone:
-            self._generator.remove(gone)
-            for uid in gone:
+        if removed:
+            self._generator.remove(removed)
+            for uid in removed:
                 del self._running[uid]
 
     def _abandon(self, message: str) -> list[Addressed]:
-        told: list[Addressed] = [
+        events: list[Addressed] = [
             (running.route[0], RequestRefused(running.route[1], "failed", message))
             for running in self._running.values()
         ]
@@ -245,7 +245,7 @@ class Batch:
         self._generator.close()
         self._generator = self._new_generator()
         mx.clear_cache()
-        return told
+        return events
 
     def _new_generator(self) -> _Generator:
         generator = BatchGenerator(

@@ -95,21 +95,21 @@ class _Engine:
             writer.write(to_line(self.greeting))
         try:
             while line := await reader.readline():
-                self._obey(number, writer, line)
+                self._handle_line(number, writer, line)
         except (OSError, WireError, ValueError) as error:  # ValueError: a line over the limit
             _log.warning("the connection to a gateway was lost: %s", error)
         finally:
             del self.writers[number]
-            self._withdraw(number)
+            self._drop_client(number)
             writer.close()
             if self.shared and not self.writers:
-                self.loop.call_later(_LINGER_S, self._unneeded)
+                self.loop.call_later(_LINGER_S, self._end_when_unused)
 
-    def _unneeded(self) -> None:
+    def _end_when_unused(self) -> None:
         if not self.writers:
             self.should_exit.set()
 
-    def _obey(self, number: int, writer: asyncio.StreamWriter, line: bytes) -> None:
+    def _handle_line(self, number: int, writer: asyncio.StreamWriter, line: bytes) -> None:
         message = from_line(line)
         if self.loaded is None:
             raise WireError("a request arrived before the model was loaded")
@@ -170,25 +170,25 @@ class _Engine:
 
         compiled.add_done_callback(submit)
 
-    def _withdraw(self, number: int) -> None:
+    def _drop_client(self, number: int) -> None:
         self.compiling -= {place for place in self.compiling if place[0] == number}
         if self.loaded is not None:
             self.loaded.batch.submit(Withdraw(number))
 
-    def greet(self, greeting: Ready | Failed, loaded: _Loaded | None) -> None:
+    def announce(self, greeting: Ready | Failed, loaded: _Loaded | None) -> None:
         self.greeting, self.loaded = greeting, loaded
         for writer in self.writers.values():
             writer.write(to_line(greeting))
         if loaded is None:
             self.should_exit.set()
 
-    def send(self, told: list[Addressed]) -> None:
+    def send(self, events: list[Addressed]) -> None:
         """Send messages of the generation thread; called once per step."""
-        self.loop.call_soon_threadsafe(self._send, told)
+        self.loop.call_soon_threadsafe(self._send, events)
 
-    def _send(self, told: list[Addressed]) -> None:
+    def _send(self, events: list[Addressed]) -> None:
         lines: dict[int, list[bytes]] = {}
-        for number, message in told:
+        for number, message in events:
             self._address(lines, number, message)
         for number, parts in lines.items():
             writer = self.writers.get(number)
@@ -267,10 +267,10 @@ def _generate(model: str, limits: BatchLimits, engine: _Engine) -> None:
         _log.exception("loading %s failed", model)
         failure = Failed(f"{model} cannot be loaded: {type(error).__name__}: {error}")
     else:
-        engine.loop.call_soon_threadsafe(engine.greet, Ready(loaded.context, installed(), os.getpid()), loaded)
+        engine.loop.call_soon_threadsafe(engine.announce, Ready(loaded.context, installed(), os.getpid()), loaded)
         loaded.batch.run()
         return
-    engine.loop.call_soon_threadsafe(engine.greet, failure, None)
+    engine.loop.call_soon_threadsafe(engine.announce, failure, None)
 
 
 def _end_with_parent(address: str) -> None:

@@ -64,7 +64,7 @@ class Guide:
         import numpy as np
 
         if self._seen is not None:
-            self._follow(cast("list[int]", tokens[self._seen :].tolist()))
+            self._consume(cast("list[int]", tokens[self._seen :].tolist()))
         self._seen = tokens.shape[0]
         allowed = np.zeros(logits.shape[-1], dtype=bool)
         if self.failed or self._matcher.is_stopped():
@@ -73,15 +73,15 @@ class Guide:
             mask = np.frombuffer(self._matcher.compute_bitmask(), dtype=np.uint8)
             bits = np.unpackbits(mask, bitorder="little")[: len(allowed)]
             allowed[: len(bits)] = bits
-            self._look()
+            self._check_start()
         return mx.where(mx.array(allowed), logits, mx.array(-np.inf, dtype=logits.dtype))
 
-    def _follow(self, tokens: list[int]) -> None:
+    def _consume(self, tokens: list[int]) -> None:
         if not self.failed and not self._matcher.is_stopped():
             self._matcher.consume_tokens(tokens)
-            self._look()
+            self._check_start()
 
-    def _look(self) -> None:
+    def _check_start(self) -> None:
         if self._matcher.is_error():
             self.failed = self._matcher.get_error()
 

@@ -71,7 +71,7 @@ class _Owned:
         _discard(self._process, self._folder)
 
     def ended(self) -> tuple[str, str]:
-        return meaning(_discard(self._process, self._folder)), self._log.last_words()
+        return meaning(_discard(self._process, self._folder)), self._log.last_lines()
 
 
 def start_own(model: str, limits: BatchLimits) -> tuple[ProcessHandle, socket.socket]:

@@ -90,8 +90,8 @@ class MlxLocalBackend:
         )
         self._start: asyncio.Task[tuple[EngineProcess, Ready]] | None = None
         self._failures = 0
-        self._not_before = 0.0
-        self._trouble = ""
+        self._restart_at = 0.0
+        self._last_error = ""
         self._closed = False
 
     @property
@@ -131,7 +131,7 @@ class MlxLocalBackend:
         prompt_tokens: int | None = len(job.prompt.tokens)
         try:
             while True:
-                await _wait(engine, inbox, job.timeouts, asked_at, begun=prompt_tokens is None)
+                await _wait(engine, inbox, job.timeouts, asked_at, has_started=prompt_tokens is None)
                 try:
                     chunk = _to_chunk(engine, inbox, prompt_tokens)
                 except BackendError as error:
@@ -161,6 +161,7 @@ class MlxLocalBackend:
         start, self._start = self._start, None
         if start is None:
             return
+        # The start may still be loading the model, which takes minutes.
         start.cancel()
         await asyncio.wait({start})
         if not start.cancelled() and start.exception() is None:
@@ -175,13 +176,14 @@ class MlxLocalBackend:
         if self._closed:
             raise BackendUnavailable(_SHUT_DOWN)
         if self._start is not None and self._start.done():
-            self._bury(self._start)
+            self._discard(self._start)
         if self._start is None:
-            pause = self._not_before - time.monotonic()
+            pause = self._restart_at - time.monotonic()
             if pause > 0:
-                raise BackendUnavailable(self._trouble, retry_after_s=pause)
+                raise BackendUnavailable(self._last_error, retry_after_s=pause)
             self._start = asyncio.create_task(self._start_engine())
-            self._start.add_done_callback(_look_at)
+            # Every caller may be cancelled, and asyncio logs an error that was never retrieved.
+            self._start.add_done_callback(_retrieve_error)
         start = self._start
         try:
             return await asyncio.shield(start)
@@ -190,7 +192,7 @@ class MlxLocalBackend:
                 raise  # this caller was cancelled
             raise BackendUnavailable(_SHUT_DOWN) from None
 
-    def _bury(self, start: asyncio.Task[tuple[EngineProcess, Ready]]) -> None:
+    def _discard(self, start: asyncio.Task[tuple[EngineProcess, Ready]]) -> None:
         """Discard an ended process and determine the earliest time of a restart."""
         if start.cancelled():
             self._start = None
@@ -200,13 +202,14 @@ class MlxLocalBackend:
             engine, _ = start.result()
             if engine.lost is None:
                 return
+            # An engine that finished a request was healthy, so the pause starts small again.
             self._failures = 1 if engine.served else self._failures + 1
-            self._trouble = engine.lost
+            self._last_error = engine.lost
         else:
             self._failures += 1
-            self._trouble = str(error)
+            self._last_error = str(error)
         self._start = None
-        self._not_before = time.monotonic() + _PAUSES_S[min(self._failures, len(_PAUSES_S) - 1)]
+        self._restart_at = time.monotonic() + _PAUSES_S[min(self._failures, len(_PAUSES_S) - 1)]
 
     async def _start_engine(self) -> tuple[EngineProcess, Ready]:
         engine = await EngineProcess.start(self._model, self._limits)
@@ -222,19 +225,20 @@ class MlxLocalBackend:
         return engine, greeting
 
 
-async def _wait(engine: EngineProcess, inbox: Inbox, timeouts: Timeouts, asked_at: float, *, begun: bool) -> None:
+async def _wait(engine: EngineProcess, inbox: Inbox, timeouts: Timeouts, asked_at: float, *, has_started: bool) -> None:
     """Wait for data. Raises BackendTimeout, and kills an engine without a sign of life."""
     total_left = asked_at + timeouts.total_s - time.monotonic()
-    patience = timeouts.silence_s if begun else timeouts.first_token_s
+    patience = timeouts.silence_s if has_started else timeouts.first_token_s
     try:
         async with asyncio.timeout(min(patience, total_left)):
             await inbox.arrived.wait()
     except TimeoutError as error:
+        # The engine sends pulses even while it is busy, so silence means that it hangs.
         if engine.silent_since(asked_at) > _STALLED_S:
             engine.kill()
         if total_left < patience:
             raise BackendTimeout(f"the answer was not complete within {timeouts.total_s:g} s") from error
-        what = "token" if begun else "first token"
+        what = "token" if has_started else "first token"
         raise BackendTimeout(f"no {what} within {patience:g} s") from error
 
 
@@ -262,7 +266,7 @@ def _to_chunk(engine: EngineProcess, inbox: Inbox, prompt_tokens: int | None) ->
     )
 
 
-def _look_at(start: asyncio.Task[tuple[EngineProcess, Ready]]) -> None:
+def _retrieve_error(start: asyncio.Task[tuple[EngineProcess, Ready]]) -> None:
     """Retrieve the error of a failed start, so that the event loop does not report it."""
     if not start.cancelled():
         start.exception()

@@ -22,7 +22,7 @@ class Log:
         self._thread = threading.Thread(target=self._drain, args=(process,), name="mlx-engine-log", daemon=True)
         self._thread.start()
 
-    def last_words(self) -> str:
+    def last_lines(self) -> str:
         """Return the last lines of an ended process as the tail of a message, or an empty string."""
         self._thread.join(_LAST_WORDS_S)
         return quoted(self._tail)

@@ -65,16 +65,16 @@ class EngineProcess:
     inbox.
     """
 
-    def __init__(self, life: ProcessHandle, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    def __init__(self, handle: ProcessHandle, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self.lost: str | None = None
         # True if it has finished a request, which proves more than its start.
         self.served = False
-        self._handle = life
+        self._handle = handle
         self._reader = reader
         self._writer = writer
         self._ids = itertools.count()
         self._inboxes: dict[int, Inbox] = {}
-        self._greeting: asyncio.Future[Ready | Failed] = asyncio.get_running_loop().create_future()
+        self._ready: asyncio.Future[Ready | Failed] = asyncio.get_running_loop().create_future()
         self._heard_at = time.monotonic()
         self._ending = False
         self._listening = asyncio.create_task(self._listen())
@@ -87,16 +87,16 @@ class EngineProcess:
         """
         spawning = asyncio.create_task(asyncio.to_thread(_spawn, model, limits))
         try:
-            life, connection = await asyncio.shield(spawning)
+            handle, connection = await asyncio.shield(spawning)
         except OSError as error:
             raise BackendUnavailable(f"the engine process cannot be started: {error}") from error
         except asyncio.CancelledError:
-            life, connection = await spawning  # a thread cannot be cancelled, and its process must not remain
+            handle, connection = await spawning  # a thread cannot be cancelled, and its process must not remain
             connection.close()
-            await asyncio.to_thread(life.leave)
+            await asyncio.to_thread(handle.leave)
             raise
         reader, writer = await asyncio.open_unix_connection(sock=connection, limit=LINE_LIMIT)
-        return cls(life, reader, writer)
+        return cls(handle, reader, writer)
 
     @property
     def pid(self) -> int:
@@ -105,7 +105,7 @@ class EngineProcess:
 
     async def ready(self) -> Ready:
         """Wait until the model is loaded. Raises BackendUnavailable if that fails."""
-        greeting = await asyncio.shield(self._greeting)
+        greeting = await asyncio.shield(self._ready)
         if isinstance(greeting, Failed):
             raise BackendUnavailable(greeting.message)
         return greeting
@@ -123,6 +123,7 @@ class EngineProcess:
     def drop(self, number: int) -> None:
         """Forget a request, and cancel it in the engine unless it is finished there."""
         inbox = self._inboxes.pop(number)
+        # A Cancel for a finished request would be wasted work for the engine.
         over = inbox.finish is not None or inbox.refused is not None
         if not over and self.lost is None:
             self._writer.write(to_line(Cancel(number)))
@@ -162,7 +163,7 @@ class EngineProcess:
     async def stop(self) -> None:
         """End the process and wait for it. Running requests are woken. Repeatable."""
         self._ending = True
-        self._lose("the engine process was shut down")
+        self._set_lost("the engine process was shut down")
         self._writer.close()
         await asyncio.to_thread(self._handle.leave)
         await self._listening
@@ -185,20 +186,22 @@ class EngineProcess:
         self._writer.close()
         if self._ending:
             return
+        # Waiting for the process blocks, and its log tells the reason of the end.
         how, last_words = await asyncio.to_thread(self._handle.ended)
-        self._lose(f"the engine process ended{how}{trouble}{last_words}")
+        self._set_lost(f"the engine process ended{how}{trouble}{last_words}")
 
     def _deliver(self, message: ToGateway | ToEngine) -> None:
         match message:
             case Ready() | Failed():
                 if isinstance(message, Ready):
                     self._handle.pid = message.pid
-                if not self._greeting.done():
-                    self._greeting.set_result(message)
+                if not self._ready.done():
+                    self._ready.set_result(message)
             case TokenOutput(number, tokens, finish, cached):
                 if inbox := self._inboxes.get(number):
                     inbox.tokens.extend(tokens)
                     inbox.finish = finish
+                    # The first output reports the cached tokens of the prompt.
                     inbox.cached = cached if inbox.cached is None else inbox.cached
                     inbox.arrived.set()
                     self.served = self.served or finish is not None
@@ -219,11 +222,12 @@ class EngineProcess:
             case GenerateCommand() | Cancel() | Tokenize() | Count():
                 raise WireError(f"a gateway does not accept {type(message).__name__} messages")
 
-    def _lose(self, why: str) -> None:
+    def _set_lost(self, why: str) -> None:
         if self.lost is None:
             self.lost = why
-        if not self._greeting.done():
-            self._greeting.set_result(Failed(why))
+        if not self._ready.done():
+            self._ready.set_result(Failed(why))
+        # Wake all requests: no data will arrive any more.
         for inbox in self._inboxes.values():
             inbox.arrived.set()
 

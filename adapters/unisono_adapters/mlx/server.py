@@ -54,7 +54,7 @@ class MlxServerBackend:
         if status != "ok":
             raise BackendUnavailable("the backend reports that it is not healthy")
         claims = Capabilities(prompt=OutputForm.TEXT, output=OutputForm.TEXT, stop_visible=False, logit_bias=True)
-        return await examine(Subject(self._streamed, claims, remedies=REMEDIES))
+        return await examine(Subject(self._stream, claims, remedies=REMEDIES))
 
     def complete(self, job: CompletionJob) -> AsyncIterator[Chunk]:
         """Generate an answer. Raises ConstraintRefused for a constraint, which would be ignored."""
@@ -62,13 +62,13 @@ class MlxServerBackend:
             raise refused_kind(job.constraint)
         assert job.prompt.text is not None, "a text backend was given a prompt without text"
         if _leading_space.is_inside(job.prompt) or job.prompt.text in self._written:
-            chunks = _leading_space.go_on(self._wire, job, _body, self._written)
+            chunks = _leading_space.complete_text(self._wire, job, _body, self._written)
         else:
             self._written.record(job.prompt)
-            chunks = self._streamed(job)
-        return self._written.noting(job.prompt.text, chunks)
+            chunks = self._stream(job)
+        return self._written.observe(job.prompt.text, chunks)
 
-    def _streamed(self, job: CompletionJob) -> AsyncGenerator[Chunk]:
+    def _stream(self, job: CompletionJob) -> AsyncGenerator[Chunk]:
         return _completions.complete(self._wire, _body(job), job, OutputForm.TEXT)
 
     async def load(self) -> Load | None:

@@ -93,8 +93,8 @@ def joined(folder: Path, model: str, limits: BatchLimits) -> tuple[ProcessHandle
 
 @contextmanager
 def _locked(lock: Path) -> Iterator[None]:
-    with lock.open("w") as held:
-        fcntl.flock(held, fcntl.LOCK_EX)
+    with lock.open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
         yield
 
 

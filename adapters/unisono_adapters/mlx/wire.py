@@ -178,10 +178,10 @@ def from_line(line: bytes) -> ToEngine | ToGateway:
         raise WireError(f"the other side sent a line that is not a valid message: {line[:80]!r}") from error
 
 
-def _constraint(told: Any) -> Constraint | None:
-    if told is None:
+def _constraint(value: Any) -> Constraint | None:
+    if value is None:
         return None
-    kind, fields = told
+    kind, fields = value
     if kind == OneOf.kind:
         return OneOf(tuple(fields["texts"]))
     return _JSON[kind](**fields)

@@ -17,6 +17,7 @@ PREFIX: Final = "sk-uni-"
 ENTROPY_BYTES: Final = 32
 # Size of the seal; with the entropy 42 bytes, which are 56 base64 letters without padding.
 SEAL_BYTES: Final = 10
+# A complete key, including its seal.
 FORM: Final = re.compile(PREFIX + r"[A-Za-z0-9_-]{56}")
 
 
@@ -39,7 +40,7 @@ class Mint:
         """Return the hexadecimal digest that identifies a key in the store."""
         return hmac.digest(self._pepper, key.encode(), hashlib.sha256).hex()
 
-    def made(self, presented: str) -> bool:
+    def issued(self, presented: str) -> bool:
         """Return True if a key was made with this salt, even if it was revoked since.
 
         The check takes constant time for all keys of the right form.

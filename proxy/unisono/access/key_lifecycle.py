@@ -48,8 +48,10 @@ def rotated(record: KeyRecord, mint: Mint, now: float, grace_s: float) -> Issued
     """
     plaintext = mint.new()
     until = now + grace_s
-    earlier = (replace(one, until=until if one.until is None else min(one.until, until)) for one in record.digests)
-    still_good = (one for one in earlier if one.until is not None and one.until > now)
+    earlier = (
+        replace(digest, until=until if digest.until is None else min(digest.until, until)) for digest in record.digests
+    )
+    still_good = (digest for digest in earlier if digest.until is not None and digest.until > now)
     digests = (KeyDigest(mint.digest(plaintext)), *still_good)
     return Issued(replace(record, digests=digests, ending=plaintext[-VISIBLE_SUFFIX_LENGTH:]), plaintext)
 

@@ -26,6 +26,7 @@ FRESH_S: Final = 0.5
 STALLED_FRESH_S: Final = 5.0
 # Time that a request waits for that new lookup, in seconds.
 LOOKUP_WAIT_S: Final = 0.05
+# Further keys displace the least recently used one.
 MAX_CACHED_KEYS: Final = 4096
 
 # Source of the gateway's secret, possibly from the store: raises `StoreUnavailable`.
@@ -58,13 +59,13 @@ class VirtualKeys:
     ) -> None:
         self._store = store
         self._salt = salt
-        self._known_while_down = known_while_down
+        self._valid_while_down = known_while_down
         self._clock = clock
         self._monotonic = monotonic
         self._mint: Mint | None = None
         self._salted_at = 0.0
-        self._seen: OrderedDict[str, _Seen] = OrderedDict()
-        self._looking: dict[str, asyncio.Task[KeyRecord | None]] = {}
+        self._cache: OrderedDict[str, _Seen] = OrderedDict()
+        self._lookups: dict[str, asyncio.Task[KeyRecord | None]] = {}
         self._down_until = 0.0
 
     async def find(self, presented: str) -> Caller | None:
@@ -74,13 +75,13 @@ class VirtualKeys:
         """
         if not has_form(presented):
             return None
-        mint = await self._maker(presented)
+        mint = await self._mint_of(presented)
         if mint is None:
             return None
         digest = mint.digest(presented)
         record = await self._record(digest)
         now = self._clock()
-        if record is None or not record.good(now):
+        if record is None or not record.is_valid(now):
             return None
         for one in record.digests:
             if hmac.compare_digest(one.digest, digest) and (one.until is None or now < one.until):
@@ -97,12 +98,12 @@ class VirtualKeys:
             return Caller(tenant, key, models=frozenset(), mcp_servers=frozenset())
         return record.caller
 
-    async def _maker(self, presented: str) -> Mint | None:
+    async def _mint_of(self, presented: str) -> Mint | None:
         """Return the maker of a key if it was made with the gateway's secret.
 
         The secret may have changed: a store that lost its data gets a new one when the next key is made.
         """
-        if self._mint is not None and self._mint.made(presented):
+        if self._mint is not None and self._mint.issued(presented):
             return self._mint
         now = self._monotonic()
         if self._mint is None:
@@ -111,16 +112,16 @@ class VirtualKeys:
             self._salted_at = now
             with suppress(StoreUnavailable):
                 self._mint = Mint(await self._salt())
-        return self._mint if self._mint.made(presented) else None
+        return self._mint if self._mint.issued(presented) else None
 
     # -- remembering
 
     async def _record(self, digest: str) -> KeyRecord | None:
-        seen, now = self._seen.get(digest), self._monotonic()
+        seen, now = self._cache.get(digest), self._monotonic()
         if seen is not None and now - seen.at < FRESH_S:
-            self._seen.move_to_end(digest)
+            self._cache.move_to_end(digest)
             return seen.record
-        if seen is not None and self._known_while_down and now < self._down_until:
+        if seen is not None and self._valid_while_down and now < self._down_until:
             return seen.record
         try:
             may_stall = now >= self._down_until
@@ -129,7 +130,7 @@ class VirtualKeys:
             return await self._look_up(digest)
         except StoreUnavailable:
             self._down_until = self._monotonic() + FRESH_S
-            if seen is None or not self._known_while_down:
+            if seen is None or not self._valid_while_down:
                 raise
             return seen.record
 
@@ -140,39 +141,39 @@ class VirtualKeys:
     async def _refresh(self, digest: str, known: KeyRecord) -> KeyRecord | None:
         """Look up a record, or return `known` if the store stalls: it was valid a moment ago."""
         # Only the first request waits; those that find a pending lookup continue at once.
-        is_overdue = digest in self._looking
+        is_overdue = digest in self._lookups
         looking = self._lookup(digest)
         if not is_overdue:
             await asyncio.wait({looking}, timeout=LOOKUP_WAIT_S)
         return looking.result() if looking.done() else known
 
     def _lookup(self, digest: str) -> asyncio.Task[KeyRecord | None]:
-        looking = self._looking.get(digest)
+        looking = self._lookups.get(digest)
         if looking is None:
-            looking = asyncio.create_task(self._look(digest), name="looking for a key")
-            self._looking[digest] = looking
-            looking.add_done_callback(lambda task: self._looked(digest, task))
+            looking = asyncio.create_task(self._read_record(digest), name="looking for a key")
+            self._lookups[digest] = looking
+            looking.add_done_callback(lambda task: self._on_lookup(digest, task))
         return looking
 
-    async def _look(self, digest: str) -> KeyRecord | None:
+    async def _read_record(self, digest: str) -> KeyRecord | None:
         # The age counts from the start of the lookup, so that a change during it is seen by the next one.
         at = self._monotonic()
         try:
             record = await self._store.key_of(digest)
         except StoreUnavailable:
-            if self._known_while_down and digest in self._seen:
+            if self._valid_while_down and digest in self._cache:
                 raise
             # A busy machine sometimes misses a short deadline; without a retry, all waiting requests would be
             # refused.
             record = await self._store.key_of(digest)
-        self._seen[digest] = _Seen(record, at)
-        self._seen.move_to_end(digest)
-        while len(self._seen) > MAX_CACHED_KEYS:
-            self._seen.popitem(last=False)
+        self._cache[digest] = _Seen(record, at)
+        self._cache.move_to_end(digest)
+        while len(self._cache) > MAX_CACHED_KEYS:
+            self._cache.popitem(last=False)
         return record
 
-    def _looked(self, digest: str, task: asyncio.Task[KeyRecord | None]) -> None:
-        del self._looking[digest]
+    def _on_lookup(self, digest: str, task: asyncio.Task[KeyRecord | None]) -> None:
+        del self._lookups[digest]
         if not task.cancelled():
             # Retrieve the exception, since all waiting requests may have left.
             task.exception()

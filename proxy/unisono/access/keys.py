@@ -44,7 +44,7 @@ class MasterKey:
         # Random per process: neither the key nor its digest outlives the process or means anything elsewhere.
         self._pepper = secrets.token_bytes(32)
         self._digest = self._digest_of(key)
-        self._others = others
+        self._other_keys = others
 
     def _digest_of(self, key: str) -> bytes:
         # Header bytes reach Python as latin-1 or with lone surrogates; both must encode.
@@ -55,7 +55,7 @@ class MasterKey:
             raise NotAuthenticated("Send exactly one API key, as `Authorization: Bearer <key>` or `x-api-key: <key>`.")
         if hmac.compare_digest(self._digest_of(presented), self._digest):
             return Caller(MASTER_TENANT, raw=True)
-        caller = None if self._others is None else await self._others.find(presented)
+        caller = None if self._other_keys is None else await self._other_keys.find(presented)
         if caller is None:
             raise NotAuthenticated("The API key is not valid.")
         return caller

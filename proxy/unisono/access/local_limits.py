@@ -51,26 +51,26 @@ class LocalLimits:
         refusal = counts.minute(now).refusal(claim, len(counts.running))
         if refusal is not None:
             return refusal
-        self._hold(counts, claim, now)
-        return counts.minute(now).standing(claim)
+        self._count(counts, claim, now)
+        return counts.minute(now).status(claim)
 
     def note(self, claim: QuotaReservation) -> None:
         """Count a claim that the store granted, so that it counts here if the store fails."""
-        self._hold(self._counts(claim.account), claim, self._clock())
+        self._count(self._counts(claim.account), claim, self._clock())
 
     def settle(self, claim: QuotaReservation, tokens: int) -> None:
         """Replace the reservation of `claim` by `tokens` and end it; ignore an unknown claim."""
         counts = self._accounts.get(claim.account)
-        if counts is None or (held := counts.running.pop(claim.once, None)) is None:
+        if counts is None or (reserved_at := counts.running.pop(claim.once, None)) is None:
             return
-        second, now = held[0], self._clock()
-        more = tokens - held[1]
+        second, now = reserved_at[0], self._clock()
+        more = tokens - reserved_at[1]
         if more > 0:
             counts.add(int(now), 0, more)
         elif second in counts.seconds:
             counts.add(second, 0, more)
 
-    def _hold(self, counts: _Counts, claim: QuotaReservation, now: float) -> None:
+    def _count(self, counts: _Counts, claim: QuotaReservation, now: float) -> None:
         counts.minute(now)
         if claim.once not in counts.running:
             counts.add(int(now), 1, claim.tokens)

@@ -30,19 +30,19 @@ class Price:
     output: int = 0
     cached: int = 0
 
-    def of_input(self, tokens: int, cached: int = 0) -> int:
+    def input_cost(self, tokens: int, cached: int = 0) -> int:
         """Return the cost of input in micro-USD, `cached` tokens of it from a cache."""
         cached = min(cached, tokens)
-        return _up((tokens - cached) * self.input + cached * self.cached)
+        return _rounded_up((tokens - cached) * self.input + cached * self.cached)
 
-    def of_output(self, tokens: int) -> int:
-        return _up(tokens * self.output)
+    def output_cost(self, tokens: int) -> int:
+        return _rounded_up(tokens * self.output)
 
 
 FREE: Final = Price()
 
 
-def _up(amount: int) -> int:
+def _rounded_up(amount: int) -> int:
     return -(-amount // MILLION)
 
 
@@ -93,14 +93,14 @@ def _highest(*prices: Price) -> Price:
 
 def _price(entry: ModelEntry) -> Price:
     own, params, info = entry.unisono.price, entry.litellm_params, entry.model_info
-    listed = _listed(entry)
+    listed = _price_fields(entry)
     rates: list[float | None] = []
     for ours, theirs in zip((own.input, own.output, own.cached_input), PER_TOKEN, strict=True):
         if ours is not None:
             rates.append(ours)
             continue
-        told = (getattr(params, theirs), getattr(info, theirs), listed.get(theirs))
-        rates.append(next((float(Decimal(str(rate)) * MILLION) for rate in told if rate is not None), None))
+        values = (getattr(params, theirs), getattr(info, theirs), listed.get(theirs))
+        rates.append(next((float(Decimal(str(rate)) * MILLION) for rate in values if rate is not None), None))
     per_input, per_output, per_cached = rates
     return Price(
         _micro(per_input or 0.0),
@@ -113,7 +113,7 @@ def _micro(usd: float) -> int:
     return int((Decimal(str(usd)) * MILLION).to_integral_value())
 
 
-def _listed(entry: ModelEntry) -> Mapping[str, Any]:
+def _price_fields(entry: ModelEntry) -> Mapping[str, Any]:
     prices = litellm_prices()
     return prices.get(entry.litellm_params.model) or prices.get(entry.backend_model) or {}
 

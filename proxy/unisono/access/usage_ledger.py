@@ -39,6 +39,7 @@ MAX_WAITING_RECORDS: Final = 100_000
 CLOSING_TIMEOUT_S: Final = 3.0
 # Time that an answer waits for the store before its settlement is spooled, in seconds.
 LEDGER_WAIT_S: Final = 0.05
+# First pause after a failed write, in seconds; it grows while the store stays down.
 MIN_RETRY_PAUSE_S: Final = 0.1
 # First and longest pause between attempts of a failed write, in seconds.
 MAX_RETRY_PAUSE_S: Final = 2.0
@@ -89,7 +90,7 @@ class UsageLedger:
         self._open: dict[str, QuotaReservation] = {}
         self._renewing: asyncio.Task[None] | None = None
         self._waiting: deque[_Waiting] = deque()
-        self._writing: asyncio.Task[None] | None = None
+        self._write_task: asyncio.Task[None] | None = None
         self._replaying: asyncio.Task[None] | None = None
         self._down = False
         self._store_is_back = asyncio.Event()
@@ -102,9 +103,11 @@ class UsageLedger:
             self._replaying = asyncio.create_task(self._replay(), name="replaying the usage spool")
 
     @property
-    def unaccounted(self) -> int:
+    def unwritten_records(self) -> int:
         """Number of usage records that the ledger lacks so far."""
-        unspooled = sum(1 for one in self._waiting if one.has_usage and not one.is_spooled) if self._down else 0
+        unspooled = (
+            sum(1 for record in self._waiting if record.has_usage and not record.is_spooled) if self._down else 0
+        )
         return self._spool.pending + unspooled
 
     async def reserve(self, claim: QuotaReservation, *, insist: bool = False) -> QuotaStatus:
@@ -113,20 +116,21 @@ class UsageLedger:
         With `insist`, a failed attempt is repeated once; a repeated claim is reserved only once.
         """
         try:
-            standing = replace(await self._try_reserve(claim, insist=insist), limits=claim.limits)
+            status = replace(await self._try_reserve(claim, insist=insist), limits=claim.limits)
         except BaseException:
             # The claim may be reserved or not.
             self.release(claim)
             raise
         # Settlements that could not be written still hold their reservations.
         self._store_is_back.set()
-        if standing.refused is None:
+        if status.refused is None:
             self._open[claim.once] = claim
+            # Counted here too, so that the limits hold when the store fails.
             if not claim.limits.has_budget:
                 self._local.note(claim)
             if self._renewing is None or self._renewing.done():
                 self._renewing = asyncio.create_task(self._renew(), name="renewing quota reservations")
-        return standing
+        return status
 
     @property
     def is_down(self) -> bool:
@@ -164,8 +168,8 @@ class UsageLedger:
             if not oldest.is_spooled:
                 about = _about(oldest.settlement)
                 log.error("usage record lost: the store was unavailable for too long", extra=about)
-        if self._writing is None or self._writing.done():
-            self._writing = asyncio.create_task(self._write(), name="writing the ledger")
+        if self._write_task is None or self._write_task.done():
+            self._write_task = asyncio.create_task(self._write(), name="writing the ledger")
         return waiting
 
     async def settle(self, settlement: UsageRecord) -> None:
@@ -181,14 +185,14 @@ class UsageLedger:
             await self._spooled([waiting])
 
     async def _spooled(self, batch: Sequence[_Waiting]) -> None:
-        new = [one for one in batch if one.has_usage and not one.is_spooled and not one.is_written]
-        if new and await self._spool.append([one.settlement for one in new]):
-            for one in new:
-                one.is_spooled = True
+        new = [record for record in batch if record.has_usage and not record.is_spooled and not record.is_written]
+        if new and await self._spool.append([record.settlement for record in new]):
+            for record in new:
+                record.is_spooled = True
         # The store may have answered while the disk was busy.
-        self._spool.settled([one.settlement for one in new if one.is_written])
-        for one in batch:
-            one.finish()
+        self._spool.settled([record.settlement for record in new if record.is_written])
+        for record in batch:
+            record.finish()
 
     async def aclose(self) -> None:
         """Write waiting settlements for a limited time and stop renewals.
@@ -199,16 +203,17 @@ class UsageLedger:
             if task is not None:
                 task.cancel()
                 await asyncio.gather(task, return_exceptions=True)
-        if self._writing is not None:
-            await asyncio.wait({self._writing}, timeout=CLOSING_TIMEOUT_S)
-            self._writing.cancel()
-            await asyncio.gather(self._writing, return_exceptions=True)
-        left = [one for one in self._waiting if one.has_usage]
-        await self._spooled(left)
+        if self._write_task is not None:
+            # The process must end even if the store is down.
+            await asyncio.wait({self._write_task}, timeout=CLOSING_TIMEOUT_S)
+            self._write_task.cancel()
+            await asyncio.gather(self._write_task, return_exceptions=True)
+        unwritten = [record for record in self._waiting if record.has_usage]
+        await self._spooled(unwritten)
         await self._spool.release()
-        for one in left:
-            if not one.is_spooled:
-                log.error("usage record lost: the store is unavailable", extra=_about(one.settlement))
+        for record in unwritten:
+            if not record.is_spooled:
+                log.error("usage record lost: the store is unavailable", extra=_about(record.settlement))
 
     async def _replay(self) -> None:
         cause = ""
@@ -249,7 +254,7 @@ class UsageLedger:
             together = 1 if alone else MAX_RECORDS_PER_WRITE
             alone = max(alone - 1, 0)
             batch = [self._waiting.popleft() for _ in range(min(together, len(self._waiting)))]
-            began = loop.time()
+            started_at = loop.time()
             try:
                 await self._accounts.settle(*(one.settlement for one in batch))
             except StoreError as error:
@@ -264,7 +269,7 @@ class UsageLedger:
                 if len(batch) == 1:
                     about = _about(batch[0].settlement)
                     log.exception("usage record lost: the store rejects it", exc_info=error, extra=about)
-                    await self._wrote(batch)
+                    await self._on_written(batch)
                 else:
                     # The store rejects one of them; writing them one by one finds it.
                     self._waiting.extendleft(reversed(batch))
@@ -274,15 +279,15 @@ class UsageLedger:
                 raise
             else:
                 self._down, pause_s = False, MIN_RETRY_PAUSE_S
-                if loop.time() - began <= LEDGER_WAIT_S:
+                if loop.time() - started_at <= LEDGER_WAIT_S:
                     self._is_slow = False
-                await self._wrote(batch)
+                await self._on_written(batch)
 
-    async def _wrote(self, batch: Sequence[_Waiting]) -> None:
-        for one in batch:
-            one.is_written = True
-            one.finish()
-        self._spool.settled([one.settlement for one in batch if one.has_usage])
+    async def _on_written(self, batch: Sequence[_Waiting]) -> None:
+        for record in batch:
+            record.is_written = True
+            record.finish()
+        self._spool.settled([record.settlement for record in batch if record.has_usage])
         await self._spool.shrink()
 
     async def _fail(self, batch: Sequence[_Waiting], error: StoreError) -> None:

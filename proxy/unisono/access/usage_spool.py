@@ -32,6 +32,7 @@ RECORD_VERSION: Final = 1
 SUFFIX: Final = ".jsonl"
 # Suffix of a segment before its first record; its process may die before renaming it.
 NEW_SUFFIX: Final = ".new"
+# Age from which an unnamed segment cannot be in use by a starting process, in seconds.
 STALE_S: Final = 60.0
 COMPACTION_BYTES: Final = 1024 * 1024
 REPLAY_BATCH: Final = 128
@@ -73,10 +74,18 @@ def _parsed(line: bytes) -> UsageRecord:
     account = Account(str(record["tenant"]), str(record["key"]))
     used = TokenUsage(**{name: int(amount) for name, amount in record["used"].items()})
     claim = None
-    if (held := record.get("claim")) is not None:
+    if (claim_values := record.get("claim")) is not None:
         # A settlement reads nothing else of its claim.
         claim = QuotaReservation(
-            account, held["once"], NO_LIMITS, 0, 0, 0, 0.0, period=held["period"], period_ends=held["period_ends"]
+            account,
+            claim_values["once"],
+            NO_LIMITS,
+            0,
+            0,
+            0,
+            0.0,
+            period=claim_values["period"],
+            period_ends=claim_values["period_ends"],
         )
     entry = LedgerLine(account, str(record["model"]), str(record["day"]), used, str(record.get("served", "")))
     return UsageRecord(str(record["once"]), entry, claim)
@@ -134,10 +143,10 @@ class UsageSpool:
     folder: Path | None = None
     store: str = ""  # the store's address
     max_bytes: int = 64 * COMPACTION_BYTES
-    _own: _Segment | None = None
+    _own_segment: _Segment | None = None
     _adopted: list[_Segment] = field(default_factory=list)
     _outstanding: dict[UsageRecord, int] = field(default_factory=dict)
-    _writing: asyncio.Lock = field(default_factory=asyncio.Lock)
+    _write_lock: asyncio.Lock = field(default_factory=asyncio.Lock)
     _queue: list[UsageRecord] = field(default_factory=list)
     _is_failing: bool = False
     _unreadable: set[Path] = field(default_factory=set)
@@ -152,32 +161,32 @@ class UsageSpool:
         if self.folder is None:
             return False
         self._queue += settlements
-        async with self._writing:
+        async with self._write_lock:
             if batch := self._queue:
                 self._queue = []
                 await self._run(partial(self._append, batch))
-        return all(one in self._outstanding for one in settlements)
+        return all(settlement in self._outstanding for settlement in settlements)
 
     def settled(self, settlements: Sequence[UsageRecord]) -> None:
         """Note that the ledger has these records; `shrink` can then remove them from disk."""
-        for one in settlements:
-            self._outstanding.pop(one, None)
+        for settlement in settlements:
+            self._outstanding.pop(settlement, None)
 
     async def shrink(self) -> None:
         """Remove settled records from this process's segment, if all or most of it are settled."""
-        if self._own is not None and self._own.size:
-            async with self._writing:
+        if self._own_segment is not None and self._own_segment.size:
+            async with self._write_lock:
                 await self._run(self._shrink)
 
     async def seal(self) -> None:
         """Unlock this process's segment if it holds records; they are replayed from the file."""
         if self._outstanding:
-            async with self._writing:
+            async with self._write_lock:
                 await self._run(self._seal)
 
     async def release(self) -> None:
         """Unlock all segments, so that another process or a later replay can adopt them."""
-        async with self._writing:
+        async with self._write_lock:
             await self._run(self._release)
 
     async def replay(self, accounts: AccountStore) -> None:
@@ -185,7 +194,7 @@ class UsageSpool:
 
         Raises `StoreError`.
         """
-        async with self._writing:
+        async with self._write_lock:
             await self._run(self._adopt)
         for segment in list(self._adopted):
             records = await asyncio.to_thread(_read, segment)
@@ -208,10 +217,10 @@ class UsageSpool:
     # -- in a thread, under the lock
 
     def _append(self, batch: Sequence[UsageRecord]) -> None:
-        lines = {one: to_record(one) for one in batch if one not in self._outstanding}
+        lines = {settlement: to_record(settlement) for settlement in batch if settlement not in self._outstanding}
         data = b"".join(lines.values())
         try:
-            segment = self._own = self._own or self._create()
+            segment = self._own_segment = self._own_segment or self._create()
             segment.write(data, self.max_bytes)
         except OSError as error:
             if not self._is_failing:
@@ -219,10 +228,10 @@ class UsageSpool:
             self._is_failing = True
         else:
             self._is_failing = False
-            self._outstanding.update({one: len(line) for one, line in lines.items()})
+            self._outstanding.update({settlement: len(line) for settlement, line in lines.items()})
 
     def _shrink(self) -> None:
-        segment, live = self._own, sum(self._outstanding.values())
+        segment, live = self._own_segment, sum(self._outstanding.values())
         if segment is None:
             return
         with suppress(OSError):
@@ -237,11 +246,11 @@ class UsageSpool:
                 except BaseException:
                     _delete(new)
                     raise
-                self._own = new
+                self._own_segment = new
                 _delete(segment)
 
     def _seal(self) -> None:
-        own, self._own = self._own, None
+        own, self._own_segment = self._own_segment, None
         if own is not None:
             if self._outstanding:
                 own.close()
@@ -282,7 +291,7 @@ class UsageSpool:
             paths = sorted(self.folder.iterdir())
         except FileNotFoundError:
             return
-        known = {mine.path for mine in (*self._adopted, *([self._own] if self._own else ()))}
+        known = {segment.path for segment in (*self._adopted, *([self._own_segment] if self._own_segment else ()))}
         for path in paths:
             if not path.name.startswith(f"{self._prefix}-") or path in known:
                 continue
@@ -328,8 +337,8 @@ async def _settled(accounts: AccountStore, records: Sequence[UsageRecord]) -> No
             log.exception("usage record lost: the store rejects it", exc_info=error, extra=about)
             return
         # The store rejects one of them; writing them one by one finds it.
-        for one in records:
-            await _settled(accounts, [one])
+        for record in records:
+            await _settled(accounts, [record])
 
 
 def _read(segment: _Segment) -> list[UsageRecord]:

@@ -1,8 +1,8 @@
 """ASGI layers that check a request before any route receives it.
 
-Each layer raises a `UnisonoError`; `ErrorResponses`, outside of them, answers. `doors` returns the layers in order.
-Decisions use the raw `scope["path"]` and raw headers, never a URL built from a Host header. A layer adds no cost per
-streamed event, except for the request id header on the first.
+Each layer raises a `UnisonoError`; `ErrorResponses`, outside of them, answers. `asgi_layers` returns the layers in
+order. Decisions use the raw `scope["path"]` and raw headers, never a URL built from a Host header. A layer adds no cost
+per streamed event, except for the request id header on the first.
 """
 
 from __future__ import annotations
@@ -36,9 +36,11 @@ BODY_DEADLINE_S = 60.0
 BODY_METHODS = frozenset({"POST", "PUT", "PATCH"})
 # Accepted charsets. JSON is always UTF-8; a body in another charset would be misread.
 CHARSETS = frozenset({"utf-8", "utf8", "us-ascii", "ascii"})
+# Characters of a client's header that an error message repeats.
 MAX_QUOTED_LENGTH = 64
 # Headers that a web page may read.
 EXPOSED = "x-request-id, request-id, x-unisono-backend, x-unisono-model, x-unisono-served-model, x-unisono-recoveries"
+# Other ASGI scopes, such as `lifespan`, have no headers and pass through the layers.
 REQUESTS = frozenset({"http", "websocket"})
 # ASGI messages that carry the response headers.
 ANSWERS = frozenset({"http.response.start", "websocket.http.response.start", "websocket.accept"})
@@ -89,8 +91,8 @@ class RequestIds:
         request_id = f"req_{self._new_id()}"
         state = scope.setdefault("state", {})
         state["request_id"] = request_id
-        spoken = state[FORMAT] = format_at(scope["path"], self._formats)
-        began, status = monotonic(), LEFT
+        failure_format = state[FORMAT] = format_at(scope["path"], self._formats)
+        started_at, status = monotonic(), LEFT
 
         async def named(message: Message) -> None:
             nonlocal status
@@ -99,8 +101,8 @@ class RequestIds:
                 message.setdefault("headers", [])
                 headers = MutableHeaders(scope=message)
                 headers["x-request-id"] = request_id
-                if spoken.id_header:
-                    headers[spoken.id_header] = request_id
+                if failure_format.id_header:
+                    headers[failure_format.id_header] = request_id
             await send(message)
 
         arrived = ARRIVED.set(trace_of(scope))
@@ -109,7 +111,7 @@ class RequestIds:
         finally:
             ARRIVED.reset(arrived)
             if self._answered is not None:
-                self._answered(route_of(scope), scope.get("method", "GET"), status, monotonic() - began)
+                self._answered(route_of(scope), scope.get("method", "GET"), status, monotonic() - started_at)
 
 
 def trace_of(scope: Scope) -> TraceContext | None:
@@ -131,16 +133,16 @@ class Cors:
 
     def __init__(self, app: ASGIApp, *, origins: Collection[str] = ()) -> None:
         self._app = app
-        self._origins = frozenset(origins)
+        self._allowed_origins = frozenset(origins)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         origins = header_values(scope, b"origin") if scope["type"] == "http" else []
-        if len(origins) != 1 or not self._listed(origins[0]):
+        if len(origins) != 1 or not self._is_allowed(origins[0]):
             await self._app(scope, receive, send)
             return
         origin = origins[0]
-        asked = header_values(scope, b"access-control-request-method")
-        if scope["method"] == "OPTIONS" and asked:
+        requested_methods = header_values(scope, b"access-control-request-method")
+        if scope["method"] == "OPTIONS" and requested_methods:
             await self._preflight(scope, origin, send)
             return
 
@@ -154,17 +156,20 @@ class Cors:
 
         await self._app(scope, receive, shared)
 
-    def _listed(self, origin: str) -> bool:
-        return origin in self._origins or "*" in self._origins
+    def _is_allowed(self, origin: str) -> bool:
+        return origin in self._allowed_origins or "*" in self._allowed_origins
 
     @staticmethod
     async def _preflight(scope: Scope, origin: str, send: Send) -> None:
         # SDKs in browsers add headers of their own (x-stainless-*): a listed origin may send any.
-        wanted = ", ".join(header_values(scope, b"access-control-request-headers"))
+        requested_headers = ", ".join(header_values(scope, b"access-control-request-headers"))
         headers = [
             (b"access-control-allow-origin", origin.encode("latin-1")),
             (b"access-control-allow-methods", b"GET, POST, DELETE"),
-            (b"access-control-allow-headers", (wanted or "authorization, content-type, x-api-key").encode("latin-1")),
+            (
+                b"access-control-allow-headers",
+                (requested_headers or "authorization, content-type, x-api-key").encode("latin-1"),
+            ),
             (b"access-control-max-age", b"600"),
             (b"vary", b"Origin, Access-Control-Request-Headers"),
         ]
@@ -180,7 +185,7 @@ class LocalOnly:
 
     def __init__(self, app: ASGIApp, *, origins: Collection[str] = ()) -> None:
         self._app = app
-        self._origins = frozenset(origins)
+        self._allowed_origins = frozenset(origins)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] in REQUESTS:
@@ -193,7 +198,7 @@ class LocalOnly:
             # Another port of this machine is another origin: any local program may serve a page there.
             own = {f"{scheme}://{hosts[0].lower()}" for scheme in ("http", "https")}
             for origin in header_values(scope, b"origin"):
-                if origin not in self._origins and origin not in own:
+                if origin not in self._allowed_origins and origin not in own:
                     raise NotAllowed(
                         "This gateway has no API key and refuses requests from other origins: "
                         "set a master key, or list the origin in 'unisono.cors_origins'."
@@ -250,8 +255,8 @@ def presented_key(scope: Scope) -> str | None:
     if len(authorization) > 1 or len(named) > 1:
         return None
     scheme, _, bearer = authorization[0].strip().partition(" ") if authorization else ("", "", "")
-    given = {bearer.strip() if scheme.lower() == "bearer" else "", named[0].strip() if named else ""} - {""}
-    return given.pop() if len(given) == 1 else None
+    keys = {bearer.strip() if scheme.lower() == "bearer" else "", named[0].strip() if named else ""} - {""}
+    return keys.pop() if len(keys) == 1 else None
 
 
 class BodyLimits:
@@ -271,10 +276,10 @@ class BodyLimits:
             return
         self._check_headers(scope)
         until = asyncio.get_running_loop().time() + self._deadline_s
-        taken, complete = 0, False
+        received, complete = 0, False
 
         async def limited() -> Message:
-            nonlocal taken, complete
+            nonlocal received, complete
             if complete:
                 return await receive()
             try:
@@ -282,9 +287,9 @@ class BodyLimits:
                     message = await receive()
             except TimeoutError:
                 raise BodyTimeout(f"The body did not arrive within {self._deadline_s:g} s.") from None
-            taken += len(message.get("body", b""))
+            received += len(message.get("body", b""))
             complete = not message.get("more_body", False)
-            if taken > self._max_bytes:
+            if received > self._max_bytes:
                 raise self._too_large()
             return message
 
@@ -318,7 +323,7 @@ def _is_json(content_types: list[str]) -> bool:
     return kind == "application/json" and all(charset in CHARSETS for charset in charsets)
 
 
-def doors(
+def asgi_layers(
     *,
     authenticate: Authenticate,
     keyless: bool,

@@ -21,6 +21,7 @@ from unisono.errors import InvalidRequest
 # Size in bytes from which a body is parsed and validated in a thread. With many small values either step may take a
 # second.
 OFF_LOOP_BYTES = 256 * 1024
+# Nesting levels of a body. The recursive checks of values must stay below Python's recursion limit.
 MAX_DEPTH = 64
 # Maximum number of JSON values. Ten megabytes of `{}` would be 3.5 million objects and 330 MB of memory.
 MAX_VALUES = 500_000
@@ -36,6 +37,7 @@ _RUNS = (re.compile(r"[^\s\d!-/:-@\[-`{-~]*+"), re.compile(r"(?:[^\s\w]|_)*+"), 
 
 # Maximum characters of a name that an error message repeats.
 MAX_NAME_LENGTH = 64
+# First bytes of bodies in another encoding or compressed, with the reason for the error message.
 BEGINNINGS = {
     b"\xff\xfe": "it is encoded in UTF-16; send UTF-8",
     b"\xfe\xff": "it is encoded in UTF-16; send UTF-8",
@@ -106,10 +108,10 @@ def _named_twice(body: bytes) -> InvalidRequest:
         names: set[str] = set()
         for name, _ in pairs:
             if name in names:
-                shown = name[:MAX_NAME_LENGTH]
+                shown_name = name[:MAX_NAME_LENGTH]
                 # The outermost object is the last one to be complete.
-                param = None if opened else shown
-                raise InvalidRequest(f"The name '{shown}' occurs twice in one object.", param=param)
+                param = None if opened else shown_name
+                raise InvalidRequest(f"The name '{shown_name}' occurs twice in one object.", param=param)
             names.add(name)
 
     try:
@@ -153,7 +155,7 @@ def check_shape(value: dict[str, Any]) -> int:
         node, path, depth = stack.pop()
         if isinstance(node, str):
             if has_piece_of_length(node, MAX_RUN):
-                where = _dotted(path)
+                where = _field_path(path)
                 raise InvalidRequest(f"'{where}': {RUN_TOO_LONG}", param=where)
             continue
         if depth >= MAX_DEPTH:
@@ -166,7 +168,7 @@ def check_shape(value: dict[str, Any]) -> int:
     return members
 
 
-def _dotted(path: tuple[Any, ...]) -> str:
+def _field_path(path: tuple[Any, ...]) -> str:
     steps: list[str] = []
     while path:
         path, key = path
@@ -182,9 +184,9 @@ def has_piece_of_length(text: str, length: int) -> bool:
     """
     for middle in range(length - 1, len(text), length):
         before = text[middle - length + 1 : middle][::-1]
-        for run in _RUNS:
-            ahead = run.match(text, middle, middle + length)
-            behind = run.match(before)
-            if ahead and ahead.end() > middle and behind and ahead.end() - middle + behind.end() >= length:
+        for pattern in _RUNS:
+            ahead = pattern.match(text, middle, middle + length)
+            match = pattern.match(before)
+            if ahead and ahead.end() > middle and match and ahead.end() - middle + match.end() >= length:
                 return True
     return False

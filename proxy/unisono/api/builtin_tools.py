@@ -57,20 +57,20 @@ def missing_setting(kind: str) -> str:
 
 
 def to_builtin_servers(
-    builtins: Iterable[str], servers: Mapping[str, ToolServer], *, owner: str, talk: str
+    builtins: Iterable[str], servers: Mapping[str, ToolServer], *, owner: str, session: str
 ) -> tuple[ToolServer, ...]:
     """Return the available servers for builtin tools, each once.
 
-    Pages opened by a browser belong to the session `talk`; local programs belong to `owner`.
+    Pages opened by a browser belong to the session `session`; local programs belong to `owner`.
     """
     return tuple(
-        replace(allowed(server, builtin), owner=owner if server.transport is ToolTransport.STDIO else talk)
+        replace(allowed(server, builtin), owner=owner if server.transport is ToolTransport.STDIO else session)
         for builtin in dict.fromkeys(builtins)
         if (server := servers.get(builtin)) is not None
     )
 
 
-def browsed_in(items: Iterable[Item]) -> tuple[str, ...]:
+def browser_results(items: Iterable[Item]) -> tuple[str, ...]:
     """Return the browser's results in a conversation, oldest first."""
     return tuple(item.output for item in items if isinstance(item, ToolResult) and item.name.startswith(_BROWSED))
 
@@ -86,8 +86,8 @@ def allowed(server: ToolServer, builtin: str) -> ToolServer:
 
 def builtin_notes(at: str, fields: Mapping[str, Any]) -> Iterator[str]:
     """Yield notes on fields that were accepted without effect."""
-    told = {name: value for name, value in fields.items() if name not in MEANT}
+    ignored = {name: value for name, value in fields.items() if name not in MEANT}
     container = fields.get("container")
     if isinstance(container, dict):
-        told |= {f"container.{name}": value for name, value in container.items() if name != "type"}
-    yield from without_effect(f"{at}.", told)
+        ignored |= {f"container.{name}": value for name, value in container.items() if name != "type"}
+    yield from without_effect(f"{at}.", ignored)

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 from pydantic import ConfigDict, Field, ValidationInfo, field_validator
 
 from unisono.api.body import MAX_RUN, RUN_TOO_LONG, has_piece_of_length
-from unisono.api.field_types import OpenModel, Text, refused, wrong
+from unisono.api.field_types import OpenModel, Text, invalid_field, refused
 from unisono.errors import InvalidRequest
 
 TEXT_PARTS = frozenset({"text", "input_text", "output_text"})
@@ -48,18 +48,18 @@ class ContentPart(OpenModel):
 
     @field_validator("type")
     @classmethod
-    def _known(cls, value: str) -> str:
+    def _check_type(cls, value: str) -> str:
         if value in MEDIA_PARTS:
             raise refused(f"'{value}' is not accepted: the model does not support {MEDIA_PARTS[value]} input")
         if value not in KINDS:
-            raise wrong("must be 'text' or 'refusal'")
+            raise invalid_field("must be 'text' or 'refusal'")
         return value
 
     @field_validator("text")
     @classmethod
-    def _present(cls, value: str | None, info: ValidationInfo) -> str | None:
+    def _check_present(cls, value: str | None, info: ValidationInfo) -> str | None:
         if value is None and info.data.get("type") in TEXT_PARTS:
-            raise wrong("must be a string")
+            raise invalid_field("must be a string")
         return value
 
 

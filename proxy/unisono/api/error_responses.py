@@ -63,10 +63,12 @@ BY_STATUS: dict[int, type[UnisonoError]] = {
 
 # Statuses that always carry a retry time.
 BUSY = frozenset({429, 503})
+# Retry time of such an error that states none, in seconds.
 DEFAULT_RETRY_AFTER_S = 1.0
 
 # A repeated request fails again with these statuses. The vendors' SDKs repeat some of them unless a header forbids it.
 FINAL_STATUSES: Final = frozenset({400, 401, 403, 404, 405, 409, 413, 415, 422})
+# Header that OpenAI's and Anthropic's SDKs obey.
 NO_RETRY_HEADER: Final = ("x-should-retry", "false")
 
 # Key in the request's state of the reports of its generations.
@@ -109,20 +111,22 @@ FORMAT: Final = "failure_format"
 
 
 def format_at(path: str, formats: Formats) -> FailureFormat:
-    return next((spoken for at, spoken in formats.items() if path == at or path.startswith(f"{at}/")), OPENAI)
+    return next(
+        (failure_format for at, failure_format in formats.items() if path == at or path.startswith(f"{at}/")), OPENAI
+    )
 
 
 def body_for(error: UnisonoError, scope: Scope | None) -> Mapping[str, Any]:
     """Return the body of `error` in the format of the request."""
     state = {} if scope is None else scope.get("state", {})
-    spoken: FailureFormat = state.get(FORMAT, OPENAI)
-    return spoken.body(error, state.get("request_id", ""))
+    failure_format: FailureFormat = state.get(FORMAT, OPENAI)
+    return failure_format.body(error, state.get("request_id", ""))
 
 
 def to_event(error: UnisonoError, scope: Scope) -> bytes:
     """Return the error event for a stream of unknown content."""
-    spoken: FailureFormat = scope.get("state", {}).get(FORMAT, OPENAI)
-    return spoken.event % orjson.dumps(body_for(error, scope))
+    failure_format: FailureFormat = scope.get("state", {}).get(FORMAT, OPENAI)
+    return failure_format.event % orjson.dumps(body_for(error, scope))
 
 
 def to_response(error: UnisonoError, scope: Scope | None = None) -> Response:
@@ -253,18 +257,18 @@ class ErrorResponses:
                 await self._app(scope, receive, send)
 
     async def _http(self, scope: Scope, receive: Receive, send: Send) -> None:
-        begun = False
+        has_started = False
 
         async def watched(message: Message) -> None:
-            nonlocal begun
-            begun = True
+            nonlocal has_started
+            has_started = True
             await send(message)
 
         try:
             await self._app(scope, receive, watched)
         except Exception as error:
             failure = failure_of(error)
-            if begun:
+            if has_started:
                 raise
             await to_response(failure, scope)(scope, receive, send)
 

@@ -53,6 +53,7 @@ STRUCTURAL_IDS = frozenset({RETURN, CONSTRAIN, CHANNEL, START, END, MESSAGE, CAL
 
 # Maximum number of messages. A message takes at least four tokens, so no context window holds more.
 MAX_MESSAGES = 20_000
+# OpenAI permits 128 tools; agents with several tool servers send more.
 MAX_TOOLS = 512
 MAX_PARAMETERS_BYTES = 256 * 1024
 MAX_QUOTED_NAME_LENGTH = 128
@@ -78,7 +79,7 @@ def refused(reason: str) -> PydanticCustomError:
     return PydanticCustomError("unsupported_value", "{reason}", {"reason": reason})
 
 
-def wrong(reason: str) -> PydanticCustomError:
+def invalid_field(reason: str) -> PydanticCustomError:
     return PydanticCustomError("invalid_value", "{reason}", {"reason": reason})
 
 
@@ -100,7 +101,7 @@ def _encodable(text: str) -> str:
         try:
             text.encode()
         except UnicodeEncodeError:
-            raise wrong("contains a lone surrogate, which is not valid Unicode") from None
+            raise invalid_field("contains a lone surrogate, which is not valid Unicode") from None
     return text
 
 
@@ -108,16 +109,16 @@ def to_effort(value: Any) -> Effort | None:
     if value is None:
         return None
     if not isinstance(value, str) or value not in EFFORTS:
-        raise wrong(f"must be one of {', '.join(EFFORTS)}")
+        raise invalid_field(f"must be one of {', '.join(EFFORTS)}")
     return EFFORTS[value]
 
 
 def _to_token_id(value: Any) -> int:
     if not isinstance(value, str) or not (value.isascii() and value.isdigit() and len(value) <= 6):
-        raise wrong("must be a token id in decimal digits")
+        raise invalid_field("must be a token id in decimal digits")
     token = int(value)
     if token >= VOCABULARY:
-        raise wrong(f"must be a token id from 0 to {VOCABULARY - 1}")
+        raise invalid_field(f"must be a token id from 0 to {VOCABULARY - 1}")
     if token in STRUCTURAL_IDS:
         raise refused("is a structural token of the Harmony format, which cannot be biased")
     return token
@@ -133,9 +134,9 @@ def _bounded(parameters: dict[str, Any]) -> dict[str, Any]:
     try:
         size = len(orjson.dumps(parameters))
     except orjson.JSONEncodeError:
-        raise wrong("contains a lone surrogate or a value that is not valid JSON") from None
+        raise invalid_field("contains a lone surrogate or a value that is not valid JSON") from None
     if size > MAX_PARAMETERS_BYTES:
-        raise wrong(f"must be a schema of at most {MAX_PARAMETERS_BYTES:,} bytes")
+        raise invalid_field(f"must be a schema of at most {MAX_PARAMETERS_BYTES:,} bytes")
     return parameters
 
 

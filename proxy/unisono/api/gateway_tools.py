@@ -23,15 +23,15 @@ class RunnableTools:
     servers: tuple[ToolServer, ...] = ()
     by_default: bool = False
 
-    def servers_for(self, asked: bool | None, tenant: str) -> tuple[ToolServer, ...]:
-        """Return the servers to use; `asked` is the request's option."""
-        run = self.by_default if asked is None else asked
-        return tuple(replace(server, owner=tenant) for server in self.servers) if run else ()
+    def servers_for(self, requested: bool | None, tenant: str) -> tuple[ToolServer, ...]:
+        """Return the servers to use; `requested` is the request's option."""
+        should_run = self.by_default if requested is None else requested
+        return tuple(replace(server, owner=tenant) for server in self.servers) if should_run else ()
 
 
 NOTHING_TO_RUN = RunnableTools()
 
 
-def hosting_of(servers: Sequence[ToolServer]) -> ServerTools | None:
+def server_tools_of(servers: Sequence[ToolServer]) -> ServerTools | None:
     """Return the servers as server tools without a tool listing for the client, or None."""
     return ServerTools(tuple(servers), announced=frozenset(server.label for server in servers)) if servers else None

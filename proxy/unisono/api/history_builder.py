@@ -63,15 +63,15 @@ class History:
         self._exchange.setdefault(call.call_id, deque()).append(pending)
         self._entries.append(pending)
 
-    def name_of(self, call_id: str, param: str, given: str = "") -> str:
+    def name_of(self, call_id: str, param: str, default: str = "") -> str:
         """Return the name of the tool that was called under an id.
 
-        Raises InvalidRequest, naming `param`, for an unknown id. `given` is the id in the client's spelling.
+        Raises InvalidRequest, naming `param`, for an unknown id. `default` is the id in the client's spelling.
         """
         name = self._names.get(call_id)
         if name is None:
             raise InvalidRequest(
-                f"'{param}': there is no earlier tool call with the id '{shortened(given or call_id)}'.", param=param
+                f"'{param}': there is no earlier tool call with the id '{shortened(default or call_id)}'.", param=param
             )
         return name
 

@@ -36,5 +36,5 @@ class InspectRequest(OpenModel):
 
     def check(self) -> None:
         """Check that exactly one source is given. Raises InvalidRequest."""
-        if sum(given is not None for given in (self.id, self.trace, self.text, self.tokens)) != 1:
+        if sum(source is not None for source in (self.id, self.trace, self.text, self.tokens)) != 1:
             raise InvalidRequest("Set exactly one of 'id', 'trace', 'text' and 'tokens'.")

@@ -11,7 +11,7 @@ from typing import Annotated, Final
 
 from starlette.responses import PlainTextResponse, Response
 
-from unisono.api.route_table import ONE, CurrentCaller, RouteTable, provided
+from unisono.api.route_table import READ_404, CurrentCaller, RouteTable, provided
 from unisono.errors import NotAllowed, NotFound
 
 CONTENT_TYPE: Final = "text/plain; version=0.0.4; charset=utf-8"
@@ -19,6 +19,7 @@ CONTENT_TYPE: Final = "text/plain; version=0.0.4; charset=utf-8"
 MAX_REQUEST_BYTES: Final = 8 * 1024
 # Time limit of the listener for a request, and for its response, in seconds.
 WITHIN_S: Final = 5.0
+# Requests served at the same time. A scraper needs one connection.
 AT_ONCE: Final = 16
 
 # Return the metrics as text; None if metrics are disabled.
@@ -36,7 +37,7 @@ class MetricsSource:
     names_keys: bool
 
 
-@METRICS.add("GET", "/metrics", ONE, response_class=PlainTextResponse)
+@METRICS.add("GET", "/metrics", READ_404, response_class=PlainTextResponse)
 async def get_metrics(source: Annotated[MetricsSource, provided(MetricsSource)], caller: CurrentCaller) -> Response:
     """Return metrics in Prometheus format."""
     if source.names_keys and caller.key:
@@ -70,7 +71,7 @@ class MetricsListener:
         self._metrics_page = page
         self._shared = shared
         self._server: asyncio.Server | None = None
-        self._answering = 0
+        self._open_requests = 0
 
     async def start(self) -> None:
         """Start listening. Raises OSError if the address is in use."""
@@ -89,36 +90,36 @@ class MetricsListener:
             self._server.close()
 
     async def _answer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        self._answering += 1
+        self._open_requests += 1
         try:
             async with asyncio.timeout(WITHIN_S):
-                if self._answering <= AT_ONCE:
+                if self._open_requests <= AT_ONCE:
                     head = await reader.readuntil(b"\r\n\r\n")
-                    writer.write(await self._answer_to(head))
+                    writer.write(await self._response_to(head))
                     await writer.drain()
         except (TimeoutError, asyncio.IncompleteReadError, asyncio.LimitOverrunError, ConnectionError):
             # The client does not speak HTTP and expects no response.
             pass
         finally:
-            self._answering -= 1
+            self._open_requests -= 1
             writer.close()
             with suppress(ConnectionError):
                 await writer.wait_closed()
 
-    async def _answer_to(self, head: bytes) -> bytes:
+    async def _response_to(self, head: bytes) -> bytes:
         line, *headers = head.decode("latin-1").split("\r\n")
         words = line.split(" ")
         fields = [header.partition(":") for header in headers]
         hosts = [value.strip() for name, _, value in fields if name.lower() == "host"]
         if len(words) != 3 or not words[2].startswith("HTTP/1."):
-            return _plain("400 Bad Request")
+            return _text_response("400 Bad Request")
         if len(hosts) != 1 or not _names_this_machine(hosts[0]):
-            return _plain("403 Forbidden")
+            return _text_response("403 Forbidden")
         if words[1].partition("?")[0] != "/metrics":
-            return _plain("404 Not Found")
+            return _text_response("404 Not Found")
         if words[0] not in {"GET", "HEAD"}:
-            return _plain("405 Method Not Allowed")
-        return _plain("200 OK", await self._metrics_page() or b"", has_body=words[0] == "GET")
+            return _text_response("405 Method Not Allowed")
+        return _text_response("200 OK", await self._metrics_page() or b"", has_body=words[0] == "GET")
 
 
 def _names_this_machine(host: str) -> bool:
@@ -134,6 +135,6 @@ def _names_this_machine(host: str) -> bool:
         return False
 
 
-def _plain(status: str, body: bytes = b"", *, has_body: bool = True) -> bytes:
+def _text_response(status: str, body: bytes = b"", *, has_body: bool = True) -> bytes:
     fields = f"content-type: {CONTENT_TYPE}\r\ncontent-length: {len(body)}\r\nconnection: close"
     return f"HTTP/1.1 {status}\r\n{fields}\r\n\r\n".encode() + (body if has_body else b"")

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Annotated, Literal, Protocol
 
 from unisono.api.answer_types import ABSENT, AnswerModel, Count, Moment
-from unisono.api.route_table import ONE, CurrentCaller, PathId, RouteTable, provided
+from unisono.api.route_table import READ_404, CurrentCaller, PathId, RouteTable, provided
 from unisono.core.access import Caller
 from unisono.errors import UnknownModel
 
@@ -123,7 +123,7 @@ async def list_models(known: Cards, caller: CurrentCaller) -> ModelList:
 
 
 # Names contain slashes: `openai/gpt-oss-120b`.
-@MODELS.add("GET", "/models/{model:path}", ONE, response_model_exclude_unset=True)
+@MODELS.add("GET", "/models/{model:path}", READ_404, response_model_exclude_unset=True)
 async def get_model(known: Cards, caller: CurrentCaller, model: PathId) -> Model:
     """Retrieve a model by its name."""
     for card in known.cards(caller):

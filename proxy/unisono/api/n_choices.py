@@ -20,8 +20,8 @@ class Chunks(Protocol):
 class ChunkSource:
     """Bytes of a stream, one step per batch of any generation."""
 
-    def __init__(self, runs: Sequence[GenerationStream], chunks: Chunks) -> None:
-        self._runs = runs
+    def __init__(self, streams: Sequence[GenerationStream], chunks: Chunks) -> None:
+        self._streams = streams
         self._chunks = chunks
         self._steps = self._generate()
 
@@ -29,16 +29,17 @@ class ChunkSource:
         return self._steps
 
     async def aclose(self) -> None:
-        """Release the backends of all generations, also if no step was read."""
+        """Release the backends of all generations, even if nothing was read from this source."""
         await self._steps.aclose()
-        await close_all(self._runs)
+        await close_all(self._streams)
 
     async def _generate(self) -> AsyncGenerator[bytes, None]:
-        if len(self._runs) == 1:
-            async for batch in self._runs[0]:
+        # The usual case needs no tasks and no queue.
+        if len(self._streams) == 1:
+            async for batch in self._streams[0]:
                 yield self._chunks.write(0, batch)
             return
-        batches = merged(self._runs)
+        batches = merged(self._streams)
         try:
             async for index, batch in batches:
                 yield self._chunks.write(index, batch)
@@ -46,19 +47,19 @@ class ChunkSource:
             await batches.aclose()
 
 
-async def merged(runs: Sequence[GenerationStream]) -> AsyncGenerator[tuple[int, list[Event]], None]:
+async def merged(streams: Sequence[GenerationStream]) -> AsyncGenerator[tuple[int, list[Event]], None]:
     """Yield the batches of all generations on arrival, with the index of the generation.
 
     The next batch of a generation is read only after the previous one was consumed. The first failure ends all
     generations.
     """
-    iterators = [aiter(run) for run in runs]
+    iterators = [aiter(stream) for stream in streams]
     pending: dict[asyncio.Task[list[Event] | None], int] = {}
 
     async def step(index: int) -> list[Event] | None:
         return await anext(iterators[index], None)
 
-    for index in range(len(runs)):
+    for index in range(len(streams)):
         pending[asyncio.create_task(step(index))] = index
     try:
         while pending:
@@ -73,33 +74,33 @@ async def merged(runs: Sequence[GenerationStream]) -> AsyncGenerator[tuple[int, 
         await _cancel(list(pending))
 
 
-async def collect_all(runs: Sequence[GenerationStream]) -> list[CollectedAnswer]:
+async def collect_all(streams: Sequence[GenerationStream]) -> list[CollectedAnswer]:
     """Collect all generations concurrently.
 
     The first failure ends all. Their backends are released when this returns.
     """
-    tasks = [asyncio.create_task(collect_run(run)) for run in runs]
+    tasks = [asyncio.create_task(collect_run(stream)) for stream in streams]
     try:
         return await asyncio.gather(*tasks)
     finally:
         await _cancel(tasks)
-        await close_all(runs)
+        await close_all(streams)
 
 
 async def start_all(service: GenerationService, choices: Iterable[GenerationRequest]) -> list[GenerationStream]:
     """Start all generations. If one fails to start, those already started are closed."""
-    runs: list[GenerationStream] = []
+    streams: list[GenerationStream] = []
     try:
-        runs += map(service.start, choices)
+        streams += map(service.start, choices)
     except BaseException:
-        await close_all(runs)
+        await close_all(streams)
         raise
-    return runs
+    return streams
 
 
-async def close_all(runs: Sequence[GenerationStream]) -> None:
-    for run in runs:
-        await run.aclose()
+async def close_all(streams: Sequence[GenerationStream]) -> None:
+    for stream in streams:
+        await stream.aclose()
 
 
 async def _cancel(tasks: Sequence[asyncio.Task[list[Event] | None]] | Sequence[asyncio.Task[CollectedAnswer]]) -> None:

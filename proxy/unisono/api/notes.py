@@ -16,9 +16,9 @@ def without_effect(prefix: str, fields: Mapping[str, Any]) -> Iterator[str]:
     return (f"{prefix}{name[:64]}: no effect" for name, value in fields.items() if value not in SILENT)
 
 
-def notes_on_prefill(request: GenerationRequest, wishes: Mapping[str, object]) -> Iterator[str]:
+def notes_on_prefill(request: GenerationRequest, fields: Mapping[str, object]) -> Iterator[str]:
     """Yield notes on fields that have no effect because the client started the answer itself."""
     if request.conversation.prefill is not None:
         yield from (
-            f"{name}: no effect, because the client started the answer" for name, wish in wishes.items() if wish
+            f"{name}: no effect, because the client started the answer" for name, value in fields.items() if value
         )

@@ -92,7 +92,7 @@ def check_stateless(body: Mapping[str, Json]) -> None:
             )
 
 
-def to_passage(api: Api, body: Mapping[str, Json], way: AnswerMode) -> PassthroughRequest:
+def to_passthrough(api: Api, body: Mapping[str, Json], way: AnswerMode) -> PassthroughRequest:
     """Convert a body. Raises InvalidRequest for a body that cannot be forwarded."""
     stream = body.get("stream")
     if stream is not None and not isinstance(stream, bool):
@@ -146,28 +146,28 @@ async def passed_through(
     """
 
     def understood() -> tuple[PassthroughRequest, GenerationRequest]:
-        passage = to_passage(api, body, AnswerMode.PASSING)
-        return passage, to_generation_request(passage, group, request.state.caller, request.state.request_id)
+        passthrough = to_passthrough(api, body, AnswerMode.PASSING)
+        return passthrough, to_generation_request(passthrough, group, request.state.caller, request.state.request_id)
 
-    passage, turn = await off_loop(understood, len(await request.body()))
-    return await _answered(request, service, turn, passage, keep_alive_s)
+    passthrough, generation_request = await off_loop(understood, len(await request.body()))
+    return await _answer(request, service, generation_request, passthrough, keep_alive_s)
 
 
-async def _answered(
+async def _answer(
     request: Request,
     service: GenerationService,
     generation_request: GenerationRequest,
     passthrough: PassthroughRequest,
     keep_alive_s: float,
 ) -> Response:
-    run = service.start(generation_request)
+    stream = service.start(generation_request)
     if passthrough.stream:
-        return passing_stream(run, passthrough.api, keep_alive_s=keep_alive_s)
+        return passthrough_stream(stream, passthrough.api, keep_alive_s=keep_alive_s)
     try:
-        body = await until_disconnect(request.receive, whole(run))
+        body = await until_disconnect(request.receive, whole(stream))
     except ClientGone:
         return Response(status_code=CLIENT_CLOSED_REQUEST)
-    return to_whole(body, backend_header([run.report]))
+    return to_whole(body, backend_header([stream.report]))
 
 
 async def whole(stream: GenerationStream) -> Mapping[str, Json]:
@@ -179,20 +179,20 @@ async def whole(stream: GenerationStream) -> Mapping[str, Json]:
     return body
 
 
-def passing_stream(stream: GenerationStream, api: Api, *, keep_alive_s: float) -> EventStream:
+def passthrough_stream(stream: GenerationStream, api: Api, *, keep_alive_s: float) -> EventStream:
     return EventStream(
-        PassingSource(stream, api),
+        PassthroughSource(stream, api),
         headers=lambda: backend_header([stream.report]),
         broken=BROKEN[api],
         keep_alive_s=keep_alive_s,
     )
 
 
-class PassingSource(ByteSource):
+class PassthroughSource(ByteSource):
     """Bytes of a pass-through stream, one step per batch."""
 
     def __init__(self, stream: GenerationStream, api: Api) -> None:
-        self._run = stream
+        self._stream = stream
         self._api = api
         self._steps = self._each()
 
@@ -201,10 +201,10 @@ class PassingSource(ByteSource):
 
     async def aclose(self) -> None:
         await self._steps.aclose()
-        await self._run.aclose()
+        await self._stream.aclose()
 
     async def _each(self) -> AsyncGenerator[bytes]:
-        async for batch in self._run:
+        async for batch in self._stream:
             yield to_bytes(batch, self._api)
         if self._api is Api.CHAT:
             yield DONE
@@ -223,8 +223,8 @@ def _event(body: Mapping[str, Json], *, named: bool) -> bytes:
 
 
 def _broken_response(error: UnisonoError) -> bytes:
-    told: dict[str, Any] = to_body(error)["error"]
-    return _event({**told, "type": "error"}, named=True)
+    error_object: dict[str, Any] = to_body(error)["error"]
+    return _event({**error_object, "type": "error"}, named=True)
 
 
 # Last events of a stream that failed after its head.
@@ -279,10 +279,10 @@ class EitherSource(ByteSource):
     """
 
     def __init__(self, stream: GenerationStream, api: Api, otherwise: Callable[[GenerationStream], ByteSource]) -> None:
-        self._run = stream
+        self._stream = stream
         self._api = api
-        self._otherwise = otherwise
-        self._chosen: ByteSource | None = None
+        self._engine_source = otherwise
+        self._source: ByteSource | None = None
         self._steps = self._each()
 
     def __aiter__(self) -> AsyncIterator[bytes]:
@@ -290,14 +290,14 @@ class EitherSource(ByteSource):
 
     async def aclose(self) -> None:
         await self._steps.aclose()
-        if self._chosen is not None:
-            await self._chosen.aclose()
-        await self._run.aclose()
+        if self._source is not None:
+            await self._source.aclose()
+        await self._stream.aclose()
 
     async def _each(self) -> AsyncGenerator[bytes]:
-        run, passes = await start_stream(self._run)
-        self._chosen = PassingSource(run, self._api) if passes else self._otherwise(run)
-        async for data in self._chosen:
+        stream, passes = await start_stream(self._stream)
+        self._source = PassthroughSource(stream, self._api) if passes else self._engine_source(stream)
+        async for data in self._source:
             yield data
 
 
@@ -305,20 +305,20 @@ class EitherSource(ByteSource):
 
 
 def _items(body: Mapping[str, Json], field: str) -> list[Item]:
-    said = body.get(field)
+    value = body.get(field)
     items: list[Item] = [DeveloperMessage(text)] if isinstance(text := body.get("instructions"), str) else []
-    if isinstance(said, str):
-        return [*items, UserMessage(said)]
-    for one in said if isinstance(said, list) else ():
-        if isinstance(one, dict):
-            text = "\n".join(_texts(one.get("content") or one.get("output")))
-            match one.get("role") or one.get("type"):
+    if isinstance(value, str):
+        return [*items, UserMessage(value)]
+    for element in value if isinstance(value, list) else ():
+        if isinstance(element, dict):
+            text = "\n".join(_texts(element.get("content") or element.get("output")))
+            match element.get("role") or element.get("type"):
                 case "system" | "developer":
                     items.append(DeveloperMessage(text))
                 case "assistant":
                     items.append(AssistantMessage(text))
                 case "tool" | "function" | "function_call_output":
-                    called = one.get("tool_call_id") or one.get("call_id")
+                    called = element.get("tool_call_id") or element.get("call_id")
                     items.append(ToolResult(str(called or ""), "", text))
                 case _:
                     items.append(UserMessage(text))
@@ -349,6 +349,8 @@ def _text_bytes(body: Mapping[str, Json]) -> int:
     return letters
 
 
-def with_passage(request: GenerationRequest, api: Api, body: Mapping[str, Json], way: AnswerMode) -> GenerationRequest:
+def with_passthrough(
+    request: GenerationRequest, api: Api, body: Mapping[str, Json], way: AnswerMode
+) -> GenerationRequest:
     """Return a generation request that a pass-through deployment may answer too."""
-    return replace(request, passthrough=to_passage(api, body, way))
+    return replace(request, passthrough=to_passthrough(api, body, way))

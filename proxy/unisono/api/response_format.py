@@ -37,13 +37,13 @@ class SchemaSpec(OpenModel):
         return AnswerForm(self.name or UNNAMED, self.schema_, self.description or "", strict)
 
 
-def _of_a_known_kind(value: Any) -> Any:
+def _check_kind(value: Any) -> Any:
     if isinstance(value, str) and value not in KINDS:
         raise refused(f"must be one of {', '.join(KINDS)}")
     return value
 
 
-Kind = Annotated[Literal["text", "json_object", "json_schema"], BeforeValidator(_of_a_known_kind)]
+Kind = Annotated[Literal["text", "json_object", "json_schema"], BeforeValidator(_check_kind)]
 
 
 class ResponseFormat(OpenModel):

@@ -26,14 +26,13 @@ from unisono.core.access import Caller
 
 EVENTS = "text/event-stream"
 PREFIXES = ("/v1", "")
-# Error statuses of a request with a key, in the responses of a route. Each tuple extends another one.
-PLAIN = (400, 401, 403, 503)
-ONE = (*PLAIN, 404)
-CHANGED = (*ONE, 409)
-SENT = (*PLAIN, 408, 413, 415)
-ADDED = (*SENT, 404, 409)
-# Error statuses of requests that call a model.
-TURNED = (*ADDED, 429, 502, 504)
+# Error statuses in the document, by the kind of operation; the names say what each tuple adds.
+READ_ERRORS = (400, 401, 403, 503)  # any request with a key; 503 if the store is unavailable
+READ_404 = (*READ_ERRORS, 404)
+READ_404_409 = (*READ_404, 409)
+BODY_ERRORS = (*READ_ERRORS, 408, 413, 415)  # a body may be slow, too large, or not JSON
+BODY_404_409 = (*BODY_ERRORS, 404, 409)
+MODEL_CALL_ERRORS = (*BODY_404_409, 429, 502, 504)
 
 # Response headers that name the backend and the recoveries of an answer.
 ANSWER_HEADERS = (
@@ -88,11 +87,11 @@ class GatewayRoute(APIRoute):
 
     def alias(self, path: str, methods: Iterable[str]) -> GatewayRoute:
         """Return the same route at another path or with other methods, which the document omits."""
-        made = copy(self)
-        made.path, made.methods, made.include_in_schema = path, {*methods}, False
-        made.path_regex, made.path_format, made.param_convertors = compile_path(path)
-        made._start = _literal_start(path)
-        return made
+        route = copy(self)
+        route.path, route.methods, route.include_in_schema = path, {*methods}, False
+        route.path_regex, route.path_format, route.param_convertors = compile_path(path)
+        route._start = _literal_start(path)
+        return route
 
     def matches(self, scope: Scope) -> tuple[Match, Scope]:
         # The application tries every route in turn: FastAPI's matching takes 1 us per route.
@@ -119,7 +118,7 @@ class RouteTable:
         self,
         method: str,
         path: str,
-        failures: Collection[int] = PLAIN,
+        failures: Collection[int] = READ_ERRORS,
         *,
         answer: Any = None,
         headers: Collection[str] = (),
@@ -173,6 +172,7 @@ class RouteTable:
     def _append(self, route: GatewayRoute, path: str, method: str) -> None:
         methods = (method, "HEAD") if method == "GET" else (method,)
         self.routes.append(route)
+        # HTTP requires HEAD wherever GET is supported (RFC 9110).
         if method == "GET":
             self.routes.append(route.alias(route.path, ["HEAD"]))
         self.routes.extend(route.alias(prefix + path, methods) for prefix in self._prefixes[1:])

@@ -32,7 +32,7 @@ class SamplingFields(OpenModel):
 
 def to_sampling(fields: SamplingFields) -> Sampling:
     """Return all sampling values. Absent fields have the model's recommended values."""
-    given = {
+    values = {
         "temperature": fields.temperature,
         "top_p": fields.top_p,
         "top_k": None if fields.top_k is None else max(0, fields.top_k),
@@ -43,4 +43,4 @@ def to_sampling(fields: SamplingFields) -> Sampling:
         "seed": fields.seed,
         "logit_bias": fields.logit_bias,
     }
-    return Sampling(**{name: value for name, value in given.items() if value is not None})  # type: ignore[arg-type]
+    return Sampling(**{name: value for name, value in values.items() if value is not None})  # type: ignore[arg-type]

@@ -32,6 +32,7 @@ VERSION: Final = 1
 PURPOSE: Final = b"unisono sealed items 1"
 # Prefix of a signature.
 SIGNED: Final = "uns1s."
+# HKDF info of the signing key, which therefore differs from the key for encryption.
 SIGNING: Final = b"unisono signed text 1"
 KEY_BYTES: Final = 32
 NONCE_BYTES: Final = 12
@@ -50,12 +51,12 @@ class Sealer:
         self._nonce_key = keys[KEY_BYTES:]
         self._signing_key = HKDF(algorithm=SHA256(), length=KEY_BYTES, salt=None, info=SIGNING).derive(salt)
 
-    def seal(self, tenant: str, items: Sequence[Item], talk: str = "") -> str:
+    def seal(self, tenant: str, items: Sequence[Item], session: str = "") -> str:
         """Return the seal as ASCII, equal for equal items.
 
-        `talk` is the tool server session of the items. Raises InternalError for text that is not valid Unicode.
+        `session` is the tool server session of the items. Raises InternalError for text that is not valid Unicode.
         """
-        record = {"v": VERSION, "items": [to_record(item) for item in items], **({"talk": talk} if talk else {})}
+        record = {"v": VERSION, "items": [to_record(item) for item in items], **({"talk": session} if session else {})}
         try:
             content = orjson.dumps(record)
         except orjson.JSONEncodeError as error:
@@ -73,7 +74,7 @@ class Sealer:
         except (KeyError, TypeError, ValueError, AttributeError):
             return None
 
-    def talk(self, tenant: str, text: str) -> str:
+    def session(self, tenant: str, text: str) -> str:
         """Return the session in a seal, or ""."""
         try:
             return str(self._record(tenant, text).get("talk", ""))
@@ -99,14 +100,14 @@ class Sealer:
 
     def sign(self, tenant: str, text: str) -> str:
         """Return the signature as ASCII, equal for equal text."""
-        owner, said = _bound_to(tenant), text.encode("utf-8", "surrogatepass")
-        whole = len(owner).to_bytes(8, "big") + owner + said
+        owner, data = _bound_to(tenant), text.encode("utf-8", "surrogatepass")
+        whole = len(owner).to_bytes(8, "big") + owner + data
         return SIGNED + _written(hmac.digest(self._signing_key, whole, "sha256"))
 
     def signed(self, tenant: str, text: str, signature: str) -> bool:
         """Return True if `signature` is this gateway's for `tenant` and exactly this text."""
-        given = signature.encode("utf-8", "surrogatepass")
-        return hmac.compare_digest(given, self.sign(tenant, text).encode())
+        presented = signature.encode("utf-8", "surrogatepass")
+        return hmac.compare_digest(presented, self.sign(tenant, text).encode())
 
 
 def _bound_to(tenant: str) -> bytes:

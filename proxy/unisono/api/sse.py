@@ -85,14 +85,15 @@ async def until_disconnect(receive: Receive, work: Coroutine[Any, Any, T]) -> T:
     If the client disconnects first, cancel `work` and raise ClientGone.
     """
     working = asyncio.create_task(work)
-    gone = asyncio.create_task(disconnected(receive))
+    disconnect = asyncio.create_task(disconnected(receive))
     try:
-        await asyncio.wait({working, gone}, return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.wait({working, disconnect}, return_when=asyncio.FIRST_COMPLETED)
+        # A result that is complete is returned even if the client has closed at the same moment.
         if working.done():
             return working.result()
         raise ClientGone
     finally:
-        await _end(working, gone)
+        await _end(working, disconnect)
 
 
 async def _end(*tasks: asyncio.Task[Any]) -> None:
@@ -123,7 +124,7 @@ class EventStream(Response):
         super().__init__()
         self._source = source
         self._more_headers = headers
-        self._broken = broken
+        self._failure_events = broken
         self._keep_alive_s = keep_alive_s
         self._keep_alive = keep_alive
         self._lock = asyncio.Lock()
@@ -137,9 +138,10 @@ class EventStream(Response):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         self._last_write = asyncio.get_running_loop().time()
+        # Events, keep-alives and probes are written by separate tasks; `_write` serialises them.
         pump = asyncio.create_task(self._pump(send))
-        gone = asyncio.create_task(disconnected(receive))
-        pulse = asyncio.create_task(self._pulse(send))
+        disconnect = asyncio.create_task(disconnected(receive))
+        pulse = asyncio.create_task(self._send_keep_alives(send))
         probes: list[asyncio.Task[None]] = []
 
         def probe() -> None:
@@ -149,20 +151,22 @@ class EventStream(Response):
 
         scope.setdefault("state", {})[PROBE] = probe
         try:
-            await asyncio.wait({pump, gone}, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait({pump, disconnect}, return_when=asyncio.FIRST_COMPLETED)
             if not pump.done():
                 return
+            # Nothing may be written after the last event.
             await _end(pulse, *probes)
             failure = pump.result()
             if failure is None:
                 await self._write(send, b"", last=True)
+            # The status 200 is sent, so the failure can only be an event.
             elif self._is_head_sent:
-                await self._write(send, self._broken(failure), last=True)
+                await self._write(send, self._failure_events(failure), last=True)
             else:
                 await to_response(failure, scope)(scope, receive, send)
         finally:
             scope["state"].pop(PROBE)
-            await _end(pump, gone, pulse, *probes)
+            await _end(pump, disconnect, pulse, *probes)
             await self._source.aclose()
 
     async def _pump(self, send: Send) -> UnisonoError | None:
@@ -186,13 +190,14 @@ class EventStream(Response):
         headers = {
             "content-type": "text/event-stream; charset=utf-8",
             "cache-control": "no-cache",
+            # nginx would buffer the events otherwise.
             "x-accel-buffering": "no",
             **self._more_headers(),
         }
         raw = [(name.encode("latin-1"), value.encode("latin-1")) for name, value in headers.items()]
         return {"type": "http.response.start", "status": 200, "headers": raw}
 
-    async def _pulse(self, send: Send) -> None:
+    async def _send_keep_alives(self, send: Send) -> None:
         """Write a keep-alive whenever the stream has been silent for too long.
 
         A write that waits for the client does not count as silence.

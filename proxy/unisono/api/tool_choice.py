@@ -13,7 +13,7 @@ from typing import Annotated, Any, Final, TypeAlias
 
 from pydantic import PlainValidator, WithJsonSchema
 
-from unisono.api.field_types import MAX_TOOLS, wrong
+from unisono.api.field_types import MAX_TOOLS, invalid_field
 from unisono.api.tools import Toolbox
 from unisono.engine.request import AllowedTools, Choice, ForcedCalls
 from unisono.errors import InvalidRequest
@@ -88,7 +88,7 @@ def to_tool_choice(value: Any) -> ToolChoice | None:
     if isinstance(value, str):
         return ToolChoice(_mode(value))
     if not isinstance(value, dict) or not isinstance(value.get("type"), str):
-        raise wrong(f"must be one of {', '.join(WORDS)}, or an object with the field 'type'")
+        raise invalid_field(f"must be one of {', '.join(WORDS)}, or an object with the field 'type'")
     kind = value["type"]
     if kind in WORDS:
         return ToolChoice(WORDS[kind])
@@ -98,7 +98,7 @@ def to_tool_choice(value: Any) -> ToolChoice | None:
     listed = listed if isinstance(listed, dict) else value
     tools = listed.get("tools")
     if not isinstance(tools, list) or not 0 < len(tools) <= MAX_TOOLS:
-        raise wrong(f"must contain a list 'tools' with 1 to {MAX_TOOLS} tools")
+        raise invalid_field(f"must contain a list 'tools' with 1 to {MAX_TOOLS} tools")
     return ToolChoice(_mode(listed.get("mode", ChoiceMode.AUTO)), tuple(map(_named, tools)))
 
 
@@ -111,13 +111,13 @@ def to_function_choice(value: Any) -> ToolChoice | None:
 
 def _mode(value: Any) -> ChoiceMode:
     if not isinstance(value, str) or value not in WORDS:
-        raise wrong(f"must be one of {', '.join(WORDS)}, or name a tool")
+        raise invalid_field(f"must be one of {', '.join(WORDS)}, or name a tool")
     return WORDS[value]
 
 
 def _named(value: Any) -> NamedTool:
     if not isinstance(value, dict) or not isinstance(value.get("type"), str):
-        raise wrong("must name each tool by an object with the field 'type'")
+        raise invalid_field("must name each tool by an object with the field 'type'")
     kind = value["type"]
     if kind in FUNCTIONS:
         inner = value.get(kind)
@@ -131,7 +131,7 @@ def _named(value: Any) -> NamedTool:
 def _word(value: dict[str, Any], field_name: str) -> str:
     word = value.get(field_name)
     if not isinstance(word, str) or not 0 < len(word) <= MAX_NAME_LENGTH or not word.isprintable():
-        raise wrong(f"must contain the field '{field_name}' with 1 to {MAX_NAME_LENGTH} printable characters")
+        raise invalid_field(f"must contain the field '{field_name}' with 1 to {MAX_NAME_LENGTH} printable characters")
     return word
 
 
@@ -151,7 +151,7 @@ ChosenFunction: TypeAlias = Annotated[
 HostedTool: TypeAlias = tuple[str, str | None]
 
 
-def _hosts_nothing(tool: NamedTool) -> HostedTool | None:
+def _no_server_tool(tool: NamedTool) -> HostedTool | None:
     return None
 
 
@@ -165,7 +165,7 @@ class OfferedTools:
 
     toolbox: Toolbox = field(default_factory=Toolbox)
     hosts: bool = False
-    hosted: Callable[[NamedTool], HostedTool | None] = _hosts_nothing
+    hosted: Callable[[NamedTool], HostedTool | None] = _no_server_tool
 
 
 def to_choice(choice: ToolChoice | None, offer: OfferedTools, param: str = "tool_choice") -> Choice | None:
@@ -183,7 +183,7 @@ def to_choice(choice: ToolChoice | None, offer: OfferedTools, param: str = "tool
     hosted: set[HostedTool] = set()
     for tool in choice.tools:
         if tool.kind in FUNCTIONS:
-            own.add(_own(tool, offer.toolbox, param))
+            own.add(_client_tool_name(tool, offer.toolbox, param))
         elif (found := offer.hosted(tool)) is not None:
             hosted.add(found)
     if choice.mode is ChoiceMode.AUTO:
@@ -193,7 +193,7 @@ def to_choice(choice: ToolChoice | None, offer: OfferedTools, param: str = "tool
     return ForcedCalls(frozenset(own), frozenset(hosted))
 
 
-def _own(tool: NamedTool, toolbox: Toolbox, param: str) -> str:
+def _client_tool_name(tool: NamedTool, toolbox: Toolbox, param: str) -> str:
     """Return the model's name for a client tool.
 
     A tool in a namespace may be named without its namespace.

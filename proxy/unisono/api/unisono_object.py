@@ -68,23 +68,23 @@ def backend_header(reports: Sequence[GenerationReport]) -> Mapping[str, str]:
     In a stream they contain the facts known so far.
     """
     backend, failovers = to_backend(reports), _failovers(reports)
-    told = {"x-unisono-backend": _header_text(backend)} if backend else {}
+    headers = {"x-unisono-backend": _header_text(backend)} if backend else {}
     model, served = _models(reports)
     if served:
-        told |= {"x-unisono-model": _header_text(model), "x-unisono-served-model": _header_text(served)}
-    standing = next((report.standing for report in reversed(reports) if report.standing is not None), None)
-    limits = {} if standing is None else limit_headers(standing)
-    return told | ({"x-unisono-failovers": str(failovers)} if failovers else {}) | limits
+        headers |= {"x-unisono-model": _header_text(model), "x-unisono-served-model": _header_text(served)}
+    status = next((report.standing for report in reversed(reports) if report.standing is not None), None)
+    limits = {} if status is None else limit_headers(status)
+    return headers | ({"x-unisono-failovers": str(failovers)} if failovers else {}) | limits
 
 
-def limit_headers(standing: QuotaStatus) -> dict[str, str]:
+def limit_headers(status: QuotaStatus) -> dict[str, str]:
     """Return OpenAI's rate limit headers: limits per minute, and what remains."""
-    told: dict[str, str] = {}
-    for name, limit, left, reset_s in standing.windows():
-        told[f"x-ratelimit-limit-{name}"] = str(limit)
-        told[f"x-ratelimit-remaining-{name}"] = str(left)
-        told[f"x-ratelimit-reset-{name}"] = _duration(reset_s)
-    return told
+    headers: dict[str, str] = {}
+    for name, limit, remaining, reset_s in status.windows():
+        headers[f"x-ratelimit-limit-{name}"] = str(limit)
+        headers[f"x-ratelimit-remaining-{name}"] = str(remaining)
+        headers[f"x-ratelimit-reset-{name}"] = _duration(reset_s)
+    return headers
 
 
 def _duration(seconds: float) -> str:

@@ -13,7 +13,7 @@ from fastapi import Query
 from pydantic import BeforeValidator, WithJsonSchema
 
 from unisono.api.answer_types import ABSENT, AnswerModel, Count
-from unisono.api.field_types import wrong
+from unisono.api.field_types import invalid_field
 from unisono.api.route_table import CurrentCaller, RouteTable, provided
 from unisono.core.access import Caller
 from unisono.core.quotas import MILLION, Account, LedgerLine, TokenUsage
@@ -28,18 +28,18 @@ Ledger = Callable[[str, str, Account | None], Awaitable[tuple[LedgerLine, ...]]]
 
 @dataclass(frozen=True, slots=True)
 class UsageSource:
-    """Source of the usage. `clock` returns seconds since 1970."""
+    """Reader of stored usage records. `clock` returns seconds since 1970."""
 
     ledger: Ledger
     clock: Callable[[], float]
 
 
-def _to_day(given: Any) -> str:
+def _to_day(value: Any) -> str:
     # The pattern is checked too, because `fromisoformat` accepts other forms.
-    if DAY.fullmatch(given) is not None:
+    if DAY.fullmatch(value) is not None:
         with suppress(ValueError):
-            return date.fromisoformat(given).isoformat()
-    raise wrong("must be a date of the form YYYY-MM-DD")
+            return date.fromisoformat(value).isoformat()
+    raise invalid_field("must be a date of the form YYYY-MM-DD")
 
 
 Day = Annotated[str, WithJsonSchema({"type": "string", "format": "date"})]
@@ -78,7 +78,7 @@ class UsageReport(AnswerModel):
     data: list[UsageEntry]
 
 
-def to_used(used: TokenUsage) -> dict[str, Any]:
+def to_usage_fields(used: TokenUsage) -> dict[str, Any]:
     return {
         "requests": used.requests,
         "errors": used.errors,
@@ -98,9 +98,11 @@ def to_usage(caller: Caller, since: str, until: str, entries: tuple[LedgerLine, 
         key=caller.key or None,
         since=since,
         until=until,
-        total=Used(**to_used(sum((entry.used for entry in entries), TokenUsage()))),
+        total=Used(**to_usage_fields(sum((entry.used for entry in entries), TokenUsage()))),
         data=[
-            UsageEntry(date=entry.day, model=entry.model, served_model=entry.served_model, **to_used(entry.used))
+            UsageEntry(
+                date=entry.day, model=entry.model, served_model=entry.served_model, **to_usage_fields(entry.used)
+            )
             for entry in entries
         ],
     )

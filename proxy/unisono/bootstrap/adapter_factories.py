@@ -30,9 +30,9 @@ class Factories:
     def __init__(self, config: Config) -> None:
         self._config = config
         self._found = _installed(BACKENDS)
-        self._passing = _installed(PASSING)
+        self._passthrough = _installed(PASSING)
 
-    def of(self, entry: ModelEntry, path: str) -> Factory:
+    def factory_for(self, entry: ModelEntry, path: str) -> Factory:
         """Return the factory for an entry. Raises ConfigError that names the alternatives."""
         path = f"{path}.litellm_params.model"
         if entry.by_litellm:
@@ -48,13 +48,13 @@ class Factories:
                 else f"unknown backend kind `{entry.kind}`, so the model cannot be served as Harmony"
             )
             raise ConfigError(f"{path}: {why}; kinds: {kinds} (and {', '.join(KIND_ALIASES)})")
-        if not entry.harmony and entry.kind not in self._passing:
+        if not entry.harmony and entry.kind not in self._passthrough:
             raise ConfigError(
                 f"{path}: neither `{entry.model_name}` nor `{model}` contains gpt-oss, and `{entry.kind}` serves only "
                 "Harmony models; if this is one, set `model_info: {harmony: true}`"
             )
         try:
-            factory: Factory = (self._found if entry.harmony else self._passing)[entry.kind].load()
+            factory: Factory = (self._found if entry.harmony else self._passthrough)[entry.kind].load()
         except ImportError as error:
             raise ConfigError(
                 f"{path}: the adapter for `{entry.kind}` cannot be imported: {error}; an extra may be missing (for "

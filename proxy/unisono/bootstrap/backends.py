@@ -38,8 +38,8 @@ def build_pool(
     factories = Factories(config)
     names = deployment_names(config.model_list)
     rules = routing_rules(config, share)
-    earlier = _earlier(keep)
-    kept: list[CarriedDeployment] = []
+    earlier = _reusable(keep)
+    carried: list[CarriedDeployment] = []
     live: dict[int, LiveDeployment] = {}
     for index, (entry, name) in enumerate(zip(config.model_list, names, strict=True)):
         path = f"model_list[{index}]"
@@ -64,7 +64,7 @@ def build_pool(
         same = next((one for one in earlier if one.identity == identity), None)
         if same is not None and keep is not None:
             earlier.remove(same)
-            kept.append(CarriedDeployment(same, terms, keep))
+            carried.append(CarriedDeployment(same, terms, keep))
             live[id(entry)] = same
         else:
             live[id(entry)] = LiveDeployment(
@@ -74,7 +74,7 @@ def build_pool(
         {model.name: [live[id(entry)] for entry in model.entries] for model in catalogue.groups()},
         rules,
         stand_ins=catalogue.stand_ins,
-        carried=kept,
+        carried=carried,
         prefixes=keep.prefixes if keep is not None else None,
     )
 
@@ -99,7 +99,7 @@ def _part(limit: int, share: int) -> int:
     return max(1, limit // share)
 
 
-def _earlier(keep: RoutingPool | None) -> list[LiveDeployment]:
+def _reusable(keep: RoutingPool | None) -> list[LiveDeployment]:
     return [live for members in keep.members().values() for live in members] if keep is not None else []
 
 
@@ -166,11 +166,11 @@ def _options(entry: ModelEntry) -> BackendOptions:
 def _backend(entry: ModelEntry, options: BackendOptions, path: str, factories: Factories) -> Endpoint:
     extra = options.extra
     assert isinstance(extra, AdapterSettings)
-    factory = factories.of(entry, path)
+    factory = factories.factory_for(entry, path)
     try:
         backend = factory(options)
     except ConfigError as error:
-        raise ConfigError(f"{path}.{extra.placed(str(error))}") from error
+        raise ConfigError(f"{path}.{extra.with_full_path(str(error))}") from error
     if extra.unread:
         key = extra.unread[0]
         raise ConfigError(f"{path}.{SETTINGS}.{key}: unknown key `{key}` for the {entry.kind} adapter")
@@ -202,7 +202,7 @@ class AdapterSettings(Mapping[str, object]):
     def unread(self) -> list[str]:
         return [key for key in self._settings if key not in self._read]
 
-    def placed(self, message: str) -> str:
+    def with_full_path(self, message: str) -> str:
         """Return an adapter's error message with the full path of the key in the file.
 
         The adapter cannot know that path.

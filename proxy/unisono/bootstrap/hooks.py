@@ -20,6 +20,7 @@ from unisono.middleware.hooks import FAULTS, Failed, HookedService, NamedHook
 
 # Entry-point group of hooks, and the configuration key that names the active ones.
 HOOKS = "unisono.hooks"
+# A hook needs all of them; a missing method is reported at start.
 METHODS = ("before", "after", "aclose")
 
 log = logging.getLogger("unisono.hooks")

@@ -51,7 +51,7 @@ def answer_modes(catalogue: ModelRegistry) -> FindWay | None:
 
     def way_of(name: str, caller: Caller) -> ServedName:
         model = allowed_model(catalogue, name, caller)
-        return ServedName(model.name, catalogue.way(model), catalogue.stores_responses(model))
+        return ServedName(model.name, catalogue.answer_mode(model), catalogue.stores_responses(model))
 
     return way_of if catalogue.passes else None
 
@@ -59,7 +59,7 @@ def answer_modes(catalogue: ModelRegistry) -> FindWay | None:
 def model_rules(model: ServedModel) -> ModelRules:
     settings = model.settings
     forbidden_tools = ForbiddenTools(settings.forbidden_tools)
-    return ModelRules(settings.reasoning_budget, settings.unmended, settings.failover, forbidden_tools)
+    return ModelRules(settings.reasoning_budget, settings.disabled_recoveries, settings.failover, forbidden_tools)
 
 
 def chat_model(catalogue: ModelRegistry, name: str, setup: ServerToolSetup, caller: Caller) -> ChatModel:
@@ -69,7 +69,9 @@ def chat_model(catalogue: ModelRegistry, name: str, setup: ServerToolSetup, call
         group=model.name,
         reasoning=ReasoningField(model.settings.reasoning_field),
         stream_tool_arguments=model.settings.stream_tool_arguments,
-        runnable=RunnableTools(setup.unasked(model.settings.mcp_servers, caller), model.settings.run_tools),
+        runnable=RunnableTools(
+            setup.servers_without_approval(model.settings.mcp_servers, caller), model.settings.run_tools
+        ),
         rules=model_rules(model),
     )
 
@@ -86,7 +88,7 @@ def responses_model(catalogue: ModelRegistry, name: str, caller: Caller) -> Resp
     Raises as `allowed_model`, and UnsupportedValue for a pass-through model, whose answers are not stored.
     """
     model = allowed_model(catalogue, name, caller)
-    if catalogue.way(model) in (AnswerMode.PASSING, AnswerMode.PASSING_THEN_ENGINE):
+    if catalogue.answer_mode(model) in (AnswerMode.PASSING, AnswerMode.PASSING_THEN_ENGINE):
         raise UnsupportedValue(
             f"The pass-through model `{name[:256]}` supports only plain `POST /v1/responses` requests.",
             param="model",
@@ -113,7 +115,7 @@ def messages_model(
         group=model.name,
         show_reasoning=model.settings.reasoning_field != "none",
         stream_tool_arguments=model.settings.stream_tool_arguments,
-        runnable=RunnableTools(setup.unasked(labels, caller), model.settings.run_tools),
+        runnable=RunnableTools(setup.servers_without_approval(labels, caller), model.settings.run_tools),
         trained=setup.rules.for_model(labels).for_caller(caller).trained,
         rules=model_rules(model),
         pause_after=pause_after,
@@ -134,7 +136,9 @@ def cards(catalogue: ModelRegistry, pool: RoutingPool, caller: Caller) -> list[C
     """Return every name the caller may see, with the context window if it is known."""
     return [
         Card(
-            name, pool.context(model.name), catalogue.way(model) in (AnswerMode.PASSING, AnswerMode.PASSING_THEN_ENGINE)
+            name,
+            pool.context(model.name),
+            catalogue.answer_mode(model) in (AnswerMode.PASSING, AnswerMode.PASSING_THEN_ENGINE),
         )
         for name, model in catalogue.listed()
         if caller.may_use_model(name, model.name)

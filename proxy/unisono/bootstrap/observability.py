@@ -112,7 +112,7 @@ class Observing:
                     servers=config.mcp_servers,
                 )
                 metrics.per_key = config.unisono.metrics_per_key
-                looking = metrics.look(pool.status, lambda: not upkeep.reason, unaccounted)
+                looking = metrics.watch(pool.status, lambda: not upkeep.reason, unaccounted)
                 opened.callback(looking.cancel)
             if self.listener is not None:
                 await opened.enter_async_context(self.listener)
@@ -197,9 +197,9 @@ def kinds_of(config: Config) -> dict[str, str]:
 class _Timed:
     """Store proxy that times operations and delegates everything else."""
 
-    def __init__(self, store: Store, told: Callable[[str, float, str], None]) -> None:
+    def __init__(self, store: Store, report: Callable[[str, float, str], None]) -> None:
         self._store = store
-        self._observers = told
+        self._observers = report
 
     def __getattr__(self, name: str) -> Any:
         found = getattr(self._store, name)
@@ -212,13 +212,13 @@ class _Timed:
 
     def _timed(self, name: str, operation: Callable[..., Coroutine[Any, Any, Any]]) -> Callable[..., Any]:
         async def timed(*arguments: Any, **options: Any) -> Any:
-            began, error = monotonic(), ""
+            started_at, error = monotonic(), ""
             try:
                 return await operation(*arguments, **options)
             except UnisonoError as failure:
                 error = failure.code
                 raise
             finally:
-                self._observers(name, monotonic() - began, error)
+                self._observers(name, monotonic() - started_at, error)
 
         return timed

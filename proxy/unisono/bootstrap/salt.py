@@ -26,13 +26,13 @@ class Salt:
     def __init__(self, config: Config, store: Store) -> None:
         self._configured = config.unisono.salt_key
         self._store = store
-        self._known: bytes | None = None
+        self._secret: bytes | None = None
 
     async def __call__(self) -> bytes:
         if self._configured is not None:
             return self._configured.get_secret_value().encode()
-        self._known = await self._store.secret(NAME, self._known or token_bytes(BYTES))
-        return self._known
+        self._secret = await self._store.secret(NAME, self._secret or token_bytes(BYTES))
+        return self._secret
 
 
 def cache_salts(*, shared: bool) -> Callable[[str], str]:

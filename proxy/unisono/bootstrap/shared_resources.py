@@ -24,20 +24,20 @@ class SharedResource(Generic[T]):
         close: Callable[[], Awaitable[None]],
     ) -> None:
         self.value = value
-        self.made_of = made_of
+        self.inputs = made_of
         self._start = start
         self._close = close
-        self._holders = 0
+        self._users = 0
 
     async def __aenter__(self) -> Self:
-        self._holders += 1
-        if self._holders == 1 and self._start is not None:
+        self._users += 1
+        if self._users == 1 and self._start is not None:
             await self._start()
         return self
 
     async def __aexit__(self, *error: object) -> None:
-        self._holders -= 1
-        if not self._holders:
+        self._users -= 1
+        if not self._users:
             await self._close()
 
 
@@ -45,4 +45,4 @@ def reuse_or_build(
     old: SharedResource[T] | None, made_of: object, build: Callable[[], SharedResource[T]]
 ) -> SharedResource[T]:
     """Return the old resource if its settings are unchanged, else a new one. Raises as `build`."""
-    return old if old is not None and old.made_of == made_of else build()
+    return old if old is not None and old.inputs == made_of else build()

@@ -42,7 +42,7 @@ class Overview:
         of_model: dict[str, list[DeploymentStatus]] = defaultdict(list)
         for status in self.pool.status():
             of_model[status.model].append(status)
-        told = {
+        overview = {
             "object": "status",
             "version": __version__,
             "at": self.clock(),
@@ -56,26 +56,26 @@ class Overview:
                 if caller.may_use_model(name, group.name)
             ],
         }
-        return told | self._operators() if whole else told
+        return overview | self._operators() if whole else overview
 
     def _model(self, name: str, group: str, members: list[DeploymentStatus], *, whole: bool) -> dict[str, Any]:
-        told = {
+        model = {
             "id": name,
             "model": group,
             "context": self.pool.context(group),
-            "ready": any(one.state == READY for one in members),
+            "ready": any(member.state == READY for member in members),
         }
         if not whole:
-            return told
+            return model
         # An alias has no deployments of its own.
-        shown = [self._deployment(one) for one in members] if name == group else []
-        return told | {"waiting": max((one.waiting for one in members), default=0), "deployments": shown}
+        deployments = [self._deployment(member) for member in members] if name == group else []
+        return model | {"waiting": max((member.waiting for member in members), default=0), "deployments": deployments}
 
-    def _deployment(self, one: DeploymentStatus) -> dict[str, Any]:
-        told = asdict(one)
-        del told["model"], told["waiting"]
-        worked = self.recent.worked().get((one.model, one.name))
-        return {**told, "kind": self.kinds.get(one.name, ""), "hour": None if worked is None else asdict(worked)}
+    def _deployment(self, status: DeploymentStatus) -> dict[str, Any]:
+        fields = asdict(status)
+        del fields["model"], fields["waiting"]
+        worked = self.recent.worked().get((status.model, status.name))
+        return {**fields, "kind": self.kinds.get(status.name, ""), "hour": None if worked is None else asdict(worked)}
 
     def _operators(self) -> dict[str, Any]:
         minutes = [

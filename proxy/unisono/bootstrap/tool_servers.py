@@ -30,16 +30,16 @@ class LeftOutTools:
     """Logger of tools that servers list but the model is not offered, once per server and list."""
 
     def __init__(self) -> None:
-        self._logged: OrderedDict[tuple[str, tuple[tuple[str, str], ...]], None] = OrderedDict()
+        self._logged_tools: OrderedDict[tuple[str, tuple[tuple[str, str], ...]], None] = OrderedDict()
 
     def __call__(self, server: str, tools: Sequence[LeftOutTool]) -> None:
         facts = (server, tuple((each.tool.name, each.reason) for each in tools))
-        if facts in self._logged:
-            self._logged.move_to_end(facts)
+        if facts in self._logged_tools:
+            self._logged_tools.move_to_end(facts)
             return
-        self._logged[facts] = None
-        while len(self._logged) > LOGGED_LISTS:
-            self._logged.popitem(last=False)
+        self._logged_tools[facts] = None
+        while len(self._logged_tools) > LOGGED_LISTS:
+            self._logged_tools.popitem(last=False)
         names = ", ".join(f"{each.tool.name[:LOGGED_NAME]!r} ({each.reason})" for each in tools[:LOGGED_TOOLS])
         about = {"tool_server": server, "count": len(tools)}
         log.warning("tools of a tool server were left out: %s", names, extra=about)
@@ -57,7 +57,7 @@ class ServerToolSetup:
     def configured(self) -> Mapping[str, ToolServer]:
         return self.rules.configured
 
-    def unasked(self, labels: Collection[str] | None, caller: Caller) -> tuple[ToolServer, ...]:
+    def servers_without_approval(self, labels: Collection[str] | None, caller: Caller) -> tuple[ToolServer, ...]:
         """Return a model's servers that a caller may use, limited to tools that need no approval.
 
         A server that implements a builtin tool appears as that tool.
@@ -97,7 +97,7 @@ class NoTools(ToolHost):
         """Do nothing."""
 
 
-def build_hosting(config: Config) -> ServerToolSetup:
+def build_server_tools(config: Config) -> ServerToolSetup:
     """Build the host and the rules without contacting a server. Raises ConfigError."""
     hosts = config.unisono.mcp_allowed_hosts
     builtins = {str(builtin): label for builtin, label in config.unisono.builtin_tools.items()}

@@ -33,6 +33,7 @@ from unisono.routing.pool import PROBES_AT_ONCE
 
 # Labels of findings in the output, by severity.
 WORDS = {None: "ok", Severity.NOTE: "no", Severity.WARNING: "warn", Severity.FATAL: "FAIL"}
+# Symbol for a check that was not made.
 UNEXAMINED = "-"
 LEGEND = {"no": "no: not supported and not required", UNEXAMINED: "-: not checked"}
 WIDTH_WITHOUT_TERMINAL = 100
@@ -82,7 +83,7 @@ def check(config_path: Path | None, *, as_json: bool) -> None:
     """Probe everything, print a table or JSON, and exit with the exit code."""
     try:
         ready = prepared(config_path)
-        reports, store = asyncio.run(examined(ready.loaded.config))
+        reports, store = asyncio.run(probe_all(ready.loaded.config))
     except ConfigError as error:
         raise Misconfigured(str(error)) from error
     except click.ClickException as error:
@@ -103,7 +104,7 @@ def usable(reports: Sequence[DeploymentReport], store: StoreReport) -> bool:
     return store.usable and all(report.usable for report in reports)
 
 
-async def examined(config: Config) -> tuple[list[DeploymentReport], StoreReport]:
+async def probe_all(config: Config) -> tuple[list[DeploymentReport], StoreReport]:
     """Return reports of all deployments, in the order of the configuration, and of the store.
 
     Raises ConfigError.
@@ -116,24 +117,24 @@ async def examined(config: Config) -> tuple[list[DeploymentReport], StoreReport]
     store = build_store(config.store)
     try:
         secrets = Secrets(secrets_of(config))
-        reports = [_without(secrets, report) for report in await _examined_deployments(config)]
-        stored = await _examined_store(store, store_address(config.store))
+        reports = [_redacted(secrets, report) for report in await _probe_deployments(config)]
+        stored = await _probe_store(store, store_address(config.store))
         return reports, replace(stored, trouble=secrets.redact(stored.trouble))
     finally:
         await store.aclose()
 
 
-async def _examined_store(store: Store, address: str) -> StoreReport:
+async def _probe_store(store: Store, address: str) -> StoreReport:
     scheme, _, rest = address.partition("?")[0].partition("://")
-    shown = f"{scheme}://{rest.rpartition('@')[2]}"
+    public_address = f"{scheme}://{rest.rpartition('@')[2]}"
     try:
-        return StoreReport(shown, warnings=await store.start())
+        return StoreReport(public_address, warnings=await store.start())
     except UnisonoError as error:
         cause = str(error.__cause__ or "")
-        return StoreReport(shown, str(error) if cause in str(error) else f"{error} ({cause})")
+        return StoreReport(public_address, str(error) if cause in str(error) else f"{error} ({cause})")
 
 
-async def _examined_deployments(config: Config) -> list[DeploymentReport]:
+async def _probe_deployments(config: Config) -> list[DeploymentReport]:
     pool = build_pool(config, ModelRegistry(config))
     places = asyncio.Semaphore(PROBES_AT_ONCE)
 
@@ -160,7 +161,7 @@ async def _examined_deployments(config: Config) -> list[DeploymentReport]:
     ]
 
 
-def _without(secrets: Secrets, report: DeploymentReport) -> DeploymentReport:
+def _redacted(secrets: Secrets, report: DeploymentReport) -> DeploymentReport:
     """Redact secrets: some backends name the key that they rejected."""
     findings = [
         replace(finding, backend_message=secrets.redact(finding.backend_message)) for finding in report.findings
@@ -229,14 +230,14 @@ def table(reports: Sequence[DeploymentReport], width: int) -> Iterator[str]:
     columns = [[report.name, *_cells(report, checks)] for report in reports]
     first = max(map(len, labels))
     while columns:
-        taken, room = 0, width - first
-        while taken < len(columns) and (taken == 0 or room >= 2 + max(map(len, columns[taken]))):
-            room -= 2 + max(map(len, columns[taken]))
-            taken += 1
-        shown, columns = columns[:taken], columns[taken:]
-        widths = [max(map(len, column)) for column in shown]
+        count, room = 0, width - first
+        while count < len(columns) and (count == 0 or room >= 2 + max(map(len, columns[count]))):
+            room -= 2 + max(map(len, columns[count]))
+            count += 1
+        visible, columns = columns[:count], columns[count:]
+        widths = [max(map(len, column)) for column in visible]
         for row, label in enumerate(labels):
-            cells = (column[row].ljust(size) for column, size in zip(shown, widths, strict=True))
+            cells = (column[row].ljust(size) for column, size in zip(visible, widths, strict=True))
             yield "  ".join([label.ljust(first), *cells]).rstrip()
         yield ""
     used = {cell for report in reports for cell in _cells(report, checks)}
@@ -279,8 +280,8 @@ def advice(reports: Sequence[DeploymentReport], width: int) -> Iterator[str]:
             yield from wrap(_sentence(finding.advises), width, initial_indent="       -> ", subsequent_indent=" " * 10)
             if finding.backend_message:
                 # Message of the backend, or of the library that failed to reach it.
-                said = f"Cause: {finding.backend_message}"
-                yield from wrap(said, width, initial_indent=" " * 10, subsequent_indent=" " * 10)
+                cause = f"Cause: {finding.backend_message}"
+                yield from wrap(cause, width, initial_indent=" " * 10, subsequent_indent=" " * 10)
 
 
 def _sentence(text: str) -> str:

@@ -17,6 +17,7 @@ import orjson
 
 # Default port of each backend kind, in the order of discovered backends.
 PORTS: Mapping[str, int] = {"vllm": 8000, "sglang": 30000, "llamacpp": 8080, "ollama": 11434, "mlx_server": 8080}
+# Limit for each request to a possible backend. Local servers answer at once.
 TIMEOUT_S = 1.0
 FIRST_TOKEN_TIMEOUT_S = 10.0
 MAX_ANSWER_BYTES = 1024 * 1024

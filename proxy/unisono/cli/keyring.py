@@ -52,7 +52,7 @@ class OpenedKeyring:
 # -- commands
 
 
-def create(config_path: Path, tenant: str, wishes: Mapping[str, Any], *, as_json: bool) -> None:
+def create(config_path: Path, tenant: str, options: Mapping[str, Any], *, as_json: bool) -> None:
     config = configured(config_path).config
     if config.general_settings.master_key is None:
         raise click.ClickException(
@@ -61,10 +61,10 @@ def create(config_path: Path, tenant: str, wishes: Mapping[str, Any], *, as_json
 
     async def made(opened: OpenedKeyring) -> Issued:
         new = issued(await opened.mint(), time.time(), tenant=tenant)
-        return replace(new, record=await opened.store.put_key(changed(new.record, wishes)))
+        return replace(new, record=await opened.store.put_key(changed(new.record, options)))
 
-    _warn_of_unknown_names(config, wishes)
-    _hand_out(_run(config, made), as_json=as_json)
+    _warn_of_unknown_names(config, options)
+    _print_new_key(_run(config, made), as_json=as_json)
 
 
 def show(config_path: Path, *, as_json: bool) -> None:
@@ -82,12 +82,12 @@ def show(config_path: Path, *, as_json: bool) -> None:
         click.echo("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
 
 
-def update(config_path: Path, key_id: str, wishes: Mapping[str, Any], *, as_json: bool) -> None:
+def update(config_path: Path, key_id: str, options: Mapping[str, Any], *, as_json: bool) -> None:
     config = configured(config_path).config
-    _warn_of_unknown_names(config, wishes)
-    record = _run(config, lambda opened: _change(opened.store, key_id, lambda record: changed(record, wishes)))
-    shown = to_json(record, time.time())
-    click.echo(json.dumps(shown, ensure_ascii=False, indent=2) if as_json else f"Changed {record.id}.")
+    _warn_of_unknown_names(config, options)
+    record = _run(config, lambda opened: _change(opened.store, key_id, lambda record: changed(record, options)))
+    document = to_json(record, time.time())
+    click.echo(json.dumps(document, ensure_ascii=False, indent=2) if as_json else f"Changed {record.id}.")
 
 
 def revoke(config_path: Path, key_id: str) -> None:
@@ -111,7 +111,7 @@ def rotate(config_path: Path, key_id: str, grace_s: int, *, as_json: bool) -> No
 
         return Issued(await _change(opened.store, key_id, another), latest)
 
-    _hand_out(_run(configured(config_path).config, turned), as_json=as_json)
+    _print_new_key(_run(configured(config_path).config, turned), as_json=as_json)
 
 
 # -- the store
@@ -161,10 +161,10 @@ async def _change(store: Store, key_id: str, change: Callable[[KeyRecord], KeyRe
     raise AssertionError("unreachable")
 
 
-def changed(record: KeyRecord, wishes: Mapping[str, Any]) -> KeyRecord:
+def changed(record: KeyRecord, options: Mapping[str, Any]) -> KeyRecord:
     """Return the record with the requested changes, given by field."""
-    own = {name: value for name, value in wishes.items() if name not in LIMITS}
-    limits = {name: value for name, value in wishes.items() if name in LIMITS}
+    own = {name: value for name, value in options.items() if name not in LIMITS}
+    limits = {name: value for name, value in options.items() if name in LIMITS}
     if "tags" in own:
         own["tags"] = {key: value for key, value in {**record.tags, **own["tags"]}.items() if value}
     return replace(record, **own, limits=replace(record.limits, **limits))
@@ -204,7 +204,7 @@ def to_json(record: KeyRecord, now: float) -> dict[str, Any]:
 def state_of(record: KeyRecord, now: float) -> str:
     if record.revoked_at is not None:
         return "revoked"
-    return "active" if record.good(now) else "expired"
+    return "active" if record.is_valid(now) else "expired"
 
 
 def _sorted(names: frozenset[str] | None) -> list[str] | None:
@@ -243,21 +243,21 @@ def _time(at: float | None) -> str:
     return "" if at is None else datetime.fromtimestamp(at, UTC).strftime("%Y-%m-%d %H:%M")
 
 
-def _hand_out(new: Issued, *, as_json: bool) -> None:
+def _print_new_key(new: Issued, *, as_json: bool) -> None:
     if as_json:
-        shown = {"key": new.plaintext, **to_json(new.record, time.time())}
-        click.echo(json.dumps(shown, ensure_ascii=False, indent=2))
+        document = {"key": new.plaintext, **to_json(new.record, time.time())}
+        click.echo(json.dumps(document, ensure_ascii=False, indent=2))
         return
     click.echo(f"{new.record.id}, of tenant {new.record.tenant}. This is shown once:", err=True)
     click.echo(new.plaintext)
 
 
-def _warn_of_unknown_names(config: Config, wishes: Mapping[str, Any]) -> None:
+def _warn_of_unknown_names(config: Config, options: Mapping[str, Any]) -> None:
     """Warn about names that the configuration does not define.
 
     They are accepted, because it may change.
     """
     models = {entry.model_name for entry in config.model_list} | set(config.router_settings.model_group_alias)
     for field, known in (("models", models), ("mcp_servers", set(config.mcp_servers))):
-        for name in sorted((wishes.get(field) or frozenset()) - known):
+        for name in sorted((options.get(field) or frozenset()) - known):
             click.echo(f"Warning: {field}: {name!r} is not in this configuration.", err=True)

@@ -133,12 +133,12 @@ def given_options(options: Mapping[str, Any]) -> dict[str, Any]:
 
     None removes a value, as an empty tag does.
     """
-    given = {name: option.value for name, option in options.items() if isinstance(option, OptionValue)}
+    values = {name: option.value for name, option in options.items() if isinstance(option, OptionValue)}
     if options["raw"] is not None:
-        given["raw"] = options["raw"]
+        values["raw"] = options["raw"]
     if options["tags"]:
-        given["tags"] = dict(map(_tag, options["tags"]))
-    return given
+        values["tags"] = dict(map(_tag, options["tags"]))
+    return values
 
 
 def _tag(text: str) -> tuple[str, str]:

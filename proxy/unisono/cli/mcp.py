@@ -141,11 +141,11 @@ def python(
     This is no security boundary against malicious code: run the server in a container or virtual machine.
     """
     from unisono.toolservers.python.executor import MIB, CodeRunner, RunLimits
-    from unisono.toolservers.python.sandbox_probe import close_to_inspection, find_way
+    from unisono.toolservers.python.sandbox_probe import close_to_inspection, find_sandbox
     from unisono.toolservers.python.server import python_server
 
     close_to_inspection()
-    way = _checked(partial(find_way, interpreter, as_root=as_root, unsafe=unsafe))
+    way = _checked(partial(find_sandbox, interpreter, as_root=as_root, unsafe=unsafe))
     limits = RunLimits(seconds=seconds, cpu_s=cpu_seconds, memory=memory_mib * MIB, processes=processes)
     remarks = [
         f"Code runs with {way.described}; {seconds:g} s, {memory_mib} MiB, {processes} processes.",

@@ -22,8 +22,8 @@ class TextCommand(click.Command):
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         rest = super().parse_args(ctx, args)
         for param in self.params:
-            given = ctx.params.get(param.name or "")
-            for text in given if isinstance(given, tuple) else (given,):
+            value = ctx.params.get(param.name or "")
+            for text in value if isinstance(value, tuple) else (value,):
                 if param.type is click.STRING and isinstance(text, str) and not is_well_formed(text):
                     raise click.BadParameter(f"{text!r} is not valid UTF-8", ctx, param)
         return rest

@@ -24,6 +24,7 @@ PERIODS = {"none": NO_PERIOD, "day": Period("day"), "month": Period("month"), "1
 MICRO = 1_000_000
 # Integers up to this bound are exact wherever they are stored.
 MAX_INTEGER = 2**53
+# One hundred years: a longer duration is a mistake in the unit.
 MAX_DURATION_S = 100 * 366 * 86_400
 
 
@@ -64,7 +65,7 @@ def seconds(text: str) -> int:
     return read
 
 
-def _whole(text: str) -> int | None:
+def _to_int(text: str) -> int | None:
     if text == "none":
         return None
     if not re.fullmatch(r"\d{1,16}", text, re.ASCII) or not 0 < int(text) <= MAX_INTEGER:
@@ -124,7 +125,7 @@ def line(text: str) -> str:
 
 
 DURATION = ParsedParam("DURATION", seconds, "a duration such as 90s, 30m, 12h, 30d or 2w")
-AMOUNT = ParsedParam("N", _whole, "a positive whole number, or none")
+AMOUNT = ParsedParam("N", _to_int, "a positive whole number, or none")
 MONEY = ParsedParam("USD", _money, "an amount in USD with at most six decimals, such as 12.50, or none")
 PERIOD = ParsedParam("PERIOD", _period, "day, month, none, or a duration such as 12h or 30d")
 MOMENT = ParsedParam("WHEN", _moment, "a duration such as 12h or 30d, a date such as 2027-01-31, or never")

@@ -23,7 +23,7 @@ from unisono.observe.redaction import secrets_of
 from unisono.server.app_switch import AppSwitch
 from unisono.server.ipc import Serve
 from unisono.server.server import BACKLOG, GatewayServer, server_config
-from unisono.server.startup_screen import screen
+from unisono.server.startup_screen import screen_lines
 
 
 def serve(config_path: Path | None, host: str, port: int, workers: int) -> None:
@@ -69,7 +69,7 @@ def serve_in_process(
     """Serve in this process."""
 
     async def started(gateway: Gateway) -> None:
-        show(screen(gateway, order.address, order.remarks))
+        show(screen_lines(gateway, order.address, order.remarks))
 
     async def reload() -> None:
         await switch.reload(await asyncio.to_thread(read_again))

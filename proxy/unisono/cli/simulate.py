@@ -42,7 +42,7 @@ def run(
     `overrides` are fields of the plan and of its traffic.
     """
     try:
-        plan = planned(plan_path, config_path, model, speeds, overrides)
+        plan = build_plan(plan_path, config_path, model, speeds, overrides)
     except ConfigError as error:
         raise click.ClickException(str(error)) from error
     results: list[StrategyResult] = [simulate(plan, name, serving(plan)) for name in plan.strategies]
@@ -53,7 +53,7 @@ def run(
             click.echo(line)
 
 
-def planned(
+def build_plan(
     plan_path: Path | None,
     config_path: Path | None,
     model: str | None,
@@ -71,10 +71,11 @@ def planned(
     elif speeds or model:
         raise ConfigError("--speed and --model need --config")
     traffic = data.get("traffic", {})
-    given = {name: value for name, value in overrides.items() if value is not None}
-    if isinstance(traffic, Mapping) and "rate" in given:
-        data["traffic"] = {**traffic, "rate": given.pop("rate")}
-    return parse(data | given)
+    fields = {name: value for name, value in overrides.items() if value is not None}
+    # `rate` belongs to the traffic; all other options are fields of the plan.
+    if isinstance(traffic, Mapping) and "rate" in fields:
+        data["traffic"] = {**traffic, "rate": fields.pop("rate")}
+    return parse(data | fields)
 
 
 def _read(path: Path) -> dict[str, object]:
@@ -100,12 +101,12 @@ def _configured(path: Path, model: str | None, speeds: Sequence[str]) -> dict[st
     group = model or next(iter(groups), "")
     if group not in groups:
         raise ConfigError(f"--model: unknown model `{group}`; models: {', '.join(groups) or 'none'}")
-    told = dict(_speed(speed) for speed in speeds)
-    if unknown := told.keys() - set(names):
+    by_backend = dict(_speed(speed) for speed in speeds)
+    if unknown := by_backend.keys() - set(names):
         raise ConfigError(f"--speed {min(unknown)}: unknown deployment; deployments: {', '.join(names)}")
     return {
         "backends": [
-            _backend(config, index, name, told)
+            _backend(config, index, name, by_backend)
             for index, name in enumerate(names)
             if config.model_list[index].model_name == group
         ],
@@ -114,10 +115,10 @@ def _configured(path: Path, model: str | None, speeds: Sequence[str]) -> dict[st
     }
 
 
-def _backend(config: Config, index: int, name: str, told: Mapping[str, tuple[float, float]]) -> dict[str, object]:
-    if name not in told:
+def _backend(config: Config, index: int, name: str, speeds: Mapping[str, tuple[float, float]]) -> dict[str, object]:
+    if name not in speeds:
         raise ConfigError(f"--speed {name}=PREFILL,DECODE: required, because the configuration has no speed of {name}")
-    prefill, decode = told[name]
+    prefill, decode = speeds[name]
     entry = config.model_list[index]
     return {
         "name": name,

@@ -9,7 +9,7 @@ from typing import TypeVar
 
 import click
 
-from unisono.bootstrap.tool_servers import ServerToolSetup, build_hosting
+from unisono.bootstrap.tool_servers import ServerToolSetup, build_server_tools
 from unisono.cli.resolve_config import configured
 from unisono.cli.terminal_escape import harmless
 from unisono.core.tool_arguments import ToolArguments, read_arguments
@@ -24,15 +24,15 @@ WIDEST = 72
 
 def show(config_path: Path, label: str | None) -> None:
     """Print the tools of one server, or of all. Exit code 1: a server could not be reached."""
-    hosting = _hosting(config_path)
+    hosting = _server_tools(config_path)
     servers = [_server(hosting, label)] if label else list(hosting.configured.values())
     if not servers:
         raise click.ClickException("`mcp_servers` is empty; add a tool server")
 
     async def listed(host: ToolHost) -> list[tuple[HostedTool, ...] | UnisonoError]:
-        return await asyncio.gather(*(_listed(host, server) for server in servers))
+        return await asyncio.gather(*(_list_tools(host, server) for server in servers))
 
-    answers = asyncio.run(_with(hosting.host, listed))
+    answers = asyncio.run(_run_with_host(hosting.host, listed))
     for server, answer in zip(servers, answers, strict=True):
         click.echo(server.label)
         if isinstance(answer, UnisonoError):
@@ -48,15 +48,15 @@ def show(config_path: Path, label: str | None) -> None:
 
 def call(config_path: Path, label: str, tool: str, arguments: str) -> None:
     """Run a tool and print the text for the model. Exit code 1: the result is an error."""
-    hosting = _hosting(config_path)
+    hosting = _server_tools(config_path)
     server = _server(hosting, label)
-    given = _arguments(arguments)
+    values = _arguments(arguments)
 
     async def called(host: ToolHost) -> ToolOutcome:
-        return await host.call(server, tool, given)
+        return await host.call(server, tool, values)
 
     try:
-        outcome = asyncio.run(_with(hosting.host, called))
+        outcome = asyncio.run(_run_with_host(hosting.host, called))
     except UnisonoError as error:
         raise click.ClickException(harmless(error.message)) from error
     click.echo(harmless(outcome.text), err=outcome.is_error)
@@ -64,9 +64,9 @@ def call(config_path: Path, label: str, tool: str, arguments: str) -> None:
         raise SystemExit(1)
 
 
-def _hosting(config_path: Path) -> ServerToolSetup:
+def _server_tools(config_path: Path) -> ServerToolSetup:
     try:
-        return build_hosting(configured(config_path).config)
+        return build_server_tools(configured(config_path).config)
     except ConfigError as error:
         raise click.ClickException(str(error)) from error
 
@@ -86,14 +86,14 @@ def _arguments(text: str) -> ToolArguments:
     return arguments
 
 
-async def _listed(host: ToolHost, server: ToolServer) -> tuple[HostedTool, ...] | UnisonoError:
+async def _list_tools(host: ToolHost, server: ToolServer) -> tuple[HostedTool, ...] | UnisonoError:
     try:
         return (await host.list_tools(server)).tools
     except UnisonoError as error:
         return error
 
 
-async def _with(host: ToolHost, act: Callable[[ToolHost], Awaitable[T]]) -> T:
+async def _run_with_host(host: ToolHost, act: Callable[[ToolHost], Awaitable[T]]) -> T:
     try:
         return await act(host)
     finally:

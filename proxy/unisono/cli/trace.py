@@ -88,8 +88,8 @@ def _from_store(id: str, config_path: Path | None, tenant: str) -> Document:
     config = _config(config_path)
 
     async def looked(store: Store) -> StoredTrace | None:
-        for whose in await _tenants(config, store, tenant):
-            if found := await store.trace(whose, id):
+        for owner in await _tenants(config, store, tenant):
+            if found := await store.trace(owner, id):
                 return found
         return None
 
@@ -110,7 +110,7 @@ def _list(config_path: Path | None, tenant: str, last: int, *, as_json: bool) ->
     config = _config(config_path)
 
     async def looked(store: Store) -> list[StoredTrace]:
-        found = [one for whose in await _tenants(config, store, tenant) for one in await store.traces(whose, last)]
+        found = [one for owner in await _tenants(config, store, tenant) for one in await store.traces(owner, last)]
         return sorted(found, key=lambda one: one.at, reverse=True)[:last]
 
     found = _with_store(config, looked)
@@ -128,9 +128,11 @@ def _list(config_path: Path | None, tenant: str, last: int, *, as_json: bool) ->
         tokens = f"{row['generated']} tokens, {row['ended_s']:.2f} s"
         what = ", ".join([*row["recoveries"], *(["failover"] if row["failovers"] else [])])
         unmet = ["unmet"] if row["unmet"] else []
-        whose = [row["tenant"]] if several else []
-        told = "  ".join([row["id"], at, *whose, row["model"], ended, tokens, *([what] if what else []), *unmet])
-        click.echo(on_one_line(told))
+        tenant_column = [row["tenant"]] if several else []
+        line = "  ".join(
+            [row["id"], at, *tenant_column, row["model"], ended, tokens, *([what] if what else []), *unmet]
+        )
+        click.echo(on_one_line(line))
 
 
 def _config(path: Path | None) -> Config:
@@ -177,14 +179,14 @@ def read_document(document: Document) -> Replay:
     if missing or document.get("asked") is None:
         raise Unreplayable("this recording is incomplete because of its size limit and cannot be replayed")
     try:
-        turn = to_request(document["model"], document["asked"])
+        request = to_request(document["model"], document["asked"])
         output = [int(number) for number in document["output"]]
         finish = None
         if document["outcome"] == "completed" and document["finish"]:
             ended = document["steps"][-1]["finish"] if document["steps"] else ""
             finish = FinishReason(ended or document["finish"])
         encoding = load_encoding()
-        return replay_answer(encoding, Renderer(encoding), turn, output, finish, violation)
+        return replay_answer(encoding, Renderer(encoding), request, output, finish, violation)
     except UnisonoError as error:
         raise Unreplayable(f"this recording cannot be replayed: {error.message}") from error
     except (KeyError, TypeError, ValueError, IndexError, AttributeError) as error:
@@ -209,8 +211,8 @@ def _replay(document: Document, *, as_json: bool) -> None:
     if as_json:
         click.echo(json.dumps({"same": same, "now": now, "recorded": recorded}))
     else:
-        told = [event for event in again.events if isinstance(event, Closed | Repaired)]
-        click.echo("\n".join(_compared(told, now, recorded)), color=has_colour())
+        events = [event for event in again.events if isinstance(event, Closed | Repaired)]
+        click.echo("\n".join(_compared(events, now, recorded)), color=has_colour())
         click.echo("The same as recorded." if same else "Not the same as recorded.", err=True)
     if not same:
         raise SystemExit(DIFFERENT)
@@ -225,8 +227,8 @@ def _compared(events: Sequence[Event], now: Sequence[object], recorded: Sequence
             continue
         lines.append(click.style(f"+ {_describe(event)}", fg="green"))
         if at < len(recorded):
-            lines.append(click.style(f"- {_was(recorded[at])}", fg="red"))
-    return lines + [click.style(f"- {_was(one)}", fg="red") for one in recorded[len(events) :]]
+            lines.append(click.style(f"- {_describe_recorded(recorded[at])}", fg="red"))
+    return lines + [click.style(f"- {_describe_recorded(record)}", fg="red") for record in recorded[len(events) :]]
 
 
 def _describe(event: Event) -> str:
@@ -236,16 +238,18 @@ def _describe(event: Event) -> str:
                 f", {event.dropped} characters dropped" if event.dropped else ""
             )
         case Closed(item=item):
-            [said] = output_records([event])
+            [record] = output_records([event])
             name = f" {on_one_line(item.name)}" if isinstance(item, ToolCall | HostedCall) else ""
-            return f"{said['closed']}{name}{'' if event.complete else ' (incomplete)'}: {on_one_line(event.text)}"
+            return f"{record['closed']}{name}{'' if event.complete else ' (incomplete)'}: {on_one_line(event.text)}"
         case _:
             return ""
 
 
-def _was(said: Mapping[str, Any]) -> str:
-    if "repaired" in said:
-        return on_one_line(f"^ {said['repaired']} at {said['position']}")
-    name = f" {said['name']}" if said["name"] else ""
-    cut = "" if said["complete"] else " (incomplete)"
-    return on_one_line(f"{said['closed']}{name}{cut}: {said['characters']} characters, sha256 {said['digest']}...")
+def _describe_recorded(record: Mapping[str, Any]) -> str:
+    if "repaired" in record:
+        return on_one_line(f"^ {record['repaired']} at {record['position']}")
+    name = f" {record['name']}" if record["name"] else ""
+    cut = "" if record["complete"] else " (incomplete)"
+    return on_one_line(
+        f"{record['closed']}{name}{cut}: {record['characters']} characters, sha256 {record['digest']}..."
+    )

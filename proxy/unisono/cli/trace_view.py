@@ -51,7 +51,7 @@ class Painter:
         gap = 0
         for token in tokens:
             if gap and token is not None:
-                painted.append(_gap(gap))
+                painted.append(_omission(gap))
                 gap = 0
             if token is not None and 0 <= token < FIRST_SPECIAL:
                 text.append(token)
@@ -63,9 +63,9 @@ class Painter:
             if token is None:
                 gap += 1
                 continue
-            painted.append(self._chip(token))
+            painted.append(self._styled_token(token))
             self._move_to(token)
-        return "".join([*painted, self._text(text), _gap(gap) if gap else ""])
+        return "".join([*painted, self._text(text), _omission(gap) if gap else ""])
 
     def _move_to(self, token: int) -> None:
         if token == MESSAGE:
@@ -81,19 +81,20 @@ class Painter:
         text = harmless(self._encoding.decode(tokens)).replace("<|", "\\<|")
         return click.style(text, dim=True) if self._in_header else click.style(text, fg=self._colour)
 
-    def _chip(self, token: int) -> str:
+    def _styled_token(self, token: int) -> str:
         name = self._encoding.decode([token]) if 0 <= token < VOCABULARY else f"<|no token {token}|>"
         break_ = "\n" if token in ENDS - {START} else ""
         return click.style(name, reverse=True, bold=token == START) + break_
 
 
-def _gap(tokens: int) -> str:
+def _omission(tokens: int) -> str:
     return click.style(f"[{tokens} tokens omitted]", fg="red")
 
 
 def _colour_of(header: str) -> str:
     if " to=" in header:
         return COLOURS["tool"]
+    # A header ends with its channel, for example `assistant<|channel|>final`.
     named = [name for name in COLOURS if name in header]
     channels = [name for name in named if header.endswith(name)]
     return COLOURS[(channels or named or ["tool"])[0]]
@@ -106,7 +107,7 @@ def painted(document: Mapping[str, Any], encoding: Encoding) -> Iterator[str]:
     """Yield the styled view, one or several lines at a time."""
     yield from _heading(document)
     prompts = prompts_of(document)
-    shown = 0
+    painted_steps = 0
     answer = Painter(encoding)
     for number, output in enumerate(_steps(document, answer)):
         generations = [at for at, step in enumerate(document["steps"]) if step["step"] == number]
@@ -115,12 +116,12 @@ def painted(document: Mapping[str, Any], encoding: Encoding) -> Iterator[str]:
             yield _generation(document["steps"][at])
         if generations:
             prompt = prompts[generations[0]]
-            behind = document["steps"][generations[0]]["prompt"]["same"] if shown else 0
+            reused = document["steps"][generations[0]]["prompt"]["same"] if painted_steps else 0
             yield click.style(
-                f"prompt{f', after {behind} tokens of the previous prompt' if behind else ''}:", bold=True
+                f"prompt{f', after {reused} tokens of the previous prompt' if reused else ''}:", bold=True
             )
-            yield Painter(encoding).paint(prompt[behind:])
-            shown += 1
+            yield Painter(encoding).paint(prompt[reused:])
+            painted_steps += 1
         yield click.style("output:", bold=True)
         yield output
     for tool in document["tools"]:
@@ -151,8 +152,8 @@ def _heading(document: Mapping[str, Any]) -> Iterator[str]:
         yield f"waited {wait['ended_s'] - wait['began_s']:.3f} s for a slot{ended}"
     if document["tries"]:
         yield "tried " + ", then ".join(
-            on_one_line(one["deployment"] + (f" ({one['failure']})" if one["failure"] else ""))
-            for one in document["tries"]
+            on_one_line(attempt["deployment"] + (f" ({attempt['failure']})" if attempt["failure"] else ""))
+            for attempt in document["tries"]
         )
     if document["unmet"]:
         yield click.style(on_one_line(document["unmet"]), fg="red")
@@ -175,7 +176,9 @@ def _line(title: str) -> str:
 def _steps(document: Mapping[str, Any], painter: Painter) -> Iterator[str]:
     """Yield the output of each step, with repairs at the position where they were decided."""
     repairs = [
-        Repaired(str(one["repaired"]), one["position"], one["dropped"]) for one in document["said"] if "repaired" in one
+        Repaired(str(record["repaired"]), record["position"], record["dropped"])
+        for record in document["said"]
+        if "repaired" in record
     ]
     pieces: list[str] = []
     for part in with_repairs(parts_of(document["output"]), repairs):
@@ -185,7 +188,7 @@ def _steps(document: Mapping[str, Any], painter: Painter) -> Iterator[str]:
                 pieces = []
             case TokenSource():
                 pieces.append(
-                    _aside(f"tokens derived from text: {part.guessed}; stop token hidden: {part.stop_hidden}")
+                    _remark(f"tokens derived from text: {part.guessed}; stop token hidden: {part.stop_hidden}")
                 )
             case JournalEntry():
                 pieces.append(_note(part.value, painter))
@@ -200,27 +203,27 @@ def _steps(document: Mapping[str, Any], painter: Painter) -> Iterator[str]:
 def _note(value: Mapping[str, Any], painter: Painter) -> str:
     """Return an action of the gateway as a styled note."""
     match value:
-        case {"moved": list(tokens), "kept": int(kept)}:
-            return _aside(f"the prompt now continues after {kept} tokens of this step with:") + painter.paint(tokens)
+        case {"moved": list(tokens), "kept": int(reused)}:
+            return _remark(f"the prompt now continues after {reused} tokens of this step with:") + painter.paint(tokens)
         case {"able": list(kinds)}:
-            return _aside(f"constraints supported by the backend: {', '.join(map(str, kinds)) or 'none'}")
+            return _remark(f"constraints supported by the backend: {', '.join(map(str, kinds)) or 'none'}")
         case {"listed": list(offers)}:
-            return _aside("tools offered by: " + ", ".join(str(offer[0]) for offer in offers))
+            return _remark("tools offered by: " + ", ".join(str(offer[0]) for offer in offers))
         case {"call": str(id), "verdict": str(verdict)}:
-            return _aside(f"call {id}: {verdict}")
+            return _remark(f"call {id}: {verdict}")
         case {"ran": str(id), "text": str(text)}:
-            return _aside(f"result of {id}: {text}")
+            return _remark(f"result of {id}: {text}")
         case {"noted": dict(noted)}:
-            return _aside(f"annotated by hooks: {', '.join(noted)}")
+            return _remark(f"annotated by hooks: {', '.join(noted)}")
         case {"left": int(place)}:
-            return _aside(f"the output after {place} tokens of this step is generated again")
+            return _remark(f"the output after {place} tokens of this step is generated again")
         case {"unread": int(tokens_)}:
-            return _aside(f"{tokens_} tokens of an incomplete character are generated again")
+            return _remark(f"{tokens_} tokens of an incomplete character are generated again")
         case _:
-            return _aside(dumped(dict(value)).decode())
+            return _remark(dumped(dict(value)).decode())
 
 
-def _aside(text: str) -> str:
+def _remark(text: str) -> str:
     text = on_one_line(text)
     return click.style(f"\n  [{text if len(text) <= WIDEST else text[: WIDEST - 1] + '…'}]\n", dim=True)
 

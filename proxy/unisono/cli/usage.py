@@ -12,7 +12,7 @@ from typing import Any, Final
 
 import click
 
-from unisono.api.usage import to_used
+from unisono.api.usage import to_usage_fields
 from unisono.bootstrap.store import store_address
 from unisono.cli.resolve_config import configured
 from unisono.config import Config
@@ -105,15 +105,15 @@ def to_chart(by: str, rows: Rows) -> str:
 def to_csv(by: str, rows: Rows) -> str:
     written = io.StringIO()
     table = csv.writer(written, lineterminator="\n")
-    table.writerow([by, *to_used(TokenUsage())])
+    table.writerow([by, *to_usage_fields(TokenUsage())])
     for name, used in rows:
-        table.writerow([_no_formula(name), *(to_used(used) | {"cost_usd": _usd(used)}).values()])
+        table.writerow([_escape_formula(name), *(to_usage_fields(used) | {"cost_usd": _usd(used)}).values()])
     return written.getvalue()
 
 
 def to_json(by: str, rows: Rows) -> str:
-    shown: list[dict[str, Any]] = [{by: name, **to_used(used)} for name, used in rows]
-    return json.dumps(shown, ensure_ascii=False, indent=2) + "\n"
+    documents: list[dict[str, Any]] = [{by: name, **to_usage_fields(used)} for name, used in rows]
+    return json.dumps(documents, ensure_ascii=False, indent=2) + "\n"
 
 
 FORMS: Final[Mapping[str, Callable[[str, Rows], str]]] = {
@@ -132,6 +132,6 @@ def _on_one_line(name: str) -> str:
     return "".join(letter if letter.isprintable() else "?" for letter in name)
 
 
-def _no_formula(name: str) -> str:
+def _escape_formula(name: str) -> str:
     # Spreadsheets execute cells that start with these characters.
     return f"'{name}" if name[:1] in "=+-@" and name else name

@@ -38,7 +38,7 @@ def stand_ins(config: Config, groups: Sequence[str], aliases: Mapping[str, str])
         )
         for model in groups
     }
-    return {model: one for model, one in found.items() if one.fallbacks or one.larger}
+    return {model: fallback for model, fallback in found.items() if fallback.fallbacks or fallback.larger}
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +46,7 @@ class _Names:
     groups: Sequence[str]
     aliases: Mapping[str, str]
 
-    def of(self, name: str, path: str) -> str:
+    def resolve(self, name: str, path: str) -> str:
         model = self.aliases.get(name, name)
         if model not in self.groups:
             raise ConfigError(f"{path}: unknown model `{name}`; use a `model_name` from `model_list`")
@@ -56,12 +56,14 @@ class _Names:
         found: dict[str, list[str]] = {}
         for index, row in enumerate(rows):
             for model, names in row.items():
-                here = f"{path}[{index}].{model}"
-                targets = [self.of(name, f"{here}[{at}]") for at, name in enumerate(names)]
-                whose = model if model == ANY else self.of(model, here)
-                if whose in found:
-                    raise ConfigError(f"{here}: a second list for the model `{whose}`; merge it into the first one")
-                found[whose] = targets
+                entry_path = f"{path}[{index}].{model}"
+                targets = [self.resolve(name, f"{entry_path}[{at}]") for at, name in enumerate(names)]
+                origin = model if model == ANY else self.resolve(model, entry_path)
+                if origin in found:
+                    raise ConfigError(
+                        f"{entry_path}: a second list for the model `{origin}`; merge it into the first one"
+                    )
+                found[origin] = targets
         return found
 
 
@@ -88,5 +90,5 @@ def _default(config: Config, known: _Names) -> list[str]:
     for section, settings in _sections(config):
         if settings.default_fallbacks is not None:
             path = f"{section}.default_fallbacks"
-            return [known.of(name, f"{path}[{at}]") for at, name in enumerate(settings.default_fallbacks)]
+            return [known.resolve(name, f"{path}[{at}]") for at, name in enumerate(settings.default_fallbacks)]
     return []

@@ -36,11 +36,11 @@ def _to_hook(value: Any) -> Any:
     if not isinstance(value, Mapping) or len(value) != 1:
         raise ValueError("must be the name of a hook, or `{name: {options}}`")
     [(name, options)] = value.items()
-    given = {} if options is None else options
-    if not isinstance(given, Mapping):
+    values = {} if options is None else options
+    if not isinstance(values, Mapping):
         raise ValueError("the options of a hook must be a mapping")  # noqa: TRY004 - pydantic expects ValueError
-    ours = {key: option for key, option in given.items() if key in OURS}
-    return {"name": name, **ours, "options": {key: option for key, option in given.items() if key not in OURS}}
+    own_options = {key: option for key, option in values.items() if key in OURS}
+    return {"name": name, **own_options, "options": {key: option for key, option in values.items() if key not in OURS}}
 
 
 HookEntry: TypeAlias = Annotated[HookSettings, BeforeValidator(_to_hook)]

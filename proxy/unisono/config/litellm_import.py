@@ -12,7 +12,7 @@ from typing import Any, Final
 
 import yaml
 
-from unisono.config.load import ENVIRONMENT_PREFIX, parse, read, used
+from unisono.config.load import ENVIRONMENT_PREFIX, effective_part, parse, read
 from unisono.config.model_settings import KIND_ALIASES
 
 HEAD: Final = "# Converted from a LiteLLM configuration by `unisono import-litellm`."
@@ -23,7 +23,7 @@ _NAMED: Final = re.compile(rf"{ENVIRONMENT_PREFIX}([^\s\"',}}\]]+)")
 
 def imported(path: Path) -> str:
     """Return the text of the equivalent configuration. Raises ConfigError."""
-    tree, left_out = used(read(path))
+    tree, left_out = effective_part(read(path))
     entries = tree.get("model_list") or []
     for entry in entries:
         _as_ours(entry)

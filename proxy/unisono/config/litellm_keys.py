@@ -126,17 +126,17 @@ _NOT_HANDED_ON = (
 """Keys in `litellm_params` for LiteLLM's router, not for the provider."""
 
 
-def is_handed_on(key: str) -> bool:
+def is_passed_to_litellm(key: str) -> bool:
     """Return whether a key of an entry that litellm serves is passed to litellm."""
     return not any(fnmatchcase(key, pattern) for pattern in _NOT_HANDED_ON.split())
 
 
-def why_default(section: str, key: str, value: object) -> str | None:
+def default_reason(section: str, key: str, value: object) -> str | None:
     """Return the reason why a value is replaced by the default; None if it is used."""
     return FOREIGN_VALUES.get((section, key), {}).get(value) if isinstance(value, str) else None
 
 
-def why_unused(section: str, key: str) -> str | None:
+def unused_reason(section: str, key: str) -> str | None:
     """Return the reason why `key` has no effect; None if the key is unknown.
 
     `section` is a path with `[]` for any index.

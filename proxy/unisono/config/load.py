@@ -18,7 +18,7 @@ from typing import Any, get_args
 import yaml
 from pydantic import BaseModel, ValidationError
 
-from unisono.config.litellm_keys import UNSERVED, is_handed_on, why_default, why_unused
+from unisono.config.litellm_keys import UNSERVED, default_reason, is_passed_to_litellm, unused_reason
 from unisono.config.mcp_settings import McpServerSettings
 from unisono.config.model_settings import LitellmParams, ModelEntry, is_of_litellm
 from unisono.config.sections import Config
@@ -46,6 +46,7 @@ class _StrictLoader(yaml.SafeLoader):
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:
         seen: set[Hashable] = set()
         for key_node, _ in node.value:
+            # `<<` may occur more than once.
             if key_node.tag == "tag:yaml.org,2002:merge":
                 continue
             key = self.construct_object(key_node, deep=True)
@@ -69,6 +70,7 @@ def load(path: Path, environ: Mapping[str, str] | None = None) -> Loaded:
 def read(path: Path) -> object:
     """Parse a YAML file. Raises ConfigError."""
     try:
+        # Editors on Windows begin a file with a byte order mark.
         text = path.read_text(encoding="utf-8-sig")
     except UnicodeDecodeError:
         raise ConfigError(f"{path}: the file is not UTF-8 text; save it as UTF-8") from None
@@ -102,10 +104,11 @@ def parse(raw: object, environ: Mapping[str, str]) -> Loaded:
         raise ConfigError(f"the configuration must be a mapping of sections, not {_described(raw)}")
     reading = _Reading({**environ, **_own_environment(raw)})
     tree = reading.all_of(raw)
-    _refuse_halves(tree, "")
+    _refuse_lone_surrogates(tree, "")
     try:
         config = Config.model_validate(tree)
     except ValidationError as error:
+        # The input is excluded, because it may contain a secret.
         first = error.errors(include_url=False, include_input=False, include_context=False)[0]
         raise ConfigError(f"{_path(first['loc'])}: {_sentence(first['msg'])}") from None
     hints = (
@@ -116,14 +119,14 @@ def parse(raw: object, environ: Mapping[str, str]) -> Loaded:
     return Loaded(config, (*reading.warnings, *hints))
 
 
-def used(raw: object) -> tuple[dict[str, Any], tuple[str, ...]]:
+def effective_part(raw: object) -> tuple[dict[str, Any], tuple[str, ...]]:
     """Return the part of a parsed file that has an effect, and warnings about all other keys.
 
     References to the environment are not resolved. Raises ConfigError.
     """
     reading = _Reading({}, resolves=False)
     tree = reading.all_of(raw)
-    _refuse_halves(tree, "")
+    _refuse_lone_surrogates(tree, "")
     assert isinstance(tree, dict)
     return tree, tuple(reading.warnings)
 
@@ -160,27 +163,28 @@ class _Reading:
     def section(self, raw: object, model: type[BaseModel], path: str) -> object:
         if not isinstance(raw, Mapping):
             raise ConfigError(f"{path}: must be a mapping, not {_described(raw)}")
-        kept: dict[str, object] = {}
+        effective: dict[str, object] = {}
         more: dict[str, object] = {}
+        # litellm has options for every provider, so unknown keys of such entries are passed on.
         handed = model is LitellmParams and is_of_litellm(raw.get("model"))
-        for key, value in self._spelled(raw, model, path).items():
-            here = f"{path}.{key}" if path else str(key)
+        for key, value in self._with_canonical_keys(raw, model, path).items():
+            key_path = f"{path}.{key}" if path else str(key)
             if not path and key == "environment_variables":
-                kept[str(key)] = dict(_own_environment(raw))
+                effective[str(key)] = dict(_own_environment(raw))
                 continue
-            if handed and key not in model.model_fields and is_handed_on(str(key)):
-                more[str(key)] = self._resolved(value, here)
-                if why_unused(_general(path), str(key)) is None:
-                    self.warnings.append(f"{here}: unknown key `{key}`; it is passed to litellm unchanged")
+            if handed and key not in model.model_fields and is_passed_to_litellm(str(key)):
+                more[str(key)] = self._resolved(value, key_path)
+                if unused_reason(_general(path), str(key)) is None:
+                    self.warnings.append(f"{key_path}: unknown key `{key}`; it is passed to litellm unchanged")
             elif key not in model.model_fields:
-                self._unused(_general(path), str(key), here, tuple(model.model_fields))
-            elif (why := why_default(_general(path), str(key), value)) is not None:
-                self.warnings.append(f"{here}: `{value}` {why}")
+                self._unused(_general(path), str(key), key_path, tuple(model.model_fields))
+            elif (why := default_reason(_general(path), str(key), value)) is not None:
+                self.warnings.append(f"{key_path}: `{value}` {why}")
             elif value is not None or _may_be_empty(model, str(key)):
-                kept[str(key)] = self._value(value, model, str(key), here)
-        return {**kept, PROVIDER: more} if more else kept
+                effective[str(key)] = self._value(value, model, str(key), key_path)
+        return {**effective, PROVIDER: more} if more else effective
 
-    def _spelled(self, raw: Mapping[Any, Any], model: type[BaseModel], path: str) -> Mapping[Any, Any]:
+    def _with_canonical_keys(self, raw: Mapping[Any, Any], model: type[BaseModel], path: str) -> Mapping[Any, Any]:
         """Replace synonyms of keys. Raises ConfigError if both names of a key are present."""
         if model is not LitellmParams or "base_url" not in raw:
             return raw
@@ -196,7 +200,11 @@ class _Reading:
             if not isinstance(value, Sequence) or isinstance(value, str):
                 raise ConfigError(f"{path}: must be a list of models, not {_described(value)}")
             entries = ((f"{path}[{index}]", entry) for index, entry in enumerate(value))
-            return [self.section(entry, ModelEntry, here) for here, entry in entries if not self._left_out(entry, here)]
+            return [
+                self.section(entry, ModelEntry, key_path)
+                for key_path, entry in entries
+                if not self._left_out(entry, key_path)
+            ]
         if (model, key) == (Config, "mcp_servers"):
             if not isinstance(value, Mapping):
                 raise ConfigError(f"{path}: must be a mapping of labels to servers, not {_described(value)}")
@@ -231,7 +239,7 @@ class _Reading:
                 return value
 
     def _unused(self, section: str, key: str, path: str, fields: Sequence[str]) -> None:
-        reason = why_unused(section, key)
+        reason = unused_reason(section, key)
         if reason is not None:
             self.warnings.append(f"{path}: {reason}")
             return
@@ -240,19 +248,19 @@ class _Reading:
         raise ConfigError(f"{path}: unknown key `{key}`{meant}")
 
 
-def _refuse_halves(value: object, path: str) -> None:
+def _refuse_lone_surrogates(value: object, path: str) -> None:
     """Raise ConfigError for text that is not valid Unicode, because it cannot be sent."""
     match value:
         case str() if not is_well_formed(value):
             raise ConfigError(f"{path}: the text is not valid Unicode; remove unpaired surrogates and non-UTF-8 bytes")
         case Mapping():
             for key, inner in value.items():
-                here = f"{path}.{key}".lstrip(".")
-                _refuse_halves(key, well_formed(here))
-                _refuse_halves(inner, here)
+                key_path = f"{path}.{key}".lstrip(".")
+                _refuse_lone_surrogates(key, well_formed(key_path))
+                _refuse_lone_surrogates(inner, key_path)
         case list():
             for index, inner in enumerate(value):
-                _refuse_halves(inner, f"{path}[{index}]")
+                _refuse_lone_surrogates(inner, f"{path}[{index}]")
 
 
 def _may_be_empty(model: type[BaseModel], key: str) -> bool:

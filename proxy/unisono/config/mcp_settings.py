@@ -81,8 +81,8 @@ class ApprovalSettings(Section):
         """Return the policy, never `Approval()`, which stands for no setting."""
         always = None if self.always is None else self.always.filter()
         never = None if self.never is None else self.never.filter()
-        said = Approval(always, never, self.otherwise == "always")
-        return Approval(always=ToolFilter()) if said == Approval() else said
+        approval = Approval(always, never, self.otherwise == "always")
+        return Approval(always=ToolFilter()) if approval == Approval() else approval
 
 
 def _to_approval(value: Any) -> Any:
@@ -233,7 +233,7 @@ class AllowedHostSettings(Section):
     """True also allows private addresses. It cannot be used with `*`."""
 
     @model_validator(mode="after")
-    def _private_ones_are_named(self) -> AllowedHostSettings:
+    def _check_private_hosts(self) -> AllowedHostSettings:
         if self.private and self.host == "*":
             raise ValueError("`private` needs a host name, because `*` would open the whole private network to clients")
         return self

@@ -91,7 +91,7 @@ class ModelRegistry:
         known = ", ".join(name for name, _ in self.listed())
         raise UnknownModel(f"The model `{requested}` does not exist here. Models: {known}.", param="model")
 
-    def way(self, model: ServedModel) -> AnswerMode:
+    def answer_mode(self, model: ServedModel) -> AnswerMode:
         """Return the answer mode of a model: by the engine, by pass-through, or by both in order.
 
         Harmony entries come before others, and a model's own entries before those of its fallback models.

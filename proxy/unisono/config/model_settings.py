@@ -125,7 +125,7 @@ class ModelSettings(Section):
     them by backend kind."""
 
     @property
-    def unmended(self) -> frozenset[str]:
+    def disabled_recoveries(self) -> frozenset[str]:
         """Names of the recovery rules that are off."""
         return frozenset(rule for rule, on in self.recoveries.items() if not on)
 

@@ -37,12 +37,12 @@ class OtelSettings(Section):
     """Maximum spans that wait to be sent. Further spans are dropped and counted in the metrics."""
 
 
-def _off(value: object) -> object:
+def _restore_off(value: object) -> object:
     """Restore `off`, which YAML parses as false."""
     return "off" if value is False else value
 
 
-TraceMode = Annotated[Literal["off", "recoveries", "all"], BeforeValidator(_off)]
+TraceMode = Annotated[Literal["off", "recoveries", "all"], BeforeValidator(_restore_off)]
 
 
 class TraceSettings(Section):

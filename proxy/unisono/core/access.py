@@ -35,8 +35,8 @@ class Period:
         if self.kind == "none":
             return 0.0, None
         if self.kind == "every":
-            begun = since + (now - since) // self.seconds * self.seconds
-            return begun, begun + self.seconds
+            start = since + (now - since) // self.seconds * self.seconds
+            return start, start + self.seconds
         first = datetime.fromtimestamp(now, UTC).replace(hour=0, minute=0, second=0, microsecond=0)
         if self.kind == "day":
             return first.timestamp(), (first + timedelta(days=1)).timestamp()
@@ -148,7 +148,7 @@ class KeyRecord:
             expires_at=self.expires_at,
         )
 
-    def good(self, now: float) -> bool:
+    def is_valid(self, now: float) -> bool:
         """Return True if the key is neither revoked nor expired."""
         return self.revoked_at is None and (self.expires_at is None or now < self.expires_at)
 

@@ -22,14 +22,14 @@ class Deadline:
         return self._before + (0.0 if self._running_since is None else now - self._running_since)
 
     def stop(self, now: float) -> None:
-        """Stop counting until `go_on`."""
+        """Stop counting until `resume`."""
         self._before, self._running_since = self.spent(now), None
 
-    def go_on(self, now: float) -> None:
+    def resume(self, now: float) -> None:
         if self._running_since is None:
             self._running_since = now
 
-    def left(self, timeouts: Timeouts, now: float) -> Timeouts:
+    def remaining(self, timeouts: Timeouts, now: float) -> Timeouts:
         """Return a deployment's time limits, each capped by the remaining time.
 
         `total_s` is the remaining time, 0 when it is used up.

@@ -19,6 +19,7 @@ _TOKEN: Final = re.compile(
 )
 # Token kinds that may follow, as groups of `_TOKEN`.
 _VALUE: Final = frozenset({"open", "text", "scalar"})
+# After the opening of an array, which may be empty.
 _VALUE_OR_END: Final = _VALUE | {"close"}
 _NAME: Final = frozenset({"name"})
 _NAME_OR_END: Final = _NAME | {"close"}
@@ -51,7 +52,7 @@ def levels(text: str) -> int:
     return deepest
 
 
-def leaves(text: str) -> Iterator[str]:
+def leaf_tokens(text: str) -> Iterator[str]:
     """Yield every name, string, number and constant of JSON as written."""
     for token in _TOKEN.finditer(text):
         if token.lastgroup == "name":

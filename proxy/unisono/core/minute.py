@@ -23,7 +23,7 @@ class Minute:
     def tokens(self) -> int:
         return sum(second[2] for second in self.seconds)
 
-    def frees(self, kind: int, much: int) -> tuple[float, float]:
+    def free_after(self, kind: int, much: int) -> tuple[float, float]:
         """Return the seconds until `much` of a kind is free again, and until all of it is.
 
         `kind` is 1 for requests and 2 for tokens.
@@ -42,16 +42,16 @@ class Minute:
         if claim.is_owed:
             return None
         if limits.rpm is not None and self.requests + 1 > limits.rpm:
-            again = self.frees(1, self.requests + 1 - limits.rpm)[0] if limits.rpm > 0 else None
-            return self.standing(claim, QuotaKind.REQUESTS, again)
+            again = self.free_after(1, self.requests + 1 - limits.rpm)[0] if limits.rpm > 0 else None
+            return self.status(claim, QuotaKind.REQUESTS, again)
         if limits.tpm is not None and self.tokens + claim.tokens > limits.tpm:
-            again = self.frees(2, self.tokens + claim.tokens - limits.tpm)[0]
-            return self.standing(claim, QuotaKind.TOKENS, again if claim.tokens <= limits.tpm else None)
+            again = self.free_after(2, self.tokens + claim.tokens - limits.tpm)[0]
+            return self.status(claim, QuotaKind.TOKENS, again if claim.tokens <= limits.tpm else None)
         if limits.max_parallel is not None and running >= limits.max_parallel:
-            return self.standing(claim, QuotaKind.PARALLEL)
+            return self.status(claim, QuotaKind.PARALLEL)
         return None
 
-    def standing(
+    def status(
         self,
         claim: QuotaReservation,
         refused: QuotaKind | None = None,
@@ -64,7 +64,7 @@ class Minute:
             again_s,
             output,
             None if rpm is None else max(0, rpm - self.requests),
-            self.frees(1, 0)[1],
+            self.free_after(1, 0)[1],
             None if tpm is None else max(0, tpm - self.tokens),
-            self.frees(2, 0)[1],
+            self.free_after(2, 0)[1],
         )

@@ -59,7 +59,7 @@ class AnswerMode(StrEnum):
         return self is not AnswerMode.ENGINE
 
 
-def named(pattern: str, asked: str) -> str:
+def named(pattern: str, requested: str) -> str:
     """Return the backend's name for a requested model.
 
     This is `pattern` itself, or the pattern with its star replaced by the client's text.
@@ -67,16 +67,16 @@ def named(pattern: str, asked: str) -> str:
     before, star, after = pattern.partition("*")
     if not star:
         return pattern
-    return asked if before and asked.startswith(before) else f"{before}{asked}{after}"
+    return requested if before and requested.startswith(before) else f"{before}{requested}{after}"
 
 
-def starred(pattern: str, asked: str) -> str:
+def starred(pattern: str, requested: str) -> str:
     """Return the part of a requested name that matches the star of its pattern.
 
     Without a star, return the whole name.
     """
     before, star, after = pattern.partition("*")
-    return asked.removeprefix(before).removesuffix(after) if star else asked
+    return requested.removeprefix(before).removesuffix(after) if star else requested
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,7 +116,7 @@ class PassthroughRequest:
 class PassthroughJob:
     """Pass-through request for a backend: the body to send, except for the model's name.
 
-    The backend sets that name. `asked` is the requested name, for a backend that serves many models (`named`).
+    The backend sets that name. `requested_model` is the client's name, for a backend of many models (`named`).
     """
 
     api: Api

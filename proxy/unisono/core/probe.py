@@ -208,5 +208,5 @@ UNREACHED: tuple[tuple[type[UnisonoError], str], ...] = (
 def unreached(error: UnisonoError) -> Finding:
     """Return the finding for an error that a probe raised; its detail is the error's message."""
     remedy = next(remedy for kind, remedy in UNREACHED if isinstance(error, kind))
-    said = str(error.__cause__ or "")
-    return Finding(Check.REACHABLE, ok=False, detail=error.message, remedy=remedy, backend_message=said)
+    reason = str(error.__cause__ or "")
+    return Finding(Check.REACHABLE, ok=False, detail=error.message, remedy=remedy, backend_message=reason)

@@ -19,6 +19,7 @@ WINDOW_S: Final = 60
 # Divisor of the remaining budget for a request without its own token limit. Such a request reserves this fraction or
 # its expected usage, whichever is more, so that parallel requests find budget too.
 SHARE: Final = 4
+# Micro-USD per USD.
 MILLION: Final = 1_000_000
 
 
@@ -94,12 +95,12 @@ class QuotaStatus:
 
     def windows(self) -> Iterator[tuple[str, int, int, float]]:
         """Yield each limit per minute: name, limit, remaining amount, seconds until full again."""
-        for name, limit, left, reset_s in (
+        for name, limit, remaining, reset_s in (
             ("requests", self.limits.rpm, self.requests_left, self.requests_reset_s),
             ("tokens", self.limits.tpm, self.tokens_left, self.tokens_reset_s),
         ):
-            if limit is not None and left is not None:
-                yield name, limit, left, reset_s
+            if limit is not None and remaining is not None:
+                yield name, limit, remaining, reset_s
 
 
 @dataclass(frozen=True, slots=True)

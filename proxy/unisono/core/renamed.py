@@ -14,6 +14,8 @@ def renamed(module: str, name: str, new: Mapping[str, object]) -> object:
     if name not in new:
         raise AttributeError(f"module {module!r} has no attribute {name!r}")
     found = new[name]
-    said = f"{module}.{name} was renamed to {getattr(found, '__name__', name)}; the next release removes the old name"
-    warnings.warn(said, DeprecationWarning, stacklevel=3)
+    message = (
+        f"{module}.{name} was renamed to {getattr(found, '__name__', name)}; the next release removes the old name"
+    )
+    warnings.warn(message, DeprecationWarning, stacklevel=3)
     return found

@@ -14,7 +14,7 @@ from hashlib import sha256
 from typing import Final, NoReturn
 
 from unisono.core.conversation import Json
-from unisono.core.json_syntax import MAX_LEVELS, json_kind, leaves, levels
+from unisono.core.json_syntax import MAX_LEVELS, json_kind, leaf_tokens, levels
 
 # Maximum nesting of arguments whose members are read.
 MAX_MEMBER_LEVELS: Final = 200
@@ -100,7 +100,7 @@ def _check_deep(text: str) -> None:
     """Check an object that is nested too deeply to parse. Raises ValueError."""
     if json_kind(text) is not dict:
         raise ValueError(f"{NOT_AN_OBJECT}: a bracket, a comma or a quote is missing or wrong")
-    for leaf in leaves(text):
+    for leaf in leaf_tokens(text):
         if leaf.startswith('"'):
             _check_characters(json.loads(leaf))
         else:
@@ -135,5 +135,5 @@ def _canonical(arguments: Mapping[str, Json]) -> str:
     return json.dumps(arguments, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
 
 
-def _digest(tool: str, said: str) -> str:
-    return sha256(f"{tool}\0{said}".encode("utf-8", "surrogatepass")).hexdigest()
+def _digest(tool: str, text: str) -> str:
+    return sha256(f"{tool}\0{text}".encode("utf-8", "surrogatepass")).hexdigest()

@@ -23,11 +23,11 @@ _ODD = re.compile(r"[^a-zA-Z0-9-]+")
 class ToolNames:
     """Names of a set of server tools.
 
-    `taken` are names in other use, such as the client's tools.
+    `reserved` are names in other use, such as the client's tools.
     """
 
-    def __init__(self, tools: Iterable[tuple[str, str]] = (), taken: Iterable[str] = ()) -> None:
-        self._taken = frozenset(taken)
+    def __init__(self, tools: Iterable[tuple[str, str]] = (), reserved: Iterable[str] = ()) -> None:
+        self._taken = frozenset(reserved)
         self._names: dict[tuple[str, str], str] = {}
         self._tools: dict[str, tuple[str, str]] = {}
         for label, tool in tools:

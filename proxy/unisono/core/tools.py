@@ -59,18 +59,18 @@ class ToolFilter:
 
     def matches(self, tool: HostedTool) -> bool:
         named = (self.names is None or tool.name in self.names) and tool.name not in self.excluded
-        told = self.read_only is None or tool.read_only is self.read_only
-        return named and told and (self.unasked is None or not self.unasked.needed(tool))
+        matches_access = self.read_only is None or tool.read_only is self.read_only
+        return named and matches_access and (self.unasked is None or not self.unasked.needed(tool))
 
     def __and__(self, other: ToolFilter) -> ToolFilter:
         """Return the filter for tools that match both; at most one of them may have `unasked`."""
         assert self.unasked is None or other.unasked is None
         named = [names for names in (self.names, other.names) if names is not None]
-        told = {value for value in (self.read_only, other.read_only) if value is not None}
+        values = {value for value in (self.read_only, other.read_only) if value is not None}
         # Requiring both read-only and not read-only matches nothing.
-        names = frozenset() if len(told) > 1 else frozenset.intersection(*named) if named else None
+        names = frozenset() if len(values) > 1 else frozenset.intersection(*named) if named else None
         excluded = self.excluded | other.excluded
-        return ToolFilter(names, told.pop() if told else None, excluded, self.unasked or other.unasked)
+        return ToolFilter(names, values.pop() if values else None, excluded, self.unasked or other.unasked)
 
 
 @dataclass(frozen=True, slots=True)

@@ -37,8 +37,8 @@ class TraceContext:
         version, trace_id, span_id, flags, more = match.groups()
         if version == "ff" or (version == "00" and more) or not (int(trace_id, 16) and int(span_id, 16)):
             return None
-        kept = state if _TRACESTATE.fullmatch(state) else ""
-        return cls(trace_id, span_id, bool(int(flags, 16) & 1), kept)
+        tracestate = state if _TRACESTATE.fullmatch(state) else ""
+        return cls(trace_id, span_id, bool(int(flags, 16) & 1), tracestate)
 
     @property
     def parent(self) -> str:

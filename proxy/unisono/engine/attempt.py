@@ -62,7 +62,7 @@ class SlotSession:
     @property
     def remaining_s(self) -> float:
         """Return the time left for the answer in seconds; 0 when it has passed."""
-        return inf if self._timeouts is None else self._deadline.left(self._timeouts, self._now()).total_s
+        return inf if self._timeouts is None else self._deadline.remaining(self._timeouts, self._now()).total_s
 
     @property
     def has_slot(self) -> bool:
@@ -109,7 +109,7 @@ class SlotSession:
 
         Raises BackendTimeout if no time is left for the answer.
         """
-        timeouts = self._deadline.left(slot.deployment.timeouts, self._now())
+        timeouts = self._deadline.remaining(slot.deployment.timeouts, self._now())
         route = self._route
         limits = slot.attempt_limits(
             timeouts,
@@ -184,7 +184,7 @@ class SlotSession:
 
     def resume(self) -> None:
         """Resume the clock of the answer."""
-        self._deadline.go_on(self._now())
+        self._deadline.resume(self._now())
 
     def release(self) -> None:
         """Release the held slot, if any."""

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from unisono.core.context_window import OPENAI_PROMPT_TOO_LONG
 from unisono.core.conversation import Conversation
 from unisono.core.generation import DEFAULT_CONTEXT, Capabilities, Chunk, OutputForm, Prompt, Usage
+from unisono.core.matched_texts import OPENAI_PROMPT_TOO_LONG
 from unisono.core.prefix_blocks import blocks_of
 from unisono.core.route_protocol import RouteRequirements
 from unisono.engine.prompt import ContinuedPrompt, RenderedPrompt, continue_prompt, fit, render, with_text

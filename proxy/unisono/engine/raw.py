@@ -10,7 +10,6 @@ import asyncio
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
 
-from unisono.core.context_window import OPENAI_PROMPT_TOO_LONG
 from unisono.core.events import Event
 from unisono.core.generation import (
     DEFAULT_CONTEXT,
@@ -21,6 +20,7 @@ from unisono.core.generation import (
     Prompt,
     Usage,
 )
+from unisono.core.matched_texts import OPENAI_PROMPT_TOO_LONG
 from unisono.core.prefix_blocks import blocks_of
 from unisono.core.route_protocol import DeploymentPool, RouteRequirements, Slot
 from unisono.engine.attempt import (

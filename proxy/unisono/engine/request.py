@@ -378,11 +378,11 @@ class WrappedStream(BatchStream):
 
     def __init__(self, stream: GenerationStream) -> None:
         self.report = stream.report
-        self._run = stream
+        self._stream = stream
 
     async def admit(self) -> None:
-        await self._run.admit()
+        await self._stream.admit()
 
     async def aclose(self) -> None:
         await super().aclose()
-        await self._run.aclose()
+        await self._stream.aclose()

@@ -48,34 +48,34 @@ class Blocklist(Hook):
     async def before(self, request: Request) -> Changes | None:
         if INPUT not in self._directions:
             return None
-        found = await self._found(_texts(request.conversation))
+        found = await self._matches(_texts(request.conversation))
         if found and self._refuses:
             names = ", ".join(found)
             raise Blocked(f"The request contains blocked content: {names}.", param=FIELD.get(request.surface))
-        return Changes(annotation=_noted(INPUT, found))
+        return Changes(annotation=_annotation(INPUT, found))
 
     async def after(self, request: Request, answer: Answer) -> Annotation | None:
         if OUTPUT not in self._directions:
             return None
-        found = await self._found(closed.text for closed in answer.items)
+        found = await self._matches(closed.text for closed in answer.items)
         if found and self._refuses:
             raise Blocked(f"The answer contains blocked content: {', '.join(found)}.")
-        return _noted(OUTPUT, found)
+        return _annotation(OUTPUT, found)
 
-    async def _found(self, texts: Iterable[str]) -> list[str]:
+    async def _matches(self, texts: Iterable[str]) -> list[str]:
         """Return the names of expressions that match anywhere."""
-        left = dict(self._patterns)
+        unmatched = dict(self._patterns)
         found: set[str] = set()
         work = 0
-        for text in map(_whole, texts):
-            for name, expression in list(left.items()):
+        for text in map(_without_surrogates, texts):
+            for name, expression in list(unmatched.items()):
                 work += expression.steps(text)
                 if work > AT_ONCE:
                     work = 0
                     await asyncio.sleep(0)
                 if expression.found(text):
                     found.add(name)
-                    del left[name]
+                    del unmatched[name]
         return [name for name in self._patterns if name in found]
 
 
@@ -93,31 +93,31 @@ def _texts(conversation: Conversation) -> Iterator[str]:
     yield conversation.prefill or ""
 
 
-def _whole(text: str) -> str:
+def _without_surrogates(text: str) -> str:
     """Replace lone surrogates, which would prevent all matches in the text."""
     return text if text.isascii() else text.encode("utf-8", "replace").decode()
 
 
-def _noted(where: str, found: Sequence[str]) -> Annotation | None:
+def _annotation(where: str, found: Sequence[str]) -> Annotation | None:
     names: list[Json] = [*found]
     return {where: names} if names else None
 
 
-def _patterns(given: object) -> dict[str, Expression]:
-    if not isinstance(given, dict) or not given:
+def _patterns(patterns: object) -> dict[str, Expression]:
+    if not isinstance(patterns, dict) or not patterns:
         raise ConfigError("patterns: must map names to regular expressions, such as {card: '[0-9]{16}'}")
-    made: dict[str, Expression] = {}
-    for name, pattern in given.items():
+    expressions: dict[str, Expression] = {}
+    for name, pattern in patterns.items():
         if not isinstance(pattern, str) or not pattern:
             raise ConfigError(f"patterns.{name}: must be a regular expression")
         try:
-            made[str(name)] = Expression(pattern)
+            expressions[str(name)] = Expression(pattern)
         except BadPattern as error:
             raise ConfigError(f"patterns.{name}: {error}") from error
-    return made
+    return expressions
 
 
-def _one_of(choices: Sequence[str], key: str, given: object) -> str:
-    if given not in choices:
+def _one_of(choices: Sequence[str], key: str, value: object) -> str:
+    if value not in choices:
         raise ConfigError(f"{key}: must be {' or '.join(choices)}")
-    return str(given)
+    return str(value)

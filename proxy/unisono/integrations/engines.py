@@ -73,7 +73,7 @@ class Where:
 
 @dataclass(eq=False, slots=True)
 class _OpenEngine:
-    turns: GenerationService
+    service: GenerationService
     pool: RoutingPool
     running: int = 0
 
@@ -88,23 +88,23 @@ class Engines:
     @asynccontextmanager
     async def at(self, where: Where) -> AsyncIterator[GenerationService]:
         """Yield the engine for a backend, which stays open inside the context. Raises ConfigError."""
-        kept = self._engines.pop(where, None) or _built(where)
+        engine = self._engines.pop(where, None) or _open(where)
         # The dict is ordered by last use.
-        self._engines[where] = kept
-        kept.running += 1
+        self._engines[where] = engine
+        engine.running += 1
         try:
-            yield kept.turns
+            yield engine.service
         finally:
-            kept.running -= 1
+            engine.running -= 1
             await self._close_idle()
 
     async def aclose(self) -> None:
-        kept, self._engines = list(self._engines.values()), {}
-        for one in kept:
-            await one.pool.aclose()
+        engines, self._engines = list(self._engines.values()), {}
+        for engine in engines:
+            await engine.pool.aclose()
 
     async def _close_idle(self) -> None:
-        idle = [where for where, kept in self._engines.items() if not kept.running]
+        idle = [where for where, engine in self._engines.items() if not engine.running]
         for where in idle[: max(0, len(self._engines) - self._max_engines)]:
             await self._engines.pop(where).pool.aclose()
 
@@ -121,7 +121,7 @@ def config_of(where: Where) -> Config:
     return parse({"model_list": [entry]}, {}).config
 
 
-def _built(where: Where) -> _OpenEngine:
+def _open(where: Where) -> _OpenEngine:
     config = config_of(where)
     pool = build_pool(config, ModelRegistry(config))
     pool.start()

@@ -83,30 +83,30 @@ class UnisonoProvider(CustomLLM):  # type: ignore[misc]  # litellm is absent dur
 
     def completion(self, *args: Any, **asked: Any) -> ModelResponse:
         call = to_call(*args, **asked, stream=False)
-        return to_response(self._waited(call, self._whole(call)))
+        return to_response(self._run_blocking(call, self._complete(call)))
 
     async def acompletion(self, *args: Any, **asked: Any) -> ModelResponse:
         call = to_call(*args, **asked, stream=False)
-        return to_response(await self._awaited(call, self._whole(call)))
+        return to_response(await self._run(call, self._complete(call)))
 
     def streaming(self, *args: Any, **asked: Any) -> Iterator[ModelResponseStream]:
         call = to_call(*args, **asked, stream=True)
         stream = Stream(self._site, call)
         try:
-            while (chunks := self._waited(call, stream.following())) is not None:
+            while (chunks := self._run_blocking(call, stream.following())) is not None:
                 yield from map(to_chunk, chunks)
         finally:
-            self._waited(call, stream.aclose())
+            self._run_blocking(call, stream.aclose())
 
     async def astreaming(self, *args: Any, **asked: Any) -> AsyncIterator[ModelResponseStream]:
         call = to_call(*args, **asked, stream=True)
         stream = Stream(self._site, call)
         try:
-            while (chunks := await self._awaited(call, stream.following())) is not None:
+            while (chunks := await self._run(call, stream.following())) is not None:
                 for chunk in chunks:
                     yield to_chunk(chunk)
         finally:
-            await self._awaited(call, stream.aclose())
+            await self._run(call, stream.aclose())
 
     def close(self) -> None:
         """Close every engine. An engine is rebuilt at its next use."""
@@ -114,15 +114,15 @@ class UnisonoProvider(CustomLLM):  # type: ignore[misc]  # litellm is absent dur
 
     # -- on the engines' loop
 
-    async def _whole(self, call: LitellmCall) -> dict[str, Any]:
-        asked, frame = understood(call)
-        async with asyncio.timeout(call.timeout_s), self._site.engines.at(call.where) as turns:
-            runs = await start_all(turns, asked.requests)
-            return to_completion(await collect_all(runs), [run.report for run in runs], frame)
+    async def _complete(self, call: LitellmCall) -> dict[str, Any]:
+        generation, frame = understood(call)
+        async with asyncio.timeout(call.timeout_s), self._site.engines.at(call.where) as service:
+            streams = await start_all(service, generation.requests)
+            return to_completion(await collect_all(streams), [stream.report for stream in streams], frame)
 
     # -- on the caller's side
 
-    def _waited(self, call: LitellmCall, work: Coroutine[Any, Any, T]) -> T:
+    def _run_blocking(self, call: LitellmCall, work: Coroutine[Any, Any, T]) -> T:
         running = self._site.loop.run(work)
         try:
             return running.result()
@@ -131,7 +131,7 @@ class UnisonoProvider(CustomLLM):  # type: ignore[misc]  # litellm is absent dur
         finally:
             running.cancel()
 
-    async def _awaited(self, call: LitellmCall, work: Coroutine[Any, Any, T]) -> T:
+    async def _run(self, call: LitellmCall, work: Coroutine[Any, Any, T]) -> T:
         try:
             return await asyncio.wrap_future(self._site.loop.run(work))
         except Exception as error:
@@ -147,28 +147,28 @@ class Stream:
     def __init__(self, site: Site, call: LitellmCall) -> None:
         self._site = site
         self._call = call
-        self._taking = asyncio.Lock()
+        self._next_lock = asyncio.Lock()
         self._batches = self._generated()
-        self._until: float | None = None
+        self._deadline: float | None = None
 
     async def following(self) -> list[dict[str, Any]] | None:
         """Return the next chunks, or None at the end."""
         now = asyncio.get_running_loop().time
-        if self._until is None and self._call.timeout_s is not None:
-            self._until = now() + self._call.timeout_s
-        async with self._taking, asyncio.timeout_at(self._until):
+        if self._deadline is None and self._call.timeout_s is not None:
+            self._deadline = now() + self._call.timeout_s
+        async with self._next_lock, asyncio.timeout_at(self._deadline):
             return await anext(self._batches, None)
 
     async def aclose(self) -> None:
         """Free the backend, after a cancelled reader has released the stream."""
-        async with self._taking:
+        async with self._next_lock:
             await self._batches.aclose()
 
     async def _generated(self) -> AsyncGenerator[list[dict[str, Any]]]:
-        asked, frame = understood(self._call)
-        async with self._site.engines.at(self._call.where) as turns:
-            runs = await start_all(turns, asked.requests)
-            source = ChunkSource(runs, ChatStreamChunks(frame, [run.report for run in runs]))
+        generation, frame = understood(self._call)
+        async with self._site.engines.at(self._call.where) as service:
+            streams = await start_all(service, generation.requests)
+            source = ChunkSource(streams, ChatStreamChunks(frame, [stream.report for stream in streams]))
             ends: list[dict[str, Any]] = []
             async with aclosing(source):
                 async for data in source:
@@ -176,7 +176,7 @@ class Stream:
                     ends += (chunk for chunk in chunks if is_end(chunk))
                     if going := [chunk for chunk in chunks if not is_end(chunk)]:
                         yield going
-            yield to_end(ends)
+            yield to_final_chunks(ends)
 
 
 def to_call(
@@ -198,7 +198,7 @@ def to_call(
     # LiteLLM decides whether its client receives the usage.
     body |= {"model": model, "messages": messages, "stream": stream, "stream_options": {"include_usage": True}}
     try:
-        raw = orjson.dumps(body, default=_plain, option=orjson.OPT_NON_STR_KEYS)
+        raw = orjson.dumps(body, default=_to_plain, option=orjson.OPT_NON_STR_KEYS)
     except orjson.JSONEncodeError as error:
         raise to_litellm(InvalidRequest(f"The request cannot be converted to JSON: {error}"), model) from error
     # httpx has four timeouts; the read timeout limits the answer.
@@ -208,7 +208,7 @@ def to_call(
     )
 
 
-def _plain(value: Any) -> Any:
+def _to_plain(value: Any) -> Any:
     """Convert LiteLLM's own message objects, such as an answer that is sent back unchanged."""
     if hasattr(value, "model_dump"):
         return value.model_dump(exclude_none=True)
@@ -217,10 +217,10 @@ def _plain(value: Any) -> Any:
 
 def understood(call: LitellmCall) -> tuple[ChatGeneration, ChatFrame]:
     """Parse a call as a chat request. Raises the error that the request is refused with."""
-    wanted = ChatRequest.model_validate(to_object(call.body))
+    request = ChatRequest.model_validate(to_object(call.body))
     id = token_hex(16)
-    asked = to_generation_request(
-        wanted,
+    generation = to_generation_request(
+        request,
         model=call.model,
         today=current_date(GatewaySettings()),
         caller=Caller(LOCAL_TENANT),
@@ -231,11 +231,11 @@ def understood(call: LitellmCall) -> tuple[ChatGeneration, ChatFrame]:
         created=int(time.time()),
         model=call.model,
         reasoning=ReasoningField.REASONING_CONTENT,
-        toolbox=asked.toolbox,
-        notes=asked.notes,
-        include_usage=asked.include_usage,
+        toolbox=generation.toolbox,
+        notes=generation.notes,
+        include_usage=generation.include_usage,
     )
-    return asked, frame
+    return generation, frame
 
 
 # -- answers
@@ -244,8 +244,8 @@ def understood(call: LitellmCall) -> tuple[ChatGeneration, ChatFrame]:
 def to_response(completion: Mapping[str, Any]) -> ModelResponse:
     """Build the response, with `unisono` in the message: LiteLLM has no other place for it."""
     choices = completion["choices"]
-    told = {"provider_specific_fields": {"unisono": completion["unisono"]}}
-    first = {**choices[0], "message": {**choices[0]["message"], **told}}
+    fields = {"provider_specific_fields": {"unisono": completion["unisono"]}}
+    first = {**choices[0], "message": {**choices[0]["message"], **fields}}
     response = {name: value for name, value in completion.items() if name != "unisono"}
     return ModelResponse(**{**response, "choices": [first, *choices[1:]]})
 
@@ -265,7 +265,7 @@ def is_end(chunk: Mapping[str, Any]) -> bool:
     return not chunk["choices"] or any(choice["finish_reason"] is not None for choice in chunk["choices"])
 
 
-def to_end(ends: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+def to_final_chunks(ends: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """Merge the final chunks for LiteLLM.
 
     LiteLLM ignores everything after the first finish reason, even the usage.
@@ -286,16 +286,18 @@ def to_end(ends: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
 def to_litellm(error: Exception, model: str) -> Exception:
     """Map an error to LiteLLM's exception."""
     if isinstance(error, TimeoutError):
-        return _made("Timeout", "The answer was not complete within the timeout.", model)
+        return _to_exception("Timeout", "The answer was not complete within the timeout.", model)
     if isinstance(error, ConfigError):
-        return _made("BadRequestError", str(error).removeprefix(OURS), model)
+        return _to_exception("BadRequestError", str(error).removeprefix(OURS), model)
     failure = failure_of(error)
     if isinstance(failure, ContextTooLong):
-        return _made("ContextWindowExceededError", failure.message, model)
-    return _made(ERRORS.get(failure.status, "InternalServerError"), f"{failure.message} ({failure.code})", model)
+        return _to_exception("ContextWindowExceededError", failure.message, model)
+    return _to_exception(
+        ERRORS.get(failure.status, "InternalServerError"), f"{failure.message} ({failure.code})", model
+    )
 
 
-def _made(name: str, message: str, model: str) -> Exception:
+def _to_exception(name: str, message: str, model: str) -> Exception:
     error: Exception = getattr(litellm, name)(message=message, model=model, llm_provider=PROVIDER)
     return error
 

@@ -29,7 +29,7 @@ from unisono.mcp.fingerprints import size_of
 from unisono.mcp.limits import McpLimits
 from unisono.mcp.messages import mirrorable
 from unisono.mcp.session import McpSession, NoAnswer
-from unisono.mcp.tracing import below
+from unisono.mcp.tracing import child_of
 
 RESULT: Final[TypeAdapter[CallToolResult | InputRequiredResult]] = TypeAdapter(CallToolResult | InputRequiredResult)
 
@@ -67,7 +67,7 @@ async def tools(session: McpSession, server: ToolServer, limits: McpLimits, unti
         room = limits.list_bytes
         async for page in _pages(client, limits.pages):
             for tool in page.tools:
-                found.append(_hosted(server.label, tool))
+                found.append(_to_hosted_tool(server.label, tool))
                 room -= size_of(found[-1])
             if room < 0 or len(found) > limits.tools:
                 raise ToolServerProtocolError(
@@ -123,7 +123,7 @@ async def call(
         return await send()
 
     try:
-        with below(DOING.get()):
+        with child_of(DOING.get()):
             return CallAttempt(to_outcome(await session.request(work, exchange, until), limits.output_bytes))
     except TimeoutError:
         return CallAttempt(_failed("The tool did not answer in time.", unknown=exchange.sent))
@@ -157,7 +157,7 @@ async def _pages(client: Client, most: int) -> AsyncIterator[types.ListToolsResu
         seen.add(cursor)
 
 
-def _hosted(label: str, tool: types.Tool) -> HostedTool:
+def _to_hosted_tool(label: str, tool: types.Tool) -> HostedTool:
     hints = (
         {} if tool.annotations is None else tool.annotations.model_dump(by_alias=True, mode="json", exclude_none=True)
     )
@@ -182,7 +182,7 @@ def _refused(exchange: Exchange, error: MCPError, session: McpSession) -> CallAt
     """Map an error to the call's outcome: refused, failed at the tool, never sent, or unknown."""
     status, problem = exchange.status, exchange.problem
     # The SDK limits the size of an event, and has no error code of its own for one that is too large.
-    if exchange.too_large or (error.message.startswith("SSE stream failed") and "byte limit" in error.message):
+    if exchange.is_too_large or (error.message.startswith("SSE stream failed") and "byte limit" in error.message):
         return CallAttempt(_failed("The tool's result exceeds the size limit."))
     if not exchange.sent:
         return CallAttempt(

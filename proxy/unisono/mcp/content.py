@@ -50,12 +50,12 @@ def to_text(block: Block) -> str:
         case TextContent():
             return block.text
         case ImageContent():
-            return f"[image: {_short(block.mime_type)}, {_size(block.data)}]"
+            return f"[image: {_one_short_line(block.mime_type)}, {_size(block.data)}]"
         case AudioContent():
-            return f"[audio: {_short(block.mime_type)}, {_size(block.data)}]"
+            return f"[audio: {_one_short_line(block.mime_type)}, {_size(block.data)}]"
         case ResourceLink():
-            kind = f", {_short(block.mime_type)}" if block.mime_type else ""
-            return f"[resource: {_short(block.name)}, {_short(str(block.uri))}{kind}]"
+            kind = f", {_one_short_line(block.mime_type)}" if block.mime_type else ""
+            return f"[resource: {_one_short_line(block.name)}, {_one_short_line(str(block.uri))}{kind}]"
         case EmbeddedResource():
             return _resource(block.resource)
         case _:
@@ -69,15 +69,15 @@ def cut(text: str, most: int) -> str:
     """
     encoded = text.encode("utf-8", "replace")
     room = encoded[:most]
-    while (spelled := _spelled_out(room)) > most // 2:
+    while (spelled := _escaped_bytes(room)) > most // 2:
         room = room[: len(room) * (most // 2) // spelled]
     if len(room) == len(encoded):
         return encoded.decode("utf-8")
-    kept = room.decode("utf-8", "ignore")
-    return f"{kept}\n[truncated: the result has {len(encoded)} bytes; only its beginning is included]"
+    prefix = room.decode("utf-8", "ignore")
+    return f"{prefix}\n[truncated: the result has {len(encoded)} bytes; only its beginning is included]"
 
 
-def _spelled_out(text: bytes) -> int:
+def _escaped_bytes(text: bytes) -> int:
     """Count the bytes that JSON escaping adds to UTF-8 text.
 
     One byte for a character with a short escape, five for any other control character.
@@ -89,8 +89,8 @@ def _spelled_out(text: bytes) -> int:
 def _resource(resource: TextResourceContents | BlobResourceContents) -> str:
     if isinstance(resource, TextResourceContents):
         return resource.text
-    kind = _short(resource.mime_type or "binary")
-    return f"[resource: {_short(str(resource.uri))}, {kind}, {_size(resource.blob)}]"
+    kind = _one_short_line(resource.mime_type or "binary")
+    return f"[resource: {_one_short_line(str(resource.uri))}, {kind}, {_size(resource.blob)}]"
 
 
 def _structured(result: CallToolResult, most: int) -> tuple[Json, str]:
@@ -99,18 +99,18 @@ def _structured(result: CallToolResult, most: int) -> tuple[Json, str]:
         return None, ""
     content = result.structured_content
     encoded = json.dumps(content, ensure_ascii=False, separators=(",", ":"))
-    said = encoded.encode("utf-8", "replace")
-    if said.decode() != encoded:
+    data = encoded.encode("utf-8", "replace")
+    if data.decode() != encoded:
         # A lone surrogate cannot be encoded as UTF-8.
-        content = json.loads(said)
-    return (content if len(said) <= most else None), encoded
+        content = json.loads(data)
+    return (content if len(data) <= most else None), encoded
 
 
 def _size(base64: str) -> str:
     return f"{len(base64) * 3 // 4} bytes"
 
 
-def _short(text: str) -> str:
+def _one_short_line(text: str) -> str:
     """Collapse `text` to one short line for use inside a generated description."""
     line = " ".join(text.split())
     return line if len(line) <= SHORT else f"{line[:SHORT]}…"

@@ -27,7 +27,7 @@ class Exchange:
     status: int = 0
     # The answer's stream has ended or failed.
     ended: bool = False
-    too_large: bool = False
+    is_too_large: bool = False
     problem: str = ""
     # Called once an answer that is not an event stream has been read to its end.
     on_complete: Callable[[], object] | None = None
@@ -35,28 +35,28 @@ class Exchange:
     arguments: str = ""
     # No caller waits for an answer. The message is abandoned after a short timeout, since others queue after it.
     aside: bool = False
-    _left: bool = False
+    _is_aborted: bool = False
     _scopes: list[anyio.CancelScope] = field(default_factory=list)
 
     @property
-    def left(self) -> bool:
-        return self._left
+    def is_aborted(self) -> bool:
+        return self._is_aborted
 
-    def leave(self) -> None:
+    def abort(self) -> None:
         """Abort the exchange and release its connection immediately."""
-        self._left = True
+        self._is_aborted = True
         for scope in self._scopes:
             scope.cancel()
 
     @contextmanager
-    def leaving(self) -> Iterator[anyio.CancelScope]:
+    def cancelled_on_abort(self) -> Iterator[anyio.CancelScope]:
         """Cancel the enclosed code when the exchange is aborted.
 
         The scope then has `cancelled_caught` set.
         """
         with anyio.CancelScope() as scope:
             self._scopes.append(scope)
-            if self._left:
+            if self._is_aborted:
                 scope.cancel()
             try:
                 yield scope

@@ -27,7 +27,7 @@ class FairQueue:
         self.users = 0
 
     @asynccontextmanager
-    async def place(self, owner: str, until: float) -> AsyncIterator[None]:
+    async def slot(self, owner: str, until: float) -> AsyncIterator[None]:
         """Acquire a slot; calls of the same `owner` are served in order of arrival.
 
         Raises `NoSlot` if the owner's queue is full, and at `until` (loop time) at the latest.
@@ -38,7 +38,7 @@ class FairQueue:
             try:
                 yield
             finally:
-                self._leave()
+                self._pass_on()
         finally:
             self.users -= 1
 
@@ -46,39 +46,39 @@ class FairQueue:
         if self._free and not self._waiting:
             self._free -= 1
             return
-        mine = self._waiting.setdefault(owner, deque())
-        if len(mine) >= self._max_waiting:
+        queue = self._waiting.setdefault(owner, deque())
+        if len(queue) >= self._max_waiting:
             raise NoSlot("Too many calls are waiting for this tool server. Try again later.")
-        turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        mine.append(turn)
+        admission: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        queue.append(admission)
         try:
             async with asyncio.timeout_at(until):
-                await turn
+                await admission
         except BaseException as error:
-            if turn.done() and not turn.cancelled():
+            if admission.done() and not admission.cancelled():
                 # The slot was granted at the moment of cancellation: pass it on.
-                self._leave()
+                self._pass_on()
             else:
-                self._forget(owner, turn)
+                self._forget(owner, admission)
             if isinstance(error, TimeoutError):
                 raise NoSlot("The tool server was busy until the call's deadline.") from None
             raise
 
-    def _leave(self) -> None:
+    def _pass_on(self) -> None:
         """Pass the slot to the longest-waiting call of the next owner."""
         while self._waiting:
-            owner, mine = self._waiting.popitem(last=False)
-            turn = mine.popleft()
-            if mine:
-                self._waiting[owner] = mine
-            if not turn.done():
-                turn.set_result(None)
+            owner, queue = self._waiting.popitem(last=False)
+            admission = queue.popleft()
+            if queue:
+                self._waiting[owner] = queue
+            if not admission.done():
+                admission.set_result(None)
                 return
         self._free += 1
 
-    def _forget(self, owner: str, turn: asyncio.Future[None]) -> None:
-        mine = self._waiting.get(owner)
-        if mine is not None and turn in mine:
-            mine.remove(turn)
-            if not mine:
+    def _forget(self, owner: str, admission: asyncio.Future[None]) -> None:
+        queue = self._waiting.get(owner)
+        if queue is not None and admission in queue:
+            queue.remove(admission)
+            if not queue:
                 del self._waiting[owner]

@@ -27,7 +27,7 @@ def key_of(server: ToolServer) -> str:
     return sha256(json.dumps(facts).encode()).hexdigest()
 
 
-def place_of(server: ToolServer) -> str:
+def server_key(server: ToolServer) -> str:
     """Return a key for the server itself, independent of caller and credentials.
 
     The key contains no secrets.
@@ -54,7 +54,7 @@ def size_of(tool: HostedTool) -> int:
     return len(_encoded(tool))
 
 
-def judged(tools: Iterable[HostedTool]) -> tuple[tuple[HostedTool, ...], tuple[LeftOutTool, ...]]:
+def split_by_name(tools: Iterable[HostedTool]) -> tuple[tuple[HostedTool, ...], tuple[LeftOutTool, ...]]:
     """Split the tools into those with usable names and those left out."""
     named: dict[str, HostedTool] = {}
     left_out: list[LeftOutTool] = []

@@ -18,6 +18,7 @@ MAX_BYTES: Final = 8192
 
 # Header token without the underscore. Servers treat `X_Y` as `X-Y`, so one could impersonate the other.
 _NAME = re.compile(r"[A-Za-z0-9!#$%&'*+.^`|~-]+")
+# Printable ASCII without surrounding blanks; a line break would start another header.
 _VALUE = re.compile(r"[\x21-\x7e](?:[\x20-\x7e\t]*[\x21-\x7e])?|")
 
 RESERVED: Final = frozenset({

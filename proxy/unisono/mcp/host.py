@@ -37,7 +37,7 @@ from unisono.errors import (
 )
 from unisono.mcp.admission import NOT_ALLOWED
 from unisono.mcp.fair_queue import FairQueue, NoSlot
-from unisono.mcp.fingerprints import digest_of, judged, key_of, place_of
+from unisono.mcp.fingerprints import digest_of, key_of, server_key, split_by_name
 from unisono.mcp.headers import check_headers
 from unisono.mcp.limits import McpLimits
 from unisono.net.ssrf_guard import SsrfGuard
@@ -53,7 +53,7 @@ LISTS: Final = 512
 class _Listed:
     tools: tuple[HostedTool, ...]
     left_out: tuple[LeftOutTool, ...]
-    until: float
+    valid_until: float
 
 
 @dataclass(slots=True)
@@ -82,10 +82,10 @@ class McpHost(ToolHost):
         """See `ToolHost.list_tools`."""
         self._check(server)
         # One deadline for connection, handshake and all pages: a server that drips bytes cannot extend it.
-        until = _earlier(server.timeouts.list_s, deadline)
+        until = _earliest(server.timeouts.list_s, deadline)
         try:
             async with asyncio.timeout_at(until):
-                listed = await self._listed(server, until)
+                listed = await self._list_entry(server, until)
         except TimeoutError:
             raise ToolServerTimeout(f"The tool server {server.label!r} did not list its tools in time.") from None
         usable = tuple(tool for tool in listed.tools if server.allowed is None or server.allowed.matches(tool))
@@ -106,9 +106,9 @@ class McpHost(ToolHost):
         size = len(arguments.text.encode())
         if size > self.limits.arguments_bytes:
             return _failed(f"The arguments have {size} bytes; the limit is {self.limits.arguments_bytes}.")
-        until = _earlier(server.timeouts.call_s, deadline)
+        until = _earliest(server.timeouts.call_s, deadline)
         try:
-            async with self._place(server, until):
+            async with self._slot(server, until):
                 return await self._call(server, tool, arguments, until, progress)
         except (ToolServerError, NoSlot) as error:
             return _failed(str(error))
@@ -134,7 +134,7 @@ class McpHost(ToolHost):
         if server.oauth is not None and server.authorization is not None:
             raise InvalidRequest(f"The tool server {server.label!r} has both `authorization` and OAuth; set one.")
 
-    async def _listed(self, server: ToolServer, until: float) -> _Listed:
+    async def _list_entry(self, server: ToolServer, until: float) -> _Listed:
         loop = asyncio.get_running_loop()
         key = key_of(server)
         lock = self._listing.setdefault(key, asyncio.Lock())
@@ -142,7 +142,7 @@ class McpHost(ToolHost):
             # Concurrent callers wait for the list that is already being fetched.
             async with lock:
                 known = self._lists.get(key)
-                if known is not None and known.until > loop.time():
+                if known is not None and known.valid_until > loop.time():
                     self._lists.move_to_end(key)
                     return known
                 return await self._list_tools(server, key, until)
@@ -157,7 +157,7 @@ class McpHost(ToolHost):
 
         session = await sessions.get(server)
         before = self._changes.get(key, 0)
-        tools, left_out = judged(await calls.tools(session, server, self.limits, until))
+        tools, left_out = split_by_name(await calls.tools(session, server, self.limits, until))
         listed = _Listed(tools, left_out, asyncio.get_running_loop().time() + self.limits.list_ttl_s)
         # A list that changed while it was read may be inconsistent: do not cache it.
         if self._changes.get(key, 0) == before:
@@ -172,29 +172,31 @@ class McpHost(ToolHost):
         async with asyncio.timeout_at(until):
             sessions = await self._open_sessions()
             if server.allowed is not None:
-                tools = (await self._listed(server, until)).tools
+                tools = (await self._list_entry(server, until)).tools
                 if not any(listed.name == tool and server.allowed.matches(listed) for listed in tools):
                     return _failed(f"The tool {tool!r} does not exist on this server or is not allowed.")
             session = await sessions.get(server)
         from unisono.mcp import calls
 
-        asked = await calls.call(session, tool, arguments, self.limits, until, progress)
-        if asked.can_repeat:
+        result = await calls.call(session, tool, arguments, self.limits, until, progress)
+        if result.can_repeat:
+            # The server never saw the call, so a second one on a new connection cannot run it twice.
             session.retire()
             async with asyncio.timeout_at(until):
                 session = await sessions.get(server)
-            asked = await calls.call(session, tool, arguments, self.limits, until, progress)
-        return asked.outcome
+            result = await calls.call(session, tool, arguments, self.limits, until, progress)
+        return result.outcome
 
     @asynccontextmanager
-    async def _place(self, server: ToolServer, until: float) -> AsyncIterator[None]:
+    async def _slot(self, server: ToolServer, until: float) -> AsyncIterator[None]:
         """Acquire a slot at `server`, shared by all callers. Raises `NoSlot`."""
-        key = place_of(server)
+        key = server_key(server)
         line = self._lines.setdefault(key, FairQueue(server.concurrent, self.limits.waiting))
         try:
-            async with line.place(server.owner.partition(TALK)[0], until):
+            async with line.slot(server.owner.partition(TALK)[0], until):
                 yield
         finally:
+            # A queue exists only while it is used; requests may name any number of servers.
             if not line.users:
                 self._lines.pop(key, None)
 
@@ -219,7 +221,7 @@ class McpHost(ToolHost):
             self._changes[key] = self._changes.get(key, 0) + 1
 
 
-def _earlier(in_s: float, deadline: float | None) -> float:
+def _earliest(in_s: float, deadline: float | None) -> float:
     until = asyncio.get_running_loop().time() + in_s
     return until if deadline is None else min(until, deadline)
 

@@ -80,24 +80,26 @@ class HttpTransport(httpx2.AsyncBaseTransport):
 
     async def handle_async_request(self, request: httpx2.Request) -> httpx2.Response:
         exchange = EXCHANGE.get() or Exchange()
-        if exchange.left:
+        if exchange.is_aborted:
             raise ResponseRefused("the request was cancelled")
-        ours = self._is_message(request)
-        response = await self._dial(request, exchange if ours else Exchange())
-        if ours:
+        is_message = self._is_message(request)
+        response = await self._connect(request, exchange if is_message else Exchange())
+        if is_message:
             exchange.status = response.status_code
         response.headers.pop("set-cookie", None)
         if response.headers.get("content-encoding", "identity").lower() != "identity":
             await response.aclose()
             raise ResponseRefused("the answer is compressed although compression was not requested")
         bounded = _Bounded(response, exchange, self._max_body_bytes(request, response))
-        response.stream = (EventStreamBody if _is_events(response) else WholeBody)(bounded, exchange, self._limits)
+        response.stream = (EventStreamBody if _is_event_stream(response) else WholeBody)(
+            bounded, exchange, self._limits
+        )
         return response
 
     async def aclose(self) -> None:
         await self._inner.aclose()
 
-    async def _dial(self, request: httpx2.Request, exchange: Exchange) -> httpx2.Response:
+    async def _connect(self, request: httpx2.Request, exchange: Exchange) -> httpx2.Response:
         target = self._path.target
         if target is None:
             if _origin(request.url) in self._configured_origins:
@@ -107,10 +109,10 @@ class HttpTransport(httpx2.AsyncBaseTransport):
             raise ResponseRefused("the request URL is not at the tool server's own host, port and scheme")
         for address in target.addresses[:-1]:
             try:
-                return await self._send(_at(request, target, address), exchange)
+                return await self._send(_with_address(request, target, address), exchange)
             except (httpx2.ConnectError, httpx2.ConnectTimeout):
                 continue
-        return await self._send(_at(request, target, target.addresses[-1]), exchange)
+        return await self._send(_with_address(request, target, target.addresses[-1]), exchange)
 
     async def _send(self, request: httpx2.Request, exchange: Exchange) -> httpx2.Response:
         exchange.sent, exchange.ended = True, False
@@ -135,7 +137,7 @@ class HttpTransport(httpx2.AsyncBaseTransport):
 
         The SDK bounds an event stream per event. One that answers a message must end; a GET listener need not.
         """
-        if not _is_events(response):
+        if not _is_event_stream(response):
             return self._limits.answer_bytes
         return None if request.method == "GET" else 4 * self._limits.answer_bytes
 
@@ -148,7 +150,7 @@ class _Bounded(httpx2.AsyncByteStream):
         self._inner = response.stream
         self._chunks = aiter(response.stream)
         self._exchange = exchange
-        self._room = most
+        self._remaining = most
 
     def __aiter__(self) -> AsyncIterator[bytes]:
         return self
@@ -156,9 +158,9 @@ class _Bounded(httpx2.AsyncByteStream):
     async def __anext__(self) -> bytes:
         exchange, chunk = self._exchange, None
         try:
-            with exchange.leaving():
+            with exchange.cancelled_on_abort():
                 chunk = await anext(self._chunks)
-            return self._measured(chunk)
+            return self._count(chunk)
         except BaseException as error:
             exchange.ended = True
             if isinstance(error, httpx2.HTTPError):
@@ -167,14 +169,14 @@ class _Bounded(httpx2.AsyncByteStream):
                 raise ResponseRefused(exchange.problem) from None
             raise
 
-    def _measured(self, chunk: bytes | None) -> bytes:
+    def _count(self, chunk: bytes | None) -> bytes:
         if chunk is None:
             raise ResponseRefused("the request was cancelled")
-        if self._room is None:
+        if self._remaining is None:
             return chunk
-        self._room -= len(chunk)
-        if self._room < 0:
-            self._exchange.too_large = True
+        self._remaining -= len(chunk)
+        if self._remaining < 0:
+            self._exchange.is_too_large = True
             self._exchange.problem = TOO_LARGE
             raise ResponseRefused(self._exchange.problem)
         return chunk
@@ -186,24 +188,25 @@ class _Bounded(httpx2.AsyncByteStream):
 class Outgoing(httpx2.AsyncClient):
     """HTTP client of the SDK; `send` always returns an answer.
 
-    `broke` is set by a failure that the older (SSE) transport does not survive. `stale` means that the server was not
-    found at its checked address: open requests may continue, but the next connection resolves and checks it again.
+    `has_broken` is set by a failure that the older (SSE) transport does not survive. `is_stale` means that the server
+    was not found at its checked address: open requests may continue, but the next connection resolves and checks it
+    again.
     """
 
-    def __init__(self, path: Path, limits: McpLimits, *, fragile: bool, **given: Any) -> None:
+    def __init__(self, path: Path, limits: McpLimits, *, fragile: bool, **options: Any) -> None:
         super().__init__(
-            **given,
+            **options,
             transport=HttpTransport(path, limits),
             trust_env=False,
             follow_redirects=False,
             max_redirects=0 if path.target else MAX_REDIRECTS,
             timeout=httpx2.Timeout(None, connect=path.connect_s),
         )
-        self.broke = anyio.Event()
-        self.stale = False
+        self.has_broken = anyio.Event()
+        self.is_stale = False
         self._limits = limits
-        self._fragile = fragile
-        self._listened = -limits.reconnect_s
+        self._is_fragile = fragile
+        self._listened_at = -limits.reconnect_s
 
     def build_request(self, method: str, url: httpx2.URL | str, *, json: Any = None, **how: Any) -> httpx2.Request:
         """Build the request; a tool call is sent with the arguments of its exchange record."""
@@ -220,7 +223,7 @@ class Outgoing(httpx2.AsyncClient):
         if request.method == "GET":
             await self._pace()
         try:
-            with exchange.leaving() as scope:
+            with exchange.cancelled_on_abort() as scope:
                 if exchange.aside:
                     scope.deadline = anyio.current_time() + self._limits.aside_s
                 response = await super().send(request, **how)
@@ -229,9 +232,9 @@ class Outgoing(httpx2.AsyncClient):
                 return await self._redirected(request, response, exchange)
         except _FAILURES as error:
             exchange.problem = exchange.problem or problem_of(error)
-            self.stale = self.stale or isinstance(error, _UNSENT)
-        if self._fragile:
-            self.broke.set()
+            self.is_stale = self.is_stale or isinstance(error, _UNSENT)
+        if self._is_fragile:
+            self.has_broken.set()
         return httpx2.Response(STAND_IN, request=request)
 
     async def _redirected(
@@ -249,8 +252,8 @@ class Outgoing(httpx2.AsyncClient):
         The delay applies regardless of the interval that the server announces.
         """
         loop = asyncio.get_running_loop()
-        wait_s = self._listened + self._limits.reconnect_s - loop.time()
-        self._listened = loop.time() + max(wait_s, 0.0)
+        wait_s = self._listened_at + self._limits.reconnect_s - loop.time()
+        self._listened_at = loop.time() + max(wait_s, 0.0)
         if wait_s > 0:
             await asyncio.sleep(wait_s)
 
@@ -276,7 +279,7 @@ async def _discovered(url: httpx2.URL) -> DialTarget:
         ) from None
 
 
-def _at(request: httpx2.Request, target: DialTarget, address: str) -> httpx2.Request:
+def _with_address(request: httpx2.Request, target: DialTarget, address: str) -> httpx2.Request:
     """Copy the request for `address`.
 
     Host header and certificate check still use the original name.
@@ -290,7 +293,7 @@ def _at(request: httpx2.Request, target: DialTarget, address: str) -> httpx2.Req
     )
 
 
-def _is_events(response: httpx2.Response) -> bool:
+def _is_event_stream(response: httpx2.Response) -> bool:
     return response.headers.get("content-type", "").lower().startswith("text/event-stream")
 
 

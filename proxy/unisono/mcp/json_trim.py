@@ -30,6 +30,7 @@ TOOLS: Final = b'"tools"'
 MAX_MEMBER_TOKENS: Final = {STRUCTURED: QUICK_TOKENS, TOOLS: 200_000}
 # Members of an object that are read.
 MAX_MEMBERS: Final = 256
+# Space for the remark that a result was truncated.
 REMARK_BYTES: Final = 256
 # Replacement for bytes that are not a message.
 NOTHING: Final = b"{"
@@ -55,23 +56,23 @@ class Child:
         return self.key + b":" + self.value if self.key else self.value
 
 
-async def light(data: bytes, limits: McpLimits) -> bytes:
+async def trim(data: bytes, limits: McpLimits) -> bytes:
     """Return a server's message trimmed to a quickly parsable size. Raises `TrimLimitReached`."""
     if len(data) <= OFF_LOOP_BYTES:
         return data
-    return await asyncio.to_thread(lightened, data, limits)
+    return await asyncio.to_thread(trim_in_thread, data, limits)
 
 
-def lightened(data: bytes, limits: McpLimits) -> bytes:
-    """Trim a server's message, as `light` does, in this thread. Raises `TrimLimitReached`."""
+def trim_in_thread(data: bytes, limits: McpLimits) -> bytes:
+    """Trim a server's message, as `trim` does, in this thread. Raises `TrimLimitReached`."""
     if sum(map(data.count, (b",", b"{", b"["))) <= QUICK_TOKENS:
         return data
     looked = children(data, limits.looked_through)
     if looked is None:
         return NOTHING
     members, _ = looked
-    kept = [member for member in members if member.key == RESULT or member.tokens <= MAX_PART_TOKENS]
-    return _object([_result(member, limits) if member.key == RESULT else member for member in kept])
+    retained = [member for member in members if member.key == RESULT or member.tokens <= MAX_PART_TOKENS]
+    return _object([_result(member, limits) if member.key == RESULT else member for member in retained])
 
 
 def children(container: bytes, most: int, *, keep: int = MAX_MEMBERS) -> tuple[list[Child], int] | None:
@@ -110,34 +111,34 @@ def _result(result: Child, limits: McpLimits) -> Child:
     if looked is None:
         return Child(result.key, result.value if result.tokens <= MAX_PART_TOKENS else b"null", 0)
     members, _ = looked
-    kept: list[Child] = []
+    retained: list[Child] = []
     parts: list[Child] = []
-    shown = b""
+    structured = b""
     for member in members:
         if member.key == CONTENT:
             parts = _parts(member, limits)
         elif member.key == STRUCTURED and member.tokens > QUICK_TOKENS:
-            shown = member.value
+            structured = member.value
         elif member.tokens <= MAX_MEMBER_TOKENS.get(member.key, MAX_PART_TOKENS):
-            kept.append(member)
+            retained.append(member)
         elif member.key == TOOLS:
             # A truncated list would be wrong.
             raise TrimLimitReached
-    if shown and not parts:
+    if structured and not parts:
         # The model receives this text if there is no other content, truncated to its beginning.
-        parts = [_text(cut(shown.decode("utf-8", "replace"), limits.output_bytes - REMARK_BYTES))]
+        parts = [_text(cut(structured.decode("utf-8", "replace"), limits.output_bytes - REMARK_BYTES))]
     if any(member.key == CONTENT for member in members) or parts:
-        kept.append(Child(CONTENT, b"[" + b",".join(map(bytes, parts)) + b"]", 0))
-    return Child(result.key, _object(kept), 0)
+        retained.append(Child(CONTENT, b"[" + b",".join(map(bytes, parts)) + b"]", 0))
+    return Child(result.key, _object(retained), 0)
 
 
 def _parts(content: Child, limits: McpLimits) -> list[Child]:
     """Return the parts of a result, up to the limit."""
     found, count = children(content.value, limits.looked_through, keep=limits.entries) or ([], 0)
-    kept = [part for part in found if part.tokens <= MAX_PART_TOKENS]
-    if len(kept) < count:
-        kept.append(_text(f"[truncated: the result has {count} parts; only the first ones are included]"))
-    return kept
+    retained = [part for part in found if part.tokens <= MAX_PART_TOKENS]
+    if len(retained) < count:
+        retained.append(_text(f"[truncated: the result has {count} parts; only the first ones are included]"))
+    return retained
 
 
 def _text(text: str) -> Child:

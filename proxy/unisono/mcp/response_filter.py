@@ -10,13 +10,14 @@ from typing import Final
 import httpx2
 
 from unisono.mcp.exchange import Exchange
-from unisono.mcp.json_trim import OFF_LOOP_BYTES, TrimLimitReached, light
+from unisono.mcp.json_trim import OFF_LOOP_BYTES, TrimLimitReached, trim
 from unisono.mcp.limits import McpLimits
 
 TOO_LARGE: Final = "the answer exceeds the size limit"
 
 # A line ends in one of three ways; an empty line ends an event.
 _EVENT_END: Final = re.compile(rb"(?>\r\n|\n|\r)(?>\r\n|\n|\r)")
+# Longest alternative first, so that CRLF counts as one line end.
 _LINE_END: Final = re.compile(rb"\r\n|\n|\r")
 
 
@@ -42,23 +43,23 @@ class _Body(httpx2.AsyncByteStream):
     async def aclose(self) -> None:
         await self._inner.aclose()
 
-    async def _light(self, data: bytes) -> bytes:
+    async def _trim(self, data: bytes) -> bytes:
         try:
-            return await light(data, self._limits)
+            return await trim(data, self._limits)
         except TrimLimitReached:
-            self._exchange.too_large, self._exchange.problem = True, TOO_LARGE
+            self._exchange.is_too_large, self._exchange.problem = True, TOO_LARGE
             raise ResponseRefused(TOO_LARGE) from None
 
 
 class WholeBody(_Body):
-    """Body that is one message; calls the exchange's `over` callback after it was read."""
+    """Body that is one message; calls the exchange's `on_complete` callback after it was read."""
 
-    _given = False
+    _is_read = False
 
     async def __anext__(self) -> bytes:
-        if not self._given:
-            self._given = True
-            return await self._light(b"".join([chunk async for chunk in self._chunks]))
+        if not self._is_read:
+            self._is_read = True
+            return await self._trim(b"".join([chunk async for chunk in self._chunks]))
         if self._exchange.on_complete is not None:
             self._exchange.on_complete()
         raise StopAsyncIteration
@@ -94,17 +95,17 @@ class EventStreamBody(_Body):
         begin = 0
         for end in _EVENT_END.finditer(self._buffer, looked_at):
             event = bytes(self._buffer[begin : end.end()])
-            self._ready.append(event if len(event) <= OFF_LOOP_BYTES else await self._light_event(event))
+            self._ready.append(event if len(event) <= OFF_LOOP_BYTES else await self._trim_event(event))
             begin = end.end()
         if len(self._buffer) - begin > self._limits.answer_bytes:
             self._ready.append(bytes(self._buffer))
             begin = len(self._buffer)
         self._buffer = self._buffer[begin:]
 
-    async def _light_event(self, event: bytes) -> bytes:
+    async def _trim_event(self, event: bytes) -> bytes:
         """Return the event with trimmed data on one line."""
         lines = _LINE_END.split(event)
         data = [line[5:].removeprefix(b" ") for line in lines if line.startswith(b"data:")]
         others = [line for line in lines if line and not line.startswith(b"data:")]
         # In JSON a line break stands between two values, so a space is equivalent.
-        return b"\n".join([*others, b"data: " + await self._light(b" ".join(data)), b"", b""])
+        return b"\n".join([*others, b"data: " + await self._trim(b" ".join(data)), b"", b""])

@@ -77,7 +77,7 @@ class McpSession:
         self._changed = changed
         self._stop = asyncio.Event()
         self._ended = asyncio.Event()
-        self._retired = False
+        self._is_retired = False
         self._client: asyncio.Future[Client] = asyncio.get_running_loop().create_future()
         self._running: set[asyncio.Task[Any]] = set()
         self._http: Outgoing | None = None
@@ -89,8 +89,8 @@ class McpSession:
     @property
     def usable(self) -> bool:
         """Return True if the session accepts new requests."""
-        stale = self._http is not None and self._http.stale
-        return not (self._retired or self._stop.is_set() or self._ended.is_set() or stale)
+        stale = self._http is not None and self._http.is_stale
+        return not (self._is_retired or self._stop.is_set() or self._ended.is_set() or stale)
 
     @property
     def closing(self) -> bool:
@@ -107,7 +107,7 @@ class McpSession:
 
     def retire(self) -> None:
         """Make the session unusable for new requests; those in progress may finish."""
-        self._retired = True
+        self._is_retired = True
 
     async def open(self) -> None:
         """Wait until the connection is established. Raises the `ToolServerError` family."""
@@ -134,10 +134,10 @@ class McpSession:
         try:
             done, _ = await asyncio.wait({task}, timeout=max(deadline - loop.time(), 0.0))
         except asyncio.CancelledError:
-            _leave(task, exchange)
+            _abort_task(task, exchange)
             raise
         if not done:
-            _leave(task, exchange)
+            _abort_task(task, exchange)
             raise TimeoutError
         if task.cancelled():
             raise NoAnswer
@@ -174,14 +174,14 @@ class McpSession:
                 async with self._connected() as client:
                     scope.deadline = float("inf")
                     self._client.set_result(client)
-                    await self._keep(client)
+                    await self._maintain(client)
                     scope.deadline = anyio.current_time() + self._limits.closing_s
         except Exception as error:
             failure = error
         finally:
             self._ended.set()
             if not self._client.done():
-                self._client.set_exception(self._why(failure))
+                self._client.set_exception(self._connection_error(failure))
                 self._client.exception()  # retrieve it: the caller may have left
         if failure is not None:
             log.info(
@@ -240,7 +240,7 @@ class McpSession:
         ):
             yield inbox, outbox
 
-    async def _keep(self, client: Client) -> None:
+    async def _maintain(self, client: Client) -> None:
         """Maintain the connection until it ends, and listen for changes of its tools meanwhile."""
         capabilities = client.server_capabilities.tools
         listening = (
@@ -252,12 +252,12 @@ class McpSession:
             if listening:
                 group.start_soon(self._listen, client)
             if self._http is not None:
-                group.start_soon(self._until_broken, self._http)
+                group.start_soon(self._wait_until_broken, self._http)
             await self._stop.wait()
             group.cancel_scope.cancel()
 
-    async def _until_broken(self, http: Outgoing) -> None:
-        await http.broke.wait()
+    async def _wait_until_broken(self, http: Outgoing) -> None:
+        await http.has_broken.wait()
         self._stop.set()
 
     async def _listen(self, client: Client) -> None:
@@ -285,7 +285,7 @@ class McpSession:
         if isinstance(message, ToolListChangedNotification):
             self._changed()
 
-    def _why(self, failure: BaseException | None) -> ToolServerError:
+    def _connection_error(self, failure: BaseException | None) -> ToolServerError:
         """Return the error that explains a failed connection to its waiting callers."""
         label, exchange = self._server.label, self._opening
         name = f"The tool server {label!r}"
@@ -303,7 +303,7 @@ class McpSession:
             return ToolServerTimeout(f"{name} was not ready within {self._server.timeouts.connect_s:g} seconds.")
         if self._stop.is_set():
             return ToolServerUnavailable(f"{name} ended the connection before it was ready.")
-        if any(isinstance(error, MCPError | ValidationError | RuntimeError) for error in _leaves(failure)):
+        if any(isinstance(error, MCPError | ValidationError | RuntimeError) for error in _flatten(failure)):
             return ToolServerProtocolError(
                 f"{name} failed the MCP handshake: no common protocol version, or an invalid message."
             )
@@ -314,27 +314,27 @@ async def _run(work: Callable[[Client], Awaitable[T]], client: Client) -> T:
     return await work(client)
 
 
-def _leave(task: asyncio.Task[Any], exchange: Exchange) -> None:
+def _abort_task(task: asyncio.Task[Any], exchange: Exchange) -> None:
     # The SDK notifies the server on cancellation; the connection does not wait for the answer.
     task.cancel()
-    exchange.leave()
+    exchange.abort()
 
 
-def _give_up(task: asyncio.Task[Any], exchange: Exchange, turns: int = ANSWER_GRACE_ITERATIONS) -> None:
+def _give_up(task: asyncio.Task[Any], exchange: Exchange, iterations: int = ANSWER_GRACE_ITERATIONS) -> None:
     if task.done() or not exchange.ended:
         return
-    if turns:
-        asyncio.get_running_loop().call_soon(_give_up, task, exchange, turns - 1)
+    if iterations:
+        asyncio.get_running_loop().call_soon(_give_up, task, exchange, iterations - 1)
     else:
         task.cancel()
 
 
-def _leaves(error: BaseException) -> list[BaseException]:
+def _flatten(error: BaseException) -> list[BaseException]:
     if isinstance(error, BaseExceptionGroup):
-        return [leaf for inner in error.exceptions for leaf in _leaves(inner)]
+        return [leaf for inner in error.exceptions for leaf in _flatten(inner)]
     return [error]
 
 
 def _kinds(error: BaseException) -> str:
     """Describe an error by the class names alone: error texts may contain content and addresses."""
-    return ", ".join(sorted({type(leaf).__name__ for leaf in _leaves(error)}))
+    return ", ".join(sorted({type(leaf).__name__ for leaf in _flatten(error)}))

@@ -84,19 +84,19 @@ class SessionPool:
         try:
             # Concurrent callers wait for the connection that is already being opened.
             async with lock:
-                kept = self._sessions.get(key)
-                if kept is None or not kept.session.usable:
-                    kept = await self._start(server, key)
-            await kept.session.open()
+                pooled = self._sessions.get(key)
+                if pooled is None or not pooled.session.usable:
+                    pooled = await self._start(server, key)
+            await pooled.session.open()
         finally:
             if not lock.locked():
                 self._opening.pop(key, None)
-        return kept.session
+        return pooled.session
 
     async def aclose(self) -> None:
         self._closed = True
         await cancel_and_wait(self._sweeper)
-        sessions = [kept.session for kept in self._sessions.values()] + list(self._retired)
+        sessions = [pooled.session for pooled in self._sessions.values()] + list(self._retired)
         self._sessions.clear()
         self._retired.clear()
         await asyncio.gather(*(session.aclose() for session in sessions), *self._closing)
@@ -110,10 +110,10 @@ class SessionPool:
         issuer = server.oauth.issuer if server.oauth is not None else None
         path = Path(server.url, target, self.tls, server.timeouts.connect_s, issuer)
         session = McpSession(server, path, self._auth(server, key), self.limits, lambda: self.changed(key))
-        kept = self._sessions[key] = _PooledSession(session, server.timeouts.idle_s)
+        pooled = self._sessions[key] = _PooledSession(session, server.timeouts.idle_s)
         if self._sweeper is None or self._sweeper.done():
             self._sweeper = asyncio.create_task(self._sweep(), name="idle tool servers")
-        return kept
+        return pooled
 
     def _auth(self, server: ToolServer, key: str) -> httpx2.Auth | None:
         oauth = server.oauth
@@ -134,16 +134,16 @@ class SessionPool:
 
         It accepts no new requests, and those in progress may finish.
         """
-        kept = self._sessions.pop(key, None)
-        if kept is not None:
+        pooled = self._sessions.pop(key, None)
+        if pooled is not None:
             self.changed(key)
-            kept.session.retire()
-            self._retired.add(kept.session)
+            pooled.session.retire()
+            self._retired.add(pooled.session)
 
     def _make_room(self) -> None:
         if len(self._sessions) + len(self._retired) < self.limits.sessions:
             return
-        idle = [key for key, kept in self._sessions.items() if not kept.session.busy]
+        idle = [key for key, pooled in self._sessions.items() if not pooled.session.busy]
         if not idle:
             raise ToolServerUnavailable(
                 "Too many connections to tool servers are in use. Try again later.", retry_after_s=1.0
@@ -155,11 +155,11 @@ class SessionPool:
         """Close idle and retired connections. Ends when none is left."""
         loop = asyncio.get_running_loop()
         while self._sessions or self._retired:
-            shortest = min((kept.idle_s for kept in self._sessions.values()), default=SWEEP_S)
+            shortest = min((pooled.idle_s for pooled in self._sessions.values()), default=SWEEP_S)
             await asyncio.sleep(min(SWEEP_S, max(shortest / 4, 0.05)))
-            for key, kept in list(self._sessions.items()):
-                idle = not kept.session.busy and loop.time() - kept.session.used_at > kept.idle_s
-                if idle or not kept.session.usable:
+            for key, pooled in list(self._sessions.items()):
+                idle = not pooled.session.busy and loop.time() - pooled.session.used_at > pooled.idle_s
+                if idle or not pooled.session.usable:
                     self._part(key)
             self._collect()
 

@@ -23,7 +23,7 @@ from mcp.shared.message import SessionMessage
 from mcp_types import jsonrpc_message_adapter
 
 from unisono.core.tools import Command
-from unisono.mcp.json_trim import TrimLimitReached, light
+from unisono.mcp.json_trim import TrimLimitReached, trim
 from unisono.mcp.limits import McpLimits
 from unisono.mcp.messages import OutgoingMessage, encoded
 from unisono.mcp.subprocess_reaper import WATCH
@@ -32,6 +32,7 @@ log = logging.getLogger(__name__)
 
 # Grace period between closing its input, SIGTERM and SIGKILL, in seconds.
 GRACE_S: Final = 1.0
+# Lines of a program's standard error in the log; the rest is read and discarded.
 LOGGED_LINES: Final = 200
 LOGGED_CHARACTERS: Final = 500
 
@@ -113,7 +114,7 @@ async def _messages(
         if not line:
             return
         try:
-            line = await light(line, limits)
+            line = await trim(line, limits)
         except TrimLimitReached:
             log.warning(
                 "tool server wrote a message with too many values; its session ends", extra={"tool_server": label}

@@ -39,12 +39,12 @@ class WatchedTransport:
     ) -> None:
         self._inner = inner
         self._ended = ended
-        self._by_wire = by_wire
+        self._ids_by_wire_id = by_wire
         self._entries = entries
 
     async def __aenter__(self) -> tuple[_Inbox, _Outbox]:
         reading, writing = await self._inner.__aenter__()
-        return _Inbox(reading, self._ended, self._entries), _Outbox(writing, by_wire=self._by_wire)
+        return _Inbox(reading, self._ended, self._entries), _Outbox(writing, by_wire=self._ids_by_wire_id)
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None

@@ -45,7 +45,7 @@ class Watch:
             self._groups.add(group)
             if self._watcher is None or not _send(self._watcher, b"+%d\n" % group):
                 # The previous watcher has died, and its list with it.
-                self._leave()
+                self._end()
                 self._start()
 
     def end(self, group: int) -> None:
@@ -53,7 +53,7 @@ class Watch:
         with self._lock:
             self._groups.discard(group)
             if not self._groups:
-                self._leave()
+                self._end()
             elif self._watcher is not None:
                 _send(self._watcher, b"-%d\n" % group)
 
@@ -69,7 +69,7 @@ class Watch:
         )
         _send(self._watcher, b"".join(b"+%d\n" % group for group in sorted(self._groups)))
 
-    def _leave(self) -> None:
+    def _end(self) -> None:
         watcher, self._watcher = self._watcher, None
         if watcher is None:
             return

@@ -11,7 +11,7 @@ from unisono.core.trace_context import TraceContext
 
 
 @contextmanager
-def below(trace: TraceContext | None) -> Iterator[None]:
+def child_of(trace: TraceContext | None) -> Iterator[None]:
     """Make `trace` the parent of requests sent in this context and in tasks started in it."""
     if trace is None:
         yield

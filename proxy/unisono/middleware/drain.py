@@ -24,7 +24,7 @@ AGAIN_S = 1.0
 QUIET_S = 1.0
 
 
-def leaving() -> ShuttingDown:
+def shutdown_error() -> ShuttingDown:
     return ShuttingDown("The gateway is shutting down; ask again.", retry_after_s=AGAIN_S)
 
 
@@ -32,27 +32,27 @@ def leaving() -> ShuttingDown:
 class OpenRequest:
     """One request, or one WebSocket, from its first line to the end of its answer.
 
-    `runs` are its current generation streams. `active_at` is the time of the last message on a WebSocket, by the
+    `streams` are its current generation streams. `active_at` is the time of the last message on a WebSocket, by the
     monotonic clock. `ended` is True once the request was cancelled from outside.
     """
 
     task: asyncio.Task[object]
     socket: bool = False
-    runs: set[DrainingStream] = field(default_factory=set)
+    streams: set[DrainingStream] = field(default_factory=set)
     active_at: float = 0.0
     ended: bool = False
 
-    def quiet(self) -> bool:
+    def is_idle(self) -> bool:
         """Return True for an idle WebSocket.
 
         The quiet period lets a finished stream's result be stored and sent.
         """
-        return self.socket and not self.runs and monotonic() - self.active_at > QUIET_S
+        return self.socket and not self.streams and monotonic() - self.active_at > QUIET_S
 
-    def fail_runs(self) -> None:
+    def fail_streams(self) -> None:
         """Make all generation streams of the request fail; its API surface reports the error."""
-        for run in list(self.runs):
-            run.fail()
+        for stream in list(self.streams):
+            stream.fail()
 
     def end(self) -> None:
         """Cancel the request's task; the code that opened it sees the cancellation and `ended`."""
@@ -69,14 +69,14 @@ class DrainingService(GenerationService):
     """Generation service whose streams end with their request."""
 
     def __init__(self, service: GenerationService) -> None:
-        self._turns = service
+        self._service = service
 
     def start(self, generation_request: GenerationRequest) -> GenerationStream:
-        run, request = self._turns.start(generation_request), OPEN.get()
-        return run if request is None else DrainingStream(run, request)
+        stream, request = self._service.start(generation_request), OPEN.get()
+        return stream if request is None else DrainingStream(stream, request)
 
     async def count(self, request: GenerationRequest) -> int:
-        return await self._turns.count(request)
+        return await self._service.count(request)
 
 
 class DrainingStream(WrappedStream):
@@ -86,24 +86,24 @@ class DrainingStream(WrappedStream):
         super().__init__(stream)
         self._request = request
         # Task that waits for the next batch.
-        self._waiting: asyncio.Task[object] | None = None
+        self._read_task: asyncio.Task[object] | None = None
         self._failed = asyncio.Event()
 
     def fail(self) -> None:
         """Raise `ShuttingDown` in the consumer, now or at its next batch."""
         if not self._failed.is_set():
             self._failed.set()
-            if self._waiting is not None:
-                self._waiting.cancel()
+            if self._read_task is not None:
+                self._read_task.cancel()
 
     async def _each(self) -> AsyncGenerator[list[Event]]:
-        batches = aiter(self._run)
-        self._request.runs.add(self)
+        batches = aiter(self._stream)
+        self._request.streams.add(self)
         try:
             while True:
                 if self._failed.is_set():
-                    raise leaving()
-                self._waiting = waiting = asyncio.current_task()
+                    raise shutdown_error()
+                self._read_task = waiting = asyncio.current_task()
                 try:
                     batch = await anext(batches)
                 except StopAsyncIteration:
@@ -112,9 +112,9 @@ class DrainingStream(WrappedStream):
                     # If the client left at the same moment, the failure has no reader either.
                     if not self._failed.is_set() or waiting is None or waiting.uncancel():
                         raise
-                    raise leaving() from None
+                    raise shutdown_error() from None
                 finally:
-                    self._waiting = None
+                    self._read_task = None
                 yield batch
         finally:
-            self._request.runs.discard(self)
+            self._request.streams.discard(self)

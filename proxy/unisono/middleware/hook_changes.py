@@ -106,7 +106,7 @@ def to_note(
     old, new = before.conversation, after.conversation
     note: dict[str, Json] = {}
     if new.items is not old.items:
-        first, last = _unlike(old.items, new.items)
+        first, last = _common_ends(old.items, new.items)
         records: list[Json] = [to_record(item) for item in new.items[first : len(new.items) - last]]
         note |= {ITEMS: records, FIRST: first, LAST: last}
     if new.preamble.instructions != old.preamble.instructions:
@@ -121,7 +121,7 @@ def to_note(
     return note
 
 
-def _unlike(old: Sequence[Item], new: Sequence[Item]) -> tuple[int, int]:
+def _common_ends(old: Sequence[Item], new: Sequence[Item]) -> tuple[int, int]:
     """Return the numbers of equal items at the beginning and at the end."""
     most = min(len(old), len(new))
     first = next((at for at in range(most) if old[at] is not new[at]), most)
@@ -140,9 +140,9 @@ def from_note(
             conversation = replace(conversation, items=_noted_items(conversation.items, read))
         effort = Effort(read[EFFORT]) if EFFORT in read else None
         sampling = _noted_sampling(read[SAMPLING]) if SAMPLING in read else None
-        said = {str(name): dict(words) for name, words in read.get(SAID, {}).items()}
+        texts = {str(name): dict(words) for name, words in read.get(SAID, {}).items()}
         rest = Changes(instructions=read.get(INSTRUCTIONS), effort=effort, sampling=sampling)
-        return changed(replace(request, conversation=conversation), rest), said
+        return changed(replace(request, conversation=conversation), rest), texts
     except (KeyError, TypeError, ValueError, AttributeError) as failure:
         raise StoreUnreadable("What hooks changed of this turn cannot be read.") from failure
 

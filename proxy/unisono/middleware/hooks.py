@@ -51,7 +51,7 @@ class NamedHook:
     open: bool = False
     failed: Failed | None = None
 
-    async def ask(self, call: str, request_id: str, answering: Awaitable[T]) -> T | None:
+    async def call(self, call: str, request_id: str, answering: Awaitable[T]) -> T | None:
         """Await the hook's result, within the hook's timeout; return None on an ignored failure.
 
         Raises `Refused`, and `HookFailed` if the hook is mandatory.
@@ -80,7 +80,7 @@ class NamedHook:
         return None
 
     @property
-    def looks_behind(self) -> bool:
+    def checks_answers(self) -> bool:
         """True if the hook implements `after`."""
         return type(self.hook).after is not Hook.after
 
@@ -89,15 +89,15 @@ class HookedService(GenerationService):
     """Generation service that calls hooks in order."""
 
     def __init__(self, service: GenerationService, hooks: Sequence[NamedHook]) -> None:
-        self.turns = service
+        self.service = service
         self.hooks = tuple(hooks)
-        self.looking_behind = tuple(hook for hook in self.hooks if hook.looks_behind)
+        self.answer_hooks = tuple(hook for hook in self.hooks if hook.checks_answers)
 
     def start(self, request: GenerationRequest) -> GenerationStream:
         return HookedStream(self, request)
 
     async def count(self, request: GenerationRequest) -> int:
-        return await self.turns.count(request)
+        return await self.service.count(request)
 
 
 class HookedStream(BatchStream):
@@ -105,64 +105,66 @@ class HookedStream(BatchStream):
 
     def __init__(self, hooked: HookedService, request: GenerationRequest) -> None:
         self.report = GenerationReport()
-        self._hooked = hooked
-        self._turn = request
-        self._run: GenerationStream | None = None
+        self._service = hooked
+        self._request = request
+        self._stream: GenerationStream | None = None
 
     async def admit(self) -> None:
-        if self._run is None:
-            self._run = await self._asked_for()
-        await self._run.admit()
+        if self._stream is None:
+            self._stream = await self._start_stream()
+        await self._stream.admit()
 
     async def aclose(self) -> None:
         await super().aclose()
-        if self._run is not None:
-            await self._run.aclose()
+        if self._stream is not None:
+            await self._stream.aclose()
 
     async def _each(self) -> AsyncGenerator[list[Event]]:
-        run = await self._asked_for() if self._run is None else self._run
-        async with aclosing(run):
-            if not self._hooked.looking_behind:
-                async for batch in run:
+        stream = await self._start_stream() if self._stream is None else self._stream
+        async with aclosing(stream):
+            if not self._service.answer_hooks:
+                async for batch in stream:
                     yield batch
                 return
-            said: list[Closed] = []
-            async for batch in run:
-                said += (event for event in batch if type(event) is Closed)
+            closed_items: list[Closed] = []
+            async for batch in stream:
+                closed_items += (event for event in batch if type(event) is Closed)
                 if batch and isinstance(last := batch[-1], Finished):
-                    await self._after(said, last)
+                    await self._after(closed_items, last)
                 yield batch
 
     # -- before
 
-    async def _asked_for(self) -> GenerationStream:
-        self._turn = self._again(self._turn) if self._turn.journal else await self._before(self._turn)
-        run = self._hooked.turns.start(self._turn)
+    async def _start_stream(self) -> GenerationStream:
+        self._request = (
+            self._restore_changes(self._request) if self._request.journal else await self._before(self._request)
+        )
+        stream = self._service.service.start(self._request)
         # The consumer of this stream already holds its report.
-        run.report = self.report
-        return run
+        stream.report = self.report
+        return stream
 
     async def _before(self, request: GenerationRequest) -> GenerationRequest:
         """Call `before` of all hooks. Raises `Refused`, `HookFailed`."""
-        asked = request
-        for hook in self._hooked.hooks:
-            request = await self._asked(hook, request)
-        if request is not asked and request.passthrough is not None:
-            request = _kept_here(request, request.passthrough)
-        if not request.is_journal_stored or (request is asked and not self.report.hooks):
+        original = request
+        for hook in self._service.hooks:
+            request = await self._apply_before(hook, request)
+        if request is not original and request.passthrough is not None:
+            request = _without_passthrough(request, request.passthrough)
+        if not request.is_journal_stored or (request is original and not self.report.hooks):
             # The request is never resumed, or there is nothing to note.
             return request
-        return replace(request, journal_note=to_note(asked, request, self.report.hooks))
+        return replace(request, journal_note=to_note(original, request, self.report.hooks))
 
-    async def _asked(self, hook: NamedHook, request: GenerationRequest) -> GenerationRequest:
-        asked = await hook.ask("before", request.request_id, _before(hook.hook, request))
-        if asked is None:
+    async def _apply_before(self, hook: NamedHook, request: GenerationRequest) -> GenerationRequest:
+        changes = await hook.call("before", request.request_id, _before(hook.hook, request))
+        if changes is None:
             return request
-        request, annotation = asked
+        request, annotation = changes
         self._annotate(hook, annotation)
         return request
 
-    def _again(self, request: GenerationRequest) -> GenerationRequest:
+    def _restore_changes(self, request: GenerationRequest) -> GenerationRequest:
         """Return the request as hooks changed it when its journal began. Raises `StoreUnreadable`."""
         note = noted_in(request.journal)
         if note is None:
@@ -175,11 +177,11 @@ class HookedStream(BatchStream):
 
     async def _after(self, closed: Sequence[Closed], finished: Finished) -> None:
         """Call `after` of all hooks. Raises `Refused` if nothing was emitted, and `HookFailed`."""
-        request = request_of(self._turn)
+        request = request_of(self._request)
         answer = Answer(tuple(closed), finished.reason, finished.usage, tuple(self.report.recoveries))
-        for hook in self._hooked.looking_behind:
+        for hook in self._service.answer_hooks:
             try:
-                annotation = await hook.ask("after", request.request_id, _after(hook.hook, request, answer))
+                annotation = await hook.call("after", request.request_id, _after(hook.hook, request, answer))
             except Refused as refusal:
                 if request.whole:
                     raise
@@ -191,7 +193,7 @@ class HookedStream(BatchStream):
             self.report.hooks[hook.name] = self.report.hooks.get(hook.name, {}) | annotation
 
 
-def _kept_here(request: GenerationRequest, passthrough: PassthroughRequest) -> GenerationRequest:
+def _without_passthrough(request: GenerationRequest, passthrough: PassthroughRequest) -> GenerationRequest:
     """Return a request that hooks changed without its pass-through body.
 
     The body lacks the changes and must not be sent. Raises HookFailed unless the engine answers first.

@@ -43,7 +43,7 @@ class Refusal:
     """Error for a limit; `again_s` is the retry delay if none is known."""
 
     error: type[LimitReached]
-    words: str
+    message: str
     again_s: float
 
 
@@ -80,29 +80,29 @@ class MeteredService(GenerationService):
         lenient: bool = False,
         clock: Callable[[], float] = time.time,
     ) -> None:
-        self.turns = service
-        self.books = ledger
+        self.service = service
+        self.ledger = ledger
         self.prices = prices
-        self.lenient = lenient
+        self.is_lenient = lenient
         self.clock = clock
 
     def start(self, request: GenerationRequest) -> GenerationStream:
         return MeteredStream(self, request)
 
     async def count(self, request: GenerationRequest) -> int:
-        return await self.turns.count(request)
+        return await self.service.count(request)
 
     async def claim(self, request: GenerationRequest, caller: Caller) -> QuotaReservation:
         """Return the reservation for a request. Raises the errors of an invalid conversation."""
         limits, price = caller.limits, self.prices.ceiling(request.model)
-        sent = await self.turns.count(request) if limits.has_budget else _guessed(request)
+        sent = await self.service.count(request) if limits.has_budget else _estimated_tokens(request)
         # No answer is longer, whatever number a client sends; stores and prices compute with the reserved amount.
         most = MOST if request.max_tokens is None else min(request.max_tokens, MOST)
         least = min(most, EXPECTED)
         if limits.tpm is not None:
             # A request that fits into a minute at all is not refused because of an estimate.
             least = max(1, min(least, limits.tpm - sent))
-        begun, ends = limits.budget_period.window(self.clock(), limits.budget_since)
+        start, ends = limits.budget_period.window(self.clock(), limits.budget_since)
         return QuotaReservation(
             account=Account(request.tenant, caller.key),
             once=token_hex(12),
@@ -110,10 +110,10 @@ class MeteredService(GenerationService):
             input=sent,
             expected_output=least + len(request.journal),
             max_output=most,
-            for_s=self.books.reservation_s,
-            input_cost=price.of_input(sent),
+            for_s=self.ledger.reservation_s,
+            input_cost=price.input_cost(sent),
             output_price=price.output,
-            period=f"{limits.budget_period.kind}:{begun:.0f}",
+            period=f"{limits.budget_period.kind}:{start:.0f}",
             period_ends=ends,
             is_owed=bool(request.journal),
         )
@@ -125,16 +125,16 @@ class MeteredService(GenerationService):
         prompt = 0
         # The stream raises the same error.
         with suppress(UnisonoError):
-            prompt = await self.turns.count(request)
+            prompt = await self.service.count(request)
         return Usage(prompt_tokens=prompt, completion_tokens=generated_in(request.journal))
 
     def charge_journal(self, tenant: str, key: str, model: str, response_id: str, journal: Tokens) -> None:
         """Charge the journal of a response that fails before another stream can continue it."""
-        turn = GenerationRequest(
+        request = GenerationRequest(
             model, Conversation(Preamble()), tenant=tenant, caller=Caller(tenant, key), seed=response_id
         )
         usage = Usage(completion_tokens=generated_in(journal))
-        self.books.record(self.settlement(turn, usage, "", "", None, errors=1))
+        self.ledger.record(self.settlement(request, usage, "", "", None, errors=1))
 
     def settlement(
         self,
@@ -150,15 +150,15 @@ class MeteredService(GenerationService):
         Processes that continue one response thus charge each token once.
         """
         price = self.prices.settled(request.model, backend)
-        sent, made = usage.prompt_tokens, usage.completion_tokens
+        sent, generated = usage.prompt_tokens, usage.completion_tokens
         used = TokenUsage(
             requests=1,
             errors=errors,
             input=sent,
             cached=usage.cached_tokens,
-            output=made,
+            output=generated,
             reasoning=usage.reasoning_tokens,
-            cost=price.of_input(sent, usage.cached_tokens) + price.of_output(made),
+            cost=price.input_cost(sent, usage.cached_tokens) + price.output_cost(generated),
         )
         day = datetime.fromtimestamp(self.clock(), UTC).date().isoformat()
         key = request.caller.key if request.caller is not None else ""
@@ -170,14 +170,14 @@ class MeteredStream(WrappedStream):
     """Stream with quotas; a stream that is never iterated is not counted."""
 
     def __init__(self, metered: MeteredService, request: GenerationRequest) -> None:
-        super().__init__(metered.turns.start(request))
+        super().__init__(metered.service.start(request))
         self._metered = metered
-        self._turn = request
+        self._request = request
         self._reserved = False
-        self._begun = False
-        self._claim: QuotaReservation | None = None
+        self._is_reserved = False
+        self._reservation: QuotaReservation | None = None
         # True if the budget limits the answer.
-        self._cut = False
+        self._is_capped = False
         # Usage of earlier streams, whose journal this stream continues.
         self._journal_usage = Usage()
 
@@ -187,16 +187,16 @@ class MeteredStream(WrappedStream):
         Raises `LimitReached`, `StoreUnavailable`, and refusals of the inner stream. Such a refusal is an error in the
         ledger, and nothing is generated.
         """
-        await self._hold()
+        await self._reserve_once()
         try:
-            await self._run.admit()
+            await self._stream.admit()
         except Exception:
-            self._begun = True
-            self._metered.books.record(self._settlement(Usage(), errors=1))
+            self._is_reserved = True
+            self._metered.ledger.record(self._settlement(Usage(), errors=1))
             raise
 
-    async def _hold(self) -> None:
-        caller = self._turn.caller
+    async def _reserve_once(self) -> None:
+        caller = self._request.caller
         if not self._reserved and caller is not None and caller.limits.limited:
             await self._reserve(caller)
         self._reserved = True
@@ -204,22 +204,22 @@ class MeteredStream(WrappedStream):
     async def aclose(self) -> None:
         if self._batches is not None:
             await self._batches.aclose()
-        if self._claim is not None and not self._begun:
-            self._metered.books.release(self._claim)
-            self._claim = None
-        await self._run.aclose()
+        if self._reservation is not None and not self._is_reserved:
+            self._metered.ledger.release(self._reservation)
+            self._reservation = None
+        await self._stream.aclose()
 
     async def _each(self) -> AsyncGenerator[list[Event]]:
-        books = self._metered.books
-        await self._hold()
-        self._journal_usage = await self._metered.journal_usage(self._turn)
-        self._begun = True
+        books = self._metered.ledger
+        await self._reserve_once()
+        self._journal_usage = await self._metered.journal_usage(self._request)
+        self._is_reserved = True
         settled, failed = False, False
         try:
-            async with aclosing(self._run) as run:
-                async for batch in run:
+            async with aclosing(self._stream) as stream:
+                async for batch in stream:
                     if batch and isinstance(last := batch[-1], Finished):
-                        self._note(last)
+                        self._record_finish(last)
                         settled = True
                         await books.settle(self._settlement(last.usage))
                     yield batch
@@ -231,27 +231,27 @@ class MeteredStream(WrappedStream):
                 books.record(self._settlement(self._usage_so_far(), errors=int(failed)))
 
     async def _reserve(self, caller: Caller) -> None:
-        metered, turn = self._metered, self._turn
-        claim = await metered.claim(turn, caller)
-        if (standing := await self._standing(claim)) is None:
+        metered, request = self._metered, self._request
+        claim = await metered.claim(request, caller)
+        if (status := await self._status(claim)) is None:
             return
-        if standing.refused is not None:
-            raise refused(standing.refused, standing)
-        self._claim = claim
-        self.report.standing = standing
-        if standing.output is None:
+        if status.refused is not None:
+            raise refused(status.refused, status)
+        self._reservation = claim
+        self.report.standing = status
+        if status.output is None:
             return
-        self._cut = standing.output < claim.max_output
+        self._is_capped = status.output < claim.max_output
         # No context holds more than MOST; a pass-through request states its limit itself.
-        if self._cut or turn.passthrough is not None:
-            run = metered.turns.start(replace(turn, max_tokens=standing.output))
+        if self._is_capped or request.passthrough is not None:
+            stream = metered.service.start(replace(request, max_tokens=status.output))
             # The consumer of this stream already holds its report.
-            run.report = self.report
-            self._run = run
+            stream.report = self.report
+            self._stream = stream
 
-    async def _standing(self, claim: QuotaReservation) -> QuotaStatus | None:
+    async def _status(self, claim: QuotaReservation) -> QuotaStatus | None:
         """Return the status of a claim; None if the request is unlimited because the store is down."""
-        books, is_lenient = self._metered.books, self._metered.lenient
+        books, is_lenient = self._metered.ledger, self._metered.is_lenient
         # A budget must not be overdrawn, and this process does not know how much of it others spend.
         can_count_locally = not is_lenient and not claim.limits.has_budget
         # A request does not wait for a store that just failed.
@@ -266,8 +266,8 @@ class MeteredStream(WrappedStream):
                 return None
             raise
 
-    def _note(self, finished: Finished) -> None:
-        if self._cut and finished.reason is FinishReason.LENGTH and not self.report.unmet:
+    def _record_finish(self, finished: Finished) -> None:
+        if self._is_capped and finished.reason is FinishReason.LENGTH and not self.report.unmet:
             self.report.unmet = "The budget of this key had no room for a longer answer."
 
     def _usage_so_far(self) -> Usage:
@@ -275,32 +275,32 @@ class MeteredStream(WrappedStream):
         facts, before = self.report.facts.usage, self._journal_usage
         # The prompt of a continued answer ends in its journal, which already counts as output.
         prompt = self.report.prompted or before.prompt_tokens or facts.prompt_tokens
-        made = before.completion_tokens + facts.completion_tokens
+        generated = before.completion_tokens + facts.completion_tokens
         cached = min(facts.cached_tokens, prompt)
-        return replace(facts, prompt_tokens=prompt, completion_tokens=made, cached_tokens=cached)
+        return replace(facts, prompt_tokens=prompt, completion_tokens=generated, cached_tokens=cached)
 
     def _settlement(self, usage: Usage, errors: int = 0) -> UsageRecord:
-        turn, report = self._turn, self.report
-        served = "" if report.served_model == turn.model else report.served_model
-        return self._metered.settlement(turn, usage, report.backend, served, self._claim, errors)
+        request, report = self._request, self.report
+        served = "" if report.served_model == request.model else report.served_model
+        return self._metered.settlement(request, usage, report.backend, served, self._reservation, errors)
 
 
-def refused(limit: QuotaKind, standing: QuotaStatus) -> LimitReached:
+def refused(limit: QuotaKind, status: QuotaStatus) -> LimitReached:
     refusal = REFUSALS[limit]
-    again_s = refusal.again_s if standing.retry_after_s is None else standing.retry_after_s
-    return refusal.error(refusal.words, retry_after_s=again_s, quota=standing)
+    again_s = refusal.again_s if status.retry_after_s is None else status.retry_after_s
+    return refusal.error(refusal.message, retry_after_s=again_s, quota=status)
 
 
-def _guessed(request: GenerationRequest) -> int:
+def _estimated_tokens(request: GenerationRequest) -> int:
     return estimated(request.conversation) if request.passthrough is None else AROUND + request.passthrough.tokens
 
 
 def estimated(conversation: Conversation) -> int:
     """Estimate the tokens of a prompt, rather too many, without rendering it."""
-    return AROUND + sum(map(_letters, _texts(conversation))) // BYTES_PER_TOKEN
+    return AROUND + sum(map(_byte_length, _texts(conversation))) // BYTES_PER_TOKEN
 
 
-def _letters(text: str) -> int:
+def _byte_length(text: str) -> int:
     # Count bytes; for ASCII, the length is the same and costs nothing.
     return len(text) if text.isascii() else len(text.encode("utf-8", "surrogatepass"))
 

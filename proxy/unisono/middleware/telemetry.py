@@ -85,7 +85,7 @@ class ObservedService(GenerationService):
         recorded: bool = False,
         new_trace: NewTrace | None = None,
     ) -> None:
-        self._turns = service
+        self._service = service
         self._observers = tuple(observers)
         self._background = background
         self._recorded = recorded
@@ -111,10 +111,10 @@ class ObservedService(GenerationService):
             span_parent=arrived.span_id if arrived is not None else "",
             recorded_request=to_record(request) if self._recorded else None,
         )
-        return ObservedStream(self._turns.start(request), began, self._observers)
+        return ObservedStream(self._service.start(request), began, self._observers)
 
     async def count(self, request: GenerationRequest) -> int:
-        return await self._turns.count(request)
+        return await self._service.count(request)
 
 
 @dataclass(slots=True)
@@ -125,16 +125,16 @@ class ObservedProgress:
     channels: dict[str, int] = field(default_factory=dict)
     repairs: list[Repaired] = field(default_factory=list)
     finished: Finished | None = None
-    said: list[Closed | Repaired] = field(default_factory=list)
+    collected: list[Closed | Repaired] = field(default_factory=list)
 
-    def keep(self, batch: Sequence[Event]) -> None:
+    def collect(self, batch: Sequence[Event]) -> None:
         """Collect the events of a recorded generation."""
         for event in batch:
             # Nearly all events are deltas, which are not collected.
             if type(event) is not Delta and isinstance(event, (Closed, Repaired)):
-                self.said.append(event)
+                self.collected.append(event)
 
-    def see(self, batch: Sequence[Event]) -> None:
+    def count(self, batch: Sequence[Event]) -> None:
         for event in batch:
             kind = type(event)
             if kind is Delta:
@@ -167,26 +167,26 @@ class ObservedStream(WrappedStream):
 
     def __init__(self, stream: GenerationStream, began: GenerationStarted, observers: Sequence[Observer]) -> None:
         super().__init__(stream)
-        self._began = began
+        self._start = began
         self._observers = observers
 
     async def _each(self) -> AsyncGenerator[list[Event]]:
         for observer in self._observers:
-            _shielded(observer.generation_started, self._began)
+            _call_observer(observer.generation_started, self._start)
         seen, outcome, error = ObservedProgress(), GenerationOutcome.LEFT, ""
         # The first batch of a resumed stream repeats an earlier one's output, which was already reported.
-        told, recorded = self._began.resumed, self._began.recorded_request is not None
+        has_started, recorded = self._start.resumed, self._start.recorded_request is not None
         try:
-            async with aclosing(self._run):
-                async for batch in self._run:
+            async with aclosing(self._stream):
+                async for batch in self._stream:
                     if recorded:
-                        seen.keep(batch)
-                    if told:
-                        told = False
+                        seen.collect(batch)
+                    if has_started:
+                        has_started = False
                     else:
                         if seen.first_s is None:
                             seen.first_s = self.report.now_s()
-                        seen.see(batch)
+                        seen.count(batch)
                     yield batch
             outcome = GenerationOutcome.COMPLETED
         except UnisonoError as failure:
@@ -200,12 +200,12 @@ class ObservedStream(WrappedStream):
             outcome, error = GenerationOutcome.FAILED, InternalError.code
             raise
         finally:
-            done = done_of(self._began, self.report, seen, outcome, error)
+            done = to_done(self._start, self.report, seen, outcome, error)
             for observer in self._observers:
-                _shielded(observer.ended, done)
+                _call_observer(observer.ended, done)
 
 
-def done_of(
+def to_done(
     began: GenerationStarted, report: GenerationReport, seen: ObservedProgress, outcome: GenerationOutcome, error: str
 ) -> GenerationDone:
     finished, facts = seen.finished, report.facts
@@ -230,11 +230,11 @@ def done_of(
         left_out=report.left_out,
         unmet=report.unmet,
         journal=report.journal,
-        output=seen.said,
+        output=seen.collected,
     )
 
 
-def _shielded(tell: Callable[[Told], None], result: Told) -> None:
+def _call_observer(tell: Callable[[Told], None], result: Told) -> None:
     try:
         tell(result)
     except Exception as error:

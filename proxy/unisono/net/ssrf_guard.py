@@ -33,6 +33,7 @@ Resolver: TypeAlias = Callable[[str, int], Awaitable[Sequence[str]]]
 
 # Scheme, host, port, path with query. ASCII only, no user, no fragment, no escapes in the host.
 _URL = re.compile(r"(https?)://(\[[0-9a-fA-F:.]+\]|[^/?#\[\]:@\\%]+)(?::([0-9]{1,5}))?([/?][!-\"$-~]*)?")
+# Label of a host name. Underscores occur in names of internal services.
 _LABEL = re.compile(r"[a-z0-9_](?:[a-z0-9_-]{0,61}[a-z0-9_])?")
 _NUMBER = re.compile(r"[0-9]+|0x[0-9a-f]*")
 _DEFAULT_PORTS: Final = {"http": 80, "https": 443}

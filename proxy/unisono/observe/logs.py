@@ -24,6 +24,7 @@ _STANDARD = frozenset(vars(logging.LogRecord("", 0, "", 0, "", None, None))) | {
 _BEARER = re.compile(r"(?i)\b(bearer|basic)\s+[^\s\"',;]+")
 # Virtual keys issued by the gateway, also partial ones. None of them is in the configuration.
 _VIRTUAL = re.compile(r"sk-uni-[A-Za-z0-9_%-]+")
+# User and password in a URL, which library errors repeat.
 _USERINFO = re.compile(r"://[^/\s@\"']+@")
 
 

@@ -98,14 +98,19 @@ class Instruments:
         )
 
     def _define_requests(self) -> None:
-        turn = ("model", "surface")
-        self.requests = self._counter("requests", "Generation requests, by outcome.", *turn, "outcome", "error")
+        request_labels = ("model", "surface")
+        self.requests = self._counter(
+            "requests", "Generation requests, by outcome.", *request_labels, "outcome", "error"
+        )
         self.in_flight = self._gauge("requests_in_flight", "Generation requests in progress.", "model")
         self.duration = self._histogram(
-            "request_duration", "Time from a request to the end of its answer.", *turn, bounds=WHOLE_S
+            "request_duration", "Time from a request to the end of its answer.", *request_labels, bounds=WHOLE_S
         )
         self.first = self._histogram(
-            "time_to_first_token", "Time from a request to the first token of a backend.", *turn, bounds=FIRST_S
+            "time_to_first_token",
+            "Time from a request to the first token of a backend.",
+            *request_labels,
+            bounds=FIRST_S,
         )
         self.queue = self._histogram(
             "request_queue_time", "Time that requests wait for a slot on a backend.", "model", bounds=FIRST_S
@@ -142,7 +147,7 @@ class Instruments:
             bounds=GAPS_S,
         )
         self.prefilled = self._counter("backend_prompt_tokens", "Prompt tokens sent to backends.", *backend)
-        self.had = self._counter(
+        self.answers_with_recoveries = self._counter(
             "backend_prompt_tokens_cached", "Prompt tokens sent to backends that they reported as cached.", *backend
         )
         self.up = self._gauge("backend_up", "1 if a backend is ready, else 0.", *backend, over="livemin")

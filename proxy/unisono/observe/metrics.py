@@ -25,6 +25,7 @@ LOOK_S: Final = 1.0
 BEAT_S: Final = 0.1
 # Label for values that no table and no configuration contains.
 OTHER: Final = "other"
+# Any other method is counted as `other`: clients choose methods, and each label value costs memory.
 METHODS: Final = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
 CIRCUITS: Final = {"closed": 0, "half-open": 1, "open": 2}
 STATE: Final = Path("/proc/self/statm")
@@ -61,8 +62,8 @@ class Metrics(Observer):
         self._servers: frozenset[str] = frozenset()
         self._models: frozenset[str] = frozenset()
         self._backends: frozenset[tuple[str, str]] = frozenset()
-        self._looking: asyncio.Task[None] | None = None
-        self._look_now: Callable[[], None] = lambda: None
+        self._watch_task: asyncio.Task[None] | None = None
+        self._sample_now: Callable[[], None] = lambda: None
         self._cpu_s = 0.0
         self._circuits: set[tuple[str, str, str]] = set()
 
@@ -140,7 +141,7 @@ class Metrics(Observer):
         every.generations.labels(model, backend, step.failure or "ok").inc()
         every.prefilled.labels(model, backend).inc(step.prompt_tokens)
         if step.cached_tokens:
-            every.had.labels(model, backend).inc(step.cached_tokens)
+            every.answers_with_recoveries.labels(model, backend).inc(step.cached_tokens)
         if step.first_token_s is not None:
             every.backend_first.labels(model, backend).observe(step.first_token_s - step.started_s)
             every.gaps.labels(model, backend).add(step.gaps, step.gaps_s)
@@ -179,40 +180,40 @@ class Metrics(Observer):
 
     # -- sampled state
 
-    def look(
+    def watch(
         self,
         backends: Callable[[], Iterable[DeploymentMetrics]],
         store_works: Callable[[], bool],
         unaccounted: Callable[[], int] = lambda: 0,
     ) -> asyncio.Task[None]:
         """Sample these sources instead of the previous ones, until the returned task is cancelled."""
-        if self._looking is not None:
-            self._looking.cancel()
-        self._look_now = lambda: self.look_once(backends(), store_works=store_works(), unaccounted=unaccounted())
-        self._looking = asyncio.create_task(self._look(), name="metrics")
-        return self._looking
+        if self._watch_task is not None:
+            self._watch_task.cancel()
+        self._sample_now = lambda: self.sample(backends(), store_works=store_works(), unaccounted=unaccounted())
+        self._watch_task = asyncio.create_task(self._sample_regularly(), name="metrics")
+        return self._watch_task
 
-    async def _look(self) -> None:
+    async def _sample_regularly(self) -> None:
         while True:
-            self._look_now()
+            self._sample_now()
             next_look = monotonic() + LOOK_S
             while (now := monotonic()) < next_look:
                 await asyncio.sleep(BEAT_S)
                 self._all.lag.observe(max(monotonic() - now - BEAT_S, 0.0))
 
-    def look_once(self, backends: Iterable[DeploymentMetrics], *, store_works: bool, unaccounted: int = 0) -> None:
+    def sample(self, backends: Iterable[DeploymentMetrics], *, store_works: bool, unaccounted: int = 0) -> None:
         every = self._all
         every.store_up.set(int(store_works))
         every.unaccounted.set(unaccounted)
         open_now: set[tuple[str, str, str]] = set()
-        for one in backends:
-            of = (one.model, one.name)
-            every.up.labels(*of).set(int(one.state == "ready"))
-            every.running.labels(*of).set(one.running)
-            every.claimed.labels(*of).set(one.tokens)
-            every.foreign.labels(*of).set(one.foreign)
-            every.waiting.labels(one.model).set(one.waiting)
-            for kind, phase in one.circuits.items():
+        for backend in backends:
+            of = (backend.model, backend.name)
+            every.up.labels(*of).set(int(backend.state == "ready"))
+            every.running.labels(*of).set(backend.running)
+            every.claimed.labels(*of).set(backend.tokens)
+            every.foreign.labels(*of).set(backend.foreign)
+            every.waiting.labels(backend.model).set(backend.waiting)
+            for kind, phase in backend.circuits.items():
                 every.circuit.labels(*of, kind).set(CIRCUITS.get(phase, 2))
                 open_now.add((*of, kind))
         for closed in self._circuits - open_now:
@@ -229,7 +230,7 @@ class Metrics(Observer):
 
     async def text(self) -> bytes:
         """Return all metrics in the Prometheus text format."""
-        self._look_now()
+        self._sample_now()
         # Reading the files of several workers takes a while and must not block the loop.
         return await asyncio.to_thread(
             generate_latest, _Present(self._all.registry_to_scrape().collect, self._backends)

@@ -65,11 +65,11 @@ class Exporter(Observer):
         self._count = count
         self._waiting: deque[Span] = deque()
         self._max_queued = most
-        self._at_once = min(AT_ONCE, most)
-        self._some = threading.Event()
-        self._enough = threading.Event()
+        self._max_batch = min(AT_ONCE, most)
+        self._has_spans = threading.Event()
+        self._has_batch = threading.Event()
         self._closing = threading.Event()
-        self._thread = threading.Thread(target=self._work, name="spans", daemon=True)
+        self._thread = threading.Thread(target=self._export_batches, name="spans", daemon=True)
         self.kinds: Mapping[str, str] = {}
 
     async def start(self) -> None:
@@ -81,8 +81,8 @@ class Exporter(Observer):
 
     def _close(self) -> None:
         self._closing.set()
-        self._enough.set()
-        self._some.set()
+        self._has_batch.set()
+        self._has_spans.set()
         if self._thread.is_alive():
             self._thread.join(CLOSING_S)
         self._exporter.shutdown()  # type: ignore[no-untyped-call]
@@ -92,39 +92,39 @@ class Exporter(Observer):
 
     def ended(self, done: GenerationDone) -> None:
         spans = spans_of(done, self.kinds)
-        taken = spans[: max(self._max_queued - len(self._waiting), 0)]
-        self._waiting += taken
+        accepted = spans[: max(self._max_queued - len(self._waiting), 0)]
+        self._waiting += accepted
         self._wake()
-        if len(taken) < len(spans):
-            self._count("dropped", len(spans) - len(taken))
+        if len(accepted) < len(spans):
+            self._count("dropped", len(spans) - len(accepted))
 
     def _wake(self) -> None:
         """Wake the thread if there is work."""
-        if self._waiting and not self._some.is_set():
-            self._some.set()
-        if len(self._waiting) >= self._at_once and not self._enough.is_set():
-            self._enough.set()
+        if self._waiting and not self._has_spans.is_set():
+            self._has_spans.set()
+        if len(self._waiting) >= self._max_batch and not self._has_batch.is_set():
+            self._has_batch.set()
 
-    def _work(self) -> None:
+    def _export_batches(self) -> None:
         while self._waiting or not self._closing.is_set():
-            self._some.wait()
+            self._has_spans.wait()
             if not self._closing.is_set():
                 # Spans that arrive within that time join the first.
-                self._enough.wait(WAIT_S)
-            self._some.clear()
-            self._enough.clear()
-            spans = [self._waiting.popleft() for _ in range(min(self._at_once, len(self._waiting)))]
+                self._has_batch.wait(WAIT_S)
+            self._has_spans.clear()
+            self._has_batch.clear()
+            spans = [self._waiting.popleft() for _ in range(min(self._max_batch, len(self._waiting)))]
             self._wake()
             if spans:
                 self._send(spans)
 
     def _send(self, spans: list[Span]) -> None:
         try:
-            taken = self._exporter.export([self._readable(span) for span in spans]) is SpanExportResult.SUCCESS
+            is_exported = self._exporter.export([self._readable(span) for span in spans]) is SpanExportResult.SUCCESS
         except Exception as error:
             log.exception("spans could not be exported", exc_info=error)
-            taken = False
-        self._count("exported" if taken else "failed", len(spans))
+            is_exported = False
+        self._count("exported" if is_exported else "failed", len(spans))
 
     def _readable(self, span: Span) -> ReadableSpan:
         attributes = dict(span.attributes) | ({"error.type": span.error} if span.error else {})

@@ -16,7 +16,7 @@ from typing import Final
 from unisono.core.observer import GenerationDone, GenerationStarted, Observer
 from unisono.core.recordings import StoredTrace, TraceStore
 from unisono.errors import UnisonoError
-from unisono.observe.recording import about_of, packed, to_document
+from unisono.observe.recording import packed, summary_of, to_document
 
 log = logging.getLogger("unisono.observe")
 
@@ -54,9 +54,9 @@ def is_long(done: GenerationDone) -> bool:
 
     Tokens take time, and so do schemas, which prompts do not contain in full.
     """
-    asked = done.start.recorded_request or {}
+    recorded = done.start.recorded_request or {}
     tokens = len(done.journal) + sum(len(step.prompt) for step in done.steps)
-    return tokens > OFF_LOOP_TOKENS or bool(asked.get("tools") or asked.get("form"))
+    return tokens > OFF_LOOP_TOKENS or bool(recorded.get("tools") or recorded.get("form"))
 
 
 class Recorder(Observer):
@@ -78,13 +78,13 @@ class Recorder(Observer):
     ) -> None:
         self._store = store
         self._should_record = MODES[mode]
-        self._for_s = for_s
+        self._retention_s = for_s
         self._max_bytes = max_bytes
-        self._most = most
+        self._max_recordings = most
         self._gateway = gateway
         self._count = count
         self._waiting: deque[GenerationDone] = deque()
-        self._writing: asyncio.Task[None] | None = None
+        self._write_task: asyncio.Task[None] | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._down = False
 
@@ -94,12 +94,14 @@ class Recorder(Observer):
     def ended(self, done: GenerationDone) -> None:
         if not done.start.request_id or not self._should_record(done):
             return
+        # Recordings are optional: when the store is slow, they are dropped instead of held in memory.
         if len(self._waiting) >= MAX_QUEUED:
             self._count("dropped", 1)
             return
         self._waiting.append(done)
         if len(self._waiting) >= RECORDINGS_PER_WRITE:
             self._start_write()
+        # Collect recordings for a moment, so that one transaction writes several.
         elif self._timer is None:
             self._timer = asyncio.get_running_loop().call_later(GATHER_S, self._start_write)
 
@@ -108,16 +110,16 @@ class Recorder(Observer):
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
-        if self._waiting and (self._writing is None or self._writing.done()):
-            self._writing = asyncio.create_task(self._write(), name="recording answers")
+        if self._waiting and (self._write_task is None or self._write_task.done()):
+            self._write_task = asyncio.create_task(self._write(), name="recording answers")
 
     async def aclose(self) -> None:
         """Write the queue within a short timeout."""
         self._start_write()
-        if self._writing is not None:
-            await asyncio.wait({self._writing}, timeout=CLOSING_S)
-            self._writing.cancel()
-            await asyncio.gather(self._writing, return_exceptions=True)
+        if self._write_task is not None:
+            await asyncio.wait({self._write_task}, timeout=CLOSING_S)
+            self._write_task.cancel()
+            await asyncio.gather(self._write_task, return_exceptions=True)
         if self._waiting:
             self._count("dropped", len(self._waiting))
 
@@ -125,8 +127,8 @@ class Recorder(Observer):
         while self._waiting:
             batch = [self._waiting.popleft() for _ in range(min(RECORDINGS_PER_WRITE, len(self._waiting)))]
             try:
-                traces = [await self._traced(one) for one in batch]
-                await self._store.keep_traces(*traces, for_s=self._for_s, most=self._most)
+                traces = [await self._traced(done) for done in batch]
+                await self._store.keep_traces(*traces, for_s=self._retention_s, most=self._max_recordings)
             except asyncio.CancelledError:
                 self._count("dropped", len(batch))
                 raise
@@ -152,5 +154,5 @@ class Recorder(Observer):
         return self._trace(done)
 
     def _trace(self, done: GenerationDone) -> StoredTrace:
-        began, document = done.start, to_document(done, self._gateway, self._max_bytes)
-        return StoredTrace(began.tenant, began.request_id, began.at, about_of(document), packed(document))
+        start, document = done.start, to_document(done, self._gateway, self._max_bytes)
+        return StoredTrace(start.tenant, start.request_id, start.at, summary_of(document), packed(document))

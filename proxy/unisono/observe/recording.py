@@ -35,19 +35,19 @@ def to_document(done: GenerationDone, gateway: str, max_bytes: int) -> Document:
 
     Members that do not fit are named in `left_out`; prompts keep their ends.
     """
-    began = done.start
+    start = done.start
     document: Document = {
         "object": OBJECT,
         "version": VERSION,
         "gateway": gateway,
-        "id": began.request_id,
-        "at": began.at,
-        "tenant": began.tenant,
-        "key": began.key,
-        "surface": began.surface,
-        "model": began.model,
-        "background": began.background,
-        "resumed": began.resumed,
+        "id": start.request_id,
+        "at": start.at,
+        "tenant": start.tenant,
+        "key": start.key,
+        "surface": start.surface,
+        "model": start.model,
+        "background": start.background,
+        "resumed": start.resumed,
         "outcome": done.outcome.value,
         "error": done.error,
         "finish": done.finish,
@@ -59,10 +59,10 @@ def to_document(done: GenerationDone, gateway: str, max_bytes: int) -> Document:
         "unmet": done.unmet,
         "usage": None if done.usage is None else asdict(done.usage),
         "recoveries": list(done.recoveries),
-        "tries": [asdict(one) for one in done.tries],
-        "waits": [_with_times(asdict(one)) for one in done.waits],
-        "tools": [_with_times(asdict(one)) | {"outcome": one.outcome.value} for one in done.tools],
-        "asked": None if began.recorded_request is None else dict(began.recorded_request),
+        "tries": [asdict(attempt) for attempt in done.tries],
+        "waits": [_with_times(asdict(attempt)) for attempt in done.waits],
+        "tools": [_with_times(asdict(attempt)) | {"outcome": attempt.outcome.value} for attempt in done.tools],
+        "asked": None if start.recorded_request is None else dict(start.recorded_request),
         "output": list(done.journal),
         "said": output_records(done.output),
         "left_out": [],
@@ -98,14 +98,14 @@ def output_records(events: Iterable[Event]) -> list[dict[str, Json]]:
 
     Two parses of equal tokens have these in common.
     """
-    said: list[dict[str, Json]] = []
+    records: list[dict[str, Json]] = []
     for event in events:
         if isinstance(event, Repaired):
-            said.append({"repaired": event.rule, "position": event.position, "dropped": event.dropped})
+            records.append({"repaired": event.rule, "position": event.position, "dropped": event.dropped})
         elif isinstance(event, Closed):
             kind, name = _kind(event.item)
             text = event.text.encode("utf-8", "surrogatepass")
-            said.append(
+            records.append(
                 {
                     "closed": kind,
                     "name": name,
@@ -115,7 +115,7 @@ def output_records(events: Iterable[Event]) -> list[dict[str, Json]]:
                     "complete": event.complete,
                 }
             )
-    return said
+    return records
 
 
 def _kind(item: Item) -> tuple[str, str]:
@@ -143,19 +143,19 @@ def _fit(document: Document, prompts: Sequence[Sequence[int]], max_bytes: int) -
         document[name] = nothing
         document["left_out"].append(name)
         room = max_bytes - len(dumped(document))
-    same = [0, *map(_in_common, prompts, prompts[1:])]
-    rests = [list(prompt[behind:]) for prompt, behind in zip(prompts, same, strict=False)]
+    same = [0, *map(_common_prefix, prompts, prompts[1:])]
+    rests = [list(prompt[reused:]) for prompt, reused in zip(prompts, same, strict=False)]
     most = _share([len(rest) for rest in rests], max(room, 0) // BYTES_PER_TOKEN)
-    for step, rest, behind in zip(document["steps"], rests, same, strict=False):
-        gone = max(len(rest) - most, 0)
-        head = len(rest) - gone - (len(rest) - gone) // 2
-        step["prompt"] = {"same": behind, "tokens": rest[:head] + rest[head + gone :], "gap": None}
-        if gone:
-            step["prompt"]["gap"] = {"at": head, "tokens": gone}
+    for step, rest, reused in zip(document["steps"], rests, same, strict=False):
+        removed = max(len(rest) - most, 0)
+        head = len(rest) - removed - (len(rest) - removed) // 2
+        step["prompt"] = {"same": reused, "tokens": rest[:head] + rest[head + removed :], "gap": None}
+        if removed:
+            step["prompt"]["gap"] = {"at": head, "tokens": removed}
             document["left_out"].append(f"prompt {step['step']}")
 
 
-def _in_common(before: Sequence[int], after: Sequence[int]) -> int:
+def _common_prefix(before: Sequence[int], after: Sequence[int]) -> int:
     """Return the length of the common prefix of two prompts.
 
     Bisection over slices, which compare quickly even for long prompts.
@@ -172,11 +172,11 @@ def _in_common(before: Sequence[int], after: Sequence[int]) -> int:
 
 def _share(lengths: Sequence[int], room: int) -> int:
     """Return the largest equal limit with which all lengths fit into `room`."""
-    left, most = len(lengths), 0
+    remaining, most = len(lengths), 0
     for length in sorted(lengths):
-        if length * left > room:
-            return room // left
-        most, room, left = length, room - length, left - 1
+        if length * remaining > room:
+            return room // remaining
+        most, room, remaining = length, room - length, remaining - 1
     return most
 
 
@@ -222,16 +222,16 @@ def prompts_of(document: Mapping[str, Any]) -> list[list[int | None]]:
     prompts: list[list[int | None]] = []
     before: list[int | None] = []
     for step in document["steps"]:
-        told = step["prompt"] or {"same": 0, "tokens": [], "gap": None}
-        rest: list[int | None] = list(told["tokens"])
-        if gap := told["gap"]:
+        prompt = step["prompt"] or {"same": 0, "tokens": [], "gap": None}
+        rest: list[int | None] = list(prompt["tokens"])
+        if gap := prompt["gap"]:
             rest[gap["at"] : gap["at"]] = [None] * gap["tokens"]
-        before = before[: told["same"]] + rest
+        before = before[: prompt["same"]] + rest
         prompts.append(before)
     return prompts
 
 
-def about_of(document: Mapping[str, Any]) -> bytes:
+def summary_of(document: Mapping[str, Any]) -> bytes:
     """Return the summary of a document for lists."""
     names = ("model", "surface", "outcome", "error", "finish", "recoveries", "failovers", "ended_s", "backend", "unmet")
     generated = sum(step["generated"] for step in document["steps"])

@@ -16,19 +16,19 @@ MIN_GUESSED_SECRET_LENGTH = 8
 
 def secrets_of(config: Config) -> Iterator[str]:
     """Yield every secret of a configuration, for redaction in logs."""
-    held: list[SecretStr | None] = [config.general_settings.master_key, config.unisono.salt_key, config.store.url]
-    held += [entry.litellm_params.api_key for entry in config.model_list]
+    fields: list[SecretStr | None] = [config.general_settings.master_key, config.unisono.salt_key, config.store.url]
+    fields += [entry.litellm_params.api_key for entry in config.model_list]
     for server in config.mcp_servers.values():
-        held += [server.authentication_token, server.client_secret, *server.static_headers.values()]
+        fields += [server.authentication_token, server.client_secret, *server.static_headers.values()]
         yield from filter(_looks_secret, (value.get_secret_value() for value in server.env.values()))
     if (otel := config.unisono.otel) is not None:
-        held += [otel.endpoint, *otel.headers.values()]
+        fields += [otel.endpoint, *otel.headers.values()]
     for hook in config.unisono.hooks:
         yield from _secrets_of_options(hook.options)
     for entry in config.model_list:
         yield from _secrets_of_options(entry.litellm_params.provider)
     yield from filter(_looks_secret, (value.get_secret_value() for value in config.environment_variables.values()))
-    yield from (secret.get_secret_value() for secret in held if secret is not None)
+    yield from (secret.get_secret_value() for secret in fields if secret is not None)
     if config.store.url is not None:
         yield from passwords_of(config.store.url.get_secret_value())
     for address in addresses_of(config):

@@ -52,18 +52,18 @@ def spans_of(done: GenerationDone, kinds: Mapping[str, str]) -> list[Span]:
 
     Empty if it was not traced or not sampled. `kinds` maps deployments to backend kinds.
     """
-    turn = done.start.span
-    if turn is None or not turn.sampled:
+    request_span = done.start.span
+    if request_span is None or not request_span.sampled:
         return []
-    begun = done.start.at
-    spans = [_generation_span(done, turn)]
+    started_at = done.start.at
+    spans = [_generation_span(done, request_span)]
     tries = enumerate(done.steps)
     for number, group in groupby(tries, key=lambda each: each[1].step):
         each = list(group)
-        at = turn.child(step_span(number))
-        spans.append(_step(number, [step for _, step in each], at, turn, begun))
-        spans += (_try(done, index, step, at, kinds) for index, step in each)
-    spans += _tools(done.tools, turn, begun)
+        at = request_span.child(step_span(number))
+        spans.append(_step(number, [step for _, step in each], at, request_span, started_at))
+        spans += (_attempt(done, index, step, at, kinds) for index, step in each)
+    spans += _tools(done.tools, request_span, started_at)
     return spans
 
 
@@ -117,7 +117,7 @@ def _step(number: int, tries: Sequence[StepDone], at: TraceContext, span: TraceC
     )
 
 
-def _try(done: GenerationDone, index: int, step: StepDone, below: TraceContext, kinds: Mapping[str, str]) -> Span:
+def _attempt(done: GenerationDone, index: int, step: StepDone, below: TraceContext, kinds: Mapping[str, str]) -> Span:
     model = done.start.model
     attributes: dict[str, Value] = {
         "gen_ai.operation.name": _operation(done.start),

@@ -22,31 +22,32 @@ from unisono.engine.request import BatchStream, GenerationReport, GenerationRequ
 from unisono.errors import BackendError, ContextTooLong
 from unisono.passthrough.run import PassthroughGeneration
 
-# the other kind of deployment can answer, but only from the beginning
+# The other kind of deployment can answer, but only from the beginning.
 RESTART_ONLY: Final = Options(available=True, resumable=False)
-OVERHEAD = 100  # estimated tokens of a prompt in addition to its text
+# Estimated tokens of a prompt in addition to its text.
+OVERHEAD = 100
 
 
 class PassthroughService(GenerationService):
     """Generation service with pass-through; `service` is the engine."""
 
     def __init__(self, service: GenerationService, pool: DeploymentPool) -> None:
-        self._turns = service
+        self._service = service
         self._pool = pool
 
     def start(self, request: GenerationRequest) -> GenerationStream:
         passthrough = request.passthrough
         if passthrough is None:
-            return self._turns.start(request)
+            return self._service.start(request)
         if passthrough.way is AnswerMode.PASSING:
             return PassthroughGeneration(self._pool, request, passthrough)
-        return EitherGeneration(self._turns, self._pool, request, passthrough)
+        return EitherGeneration(self._service, self._pool, request, passthrough)
 
     async def count(self, request: GenerationRequest) -> int:
         """Return the prompt's tokens; an estimate for a request that only passes through."""
         passthrough = request.passthrough
         if passthrough is None or passthrough.way is AnswerMode.ENGINE_THEN_PASSING:
-            return await self._turns.count(request)
+            return await self._service.count(request)
         return OVERHEAD + passthrough.tokens
 
 
@@ -61,35 +62,37 @@ class EitherGeneration(BatchStream):
         passthrough: PassthroughRequest,
     ) -> None:
         self.report = GenerationReport()
-        self._turns = service
+        self._service = service
         self._pool = pool
-        self._turn = request
-        self._passage = passthrough
+        self._request = request
+        self._passthrough = passthrough
 
     async def _each(self) -> AsyncGenerator[list[Event]]:
-        passes_first = self._passage.way is AnswerMode.PASSING_THEN_ENGINE
+        passes_first = self._passthrough.way is AnswerMode.PASSING_THEN_ENGINE
         deadline = Deadline(asyncio.get_running_loop().time())
-        shown = False
+        has_output = False
         try:
-            first = replace(self._turn, has_other_kind=True, deadline=deadline)
-            async with aclosing(self._run(first, passing=passes_first)) as run:
-                async for batch in run:
-                    shown = True
+            first = replace(self._request, has_other_kind=True, deadline=deadline)
+            async with aclosing(self._start(first, passing=passes_first)) as stream:
+                async for batch in stream:
+                    has_output = True
                     yield batch
         except (BackendError, ContextTooLong) as error:
-            progress = Progress.SEEN if shown else Progress.NOTHING
+            progress = Progress.SEEN if has_output else Progress.NOTHING
             if decide(failure_kind(error), progress, RESTART_ONLY) is not Action.RETRY:
                 raise
         else:
             return
         # Attempts of the first stream count as a failover.
         self.report.failovers += bool(self.report.tries)
-        second = replace(self._turn, deadline=deadline)
-        async with aclosing(self._run(second, passing=not passes_first)) as run:
-            async for batch in run:
+        second = replace(self._request, deadline=deadline)
+        async with aclosing(self._start(second, passing=not passes_first)) as stream:
+            async for batch in stream:
                 yield batch
 
-    def _run(self, request: GenerationRequest, *, passing: bool) -> GenerationStream:
-        run = PassthroughGeneration(self._pool, request, self._passage) if passing else self._turns.start(request)
-        run.report = self.report
-        return run
+    def _start(self, request: GenerationRequest, *, passing: bool) -> GenerationStream:
+        stream = (
+            PassthroughGeneration(self._pool, request, self._passthrough) if passing else self._service.start(request)
+        )
+        stream.report = self.report
+        return stream

@@ -23,9 +23,9 @@ from typing import Any, Final
 from pydantic_core import to_jsonable_python
 
 from unisono.core.backend_statuses import is_permanent
-from unisono.core.context_window import read_counts
 from unisono.core.conversation import Json
 from unisono.core.generation import Capabilities, Load, OutputForm
+from unisono.core.matched_texts import read_counts
 from unisono.core.passthrough_request import Api, PassthroughJob, has_output, named
 from unisono.core.ports import BackendOptions
 from unisono.core.probe import Probe
@@ -49,7 +49,7 @@ _COMMON: Final = (
     "temperature top_p tools tool_choice parallel_tool_calls metadata user service_tier store stream_options "
     "safety_identifier prompt_cache_key top_logprobs"
 )
-# body fields of a client that litellm accepts as its own arguments
+# Body fields of a client that become arguments of litellm. All other fields go into the body that it sends.
 FIELDS: Final[Mapping[Api, frozenset[str]]] = {
     Api.CHAT: frozenset(
         (
@@ -66,7 +66,9 @@ FIELDS: Final[Mapping[Api, frozenset[str]]] = {
     ),
 }
 
+# Characters of a provider's error message that a client gets.
 MAX_DETAIL_LENGTH: Final = 300
+# Names of exception classes that litellm puts in front of a message.
 _PREFIX: Final = re.compile(r"^(?:(?:litellm\.)?\w+Error: )*(?:\w+Exception - )?")
 
 # Errors for the status codes that litellm assigns to failures; every other code is a BackendError.
@@ -83,15 +85,18 @@ STATUSES: Final[Mapping[int, tuple[type[BackendError], str]]] = {
     504: (BackendTimeout, "the provider did not respond in time"),
 }
 
+# Name of litellm's error for a prompt that exceeds the context window.
 TOO_LONG: Final = "ContextWindowExceededError"
-# attributes of a litellm stream that contain the provider's finish reason
+# Attributes of a litellm stream that contain the provider's finish reason.
 REASONS: Final = ("received_finish_reason", "intermittent_finish_reason")
-STUMBLED: Final = "APIConnectionError"  # name that litellm gives to all unknown errors, including its own failures
-# classes of Python, httpx and aiohttp that include every connection error
+# Name that litellm gives to all unknown errors, including its own failures.
+UNKNOWN_ERROR: Final = "APIConnectionError"
+# Classes of Python, httpx and aiohttp that include every connection error.
 CONNECTION: Final = frozenset({"OSError", "TransportError", "ClientConnectionError"})
 
-MIN_REDACTED_LENGTH: Final = 8  # minimum characters of a setting that is hidden from clients; shorter ones may be words
-# libraries below litellm that log request bodies or addresses
+# Minimum characters of a setting that is hidden from clients. Shorter values may be ordinary words.
+MIN_REDACTED_LENGTH: Final = 8
+# Libraries below litellm that log request bodies or addresses.
 QUIET: Final = ("openai", "anthropic", "httpx", "httpcore", "boto3", "botocore", "urllib3")
 
 
@@ -118,8 +123,8 @@ class LitellmProvider:
             **({"api_key": options.api_key} if options.api_key else {}),
             **({"drop_params": True} if drop_params else {}),
         }
-        told = {*_texts(self._params), *self._environment.values()}
-        hidden = {text for text in told if len(text) >= MIN_REDACTED_LENGTH}
+        texts = {*_texts(self._params), *self._environment.values()}
+        hidden = {text for text in texts if len(text) >= MIN_REDACTED_LENGTH}
         # Longest first, since one value may be a prefix of another.
         self._hidden = sorted({*hidden, *secret_spellings(hidden)}, key=len, reverse=True)
 
@@ -128,29 +133,30 @@ class LitellmProvider:
 
     async def answer(self, job: PassthroughJob) -> AsyncGenerator[Sequence[Mapping[str, Json]]]:
         litellm = await _LOADED.get(self._environment)
-        ask = litellm.acompletion if job.api is Api.CHAT else litellm.aresponses
+        call = litellm.acompletion if job.api is Api.CHAT else litellm.aresponses
         times = job.timeouts
         first_s = min(times.first_token_s, times.total_s) if job.stream else times.total_s
-        asked = self._call_arguments(job, litellm)
+        arguments = self._call_arguments(job, litellm)
+        # Three limits apply: to the first output, to each pause between events, and to the whole answer.
         now = asyncio.get_running_loop().time
         ends_at = now() + times.total_s
         first_at = now() + first_s
-        begun = has_output_come = False
+        has_started = has_output_come = False
         try:
             async with asyncio.timeout_at(first_at):
-                answer = await ask(**asked)
-            begun = True
+                answer = await call(**arguments)
+            has_started = True
             if not job.stream:
-                yield [_plain(answer)]
+                yield [_to_json(answer)]
                 return
             async with aclosing(_Closing(answer)) as events:
                 while True:
                     due_at = now() + times.silence_s if has_output_come else first_at
                     async with asyncio.timeout_at(min(due_at, ends_at)):
-                        one = await anext(events, None)
-                    if one is None:
+                        litellm_event = await anext(events, None)
+                    if litellm_event is None:
                         return
-                    event = _event(one, answer, job.api)
+                    event = _event(litellm_event, answer, job.api)
                     has_output_come = has_output_come or has_output(job.api, event)
                     yield [event]
         except TimeoutError as error:
@@ -158,7 +164,7 @@ class LitellmProvider:
         except BackendError:
             raise
         except Exception as error:
-            raise self._failure(error, begun=begun) from error
+            raise self._failure(error, has_started=has_started) from error
 
     async def load(self) -> Load | None:
         return None
@@ -177,7 +183,7 @@ class LitellmProvider:
             raise InvalidRequest("'input' is required.", param="input")
         known = {name: value for name, value in job.body.items() if name in fields and value is not None}
         rest = {name: value for name, value in job.body.items() if name not in fields | {"model", "stream"}}
-        given = self._params.get("extra_body")
+        extra_body = self._params.get("extra_body")
         if rest and not _accepts_any_field(litellm, model, self._params):
             if not self._params.get("drop_params"):
                 name = next(iter(rest))
@@ -185,11 +191,13 @@ class LitellmProvider:
                     f"'{name[:64]}' is not supported by the provider of this model.", param=name[:64]
                 )
             rest = {}
-        more = {**(given if isinstance(given, dict) else {}), **rest}
+        more = {**(extra_body if isinstance(extra_body, dict) else {}), **rest}
         return {
+            # The client's fields override settings of the entry; model, address and key are never among them.
             **self._params,
             **known,
             **({"extra_body": more} if more else {}),
+            # These come last, so that neither settings nor the client can replace them.
             "model": model,
             "stream": job.stream,
             "timeout": job.timeouts.total_s,
@@ -198,27 +206,30 @@ class LitellmProvider:
             "max_retries": 0,
         }
 
-    def _failure(self, error: Exception, *, begun: bool) -> BackendError | ContextTooLong:
-        said = self._cleaned(str(getattr(error, "message", "") or ""))
+    def _failure(self, error: Exception, *, has_started: bool) -> BackendError | ContextTooLong:
+        reason = self._cleaned(str(getattr(error, "message", "") or ""))
         name = type(error).__name__
         if name == TOO_LONG:
-            tokens, limit = read_counts(said)
-            return ContextTooLong(f"the request is longer than the model's context: {said}", tokens=tokens, limit=limit)
+            tokens, limit = read_counts(reason)
+            return ContextTooLong(
+                f"the request is longer than the model's context: {reason}", tokens=tokens, limit=limit
+            )
         status = getattr(error, "status_code", None)
         log.warning("provider failed", extra={"kind": name, "status": status})
-        if status not in STATUSES and _of_a_connection(error):
+        if status not in STATUSES and _is_connection_error(error):
             return BackendUnavailable("the connection to the provider failed")
-        if not begun and (name == STUMBLED or status is None):
+        if not has_started and (name == UNKNOWN_ERROR or status is None):
             # A client's unusual request must not open the circuit of the provider for all clients.
             return BackendRejected("the request cannot be converted to the API of this model's provider")
         kind, message = STATUSES.get(status if isinstance(status, int) else 0, (BackendError, "the provider failed"))
-        failure = kind(f"{message}: {said}" if kind is BackendRejected and said else message)
+        failure = kind(f"{message}: {reason}" if kind is BackendRejected and reason else message)
         failure.permanent = isinstance(status, int) and is_permanent(status)
         return failure
 
     def _cleaned(self, text: str) -> str:
         """Return the text on one line, printable, without values that only the operator knows."""
         text = _PREFIX.sub("", text[: MAX_DETAIL_LENGTH * 8])
+        # Replaced before the truncation, which could leave a part of a secret.
         for hidden in self._hidden:
             text = text.replace(hidden, "[hidden]")
         return " ".join("".join(letter if letter.isprintable() else " " for letter in text).split())[:MAX_DETAIL_LENGTH]
@@ -237,33 +248,34 @@ def _texts(value: object) -> Iterator[str]:
             yield from chain.from_iterable(map(_texts, value))
 
 
-def _of_a_connection(error: BaseException | None) -> bool:
+def _is_connection_error(error: BaseException | None) -> bool:
     """Return whether the error was caused by a connection that broke or could not be made."""
     seen: set[int] = set()
+    # Chains of causes can be circular.
     while error is not None and id(error) not in seen:
         seen.add(id(error))
+        # Compared by name, because httpx and aiohttp need not be imported here.
         if any(kind.__name__ in CONNECTION for kind in type(error).__mro__):
             return True
         error = error.__cause__ or error.__context__
     return False
 
 
-def _event(one: Any, stream: Any, api: Api) -> dict[str, Any]:
+def _event(litellm_event: Any, stream: Any, api: Api) -> dict[str, Any]:
     """Return a stream event as JSON.
 
-    Raises BackendProtocolError for an end that litellm made up: it also ends streams regularly that a provider broke
-    off.
+    Raises BackendProtocolError if the provider broke the stream off: litellm then adds a regular end itself.
     """
-    told = _plain(one, chunk=api is Api.CHAT)
+    data = _to_json(litellm_event, chunk=api is Api.CHAT)
     # If a provider has no Responses API, litellm builds its events from chunks.
     chunks = getattr(stream, "litellm_custom_stream_wrapper", stream)
     if getattr(chunks, "sent_last_chunk", False) and all(getattr(chunks, name, "") is None for name in REASONS):
         raise BackendProtocolError("the provider ended its answer without a finish reason")
-    usage = (told if api is Api.CHAT else told.get("response") or {}).get("usage") or {}
+    usage = (data if api is Api.CHAT else data.get("response") or {}).get("usage") or {}
     if "cost" in usage and not any(_cost_of(chunk) for chunk in getattr(chunks, "chunks", ())):
         # The cost is from litellm's own price list, not from the provider.
         del usage["cost"]
-    return told
+    return data
 
 
 def _cost_of(chunk: Any) -> Any:
@@ -290,18 +302,18 @@ class _Closing:
         return await anext(self._events)
 
     async def aclose(self) -> None:
-        for one in (self._stream, getattr(self._stream, "response", None)):
-            if (close := getattr(one, "aclose", None)) is not None:
+        for closable in (self._stream, getattr(self._stream, "response", None)):
+            if (close := getattr(closable, "aclose", None)) is not None:
                 with suppress(Exception):
                     await close()
                 return
 
 
-def _plain(answer: Any, *, chunk: bool = False) -> dict[str, Any]:
+def _to_json(answer: Any, *, chunk: bool = False) -> dict[str, Any]:
     """Convert a litellm object to JSON; chunks without fields that litellm set to None."""
     # Litellm passes on unpaired surrogates of a provider, which some kinds of answers cannot represent as JSON.
-    made = all_well_formed(answer.model_dump(exclude_none=chunk, warnings=False))
-    plain: dict[str, Any] = to_jsonable_python(made)
+    dumped = all_well_formed(answer.model_dump(exclude_none=chunk, warnings=False))
+    plain: dict[str, Any] = to_jsonable_python(dumped)
     plain.pop("provider_specific_fields", None)
     for choice in plain.get("choices") or ():
         choice.setdefault("finish_reason", None)
@@ -350,21 +362,21 @@ def _load(environment: Mapping[str, str]) -> Any:
     for name in QUIET:
         logging.getLogger(name).setLevel(logging.WARNING)
     try:
-        _warm(package)
+        _preload(package)
     except Exception as error:
         # The first requests are then slower, and block other requests.
         log.warning("warming up litellm failed", exc_info=error)
     return package
 
 
-def _warm(package: Any) -> None:
+def _preload(package: Any) -> None:
     """Load the modules that litellm would load for its first answers, in this thread.
 
     They are more than half of all it loads, and would block the event loop. No request is sent.
     """
-    asked = {"model": "openai/-", "messages": [{"role": "user", "content": "-"}], "mock_response": "-"}
+    arguments = {"model": "openai/-", "messages": [{"role": "user", "content": "-"}], "mock_response": "-"}
     for stream in (False, True):
-        answer = package.completion(**asked, stream=stream)
+        answer = package.completion(**arguments, stream=stream)
         if stream:
             deque(answer, maxlen=0)
     client = importlib.import_module("openai").AsyncOpenAI(api_key="-", base_url="http://127.0.0.1:9")

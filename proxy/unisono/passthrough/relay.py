@@ -27,7 +27,7 @@ class Relay(ABC):
     """Relay of one answer to a pass-through request."""
 
     def __init__(self, passthrough: PassthroughRequest) -> None:
-        self._passage = passthrough
+        self._passthrough = passthrough
         self.text: list[str] = []  # visible text, as received
         self.characters = 0  # generated characters, including reasoning and calls
         self.pieces = 0  # number of generated pieces
@@ -61,14 +61,14 @@ class Relay(ABC):
     @property
     def usage(self) -> Usage:
         """Return the usage as reported by the backend, or else as estimated."""
-        guessed = Usage(self._passage.tokens, max(self.pieces, self.characters // CHARACTERS_PER_TOKEN))
+        guessed = Usage(self._passthrough.tokens, max(self.pieces, self.characters // CHARACTERS_PER_TOKEN))
         return guessed if self._reported_usage is None else usage_of(*self._reported_usage, guessed)
 
-    def _generated(self, text: Json, *, shown: bool = False) -> None:
+    def _generated(self, text: Json, *, has_output: bool = False) -> None:
         if isinstance(text, str) and text:
             self.characters += len(text)
             self.pieces += 1
-            if shown:
+            if has_output:
                 self.text.append(text)
 
     @abstractmethod
@@ -85,17 +85,17 @@ class ChatRelay(Relay):
 
     @property
     def ending(self) -> bool:
-        return len(self._finished) >= self._passage.choices
+        return len(self._finished) >= self._passthrough.choices
 
     def _read(self, body: Mapping[str, Json]) -> Mapping[str, Json] | None:
-        passed = {**body, "model": self._passage.model}
+        passed = {**body, "model": self._passthrough.model}
         usage = body.get("usage")
         if isinstance(usage, Mapping):
             self._reported_usage = usage, "prompt_tokens", "completion_tokens"
         choices = body.get("choices")
         for choice in _objects(choices):
             self._choice(choice)
-        if self._passage.stream and not self._passage.is_usage_requested and "usage" in passed:
+        if self._passthrough.stream and not self._passthrough.is_usage_requested and "usage" in passed:
             # The usage was requested by the gateway, not by the client.
             del passed["usage"]
             if not choices:
@@ -108,10 +108,10 @@ class ChatRelay(Relay):
             self.finish = finish
             number = choice.get("index")
             self._finished.add(number if isinstance(number, int) else 0)
-        part = choice.get("delta" if self._passage.stream else "message")
+        part = choice.get("delta" if self._passthrough.stream else "message")
         if not isinstance(part, Mapping):
             return
-        self._generated(part.get("content"), shown=True)
+        self._generated(part.get("content"), has_output=True)
         self._generated(part.get("reasoning_content") or part.get("reasoning"))
         for call in _objects(part.get("tool_calls")):
             function = call.get("function")
@@ -123,11 +123,11 @@ class ResponsesRelay(Relay):
     """Relay of the Responses API: one response, or events."""
 
     def _read(self, body: Mapping[str, Json]) -> Mapping[str, Json] | None:
-        if not self._passage.stream:
+        if not self._passthrough.stream:
             return self._response(body)
         kind = body.get("type")
         if isinstance(kind, str) and kind.endswith(".delta"):
-            self._generated(body.get("delta"), shown=kind == "response.output_text.delta")
+            self._generated(body.get("delta"), has_output=kind == "response.output_text.delta")
         response = body.get("response")
         if not isinstance(response, Mapping):
             if kind == "error":
@@ -143,25 +143,25 @@ class ResponsesRelay(Relay):
         self.finish = status if isinstance(status, str) and status else "completed"
         if isinstance(usage, Mapping):
             self._reported_usage = usage, "input_tokens", "output_tokens"
-        if not self._passage.stream:
+        if not self._passthrough.stream:
             for item in _objects(response.get("output")):
                 self._generated(item.get("arguments"))
                 for part in _objects(item.get("content")):
-                    self._generated(part.get("text"), shown=item.get("type") == "message")
+                    self._generated(part.get("text"), has_output=item.get("type") == "message")
         return self._named(response)
 
     def _named(self, response: Mapping[str, Json]) -> dict[str, Json]:
-        return {**response, "model": self._passage.model}
+        return {**response, "model": self._passthrough.model}
 
 
 KINDS: Final[Mapping[Api, type[Relay]]] = {Api.CHAT: ChatRelay, Api.RESPONSES: ResponsesRelay}
 
 
-def relaying_of(passthrough: PassthroughRequest) -> Relay:
+def relay_for(passthrough: PassthroughRequest) -> Relay:
     return KINDS[passthrough.api](passthrough)
 
 
-def usage_of(told: Mapping[str, Json], sent: str, made: str, guessed: Usage) -> Usage:
+def usage_of(usage: Mapping[str, Json], sent: str, made: str, guessed: Usage) -> Usage:
     """Return the usage reported by an OpenAI API.
 
     `sent` and `made` are the field names of the prompt tokens and the completion tokens. Invalid counts are replaced by
@@ -172,12 +172,12 @@ def usage_of(told: Mapping[str, Json], sent: str, made: str, guessed: Usage) -> 
         number = of.get(name) if isinstance(of, Mapping) else None
         return number if type(number) is int and 0 <= number <= MAX_TOKENS else otherwise
 
-    prompt, completion = count(told, sent, guessed.prompt_tokens), count(told, made, guessed.completion_tokens)
+    prompt, completion = count(usage, sent, guessed.prompt_tokens), count(usage, made, guessed.completion_tokens)
     return Usage(
         prompt_tokens=prompt,
         completion_tokens=completion,
-        reasoning_tokens=min(count(told.get(f"{made}_details"), "reasoning_tokens", 0), completion),
-        cached_tokens=min(count(told.get(f"{sent}_details"), "cached_tokens", 0), prompt),
+        reasoning_tokens=min(count(usage.get(f"{made}_details"), "reasoning_tokens", 0), completion),
+        cached_tokens=min(count(usage.get(f"{sent}_details"), "cached_tokens", 0), prompt),
     )
 
 

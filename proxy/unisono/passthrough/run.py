@@ -21,7 +21,7 @@ from unisono.engine.attempt import SlotSession
 from unisono.engine.failover import Progress
 from unisono.engine.request import BatchStream, GenerationReport, GenerationRequest
 from unisono.errors import BackendError, BackendProtocolError, BackendTimeout, ContextTooLong, UnisonoError
-from unisono.passthrough.relay import Relay, relaying_of
+from unisono.passthrough.relay import Relay, relay_for
 
 # body fields that limit the answer's tokens; the first one present applies
 MAX_TOKENS_FIELDS: Mapping[Api, tuple[str, ...]] = {
@@ -35,27 +35,27 @@ class PassthroughGeneration(BatchStream):
 
     def __init__(self, pool: DeploymentPool, request: GenerationRequest, passthrough: PassthroughRequest) -> None:
         self.report = GenerationReport()
-        self._turn = request
-        self._passage = passthrough
+        self._request = request
+        self._passthrough = passthrough
         self._pool = pool
 
     async def _each(self) -> AsyncGenerator[list[Event]]:
-        places = SlotSession(self._pool, self._turn, self.report, passing=True)
+        places = SlotSession(self._pool, self._request, self.report, passing=True)
         # The token estimate is rather high. A quarter is subtracted, so that no deployment is excluded because of it.
-        demand = RouteRequirements(self._passage.tokens * 3 // 4, max_tokens=self._turn.max_tokens)
+        demand = RouteRequirements(self._passthrough.tokens * 3 // 4, max_tokens=self._request.max_tokens)
         try:
             while True:
-                shown = False
+                has_started = False
                 try:
                     place = await places.acquire(demand)
                     places.record_use()
                     async with aclosing(self._answer(places, place)) as batches:
                         async for batch in batches:
-                            shown = True
+                            has_started = True
                             yield batch
                 except (BackendError, ContextTooLong) as error:
                     # No other backend can continue in the middle of an answer that was passed through.
-                    await places.recover(error, Progress.SEEN if shown else Progress.NOTHING, resumable=False)
+                    await places.recover(error, Progress.SEEN if has_started else Progress.NOTHING, resumable=False)
                 else:
                     places.pause()
                     return
@@ -68,24 +68,24 @@ class PassthroughGeneration(BatchStream):
         Raises the error of a failed attempt.
         """
         job = self._job(places, place)
-        relaying = relaying_of(self._passage)
+        relaying = relay_for(self._passthrough)
         telling = PassthroughTelemetry(self.report, place.deployment.name, relaying)
-        held: list[Event] = []
+        buffered: list[Event] = []
         has_begun = False
         coming = place.deployment.passing.answer(job)
         try:
             async with place.first_token_limit() if job.stream else nullcontext():
-                async for bodies in coming if job.stream else _unless_probes_fail(coming, place):
-                    held += relaying.feed(bodies)
+                async for bodies in coming if job.stream else _read_unless_probe_fails(coming, place):
+                    buffered += relaying.feed(bodies)
                     # Output before the first token is buffered, so that another deployment may still answer.
                     if not has_begun and any(has_output(job.api, body) for body in bodies):
                         has_begun = True
                         place.record_first_token()
                     if has_begun:
                         telling.record_output(monotonic())
-                    if held and has_begun and not relaying.ending:
-                        yield held
-                        held = []
+                    if buffered and has_begun and not relaying.ending:
+                        yield buffered
+                        buffered = []
             if not relaying.is_complete:
                 raise BackendProtocolError("the backend ended its answer prematurely")
         except UnisonoError as error:
@@ -100,23 +100,23 @@ class PassthroughGeneration(BatchStream):
             place.record_usage(relaying.usage.prompt_tokens + relaying.usage.completion_tokens)
             if isinstance(coming, AsyncGenerator):
                 await coming.aclose()
-        said = Closed(Text(0, Phase.FINAL), "".join(relaying.text))
-        yield [*held, said, Finished(relaying.reason, relaying.usage)]
+        closed = Closed(Text(0, Phase.FINAL), "".join(relaying.text))
+        yield [*buffered, closed, Finished(relaying.reason, relaying.usage)]
 
     def _job(self, places: SlotSession, place: Slot) -> PassthroughJob:
-        turn, passage = self._turn, self._passage
+        request, passthrough = self._request, self._passthrough
         return PassthroughJob(
-            passage.api,
-            sent_body(passage, turn.max_tokens),
-            passage.stream,
-            starred(turn.model, passage.model),
+            passthrough.api,
+            sent_body(passthrough, request.max_tokens),
+            passthrough.stream,
+            starred(request.model, passthrough.model),
             places.start_attempt(place),
-            turn.request_id,
+            request.request_id,
             places.trace_span(0),
         )
 
 
-async def _unless_probes_fail(
+async def _read_unless_probe_fails(
     coming: AsyncIterator[Sequence[Mapping[str, Json]]], place: Slot
 ) -> AsyncGenerator[Sequence[Mapping[str, Json]]]:
     """Yield the bodies of an answer that is not streamed.
@@ -145,19 +145,19 @@ class PassthroughTelemetry:
     def __init__(self, report: GenerationReport, deployment: str, relaying: Relay) -> None:
         self._report = report
         self._deployment = deployment
-        self._relaying = relaying
+        self._relay = relaying
         self._started_s = report.now_s()
         self._pace = Pace()
         self.failure = ""
 
     def record_output(self, now: float) -> None:
         """Record new output; each piece counts as one token until the usage is known."""
-        if new := self._relaying.pieces - self._pace.tokens:
+        if new := self._relay.pieces - self._pace.tokens:
             self._pace.record(new, now)
 
     def record_times(self, place: Slot) -> None:
         """Have the deployment learn from a streamed answer."""
-        pace, usage = self._pace, self._relaying.usage
+        pace, usage = self._pace, self._relay.usage
         if pace.first is None or self.failure:
             return
         read_tokens = usage.prompt_tokens - usage.cached_tokens if usage.cached_tokens else None
@@ -165,7 +165,7 @@ class PassthroughTelemetry:
         place.record_attempt(first_token_s, pace.largest_gap_s or None, read_tokens)
 
     def finish_attempt(self) -> None:
-        report, pace, relaying = self._report, self._pace, self._relaying
+        report, pace, relaying = self._report, self._pace, self._relay
         usage = relaying.usage
         report.facts.steps.append(
             StepDone(

@@ -22,7 +22,7 @@ def _parsed(parse: Callable[[str], object]) -> Callable[[str], bool]:
     return is_parsable
 
 
-def _shaped(expression: str) -> Callable[[str], bool]:
+def _matches_pattern(expression: str) -> Callable[[str], bool]:
     shape = re.compile(expression, re.ASCII)
     return lambda text: shape.fullmatch(text) is not None
 
@@ -42,21 +42,21 @@ def _normalized(text: str) -> str:
 
 
 _OFFSET = r"(?:[zZ]|[+-]\d{2}:\d{2})"
-_TIME = _shaped(rf"\d{{2}}:\d{{2}}:\d{{2}}(?:\.\d{{1,9}})?{_OFFSET}")
-_DATE_TIME = _shaped(rf"\d{{4}}-\d{{2}}-\d{{2}}[tT ]\d{{2}}:\d{{2}}:\d{{2}}(?:\.\d{{1,9}})?{_OFFSET}")
-_DATE = _shaped(r"\d{4}-\d{2}-\d{2}")
+_TIME = _matches_pattern(rf"\d{{2}}:\d{{2}}:\d{{2}}(?:\.\d{{1,9}})?{_OFFSET}")
+_DATE_TIME = _matches_pattern(rf"\d{{4}}-\d{{2}}-\d{{2}}[tT ]\d{{2}}:\d{{2}}:\d{{2}}(?:\.\d{{1,9}})?{_OFFSET}")
+_DATE = _matches_pattern(r"\d{4}-\d{2}-\d{2}")
 _LABEL = r"[A-Za-z0-9](?:[A-Za-z0-9-]{0,61}[A-Za-z0-9])?"
 
 FORMATS: Mapping[str, Callable[[str], bool]] = {
     "date-time": _is_date_time,
     "date": lambda text: _DATE(text) and _parsed(date.fromisoformat)(text),
     "time": _is_time,
-    "duration": _shaped(r"P(?=.)(?:\d+W|(?:\d+Y)?(?:\d+M)?(?:\d+D)?(?:T(?=\d)(?:\d+H)?(?:\d+M)?(?:\d+S)?)?)"),
-    "email": _shaped(rf"[^@\s]{{1,64}}@{_LABEL}(?:\.{_LABEL})*"),
-    "hostname": _shaped(rf"(?=.{{1,253}}\Z){_LABEL}(?:\.{_LABEL})*"),
+    "duration": _matches_pattern(r"P(?=.)(?:\d+W|(?:\d+Y)?(?:\d+M)?(?:\d+D)?(?:T(?=\d)(?:\d+H)?(?:\d+M)?(?:\d+S)?)?)"),
+    "email": _matches_pattern(rf"[^@\s]{{1,64}}@{_LABEL}(?:\.{_LABEL})*"),
+    "hostname": _matches_pattern(rf"(?=.{{1,253}}\Z){_LABEL}(?:\.{_LABEL})*"),
     "ipv4": _parsed(IPv4Address),
     "ipv6": lambda text: "%" not in text and _parsed(IPv6Address)(text),
-    "uuid": _shaped(r"[0-9A-Fa-f]{8}(?:-[0-9A-Fa-f]{4}){3}-[0-9A-Fa-f]{12}"),
+    "uuid": _matches_pattern(r"[0-9A-Fa-f]{8}(?:-[0-9A-Fa-f]{4}){3}-[0-9A-Fa-f]{12}"),
 }
 
 

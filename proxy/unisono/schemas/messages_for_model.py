@@ -20,6 +20,7 @@ MAX_CHARACTERS = 1_000_000
 MAX_LEVELS = 64
 # Maximum digits of an integer.
 MAX_DIGITS = 20_000
+# Python refuses to convert more than 4,300 digits at once.
 DIGITS_PER_CONVERSION = 4_000
 # Maximum violations in one message.
 MAX_REPORTED = 5

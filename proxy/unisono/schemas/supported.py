@@ -17,6 +17,7 @@ from unisono.schemas.patterns import BadPattern, Expression
 
 # Maximum nesting depth of schemas.
 MAX_LEVELS = 64
+# Subschemas of one schema, because each of them is visited.
 MAX_SCHEMAS = 10_000
 MAX_PROPERTIES = 5_000
 # Maximum values of all enums together.
@@ -80,7 +81,7 @@ class _Survey:
             for name, value in schema.items():
                 found = self.check_keyword(location, str(name), value)
                 if found is not None:
-                    pending += [(to, each, level + 1) for to, each in _below(location, name, found, value)]
+                    pending += [(to, each, level + 1) for to, each in _subschemas(location, name, found, value)]
             if self.strict:
                 self.check_closed(location, schema)
 
@@ -172,12 +173,14 @@ class _Survey:
 
         A chain of references must not lead back to itself for the same value.
         """
-        edges = {location: tuple(self._in_place(location, schema)) for location, schema in self.schemas.items()}
+        edges = {
+            location: tuple(self._same_value_schemas(location, schema)) for location, schema in self.schemas.items()
+        }
         settled: set[Location] = set()
         for start in edges:
             self._check_cycles(start, edges, settled)
 
-    def _in_place(self, location: Location, schema: Mapping[str, object]) -> Iterator[Location]:
+    def _same_value_schemas(self, location: Location, schema: Mapping[str, object]) -> Iterator[Location]:
         """Yield the locations of the schemas that apply to the same value as `schema`."""
         for name, value in schema.items():
             keyword = KEYWORDS.get(name)
@@ -185,7 +188,7 @@ class _Survey:
                 continue
             if name == "$ref":
                 yield self._target((*location, name), str(value))
-            for to, each in _below(location, name, keyword, value):
+            for to, each in _subschemas(location, name, keyword, value):
                 if isinstance(each, Mapping):
                     yield to
 
@@ -222,7 +225,7 @@ class _Survey:
                 stack.append((following, iter(edges[following])))
 
 
-def _below(location: Location, name: str, keyword: Keyword, value: object) -> Iterator[tuple[Location, object]]:
+def _subschemas(location: Location, name: str, keyword: Keyword, value: object) -> Iterator[tuple[Location, object]]:
     for key, each in schemas_in(keyword, value).items():
         yield ((*location, name) if keyword.subschemas is Subschemas.ONE else (*location, name, key)), each
 

@@ -16,6 +16,7 @@ from unisono.schemas.values import hashable, is_number, is_type, quoted
 MAX_STEPS = 200_000
 # Maximum depth of nested schema evaluations: far below the recursion limit of Python.
 MAX_DEPTH = 128
+# Values of an `enum` in a message for the model.
 MAX_LISTED_VALUES = 20
 
 Path: TypeAlias = tuple[str | int, ...]
@@ -23,12 +24,12 @@ Schema: TypeAlias = Mapping[str, Any]
 
 
 class WorkLimitReached(Exception):
-    """The work limits are exceeded, so the validity of the value is unknown."""
+    """Raised when a validation exceeds the limits of work; the value may be valid or not."""
 
 
 @dataclass(frozen=True, slots=True)
 class Mismatch:
-    """Violation of a schema, with the path of the value that violates it."""
+    """Violation of a schema, as the validator returns it, with the path of the violating value."""
 
     path: Path
     text: str
@@ -62,10 +63,10 @@ class Validator:
         if self._depth > MAX_DEPTH:
             raise WorkLimitReached
         try:
-            for name, wanted in schema.items():
+            for name, argument in schema.items():
                 if (check := CHECKS.get(name)) is not None:
                     self.count_steps()
-                    yield from check(self, wanted, value, path, schema)
+                    yield from check(self, argument, value, path, schema)
         finally:
             self._depth -= 1
 
@@ -109,38 +110,38 @@ Check: TypeAlias = Callable[[Validator, Any, Any, Path, Schema], Mismatches]
 def _for(kind: type, check: Check) -> Check:
     """Limit a check to values of one JSON type; a keyword allows all values of other types."""
 
-    def checked(validator: Validator, wanted: Any, value: Any, path: Path, schema: Schema) -> Mismatches:
-        return check(validator, wanted, value, path, schema) if isinstance(value, kind) else iter(())
+    def checked(validator: Validator, argument: Any, value: Any, path: Path, schema: Schema) -> Mismatches:
+        return check(validator, argument, value, path, schema) if isinstance(value, kind) else iter(())
 
     return checked
 
 
-def _ref(validator: Validator, wanted: str, value: Any, path: Path, schema: Schema) -> Mismatches:
-    return validator.validate(validator.target(wanted), value, path)
+def _ref(validator: Validator, argument: str, value: Any, path: Path, schema: Schema) -> Mismatches:
+    return validator.validate(validator.target(argument), value, path)
 
 
-def _type(validator: Validator, wanted: Any, value: Any, path: Path, schema: Schema) -> Mismatches:
-    names = [wanted] if isinstance(wanted, str) else wanted
+def _type(validator: Validator, argument: Any, value: Any, path: Path, schema: Schema) -> Mismatches:
+    names = [argument] if isinstance(argument, str) else argument
     if not any(is_type(name, value) for name in names):
         yield Mismatch(path, f"must be of type {' or '.join(names)}, not {quoted(value)}")
 
 
-def _enum(validator: Validator, wanted: Any, value: Any, path: Path, schema: Schema) -> Mismatches:
+def _enum(validator: Validator, argument: Any, value: Any, path: Path, schema: Schema) -> Mismatches:
     found = validator.hashable(value)
-    if not any(validator.hashable(each) == found for each in wanted):
-        rest = ", ..." if len(wanted) > MAX_LISTED_VALUES else ""
-        values = ", ".join(map(quoted, wanted[:MAX_LISTED_VALUES]))
+    if not any(validator.hashable(each) == found for each in argument):
+        rest = ", ..." if len(argument) > MAX_LISTED_VALUES else ""
+        values = ", ".join(map(quoted, argument[:MAX_LISTED_VALUES]))
         yield Mismatch(path, f"must be one of {values}{rest}, not {quoted(value)}")
 
 
-def _const(validator: Validator, wanted: Any, value: Any, path: Path, schema: Schema) -> Mismatches:
-    if validator.hashable(value) != validator.hashable(wanted):
-        yield Mismatch(path, f"must be {quoted(wanted)}, not {quoted(value)}")
+def _const(validator: Validator, argument: Any, value: Any, path: Path, schema: Schema) -> Mismatches:
+    if validator.hashable(value) != validator.hashable(argument):
+        yield Mismatch(path, f"must be {quoted(argument)}, not {quoted(value)}")
 
 
-def _any_of(validator: Validator, wanted: Any, value: Any, path: Path, schema: Schema) -> Mismatches:
+def _any_of(validator: Validator, argument: Any, value: Any, path: Path, schema: Schema) -> Mismatches:
     nearest: Mismatch | None = None
-    for each in wanted:
+    for each in argument:
         mismatch = validator.first(each, value, path)
         if mismatch is None:
             return
@@ -151,120 +152,120 @@ def _any_of(validator: Validator, wanted: Any, value: Any, path: Path, schema: S
         yield Mismatch(nearest.path, f"{nearest.text} (no other alternative allows it either)")
 
 
-def _one_of(validator: Validator, wanted: Any, value: Any, path: Path, schema: Schema) -> Mismatches:
-    count = sum(validator.is_valid(each, value) for each in wanted)
+def _one_of(validator: Validator, argument: Any, value: Any, path: Path, schema: Schema) -> Mismatches:
+    count = sum(validator.is_valid(each, value) for each in argument)
     if count == 0:
-        yield from _any_of(validator, wanted, value, path, schema)
+        yield from _any_of(validator, argument, value, path, schema)
     elif count > 1:
         yield Mismatch(path, f"must match exactly one alternative, but matches {count}")
 
 
-def _all_of(validator: Validator, wanted: Any, value: Any, path: Path, schema: Schema) -> Mismatches:
-    for each in wanted:
+def _all_of(validator: Validator, argument: Any, value: Any, path: Path, schema: Schema) -> Mismatches:
+    for each in argument:
         yield from validator.validate(each, value, path)
 
 
-def _not(validator: Validator, wanted: Any, value: Any, path: Path, schema: Schema) -> Mismatches:
-    if validator.is_valid(wanted, value):
+def _not(validator: Validator, argument: Any, value: Any, path: Path, schema: Schema) -> Mismatches:
+    if validator.is_valid(argument, value):
         yield Mismatch(path, f"must not match the schema of the keyword not, but {quoted(value)} does")
 
 
-def _if(validator: Validator, wanted: Any, value: Any, path: Path, schema: Schema) -> Mismatches:
-    branch = "then" if validator.is_valid(wanted, value) else "else"
+def _if(validator: Validator, argument: Any, value: Any, path: Path, schema: Schema) -> Mismatches:
+    branch = "then" if validator.is_valid(argument, value) else "else"
     return validator.validate(schema.get(branch, True), value, path)
 
 
-def _properties(validator: Validator, wanted: Any, value: Any, path: Path, schema: Schema) -> Mismatches:
+def _properties(validator: Validator, argument: Any, value: Any, path: Path, schema: Schema) -> Mismatches:
     for name in value:
         validator.count_steps()
-        if name in wanted:
-            yield from validator.validate(wanted[name], value[name], (*path, name))
+        if name in argument:
+            yield from validator.validate(argument[name], value[name], (*path, name))
 
 
-def _pattern_properties(validator: Validator, wanted: Any, value: Any, path: Path, schema: Schema) -> Mismatches:
-    for pattern, inner in wanted.items():
+def _pattern_properties(validator: Validator, argument: Any, value: Any, path: Path, schema: Schema) -> Mismatches:
+    for pattern, inner in argument.items():
         for name in value:
             if validator.matches(pattern, name):
                 yield from validator.validate(inner, value[name], (*path, name))
 
 
-def _additional_properties(validator: Validator, wanted: Any, value: Any, path: Path, schema: Schema) -> Mismatches:
+def _additional_properties(validator: Validator, argument: Any, value: Any, path: Path, schema: Schema) -> Mismatches:
     known, patterns = schema.get("properties", {}), schema.get("patternProperties", {})
     for name in value:
         validator.count_steps()
         if name in known or any(validator.matches(pattern, name) for pattern in patterns):
             continue
-        if wanted is False:
+        if argument is False:
             yield Mismatch(path, f"must not have the property {quoted(name)}")
         else:
-            yield from validator.validate(wanted, value[name], (*path, name))
+            yield from validator.validate(argument, value[name], (*path, name))
 
 
-def _property_names(validator: Validator, wanted: Any, value: Any, path: Path, schema: Schema) -> Mismatches:
+def _property_names(validator: Validator, argument: Any, value: Any, path: Path, schema: Schema) -> Mismatches:
     for name in value:
-        if (mismatch := validator.first(wanted, name)) is not None:
+        if (mismatch := validator.first(argument, name)) is not None:
             yield Mismatch(path, f"has a property {quoted(name)} whose name {mismatch.text}")
 
 
-def _required(validator: Validator, wanted: Any, value: Any, path: Path, schema: Schema) -> Mismatches:
-    validator.count_steps(len(wanted))
-    for name in wanted:
+def _required(validator: Validator, argument: Any, value: Any, path: Path, schema: Schema) -> Mismatches:
+    validator.count_steps(len(argument))
+    for name in argument:
         if name not in value:
             yield Mismatch(path, f"must have the property {quoted(name)}")
 
 
-def _dependent_required(validator: Validator, wanted: Any, value: Any, path: Path, schema: Schema) -> Mismatches:
-    for name, others in wanted.items():
+def _dependent_required(validator: Validator, argument: Any, value: Any, path: Path, schema: Schema) -> Mismatches:
+    for name, others in argument.items():
         if name in value:
             yield from _required(validator, others, value, path, schema)
 
 
-def _dependent_schemas(validator: Validator, wanted: Any, value: Any, path: Path, schema: Schema) -> Mismatches:
-    for name, inner in wanted.items():
+def _dependent_schemas(validator: Validator, argument: Any, value: Any, path: Path, schema: Schema) -> Mismatches:
+    for name, inner in argument.items():
         if name in value:
             yield from validator.validate(inner, value, path)
 
 
-def _prefix_items(validator: Validator, wanted: Any, value: Any, path: Path, schema: Schema) -> Mismatches:
-    for index, (inner, item) in enumerate(zip(wanted, value, strict=False)):
+def _prefix_items(validator: Validator, argument: Any, value: Any, path: Path, schema: Schema) -> Mismatches:
+    for index, (inner, item) in enumerate(zip(argument, value, strict=False)):
         yield from validator.validate(inner, item, (*path, index))
 
 
-def _items(validator: Validator, wanted: Any, value: Any, path: Path, schema: Schema) -> Mismatches:
+def _items(validator: Validator, argument: Any, value: Any, path: Path, schema: Schema) -> Mismatches:
     start = len(schema.get("prefixItems", ()))
     for index, item in enumerate(value[start:], start):
         validator.count_steps()
-        yield from validator.validate(wanted, item, (*path, index))
+        yield from validator.validate(argument, item, (*path, index))
 
 
-def _contains(validator: Validator, wanted: Any, value: Any, path: Path, schema: Schema) -> Mismatches:
+def _contains(validator: Validator, argument: Any, value: Any, path: Path, schema: Schema) -> Mismatches:
     least, most = schema.get("minContains", 1), schema.get("maxContains", len(value))
     count = 0
     for item in value:
         validator.count_steps()
-        count += validator.is_valid(wanted, item)
+        count += validator.is_valid(argument, item)
     if not least <= count <= most:
         yield Mismatch(path, f"must have from {least} to {most} items that match the keyword contains, not {count}")
 
 
-def _unique_items(validator: Validator, wanted: Any, value: Any, path: Path, schema: Schema) -> Mismatches:
-    if wanted and len({validator.hashable(item) for item in value}) < len(value):
+def _unique_items(validator: Validator, argument: Any, value: Any, path: Path, schema: Schema) -> Mismatches:
+    if argument and len({validator.hashable(item) for item in value}) < len(value):
         yield Mismatch(path, "must not contain the same item twice")
 
 
-def _pattern(validator: Validator, wanted: Any, value: Any, path: Path, schema: Schema) -> Mismatches:
-    if not validator.matches(wanted, value):
-        yield Mismatch(path, f"must match the pattern {wanted}, but {quoted(value)} does not")
+def _pattern(validator: Validator, argument: Any, value: Any, path: Path, schema: Schema) -> Mismatches:
+    if not validator.matches(argument, value):
+        yield Mismatch(path, f"must match the pattern {argument}, but {quoted(value)} does not")
 
 
-def _format(validator: Validator, wanted: Any, value: Any, path: Path, schema: Schema) -> Mismatches:
-    if not has_format(wanted, value):
-        yield Mismatch(path, f"must have the format {wanted}, but {quoted(value)} does not")
+def _format(validator: Validator, argument: Any, value: Any, path: Path, schema: Schema) -> Mismatches:
+    if not has_format(argument, value):
+        yield Mismatch(path, f"must have the format {argument}, but {quoted(value)} does not")
 
 
-def _multiple_of(validator: Validator, wanted: Any, value: Any, path: Path, schema: Schema) -> Mismatches:
-    if is_number(value) and _fraction(value) % _fraction(wanted):
-        yield Mismatch(path, f"must be a multiple of {wanted}, not {quoted(value)}")
+def _multiple_of(validator: Validator, argument: Any, value: Any, path: Path, schema: Schema) -> Mismatches:
+    if is_number(value) and _fraction(value) % _fraction(argument):
+        yield Mismatch(path, f"must be a multiple of {argument}, not {quoted(value)}")
 
 
 def _fraction(value: object) -> Fraction:
@@ -273,17 +274,17 @@ def _fraction(value: object) -> Fraction:
 
 
 def _size(kind: type, unit: str, is_within: Callable[[int, int], bool], words: str) -> Check:
-    def checked(validator: Validator, wanted: int, value: Any, path: Path, schema: Schema) -> Mismatches:
-        if not is_within(len(value), wanted):
-            yield Mismatch(path, f"must have {words} {wanted} {unit}, not {len(value)}")
+    def checked(validator: Validator, argument: int, value: Any, path: Path, schema: Schema) -> Mismatches:
+        if not is_within(len(value), argument):
+            yield Mismatch(path, f"must have {words} {argument} {unit}, not {len(value)}")
 
     return _for(kind, checked)
 
 
 def _bound(is_within: Callable[[Any, Any], bool], words: str) -> Check:
-    def checked(validator: Validator, wanted: Any, value: Any, path: Path, schema: Schema) -> Mismatches:
-        if is_number(value) and not is_within(value, wanted):
-            yield Mismatch(path, f"must be {words} {wanted}, not {quoted(value)}")
+    def checked(validator: Validator, argument: Any, value: Any, path: Path, schema: Schema) -> Mismatches:
+        if is_number(value) and not is_within(value, argument):
+            yield Mismatch(path, f"must be {words} {argument}, not {quoted(value)}")
 
     return checked
 

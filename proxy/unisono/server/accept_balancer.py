@@ -23,6 +23,7 @@ from dataclasses import dataclass
 COUNT_BYTES = 8
 # Load of a process that is not running. No connection is left for it.
 NOT_RUNNING = 2**62
+# Time that a connection is left to less loaded processes before this one accepts it.
 LEFT_LYING_S = 0.002
 EXHAUSTED = {errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM}
 # Pause in seconds when the process has no descriptors or memory left.
@@ -97,11 +98,11 @@ class Accepting:
 
     def _on_connection(self) -> None:
         if self.set_load() > self._place.loads.least():
-            self._later(LEFT_LYING_S, self._on_left_connection)
+            self._pause_then(LEFT_LYING_S, self._check_remaining_connection)
         else:
             self._accept()
 
-    def _on_left_connection(self) -> None:
+    def _check_remaining_connection(self) -> None:
         self.start()
         self._accept()
 
@@ -115,7 +116,7 @@ class Accepting:
             if error.errno not in EXHAUSTED:
                 raise
             log.warning("cannot accept a connection", extra={"reason": error.strerror})
-            self._later(RETRY_PAUSE_S, self.start)
+            self._pause_then(RETRY_PAUSE_S, self.start)
             return
         connection.setblocking(False)
         # asyncio sets this option for sockets that it accepts itself. Without it, small writes wait for an
@@ -132,7 +133,7 @@ class Accepting:
         except OSError:
             connection.close()
 
-    def _later(self, pause_s: float, then: Callable[[], None]) -> None:
+    def _pause_then(self, pause_s: float, then: Callable[[], None]) -> None:
         """Ignore the listener for `pause_s` seconds, then call `then`."""
         self._loop.remove_reader(self._listener)
         self._pause = self._loop.call_later(pause_s, then)

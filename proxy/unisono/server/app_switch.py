@@ -28,7 +28,7 @@ from unisono.api.error_responses import to_event, to_response
 from unisono.app import Gateway, build
 from unisono.config import Config
 from unisono.errors import ConfigError
-from unisono.middleware.drain import OPEN, OpenRequest, leaving
+from unisono.middleware.drain import OPEN, OpenRequest, shutdown_error
 from unisono.observe.logs import start_logging
 from unisono.observe.redaction import secrets_of
 
@@ -40,9 +40,11 @@ PROBE_PATIENCE_S = 3.0
 # Maximum time for the open requests of a replaced application, in seconds. It exceeds the limit of every response and
 # WebSocket.
 MAX_DRAIN_S = 2 * 3600.0
+# WebSocket close code: the service restarts, and the client may reconnect.
 SERVICE_RESTART = 1012
 # Time for requests to report the reason of their end, in seconds.
 LAST_WORDS_S = 1.5
+# Interval between checks whether the requests have ended, in seconds.
 LOOK_S = 0.05
 
 log = logging.getLogger("unisono.serve")
@@ -62,9 +64,9 @@ class Application:
     async def start(self) -> None:
         """Start the application. Raises the exception of a failed start."""
         self._lifespan_task = asyncio.create_task(self._live(), name="application")
-        begun = asyncio.create_task(self._has_started.wait())
-        await asyncio.wait({self._lifespan_task, begun}, return_when=asyncio.FIRST_COMPLETED)
-        begun.cancel()
+        startup = asyncio.create_task(self._has_started.wait())
+        await asyncio.wait({self._lifespan_task, startup}, return_when=asyncio.FIRST_COMPLETED)
+        startup.cancel()
         if self._lifespan_task.done():
             await self._lifespan_task
 
@@ -90,8 +92,8 @@ class AppSwitch:
     def __init__(self, first: FastAPI, share: int = 1) -> None:
         self._current = Application(first)
         self._share = share
-        self._replaced: dict[Application, asyncio.Task[None]] = {}
-        self._leaving = False
+        self._replaced_apps: dict[Application, asyncio.Task[None]] = {}
+        self._is_leaving = False
         # Monotonic time of the last readiness probe.
         self.last_probe_at = float("-inf")
 
@@ -99,9 +101,9 @@ class AppSwitch:
     def gateway(self) -> Gateway:
         return self._current.gateway
 
-    def leave(self) -> None:
+    def set_not_ready(self) -> None:
         """Report the process as not ready, because it is shutting down."""
-        self._leaving = True
+        self._is_leaving = True
 
     async def reload(self, config: Config) -> None:
         """Build and start another application for new requests.
@@ -114,7 +116,7 @@ class AppSwitch:
         await new.start()
         await new.gateway.pool.settled(PROBE_PATIENCE_S)
         old, self._current = self._current, new
-        self._replaced[old] = asyncio.create_task(self._retire(old), name="application that was replaced")
+        self._replaced_apps[old] = asyncio.create_task(self._retire(old), name="application that was replaced")
         # Requests that started before may still log secrets of the old configuration.
         start_logging(config.unisono.log_level, {*secrets_of(before), *secrets_of(config)})
         for key in AT_START:
@@ -128,9 +130,9 @@ class AppSwitch:
         Closes idle WebSockets.
         """
         for request in self._open():
-            if request.quiet():
+            if request.is_idle():
                 request.end()
-        return await _over(self._open(), within_s)
+        return await _have_ended(self._open(), within_s)
 
     async def end(self) -> None:
         """End all open requests.
@@ -138,33 +140,33 @@ class AppSwitch:
         Their generations fail first, with an error in the format of the API.
         """
         for request in self._open():
-            request.fail_runs()
+            request.fail_streams()
         until = monotonic() + LAST_WORDS_S
         while (open_ := self._open()) and monotonic() < until:
             for request in open_:
-                if request.quiet():
+                if request.is_idle():
                     request.end()
-            await _over(open_, LOOK_S)
+            await _have_ended(open_, LOOK_S)
         for request in self._open():
             request.end()
-        await _over(self._open(), LAST_WORDS_S)
+        await _have_ended(self._open(), LAST_WORDS_S)
 
     async def hand_over(self, grace_s: float) -> None:
         """Hand over the background responses of every application."""
-        await asyncio.gather(*(each.gateway.hand_over(grace_s) for each in (self._current, *self._replaced)))
+        await asyncio.gather(*(each.gateway.hand_over(grace_s) for each in (self._current, *self._replaced_apps)))
 
     def _open(self) -> list[OpenRequest]:
-        return [request for each in (self._current, *self._replaced) for request in each.open]
+        return [request for each in (self._current, *self._replaced_apps) for request in each.open]
 
     async def _retire(self, old: Application) -> None:
         await old.gateway.hand_over(old.gateway.config.unisono.shutdown_grace_s)
         until = monotonic() + MAX_DRAIN_S
         while old.open and (left_s := until - monotonic()) > 0:
-            await _over(old.open, left_s)
+            await _have_ended(old.open, left_s)
         for request in list(old.open):
             request.end()
         await old.close()
-        del self._replaced[old]
+        del self._replaced_apps[old]
         # Frozen objects are not collected, and the old application may have been frozen after the start.
         gc.unfreeze()
         gc.collect()
@@ -174,7 +176,7 @@ class AppSwitch:
         match scope["type"]:
             case "http" if scope["path"] == READINESS:
                 self.last_probe_at = monotonic()
-                await (_not_ready() if self._leaving else self._current.app)(scope, receive, send)
+                await (_not_ready() if self._is_leaving else self._current.app)(scope, receive, send)
             case "http":
                 await self._http(self._current, scope, receive, send)
             case "websocket":
@@ -183,15 +185,15 @@ class AppSwitch:
                 await self._lifespan(receive, send)
 
     async def _http(self, application: Application, scope: Scope, receive: Receive, send: Send) -> None:
-        begun, stream = False, False
+        has_started, stream = False, False
 
         async def watched(message: Message) -> None:
-            nonlocal begun, stream
-            if not begun and message["type"] == "http.response.start":
-                begun = True
+            nonlocal has_started, stream
+            if not has_started and message["type"] == "http.response.start":
+                has_started = True
                 headers = MutableHeaders(scope=message)
                 stream = headers.get("content-type", "").startswith("text/event-stream")
-                if self._leaving:
+                if self._is_leaving:
                     headers["connection"] = "close"
             await send(message)
 
@@ -199,12 +201,14 @@ class AppSwitch:
             try:
                 await application.app(scope, receive, watched)
             except asyncio.CancelledError:
-                if not request.ended or request.task.uncancel() or (begun and not stream):
+                if not request.ended or request.task.uncancel() or (has_started and not stream):
                     raise
-                if begun:
-                    await send({"type": "http.response.body", "body": to_event(leaving(), scope), "more_body": False})
+                if has_started:
+                    await send(
+                        {"type": "http.response.body", "body": to_event(shutdown_error(), scope), "more_body": False}
+                    )
                 else:
-                    await to_response(leaving(), scope)(scope, receive, watched)
+                    await to_response(shutdown_error(), scope)(scope, receive, watched)
 
     async def _websocket(self, application: Application, scope: Scope, receive: Receive, send: Send) -> None:
         with _opened(application, socket=True) as request:
@@ -223,20 +227,20 @@ class AppSwitch:
             except asyncio.CancelledError:
                 if not request.ended or request.task.uncancel():
                     raise
-                await send({"type": "websocket.close", "code": SERVICE_RESTART, "reason": leaving().code})
+                await send({"type": "websocket.close", "code": SERVICE_RESTART, "reason": shutdown_error().code})
 
     async def _lifespan(self, receive: Receive, send: Send) -> None:
         await receive()
         await self._current.start()
         await send({"type": "lifespan.startup.complete"})
         await receive()
-        retiring = list(self._replaced.values())
+        retiring = list(self._replaced_apps.values())
         for task in retiring:
             task.cancel()
         await asyncio.gather(*retiring, return_exceptions=True)
         async with AsyncExitStack() as closing:
             # A failed close must not prevent the others.
-            for each in (self._current, *self._replaced):
+            for each in (self._current, *self._replaced_apps):
                 closing.push_async_callback(each.close)
         await send({"type": "lifespan.shutdown.complete"})
 
@@ -260,11 +264,11 @@ def log_rejected_reload(error: ConfigError) -> None:
     log.error("the configuration was not reloaded: %s", error)
 
 
-async def _over(requests: Iterable[OpenRequest], within_s: float) -> bool:
+async def _have_ended(requests: Iterable[OpenRequest], within_s: float) -> bool:
     tasks = {request.task for request in requests}
     return not tasks or not (await asyncio.wait(tasks, timeout=within_s))[1]
 
 
 def _not_ready() -> JSONResponse:
-    body = {"status": "shutting down", "models": {"ready": 0, "total": 0}, "reasons": [leaving().code]}
+    body = {"status": "shutting down", "models": {"ready": 0, "total": 0}, "reasons": [shutdown_error().code]}
     return JSONResponse(body, HTTPStatus.SERVICE_UNAVAILABLE, {"connection": "close"})

@@ -68,6 +68,7 @@ class LingeringTransport(Transport):
             return
         self.is_lingering = True
         self._deadline = self._loop.time() + LINGER_TIMEOUT_S
+        # A close with unread input sends RST, at which the client discards the rest of the response.
         self._transport.write_eof()
         self._transport.resume_reading()
         # The application may not have noticed yet that its response is over.
@@ -126,5 +127,6 @@ class HalfClosed:
         if self._transport.is_closing() or self._socket.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR):
             self._transport.abort()
             return
+        # Long prompts and queues may take minutes, so the checks become rarer.
         self._interval_s = min(2 * self._interval_s, MAX_CHECK_INTERVAL_S)
         self._timer = self._loop.call_later(self._interval_s, self._check)

@@ -22,6 +22,7 @@ from typing import Final
 UNSENT_BYTES: Final = 16 * 1024
 # Bytes buffered in the process before writers have to wait.
 WAITING_BYTES: Final = 32 * 1024
+# Checks of the progress per timeout. A timeout is noticed late by at most one interval.
 CHECKS_PER_TIMEOUT: Final = 4
 
 
@@ -37,42 +38,43 @@ class Delivery:
         self._timeout_s = timeout_s
         self._loop = asyncio.get_running_loop()
         self._timer: TimerHandle | None = None
-        self._left = 0
-        self._due = 0.0
+        self._last_unsent = 0
+        self._deadline = 0.0
 
     def watch(self) -> None:
         if self._timer is None:
-            self._seen(self._untaken())
+            self._restart_timeout(self._unacknowledged())
 
     def rest(self) -> None:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
 
-    def _untaken(self) -> int:
+    def _unacknowledged(self) -> int:
         """Bytes that the client has not acknowledged, in our buffer and in the system's.
 
         The system takes bytes from our buffer in large portions only, so ours alone hides a client that reads slowly.
         """
         return self._transport.get_write_buffer_size() + unacknowledged(self._transport.get_extra_info("socket"))
 
-    def _seen(self, left: int) -> None:
+    def _restart_timeout(self, unsent: int) -> None:
         """Restart the timeout: the client has read something."""
-        self._left = left
-        self._due = self._loop.time() + self._timeout_s
-        self._timer = self._loop.call_later(self._timeout_s / CHECKS_PER_TIMEOUT, self._look)
+        self._last_unsent = unsent
+        self._deadline = self._loop.time() + self._timeout_s
+        self._timer = self._loop.call_later(self._timeout_s / CHECKS_PER_TIMEOUT, self._check)
 
-    def _look(self) -> None:
+    def _check(self) -> None:
         self._timer = None
+        # The rest is in the buffer of the system, so no writer waits.
         if not self._transport.get_write_buffer_size():
             return
-        left = self._untaken()
-        if left < self._left:
-            self._seen(left)
-        elif self._loop.time() >= self._due:
+        unsent = self._unacknowledged()
+        if unsent < self._last_unsent:
+            self._restart_timeout(unsent)
+        elif self._loop.time() >= self._deadline:
             reset(self._transport)
         else:
-            self._timer = self._loop.call_later(self._timeout_s / CHECKS_PER_TIMEOUT, self._look)
+            self._timer = self._loop.call_later(self._timeout_s / CHECKS_PER_TIMEOUT, self._check)
 
 
 def reset(transport: Transport) -> None:
@@ -93,11 +95,12 @@ def unacknowledged(connection: socket.socket) -> int:
     return 0
 
 
-def hold_little(transport: Transport) -> None:
+def limit_buffers(transport: Transport) -> None:
     """Limit the bytes that are sent or buffered and not yet read by the client."""
     transport.set_write_buffer_limits(WAITING_BYTES)
     sock = transport.get_extra_info("socket")
     if sock.family in (socket.AF_INET, socket.AF_INET6):
+        # Otherwise the system accepts megabytes for a client that reads slowly, and writers never wait.
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, UNSENT_BYTES)
 
 

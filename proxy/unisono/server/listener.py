@@ -30,13 +30,13 @@ from unisono.api.asgi_layers import HEALTH_PATHS
 from unisono.api.error_responses import Formats
 from unisono.errors import HeadersTimeout, HeadersTooLarge, MalformedRequest, TooManyConnections, UnisonoError
 from unisono.server.closing import HalfClosed, LingeringTransport
-from unisono.server.delivery import Delivering, Delivery, hold_little
+from unisono.server.delivery import Delivering, Delivery, limit_buffers
 from unisono.server.request_head import (
     check_head,
     close_unless_continued,
+    end_body_by_closing,
     path_of,
     refusal,
-    until_close,
     without_upgrade,
 )
 from unisono.server.websocket_connection import WebSocketConnection
@@ -93,7 +93,7 @@ class HttpConnection(Delivering, HttpToolsProtocol):
     _in_headers = True
     # True while an incomplete request is being read.
     _is_read = False
-    _set_aside = False
+    _is_upgrade_ignored = False
     # Request that is being answered or was answered last. `cycle` is the request that was read last.
     _answering: RequestResponseCycle | None = None
     # Error that closes the connection after the pending responses. Further input is ignored.
@@ -104,7 +104,7 @@ class HttpConnection(Delivering, HttpToolsProtocol):
         self._raw_transport = transport
         self._lingering = LingeringTransport(transport, self._has_unread_input)
         super().connection_made(self._lingering)
-        hold_little(transport)
+        limit_buffers(transport)
         self._delivery = Delivery(transport, self.settings.write_timeout_s)
         self._start_deadline()
 
@@ -125,7 +125,7 @@ class HttpConnection(Delivering, HttpToolsProtocol):
         if self._lingering.is_closing():
             return False
         self._drop_incomplete()
-        cycle = self._owed()
+        cycle = self._current_request()
         # A proxy with HTTP/1.0 closes its connection when its own client leaves, and accepts no interim response.
         if cycle is not None and cycle.scope["http_version"] == "1.1":
             self._half_closed = HalfClosed(self._raw_transport, cycle)
@@ -138,7 +138,7 @@ class HttpConnection(Delivering, HttpToolsProtocol):
         self._answering = cycle
         super()._start_asgi_task(cycle, app)  # type: ignore[arg-type]
 
-    def _owed(self) -> RequestResponseCycle | None:
+    def _current_request(self) -> RequestResponseCycle | None:
         """The request being answered, if it was read completely. Others may be queued after it."""
         cycle = self._answering
         return None if cycle is None or cycle.response_complete or cycle.more_body else cycle
@@ -153,10 +153,10 @@ class HttpConnection(Delivering, HttpToolsProtocol):
         super().on_response_complete()
         if self.transport.is_closing():
             self._delivery.watch()
-        elif self._owed() is None and self.cycle.response_complete:
-            self._all_answered()
+        elif self._current_request() is None and self.cycle.response_complete:
+            self._on_all_answered()
 
-    def _all_answered(self) -> None:
+    def _on_all_answered(self) -> None:
         if self._refusal is not None:
             self._end(self._refusal)
         elif self._half_closed is not None:
@@ -175,7 +175,7 @@ class HttpConnection(Delivering, HttpToolsProtocol):
             self._lingering.discard(len(data))
             return
         if self._in_headers:
-            if self._deadline is None and self._owed() is None:
+            if self._deadline is None and self._current_request() is None:
                 self._start_deadline()
             self._header_bytes += len(data)
         else:
@@ -187,7 +187,7 @@ class HttpConnection(Delivering, HttpToolsProtocol):
             if self._should_upgrade():
                 self.handle_websocket_upgrade()
             else:
-                self._stay_with_http(data[upgrade.args[0] :])
+                self._ignore_upgrade(data[upgrade.args[0] :])
         except httptools.HttpParserError as error:
             # The parser replaces an exception of a callback by its own; the original is the context.
             cause = error.__context__
@@ -214,10 +214,10 @@ class HttpConnection(Delivering, HttpToolsProtocol):
         check_head(
             self.parser.get_method().decode("ascii"), self.url, version, self.headers, self.settings.max_header_bytes
         )
-        self._set_aside = self.parser.should_upgrade() and not self._should_upgrade()
-        if self._set_aside:
+        self._is_upgrade_ignored = self.parser.should_upgrade() and not self._should_upgrade()
+        if self._is_upgrade_ignored:
             return
-        is_crowded = not self.parser.should_upgrade() and self._crowded(self.tasks)
+        is_crowded = not self.parser.should_upgrade() and self._is_over_capacity(self.tasks)
         if is_crowded and path_of(self.url) not in HEALTH_PATHS:
             raise TooManyConnections("The gateway has reached its connection limit; try again later.")
         self._in_headers = False
@@ -231,14 +231,14 @@ class HttpConnection(Delivering, HttpToolsProtocol):
         if self.expect_100_continue:
             close_unless_continued(self.cycle)
         if version == "1.0":
-            until_close(self.cycle)
+            end_body_by_closing(self.cycle)
 
     def on_body(self, body: bytes) -> None:
         self._between_bytes = 0
         super().on_body(body)
 
     def on_message_complete(self) -> None:
-        if not self._set_aside:
+        if not self._is_upgrade_ignored:
             self._stop_deadline()
             super().on_message_complete()
             # A WebSocket handshake is checked once it is complete.
@@ -246,7 +246,7 @@ class HttpConnection(Delivering, HttpToolsProtocol):
         # The next bytes start another request.
         self._in_headers = True
 
-    def _stay_with_http(self, rest: bytes) -> None:
+    def _ignore_upgrade(self, rest: bytes) -> None:
         """Parse a request again without its unsupported upgrade. The parser would drop its body."""
         method, version = self.parser.get_method(), self.parser.get_http_version()
         self.parser = httptools.HttpRequestParser(self)
@@ -254,14 +254,14 @@ class HttpConnection(Delivering, HttpToolsProtocol):
         self._header_bytes = 0
         self.data_received(without_upgrade(method, self.url, version, self.headers) + rest)
 
-    def _crowded(self, *others: Collection[object]) -> bool:
+    def _is_over_capacity(self, *others: Collection[object]) -> bool:
         limit = self.settings.max_connections
         return limit is not None and any(len(each) >= limit for each in (self.connections, *others))
 
     def handle_websocket_upgrade(self) -> None:
-        if self._owed() is not None:
+        if self._current_request() is not None:
             self._refuse(MalformedRequest("A WebSocket cannot start before earlier requests are answered."))
-        elif self._crowded():
+        elif self._is_over_capacity():
             self._refuse(TooManyConnections("The gateway has reached its connection limit; try again later."))
         elif self.scope["method"] != "GET" or self.scope["http_version"] != "1.1" or not self.url.isascii():
             self._refuse(MalformedRequest("A WebSocket must start with a GET request over HTTP/1.1."))
@@ -305,7 +305,7 @@ class HttpConnection(Delivering, HttpToolsProtocol):
             b"" if is_answered else refusal(error, self.url if self._is_read else b"", self.settings.formats)
         )
         self._drop_incomplete()
-        if self._owed() is None:
+        if self._current_request() is None:
             self._end(self._refusal)
 
     def _end(self, last: bytes) -> None:

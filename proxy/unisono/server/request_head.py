@@ -26,6 +26,7 @@ MAX_HEADERS: Final = 256
 VERSIONS: Final = frozenset({"1.0", "1.1"})
 # Bytes of a header in addition to its name and value.
 AROUND: Final = len(b": \r\n")
+# Absolute form of a request target, as clients send it to a proxy.
 AUTHORITY: Final = re.compile(rb"https?://([^/?#]*)/", re.IGNORECASE)
 PATH: Final = re.compile(rb"(?:https?://[^/?#]*)?([^?#]*)", re.IGNORECASE)
 
@@ -90,7 +91,7 @@ def refusal(error: UnisonoError, target: bytes, formats: Formats) -> bytes:
     )
 
 
-def until_close(cycle: RequestResponseCycle) -> None:
+def end_body_by_closing(cycle: RequestResponseCycle) -> None:
     """Delimit a response without a length by closing its connection: HTTP/1.0 has no chunks."""
     cycle.chunked_encoding = False
     send = cycle.send
@@ -119,5 +120,5 @@ def close_unless_continued(cycle: RequestResponseCycle) -> None:
     cycle.send = closing  # type: ignore[method-assign]
 
 
-def _values(headers: Headers, wanted: bytes) -> list[bytes]:
-    return [value for name, value in headers if name == wanted]
+def _values(headers: Headers, wanted_name: bytes) -> list[bytes]:
+    return [value for name, value in headers if name == wanted_name]

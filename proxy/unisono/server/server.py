@@ -41,6 +41,7 @@ PONG_WITHIN_S = 60.0
 PROBE_RECENCY_S = 60.0
 # Idle time after which a connection is assumed to send no further request, in seconds.
 QUIET_S = 0.5
+# Interval between checks whether the requests have ended, in seconds.
 LOOK_S = 0.05
 
 Started = Callable[[Gateway], Awaitable[None]]
@@ -101,8 +102,8 @@ class GatewayServer(uvicorn.Server):
         self._accepting: Accepting | None = None
         self._leave_at = 0.0
         # True if readiness probes need no further time to see the shutdown.
-        self._noticed = True
-        self._hurried = asyncio.Event()
+        self._has_notice = True
+        self._second_signal = asyncio.Event()
         self._loop: asyncio.AbstractEventLoop
         self._reloading = asyncio.Lock()
         self._tasks: set[asyncio.Task[None]] = set()
@@ -155,20 +156,20 @@ class GatewayServer(uvicorn.Server):
                 signal.signal(number, handler)
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        self.leave(notice=sig == signal.SIGTERM)
+        self.start_shutdown(notice=sig == signal.SIGTERM)
 
-    def leave(self, *, notice: bool) -> None:
+    def start_shutdown(self, *, notice: bool) -> None:
         """Start the shutdown; a second call skips all waiting.
 
         With `notice`, the listener stays open so that readiness probes can see the shutdown.
         """
         if self.should_exit:
-            self._loop.call_soon_threadsafe(self._hurried.set)
+            self._loop.call_soon_threadsafe(self._second_signal.set)
             return
         self._leave_at = monotonic()
-        asked = self._leave_at - self._switch.last_probe_at < PROBE_RECENCY_S
-        self._noticed = not (notice and asked)
-        self._switch.leave()
+        is_probed = self._leave_at - self._switch.last_probe_at < PROBE_RECENCY_S
+        self._has_notice = not (notice and is_probed)
+        self._switch.set_not_ready()
         self.should_exit = True
 
     def _handle_reload(self, sig: int, frame: FrameType | None) -> None:
@@ -195,18 +196,18 @@ class GatewayServer(uvicorn.Server):
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         ends_at = (self._leave_at or monotonic()) + float(self.config.timeout_graceful_shutdown or 0)
-        if not self._noticed:
+        if not self._has_notice:
             notice_s = self._switch.gateway.config.unisono.shutdown_delay_s
             with suppress(TimeoutError):
                 async with asyncio.timeout(min(notice_s, ends_at - monotonic())):
-                    await self._hurried.wait()
+                    await self._second_signal.wait()
         self._close_listeners(sockets or [])
         closed_at = asyncio.get_running_loop().time()
         while True:
             finished = await self._switch.finished(LOOK_S)
             if self._close_quiet(closed_at) and finished:
                 break
-            if self._hurried.is_set() or monotonic() > ends_at:
+            if self._second_signal.is_set() or monotonic() > ends_at:
                 await self._switch.end()
                 break
             await asyncio.sleep(LOOK_S)
@@ -219,7 +220,7 @@ class GatewayServer(uvicorn.Server):
     async def _hand_over(self, ends_at: float) -> None:
         """Hand over background responses. Their tool calls get the rest of the grace period."""
         handing = asyncio.create_task(self._switch.hand_over(max(ends_at - monotonic(), 0.0)))
-        hurried = asyncio.create_task(self._hurried.wait())
+        hurried = asyncio.create_task(self._second_signal.wait())
         await asyncio.wait({handing, hurried}, return_when=asyncio.FIRST_COMPLETED)
         for task in (handing, hurried):
             task.cancel()

@@ -18,7 +18,7 @@ STATES = {
 }
 
 
-def screen(gateway: Gateway, address: str, remarks: Sequence[str]) -> list[str]:
+def screen_lines(gateway: Gateway, address: str, remarks: Sequence[str]) -> list[str]:
     """Return the lines of the screen: remarks, address, models with backends, one command."""
     lines = [*remarks, ""] if remarks else []
     lines += [f"Unisono listens on {address}/v1 (web page: {address}/)", ""]

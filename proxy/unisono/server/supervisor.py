@@ -87,7 +87,7 @@ class Supervisor:
         self._metrics = tempfile.mkdtemp(prefix="unisono-metrics-")
         self._workers: dict[int, WorkerProcess] = {}
         # Startup screens of the workers that have served, by place.
-        self._up: dict[int, tuple[str, ...]] = {}
+        self._ready_workers: dict[int, tuple[str, ...]] = {}
         self._has_served = False
         self._leaving = asyncio.Event()
         self._reloading = asyncio.Lock()
@@ -96,7 +96,7 @@ class Supervisor:
         """Run until a signal arrives. Return whether any worker ever served."""
         loop = asyncio.get_running_loop()
         for number in (signal.SIGINT, signal.SIGTERM):
-            loop.add_signal_handler(number, self._leave, number)
+            loop.add_signal_handler(number, self._on_signal, number)
         reloads: set[asyncio.Task[None]] = set()
 
         def reload() -> None:
@@ -109,7 +109,7 @@ class Supervisor:
                 self._loads.set_load(place, NOT_RUNNING)
             async with asyncio.TaskGroup() as places:
                 for place in range(self._order.share):
-                    places.create_task(self._keep(place))
+                    places.create_task(self._keep_running(place))
         finally:
             for task in reloads:
                 task.cancel()
@@ -118,11 +118,11 @@ class Supervisor:
             self._memory.close()
             shutil.rmtree(self._engines, ignore_errors=True)
             shutil.rmtree(self._metrics, ignore_errors=True)
-        return bool(self._up)
+        return bool(self._ready_workers)
 
     # -- workers
 
-    async def _keep(self, place: int) -> None:
+    async def _keep_running(self, place: int) -> None:
         """Keep a worker running at `place` until shutdown."""
         short_lives = 0
         while not self._leaving.is_set():
@@ -130,10 +130,10 @@ class Supervisor:
             code = await self._live(place)
             if self._leaving.is_set():
                 return
-            if not self._up:
+            if not self._ready_workers:
                 # The same cause would stop every other worker as well.
                 log.error("a worker exited during its start", extra={"code": code})
-                self._leave(signal.SIGTERM)
+                self._on_signal(signal.SIGTERM)
                 return
             short_lives = 0 if monotonic() - began > LONG_S else short_lives + 1
             pause_s = PAUSES_S[min(short_lives, len(PAUSES_S)) - 1] if short_lives else 0.0
@@ -187,20 +187,20 @@ class Supervisor:
             )
         reader, writer = await asyncio.open_unix_connection(sock=ours)
         writer.write(to_bytes(replace(self._order, place=place)))
-        return WorkerProcess(process, writer, asyncio.create_task(self._hear(place, reader)))
+        return WorkerProcess(process, writer, asyncio.create_task(self._read_messages(place, reader)))
 
-    async def _hear(self, place: int, reader: asyncio.StreamReader) -> None:
+    async def _read_messages(self, place: int, reader: asyncio.StreamReader) -> None:
         while (message := await next_message(reader)) is not None:
             if isinstance(message, Up):
-                self._up[place] = message.screen
+                self._ready_workers[place] = message.screen
                 # The screen reports that all workers serve, so it waits for the last one.
-            if not self._has_served and len(self._up) == self._order.share:
+            if not self._has_served and len(self._ready_workers) == self._order.share:
                 self._has_served = True
-                self._show(self._up[min(self._up)])
+                self._show(self._ready_workers[min(self._ready_workers)])
 
     # -- signals
 
-    def _leave(self, number: signal.Signals) -> None:
+    def _on_signal(self, number: signal.Signals) -> None:
         if not self._leaving.is_set():
             self._leaving.set()
             # Connections are refused once the workers have closed their copies of the listener.

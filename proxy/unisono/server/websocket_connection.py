@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 SWITCHED = 101
 # WebSocket close code for text that is not UTF-8.
 INVALID_DATA = 1007
+# WebSocket close code for a message over the limit.
 MESSAGE_TOO_BIG = 1009
 # A fragment costs memory in addition to its bytes, even if it is empty. The largest message is 10 MiB, so this limit
 # allows fragments of 640 bytes.

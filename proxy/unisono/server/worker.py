@@ -20,7 +20,7 @@ from unisono.server.accept_balancer import AcceptingProcess, Loads
 from unisono.server.app_switch import AppSwitch
 from unisono.server.ipc import Serve, Up, first_message, next_message, to_bytes
 from unisono.server.server import GatewayServer, server_config
-from unisono.server.startup_screen import screen
+from unisono.server.startup_screen import screen_lines
 
 
 class Worker:
@@ -35,27 +35,27 @@ class Worker:
         self._server = GatewayServer(
             server_config(self._switch, order.config, order.share),
             self._switch,
-            started=self._started,
+            started=self._report_started,
             reload=self._reload,
             place=AcceptingProcess(loads, order.place),
         )
-        self._obeying: asyncio.Task[None] | None = None
+        self._orders_task: asyncio.Task[None] | None = None
 
     def run(self, listener: socket.socket) -> None:
         self._server.run(sockets=[listener])
 
-    async def _started(self, gateway: Gateway) -> None:
+    async def _report_started(self, gateway: Gateway) -> None:
         reader, writer = await asyncio.open_unix_connection(sock=self._channel)
-        writer.write(to_bytes(Up(tuple(screen(gateway, self._order.address, self._order.remarks)))))
-        self._obeying = asyncio.create_task(self._obey(reader, writer), name="orders")
+        writer.write(to_bytes(Up(tuple(screen_lines(gateway, self._order.address, self._order.remarks)))))
+        self._orders_task = asyncio.create_task(self._follow_orders(reader, writer), name="orders")
 
-    async def _obey(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def _follow_orders(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         while isinstance(order := await next_message(reader), Serve):
             self._order = order
             self._server.reload_soon()
         writer.close()
         if not self._server.should_exit:
-            self._server.leave(notice=True)
+            self._server.start_shutdown(notice=True)
 
     async def _reload(self) -> None:
         await self._switch.reload(self._order.config)

@@ -58,12 +58,12 @@ class Cache:
 
     def longest_prefix(self, blocks: Iterable[int]) -> int:
         """Return how many of the leading blocks are cached."""
-        held = 0
+        length = 0
         for block in blocks:
             if block not in self._blocks:
                 break
-            held += 1
-        return held
+            length += 1
+        return length
 
     def use(self, blocks: Iterable[int]) -> None:
         for block in blocks:
@@ -92,17 +92,17 @@ class SimulatedEngine:
         # Incremented whenever the next event may have changed.
         self.version = 0
         self._waiting: deque[SimulatedRun] = deque()
-        self._reading: deque[SimulatedRun] = deque()
+        self._prefilling: deque[SimulatedRun] = deque()
         # Tokens of the first prompt that are still to be read.
-        self._to_read = 0.0
-        self._writing: list[tuple[float, int, SimulatedRun]] = []
+        self._unread_tokens = 0.0
+        self._decoding: list[tuple[float, int, SimulatedRun]] = []
         self._written = 0.0
         self._reserved_tokens = 0
         self._moment = 0
         single = 1.0 / plan.decode_tps
         full = plan.max_batch / plan.decode_total
         self._step_s = single
-        self._step_more_s = max(full - single, 0.0) / max(plan.max_batch - 1, 1)
+        self._step_extra_s = max(full - single, 0.0) / max(plan.max_batch - 1, 1)
 
     def __len__(self) -> int:
         """Return the number of requests on the backend, waiting ones included."""
@@ -110,14 +110,14 @@ class SimulatedEngine:
 
     @property
     def running(self) -> int:
-        return len(self._reading) + len(self._writing)
+        return len(self._prefilling) + len(self._decoding)
 
     @property
     def waiting(self) -> int:
         return len(self._waiting)
 
     def admit(self, now: int, run: SimulatedRun) -> None:
-        self._go(now)
+        self._progress(now)
         self._waiting.append(run)
         self._admit(now)
         self.version += 1
@@ -126,22 +126,22 @@ class SimulatedEngine:
         """Return the time of the next event if nothing arrives, or None if the backend is idle."""
         reads, writes = self._rates()
         waits = []
-        if self._reading:
-            waits.append(self._to_read / reads)
-        if self._writing:
-            waits.append((self._writing[0][0] - self._written) / writes)
+        if self._prefilling:
+            waits.append(self._unread_tokens / reads)
+        if self._decoding:
+            waits.append((self._decoding[0][0] - self._written) / writes)
         # At least one microsecond, so that time advances.
         return self._moment + max(1, math.ceil(min(waits) * US)) if waits else None
 
-    def happen(self, now: int) -> tuple[list[SimulatedRun], list[SimulatedRun]]:
+    def advance(self, now: int) -> tuple[list[SimulatedRun], list[SimulatedRun]]:
         """Advance to `now`. Return the generations with their first token and those that finished."""
-        self._go(now)
+        self._progress(now)
         first: list[SimulatedRun] = []
         done: list[SimulatedRun] = []
-        while self._writing and self._writing[0][0] <= self._written + NEARLY:
-            done.append(heapq.heappop(self._writing)[2])
-        if self._reading and self._to_read <= NEARLY:
-            run = self._reading.popleft()
+        while self._decoding and self._decoding[0][0] <= self._written + NEARLY:
+            done.append(heapq.heappop(self._decoding)[2])
+        if self._prefilling and self._unread_tokens <= NEARLY:
+            run = self._prefilling.popleft()
             if run.first_us < 0:
                 run.first_us = now
             first.append(run)
@@ -150,8 +150,8 @@ class SimulatedEngine:
             if run.output <= 1:
                 done.append(run)
             else:
-                heapq.heappush(self._writing, (self._written + run.output - 1, run.request, run))
-            self._read_next()
+                heapq.heappush(self._decoding, (self._written + run.output - 1, run.request, run))
+            self._prefill_next()
         for run in done:
             self._reserved_tokens -= run.tokens
             self.cache.use(run.blocks)
@@ -159,20 +159,20 @@ class SimulatedEngine:
         self.version += 1
         return first, done
 
-    def die(self, now: int) -> list[SimulatedRun]:
+    def fail(self, now: int) -> list[SimulatedRun]:
         """Return all lost generations, including their progress. The cache is cleared."""
-        self._go(now)
-        lost = [*self._waiting, *self._reading]
-        for _, _, run in self._writing:
+        self._progress(now)
+        lost = [*self._waiting, *self._prefilling]
+        for _, _, run in self._decoding:
             written = min(int(self._written - run.at) + 1, run.output - 1)
             run.done += written
             run.prompt += written
             run.output -= written
             lost.append(run)
         self._waiting.clear()
-        self._reading.clear()
-        self._writing.clear()
-        self._to_read, self._reserved_tokens = 0.0, 0
+        self._prefilling.clear()
+        self._decoding.clear()
+        self._unread_tokens, self._reserved_tokens = 0.0, 0
         self.cache.clear()
         self.version += 1
         return sorted(lost, key=lambda run: run.request)
@@ -190,41 +190,41 @@ class SimulatedEngine:
             self._reserved_tokens += run.tokens
             if run.entered_us < 0:
                 run.entered_us = now
-            self._reading.append(run)
-            if len(self._reading) == 1:
-                self._read_next()
+            self._prefilling.append(run)
+            if len(self._prefilling) == 1:
+                self._prefill_next()
 
-    def _read_next(self) -> None:
-        if not self._reading:
+    def _prefill_next(self) -> None:
+        if not self._prefilling:
             return
-        run = self._reading[0]
+        run = self._prefilling[0]
         # The last block of a fully cached prompt is computed again, because a step needs input.
         known = run.blocks[: (run.prompt - 1) // BLOCK_TOKENS]
-        held = self.cache.longest_prefix(known)
-        self.cache.use(known[:held])
-        run.cached = held * BLOCK_TOKENS
-        self._to_read = float(run.prompt - run.cached)
+        cached = self.cache.longest_prefix(known)
+        self.cache.use(known[:cached])
+        run.cached = cached * BLOCK_TOKENS
+        self._unread_tokens = float(run.prompt - run.cached)
 
     def _rates(self) -> tuple[float, float]:
         """Return tokens per second of the prompt being read and of each answer being generated."""
         reads = self._plan.prefill_tps
-        if not self._writing:
+        if not self._decoding:
             return reads, 0.0
-        step = self._step_s + self._step_more_s * (len(self._writing) - 1)
-        if not self._reading:
+        step = self._step_s + self._step_extra_s * (len(self._decoding) - 1)
+        if not self._prefilling:
             return reads, 1.0 / step
         step += CHUNK / reads
         return CHUNK / step, 1.0 / step
 
-    def _go(self, now: int) -> None:
+    def _progress(self, now: int) -> None:
         """Advance all progress to `now`."""
         passed = now - self._moment
         if passed > 0:
             reads, writes = self._rates()
-            if self._reading:
-                self._to_read -= reads * passed / US
-            if self._writing:
+            if self._prefilling:
+                self._unread_tokens -= reads * passed / US
+            if self._decoding:
                 self._written += writes * passed / US
-            if self._reading or self._writing:
+            if self._prefilling or self._decoding:
                 self.busy_us += passed
         self._moment = now

@@ -14,8 +14,8 @@ COLUMNS: Sequence[tuple[str, Callable[[StrategyResult], str]]] = (
     ("first p50", lambda r: _seconds(r.first_token.p50)),
     ("first p95", lambda r: _seconds(r.first_token.p95)),
     ("first p99", lambda r: _seconds(r.first_token.p99)),
-    ("whole p50", lambda r: _seconds(r.whole.p50)),
-    ("whole p99", lambda r: _seconds(r.whole.p99)),
+    ("whole p50", lambda r: _seconds(r.answer_times.p50)),
+    ("whole p99", lambda r: _seconds(r.answer_times.p99)),
     ("tokens/s", lambda r: f"{r.tokens_per_s:.0f}"),
     ("moved", lambda r: str(r.moved)),
     ("refused", lambda r: str(r.refused)),
@@ -25,12 +25,12 @@ COLUMNS: Sequence[tuple[str, Callable[[StrategyResult], str]]] = (
 def to_table(plan: SimulationPlan, results: Sequence[StrategyResult]) -> list[str]:
     """Return table lines: one row per strategy, then one per backend with its share of the work."""
     first = results[0]
-    asked = {len(result.served) for result in results}
-    came = str(asked.pop()) if len(asked) == 1 else f"{min(asked)} to {max(asked)}"
+    counts = {len(result.requests) for result in results}
+    requests = str(counts.pop()) if len(counts) == 1 else f"{min(counts)} to {max(counts)}"
     rows = [["STRATEGY", *(name for name, _ in COLUMNS)]]
     rows += [[result.strategy, *(cell(result) for _, cell in COLUMNS)] for result in results]
     lines = [
-        f"{came} requests in {first.lasted_us / 60e6:.1f} simulated minutes, seed {plan.seed}; times in seconds",
+        f"{requests} requests in {first.lasted_us / 60e6:.1f} simulated minutes, seed {plan.seed}; times in seconds",
         "",
         *_aligned(rows),
         "",
@@ -43,12 +43,12 @@ def to_table(plan: SimulationPlan, results: Sequence[StrategyResult]) -> list[st
 
 
 def to_json(plan: SimulationPlan, results: Sequence[StrategyResult]) -> dict[str, object]:
-    return {"seed": plan.seed, "strategies": {result.strategy: _figures(result) for result in results}}
+    return {"seed": plan.seed, "strategies": {result.strategy: _metrics(result) for result in results}}
 
 
-def _figures(result: StrategyResult) -> Mapping[str, object]:
+def _metrics(result: StrategyResult) -> Mapping[str, object]:
     return {
-        "requests": len(result.served),
+        "requests": len(result.requests),
         "done": result.done,
         "refused": result.refused,
         "moved": result.moved,
@@ -57,7 +57,7 @@ def _figures(result: StrategyResult) -> Mapping[str, object]:
         "tokens_per_s": round(result.tokens_per_s, 1),
         "wait_s": _times(result.wait),
         "first_token_s": _times(result.first_token),
-        "whole_s": _times(result.whole),
+        "whole_s": _times(result.answer_times),
         "backends": [
             {
                 "name": use.name,

@@ -64,17 +64,17 @@ class Times:
 
 @dataclass(slots=True)
 class StrategyResult:
-    """Result of one strategy. `served` lists all requests in order of arrival."""
+    """Result of one strategy. `requests` lists all requests in order of arrival."""
 
     strategy: str
-    served: list[SimulatedRequest]
+    requests: list[SimulatedRequest]
     names: Sequence[str]
     busy_us: Sequence[int]
     lasted_us: int
     _done: list[SimulatedRequest] = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
-        self._done = [each for each in self.served if each.end is SimulatedEnd.DONE]
+        self._done = [each for each in self.requests if each.end is SimulatedEnd.DONE]
 
     @property
     def done(self) -> int:
@@ -82,17 +82,17 @@ class StrategyResult:
 
     @property
     def refused(self) -> int:
-        return len(self.served) - len(self._done)
+        return len(self.requests) - len(self._done)
 
     @property
     def moved(self) -> int:
         """Number of times that answers continued on another backend."""
-        return sum(each.moved for each in self.served)
+        return sum(each.moved for each in self.requests)
 
     @property
     def hit_rate(self) -> float:
         """Fraction of all prompt tokens that were cached."""
-        return _rate(self.served)
+        return _rate(self.requests)
 
     @property
     def wait(self) -> Times:
@@ -104,7 +104,7 @@ class StrategyResult:
         return times(each.first_us - each.arrived_us for each in self._done)
 
     @property
-    def whole(self) -> Times:
+    def answer_times(self) -> Times:
         return times(each.ended_us - each.arrived_us for each in self._done)
 
     @property

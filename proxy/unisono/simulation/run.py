@@ -20,7 +20,7 @@ from unisono.simulation.traffic import US, SimulatedConversation, conversations
 
 
 @dataclass(frozen=True, slots=True)
-class Wish:
+class PlacementRequest:
     """Request for a slot, with the stickiness key `conversation` and the `blocks` of the prompt."""
 
     conversation: int
@@ -34,22 +34,22 @@ class PlacementStrategy(Protocol):
     A strategy belongs to one simulation and remembers its placements. `now_us` never decreases.
     """
 
-    def choose(self, wish: Wish, now_us: int) -> int | None:
+    def choose(self, wish: PlacementRequest, now_us: int) -> int | None:
         """Reserve a slot on a healthy backend with capacity and return its index.
 
         Return None if the request must wait.
         """
         ...
 
-    def record_first_token(self, wish: Wish, backend: int) -> None:
+    def record_first_token(self, wish: PlacementRequest, backend: int) -> None:
         """Record the first token: the prompt is in the cache of the backend."""
         ...
 
-    def left(self, wish: Wish, backend: int, used: int, now_us: int) -> None:
+    def release(self, wish: PlacementRequest, backend: int, used: int, now_us: int) -> None:
         """Release the slot of a request that used `used` tokens."""
         ...
 
-    def frees_us(self, now_us: int) -> int | None:
+    def next_free_us(self, now_us: int) -> int | None:
         """Return when a slot may become free although no request ends, or None for never.
 
         The slot is for the request that could not be placed last.
@@ -60,7 +60,7 @@ class PlacementStrategy(Protocol):
         """Record a failure: all slots of the backend are released."""
         ...
 
-    def rose(self, backend: int) -> None: ...
+    def restarted(self, backend: int) -> None: ...
 
 
 @dataclass(slots=True)
@@ -69,7 +69,7 @@ class _Waiting:
     key: int
 
 
-class _Line:
+class _Queue:
     """Queue for slots: resumed answers first, then the keys in rotation.
 
     The requests of a key are in order of arrival.
@@ -115,9 +115,9 @@ class _Line:
         Of several keys with equal length, the key of the newcomer is preferred.
         """
         key = max(self._keys, key=lambda each: (len(self._keys[each]), each == newcomer))
-        gone = self._keys[key].pop()
+        removed = self._keys[key].pop()
         self._left(key)
-        return gone.run.request
+        return removed.run.request
 
     def _left(self, key: int) -> None:
         self.length -= 1
@@ -150,38 +150,38 @@ class _Simulation:
         self._engines = [SimulatedEngine(each) for each in self._backends]
         # Number of active outages, by backend.
         self._down = [0] * len(self._backends)
-        self._line = _Line()
-        self._talks = conversations(plan)
-        self._served: list[SimulatedRequest] = []
+        self._line = _Queue()
+        self._conversations = conversations(plan)
+        self._requests: list[SimulatedRequest] = []
         # Conversation and step of each unfinished request.
         self._steps: dict[int, tuple[int, int]] = {}
         # Backend and placement request of each request with a slot.
-        self._placements: dict[int, tuple[int, Wish]] = {}
+        self._placements: dict[int, tuple[int, PlacementRequest]] = {}
         self._heap: list[tuple[int, int, Callable[[int], None]]] = []
         self._serial = 0
         self._last_us = 0
         # Time of the next scheduled check of the queue.
-        self._fills_us = -1
+        self._next_fill_us = -1
 
     def run(self) -> StrategyResult:
         for index, backend in enumerate(self._backends):
             for outage in backend.down:
-                self._at(round(outage.at_s * US), self._falls(index))
-                self._at(round((outage.at_s + outage.for_s) * US), self._rises(index))
-        for talk in self._talks:
-            self._at(talk.starts_us, self._send_request(talk, 0))
+                self._schedule(round(outage.at_s * US), self._crash(index))
+                self._schedule(round((outage.at_s + outage.for_s) * US), self._restart(index))
+        for talk in self._conversations:
+            self._schedule(talk.starts_us, self._send_request(talk, 0))
         while self._heap:
             now, _, happen = heapq.heappop(self._heap)
             happen(now)
         return StrategyResult(
             self._name,
-            self._served,
+            self._requests,
             [each.name for each in self._backends],
             [engine.busy_us for engine in self._engines],
             self._last_us,
         )
 
-    def _at(self, when: int, happen: Callable[[int], None]) -> None:
+    def _schedule(self, when: int, happen: Callable[[int], None]) -> None:
         self._serial += 1
         heapq.heappush(self._heap, (when, self._serial, happen))
 
@@ -190,8 +190,8 @@ class _Simulation:
     def _send_request(self, talk: SimulatedConversation, number: int) -> Callable[[int], None]:
         def happen(now: int) -> None:
             step = talk.steps[number]
-            request = len(self._served)
-            self._served.append(SimulatedRequest(talk.key, now, step.output))
+            request = len(self._requests)
+            self._requests.append(SimulatedRequest(talk.key, now, step.output))
             self._steps[request] = (talk.number, number)
             run = SimulatedRun(request, step.prompt, step.output, step.blocks)
             waiting = _Waiting(run, talk.key)
@@ -199,63 +199,63 @@ class _Simulation:
                 return
             self._line.join(waiting)
             self._fill_in_time(now)
-            self._at(now + round(self._plan.queue_timeout_s * US), self._gives_up(request, talk.key))
+            self._schedule(now + round(self._plan.queue_timeout_s * US), self._queue_timeout(request, talk.key))
             if self._line.length > self._plan.max_queue:
                 self._refuse(self._line.shorten(talk.key), SimulatedEnd.FULL, now)
 
         return happen
 
-    def _gives_up(self, request: int, key: int) -> Callable[[int], None]:
+    def _queue_timeout(self, request: int, key: int) -> Callable[[int], None]:
         def happen(now: int) -> None:
             if request in self._steps and request not in self._placements and self._line.leave(request, key):
                 self._refuse(request, SimulatedEnd.LATE, now)
                 # Later requests in the queue may fit although this one did not.
-                self._fill(now)
+                self._place_waiting(now)
 
         return happen
 
-    def _works(self, index: int, version: int) -> Callable[[int], None]:
+    def _engine_step(self, index: int, version: int) -> Callable[[int], None]:
         def happen(now: int) -> None:
             engine = self._engines[index]
             if engine.version != version:
                 return
-            first, done = engine.happen(now)
+            first, done = engine.advance(now)
             for run in first:
                 self._on_first_token(run, now)
             for run in done:
                 self._finished(run, index, now)
             self._next(index)
             if done:
-                self._fill(now)
+                self._place_waiting(now)
 
         return happen
 
-    def _falls(self, index: int) -> Callable[[int], None]:
+    def _crash(self, index: int) -> Callable[[int], None]:
         def happen(now: int) -> None:
             self._down[index] += 1
-            for run in self._engines[index].die(now):
+            for run in self._engines[index].fail(now):
                 self._release(run.request, run.prompt, now)
-                served = self._served[run.request]
+                served = self._requests[run.request]
                 served.moved += 1
                 fresh = replace(run, cached=0, at=0.0)
                 self._line.resumes.append(_Waiting(fresh, served.key))
             self._strategy.died(index, now)
-            self._fill(now)
+            self._place_waiting(now)
 
         return happen
 
-    def _rises(self, index: int) -> Callable[[int], None]:
+    def _restart(self, index: int) -> Callable[[int], None]:
         def happen(now: int) -> None:
             self._down[index] -= 1
             if not self._down[index]:
-                self._strategy.rose(index)
-                self._fill(now)
+                self._strategy.restarted(index)
+                self._place_waiting(now)
 
         return happen
 
     # Queue and slots
 
-    def _fill(self, now: int) -> None:
+    def _place_waiting(self, now: int) -> None:
         while (waiting := self._line.first()) is not None and self._place(waiting, now):
             self._line.pop()
         if waiting is not None:
@@ -263,15 +263,15 @@ class _Simulation:
 
     def _fill_in_time(self, now: int) -> None:
         """Schedule a check of the queue for when a rate limit permits further requests."""
-        frees = self._strategy.frees_us(now)
-        if frees is not None and (self._fills_us <= now or frees < self._fills_us):
-            self._fills_us = frees
-            self._at(frees, self._fill)
+        frees = self._strategy.next_free_us(now)
+        if frees is not None and (self._next_fill_us <= now or frees < self._next_fill_us):
+            self._next_fill_us = frees
+            self._schedule(frees, self._place_waiting)
 
     def _place(self, waiting: _Waiting, now: int) -> bool:
         run = waiting.run
         talk, _ = self._steps[run.request]
-        wish = Wish(talk, run.prompt, run.blocks[: run.prompt // BLOCK_TOKENS])
+        wish = PlacementRequest(talk, run.prompt, run.blocks[: run.prompt // BLOCK_TOKENS])
         chosen = self._strategy.choose(wish, now)
         if chosen is None:
             return False
@@ -280,7 +280,7 @@ class _Simulation:
                 f"the strategy {self._name} chose the backend {self._backends[chosen].name}, which is down"
             )
         self._placements[run.request] = (chosen, wish)
-        served = self._served[run.request]
+        served = self._requests[run.request]
         if served.placed_us < 0:
             served.placed_us = now
         self._engines[chosen].admit(now, run)
@@ -291,10 +291,10 @@ class _Simulation:
         engine = self._engines[index]
         due = engine.due()
         if due is not None:
-            self._at(due, self._works(index, engine.version))
+            self._schedule(due, self._engine_step(index, engine.version))
 
     def _on_first_token(self, run: SimulatedRun, now: int) -> None:
-        served = self._served[run.request]
+        served = self._requests[run.request]
         served.prompt += run.prompt
         served.cached += run.cached
         if served.first_us < 0:
@@ -304,24 +304,24 @@ class _Simulation:
         self._strategy.record_first_token(wish, backend)
 
     def _finished(self, run: SimulatedRun, index: int, now: int) -> None:
-        served = self._served[run.request]
+        served = self._requests[run.request]
         served.ended_us, served.backend, served.end = now, index, SimulatedEnd.DONE
         self._last_us = now
         self._release(run.request, run.tokens, now)
         talk, number = self._steps.pop(run.request)
-        steps = self._talks[talk].steps
+        steps = self._conversations[talk].steps
         if number + 1 < len(steps):
-            self._at(now + steps[number + 1].pause_us, self._send_request(self._talks[talk], number + 1))
+            self._schedule(now + steps[number + 1].pause_us, self._send_request(self._conversations[talk], number + 1))
 
     def _release(self, request: int, used: int, now: int) -> None:
         index, wish = self._placements.pop(request)
-        self._strategy.left(wish, index, used, now)
+        self._strategy.release(wish, index, used, now)
 
     def _refuse(self, request: int, end: SimulatedEnd, now: int) -> None:
         """Refuse a request.
 
         The client leaves, and the remaining steps of its conversation are dropped.
         """
-        served = self._served[request]
+        served = self._requests[request]
         served.ended_us, served.end = now, end
         del self._steps[request]

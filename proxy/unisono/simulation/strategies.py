@@ -15,7 +15,7 @@ from unisono.routing.prefix_index import PrefixIndex
 from unisono.routing.rate_window import rate_of
 from unisono.routing.selector import Selector
 from unisono.simulation.plan import BackendPlan, SimulationPlan
-from unisono.simulation.run import Wish
+from unisono.simulation.run import PlacementRequest
 from unisono.simulation.traffic import US
 
 
@@ -41,35 +41,35 @@ class Serving:
             for backend in backends
         ]
         self._rates = [candidate.rate for candidate in self.candidates if candidate.rate is not None]
-        self._choosing = Selector("simulated", self.candidates, self._prefixes, strategy)
+        self._selector = Selector("simulated", self.candidates, self._prefixes, strategy)
         self._index = {candidate.bit: index for index, candidate in enumerate(self.candidates)}
-        self._shares: dict[Wish, Share] = {}
+        self._shares: dict[PlacementRequest, Share] = {}
         # Tokens of the request that was refused last.
         self._refused = 0
 
-    def choose(self, wish: Wish, now_us: int) -> int | None:
+    def choose(self, wish: PlacementRequest, now_us: int) -> int | None:
         now = now_us / US
         for rate in self._rates:
             rate.move(now)
         demand = RouteRequirements(wish.prompt, wish.blocks)
-        wanted = self._choosing.selection_request(demand, now, sticky=str(wish.conversation) if self._sticky else "")
-        taken = self._choosing.choose(wanted).candidate
-        if taken is None or taken.rank is not Rank.HEALTHY:
-            self._refused = wanted.tokens
+        selection = self._selector.selection_request(demand, now, sticky=str(wish.conversation) if self._sticky else "")
+        candidate = self._selector.choose(selection).candidate
+        if candidate is None or candidate.rank is not Rank.HEALTHY:
+            self._refused = selection.tokens
             return None
-        self._choosing.passed(wanted)
-        self._shares[wish] = self._choosing.reserve(taken, demand, wanted, now)
-        return self._index[taken.bit]
+        self._selector.passed(selection)
+        self._shares[wish] = self._selector.reserve(candidate, demand, selection, now)
+        return self._index[candidate.bit]
 
-    def record_first_token(self, wish: Wish, backend: int) -> None:
+    def record_first_token(self, wish: PlacementRequest, backend: int) -> None:
         self._shares[wish].record_first_token()
 
-    def left(self, wish: Wish, backend: int, used: int, now_us: int) -> None:
+    def release(self, wish: PlacementRequest, backend: int, used: int, now_us: int) -> None:
         share = self._shares.pop(wish)
         share.record_usage(used)
         share.give_back(now_us / US)
 
-    def frees_us(self, now_us: int) -> int | None:
+    def next_free_us(self, now_us: int) -> int | None:
         at = [ceil(rate.frees_at(self._refused) * US) for rate in self._rates if rate.frees_at(self._refused) > 0]
         return min((one for one in at if one > now_us), default=None)
 
@@ -77,7 +77,7 @@ class Serving:
         self.candidates[backend].rank = Rank.RESTING
         self._prefixes.forget(self.candidates[backend].bit, now_us / US)
 
-    def rose(self, backend: int) -> None:
+    def restarted(self, backend: int) -> None:
         self.candidates[backend].rank = Rank.HEALTHY
 
 

@@ -76,21 +76,21 @@ class Draw:
 def conversations(plan: SimulationPlan) -> list[SimulatedConversation]:
     """Return as many conversations as `plan.requests` steps need. The last one may be truncated."""
     made: list[SimulatedConversation] = []
-    left = plan.requests
-    beginnings = _beginnings(plan.traffic, Draw(plan.seed))
+    remaining = plan.requests
+    beginnings = _start_times(plan.traffic, Draw(plan.seed))
     numbers = iter(range(1 << 62))
     systems = [
         _System(length, tuple(next(numbers) for _ in range(length // BLOCK_TOKENS)))
         for length in _system_lengths(plan.traffic, Draw(plan.seed + 1))
     ]
-    while left:
+    while remaining:
         number = len(made)
         # Each conversation has its own generator, so that the length of one does not affect the next.
         draw = Draw((plan.seed + 2) * 1_000_003 + number)
         system = systems[draw.below(len(systems))]
         key = draw.below(plan.traffic.keys)
-        steps = tuple(_steps(plan.traffic, draw, system, numbers))[:left]
-        left -= len(steps)
+        steps = tuple(_steps(plan.traffic, draw, system, numbers))[:remaining]
+        remaining -= len(steps)
         made.append(SimulatedConversation(number, next(beginnings), key, steps))
     return made
 
@@ -105,7 +105,7 @@ def _system_lengths(traffic: TrafficPlan, draw: Draw) -> list[int]:
     return [min(draw.length(traffic.system_tokens, traffic.spread), MAX_TOKENS // 2) for _ in range(traffic.systems)]
 
 
-def _beginnings(traffic: TrafficPlan, draw: Draw) -> Iterator[int]:
+def _start_times(traffic: TrafficPlan, draw: Draw) -> Iterator[int]:
     """Yield start times of a Poisson process, which is accelerated during bursts."""
     fresh = 0.0
     burst = traffic.burst
@@ -134,7 +134,7 @@ def _steps(traffic: TrafficPlan, draw: Draw, system: _System, numbers: Iterator[
     pause = 0.0
     for _ in range(1 + draw.count(traffic.turns - 1)):
         prompt = history + draw.length(traffic.user_tokens, traffic.spread)
-        begun = history = prompt
+        start = history = prompt
         tools = draw.count(traffic.tool_steps)
         for step in range(tools + 1):
             output = draw.length(traffic.output_tokens, traffic.spread)
@@ -150,4 +150,4 @@ def _steps(traffic: TrafficPlan, draw: Draw, system: _System, numbers: Iterator[
                 history += result
         pause = draw.exponential(traffic.think_s)
         # The next prompt omits the reasoning of earlier answers, so its blocks differ from here on.
-        blocks = blocks[: begun // BLOCK_TOKENS]
+        blocks = blocks[: start // BLOCK_TOKENS]

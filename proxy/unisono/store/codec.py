@@ -28,10 +28,10 @@ def _item(item: StoredItem) -> Record:
 
 
 def _to_item(record: Record) -> StoredItem:
-    said = cast("list[Record]", record["said"])
+    meaning = cast("list[Record]", record["said"])
     return StoredItem(
         text_of(record, "id"),
-        tuple(map(to_item, said)),
+        tuple(map(to_item, meaning)),
         cast("Record", record["shown"]),
     )
 
@@ -118,9 +118,9 @@ def encode_response(response: StoredResponse, bounds: StateLimits) -> tuple[byte
     return parts
 
 
-def decode_response(head: bytes, given: bytes, output: bytes) -> StoredResponse:
+def decode_response(head: bytes, data: bytes, output: bytes) -> StoredResponse:
     """Decode a response. Raises `StoreUnreadable`."""
-    return cast("StoredResponse", _decoding(_to_response, given, output, head))
+    return cast("StoredResponse", _decoding(_to_response, data, output, head))
 
 
 def _to_response(record: Record) -> StoredResponse:

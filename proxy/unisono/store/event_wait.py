@@ -52,13 +52,15 @@ async def until_some(
     loop = asyncio.get_running_loop()
     deadline = loop.time() + wait_s
     while True:
+        # Cleared before the read: a write during the read ends the wait at once.
         woken.clear()
         page = await read()
-        left = deadline - loop.time()
-        if page is None or page.events or page.ended or left <= 0:
+        remaining_s = deadline - loop.time()
+        if page is None or page.events or page.ended or remaining_s <= 0:
             return page
         try:
-            async with asyncio.timeout(min(left, POLL_INTERVAL_S)):
+            # A lost notification delays events by one interval at most.
+            async with asyncio.timeout(min(remaining_s, POLL_INTERVAL_S)):
                 await woken.wait()
         except TimeoutError:
             continue

@@ -36,21 +36,21 @@ class Upkeep:
     def __init__(self, store: Store, *, again_s: float = START_RETRY_S, look_s: float = LOOK_S) -> None:
         self._store = store
         self._start_retry_s = again_s
-        self._look_s = look_s
+        self._check_interval_s = look_s
         self._task: asyncio.Task[None] | None = None
-        self._tried = asyncio.Event()
+        self._has_checked = asyncio.Event()
         self._last_logged = ""
         self._is_doubted = asyncio.Event()
         self.reason = StoreUnavailable.code
 
     async def start(self) -> None:
         """Return once the first attempt has ended, or after `PATIENCE_S`."""
-        self._task = asyncio.create_task(self._keep(), name="store-upkeep")
+        self._task = asyncio.create_task(self._run(), name="store-upkeep")
         with suppress(TimeoutError):
             async with asyncio.timeout(PATIENCE_S):
-                await self._tried.wait()
+                await self._has_checked.wait()
 
-    def look_now(self) -> None:
+    def check_now(self) -> None:
         """Check the store immediately, because a write has failed."""
         self._is_doubted.set()
 
@@ -60,9 +60,10 @@ class Upkeep:
             await asyncio.gather(self._task, return_exceptions=True)
         await self._store.aclose()
 
-    async def _keep(self) -> None:
+    async def _run(self) -> None:
         up = False
         while True:
+            # Cleared before the check: a write that fails during the check causes another one.
             self._is_doubted.clear()
             try:
                 if up:
@@ -71,12 +72,12 @@ class Upkeep:
                     self._warn(await self._store.start())
                     up = True
             except Exception as error:
-                self._fails(error)
+                self._on_failure(error)
             else:
-                self._works()
-            self._tried.set()
+                self._on_success()
+            self._has_checked.set()
             with suppress(TimeoutError):
-                async with asyncio.timeout(self._start_retry_s if self.reason else self._look_s):
+                async with asyncio.timeout(self._start_retry_s if self.reason else self._check_interval_s):
                     await self._is_doubted.wait()
 
     @staticmethod
@@ -84,21 +85,22 @@ class Upkeep:
         for warning in warnings:
             log.warning("store: %s", warning)
 
-    def _works(self) -> None:
+    def _on_success(self) -> None:
         if self._last_logged:
             log.warning("the store is available again")
         self.reason = self._last_logged = ""
 
-    def _fails(self, error: Exception) -> None:
+    def _on_failure(self, error: Exception) -> None:
         known = isinstance(error, UnisonoError)
-        words = str(error)
-        self.reason = REASONS.get(words) or (error.code if isinstance(error, UnisonoError) else StoreError.code)
-        if words == self._last_logged:
+        text = str(error)
+        self.reason = REASONS.get(text) or (error.code if isinstance(error, UnisonoError) else StoreError.code)
+        # An outage is logged once, not at every check.
+        if text == self._last_logged:
             return
-        self._last_logged = words
+        self._last_logged = text
         cause = error.__cause__
         log.error(
             "the store is unavailable; requests that need state are refused until it is available again",
-            extra={"reason": words, "cause": "" if cause is None else f"{type(cause).__name__}: {cause}"},
+            extra={"reason": text, "cause": "" if cause is None else f"{type(cause).__name__}: {cause}"},
             exc_info=None if known else error,
         )

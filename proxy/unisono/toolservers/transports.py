@@ -42,8 +42,8 @@ class Keyed:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http":
-            shown = dict(scope["headers"]).get(b"authorization", b"")
-            if not hmac.compare_digest(shown, self._expected):
+            authorization = dict(scope["headers"]).get(b"authorization", b"")
+            if not hmac.compare_digest(authorization, self._expected):
                 await _answer(send, 401, b"", ((b"www-authenticate", b"Bearer"),))
                 return
         await self._app(scope, receive, send)
@@ -137,8 +137,8 @@ async def serve_http(app: ASGIApp, host: str, port: int, started: Callable[[str]
             limit_concurrency=CONNECTIONS,
             timeout_graceful_shutdown=CLOSING_S,
         )
-        shown = f"[{host}]" if ":" in host else host
-        started(f"http://{shown}:{listener.getsockname()[1]}{PATH}")
+        url_host = f"[{host}]" if ":" in host else host
+        started(f"http://{url_host}:{listener.getsockname()[1]}{PATH}")
         await uvicorn.Server(config).serve(sockets=[listener])
 
 

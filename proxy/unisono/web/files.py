@@ -75,7 +75,7 @@ async def get_file(request: Request) -> Response:
 
 def _answer(request: Request, name: str) -> Response:
     file = file_of(name)
-    given = [tag.strip().removeprefix("W/") for tag in request.headers.get("if-none-match", "").split(",")]
-    if file.headers["etag"] in given:
+    tags = [tag.strip().removeprefix("W/") for tag in request.headers.get("if-none-match", "").split(",")]
+    if file.headers["etag"] in tags:
         return Response(status_code=304, headers=dict(file.headers))
     return Response(file.content, headers=dict(file.headers))

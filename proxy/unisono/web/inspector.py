@@ -59,24 +59,24 @@ def _read(request: InspectRequest, encoding: Encoding) -> dict[str, Any]:
         named = encoding.decode([token for token in request.tokens if _is_token(token)])
     else:
         named = well_formed(request.text or "")
-        before, behind = _cut_text(named, request.all_output)
-        prompt, output = _encoded(before, encoding), _decoded(behind, encoding)
+        before, rest = _cut_text(named, request.all_output)
+        prompt, output = _encoded(before, encoding), _decoded(rest, encoding)
     tools = _toolset(list(dict.fromkeys(request.tools or _RECIPIENT.findall(named)))[:MAX_TOOLS])
     events = _routed(encoding, tools, output)
-    shown = Segments(encoding)
-    shown.add(prompt)
-    asked = shown.pop_new()
+    segments = Segments(encoding)
+    segments.add(prompt)
+    prompt_segments = segments.pop_new()
     waiting = deque(one for one in events if isinstance(one, Repaired))
     for piece in (*mended(output, waiting), *waiting):
         if isinstance(piece, Repaired):
-            shown.repair(piece)
+            segments.repair(piece)
         else:
-            shown.add(piece)
+            segments.add(piece)
     step = {
         "step": 0,
         "generations": [],
-        "prompts": [{"behind": 0, "segments": asked}] if asked else [],
-        "output": shown.pop_new(),
+        "prompts": [{"behind": 0, "segments": prompt_segments}] if prompt_segments else [],
+        "output": segments.pop_new(),
         "generated": len(output),
     }
     items = [_item(event) for event in events if isinstance(event, Closed)]

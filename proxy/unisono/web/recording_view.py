@@ -69,13 +69,13 @@ def _number(value: object) -> int | float | None:
     raise TypeError("not a number")
 
 
-def _item(said: Mapping[str, Any]) -> dict[str, Any]:
+def _item(record: Mapping[str, Any]) -> dict[str, Any]:
     """Describe an item; a recording contains its text only as tokens, in the output."""
     return {
-        "kind": shortened(said["closed"]),
-        "name": shortened(said["name"]),
-        "characters": _number(said["characters"]),
-        "complete": bool(said["complete"]),
+        "kind": shortened(record["closed"]),
+        "name": shortened(record["name"]),
+        "characters": _number(record["characters"]),
+        "complete": bool(record["complete"]),
     }
 
 
@@ -88,31 +88,31 @@ def _steps(document: Mapping[str, Any], encoding: Encoding) -> Iterator[dict[str
     generations = document["steps"]
     for number, output in enumerate(_outputs(document, encoding)):
         own = [one for one in generations if one["step"] == number]
-        told = [
+        views = [
             {name: shortened(one[name] or "") for name in GENERATION_WORDS} | _numbers(one, GENERATION_NUMBERS)
             for one in own
         ]
         yield {
             "step": number,
-            "generations": told,
+            "generations": views,
             "prompts": [prompt for one in own if (prompt := _prompt(one["prompt"], encoding))],
             "output": output,
-            "generated": sum(one["generated"] or 0 for one in told),
+            "generated": sum(one["generated"] or 0 for one in views),
         }
 
 
-def _prompt(told: Mapping[str, Any] | None, encoding: Encoding) -> dict[str, Any] | None:
+def _prompt(prompt: Mapping[str, Any] | None, encoding: Encoding) -> dict[str, Any] | None:
     """Return the part of a prompt that the previous prompt did not contain."""
-    if told is None or not (told["tokens"] or told["gap"]):
+    if prompt is None or not (prompt["tokens"] or prompt["gap"]):
         return None
-    shown = Segments(encoding)
-    tokens, gap = [_id(token) for token in told["tokens"]], told["gap"]
+    segments = Segments(encoding)
+    tokens, gap = [_id(token) for token in prompt["tokens"]], prompt["gap"]
     at = len(tokens) if gap is None else int(gap["at"])
-    shown.add(tokens[:at])
+    segments.add(tokens[:at])
     if gap is not None:
-        shown.gap(int(_number(gap["tokens"]) or 0))
-    shown.add(tokens[at:])
-    return {"behind": _number(told["same"]), "segments": shown.pop_new()}
+        segments.gap(int(_number(gap["tokens"]) or 0))
+    segments.add(tokens[at:])
+    return {"behind": _number(prompt["same"]), "segments": segments.pop_new()}
 
 
 def _id(token: object) -> int:
@@ -124,7 +124,7 @@ def _id(token: object) -> int:
 
 def _outputs(document: Mapping[str, Any], encoding: Encoding) -> Iterator[list[Segment]]:
     """Yield the output of each step, with repairs at the positions where they were decided."""
-    shown = Segments(encoding)
+    segments = Segments(encoding)
     repairs = [
         Repaired(str(one["repaired"]), _id(one["position"]), _id(one["dropped"]))
         for one in document["said"]
@@ -133,16 +133,18 @@ def _outputs(document: Mapping[str, Any], encoding: Encoding) -> Iterator[list[S
     for part in with_repairs(parts_of([_id(number) for number in document["output"]]), repairs):
         match part:
             case JournalMarker.STEP_ENDED:
-                yield shown.pop_new()
+                yield segments.pop_new()
             case TokenSource():
-                shown.aside(f"token ids derived from text: {part.guessed}; stop token hidden: {part.stop_hidden}")
+                segments.add_remark(
+                    f"token ids derived from text: {part.guessed}; stop token hidden: {part.stop_hidden}"
+                )
             case JournalEntry():
-                shown.aside(describe_action(part.value))
+                segments.add_remark(describe_action(part.value))
                 if isinstance(moved := part.value.get("moved"), list):
-                    shown.add([_id(token) for token in moved])
+                    segments.add([_id(token) for token in moved])
             case Repaired():
-                shown.repair(part)
+                segments.repair(part)
             case tokens:
                 assert not isinstance(tokens, JournalMarker)
-                shown.add(tokens)
-    yield shown.pop_new()
+                segments.add(tokens)
+    yield segments.pop_new()

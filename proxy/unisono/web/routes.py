@@ -17,9 +17,9 @@ from pydantic import BeforeValidator, Field
 from starlette.responses import Response
 
 from unisono.api.answer_types import ABSENT, AnswerModel, Count, Moment, Object
-from unisono.api.field_types import FieldInput, wrong
+from unisono.api.field_types import FieldInput, invalid_field
 from unisono.api.inspect_request import InspectRequest
-from unisono.api.route_table import ONE, SENT, CurrentCaller, PathId, RouteTable, parsed_body, provided
+from unisono.api.route_table import BODY_ERRORS, READ_404, CurrentCaller, PathId, RouteTable, parsed_body, provided
 from unisono.core.access import Caller
 from unisono.core.recordings import TraceStore
 from unisono.errors import InvalidRequest, LimitReached, NotFound
@@ -34,6 +34,7 @@ POSSIBLE: Final = re.compile(r"[A-Za-z0-9_.-]{1,128}")
 AT_ONCE: Final = 1
 # Maximum queued inspections.
 MAX_QUEUED_INSPECTIONS: Final = 16
+# Recordings contain prompts, so no cache may store them.
 NOT_STORED: Final = {"cache-control": "no-store"}
 
 WEB = RouteTable("gateway")
@@ -44,18 +45,18 @@ class InspectionReader:
 
     def __init__(self) -> None:
         self._slots = asyncio.Semaphore(AT_ONCE)
-        self._waiting = 0
+        self._queued = 0
 
-    async def of(self, request: InspectRequest) -> Mapping[str, Any]:
+    async def inspect(self, request: InspectRequest) -> Mapping[str, Any]:
         """Run an inspection. Raises InvalidRequest, and LimitReached if the queue is full."""
-        if self._waiting >= MAX_QUEUED_INSPECTIONS:
+        if self._queued >= MAX_QUEUED_INSPECTIONS:
             raise LimitReached("Too many inspections are in progress; try again in a moment.", retry_after_s=1.0)
-        self._waiting += 1
+        self._queued += 1
         try:
             async with self._slots:
                 return await asyncio.to_thread(inspected, request)
         finally:
-            self._waiting -= 1
+            self._queued -= 1
 
 
 Overview = Callable[[Caller], Mapping[str, Any]]
@@ -70,10 +71,10 @@ class WebDeps:
     inspections: InspectionReader = field(default_factory=InspectionReader)
 
 
-def _to_limit(given: Any) -> int:
-    if given.isascii() and given.isdigit() and len(given) <= 4 and 1 <= int(given) <= MAX_LISTED:
-        return int(given)
-    raise wrong(f"must be a whole number from 1 to {MAX_LISTED}")
+def _to_limit(value: Any) -> int:
+    if value.isascii() and value.isdigit() and len(value) <= 4 and 1 <= int(value) <= MAX_LISTED:
+        return int(value)
+    raise invalid_field(f"must be a whole number from 1 to {MAX_LISTED}")
 
 
 Deps = Annotated[WebDeps, provided(WebDeps)]
@@ -184,21 +185,21 @@ async def list_traces(
     return _json({"object": "list", "data": data})
 
 
-@WEB.add("GET", "/traces/{id}", ONE, answer=Trace)
+@WEB.add("GET", "/traces/{id}", READ_404, answer=Trace)
 async def get_trace(deps: Deps, caller: CurrentCaller, id: PathId) -> Response:
     """Retrieve a recording."""
     return _json(await _document(deps.traces, caller, id))
 
 
-@WEB.add("POST", "/inspect", (*SENT, 404, 429), answer=Inspection, body=InspectRequest)
+@WEB.add("POST", "/inspect", (*BODY_ERRORS, 404, 429), answer=Inspection, body=InspectRequest)
 async def inspect(
-    deps: Deps, caller: CurrentCaller, given: Annotated[InspectRequest, parsed_body(InspectRequest)]
+    deps: Deps, caller: CurrentCaller, inspection: Annotated[InspectRequest, parsed_body(InspectRequest)]
 ) -> Response:
     """Parse a recording, Harmony text or token ids, and return the output with its recoveries."""
-    given.check()
-    if given.id is not None:
-        given = InspectRequest(trace=await _document(deps.traces, caller, given.id))
-    return _json(await deps.inspections.of(given))
+    inspection.check()
+    if inspection.id is not None:
+        inspection = InspectRequest(trace=await _document(deps.traces, caller, inspection.id))
+    return _json(await deps.inspections.inspect(inspection))
 
 
 async def _document(traces: TraceStore, caller: Caller, id: str) -> dict[str, Any]:

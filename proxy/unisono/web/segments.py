@@ -51,20 +51,20 @@ class Segments:
     def __init__(self, encoding: Encoding) -> None:
         self._encoding = encoding
         self._header: list[int] = []
-        self._in_header, self._role_given = True, False
+        self._in_header, self._has_role = True, False
         self._body = "final"
         self._bytes = b""
         self._ids: list[int] = []
-        self._out: list[Segment] = []
+        self._segments: list[Segment] = []
 
     def add(self, tokens: Iterable[int]) -> None:
         for token in tokens:
             if 0 <= token < FIRST_SPECIAL:
                 self._text(token)
             else:
-                self._special(token)
+                self._add_marker(token)
 
-    def aside(self, text: str) -> None:
+    def add_remark(self, text: str) -> None:
         self._append({"kind": "aside", "text": shortened(text)})
 
     def gap(self, tokens: int) -> None:
@@ -80,12 +80,12 @@ class Segments:
     def pop_new(self) -> list[Segment]:
         """Return the segments added since the last call."""
         self._flush()
-        out, self._out = self._out, []
+        out, self._segments = self._segments, []
         return out
 
     def _append(self, segment: Segment) -> None:
         self._flush()
-        self._out.append(segment)
+        self._segments.append(segment)
 
     def _text(self, token: int) -> None:
         if self._in_header:
@@ -99,30 +99,30 @@ class Segments:
             if not half:
                 self._flush()
             return
-        self._piece(text)
+        self._add_text(text)
 
-    def _piece(self, text: str) -> None:
+    def _add_text(self, text: str) -> None:
         of = HEADER if self._in_header else self._body
-        if not self._out or self._out[-1]["kind"] != "text" or self._out[-1]["of"] != of:
-            self._out.append({"kind": "text", "of": of, "tokens": []})
-        self._out[-1]["tokens"].append([text, *self._ids])
+        if not self._segments or self._segments[-1]["kind"] != "text" or self._segments[-1]["of"] != of:
+            self._segments.append({"kind": "text", "of": of, "tokens": []})
+        self._segments[-1]["tokens"].append([text, *self._ids])
         self._bytes, self._ids = b"", []
 
     def _flush(self) -> None:
         """Emit pending bytes, with a replacement character for an incomplete one."""
         if self._ids:
-            self._piece(self._bytes.decode(errors="replace"))
+            self._add_text(self._bytes.decode(errors="replace"))
 
-    def _special(self, token: int) -> None:
+    def _add_marker(self, token: int) -> None:
         known = 0 <= token < VOCABULARY
         text = self._encoding.decode([token]) if known else "invalid token"
         self._append({"kind": "special", "text": text, "id": token, "known": known})
         if token == MESSAGE:
             header, _ = header_text(self._encoding, self._header[:MAX_HEADER_TOKENS])
-            self._body = body_of(header, role_given=self._role_given)
+            self._body = body_of(header, role_given=self._has_role)
             self._in_header = False
         elif token in ENDS or (token == CHANNEL and not self._in_header):
-            self._header, self._in_header, self._role_given = [], True, token == START
+            self._header, self._in_header, self._has_role = [], True, token == START
         if self._in_header and token in IN_HEADERS:
             self._header.append(token)
 
@@ -145,8 +145,8 @@ def body_of(header: str, *, role_given: bool) -> str:
 def describe_action(note: Mapping[str, Any]) -> str:
     """Describe an action of the gateway between two tokens, without the tokens it inserted."""
     match note:
-        case {"moved": list(), "kept": int(kept)}:
-            return f"the prompt continues after {kept} tokens of this step with:"
+        case {"moved": list(), "kept": int(reused)}:
+            return f"the prompt continues after {reused} tokens of this step with:"
         case {"able": list(kinds)}:
             return f"the backend can enforce: {', '.join(map(str, kinds)) or 'no constraints'}"
         case {"listed": list(offers)}:

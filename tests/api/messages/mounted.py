@@ -8,7 +8,7 @@ from fastapi import FastAPI
 
 from tests.api.asgi import Exchange
 from unisono.access.keys import NoKeys
-from unisono.api.asgi_layers import doors
+from unisono.api.asgi_layers import asgi_layers
 from unisono.api.error_responses import register
 from unisono.api.messages.inbound import MessagesModel
 from unisono.api.messages.routes import FORMATS, MESSAGES, MessagesDeps
@@ -42,7 +42,9 @@ def gateway(service: GenerationService, *, keep_alive_s: float = 10.0) -> FastAP
     app = FastAPI(
         docs_url=None,
         openapi_url=None,
-        middleware=doors(authenticate=NoKeys().identify, keyless=True, new_id=lambda: str(next(ids)), formats=FORMATS),
+        middleware=asgi_layers(
+            authenticate=NoKeys().identify, keyless=True, new_id=lambda: str(next(ids)), formats=FORMATS
+        ),
     )
     register(app)
     deps = MessagesDeps(

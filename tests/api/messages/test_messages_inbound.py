@@ -353,7 +353,7 @@ def test_an_output_schema_is_enforced_in_both_spellings(field: str) -> None:
 def test_server_tools_use_the_tool_servers_of_the_operator() -> None:
     model = MessagesModel("gpt-oss", trained=BROWSER)
     generation = generation_of(model, tools=[LOOK, SEARCH], tool_choice={"type": "tool", "name": "web_search"})
-    assert generation.served == {"browser"}
+    assert generation.server_tool_names == {"browser"}
     assert generation.request.server_tools is not None
     assert [server.label for server in generation.request.server_tools.servers] == ["builtin:browser"]
     assert generation.request.server_tools.max_calls == 2
@@ -382,13 +382,14 @@ def test_a_continued_response_drops_the_forced_call_and_keeps_its_session() -> N
     force: Json = {"tools": [SEARCH], "tool_choice": {"type": "any"}}
     paused = generation_of(model, messages=[QUESTION, assistant(use, ours), assistant(use, foreign)], **force)
     assert paused.request.choice is None
-    assert paused.talk == "a talk"
+    assert paused.session == "a talk"
     next_turn = generation_of(model, messages=[QUESTION, assistant(use, ours), QUESTION], **force)
     assert next_turn.request.choice == ForcedCalls()
-    assert generation_of(model, **force).talk == f"{TENANT}\0req_1"
+    assert generation_of(model, **force).session == f"{TENANT}\0req_1"
     of_another_tenant = {**foreign, "content": [{SEALED: SEALER.seal("others", items, "their talk")}]}
     assert (
-        generation_of(model, messages=[QUESTION, assistant(use, of_another_tenant)], **force).talk == f"{TENANT}\0req_1"
+        generation_of(model, messages=[QUESTION, assistant(use, of_another_tenant)], **force).session
+        == f"{TENANT}\0req_1"
     )
 
 

@@ -44,9 +44,9 @@ FRAME = MessageFrame(
     model="gpt-oss",
     request_id="req_1",
     max_tokens=100,
-    served=frozenset({"browser", "python"}),
+    server_tool_names=frozenset({"browser", "python"}),
     sign=lambda text: SEALER.sign(TENANT, text),
-    talk="a talk",
+    session="a talk",
     seal=lambda items, talk: SEALER.seal(TENANT, items, talk),
 )
 SHOWN = replace(FRAME, thinking=Thinking.SHOWN)
@@ -168,7 +168,7 @@ def test_server_tool_calls_are_followed_by_their_sealed_results(events: list[Eve
     arguments = next(event.text for event in events if isinstance(event, Closed))
     expected_call = AssistantCall("call_h", ran.item.name, arguments, (7, 8))
     assert SEALER.open(TENANT, sealed) == (expected_call, ToolResult("call_h", ran.item.name, ran.text_for_model))
-    assert SEALER.talk(TENANT, sealed) == "a talk"
+    assert SEALER.session(TENANT, sealed) == "a talk"
 
 
 LARGE_NUMBER = '{"wei": 123456789012345678901234567890}'

@@ -10,15 +10,15 @@ from urllib.parse import urlencode
 from fastapi import FastAPI
 
 from tests.api.asgi import Exchange, by_name
-from unisono.api.asgi_layers import doors
+from unisono.api.asgi_layers import asgi_layers
 from unisono.api.error_responses import register
 from unisono.api.responses.background.runner import BackgroundRunner
 from unisono.api.responses.conversations.routes import CONVERSATIONS, ConversationDeps
 from unisono.api.responses.routes import OPEN_RESPONSES_ROUTES, RESPONSES
 from unisono.api.responses.routes.responses_api import ResponsesApi
 from unisono.api.route_table import mount
-from unisono.app import Gateway, build, build_engine, responses_means
-from unisono.bootstrap.tool_servers import build_hosting
+from unisono.app import Gateway, build, build_engine, responses_deps
+from unisono.bootstrap.tool_servers import build_server_tools
 from unisono.config import parse
 from unisono.core.state_store import Store
 
@@ -67,14 +67,14 @@ async def mounted(config: Mapping[str, Any], *, keep_alive_s: float = 10.0) -> A
     """Serve the Responses API of this configuration with a test authenticator."""
     settings = parse({"store": {"url": "memory://"}, **config}, {}).config
     gateway: Gateway = build(settings).state.gateway
-    hosting = build_hosting(settings)
-    deps = responses_means(gateway, build_engine(gateway.pool, hosting.host), hosting.rules)
+    hosting = build_server_tools(settings)
+    deps = responses_deps(gateway, build_engine(gateway.pool, hosting.host), hosting.rules)
     runner = BackgroundRunner(deps, process="0")
     app = FastAPI(
         docs_url=None,
         openapi_url=None,
         redirect_slashes=False,
-        middleware=doors(authenticate=by_name, keyless=False, new_id=lambda: "0"),
+        middleware=asgi_layers(authenticate=by_name, keyless=False, new_id=lambda: "0"),
     )
     register(app)
     mount(app, CONVERSATIONS.routes, ConversationDeps(deps.store, deps.today, deps.new_id, deps.clock))

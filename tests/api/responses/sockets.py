@@ -24,7 +24,7 @@ from starlette.websockets import WebSocket
 from tests.api.asgi import Exchange, by_name
 from tests.api.responses.folding import TERMINAL
 from tests.api.scripted import ScriptedTurns, Step, final, finished
-from unisono.api.asgi_layers import doors
+from unisono.api.asgi_layers import asgi_layers
 from unisono.api.error_responses import register
 from unisono.api.responses.background.runner import BackgroundRunner
 from unisono.api.responses.deps import ResponsesDeps, ResponsesModel
@@ -80,7 +80,7 @@ async def scripted_gateway(*scripts: Sequence[Step], lifetime_s: float = 3600.0)
     app = FastAPI(
         openapi_url=None,
         redirect_slashes=False,
-        middleware=doors(authenticate=by_name, keyless=False, new_id=lambda: "0"),
+        middleware=asgi_layers(authenticate=by_name, keyless=False, new_id=lambda: "0"),
     )
     register(app)
     api = ResponsesApi(deps, BackgroundRunner(deps, process="here"))

@@ -44,7 +44,7 @@ RESULTS_FACTS: Json = {
 
 def cited_pages() -> CitedPages:
     pages = CitedPages([VIEW, FIND_RESULT, "Error: nothing", "[9] no view"])
-    pages.saw(RESULTS, RESULTS_FACTS)
+    pages.add_result(RESULTS, RESULTS_FACTS)
     return pages
 
 
@@ -221,7 +221,7 @@ LOCAL_PYTHON = ToolServer(
 def test_each_builtin_tool_has_one_server_and_its_own_approval_policy() -> None:
     kinds = ["web_search", "function", "web_search_preview", "code_interpreter", "container"]
     browser, python = to_builtin_servers(
-        map(builtin_for, kinds), {"browser": PAGES, "python": LOCAL_PYTHON}, owner="ann", talk="ann\0talk"
+        map(builtin_for, kinds), {"browser": PAGES, "python": LOCAL_PYTHON}, owner="ann", session="ann\0talk"
     )
     assert (browser.builtin, browser.url, browser.owner) == ("browser", PAGES.url, "ann\0talk")
     assert browser.approval == Approval(otherwise=False)

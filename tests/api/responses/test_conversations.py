@@ -11,7 +11,7 @@ from fastapi import FastAPI
 
 from tests.api.asgi import Exchange, by_name
 from tests.api.responses.frames import ids
-from unisono.api.asgi_layers import doors
+from unisono.api.asgi_layers import asgi_layers
 from unisono.api.error_responses import register
 from unisono.api.responses.conversations.routes import CONVERSATIONS, ConversationDeps
 from unisono.api.route_table import mount
@@ -32,7 +32,7 @@ class ConversationsApi:
             docs_url=None,
             openapi_url=None,
             redirect_slashes=False,
-            middleware=doors(authenticate=by_name, keyless=False, new_id=lambda: "0"),
+            middleware=asgi_layers(authenticate=by_name, keyless=False, new_id=lambda: "0"),
         )
         register(self.app)
         deps = ConversationDeps(store, today=lambda: "2026-11-20", new_id=ids(), clock=lambda: 1_790_000_000.75)

@@ -152,7 +152,7 @@ def test_complete_streamed_and_stored_responses_are_equal(
 def assert_equal_responses(stream: list[engine_events.Event], response_frame: ResponseFrame) -> None:
     report = GenerationReport("vllm-1", 1, ["missing-end"])
     events, stored = streamed([[event] for event in stream], response_frame, report)
-    silent = ResponseEvents(response_frame, report, new_id=ids(), clock=lambda: NOW, told=False)
+    silent = ResponseEvents(response_frame, report, new_id=ids(), clock=lambda: NOW, should_emit=False)
     assert silent.write(stream) == []
     complete = silent.stored
     assert complete is not None

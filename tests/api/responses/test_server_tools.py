@@ -8,8 +8,8 @@ import pytest
 
 from tests.api.responses.frames import request_of
 from unisono.api.responses.inbound import mcp_specs
-from unisono.api.responses.server_tools.approval_history import ServerToolHistory, hosted_in, parted, settled
-from unisono.api.responses.server_tools.secrets import concealed, has_secrets, is_concealed, revealed
+from unisono.api.responses.server_tools.approval_history import ServerToolHistory, parted, server_tool_history, settled
+from unisono.api.responses.server_tools.secrets import concealed, decrypted, has_secrets, is_concealed
 from unisono.api.responses.server_tools.servers import MAX_SERVERS, ServerRules, to_servers
 from unisono.api.sealing import Sealer
 from unisono.core.conversation import AssistantCall, AssistantMessage, Item, ToolResult, UserMessage
@@ -187,7 +187,7 @@ HISTORIES: dict[str, tuple[list[StoredItem], list[StoredItem], list[Item]]] = {
 def test_every_requested_call_is_followed_by_its_result(
     earlier_items: list[StoredItem], input_items: list[StoredItem], expected: list[Item]
 ) -> None:
-    earlier, decided_now = parted(input_items, hosted_in(earlier_items))
+    earlier, decided_now = parted(input_items, server_tool_history(earlier_items))
     items = [meaning for item in (*earlier_items, *input_items) for meaning in item.meaning]
     assert list(settled(items, earlier, decided_now)) == expected
 
@@ -195,13 +195,13 @@ def test_every_requested_call_is_followed_by_its_result(
 def test_an_approval_is_matched_by_the_clients_request_id() -> None:
     request = stored_item("mcp_approval_request", "mcpr_new", CALL_A, approval_request_id="theirs")
     decision = stored_item("mcp_approval_response", "mcpa", approval_request_id="theirs", approve=True)
-    assert hosted_in([request, decision]).decisions == (ApprovalDecision("call_a", "theirs", approved=True),)
+    assert server_tool_history([request, decision]).decisions == (ApprovalDecision("call_a", "theirs", approved=True),)
 
 
 def test_failed_tool_lists_are_not_marked_as_announced() -> None:
     listed = stored_item("mcp_list_tools", "mcpl_1", server_label="docs", tools=[], error=None)
     failed = stored_item("mcp_list_tools", "mcpl_2", server_label="files", tools=[], error="gone")
-    assert hosted_in([listed, failed]) == ServerToolHistory(announced=frozenset({"docs"}))
+    assert server_tool_history([listed, failed]) == ServerToolHistory(announced=frozenset({"docs"}))
 
 
 def test_secrets_of_tool_servers_are_sealed_and_restored() -> None:
@@ -213,10 +213,10 @@ def test_secrets_of_tool_servers_are_sealed_and_restored() -> None:
     assert has_secrets(body)
     assert is_concealed(sealed)
     assert "hidden" not in repr(sealed)
-    assert revealed(sealed, sealer, "tenant") == body
+    assert decrypted(sealed, sealer, "tenant") == body
     for other_sealer in (Sealer(b"other" * 8), sealer):
         with pytest.raises(StoreUnreadable):
-            revealed(sealed, other_sealer, "another tenant")
+            decrypted(sealed, other_sealer, "another tenant")
     assert not has_secrets({"tools": [{"type": "mcp", "server_label": "c"}]})
     assert not has_secrets({})
 
@@ -228,4 +228,4 @@ def test_a_sealed_field_sent_by_a_client_is_dropped() -> None:
     for secrets in ({}, {"authorization": "hidden"}):
         body = {"tools": [tool | secrets | {"sealed": forged}]}
         assert has_secrets(body)
-        assert revealed(concealed(body, sealer, "tenant"), sealer, "tenant") == {"tools": [tool | secrets]}
+        assert decrypted(concealed(body, sealer, "tenant"), sealer, "tenant") == {"tools": [tool | secrets]}

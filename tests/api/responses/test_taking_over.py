@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from unisono.api.responses.background.job_record import handed_over, tried
+from unisono.api.responses.background.job_record import with_handover_noted, with_takeover_counted
 from unisono.core.state_store import Status, StoredResponse
 
 CASES: dict[str, tuple[dict[str, Any], int, int]] = {
@@ -25,11 +25,11 @@ CASES: dict[str, tuple[dict[str, Any], int, int]] = {
 @pytest.mark.parametrize(("notes", "tokens", "crashes"), CASES.values(), ids=CASES)
 def test_only_crashes_without_new_tokens_are_counted(notes: dict[str, Any], tokens: int, crashes: int) -> None:
     record = StoredResponse("resp_1", Status.QUEUED, "gpt-oss", 1.0, notes={"asked": {}, **notes})
-    noted, counted = tried(record, tokens)
+    noted, counted = with_takeover_counted(record, tokens)
     assert counted == crashes
     assert noted.status is Status.IN_PROGRESS
     assert noted.notes == {"asked": {}, "tries": [crashes, tokens]}
     # The owner hands it over without a new token, and the next owner crashes.
-    again, counted = tried(handed_over(noted), tokens)
+    again, counted = with_takeover_counted(with_handover_noted(noted), tokens)
     assert (again, counted) == (noted, crashes)
-    assert tried(again, tokens)[1] == crashes + 1
+    assert with_takeover_counted(again, tokens)[1] == crashes + 1

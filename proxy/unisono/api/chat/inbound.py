@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from unisono.api.chat.schema import ChatMessage, ChatRequest, ChatTool, ChatToolCall
 from unisono.api.content_parts import REASONING_PARTS, ContentPart, join, text_of
 from unisono.api.field_types import MAX_MESSAGES, shortened, smallest
-from unisono.api.gateway_tools import NOTHING_TO_RUN, RunnableTools, hosting_of
+from unisono.api.gateway_tools import NOTHING_TO_RUN, RunnableTools, server_tools_of
 from unisono.api.history_builder import History, split_markers
 from unisono.api.model_rules import NO_RULES, ModelRules
 from unisono.api.notes import MAX_NOTES, notes_on_prefill, without_effect
@@ -85,11 +85,11 @@ def to_generation_request(
     """Convert a request; `today` is YYYY-MM-DD. Raises InvalidRequest if it cannot be met."""
     toolbox = to_toolbox(declared(request))
     conversation, notes = to_conversation(request.messages, toolbox, _effort(request), today)
-    asked, asked_at = _requested_choice(request)
-    forbidden = asked is not None and asked.mode is ChoiceMode.NONE
-    hosting = None if forbidden else to_hosting(request, runnable, caller.tenant)
+    requested, requested_at = _requested_choice(request)
+    forbidden = requested is not None and requested.mode is ChoiceMode.NONE
+    hosting = None if forbidden else to_server_tools(request, runnable, caller.tenant)
     form = request.response_format.form("response_format") if request.response_format else None
-    turn = GenerationRequest(
+    generation_request = GenerationRequest(
         model=model,
         fields=request_fields("messages", tool="tools.{index}.function"),
         conversation=conversation,
@@ -106,15 +106,15 @@ def to_generation_request(
         request_id=request_id,
         surface="chat",
         server_tools=hosting,
-        choice=to_choice(asked, OfferedTools(toolbox, hosts=hosting is not None), asked_at),
+        choice=to_choice(requested, OfferedTools(toolbox, hosts=hosting is not None), requested_at),
         form=form,
         reasoning_budget=smallest((*_budgets(request), rules.reasoning_budget)),
         sticky=_sticky(request, caller),
     )
-    turn = rules.applied_to(turn)
-    notes = [*_notes_on(request, turn, asked_at), *toolbox.notes, *notes]
+    generation_request = rules.applied_to(generation_request)
+    notes = [*_notes_on(request, generation_request, requested_at), *toolbox.notes, *notes]
     return ChatGeneration(
-        request=turn,
+        request=generation_request,
         choices=request.n or 1,
         stream=bool(request.stream),
         include_usage=bool(request.stream_options and request.stream_options.include_usage),
@@ -138,14 +138,14 @@ def _requested_choice(request: ChatRequest) -> tuple[ToolChoice | None, str]:
     return request.tool_choice, "tool_choice"
 
 
-def to_hosting(request: ChatRequest, runnable: RunnableTools, tenant: str) -> ServerTools | None:
+def to_server_tools(request: ChatRequest, runnable: RunnableTools, tenant: str) -> ServerTools | None:
     """Return the server tools of the request, or None.
 
     With several choices there are none, because each choice would run them.
     """
     if (request.n or 1) > 1:
         return None
-    return hosting_of(runnable.servers_for(request.unisono.run_tools if request.unisono else None, tenant))
+    return server_tools_of(runnable.servers_for(request.unisono.run_tools if request.unisono else None, tenant))
 
 
 def _notes_on(request: ChatRequest, generation_request: GenerationRequest, choice_at: str) -> Iterator[str]:

@@ -87,14 +87,15 @@ def to_usage(usages: Sequence[Usage]) -> dict[str, Any]:
     }
 
 
-def to_finish_reason(finished: Finished, shown: Sequence[CallForm], *, cut_in_sight: bool = False) -> str:
+def to_finish_reason(finished: Finished, calls: Sequence[CallForm], *, cut_in_sight: bool = False) -> str:
     """Return the finish reason.
 
-    `shown` holds the forms of the complete calls in the answer. `cut_in_sight` is true if the client received a
+    `calls` holds the forms of the complete calls in the answer. `cut_in_sight` is true if the client received a
     truncated call.
     """
-    if shown and not cut_in_sight:
-        return CALLED[shown[0]]
+    # A complete call counts even if the answer was cut afterwards, because the client can run it.
+    if calls and not cut_in_sight:
+        return CALLED[calls[0]]
     if finished.cut_call or cut_in_sight:
         return "length"
     match finished.reason:
@@ -106,12 +107,12 @@ def to_finish_reason(finished: Finished, shown: Sequence[CallForm], *, cut_in_si
             assert_never(finished.reason)
 
 
-def _has_room(shown: Sequence[CallForm], form: CallForm) -> bool:
+def _has_room(calls: Sequence[CallForm], form: CallForm) -> bool:
     """Return True if the message can hold one more call.
 
     A call in the legacy form must be the only one.
     """
-    return not shown or CallForm.LEGACY not in (shown[0], form)
+    return not calls or CallForm.LEGACY not in (calls[0], form)
 
 
 def to_call(item: ToolCall, arguments: str, form: CallForm) -> dict[str, Any]:
@@ -140,7 +141,7 @@ def to_choice(index: int, result: CollectedAnswer, frame: ChatFrame) -> dict[str
     content: list[str] = []
     refusal: list[str] = []
     calls: list[dict[str, Any]] = []
-    shown: list[CallForm] = []
+    call_forms: list[CallForm] = []
     for closed in result.items:
         match closed.item:
             case Reasoning():
@@ -149,20 +150,23 @@ def to_choice(index: int, result: CollectedAnswer, frame: ChatFrame) -> dict[str
                 (refusal if closed.item.unfit else content).append(closed.text)
             case ToolCall():
                 form = frame.toolbox.form_of(closed.item.name)
-                if closed.complete and _has_room(shown, form):
+                if closed.complete and _has_room(call_forms, form):
                     calls.append(to_call(closed.item, closed.text, form))
-                    shown.append(form)
+                    call_forms.append(form)
             case HostedCall() | Listing():
                 pass  # internal to the gateway
             case _:
                 assert_never(closed.item)
+    # A Harmony answer may have several final messages; the API has one text.
     text, thoughts, refused = join_messages(content), "".join(reasoning), join_messages(refusal)
     message: dict[str, Any] = {"role": "assistant", "content": text if text or not (calls or refused) else None}
     message["refusal"] = refused or None
     message["annotations"] = []
+    # Clients read the reasoning under one of two common names, so the default sends both.
     if thoughts:
         message |= dict.fromkeys(frame.reasoning.names, thoughts)
-    if shown and shown[0] is CallForm.LEGACY:
+    # `functions` is the API's field from before `tools`, and permits one call per message.
+    if call_forms and call_forms[0] is CallForm.LEGACY:
         message["function_call"] = calls[0]
     elif calls:
         message["tool_calls"] = calls
@@ -170,7 +174,7 @@ def to_choice(index: int, result: CollectedAnswer, frame: ChatFrame) -> dict[str
         "index": index,
         "message": message,
         "logprobs": None,
-        "finish_reason": to_finish_reason(result.finished, shown),
+        "finish_reason": to_finish_reason(result.finished, call_forms),
     }
 
 
@@ -196,15 +200,15 @@ class ChoiceChunks:
         self._frame = frame
         self._index = index
         head = orjson.dumps(frame.head("chat.completion.chunk"))[:-1]
-        self._before = b"data: " + head + b',"choices":[{"index":%d,"delta":' % index
+        self._head = b"data: " + head + b',"choices":[{"index":%d,"delta":' % index
         self._after = b',"logprobs":null,"finish_reason":null}]' + _usage_field(frame) + b"}\n\n"
-        self._content = self._before + b'{"content":'
-        self._refusal = self._before + b'{"refusal":'
+        self._content = self._head + b'{"content":'
+        self._refusal = self._head + b'{"refusal":'
         names = frame.reasoning.names
         self._reasoning = [b'%s"%s":' % (b"," if place else b"", name.encode()) for place, name in enumerate(names)]
         self._last_text: dict[bool, int] = {}
         self._emitted_calls: list[CallForm] = []
-        self._early: tuple[ToolCall, int] | None = None
+        self._streamed_call: tuple[ToolCall, int] | None = None
         self._cut_in_sight = False
 
     def first_chunk(self) -> bytes:
@@ -231,7 +235,7 @@ class ChoiceChunks:
                 item = entry.item
                 texts.append(entry.text)
             else:
-                chunks.append(self._other(entry))
+                chunks.append(self._entry(entry))
         if texts and item is not None:
             chunks.append(self._delta(item, "".join(texts)))
         return b"".join(chunks)
@@ -247,7 +251,7 @@ class ChoiceChunks:
         return event(orjson.dumps(chunk | extra))
 
     def _chunk(self, delta: bytes) -> bytes:
-        return self._before + delta + self._after
+        return self._head + delta + self._after
 
     def _delta(self, item: Item, text: str) -> bytes:
         if not text:
@@ -264,15 +268,15 @@ class ChoiceChunks:
                 value = orjson.dumps(text)
                 return self._chunk(b"{" + b"".join(name + value for name in self._reasoning) + b"}")
             case ToolCall():
-                if self._early is None:
+                if self._streamed_call is None:
                     return b""  # buffered: its Closed event has the complete text
-                return self._arguments(self._early[1], CallForm.FUNCTION, text)
+                return self._arguments(self._streamed_call[1], CallForm.FUNCTION, text)
             case HostedCall() | Listing():
                 return b""
             case _:
                 assert_never(item)
 
-    def _other(self, entry: Opened | Closed | Ran | Listed | Repaired | Finished | Passed) -> bytes:
+    def _entry(self, entry: Opened | Closed | Ran | Listed | Repaired | Finished | Passed) -> bytes:
         match entry:
             case Opened():
                 return self._opened(entry.item)
@@ -292,14 +296,14 @@ class ChoiceChunks:
         form = self._frame.toolbox.form_of(item.name)
         if form is not CallForm.FUNCTION or not _has_room(self._emitted_calls, form):
             return b""  # the other forms need the whole call
-        self._early = (item, len(self._emitted_calls))
-        return self._announce(self._early[1], item, CallForm.FUNCTION)
+        self._streamed_call = (item, len(self._emitted_calls))
+        return self._announce(self._streamed_call[1], item, CallForm.FUNCTION)
 
     def _closed(self, closed: Closed) -> bytes:
         if not isinstance(closed.item, ToolCall):
             return b""
-        if self._early is not None:
-            self._early = None
+        if self._streamed_call is not None:
+            self._streamed_call = None
             self._emitted_calls.append(CallForm.FUNCTION)
             self._cut_in_sight = self._cut_in_sight or not closed.complete
             return b""
@@ -371,7 +375,7 @@ class ChatStreamChunks:
         if not self._frame.include_usage:
             return chunks + choice.finish(self._about()) + DONE
         usages = [other.finished.usage for other in self._choices if other.finished is not None]
-        return chunks + choice.finish({}) + self._last(usages) + DONE
+        return chunks + choice.finish({}) + self._usage_chunk(usages) + DONE
 
     def broken(self, error: UnisonoError) -> bytes:
         """Return the last events of a failed stream.
@@ -381,12 +385,12 @@ class ChatStreamChunks:
         """
         if not self._frame.include_usage:
             return error_event(error, self._about())
-        return self._last([report.facts.usage for report in self._reports]) + error_event(error)
+        return self._usage_chunk([report.facts.usage for report in self._reports]) + error_event(error)
 
     def _about(self) -> dict[str, Any]:
         return {"unisono": to_about(self._reports, self._frame.notes)}
 
-    def _last(self, usages: Sequence[Usage]) -> bytes:
+    def _usage_chunk(self, usages: Sequence[Usage]) -> bytes:
         """Return the chunk with the usage of all choices."""
         last = {"choices": [], "usage": to_usage(usages), **self._about()}
         return event(orjson.dumps(self._frame.head("chat.completion.chunk") | last))

@@ -25,10 +25,10 @@ from unisono.api.passthrough_routes import (
     passed_through,
     start_whole,
     way_for,
-    with_passage,
+    with_passthrough,
 )
 from unisono.api.reasoning import ReasoningField
-from unisono.api.route_table import ANSWER_HEADERS, TURNED, RouteTable, dependency
+from unisono.api.route_table import ANSWER_HEADERS, MODEL_CALL_ERRORS, RouteTable, dependency
 from unisono.api.sse import CLIENT_CLOSED_REQUEST, KEEP_ALIVE_S, ByteSource, ClientGone, EventStream, until_disconnect
 from unisono.api.unisono_object import backend_header, recoveries_header
 from unisono.api.whole import to_whole
@@ -64,7 +64,7 @@ class ChatRoute:
     YYYY-MM-DD, `new_id` an unguessable string, and `clock` seconds since the epoch.
     """
 
-    turns: GenerationService
+    service: GenerationService
     resolve: Resolve
     today: Callable[[], str]
     new_id: Callable[[], str]
@@ -79,32 +79,32 @@ class ChatRoute:
         served = way_for(self.find_way, body, caller)
         way = served.way
         pass_through = partial(
-            passed_through, request, self.turns, Api.CHAT, body, served.group, keep_alive_s=self.keep_alive_s
+            passed_through, request, self.service, Api.CHAT, body, served.group, keep_alive_s=self.keep_alive_s
         )
         if way is AnswerMode.PASSING:
             return await pass_through()
         parse = partial(self._parse, body, caller, request.state.request_id, way)
         try:
-            wanted, model, asked = await off_loop(parse, len(await request.body()))
+            chat, model, generation = await off_loop(parse, len(await request.body()))
         except (InvalidRequest, ValidationError):
             if way is not AnswerMode.PASSING_THEN_ENGINE:
                 raise
             # A request that gpt-oss cannot serve may still be valid for the pass-through backend.
             return await pass_through()
-        passes = asked.request.passthrough is not None
+        passes = generation.request.passthrough is not None
         if way is AnswerMode.PASSING_THEN_ENGINE and not passes:
             return await pass_through()
-        frame = self._frame(wanted, model, asked)
-        runs = await start_all(self.turns, asked.requests)
-        reports = request.state.reports = [run.report for run in runs]
-        if asked.stream:
-            return self._stream(frame, runs, passes=passes)
+        frame = self._frame(chat, model, generation)
+        streams = await start_all(self.service, generation.requests)
+        reports = request.state.reports = [stream.report for stream in streams]
+        if generation.stream:
+            return self._stream(frame, streams, passes=passes)
         try:
             if passes:
-                runs[0], through = await until_disconnect(request.receive, start_whole(runs[0]))
+                streams[0], through = await until_disconnect(request.receive, start_whole(streams[0]))
                 if through is not None:
                     return to_whole(through, backend_header(reports))
-            results = await until_disconnect(request.receive, collect_all(runs))
+            results = await until_disconnect(request.receive, collect_all(streams))
         except ClientGone:
             return Response(status_code=CLIENT_CLOSED_REQUEST)
         headers = {**backend_header(reports), **recoveries_header(reports)}
@@ -113,10 +113,10 @@ class ChatRoute:
     def _parse(
         self, body: Mapping[str, Any], caller: Caller, request_id: str, way: AnswerMode
     ) -> tuple[ChatRequest, ChatModel, ChatGeneration]:
-        wanted = ChatRequest.model_validate(body)
-        model = self.resolve(wanted.model, caller)
+        chat = ChatRequest.model_validate(body)
+        model = self.resolve(chat.model, caller)
         generation = to_generation_request(
-            wanted,
+            chat,
             model=model.group,
             today=self.today(),
             caller=caller,
@@ -126,8 +126,8 @@ class ChatRoute:
             rules=model.rules,
         )
         if way.passes and generation.choices == 1:
-            generation = replace(generation, request=with_passage(generation.request, Api.CHAT, body, way))
-        return wanted, model, generation
+            generation = replace(generation, request=with_passthrough(generation.request, Api.CHAT, body, way))
+        return chat, model, generation
 
     def _frame(self, request: ChatRequest, model: ChatModel, generation: ChatGeneration) -> ChatFrame:
         return ChatFrame(
@@ -142,12 +142,12 @@ class ChatRoute:
             hold_calls=generation.request.hold_calls,
         )
 
-    def _stream(self, frame: ChatFrame, runs: list[GenerationStream], *, passes: bool) -> EventStream:
-        reports = [run.report for run in runs]
+    def _stream(self, frame: ChatFrame, streams: list[GenerationStream], *, passes: bool) -> EventStream:
+        reports = [stream.report for stream in streams]
         chunks = ChatStreamChunks(frame, reports)
-        source: ByteSource = ChunkSource(runs, chunks)
+        source: ByteSource = ChunkSource(streams, chunks)
         if passes:
-            source = EitherSource(runs[0], Api.CHAT, lambda run: ChunkSource([run], chunks))
+            source = EitherSource(streams[0], Api.CHAT, lambda run: ChunkSource([run], chunks))
         return EventStream(
             source,
             headers=lambda: backend_header(reports),
@@ -159,7 +159,7 @@ class ChatRoute:
 @CHAT.add(
     "POST",
     "/chat/completions",
-    TURNED,
+    MODEL_CALL_ERRORS,
     answer=ChatCompletion,
     headers=ANSWER_HEADERS,
     body=ChatRequest,

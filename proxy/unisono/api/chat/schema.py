@@ -38,10 +38,10 @@ from unisono.api.field_types import (
     SpelledEffort,
     Text,
     ToolName,
+    invalid_field,
     neutral,
     only_neutral,
     to_effort,
-    wrong,
 )
 from unisono.api.gateway_tools import GatewayOptions
 from unisono.api.response_format import ResponseFormat
@@ -99,9 +99,9 @@ class ChatToolCall(OpenModel):
 
     @field_validator("function", "custom")
     @classmethod
-    def _present(cls, value: Any, info: ValidationInfo) -> Any:
+    def _check_present(cls, value: Any, info: ValidationInfo) -> Any:
         if value is None and info.data.get("type") == info.field_name:
-            raise wrong("must be an object with the field 'name'")
+            raise invalid_field("must be an object with the field 'name'")
         return value
 
 
@@ -153,21 +153,21 @@ class ChatMessage(OpenModel):
         if info.data.get("role") in {"tool", "function"} and _is_plain_data(value):
             return [{"type": "text", "text": orjson.dumps(value).decode()}]
         if not isinstance(value, list):
-            raise wrong("must be a string, a list of text parts, or null")
+            raise invalid_field("must be a string, a list of text parts, or null")
         return [{"type": "text", "text": part} if isinstance(part, str) else part for part in value]
 
     @field_validator("tool_call_id")
     @classmethod
     def _result_has_call(cls, value: str | None, info: ValidationInfo) -> str | None:
         if value is None and info.data.get("role") == "tool":
-            raise wrong("must be the id of the tool call that this message answers")
+            raise invalid_field("must be the id of the tool call that this message answers")
         return value
 
     @field_validator("name")
     @classmethod
     def _result_has_name(cls, value: str | None, info: ValidationInfo) -> str | None:
         if value is None and info.data.get("role") == "function":
-            raise wrong("must be the name of the function that this message answers")
+            raise invalid_field("must be the name of the function that this message answers")
         return value
 
 
@@ -207,9 +207,9 @@ class ChatTool(OpenModel):
 
     @field_validator("function", "custom")
     @classmethod
-    def _present(cls, value: Any, info: ValidationInfo) -> Any:
+    def _check_present(cls, value: Any, info: ValidationInfo) -> Any:
         if value is None and info.data.get("type") == info.field_name:
-            raise wrong("must be an object with the field 'name'")
+            raise invalid_field("must be an object with the field 'name'")
         return value
 
 

@@ -84,7 +84,7 @@ def to_generation_requests(
         raise UnsupportedValue(
             "'best_of' must be equal to `n`: the gateway generates only the choices that it returns.", param="best_of"
         )
-    turns: list[GenerationRequest] = []
+    requests: list[GenerationRequest] = []
     texts: list[str] = []
     for prompt in request.prompt:
         if isinstance(prompt, str):
@@ -94,18 +94,18 @@ def to_generation_requests(
         first = _generation_request(request, raw, text, model=model, caller=caller, request_id=request_id, rules=rules)
         texts += [text if request.echo else ""] * each
         for again in range(each):
-            place = len(turns)
-            turns.append(replace(first, request_id=f"{request_id}-{place}") if place else first)
+            place = len(requests)
+            requests.append(replace(first, request_id=f"{request_id}-{place}") if place else first)
             if again and first.sampling.seed is not None:
                 # With equal seeds all answers would be the same.
                 seed = first.sampling.seed
                 sampling = replace(first.sampling, seed=seed - again if seed > 0 else seed + again)
-                turns[-1] = replace(turns[-1], sampling=sampling)
+                requests[-1] = replace(requests[-1], sampling=sampling)
     options = request.stream_options
     extras = [("", request.model_extra), ("stream_options.", options.model_extra if options else None)]
     notes = [note for prefix, fields in extras for note in without_effect(prefix, fields or {})]
     return CompletionGenerations(
-        requests=tuple(turns),
+        requests=tuple(requests),
         per_prompt=each,
         stream=bool(request.stream),
         include_usage=bool(options and options.include_usage),

@@ -55,12 +55,12 @@ class CompletionFrame:
 
         With `first`, they include the prompt's token ids, if the prompt was sent as ids.
         """
-        told: dict[str, Any] = {"index": index, "text": text, "logprobs": None, "finish_reason": None}
+        choice: dict[str, Any] = {"index": index, "text": text, "logprobs": None, "finish_reason": None}
         if self.has_token_ids:
-            told["token_ids"] = list(tokens)
+            choice["token_ids"] = list(tokens)
             if first:
-                told["prompt_token_ids"] = list(self.prompts[index].tokens) or None
-        return told
+                choice["prompt_token_ids"] = list(self.prompts[index].tokens) or None
+        return choice
 
     def ended(self, index: int, finished: Finished, report: GenerationReport) -> dict[str, Any]:
         """Return the finish fields. `stop_reason` is the matched stop string or stop token id."""
@@ -75,13 +75,13 @@ class CompletionFrame:
         Choices of one prompt share it, and it counts once.
         """
         prompts = [usages[at : at + self.per_prompt] for at in range(0, len(usages), self.per_prompt)]
-        sent = sum(max(one.prompt_tokens for one in of_one) for of_one in prompts)
-        made = sum(one.completion_tokens for one in usages)
-        cached = sum(max(one.cached_tokens for one in of_one) for of_one in prompts)
+        sent = sum(max(usage.prompt_tokens for usage in of_one) for of_one in prompts)
+        completion_tokens = sum(usage.completion_tokens for usage in usages)
+        cached = sum(max(usage.cached_tokens for usage in of_one) for of_one in prompts)
         return {
             "prompt_tokens": sent,
-            "completion_tokens": made,
-            "total_tokens": sent + made,
+            "completion_tokens": completion_tokens,
+            "total_tokens": sent + completion_tokens,
             "prompt_tokens_details": {"cached_tokens": cached},
         }
 
@@ -136,19 +136,19 @@ class CompletionStreamChunks:
         if not frame.include_usage:
             return self._chunk([choice], **self._about()) + DONE
         usages = [self._finished[at].usage for at in range(len(self._reports))]
-        return self._chunk([choice]) + self._last(usages) + DONE
+        return self._chunk([choice]) + self._usage_chunk(usages) + DONE
 
     def broken(self, error: UnisonoError) -> bytes:
         """Return the last events of a failed stream: the usage so far, if requested, and the error."""
         if not self._frame.include_usage:
             return error_event(error, self._about())
-        return self._last([report.facts.usage for report in self._reports]) + error_event(error)
+        return self._usage_chunk([report.facts.usage for report in self._reports]) + error_event(error)
 
     def _chunk(self, choices: list[dict[str, Any]], **more: Any) -> bytes:
         usage = {"usage": None} if self._frame.include_usage else {}
         return event(orjson.dumps({**self._frame.head, "choices": choices, **usage, **more}))
 
-    def _last(self, usages: Sequence[Usage]) -> bytes:
+    def _usage_chunk(self, usages: Sequence[Usage]) -> bytes:
         """Return the chunk with the usage of all choices."""
         return self._chunk([], usage=self._frame.usage(usages), **self._about())
 

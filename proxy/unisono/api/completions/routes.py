@@ -17,7 +17,7 @@ from unisono.api.completions.outbound import CompletionFrame, CompletionStreamCh
 from unisono.api.completions.schema import CompletionRequest
 from unisono.api.model_rules import NO_RULES, ModelRules
 from unisono.api.n_choices import ChunkSource, collect_all, start_all
-from unisono.api.route_table import ANSWER_HEADERS, TURNED, RouteTable, dependency
+from unisono.api.route_table import ANSWER_HEADERS, MODEL_CALL_ERRORS, RouteTable, dependency
 from unisono.api.sse import CLIENT_CLOSED_REQUEST, KEEP_ALIVE_S, ClientGone, EventStream, until_disconnect
 from unisono.api.unisono_object import backend_header
 from unisono.api.whole import to_whole
@@ -47,7 +47,7 @@ class CompletionRoute:
     `new_id` returns an unguessable string and `clock` seconds since the epoch.
     """
 
-    turns: GenerationService
+    service: GenerationService
     resolve: Resolve
     switched_on: bool
     spell: Spell
@@ -63,20 +63,20 @@ class CompletionRoute:
         body = await read_json(request)
 
         parse = partial(self._parse, body, caller, request.state.request_id)
-        wanted, asked = await off_loop(parse, len(await request.body()))
-        frame = self._frame(wanted, asked)
-        runs = await start_all(self.turns, asked.requests)
-        reports = [run.report for run in runs]
-        if asked.stream:
+        completion, generations = await off_loop(parse, len(await request.body()))
+        frame = self._frame(completion, generations)
+        streams = await start_all(self.service, generations.requests)
+        reports = [stream.report for stream in streams]
+        if generations.stream:
             chunks = CompletionStreamChunks(frame, reports)
             return EventStream(
-                ChunkSource(runs, chunks),
+                ChunkSource(streams, chunks),
                 headers=lambda: backend_header(reports),
                 broken=chunks.broken,
                 keep_alive_s=self.keep_alive_s,
             )
         try:
-            results = await until_disconnect(request.receive, collect_all(runs))
+            results = await until_disconnect(request.receive, collect_all(streams))
         except ClientGone:
             return Response(status_code=CLIENT_CLOSED_REQUEST)
         return to_whole(to_completion(results, reports, frame), backend_header(reports))
@@ -84,10 +84,10 @@ class CompletionRoute:
     def _parse(
         self, body: Mapping[str, Any], caller: Caller, request_id: str
     ) -> tuple[CompletionRequest, CompletionGenerations]:
-        wanted = CompletionRequest.model_validate(body)
-        model = self.resolve(wanted.model, caller)
-        return wanted, to_generation_requests(
-            wanted,
+        completion = CompletionRequest.model_validate(body)
+        model = self.resolve(completion.model, caller)
+        return completion, to_generation_requests(
+            completion,
             caller=caller,
             spell=self.spell,
             cut=self.cut,
@@ -101,7 +101,7 @@ class CompletionRoute:
             id=f"cmpl-{self.new_id()}",
             created=int(self.clock()),
             model=request.model,
-            prompts=[turn.raw or RawPrompt() for turn in generations.requests],
+            prompts=[generation_request.raw or RawPrompt() for generation_request in generations.requests],
             texts=generations.texts,
             per_prompt=generations.per_prompt,
             has_token_ids=generations.has_token_ids,
@@ -114,7 +114,7 @@ class CompletionRoute:
 @COMPLETIONS.add(
     "POST",
     "/completions",
-    TURNED,
+    MODEL_CALL_ERRORS,
     answer=Completion,
     headers=ANSWER_HEADERS,
     body=CompletionRequest,

@@ -10,7 +10,7 @@ from typing import Annotated, Any, Final
 
 from pydantic import BeforeValidator, Field, ValidationInfo, field_validator
 
-from unisono.api.field_types import Count, FieldInput, ModelName, OpenModel, Text, refused, wrong
+from unisono.api.field_types import Count, FieldInput, ModelName, OpenModel, Text, invalid_field, refused
 from unisono.api.sampling import SamplingFields
 from unisono.core.generation import VOCABULARY
 
@@ -51,25 +51,27 @@ def _to_prompts(value: Any) -> Any:
     if isinstance(value, str):
         return [value]
     if not isinstance(value, list) or not value:
-        raise wrong("must be a string or a list that is not empty: of strings, of token ids, or of lists of token ids")
-    if all(type(one) is int for one in value):
+        raise invalid_field(
+            "must be a string or a list that is not empty: of strings, of token ids, or of lists of token ids"
+        )
+    if all(type(element) is int for element in value):
         return [_to_ids(value)]
-    if all(isinstance(one, str) for one in value):
+    if all(isinstance(element, str) for element in value):
         return value
-    if all(isinstance(one, list) for one in value):
-        return [_to_ids(one) for one in value]
-    raise wrong("must contain only strings, only token ids, or only lists of token ids")
+    if all(isinstance(element, list) for element in value):
+        return [_to_ids(element) for element in value]
+    raise invalid_field("must contain only strings, only token ids, or only lists of token ids")
 
 
 def _to_ids(value: list[Any]) -> Ids:
-    if not all(type(one) is int and 0 <= one < VOCABULARY for one in value):
-        raise wrong(f"must contain only token ids from 0 to {VOCABULARY - 1}")
+    if not all(type(element) is int and 0 <= element < VOCABULARY for element in value):
+        raise invalid_field(f"must contain only token ids from 0 to {VOCABULARY - 1}")
     return tuple(value)
 
 
 def _not_empty(prompts: list[str | Ids]) -> list[str | Ids]:
     if not all(prompts):
-        raise wrong("must not be empty")
+        raise invalid_field("must not be empty")
     return prompts
 
 
@@ -139,5 +141,5 @@ class CompletionRequest(SamplingFields):
         assert info.field_name is not None
         neutral, reason = NEUTRAL[info.field_name]
         # Values that are equal in Python may differ in JSON: 0 is not false.
-        if not any(type(value) is type(one) and value == one for one in neutral):
+        if not any(type(value) is type(allowed) and value == allowed for allowed in neutral):
             raise refused(reason)

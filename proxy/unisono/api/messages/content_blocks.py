@@ -12,7 +12,7 @@ from typing import Annotated, Any, Final, Literal, TypeAlias
 from pydantic import BeforeValidator, Field, PlainValidator, field_validator
 
 from unisono.api.content_parts import MEDIA_PARTS
-from unisono.api.field_types import FieldInput, Id, OpenModel, Text, ToolName, refused, wrong
+from unisono.api.field_types import FieldInput, Id, OpenModel, Text, ToolName, invalid_field, refused
 
 # Sources of documents that are not text.
 FILES: Final = frozenset({"base64", "url", "file"})
@@ -28,11 +28,11 @@ class ContentBlock(OpenModel):
 
     @field_validator("type")
     @classmethod
-    def _known(cls, value: str) -> str:
+    def _check_type(cls, value: str) -> str:
         if value in MEDIA_PARTS and value not in KINDS:
             raise refused(f"'{value}' is not accepted: the model does not support {MEDIA_PARTS[value]} input")
         if value not in KINDS:
-            raise wrong(f"must be one of {', '.join(sorted(KINDS))}")
+            raise invalid_field(f"must be one of {', '.join(sorted(KINDS))}")
         return value
 
 
@@ -145,7 +145,7 @@ def to_block(value: Any) -> ContentBlock:
     if isinstance(value, str):
         value = {"type": "text", "text": value}
     if not isinstance(value, dict):
-        raise wrong("must be an object")
+        raise invalid_field("must be an object")
     kind = value.get("type")
     model = KINDS.get(kind, ContentBlock) if isinstance(kind, str) else ContentBlock
     return model.model_validate(value)
@@ -158,7 +158,7 @@ def to_blocks(value: Any) -> Any:
     if isinstance(value, str):
         return [{"type": "text", "text": value}] if value else []
     if not isinstance(value, list):
-        raise wrong("must be a string or a list of blocks")
+        raise invalid_field("must be a string or a list of blocks")
     return value
 
 

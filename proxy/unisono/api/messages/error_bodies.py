@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from unisono.api.error_responses import FailureFormat
-from unisono.core.context_window import ANTHROPIC_PROMPT_TOO_LONG
+from unisono.core.matched_texts import ANTHROPIC_PROMPT_TOO_LONG
 from unisono.errors import ContextTooLong, UnisonoError
 
 # Error types by status. Other statuses are client errors below 500, and server errors from 500.
@@ -31,8 +31,8 @@ def to_body(error: UnisonoError, request_id: str) -> dict[str, Any]:
 
     The message names the field at fault. The details hold the code that all APIs of the gateway use.
     """
-    told = {"type": to_type(error.status), "message": to_message(error), "details": {"error_code": error.code}}
-    return {"type": "error", "error": told} | ({"request_id": request_id} if request_id else {})
+    error_object = {"type": to_type(error.status), "message": to_message(error), "details": {"error_code": error.code}}
+    return {"type": "error", "error": error_object} | ({"request_id": request_id} if request_id else {})
 
 
 def to_message(error: UnisonoError) -> str:

@@ -45,6 +45,7 @@ from unisono.errors import InvalidRequest
 
 # Separator between blocks that form one text.
 BETWEEN: Final = "\n\n"
+# Prefix of a failed result, because Harmony has no field for a failure.
 FAILED: Final = "Error"
 
 
@@ -55,7 +56,7 @@ class SealedBlocks(Protocol):
         """Return the items, or None for a text that is foreign, damaged, or another tenant's."""
         ...
 
-    def talk(self, tenant: str, text: str) -> str:
+    def session(self, tenant: str, text: str) -> str:
         """Return the tool server session of a sealed text, or ""."""
         ...
 
@@ -117,9 +118,9 @@ class HistoryReader:
 
     def _assistant(self, blocks: Sequence[tuple[str, ContentBlock]]) -> None:
         self._sealed = {
-            known_id(block.tool_use_id): made
+            known_id(block.tool_use_id): sealed_call
             for _, block in blocks
-            if isinstance(block, ServerResultBlock) and (made := self._own_call(block)) is not None
+            if isinstance(block, ServerResultBlock) and (sealed_call := self._sealed_call(block)) is not None
         }
         self._served_calls = frozenset(known_id(block.id) for _, block in blocks if isinstance(block, ServerUseBlock))
         # Text between the calls of one message does not move their results.
@@ -130,14 +131,18 @@ class HistoryReader:
         answers = bool(texts) and not hands_over and texts[-1] > max(calls, default=-1)
         place = 0
         for is_text, group in groupby(blocks, key=lambda entry: isinstance(entry[1], TextBlock)):
-            run = list(group)
+            group_blocks = list(group)
             if is_text:
-                last = answers and place <= texts[-1] < place + len(run)
-                self._texts([block.text for _, block in run if isinstance(block, TextBlock)], _cites(run), last)
+                last = answers and place <= texts[-1] < place + len(group_blocks)
+                self._texts(
+                    [block.text for _, block in group_blocks if isinstance(block, TextBlock)],
+                    _has_citations(group_blocks),
+                    last,
+                )
             else:
-                for at, block in run:
-                    self._made(at, block)
-            place += len(run)
+                for at, block in group_blocks:
+                    self._server_call(at, block)
+            place += len(group_blocks)
 
     def _texts(self, texts: Sequence[str], is_one: bool, is_answer: bool) -> None:
         some = [join(texts, param="messages")] if is_one else [text for text in texts if text]
@@ -145,20 +150,20 @@ class HistoryReader:
             final = is_answer and place == len(some)
             self.history.add_within_exchange(*split_markers(text, Phase.FINAL if final else Phase.COMMENTARY))
 
-    def _made(self, at: str, block: ContentBlock) -> None:
+    def _server_call(self, at: str, block: ContentBlock) -> None:
         match block:
             case ThinkingBlock():
-                self.history.add_within_exchange(*self._thoughts(at, block))
+                self.history.add_within_exchange(*self._reasoning_items(at, block))
             case RedactedBlock():
                 self.history.add_within_exchange(*self._opened(block.data, f"{at}.data"))
             case ToolUseBlock():
                 self.history.call(AssistantCall(known_id(block.id), block.name, to_arguments(block.input)))
             case ServerUseBlock():
-                made = self._sealed.get(known_id(block.id))
+                sealed_call = self._sealed.get(known_id(block.id))
                 own = AssistantCall(known_id(block.id), block.name, to_arguments(block.input))
-                self.history.call(own if made is None else made[0])
+                self.history.call(own if sealed_call is None else sealed_call[0])
             case ServerResultBlock():
-                self._served(at, block)
+                self._server_result(at, block)
             case ToolResultBlock():
                 raise InvalidRequest(
                     f"'{at}.type': 'tool_result' is allowed only in a user message.", param=f"{at}.type"
@@ -166,16 +171,18 @@ class HistoryReader:
             case _:
                 self.history.add_within_exchange(*split_markers(text_of([(at, block)], self.notes), Phase.COMMENTARY))
 
-    def _served(self, at: str, block: ServerResultBlock) -> None:
+    def _server_result(self, at: str, block: ServerResultBlock) -> None:
         call_id = known_id(block.tool_use_id)
-        made = self._sealed.get(call_id)
-        if made is not None and call_id not in self._served_calls:
+        sealed_call = self._sealed.get(call_id)
+        if sealed_call is not None and call_id not in self._served_calls:
             # Clients may omit calls of tools that they did not name, and send the results.
-            self.history.call(made[0])
+            self.history.call(sealed_call[0])
         name = self.history.name_of(call_id, f"{at}.tool_use_id", block.tool_use_id)
-        self.history.result(ToolResult(call_id, name, result_text(block.content)) if made is None else made[1])
+        self.history.result(
+            ToolResult(call_id, name, result_text(block.content)) if sealed_call is None else sealed_call[1]
+        )
 
-    def _own_call(self, block: ServerResultBlock) -> tuple[AssistantCall, ToolResult] | None:
+    def _sealed_call(self, block: ServerResultBlock) -> tuple[AssistantCall, ToolResult] | None:
         """Return the original call of this gateway for a result, with its result; None if foreign."""
         sealed = sealed_in(block.content)
         items = self._seals.open(self._tenant, sealed) if sealed and self._seals is not None else None
@@ -186,7 +193,7 @@ class HistoryReader:
             return None
         return (call, result) if call.call_id == result.call_id == known_id(block.tool_use_id) else None
 
-    def _thoughts(self, at: str, block: ThinkingBlock) -> Sequence[Item]:
+    def _reasoning_items(self, at: str, block: ThinkingBlock) -> Sequence[Item]:
         if self._seals is not None and block.thinking:
             if self._seals.signed(self._tenant, block.thinking, block.signature):
                 return [AssistantReasoning(block.thinking)]
@@ -208,7 +215,7 @@ def _not_ours(param: str) -> InvalidRequest:
     )
 
 
-def _cites(blocks: Iterable[tuple[str, ContentBlock]]) -> bool:
+def _has_citations(blocks: Iterable[tuple[str, ContentBlock]]) -> bool:
     return any((block.model_extra or {}).get("citations") for _, block in blocks)
 
 
@@ -223,8 +230,8 @@ def text_of(blocks: Iterable[tuple[str, ContentBlock]], notes: list[str]) -> str
             case TextBlock():
                 texts.append(block.text)
             case SearchResultBlock():
-                said = join((part.text for part in block.content), BETWEEN, param=at)
-                texts.append(f"{block.title}\n{block.source}\n{said}")
+                text = join((part.text for part in block.content), BETWEEN, param=at)
+                texts.append(f"{block.title}\n{block.source}\n{text}")
             case DocumentBlock():
                 texts.append(_document(at, block, notes))
             case CompactionBlock():
@@ -240,5 +247,5 @@ def text_of(blocks: Iterable[tuple[str, ContentBlock]], notes: list[str]) -> str
 
 def _document(at: str, block: DocumentBlock, notes: list[str]) -> str:
     inner = [(f"{at}.source.content.{place}", part) for place, part in enumerate(block.source.content)]
-    said = block.source.data or text_of(inner, notes)
-    return join([block.title or "", block.context or "", said], "\n", param=at)
+    text = block.source.data or text_of(inner, notes)
+    return join([block.title or "", block.context or "", text], "\n", param=at)

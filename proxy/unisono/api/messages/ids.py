@@ -14,9 +14,9 @@ def gateway_id(call_id: str, prefix: str = CLIENTS) -> str:
     return prefix + call_id.removeprefix(OURS)
 
 
-def known_id(shown: str) -> str:
+def known_id(client_id: str) -> str:
     """Convert a client's call id to the gateway's."""
     for prefix in (CLIENTS, SERVERS):
-        if shown.startswith(prefix):
-            return OURS + shown.removeprefix(prefix)
-    return shown
+        if client_id.startswith(prefix):
+            return OURS + client_id.removeprefix(prefix)
+    return client_id

@@ -8,17 +8,17 @@ from enum import Enum
 
 from unisono.api.content_parts import join
 from unisono.api.field_types import smallest
-from unisono.api.gateway_tools import NOTHING_TO_RUN, RunnableTools, hosting_of
+from unisono.api.gateway_tools import NOTHING_TO_RUN, RunnableTools, server_tools_of
 from unisono.api.messages.content_blocks import RedactedBlock, ServerResultBlock, ThinkingBlock
 from unisono.api.messages.history import BETWEEN, HistoryReader, SealedBlocks, text_of
 from unisono.api.messages.schema import MessagesInput
 from unisono.api.messages.server_tool_blocks import sealed_in
 from unisono.api.messages.server_tool_setup import (
     builtin_for,
-    choice_of,
     declared,
     notes_on,
     requested_choice,
+    to_server_tool_choice,
     to_servers,
     with_server_tools,
 )
@@ -71,19 +71,19 @@ class MessagesModel:
 class MessagesGeneration:
     """Converted request: generation request and output options.
 
-    `served` names the builtin tools whose calls are emitted, and `talk` their server session.
+    `server_tool_names` names the builtin tools whose calls are emitted, and `session` their server session.
     """
 
     request: GenerationRequest
     stream: bool
     thinking: Thinking
-    served: frozenset[str]
-    talk: str
+    server_tool_names: frozenset[str]
+    session: str
     notes: tuple[str, ...]
 
 
 def needs_seals(request: MessagesInput) -> bool:
-    """Return True if the request has sealed or signed data, or the answer may."""
+    """Return True if request or answer may contain data that this gateway encrypts or signs."""
     if request.thinking is not None and request.thinking.type != "disabled":
         return True
     if any(builtin_for(tool.type) for tool in request.tools or ()):
@@ -105,18 +105,18 @@ def to_generation_request(
     if request.thread:
         raise ThreadsUnsupported("'thread' is not supported: send all messages of the conversation.", param="thread")
     tools = request.tools or []
-    asked = requested_choice(request.tool_choice, tools)
-    forbidden = asked is not None and asked.mode is ChoiceMode.NONE
-    talk = _last_session(request, caller.tenant, seals) or f"{caller.tenant}\0{request_id}"
-    served = to_servers(request, model.trained, owner=caller.tenant, talk=talk)
+    requested = requested_choice(request.tool_choice, tools)
+    forbidden = requested is not None and requested.mode is ChoiceMode.NONE
+    session = _last_session(request, caller.tenant, seals) or f"{caller.tenant}\0{request_id}"
+    served = to_servers(request, model.trained, owner=caller.tenant, session=session)
     hosted = frozenset(server.builtin for server in served)
     toolbox = to_toolbox(declared(tools, hosted), others=bool(served))
     servers = () if forbidden else (*served, *_runnable(request, model, caller.tenant, hosted))
-    hosting = with_server_tools(hosting_of(servers), tools, served, model.pause_after)
+    hosting = with_server_tools(server_tools_of(servers), tools, served, model.pause_after)
     preamble = Preamble(tools=toolbox.tools, effort=_effort(request), date=today)
     conversation, notes = to_conversation(request, preamble, caller.tenant, seals)
     form, form_at = _form(request)
-    turn = GenerationRequest(
+    generation_request = GenerationRequest(
         model=model.group,
         conversation=conversation,
         sampling=to_sampling(request),
@@ -132,15 +132,15 @@ def to_generation_request(
         request_id=request_id,
         surface=SURFACE,
         server_tools=hosting,
-        choice=_choice(request, asked, toolbox, servers),
+        choice=_choice(request, requested, toolbox, servers),
         form=form,
         reasoning_budget=smallest((_budget(request), model.rules.reasoning_budget)),
         fields=request_fields("messages", tool_schema="input_schema"),
     )
-    turn = model.rules.applied_to(turn)
-    every = [*_notes_on(request, turn, hosted, form_at), *toolbox.notes, *notes]
+    generation_request = model.rules.applied_to(generation_request)
+    every = [*_notes_on(request, generation_request, hosted, form_at), *toolbox.notes, *notes]
     return MessagesGeneration(
-        turn, bool(request.stream), _thinking(request, model), hosted, talk, tuple(every[:MAX_NOTES])
+        generation_request, bool(request.stream), _thinking(request, model), hosted, session, tuple(every[:MAX_NOTES])
     )
 
 
@@ -167,17 +167,17 @@ def _runnable(
     request: MessagesInput, model: MessagesModel, tenant: str, hosted: frozenset[str]
 ) -> Iterator[ToolServer]:
     """Yield the servers whose tools run without being named, except those already present."""
-    asked = request.unisono.run_tools if request.unisono else None
-    for server in model.runnable.servers_for(asked, tenant):
+    requested = request.unisono.run_tools if request.unisono else None
+    for server in model.runnable.servers_for(requested, tenant):
         if server.builtin not in hosted or not server.builtin:
             yield server
 
 
 def _thinking(request: MessagesInput, model: MessagesModel) -> Thinking:
-    asked = request.thinking
-    if asked is None or asked.type == "disabled":
+    thinking = request.thinking
+    if thinking is None or thinking.type == "disabled":
         return Thinking.HIDDEN
-    return Thinking.OMITTED if asked.display == "omitted" or not model.show_reasoning else Thinking.SHOWN
+    return Thinking.OMITTED if thinking.display == "omitted" or not model.show_reasoning else Thinking.SHOWN
 
 
 def _effort(request: MessagesInput) -> Effort:
@@ -191,15 +191,15 @@ def _budget(request: MessagesInput) -> int | None:
 
 
 def _choice(
-    request: MessagesInput, asked: ToolChoice | None, toolbox: Toolbox, servers: Sequence[ToolServer]
+    request: MessagesInput, requested: ToolChoice | None, toolbox: Toolbox, servers: Sequence[ToolServer]
 ) -> Choice | None:
     """Return the required calls.
 
     An answer that continues after a server tool's result has none: the required call was made before the pause.
     """
-    choice, last = choice_of(asked, toolbox, servers), request.messages[-1]
-    goes_on = last.role == "assistant" and bool(last.content) and isinstance(last.content[-1], ServerResultBlock)
-    return None if goes_on else choice
+    choice, last = to_server_tool_choice(requested, toolbox, servers), request.messages[-1]
+    continues = last.role == "assistant" and bool(last.content) and isinstance(last.content[-1], ServerResultBlock)
+    return None if continues else choice
 
 
 def _last_session(request: MessagesInput, tenant: str, seals: SealedBlocks | None) -> str:
@@ -208,15 +208,15 @@ def _last_session(request: MessagesInput, tenant: str, seals: SealedBlocks | Non
         return ""
     blocks = (block for message in reversed(request.messages) for block in reversed(message.content))
     results = (sealed_in(block.content) for block in blocks if isinstance(block, ServerResultBlock))
-    return next(filter(None, (seals.talk(tenant, sealed) for sealed in results if sealed)), "")
+    return next(filter(None, (seals.session(tenant, sealed) for sealed in results if sealed)), "")
 
 
 def _form(request: MessagesInput) -> tuple[AnswerForm | None, str]:
     """Return the required format, and the field that sets it."""
-    asked = request.output_config.format if request.output_config else None
-    at = "output_config.format" if asked is not None else "output_format"
-    asked = asked or request.output_format
-    return (SchemaSpec(schema=asked.schema_).form(f"{at}.schema") if asked is not None else None), at
+    format = request.output_config.format if request.output_config else None
+    at = "output_config.format" if format is not None else "output_format"
+    format = format or request.output_format
+    return (SchemaSpec(schema=format.schema_).form(f"{at}.schema") if format is not None else None), at
 
 
 def _notes_on(

@@ -21,8 +21,8 @@ from unisono.api.builtin_tools import builtin_of
 from unisono.api.messages.error_bodies import to_body
 from unisono.api.messages.ids import gateway_id
 from unisono.api.messages.inbound import Thinking
-from unisono.api.messages.server_tool_blocks import name_of, to_result, to_use
-from unisono.api.messages.stop_reason import ShownBlocks, to_ending, to_usage
+from unisono.api.messages.server_tool_blocks import name_of, to_call_block, to_result
+from unisono.api.messages.stop_reason import ShownBlocks, stop_fields, to_usage
 from unisono.api.messages.tool_input import to_json, to_wire
 from unisono.api.sse import named_event
 from unisono.api.unisono_object import to_about
@@ -65,16 +65,16 @@ def _nothing(*_: Any) -> str:
 class MessageFrame:
     """Fields common to all forms of an answer, and output options.
 
-    `served` names builtin tools whose calls are emitted, with their server session `talk`. `sign` signs text, and
-    `seal` encrypts the items of a session.
+    `server_tool_names` names builtin tools whose calls are emitted, with their server session `session`. `sign` signs
+    text, and `seal` encrypts the items of a session.
     """
 
     id: str
     model: str
     request_id: str = ""
     thinking: Thinking = Thinking.HIDDEN
-    served: frozenset[str] = frozenset()
-    talk: str = ""
+    server_tool_names: frozenset[str] = frozenset()
+    session: str = ""
     notes: tuple[str, ...] = ()
     max_tokens: int | None = None
     hold_calls: bool = True
@@ -94,7 +94,7 @@ class MessageFrame:
         }
 
     def is_emitted(self, item: HostedCall) -> bool:
-        return builtin_of(item.server) in self.served and bool(name_of(item))
+        return builtin_of(item.server) in self.server_tool_names and bool(name_of(item))
 
     def signature(self, closed: Closed) -> str:
         """Return the signature of a reasoning block.
@@ -108,14 +108,14 @@ class MessageFrame:
     def result(self, closed: Closed, ran: Ran) -> dict[str, Any]:
         """Return the result block of an emitted call."""
         item = ran.item
-        said = AssistantCall(item.call_id, item.name, closed.text, closed.tokens)
-        return to_result(ran, self.seal([said, ToolResult(item.call_id, item.name, ran.text_for_model)], self.talk))
+        call = AssistantCall(item.call_id, item.name, closed.text, closed.tokens)
+        return to_result(ran, self.seal([call, ToolResult(item.call_id, item.name, ran.text_for_model)], self.session))
 
 
 def to_message(result: CollectedAnswer, report: GenerationReport, frame: MessageFrame) -> dict[str, Any]:
     """Return the whole answer."""
     content: list[dict[str, Any]] = []
-    shown = ShownBlocks()
+    blocks = ShownBlocks()
     ran = {each.item.call_id: each for each in result.ran}
     for closed in result.items:
         item = closed.item
@@ -123,7 +123,7 @@ def to_message(result: CollectedAnswer, report: GenerationReport, frame: Message
             case Text():
                 if closed.text:
                     content.append({"type": "text", "text": closed.text})
-                    shown.refused = shown.refused or item.unfit
+                    blocks.refused = blocks.refused or item.unfit
             case Reasoning():
                 if closed.text and frame.thinking is not Thinking.HIDDEN:
                     text = closed.text if frame.thinking is Thinking.SHOWN else ""
@@ -131,19 +131,19 @@ def to_message(result: CollectedAnswer, report: GenerationReport, frame: Message
             case ToolCall():
                 if closed.complete:
                     content.append(_call(item, to_wire(closed.text)))
-                    shown.calls += 1
+                    blocks.calls += 1
             case HostedCall():
                 if frame.is_emitted(item):
-                    content.append(to_use(item))
-                    shown.served.append(name_of(item))
+                    content.append(to_call_block(item))
+                    blocks.server_calls.append(name_of(item))
                     if item.call_id in ran:
                         content.append(frame.result(closed, ran[item.call_id]))
             case Listing():
                 pass
             case _:
                 assert_never(item)
-    message = frame.message(content, to_usage(result.finished.usage, shown))
-    ending = to_ending(result.finished, shown, report, frame.max_tokens)
+    message = frame.message(content, to_usage(result.finished.usage, blocks))
+    ending = stop_fields(result.finished, blocks, report, frame.max_tokens)
     return message | ending | {"unisono": to_about([report], frame.notes)}
 
 
@@ -169,7 +169,7 @@ class MessageEvents:
         self._before_object: str | None = None
         self._blocks = ShownBlocks()
         # Calls in progress, by id.
-        self._served: dict[str, Closed] = {}
+        self._server_calls: dict[str, Closed] = {}
 
     def write(self, batch: Sequence[Event]) -> bytes:
         """Return the events of one batch.
@@ -185,15 +185,15 @@ class MessageEvents:
                 texts.append(entry.text)
                 continue
             if texts and item is not None:
-                events.append(self._said(item, "".join(texts)))
+                events.append(self._text(item, "".join(texts)))
                 texts = []
             if isinstance(entry, Delta):
                 item = entry.item
                 texts.append(entry.text)
             else:
-                events.append(self._other(entry))
+                events.append(self._entry(entry))
         if texts and item is not None:
-            events.append(self._said(item, "".join(texts)))
+            events.append(self._text(item, "".join(texts)))
         return b"".join(events)
 
     def keep_alive(self) -> bytes:
@@ -205,8 +205,8 @@ class MessageEvents:
 
         An open block stays open, because it is incomplete.
         """
-        told = {**to_body(error, self._frame.request_id), "unisono": to_about([self._report], self._frame.notes)}
-        return named_event(b"error", orjson.dumps(told))
+        error_body = {**to_body(error, self._frame.request_id), "unisono": to_about([self._report], self._frame.notes)}
+        return named_event(b"error", orjson.dumps(error_body))
 
     def _message_start(self) -> bytes:
         self._has_started = True
@@ -219,13 +219,13 @@ class MessageEvents:
         start = {"type": "message_start", "message": self._frame.message([], usage)}
         return named_event(b"message_start", orjson.dumps(start))
 
-    def _said(self, item: Item, text: str) -> bytes:
+    def _text(self, item: Item, text: str) -> bytes:
         if not text:
             return b""
         if self._open and self._before_object is None:
             return self._delta + orjson.dumps(text) + _END
         if self._before_object is not None:
-            return self._early(text)
+            return self._arguments_delta(text)
         match item:
             case Text():
                 start = self._start({"type": "text", "text": ""}, _TEXT)
@@ -252,7 +252,7 @@ class MessageEvents:
         self._index += 1
         return stop
 
-    def _other(self, entry: Opened | Closed | Ran | Listed | Repaired | Finished | Passed) -> bytes:
+    def _entry(self, entry: Opened | Closed | Ran | Listed | Repaired | Finished | Passed) -> bytes:
         match entry:
             case Opened():
                 if self._frame.hold_calls or not isinstance(entry.item, ToolCall):
@@ -262,8 +262,8 @@ class MessageEvents:
             case Closed():
                 return self._closed(entry)
             case Ran():
-                closed = self._served.pop(entry.item.call_id, None)
-                return b"" if closed is None else self._whole(self._frame.result(closed, entry))
+                closed = self._server_calls.pop(entry.item.call_id, None)
+                return b"" if closed is None else self._whole_block(self._frame.result(closed, entry))
             case Finished():
                 return self._finish(entry)
             case Repaired() | Listed() | Passed():
@@ -275,15 +275,15 @@ class MessageEvents:
         self._blocks.calls += 1
         return self._start(_call(item, {}), _JSON) + self._delta + b'""' + _END
 
-    def _early(self, text: str) -> bytes:
+    def _arguments_delta(self, text: str) -> bytes:
         """Return the next part of streamed arguments, once they start an object.
 
         Clients fail on anything else.
         """
-        said = f"{self._before_object}{text}"
-        begins = said.lstrip().startswith("{")
-        self._before_object = None if begins else said
-        return self._delta + orjson.dumps(said) + _END if begins else b""
+        arguments = f"{self._before_object}{text}"
+        begins = arguments.lstrip().startswith("{")
+        self._before_object = None if begins else arguments
+        return self._delta + orjson.dumps(arguments) + _END if begins else b""
 
     def _closed(self, closed: Closed) -> bytes:
         item = closed.item
@@ -291,15 +291,15 @@ class MessageEvents:
             case Text():
                 return self._stop() if self._open else b""
             case Reasoning():
-                return self._thought(closed)
+                return self._reasoning(closed)
             case ToolCall():
                 return self._called(item, closed)
             case HostedCall():
                 if not self._frame.is_emitted(item):
                     return b""
-                self._served[item.call_id] = closed
-                use = to_use(item)
-                self._blocks.served.append(use["name"])
+                self._server_calls[item.call_id] = closed
+                use = to_call_block(item)
+                self._blocks.server_calls.append(use["name"])
                 start = self._start({**use, "input": {}}, _JSON)
                 return start + self._delta + orjson.dumps(orjson.dumps(use["input"]).decode()) + _END + self._stop()
             case Listing():
@@ -307,7 +307,7 @@ class MessageEvents:
             case _:
                 assert_never(item)
 
-    def _thought(self, closed: Closed) -> bytes:
+    def _reasoning(self, closed: Closed) -> bytes:
         if not closed.text or self._frame.thinking is Thinking.HIDDEN:
             return b""
         start = b"" if self._open else self._start({"type": "thinking", "thinking": "", "signature": ""}, _THINKING)
@@ -316,9 +316,9 @@ class MessageEvents:
 
     def _called(self, item: ToolCall, closed: Closed) -> bytes:
         if self._open:
-            held, self._before_object = self._before_object, None
+            before_object, self._before_object = self._before_object, None
             self._blocks.cut = self._blocks.cut or not closed.complete
-            rest = to_json(closed.text) if held and closed.complete else ""
+            rest = to_json(closed.text) if before_object and closed.complete else ""
             return (self._delta + orjson.dumps(rest) + _END if rest else b"") + self._stop()
         if not closed.complete:
             return b""
@@ -326,12 +326,12 @@ class MessageEvents:
         arguments = to_json(closed.text)
         return start + (self._delta + orjson.dumps(arguments) + _END if arguments else b"") + self._stop()
 
-    def _whole(self, block: dict[str, Any]) -> bytes:
+    def _whole_block(self, block: dict[str, Any]) -> bytes:
         """Return a block without deltas."""
         return self._start(block, _TEXT) + self._stop()
 
     def _finish(self, finished: Finished) -> bytes:
-        ending = to_ending(finished, self._blocks, self._report, self._frame.max_tokens)
+        ending = stop_fields(finished, self._blocks, self._report, self._frame.max_tokens)
         last = {
             "type": "message_delta",
             "delta": ending,

@@ -17,7 +17,7 @@ from unisono.api.messages.history import SealedBlocks
 from unisono.api.messages.inbound import MessagesGeneration, MessagesModel, needs_seals, to_generation_request
 from unisono.api.messages.outbound import MessageEvents, MessageFrame, to_message
 from unisono.api.messages.schema import MessagesInput, MessagesRequest
-from unisono.api.route_table import ANSWER_HEADERS, TURNED, RouteTable, dependency
+from unisono.api.route_table import ANSWER_HEADERS, MODEL_CALL_ERRORS, RouteTable, dependency
 from unisono.api.sse import CLIENT_CLOSED_REQUEST, KEEP_ALIVE_S, ClientGone, EventStream, until_disconnect
 from unisono.api.unisono_object import backend_header, recoveries_header
 from unisono.api.whole import to_whole
@@ -40,7 +40,7 @@ Kind = TypeVar("Kind", bound=MessagesInput)
 class Sealing(SealedBlocks, Protocol):
     """Sealing and signing of data that clients store and send back."""
 
-    def seal(self, tenant: str, items: Sequence[Item], talk: str = "") -> str: ...
+    def seal(self, tenant: str, items: Sequence[Item], session: str = "") -> str: ...
 
     def sign(self, tenant: str, text: str) -> str: ...
 
@@ -74,7 +74,7 @@ class PreparedMessage:
 @MESSAGES.add(
     "POST",
     "/messages",
-    TURNED,
+    MODEL_CALL_ERRORS,
     answer=Message,
     headers=ANSWER_HEADERS,
     body=MessagesRequest,
@@ -83,36 +83,38 @@ class PreparedMessage:
 )
 async def create_message(request: Request) -> Response:
     """Create a message in Anthropic's format, complete or as a stream of events."""
-    means = dependency(request, MessagesDeps)
-    asked = await understood(means, request, MessagesRequest)
-    run = means.service.start(asked.generation.request)
-    report = run.report
+    deps = dependency(request, MessagesDeps)
+    prepared = await understood(deps, request, MessagesRequest)
+    stream = deps.service.start(prepared.generation.request)
+    report = stream.report
     request.state.reports = [report]
-    if asked.generation.stream:
-        events = MessageEvents(asked.frame, report)
+    if prepared.generation.stream:
+        events = MessageEvents(prepared.frame, report)
         return EventStream(
-            EventSource(run, events),
-            headers=lambda: headers_of(report, means.clock()),
+            EventSource(stream, events),
+            headers=lambda: headers_of(report, deps.clock()),
             broken=events.broken,
-            keep_alive_s=means.keep_alive_s,
+            keep_alive_s=deps.keep_alive_s,
             keep_alive=events.keep_alive,
         )
     try:
-        result = await until_disconnect(request.receive, collected(run))
+        result = await until_disconnect(request.receive, collected(stream))
     except ClientGone:
         return Response(status_code=CLIENT_CLOSED_REQUEST)
-    headers = {**headers_of(report, means.clock()), **recoveries_header([report])}
+    headers = {**headers_of(report, deps.clock()), **recoveries_header([report])}
     size = sum(len(closed.text) for closed in result.items)
-    return await off_loop(lambda: to_whole(to_message(result, report, asked.frame), headers), size, LONG_ANSWER)
+    return await off_loop(lambda: to_whole(to_message(result, report, prepared.frame), headers), size, LONG_ANSWER)
 
 
-@MESSAGES.add("POST", "/messages/count_tokens", TURNED, answer=MessageTokens, body=MessagesInput, direct=True)
+@MESSAGES.add(
+    "POST", "/messages/count_tokens", MODEL_CALL_ERRORS, answer=MessageTokens, body=MessagesInput, direct=True
+)
 async def count_message_tokens(request: Request) -> Response:
     """Count the input tokens of a request."""
-    means = dependency(request, MessagesDeps)
-    asked = await understood(means, request, MessagesInput)
+    deps = dependency(request, MessagesDeps)
+    prepared = await understood(deps, request, MessagesInput)
     try:
-        tokens = await until_disconnect(request.receive, _counted(means.service, asked.generation))
+        tokens = await until_disconnect(request.receive, _counted(deps.service, prepared.generation))
     except ClientGone:
         return Response(status_code=CLIENT_CLOSED_REQUEST)
     return to_whole({"input_tokens": tokens})
@@ -127,13 +129,13 @@ async def understood(deps: MessagesDeps, request: Request, kind: type[Kind]) -> 
     body = await read_json(request)
     size = len(await request.body())
     caller: Caller = request.state.caller
-    wanted = await off_loop(lambda: kind.model_validate(body), size)
-    model = deps.resolve(wanted.model, caller)
-    seals = await deps.seals() if needs_seals(wanted) else None
+    parsed = await off_loop(lambda: kind.model_validate(body), size)
+    model = deps.resolve(parsed.model, caller)
+    seals = await deps.seals() if needs_seals(parsed) else None
 
     def turned() -> MessagesGeneration:
         return to_generation_request(
-            wanted,
+            parsed,
             model=model,
             today=deps.today(),
             caller=caller,
@@ -141,7 +143,7 @@ async def understood(deps: MessagesDeps, request: Request, kind: type[Kind]) -> 
             seals=seals,
         )
 
-    turn = await off_loop(turned, size)
+    generation = await off_loop(turned, size)
     more: dict[str, Any] = {}
     if seals is not None:
         tenant = caller.tenant
@@ -149,17 +151,17 @@ async def understood(deps: MessagesDeps, request: Request, kind: type[Kind]) -> 
         more["seal"] = lambda items, talk: seals.seal(tenant, items, talk)
     frame = MessageFrame(
         id=f"msg_{deps.new_id()}",
-        model=wanted.model,
+        model=parsed.model,
         request_id=request.state.request_id,
-        thinking=turn.thinking,
-        served=turn.served,
-        talk=turn.talk,
-        notes=turn.notes,
-        max_tokens=wanted.max_tokens,
-        hold_calls=turn.request.hold_calls,
+        thinking=generation.thinking,
+        server_tool_names=generation.server_tool_names,
+        session=generation.session,
+        notes=generation.notes,
+        max_tokens=parsed.max_tokens,
+        hold_calls=generation.request.hold_calls,
         **more,
     )
-    return PreparedMessage(turn, frame)
+    return PreparedMessage(generation, frame)
 
 
 async def collected(stream: GenerationStream) -> CollectedAnswer:
@@ -174,7 +176,7 @@ class EventSource:
     """Bytes of a stream, one step per batch."""
 
     def __init__(self, stream: GenerationStream, events: MessageEvents) -> None:
-        self._run = stream
+        self._stream = stream
         self._events = events
         self._steps = self._generate()
 
@@ -184,10 +186,10 @@ class EventSource:
     async def aclose(self) -> None:
         """Release the backend, also if no step was read."""
         await self._steps.aclose()
-        await self._run.aclose()
+        await self._stream.aclose()
 
     async def _generate(self) -> AsyncGenerator[bytes, None]:
-        async for batch in self._run:
+        async for batch in self._stream:
             yield self._events.write(batch)
 
 
@@ -197,12 +199,12 @@ def headers_of(report: GenerationReport, now: float) -> Mapping[str, str]:
     return {**backend_header([report]), **limits}
 
 
-def limit_headers(standing: QuotaStatus, now: float) -> dict[str, str]:
+def limit_headers(status: QuotaStatus, now: float) -> dict[str, str]:
     """Return Anthropic's rate limit headers: limits per minute, and what remains."""
-    told: dict[str, str] = {}
-    for name, limit, left, reset_s in standing.windows():
+    headers: dict[str, str] = {}
+    for name, limit, remaining, reset_s in status.windows():
         at = datetime.fromtimestamp(now + reset_s, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
-        told[f"anthropic-ratelimit-{name}-limit"] = str(limit)
-        told[f"anthropic-ratelimit-{name}-remaining"] = str(left)
-        told[f"anthropic-ratelimit-{name}-reset"] = at
-    return told
+        headers[f"anthropic-ratelimit-{name}-limit"] = str(limit)
+        headers[f"anthropic-ratelimit-{name}-remaining"] = str(remaining)
+        headers[f"anthropic-ratelimit-{name}-reset"] = at
+    return headers

@@ -22,7 +22,7 @@ from unisono.api.field_types import (
     SpelledEffort,
     Text,
     ToolName,
-    wrong,
+    invalid_field,
 )
 from unisono.api.gateway_tools import GatewayOptions
 from unisono.api.messages.content_blocks import Content, TextBlock
@@ -51,9 +51,9 @@ class MessagesTool(OpenModel):
 
     @field_validator("name", "input_schema")
     @classmethod
-    def _present(cls, value: Any, info: ValidationInfo) -> Any:
+    def _check_present(cls, value: Any, info: ValidationInfo) -> Any:
         if value is None and info.data.get("type") == CUSTOM:
-            raise wrong("is required for a tool of type 'custom'")
+            raise invalid_field("is required for a tool of type 'custom'")
         return value
 
 
@@ -64,9 +64,9 @@ class ChoiceSpec(OpenModel):
 
     @field_validator("name")
     @classmethod
-    def _present(cls, value: Any, info: ValidationInfo) -> Any:
+    def _check_present(cls, value: Any, info: ValidationInfo) -> Any:
         if not value and info.data.get("type") == "tool":
-            raise wrong("is required when 'type' is 'tool'")
+            raise invalid_field("is required when 'type' is 'tool'")
         return value
 
 

@@ -38,7 +38,7 @@ def name_of(item: HostedCall) -> str:
     return CODE if builtin == PYTHON else NAMES.get((builtin, item.tool), "")
 
 
-def to_use(item: HostedCall) -> dict[str, Any]:
+def to_call_block(item: HostedCall) -> dict[str, Any]:
     """Return the block of a call."""
     name = name_of(item)
     return {
@@ -123,7 +123,7 @@ def result_text(content: Any) -> str:
         return "\n\n".join(filter(None, map(result_text, content)))
     if not isinstance(content, dict):
         return ""
-    said = [content.get(name) for name in ("title", "url", "text", "stdout", "stderr", "error_code")]
+    fields = [content.get(name) for name in ("title", "url", "text", "stdout", "stderr", "error_code")]
     source = content.get("source")
     inner = [content.get("content"), source.get("data") if isinstance(source, dict) else None]
-    return "\n".join(filter(None, [*filter(lambda text: isinstance(text, str), said), *map(result_text, inner)]))
+    return "\n".join(filter(None, [*filter(lambda text: isinstance(text, str), fields), *map(result_text, inner)]))

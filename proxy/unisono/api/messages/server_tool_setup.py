@@ -41,7 +41,7 @@ def builtin_for(kind: str) -> str:
 
 
 def to_servers(
-    request: MessagesInput, trained: Mapping[str, ToolServer], *, owner: str, talk: str
+    request: MessagesInput, trained: Mapping[str, ToolServer], *, owner: str, session: str
 ) -> tuple[ToolServer, ...]:
     """Return the servers for the request's server tools, if the operator has `trained` ones.
 
@@ -50,7 +50,7 @@ def to_servers(
     builtins = [builtin_for(tool.type) for tool in request.tools or ()]
     return tuple(
         replace(server, allowed=(server.allowed or ToolFilter()) & ToolFilter(unasked=server.approval))
-        for server in to_builtin_servers(builtins, trained, owner=owner, talk=talk)
+        for server in to_builtin_servers(builtins, trained, owner=owner, session=session)
     )
 
 
@@ -103,9 +103,9 @@ def with_server_tools(
     if server_tools is None:
         return None
     server_tools = bounded(server_tools, tools)
-    shown = frozenset(server.label for server in served)
-    seen = all(server.label in shown for server in server_tools.servers)
-    return replace(server_tools, visible=shown, pause_after=pause_after if seen else None)
+    labels = frozenset(server.label for server in served)
+    seen = all(server.label in labels for server in server_tools.servers)
+    return replace(server_tools, visible=labels, pause_after=pause_after if seen else None)
 
 
 def requested_choice(spec: ChoiceSpec | None, tools: Sequence[MessagesTool]) -> ToolChoice | None:
@@ -117,7 +117,7 @@ def requested_choice(spec: ChoiceSpec | None, tools: Sequence[MessagesTool]) -> 
     return ToolChoice(ChoiceMode.REQUIRED, (NamedTool(kind, spec.name or ""),), one=True)
 
 
-def choice_of(choice: ToolChoice | None, toolbox: Toolbox, servers: Sequence[ToolServer]) -> Choice | None:
+def to_server_tool_choice(choice: ToolChoice | None, toolbox: Toolbox, servers: Sequence[ToolServer]) -> Choice | None:
     """Return the tool choice. Raises InvalidRequest and UnsupportedValue that name the field."""
     labels = {server.builtin: server.label for server in servers if server.builtin}
 

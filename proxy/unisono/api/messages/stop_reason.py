@@ -17,34 +17,34 @@ from unisono.engine.request import GenerationReport
 class ShownBlocks:
     """Record of the emitted blocks.
 
-    `calls` is the number of emitted client calls, and `cut` is true if one of them was truncated. `served` names the
-    server tool calls. `refused` is true if a text violated its required format.
+    `calls` is the number of emitted client calls, and `cut` is true if one of them was truncated. `server_calls` names
+    the server tool calls. `refused` is true if a text violated its required format.
     """
 
     calls: int = 0
     cut: bool = False
-    served: list[str] = field(default_factory=list)
+    server_calls: list[str] = field(default_factory=list)
     refused: bool = False
 
 
 def to_usage(usage: Usage, blocks: ShownBlocks) -> dict[str, Any]:
     """Return the usage. Here `input_tokens` excludes cached tokens."""
-    told: dict[str, Any] = {
+    fields: dict[str, Any] = {
         "input_tokens": max(0, usage.prompt_tokens - usage.cached_tokens),
         "cache_creation_input_tokens": 0,
         "cache_read_input_tokens": usage.cached_tokens,
         "output_tokens": usage.completion_tokens,
         "output_tokens_details": {"thinking_tokens": usage.reasoning_tokens},
     }
-    if blocks.served:
-        told["server_tool_use"] = {
-            "web_search_requests": blocks.served.count(SEARCH),
-            "web_fetch_requests": blocks.served.count(FETCH),
+    if blocks.server_calls:
+        fields["server_tool_use"] = {
+            "web_search_requests": blocks.server_calls.count(SEARCH),
+            "web_fetch_requests": blocks.server_calls.count(FETCH),
         }
-    return told
+    return fields
 
 
-def to_ending(
+def stop_fields(
     finished: Finished, blocks: ShownBlocks, report: GenerationReport, max_tokens: int | None
 ) -> dict[str, Any]:
     """Return the fields of a message with its stop reason."""
@@ -65,12 +65,12 @@ def _reason(finished: Finished, blocks: ShownBlocks, report: GenerationReport, m
     if finished.paused:
         return "pause_turn"
     if finished.reason is FinishReason.LENGTH or finished.cut_call or blocks.cut:
-        return "model_context_window_exceeded" if _no_window_left(finished, report, max_tokens) else "max_tokens"
+        return "model_context_window_exceeded" if _is_window_full(finished, report, max_tokens) else "max_tokens"
     # In a stream the text may already be emitted when it turns out to violate its format.
     return "refusal" if blocks.refused or report.unmet == UNMET_FORM else "end_turn"
 
 
-def _no_window_left(finished: Finished, report: GenerationReport, max_tokens: int | None) -> bool:
+def _is_window_full(finished: Finished, report: GenerationReport, max_tokens: int | None) -> bool:
     """Return True if the context window ended the answer.
 
     Other causes are the request's limit, a budget, and a stop by the gateway.

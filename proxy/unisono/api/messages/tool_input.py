@@ -40,8 +40,8 @@ def exact(value: dict[str, Any], written: str) -> Any:
 
     A wrapper of invalid arguments is returned unchanged.
     """
-    made = value.keys() == {UNPARSED}
-    return value if made or not LONG_NUMBER.search(written) else orjson.Fragment(written)
+    is_unparsed = value.keys() == {UNPARSED}
+    return value if is_unparsed or not LONG_NUMBER.search(written) else orjson.Fragment(written)
 
 
 def to_input(arguments: str) -> dict[str, Any]:
@@ -65,8 +65,8 @@ def to_json(arguments: str) -> str:
     return arguments
 
 
-def to_arguments(given: dict[str, Any]) -> str:
+def to_arguments(value: dict[str, Any]) -> str:
     """Restore the model's argument text from an object. Inverse of `to_input`."""
-    if given.keys() == {UNPARSED} and isinstance(given[UNPARSED], str):
-        return str(given[UNPARSED])
-    return orjson.dumps(given).decode()
+    if value.keys() == {UNPARSED} and isinstance(value[UNPARSED], str):
+        return str(value[UNPARSED])
+    return orjson.dumps(value).decode()

@@ -16,7 +16,7 @@ from unisono.api.responses.deps import ItemSealing, ResponsesDeps
 from unisono.api.responses.items import NewId, Wire, meaning_of, to_wire
 from unisono.api.responses.outbound.dialects import Dialect
 from unisono.api.responses.outbound.response import to_usage
-from unisono.api.responses.prepared_request import PreparedRequest, Sender, assembled, judged
+from unisono.api.responses.prepared_request import PreparedRequest, Sender, assembled, validate_body
 from unisono.api.responses.prior_state import recall
 from unisono.api.tools import Toolbox
 from unisono.api.unisono_object import to_about
@@ -61,7 +61,7 @@ HEADING = "[Summary of the conversation before this point, as you wrote it]\n\n"
 class Compacted:
     """Result of a compaction.
 
-    `kept` holds preserved user messages; `sealed` holds everything else.
+    `preserved` holds user messages; `sealed` holds everything else.
     """
 
     id: str
@@ -79,36 +79,36 @@ async def compacted(deps: ResponsesDeps, sender: Sender, body: Mapping[str, Any]
     Raises the errors that would refuse a response, and StoreTooLarge for a conversation that can be neither
     summarized nor sealed.
     """
-    taken = {name: value for name, value in body.items() if name in EFFECTIVE_FIELDS}
-    wanted = await judged({**taken, "reasoning": _reasoning(body.get("reasoning")), "store": False}, size)
-    model = deps.resolve(wanted.model, sender.caller)
-    past = await recall(deps.store, sender.tenant, wanted)
+    effective = {name: value for name, value in body.items() if name in EFFECTIVE_FIELDS}
+    request = await validate_body({**effective, "reasoning": _reasoning(body.get("reasoning")), "store": False}, size)
+    model = deps.resolve(request.model, sender.caller)
+    past = await recall(deps.store, sender.tenant, request)
     response_id, created_at = deps.new_id("resp_"), int(deps.clock())
-    asked = await assembled(
-        deps, sender, wanted, past, model, response_id=response_id, created_at=created_at, size=size
+    prepared = await assembled(
+        deps, sender, request, past, model, response_id=response_id, created_at=created_at, size=size
     )
     # This precedes the generation: without a key the result would be lost.
     seals = await deps.seals()
-    run = deps.service.start(to_generation_request(asked))
+    stream = deps.service.start(to_generation_request(prepared))
     try:
-        result = await collect_run(run)
+        result = await collect_run(stream)
     finally:
-        await run.aclose()
-    said = (*past.earlier, *meaning_of(asked.generation.input))
-    kept, sealed = shortened(said, summary_of(result), seals, sender.tenant)
+        await stream.aclose()
+    history = (*past.earlier, *meaning_of(prepared.generation.input))
+    preserved, sealed = shortened(history, summary_of(result), seals, sender.tenant)
     ignored = without_effect("", {name: value for name, value in body.items() if name not in EFFECTIVE_FIELDS})
-    notes = (*asked.generation.notes, *ignored)[:MAX_NOTES]
-    return Compacted(response_id, created_at, kept, sealed, result, run.report, notes)
+    notes = (*prepared.generation.notes, *ignored)[:MAX_NOTES]
+    return Compacted(response_id, created_at, preserved, sealed, result, stream.report, notes)
 
 
-def _reasoning(given: Any) -> Any:
+def _reasoning(reasoning: Any) -> Any:
     """Return low effort, unless the client gives the effort of its conversation.
 
     Another effort changes the prompt from its first line on, so that the backend's cache does not match.
     """
-    if given is None or (isinstance(given, dict) and given.get("effort") is None):
-        return {**(given or {}), "effort": Effort.LOW.value}
-    return given
+    if reasoning is None or (isinstance(reasoning, dict) and reasoning.get("effort") is None):
+        return {**(reasoning or {}), "effort": Effort.LOW.value}
+    return reasoning
 
 
 def to_generation_request(prepared: PreparedRequest) -> GenerationRequest:
@@ -116,17 +116,17 @@ def to_generation_request(prepared: PreparedRequest) -> GenerationRequest:
 
     A conversation that is already too long is summarized without its oldest messages.
     """
-    turn = prepared.generation.request
-    items = (*turn.conversation.items, UserMessage(INSTRUCTIONS))
+    request = prepared.generation.request
+    items = (*request.conversation.items, UserMessage(INSTRUCTIONS))
     return replace(
-        turn,
-        conversation=replace(turn.conversation, items=items),
+        request,
+        conversation=replace(request.conversation, items=items),
         max_tokens=MAX_SUMMARY_TOKENS,
         calls_allowed=False,
         forbidden_tools=ForbiddenTools.KEEP,
         truncate=True,
         # The tools are in the prompt that a backend has cached; none of them is run.
-        server_tools=None if turn.server_tools is None else replace(turn.server_tools, decisions=(), max_calls=0),
+        server_tools=None if request.server_tools is None else replace(request.server_tools, decisions=(), max_calls=0),
     )
 
 
@@ -140,22 +140,25 @@ def summary_of(result: CollectedAnswer) -> str:
 def shortened(
     items: Sequence[Item], summary: str, seals: ItemSealing, tenant: str
 ) -> tuple[tuple[UserMessage, ...], str]:
-    """Return the preserved messages, and the sealed rest. Raises StoreTooLarge."""
-    kept: tuple[UserMessage, ...] = ()
+    """Return the messages that stay readable, and the rest with the summary, encrypted.
+
+    Raises StoreTooLarge.
+    """
+    preserved: tuple[UserMessage, ...] = ()
     rest = [_without_tokens(item) for item in items]
     if summary:
-        kept = tuple(newest_messages(items))
+        preserved = tuple(newest_messages(items))
         # The model must not rephrase instructions.
         rest = [*(item for item in rest if isinstance(item, DeveloperMessage)), UserMessage(HEADING + summary)]
     sealed = seals.seal(tenant, rest)
     if seals.open(tenant, sealed) is None:
         raise StoreTooLarge("The content of the compaction item is too large; shorten the conversation.")
-    return kept, sealed
+    return preserved, sealed
 
 
 def newest_messages(items: Sequence[Item]) -> list[UserMessage]:
     """Return the user's newest messages, in order, within the limit `MAX_PRESERVED_CHARACTERS`."""
-    kept: list[UserMessage] = []
+    preserved: list[UserMessage] = []
     room = MAX_PRESERVED_CHARACTERS
     for message in reversed(items):
         if not isinstance(message, UserMessage) or message.text.startswith(HEADING):
@@ -163,8 +166,8 @@ def newest_messages(items: Sequence[Item]) -> list[UserMessage]:
         room -= len(message.text)
         if room < 0:
             break
-        kept.append(message)
-    return kept[::-1]
+        preserved.append(message)
+    return preserved[::-1]
 
 
 def _without_tokens(item: Item) -> Item:

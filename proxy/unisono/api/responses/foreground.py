@@ -12,7 +12,7 @@ from unisono.api.error_responses import failure_of
 from unisono.api.responses.deps import ResponsesDeps
 from unisono.api.responses.outbound.events import ResponseEvents
 from unisono.api.responses.outbound.serializer import WireEvent
-from unisono.api.responses.persistence import keep
+from unisono.api.responses.persistence import store_response
 from unisono.api.responses.prepared_request import PreparedRequest
 from unisono.core.state_store import StoredResponse
 from unisono.engine.request import GenerationReport, GenerationStream
@@ -25,10 +25,12 @@ async def answer_whole(deps: ResponsesDeps, prepared: PreparedRequest) -> tuple[
     Raises the errors of the generation, and the StoreError family if the response cannot be stored. If tools have
     run by then, a failed response is returned instead.
     """
-    run = deps.service.start(prepared.generation.request)
-    events = ResponseEvents(prepared.frame, run.report, new_id=prepared.item_ids, clock=deps.clock, told=False)
+    stream = deps.service.start(prepared.generation.request)
+    events = ResponseEvents(
+        prepared.frame, stream.report, new_id=prepared.item_ids, clock=deps.clock, should_emit=False
+    )
     try:
-        async for batch in run:
+        async for batch in stream:
             events.write(batch)
     except Exception as error:
         # A client repeats a failed request, which would run the tools a second time.
@@ -36,18 +38,18 @@ async def answer_whole(deps: ResponsesDeps, prepared: PreparedRequest) -> tuple[
             raise
         events.fail(failure_of(error))
     finally:
-        await run.aclose()
+        await stream.aclose()
     response = events.stored
     assert response is not None  # a generation ends with Finished or raises
     try:
-        await keep(deps, prepared, response)
+        await store_response(deps, prepared, response)
     except UnisonoError as error:
         if not events.acted:
             raise
         events.fail(error)
         response = events.stored
         assert response is not None
-    return response, run.report
+    return response, stream.report
 
 
 async def answer_events(
@@ -55,34 +57,34 @@ async def answer_events(
     prepared: PreparedRequest,
     stream: GenerationStream,
     *,
-    over: Callable[[StoredResponse], None] | None = None,
+    on_complete: Callable[[StoredResponse], None] | None = None,
     too_late: Callable[[], bool] = lambda: False,
 ) -> AsyncGenerator[list[WireEvent]]:
     """Yield the events; the last is the only terminal event.
 
     A failure before the first event is raised, unless `too_late` returns True. Later failures are emitted as events.
-    `over` receives the finished response before its end is emitted.
+    `on_complete` receives the finished response before its end is emitted.
     """
     events = ResponseEvents(prepared.frame, stream.report, new_id=prepared.item_ids, clock=deps.clock)
-    begun = False
+    has_started = False
     try:
         try:
             async for batch in stream:
-                if made := events.write(batch):
-                    begun = True
-                    yield made
+                if wire_events := events.write(batch):
+                    has_started = True
+                    yield wire_events
         except Exception as error:
-            if not (begun or too_late()):
+            if not (has_started or too_late()):
                 raise
             yield events.fail(failure_of(error))
         response = events.stored
         assert response is not None  # a generation ends with Finished or raises
         try:
-            await keep(deps, prepared, response)
+            await store_response(deps, prepared, response)
         except UnisonoError as error:
             yield events.fail(error)
-        if over is not None and events.stored is not None:
-            over(events.stored)
+        if on_complete is not None and events.stored is not None:
+            on_complete(events.stored)
         yield [events.last()]
     finally:
         await stream.aclose()

@@ -68,7 +68,7 @@ async def owner_of(deps: ResponsesDeps, claim: IdempotencyClaim, response_id: st
     return await deps.store.claim(claim.tenant, claim.key, claim.digest, response_id)
 
 
-async def give_back(deps: ResponsesDeps, claim: IdempotencyClaim, response_id: str) -> None:
+async def release_claim(deps: ResponsesDeps, claim: IdempotencyClaim, response_id: str) -> None:
     """Release a claim without a response, so that the next request claims the key again.
 
     Errors are only logged: a failed response does not block a repeated request.

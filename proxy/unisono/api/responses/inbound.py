@@ -66,7 +66,7 @@ def check(request: ResponsesRequest, *, answered: bool = True) -> None:
 def referenced_ids(request: ResponsesRequest) -> tuple[str, ...]:
     """Return the unique ids of input items that may be stored here.
 
-    `KnownState.kept` is called for no other ids. A referenced item must exist.
+    `KnownState.stored_item` is called for no other ids. A referenced item must exist.
     """
     found = (item.id for item in request.input if item.id)
     return tuple(dict.fromkeys(found))
@@ -99,16 +99,16 @@ def to_generation_request(
     Raises InvalidRequest for contradictory or unsupported fields, and NotFound for a reference to a missing item.
     """
     toolbox = to_tools(request, servers)
-    reading = InputConversion(known, names=ToolNames(taken=(tool.name for tool in toolbox.tools)))
+    reading = InputConversion(known, names=ToolNames(reserved=(tool.name for tool in toolbox.tools)))
     reading.add(known.earlier)
     entries = to_entries(request.input, reading, new_id)
     earlier, now = parted(entries, known.hosted)
     now = known.now + now
-    hosting = to_hosting(request, earlier, now, servers)
-    said = settled(tuple(reading.history), earlier, now)
-    turn = GenerationRequest(
+    hosting = to_server_tools(request, earlier, now, servers)
+    history = settled(tuple(reading.history), earlier, now)
+    generation = GenerationRequest(
         model=model,
-        conversation=to_conversation(said, to_preamble(request, toolbox, today)),
+        conversation=to_conversation(history, to_preamble(request, toolbox, today)),
         sampling=to_sampling(request),
         max_tokens=request.max_output_tokens,
         parallel_calls=request.parallel_tool_calls is not False,
@@ -126,8 +126,8 @@ def to_generation_request(
         server_tools=hosting,
         fields=request_fields("input"),
     )
-    turn = with_output_requirements(turn, request, on_offer(request, toolbox, servers), rules)
-    return ResponsesGeneration(turn, entries, toolbox, notes_of(request, toolbox, reading))
+    generation = with_output_requirements(generation, request, on_offer(request, toolbox, servers), rules)
+    return ResponsesGeneration(generation, entries, toolbox, notes_of(request, toolbox, reading))
 
 
 def notes_of(request: ResponsesRequest, toolbox: Toolbox, reading: InputConversion) -> tuple[str, ...]:
@@ -148,7 +148,7 @@ def with_output_requirements(
     return replace(
         generation_request,
         # Without tools, an invented call would replace the JSON that the client expects.
-        calls_allowed=not request.calls_nothing and (form is None or callable_),
+        calls_allowed=not request.has_no_calls and (form is None or callable_),
         choice=to_choice(request.tool_choice, offer),
         form=form,
         reasoning_budget=smallest(
@@ -170,7 +170,7 @@ def to_preamble(request: ResponsesRequest, toolbox: Toolbox, today: str) -> Prea
     return Preamble(request.instructions or "", toolbox.tools, effort or Effort.MEDIUM, today)
 
 
-def to_hosting(
+def to_server_tools(
     request: ResponsesRequest, earlier: ServerToolHistory, now: ServerToolHistory, servers: tuple[ToolServer, ...]
 ) -> ServerTools | None:
     """Return the server tools and the decisions on their calls; None if the request has neither.
@@ -178,7 +178,7 @@ def to_hosting(
     `now` is the history in the request's input, and `earlier` the history before it. With `tool_choice: none` no
     server is offered, so an approved call is answered with an error and not made.
     """
-    servers = () if request.calls_nothing else servers
+    servers = () if request.has_no_calls else servers
     if not servers and not now.decisions:
         return None
     # A client that requests a builtin tool knows its abilities, so that no tool list is emitted.
@@ -222,35 +222,35 @@ def to_entries(
     """
     entries = []
     for position, item in enumerate(items):
-        said = reading.read(item, f"{param}.{position}")
-        shown = _to_wire(item, reading)
-        item_id = new_id(prefix_of(str(shown["type"])))
+        meaning = reading.read(item, f"{param}.{position}")
+        wire = _to_wire(item, reading)
+        item_id = new_id(prefix_of(str(wire["type"])))
         if isinstance(item, InputApprovalRequest) and item.id:
-            shown[CLIENTS_ID] = item.id
-        entries.append(StoredItem(item_id, said, {**shown, "id": item_id}))
+            wire[CLIENTS_ID] = item.id
+        entries.append(StoredItem(item_id, meaning, {**wire, "id": item_id}))
     return tuple(entries)
 
 
 def _to_wire(item: InputItem, reading: InputConversion) -> Wire:
     """Return an item in its author's form, with every field that strict clients require."""
     if isinstance(item, InputReference):
-        kept = reading.known.stored_item(item.id)
-        assert kept is not None  # `InputConversion` refuses an unknown id
-        return dict(kept.wire)
+        stored = reading.known.stored_item(item.id)
+        assert stored is not None  # `InputConversion` refuses an unknown id
+        return dict(stored.wire)
     if isinstance(item, InputReasoning):
         parts = [{"type": "reasoning_text", "text": text} for text in item.content]
         summary = item.summary if isinstance(item.summary, list) else []
         sealed = {"encrypted_content": item.encrypted_content} if item.encrypted_content else {}
         return {"type": "reasoning", "summary": summary, "content": parts, **sealed}
-    shown = item.model_dump(mode="json", exclude_none=True)
+    wire = item.model_dump(mode="json", exclude_none=True)
     match item.type:
         case "message":
-            shown["content"] = [_part(part, shown["role"]) for part in shown["content"]]
+            wire["content"] = [_part(part, wire["role"]) for part in wire["content"]]
         case "function_call_output" | "custom_tool_call_output" | "mcp_call":
-            shown["output"] = "".join(part.get("text") or "" for part in shown.get("output", ()))
+            wire["output"] = "".join(part.get("text") or "" for part in wire.get("output", ()))
         case _:
             pass
-    return {"status": COMPLETED, **shown}
+    return {"status": COMPLETED, **wire}
 
 
 def _part(part: Wire, role: str) -> Wire:

@@ -52,7 +52,7 @@ from unisono.errors import InvalidRequest, NotFound
 _ILLEGAL = re.compile(r"[^A-Za-z0-9_-]")
 
 
-def nothing(_: str) -> None:
+def nothing_stored(_: str) -> None:
     """Return None: the item is neither stored nor sealed here."""
 
 
@@ -60,14 +60,14 @@ def nothing(_: str) -> None:
 class KnownState:
     """State that a request depends on, read beforehand.
 
-    `earlier` holds the history before the request's input. `kept` finds a stored item by its id, and `opened` opens
+    `earlier` holds the history before the request's input. `stored_item` finds one by its id, and `opened` opens
     a sealed text. `hosted` is the earlier history of server tools. `now` is that of an input which is already in
     `earlier`.
     """
 
     earlier: Sequence[Item] = ()
-    stored_item: Callable[[str], StoredItem | None] = nothing
-    opened: Callable[[str], Sequence[Item] | None] = nothing
+    stored_item: Callable[[str], StoredItem | None] = nothing_stored
+    opened: Callable[[str], Sequence[Item] | None] = nothing_stored
     hosted: ServerToolHistory = NOTHING_HOSTED
     now: ServerToolHistory = NOTHING_HOSTED
 
@@ -106,9 +106,9 @@ class InputConversion:
 
     def read(self, item: InputItem, param: str) -> tuple[Item, ...]:
         """Add an item, and return its content. Raises InvalidRequest and NotFound, naming the field."""
-        said = READERS[type(item)](self, item, param)
-        self.add(said)
-        return tuple(said)
+        items = READERS[type(item)](self, item, param)
+        self.add(items)
+        return tuple(items)
 
     def unnamed(self, param: str) -> str:
         """Return a unique id for a call that came without one."""
@@ -118,7 +118,7 @@ class InputConversion:
         """Return the name under which the model knows a server's tool, for calls in the input."""
         return self.names.add(label, tool) if label else _ILLEGAL.sub("_", tool)[:MAX_NAME]
 
-    def stands(self, items: Sequence[Item]) -> bool:
+    def has_calls_of(self, items: Sequence[Item]) -> bool:
         """Return True if every result has its call, in `items` or before."""
         calls = {item.call_id for item in (*items, *self.requests.values()) if isinstance(item, AssistantCall)}
         return all(item.call_id in calls for item in items if isinstance(item, ToolResult))
@@ -128,9 +128,9 @@ class InputConversion:
 
         This requires a stored item with that id and the same content.
         """
-        kept = self.known.stored_item(item_id) if item_id else None
-        if kept is not None and kept.meaning and _bare(kept.meaning[-1]) == _bare(item):
-            return kept.meaning
+        stored = self.known.stored_item(item_id) if item_id else None
+        if stored is not None and stored.meaning and _bare(stored.meaning[-1]) == _bare(item):
+            return stored.meaning
         return (item,)
 
 
@@ -149,24 +149,24 @@ def _message(reading: InputConversion, item: InputItem, param: str) -> Sequence[
         case "user":
             return (UserMessage(text),)
         case "assistant":
-            said = split_markers(text, SPOKEN.get(item.phase or "", Phase.FINAL))
-            return reading.exact(said[0], item.id) if len(said) == 1 else said
+            items = split_markers(text, SPOKEN.get(item.phase or "", Phase.FINAL))
+            return reading.exact(items[0], item.id) if len(items) == 1 else items
         case "system" | "developer":
             return (DeveloperMessage(text),)
 
 
-def _reasoning(reading: InputConversion, given: InputItem, param: str) -> Sequence[Item]:
-    assert isinstance(given, InputReasoning)
-    text = join(given.content, param=f"{param}.content")
-    kept = reading.known.stored_item(given.id) if given.id else None
-    sealed = reading.known.opened(given.encrypted_content) if given.encrypted_content else None
-    for ours in (kept.meaning if kept else (), sealed or ()):
-        thoughts = [item for item in ours if isinstance(item, AssistantReasoning)]
+def _reasoning(reading: InputConversion, input_item: InputItem, param: str) -> Sequence[Item]:
+    assert isinstance(input_item, InputReasoning)
+    text = join(input_item.content, param=f"{param}.content")
+    stored = reading.known.stored_item(input_item.id) if input_item.id else None
+    sealed = reading.known.opened(input_item.encrypted_content) if input_item.encrypted_content else None
+    for own_items in (stored.meaning if stored else (), sealed or ()):
+        thoughts = [item for item in own_items if isinstance(item, AssistantReasoning)]
         if thoughts and (not text or thoughts[-1].text == text):
             return thoughts
     if text:
         return (AssistantReasoning(text),)
-    if given.summary or given.encrypted_content:
+    if input_item.summary or input_item.encrypted_content:
         reading.notes.append(f"{param}: no effect, because it has only a summary or content encrypted elsewhere")
     return ()
 
@@ -181,9 +181,9 @@ def _custom_call(reading: InputConversion, item: InputItem, param: str) -> Seque
     assert isinstance(item, InputCustomCall)
     name = _checked_name(in_namespace(item.namespace, item.name), param)
     call = AssistantCall(item.call_id, name, wrap_input(item.input))
-    kept = reading.known.stored_item(item.id) if item.id else None
-    if kept is not None and kept.wire.get("input") == item.input and kept.wire.get("call_id") == item.call_id:
-        return kept.meaning
+    stored = reading.known.stored_item(item.id) if item.id else None
+    if stored is not None and stored.wire.get("input") == item.input and stored.wire.get("call_id") == item.call_id:
+        return stored.meaning
     return (call,)
 
 
@@ -203,10 +203,10 @@ def _output(reading: InputConversion, item: InputItem, param: str) -> Sequence[I
 
 def _reference(reading: InputConversion, item: InputItem, param: str) -> Sequence[Item]:
     assert isinstance(item, InputReference)
-    kept = reading.known.stored_item(item.id)
-    if kept is None:
+    stored = reading.known.stored_item(item.id)
+    if stored is None:
         raise NotFound(f"Item with id '{shortened(item.id)}' not found.", param=f"{param}.id")
-    return kept.meaning
+    return stored.meaning
 
 
 def _mcp_call(reading: InputConversion, item: InputItem, param: str) -> Sequence[Item]:
@@ -216,9 +216,9 @@ def _mcp_call(reading: InputConversion, item: InputItem, param: str) -> Sequence
     """
     assert isinstance(item, InputMcpCall)
     output = text_of(item.output, param=f"{param}.output") or _error_text(item.error)
-    kept = reading.known.stored_item(item.id) if item.id else None
-    if kept is not None and _matches(kept, item.arguments, output) and reading.stands(kept.meaning):
-        return kept.meaning
+    stored = reading.known.stored_item(item.id) if item.id else None
+    if stored is not None and _matches(stored, item.arguments, output) and reading.has_calls_of(stored.meaning):
+        return stored.meaning
     request = reading.requests.get(item.approval_request_id or "")
     if request is not None:
         return (ToolResult(request.call_id, request.name, output),)
@@ -227,13 +227,13 @@ def _mcp_call(reading: InputConversion, item: InputItem, param: str) -> Sequence
     return (AssistantCall(call_id, name, item.arguments), ToolResult(call_id, name, output))
 
 
-def _matches(kept: StoredItem, arguments: str, output: str) -> bool:
+def _matches(stored: StoredItem, arguments: str, output: str) -> bool:
     """Return True if a returned call matches the stored one.
 
     Pydantic AI omits the output and reformats the arguments.
     """
-    results = [item.output for item in kept.meaning if isinstance(item, ToolResult)]
-    return _same_json(str(kept.wire.get("arguments")), arguments) and (results == [output] or not output)
+    results = [item.output for item in stored.meaning if isinstance(item, ToolResult)]
+    return _same_json(str(stored.wire.get("arguments")), arguments) and (results == [output] or not output)
 
 
 def _same_json(one: str, other: str) -> bool:
@@ -264,16 +264,20 @@ def _mcp_list(reading: InputConversion, item: InputItem, param: str) -> Sequence
     return ()
 
 
-def _approval_request(reading: InputConversion, given: InputItem, param: str) -> Sequence[Item]:
-    assert isinstance(given, InputApprovalRequest)
-    request_id = given.id or reading.unnamed(param)
-    name = reading.hosted_name(given.server_label, given.name or "mcp")
-    said: Sequence[Item] = (AssistantCall(request_id, name, given.arguments),)
-    kept = reading.known.stored_item(request_id)
-    if kept is not None and kept.wire.get("arguments") == given.arguments and kept.wire.get("name") == given.name:
-        said = kept.meaning
-    reading.requests[request_id] = next(item for item in reversed(said) if isinstance(item, AssistantCall))
-    return said
+def _approval_request(reading: InputConversion, input_item: InputItem, param: str) -> Sequence[Item]:
+    assert isinstance(input_item, InputApprovalRequest)
+    request_id = input_item.id or reading.unnamed(param)
+    name = reading.hosted_name(input_item.server_label, input_item.name or "mcp")
+    items: Sequence[Item] = (AssistantCall(request_id, name, input_item.arguments),)
+    stored = reading.known.stored_item(request_id)
+    if (
+        stored is not None
+        and stored.wire.get("arguments") == input_item.arguments
+        and stored.wire.get("name") == input_item.name
+    ):
+        items = stored.meaning
+    reading.requests[request_id] = next(item for item in reversed(items) if isinstance(item, AssistantCall))
+    return items
 
 
 def _approval_response(reading: InputConversion, item: InputItem, param: str) -> Sequence[Item]:
@@ -292,14 +296,14 @@ def _approval_response(reading: InputConversion, item: InputItem, param: str) ->
 
 def _code_call(reading: InputConversion, item: InputItem, param: str) -> Sequence[Item]:
     assert isinstance(item, InputCodeCall)
-    kept = reading.known.stored_item(item.id) if item.id else None
+    stored = reading.known.stored_item(item.id) if item.id else None
     if (
-        kept is not None
-        and kept.meaning
-        and kept.wire.get("code") == (item.code or "")
-        and reading.stands(kept.meaning)
+        stored is not None
+        and stored.meaning
+        and stored.wire.get("code") == (item.code or "")
+        and reading.has_calls_of(stored.meaning)
     ):
-        return kept.meaning
+        return stored.meaning
     outputs = item.outputs if isinstance(item.outputs, list) else []
     logs = [output.get("logs") for output in outputs if isinstance(output, dict)]
     output = join((log for log in logs if isinstance(log, str)), param=f"{param}.outputs")
@@ -321,13 +325,13 @@ def _sealed(reading: InputConversion, item: InputItem, param: str) -> Sequence[I
 
 def _search(reading: InputConversion, item: InputItem, param: str) -> Sequence[Item]:
     """Convert a web search. Only a stored item holds its results; the item itself has the query."""
-    kept = reading.known.stored_item(item.id) if item.id else None
-    if kept is not None and kept.meaning and reading.stands(kept.meaning):
-        return kept.meaning
-    return _silent(reading, item, param)
+    stored = reading.known.stored_item(item.id) if item.id else None
+    if stored is not None and stored.meaning and reading.has_calls_of(stored.meaning):
+        return stored.meaning
+    return _without_meaning(reading, item, param)
 
 
-def _silent(reading: InputConversion, item: InputItem, param: str) -> Sequence[Item]:
+def _without_meaning(reading: InputConversion, item: InputItem, param: str) -> Sequence[Item]:
     reading.notes.append(f"{param}: no effect, because an item of type '{item.type}' has no content for the model")
     return ()
 
@@ -347,5 +351,5 @@ READERS: Mapping[type[InputItem], Callable[[InputConversion, InputItem, str], Se
     InputCodeCall: _code_call,
     InputSealed: _sealed,
     InputSearch: _search,
-    InputSilent: _silent,
+    InputSilent: _without_meaning,
 }

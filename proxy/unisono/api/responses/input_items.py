@@ -13,7 +13,7 @@ import orjson
 from pydantic import BeforeValidator, ConfigDict, Field, PlainValidator, field_validator
 
 from unisono.api.content_parts import TEXT_PARTS, ContentPart
-from unisono.api.field_types import Arguments, FieldInput, Id, OpenModel, Text, ToolName, wrong
+from unisono.api.field_types import Arguments, FieldInput, Id, OpenModel, Text, ToolName, invalid_field
 
 # Prefix of item and event types that Open Responses does not define.
 PREFIX = "unisono:"
@@ -26,7 +26,7 @@ def _to_parts(value: Any) -> Any:
     if isinstance(value, str):
         return [{"type": "input_text", "text": value}]
     if not isinstance(value, list):
-        raise wrong("must be a string or a list of parts")
+        raise invalid_field("must be a string or a list of parts")
     return [{"type": "input_text", "text": part} if isinstance(part, str) else part for part in value]
 
 
@@ -60,9 +60,9 @@ Word = Annotated[str | None, PlainValidator(_word)]
 def _add_type_names(schema: dict[str, Any], model: type[InputItem]) -> None:
     """Add a model's type names to its schema, including those of Open Responses."""
     kinds = [kind for kind, each in KINDS.items() if each is model]
-    said = schema["properties"]["type"]
+    type_schema = schema["properties"]["type"]
     # An optional field may be null.
-    optional = [None] if "default" in said else []
+    optional = [None] if "default" in type_schema else []
     schema["properties"]["type"] = {"enum": [*kinds, *(PREFIX + kind for kind in kinds), *optional]}
 
 
@@ -76,9 +76,9 @@ class InputItem(OpenModel):
 
     @field_validator("type")
     @classmethod
-    def _known(cls, value: str) -> str:
+    def _check_type(cls, value: str) -> str:
         if value not in KINDS:
-            raise wrong(f"must be one of {', '.join(sorted(KINDS))}")
+            raise invalid_field(f"must be one of {', '.join(sorted(KINDS))}")
         return value
 
 
@@ -119,7 +119,7 @@ class InputCallOutput(InputItem):
     @classmethod
     def _only_text(cls, value: list[ContentPart]) -> list[ContentPart]:
         if any(part.type not in TEXT_PARTS for part in value):
-            raise wrong("must be a string or a list of text parts")
+            raise invalid_field("must be a string or a list of text parts")
         return value
 
 
@@ -206,13 +206,13 @@ KINDS: Mapping[str, type[InputItem]] = {
 }
 
 
-def to_given(value: Any) -> InputItem:
+def to_input_item(value: Any) -> InputItem:
     """Parse an item by its type.
 
     Without a type, an item with a role is a message, and an item with only an id is a reference.
     """
     if not isinstance(value, dict):
-        raise wrong("must be an object")
+        raise invalid_field("must be an object")
     kind = value.get("type")
     if kind is None:
         kind = "message" if "role" in value or "id" not in value else "item_reference"
@@ -223,4 +223,4 @@ def to_given(value: Any) -> InputItem:
 
 
 AnyKind: Any = Union[tuple(dict.fromkeys(KINDS.values()))]  # noqa: UP007 - of a tuple that is made here
-GivenItem: TypeAlias = Annotated[InputItem, PlainValidator(to_given), FieldInput(AnyKind)]
+GivenItem: TypeAlias = Annotated[InputItem, PlainValidator(to_input_item), FieldInput(AnyKind)]

@@ -103,10 +103,10 @@ def call(item_id: str, call_id: str, name: str, arguments: str, toolbox: Toolbox
     namespace, own_name = toolbox.origins.get(name, (None, name))
     origin = {"namespace": namespace} if namespace is not None else {}
     if toolbox.form_of(name) is CallForm.CUSTOM:
-        kind, said = "custom_tool_call", {"input": unwrap_input(arguments)}
+        kind, fields = "custom_tool_call", {"input": unwrap_input(arguments)}
     else:
-        kind, said = "function_call", {"arguments": arguments}
-    return {"id": item_id, "type": kind, "status": status, "call_id": call_id, "name": own_name, **said, **origin}
+        kind, fields = "function_call", {"arguments": arguments}
+    return {"id": item_id, "type": kind, "status": status, "call_id": call_id, "name": own_name, **fields, **origin}
 
 
 def to_item(closed: Closed) -> Item | None:
@@ -176,7 +176,7 @@ def to_stored(item: Item, new_id: NewId, toolbox: Toolbox) -> StoredItem:
 
 def meaning_of(items: Sequence[StoredItem]) -> tuple[Item, ...]:
     """Return the content of stored items for the model, in order."""
-    return tuple(said for item in items for said in item.meaning)
+    return tuple(content for item in items for content in item.meaning)
 
 
 def to_listing(

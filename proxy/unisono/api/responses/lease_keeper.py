@@ -21,7 +21,7 @@ GIVEN_BACK_WITHIN_S = (0.02, 0.05, 0.1, 0.15)
 log = logging.getLogger("unisono.responses")
 
 
-async def soon_free(acquire: Callable[[], Awaitable[Lease | None]]) -> Lease | None:
+async def acquire_soon(acquire: Callable[[], Awaitable[Lease | None]]) -> Lease | None:
     """Acquire a lease that may be about to be released.
 
     A client that received the end of a response may send the next request at once.
@@ -39,7 +39,7 @@ async def hold_lease(deps: ResponsesDeps, tenant: str, anchor: str, owner: str) 
 
     A lost lease is detected by the next write under it.
     """
-    lease = await soon_free(lambda: deps.store.acquire(tenant, anchor, owner, deps.lease_s))
+    lease = await acquire_soon(lambda: deps.store.acquire(tenant, anchor, owner, deps.lease_s))
     if lease is None:
         yield None
         return

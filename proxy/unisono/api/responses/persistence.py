@@ -22,7 +22,7 @@ PAUSES_S = (0.05, 0.2, 0.5)
 JOINS = frozenset({Status.COMPLETED, Status.INCOMPLETE})
 
 
-async def insisting(act: Callable[[], Awaitable[T]], pauses_s: tuple[float, ...] = PAUSES_S) -> T:
+async def retry_while_down(act: Callable[[], Awaitable[T]], pauses_s: tuple[float, ...] = PAUSES_S) -> T:
     """Call `act` again while the store does not answer.
 
     Raises StoreUnavailable after the last attempt.
@@ -45,7 +45,7 @@ def revision_for(prepared: PreparedRequest, response: StoredResponse) -> int | N
     return prepared.revision if response.status in JOINS else None
 
 
-async def keep(deps: ResponsesDeps, prepared: PreparedRequest, response: StoredResponse) -> None:
+async def store_response(deps: ResponsesDeps, prepared: PreparedRequest, response: StoredResponse) -> None:
     """Store a finished response and append it to its conversation, in one transaction.
 
     Does nothing if neither is required. Raises the StoreError family.
@@ -69,7 +69,8 @@ async def keep(deps: ResponsesDeps, prepared: PreparedRequest, response: StoredR
             prepared.sender.tenant, prepared.lease.anchor, items, revision=prepared.revision, lease=prepared.lease
         )
 
+    # Creation appends to the conversation in the same transaction, so both happen or neither does.
     if prepared.request.stored:
-        await insisting(create)
+        await retry_while_down(create)
     elif response.status in JOINS:
-        await insisting(append)
+        await retry_while_down(append)

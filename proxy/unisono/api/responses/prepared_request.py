@@ -13,11 +13,11 @@ from functools import partial
 from typing import Any
 
 from unisono.api.body import off_loop
-from unisono.api.builtin_tools import browsed_in, builtin_for, to_builtin_servers
+from unisono.api.builtin_tools import browser_results, builtin_for, to_builtin_servers
 from unisono.api.field_types import shortened
 from unisono.api.responses.deps import ItemSealing, ResponsesDeps, ResponsesModel
 from unisono.api.responses.inbound import ResponsesGeneration, check, mcp_specs, to_generation_request
-from unisono.api.responses.input_conversion import KnownState, nothing
+from unisono.api.responses.input_conversion import KnownState, nothing_stored
 from unisono.api.responses.lease_keeper import hold_lease
 from unisono.api.responses.outbound.dialects import OPENAI, Dialect
 from unisono.api.responses.outbound.response import ResponseFrame, Seal, to_echo
@@ -73,7 +73,7 @@ class PreparedRequest:
         return DerivedIds(self.frame.id, "item")
 
 
-async def judged(body: Mapping[str, Any], size: int, *, answered: bool = True) -> ResponsesRequest:
+async def validate_body(body: Mapping[str, Any], size: int, *, answered: bool = True) -> ResponsesRequest:
     """Validate a body of `size` bytes. Raises InvalidRequest.
 
     A request that is not `answered` only prepares a later one.
@@ -103,18 +103,18 @@ async def understood(
     """
     model = deps.resolve(request.model, sender.caller)
     if request.conversation is None:
-        asked = await _understood(deps, sender, request, model, response_id, size, recalled)
-        async with asked.approvals.hold():
-            yield asked
+        prepared = await _understood(deps, sender, request, model, response_id, size, recalled)
+        async with prepared.approvals.hold():
+            yield prepared
         return
     if not OUR_ID.fullmatch(request.conversation.id):
         raise no_conversation(request.conversation.id)
     async with hold_lease(deps, sender.tenant, request.conversation.id, response_id) as lease:
         if lease is None:
             raise busy(request.conversation.id)
-        asked = await _understood(deps, sender, request, model, response_id, size, recalled, lease)
-        async with asked.approvals.hold():
-            yield asked
+        prepared = await _understood(deps, sender, request, model, response_id, size, recalled, lease)
+        async with prepared.approvals.hold():
+            yield prepared
 
 
 def busy(conversation_id: str) -> StoreConflict:
@@ -135,7 +135,7 @@ async def _understood(
     lease: Lease | None = None,
 ) -> PreparedRequest:
     past = await recalled(deps.store, sender.tenant, request)
-    asked = await assembled(
+    prepared = await assembled(
         deps,
         sender,
         request,
@@ -147,8 +147,8 @@ async def _understood(
         size=size,
     )
     if request.stored:
-        await deps.store.check(replace(asked.frame.stored(Status.IN_PROGRESS), input=asked.generation.input))
-    return asked
+        await deps.store.check(replace(prepared.frame.stored(Status.IN_PROGRESS), input=prepared.generation.input))
+    return prepared
 
 
 async def assembled(
@@ -189,17 +189,17 @@ async def assembled(
         servers=servers,
         rules=model.rules,
     )
-    turn = await off_loop(parse, size)
-    approvals = Approvals(deps, sender.tenant, response_id, approvals_in(request, turn.request.server_tools))
-    turn = replace(turn, request=approvals.attach_to(turn.request))
+    generation = await off_loop(parse, size)
+    approvals = Approvals(deps, sender.tenant, response_id, approvals_in(request, generation.request.server_tools))
+    generation = replace(generation, request=approvals.attach_to(generation.request))
     seal = _sealer(seals, sender.tenant) if request.seals_reasoning else None
-    frame = _frame(sender, request, past, model, turn, response_id, created_at, today, seal)
-    return PreparedRequest(sender, request, turn, frame, approvals, lease, past.revision)
+    frame = _frame(sender, request, past, model, generation, response_id, created_at, today, seal)
+    return PreparedRequest(sender, request, generation, frame, approvals, lease, past.revision)
 
 
 def _servers(sender: Sender, request: ResponsesRequest, rules: ServerRules, session: str) -> tuple[ToolServer, ...]:
     return to_servers(mcp_specs(request), rules, sender.tenant) + to_builtin_servers(
-        [builtin_for(tool.type) for tool in request.tools or ()], rules.trained, owner=sender.tenant, talk=session
+        [builtin_for(tool.type) for tool in request.tools or ()], rules.trained, owner=sender.tenant, session=session
     )
 
 
@@ -229,7 +229,7 @@ def _frame(
         ancestors=past.ancestors,
         conversation=request.conversation.id if request.conversation else None,
         include=frozenset(request.include or ()),
-        browsed=browsed_in(generation.request.conversation.items),
+        browsed=browser_results(generation.request.conversation.items),
     )
 
 
@@ -239,7 +239,7 @@ def _needs_seals(request: ResponsesRequest) -> bool:
 
 def _opener(seals: ItemSealing | None, tenant: str) -> Any:
     if seals is None:
-        return nothing
+        return nothing_stored
 
     def opened(text: str) -> Sequence[Item] | None:
         return seals.open(tenant, text)

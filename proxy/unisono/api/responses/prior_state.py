@@ -11,9 +11,9 @@ from unisono.api.field_types import shortened
 from unisono.api.responses.inbound import referenced_ids, references
 from unisono.api.responses.items import meaning_of
 from unisono.api.responses.schema import ResponsesRequest
-from unisono.api.responses.server_tools.approval_history import NOTHING_HOSTED, ServerToolHistory, hosted_in
-from unisono.core.context_window import PREVIOUS_RESPONSE_NOT_FOUND
+from unisono.api.responses.server_tools.approval_history import NOTHING_HOSTED, ServerToolHistory, server_tool_history
 from unisono.core.conversation import Item
+from unisono.core.matched_texts import PREVIOUS_RESPONSE_NOT_FOUND
 from unisono.core.state_store import Store, StoredItem, StoredResponse
 from unisono.errors import NotFound, PreviousResponseNotFound, StoreConflict
 
@@ -48,12 +48,12 @@ async def recall(store: Store, tenant: str, request: ResponsesRequest) -> PriorS
 
     Raises NotFound for a missing object, and StoreConflict for a response that is still running.
     """
-    kept = await _stored_items(store, tenant, request)
+    stored = await _stored_items(store, tenant, request)
     if request.previous_response_id is not None:
-        return await _chain(store, tenant, request.previous_response_id, kept)
+        return await _chain(store, tenant, request.previous_response_id, stored)
     if request.conversation is not None:
-        return await _conversation(store, tenant, request.conversation.id, kept)
-    return PriorState(stored_items=kept)
+        return await _conversation(store, tenant, request.conversation.id, stored)
+    return PriorState(stored_items=stored)
 
 
 async def chain_of(store: Store, tenant: str, stored: StoredResponse) -> PriorState:
@@ -65,7 +65,7 @@ async def chain_of(store: Store, tenant: str, stored: StoredResponse) -> PriorSt
     return await _chain(store, tenant, stored.parent, {})
 
 
-async def _chain(store: Store, tenant: str, parent_id: str, kept: Mapping[str, StoredItem]) -> PriorState:
+async def _chain(store: Store, tenant: str, parent_id: str, stored: Mapping[str, StoredItem]) -> PriorState:
     [parent] = await store.responses(tenant, [parent_id]) if OUR_ID.fullmatch(parent_id) else (None,)
     if parent is None:
         raise PreviousResponseNotFound(
@@ -90,7 +90,7 @@ async def _chain(store: Store, tenant: str, parent_id: str, kept: Mapping[str, S
     before = await _conversation_before(store, tenant, chain[0]) if chain[0].conversation is not None else ()
     items = (*before, *(item for response in chain for item in (*response.input, *response.output)))
     return PriorState(
-        meaning_of(items), kept, (*parent.ancestors, parent.id), parent.first_day, hosted=hosted_in(items)
+        meaning_of(items), stored, (*parent.ancestors, parent.id), parent.first_day, hosted=server_tool_history(items)
     )
 
 
@@ -107,19 +107,21 @@ async def _conversation_before(store: Store, tenant: str, response: StoredRespon
     return before
 
 
-async def _conversation(store: Store, tenant: str, conversation_id: str, kept: Mapping[str, StoredItem]) -> PriorState:
+async def _conversation(
+    store: Store, tenant: str, conversation_id: str, stored: Mapping[str, StoredItem]
+) -> PriorState:
     head = await store.conversation(tenant, conversation_id)
     items = await store.conversation_items(tenant, conversation_id) if head is not None else None
     if head is None or items is None:
         raise no_conversation(conversation_id)
-    return PriorState(meaning_of(items), kept, (), head.first_day, head.revision, hosted_in(items))
+    return PriorState(meaning_of(items), stored, (), head.first_day, head.revision, server_tool_history(items))
 
 
 def no_conversation(conversation_id: str) -> NotFound:
     return NotFound(f"Conversation with id '{shortened(conversation_id)}' not found.", param="conversation")
 
 
-def said_in(stored: StoredResponse) -> tuple[Item, ...]:
+def content_of(stored: StoredResponse) -> tuple[Item, ...]:
     """Return the content of a response: its input and its output."""
     return meaning_of(stored.input) + meaning_of(stored.output)
 
@@ -129,11 +131,11 @@ async def _stored_items(store: Store, tenant: str, request: ResponsesRequest) ->
 
     A request that is not stored skips the exact tokens of items whose text it contains, so that it needs no store.
     """
-    wanted = referenced_ids(request) if request.stored else references(request)
-    ours = [item_id for item_id in wanted if OUR_ID.fullmatch(item_id)]
-    kept: dict[str, StoredItem] = {}
-    for start in range(0, len(ours), LOOKUPS_AT_ONCE):
-        ids = ours[start : start + LOOKUPS_AT_ONCE]
+    wanted_ids = referenced_ids(request) if request.stored else references(request)
+    own_ids = [item_id for item_id in wanted_ids if OUR_ID.fullmatch(item_id)]
+    stored: dict[str, StoredItem] = {}
+    for start in range(0, len(own_ids), LOOKUPS_AT_ONCE):
+        ids = own_ids[start : start + LOOKUPS_AT_ONCE]
         found = await asyncio.gather(*(store.item(tenant, item_id) for item_id in ids))
-        kept |= {item_id: item for item_id, item in zip(ids, found, strict=True) if item is not None}
-    return kept
+        stored |= {item_id: item for item_id, item in zip(ids, found, strict=True) if item is not None}
+    return stored

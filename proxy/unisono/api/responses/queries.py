@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BeforeValidator, Field, field_validator, model_validator
 
 from unisono.api.answer_types import ABSENT
-from unisono.api.field_types import FieldInput, OpenModel, wrong
+from unisono.api.field_types import FieldInput, OpenModel, invalid_field
 from unisono.api.responses.schema import INCLUDABLE, LOGPROBS
 
 MAX_PAGE = 100
@@ -20,7 +20,7 @@ def _to_limit(value: Any) -> int:
         limit = int(value)
         if 1 <= limit <= MAX_PAGE:
             return limit
-    raise wrong(f"must be a number from 1 to {MAX_PAGE}")
+    raise invalid_field(f"must be a number from 1 to {MAX_PAGE}")
 
 
 MAX_EVENT_DIGITS = 15
@@ -30,13 +30,13 @@ def _to_event(value: Any) -> int:
     """Parse the number of an event, after which a stream is to continue."""
     if isinstance(value, str) and value.isascii() and value.isdigit() and len(value) <= MAX_EVENT_DIGITS:
         return int(value)
-    raise wrong("must be the number of an event")
+    raise invalid_field("must be the number of an event")
 
 
 def _to_flag(value: Any) -> bool:
     if value in ("true", "false"):
         return bool(value == "true")
-    raise wrong("must be true or false")
+    raise invalid_field("must be true or false")
 
 
 Included = Annotated[str, Field(json_schema_extra={"enum": [*INCLUDABLE, LOGPROBS]})]
@@ -64,7 +64,7 @@ class ItemQuery(OpenModel):
     def _includable(cls, value: list[str]) -> list[str]:
         for name in value:
             if name not in INCLUDABLE and name != LOGPROBS:
-                raise wrong(f"unknown value {name[:64]!r}; must be one of {', '.join((*INCLUDABLE, LOGPROBS))}")
+                raise invalid_field(f"unknown value {name[:64]!r}; must be one of {', '.join((*INCLUDABLE, LOGPROBS))}")
         return value
 
 

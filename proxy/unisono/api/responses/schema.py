@@ -23,10 +23,10 @@ from unisono.api.field_types import (
     OpenModel,
     SpelledEffort,
     Text,
+    invalid_field,
     neutral,
     only_neutral,
     refused,
-    wrong,
 )
 from unisono.api.response_format import TextFormat
 from unisono.api.responses.input_items import GivenItem
@@ -90,10 +90,10 @@ class ResponsesTool(OpenModel):
         spec = SPECS.get(tool.type)
         if spec is None:
             return tool
-        given = {"name": tool.name, **(tool.model_extra or {})}
+        fields = {"name": tool.name, **(tool.model_extra or {})}
         if tool.name is None:
-            del given["name"]
-        return tool.model_copy(update={"spec": spec.model_validate(given)})
+            del fields["name"]
+        return tool.model_copy(update={"spec": spec.model_validate(fields)})
 
 
 SPECS: dict[str, type[FunctionSpec | CustomSpec | McpSpec]] = {
@@ -129,7 +129,7 @@ def _to_items(value: Any) -> Any:
     if isinstance(value, str):
         return [{"type": "message", "role": "user", "content": value}]
     if not isinstance(value, list):
-        raise wrong("must be a string or a list of items")
+        raise invalid_field("must be a string or a list of items")
     return value
 
 
@@ -188,7 +188,7 @@ class ResponsesInput(OpenModel):
             if name == LOGPROBS:
                 raise refused("log probabilities are not supported; omit 'message.output_text.logprobs'")
             if name not in INCLUDABLE:
-                raise wrong(f"unknown value {name[:64]!r}; must be one of {', '.join(INCLUDABLE)}")
+                raise invalid_field(f"unknown value {name[:64]!r}; must be one of {', '.join(INCLUDABLE)}")
         return value
 
     @property
@@ -197,7 +197,7 @@ class ResponsesInput(OpenModel):
         return self.store is not False
 
     @property
-    def calls_nothing(self) -> bool:
+    def has_no_calls(self) -> bool:
         return self.tool_choice is not None and self.tool_choice.mode is ChoiceMode.NONE
 
     @property

@@ -56,7 +56,7 @@ class OfferedServerTools:
         self._servers = {server.label: server for server in server_tools.servers}
         self._trained: dict[str, HostedTool] = {}
         self._tools: dict[str, HostedTool] = {}
-        names = ToolNames(taken=self._client)
+        names = ToolNames(reserved=self._client)
         for offer in offers:
             builtin = self._builtin(offer)
             # The name of a client function wins over the trained name of a builtin tool.

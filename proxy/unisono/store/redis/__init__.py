@@ -31,19 +31,19 @@ from unisono.store import codec
 from unisono.store.event_wait import Waiting, until_some
 from unisono.store.redis import keys, lease_scripts, scripts
 from unisono.store.redis.access import KeptKeys
-from unisono.store.redis.accounts import KeptAccounts
+from unisono.store.redis.accounts import RedisAccounts
 from unisono.store.redis.connection import Command, Link
 from unisono.store.redis.pubsub import Listener
 from unisono.store.redis.script_args import Args, fence, milliseconds, of_items, of_log
-from unisono.store.redis.server_checks import examine
-from unisono.store.redis.traces import KeptTraces
+from unisono.store.redis.server_checks import check_servers
+from unisono.store.redis.traces import RedisTraces
 
 METADATA_TRIES = 5
 # Number of items from which a response is encoded in a thread, to keep the loop free.
 OFF_LOOP_ITEMS = 1000
 
 
-class RedisStore(KeptKeys, KeptAccounts, KeptTraces):
+class RedisStore(KeptKeys, RedisAccounts, RedisTraces):
     """Store on a Redis or Valkey server.
 
     `url` is redis://, rediss://, unix://, redis+sentinel://h1,h2/name[/db] or redis+cluster://h1,h2, also with the
@@ -64,12 +64,12 @@ class RedisStore(KeptKeys, KeptAccounts, KeptTraces):
         self._retention = retention or Retention()
         self._bounds = bounds or StateLimits()
         self._waiting = Waiting()
-        self._listed = set()
+        self._known_accounts = set()
         self._listener = Listener(self._link.pubsub, self._waiting)
 
     async def start(self) -> tuple[str, ...]:
         await self.check()
-        return await examine(self._link, self._replicas)
+        return await check_servers(self._link, self._replicas)
 
     async def aclose(self) -> None:
         await self._listener.aclose()
@@ -115,26 +115,26 @@ class RedisStore(KeptKeys, KeptAccounts, KeptTraces):
         log: LogWrite,
         revision: int | None,
     ) -> None:
-        head, given, output = await self._encoded(response)
-        anchor, kept = response.anchor, self._retention
+        head, input, output = await self._encoded(response)
+        anchor, retention = response.anchor, self._retention
         named = [*keys.response(tenant, anchor, response.id), *keys.lease(tenant, anchor)]
         appended = response.input + response.output if revision is not None else ()
         args: Args = [
             int(new),
             fence(tenant, anchor, lease),
             head,
-            given,
+            input,
             output,
             int(response.status.terminal),
-            milliseconds(kept.response_s),
-            milliseconds(kept.log_s),
+            milliseconds(retention.response_s),
+            milliseconds(retention.log_s),
             named[1],
             "" if revision is None or response.conversation is None else revision,
-            *of_items(appended, kept, self._bounds),
+            *of_items(appended, retention, self._bounds),
             *of_log(log),
         ]
         await self._link.act(scripts.SAVE, [*named, *keys.conversation(tenant, anchor)], args)
-        ttl = milliseconds(kept.response_s)
+        ttl = milliseconds(retention.response_s)
         pointers = self._index_commands(tenant, response.input + response.output, ["r", anchor, response.id], ttl)
         if anchor != response.id:
             pointers.append(("SET", keys.anchor(tenant, response.id), anchor, "PX", ttl))
@@ -153,9 +153,9 @@ class RedisStore(KeptKeys, KeptAccounts, KeptTraces):
     async def responses(self, tenant: str, ids: Sequence[str]) -> tuple[StoredResponse | None, ...]:
         if not ids:
             return ()
-        asked: list[Command] = [_record(tenant, id, id) for id in ids]
-        asked += [("GET", keys.anchor(tenant, id)) for id in ids]
-        answers = await self._link.read(*asked)
+        commands: list[Command] = [_record(tenant, id, id) for id in ids]
+        commands += [("GET", keys.anchor(tenant, id)) for id in ids]
+        answers = await self._link.read(*commands)
         records, anchors = answers[: len(ids)], answers[len(ids) :]
         elsewhere = [n for n, anchor in enumerate(anchors) if anchor is not None]
         if elsewhere:
@@ -216,7 +216,7 @@ class RedisStore(KeptKeys, KeptAccounts, KeptTraces):
         if wait_s <= 0:
             return await read()
         with self._waiting.on(stream) as woken:
-            self._listener.hear(stream)
+            self._listener.subscribe(stream)
             return await until_some(read, woken, wait_s)
 
     async def tokens(self, tenant: str, response: str) -> Tokens:
@@ -276,11 +276,11 @@ class RedisStore(KeptKeys, KeptAccounts, KeptTraces):
             "" if revision is None else revision,
             *of_items(items, self._retention, self._bounds),
         ]
-        now = await self._link.act(scripts.APPEND, self._talk(tenant, conversation), args)
+        now = await self._link.act(scripts.APPEND, self._conversation_keys(tenant, conversation), args)
         await self._point_into(tenant, conversation, items)
         return int(now)
 
-    def _talk(self, tenant: str, conversation: str) -> list[str]:
+    def _conversation_keys(self, tenant: str, conversation: str) -> list[str]:
         return [*keys.conversation(tenant, conversation), *keys.lease(tenant, conversation)]
 
     async def set_metadata(
@@ -305,10 +305,12 @@ class RedisStore(KeptKeys, KeptAccounts, KeptTraces):
         return None
 
     async def delete_item(self, tenant: str, conversation: str, item: str) -> bool:
-        return bool(await self._link.act(scripts.DELETE_ITEM, self._talk(tenant, conversation), [item]))
+        return bool(await self._link.act(scripts.DELETE_ITEM, self._conversation_keys(tenant, conversation), [item]))
 
     async def delete_conversation(self, tenant: str, conversation: str) -> bool:
-        return bool(await self._link.act(scripts.DELETE_CONVERSATION, self._talk(tenant, conversation), []))
+        return bool(
+            await self._link.act(scripts.DELETE_CONVERSATION, self._conversation_keys(tenant, conversation), [])
+        )
 
     async def acquire(self, tenant: str, anchor: str, owner: str, for_s: float, *, force: bool = False) -> Lease | None:
         args: Args = [owner, milliseconds(for_s), int(force), milliseconds(for_s + self._retention.response_s)]

@@ -37,18 +37,18 @@ SETTLED_S = 86_400.0
 PAST_PERIOD_S = 86_400.0
 
 
-class KeptAccounts:
+class RedisAccounts:
     """Part of the Redis store for quotas: reservations, settlements and the usage ledger."""
 
     _link: Link
     # Accounts and days that this process has already added to the list of ledgers.
-    _listed: set[tuple[Account, str]]
+    _known_accounts: set[tuple[Account, str]]
 
     async def reserve(self, claim: QuotaReservation) -> QuotaStatus:
         limits = claim.limits
         args: Args = [
             *(claim.once, claim.input, claim.expected_output, claim.max_output, claim.input_cost, claim.output_price),
-            *(milliseconds(claim.for_s), _ends(claim), int(claim.is_owed), SHARE),
+            *(milliseconds(claim.for_s), _expiry(claim), int(claim.is_owed), SHARE),
             *map(_bound, (limits.rpm, limits.tpm, limits.max_parallel, limits.token_budget, limits.money_budget)),
         ]
         found = await self._link.act(RESERVE, _named(claim), args)
@@ -67,27 +67,27 @@ class KeptAccounts:
         of_account: dict[Account, list[QuotaReservation]] = defaultdict(list)
         for claim in claims:
             of_account[claim.account].append(claim)
-        for held in of_account.values():
-            args: Args = [milliseconds(held[0].for_s), *(claim.once for claim in held)]
-            await self._link.act(EXTEND_CLAIMS, _named(held[0])[1:3], args)
+        for held_claim in of_account.values():
+            args: Args = [milliseconds(held_claim[0].for_s), *(claim.once for claim in held_claim)]
+            await self._link.act(EXTEND_CLAIMS, _named(held_claim[0])[1:3], args)
 
     async def settle(self, *settlements: UsageRecord) -> None:
         places = [(one.entry.account, one.entry.day) for one in settlements]
         used = {place for place, one in zip(places, settlements, strict=True) if one.entry.used != TokenUsage()}
         # List the ledger before the entry is written: an unlisted entry would not be counted.
-        new = used - self._listed
+        new = used - self._known_accounts
         await self._list(new)
         # The failure of one does not affect the others: each is one operation, and each may be repeated.
-        begun = await asyncio.gather(*(self._settled(one) for one in settlements))
+        results = await asyncio.gather(*(self._settled(one) for one in settlements))
         # A server that restarted without recent writes has lost the list too.
-        lost = {place for place, first in zip(places, begun, strict=True) if first} - new
-        self._listed -= lost
+        lost = {place for place, first in zip(places, results, strict=True) if first} - new
+        self._known_accounts -= lost
         await self._list(lost)
 
     async def _list(self, places: set[tuple[Account, str]]) -> None:
         if places:
             await self._link.write(*(("SADD", keys.LEDGERS, _listing(*place)) for place in places))
-            self._listed |= places
+            self._known_accounts |= places
 
     async def _settled(self, one: UsageRecord) -> bool:
         """Settle, and return True for the first entry of its account and day."""
@@ -153,7 +153,7 @@ def _bound(limit: int | None) -> str | int:
     return "" if limit is None else limit
 
 
-def _ends(claim: QuotaReservation) -> int:
+def _expiry(claim: QuotaReservation) -> int:
     return -1 if claim.period_ends is None else milliseconds(claim.period_ends)
 
 

@@ -29,7 +29,7 @@ from redis.maint_notifications import MaintNotificationsConfig
 
 from unisono.errors import ConfigError, StoreUnavailable, UnisonoError
 from unisono.store.redis.address import UNREADABLE, addresses, credentials
-from unisono.store.redis.primary import agreed, primary_seen_by, replicas_in, text
+from unisono.store.redis.primary import majority_address, primary_seen_by, replicas_in, text
 from unisono.store.redis.scripts import Script
 from unisono.store.redis.trouble import NO_NODE, message_of
 from unisono.store.write_errors import refusal
@@ -162,7 +162,7 @@ class Link:
         if isinstance(self._client, RedisCluster):
             await self._read_slots(self._client)
         if written and self._replicas is None and not self._copies_until:
-            await self._look()
+            await self._refresh_replicas()
         for _ in range(MAX_REDIRECTIONS):
             waits = self._waits(written)
             if waits:
@@ -269,9 +269,9 @@ class Link:
             # A server's failure is detected by its writes. The known state of its replicas remains.
             with suppress(StoreUnavailable):
                 async with self._bounded():
-                    await self._look()
+                    await self._refresh_replicas()
 
-    async def _look(self) -> None:
+    async def _refresh_replicas(self) -> None:
         found, known = await self._found_replicas(), self._copies_until
         failures = [count for count in found.values() if isinstance(count, BaseException)]
         if len(failures) == len(found):
@@ -338,25 +338,25 @@ class Link:
         Uses no pooled connection. Raises StoreUnavailable, also while sentinels or nodes disagree on the primary.
         """
         async with self._bounded():
-            async with await self._found_anew(key) as primary:
+            async with await self._find_primary(key) as primary:
                 try:
                     found = await primary.info("replication")
                 except NoPermissionError:
                     return ""
             return str(found["master_replid"])
 
-    async def _found_anew(self, key: str) -> Redis:
+    async def _find_primary(self, key: str) -> Redis:
         if self._sentinel is not None:
-            asked = [one.sentinel_get_master_addr_by_name(self._service) for one in self._sentinel.sentinels]
+            calls = [one.sentinel_get_master_addr_by_name(self._service) for one in self._sentinel.sentinels]
         elif isinstance(self._client, RedisCluster):
             # A node that was isolated or stalled does not know of a failover yet.
             await self._read_slots(self._client)
             nodes = self._client.get_nodes()
-            asked = [primary_seen_by(self._client, node, key) for node in nodes]
+            calls = [primary_seen_by(self._client, node, key) for node in nodes]
         else:
             return Redis.from_url(self._standalone_url, **self._options)
         # The remaining time is for the primary.
-        host, port = await agreed(asked, self._deadline_s / 2)
+        host, port = await majority_address(calls, self._deadline_s / 2)
         return Redis(host=host, port=port, **self._options)
 
     async def pubsub(self) -> PubSub:

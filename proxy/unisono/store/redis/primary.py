@@ -11,12 +11,12 @@ from redis.asyncio.cluster import ClusterNode, RedisCluster
 from unisono.errors import StoreUnavailable
 
 
-async def agreed(asked: Sequence[Awaitable[Any]], within_s: float) -> tuple[str, int]:
+async def majority_address(queries: Sequence[Awaitable[Any]], within_s: float) -> tuple[str, int]:
     """Return the address that more than half report and none contradicts.
 
     Raises `StoreUnavailable`.
     """
-    tasks = [asyncio.ensure_future(one) for one in asked]
+    tasks = [asyncio.ensure_future(one) for one in queries]
     try:
         await asyncio.wait(tasks, timeout=within_s)
     finally:

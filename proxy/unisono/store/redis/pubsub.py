@@ -20,6 +20,7 @@ log = logging.getLogger("unisono.store")
 
 # Delay before the connection is attempted again, in seconds.
 RECONNECT_DELAY_S = 0.25
+# A channel without a reader stays subscribed for this time, because pollers come back at once.
 LINGER_S = 2.0
 
 
@@ -30,18 +31,18 @@ class Listener:
         self._connect = connect
         self._waiting = waiting
         self._subscriptions: set[str] = set()
-        self._heard: set[str] = set()
-        self._news = asyncio.Event()
+        self._subscribed: set[str] = set()
+        self._has_changed = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
 
-    def hear(self, channel: str) -> None:
+    def subscribe(self, channel: str) -> None:
         """Subscribe to a channel.
 
         Its readers are woken once the subscription is active, to read again.
         """
         if channel not in self._subscriptions:
             self._subscriptions.add(channel)
-            self._news.set()
+            self._has_changed.set()
         if self._task is None:
             self._task = asyncio.create_task(self._run(), name="store-listener")
 
@@ -52,59 +53,59 @@ class Listener:
 
     async def _run(self) -> None:
         while True:
-            begun = asyncio.create_task(self._start())
+            subscription = asyncio.create_task(self._start())
             try:
                 # If cancelled midway, the library would lose track of the connection that it is opening.
-                pubsub = await asyncio.shield(begun)
+                pubsub = await asyncio.shield(subscription)
                 async with asyncio.TaskGroup() as both:
-                    both.create_task(self._follow(pubsub))
+                    both.create_task(self._update_subscriptions(pubsub))
                     both.create_task(self._listen(pubsub))
             except* Exception as errors:
                 # A broken connection raises errors of many kinds: open a new one.
                 log.debug("the subscription connection was lost", extra={"cause": repr(errors.exceptions[0])})
                 self._waiting.wake_all()
             finally:
-                await asyncio.wait([begun])
-                if begun.exception() is None:
-                    await _close(begun.result())
+                await asyncio.wait([subscription])
+                if subscription.exception() is None:
+                    await _close(subscription.result())
             await asyncio.sleep(RECONNECT_DELAY_S)
 
     async def _start(self) -> Any:
         pubsub: Any = await self._connect()
-        self._heard = set(self._subscriptions)
+        self._subscribed = set(self._subscriptions)
         try:
-            await pubsub.subscribe(*self._heard)
+            await pubsub.subscribe(*self._subscribed)
         except Exception:
             await _close(pubsub)
             raise
         return pubsub
 
-    async def _follow(self, pubsub: PubSub) -> None:
+    async def _update_subscriptions(self, pubsub: PubSub) -> None:
         """Subscribe to requested channels, and unsubscribe those without a reader for `LINGER_S`."""
         loop = asyncio.get_running_loop()
         tidy_at = loop.time() + LINGER_S
         idle: set[str] = set()
         while True:
-            self._news.clear()
-            if fresh := self._subscriptions - self._heard:
+            self._has_changed.clear()
+            if fresh := self._subscriptions - self._subscribed:
                 await pubsub.subscribe(*fresh)
-                self._heard |= fresh
+                self._subscribed |= fresh
             if loop.time() >= tidy_at:
                 tidy_at = loop.time() + LINGER_S
-                alone = {channel for channel in self._heard if channel not in self._waiting}
-                await self._leave(pubsub, alone & idle)
+                alone = {channel for channel in self._subscribed if channel not in self._waiting}
+                await self._unsubscribe(pubsub, alone & idle)
                 idle = alone
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout_at(tidy_at):
-                    await self._news.wait()
+                    await self._has_changed.wait()
 
-    async def _leave(self, pubsub: PubSub, gone: set[str]) -> None:
+    async def _unsubscribe(self, pubsub: PubSub, channels: set[str]) -> None:
         # Keep one: a connection without subscriptions cannot be read.
-        gone = gone if gone != self._heard else set(list(gone)[1:])
-        if gone:
-            self._subscriptions -= gone
-            self._heard -= gone
-            await pubsub.unsubscribe(*gone)
+        channels = channels if channels != self._subscribed else set(list(channels)[1:])
+        if channels:
+            self._subscriptions -= channels
+            self._subscribed -= channels
+            await pubsub.unsubscribe(*channels)
 
     async def _listen(self, pubsub: PubSub) -> None:
         while True:

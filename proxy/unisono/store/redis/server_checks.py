@@ -38,7 +38,7 @@ def _sync(settings: Mapping[str, str]) -> str:
 CONCERNS: tuple[Concern, ...] = (_eviction, _log, _sync)
 
 
-async def examine(link: Link, replicas: int | None) -> tuple[str, ...]:
+async def check_servers(link: Link, replicas: int | None) -> tuple[str, ...]:
     """Return each warning once, however many servers it concerns. Raises `StoreUnavailable`."""
     found: dict[str, None] = {}
     for settings in await link.settings(*READ):

@@ -79,7 +79,7 @@ return {'ok', found}
 )
 
 
-class KeptTraces:
+class RedisTraces:
     """Part of the Redis store for recordings of answers, limited in number per tenant."""
 
     _link: Link
@@ -89,9 +89,9 @@ class KeptTraces:
         of_tenant: dict[str, list[StoredTrace]] = {}
         for one in traces:
             of_tenant.setdefault(one.tenant, []).append(one)
-        await asyncio.gather(*(self._keep(those, for_s, most) for those in of_tenant.values()))
+        await asyncio.gather(*(self._write(those, for_s, most) for those in of_tenant.values()))
 
-    async def _keep(self, traces: list[StoredTrace], for_s: float, most: int) -> None:
+    async def _write(self, traces: list[StoredTrace], for_s: float, most: int) -> None:
         for together in _write_groups(traces):
             args: Args = [milliseconds(for_s), most]
             for one in together:

@@ -39,7 +39,7 @@ from unisono.store.sqlite.schema import (
     Transaction,
     connect,
     connect_reader,
-    no_place,
+    is_unwritable,
     sweep,
     transaction,
 )
@@ -78,7 +78,7 @@ class SqliteStore:
         low_bytes: int = disk_space.LOW_BYTES,
     ) -> None:
         self._path = path
-        self._or_memory = or_memory
+        self._may_use_memory = or_memory
         self._low_bytes = low_bytes
         self._retention = retention or Retention()
         self._bounds = bounds or StateLimits()
@@ -90,7 +90,7 @@ class SqliteStore:
         self._reading_worker = self._worker
         self._reading_db: sqlite3.Connection | None = None
         self._is_locked = False
-        self._swept = 0.0
+        self._swept_at = 0.0
         # An operation failed, and no check has performed a trial write since.
         self._failed = False
         self._waiting = Waiting()
@@ -103,7 +103,7 @@ class SqliteStore:
                 self._reading_db = await loop.run_in_executor(self._worker, connect_reader, self._path)
                 self._reading_worker = ThreadPoolExecutor(1, thread_name_prefix="unisono-store-reads")
         except StoreUnavailable as error:
-            if not self._or_memory or not no_place(error):
+            if not self._may_use_memory or not is_unwritable(error):
                 raise
             self._db = await loop.run_in_executor(self._worker, connect, None)
             return (f"{self._path} cannot be used ({error.__cause__}); {IN_MEMORY}. Set store.url to a writable path",)
@@ -120,22 +120,22 @@ class SqliteStore:
         self._reading_worker.shutdown(wait=False)
         self._worker.shutdown(wait=False)
 
-    async def _do(self, work: Callable[Concatenate[Transaction, P], T], *args: P.args, **named: P.kwargs) -> T:
+    async def _run(self, work: Callable[Concatenate[Transaction, P], T], *args: P.args, **named: P.kwargs) -> T:
         self._check_open()
         asked_s = time.monotonic()
 
         def act() -> T:
-            with self._patience(asked_s):
-                return self._work(self._db, True, work, *args, **named)
+            with self._lock_timeout(asked_s):
+                return self._run_transaction(self._db, True, work, *args, **named)
 
         return await asyncio.get_running_loop().run_in_executor(self._worker, act)
 
     async def _read(self, work: Callable[Concatenate[Transaction, P], T], *args: P.args, **named: P.kwargs) -> T:
-        """Run work that only reads, on the reading thread; see `_do`."""
+        """Run work that only reads, on the reading thread; see `_run`."""
         self._check_open()
 
         def act() -> T:
-            return self._work(self._reading_db or self._db, False, work, *args, **named)
+            return self._run_transaction(self._reading_db or self._db, False, work, *args, **named)
 
         return await asyncio.get_running_loop().run_in_executor(self._reading_worker, act)
 
@@ -144,7 +144,7 @@ class SqliteStore:
             raise StoreUnavailable(NOT_OPEN)
 
     @contextmanager
-    def _patience(self, asked_s: float) -> Iterator[None]:
+    def _lock_timeout(self, asked_s: float) -> Iterator[None]:
         """Limit the time that a write waits for another process's lock, including queue time."""
         if self._db is None:
             raise StoreUnavailable(NOT_OPEN)
@@ -163,7 +163,7 @@ class SqliteStore:
         finally:
             self._is_locked = is_locked
 
-    def _work(
+    def _run_transaction(
         self,
         db: sqlite3.Connection | None,
         writes: bool,
@@ -180,9 +180,9 @@ class SqliteStore:
         try:
             with transaction(db, writes=writes):
                 act = Transaction(db, self._clock(), self._retention, self._bounds)
-                if writes and abs(act.now - self._swept) >= SWEEP_EVERY_S:
+                if writes and abs(act.now - self._swept_at) >= SWEEP_EVERY_S:
                     sweep(act)
-                    self._swept = act.now
+                    self._swept_at = act.now
                 return work(act, *args, **named)
         except sqlite3.Error as error:
             self._failed = True
@@ -190,10 +190,10 @@ class SqliteStore:
             raise StoreUnavailable(words) from error
 
     async def check(self, beginning: StoredResponse | None = None) -> None:
-        if await self._do(disk_space.examine, self._path, self._low_bytes, beginning) or self._failed:
+        if await self._run(disk_space.is_disk_low, self._path, self._low_bytes, beginning) or self._failed:
             # Two transactions: data that one transaction adds and deletes again is never written.
-            await self._do(disk_space.fill)
-            await self._do(disk_space.clear)
+            await self._run(disk_space.fill)
+            await self._run(disk_space.clear)
             self._failed = False
 
     async def _save(
@@ -206,7 +206,7 @@ class SqliteStore:
         revision: int | None,
     ) -> None:
         try:
-            await self._do(responses.save, tenant, response, new, lease, log, revision)
+            await self._run(responses.save, tenant, response, new, lease, log, revision)
         finally:
             self._waiting.wake(_key(tenant, response.id))
 
@@ -237,7 +237,7 @@ class SqliteStore:
 
     async def delete_response(self, tenant: str, response: str) -> bool:
         try:
-            return await self._do(responses.delete, tenant, response)
+            return await self._run(responses.delete, tenant, response)
         finally:
             self._waiting.wake(_key(tenant, response))
 
@@ -246,13 +246,13 @@ class SqliteStore:
 
     async def log(self, lease: Lease, response: str, write: LogWrite) -> None:
         try:
-            await self._do(responses.log, lease, response, write)
+            await self._run(responses.log, lease, response, write)
         finally:
             self._waiting.wake(_key(lease.tenant, response))
 
     async def is_log_complete(self, lease: Lease, response: str) -> bool:
         # Acknowledged events are synced to disk: only the owner is checked.
-        await self._do(responses.log, lease, response, NOTHING_LOGGED)
+        await self._run(responses.log, lease, response, NOTHING_LOGGED)
         return True
 
     async def events(
@@ -267,7 +267,7 @@ class SqliteStore:
     async def create_conversation(
         self, tenant: str, conversation: StoredConversation, items: Sequence[StoredItem] = ()
     ) -> None:
-        await self._do(conversations.create, tenant, conversation, items)
+        await self._run(conversations.create, tenant, conversation, items)
 
     async def conversation(self, tenant: str, conversation: str) -> StoredConversation | None:
         return await self._read(conversations.head, tenant, conversation)
@@ -295,53 +295,53 @@ class SqliteStore:
         revision: int | None = None,
         lease: Lease | None = None,
     ) -> int:
-        return await self._do(conversations.append, tenant, conversation, items, revision, lease)
+        return await self._run(conversations.append, tenant, conversation, items, revision, lease)
 
     async def set_metadata(
         self, tenant: str, conversation: str, metadata: Mapping[str, Json]
     ) -> StoredConversation | None:
-        return await self._do(conversations.set_metadata, tenant, conversation, metadata)
+        return await self._run(conversations.set_metadata, tenant, conversation, metadata)
 
     async def delete_item(self, tenant: str, conversation: str, item: str) -> bool:
-        return await self._do(conversations.delete_item, tenant, conversation, item)
+        return await self._run(conversations.delete_item, tenant, conversation, item)
 
     async def delete_conversation(self, tenant: str, conversation: str) -> bool:
-        return await self._do(conversations.delete, tenant, conversation)
+        return await self._run(conversations.delete, tenant, conversation)
 
     async def acquire(self, tenant: str, anchor: str, owner: str, for_s: float, *, force: bool = False) -> Lease | None:
-        return await self._do(leases.acquire, tenant, anchor, owner, for_s, force)
+        return await self._run(leases.acquire, tenant, anchor, owner, for_s, force)
 
     async def renew(self, lease: Lease, for_s: float) -> bool:
-        return await self._do(leases.extend, lease, for_s)
+        return await self._run(leases.extend, lease, for_s)
 
     async def release(self, lease: Lease) -> None:
-        await self._do(leases.extend, lease, 0.0)
+        await self._run(leases.extend, lease, 0.0)
 
     async def watch(self, run: BackgroundRun, for_s: float) -> None:
-        await self._do(leases.watch, run, for_s)
+        await self._run(leases.watch, run, for_s)
 
     async def unwatch(self, run: BackgroundRun) -> None:
-        await self._do(leases.unwatch, run)
+        await self._run(leases.unwatch, run)
 
     async def lapsed(self, limit: int = 16) -> tuple[BackgroundRun, ...]:
         return await self._read(leases.lapsed, limit)
 
     async def claim(self, tenant: str, key: str, digest: str, response: str, *, for_s: float | None = None) -> str:
-        return await self._do(leases.claim, tenant, key, digest, response, for_s)
+        return await self._run(leases.claim, tenant, key, digest, response, for_s)
 
     async def unclaim(self, tenant: str, key: str, response: str) -> None:
-        await self._do(leases.unclaim, tenant, key, response)
+        await self._run(leases.unclaim, tenant, key, response)
 
     async def secret(self, name: str, candidate: bytes) -> bytes:
         # A secret never changes, so only the first caller takes the write lock.
         known: bytes | None = await self._read(leases.known_secret, name)
-        return known if known is not None else await self._do(leases.secret, name, candidate)
+        return known if known is not None else await self._run(leases.secret, name, candidate)
 
     async def count(self, tenant: str, name: str, amount: int, *, once: str, for_s: float) -> int:
-        return await self._do(leases.count, tenant, name, amount, once, for_s)
+        return await self._run(leases.count, tenant, name, amount, once, for_s)
 
     async def put_key(self, record: KeyRecord) -> KeyRecord:
-        return await self._do(access.store_key, record)
+        return await self._run(access.store_key, record)
 
     async def key(self, key: str) -> KeyRecord | None:
         return await self._read(access.get, key)
@@ -353,19 +353,19 @@ class SqliteStore:
         return await self._read(access.every)
 
     async def reserve(self, claim: QuotaReservation) -> QuotaStatus:
-        return await self._do(accounts.reserve, claim)
+        return await self._run(accounts.reserve, claim)
 
     async def extend(self, *claims: QuotaReservation) -> None:
-        await self._do(accounts.extend, claims)
+        await self._run(accounts.extend, claims)
 
     async def settle(self, *settlements: UsageRecord) -> None:
-        await self._do(accounts.settle, settlements)
+        await self._run(accounts.settle, settlements)
 
     async def ledger(self, since: str, until: str, account: Account | None = None) -> tuple[LedgerLine, ...]:
         return await self._read(accounts.ledger, since, until, account)
 
-    async def keep_traces(self, *kept: StoredTrace, for_s: float, most: int) -> None:
-        await self._do(traces.keep, kept, for_s, most)
+    async def keep_traces(self, *new_traces: StoredTrace, for_s: float, most: int) -> None:
+        await self._run(traces.write_traces, new_traces, for_s, most)
 
     async def trace(self, tenant: str, id: str) -> StoredTrace | None:
         return await self._read(traces.get, tenant, id)

@@ -29,12 +29,13 @@ from unisono.store.sqlite.schema import Transaction
 SETTLED_S: Final = 86_400.0
 # Time for which a period's sums are stored after its end, in seconds.
 PAST_PERIOD_S: Final = 86_400.0
+# Expiry of sums whose budget has no period, in seconds since 1970.
 FOR_EVER: Final = 1e15
 
 COLUMNS: Final = ", ".join(USED)
 
 
-def _entering(table: str, keys: int) -> str:
+def _insert(table: str, keys: int) -> str:
     return (
         f"INSERT INTO {table} VALUES ({', '.join('?' * (keys + len(USED)))}) "  # noqa: S608 - names of our own
         "ON CONFLICT DO UPDATE SET " + ", ".join(f"{name} = {name} + excluded.{name}" for name in USED)
@@ -43,10 +44,11 @@ def _entering(table: str, keys: int) -> str:
 
 # The ledger contains all usage by requested model, as earlier versions read it. The second table contains the part that
 # other models answered.
-ENTER: Final = _entering("ledger", 4)
-ENTER_SERVED: Final = _entering("ledger_served", 5)
+ENTER: Final = _insert("ledger", 4)
+ENTER_SERVED: Final = _insert("ledger_served", 5)
 # Settlements by id, with the amounts already counted.
 COUNTED: Final = f"SELECT {COLUMNS} FROM account_counted WHERE tenant = ? AND key = ? AND once = ?"  # noqa: S608
+# Marks of settled reservations, which prevent that a repeated settlement counts twice.
 EXTEND_MARK: Final = "UPDATE account_settled SET expires = ? WHERE tenant = ? AND key = ? AND once = ?"
 COUNT: Final = f"INSERT OR REPLACE INTO account_counted VALUES ({', '.join('?' * (4 + len(USED)))})"  # noqa: S608
 
@@ -59,7 +61,7 @@ def reserve(act: Transaction, claim: QuotaReservation) -> QuotaStatus:
         "SELECT output FROM account_claims WHERE tenant = ? AND key = ? AND once = ?", (*whose, claim.once)
     )
     if (there := row.fetchone()) is not None:
-        return minute.standing(claim, output=there[0])
+        return minute.status(claim, output=there[0])
     running = 0
     if limits.max_parallel is not None:
         count = "SELECT count(*) FROM account_claims WHERE tenant = ? AND key = ?"
@@ -68,12 +70,12 @@ def reserve(act: Transaction, claim: QuotaReservation) -> QuotaStatus:
         return refusal
     room = _room(act, claim)
     if room is QuotaKind.BUDGET_RESERVED:
-        return minute.standing(claim, room)
+        return minute.status(claim, room)
     if isinstance(room, QuotaKind):
         again = None if claim.period_ends is None else max(0.0, claim.period_ends - act.now)
-        return minute.standing(claim, room, again)
-    _hold(act, claim, room)
-    return _minute(act, claim.account).standing(claim, output=room)
+        return minute.status(claim, room, again)
+    _insert_reservation(act, claim, room)
+    return _minute(act, claim.account).status(claim, output=room)
 
 
 def _room(act: Transaction, claim: QuotaReservation) -> int | QuotaKind | None:
@@ -87,11 +89,11 @@ def _room(act: Transaction, claim: QuotaReservation) -> int | QuotaKind | None:
         "SELECT tokens, cost FROM account_spent WHERE tenant = ? AND key = ? AND period = ?",
         (*_account_columns(claim.account), claim.period),
     ).fetchone() or (0, 0)
-    held = act.db.execute(
+    reserved = act.db.execute(
         "SELECT total(budget_tokens), total(budget_cost) FROM account_claims WHERE tenant = ? AND key = ?",
         _account_columns(claim.account),
     ).fetchone()
-    room = _find_room(claim, spent[0] + int(held[0]), spent[1] + int(held[1]))
+    room = _find_room(claim, spent[0] + int(reserved[0]), spent[1] + int(reserved[1]))
     if not isinstance(room, QuotaKind):
         return room
     room_when_idle = _find_room(claim, *spent)
@@ -103,29 +105,29 @@ def _find_room(claim: QuotaReservation, used_tokens: int, used_cost: int) -> int
     limits = claim.limits
     room, owed = claim.max_output, claim.expected_output if claim.is_owed else 0
     if limits.token_budget is not None:
-        left = limits.token_budget - used_tokens - claim.input
-        if left < 1 and not claim.is_owed:
+        remaining = limits.token_budget - used_tokens - claim.input
+        if remaining < 1 and not claim.is_owed:
             return QuotaKind.TOKEN_BUDGET
-        room = min(room, max(claim.expected_output, left // SHARE), max(left, owed))
+        room = min(room, max(claim.expected_output, remaining // SHARE), max(remaining, owed))
     if limits.money_budget is not None:
-        left = limits.money_budget - used_cost - claim.input_cost
-        if (left < 0 or used_cost >= limits.money_budget) and not claim.is_owed:
+        remaining = limits.money_budget - used_cost - claim.input_cost
+        if (remaining < 0 or used_cost >= limits.money_budget) and not claim.is_owed:
             return QuotaKind.MONEY_BUDGET
         if claim.output_price > 0:
-            outputs = max(left, 0) * MILLION // claim.output_price
+            outputs = max(remaining, 0) * MILLION // claim.output_price
             if outputs < 1 and not claim.is_owed:
                 return QuotaKind.MONEY_BUDGET
             room = min(room, max(claim.expected_output, outputs // SHARE), max(outputs, owed))
     return room
 
 
-def _hold(act: Transaction, claim: QuotaReservation, room: int | None) -> None:
+def _insert_reservation(act: Transaction, claim: QuotaReservation, room: int | None) -> None:
     second, whose = int(act.now), _account_columns(claim.account)
     _count(act, claim.account, second, 1, claim.tokens)
     # Both costs are rounded up to whole micro-USD, so that no request costs more than was reserved for it.
     cost = 0 if room is None else claim.input_cost - (-room * claim.output_price // MILLION)
-    held = (second, claim.tokens, claim.input + (room or 0), cost, room)
-    row = (*whose, claim.once, *held, act.now + claim.for_s)
+    values = (second, claim.tokens, claim.input + (room or 0), cost, room)
+    row = (*whose, claim.once, *values, act.now + claim.for_s)
     act.db.execute("INSERT INTO account_claims VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)", row)
 
 

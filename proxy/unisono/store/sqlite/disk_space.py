@@ -20,7 +20,7 @@ TRIAL_BYTES = MIB // 4
 TRIAL = "trial"
 
 
-def examine(act: Transaction, path: Path | None, low_bytes: int, beginning: StoredResponse | None) -> bool:
+def is_disk_low(act: Transaction, path: Path | None, low_bytes: int, beginning: StoredResponse | None) -> bool:
     """Return True if the disk of `path` has less than `low_bytes` left.
 
     False if this cannot be determined. Raises `StoreTooLarge`.

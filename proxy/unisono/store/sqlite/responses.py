@@ -42,7 +42,7 @@ def save(
         conversations.append(act, tenant, response.conversation, response.input + response.output, revision, lease)
     _write(act, tenant, response, new, parts)
     _extend_log(act, tenant, response.id, log)
-    _place(act, tenant, response)
+    _append(act, tenant, response)
 
 
 def _write(
@@ -50,13 +50,13 @@ def _write(
 ) -> None:
     expires = act.now + act.retention.response_s
     log_expires = act.now + act.retention.log_s if response.status.terminal else expires
-    head, given, output = parts
+    head, input, output = parts
     terminal = response.status.terminal
     if new:
         _forget(act, tenant, response.id)
         act.db.execute(
             "INSERT INTO responses VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)",
-            (tenant, response.id, response.anchor, head, given, output, terminal, expires, log_expires),
+            (tenant, response.id, response.anchor, head, input, output, terminal, expires, log_expires),
         )
     else:
         act.db.execute(
@@ -66,7 +66,7 @@ def _write(
         )
 
 
-def _place(act: Transaction, tenant: str, response: StoredResponse) -> None:
+def _append(act: Transaction, tenant: str, response: StoredResponse) -> None:
     expires = act.now + act.retention.response_s
     act.db.executemany(
         "REPLACE INTO places VALUES (?, ?, ?, NULL, ?)",

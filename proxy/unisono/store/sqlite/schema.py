@@ -165,7 +165,7 @@ def _opened(path: Path | str) -> sqlite3.Connection:
     return sqlite3.connect(path, isolation_level=None, timeout=LOCK_TIMEOUT_S, check_same_thread=False)
 
 
-def no_place(error: StoreUnavailable) -> bool:
+def is_unwritable(error: StoreUnavailable) -> bool:
     """Return True if `connect` failed because the path is not writable.
 
     False if it failed because of the file's content.

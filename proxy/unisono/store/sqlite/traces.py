@@ -8,7 +8,7 @@ from unisono.core.recordings import StoredTrace
 from unisono.store.sqlite.schema import Transaction
 
 
-def keep(act: Transaction, traces: Sequence[StoredTrace], for_s: float, most: int) -> None:
+def write_traces(act: Transaction, traces: Sequence[StoredTrace], for_s: float, most: int) -> None:
     for one in traces:
         act.db.execute("DELETE FROM traces WHERE tenant = ? AND id = ?", (one.tenant, one.id))
         act.db.execute(

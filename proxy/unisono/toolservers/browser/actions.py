@@ -54,20 +54,20 @@ class Browser:
     """Browser shared by all sessions. `view_tokens` limits a view of usual size."""
 
     def __init__(self, searching: SearchEngine, readings: Sequence[PageReader], view_tokens: int = VIEW_TOKENS) -> None:
-        self.searching = searching
-        self._readings = tuple(readings)
+        self.search_source = searching
+        self._page_readers = tuple(readings)
         self._view_tokens = view_tokens
 
     async def search(self, session: BrowserSession, query: str, topn: int = 10) -> View:
         """Search and return the results as a page."""
-        asked = one_line(query, MAX_QUERY_LENGTH)
-        if not asked:
+        query_line = one_line(query, MAX_QUERY_LENGTH)
+        if not query_line:
             raise BrowsingError("`query` is empty")
         try:
-            results = await self.searching.search(asked, max(1, min(topn, MAX_RESULTS)))
+            results = await self.search_source.search(query_line, max(1, min(topn, MAX_RESULTS)))
         except BrowsingError as error:
-            raise BrowsingError(f"Error during search for `{one_line(asked)}`: {error}") from error
-        page = results_page(asked, results)
+            raise BrowsingError(f"Error during search for `{one_line(query_line)}`: {error}") from error
+        page = results_page(query_line, results)
         return self._view(session, page, "search", 0)
 
     async def open(
@@ -89,7 +89,7 @@ class Browser:
                 if id >= len(page.targets):
                     raise BrowsingError(f"Invalid link id `{id}`.")
                 line, url = page.targets[id].line, page.targets[id].url
-                known = None if view_source else session.known(url)
+                known = None if view_source else session.page_from(url)
                 page = known or await self._read(url, view_source)
             elif view_source and page.kind is PageKind.PAGE:
                 page = await self._read(page.url, view_source)
@@ -108,35 +108,35 @@ class Browser:
         return self._view(session, found, "find", 0)
 
     async def aclose(self) -> None:
-        await self.searching.aclose()
-        for reading in self._readings:
+        await self.search_source.aclose()
+        for reading in self._page_readers:
             await reading.aclose()
 
     async def _read(self, url: str, source: bool) -> VisitedPage:
         source = source or url.startswith(VIEW_SOURCE)
         url = url.removeprefix(VIEW_SOURCE)
-        shown = one_line(url, DISPLAYED_URL_LENGTH)
-        reading = next((reading for reading in self._readings if reading.reads(url)), None)
+        short_url = one_line(url, DISPLAYED_URL_LENGTH)
+        reading = next((reading for reading in self._page_readers if reading.reads(url)), None)
         if reading is None:
-            raise BrowsingError(f"Error fetching URL `{shown}`: URLs of this kind cannot be opened")
+            raise BrowsingError(f"Error fetching URL `{short_url}`: URLs of this kind cannot be opened")
         try:
             document = await reading.read(url)
         except BrowsingError as error:
-            raise BrowsingError(f"Error fetching URL `{shown}`: {error}") from error
+            raise BrowsingError(f"Error fetching URL `{short_url}`: {error}") from error
         return await asyncio.to_thread(document_page, document, source)
 
     def _view(self, session: BrowserSession, page: VisitedPage, action: str, loc: int, num_lines: int = -1) -> View:
         last = len(page.lines) - 1
         if loc > last:
             raise BrowsingError(f"Invalid location parameter: `{loc}`. Cannot exceed page maximum of {last}.")
-        asked = num_lines > 0
-        tokens = self._view_tokens * (WIDEST if asked else 1)
-        end = window(page.lines, loc, tokens, num_lines if asked else None)
+        has_line_limit = num_lines > 0
+        tokens = self._view_tokens * (WIDEST if has_line_limit else 1)
+        end = window(page.lines, loc, tokens, num_lines if has_line_limit else None)
         cursor = session.add(page)
-        shown = (loc, end - 1, last)
+        lines = (loc, end - 1, last)
         body = numbered(page.lines[loc:end], loc)
-        text = display(cursor, page.title, one_line(unquote(page.display_url), DISPLAYED_URL_LENGTH), body, shown)
-        return View(text, facts(action, cursor, page, shown))
+        text = display(cursor, page.title, one_line(unquote(page.display_url), DISPLAYED_URL_LENGTH), body, lines)
+        return View(text, facts(action, cursor, page, lines))
 
 
 def address(id: str) -> str:
@@ -157,8 +157,8 @@ def results_page(query: str, results: Sequence[SearchResult]) -> VisitedPage:
     for result in results:
         title = one_line(result.title) or one_line(result.url)
         snippet = one_line(result.snippet, SNIPPET)
-        shown = link(len(targets), title, cleaned(domain_of(result.url)))
-        items.append(f"  * {shown} {snippet}".rstrip())
+        domain = link(len(targets), title, cleaned(domain_of(result.url)))
+        items.append(f"  * {domain} {snippet}".rstrip())
         targets.append(Target(result.url, None, title, snippet))
     text = "\nURL: \n# Search Results\n\n" + ("\n".join(items) or "No results.")
     return VisitedPage(PageKind.SEARCH, "", "", one_line(query), lines_of(text), tuple(targets), query)
@@ -196,17 +196,17 @@ def found_page(page: VisitedPage, pattern: str) -> VisitedPage:
         parts.append(f"# {link(len(targets), f'match at L{at}')}\n{snippet}")
         targets.append(Target(page.display_url, at, page.title, snippet))
         at += FOUND_LINES
-    shown = one_line(pattern)
-    text = "\n\n".join(parts) or f"No `find` results for pattern: `{shown}`"
+    short_pattern = one_line(pattern)
+    text = "\n\n".join(parts) or f"No `find` results for pattern: `{short_pattern}`"
     url = f"{page.display_url}/find?pattern={quote(pattern)}"
-    title = f"Find results for text: `{shown}` in `{page.title}`"
+    title = f"Find results for text: `{short_pattern}` in `{page.title}`"
     return VisitedPage(PageKind.FOUND, page.url, url, title, lines_of(text), tuple(targets), pattern)
 
 
-def facts(action: str, cursor: int, page: VisitedPage, shown: tuple[int, int, int]) -> dict[str, Any]:
+def facts(action: str, cursor: int, page: VisitedPage, lines: tuple[int, int, int]) -> dict[str, Any]:
     """Return the facts that a gateway needs for citations and for reporting the action."""
-    first, last, total = shown
-    told: dict[str, Any] = {
+    first, last, total = lines
+    content: dict[str, Any] = {
         "action": action,
         "cursor": cursor,
         "url": page.url,
@@ -214,14 +214,14 @@ def facts(action: str, cursor: int, page: VisitedPage, shown: tuple[int, int, in
         "lines": {"first": first, "last": last, "total": total},
     }
     if page.kind is PageKind.SEARCH:
-        told["query"] = page.requested_url
-        told["results"] = [
+        content["query"] = page.requested_url
+        content["results"] = [
             {"id": number, "url": target.url, "title": target.title, "snippet": target.snippet}
             for number, target in enumerate(page.targets)
         ]
     elif page.kind is PageKind.FOUND:
-        told["pattern"] = page.requested_url
-        told["matches"] = [
+        content["pattern"] = page.requested_url
+        content["matches"] = [
             {"id": number, "line": target.line, "text": target.snippet} for number, target in enumerate(page.targets)
         ]
-    return told
+    return content

@@ -76,9 +76,9 @@ class Folder:
         self._refreshing = asyncio.Lock()
 
     async def search(self, query: str, most: int) -> list[SearchResult]:
-        asked = set(words_of(query)[:64])
+        query_words = set(words_of(query)[:64])
         await self._refreshed()
-        return await asyncio.to_thread(self._ranked, asked, most)
+        return await asyncio.to_thread(self._ranked, query_words, most)
 
     def reads(self, url: str) -> bool:
         return url[:5].lower() == "file:"
@@ -86,7 +86,7 @@ class Folder:
     async def read(self, url: str) -> Document:
         if not self._entries:
             await self._refreshed()
-        entry = self._entries.get(_spelled(url))
+        entry = self._entries.get(_normalized(url))
         if entry is None:
             raise BrowsingError("the document does not exist")
         try:
@@ -116,13 +116,13 @@ class Folder:
                 continue  # deleted, or no longer readable, since it was listed
         return entries
 
-    def _ranked(self, asked: set[str], most: int) -> list[SearchResult]:
+    def _ranked(self, query_words: set[str], most: int) -> list[SearchResult]:
         entries = list(self._entries.values())
         if not entries:
             return []
         mean = sum(entry.length for entry in entries) / len(entries) or 1.0
         weights = {}
-        for word in asked:
+        for word in query_words:
             having = sum(1 for entry in entries if word in entry.words)
             if having:
                 weights[word] = math.log(1 + (len(entries) - having + 0.5) / (having + 0.5))
@@ -135,7 +135,9 @@ class Folder:
             if score > 0:
                 scored.append((-score, entry.url, entry))
         scored.sort(key=lambda row: row[:2])
-        return [SearchResult(entry.url, entry.title, _snippet(entry.text, asked)) for _, _, entry in scored[:most]]
+        return [
+            SearchResult(entry.url, entry.title, _snippet(entry.text, query_words)) for _, _, entry in scored[:most]
+        ]
 
 
 def _files(root: Path) -> Iterator[tuple[Path, tuple[int, int]]]:
@@ -182,19 +184,19 @@ def _entry(url: str, path: Path, stamp: tuple[int, int], source: str) -> FolderF
     return FolderFile(url, path, stamp, title, source, counted, len(words))
 
 
-def _snippet(text: str, asked: set[str]) -> str:
+def _snippet(text: str, query_words: set[str]) -> str:
     """Return the text from the line with most query words on."""
     best, most = 0, 0
     at = 0
     for line in text.splitlines(keepends=True):
-        held = len(asked.intersection(words_of(line[: 4 * SNIPPET])))
-        if held > most:
-            best, most = at, held
+        matches = len(query_words.intersection(words_of(line[: 4 * SNIPPET])))
+        if matches > most:
+            best, most = at, matches
         at += len(line)
     return one_line(text[best : best + 2 * SNIPPET], SNIPPET)
 
 
-def _spelled(url: str) -> str:
+def _normalized(url: str) -> str:
     """Normalize a URL for lookup: `file:/a b.md` and `file:///a%20b.md` are the same."""
     path = url[5:].lstrip("/").split("#")[0].split("?")[0]
     return PREFIX + quote(unquote(path))

@@ -34,6 +34,7 @@ _GAPS_NAMES = """
 """
 # Elements with an empty line before and after them.
 GAPS: Final = frozenset(_GAPS_NAMES.split())
+# Elements that begin a new line.
 BREAKS: Final = frozenset({"br", "tr", "dt", "dd", "option", "caption"})
 SCRIPTS: Final = {"sup": ("^{", "}"), "sub": ("_{", "}")}
 
@@ -86,7 +87,7 @@ class Scanner:
 
     def __init__(self, source: str) -> None:
         self._source = source
-        self._absent: set[str] = set()
+        self._missing_end_tags: set[str] = set()
 
     def __iter__(self) -> Iterator[str | Tag]:
         at, source = 0, self._source
@@ -111,11 +112,11 @@ class Scanner:
 
     def _find(self, what: str, start: int) -> int:
         """Search as `str.find` does, but remember absent strings and do not search for them again."""
-        if what in self._absent:
+        if what in self._missing_end_tags:
             return -1
         found = self._source.find(what, start)
         if found < 0:
-            self._absent.add(what)
+            self._missing_end_tags.add(what)
         return found
 
     def _after(self, what: str, start: int, otherwise: int) -> int:
@@ -131,8 +132,8 @@ class Scanner:
         foreign = called in {"svg", "math"} and tag.attributes.endswith("/")
         if closing or called not in VERBATIM or foreign:
             return tag, end + 1
-        behind = re.compile(f"</{called}(?![a-z0-9])", re.IGNORECASE).search(self._source, end + 1)
-        until = behind.start() if behind else len(self._source)
+        end_tag = re.compile(f"</{called}(?![a-z0-9])", re.IGNORECASE).search(self._source, end + 1)
+        until = end_tag.start() if end_tag else len(self._source)
         return Tag(called, False, tag.attributes, self._source[end + 1 : until]), self._after(">", until, until)
 
     def _end_of_tag(self, start: int) -> int:
@@ -158,7 +159,7 @@ class Writer:
         self._line: list[str] = []
         self._open = ""
 
-    def words(self, text: str) -> None:
+    def add_text(self, text: str) -> None:
         if self.verbatim:
             first, *others = text.split("\n")
             self._line.append(first)
@@ -215,7 +216,7 @@ class Reader:
     def read(self, source: str) -> HtmlText:
         for part in Scanner(source):
             if isinstance(part, str):
-                self._words(cleaned(unescaped(part)))
+                self._text(cleaned(unescaped(part)))
             elif part.name in VERBATIM:
                 self._verbatim(part)
             elif part.name == "a":
@@ -223,7 +224,7 @@ class Reader:
             elif part.name == "img":
                 self._image(part)
             elif part.name in SCRIPTS:
-                self._words(SCRIPTS[part.name][part.closing])
+                self._text(SCRIPTS[part.name][part.closing])
             elif part.name == "base" and not self._links:
                 self._url = self._absolute(part.get("href") or "") or self._url
             else:
@@ -233,21 +234,21 @@ class Reader:
         text = re.sub(r"\n{3,}", "\n\n", "\n".join(self._writer.lines)).strip("\n")
         return HtmlText(one_line(self._title), text, tuple(self._links))
 
-    def _words(self, text: str) -> None:
+    def _text(self, text: str) -> None:
         if self._target is None:
-            self._writer.words(text)
+            self._writer.add_text(text)
             return
         self._linked.append(text)
         if sum(map(len, self._linked)) > MAX_LINK_LENGTH:
             # An unclosed link would otherwise contain the rest of the page.
             self._target = None
-            self._writer.words("".join(self._linked))
+            self._writer.add_text("".join(self._linked))
 
     def _verbatim(self, tag: Tag) -> None:
         if tag.name == "title" and not self._title:
             self._title = unescaped(tag.content)
         elif tag.name == "textarea":
-            self._words(cleaned(unescaped(tag.content)))
+            self._text(cleaned(unescaped(tag.content)))
 
     def _anchor(self, tag: Tag) -> None:
         self._end_link()
@@ -260,17 +261,17 @@ class Reader:
         target, self._target = self._target, None
         if target is None:
             return
-        said = _SPACE.sub(" ", "".join(self._linked))
+        label = _SPACE.sub(" ", "".join(self._linked))
         full = len(self._links) >= MAX_LINKS and target not in self._links
-        if not said.strip() or full:
-            self._writer.words(said)
+        if not label.strip() or full:
+            self._writer.add_text(label)
             return
         number = self._links.setdefault(target, len(self._links))
         domain = domain_of(target)
         # White space inside the link's ends belongs to the surrounding words.
-        self._writer.words(" " if said[0] == " " else "")
-        self._writer.words(link(number, said.strip(), "" if domain == self._domain else cleaned(domain)))
-        self._writer.words(" " if said[-1] == " " else "")
+        self._writer.add_text(" " if label[0] == " " else "")
+        self._writer.add_text(link(number, label.strip(), "" if domain == self._domain else cleaned(domain)))
+        self._writer.add_text(" " if label[-1] == " " else "")
 
     def _absolute(self, href: str) -> str | None:
         try:
@@ -281,7 +282,7 @@ class Reader:
 
     def _image(self, tag: Tag) -> None:
         name = one_line(tag.get("alt") or tag.get("title") or "")
-        self._words(f"[Image {self._images}: {name}]" if name else f"[Image {self._images}]")
+        self._text(f"[Image {self._images}: {name}]" if name else f"[Image {self._images}]")
         self._images += 1
 
     def _block(self, tag: Tag) -> None:
@@ -308,10 +309,10 @@ class Reader:
         elif name in BREAKS or (name == "li" and tag.closing):
             writer.end_line()
         elif name in {"td", "th"}:
-            writer.words(" ")
+            writer.add_text(" ")
         elif name == "hr" and not tag.closing:
             writer.gap()
-            writer.words("* * *")
+            writer.add_text("* * *")
             writer.gap()
 
 

@@ -46,8 +46,8 @@ class SearxNG:
     async def _query(self, query: str) -> list[Any]:
         if self._session is None:
             self._session = aiohttp.ClientSession(cookie_jar=aiohttp.DummyCookieJar())
-        asked = {"q": query, "format": "json"}
-        async with self._session.get(self._url, params=asked, allow_redirects=False) as answer:
+        parameters = {"q": query, "format": "json"}
+        async with self._session.get(self._url, params=parameters, allow_redirects=False) as answer:
             if answer.status == 403:
                 raise BrowsingError(
                     "the search engine answered with HTTP status 403; SearXNG needs `json` in `search.formats`"

@@ -77,7 +77,7 @@ TOOLS: Final = {
 }
 
 
-def _whole(value: Any) -> Any:
+def _to_integer(value: Any) -> Any:
     """Convert whole numbers such as 3.0 and "3" to int, and empty values to -1.
 
     Other values are returned unchanged and fail in the later validation.
@@ -99,10 +99,10 @@ def _link(value: Any) -> Any:
     if isinstance(value, str):
         number = value.strip().strip("【】").split("†")[0]
         return int(number) if number.isdecimal() and len(number) < 9 else value or -1
-    return _whole(value)
+    return _to_integer(value)
 
 
-Whole = Annotated[int, BeforeValidator(_whole), Field(ge=-ENDLESS, le=ENDLESS)]
+Whole = Annotated[int, BeforeValidator(_to_integer), Field(ge=-ENDLESS, le=ENDLESS)]
 
 
 class SearchCall(BaseModel):
@@ -176,7 +176,7 @@ def browser_server(browser: Browser) -> ToolServer:
     return Server(
         "browser",
         version="1",
-        instructions=INSTRUCTIONS.format(source=browser.searching.name),
+        instructions=INSTRUCTIONS.format(source=browser.search_source.name),
         lifespan=life,
         on_list_tools=list_tools,
         on_call_tool=call_tool,

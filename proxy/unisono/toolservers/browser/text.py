@@ -13,6 +13,7 @@ from typing import Final
 
 # Line width in characters.
 WIDTH: Final = 80
+# Average size of a token of English text, for the size of a page window.
 BYTES_PER_TOKEN: Final = 4
 # Longer lines are split before wrapping, in characters. Wrapping a single word takes quadratic time.
 LONG_LINE: Final = 4000
@@ -42,8 +43,8 @@ def one_line(text: str, most: int = 300) -> str:
 
 def link(number: int, text: str, domain: str = "") -> str:
     """Return a link in the model's format. `domain` is set for links to other domains."""
-    shown = text.replace("†", "‡")
-    return f"【{number}†{shown}†{domain}】" if domain else f"【{number}†{shown}】"
+    label = text.replace("†", "‡")
+    return f"【{number}†{label}†{domain}】" if domain else f"【{number}†{label}】"
 
 
 def without_links(lines: Sequence[str]) -> list[str]:
@@ -77,20 +78,20 @@ def window(lines: Sequence[str], first: int, tokens: int, most: int | None = Non
 
     The view contains as many lines as fit into `tokens`, including the line that crosses the limit, but at most `most`.
     """
-    left = tokens * BYTES_PER_TOKEN
+    remaining = tokens * BYTES_PER_TOKEN
     end = first
     until = len(lines) if most is None else min(len(lines), first + most)
-    while end < until and left > 0:
-        left -= len(f"L{end}: {lines[end]}\n".encode("utf-8", "replace"))
+    while end < until and remaining > 0:
+        remaining -= len(f"L{end}: {lines[end]}\n".encode("utf-8", "replace"))
         end += 1
     return end
 
 
-def display(cursor: int, title: str, url: str, body: str, shown: tuple[int, int, int]) -> str:
+def display(cursor: int, title: str, url: str, body: str, lines: tuple[int, int, int]) -> str:
     """Return a view for the model: a header with the cursor, then `body`.
 
-    `shown` contains the first line, the last line, and the last line of the whole page.
+    `lines` contains the first line, the last line, and the last line of the whole page.
     """
     where = f" ({url})" if url else ""
-    first, last, total = shown
+    first, last, total = lines
     return f"[{cursor}] {title}{where}\n**viewing lines [{first} - {last}] of {total}**\n\n{body}"

@@ -49,8 +49,8 @@ class Target:
 class VisitedPage:
     """Page as displayed to the model.
 
-    `shown_url` appears in the header; `url` is the source of the text, for citations. `asked` is the query or pattern
-    of a result page.
+    `display_url` appears in the header; `url` is the source of the text, for citations. `requested_url` is the query or
+    the pattern of a result page.
     """
 
     kind: PageKind
@@ -106,7 +106,7 @@ class BrowserSession:
             )
         return page
 
-    def known(self, url: str) -> VisitedPage | None:
+    def page_from(self, url: str) -> VisitedPage | None:
         """Return the stored page that was last read from a URL, or None."""
         for page in reversed(self._pages.values()):
             if page.kind is PageKind.PAGE and page.display_url == url:

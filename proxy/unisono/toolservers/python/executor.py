@@ -26,6 +26,7 @@ from unisono.toolservers.python.sandbox_probe import NOBODIES, RunDirectory, San
 MIB: Final = 1024 * 1024
 # Amount of output that ends a run, in bytes. Most of it would be discarded.
 FLOOD_BYTES: Final = 32 * MIB
+# The status is one short JSON object, written with a single call.
 STATUS_BYTES: Final = 1000
 # Additional time for the first process to report the outcome, in seconds.
 LATE_S: Final = 5.0
@@ -136,12 +137,12 @@ class CodeRunner:
     """
 
     def __init__(self, way: Sandbox, limits: RunLimits | None = None, at_once: int = 4) -> None:
-        self.way = way
+        self.sandbox = way
         self.limits = limits or RunLimits()
         self._slots = asyncio.Semaphore(at_once)
         self._max_waiting = 4 * at_once
         self._waiting = 0
-        self._nobodies: set[int | None] = set()
+        self._free_users: set[int | None] = set()
 
     async def run(self, code: str) -> RunOutcome:
         """Run `code`. Raises `Busy`, and OSError if no further process can be created."""
@@ -159,30 +160,32 @@ class CodeRunner:
 
     async def _in_folder(self, code: str) -> RunOutcome:
         folder = Path(tempfile.mkdtemp(prefix="unisono-python-"))
-        user = self._unused_user() if self.way.drops else None
+        user = self._unused_user() if self.sandbox.drops else None
         try:
             place = prepare(folder, code.encode("utf-8", "replace"), user)
-            return await self._watched(place)
+            return await self._run_watched(place)
         finally:
             # Removal can take long: a run may leave many files and change their modes.
-            self._nobodies.discard(user)
+            self._free_users.discard(user)
             await asyncio.shield(asyncio.to_thread(delete_tree, str(folder)))
 
     def _unused_user(self) -> int:
         """Reserve an unused user id. It is random, because another server may reserve some, too."""
         known = {entry.pw_uid for entry in pwd.getpwall()}
-        free = [number for number in NOBODIES if number not in self._nobodies and number not in known]
+        free = [number for number in NOBODIES if number not in self._free_users and number not in known]
         number = secrets.choice(free)
-        self._nobodies.add(number)
+        self._free_users.add(number)
         return number
 
-    async def _watched(self, place: RunDirectory) -> RunOutcome:
+    async def _run_watched(self, place: RunDirectory) -> RunOutcome:
         limits = self.limits
         output = CapturedOutput(limits.output)
         overdue = False
         with Pipe() as printed, Pipe() as status:
             process = await asyncio.create_subprocess_exec(
-                *command(self.way, status.write, place, limits.resources, limits.seconds, limits.disk, limits.memory),
+                *command(
+                    self.sandbox, status.write, place, limits.resources, limits.seconds, limits.disk, limits.memory
+                ),
                 stdin=asyncio.subprocess.DEVNULL,
                 stdout=printed.write,
                 stderr=printed.write,
@@ -278,15 +281,15 @@ def _parse_status(end: int) -> dict[str, object]:
     """
     os.set_blocking(end, False)
     try:
-        said = json.loads(os.read(end, STATUS_BYTES))
+        status = json.loads(os.read(end, STATUS_BYTES))
     except (OSError, ValueError):
         return {}
-    return said if isinstance(said, dict) else {}
+    return status if isinstance(status, dict) else {}
 
 
-def _outcome(said: dict[str, object], output: CapturedOutput, overdue: bool) -> RunOutcome:
+def _outcome(status: dict[str, object], output: CapturedOutput, overdue: bool) -> RunOutcome:
     logs, left_out = output.text()
-    code, number = said.get("exit"), said.get("signal")
+    code, number = status.get("exit"), status.get("signal")
     exit_code = code if isinstance(code, int) else -number if isinstance(number, int) else None
-    limit = said.get("limit")
+    limit = status.get("limit")
     return RunOutcome(logs, exit_code, overdue or limit == "time", left_out, limit == "disk", limit == "memory")

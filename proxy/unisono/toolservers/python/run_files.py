@@ -18,6 +18,7 @@ from contextlib import contextmanager, suppress
 SMALLEST = 4096
 # World-writable directories. Files of the run's user id in them belong to the run.
 SHARED = ("/tmp", "/var/tmp", "/dev/shm", "/dev/mqueue", "/run/lock")  # noqa: S108
+# Size of a tree that is too deep to be measured, so it exceeds every limit.
 ENDLESS = 1 << 62
 # Kernel name of shared memory without a file. It counts as memory, not as disk.
 SHARED_MEMORY = "/dev/zero (deleted)"
@@ -49,7 +50,7 @@ def files(directory: str) -> Iterator[int]:
                 yield ENDLESS
 
 
-def left_in_shared(user: int | None) -> Iterator[str]:
+def shared_files(user: int | None) -> Iterator[str]:
     """Yield paths of a user's files in the world-writable directories."""
     for place in SHARED if user is not None else ():
         with suppress(OSError), os.scandir(place) as entries:
@@ -118,7 +119,7 @@ def delete_tree(path: str) -> None:
 def _flatten(top: int) -> None:
     # Each subdirectory is moved to the top and emptied there, so paths stay short and no recursion is needed.
     prefix = f".{secrets.token_hex(8)}-"
-    moved = _emptied(top, top, prefix, 0)
+    moved = _empty_folder(top, top, prefix, 0)
     done = 0
     while done < moved:
         name = f"{prefix}{done}"
@@ -126,13 +127,13 @@ def _flatten(top: int) -> None:
         with suppress(OSError):
             folder = os.open(name, OPEN_FOLDER, dir_fd=top)
             try:
-                moved = _emptied(folder, top, prefix, moved)
+                moved = _empty_folder(folder, top, prefix, moved)
             finally:
                 os.close(folder)
             os.rmdir(name, dir_fd=top)
 
 
-def _emptied(folder: int, top: int, prefix: str, moved: int) -> int:
+def _empty_folder(folder: int, top: int, prefix: str, moved: int) -> int:
     """Delete the files of a folder and move its folders to the top.
 
     Return the number of folders moved so far.

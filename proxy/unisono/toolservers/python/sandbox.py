@@ -26,7 +26,7 @@ if __name__ == "__main__":
     # An isolated interpreter finds only the standard library.
     sys.path.append(os.path.abspath(f"{__file__}/../../../.."))  # noqa: PTH100
 
-from unisono.toolservers.python.run_files import SMALLEST, delete_tree, deleted_files, files, left_in_shared, size_of
+from unisono.toolservers.python.run_files import SMALLEST, delete_tree, deleted_files, files, shared_files, size_of
 
 SET_PARENT_DEATH_SIGNAL = 1
 SET_DUMPABLE = 4
@@ -167,7 +167,7 @@ def load_filter(program: str) -> None:
         raise OSError(ctypes.get_errno(), "the system call filter could not be loaded")
 
 
-def become(user: int | None) -> None:
+def switch_user(user: int | None) -> None:
     if user is not None:
         os.setgroups([])
         os.setresgid(user, user, user)
@@ -196,7 +196,7 @@ def start(settings: dict[str, Any]) -> int:
         # Some limits count all processes of a user id, so they are set before the code starts.
         limit(settings["limits"])
         drop_capabilities()
-        become(settings["user"])
+        switch_user(settings["user"])
         os.chdir(settings["directory"])
         prctl(SET_NO_NEW_PRIVILEGES, 1)
         prctl(SET_PARENT_DEATH_SIGNAL, signal.SIGKILL)
@@ -269,7 +269,7 @@ def is_full(proc: int | None, settings: dict[str, Any]) -> bool:
         return space.f_bavail == 0 or space.f_favail == 0
     room, user = settings["disk"], settings["user"]
     places = [settings["directory"]]
-    for path in left_in_shared(user):
+    for path in shared_files(user):
         with suppress(OSError):
             room -= size_of(os.lstat(path))
         places.append(path)
@@ -288,7 +288,7 @@ def sweep(user: int | None) -> None:
 
     The next run with the same user id must not find them.
     """
-    for path in list(left_in_shared(user)):
+    for path in list(shared_files(user)):
         if os.path.isdir(path) and not os.path.islink(path):  # noqa: PTH112, PTH114
             delete_tree(path)
         else:
@@ -324,11 +324,11 @@ def wait(child: int, proc: int | None, settings: dict[str, Any]) -> dict[str, An
         if ended:
             continue
         if not ended_by and time.monotonic() >= look_at:
-            begun = time.monotonic()
-            ended_by = "time" if begun >= deadline else exceeded(proc, settings)
+            started_at = time.monotonic()
+            ended_by = "time" if started_at >= deadline else exceeded(proc, settings)
             if ended_by:
                 os.kill(child, signal.SIGKILL)
-            look_at = min(deadline, time.monotonic() + max(LOOK_S, 4 * (time.monotonic() - begun)))
+            look_at = min(deadline, time.monotonic() + max(LOOK_S, 4 * (time.monotonic() - started_at)))
         time.sleep(PAUSE_S)
 
 
@@ -340,7 +340,7 @@ def end_all_of(user: int) -> None:
     child = os.fork()
     if not child:
         with suppress(OSError):
-            become(user)
+            switch_user(user)
             os.kill(-1, signal.SIGKILL)
         os._exit(0)
     with suppress(ChildProcessError):
@@ -356,10 +356,10 @@ def clear(user: int | None, proc: int | None) -> None:
     while time.monotonic() < until:
         if user is not None:
             end_all_of(user)
-        left = list(descendants(proc)) if proc is not None else []
-        if not left:
+        remaining = list(descendants(proc)) if proc is not None else []
+        if not remaining:
             return
-        for process in left:
+        for process in remaining:
             with suppress(OSError):
                 os.kill(int(process), signal.SIGKILL)
         with suppress(ChildProcessError):

@@ -23,6 +23,7 @@ SANDBOX_SCRIPT: Final = Path(__file__).with_name("sandbox.py")
 # User ids that systems leave unused. If the server runs as root, each run has a different id. Concurrent runs then
 # cannot access each other or exhaust each other's process limits.
 NOBODIES: Final = range(60706, 61184)
+# Time limit of the trial program in each kind of sandbox.
 TRIAL_S: Final = 10.0
 TRIAL_DISK: Final = 1 << 20
 TRIAL_MEMORY: Final = 1 << 30
@@ -143,7 +144,7 @@ def environment(directory: Path) -> dict[str, str]:
     return {"PATH": SYSTEM_PATH, "HOME": str(directory), "TMPDIR": str(directory), "LANG": "C.UTF-8"}
 
 
-def works(way: Sandbox) -> bool:
+def is_working(way: Sandbox) -> bool:
     """Return whether a program runs in this way and its output arrives."""
     if way.is_isolated and not unshare():
         return False
@@ -175,7 +176,7 @@ def close_to_inspection() -> None:
         ctypes.CDLL(None).prctl(PR_SET_DUMPABLE, 0, 0, 0, 0)
 
 
-def find_way(interpreter: str | None = None, *, as_root: bool = False, unsafe: bool = False) -> Sandbox:
+def find_sandbox(interpreter: str | None = None, *, as_root: bool = False, unsafe: bool = False) -> Sandbox:
     """Find the most isolated way that works.
 
     If the server runs as root, the code gets another user id, unless `as_root`. Without `interpreter`, the interpreter
@@ -187,8 +188,8 @@ def find_way(interpreter: str | None = None, *, as_root: bool = False, unsafe: b
     interpreters = [interpreter] if interpreter else [sys.executable, *([system] if system else [])]
     for is_isolated in (True, False):
         for tried in interpreters:
-            way = made(tried, drops=drops, is_isolated=is_isolated)
-            if works(way):
+            way = make_sandbox(tried, drops=drops, is_isolated=is_isolated)
+            if is_working(way):
                 if way.missing and not unsafe:
                     raise ConfigError(f"code could attack this server: {'; '.join(way.missing)}. {ADVICE}")
                 return way
@@ -199,7 +200,7 @@ def find_way(interpreter: str | None = None, *, as_root: bool = False, unsafe: b
 ADVICE: Final = "Run the server in its own container or virtual machine and add --unsafe there"
 
 
-def made(interpreter: str, *, drops: bool, is_isolated: bool) -> Sandbox:
+def make_sandbox(interpreter: str, *, drops: bool, is_isolated: bool) -> Sandbox:
     """Return one way, with everything it lacks in `missing`."""
     way = Sandbox(interpreter, drops, is_isolated, paths=(*SYSTEM_FILES, *interpreter_paths(interpreter)))
     missing = []
@@ -223,12 +224,12 @@ def interpreter_paths(interpreter: str) -> tuple[str, ...]:
     Directories that contain the home directory are excluded.
     """
     try:
-        asked = subprocess.run(  # noqa: S603
+        completed = subprocess.run(  # noqa: S603
             [interpreter, "-I", "-c", _PATHS], capture_output=True, text=True, timeout=TRIAL_S, check=False, env={}
         )
     except (OSError, subprocess.TimeoutExpired):
         return ()
     home = os.path.expanduser("~")  # noqa: PTH111 - Path.home() raises for a user without one
     homes = (Path(home), Path(os.path.realpath(home)))
-    paths = sorted({interpreter, *asked.stdout.splitlines()})
+    paths = sorted({interpreter, *completed.stdout.splitlines()})
     return tuple(path for path in paths if not any(home.is_relative_to(path) for home in homes))

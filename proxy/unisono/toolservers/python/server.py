@@ -41,24 +41,24 @@ def code_of(arguments: dict[str, Any]) -> str | None:
 
     The code may be the argument itself, JSON in the argument, or fenced.
     """
-    given = next((arguments[name] for name in NAMES if isinstance(arguments.get(name), str)), None)
-    if given is None:
+    code = next((arguments[name] for name in NAMES if isinstance(arguments.get(name), str)), None)
+    if code is None:
         return None
-    if given.lstrip().startswith("{"):
+    if code.lstrip().startswith("{"):
         try:
-            inner = json.loads(given)
+            inner = json.loads(code)
         except (ValueError, RecursionError):
             inner = None
         if isinstance(inner, dict) and len(inner) == 1 and isinstance(inner.get("code"), str):
-            given = inner["code"]
-    fenced = _FENCED.fullmatch(given)
-    return fenced[1] if fenced else given
+            code = inner["code"]
+    fenced = _FENCED.fullmatch(code)
+    return fenced[1] if fenced else code
 
 
 def python_server(runner: CodeRunner) -> ToolServer:
     """Return an MCP server for `runner`."""
     description = DESCRIPTION.format(
-        seconds=runner.limits.seconds, network="UNKNOWN" if runner.way.has_network else "disabled"
+        seconds=runner.limits.seconds, network="UNKNOWN" if runner.sandbox.has_network else "disabled"
     )
     tool = Tool(
         name="python",

@@ -31,6 +31,7 @@ DENIED: Final = """
 _NAMESPACE_FLAGS: Final = (0x0002_0000, 0x0200_0000, 0x0400_0000, 0x0800_0000, 0x1000_0000, 0x2000_0000, 0x4000_0000)
 # UNIX, INET, INET6 and NETLINK belong to the network namespace. Others, such as VSOCK and ALG, do not.
 _NAMESPACED_FAMILIES: Final = frozenset({1, 2, 10, 16})
+# libseccomp has no set operation: families up to this one get a rule each, and one rule denies all above.
 _MAX_LISTED_FAMILY: Final = 16
 
 
@@ -43,7 +44,7 @@ def compile_filter(*, has_network_namespace: bool) -> str:
 
     Without a network namespace, it denies all sockets except pairs. Raises `FilterUnavailable`.
     """
-    seccomp = _binding()
+    seccomp = _load_libseccomp()
     refused, unknown = seccomp.ERRNO(errno.EPERM), seccomp.ERRNO(errno.ENOSYS)
     rules = seccomp.SyscallFilter(seccomp.ALLOW)
     for entry in DENIED.split():
@@ -63,7 +64,7 @@ def compile_filter(*, has_network_namespace: bool) -> str:
     return _exported(rules)
 
 
-def _binding() -> Any:
+def _load_libseccomp() -> Any:
     if sys.platform != "linux":
         raise FilterUnavailable("seccomp exists on Linux only")
     for name in ("seccomp", "pyseccomp"):

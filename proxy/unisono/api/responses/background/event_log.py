@@ -11,7 +11,7 @@ from contextlib import suppress
 
 from unisono.api.responses.deps import ResponsesDeps
 from unisono.api.responses.outbound.serializer import WireEvent
-from unisono.api.responses.persistence import insisting
+from unisono.api.responses.persistence import retry_while_down
 from unisono.core.state_store import NOTHING_LOGGED, Lease, LogWrite
 
 # Pauses between write attempts while the store does not answer, in seconds. Generation waits meanwhile: events that
@@ -41,7 +41,7 @@ class GrowingLog:
         pause_s: Callable[[], float],
     ) -> None:
         """Create a writer. `events` and `tokens` are the numbers already in the store."""
-        self._means = deps
+        self._deps = deps
         self._lease = lease
         self._response_id = response_id
         self._written = (events, tokens)
@@ -52,7 +52,7 @@ class GrowingLog:
         self._sent: LogWrite | None = None
         self._dirty = asyncio.Event()
         self._closed = asyncio.Event()
-        self._writing = asyncio.Lock()
+        self._write_lock = asyncio.Lock()
 
     def add(self, events: Sequence[WireEvent], tokens: Sequence[int]) -> None:
         """Add one batch: its events, and the tokens since the previous batch."""
@@ -67,7 +67,7 @@ class GrowingLog:
         self._written = (events, 0)
 
     @property
-    def behind(self) -> bool:
+    def is_behind(self) -> bool:
         """True if so many events are unwritten that the generation has to wait."""
         return len(self._events) >= MAX_PENDING_EVENTS or self._size >= MAX_PENDING_BYTES
 
@@ -102,7 +102,7 @@ class GrowingLog:
 
         An interrupted write is repeated unchanged, because it may have succeeded.
         """
-        async with self._writing:
+        async with self._write_lock:
             while self._waits:
                 self._sent = self._sent or self.rest()
                 await self._write(self._sent)
@@ -110,7 +110,7 @@ class GrowingLog:
             self._dirty.clear()
 
     async def _write(self, write: LogWrite) -> None:
-        await insisting(lambda: self._means.store.log(self._lease, self._response_id, write), PATIENCE_S)
+        await retry_while_down(lambda: self._deps.store.log(self._lease, self._response_id, write), PATIENCE_S)
         del self._events[: len(write.events)]
         self._size -= sum(map(len, write.events))
         del self._tokens[: len(write.tokens)]
@@ -131,4 +131,4 @@ class GrowingLog:
 
         Raises the StoreError family.
         """
-        await self._means.store.log(self._lease, self._response_id, NOTHING_LOGGED)
+        await self._deps.store.log(self._lease, self._response_id, NOTHING_LOGGED)

@@ -18,7 +18,7 @@ from unisono.api.responses.items import INCOMPLETE, Wire
 from unisono.api.responses.outbound.dialects import OPENAI
 from unisono.api.responses.outbound.item_lifecycle import ARGUMENTS, INPUT, REASONING, REFUSAL, TEXT, ItemLifecycle
 from unisono.api.responses.outbound.response import LAST_EVENTS, to_error, to_notes, to_response
-from unisono.api.responses.persistence import insisting
+from unisono.api.responses.persistence import retry_while_down
 from unisono.core.state_store import BackgroundRun, Lease, LogWrite, Status, StoredItem, StoredResponse
 from unisono.errors import UnisonoError
 
@@ -30,13 +30,15 @@ FIRST = ("created", "in_progress")
 PAGE = 256
 
 
-async def fallen(
-    deps: ResponsesDeps, run: BackgroundRun, response: StoredResponse, lease: Lease, error: UnisonoError
+async def fail_response(
+    deps: ResponsesDeps, background_run: BackgroundRun, response: StoredResponse, lease: Lease, error: UnisonoError
 ) -> None:
     """End a stored response that no process can continue. Raises the StoreError family."""
     broken = InterruptedAnswer()
     while True:
-        page = await insisting(lambda: deps.store.events(run.tenant, run.response, broken.count, limit=PAGE))
+        page = await retry_while_down(
+            lambda: deps.store.events(background_run.tenant, background_run.response, broken.count, limit=PAGE)
+        )
         if page is None or not page.events:
             break
         broken.read(page.events)
@@ -54,13 +56,13 @@ async def fallen(
         for number, event in enumerate(made, broken.count)
     )
     write = LogWrite(broken.count, tuple(events))
-    await insisting(lambda: deps.store.update(run.tenant, last, lease=lease, log=write))
+    await retry_while_down(lambda: deps.store.update(background_run.tenant, last, lease=lease, log=write))
 
 
-def _first_events(response: StoredResponse, told: int) -> list[Wire]:
+def _first_events(response: StoredResponse, written: int) -> list[Wire]:
     """Return the first events of a stream, or none if the log already has events."""
-    begun = replace(response, status=Status.IN_PROGRESS, notes={})
-    return [] if told else [{"type": f"response.{name}", "response": to_response(begun)} for name in FIRST]
+    in_progress = replace(response, status=Status.IN_PROGRESS, notes={})
+    return [] if written else [{"type": f"response.{name}", "response": to_response(in_progress)} for name in FIRST]
 
 
 class InterruptedAnswer:
@@ -105,21 +107,21 @@ class InterruptedAnswer:
         self._open = None
         where = {"item_id": item["id"], "output_index": len(self.output)}
         text = "".join(self._texts)
-        made: list[Wire] = []
+        events: list[Wire] = []
         if self._part is not None:
-            life = PARTS[self._part["type"]]
-            assert life.part is not None
+            lifecycle = PARTS[self._part["type"]]
+            assert lifecycle.part is not None
             within = {**where, "content_index": 0}
-            part = life.part(text)
-            made.append({"type": f"{life.event}.done", **within, life.full: text, **(life.more or {})})
-            made.append({"type": PART_DONE, **within, "part": part})
+            part = lifecycle.part(text)
+            events.append({"type": f"{lifecycle.event}.done", **within, lifecycle.full: text, **(lifecycle.more or {})})
+            events.append({"type": PART_DONE, **within, "part": part})
             item = {**item, "content": [part]}
         elif (call := CALLS.get(item["type"])) is not None:
             copied: dict[str, Any] = {name: item[name] for name in call.copied}
-            made.append({"type": f"{call.event}.done", **where, call.full: text, **copied})
+            events.append({"type": f"{call.event}.done", **where, call.full: text, **copied})
             item = {**item, call.full: text}
         if "status" in item:
             item = {**item, "status": INCOMPLETE}
         self.output.append(item)
-        made.append({"type": DONE, "output_index": where["output_index"], "item": item})
-        return made
+        events.append({"type": DONE, "output_index": where["output_index"], "item": item})
+        return events

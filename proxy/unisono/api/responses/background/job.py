@@ -17,13 +17,13 @@ from typing import Any
 
 from unisono.api.error_responses import failure_of
 from unisono.api.responses.background.event_log import PATIENCE_S, GrowingLog
-from unisono.api.responses.background.interrupted_answer import fallen
-from unisono.api.responses.background.job_record import handed_over
+from unisono.api.responses.background.interrupted_answer import fail_response
+from unisono.api.responses.background.job_record import with_handover_noted
 from unisono.api.responses.deps import ResponsesDeps
 from unisono.api.responses.lease_keeper import RENEWALS
 from unisono.api.responses.outbound.events import ResponseEvents
 from unisono.api.responses.outbound.serializer import WireEvent
-from unisono.api.responses.persistence import insisting, revision_for, to_stored
+from unisono.api.responses.persistence import retry_while_down, revision_for, to_stored
 from unisono.api.responses.prepared_request import PreparedRequest
 from unisono.core.conversation import Tokens
 from unisono.core.events import Event
@@ -49,7 +49,7 @@ class JobEnding(Enum):
     DELETED = auto()
 
 
-async def _called_off(*tasks: asyncio.Task[Any]) -> None:
+async def _cancel_tasks(*tasks: asyncio.Task[Any]) -> None:
     for task in tasks:
         task.cancel()
     await asyncio.gather(*tasks, return_exceptions=True)
@@ -65,7 +65,7 @@ class BackgroundJob:
     def __init__(
         self,
         deps: ResponsesDeps,
-        run: BackgroundRun,
+        background_run: BackgroundRun,
         prepared: PreparedRequest,
         lease: Lease,
         *,
@@ -74,8 +74,8 @@ class BackgroundJob:
         journal: Tokens = (),
         logged: int = 0,
     ) -> None:
-        self.run = run
-        self._means = deps
+        self.background_run = background_run
+        self._deps = deps
         self._prepared = prepared
         self._lease = lease
         self._journal = journal
@@ -89,7 +89,7 @@ class BackgroundJob:
         self._log = GrowingLog(
             deps,
             lease,
-            run.response,
+            background_run.response,
             events=logged,
             tokens=len(journal),
             pause_s=lambda: PAUSE_S + PAUSE_EACH_S * running(),
@@ -121,15 +121,15 @@ class BackgroundJob:
 
         They are stored together with its record, before the job starts.
         """
-        begun = self._events.first_events(queued=True)
+        events = self._events.first_events(queued=True)
         self._record = record
-        self._log.skip(len(begun))
-        return begun
+        self._log.skip(len(events))
+        return events
 
-    def start(self, over: Callable[[], None]) -> None:
-        """Start the job. `over` is called when it ends, for any reason."""
-        self._task = asyncio.create_task(self._live(), name=f"background response {self.run.response}")
-        self._task.add_done_callback(lambda _: over())
+    def start(self, on_end: Callable[[], None]) -> None:
+        """Start the job. `on_end` is called when it ends, for any reason."""
+        self._task = asyncio.create_task(self._live(), name=f"background response {self.background_run.response}")
+        self._task.add_done_callback(lambda _: on_end())
 
     def end(self, ending: JobEnding) -> None:
         if self._ending is None:
@@ -144,6 +144,7 @@ class BackgroundJob:
         self.end(JobEnding.LEFT)
         if self._is_calling and self._task is not None:
             await asyncio.wait({self._task}, timeout=grace_s)
+        # The grace period is over, also for a tool call that is still running.
         self._grace_ended.set()
         await self.wait_ended(within_s)
 
@@ -159,20 +160,20 @@ class BackgroundJob:
     # -- the job
 
     async def _live(self) -> None:
-        about = {"response": self.run.response}
+        about = {"response": self.background_run.response}
         try:
             async with asyncio.TaskGroup() as both:
                 both.create_task(self._send_heartbeats())
-                gone_on = await self._work()
+                is_handed_over = await self._generate_response()
                 self._has_ended.set()
-            await self._release_lease(continues=gone_on)
+            await self._release_lease(continues=is_handed_over)
         except* NotFound:
             log.info("response deleted during generation", extra=about)
             # A failover of the store may have lost the lease only temporarily: the next process that looks decides.
             await self._release_lease(continues=True)
         except* StoreConflict:
             log.info("response owned by another process", extra=about)
-            await self._keep_watched()
+            await self._watch_response()
         except* StoreUnavailable:
             # The response stays as it is: when the store is back, a process takes it over.
             log.warning("response not stored: store unavailable", extra=about)
@@ -183,7 +184,7 @@ class BackgroundJob:
         finally:
             await self._engine_run.aclose()
 
-    async def _work(self) -> bool:
+    async def _generate_response(self) -> bool:
         """Generate the response to its end. Return True if another process continues it.
 
         Raises the StoreError family.
@@ -192,8 +193,8 @@ class BackgroundJob:
         failure = await self._catch_up(batches)
         if failure is not None:
             self._finishing = True
-            kept = to_stored(self._prepared, self._prepared.frame.stored(Status.IN_PROGRESS))
-            await fallen(self._means, self.run, kept, self._lease, failure)
+            stored = to_stored(self._prepared, self._prepared.frame.stored(Status.IN_PROGRESS))
+            await fail_response(self._deps, self.background_run, stored, self._lease, failure)
             return False
         if self._ending is None:
             failure = await self._generate(batches)
@@ -237,11 +238,11 @@ class BackgroundJob:
                 # The next owner could not repeat the call, because its outcome would be unknown.
                 done, _ = await asyncio.wait((reading, writing, grace), return_when=asyncio.FIRST_COMPLETED)
             # The backend is released before the wait for a write in progress.
-            await _called_off(reading, ended)
+            await _cancel_tasks(reading, ended)
             self._log.close()
             await asyncio.wait({writing})
         finally:
-            await _called_off(*tasks)
+            await _cancel_tasks(*tasks)
         await writing
         return await reading if reading in done else None
 
@@ -252,23 +253,23 @@ class BackgroundJob:
         """
         journal = self._engine_run.report.journal
         seen = len(self._journal)
-        await self._started()
+        await self._set_in_progress()
         try:
             async for batch in batches:
-                made = self._events.write(batch)
+                events = self._events.write(batch)
                 tokens, seen = journal[seen:], len(journal)
                 if self._events.ended:
-                    self._last_batch = (made, tokens)
+                    self._last_batch = (events, tokens)
                     return None
                 # The call runs from here to the next batch, which has its result.
                 self._is_calling = must_be_kept(batch)
-                self._log.add(made, tokens)
+                self._log.add(events, tokens)
                 if self._is_calling:
                     # A tool is called after this batch: the next owner has to know.
                     await self._log.flush()
                 elif self._ending is JobEnding.LEFT:
                     return None
-                while self._log.behind:
+                while self._log.is_behind:
                     await self._log.flush()
         except StoreError:
             raise
@@ -276,7 +277,7 @@ class BackgroundJob:
             return failure_of(error)
         return None
 
-    async def _started(self) -> None:
+    async def _set_in_progress(self) -> None:
         """Set the status of a new response to in progress."""
         if self._record is not None and self._record.status is Status.QUEUED:
             await self._update(replace(self._record, status=Status.IN_PROGRESS))
@@ -284,10 +285,12 @@ class BackgroundJob:
     async def _hand_over(self) -> None:
         """Record a graceful handover, so that the next owner does not count a crash."""
         if self._record is not None:
-            await self._update(handed_over(self._record))
+            await self._update(with_handover_noted(self._record))
 
     async def _update(self, record: StoredResponse) -> None:
-        await insisting(lambda: self._means.store.update(self.run.tenant, record, lease=self._lease), PATIENCE_S)
+        await retry_while_down(
+            lambda: self._deps.store.update(self.background_run.tenant, record, lease=self._lease), PATIENCE_S
+        )
         self._record = record
 
     async def _send_heartbeats(self) -> None:
@@ -297,24 +300,24 @@ class BackgroundJob:
         """
         while True:
             with suppress(TimeoutError):
-                async with asyncio.timeout(self._means.lease_s / RENEWALS):
+                async with asyncio.timeout(self._deps.lease_s / RENEWALS):
                     await self._has_ended.wait()
                     return
             try:
                 await self._heartbeat()
             except StoreUnavailable as error:
                 # The monitor of the store logs the outage once, not once per response.
-                log.debug("lease not renewed", extra={"response": self.run.response, "code": error.code})
+                log.debug("lease not renewed", extra={"response": self.background_run.response, "code": error.code})
             except StoreConflict:
                 # The end may be written already. Its own write detects a lost lease.
                 if not self._finishing:
                     raise
 
     async def _heartbeat(self) -> None:
-        store, lease_s = self._means.store, self._means.lease_s
+        store, lease_s = self._deps.store, self._deps.lease_s
         if not await store.renew(self._lease, lease_s):
             raise StoreConflict("The lease of the response is lost.")
-        await store.watch(self.run, lease_s)
+        await store.watch(self.background_run, lease_s)
         await self._log.check_ownership()
 
     # -- endings
@@ -350,24 +353,28 @@ class BackgroundJob:
     async def _write_end(self) -> None:
         response = self._events.stored
         assert response is not None
-        kept = to_stored(self._prepared, response)
+        stored = to_stored(self._prepared, response)
         rest = self._log.rest()
         write = replace(rest, events=(*rest.events, self._events.last().data))
-        store, revision = self._means.store, self._revision
-        await insisting(
-            lambda: store.update(self.run.tenant, kept, lease=self._lease, log=write, revision=revision), PATIENCE_S
+        store, revision = self._deps.store, self._revision
+        await retry_while_down(
+            lambda: store.update(self.background_run.tenant, stored, lease=self._lease, log=write, revision=revision),
+            PATIENCE_S,
         )
 
-    async def _keep_watched(self) -> None:
+    async def _watch_response(self) -> None:
         """Watch a response that this process can no longer write.
 
         A failover of the store may have lost its watch together with the end of its log. Without a watch no process
         would find the response.
         """
         try:
-            await self._means.store.watch(self.run, self._means.lease_s)
+            await self._deps.store.watch(self.background_run, self._deps.lease_s)
         except StoreUnavailable as error:
-            log.debug("watch of the response not renewed", extra={"response": self.run.response, "code": error.code})
+            log.debug(
+                "watch of the response not renewed",
+                extra={"response": self.background_run.response, "code": error.code},
+            )
 
     async def _release_lease(self, *, continues: bool) -> None:
         """Release the lease, and expire or remove the watch of the response.
@@ -376,9 +383,9 @@ class BackgroundJob:
         over. Otherwise the watch is removed, because the response has ended. If the store is unavailable, lease and
         watch expire later.
         """
-        store = self._means.store
+        store = self._deps.store
         try:
             await store.release(self._lease)
-            await (store.watch(self.run, 0.0) if continues else store.unwatch(self.run))
+            await (store.watch(self.background_run, 0.0) if continues else store.unwatch(self.background_run))
         except StoreUnavailable as error:
-            log.debug("lease not released", extra={"response": self.run.response, "code": error.code})
+            log.debug("lease not released", extra={"response": self.background_run.response, "code": error.code})

@@ -9,12 +9,12 @@ from typing import Any
 from unisono.api.body import off_loop
 from unisono.api.responses.deps import ResponsesDeps
 from unisono.api.responses.items import meaning_of
-from unisono.api.responses.persistence import insisting, to_stored
+from unisono.api.responses.persistence import retry_while_down, to_stored
 from unisono.api.responses.prepared_request import PreparedRequest, Sender, assembled
 from unisono.api.responses.prior_state import chain_of
 from unisono.api.responses.schema import ResponsesRequest
 from unisono.api.responses.server_tools.approval_history import parted
-from unisono.api.responses.server_tools.secrets import concealed, has_secrets, is_concealed, revealed
+from unisono.api.responses.server_tools.secrets import concealed, decrypted, has_secrets, is_concealed
 from unisono.core.conversation import Json
 from unisono.core.state_store import Lease, Status, StoredResponse
 from unisono.engine.request import GenerationRequest
@@ -51,7 +51,7 @@ async def recorded(
     return to_stored(prepared, prepared.frame.stored(Status.QUEUED, notes={REQUEST_NOTE: note, TRIES: [0, 0]}))
 
 
-def tried(response: StoredResponse, tokens: int) -> tuple[StoredResponse, int]:
+def with_takeover_counted(response: StoredResponse, tokens: int) -> tuple[StoredResponse, int]:
     """Return the response with a takeover counted, and the number of crashes in a row.
 
     `tokens` is the number of logged tokens. Only crashes that added no token count; a graceful handover is not a
@@ -62,11 +62,11 @@ def tried(response: StoredResponse, tokens: int) -> tuple[StoredResponse, int]:
     if response.notes.get(HANDED_OVER) != before:
         crashes += 1
     notes = {key: value for key, value in response.notes.items() if key != HANDED_OVER}
-    noted = replace(response, status=Status.IN_PROGRESS, notes={**notes, TRIES: [crashes, tokens]})
-    return noted, crashes
+    counted = replace(response, status=Status.IN_PROGRESS, notes={**notes, TRIES: [crashes, tokens]})
+    return counted, crashes
 
 
-def handed_over(response: StoredResponse) -> StoredResponse:
+def with_handover_noted(response: StoredResponse) -> StoredResponse:
     """Return the response with a note of a graceful handover."""
     return replace(response, notes={**response.notes, HANDED_OVER: response.notes.get(TRIES) or [0, 0]})
 
@@ -77,7 +77,7 @@ def key_of(response: StoredResponse) -> str:
     return str(note.get("key") or "")
 
 
-async def rebuilt(deps: ResponsesDeps, tenant: str, response: StoredResponse, lease: Lease) -> PreparedRequest:
+async def rebuild_request(deps: ResponsesDeps, tenant: str, response: StoredResponse, lease: Lease) -> PreparedRequest:
     """Rebuild the request of a stored response, with its prior state.
 
     Raises the errors that would refuse the request now.
@@ -86,10 +86,10 @@ async def rebuilt(deps: ResponsesDeps, tenant: str, response: StoredResponse, le
     size = int(note.get("size") or 0)
     body = note.get("body") or {}
     if is_concealed(body):
-        body = revealed(body, await insisting(deps.seals), tenant)
+        body = decrypted(body, await retry_while_down(deps.seals), tenant)
     request = await off_loop(lambda: ResponsesRequest.model_validate(body), size)
-    caller = await insisting(lambda: deps.caller_of(tenant, key_of(response)))
-    past = await insisting(lambda: chain_of(deps.store, tenant, response))
+    caller = await retry_while_down(lambda: deps.caller_of(tenant, key_of(response)))
+    past = await retry_while_down(lambda: chain_of(deps.store, tenant, response))
     revision = note.get("revision")
     if past.revision != revision:
         raise StoreConflict(
@@ -102,7 +102,7 @@ async def rebuilt(deps: ResponsesDeps, tenant: str, response: StoredResponse, le
         hosted=hosted,
         now=now,
     )
-    asked = await assembled(
+    prepared = await assembled(
         deps,
         Sender(caller, str(note.get("request_id") or "")),
         request,
@@ -113,11 +113,11 @@ async def rebuilt(deps: ResponsesDeps, tenant: str, response: StoredResponse, le
         lease=lease,
         size=size,
     )
-    frame = replace(asked.frame, request=response.request, ancestors=response.ancestors)
+    frame = replace(prepared.frame, request=response.request, ancestors=response.ancestors)
     # The time limit for tools started with the response, in whichever process.
     spent_s = max(deps.clock() - response.created_at, 0.0)
-    turned = replace(asked.generation, input=response.input, request=later(asked.generation.request, spent_s))
-    return replace(asked, generation=turned, frame=frame, revision=revision)
+    generation = replace(prepared.generation, input=response.input, request=later(prepared.generation.request, spent_s))
+    return replace(prepared, generation=generation, frame=frame, revision=revision)
 
 
 def later(request: GenerationRequest, spent_s: float) -> GenerationRequest:
@@ -130,8 +130,8 @@ def later(request: GenerationRequest, spent_s: float) -> GenerationRequest:
 
 def with_incomplete_journal(prepared: PreparedRequest) -> PreparedRequest:
     """Mark the journal as incomplete: it may lack calls that were made."""
-    turn = prepared.generation.request
-    if turn.server_tools is None:
+    request = prepared.generation.request
+    if request.server_tools is None:
         return prepared
-    turn = replace(turn, server_tools=replace(turn.server_tools, is_journal_complete=False))
-    return replace(prepared, generation=replace(prepared.generation, request=turn))
+    request = replace(request, server_tools=replace(request.server_tools, is_journal_complete=False))
+    return replace(prepared, generation=replace(prepared.generation, request=request))

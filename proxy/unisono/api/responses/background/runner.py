@@ -18,9 +18,9 @@ from unisono.api.responses.background.job import BackgroundJob, JobEnding
 from unisono.api.responses.background.job_record import recorded
 from unisono.api.responses.background.takeover import Takeover
 from unisono.api.responses.deps import ResponsesDeps, ResponsesModel
-from unisono.api.responses.lease_keeper import RENEWALS, renewed, soon_free
+from unisono.api.responses.lease_keeper import RENEWALS, acquire_soon, renewed
 from unisono.api.responses.outbound.dialects import OPENAI
-from unisono.api.responses.persistence import PAUSES_S, insisting
+from unisono.api.responses.persistence import PAUSES_S, retry_while_down
 from unisono.api.responses.prepared_request import Sender, assembled, busy
 from unisono.api.responses.prior_state import recall
 from unisono.api.responses.schema import ResponsesRequest
@@ -52,18 +52,18 @@ class BackgroundRunner:
     """Runner of background responses. `process` is a unique owner name that is never reused."""
 
     def __init__(self, deps: ResponsesDeps, *, process: str) -> None:
-        self._means = deps
+        self._deps = deps
         self._process = process
         self._numbers = count()
         self._jobs: dict[BackgroundRun, BackgroundJob] = {}
-        self._taking = Takeover(deps, self._lease, self._drive, self._has, self._running)
-        self._reaping: asyncio.Task[None] | None = None
+        self._takeover = Takeover(deps, self._lease, self._drive, self._has, self._running)
+        self._takeover_task: asyncio.Task[None] | None = None
         self._closing = False
 
     def start(self) -> None:
         """Start to look for responses whose owners are gone."""
-        self._reaping = asyncio.create_task(
-            self._taking.keep_looking(MAX_CONCURRENT_RESPONSES), name="search for abandoned responses"
+        self._takeover_task = asyncio.create_task(
+            self._takeover.search_lapsed(MAX_CONCURRENT_RESPONSES), name="search for abandoned responses"
         )
 
     async def aclose(self, grace_s: float = 0.0) -> None:
@@ -74,9 +74,9 @@ class BackgroundRunner:
         loop = asyncio.get_running_loop()
         ends_at = loop.time() + grace_s
         self._closing = True
-        await cancel_and_wait(self._reaping)
-        while lives := list(self._jobs.values()):
-            await asyncio.gather(*(life.leave(max(ends_at - loop.time(), 0.0), LEAVING_S) for life in lives))
+        await cancel_and_wait(self._takeover_task)
+        while jobs := list(self._jobs.values()):
+            await asyncio.gather(*(job.leave(max(ends_at - loop.time(), 0.0), LEAVING_S) for job in jobs))
 
     async def start_response(
         self,
@@ -95,24 +95,24 @@ class BackgroundRunner:
         """
         if len(self._jobs) >= MAX_CONCURRENT_RESPONSES:
             raise BackendOverloaded("Too many background responses are in progress; try again later.", retry_after_s=5)
-        model = self._means.resolve(request.model, sender.caller)
+        model = self._deps.resolve(request.model, sender.caller)
         anchor = anchor_of(request, response_id)
-        lease = await soon_free(lambda: self._lease(sender.tenant, anchor, response_id, pauses_s=PAUSES_S))
+        lease = await acquire_soon(lambda: self._lease(sender.tenant, anchor, response_id, pauses_s=PAUSES_S))
         if lease is None:
             raise busy(anchor)
         try:
             # Hooks and limits may take longer than the lease duration.
-            async with renewed(self._means, lease):
+            async with renewed(self._deps, lease):
                 if confirm is not None:
                     await confirm()
-                life, response = await self._made(sender, request, body, model, response_id, size, lease)
-                self._drive(life)
+                job, response = await self._make_job(sender, request, body, model, response_id, size, lease)
+                self._drive(job)
         except BaseException:
             await asyncio.shield(self._release_lease(lease))
             raise
         return response
 
-    async def _made(
+    async def _make_job(
         self,
         sender: Sender,
         request: ResponsesRequest,
@@ -123,30 +123,30 @@ class BackgroundRunner:
         lease: Lease,
     ) -> tuple[BackgroundJob, StoredResponse]:
         """Return the job and the stored response. Raises the errors of `start_response`."""
-        past = await recall(self._means.store, sender.tenant, request)
-        asked = await assembled(
-            self._means,
+        past = await recall(self._deps.store, sender.tenant, request)
+        prepared = await assembled(
+            self._deps,
             # Logs are stored in one dialect and translated when they are read.
             replace(sender, dialect=OPENAI),
             request,
             past,
             model,
             response_id=response_id,
-            created_at=int(self._means.clock()),
+            created_at=int(self._deps.clock()),
             lease=lease,
             size=size,
         )
-        await asked.approvals.claim()
+        await prepared.approvals.claim()
         try:
-            response = await recorded(self._means, asked, body, size)
-            life = BackgroundJob(
-                self._means, BackgroundRun(sender.tenant, response_id), asked, lease, running=self._running
+            response = await recorded(self._deps, prepared, body, size)
+            job = BackgroundJob(
+                self._deps, BackgroundRun(sender.tenant, response_id), prepared, lease, running=self._running
             )
-            await self._let_in(life, response, lease)
+            await self._store_if_admitted(job, response, lease)
         except BaseException:
-            await asyncio.shield(asked.approvals.give_back())
+            await asyncio.shield(prepared.approvals.release_unused())
             raise
-        return life, response
+        return job, response
 
     async def cancel(self, tenant: str, response_id: str) -> StoredResponse:
         """Cancel a response in any process, and return its record. A finished response is unchanged.
@@ -154,24 +154,24 @@ class BackgroundRunner:
         Raises NotFound, InvalidRequest for a response that does not run in the background, and StoreUnavailable if
         the cancellation fails.
         """
-        run = BackgroundRun(tenant, response_id)
+        background_run = BackgroundRun(tenant, response_id)
         for pause_s in CANCEL_PAUSES_S:
             await asyncio.sleep(pause_s)
-            [response] = await self._means.store.responses(tenant, [response_id])
+            [response] = await self._deps.store.responses(tenant, [response_id])
             if response is None:
                 raise missing(response_id)
             if not response.request.get("background"):
                 raise InvalidRequest("Only background responses can be cancelled.", param="response_id")
             if response.status.terminal:
                 return response
-            life = self._jobs.get(run)
-            if life is None:
+            job = self._jobs.get(background_run)
+            if job is None:
                 # Another process owns it. After this write that process can write nothing, and detects the loss.
                 with suppress(StoreConflict, NotFound):
-                    life = await self._taking.take_over(run, response, force=True)
-            if life is not None:
-                life.end(JobEnding.CANCELLED)
-                await life.wait_ended()
+                    job = await self._takeover.take_over(background_run, response, force=True)
+            if job is not None:
+                job.end(JobEnding.CANCELLED)
+                await job.wait_ended()
         raise StoreUnavailable("The response could not be cancelled; try again.")
 
     def forget(self, tenant: str, response_id: str) -> None:
@@ -179,27 +179,27 @@ class BackgroundRunner:
 
         Another process that generates it detects the deletion at its next renewal.
         """
-        life = self._jobs.get(BackgroundRun(tenant, response_id))
-        if life is not None:
-            life.end(JobEnding.DELETED)
+        job = self._jobs.get(BackgroundRun(tenant, response_id))
+        if job is not None:
+            job.end(JobEnding.DELETED)
 
     # -- ownership
 
     def _running(self) -> int:
         return len(self._jobs)
 
-    def _has(self, run: BackgroundRun) -> bool:
-        return run in self._jobs
+    def _has(self, background_run: BackgroundRun) -> bool:
+        return background_run in self._jobs
 
-    def _drive(self, life: BackgroundJob) -> None:
-        self._jobs[life.run] = life
+    def _drive(self, job: BackgroundJob) -> None:
+        self._jobs[job.background_run] = job
         if self._closing:
-            life.end(JobEnding.LEFT)
-        life.start(lambda: self._on_end(life))
+            job.end(JobEnding.LEFT)
+        job.start(lambda: self._on_end(job))
 
-    def _on_end(self, life: BackgroundJob) -> None:
-        if self._jobs.get(life.run) is life:
-            del self._jobs[life.run]
+    def _on_end(self, job: BackgroundJob) -> None:
+        if self._jobs.get(job.background_run) is job:
+            del self._jobs[job.background_run]
 
     async def _lease(
         self,
@@ -210,52 +210,56 @@ class BackgroundRunner:
         force: bool = False,
         pauses_s: tuple[float, ...] = (),
     ) -> Lease | None:
-        store, lease_s = self._means.store, self._means.lease_s
+        store, lease_s = self._deps.store, self._deps.lease_s
         # Each job has its own owner name: an interrupted one may still have writes in progress. All attempts of one job
         # share it, because an earlier attempt may have acquired the lease without receiving the reply.
         owner = f"{self._process}:{next(self._numbers)}:{response_id}"
-        return await insisting(lambda: store.acquire(tenant, anchor, owner, lease_s, force=force), pauses_s)
+        return await retry_while_down(lambda: store.acquire(tenant, anchor, owner, lease_s, force=force), pauses_s)
 
-    async def _let_in(self, life: BackgroundJob, response: StoredResponse, lease: Lease) -> None:
-        """Store the response if it is admitted, and nothing otherwise."""
-        begun = LogWrite(0, tuple(event.data for event in life.first_events(response)))
+    async def _store_if_admitted(self, job: BackgroundJob, response: StoredResponse, lease: Lease) -> None:
+        """Store the response if quotas and hooks admit the request; a refused one stores nothing."""
+        first_events = LogWrite(0, tuple(event.data for event in job.first_events(response)))
         try:
-            await life.admit()
-            await self._create(life.run, response, lease, begun)
+            await job.admit()
+            await self._create(job.background_run, response, lease, first_events)
         except BaseException:
-            await asyncio.shield(life.abandon())
+            await asyncio.shield(job.abandon())
             raise
 
-    async def _create(self, run: BackgroundRun, response: StoredResponse, lease: Lease, begun: LogWrite) -> None:
+    async def _create(
+        self, background_run: BackgroundRun, response: StoredResponse, lease: Lease, first_events: LogWrite
+    ) -> None:
         """Watch and store a new response with its first events; undo both if the write fails."""
-        store, lease_s, now = self._means.store, self._means.lease_s, asyncio.get_running_loop().time
+        store, lease_s, now = self._deps.store, self._deps.lease_s, asyncio.get_running_loop().time
         # The watch comes first: a response created by a process that then dies must be found.
-        await insisting(lambda: store.watch(run, lease_s))
+        await retry_while_down(lambda: store.watch(background_run, lease_s))
         watched_at = now()
         try:
-            await insisting(lambda: store.create(run.tenant, response, lease=lease, log=begun))
+            await retry_while_down(lambda: store.create(background_run.tenant, response, lease=lease, log=first_events))
             if now() - watched_at > lease_s / RENEWALS:
-                await insisting(lambda: store.watch(run, lease_s))
+                await retry_while_down(lambda: store.watch(background_run, lease_s))
         except (NotFound, StoreTooLarge):
-            await store.unwatch(run)
+            await store.unwatch(background_run)
             raise
         except BaseException:
-            await asyncio.shield(self._undo(run, response, lease))
+            await asyncio.shield(self._undo(background_run, response, lease))
             raise
 
-    async def _undo(self, run: BackgroundRun, response: StoredResponse, lease: Lease) -> None:
+    async def _undo(self, background_run: BackgroundRun, response: StoredResponse, lease: Lease) -> None:
         """Delete a response whose creation failed, and block a late creation.
 
         If that is impossible, the response stays watched and is generated, although the client received an error.
         """
-        store = self._means.store
+        store = self._deps.store
         try:
-            await insisting(lambda: store.release(lease))
+            await retry_while_down(lambda: store.release(lease))
             # The next owner's fence blocks a write that is still in progress.
-            barrier = await self._lease(run.tenant, response.anchor, run.response, pauses_s=PAUSES_S)
+            barrier = await self._lease(
+                background_run.tenant, response.anchor, background_run.response, pauses_s=PAUSES_S
+            )
             if barrier is not None:
-                await insisting(lambda: store.delete_response(run.tenant, run.response))
-                await store.unwatch(run)
+                await retry_while_down(lambda: store.delete_response(background_run.tenant, background_run.response))
+                await store.unwatch(background_run)
                 await store.release(barrier)
         except StoreError as error:
             log.warning("refused response not deleted; it may still be generated", extra={"code": error.code})
@@ -266,7 +270,7 @@ class BackgroundRunner:
         A lease that cannot be released expires.
         """
         try:
-            await self._means.store.release(lease)
+            await self._deps.store.release(lease)
         except StoreError as error:
             log.debug("lease not released", extra={"code": error.code})
 

@@ -8,11 +8,16 @@ from collections.abc import Callable
 from typing import Protocol
 
 from unisono.api.error_responses import failure_of
-from unisono.api.responses.background.interrupted_answer import fallen
+from unisono.api.responses.background.interrupted_answer import fail_response
 from unisono.api.responses.background.job import BackgroundJob
-from unisono.api.responses.background.job_record import key_of, rebuilt, tried, with_incomplete_journal
+from unisono.api.responses.background.job_record import (
+    key_of,
+    rebuild_request,
+    with_incomplete_journal,
+    with_takeover_counted,
+)
 from unisono.api.responses.deps import ResponsesDeps
-from unisono.api.responses.persistence import insisting
+from unisono.api.responses.persistence import retry_while_down
 from unisono.api.responses.prepared_request import PreparedRequest
 from unisono.core.state_store import BackgroundRun, Lease, StoredResponse
 from unisono.errors import InternalError, StoreError, StoreUnavailable, StoreUnreadable
@@ -21,11 +26,13 @@ from unisono.errors import InternalError, StoreError, StoreUnavailable, StoreUnr
 MAX_TAKEOVERS = 3
 # Maximum time between two searches for responses without a watch, in seconds.
 LOOK_S = 1.0
+# Responses per search. A full page is followed by another search without a pause.
 AT_A_LOOK = 16
 # Maximum time between a watch and the creation of its response, in seconds.
 FORGET_S = 60.0
 # Time for which a response that this process cannot continue is left to others, in seconds.
 UNREADABLE_S = 60.0
+# Entries after which the set of missing responses is reset; it must not grow without bound.
 MAX_MISSING = 4096
 
 log = logging.getLogger("unisono.responses")
@@ -50,7 +57,7 @@ class Takeover:
         has: Callable[[BackgroundRun], bool],
         running: Callable[[], int],
     ) -> None:
-        self._means = deps
+        self._deps = deps
         self._acquire = acquire
         self._drive = drive
         self._has = has
@@ -59,122 +66,131 @@ class Takeover:
 
     # -- search
 
-    async def keep_looking(self, most: int) -> None:
+    async def search_lapsed(self, most: int) -> None:
         """Search until cancelled, and take over while fewer than `most` responses run here."""
         while True:
             more = False
             try:
-                runs = await self._means.store.lapsed(AT_A_LOOK)
-                for run in runs:
+                lapsed = await self._deps.store.lapsed(AT_A_LOOK)
+                for background_run in lapsed:
                     if self._running() >= most:
                         break
-                    await self._see_to(run)
+                    await self._try_take_over(background_run)
                 else:
-                    more = len(runs) == AT_A_LOOK
+                    more = len(lapsed) == AT_A_LOOK
             except StoreUnavailable as error:
                 log.debug("search for abandoned responses failed", extra={"code": error.code})
             except Exception as error:
                 log.warning("search for abandoned responses failed", extra={"code": failure_of(error).code})
             if not more:
-                await asyncio.sleep(min(self._means.lease_s / 2, LOOK_S))
+                await asyncio.sleep(min(self._deps.lease_s / 2, LOOK_S))
 
-    async def _see_to(self, run: BackgroundRun) -> None:
+    async def _try_take_over(self, background_run: BackgroundRun) -> None:
         """Take over a response. On failure, watch it again, so that it does not hide others."""
         try:
-            await self._found(run)
+            await self._handle_lapsed(background_run)
         except StoreUnavailable:
             raise
         except Exception as error:
-            about = {"response": run.response, "code": failure_of(error).code}
+            about = {"response": background_run.response, "code": failure_of(error).code}
             log.warning("takeover of an abandoned response failed", extra=about)
-            await self._means.store.watch(run, UNREADABLE_S)
+            await self._deps.store.watch(background_run, UNREADABLE_S)
 
-    async def _found(self, run: BackgroundRun) -> None:
-        store = self._means.store
-        if self._has(run):
-            await store.watch(run, self._means.lease_s)
+    async def _handle_lapsed(self, background_run: BackgroundRun) -> None:
+        store = self._deps.store
+        if self._has(background_run):
+            await store.watch(background_run, self._deps.lease_s)
             return
-        [response] = await store.responses(run.tenant, [run.response])
-        if response is None and run not in self._missing:
+        [response] = await store.responses(background_run.tenant, [background_run.response])
+        if response is None and background_run not in self._missing:
             # It may not exist yet: a watch is created before its response.
             if len(self._missing) >= MAX_MISSING:
                 self._missing.clear()
-            self._missing.add(run)
-            await store.watch(run, FORGET_S)
+            self._missing.add(background_run)
+            await store.watch(background_run, FORGET_S)
         elif response is None or response.status.terminal:
-            self._missing.discard(run)
-            await store.unwatch(run)
-        elif await self.take_over(run, response) is not None:
-            log.info("response taken over", extra={"response": run.response})
+            self._missing.discard(background_run)
+            await store.unwatch(background_run)
+        elif await self.take_over(background_run, response) is not None:
+            log.info("response taken over", extra={"response": background_run.response})
 
     # -- takeover
 
     async def take_over(
-        self, run: BackgroundRun, response: StoredResponse, *, force: bool = False
+        self, background_run: BackgroundRun, response: StoredResponse, *, force: bool = False
     ) -> BackgroundJob | None:
         """Return a job that continues the response.
 
         Returns None if another process owns it or it has finished. Raises the StoreError family; the response is
         then unchanged.
         """
-        store, lease_s = self._means.store, self._means.lease_s
-        lease = await self._acquire(run.tenant, response.anchor, run.response, force=force)
+        store, lease_s = self._deps.store, self._deps.lease_s
+        lease = await self._acquire(background_run.tenant, response.anchor, background_run.response, force=force)
         if lease is None:
-            await store.watch(run, lease_s / 2)
+            await store.watch(background_run, lease_s / 2)
             return None
-        life = None
+        job = None
         try:
-            await store.watch(run, lease_s)
-            life = await self._carried_on(run, lease, counted=not force)
+            await store.watch(background_run, lease_s)
+            job = await self._continued_job(background_run, lease, counted=not force)
         finally:
-            if life is None:
-                await asyncio.shield(self._give_back(lease))
-        if life is not None:
-            self._drive(life)
-        return life
+            if job is None:
+                await asyncio.shield(self._release_lease(lease))
+        if job is not None:
+            self._drive(job)
+        return job
 
-    async def _carried_on(self, run: BackgroundRun, lease: Lease, *, counted: bool) -> BackgroundJob | None:
-        store = self._means.store
+    async def _continued_job(
+        self, background_run: BackgroundRun, lease: Lease, *, counted: bool
+    ) -> BackgroundJob | None:
+        store = self._deps.store
         # Read again: until the lease was acquired another process could write.
-        [response] = await store.responses(run.tenant, [run.response])
+        [response] = await store.responses(background_run.tenant, [background_run.response])
         if response is None or response.status.terminal:
-            await store.unwatch(run)
+            await store.unwatch(background_run)
             return None
-        tokens = await store.tokens(run.tenant, run.response)
-        events = await self._logged(run)
-        is_complete = await insisting(lambda: store.is_log_complete(lease, run.response))
-        noted, tries = tried(response, len(tokens))
+        tokens = await store.tokens(background_run.tenant, background_run.response)
+        events = await self._count_events(background_run)
+        is_complete = await retry_while_down(lambda: store.is_log_complete(lease, background_run.response))
+        counted_response, tries = with_takeover_counted(response, len(tokens))
         if counted:
-            await insisting(lambda: store.update(run.tenant, noted, lease=lease))
+            await retry_while_down(lambda: store.update(background_run.tenant, counted_response, lease=lease))
         try:
-            asked = await self._restore_request(run, response, lease, tries if counted else 0)
-            asked = asked if is_complete else with_incomplete_journal(asked)
+            prepared = await self._restore_request(background_run, response, lease, tries if counted else 0)
+            prepared = prepared if is_complete else with_incomplete_journal(prepared)
         except (StoreUnavailable, StoreUnreadable):
             raise
         except Exception as error:
             key = key_of(response)
-            await fallen(self._means, run, response, lease, failure_of(error))
+            await fail_response(self._deps, background_run, response, lease, failure_of(error))
             if tokens:
-                self._means.charge_journal(run.tenant, key, response.model, run.response, tokens)
-            await store.unwatch(run)
+                self._deps.charge_journal(background_run.tenant, key, response.model, background_run.response, tokens)
+            await store.unwatch(background_run)
             return None
-        record = noted if counted else response
+        record = counted_response if counted else response
         return BackgroundJob(
-            self._means, run, asked, lease, running=self._running, record=record, journal=tokens, logged=events
+            self._deps,
+            background_run,
+            prepared,
+            lease,
+            running=self._running,
+            record=record,
+            journal=tokens,
+            logged=events,
         )
 
     async def _restore_request(
-        self, run: BackgroundRun, response: StoredResponse, lease: Lease, tries: int
+        self, background_run: BackgroundRun, response: StoredResponse, lease: Lease, tries: int
     ) -> PreparedRequest:
         if tries > MAX_TAKEOVERS:
             raise InternalError("The response was abandoned, because every process that generated it crashed.")
-        return await rebuilt(self._means, run.tenant, response, lease)
+        return await rebuild_request(self._deps, background_run.tenant, response, lease)
 
-    async def _logged(self, run: BackgroundRun) -> int:
+    async def _count_events(self, background_run: BackgroundRun) -> int:
         """Return the number of logged events by binary search. The events may be megabytes."""
 
         async def is_there(number: int) -> bool:
-            page = await self._means.store.events(run.tenant, run.response, number, limit=1)
+            page = await self._deps.store.events(background_run.tenant, background_run.response, number, limit=1)
             return page is not None and bool(page.events)
 
         low, high = 0, 15
@@ -185,9 +201,9 @@ class Takeover:
             low, high = (middle + 1, high) if await is_there(middle) else (low, middle)
         return low
 
-    async def _give_back(self, lease: Lease) -> None:
+    async def _release_lease(self, lease: Lease) -> None:
         """Release the lease. A lease that cannot be released expires."""
         try:
-            await self._means.store.release(lease)
+            await self._deps.store.release(lease)
         except StoreError as error:
             log.debug("lease not released", extra={"code": error.code})

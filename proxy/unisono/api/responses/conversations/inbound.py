@@ -17,17 +17,17 @@ from unisono.core.state_store import StoredItem
 _POSSIBLE = re.compile(r"[A-Za-z0-9_-]{1,128}")
 
 
-def possible(name: str) -> bool:
+def is_possible_id(name: str) -> bool:
     """Return True if `name` can be an id of this gateway."""
     return _POSSIBLE.fullmatch(name) is not None
 
 
 def referenced_ids(items: Sequence[InputItem]) -> tuple[str, ...]:
     """Return the unique ids of stored items that new items may depend on."""
-    return tuple(dict.fromkeys(item.id for item in items if item.id and possible(item.id)))
+    return tuple(dict.fromkeys(item.id for item in items if item.id and is_possible_id(item.id)))
 
 
-def leans_on_earlier(items: Sequence[InputItem]) -> bool:
+def depends_on_earlier(items: Sequence[InputItem]) -> bool:
     """Return True if the items are valid only after certain earlier items."""
     return any(isinstance(item, InputCallOutput | InputApprovalResponse) for item in items)
 

@@ -17,17 +17,17 @@ from starlette.responses import Response
 from unisono.api.answer_types import AnswerModel, Deleted, Moment, Object
 from unisono.api.field_types import shortened
 from unisono.api.responses.answers import Item, ItemPage
-from unisono.api.responses.conversations.inbound import leans_on_earlier, possible, referenced_ids, to_added
+from unisono.api.responses.conversations.inbound import depends_on_earlier, is_possible_id, referenced_ids, to_added
 from unisono.api.responses.conversations.schema import AddedItems, ChangedConversation, NewConversation
 from unisono.api.responses.input_conversion import KnownState
 from unisono.api.responses.input_items import InputItem
 from unisono.api.responses.items import NewId, meaning_of, to_listing
 from unisono.api.responses.queries import ItemQuery, PageQuery
-from unisono.api.responses.server_tools.approval_history import hosted_in
+from unisono.api.responses.server_tools.approval_history import server_tool_history
 from unisono.api.route_table import (
-    ADDED,
-    CHANGED,
-    ONE,
+    BODY_404_409,
+    READ_404,
+    READ_404_409,
     CurrentCaller,
     PathId,
     RouteTable,
@@ -82,7 +82,7 @@ def to_conversation(conversation: StoredConversation) -> ConversationObject:
 @CONVERSATIONS.add(
     "POST",
     "/conversations",
-    ADDED,
+    BODY_404_409,
     body=NewConversation,
     links=[
         f"{name} conversation"
@@ -90,38 +90,38 @@ def to_conversation(conversation: StoredConversation) -> ConversationObject:
     ],
 )
 async def create_conversation(
-    deps: Deps, caller: CurrentCaller, asked: Annotated[NewConversation, parsed_body(NewConversation)]
+    deps: Deps, caller: CurrentCaller, new: Annotated[NewConversation, parsed_body(NewConversation)]
 ) -> ConversationObject:
     """Create a conversation."""
-    known = await known_to(deps.store, caller.tenant, asked.items)
-    items = await asyncio.to_thread(to_added, asked.items, known, deps.new_id)
-    made = StoredConversation(deps.new_id("conv_"), deps.clock(), deps.today(), asked.metadata)
-    await deps.store.create_conversation(caller.tenant, made, items)
-    return to_conversation(made)
+    known = await load_known_state(deps.store, caller.tenant, new.items)
+    items = await asyncio.to_thread(to_added, new.items, known, deps.new_id)
+    created = StoredConversation(deps.new_id("conv_"), deps.clock(), deps.today(), new.metadata)
+    await deps.store.create_conversation(caller.tenant, created, items)
+    return to_conversation(created)
 
 
-@CONVERSATIONS.add("GET", _ONE, ONE)
+@CONVERSATIONS.add("GET", _ONE, READ_404)
 async def get_conversation(deps: Deps, caller: CurrentCaller, conversation: PathId) -> ConversationObject:
     """Retrieve a conversation."""
     return to_conversation(await head_of(deps.store, caller.tenant, conversation))
 
 
-@CONVERSATIONS.add("POST", _ONE, ADDED, body=ChangedConversation)
+@CONVERSATIONS.add("POST", _ONE, BODY_404_409, body=ChangedConversation)
 async def update_conversation(
     deps: Deps,
     caller: CurrentCaller,
     conversation: PathId,
-    asked: Annotated[ChangedConversation, parsed_body(ChangedConversation)],
+    change: Annotated[ChangedConversation, parsed_body(ChangedConversation)],
 ) -> ConversationObject:
     """Replace the metadata of a conversation."""
     check_conversation(conversation)
-    changed = await deps.store.set_metadata(caller.tenant, conversation, asked.metadata)
+    changed = await deps.store.set_metadata(caller.tenant, conversation, change.metadata)
     if changed is None:
         raise no_conversation(conversation)
     return to_conversation(changed)
 
 
-@CONVERSATIONS.add("DELETE", _ONE, CHANGED)
+@CONVERSATIONS.add("DELETE", _ONE, READ_404_409)
 async def delete_conversation(deps: Deps, caller: CurrentCaller, conversation: PathId) -> Deleted:
     """Delete a conversation."""
     check_conversation(conversation)
@@ -131,20 +131,20 @@ async def delete_conversation(deps: Deps, caller: CurrentCaller, conversation: P
 
 
 # Items are written as they are stored: as models, the items of a page would be validated again.
-@CONVERSATIONS.add("POST", _ITEMS, ADDED, answer=ItemPage, body=AddedItems)
+@CONVERSATIONS.add("POST", _ITEMS, BODY_404_409, answer=ItemPage, body=AddedItems)
 async def add_items(
     deps: Deps,
     caller: CurrentCaller,
     conversation: PathId,
     query: Annotated[ItemQuery, Query()],
-    asked: Annotated[AddedItems, parsed_body(AddedItems)],
+    addition: Annotated[AddedItems, parsed_body(AddedItems)],
 ) -> Response:
     """Append items to a conversation."""
-    entries = await added(deps, caller.tenant, conversation, asked.items)
+    entries = await added(deps, caller.tenant, conversation, addition.items)
     return to_whole(to_listing(entries, has_more=False))
 
 
-@CONVERSATIONS.add("GET", _ITEMS, ONE, answer=ItemPage)
+@CONVERSATIONS.add("GET", _ITEMS, READ_404, answer=ItemPage)
 async def list_items(
     deps: Deps, caller: CurrentCaller, conversation: PathId, query: Annotated[PageQuery, Query()]
 ) -> Response:
@@ -153,20 +153,22 @@ async def list_items(
     return to_whole(to_listing(page[: query.limit], has_more=len(page) > query.limit))
 
 
-@CONVERSATIONS.add("GET", _ITEM, ONE, answer=Item)
+@CONVERSATIONS.add("GET", _ITEM, READ_404, answer=Item)
 async def get_item(
     deps: Deps, caller: CurrentCaller, conversation: PathId, item: PathId, query: Annotated[ItemQuery, Query()]
 ) -> Response:
     """Retrieve an item of a conversation."""
     check_item(item)
     # The error does not reveal if the item or the conversation is missing.
-    found = await deps.store.conversation_item(caller.tenant, conversation, item) if possible(conversation) else None
+    found = (
+        await deps.store.conversation_item(caller.tenant, conversation, item) if is_possible_id(conversation) else None
+    )
     if found is None:
         raise no_item(item)
     return to_whole(found.wire)
 
 
-@CONVERSATIONS.add("DELETE", _ITEM, CHANGED)
+@CONVERSATIONS.add("DELETE", _ITEM, READ_404_409)
 async def delete_item(deps: Deps, caller: CurrentCaller, conversation: PathId, item: PathId) -> ConversationObject:
     """Delete an item and return the conversation."""
     # Read first: after the deletion nothing may fail.
@@ -187,13 +189,13 @@ async def added(
     written or if the conflicts persist.
     """
     store = deps.store
-    bound = leans_on_earlier(items)
+    bound = depends_on_earlier(items)
     for tries_left in reversed(range(TRIES)):
         head = await head_of(store, tenant, conversation)
         earlier = await store.conversation_items(tenant, head.id) if bound else ()
         if earlier is None:
             break
-        known = await known_to(store, tenant, items, earlier)
+        known = await load_known_state(store, tenant, items, earlier)
         entries = await asyncio.to_thread(to_added, items, known, deps.new_id)
         try:
             await store.append(tenant, head.id, entries, revision=head.revision if bound else None)
@@ -207,13 +209,13 @@ async def added(
     raise no_conversation(conversation)
 
 
-async def known_to(
+async def load_known_state(
     store: Store, tenant: str, items: Sequence[InputItem], earlier: Sequence[StoredItem] = ()
 ) -> KnownState:
     """Read the stored items that new items refer to; `earlier` is the history before them."""
-    wanted = referenced_ids(items)
-    kept = dict(zip(wanted, await asyncio.gather(*(store.item(tenant, name) for name in wanted)), strict=True))
-    return KnownState(meaning_of(earlier), kept.get, hosted=hosted_in(earlier))
+    ids = referenced_ids(items)
+    stored = dict(zip(ids, await asyncio.gather(*(store.item(tenant, name) for name in ids)), strict=True))
+    return KnownState(meaning_of(earlier), stored.get, hosted=server_tool_history(earlier))
 
 
 async def page_of(store: Store, tenant: str, conversation: str, query: PageQuery) -> tuple[StoredItem, ...]:
@@ -239,13 +241,13 @@ async def head_of(store: Store, tenant: str, conversation: str) -> StoredConvers
 
 def check_conversation(conversation: str) -> None:
     """Raise NotFound for an impossible id."""
-    if not possible(conversation):
+    if not is_possible_id(conversation):
         raise no_conversation(conversation)
 
 
 def check_item(item: str) -> None:
     """Raise NotFound for an impossible id."""
-    if not possible(item):
+    if not is_possible_id(item):
         raise no_item(item)
 
 

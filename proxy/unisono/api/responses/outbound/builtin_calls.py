@@ -68,10 +68,10 @@ class BuiltinCalls:
             return page.results.get(link, ("", ""))[0]
         return page.url
 
-    def ran(self, item: HostedCall, ran: Ran) -> None:
+    def record_result(self, item: HostedCall, ran: Ran) -> None:
         """Record the result of a call, so that the returned page can be cited."""
         if builtin_of(item.server) == BROWSER and not ran.outcome.is_error:
-            self.pages.saw(ran.text_for_model, ran.outcome.structured)
+            self.pages.add_result(ran.text_for_model, ran.outcome.structured)
 
 
 def is_trained(item: HostedCall) -> bool:

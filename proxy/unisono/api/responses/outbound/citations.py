@@ -54,32 +54,32 @@ def _searched_title(title: str) -> str | None:
 
 
 class CitedPages:
-    """Views of a conversation. `said` holds the browser's earlier results, oldest first."""
+    """Views of a conversation. `outputs` holds the browser's earlier results, oldest first."""
 
-    def __init__(self, said: Iterable[str] = ()) -> None:
+    def __init__(self, outputs: Iterable[str] = ()) -> None:
         self._pages: dict[int, CitedPage] = {}
         self._last: int | None = None
-        for text in said:
-            self.saw(text)
+        for text in outputs:
+            self.add_result(text)
 
-    def saw(self, said: str, facts: Json = None) -> None:
+    def add_result(self, output: str, facts: Json = None) -> None:
         """Add a result of the browser. `facts` is its structured content, if any."""
-        header = _HEADER.match(said)
-        told: Mapping[str, Any] = facts if isinstance(facts, dict) else {}
-        cursor = told.get("cursor", header and int(header[1]))
+        header = _HEADER.match(output)
+        page_facts: Mapping[str, Any] = facts if isinstance(facts, dict) else {}
+        cursor = page_facts.get("cursor", header and int(header[1]))
         if not isinstance(cursor, int):
             return
-        url = _text(told.get("url")) or (header[3] if header is not None else "") or ""
-        title = _text(told.get("title")) or (header[2] if header is not None else "")
+        url = _text(page_facts.get("url")) or (header[3] if header is not None else "") or ""
+        title = _text(page_facts.get("title")) or (header[2] if header is not None else "")
         if (searched := _searched_title(title)) is not None:
             title, url = searched, _PLACE.sub("", url)
-        results = told.get("results")
+        results = page_facts.get("results")
         found = {
             result["id"]: (_text(result.get("url")), _text(result.get("title")))
             for result in (results if isinstance(results, list) else ())
             if isinstance(result, dict) and isinstance(result.get("id"), int)
         }
-        lines = {int(line): int(number) for line, number in _LINK_LINE.findall(said)} if found else {}
+        lines = {int(line): int(number) for line, number in _LINK_LINE.findall(output)} if found else {}
         self._pages[cursor] = CitedPage(url, title, found, lines)
         self._last = cursor
 
@@ -112,25 +112,25 @@ class Citations:
 
     def __init__(self, pages: CitedPages) -> None:
         self._pages = pages
-        self._rest = ""
-        self._at = 0
+        self._pending = ""
+        self._position = 0
 
     def feed(self, text: str) -> list[Wire]:
         """Return the annotations of the citations that `text` completes."""
-        if not self._rest and "【" not in text:
-            self._at += len(text)
+        if not self._pending and "【" not in text:
+            self._position += len(text)
             return []
-        held = self._rest + text
+        pending = self._pending + text
         end = 0
         found: list[Wire] = []
-        for cited in _CITED.finditer(held):
+        for cited in _CITED.finditer(pending):
             end = cited.end()
-            if (annotation := self._pages.annotation(cited, self._at)) is not None:
+            if (annotation := self._pages.annotation(cited, self._position)) is not None:
                 found.append(annotation)
-        begun = held.rfind("【", end)
-        cut = begun if begun >= 0 and len(held) - begun <= _MAX_CITATION_LENGTH else len(held)
-        self._rest = held[cut:]
-        self._at += cut
+        begin = pending.rfind("【", end)
+        cut = begin if begin >= 0 and len(pending) - begin <= _MAX_CITATION_LENGTH else len(pending)
+        self._pending = pending[cut:]
+        self._position += cut
         return found
 
 

@@ -44,11 +44,11 @@ class Dialect:
             return PREFIX + name.removeprefix("response.")
         return self.events.get(name, name)
 
-    def item(self, shown: Mapping[str, Any]) -> Wire:
-        return _typed(shown, self.types)
+    def item(self, wire: Mapping[str, Any]) -> Wire:
+        return _known_type(wire, self.types)
 
     def tool(self, tool: Mapping[str, Any]) -> Wire:
-        return _typed(tool, self.tools)
+        return _known_type(tool, self.tools)
 
     def error(self, error: UnisonoError) -> Wire:
         """Return the fields of an `error` event without its number."""
@@ -80,7 +80,7 @@ class Dialect:
         return event
 
 
-def _typed(value: Mapping[str, Any], known: frozenset[str] | None) -> Wire:
+def _known_type(value: Mapping[str, Any], known: frozenset[str] | None) -> Wire:
     if known is None or value["type"] in known:
         return dict(value)
     return {**value, "type": f"{PREFIX}{value['type']}"}

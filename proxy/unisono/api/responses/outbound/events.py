@@ -32,7 +32,7 @@ from unisono.api.responses.outbound.response import (
     LAST_EVENTS,
     ResponseFrame,
     is_in_answer,
-    silent,
+    silent_items,
     to_error,
     to_notes,
     to_response,
@@ -74,28 +74,28 @@ class ResponseEvents:
         *,
         new_id: NewId,
         clock: Callable[[], float],
-        told: bool = True,
+        should_emit: bool = True,
     ) -> None:
-        """Create the events. With `told` False they are only counted, and `stored` is built."""
-        self._telling = EventSerializer(frame.dialect, aloud=told)
-        self._put = self._telling.add
+        """Create the events. Without `should_emit` they are only counted, and `stored` is built."""
+        self._writer = EventSerializer(frame.dialect, should_emit=should_emit)
+        self._add = self._writer.add
         self.stored: StoredResponse | None = None
         self._frame = frame
         self._report = report
         self._new_id = new_id
         self._clock = clock
         self._output: list[StoredItem] = []
-        self._unseen: list[Item] = []
+        self._silent_items: list[Item] = []
         self._open_item: OpenItem | None = None
         self._calls = 0
         self._cut_in_sight = False
-        self._trained = frame.trained()
+        self._builtins = frame.trained()
 
     @property
     def acted(self) -> bool:
         """True if a server tool call was started, so that the answer must not be repeated."""
-        made = any(item.wire.get("type") in HOSTED for item in self._output)
-        return made or (self._open_item is not None and isinstance(self._open_item.made, HostedCall))
+        has_server_calls = any(item.wire.get("type") in HOSTED for item in self._output)
+        return has_server_calls or (self._open_item is not None and isinstance(self._open_item.made, HostedCall))
 
     @property
     def ended(self) -> bool:
@@ -105,11 +105,11 @@ class ResponseEvents:
     def first_events(self, *, queued: bool = False) -> list[WireEvent]:
         """Return the first events, with `queued` if the response waits. Other methods imply it."""
         self._start_response(queued=queued)
-        return self._telling.pop_events()
+        return self._writer.pop_events()
 
     def write(self, batch: Sequence[Event]) -> list[WireEvent]:
         """Return the events of one batch. Adjacent deltas of one item become one event."""
-        if not self._telling.number:
+        if not self._writer.number:
             self._start_response()
         item: Made | None = None
         texts: list[str] = []
@@ -124,27 +124,27 @@ class ResponseEvents:
             if texts:
                 self._delta(item, "".join(texts))
                 texts = []
-            self._other(entry)
+            self._entry(entry)
         if texts:
             self._delta(item, "".join(texts))
-        return self._telling.pop_events()
+        return self._writer.pop_events()
 
     def resume(self, batch: Sequence[Event], number: int) -> None:
         """Continue after `number` events made of `batch` elsewhere. Delta boundaries may differ."""
         self.write(batch)
-        self._telling.pop_events()
-        self._telling.number = number
+        self._writer.pop_events()
+        self._writer.number = number
 
     def refuse(self, text: str) -> list[WireEvent]:
         """Return a refusal message, for an answer that is impossible. The end must follow."""
         self._start_response()
         self._settle(COMPLETED)
         item_id, place = self._new_id("msg_"), len(self._output)
-        shown = self._start_item(Text(place, Phase.FINAL), item_id, REFUSAL)
-        self._emit_delta(shown, text)
+        open_item = self._start_item(Text(place, Phase.FINAL), item_id, REFUSAL)
+        self._emit_delta(open_item, text)
         item = message(item_id, Phase.FINAL, [refusal_part(text)], COMPLETED)
-        self._end_item(shown, text, StoredItem(item_id, (AssistantMessage(text),), item))
-        return self._telling.pop_events()
+        self._end_item(open_item, text, StoredItem(item_id, (AssistantMessage(text),), item))
+        return self._writer.pop_events()
 
     def fail(self, error: UnisonoError, *, keep_output: bool = True) -> list[WireEvent]:
         """Close open items and report the error. `keep_output` False drops an oversized output."""
@@ -152,28 +152,28 @@ class ResponseEvents:
         self._settle(INCOMPLETE)
         if not keep_output:
             self._output.clear()
-        self._put("error", {key: value for key, value in self._frame.dialect.error(error).items() if key != "type"})
+        self._add("error", {key: value for key, value in self._frame.dialect.error(error).items() if key != "type"})
         self._end(Status.FAILED, error=to_error(error))
-        return self._telling.pop_events()
+        return self._writer.pop_events()
 
     def cancel(self) -> list[WireEvent]:
         """Close open items as they are. `last` then reports the cancellation."""
         self._start_response()
         self._settle(INCOMPLETE)
         self._end(Status.CANCELLED)
-        return self._telling.pop_events()
+        return self._writer.pop_events()
 
     def last(self) -> WireEvent:
         """Return the last event, when `ended`. If it is not sent, `fail` may follow."""
         assert self.stored is not None
         self._response(LAST_EVENTS[self.stored.status], self.stored)
-        [event] = self._telling.pop_events()
-        self._telling.number = event.number
+        [event] = self._writer.pop_events()
+        self._writer.number = event.number
         return event
 
     # -- events of the engine
 
-    def _other(self, entry: Opened | Closed | Ran | Listed | Repaired | Finished | Passed) -> None:
+    def _entry(self, entry: Opened | Closed | Ran | Listed | Repaired | Finished | Passed) -> None:
         match entry:
             case Opened():
                 self._opened(entry.item)
@@ -210,31 +210,31 @@ class ResponseEvents:
     def _delta(self, item: Made | None, text: str) -> None:
         if not text or item is None:
             return
-        shown = self._open_item
-        if shown is None or (shown.made is not item and shown.made != item) or shown.closed is not None:
+        open_item = self._open_item
+        if open_item is None or (open_item.made is not item and open_item.made != item) or open_item.closed is not None:
             if not isinstance(item, Reasoning):
                 return  # buffered: its Closed event has the complete text
-            shown = self._show(item)
-        self._emit_delta(shown, text)
+            open_item = self._show(item)
+        self._emit_delta(open_item, text)
 
     def _closed(self, closed: Closed) -> None:
-        shown = self._open_item
+        open_item = self._open_item
         if isinstance(closed.item, HostedCall) and closed.item.needs_approval:
             self._request(closed)
             return
-        if shown is None or shown.made != closed.item or shown.closed is not None:
+        if open_item is None or open_item.made != closed.item or open_item.closed is not None:
             if not is_in_answer(closed) and not isinstance(closed.item, HostedCall):
-                self._unseen += silent(closed)
+                self._silent_items += silent_items(closed)
                 return
-            shown = self._show(closed.item)
-        text = self._complete_text(shown.lifecycle, closed)
-        said = shown.text.getvalue()
-        self._emit_delta(shown, text[len(said) :])
-        shown.closed = closed
+            open_item = self._show(closed.item)
+        text = self._complete_text(open_item.lifecycle, closed)
+        emitted = open_item.text.getvalue()
+        self._emit_delta(open_item, text[len(emitted) :])
+        open_item.closed = closed
         if isinstance(closed.item, HostedCall):
-            self._emit_text(shown, text)
+            self._emit_text(open_item, text)
             for step in mcp_items.kind_of(closed.item).made:
-                self._step(shown, step)
+                self._step(open_item, step)
         elif isinstance(closed.item, ToolCall):
             self._calls += closed.complete
             self._cut_in_sight = self._cut_in_sight or not closed.complete
@@ -244,11 +244,11 @@ class ResponseEvents:
         # A truncated item waits: if the model continues, it was repaired. Only the last item can be incomplete.
 
     @staticmethod
-    def _complete_text(life: ItemLifecycle, closed: Closed) -> str:
+    def _complete_text(lifecycle: ItemLifecycle, closed: Closed) -> str:
         """Return the text that the deltas of a finished item must add up to."""
         if isinstance(closed.item, HostedCall):
             return mcp_items.complete_text(closed.item, closed.text)
-        return unwrap_input(closed.text) if life is INPUT else closed.text
+        return unwrap_input(closed.text) if lifecycle is INPUT else closed.text
 
     # -- tools the gateway runs
 
@@ -256,32 +256,32 @@ class ResponseEvents:
         self._settle(COMPLETED)
         place = {"output_index": len(self._output)}
         item_id = self._frame.item_id(closed.item, self._new_id)
-        item = mcp_items.to_stored_request(closed, item_id, self._unseen)
-        self._unseen = []
-        shown = self._frame.dialect.item(item.wire)
-        self._put("response.output_item.added", {**place, "item": shown})
+        item = mcp_items.to_stored_request(closed, item_id, self._silent_items)
+        self._silent_items = []
+        wire = self._frame.dialect.item(item.wire)
+        self._add("response.output_item.added", {**place, "item": wire})
         self._output.append(item)
-        self._put("response.output_item.done", {**place, "item": shown})
+        self._add("response.output_item.done", {**place, "item": wire})
 
     def _add_entry(self, entry: Ran | Listed) -> None:
         """Emit the result of the call or list that was started before."""
-        shown = self._open_item
-        assert shown is not None
+        opened = self._open_item
+        assert opened is not None
         if isinstance(entry, Listed):
-            item = mcp_items.to_stored_listing(entry.item, shown.id, entry)
-            self._end_hosted(shown, item, failed=entry.error is not None)
+            item = mcp_items.to_stored_listing(entry.item, opened.id, entry)
+            self._end_server_call(opened, item, failed=entry.error is not None)
         else:
-            assert shown.closed is not None
-            self._trained.ran(entry.item, entry)
-            item = mcp_items.to_stored_call(shown.closed, shown.id, entry, shown.unseen, self._trained)
-            self._end_hosted(shown, item, failed=entry.outcome.is_error)
+            assert opened.closed is not None
+            self._builtins.record_result(entry.item, entry)
+            item = mcp_items.to_stored_call(opened.closed, opened.id, entry, opened.silent_items, self._builtins)
+            self._end_server_call(opened, item, failed=entry.outcome.is_error)
 
-    def _end_hosted(self, shown: OpenItem, item: StoredItem, *, failed: bool) -> None:
-        self._step(shown, mcp_items.kind_of(shown.made).failed if failed else "completed")
-        self._done(shown, item)
+    def _end_server_call(self, open_item: OpenItem, item: StoredItem, *, failed: bool) -> None:
+        self._step(open_item, mcp_items.kind_of(open_item.made).failed if failed else "completed")
+        self._done(open_item, item)
 
-    def _step(self, shown: OpenItem, step: str) -> None:
-        self._put(f"response.{mcp_items.kind_of(shown.made).type}.{step}", shown.location)
+    def _step(self, open_item: OpenItem, step: str) -> None:
+        self._add(f"response.{mcp_items.kind_of(open_item.made).type}.{step}", open_item.location)
 
     # -- item life cycles
 
@@ -302,27 +302,27 @@ class ResponseEvents:
         self._settle(COMPLETED)
         return self._start_item(item, self._frame.item_id(item, self._new_id), self._lifecycle(item))
 
-    def _start_item(self, item: Made, item_id: str, life: ItemLifecycle) -> OpenItem:
-        hidden = life is WORDLESS or (life is REASONING and not self._frame.show_reasoning)
-        shown = OpenItem(item, item_id, len(self._output), life, hidden, self._unseen)
-        shown.delta = self._telling.form(f"{life.event}.delta", shown.location, life.more)
-        if life is TEXT:
-            shown.citations = Citations(self._trained.pages)
-        self._open_item = shown
-        self._unseen = []
+    def _start_item(self, item: Made, item_id: str, lifecycle: ItemLifecycle) -> OpenItem:
+        hidden = lifecycle is WORDLESS or (lifecycle is REASONING and not self._frame.show_reasoning)
+        opened = OpenItem(item, item_id, len(self._output), lifecycle, hidden, self._silent_items)
+        opened.delta = self._writer.form(f"{lifecycle.event}.delta", opened.location, lifecycle.more)
+        if lifecycle is TEXT:
+            opened.citations = Citations(self._builtins.pages)
+        self._open_item = opened
+        self._silent_items = []
         added = self._added(item, item_id)
-        self._put("response.output_item.added", {"output_index": shown.place, "item": self._frame.dialect.item(added)})
-        if life.part is not None and not shown.hidden:
-            self._put("response.content_part.added", {**shown.location, "part": life.part("")})
+        self._add("response.output_item.added", {"output_index": opened.index, "item": self._frame.dialect.item(added)})
+        if lifecycle.part is not None and not opened.hidden:
+            self._add("response.content_part.added", {**opened.location, "part": lifecycle.part("")})
         if isinstance(item, HostedCall | Listing):
-            self._step(shown, "in_progress")
-        return shown
+            self._step(opened, "in_progress")
+        return opened
 
     def _added(self, item: Made, item_id: str) -> Wire:
         """Return an item for its `added` event: in progress, without content."""
         match item:
             case HostedCall():
-                return mcp_items.started_item(item, item_id, self._trained)
+                return mcp_items.started_item(item, item_id, self._builtins)
             case Listing():
                 return mcp_items.listing(item, item_id)
             case _:
@@ -331,59 +331,59 @@ class ResponseEvents:
                 added.pop("encrypted_content", None)
                 return added
 
-    def _emit_delta(self, shown: OpenItem, text: str) -> None:
+    def _emit_delta(self, open_item: OpenItem, text: str) -> None:
         if not text:
             return
-        shown.text.write(text)
-        if not shown.hidden and shown.delta is not None:
-            self._telling.delta(shown.delta, text)
-        for annotation in shown.citations.feed(text) if shown.citations is not None else ():
-            number = {"annotation_index": len(shown.annotations), "annotation": annotation}
-            self._put("response.output_text.annotation.added", {**shown.location, **number})
-            shown.annotations.append(annotation)
+        open_item.text.write(text)
+        if not open_item.hidden and open_item.delta is not None:
+            self._writer.delta(open_item.delta, text)
+        for annotation in open_item.citations.feed(text) if open_item.citations is not None else ():
+            number = {"annotation_index": len(open_item.annotations), "annotation": annotation}
+            self._add("response.output_text.annotation.added", {**open_item.location, **number})
+            open_item.annotations.append(annotation)
 
     def _settle(self, status: str) -> None:
         """End the open item, if any. A finished item that was not truncated is complete."""
-        shown = self._open_item
-        if shown is None:
+        open_item = self._open_item
+        if open_item is None:
             return
-        text = shown.text.getvalue()
-        closed = shown.closed or Closed(shown.made, text, complete=False)
-        item = self._frame.output(closed, shown.id, status, shown)
-        if isinstance(shown.made, HostedCall | Listing):
+        text = open_item.text.getvalue()
+        closed = open_item.closed or Closed(open_item.made, text, complete=False)
+        item = self._frame.output(closed, open_item.id, status, open_item)
+        if isinstance(open_item.made, HostedCall | Listing):
             # Interrupted: the result is unknown.
-            if isinstance(shown.made, HostedCall):
-                self._emit_text(shown, text)
-            self._end_hosted(shown, item, failed=True)
+            if isinstance(open_item.made, HostedCall):
+                self._emit_text(open_item, text)
+            self._end_server_call(open_item, item, failed=True)
             return
-        self._end_item(shown, text, item)
+        self._end_item(open_item, text, item)
 
-    def _end_item(self, shown: OpenItem, text: str, item: StoredItem) -> None:
-        self._emit_text(shown, text, {name: item.wire[name] for name in shown.lifecycle.copied})
-        self._done(shown, item)
+    def _end_item(self, open_item: OpenItem, text: str, item: StoredItem) -> None:
+        self._emit_text(open_item, text, {name: item.wire[name] for name in open_item.lifecycle.copied})
+        self._done(open_item, item)
 
-    def _emit_text(self, shown: OpenItem, text: str, copied: Wire | None = None) -> None:
+    def _emit_text(self, open_item: OpenItem, text: str, copied: Wire | None = None) -> None:
         """Emit the complete text of an item's deltas, once."""
-        if shown.hidden or shown.is_text_emitted:
+        if open_item.hidden or open_item.is_text_emitted:
             return
-        shown.is_text_emitted = True
-        life = shown.lifecycle
-        where = shown.location
-        self._put(f"{life.event}.done", {**where, life.full: text, **(life.more or {}), **(copied or {})})
-        if life.part is not None:
-            self._put("response.content_part.done", {**where, "part": shown.part(text)})
+        open_item.is_text_emitted = True
+        lifecycle = open_item.lifecycle
+        at = open_item.location
+        self._add(f"{lifecycle.event}.done", {**at, lifecycle.full: text, **(lifecycle.more or {}), **(copied or {})})
+        if lifecycle.part is not None:
+            self._add("response.content_part.done", {**at, "part": open_item.part(text)})
 
-    def _done(self, shown: OpenItem, item: StoredItem) -> None:
+    def _done(self, open_item: OpenItem, item: StoredItem) -> None:
         self._output.append(item)
-        done = {"output_index": shown.place, "item": self._frame.dialect.item(item.wire)}
-        self._put("response.output_item.done", done)
+        done = {"output_index": open_item.index, "item": self._frame.dialect.item(item.wire)}
+        self._add("response.output_item.done", done)
         self._open_item = None
 
     # -- the frame
 
     def _start_response(self, *, queued: bool = False) -> None:
         """Emit the events before the first item, unless emitted before."""
-        if self._telling.number:
+        if self._writer.number:
             return
         status = Status.QUEUED if queued else Status.IN_PROGRESS
         self._response("response.created", self._frame.stored(status))
@@ -397,4 +397,4 @@ class ResponseEvents:
         self.stored = self._frame.stored(status, output=tuple(self._output), usage=usage, error=error, notes=notes)
 
     def _response(self, name: str, stored: StoredResponse) -> None:
-        self._put(name, {"response": to_response(stored, self._frame.dialect)} if self._telling.aloud else {})
+        self._add(name, {"response": to_response(stored, self._frame.dialect)} if self._writer.should_emit else {})

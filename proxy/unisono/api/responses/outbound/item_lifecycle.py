@@ -69,15 +69,15 @@ HOSTED = {kind.type: kind for kind in (MCP_CALL, WEB_SEARCH, CODE_RUN)}
 class OpenItem:
     """Item that was started. A `hidden` one has no deltas.
 
-    `unseen` holds earlier output of the model that was not emitted.
+    `silent_items` holds earlier output of the model that was not emitted.
     """
 
     made: Made
     id: str
-    place: int
+    index: int
     lifecycle: ItemLifecycle
     hidden: bool
-    unseen: Sequence[Item] = ()
+    silent_items: Sequence[Item] = ()
     # A StringIO holds the text once, at one byte per ASCII character; a list holds an object per delta.
     text: StringIO = field(default_factory=StringIO)
     closed: Closed | None = None
@@ -90,7 +90,7 @@ class OpenItem:
     @property
     def location(self) -> Wire:
         """Fields that locate the item, the same in all its events."""
-        where: Wire = {"item_id": self.id, "output_index": self.place}
+        where: Wire = {"item_id": self.id, "output_index": self.index}
         return where if self.lifecycle.part is None else where | {"content_index": 0}
 
     def part(self, text: str) -> Wire:

@@ -25,17 +25,17 @@ def kind_of(item: Made) -> ServerItemKind:
     return CODE_RUN if builtin_of(item.server) == PYTHON else WEB_SEARCH
 
 
-def complete_text(item: HostedCall, said: str) -> str:
-    """Return the complete text of a call's deltas, for the model's arguments `said`."""
-    return code_of(item) if is_trained(item) else said
+def complete_text(item: HostedCall, text: str) -> str:
+    """Return the complete text of a call's deltas, for the model's arguments `text`."""
+    return code_of(item) if is_trained(item) else text
 
 
 def started_item(item: HostedCall, item_id: str, trained: BuiltinCalls) -> Wire:
     """Return the item of a call before it runs, without streamed fields."""
     if not is_trained(item):
         return call(item, item_id, "")
-    shown = trained.to_wire(item, item_id, IN_PROGRESS)
-    return shown | {"code": ""} if "code" in shown else shown
+    wire = trained.to_wire(item, item_id, IN_PROGRESS)
+    return wire | {"code": ""} if "code" in wire else wire
 
 
 def call(item: HostedCall, item_id: str, arguments: str, status: str = IN_PROGRESS, ran: Ran | None = None) -> Wire:
@@ -108,18 +108,18 @@ def to_stored_call(
     made = to_item(closed)
     result = ToolResult(item.call_id, item.name, OUTCOME_UNKNOWN if ran is None else ran.text_for_model)
     if is_trained(item):
-        shown = trained.to_wire(item, item_id, status_of(ran), ran)
+        wire = trained.to_wire(item, item_id, status_of(ran), ran)
     else:
-        shown = call(item, item_id, closed.text, status_of(ran), ran)
-    return StoredItem(item_id, (*before, *(() if made is None else (made,)), result), shown)
+        wire = call(item, item_id, closed.text, status_of(ran), ran)
+    return StoredItem(item_id, (*before, *(() if made is None else (made,)), result), wire)
 
 
 def to_stored_request(closed: Closed, item_id: str, before: Sequence[Item]) -> StoredItem:
     item = closed.item
     assert isinstance(item, HostedCall)
     made = to_item(closed)
-    said = (*before, *(() if made is None else (made,)))
-    return StoredItem(item_id, said, request(item, item_id, closed.text))
+    meaning = (*before, *(() if made is None else (made,)))
+    return StoredItem(item_id, meaning, request(item, item_id, closed.text))
 
 
 def to_stored_listing(item: Listing, item_id: str, listed: Listed | None) -> StoredItem:

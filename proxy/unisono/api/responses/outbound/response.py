@@ -110,29 +110,29 @@ class ResponseFrame:
 
     def output(self, closed: Closed, item_id: str, status: str, so_far: OpenItem | None = None) -> StoredItem:
         """Return an item of the answer in its stored form. `so_far` is its emitted state."""
-        said = to_item(closed)
-        before = so_far.unseen if so_far is not None else ()
-        all_said = (*before, *(() if said is None else (said,)))
+        meaning = to_item(closed)
+        before = so_far.silent_items if so_far is not None else ()
+        all_said = (*before, *(() if meaning is None else (meaning,)))
         item = closed.item
         match item:
             case Reasoning():
                 parts = [reasoning_part(closed.text)] if closed.text and self.show_reasoning else []
-                sealed = self.seal(said) if self.seal is not None and said is not None else None
-                shown = reasoning(item_id, parts, status, sealed)
+                sealed = self.seal(meaning) if self.seal is not None and meaning is not None else None
+                wire = reasoning(item_id, parts, status, sealed)
             case Text():
                 part = refusal_part(closed.text) if item.unfit else text_part(closed.text)
-                shown = message(
+                wire = message(
                     item_id, item.phase, [annotated(part, so_far.annotations if so_far is not None else ())], status
                 )
             case ToolCall():
-                shown = call(item_id, item.call_id, item.name, closed.text, self.toolbox, status)
+                wire = call(item_id, item.call_id, item.name, closed.text, self.toolbox, status)
             case HostedCall():
                 return to_stored_call(closed, item_id, None, before, self.trained())
             case Listing():
                 return to_stored_listing(item, item_id, None)
             case _:
                 assert_never(item)
-        return StoredItem(item_id, all_said, shown)
+        return StoredItem(item_id, all_said, wire)
 
     def item_id(self, item: Made, new_id: NewId) -> str:
         match item:
@@ -310,10 +310,10 @@ def is_in_answer(closed: Closed) -> bool:
             assert_never(closed.item)
 
 
-def silent(closed: Closed) -> tuple[Item, ...]:
+def silent_items(closed: Closed) -> tuple[Item, ...]:
     """Return the content of an item that is not emitted.
 
     The tokens of empty reasoning are part of the prompt in a backend's cache.
     """
-    said = to_item(closed)
-    return (said,) if said is not None and closed.tokens else ()
+    item = to_item(closed)
+    return (item,) if item is not None and closed.tokens else ()

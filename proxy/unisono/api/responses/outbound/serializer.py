@@ -35,19 +35,19 @@ class DeltaForm(NamedTuple):
 
 
 class EventSerializer:
-    """Serializer of events, in order. With `aloud` False, events are counted but not made."""
+    """Serializer of events, in order. With `should_emit` False, events are counted but not made."""
 
-    def __init__(self, dialect: Dialect, *, aloud: bool = True) -> None:
-        self.aloud = aloud
+    def __init__(self, dialect: Dialect, *, should_emit: bool = True) -> None:
+        self.should_emit = should_emit
         self.number = 0
         self._dialect = dialect
-        self._out: list[WireEvent] = []
+        self._events: list[WireEvent] = []
 
     def add(self, name: str, body: Mapping[str, Any]) -> None:
-        if self.aloud:
+        if self.should_emit:
             name = self._dialect.event(name)
             data = orjson.dumps({"type": name, "sequence_number": self.number, **body})
-            self._out.append(WireEvent(self.number, name, data))
+            self._events.append(WireEvent(self.number, name, data))
         self.number += 1
 
     def form(self, name: str, where: Mapping[str, Any], more: Mapping[str, Any] | None) -> DeltaForm:
@@ -58,11 +58,11 @@ class EventSerializer:
         return DeltaForm(name, before, middle, (b"," + orjson.dumps(more)[1:-1] if more else b"") + b"}")
 
     def delta(self, form: DeltaForm, text: str) -> None:
-        if self.aloud:
+        if self.should_emit:
             data = b"%b%d%b%b%b" % (form.before, self.number, form.middle, orjson.dumps(text), form.after)
-            self._out.append(WireEvent(self.number, form.name, data))
+            self._events.append(WireEvent(self.number, form.name, data))
         self.number += 1
 
     def pop_events(self) -> list[WireEvent]:
-        taken, self._out = self._out, []
-        return taken
+        events, self._events = self._events, []
+        return events

@@ -48,16 +48,16 @@ STATELESS = frozenset({"mcp_list_tools", "mcp_approval_request"})
 
 def replay_events(response: StoredResponse, dialect: Dialect = OPENAI) -> list[WireEvent]:
     """Return the events of a finished response, from its record instead of its log."""
-    begun = replace(response, status=Status.IN_PROGRESS, output=(), usage=None, error=None, notes={})
-    told: list[Wire] = [
-        {"type": name, "response": to_response(begun)} for name in ("response.created", "response.in_progress")
+    in_progress = replace(response, status=Status.IN_PROGRESS, output=(), usage=None, error=None, notes={})
+    events: list[Wire] = [
+        {"type": name, "response": to_response(in_progress)} for name in ("response.created", "response.in_progress")
     ]
     for place, item in enumerate(response.output):
-        told += _item_events(dict(item.wire), place)
+        events += _item_events(dict(item.wire), place)
     if response.error is not None:
-        told.append({"type": "error", "param": None, **response.error})
-    told.append({"type": LAST_EVENTS[response.status], "response": to_response(response)})
-    return [_numbered(event, number, dialect) for number, event in enumerate(told)]
+        events.append({"type": "error", "param": None, **response.error})
+    events.append({"type": LAST_EVENTS[response.status], "response": to_response(response)})
+    return [_numbered(event, number, dialect) for number, event in enumerate(events)]
 
 
 def _item_events(item: Wire, place: int) -> Iterator[Wire]:
@@ -81,28 +81,28 @@ def _item_events(item: Wire, place: int) -> Iterator[Wire]:
     for step in hosted.made if hosted is not None else ():
         yield {"type": f"response.{item['type']}.{step}", **at}
     for index, part in enumerate(item.get("content") or ()):
-        life = PARTS[part["type"]]
-        assert life.part is not None
+        lifecycle = PARTS[part["type"]]
+        assert lifecycle.part is not None
         within = {**at, "content_index": index}
-        yield {"type": "response.content_part.added", **within, "part": life.part("")}
-        yield from _text_events(life, within, part[life.full], {}, part.get("annotations") or ())
+        yield {"type": "response.content_part.added", **within, "part": lifecycle.part("")}
+        yield from _text_events(lifecycle, within, part[lifecycle.full], {}, part.get("annotations") or ())
         yield {"type": "response.content_part.done", **within, "part": part}
     if hosted is not None:
-        well = item.get("error") is None and item.get("status") not in (INCOMPLETE, FAILED)
-        yield {"type": f"response.{hosted.type}.{'completed' if well else hosted.failed}", **at}
+        has_succeeded = item.get("error") is None and item.get("status") not in (INCOMPLETE, FAILED)
+        yield {"type": f"response.{hosted.type}.{'completed' if has_succeeded else hosted.failed}", **at}
     yield {"type": "response.output_item.done", **where, "item": item}
 
 
 def _text_events(
-    life: ItemLifecycle, at: Wire, text: str, copied: Wire, annotations: Sequence[Mapping[str, Any]] = ()
+    lifecycle: ItemLifecycle, at: Wire, text: str, copied: Wire, annotations: Sequence[Mapping[str, Any]] = ()
 ) -> Iterator[Wire]:
-    more: Mapping[str, Any] = life.more or {}
+    more: Mapping[str, Any] = lifecycle.more or {}
     if text:
-        yield {"type": f"{life.event}.delta", **at, "delta": text, **more}
+        yield {"type": f"{lifecycle.event}.delta", **at, "delta": text, **more}
     for number, annotation in enumerate(annotations):
         index = {"annotation_index": number, "annotation": annotation}
         yield {"type": "response.output_text.annotation.added", **at, **index}
-    yield {"type": f"{life.event}.done", **at, life.full: text, **more, **copied}
+    yield {"type": f"{lifecycle.event}.done", **at, lifecycle.full: text, **more, **copied}
 
 
 def _numbered(event: Wire, number: int, dialect: Dialect) -> WireEvent:

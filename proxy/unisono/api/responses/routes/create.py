@@ -27,8 +27,8 @@ from unisono.api.responses.idempotency import (
     ClaimLost,
     IdempotencyClaim,
     claim_of,
-    give_back,
     owner_of,
+    release_claim,
     started,
 )
 from unisono.api.responses.outbound.dialects import Dialect
@@ -36,11 +36,11 @@ from unisono.api.responses.outbound.events import ResponseEvents
 from unisono.api.responses.outbound.response import LAST_EVENTS, ResponseFrame, failure_in, to_echo, to_response
 from unisono.api.responses.outbound.serializer import WireEvent
 from unisono.api.responses.outbound.stored_stream import replay_events
-from unisono.api.responses.persistence import insisting
-from unisono.api.responses.prepared_request import Sender, judged, understood
+from unisono.api.responses.persistence import retry_while_down
+from unisono.api.responses.prepared_request import Sender, understood, validate_body
 from unisono.api.responses.routes.responses_api import ResponsesApi
 from unisono.api.responses.schema import ResponsesRequest
-from unisono.api.route_table import ANSWER_HEADERS, TURNED, RouteTable, dependency
+from unisono.api.route_table import ANSWER_HEADERS, MODEL_CALL_ERRORS, RouteTable, dependency
 from unisono.api.sampling import to_sampling
 from unisono.api.sse import CLIENT_CLOSED_REQUEST, DONE, ClientGone, EventStream, until_disconnect
 from unisono.api.unisono_object import backend_header, recoveries_header
@@ -62,7 +62,7 @@ def add_create_route(table: RouteTable, dialect: Dialect) -> None:
     @table.add(
         "POST",
         "/responses",
-        TURNED,
+        MODEL_CALL_ERRORS,
         answer=answers.Response,
         headers=ANSWER_HEADERS,
         links=[f"{name} response_id" for name in ("getResponse", "deleteResponse", "cancelResponse", "listInputItems")],
@@ -80,32 +80,30 @@ def add_create_route(table: RouteTable, dialect: Dialect) -> None:
 
 
 async def _create(request: Request, api: ResponsesApi, dialect: Dialect) -> Response:
-    means, runner, keep_alive_s = api.means, api.runner, api.keep_alive_s
+    deps, runner, keep_alive_s = api.deps, api.runner, api.keep_alive_s
     body = await read_json(request)
-    served = way_for(means.find_way, body, request.state.caller)
+    served = way_for(deps.find_way, body, request.state.caller)
     if served.way in (AnswerMode.PASSING, AnswerMode.PASSING_THEN_ENGINE):
         if not served.stores_responses:
             check_stateless(body)
-        return await passed_through(
-            request, means.service, Api.RESPONSES, body, served.group, keep_alive_s=keep_alive_s
-        )
+        return await passed_through(request, deps.service, Api.RESPONSES, body, served.group, keep_alive_s=keep_alive_s)
     size = len(await request.body())
-    wanted = await judged(body, size)
-    notes = (NO_EFFECT,) if HEADER in request.headers and not wanted.stored else ()
+    parsed = await validate_body(body, size)
+    notes = (NO_EFFECT,) if HEADER in request.headers and not parsed.stored else ()
     sender = Sender(request.state.caller, request.state.request_id, dialect, notes)
-    claim = await claim_of(request, sender.tenant) if wanted.stored else None
-    posted = ResponseCreation(means, runner, sender, wanted, body, size)
+    claim = await claim_of(request, sender.tenant) if parsed.stored else None
+    posted = ResponseCreation(deps, runner, sender, parsed, body, size)
     try:
-        if claim is not None or wanted.background:
-            response_id = await posted.let_run(claim, request.receive)
-            if wanted.stream:
+        if claim is not None or parsed.background:
+            response_id = await posted.start_background(claim, request.receive)
+            if parsed.stream:
                 return EventStream(to_sse(posted.logged(claim, response_id)), keep_alive_s=keep_alive_s)
-            if wanted.background:
+            if parsed.background:
                 # Return it as created: by now it may be in progress.
                 return to_http_response(posted.created or await posted.found(response_id), dialect)
             response = await until_disconnect(request.receive, posted.finished(claim, response_id))
             return to_http_response(response, dialect)
-        if wanted.stream:
+        if parsed.stream:
             report = GenerationReport()
             events = posted.events(report, too_late=lambda: stream.is_head_sent)
             stream = EventStream(to_sse(events), headers=lambda: backend_header([report]), keep_alive_s=keep_alive_s)
@@ -127,24 +125,24 @@ class ResponseCreation:
         deps: ResponsesDeps,
         runner: BackgroundRunner,
         sender: Sender,
-        wanted: ResponsesRequest,
+        requested: ResponsesRequest,
         body: Mapping[str, Any],
         size: int,
     ) -> None:
-        self._means = deps
+        self._deps = deps
         self._runner = runner
         self._sender = sender
-        self._requested = wanted
+        self._requested = requested
         self._body = body
         self._size = size
         self.created: StoredResponse | None = None
 
     async def whole(self) -> tuple[StoredResponse, GenerationReport]:
-        response_id = self._means.new_id("resp_")
+        response_id = self._deps.new_id("resp_")
         async with understood(
-            self._means, self._sender, self._requested, response_id=response_id, size=self._size
-        ) as asked:
-            return await answer_whole(self._means, asked)
+            self._deps, self._sender, self._requested, response_id=response_id, size=self._size
+        ) as prepared:
+            return await answer_whole(self._deps, prepared)
 
     async def events(
         self, report: GenerationReport, *, too_late: Callable[[], bool]
@@ -153,31 +151,31 @@ class ResponseCreation:
 
         A failure before the first event is raised, unless `too_late` returns True.
         """
-        response_id = self._means.new_id("resp_")
-        begun = False
+        response_id = self._deps.new_id("resp_")
+        has_started = False
         try:
             async with understood(
-                self._means, self._sender, self._requested, response_id=response_id, size=self._size
-            ) as asked:
-                run = self._means.service.start(asked.generation.request)
-                async with aclosing(answer_events(self._means, asked, run, too_late=too_late)) as answering:
-                    async for made in answering:
-                        report.backend, report.failovers = run.report.backend, run.report.failovers
-                        report.model, report.tries = run.report.model, run.report.tries
-                        report.standing = run.report.standing
-                        begun = True
-                        yield made
+                self._deps, self._sender, self._requested, response_id=response_id, size=self._size
+            ) as prepared:
+                stream = self._deps.service.start(prepared.generation.request)
+                async with aclosing(answer_events(self._deps, prepared, stream, too_late=too_late)) as answering:
+                    async for batch in answering:
+                        report.backend, report.failovers = stream.report.backend, stream.report.failovers
+                        report.model, report.tries = stream.report.model, stream.report.tries
+                        report.standing = stream.report.standing
+                        has_started = True
+                        yield batch
         except Exception as error:
-            if begun or not too_late():
+            if has_started or not too_late():
                 raise
             yield self._failed_before_start(response_id, failure_of(error))
 
     def _failed_before_start(self, response_id: str, error: UnisonoError) -> list[WireEvent]:
         """Return the stream of a response that failed before its first event."""
-        means, wanted = self._means, self._requested
-        echo = to_echo(wanted, to_sampling(wanted))
-        frame = ResponseFrame(response_id, int(means.clock()), wanted.model, echo, dialect=self._sender.dialect)
-        events = ResponseEvents(frame, GenerationReport(), new_id=means.new_id, clock=means.clock)
+        deps, requested = self._deps, self._requested
+        echo = to_echo(requested, to_sampling(requested))
+        frame = ResponseFrame(response_id, int(deps.clock()), requested.model, echo, dialect=self._sender.dialect)
+        events = ResponseEvents(frame, GenerationReport(), new_id=deps.new_id, clock=deps.clock)
         return [*events.fail(error), events.last()]
 
     async def logged(self, claim: IdempotencyClaim | None, response_id: str) -> AsyncGenerator[list[WireEvent]]:
@@ -186,32 +184,32 @@ class ResponseCreation:
         The key of a failed response is released before the failure is emitted.
         """
         tenant, dialect = self._sender.tenant, self._sender.dialect
-        begun = False
-        async with aclosing(logged_events(self._means.store, tenant, response_id, 0, dialect)) as events:
-            async for made in events:
-                begun = True
-                if claim is not None and made[-1].type == LAST_EVENTS[Status.FAILED]:
-                    await give_back(self._means, claim, response_id)
-                yield made
-        if not begun:
+        has_started = False
+        async with aclosing(logged_events(self._deps.store, tenant, response_id, 0, dialect)) as events:
+            async for batch in events:
+                has_started = True
+                if claim is not None and batch[-1].type == LAST_EVENTS[Status.FAILED]:
+                    await release_claim(self._deps, claim, response_id)
+                yield batch
+        if not has_started:
             # A key outlives the log of its response.
             yield replay_events(await self.found(response_id), dialect)
 
-    async def let_run(self, claim: IdempotencyClaim | None, receive: Receive) -> str:
+    async def start_background(self, claim: IdempotencyClaim | None, receive: Receive) -> str:
         """Start the response, or find that of an earlier request with the same key; return its id.
 
         Raises ClientGone when the client disconnects during the wait for that response.
         """
-        response_id = self._means.new_id("resp_")
+        response_id = self._deps.new_id("resp_")
         if claim is None:
             await self._wait_for_record(response_id)
             return response_id
         while True:
-            owner = await owner_of(self._means, claim, response_id)
+            owner = await owner_of(self._deps, claim, response_id)
             if owner == response_id and await self._has_started(claim, response_id):
                 return response_id
             if owner != response_id:
-                starting = started(self._means, claim, owner, response_id, self._requested)
+                starting = started(self._deps, claim, owner, response_id, self._requested)
                 if await until_disconnect(receive, starting) is not None:
                     return owner
 
@@ -219,7 +217,7 @@ class ResponseCreation:
         """Start the response that has the key; return False if the key was lost meanwhile."""
 
         async def confirm() -> None:
-            if await owner_of(self._means, claim, response_id) != response_id:
+            if await owner_of(self._deps, claim, response_id) != response_id:
                 raise ClaimLost
 
         try:
@@ -228,9 +226,9 @@ class ResponseCreation:
             return False
         except BaseException as error:
             if await self._is_missing(response_id):
-                if isinstance(error, StoreConflict) and await self._is_lost(claim, response_id):
+                if isinstance(error, StoreConflict) and await self._is_response_missing(claim, response_id):
                     return False
-                await give_back(self._means, claim, response_id)
+                await release_claim(self._deps, claim, response_id)
             raise
         return True
 
@@ -239,9 +237,9 @@ class ResponseCreation:
             self._sender, self._requested, self._body, response_id=response_id, size=self._size, confirm=confirm
         )
 
-    async def _is_lost(self, claim: IdempotencyClaim, response_id: str) -> bool:
+    async def _is_response_missing(self, claim: IdempotencyClaim, response_id: str) -> bool:
         try:
-            return await owner_of(self._means, claim, response_id) != response_id
+            return await owner_of(self._deps, claim, response_id) != response_id
         except StoreError:
             return False
 
@@ -251,7 +249,7 @@ class ResponseCreation:
         A response that could not be deleted continues under its key.
         """
         try:
-            [response] = await self._means.store.responses(self._sender.tenant, [response_id])
+            [response] = await self._deps.store.responses(self._sender.tenant, [response_id])
         except StoreError:
             return False
         return response is None
@@ -259,8 +257,8 @@ class ResponseCreation:
     async def found(self, response_id: str) -> StoredResponse:
         # Retried, because the response exists: after an error the client would repeat the request, and the response
         # would be generated twice.
-        store, tenant = self._means.store, self._sender.tenant
-        [response] = await insisting(lambda: store.responses(tenant, [response_id]))
+        store, tenant = self._deps.store, self._sender.tenant
+        [response] = await retry_while_down(lambda: store.responses(tenant, [response_id]))
         if response is None:
             raise missing(response_id)
         return response
@@ -270,18 +268,18 @@ class ResponseCreation:
 
         Raises the error of a failed response, after the release of its key.
         """
-        store, tenant = self._means.store, self._sender.tenant
+        store, tenant = self._deps.store, self._sender.tenant
         response = await self.found(response_id)
         seen = 0
         while not response.status.terminal:
-            async for made in logged_events(store, tenant, response_id, seen, self._sender.dialect):
-                seen += len(made)
+            async for batch in logged_events(store, tenant, response_id, seen, self._sender.dialect):
+                seen += len(batch)
             response = await self.found(response_id)
             # There may be no log to wait on.
             await asyncio.sleep(0 if response.status.terminal else LOOK_EVERY_S)
         if response.status is Status.FAILED:
             if claim is not None:
-                await give_back(self._means, claim, response_id)
+                await release_claim(self._deps, claim, response_id)
             raise failure_in(response)
         return response
 
@@ -293,9 +291,9 @@ async def to_sse(events: AsyncGenerator[list[WireEvent]]) -> AsyncGenerator[byte
     """
     try:
         last = ""
-        async for made in events:
-            yield b"".join([event.sse() for event in made])
-            last = made[-1].type
+        async for batch in events:
+            yield b"".join([event.sse() for event in batch])
+            last = batch[-1].type
         if last in LAST_EVENTS.values():
             yield DONE
     finally:

@@ -13,11 +13,11 @@ from unisono.api.body import read_json
 from unisono.api.responses.answers import InputTokens
 from unisono.api.responses.deps import ResponsesDeps
 from unisono.api.responses.outbound.dialects import Dialect
-from unisono.api.responses.prepared_request import Sender, assembled, judged
+from unisono.api.responses.prepared_request import Sender, assembled, validate_body
 from unisono.api.responses.prior_state import recall
 from unisono.api.responses.routes.responses_api import ResponsesApi
 from unisono.api.responses.schema import ResponsesRequest
-from unisono.api.route_table import TURNED, RouteTable, dependency, keep_properties
+from unisono.api.route_table import MODEL_CALL_ERRORS, RouteTable, dependency, keep_properties
 from unisono.api.sse import CLIENT_CLOSED_REQUEST, ClientGone, until_disconnect
 from unisono.api.whole import to_whole
 
@@ -33,23 +33,23 @@ class CountRequest(ResponsesRequest):
 
 async def counted(deps: ResponsesDeps, sender: Sender, body: dict[str, Any], size: int) -> int:
     # A count is not stored, so the store is read only for the prior state.
-    wanted = await judged({**body, "store": False, "background": False}, size)
-    model = deps.resolve(wanted.model, sender.caller)
-    past = await recall(deps.store, sender.tenant, wanted)
-    asked = await assembled(
-        deps, sender, wanted, past, model, response_id=deps.new_id("resp_"), created_at=0, size=size
+    request = await validate_body({**body, "store": False, "background": False}, size)
+    model = deps.resolve(request.model, sender.caller)
+    past = await recall(deps.store, sender.tenant, request)
+    prepared = await assembled(
+        deps, sender, request, past, model, response_id=deps.new_id("resp_"), created_at=0, size=size
     )
-    return await deps.service.count(asked.generation.request)
+    return await deps.service.count(prepared.generation.request)
 
 
 def add_counting_route(table: RouteTable, dialect: Dialect) -> None:
-    @table.add("POST", "/responses/input_tokens", TURNED, answer=InputTokens, body=CountRequest, direct=True)
+    @table.add("POST", "/responses/input_tokens", MODEL_CALL_ERRORS, answer=InputTokens, body=CountRequest, direct=True)
     async def count_input_tokens(request: Request) -> Response:
         """Count the input tokens of a request."""
-        means = dependency(request, ResponsesApi).means
+        deps = dependency(request, ResponsesApi).deps
         body = await read_json(request)
         sender = Sender(request.state.caller, request.state.request_id, dialect)
-        work = counted(means, sender, body, len(await request.body()))
+        work = counted(deps, sender, body, len(await request.body()))
         try:
             tokens = await until_disconnect(request.receive, work)
         except ClientGone:

@@ -11,6 +11,6 @@ from unisono.api.sse import KEEP_ALIVE_S
 
 @dataclass(frozen=True, slots=True)
 class ResponsesApi:
-    means: ResponsesDeps
+    deps: ResponsesDeps
     runner: BackgroundRunner
     keep_alive_s: float = KEEP_ALIVE_S

@@ -18,7 +18,7 @@ from unisono.api.responses.prior_state import OUR_ID
 from unisono.api.responses.queries import PageQuery, ResponseQuery
 from unisono.api.responses.routes.create import to_http_response, to_sse
 from unisono.api.responses.routes.responses_api import ResponsesApi
-from unisono.api.route_table import CHANGED, ONE, CurrentCaller, PathId, RouteTable, provided
+from unisono.api.route_table import READ_404, READ_404_409, CurrentCaller, PathId, RouteTable, provided
 from unisono.api.sse import EventStream
 from unisono.api.whole import to_whole
 from unisono.core.state_store import StoredItem, StoredResponse
@@ -31,7 +31,7 @@ async def found(api: ResponsesApi, tenant: str, response_id: str) -> StoredRespo
     """Return a response of the tenant. Raises NotFound."""
     if not OUR_ID.fullmatch(response_id):
         raise missing(response_id)
-    [response] = await api.means.store.responses(tenant, [response_id])
+    [response] = await api.deps.store.responses(tenant, [response_id])
     if response is None:
         raise missing(response_id)
     return response
@@ -39,9 +39,9 @@ async def found(api: ResponsesApi, tenant: str, response_id: str) -> StoredRespo
 
 # Responses are written from their stored form: as models, their items would be validated again.
 def add_stored_routes(table: RouteTable, dialect: Dialect) -> None:
-    one = "/responses/{response_id}"
+    path = "/responses/{response_id}"
 
-    @table.add("GET", one, ONE, answer=answers.Response, events=answers.ResponseEvent)
+    @table.add("GET", path, READ_404, answer=answers.Response, events=answers.ResponseEvent)
     async def get_response(
         api: Api, caller: CurrentCaller, response_id: PathId, query: Annotated[ResponseQuery, Query()]
     ) -> Response:
@@ -49,7 +49,7 @@ def add_stored_routes(table: RouteTable, dialect: Dialect) -> None:
         response = await found(api, caller.tenant, response_id)
         if not query.stream:
             return to_http_response(response, dialect)
-        store = api.means.store
+        store = api.deps.store
         if await store.events(caller.tenant, response.id, 0, limit=1) is None:
             raise InvalidRequest(
                 "The events of this response are not stored: it is not a background response, or it ended too long "
@@ -60,22 +60,22 @@ def add_stored_routes(table: RouteTable, dialect: Dialect) -> None:
         events = logged_events(store, caller.tenant, response.id, first, dialect)
         return EventStream(to_sse(events), keep_alive_s=api.keep_alive_s)
 
-    @table.add("DELETE", one, CHANGED)
+    @table.add("DELETE", path, READ_404_409)
     async def delete_response(api: Api, caller: CurrentCaller, response_id: PathId) -> Deleted:
         """Delete a stored response."""
         response = await found(api, caller.tenant, response_id)
-        if not await api.means.store.delete_response(caller.tenant, response.id):
+        if not await api.deps.store.delete_response(caller.tenant, response.id):
             raise missing(response.id)
         api.runner.forget(caller.tenant, response.id)
         return Deleted(id=response.id, object="response", deleted=True)
 
-    @table.add("POST", f"{one}/cancel", CHANGED, answer=answers.Response)
+    @table.add("POST", f"{path}/cancel", READ_404_409, answer=answers.Response)
     async def cancel_response(api: Api, caller: CurrentCaller, response_id: PathId) -> Response:
         """Cancel a background response."""
         response = await found(api, caller.tenant, response_id)
         return to_http_response(await api.runner.cancel(caller.tenant, response.id), dialect)
 
-    @table.add("GET", f"{one}/input_items", ONE, answer=answers.ItemPage)
+    @table.add("GET", f"{path}/input_items", READ_404, answer=answers.ItemPage)
     async def list_input_items(
         api: Api, caller: CurrentCaller, response_id: PathId, query: Annotated[PageQuery, Query()]
     ) -> Response:

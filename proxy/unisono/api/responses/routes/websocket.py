@@ -12,6 +12,6 @@ from unisono.api.route_table import RouteTable, dependency
 
 def add_websocket_routes(table: RouteTable, dialect: Dialect) -> None:
     async def connect(socket: WebSocket) -> None:
-        await Connection(dependency(socket, ResponsesApi).means, dialect, socket).run()
+        await Connection(dependency(socket, ResponsesApi).deps, dialect, socket).run()
 
     table.add_websocket("/responses", connect)

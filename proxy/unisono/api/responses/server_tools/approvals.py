@@ -29,14 +29,14 @@ log = logging.getLogger("unisono.responses")
 
 def approvals_in(request: ResponsesRequest, server_tools: ServerTools | None) -> dict[str, str]:
     """Return the approvals of this request, with the field of each, if present in the request."""
-    given = {
+    responses = {
         getattr(item, "approval_request_id", None): f"{INPUT}.{position}.approval_request_id"
         for position, item in enumerate(request.input)
         if item.type == "mcp_approval_response"
     }
     decisions = () if server_tools is None else server_tools.decisions
     return {
-        decision.approval: given.get(decision.approval, INPUT)
+        decision.approval: responses.get(decision.approval, INPUT)
         for decision in decisions
         if decision.approved and OUR_ID.fullmatch(decision.approval)
     }
@@ -49,7 +49,7 @@ class Approvals:
     """
 
     def __init__(self, deps: ResponsesDeps, tenant: str, response_id: str, fields: Mapping[str, str]) -> None:
-        self._means = deps
+        self._deps = deps
         self._tenant = tenant
         self._response_id = response_id
         self._fields = fields
@@ -62,15 +62,15 @@ class Approvals:
         try:
             yield
         finally:
-            await asyncio.shield(self.give_back())
+            await asyncio.shield(self.release_unused())
 
     async def claim(self) -> None:
         """Claim all approvals temporarily, or none. Raises ApprovalUsed and StoreUnavailable."""
         try:
             for approval in self._fields:
-                await self._mark(approval, self._means.lease_s)
+                await self._mark(approval, self._deps.lease_s)
         except BaseException:
-            await asyncio.shield(self.give_back())
+            await asyncio.shield(self.release_unused())
             raise
 
     async def mark_used(self, approval: str) -> None:
@@ -81,16 +81,16 @@ class Approvals:
         if approval in self._fields:
             # An approval that may have been marked is not released.
             self._used.add(approval)
-            await self._mark(approval, self._means.retention_s)
+            await self._mark(approval, self._deps.retention_s)
 
-    async def give_back(self) -> None:
+    async def release_unused(self) -> None:
         """Release the approvals of calls that were not made.
 
         An approval that cannot be released expires with the lease.
         """
         for approval in self._fields.keys() - self._used:
             try:
-                await self._means.store.unclaim(self._tenant, MARK + approval, self._response_id)
+                await self._deps.store.unclaim(self._tenant, MARK + approval, self._response_id)
             except StoreError as error:
                 log.debug("approval not released", extra={"code": error.code})
 
@@ -101,9 +101,9 @@ class Approvals:
         return replace(request, server_tools=replace(request.server_tools, claim_approval=self.mark_used))
 
     async def _mark(self, approval: str, for_s: float) -> None:
-        store, mine = self._means.store, self._response_id
-        owner = await store.claim(self._tenant, MARK + approval, "", mine, for_s=for_s)
-        if owner != mine:
+        store, response_id = self._deps.store, self._response_id
+        owner = await store.claim(self._tenant, MARK + approval, "", response_id, for_s=for_s)
+        if owner != response_id:
             field = self._fields[approval]
             raise ApprovalUsed(
                 f"'{field}': the approval '{approval}' is valid for one call and is used by the response '{owner}'.",

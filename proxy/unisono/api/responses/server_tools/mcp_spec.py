@@ -9,7 +9,7 @@ from urllib.parse import urlsplit
 from pydantic import BeforeValidator, Field, SecretStr, field_validator, model_validator
 from pydantic.json_schema import SkipJsonSchema
 
-from unisono.api.field_types import FieldInput, OpenModel, Text, refused, wrong
+from unisono.api.field_types import FieldInput, OpenModel, Text, invalid_field, refused
 from unisono.core.tools import Approval, ToolFilter
 
 # Type of an MCP tool.
@@ -28,7 +28,7 @@ class FilterSpec(OpenModel):
     def _is_not_empty(self) -> FilterSpec:
         # An empty filter matches everything. As `never` it would disable approval for all tools by accident.
         if self.tool_names is None and self.read_only is None:
-            raise wrong("must contain 'tool_names' or 'read_only'")
+            raise invalid_field("must contain 'tool_names' or 'read_only'")
         return self
 
     def filter(self) -> ToolFilter:
@@ -47,14 +47,14 @@ class ApprovalSpec(OpenModel):
             return Approval(always=ToolFilter()) if self.word == "always" else Approval(otherwise=False)
         always = None if self.always is None else self.always.filter()
         never = None if self.never is None else self.never.filter()
-        said = Approval(always, never)
-        return Approval(always=ToolFilter()) if said == Approval() else said
+        approval = Approval(always, never)
+        return Approval(always=ToolFilter()) if approval == Approval() else approval
 
 
 def _to_approval(value: Any) -> Any:
     if isinstance(value, str):
         if value not in ("always", "never"):
-            raise wrong("must be 'always', 'never' or an object with tool filters")
+            raise invalid_field("must be 'always', 'never' or an object with tool filters")
         return {"word": value}
     if isinstance(value, dict):
         return {name: inner for name, inner in value.items() if name != "word"}

@@ -23,15 +23,15 @@ def has_secrets(body: Mapping[str, Any]) -> bool:
 
 def concealed(body: Mapping[str, Any], seals: ItemSealing, tenant: str) -> dict[str, Any]:
     """Return a request body with the secrets of its MCP tools encrypted, for the store."""
-    return {**body, "tools": [_concealed(tool, seals, tenant) for tool in body.get("tools") or ()]}
+    return {**body, "tools": [_encrypted_tool(tool, seals, tenant) for tool in body.get("tools") or ()]}
 
 
-def revealed(body: Mapping[str, Any], seals: ItemSealing, tenant: str) -> dict[str, Any]:
+def decrypted(body: Mapping[str, Any], seals: ItemSealing, tenant: str) -> dict[str, Any]:
     """Return a stored request body with the secrets of its MCP tools decrypted.
 
     Raises StoreUnreadable if the gateway's key has changed.
     """
-    return {**body, "tools": [_revealed(tool, seals, tenant) for tool in body.get("tools") or ()]}
+    return {**body, "tools": [_decrypted_tool(tool, seals, tenant) for tool in body.get("tools") or ()]}
 
 
 def is_concealed(body: Mapping[str, Any]) -> bool:
@@ -48,7 +48,7 @@ def _secrets(tool: Any) -> dict[str, Any]:
     return {name: value for name, value in tool.items() if name in SECRET and value is not None}
 
 
-def _concealed(tool: Any, seals: ItemSealing, tenant: str) -> Any:
+def _encrypted_tool(tool: Any, seals: ItemSealing, tenant: str) -> Any:
     secrets = _secrets(tool)
     if not secrets and not _is_sealed(tool):
         return tool
@@ -58,7 +58,7 @@ def _concealed(tool: Any, seals: ItemSealing, tenant: str) -> Any:
     return rest | {SEALED: seals.seal(tenant, [UserMessage(orjson.dumps(secrets).decode())])}
 
 
-def _revealed(tool: Any, seals: ItemSealing, tenant: str) -> Any:
+def _decrypted_tool(tool: Any, seals: ItemSealing, tenant: str) -> Any:
     if not _is_sealed(tool):
         return tool
     opened = seals.open(tenant, str(tool[SEALED]))

@@ -55,8 +55,8 @@ class ServerRules:
         """
         if caller.mcp_servers is None:
             return self
-        theirs = {label: server for label, server in self.configured.items() if label in caller.mcp_servers}
-        return replace(self, configured=theirs, may_name=lambda _: False)
+        permitted = {label: server for label, server in self.configured.items() if label in caller.mcp_servers}
+        return replace(self, configured=permitted, may_name=lambda _: False)
 
     @property
     def trained(self) -> dict[str, ToolServer]:
@@ -133,16 +133,16 @@ def _named(at: str, spec: McpSpec, rules: ServerRules) -> ToolServer:
 
 def _with_credentials(at: str, spec: McpSpec, server: ToolServer, rules: ServerRules) -> ToolServer:
     """Add the request's credentials. The operator's own credentials are never replaced."""
-    given = {name: value.get_secret_value() for name, value in (spec.headers or {}).items()}
+    requested = {name: value.get_secret_value() for name, value in (spec.headers or {}).items()}
     authorization = None if spec.authorization is None else spec.authorization.get_secret_value()
-    if not given and authorization is None:
+    if not requested and authorization is None:
         return server
     if server.transport is ToolTransport.STDIO:
         raise InvalidRequest(f"'{at}': this tool server accepts neither 'headers' nor 'authorization'.", param=at)
-    taken = {name.lower() for name in server.headers}
-    has_own = server.authorization is not None or server.oauth is not None or bool(taken & OWN_CREDENTIALS)
-    for name in given:
-        if name.lower() in taken or (has_own and name.lower() in OWN_CREDENTIALS):
+    configured = {name.lower() for name in server.headers}
+    has_own = server.authorization is not None or server.oauth is not None or bool(configured & OWN_CREDENTIALS)
+    for name in requested:
+        if name.lower() in configured or (has_own and name.lower() in OWN_CREDENTIALS):
             raise InvalidRequest(
                 f"'{at}.headers': the operator sets '{name[:64]}' for this server; omit it.", param=f"{at}.headers"
             )
@@ -151,11 +151,11 @@ def _with_credentials(at: str, spec: McpSpec, server: ToolServer, rules: ServerR
             f"'{at}.authorization': the operator sets the credentials for this server; omit this field.",
             param=f"{at}.authorization",
         )
-    headers = {**server.headers, **given}
+    headers = {**server.headers, **requested}
     try:
         rules.check_headers(headers, authorization or server.authorization)
     except InvalidRequest as error:
-        where = f"{at}.headers" if given else f"{at}.authorization"
+        where = f"{at}.headers" if requested else f"{at}.authorization"
         raise InvalidRequest(f"'{where}': {error.message}", param=where) from None
     return replace(server, headers=headers, authorization=authorization or server.authorization)
 
@@ -167,8 +167,8 @@ def _joined(operator: Approval, spec: McpSpec) -> Approval:
     """
     if spec.require_approval is None:
         return operator
-    asked = spec.require_approval.approval()
-    return asked if operator == Approval() else replace(asked, second=operator)
+    requested = spec.require_approval.approval()
+    return requested if operator == Approval() else replace(requested, second=operator)
 
 
 def notes_on(specs: Sequence[tuple[str, McpSpec]]) -> Iterator[str]:

@@ -28,8 +28,8 @@ from unisono.api.responses.foreground import answer_events
 from unisono.api.responses.outbound.dialects import Dialect
 from unisono.api.responses.outbound.events import ResponseEvents
 from unisono.api.responses.outbound.serializer import WireEvent
-from unisono.api.responses.persistence import keep
-from unisono.api.responses.prepared_request import PreparedRequest, Sender, judged, understood
+from unisono.api.responses.persistence import store_response
+from unisono.api.responses.prepared_request import PreparedRequest, Sender, understood, validate_body
 from unisono.api.responses.websocket.frames import (
     CreateFrame,
     EmptyFrame,
@@ -37,10 +37,10 @@ from unisono.api.responses.websocket.frames import (
     SteerFrame,
     error_frame,
     fields_of,
-    in_lane,
     lane_of,
     not_steered,
     to_client_frame,
+    to_lane_frame,
 )
 from unisono.api.responses.websocket.response_cache import Continuation, ResponseCache
 from unisono.api.sse import ClientGone
@@ -54,12 +54,15 @@ from unisono.errors import BackendOverloaded, ConnectionTooOld, TooManyStreams, 
 LASTS_S = 3600.0
 # Maximum number of concurrent responses; further ones wait.
 AT_ONCE = 16
+# Stream ids per socket; their queues exist until the socket closes.
 NAMED_LANES = 32
 # Maximum number of pending responses of one socket, including running ones.
 MAX_PENDING_RESPONSES = 64
+# Size of all waiting requests of one socket.
 MAX_PENDING_BYTES = 32 << 20
 # Maximum number of unsent error frames and refusals of steer frames.
 MAX_UNSENT_ERRORS = 64
+# WebSocket close code (RFC 6455).
 CLOSED_NORMALLY = 1000
 
 
@@ -74,19 +77,19 @@ class Connection:
         *,
         lasts_s: float = LASTS_S,
     ) -> None:
-        self._means = deps
+        self._deps = deps
         self._socket = socket
         # In a socket every error has an object of its own, unlike in a stream of server-sent events.
         in_socket = replace(dialect, nested_errors=True)
         self._sender = Sender(socket.state.caller, socket.state.request_id, in_socket)
-        self._lasts_s = lasts_s
-        self._old = False
-        self._remembered = ResponseCache()
+        self._max_age_s = lasts_s
+        self._is_expired = False
+        self._cache = ResponseCache()
         self._lanes: dict[Lane, deque[CreateFrame]] = {}
-        self._working: set[asyncio.Task[None]] = set()
+        self._lane_tasks: set[asyncio.Task[None]] = set()
         self._slots = asyncio.Semaphore(AT_ONCE)
-        self._writing = asyncio.Lock()
-        self._untold = 0
+        self._write_lock = asyncio.Lock()
+        self._unsent_errors = 0
         self._admitted = 0
 
     async def run(self) -> None:
@@ -94,22 +97,22 @@ class Connection:
         try:
             async with asyncio.TaskGroup() as group:
                 group.create_task(self._read(group))
-                group.create_task(self._grow_old())
+                group.create_task(self._expire())
         except* (ClientGone, WebSocketDisconnect):
             pass
 
-    async def _grow_old(self) -> None:
-        await asyncio.sleep(self._lasts_s)
-        self._old = True
-        if self._working:
-            await asyncio.wait(self._working)
+    async def _expire(self) -> None:
+        await asyncio.sleep(self._max_age_s)
+        self._is_expired = True
+        if self._lane_tasks:
+            await asyncio.wait(self._lane_tasks)
         await self._send([error_frame(self._too_old(), None)])
         await self._socket.close(CLOSED_NORMALLY)
         raise ClientGone
 
     def _too_old(self) -> ConnectionTooOld:
         return ConnectionTooOld(
-            f"This connection has reached its limit of {self._lasts_s / 60:g} minutes; open another one to continue."
+            f"This connection has reached its limit of {self._max_age_s / 60:g} minutes; open another one to continue."
         )
 
     # -- reading
@@ -144,19 +147,19 @@ class Connection:
 
         A client that sends many frames and reads none counts as disconnected.
         """
-        if self._untold >= MAX_UNSENT_ERRORS:
+        if self._unsent_errors >= MAX_UNSENT_ERRORS:
             raise ClientGone
-        self._untold += 1
+        self._unsent_errors += 1
 
         async def told() -> None:
             await self._send([frame])
-            self._untold -= 1
+            self._unsent_errors -= 1
 
         group.create_task(told())
 
     def _admit(self, create: CreateFrame, group: asyncio.TaskGroup) -> None:
         """Queue a response in its lane. Raises the error that refuses it."""
-        if self._old:
+        if self._is_expired:
             raise self._too_old()
         new = create.lane is not None and create.lane not in self._lanes
         if new and sum(lane is not None for lane in self._lanes) >= NAMED_LANES:
@@ -176,13 +179,13 @@ class Connection:
         lane = self._lanes.setdefault(create.lane, deque())
         lane.append(replace(create, number=self._admitted))
         if len(lane) == 1:
-            task = group.create_task(self._work(lane))
-            self._working.add(task)
-            task.add_done_callback(self._working.discard)
+            task = group.create_task(self._serve_lane(lane))
+            self._lane_tasks.add(task)
+            task.add_done_callback(self._lane_tasks.discard)
 
     # -- answering
 
-    async def _work(self, lane: deque[CreateFrame]) -> None:
+    async def _serve_lane(self, lane: deque[CreateFrame]) -> None:
         while lane:
             async with self._slots:
                 await self._answer(lane[0])
@@ -194,52 +197,61 @@ class Connection:
         except ClientGone:
             raise
         except Exception as error:
-            self._remembered.forget(create.body.get("previous_response_id"))
+            self._cache.forget(create.body.get("previous_response_id"))
             await self._send([error_frame(failure_of(error), create.lane)])
 
     async def _respond(self, create: CreateFrame) -> None:
         # A socket outlives its first request: the key may be revoked or restricted meanwhile.
         caller = await self._socket.state.caller_again()
         sender = replace(self._sender, caller=caller, request_id=self._id_of(create))
-        wanted = await judged(create.body, create.size, answered=create.answered)
-        continuation = Continuation(self._remembered.find(wanted.previous_response_id))
+        request = await validate_body(create.body, create.size, answered=create.should_generate)
+        continuation = Continuation(self._cache.find(request.previous_response_id))
         async with understood(
-            self._means,
+            self._deps,
             sender,
-            wanted,
-            response_id=self._means.new_id("resp_"),
+            request,
+            response_id=self._deps.new_id("resp_"),
             size=create.size,
             recalled=continuation.recall,
         ) as understanding:
             # The requests of a lane belong together, even without another common property.
-            asked = continuation.settled(understanding, f"{self._sender.request_id}\0{create.lane or ''}")
+            prepared_request = continuation.settled(understanding, f"{self._sender.request_id}\0{create.lane or ''}")
 
             def over(response: StoredResponse) -> None:
                 if response.status is Status.FAILED:
-                    self._remembered.forget(wanted.previous_response_id)
-                turned = continuation.turned(asked, response)
-                if turned is not None:
-                    self._remembered.keep(create.lane, response.id, turned)
+                    self._cache.forget(request.previous_response_id)
+                cached = continuation.cached_response(prepared_request, response)
+                if cached is not None:
+                    self._cache.keep(create.lane, response.id, cached)
 
-            made = self._answered(asked, over) if create.answered else prepared(self._means, asked, over)
+            made = (
+                self._response_events(prepared_request, over)
+                if create.should_generate
+                else prepared(self._deps, prepared_request, over)
+            )
             async with aclosing(made) as batches:
                 async for batch in batches:
-                    await self._send(in_lane(event.data, create.lane) for event in batch)
+                    await self._send(to_lane_frame(event.data, create.lane) for event in batch)
 
     def _id_of(self, create: CreateFrame) -> str:
         """Return the request id of a response. The first has the id of the socket's handshake."""
         return self._sender.request_id + (f".{create.number}" if create.number > 1 else "")
 
-    def _answered(
-        self, asked: PreparedRequest, over: Callable[[StoredResponse], None]
+    def _response_events(
+        self, prepared_request: PreparedRequest, on_complete: Callable[[StoredResponse], None]
     ) -> AsyncGenerator[list[WireEvent]]:
-        return answer_events(self._means, asked, self._means.service.start(asked.generation.request), over=over)
+        return answer_events(
+            self._deps,
+            prepared_request,
+            self._deps.service.start(prepared_request.generation.request),
+            on_complete=on_complete,
+        )
 
     # -- writing
 
     async def _send(self, frames: Iterable[str]) -> None:
         """Write frames in order. Raises ClientGone when the client has disconnected."""
-        async with self._writing:
+        async with self._write_lock:
             for frame in frames:
                 try:
                     await self._socket.send({"type": "websocket.send", "text": frame})
@@ -248,18 +260,18 @@ class Connection:
 
 
 async def prepared(
-    deps: ResponsesDeps, asked: PreparedRequest, over: Callable[[StoredResponse], None]
+    deps: ResponsesDeps, request: PreparedRequest, on_complete: Callable[[StoredResponse], None]
 ) -> AsyncGenerator[list[WireEvent]]:
     """Yield the events of a response without generation, as a base for the next one.
 
     Raises the errors that would refuse an answer.
     """
-    await deps.service.count(asked.generation.request)
-    events = ResponseEvents(asked.frame, GenerationReport(), new_id=asked.item_ids, clock=deps.clock)
-    begun = events.first_events()
+    await deps.service.count(request.generation.request)
+    events = ResponseEvents(request.frame, GenerationReport(), new_id=request.item_ids, clock=deps.clock)
+    first_events = events.first_events()
     events.write([Finished(FinishReason.STOP, Usage())])
     response = events.stored
     assert response is not None  # it is finished
-    await keep(deps, asked, response)
-    over(response)
-    yield [*begun, events.last()]
+    await store_response(deps, request, response)
+    on_complete(response)
+    yield [*first_events, events.last()]

@@ -33,14 +33,14 @@ _STREAM_ID = re.compile(r"[A-Za-z0-9_.-]{1,256}")
 class CreateFrame:
     """Request for a response.
 
-    `body` is that of `POST /responses`, and `size` its length in bytes. A request that is not `answered` only
+    `body` is that of `POST /responses`, and `size` its length in bytes. A request that is not `should_generate` only
     prepares the next. `number` is the position of its frame on the socket.
     """
 
     body: Mapping[str, Any]
     size: int
     lane: Lane = None
-    answered: bool = True
+    should_generate: bool = True
     number: int = 1
 
 
@@ -104,19 +104,19 @@ def _create(fields: Fields, size: int, lane: Lane) -> CreateFrame:
     cache = fields.get("prompt_cache_options")
     prewarm = isinstance(cache, dict) and cache.get("prewarm") is True
     body = {name: value for name, value in fields.items() if name not in ENVELOPE}
-    return CreateFrame(body | {"stream": True}, size, lane, answered=generate is not False and not prewarm)
+    return CreateFrame(body | {"stream": True}, size, lane, should_generate=generate is not False and not prewarm)
 
 
 def _steer(fields: Fields, _: int, __: Lane) -> SteerFrame:
-    parent, said = fields.get("previous_response_id"), fields.get("input")
+    parent, input = fields.get("previous_response_id"), fields.get("input")
     if not isinstance(parent, str):
         raise InvalidRequest("'previous_response_id' must be a string.", param="previous_response_id")
-    if not isinstance(said, str | list):
+    if not isinstance(input, str | list):
         raise InvalidRequest("'input' must be a string or a list of items.", param="input")
-    return SteerFrame(parent, said)
+    return SteerFrame(parent, input)
 
 
-def _nothing(_: Fields, __: int, ___: Lane) -> EmptyFrame:
+def _empty_frame(_: Fields, __: int, ___: Lane) -> EmptyFrame:
     return EmptyFrame()
 
 
@@ -125,11 +125,11 @@ READERS: Mapping[str, Callable[[Fields, int, Lane], ClientFrame]] = {
     "response.create": _create,
     "response.steer": _steer,
     # Codex reports that it has read an answer. It would attribute an error to its next request.
-    "response.processed": _nothing,
+    "response.processed": _empty_frame,
 }
 
 
-def in_lane(event: bytes, lane: Lane) -> str:
+def to_lane_frame(event: bytes, lane: Lane) -> str:
     """Return an event's JSON as a frame of its lane."""
     if lane is None:
         return event.decode()
@@ -138,7 +138,7 @@ def in_lane(event: bytes, lane: Lane) -> str:
 
 def error_frame(error: UnisonoError, lane: Lane) -> str:
     """Return the frame of an error outside of a response."""
-    return in_lane(orjson.dumps({"type": "error", "status": error.status, **to_body(error)}), lane)
+    return to_lane_frame(orjson.dumps({"type": "error", "status": error.status, **to_body(error)}), lane)
 
 
 def not_steered(steer: SteerFrame) -> str:

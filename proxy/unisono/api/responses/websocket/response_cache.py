@@ -15,7 +15,7 @@ from unisono.api.responses.persistence import JOINS
 from unisono.api.responses.prepared_request import PreparedRequest
 from unisono.api.responses.prior_state import PriorState, recall
 from unisono.api.responses.schema import ResponsesRequest
-from unisono.api.responses.server_tools.approval_history import hosted_in
+from unisono.api.responses.server_tools.approval_history import server_tool_history
 from unisono.api.responses.websocket.frames import Lane
 from unisono.core.conversation import Item
 from unisono.core.state_store import Store, StoredItem, StoredResponse
@@ -43,10 +43,10 @@ class ResponseCache:
         self._capacity = most
         self._lanes: dict[Lane, tuple[str, CachedResponse, int]] = {}
 
-    def keep(self, lane: Lane, response_id: str, turned: CachedResponse) -> None:
+    def keep(self, lane: Lane, response_id: str, cached: CachedResponse) -> None:
         self._lanes.pop(lane, None)
-        self._lanes[lane] = (response_id, turned, weight(turned.past.earlier))
-        while sum(held for _, _, held in self._lanes.values()) > self._capacity:
+        self._lanes[lane] = (response_id, cached, weight(cached.past.earlier))
+        while sum(size for _, _, size in self._lanes.values()) > self._capacity:
             del self._lanes[next(iter(self._lanes))]
 
     def forget(self, response_id: object) -> None:
@@ -56,7 +56,7 @@ class ResponseCache:
                 del self._lanes[lane]
 
     def find(self, response_id: str | None) -> CachedResponse | None:
-        return next((turned for known, turned, _ in self._lanes.values() if known == response_id), None)
+        return next((cached for known, cached, _ in self._lanes.values() if known == response_id), None)
 
 
 def weight(items: Iterable[Item]) -> int:
@@ -70,38 +70,38 @@ class Continuation:
 
     def __init__(self, found: CachedResponse | None) -> None:
         self._found = found
-        self._past = PriorState()
+        self._prior = PriorState()
 
     async def recall(self, store: Store, tenant: str, request: ResponsesRequest) -> PriorState:
         """Read the prior state as `prior_state.recall` does, from the cache instead of the store."""
         if self._found is None:
-            self._past = await recall(store, tenant, request)
-            return self._past
+            self._prior = await recall(store, tenant, request)
+            return self._prior
         rest = await recall(store, tenant, request.model_copy(update={"previous_response_id": None}))
-        wanted = set(referenced_ids(request))
-        loose = {item.id: item for item in self._found.loose if item.id in wanted}
-        self._past = replace(self._found.past, stored_items={**(rest.stored_items or {}), **loose})
-        return self._past
+        ids = set(referenced_ids(request))
+        loose = {item.id: item for item in self._found.loose if item.id in ids}
+        self._prior = replace(self._found.past, stored_items={**(rest.stored_items or {}), **loose})
+        return self._prior
 
     def settled(self, prepared: PreparedRequest, sticky: str) -> PreparedRequest:
         """Return the final request. `sticky` routes requests together that share no other key."""
-        turn = prepared.generation
+        generation = prepared.generation
         if prepared.request.stored and self._found is not None:
-            turn = replace(turn, input=(*self._found.loose, *turn.input))
-        if not turn.request.sticky:
-            turn = replace(turn, request=replace(turn.request, sticky=sticky))
-        return replace(prepared, generation=turn)
+            generation = replace(generation, input=(*self._found.loose, *generation.input))
+        if not generation.request.sticky:
+            generation = replace(generation, request=replace(generation.request, sticky=sticky))
+        return replace(prepared, generation=generation)
 
-    def turned(self, prepared: PreparedRequest, response: StoredResponse) -> CachedResponse | None:
+    def cached_response(self, prepared: PreparedRequest, response: StoredResponse) -> CachedResponse | None:
         """Return the finished response for the cache; None if it is stored or cannot be continued."""
         request = prepared.request
         if request.stored or request.conversation is not None or response.status not in JOINS:
             return None
         new = (*prepared.generation.input, *response.output)
         past = PriorState(
-            earlier=(*self._past.earlier, *meaning_of(new)),
-            ancestors=self._past.ancestors,
+            earlier=(*self._prior.earlier, *meaning_of(new)),
+            ancestors=self._prior.ancestors,
             first_day=prepared.frame.first_day,
-            hosted=self._past.hosted + hosted_in(new, self._past.hosted),
+            hosted=self._prior.hosted + server_tool_history(new, self._prior.hosted),
         )
         return CachedResponse(past, (*(self._found.loose if self._found else ()), *new))

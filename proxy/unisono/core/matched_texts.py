@@ -1,4 +1,4 @@
-"""Error texts that clients recognise, and token counts in reports of a full context window."""
+"""Error texts that clients match by their words, and token counts in such texts of backends."""
 
 from __future__ import annotations
 
