@@ -60,6 +60,6 @@ def _names_in(body: list[ast.stmt], prefix: str = "") -> Iterator[str]:
             case ast.FunctionDef(name=name) | ast.AsyncFunctionDef(name=name):
                 yield prefix + name
             case ast.Assign(targets=targets):
-                yield from (prefix + one.id for one in targets if isinstance(one, ast.Name))
+                yield from (prefix + target.id for target in targets if isinstance(target, ast.Name))
             case ast.AnnAssign(target=ast.Name(id=name)):
                 yield prefix + name

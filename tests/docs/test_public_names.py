@@ -1,4 +1,4 @@
-"""Public names stay: routes, fields, settings, commands, metrics, error codes and names for hooks and adapters."""
+"""No change removes a public name: routes, fields, settings, commands, metrics, error codes, names for adapters."""
 
 from __future__ import annotations
 

@@ -53,7 +53,7 @@ class Record:
     """File with one line per sample. Its `kind` is `load` or `idle`."""
 
     def __init__(self, site_under_test: Site, out: Path) -> None:
-        self._here = site_under_test
+        self._site = site_under_test
         self._out = out
         self._lines = 0
 
@@ -61,9 +61,9 @@ class Record:
         self._lines += 1
         with self._out.open("a") as file:
             file.write(json.dumps({"kind": kind} | sample.to_dict()) + "\n")
-        if (snapshot := self._here.report.with_suffix(".snapshot")).exists():
+        if (snapshot := self._site.report.with_suffix(".snapshot")).exists():
             shutil.move(snapshot, self._out.with_suffix(f".{self._lines}.snapshot"))
-        self._here.forget()
+        self._site.forget()
         # Unlike a storm, a soak never asks for a talk again.
         talk.cache_clear()
 

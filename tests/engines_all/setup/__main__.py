@@ -32,8 +32,8 @@ def main() -> int:
             ENGINES[engine](Commands(engine))
         except (SetupFailed, OSError) as error:
             failed[engine] = error
-    for engine, error in failed.items():
-        print(f"\n{engine} could not be set up: {error}")
+    for engine, reason in failed.items():
+        print(f"\n{engine} could not be set up: {reason}")
     return 1 if failed else 0
 
 
