@@ -16,7 +16,7 @@ LOG_TAIL_LINES = 40
 
 
 class SetupFailed(Exception):
-    """An engine cannot be set up; the message says label failed and why."""
+    """An engine cannot be set up. The message has the failed command and the reason."""
 
 
 class Commands:
