@@ -1,4 +1,6 @@
-"""Recorder of `tests/golden/state`: state written by format 1, before the modules of version 0.1.0 were renamed.
+"""Recorder of `tests/golden/state`.
+
+The state has format 1, from before the modules of version 0.1.0 were renamed.
 
 `python -m tests.compat.record_state` extracts that version of the gateway from git. It runs it as a process on SQLite
 and on a real Redis, and sends requests to it. It saves the stores and the documents that clients received. The current
@@ -210,7 +212,7 @@ async def record(kind: str, folder: Path, environment: dict[str, str]) -> None:
 
 
 async def continue_all(recording: Recording) -> Mapping[str, list[int]]:
-    """Let the earlier version continue from the saved state, and return the prompts of its backend."""
+    """Let the earlier version continue from the saved state, and return its prompts."""
     recording.replica.write(config(recording.replica.config["store"]["url"], recording.fake.url, LATER_DAY))
     recording.replica.config = json.loads(recording.replica.path.read_text())
     await recording.replica.start()

@@ -1,4 +1,7 @@
-"""Configuration, model and requests with which the recorded state was made, and requests that continue from it."""
+"""Configuration, model and requests of the recorded state.
+
+Further requests continue from it.
+"""
 
 from __future__ import annotations
 
@@ -58,7 +61,10 @@ def config(store_url: str, backend_url: str, day: str) -> Json:
 
 
 def script(request: Mapping[str, Any]) -> VllmScript:
-    """Answer by the last message of the user; a long answer continues after the tokens in the prompt."""
+    """Answer by the last message of the user.
+
+    A long answer continues after the tokens in the prompt.
+    """
     text = ENCODING.decode(request["prompt"])
     last = text.rpartition("<|start|>user")[2]
     if UNFINISHED in last:
@@ -132,7 +138,10 @@ def continuations(documents: Mapping[str, Json]) -> Mapping[str, tuple[str, Json
 
 
 def without_text(items: Sequence[Json]) -> list[Json]:
-    """Return the items without the visible text of reasoning, so that it can only come from `encrypted_content`."""
+    """Return the items without the visible text of reasoning.
+
+    Reasoning can then only come from `encrypted_content`.
+    """
     return [{**item, "content": []} if item["type"] == "reasoning" else item for item in items]
 
 

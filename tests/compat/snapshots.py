@@ -1,4 +1,4 @@
-"""Recorded state: the content of a store, saved to and restored from files of `tests/golden/state`."""
+"""Content of a store, saved to and restored from files of `tests/golden/state`."""
 
 from __future__ import annotations
 

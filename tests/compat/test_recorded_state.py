@@ -1,4 +1,4 @@
-"""State that an earlier version wrote: this version reads all of it, and continues from it with the same prompts.
+"""State of an earlier version: this version reads it and continues with the same prompts.
 
 `tests/compat/record_state.py` recorded the state with the earlier version.
 """
@@ -56,7 +56,10 @@ def recorded(request: pytest.FixtureRequest, tmp_path: Path) -> Recorded:
 
 
 def losses(before: Any, after: Any, path: str = "") -> Iterator[str]:
-    """Yield each value of the earlier document that is absent or different now; new fields are allowed."""
+    """Yield each value of the earlier document that is absent or different now.
+
+    New fields are allowed.
+    """
     if isinstance(before, dict) and isinstance(after, dict):
         for key, value in before.items():
             if key in after:

@@ -1,4 +1,6 @@
-"""One example of each recovery rule, run through the real router and engine; the source of `docs/recoveries.md`.
+"""Generator of `docs/recoveries.md`: one example of each recovery rule.
+
+The examples run through the real router and engine.
 
 `python -m tests.docs.mended > docs/recoveries.md` regenerates the page. The tables of the tests contain the model
 output; the current code produces the results.
@@ -28,7 +30,10 @@ COMMAND = "python -m tests.docs.mended > docs/recoveries.md"
 
 @dataclass(frozen=True)
 class Example:
-    """Model output of each step, and its result. `condition` states a further condition of the example."""
+    """Model output of each step, and its result.
+
+    `condition` states a further condition of the example.
+    """
 
     outputs: Sequence[str]
     result: Sequence[str]
@@ -58,7 +63,10 @@ ILLUSTRATIVE = ("a channel in the recipient", "a call in the header", "a call in
 
 
 def parsing_examples() -> Mapping[str, Example]:
-    """Return an example of each rule: one of `ILLUSTRATIVE`, else the shortest case with the fewest other rules."""
+    """Return an example of each rule.
+
+    It is one of `ILLUSTRATIVE`, else the shortest case with the fewest other rules.
+    """
     found: dict[str, Example] = {}
     rest = sorted(CASES.values(), key=lambda case: (len(case.rules), case.finish == "length", len(case.output)))
     for case in [*(CASES[name] for name in ILLUSTRATIVE), *rest]:

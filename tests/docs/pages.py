@@ -14,14 +14,14 @@ _BLOCK = re.compile(r"^```(\w*)\n(.*?)^```$", re.S | re.M)
 
 
 def blocks(language: str) -> Iterator[tuple[str, str]]:
-    """Yield every block of a language, after its page and its number among the blocks of this language."""
+    """Yield the page and number, and the text, of every block of a language."""
     for page in PAGES:
         found = [text for kind, text in _BLOCK.findall(page.read_text()) if kind == language]
         yield from ((f"{page.name} {number}", text) for number, text in enumerate(found, 1))
 
 
 def commands(program: str) -> Iterator[tuple[str, list[str]]]:
-    """Yield the arguments of every command in shell blocks that runs a program, after the place of the block."""
+    """Yield the block and the arguments of every command in shell blocks that runs a program."""
     for where, text in blocks("sh"):
         for line in text.replace("\\\n", " ").splitlines():
             for part in re.split(r"&&|\||;|>|\$\(", line.strip().removeprefix("$ ")):

@@ -56,7 +56,7 @@ def config(tmp_path: Path) -> Path:
 
 
 def commands_with_output(page: str) -> Iterator[tuple[list[str], str]]:
-    """Yield each command of a page that has its output on the page: the arguments of `unisono`, and the output."""
+    """Yield the arguments and the output of each `unisono` command with output on a page."""
     for where, text in blocks("sh"):
         if where.startswith(f"{page} ") and text.startswith("$ unisono "):
             command, _, output = text.partition("\n")

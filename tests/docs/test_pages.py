@@ -1,4 +1,4 @@
-"""The documents are correct: generated pages are current, configurations load, commands and links exist."""
+"""Documents: generated pages are current, configurations load, commands and links exist."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ def test_linked_files_exist(page: Path) -> None:
 
 
 def anchors(page: Path) -> set[str]:
-    """Return the anchors of a page: explicit ones, and those that code hosts derive from headings."""
+    """Return explicit anchors of a page, and those that code hosts derive from headings."""
     text = re.sub(r"^```.*?^```$", "", page.read_text(), flags=re.S | re.M)
     headings = re.findall(r"^#+ (.+)$", text, re.M)
     words = (re.sub(r"\[([^]]*)\]\([^)]*\)", r"\1", heading) for heading in headings)
@@ -134,7 +134,10 @@ def test_the_error_codes_on_the_api_page_exist() -> None:
 
 
 def test_the_pages_install_unisono_from_a_wheel() -> None:
-    """No package index has this project, so `pip install unisono` would install nothing or a foreign package."""
+    """Package indexes do not have this project.
+
+    `pip install unisono` would install nothing or a foreign package.
+    """
     installed = [word for where, words in commands("pip") for word in words if "unisono" in word]
     assert installed
     assert [word for word in installed if not re.match(r"dist/unisono-[\d.]+-py3-none-any\.whl(\[|$)", word)] == []

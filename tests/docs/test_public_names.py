@@ -1,4 +1,7 @@
-"""No change removes a public name: routes, fields, settings, commands, metrics, error codes, names for adapters."""
+"""Public names must not disappear.
+
+They are routes, fields, settings, commands, metrics, error codes, and names for hooks and adapters.
+"""
 
 from __future__ import annotations
 

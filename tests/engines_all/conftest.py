@@ -1,4 +1,4 @@
-"""Fixtures: each engine, started once per session, with its adapter and a gateway in front of it.
+"""Fixtures: each engine, started once per session, its adapter, and a gateway before it.
 
 The versions and timings are reported at the end. A missing engine fails its tests, because this suite covers all
 engines.

@@ -1,4 +1,4 @@
-"""Prompts that every engine must continue with the same token ids, and the file of the recorded ids.
+"""Prompts that every engine must continue with the same recorded token ids.
 
 `python -m tests.engines_all.conversations` records the file again with mlx-lm in process. The tests compare every
 engine with it, including mlx-lm. The tests of mlx-lm check the text of the answers.

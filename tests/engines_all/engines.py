@@ -71,7 +71,7 @@ class Running:
         }
 
     async def busy(self) -> bool:
-        """Return True if the engine generates, by its own metrics or by the CPU time of its processes."""
+        """Return True if the engine generates, by its metrics or by its CPU time."""
         if self.engine.gauge is not None:
             path, pattern = self.engine.gauge
             counts = re.findall(pattern, await asyncio.to_thread(fetch, f"{self.url}/{path}"), re.MULTILINE)
@@ -227,7 +227,10 @@ ENGINES = {
 
 @contextmanager
 def running(name: str, port: int | None = None) -> Iterator[Running]:
-    """Start and end an engine, by default on a free port. Raise EngineFailed if it does not start."""
+    """Start and end an engine, by default on a free port.
+
+    Raise EngineFailed if it does not start.
+    """
     engine = ENGINES[name]
     for path in engine.needs:
         if not path.exists():

@@ -1,8 +1,8 @@
-"""Interruption of engines while they generate: they are killed, or frozen so that their stream falls silent.
+"""Interruption of engines while they generate.
 
-The demo model completes an answer before a client has read half of it. After the first output, the engine therefore
-runs in slow motion, a few milliseconds at a time, until the answer reaches the point of interruption. The engine is
-interrupted after all of its output has been read.
+An engine is killed, or frozen so that its stream falls silent. The demo model completes an answer before a client has
+read half of it. After the first output, the engine therefore runs in slow motion, a few milliseconds at a time, until
+the answer reaches the point of interruption. The engine is interrupted after all of its output has been read.
 """
 
 from __future__ import annotations
@@ -76,7 +76,10 @@ def is_alive(pid: int) -> bool:
 
 @dataclass(frozen=True)
 class EngineProcesses:
-    """The processes of an engine. `pid` leads a process group, or is the only process of the adapter."""
+    """The processes of an engine.
+
+    `pid` leads a process group, or is the only process of the adapter.
+    """
 
     pid: int
     group: bool
@@ -97,7 +100,10 @@ class EngineProcesses:
 
 @contextmanager
 def processes_of(engine: Running, before: list[int]) -> Iterator[EngineProcesses]:
-    """Yield the processes of an engine, and resume them at the end. `before` are the processes of other gateways."""
+    """Yield the processes of an engine, and resume them at the end.
+
+    `before` are the processes of other gateways.
+    """
     run_s = SLOW_RUN_S.get(engine.engine.kind, DEFAULT_RUN_S)
     if engine.pid is not None:
         processes = EngineProcesses(engine.pid, True, run_s)
@@ -144,7 +150,10 @@ class ReceivedStream:
         return "".join(received.parts.get(kind, "") for received in self.received if received.at < moment)
 
     def gap_after(self, moment: float) -> float:
-        """Return the seconds from a moment to the next output, or to the next event if there is no more output."""
+        """Return the seconds from a moment to the next output.
+
+        Without further output, return the seconds to the next event.
+        """
         later = [received for received in self.received if received.at >= moment]
         return next((received.at for received in later if received.parts), later[0].at) - moment
 
@@ -210,7 +219,7 @@ class StreamRequest:
         is_reached: Callable[[ReceivedStream], bool],
         fault: Callable[[], None] | None,
     ) -> tuple[ReceivedStream, float]:
-        """Interrupt the engine as soon as the stream is at a point; return the stream and the moment.
+        """Interrupt the engine when the stream reaches a point; return the stream and the moment.
 
         Without a `fault`, the engine stays frozen. Raise FinishedTooEarly if the response ends first.
         """

@@ -1,4 +1,4 @@
-"""Recovery of an engine without an alternative that is killed or frozen in the middle of an answer.
+"""Recovery of the only engine after it is killed or frozen in the middle of an answer.
 
 Once the engine is back, the answer continues from the exact token at which it stopped.
 """

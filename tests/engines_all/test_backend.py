@@ -1,4 +1,4 @@
-"""Every engine through its adapter: equal token ids, limits, tenants, rejections, and cancellation."""
+"""Every engine through its adapter: token ids, limits, tenants, rejections, cancellation."""
 
 from __future__ import annotations
 
@@ -57,7 +57,10 @@ def output_of(chunks: list[Chunk]) -> list[int] | str:
 
 
 def as_delivered(engine: Running, ids: list[int], finish: FinishReason) -> list[int] | str:
-    """Return these ids as the adapter delivers them. mlx_lm.server hides the stop token and drops a leading space."""
+    """Return these ids as the adapter delivers them.
+
+    mlx_lm.server hides the stop token and drops a leading space.
+    """
     if engine.engine.shows_stop:
         return ids
     return ENCODING.decode(ids[:-1] if finish is FinishReason.STOP else ids).removeprefix(" ")

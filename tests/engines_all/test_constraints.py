@@ -1,4 +1,4 @@
-"""Constrained generation through the adapters: the output satisfies the constraint up to the stop token."""
+"""Constrained generation through the adapters of every engine that supports it."""
 
 from __future__ import annotations
 

@@ -1,7 +1,8 @@
-"""Failover between engines of two kinds: the first one dies or falls silent in the middle of an answer.
+"""Failover between engines of two kinds, in the middle of an answer.
 
-The client receives the same answer as from either engine alone. All engines generate the same tokens with the demo
-model, so the rest of the text shows whether the second engine continued from the exact tokens of the first.
+The first engine dies or falls silent. The client receives the same answer as from either engine alone. All engines
+generate the same tokens with the demo model, so the rest of the text shows whether the second engine continued from the
+exact tokens of the first.
 """
 
 from __future__ import annotations
@@ -127,7 +128,10 @@ def usage_of(stream: ReceivedStream) -> tuple[int, int]:
 
 
 def assert_equal_but_for_a_space(stream: ReceivedStream, moment: float, expected: ReceivedStream) -> None:
-    """Check the stream apart from one space: mlx_lm.server drops the space at the start of its text."""
+    """Check the stream apart from one space.
+
+    mlx_lm.server drops the space at the start of its text.
+    """
     restored = []
     for kind in ("reasoning", "text", "arguments"):
         before, whole = stream.text_before(moment, kind), stream.text_of(kind)
@@ -147,7 +151,10 @@ def fleet() -> Iterator[Fleet]:
 
 
 async def first_token_s(engine: Running, point: Interruption) -> float:
-    """Return the seconds to the first token of an engine that has cached the prompt, without a gateway."""
+    """Return the seconds to the first token of an engine, without a gateway.
+
+    The engine has already cached the prompt.
+    """
     tokens = conversations()[point.prompt]
     job = replace(greedy(tokens, 4), prompt=Prompt(tokens, ENCODING.decode(tokens)))
     backend = engine.backend()
@@ -191,7 +198,10 @@ async def interrupt(
     point: Interruption,
     fault: Callable[[], None] | None,
 ) -> tuple[ReceivedStream, float]:
-    """Return an interrupted stream. Calls are short: some end before a busy machine can interrupt them."""
+    """Return an interrupted stream.
+
+    Calls are short: some end before a busy machine can interrupt them.
+    """
     for _ in range(MAX_ATTEMPTS):
         try:
             return await stream_request.interrupted(site, engine, point.is_reached, fault)

@@ -1,4 +1,4 @@
-"""Requests that made engines fail, sent through a gateway to every engine with constrained generation."""
+"""Requests that made engines fail, sent to every engine with constrained generation."""
 
 from __future__ import annotations
 
@@ -49,7 +49,10 @@ async def test_the_engine_serves_other_requests_after_a_harmful_one(
 
 
 async def test_an_answer_without_its_constraint_is_validated(engine: Running, site: Gateway) -> None:
-    """vLLM 0.32 answers this pattern with status 500. With an engine that supports it, the answer must match too."""
+    """Answers with and without the constraint must match.
+
+    vLLM 0.32 answers this pattern with status 500; other engines support it.
+    """
     fields = named(UNCOMPILED)
     answer = await site.chat(temperature=0, max_tokens=300, **fields)
     assert answer.status == 200, answer.raw

@@ -1,4 +1,4 @@
-"""Regenerated tool calls on every engine: at temperature 0 they are equal, with and without streaming."""
+"""Regenerated tool calls on every engine: at temperature 0 they are always equal."""
 
 from __future__ import annotations
 

@@ -187,7 +187,10 @@ def test_the_queue_of_the_gateway_waits_as_long_as_that_of_a_backend() -> None:
 
 @pytest.mark.parametrize("strategy", [LeastWork, LeastBusy, RoundRobin])
 def test_more_backends_are_never_slower_on_average(strategy: type[RoundRobin]) -> None:
-    """The backends have no caches: under light load, each of several caches would contain fewer prompts."""
+    """Compare backends without caches.
+
+    Under light load, each of several caches would contain fewer prompts.
+    """
     plan = replace(SMALL, traffic=replace(TRAFFIC, rate=1.0), requests=2000)
     fast = replace(FAST, prefix_cache=False)
     results = [run(replace(plan, backends=(replace(fast, count=count),)), strategy) for count in (1, 2, 4, 8)]
@@ -213,7 +216,7 @@ def test_a_larger_cache_has_a_higher_hit_rate() -> None:
 
 
 def test_keys_with_few_requests_wait_less_than_keys_with_many() -> None:
-    """The queue serves the keys in turn, so that few requests of one do not wait for the many of another."""
+    """Few requests of a key do not wait for the many of another: the queue serves keys in turn."""
     plan = replace(changed(SMALL, max_parallel_requests=4), traffic=replace(TRAFFIC, rate=2.0, keys=50), requests=3000)
     result = run(replace(plan, max_queue=10_000, queue_timeout_s=1e6))
     requests_by_key = Counter(each.key for each in result.served)

@@ -1,4 +1,4 @@
-"""The gateway's own strategies in the simulation: invariants of every run, and the purpose of each strategy."""
+"""The gateway's own strategies in the simulation: invariants, and the purpose of each."""
 
 from __future__ import annotations
 

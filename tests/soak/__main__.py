@@ -1,4 +1,4 @@
-"""Rounds of mixed traffic for as long as needed, with samples of the gateway process and a verdict.
+"""Soak test: rounds of mixed traffic, samples of the gateway process, and a verdict.
 
 python -m tests.soak --minutes 120
 python -m tests.soak --minutes 10 --rate 80 --store redis --trace 12

@@ -1,4 +1,4 @@
-"""Samples of a running gateway, and the verdict on them: flat or growing, with a confidence interval.
+"""Samples of a running gateway, and a verdict with a confidence interval: flat or growing.
 
 The verdict uses only samples between rounds of traffic. Under load, memory depends on the number of simultaneous
 requests, and with it on other processes of the machine.
@@ -35,10 +35,11 @@ REPORT_TIMEOUT_S = 30.0
 
 @dataclass(frozen=True)
 class Sample:
-    """Figures of the process at one time. Sizes are in bytes; `requests` is the number of completed requests.
+    """Figures of the process at one time.
 
-    `allocated` is the memory in use of malloc and of Python's own allocator. `caches` is the size of the caches by
-    class. Each is bounded, and is not yet full after the warm-up.
+    Sizes are in bytes; `requests` is the number of completed requests. `allocated` is the memory in use of malloc and
+    of Python's own allocator. `caches` is the size of the caches by class. Each is bounded, and is not yet full after
+    the warm-up.
     """
 
     at_s: float
@@ -136,7 +137,10 @@ class Verdict:
 
 
 def judge(samples: Sequence[Sample], baseline: Sample, store: str = "sqlite") -> Verdict:
-    """Judge samples without load: `baseline` before the traffic, `samples` after each round after the warm-up."""
+    """Judge samples without load.
+
+    `baseline` precedes the traffic. `samples` follow the rounds of traffic after the warm-up.
+    """
     spare_descriptors = MAX_EXTRA_DESCRIPTORS + (STORE_CONNECTIONS if store == "redis" else 0)
     lines: list[str] = []
     faults: list[str] = []

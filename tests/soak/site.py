@@ -1,4 +1,4 @@
-"""One gateway process with virtual keys, a store, an MCP server, and scripted backends on real sockets."""
+"""Gateway process with virtual keys, a store, an MCP server and scripted backends."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Mixed traffic on every API: checked conversations, rejected requests, broken streams and slow readers."""
+"""Mixed traffic on every API: conversations, invalid requests, broken and slow streams."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class Traffic:
     _open: set[asyncio.Task[None]] = field(default_factory=set)
 
     async def run(self, rate: float, until_s: float) -> None:
-        """Start `rate` requests per second until the loop's clock reads `until_s`, then wait for all of them."""
+        """Start `rate` requests per second until the loop time `until_s`, then wait for all."""
         loop = asyncio.get_running_loop()
         names, weights = list(WEIGHTS), list(WEIGHTS.values())
         due = loop.time()
@@ -251,7 +251,7 @@ REFUSALS: Mapping[str, tuple[bytes, int]] = {
 
 
 async def aborted(traffic: Traffic) -> list[str]:
-    """A client that disconnects during its request, before the response or during it, with FIN or RST."""
+    """A client that disconnects at any time of its request or response, with FIN or RST."""
     dice = traffic.dice
     sent = traffic.signed(chat_body(traffic, dice.choice(GROUPS), stream=dice.random() < 0.8))
     part = dice.choice((dice.randrange(1, len(sent)), len(sent), len(sent)))

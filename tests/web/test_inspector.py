@@ -1,4 +1,7 @@
-"""Inspection of text, token ids and recordings: repairs at their positions, and a result or an error for any input."""
+"""Inspection of text, token ids and recordings.
+
+Repairs are at their positions, and any input gives a result or an error.
+"""
 
 from __future__ import annotations
 

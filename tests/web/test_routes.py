@@ -1,4 +1,7 @@
-"""Routes of the web page over real sockets: status, recordings and inspections, by the rights of the key."""
+"""Routes of the web page over real sockets: status, recordings and inspections.
+
+The access depends on the key.
+"""
 
 from __future__ import annotations
 

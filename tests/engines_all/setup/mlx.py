@@ -1,6 +1,6 @@
-"""Set-up for mlx-lm: the model folder, and the Hugging Face cache that mlx_lm.server lists as its models.
+"""Set-up for mlx-lm: the model folder and a Hugging Face cache.
 
-mlx-lm itself is installed in the project's environment.
+mlx_lm.server lists the cache as its models. mlx-lm itself is installed in the project's environment.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Demo model in every format that the engines load: MXFP4 as released, bf16 for vLLM, GGUF for llama.cpp."""
+"""Demo model as released in MXFP4, in bf16 for vLLM, and as GGUF for llama.cpp."""
 
 from __future__ import annotations
 

@@ -32,7 +32,7 @@ def set_up(commands: Commands) -> None:
 
 
 def _dependencies(python: Path) -> tuple[Path, Path]:
-    """Write the requirements of vLLM without torch, and the installed version of torch as a constraint."""
+    """Write vLLM's requirements without torch, and the installed torch as a constraint."""
     result = subprocess.run([python, "-c", _INSTALLED], capture_output=True, text=True)
     if result.returncode:
         raise SetupFailed(f"reading vLLM's requirements: {result.stderr}")

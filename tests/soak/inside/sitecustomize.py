@@ -1,4 +1,7 @@
-"""Report of the memory and tasks of a process, written on SIGUSR2 if this folder is on its PYTHONPATH."""
+"""Report of the memory and tasks of a process, written on SIGUSR2.
+
+A process loads this module if the folder is on its PYTHONPATH.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +34,7 @@ caches: WeakSet[Any] = WeakSet()
 
 
 def register_instances(kind: type, capacity: str, share: float) -> None:
-    """Add each object that `kind` makes from now on to `caches`, with a share of the capacity in its attribute."""
+    """Register each new instance of `kind` in `caches`, and scale the attribute `capacity`."""
     original = kind.__init__
 
     def registering(self: object, *args: object, **options: object) -> None:
@@ -76,7 +79,10 @@ def malloc_bytes() -> int:
 
 
 def small_object_bytes() -> int:
-    """Return the bytes in use by Python's allocator of small objects. Its arenas do not come from malloc."""
+    """Return the bytes in use by Python's allocator of small objects.
+
+    Its arenas do not come from malloc.
+    """
     stderr_copy = os.dup(2)
     with tempfile.TemporaryFile() as file:
         # Python prints these figures on stderr and nowhere else.

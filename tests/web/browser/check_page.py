@@ -1,4 +1,4 @@
-"""The web page in a real browser: every view in both themes and sizes, the keyboard, and a hostile model."""
+"""The web page in a real browser: themes, sizes, the keyboard, and a hostile model."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The web page under difficulties: an absent gateway, limited keys, large data, and updates while it is read."""
+"""The web page with an absent gateway, limited keys, large data, and updates in the view."""
 
 from __future__ import annotations
 

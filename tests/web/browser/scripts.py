@@ -1,4 +1,7 @@
-"""Model outputs for the web page. A word in the last message selects one: `say weather`. Some outputs are harmful."""
+"""Model outputs for the web page.
+
+A word in the last message selects one: `say weather`. Some outputs are harmful.
+"""
 
 from __future__ import annotations
 
