@@ -1,4 +1,4 @@
-"""An earlier version of the gateway as a process, to test that two versions can share a store.
+"""Earlier version of the gateway as a process, for tests of two versions on one store.
 
 The source of the earlier version is extracted from git. It runs with the installed dependencies of this version.
 """
@@ -32,7 +32,7 @@ def has_commit() -> bool:
 
 
 def extract(folder: Path) -> dict[str, str]:
-    """Extract the earlier version into `folder`, and return the environment in which `unisono` runs it."""
+    """Extract the earlier version into `folder`, and return the environment that selects it."""
     command = ["git", "-C", str(ROOT), "archive", COMMIT, "pyproject.toml", *PACKAGES]
     packed = subprocess.run(command, capture_output=True, check=True).stdout
     with TarFile(fileobj=BytesIO(packed)) as archive:
@@ -53,7 +53,10 @@ def _check(environment: dict[str, str], folder: Path) -> None:
 
 
 def _write_metadata(folder: Path, project: dict[str, Any]) -> None:
-    """Write the entry points of the earlier version. The first distribution on the path hides the installed one."""
+    """Write the entry points of the earlier version.
+
+    The first distribution on the path hides the installed one.
+    """
     about = folder / f"unisono-{project['version']}.dist-info"
     about.mkdir()
     (about / "METADATA").write_text(f"Metadata-Version: 2.1\nName: unisono\nVersion: {project['version']}\n")

@@ -1,4 +1,6 @@
-"""Recorder of `tests/golden/state`: state written by format 1, before the modules of version 0.1.0 were renamed.
+"""Recorder of `tests/golden/state`.
+
+The state has format 1, from before the modules of version 0.1.0 were renamed.
 
 `python -m tests.compat.record_state` extracts that version of the gateway from git. It runs it as a process on SQLite
 and on a real Redis, and sends requests to it. It saves the stores and the documents that clients received. The current
@@ -55,7 +57,7 @@ KEYS: Mapping[str, tuple[str, ...]] = {
 
 @dataclass
 class Recording:
-    """Requests to the earlier version, and everything that it answered.
+    """Requests to the earlier version, and its responses.
 
     `documents` are answers by name, `reads` are answers of GET by path, and `commands` is the output of commands.
     """
@@ -72,8 +74,8 @@ class Recording:
         return Client(self.replica.url, self.session)
 
     def command(self, *arguments: str) -> Any:
-        told = command_output(dict(self.replica.environment), [*arguments, "--config", str(self.replica.path)])
-        return json.loads(told)
+        output = command_output(dict(self.replica.environment), [*arguments, "--config", str(self.replica.path)])
+        return json.loads(output)
 
     def bearer(self, key: str = "reader") -> Json:
         return {"Authorization": f"Bearer {self.keys[key]['key']}"}
@@ -93,81 +95,83 @@ class Recording:
         return body
 
 
-async def respond(here: Recording) -> None:
+async def respond(recording: Recording) -> None:
     """Make responses, a conversation, a background response and answers of the other APIs."""
     instructions = {"instructions": "Be brief.", "metadata": {"of": "a test"}, "reasoning": {"effort": "low"}}
-    first = await here.add("response", "/v1/responses", {"input": "First question.", **instructions})
+    first = await recording.add("response", "/v1/responses", {"input": "First question.", **instructions})
     body = {"input": "Second question.", "previous_response_id": first["id"]}
-    await here.add("second response", "/v1/responses", body)
-    await here.add("call", "/v1/responses", {"input": LOOK_UP, "tools": [TOOL]})
-    body = {"input": [call_result(here.documents)], "previous_response_id": here.documents["call"]["id"]}
-    await here.add("returned", "/v1/responses", {**body, "tools": [TOOL]})
-    await here.add("malformed", "/v1/responses", {"input": "Malformed."})
+    await recording.add("second response", "/v1/responses", body)
+    await recording.add("call", "/v1/responses", {"input": LOOK_UP, "tools": [TOOL]})
+    body = {"input": [call_result(recording.documents)], "previous_response_id": recording.documents["call"]["id"]}
+    await recording.add("returned", "/v1/responses", {**body, "tools": [TOOL]})
+    await recording.add("malformed", "/v1/responses", {"input": "Malformed."})
 
     items = [{"type": "message", "role": "user", "content": "Earlier."}]
-    client = here.client()
-    talk = await client.post("/v1/conversations", {"items": items, "metadata": {"a": "b"}}, **here.bearer())
-    here.documents["conversation"] = talk
+    client = recording.client()
+    talk = await client.post("/v1/conversations", {"items": items, "metadata": {"a": "b"}}, **recording.bearer())
+    recording.documents["conversation"] = talk
     for question in ("In a conversation.", "Again."):
-        await here.add(question, "/v1/responses", {"input": question, "conversation": talk["id"]})
+        await recording.add(question, "/v1/responses", {"input": question, "conversation": talk["id"]})
 
-    made = await here.add("background", "/v1/responses", {"input": "Work.", "background": True})
+    made = await recording.add("background", "/v1/responses", {"input": "Work.", "background": True})
     while made["status"] in ("queued", "in_progress"):
         await asyncio.sleep(0.05)
-        made = await here.read(f"/v1/responses/{made['id']}")
+        made = await recording.read(f"/v1/responses/{made['id']}")
 
-    await here.add("sealed call", "/v1/responses", {"input": LOOK_UP, "tools": [TOOL], **SEALED})
-    await here.add("compaction", "/v1/responses/compact", {"input": "Remember the number 7."})
+    await recording.add("sealed call", "/v1/responses", {"input": LOOK_UP, "tools": [TOOL], **SEALED})
+    await recording.add("compaction", "/v1/responses/compact", {"input": "Remember the number 7."})
     thinking = {"type": "enabled", "budget_tokens": 1024}
-    asked = [{"role": "user", "content": LOOK_UP}]
-    body = {"messages": asked, "max_tokens": 4096, "thinking": thinking, "tools": [MESSAGES_TOOL]}
-    await here.add("message", "/v1/messages", body)
-    await here.add("chat", "/v1/chat/completions", {"messages": asked})
-    await here.post("/v1/responses", {"input": "Too much."}, "spent")
+    messages = [{"role": "user", "content": LOOK_UP}]
+    body = {"messages": messages, "max_tokens": 4096, "thinking": thinking, "tools": [MESSAGES_TOOL]}
+    await recording.add("message", "/v1/messages", body)
+    await recording.add("chat", "/v1/chat/completions", {"messages": messages})
+    await recording.post("/v1/responses", {"input": "Too much."}, "spent")
 
 
-async def read_all(here: Recording) -> None:
+async def read_all(recording: Recording) -> None:
     """Read everything that is stored, over HTTP and by commands."""
-    for document in list(here.documents.values()):
+    for document in list(recording.documents.values()):
         if document.get("object") == "response" and document["store"]:
-            await here.read(f"/v1/responses/{document['id']}")
-            await here.read(f"/v1/responses/{document['id']}/input_items?order=asc")
-    talk = here.documents["conversation"]["id"]
-    await here.read(f"/v1/conversations/{talk}")
-    items = (await here.read(f"/v1/conversations/{talk}/items?order=asc&limit=100"))["data"]
+            await recording.read(f"/v1/responses/{document['id']}")
+            await recording.read(f"/v1/responses/{document['id']}/input_items?order=asc")
+    talk = recording.documents["conversation"]["id"]
+    await recording.read(f"/v1/conversations/{talk}")
+    items = (await recording.read(f"/v1/conversations/{talk}/items?order=asc&limit=100"))["data"]
     for item in items:
-        await here.read(f"/v1/conversations/{talk}/items/{item['id']}")
-    day = here.command("usage", "--by", "day", "--json")
+        await recording.read(f"/v1/conversations/{talk}/items/{item['id']}")
+    day = recording.command("usage", "--by", "day", "--json")
     days = sorted(row["day"] for row in day)
-    await here.read(f"/v1/usage?since={days[0]}&until={days[-1]}")
+    await recording.read(f"/v1/usage?since={days[0]}&until={days[-1]}")
 
 
-async def read_by_commands(here: Recording) -> None:
-    here.commands["keys list --json"] = here.command("keys", "list", "--json")
+async def read_by_commands(recording: Recording) -> None:
+    recording.commands["keys list --json"] = recording.command("keys", "list", "--json")
     for by in ("key", "served-model", "day", "tenant"):
-        here.commands[f"usage --json --by {by}"] = here.command("usage", "--json", "--by", by)
-    traces = here.command("trace", "--json", "--last", "100")
-    here.commands["trace --json --last 100"] = traces
-    # One with a recovery, and one with calls.
-    shown = [one["id"] for one in traces if one["recoveries"] or one["surface"] == "messages"]
-    for name in shown:
-        here.commands[f"trace {name} --json"] = here.command("trace", name, "--json")
+        recording.commands[f"usage --json --by {by}"] = recording.command("usage", "--json", "--by", by)
+    traces = recording.command("trace", "--json", "--last", "100")
+    recording.commands["trace --json --last 100"] = traces
+    # A trace with a recovery, and one with calls.
+    ids = [trace["id"] for trace in traces if trace["recoveries"] or trace["surface"] == "messages"]
+    for name in ids:
+        recording.commands[f"trace {name} --json"] = recording.command("trace", name, "--json")
 
 
-async def leave_unfinished(here: Recording) -> None:
+async def leave_unfinished(recording: Recording) -> None:
     """Kill the gateway while it generates a background response."""
     body = {"input": UNFINISHED, "background": True, "stream": True}
-    told = Told()
-    url = here.replica.url + "/v1/responses"
-    async with here.session.post(url, json={"model": "gpt-oss", **body}, headers=here.bearer("night")) as answer:
+    received = Told()
+    url = recording.replica.url + "/v1/responses"
+    async with recording.session.post(
+        url, json={"model": "gpt-oss", **body}, headers=recording.bearer("night")
+    ) as answer:
         async for line in answer.content:
             if line.startswith(b"data: "):
-                told.events.append(json.loads(line[6:]))
-            if len(told.events) == 30:
+                received.events.append(json.loads(line[6:]))
+            if len(received.events) == 30:
                 break
-        here.replica.kill()
-    await here.replica.ended()
-    here.documents["unfinished"] = {"id": told.id, "events": told.events}
+        recording.replica.kill()
+    await recording.replica.ended()
+    recording.documents["unfinished"] = {"id": received.id, "events": received.events}
 
 
 async def record(kind: str, folder: Path, environment: dict[str, str]) -> None:
@@ -182,47 +186,47 @@ async def record(kind: str, folder: Path, environment: dict[str, str]) -> None:
         replica = Replica(folder / "gateway", config(url, fake.url, FIRST_DAY), environment=environment)
         stack.push_async_callback(replica.end)
         session = await stack.enter_async_context(aiohttp.ClientSession())
-        here = Recording(replica, fake, session)
+        recording = Recording(replica, fake, session)
         await replica.start()
         for name, options in KEYS.items():
-            here.keys[name] = here.command("keys", "create", "--json", "--name", name, *options)
-        await respond(here)
-        command_output(environment, ["keys", "revoke", here.keys["revoked"]["id"], "--config", str(replica.path)])
-        await read_all(here)
-        await leave_unfinished(here)
-        await read_by_commands(here)
+            recording.keys[name] = recording.command("keys", "create", "--json", "--name", name, *options)
+        await respond(recording)
+        command_output(environment, ["keys", "revoke", recording.keys["revoked"]["id"], "--config", str(replica.path)])
+        await read_all(recording)
+        await leave_unfinished(recording)
+        await read_by_commands(recording)
         if kind == "redis":
             with server.client() as client:
                 snapshots.save_keys(client)
         else:
             snapshots.save_database(database)
-        prompts = await continue_all(here)
+        prompts = await continue_all(recording)
     recorded = {
-        "keys": here.keys,
-        "documents": here.documents,
-        "reads": here.reads,
-        "commands": here.commands,
+        "keys": recording.keys,
+        "documents": recording.documents,
+        "reads": recording.reads,
+        "commands": recording.commands,
         "prompts": prompts,
     }
     (snapshots.FOLDER / f"{kind}.documents.json").write_text(to_text(recorded))
 
 
-async def continue_all(here: Recording) -> Mapping[str, list[int]]:
-    """Let the earlier version continue from the saved state, and return the prompts of its backend."""
-    here.replica.write(config(here.replica.config["store"]["url"], here.fake.url, LATER_DAY))
-    here.replica.config = json.loads(here.replica.path.read_text())
-    await here.replica.start()
-    client, unfinished = here.client(), here.documents["unfinished"]["id"]
+async def continue_all(recording: Recording) -> Mapping[str, list[int]]:
+    """Let the earlier version continue from the saved state, and return its prompts."""
+    recording.replica.write(config(recording.replica.config["store"]["url"], recording.fake.url, LATER_DAY))
+    recording.replica.config = json.loads(recording.replica.path.read_text())
+    await recording.replica.start()
+    client, unfinished = recording.client(), recording.documents["unfinished"]["id"]
     while True:
-        status, answer = await client.asks("GET", f"/v1/responses/{unfinished}", **here.bearer("night"))
+        status, answer = await client.asks("GET", f"/v1/responses/{unfinished}", **recording.bearer("night"))
         assert status == 200, answer
         if answer["status"] not in ("queued", "in_progress"):
             break
         await asyncio.sleep(0.05)
     prompts = {}
-    for name, (path, body) in continuations(here.documents).items():
-        await client.post(path, body, **here.bearer())
-        prompts[name] = last_prompt(here.fake)
+    for name, (path, body) in continuations(recording.documents).items():
+        await client.post(path, body, **recording.bearer())
+        prompts[name] = last_prompt(recording.fake)
     return prompts
 
 

@@ -1,4 +1,7 @@
-"""Configuration, model and requests with which the recorded state was made, and requests that continue from it."""
+"""Configuration, model and requests of the recorded state.
+
+Further requests continue from it.
+"""
 
 from __future__ import annotations
 
@@ -57,12 +60,15 @@ def config(store_url: str, backend_url: str, day: str) -> Json:
     )
 
 
-def script(asked: Mapping[str, Any]) -> VllmScript:
-    """Answer by the last message of the user; a long answer continues after the tokens in the prompt."""
-    text = ENCODING.decode(asked["prompt"])
+def script(request: Mapping[str, Any]) -> VllmScript:
+    """Answer by the last message of the user.
+
+    A long answer continues after the tokens in the prompt.
+    """
+    text = ENCODING.decode(request["prompt"])
     last = text.rpartition("<|start|>user")[2]
     if UNFINISHED in last:
-        return LONG.script(dict(asked))
+        return LONG.script(dict(request))
     output = MALFORMED if "Malformed." in last else ANSWER
     if LOOK_UP in last and "<|start|>functions.look" not in last:
         output = CALL
@@ -71,7 +77,7 @@ def script(asked: Mapping[str, Any]) -> VllmScript:
 
 def continuations(documents: Mapping[str, Json]) -> Mapping[str, tuple[str, Json]]:
     """Return requests, path and body, that continue from the documents of the recorded state."""
-    named: Json = {"model": "gpt-oss"}
+    with_model: Json = {"model": "gpt-oss"}
     to_respond = "/v1/responses"
     message = {"role": "user", "content": "And then?"}
     calls = [item for item in documents["sealed call"]["output"] if item["type"] == "function_call"]
@@ -81,23 +87,25 @@ def continuations(documents: Mapping[str, Json]) -> Mapping[str, tuple[str, Json
     return {
         "response": (
             to_respond,
-            named | {"input": "And then?", "previous_response_id": documents["second response"]["id"]},
+            with_model | {"input": "And then?", "previous_response_id": documents["second response"]["id"]},
         ),
         "tool result": (
             to_respond,
-            named | {"input": [call_result(documents)], "previous_response_id": documents["call"]["id"]} | _tools(),
+            with_model
+            | {"input": [call_result(documents)], "previous_response_id": documents["call"]["id"]}
+            | _tools(),
         ),
         "conversation": (
             to_respond,
-            named | {"input": "And then?", "conversation": documents["conversation"]["id"]},
+            with_model | {"input": "And then?", "conversation": documents["conversation"]["id"]},
         ),
         "background": (
             to_respond,
-            named | {"input": "And then?", "previous_response_id": documents["background"]["id"]},
+            with_model | {"input": "And then?", "previous_response_id": documents["background"]["id"]},
         ),
         "sealed": (
             to_respond,
-            named
+            with_model
             | SEALED
             | _tools()
             | {
@@ -110,11 +118,11 @@ def continuations(documents: Mapping[str, Json]) -> Mapping[str, tuple[str, Json
         ),
         "compacted": (
             to_respond,
-            named | {"input": [*documents["compaction"]["output"], message], "store": False},
+            with_model | {"input": [*documents["compaction"]["output"], message], "store": False},
         ),
         "message": (
             "/v1/messages",
-            named
+            with_model
             | {
                 "max_tokens": 1024,
                 "thinking": {"type": "enabled", "budget_tokens": 1024},
@@ -130,7 +138,10 @@ def continuations(documents: Mapping[str, Json]) -> Mapping[str, tuple[str, Json
 
 
 def without_text(items: Sequence[Json]) -> list[Json]:
-    """Return the items without the visible text of reasoning, so that it can only come from `encrypted_content`."""
+    """Return the items without the visible text of reasoning.
+
+    Reasoning can then only come from `encrypted_content`.
+    """
     return [{**item, "content": []} if item["type"] == "reasoning" else item for item in items]
 
 

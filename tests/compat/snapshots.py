@@ -1,4 +1,4 @@
-"""Recorded state: the content of a store, saved to and restored from files of `tests/golden/state`."""
+"""Content of a store, saved to and restored from files of `tests/golden/state`."""
 
 from __future__ import annotations
 
@@ -78,16 +78,16 @@ def _write(client: Any, name: bytes, kind: str, value: Any) -> None:
         case "string":
             client.set(name, _bytes(value))
         case "hash":
-            client.hset(name, mapping={_bytes(field): _bytes(one) for field, one in value})
+            client.hset(name, mapping={_bytes(field): _bytes(item) for field, item in value})
         case "list":
             client.rpush(name, *map(_bytes, value))
         case "set":
             client.sadd(name, *map(_bytes, value))
         case "zset":
-            client.zadd(name, {_bytes(one): score for one, score in value})
+            client.zadd(name, {_bytes(item): score for item, score in value})
         case "stream":
             for number, fields in value:
-                client.xadd(name, {_bytes(field): _bytes(one) for field, one in fields}, id=_bytes(number))
+                client.xadd(name, {_bytes(field): _bytes(item) for field, item in fields}, id=_bytes(number))
         case _:
             raise TypeError(f"{kind} is not a known type of Redis")
 

@@ -87,24 +87,24 @@ async def started(folder: Path, server: Server, environment: Mapping[str, str]) 
             "earlier": Replica(folder / "earlier", settings, environment=environment),
             "current": Replica(folder / "current", settings),
         }
-        for one in replicas.values():
-            stack.push_async_callback(one.end)
-        await asyncio.gather(*(one.start() for one in replicas.values()))
+        for replica in replicas.values():
+            stack.push_async_callback(replica.end)
+        await asyncio.gather(*(replica.start() for replica in replicas.values()))
         session = await stack.enter_async_context(aiohttp.ClientSession(headers=bearing(MASTER_KEY)))
         store = open_store(url, deadline_s=5.0)
         stack.push_async_callback(store.aclose)
         await store.start()
         yield Pair(replicas, session, fake, Ring(store, Mint(SALT.encode())))
-        for one in replicas.values():
-            assert "Traceback" not in one.log
+        for replica in replicas.values():
+            assert "Traceback" not in replica.log
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def pair(
     tmp_path_factory: pytest.TempPathFactory, redis_server: Server, earlier_environment: dict[str, str]
 ) -> AsyncIterator[Pair]:
-    async with started(tmp_path_factory.mktemp("pair"), redis_server, earlier_environment) as here:
-        yield here
+    async with started(tmp_path_factory.mktemp("pair"), redis_server, earlier_environment) as started_pair:
+        yield started_pair
 
 
 # -- stored objects
@@ -171,10 +171,10 @@ async def test_a_background_response_of_one_version_is_followed_in_the_other(
 ) -> None:
     question = f"Followed, {first}. {UNFINISHED}"
     made = await pair.respond(first, question, background=True)
-    told = await pair.client(second).listens(Told(), f"/v1/responses/{made['id']}?stream=true")
+    received = await pair.client(second).listens(Told(), f"/v1/responses/{made['id']}?stream=true")
     response = await pair.client(second).get(f"/v1/responses/{made['id']}")
-    assert (told.done, response["status"]) == (True, "completed")
-    assert fold(told.events).response == response
+    assert (received.done, response["status"]) == (True, "completed")
+    assert fold(received.events).response == response
     assert response == await pair.client(first).get(f"/v1/responses/{made['id']}")
     assert len(prompts_about(pair.fake, question)) == 1
 
@@ -217,8 +217,8 @@ async def test_one_version_takes_over_from_the_other(
         response = await pair.client(second).over(made["id"])
         assert response["status"] == "completed"
         assert response["output"][-1]["content"][0]["text"] == LONG.text
-        told = await pair.client(second).resumes(Told(), made["id"])
-        assert fold(told.events).response == response
+        received = await pair.client(second).resumes(Told(), made["id"])
+        assert fold(received.events).response == response
         before, after = prompts_about(pair.fake, UNFINISHED)
         # The second version continues after the tokens that the first one stored.
         assert after[: len(before)] == before

@@ -1,4 +1,4 @@
-"""State that an earlier version wrote: this version reads all of it, and continues from it with the same prompts.
+"""State of an earlier version: this version reads it and continues with the same prompts.
 
 `tests/compat/record_state.py` recorded the state with the earlier version.
 """
@@ -28,7 +28,7 @@ from unisono.cli import main
 
 @dataclass(frozen=True)
 class Recorded:
-    """The restored state, and what the earlier version said about it."""
+    """The restored state, and the responses of the earlier version about it."""
 
     store_url: str
     keys: Mapping[str, Any]
@@ -56,7 +56,10 @@ def recorded(request: pytest.FixtureRequest, tmp_path: Path) -> Recorded:
 
 
 def losses(before: Any, after: Any, path: str = "") -> Iterator[str]:
-    """Yield each value of the earlier document that is absent or different now; new fields are allowed."""
+    """Yield each value of the earlier document that is absent or different now.
+
+    New fields are allowed.
+    """
     if isinstance(before, dict) and isinstance(after, dict):
         for key, value in before.items():
             if key in after:
@@ -70,25 +73,25 @@ def losses(before: Any, after: Any, path: str = "") -> Iterator[str]:
         yield f"{path}: {before!r} became {after!r}"
 
 
-async def completed(here: Gateway, path: str, headers: Mapping[str, str]) -> Any:
+async def completed(running: Gateway, path: str, headers: Mapping[str, str]) -> Any:
     async with asyncio.timeout(30):
         while True:
-            body = (await here.get(path, **headers)).body
+            body = (await running.get(path, **headers)).body
             if body["status"] not in ("queued", "in_progress"):
                 return body
             await asyncio.sleep(0.02)
 
 
 async def test_stored_objects_are_read_unchanged(recorded: Recorded) -> None:
-    async with FakeVllm(script=script) as fake, gateway(config(recorded.store_url, fake.url, LATER_DAY)) as here:
+    async with FakeVllm(script=script) as fake, gateway(config(recorded.store_url, fake.url, LATER_DAY)) as running:
         for path, before in recorded.reads.items():
-            answer = await here.get(path, **recorded.bearer())
+            answer = await running.get(path, **recorded.bearer())
             assert (path, answer.status, list(losses(before, answer.body))) == (path, 200, [])
 
 
 async def test_keys_have_the_same_permissions_and_budgets(recorded: Recorded) -> None:
-    async with FakeVllm(script=script) as fake, gateway(config(recorded.store_url, fake.url, LATER_DAY)) as here:
-        answers = {name: await here.get("/v1/models", **recorded.bearer(name)) for name in recorded.keys}
+    async with FakeVllm(script=script) as fake, gateway(config(recorded.store_url, fake.url, LATER_DAY)) as running:
+        answers = {name: await running.get("/v1/models", **recorded.bearer(name)) for name in recorded.keys}
         assert {name: answer.status for name, answer in answers.items()} == {
             "reader": 200,
             "night": 200,
@@ -96,35 +99,35 @@ async def test_keys_have_the_same_permissions_and_budgets(recorded: Recorded) ->
             "revoked": 401,
         }
         body = json.dumps({"model": "gpt-oss", "messages": [{"role": "user", "content": "Hi"}]}).encode()
-        refused = await here.post("/v1/chat/completions", body, **recorded.bearer("spent"))
+        refused = await running.post("/v1/chat/completions", body, **recorded.bearer("spent"))
         assert (refused.status, refused.body["error"]["code"]) == (429, "insufficient_quota")
-        allowed = await here.post("/v1/chat/completions", body, **recorded.bearer())
+        allowed = await running.post("/v1/chat/completions", body, **recorded.bearer())
         assert (allowed.status, allowed.headers["x-ratelimit-limit-requests"]) == (200, "1000")
         # Another tenant sees the same answer as for an unknown id.
         response = recorded.documents["response"]["id"]
-        assert (await here.get(f"/v1/responses/{response}", **recorded.bearer("night"))).status == 404
+        assert (await running.get(f"/v1/responses/{response}", **recorded.bearer("night"))).status == 404
 
 
 async def test_answers_continue_with_the_same_prompts(recorded: Recorded) -> None:
-    async with FakeVllm(script=script) as fake, gateway(config(recorded.store_url, fake.url, LATER_DAY)) as here:
+    async with FakeVllm(script=script) as fake, gateway(config(recorded.store_url, fake.url, LATER_DAY)) as running:
         unfinished = recorded.documents["unfinished"]["id"]
-        await completed(here, f"/v1/responses/{unfinished}", recorded.bearer("night"))
+        await completed(running, f"/v1/responses/{unfinished}", recorded.bearer("night"))
         requests = continuations(recorded.documents)
         assert requests.keys() == recorded.prompts.keys()
         for name, (path, body) in requests.items():
-            answer = await here.post(path, json.dumps(body).encode(), **recorded.bearer())
+            answer = await running.post(path, json.dumps(body).encode(), **recorded.bearer())
             assert (name, answer.status, last_prompt(fake)) == (name, 200, recorded.prompts[name])
 
 
 async def test_an_unfinished_background_response_is_completed(recorded: Recorded) -> None:
     unfinished = recorded.documents["unfinished"]
     headers = recorded.bearer("night")
-    async with FakeVllm(script=script) as fake, gateway(config(recorded.store_url, fake.url, LATER_DAY)) as here:
+    async with FakeVllm(script=script) as fake, gateway(config(recorded.store_url, fake.url, LATER_DAY)) as running:
         path = f"/v1/responses/{unfinished['id']}"
-        response = await completed(here, path, headers)
+        response = await completed(running, path, headers)
         assert response["status"] == "completed"
         assert response["output"][-1]["content"][0]["text"] == LONG.text
-        stream = await here.get(f"{path}?stream=true", **headers)
+        stream = await running.get(f"{path}?stream=true", **headers)
         assert stream.done
         assert list(losses(unfinished["events"], stream.events[: len(unfinished["events"])])) == []
         assert fold(stream.events).response == response

@@ -20,7 +20,10 @@ _NOT_NAMES = frozenset({"pyproject.toml", "unisono_adapters", "schema.py", "inbo
 
 
 def wrong_names(page: str, folder: Path) -> Iterator[str]:
-    """Yield each wrong name on a page: an absent file, a name that its file does not define, or one without a file."""
+    """Yield each wrong name on a page.
+
+    A name is wrong if its file is absent, if its file does not define it, or if it has no file.
+    """
     for segment in _segments(page):
         defined: dict[str, frozenset[str]] = {}
         for label, target in _LINK.findall(segment):
@@ -60,6 +63,6 @@ def _names_in(body: list[ast.stmt], prefix: str = "") -> Iterator[str]:
             case ast.FunctionDef(name=name) | ast.AsyncFunctionDef(name=name):
                 yield prefix + name
             case ast.Assign(targets=targets):
-                yield from (prefix + one.id for one in targets if isinstance(one, ast.Name))
+                yield from (prefix + target.id for target in targets if isinstance(target, ast.Name))
             case ast.AnnAssign(target=ast.Name(id=name)):
                 yield prefix + name

@@ -1,4 +1,6 @@
-"""One example of each recovery rule, run through the real router and engine; the source of `docs/recoveries.md`.
+"""Generator of `docs/recoveries.md`: one example of each recovery rule.
+
+The examples run through the real router and engine.
 
 `python -m tests.docs.mended > docs/recoveries.md` regenerates the page. The tables of the tests contain the model
 output; the current code produces the results.
@@ -27,15 +29,18 @@ COMMAND = "python -m tests.docs.mended > docs/recoveries.md"
 
 @dataclass(frozen=True)
 class Example:
-    """Model output of each step, and its result. `aside` states a further condition."""
+    """Model output of each step, and its result.
 
-    wrote: Sequence[str]
-    came: Sequence[str]
+    `condition` states a further condition of the example.
+    """
+
+    outputs: Sequence[str]
+    result: Sequence[str]
     rules: Sequence[str]
-    aside: str = ""
+    condition: str = ""
 
 
-def said(events: Sequence[Event]) -> list[str]:
+def visible(events: Sequence[Event]) -> list[str]:
     """Return the client's view of the events, in words."""
     return [_word(item) for item in items_of(events)] or ["nothing"]
 
@@ -52,32 +57,35 @@ def _word(item: R | P | F | C) -> str:
             return f"call `{name}` with `{arguments}`"
 
 
-TELLING = ("a channel in the recipient", "a call in the header", "a call in a preamble", "no markup")
-"""Cases that illustrate their rule better than shorter ones."""
+# Cases that illustrate their rule better than shorter ones.
+ILLUSTRATIVE = ("a channel in the recipient", "a call in the header", "a call in a preamble", "no markup")
 
 
-def of_reading() -> Mapping[str, Example]:
-    """Return an example of each rule: one of `TELLING`, else the shortest case with the fewest other rules."""
+def parsing_examples() -> Mapping[str, Example]:
+    """Return an example of each rule.
+
+    It is one of `ILLUSTRATIVE`, else the shortest case with the fewest other rules.
+    """
     found: dict[str, Example] = {}
     rest = sorted(CASES.values(), key=lambda case: (len(case.rules), case.finish == "length", len(case.output)))
-    for case in [*(CASES[name] for name in TELLING), *rest]:
+    for case in [*(CASES[name] for name in ILLUSTRATIVE), *rest]:
         events = _read(ENCODING.encode_as_server(case.output), case.finish)
         cut = "The output was cut off at this point." if case.finish == "length" else ""
         for rule in rules_of(events):
-            found.setdefault(rule, Example([case.output], said(events), rules_of(events), cut))
+            found.setdefault(rule, Example([case.output], visible(events), rules_of(events), cut))
     marked, half = ENCODING.encode_marked, next(t for t in range(256) if ENCODING.decode_bytes([t])[0] >= 0xF0)
     unreadable = [*marked("<|channel|>final"), half, *marked("<|message|>It rains.<|return|>")]
     no_token = [*marked("<|channel|>final<|message|>It "), 201_088, *marked("rains.<|return|>")]
-    for rule, tokens, shown in (
+    for rule, tokens, text in (
         ("undecodable-header", unreadable, "<|channel|>final\ufffd<|message|>It rains.<|return|>"),
         ("bad-token", no_token, "<|channel|>final<|message|>It ⟨201088⟩rains.<|return|>"),
     ):
         events = _read(tokens, "stop")
-        found[rule] = Example([shown], said(events), rules_of(events))
+        found[rule] = Example([text], visible(events), rules_of(events))
     open_end = "<|channel|>final<|message|>It rains."
     events = _read(ENCODING.encode_marked(open_end), "stop", stop_hidden=True)
-    aside = "The backend does not send the stop token."
-    found["restored-stop"] = Example([open_end], said(events), rules_of(events), aside)
+    condition = "The backend does not send the stop token."
+    found["restored-stop"] = Example([open_end], visible(events), rules_of(events), condition)
     return found
 
 
@@ -86,6 +94,7 @@ def _read(tokens: Sequence[int], finish: str, *, stop_hidden: bool = False) -> l
     return [*router.feed(tokens), *router.end(FinishReason(finish), stop_hidden=stop_hidden)]
 
 
+# Case and condition of each answer rule. By default, the shortest case that has no other rule.
 PLANNED: Mapping[str, tuple[str, str]] = {
     "code-fence": ("a fence around the answer", "The request requires JSON."),
     "reasoning-budget": ("", "The request has a small reasoning budget."),
@@ -93,33 +102,32 @@ PLANNED: Mapping[str, tuple[str, str]] = {
     "regenerated-call": ("", "The tool has a schema for its arguments."),
     "tool-not-allowed": ("", "The request does not allow this tool."),
 }
-"""Case and condition of each answer rule; by default the shortest case that has no other rule."""
 
 
-async def of_the_answer() -> Mapping[str, Example]:
+async def answer_examples() -> Mapping[str, Example]:
     found: dict[str, Example] = {}
-    for rule, (name, aside) in PLANNED.items():
+    for rule, (name, condition) in PLANNED.items():
         cases = (
             [test_plan.CASES[name]]
             if name
             else [c for c in test_plan.CASES.values() if tuple(c.rules) == (rule,) and not c.unmet]
         )
         case = min(cases, key=lambda case: len(str(case.outputs)))
-        asked = await ask(case.outputs, case.turn, case.told[0], spare=True)
-        wrote = [step.output if isinstance(step, Step) else step for step in case.outputs]
-        found[rule] = Example(wrote, said(asked.events), asked.rules, aside)
-    thought = ["<|channel|>analysis<|message|>Hm.<|return|>", "It rains.<|return|>"]
-    asked = await ask(thought, turn())
-    found["analysis-only"] = Example(thought, said(asked.events), asked.report.recoveries)
-    asked = await ask([FINAL + "la " * 6000], turn(), spare=True)
-    [(answer,)] = [asked.items]
+        answered = await ask(case.outputs, case.turn, case.told[0], spare=True)
+        outputs = [step.output if isinstance(step, Step) else step for step in case.outputs]
+        found[rule] = Example(outputs, visible(answered.events), answered.rules, condition)
+    reasoning_only = ["<|channel|>analysis<|message|>Hm.<|return|>", "It rains.<|return|>"]
+    answered = await ask(reasoning_only, turn())
+    found["analysis-only"] = Example(reasoning_only, visible(answered.events), answered.report.recoveries)
+    answered = await ask([FINAL + "la " * 6000], turn(), spare=True)
+    [(answer,)] = [answered.items]
     assert isinstance(answer, F)
     so_far = f"answer `{answer.text[:12]}...`, stopped after {len(answer.text) // 3:,} words"
-    found["repetition"] = Example([FINAL + "la la la la ..."], [so_far], asked.rules)
+    found["repetition"] = Example([FINAL + "la la la la ..."], [so_far], answered.rules)
     return found
 
 
-def _hosted() -> Mapping[str, Talk]:
+def _server_tool_talks() -> Mapping[str, Talk]:
     odd = replace(tool("docs", "odd"), schema={"type": "object", "properties": {"a\nb": {"type": "string"}}})
     behind = "It is so.<|end|><|start|>assistant" + other(2)
     return {
@@ -136,12 +144,12 @@ def _hosted() -> Mapping[str, Talk]:
     }
 
 
-async def of_hosted_tools() -> Mapping[str, Example]:
+async def server_tool_examples() -> Mapping[str, Example]:
     found: dict[str, Example] = {}
-    for rule, talk in _hosted().items():
+    for rule, talk in _server_tool_talks().items():
         events, report = await talk.events()
-        told = [f"the model receives `{text}`" for _, _, text in calls_of(events) if text]
-        found[rule] = Example(talk.outputs, [*dict.fromkeys(told), *said(events)[-1:]], report.recoveries)
+        results = [f"the model receives `{text}`" for _, _, text in calls_of(events) if text]
+        found[rule] = Example(talk.outputs, [*dict.fromkeys(results), *visible(events)[-1:]], report.recoveries)
     return found
 
 
@@ -177,9 +185,9 @@ def page() -> str:
 
 async def _parts() -> list[str]:
     return [
-        *_part("Reading malformed output", PARSING_RULES, of_reading()),
-        *_part("Meeting the requirements of the request", OF_THE_ANSWER, await of_the_answer()),
-        *_part("Running server tools", OF_HOSTED_TOOLS, await of_hosted_tools()),
+        *_part("Reading malformed output", PARSING_RULES, parsing_examples()),
+        *_part("Meeting the requirements of the request", OF_THE_ANSWER, await answer_examples()),
+        *_part("Running server tools", OF_HOSTED_TOOLS, await server_tool_examples()),
     ]
 
 
@@ -189,12 +197,12 @@ def _part(title: str, rules: Mapping[str, str], examples: Mapping[str, Example])
         yield f"\n### `{rule}`\n\n{sentence}\n"
         example = examples[rule]
         assert rule in example.rules, (rule, example)
-        steps = "\n".join(step.replace("\n", "\\n") for step in example.wrote)
+        steps = "\n".join(step.replace("\n", "\\n") for step in example.outputs)
         others = [f"`{other}`" for other in example.rules if other != rule]
         also = f" Also reported: {', '.join(others)}." if others else ""
-        came = "; ".join(text.replace("\n", "\\n") for text in example.came)
-        aside = f"{example.aside} " if example.aside else ""
-        yield f"\n```text\n{steps}\n```\n\n{aside}Result: {came}.{also}\n"
+        result = "; ".join(text.replace("\n", "\\n") for text in example.result)
+        condition = f"{example.condition} " if example.condition else ""
+        yield f"\n```text\n{steps}\n```\n\n{condition}Result: {result}.{also}\n"
 
 
 if __name__ == "__main__":

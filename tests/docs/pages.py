@@ -1,4 +1,4 @@
-"""The blocks of code in the documents, by language."""
+"""Code blocks and commands of the documents."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ _BLOCK = re.compile(r"^```(\w*)\n(.*?)^```$", re.S | re.M)
 
 
 def blocks(language: str) -> Iterator[tuple[str, str]]:
-    """Every block of a language, with the page it is on and its place among those of the page."""
+    """Yield the page and number, and the text, of every block of a language."""
     for page in PAGES:
         found = [text for kind, text in _BLOCK.findall(page.read_text()) if kind == language]
         yield from ((f"{page.name} {number}", text) for number, text in enumerate(found, 1))
 
 
 def commands(program: str) -> Iterator[tuple[str, list[str]]]:
-    """Every command line of the shell blocks that runs a program: the words behind its name."""
+    """Yield the block and the arguments of every command in shell blocks that runs a program."""
     for where, text in blocks("sh"):
         for line in text.replace("\\\n", " ").splitlines():
             for part in re.split(r"&&|\||;|>|\$\(", line.strip().removeprefix("$ ")):

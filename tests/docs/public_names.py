@@ -42,7 +42,10 @@ IMPORT = "import "
 
 
 def public_names(source: Path = ROOT) -> list[str]:
-    """Return all public names of the checkout `source`, which must be the one that Python imports."""
+    """Return all public names of the checkout `source`.
+
+    It must be the checkout that Python imports.
+    """
     found = {
         *_of_routes(),
         *_of_configuration(),
@@ -58,7 +61,10 @@ def public_names(source: Path = ROOT) -> list[str]:
 
 
 def missing(names: Iterable[str], present: Collection[str]) -> list[str]:
-    """Return the names that are not `present`. A former name that can still be imported is not missing."""
+    """Return the names that are not `present`.
+
+    A former name that can still be imported is not missing.
+    """
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)
         return [
@@ -310,7 +316,10 @@ _DOTTED = re.compile(r"`(unisono(?:_adapters)?(?:\.\w+)+)")
 
 
 def _of_documented_names(source: Path) -> Iterator[str]:
-    """Yield each documented name with its attributes; for a documented module all that it defines."""
+    """Yield each documented name with its attributes.
+
+    For a documented module, yield everything that it defines.
+    """
     for name in set(_documented(source)):
         yield from _of_object(name)
 

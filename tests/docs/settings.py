@@ -149,7 +149,7 @@ def page() -> str:
     """Return the whole page."""
     parts = [HEAD]
     for path, model in sections(Config, ""):
-        says = explained(model)
+        descriptions = explained(model)
         if path:
             about = inspect.cleandoc(model.__doc__ or "").split("\n\n")[0].replace("\n", " ")
             parts.append(f"\n## `{path}`\n")
@@ -157,7 +157,7 @@ def page() -> str:
         parts.append("\n| key | value | default | description |\n| --- | --- | --- | --- |\n")
         for name, field in model.model_fields.items():
             kind = worded(field.annotation, tuple(field.metadata))
-            parts.append(f"| `{name}` | {kind} | {defaulting(field)} | {says.get(name, '')} |\n")
+            parts.append(f"| `{name}` | {kind} | {defaulting(field)} | {descriptions.get(name, '')} |\n")
     return "".join(parts)
 
 

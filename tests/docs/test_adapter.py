@@ -1,4 +1,4 @@
-"""The adapter on docs/adapters.md passes the contract that every backend must."""
+"""The example adapter of docs/adapters.md passes the contract of all backends."""
 
 from __future__ import annotations
 
@@ -42,20 +42,22 @@ def wired(kind: Kind) -> Kind:
     return kind
 
 
-def of_the_contract() -> Iterator[tuple[str, Callable[..., Any]]]:
-    """Its tests that take a kind from whoever runs them."""
+def contract_tests() -> Iterator[tuple[str, Callable[..., Any]]]:
+    """Yield the tests of the contract that have a fixture of a kind, and no parameters for it."""
     for module in (test_backend, test_backend_failures, test_backend_leaving):
         for name, test in vars(module).items():
             if not name.startswith("test_") or not callable(test):
                 continue
-            chosen = {str(mark.args[0]) for mark in getattr(test, "pytestmark", ()) if mark.name == "parametrize"}
-            named = {"kind", "wired"} & set(inspect.signature(test).parameters)
-            if named and not any("kind" in of or "wired" in of for of in chosen | {str(c) for c in chosen}):
+            parametrized = {str(mark.args[0]) for mark in getattr(test, "pytestmark", ()) if mark.name == "parametrize"}
+            fixtures = {"kind", "wired"} & set(inspect.signature(test).parameters)
+            if fixtures and not any(
+                "kind" in of or "wired" in of for of in parametrized | {str(c) for c in parametrized}
+            ):
                 yield name, test
 
 
-vars(sys.modules[__name__]).update(of_the_contract())
+vars(sys.modules[__name__]).update(contract_tests())
 
 
-def test_there_is_a_contract() -> None:
-    assert len(dict(of_the_contract())) > 15
+def test_the_contract_has_tests() -> None:
+    assert len(dict(contract_tests())) > 15

@@ -1,4 +1,4 @@
-"""The page about the architecture names code that exists."""
+"""The architecture page names only existing code."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ PAGE = ROOT / "docs" / "architecture.md"
 PACKAGES = {"unisono": ROOT / "proxy" / "unisono", "unisono_adapters": ROOT / "adapters" / "unisono_adapters"}
 
 
-def test_every_name_on_the_page_is_defined_in_the_file_that_it_links_to() -> None:
+def test_every_name_on_the_page_is_defined_in_its_linked_file() -> None:
     assert list(wrong_names(PAGE.read_text(), PAGE.parent)) == []
 
 
@@ -34,12 +34,12 @@ def helper(): ...
 """
 LINK = "[`code.py`](code.py)"
 WRONG = {
-    "a file that is gone": ("[`gone.py`](gone.py)", "gone.py: there is no file gone.py"),
-    "another file than the label": ("[`b/code.py`](code.py)", "b/code.py: the link leads to code.py"),
-    "a class": (f"| {LINK} `Kept`, `Gone` |", "Gone: not defined in code.py"),
-    "a method": (f"| {LINK} `Kept.run`, `Kept.stop` |", "Kept.stop: not defined in code.py"),
-    "a function": (f"| {LINK} `helper`, `render` |", "render: not defined in code.py"),
-    "a constant": (f"| {LINK} `TABLE`, `OTHER` |", "OTHER: not defined in code.py"),
+    "an absent file": ("[`gone.py`](gone.py)", "gone.py: there is no file gone.py"),
+    "a link that differs from its label": ("[`b/code.py`](code.py)", "b/code.py: the link leads to code.py"),
+    "an unknown class": (f"| {LINK} `Kept`, `Gone` |", "Gone: not defined in code.py"),
+    "an unknown method": (f"| {LINK} `Kept.run`, `Kept.stop` |", "Kept.stop: not defined in code.py"),
+    "an unknown function": (f"| {LINK} `helper`, `render` |", "render: not defined in code.py"),
+    "an unknown constant": (f"| {LINK} `TABLE`, `OTHER` |", "OTHER: not defined in code.py"),
     "a name without a link": ("| `Kept` |", "Kept: not defined in a linked file"),
     "a link in another cell": (f"| `Kept` | {LINK} |", "Kept: not defined in a linked file"),
     "a name on the line before its link": (f"The class `Gone`\n({LINK}) is one.", "Gone: not defined in code.py"),
@@ -53,11 +53,11 @@ def test_a_wrong_name_is_found(page: str, error: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["BodyLimits", "to_generation_request", "Renderer.prompt", "STEPS", "render.py"])
-def test_a_name_of_the_page_that_is_renamed_is_found(name: str) -> None:
+def test_a_renamed_name_on_the_page_is_found(name: str) -> None:
     text = PAGE.read_text()
     assert name in text
     assert list(wrong_names(text.replace(name, f"Un{name}"), PAGE.parent)) != []
 
 
-def test_packages_values_and_commands_are_no_names(tmp_path: Path) -> None:
+def test_packages_values_and_commands_are_not_checked(tmp_path: Path) -> None:
     assert list(wrong_names("`core` opens `final`: `unisono serve` reads `pyproject.toml`.", tmp_path)) == []

@@ -1,4 +1,4 @@
-"""Outputs on the pages are what the commands print, apart from ids, secrets and times."""
+"""Outputs on the pages equal those of the commands, apart from ids, secrets and times."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from unisono.core.quotas import Account, LedgerLine, TokenUsage, UsageRecord
 from unisono.store import open_store
 
 DOCS = ROOT / "docs"
-VARYING = (r"key_[0-9a-f]{24}", r"sk-uni-[\w-]+", r"\.\.\.[\w-]{4}$", r"\d{4}-\d\d-\d\d \d\d:\d\d")
+VARIABLE_PARTS = (r"key_[0-9a-f]{24}", r"sk-uni-[\w-]+", r"\.\.\.[\w-]{4}$", r"\d{4}-\d\d-\d\d \d\d:\d\d")
 USED = TokenUsage(requests=1, input=66, output=33, reasoning=22)
 ENTRY = LedgerLine(Account("search", "key_c7e46162f77a384d2b016206"), "gpt-oss-demo", "2026-11-23", USED)
 LITELLM = """
@@ -39,10 +39,10 @@ router_settings: {routing_strategy: latency-based-routing}
 def config(tmp_path: Path) -> Path:
     """A configuration with the demo model, and a ledger with one request."""
     url = f"sqlite:///{tmp_path}/state.db"
-    served = [{"model_name": "gpt-oss-demo", "litellm_params": {"model": "mlx/demo"}}]
+    models = [{"model_name": "gpt-oss-demo", "litellm_params": {"model": "mlx/demo"}}]
     path = tmp_path / "config.yaml"
     path.write_text(
-        json.dumps({"model_list": served, "general_settings": {"master_key": "sk-master"}, "store": {"url": url}})
+        json.dumps({"model_list": models, "general_settings": {"master_key": "sk-master"}, "store": {"url": url}})
     )
 
     async def settle() -> None:
@@ -55,8 +55,8 @@ def config(tmp_path: Path) -> Path:
     return path
 
 
-def shown(page: str) -> Iterator[tuple[list[str], str]]:
-    """Each command of a page that stands with its output: the words after `unisono`, and the output."""
+def commands_with_output(page: str) -> Iterator[tuple[list[str], str]]:
+    """Yield the arguments and the output of each `unisono` command with output on a page."""
     for where, text in blocks("sh"):
         if where.startswith(f"{page} ") and text.startswith("$ unisono "):
             command, _, output = text.partition("\n")
@@ -64,27 +64,27 @@ def shown(page: str) -> Iterator[tuple[list[str], str]]:
 
 
 def masked(output: str) -> str:
-    for pattern in VARYING:
+    for pattern in VARIABLE_PARTS:
         output = re.sub(pattern, "#", output, flags=re.M)
     return output
 
 
 @pytest.mark.parametrize(("page", "commands"), [("keys.md", ["create", "list"]), ("usage.md", ["usage"])])
-def test_a_command_prints_what_its_page_shows(page: str, commands: list[str], config: Path) -> None:
-    found = list(shown(page))
+def test_a_command_prints_the_output_on_its_page(page: str, commands: list[str], config: Path) -> None:
+    found = list(commands_with_output(page))
     assert [next(word for word in words if word in commands) for words, _ in found] == commands
     for words, output in found:
         result = CliRunner().invoke(main, [str(config) if word == "config.yaml" else word for word in words])
         assert masked(result.output) == masked(output)
 
 
-def test_the_usage_of_a_key_is_what_the_page_shows() -> None:
+def test_the_usage_on_the_page_is_current() -> None:
     [text] = [text for where, text in blocks("json") if where.startswith("usage.md ")]
     caller = Caller(ENTRY.account.tenant, ENTRY.account.key)
     assert json.loads(text) == to_usage(caller, "2026-11-01", "2026-11-30", (ENTRY,)).model_dump()
 
 
-def test_the_import_of_a_configuration_reports_what_the_page_shows(tmp_path: Path) -> None:
+def test_the_import_report_on_the_page_is_current(tmp_path: Path) -> None:
     path = tmp_path / "litellm.yaml"
     path.write_text(LITELLM)
     [text] = re.findall(r"^```\n(# .*?)^```$", (DOCS / "migrating-from-litellm.md").read_text(), re.S | re.M)
@@ -92,7 +92,7 @@ def test_the_import_of_a_configuration_reports_what_the_page_shows(tmp_path: Pat
 
 
 def logged(package: str) -> Iterator[str]:
-    """The messages that a package logs."""
+    """Yield the log messages of a package."""
     for path in (ROOT / "proxy" / "unisono" / package).rglob("*.py"):
         for node in ast.walk(ast.parse(path.read_text())):
             if isinstance(node, ast.Call) and ast.unparse(node.func).startswith("log."):
@@ -100,12 +100,12 @@ def logged(package: str) -> Iterator[str]:
                 yield from (text for text in texts if isinstance(text, str))
 
 
-def test_the_log_messages_of_routing_are_on_its_page() -> None:
+def test_the_routing_page_lists_all_log_messages_of_routing() -> None:
     _, _, rest = (DOCS / "routing.md").read_text().partition("\n### Log messages\n")
     table, _, _ = rest.partition("\n##")
     assert set(re.findall(r"^\| `(.+?)` \|", table, re.M)) == set(logged("routing"))
 
 
-def test_the_log_line_on_the_page_about_logs_has_a_message_that_is_logged() -> None:
+def test_the_example_log_line_has_an_existing_message() -> None:
     [text] = [text for where, text in blocks("json") if where.startswith("observability.md ")]
     assert json.loads(text)["message"] in set(logged("routing"))

@@ -1,4 +1,4 @@
-"""What the documents say is so: pages are what their generators write, settings load, commands and links exist."""
+"""Documents: generated pages are current, configurations load, commands and links exist."""
 
 from __future__ import annotations
 
@@ -18,30 +18,30 @@ from unisono.config import Config, ModelRegistry, load
 from unisono.core.recovery_rules import RULES
 from unisono.errors import UnisonoError
 
-WRITTEN: dict[str, tuple[Callable[[], str], str]] = {
+GENERATED: dict[str, tuple[Callable[[], str], str]] = {
     "configuration": (settings.page, settings.COMMAND),
     "recoveries": (mended.page, mended.COMMAND),
 }
 
 
-@pytest.mark.parametrize("name", WRITTEN)
-def test_a_page_is_what_its_generator_writes(name: str) -> None:
-    page, command = WRITTEN[name]
+@pytest.mark.parametrize("name", GENERATED)
+def test_a_generated_page_is_current(name: str) -> None:
+    page, command = GENERATED[name]
     assert (ROOT / "docs" / f"{name}.md").read_text() == page(), command
 
 
-def test_every_rule_of_mending_has_its_example() -> None:
+def test_every_recovery_rule_has_an_example() -> None:
     assert re.findall(r"^### `(.+)`$", mended.page(), re.M) == list(RULES)
 
 
-def test_every_option_has_a_sentence() -> None:
+def test_every_setting_has_a_description() -> None:
     assert [line for line in settings.page().splitlines() if line.endswith("|  |") and "---" not in line] == []
 
 
 CONFIGS = [
     pytest.param(text, id=where)
     for where, text in blocks("yaml")
-    # LiteLLM's own file has a suite of its own, which runs LiteLLM's proxy with it.
+    # LiteLLM's own file is tested by another suite, which runs LiteLLM's proxy with it.
     if set(yaml.safe_load(text)) <= set(Config.model_fields) and not where.startswith("litellm-provider.md")
 ]
 
@@ -58,7 +58,7 @@ def test_a_configuration_on_a_page_loads_without_a_warning(text: str, tmp_path: 
 COMMANDS = [pytest.param(words, id=f"{where}: {' '.join(words)}") for where, words in commands("unisono")]
 
 
-def test_there_are_commands_and_configurations_to_look_at() -> None:
+def test_the_pages_have_commands_and_configurations() -> None:
     assert len(COMMANDS) > 5
     assert len(CONFIGS) > 5
 
@@ -87,18 +87,18 @@ def test_make_targets_on_the_pages_exist() -> None:
 
 
 @pytest.mark.parametrize("page", PAGES, ids=[page.name for page in PAGES])
-def test_links_lead_somewhere(page: Path) -> None:
+def test_linked_files_exist(page: Path) -> None:
     links = re.findall(r"\]\((?!https?://|#)([^)#\s]+)", page.read_text())
     assert [link for link in links if not (page.parent / link).exists()] == []
 
 
 def anchors(page: Path) -> set[str]:
-    """The anchors of a page: its own, and those of its headings, as code hosts form them."""
+    """Return explicit anchors of a page, and those that code hosts derive from headings."""
     text = re.sub(r"^```.*?^```$", "", page.read_text(), flags=re.S | re.M)
     headings = re.findall(r"^#+ (.+)$", text, re.M)
     words = (re.sub(r"\[([^]]*)\]\([^)]*\)", r"\1", heading) for heading in headings)
-    own = re.findall(r'<a id="([^"]+)"></a>', text)
-    return {*own, *(re.sub(r"[^\w\- ]", "", each.lower()).replace(" ", "-") for each in words)}
+    explicit = re.findall(r'<a id="([^"]+)"></a>', text)
+    return {*explicit, *(re.sub(r"[^\w\- ]", "", each.lower()).replace(" ", "-") for each in words)}
 
 
 @pytest.mark.parametrize("page", PAGES, ids=[page.name for page in PAGES])
@@ -125,16 +125,19 @@ def kinds_of(error: type[UnisonoError]) -> Iterator[type[UnisonoError]]:
         yield from kinds_of(kind)
 
 
-def test_errors_on_the_page_about_the_api_have_these_codes() -> None:
-    told = re.findall(r"^\| (\d{3}) \| `(\w+)` \|", (ROOT / "docs" / "api.md").read_text(), re.M)
-    assert len(told) > 10
-    assert {(int(status), code) for status, code in told} <= {
+def test_the_error_codes_on_the_api_page_exist() -> None:
+    listed = re.findall(r"^\| (\d{3}) \| `(\w+)` \|", (ROOT / "docs" / "api.md").read_text(), re.M)
+    assert len(listed) > 10
+    assert {(int(status), code) for status, code in listed} <= {
         (kind.status, kind.code) for kind in kinds_of(UnisonoError)
     }
 
 
-def test_what_the_pages_install_of_this_is_a_wheel() -> None:
-    """No index has a package of this name: whoever asks one for it gets nothing, or something of somebody else's."""
+def test_the_pages_install_unisono_from_a_wheel() -> None:
+    """Package indexes do not have this project.
+
+    `pip install unisono` would install nothing or a foreign package.
+    """
     installed = [word for where, words in commands("pip") for word in words if "unisono" in word]
     assert installed
     assert [word for word in installed if not re.match(r"dist/unisono-[\d.]+-py3-none-any\.whl(\[|$)", word)] == []

@@ -1,4 +1,7 @@
-"""Public names stay: routes, fields, settings, commands, metrics, error codes and names for hooks and adapters."""
+"""Public names must not disappear.
+
+They are routes, fields, settings, commands, metrics, error codes, and names for hooks and adapters.
+"""
 
 from __future__ import annotations
 

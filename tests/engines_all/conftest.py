@@ -1,7 +1,7 @@
-"""One engine at a time, each started once, with the adapter for it and a whole gateway in front of it; and a report of
-versions and timings at the end.
+"""Fixtures: each engine, started once per session, its adapter, and a gateway before it.
 
-An engine that is not there fails the tests that need it: what was asked for is a look at all of them.
+The versions and timings are reported at the end. A missing engine fails its tests, because this suite covers all
+engines.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ from unisono.core.ports import Backend
 MEASURED = pytest.StashKey[dict[str, dict[str, str]]]()
 
 
+# Every prompt contains the date, and the answers of such a small model depend on it.
 PINNED = {"current_date": "2026-01-02"}
-"""The date stands in every prompt, and so small a model answers another way on some days."""
 
 
 def pytest_asyncio_loop_factories(
     config: pytest.Config, item: pytest.Item
 ) -> Mapping[str, Callable[[], asyncio.AbstractEventLoop]]:
-    """The gateway's own loop."""
+    """Use the event loop of the gateway."""
     return {"uvloop": uvloop.new_event_loop}
 
 
@@ -44,7 +44,7 @@ def engine(request: pytest.FixtureRequest) -> Iterator[Running]:
 
 @pytest.fixture
 def measured(engine: Running, request: pytest.FixtureRequest) -> dict[str, str]:
-    """What the report says about the engine, by what it is."""
+    """Return the values of the engine in the report, by label."""
     return request.config.stash[MEASURED][engine.engine.kind]
 
 
@@ -67,6 +67,6 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: p
         return
     terminalreporter.section("engines")
     for name, values in measured.items():
-        terminalreporter.write_line(f"{name}: " + ", ".join(f"{what} {value}" for what, value in values.items()))
+        terminalreporter.write_line(f"{name}: " + ", ".join(f"{label} {value}" for label, value in values.items()))
     if terminalreporter.stats.get("failed") or terminalreporter.stats.get("error"):
-        terminalreporter.write_line(f"what the engines said is in {LOGS}")
+        terminalreporter.write_line(f"the logs of the engines are in {LOGS}")

@@ -1,7 +1,7 @@
-"""Prompts every engine must continue with the same ids, and the file those ids are kept in.
+"""Prompts that every engine must continue with the same recorded token ids.
 
-`python -m tests.engines_all.conversations` records the file anew, from mlx-lm in process; every engine is then held to
-it, mlx-lm included. What the model was trained to say is not repeated here but checked by the tests of that engine.
+`python -m tests.engines_all.conversations` records the file again with mlx-lm in process. The tests compare every
+engine with it, including mlx-lm. The tests of mlx-lm check the text of the answers.
 """
 
 from __future__ import annotations
@@ -17,19 +17,19 @@ from unisono.core.ports import BackendOptions
 from unisono_adapters.mlx.local import MlxLocalBackend
 
 RECORDED = Path(__file__).parent / "recorded_ids.json"
-LONGEST = 120
-"""Tokens asked for; only the song goes on longer."""
+# Token limit of each answer. Only the answer to `song` is longer.
+MAX_TOKENS = 120
 SCHEMA = (
     '# Response Formats\n\n## answer\n\n{"type": "object", "properties": {"city": {"type": "string"}, '
     '"country": {"type": "string"}}}'
 )
+# Each repetition of this text has the same tokens.
 FILLER = " Please read all of this with care before you answer."
-"""Its tokens are the same wherever it stands behind itself."""
 
 
-def _after(prompt: list[int], *turns: str) -> list[int]:
-    """The prompt with what was said since, markers spelled."""
-    return [*prompt, *(token for turn in turns for token in ENCODING.encode_marked(turn))]
+def _after(prompt: list[int], *messages: str) -> list[int]:
+    """Return the prompt with further messages, whose markers are spelled out."""
+    return [*prompt, *(token for turn in messages for token in ENCODING.encode_marked(turn))]
 
 
 def _effort(user: str, level: str) -> list[int]:
@@ -40,7 +40,7 @@ def _effort(user: str, level: str) -> list[int]:
 
 @cache
 def conversations() -> Mapping[str, list[int]]:
-    """Prompts by name, each ending in `<|start|>assistant`."""
+    """Return prompts by name. Each ends in `<|start|>assistant`."""
     weather = prompt_for("What is the weather in Paris?", tools=True)
     compare = prompt_for("Compare the weather in London and Tokyo.", tools=True)
     first = (
@@ -80,15 +80,15 @@ def recorded() -> Mapping[str, list[int]]:
 
 async def record() -> None:
     backend = MlxLocalBackend(BackendOptions("mlx", "demo"))
-    written = {}
+    recorded_ids = {}
     try:
         for name, prompt in conversations().items():
-            chunks = [chunk async for chunk in backend.complete(greedy(prompt, LONGEST))]
-            written[name] = [token for chunk in chunks for token in chunk.tokens]
-            print(f"{name}: {ENCODING.decode(written[name])!r}")
+            chunks = [chunk async for chunk in backend.complete(greedy(prompt, MAX_TOKENS))]
+            recorded_ids[name] = [token for chunk in chunks for token in chunk.tokens]
+            print(f"{name}: {ENCODING.decode(recorded_ids[name])!r}")
     finally:
         await backend.aclose()
-    lines = (f"{json.dumps(name, ensure_ascii=False)}: {ids}" for name, ids in written.items())
+    lines = (f"{json.dumps(name, ensure_ascii=False)}: {ids}" for name, ids in recorded_ids.items())
     RECORDED.write_text("{\n" + ",\n".join(lines) + "\n}\n")
 
 

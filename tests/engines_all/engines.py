@@ -1,6 +1,6 @@
-"""The engines of the suite: how each is started with the demo model and asked whether it is busy, and what it can do.
+"""Engines of the suite: start commands for the demo model, load checks and properties.
 
-Every engine runs on a free port of the loopback address and is ended by its own process group.
+Every engine runs on a free port of the loopback address, in a process group of its own.
 """
 
 from __future__ import annotations
@@ -37,21 +37,20 @@ from unisono_adapters.mlx.local import MlxLocalBackend
 from unisono_adapters.mlx.server import MlxServerBackend
 from unisono_adapters.vllm import VllmBackend
 
+# Context length in tokens. The gateway enforces it for an engine that has no setting for it.
 CONTEXT = 4096
-"""Tokens each engine is started with, or held to by the gateway where it cannot be told."""
-AT_ONCE = 8
-START_S = 400.0
-END_S = 30.0
+CONCURRENCY = 8
+START_TIMEOUT_S = 400.0
+END_TIMEOUT_S = 30.0
 
 
 class EngineFailed(AssertionError):
-    """An engine did not start, or not again."""
+    """An engine did not start."""
 
 
 @dataclass(frozen=True)
 class Running:
-    """An engine that answers. Without `url` it is the adapter that starts it. `busy` is how many requests it works on;
-    None for an engine that does not tell."""
+    """A running engine. `url` and `pid` are None if the adapter starts the engine."""
 
     engine: Engine
     url: str | None = None
@@ -63,7 +62,7 @@ class Running:
         return self.engine.adapter(BackendOptions(self.engine.kind, self.engine.model, self.url))
 
     def deployment(self) -> dict[str, object]:
-        """An entry of `model_list`."""
+        """Return an entry for `model_list`."""
         params = {"model": f"{self.engine.kind}/{self.engine.model}", **({"api_base": self.url} if self.url else {})}
         return {
             "model_name": "gpt-oss",
@@ -72,25 +71,25 @@ class Running:
         }
 
     async def busy(self) -> bool:
-        """Whether it works on anything: as it says itself, or by the time its processes use."""
+        """Return True if the engine generates, by its metrics or by its CPU time."""
         if self.engine.gauge is not None:
             path, pattern = self.engine.gauge
-            counts = re.findall(pattern, await asyncio.to_thread(page_of, f"{self.url}/{path}"), re.MULTILINE)
-            assert counts, "the engine's own count is gone"
+            counts = re.findall(pattern, await asyncio.to_thread(fetch, f"{self.url}/{path}"), re.MULTILINE)
+            assert counts, "the page has no count of requests"
             return any(float(count) > 0 for count in counts)
-        pids = children_that_run("mlx.engine") if self.pid is None else [self.pid]
-        return any(await asyncio.gather(*map(works, pids)))
+        pids = child_pids("mlx.engine") if self.pid is None else [self.pid]
+        return any(await asyncio.gather(*map(uses_cpu, pids)))
 
 
-async def idle_soon(engine: Running, within_s: float = 10.0) -> None:
-    """Raises TimeoutError when the engine goes on working."""
+async def wait_until_idle(engine: Running, within_s: float = 10.0) -> None:
+    """Wait until the engine is idle. Raise TimeoutError if it stays busy."""
     async with asyncio.timeout(within_s):
         while await engine.busy():
             await asyncio.sleep(0.05)
 
 
-async def works(pid: int, for_s: float = 0.3) -> bool:
-    """Whether a process used more than a tenth of the time that passed."""
+async def uses_cpu(pid: int, for_s: float = 0.3) -> bool:
+    """Return True if a process used the CPU for more than a tenth of a time span."""
     before = cpu_seconds(pid)
     await asyncio.sleep(for_s)
     return cpu_seconds(pid) - before > for_s / 10
@@ -100,57 +99,57 @@ def cpu_seconds(pid: int) -> float:
     if Path("/proc/self/stat").exists():
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
         return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
-    # Elsewhere than on Linux, ps tells hundredths of a second.
-    told = subprocess.run(["ps", "-o", "time=", "-p", str(pid)], capture_output=True, text=True, check=True).stdout
-    minutes, _, seconds = told.strip().rpartition(":")
+    # On systems other than Linux, `ps` prints hundredths of a second.
+    output = subprocess.run(["ps", "-o", "time=", "-p", str(pid)], capture_output=True, text=True, check=True).stdout
+    minutes, _, seconds = output.strip().rpartition(":")
     return int(minutes.rpartition(":")[2]) * 60 + float(seconds)
 
 
-def children_that_run(what: str) -> list[int]:
-    listed = subprocess.run(["ps", "-o", "pid=,ppid=,args=", "-A"], capture_output=True, text=True, check=True).stdout
-    rows = [line.split(None, 2) for line in listed.splitlines()]
-    return [int(pid) for pid, parent, args in rows if int(parent) == os.getpid() and what in args]
+def child_pids(program: str) -> list[int]:
+    output = subprocess.run(["ps", "-o", "pid=,ppid=,args=", "-A"], capture_output=True, text=True, check=True).stdout
+    rows = [line.split(None, 2) for line in output.splitlines()]
+    return [int(pid) for pid, parent, args in rows if int(parent) == os.getpid() and program in args]
 
 
 @dataclass(frozen=True)
 class Engine:
-    """`kind` is also its name here."""
+    """Properties of an engine. `kind` is also its name in `ENGINES`."""
 
     kind: str
     adapter: Callable[[BackendOptions], Backend]
+    # Command that starts the engine on a port. None if the adapter starts it.
     command: Callable[[int], list[str | Path]] | None = None
-    """What starts it on a port; None where the adapter does."""
     variables: Mapping[str, str] | None = None
     model: str = "tiny"
+    # Files that its set-up creates.
     needs: tuple[Path, ...] = ()
-    """What its set-up leaves behind."""
     version: Callable[[], str] = str
     shows_stop: bool = True
+    # Context length that the engine reports.
     context: int | None = CONTEXT
-    """What it says its context is."""
+    # True if a prefix that is cached for one tenant is never used for another.
     keeps_tenants_apart: bool = True
-    """Whether a prefix cached for one tenant is never used for another."""
+    # The number of cached tokens is a multiple of this.
     block: int = 1
-    """Tokens a cached prefix is a multiple of."""
+    # True if generated tokens are cached too, and not only those of prompts.
     caches_generated: bool = True
-    """Whether a prompt may begin with cached tokens that were generated, not only with those of earlier prompts."""
+    # Path of the metrics, and pattern of the counts of running and waiting requests.
     gauge: tuple[str, str] | None = None
-    """Path and pattern of a page that counts what it works on."""
 
 
 def vllm(port: int) -> list[str | Path]:
-    # The `vllm` command itself imports what the CPU build does not have.
+    # The `vllm` command imports modules that the CPU build does not have.
     return [
         VLLM_PYTHON, "-m", "vllm.entrypoints.openai.api_server", "--model", BF16, "--served-model-name", "tiny",
-        "--enforce-eager", "--max-model-len", str(CONTEXT), "--max-num-seqs", str(AT_ONCE), "--dtype", "bfloat16",
+        "--enforce-eager", "--max-model-len", str(CONTEXT), "--max-num-seqs", str(CONCURRENCY), "--dtype", "bfloat16",
         "--enable-prompt-tokens-details", "--host", "127.0.0.1", "--port", str(port),
     ]  # fmt: skip
 
 
 def llama_server(port: int) -> list[str | Path]:
     return [
-        LLAMA_SERVER, "-m", GGUF, "--alias", "tiny", "-c", str(AT_ONCE * CONTEXT), "-np", str(AT_ONCE), "-t", "2",
-        "--metrics", "--slots", "--host", "127.0.0.1", "--port", str(port),
+        LLAMA_SERVER, "-m", GGUF, "--alias", "tiny", "-c", str(CONCURRENCY * CONTEXT), "-np", str(CONCURRENCY), "-t",
+        "2", "--metrics", "--slots", "--host", "127.0.0.1", "--port", str(port),
     ]  # fmt: skip
 
 
@@ -168,8 +167,8 @@ def version_of_vllm() -> str:
 
 
 def version_of_llama_server() -> str:
-    told = subprocess.run([LLAMA_SERVER, "--version"], capture_output=True, text=True, check=True)
-    [line] = re.findall(r"^version: .*", told.stdout + told.stderr, re.MULTILINE)
+    result = subprocess.run([LLAMA_SERVER, "--version"], capture_output=True, text=True, check=True)
+    [line] = re.findall(r"^version: .*", result.stdout + result.stderr, re.MULTILINE)
     return f"llama-server of llama-cpp-python {LLAMA_CPP_PYTHON}, {line}"
 
 
@@ -191,7 +190,7 @@ ENGINES = {
         needs=(VLLM_READY, BF16),
         version=version_of_vllm,
         block=128,
-        # Its hybrid cache for layers with a sliding window finds no block again that was filled while generating.
+        # The hybrid cache for layers with a sliding window does not reuse blocks that were filled while generating.
         caches_generated=False,
         gauge=("metrics", r"^vllm:num_requests_(?:running|waiting)\{.*\} (\S+)$"),
     ),
@@ -228,11 +227,14 @@ ENGINES = {
 
 @contextmanager
 def running(name: str, port: int | None = None) -> Iterator[Running]:
-    """The engine, started and ended, on a port that is free or on the one that is said. Raises EngineFailed."""
+    """Start and end an engine, by default on a free port.
+
+    Raise EngineFailed if it does not start.
+    """
     engine = ENGINES[name]
-    for needed in engine.needs:
-        if not needed.exists():
-            raise EngineFailed(f"{name} is not set up: {needed} is missing (python -m tests.engines_all.setup)")
+    for path in engine.needs:
+        if not path.exists():
+            raise EngineFailed(f"{name} is not set up: {path} is missing (python -m tests.engines_all.setup)")
     if engine.command is None:
         yield Running(engine, version=engine.version())
         return
@@ -248,22 +250,26 @@ def running(name: str, port: int | None = None) -> Iterator[Running]:
             start_new_session=True,
         )  # fmt: skip
     try:
-        until_well(process, url, log)
+        wait_until_healthy(process, url, log)
         yield Running(engine, url, process.pid, engine.version(), time.monotonic() - began)
     finally:
         end(process)
 
 
-def until_well(process: subprocess.Popen[bytes], url: str, log: Path) -> None:
-    deadline = time.monotonic() + START_S
+def wait_until_healthy(process: subprocess.Popen[bytes], url: str, log: Path) -> None:
+    deadline = time.monotonic() + START_TIMEOUT_S
     while True:
         try:
-            page_of(f"{url}/health")
+            fetch(f"{url}/health")
         except OSError as error:
-            gone = process.poll() is not None
-            if gone or time.monotonic() > deadline:
+            has_ended = process.poll() is not None
+            if has_ended or time.monotonic() > deadline:
                 last = "\n".join(log.read_text(errors="replace").splitlines()[-40:])
-                why = f"ended with {process.returncode}" if gone else f"did not answer in {START_S:.0f} s ({error})"
+                why = (
+                    f"ended with {process.returncode}"
+                    if has_ended
+                    else f"did not answer in {START_TIMEOUT_S:.0f} s ({error})"
+                )
                 raise EngineFailed(f"the engine {why}; the end of {log}:\n{last}") from error
             time.sleep(0.2)
         else:
@@ -271,21 +277,21 @@ def until_well(process: subprocess.Popen[bytes], url: str, log: Path) -> None:
 
 
 def end(process: subprocess.Popen[bytes]) -> None:
-    """The engine and the processes it started, which are a group of their own."""
+    """Terminate the engine. After a timeout, kill its process group."""
     process.terminate()
     try:
-        process.wait(END_S)
+        process.wait(END_TIMEOUT_S)
     except subprocess.TimeoutExpired:
         os.killpg(process.pid, signal.SIGKILL)
         process.wait()
 
 
-def page_of(url: str) -> str:
-    """Raises OSError for anything but a page."""
-    with urllib.request.urlopen(url, timeout=10) as answer:
-        return str(answer.read().decode())
+def fetch(url: str) -> str:
+    """Return the body of a response. Raise OSError on any failure."""
+    with urllib.request.urlopen(url, timeout=10) as response:
+        return str(response.read().decode())
 
 
 def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as unused:
-        return int(unused.getsockname()[1])
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        return int(server.getsockname()[1])

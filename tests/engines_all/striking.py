@@ -1,8 +1,8 @@
-"""Engines that are struck while they answer: killed without a word, or frozen so that only silence is left of them.
+"""Interruption of engines while they generate.
 
-So small a model is through with an answer before anybody has read half of it. From the first words on an engine is
-therefore run in slow motion, some milliseconds at a time, until the answer is where it is to be struck; it is struck
-when everything it wrote has been read.
+An engine is killed, or frozen so that its stream falls silent. The demo model completes an answer before a client has
+read half of it. After the first output, the engine therefore runs in slow motion, a few milliseconds at a time, until
+the answer reaches the point of interruption. The engine is interrupted after all of its output has been read.
 """
 
 from __future__ import annotations
@@ -20,36 +20,36 @@ from typing import Any
 import aiohttp
 
 from tests.e2e.gateway import Gateway
-from tests.engines_all.engines import Running, children_that_run, running
+from tests.engines_all.engines import Running, child_pids, running
 
-RUNS_S = {"vllm": 0.06}
-"""How long an engine in slow motion runs at a time when nothing is heard of it; less than it takes to write a call's
-arguments."""
-OTHERS_RUN_S = 0.001
-RESTS_S = 0.02
-"""And then rests: long enough for what it wrote to be read."""
-ALL_READ_S = 0.15
+# Longest run of an engine in slow motion without output, by engine. It is shorter than the generation of a call's
+# arguments.
+SLOW_RUN_S = {"vllm": 0.06}
+DEFAULT_RUN_S = 0.001
+# Pause after each run: long enough to read the output.
+PAUSE_S = 0.02
+READ_S = 0.15
 
 
-class TooLate(AssertionError):
-    """An answer was over before it could be struck."""
+class FinishedTooEarly(AssertionError):
+    """The response ended before the engine could be interrupted."""
 
 
 class Fleet:
-    """Engines by name, each started when it is wanted and again when it is dead."""
+    """Running engines by name. Each is started on demand, and again after its death."""
 
     def __init__(self) -> None:
         self._started: dict[str, tuple[Running, ExitStack]] = {}
 
-    def well(self, name: str) -> Running:
-        """The engine, running."""
+    def get(self, name: str) -> Running:
+        """Return the running engine."""
         known = self._started.get(name)
         if known is not None and (known[0].pid is None or is_alive(known[0].pid)):
             return known[0]
-        return self.again(name)
+        return self.restart(name)
 
-    def again(self, name: str, port: int | None = None) -> Running:
-        """The engine, started anew, on the port it had where that is said."""
+    def restart(self, name: str, port: int | None = None) -> Running:
+        """Restart the engine, by default on a free port."""
         self._end(name)
         stack = ExitStack()
         engine = stack.enter_context(running(name, port))
@@ -67,7 +67,7 @@ class Fleet:
 
 
 def is_alive(pid: int) -> bool:
-    """Whether a child of this process runs; one that ended is waited for by whoever started it."""
+    """Return True if a child of this process runs. Do not reap it."""
     try:
         return os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None
     except ChildProcessError:
@@ -75,20 +75,23 @@ def is_alive(pid: int) -> bool:
 
 
 @dataclass(frozen=True)
-class Struck:
-    """All processes of an engine, as one. `pid` leads a group of its own, or is the adapter's one process."""
+class EngineProcesses:
+    """The processes of an engine.
+
+    `pid` leads a process group, or is the only process of the adapter.
+    """
 
     pid: int
     group: bool
-    runs_s: float
+    run_s: float
 
     def kill(self) -> None:
         self._signal(signal.SIGKILL)
 
-    def stop(self) -> None:
+    def freeze(self) -> None:
         self._signal(signal.SIGSTOP)
 
-    def go_on(self) -> None:
+    def resume(self) -> None:
         self._signal(signal.SIGCONT)
 
     def _signal(self, number: signal.Signals) -> None:
@@ -96,152 +99,163 @@ class Struck:
 
 
 @contextmanager
-def to_strike(engine: Running, before: list[int]) -> Iterator[Struck]:
-    """The processes of an engine; `before` are those of other gateways. Whatever was done to them they are not left
-    frozen."""
-    runs_s = RUNS_S.get(engine.engine.kind, OTHERS_RUN_S)
+def processes_of(engine: Running, before: list[int]) -> Iterator[EngineProcesses]:
+    """Yield the processes of an engine, and resume them at the end.
+
+    `before` are the processes of other gateways.
+    """
+    run_s = SLOW_RUN_S.get(engine.engine.kind, DEFAULT_RUN_S)
     if engine.pid is not None:
-        struck = Struck(engine.pid, True, runs_s)
+        processes = EngineProcesses(engine.pid, True, run_s)
     else:
-        [pid] = set(children_that_run("mlx.engine")) - set(before)
-        struck = Struck(pid, False, runs_s)
+        [pid] = set(child_pids("mlx.engine")) - set(before)
+        processes = EngineProcesses(pid, False, run_s)
     try:
-        yield struck
+        yield processes
     finally:
-        if is_alive(struck.pid):
-            struck.go_on()
+        if is_alive(processes.pid):
+            processes.resume()
 
 
 @dataclass(frozen=True)
-class Heard:
-    """An event of a stream, when it came, in seconds, and what it shows: thoughts, text or arguments."""
+class ReceivedEvent:
+    """An event of a stream, its time in seconds, and its reasoning, text or arguments."""
 
     at: float
     event: Mapping[str, Any]
-    shows: Mapping[str, str]
+    parts: Mapping[str, str]
 
 
 @dataclass
-class Story:
-    """A stream as a client hears it."""
+class ReceivedStream:
+    """A stream as a client receives it."""
 
-    heard: list[Heard] = field(default_factory=list)
+    received: list[ReceivedEvent] = field(default_factory=list)
     status: int = 0
     done: bool = False
 
-    def said(self, what: str) -> str:
-        return "".join(heard.shows.get(what, "") for heard in self.heard)
+    def text_of(self, kind: str) -> str:
+        return "".join(received.parts.get(kind, "") for received in self.received)
 
     @property
-    def last(self) -> Mapping[str, Any]:
-        """What is told at the end: the counts, and how the answer came to be."""
-        told: dict[str, Any] = {}
-        for heard in self.heard:
-            told |= heard.event.get("response") or heard.event
-        return told
+    def fields(self) -> Mapping[str, Any]:
+        """Return the fields of all events, the latest value of each: among them usage and `unisono`."""
+        fields: dict[str, Any] = {}
+        for received in self.received:
+            fields |= received.event.get("response") or received.event
+        return fields
 
-    def before(self, moment: float, what: str) -> str:
-        """What was said until then."""
-        return "".join(heard.shows.get(what, "") for heard in self.heard if heard.at < moment)
+    def text_before(self, moment: float, kind: str) -> str:
+        """Return the output of a kind that arrived before a moment."""
+        return "".join(received.parts.get(kind, "") for received in self.received if received.at < moment)
 
-    def first_after(self, moment: float) -> float:
-        """Seconds until something was shown, or told where nothing was left to show."""
-        later = [heard for heard in self.heard if heard.at >= moment]
-        return next((heard.at for heard in later if heard.shows), later[0].at) - moment
+    def gap_after(self, moment: float) -> float:
+        """Return the seconds from a moment to the next output.
+
+        Without further output, return the seconds to the next event.
+        """
+        later = [received for received in self.received if received.at >= moment]
+        return next((received.at for received in later if received.parts), later[0].at) - moment
 
 
-Shows = Callable[[Mapping[str, Any]], dict[str, str]]
+PartsOf = Callable[[Mapping[str, Any]], dict[str, str]]
 
 
-def shown_by_chat(event: Mapping[str, Any]) -> dict[str, str]:
-    shows: dict[str, str] = {}
+def chat_parts(event: Mapping[str, Any]) -> dict[str, str]:
+    parts: dict[str, str] = {}
     for choice in event["choices"]:
         delta = choice["delta"]
-        shows["text"] = delta.get("content") or ""
-        shows["thoughts"] = delta.get("reasoning") or ""
-        shows["arguments"] = "".join(c["function"].get("arguments") or "" for c in delta.get("tool_calls") or ())
-    return {what: said for what, said in shows.items() if said}
+        parts["text"] = delta.get("content") or ""
+        parts["reasoning"] = delta.get("reasoning") or ""
+        parts["arguments"] = "".join(c["function"].get("arguments") or "" for c in delta.get("tool_calls") or ())
+    return {kind: text for kind, text in parts.items() if text}
 
 
 DELTAS = {
     "response.output_text.delta": "text",
-    "response.reasoning_text.delta": "thoughts",
+    "response.reasoning_text.delta": "reasoning",
     "response.function_call_arguments.delta": "arguments",
 }
 
 
-def shown_by_responses(event: Mapping[str, Any]) -> dict[str, str]:
-    what = DELTAS.get(event["type"])
-    return {} if what is None else {what: event["delta"]}
+def responses_parts(event: Mapping[str, Any]) -> dict[str, str]:
+    kind = DELTAS.get(event["type"])
+    return {} if kind is None else {kind: event["delta"]}
 
 
 @dataclass(frozen=True)
-class Asked:
-    """A request for a stream, on one of the surfaces."""
+class StreamRequest:
+    """A request for a stream on one of the APIs."""
 
     path: str
     body: Mapping[str, Any]
-    shows: Shows
+    parts: PartsOf
 
-    async def listen(self, gateway: Gateway, story: Story) -> None:
-        """To the end."""
+    async def listen(self, gateway: Gateway, stream: ReceivedStream) -> None:
+        """Send the request, and read the stream to its end."""
         url = gateway.url + self.path
         async with asyncio.timeout(120), gateway.session.post(url, json=self.body) as response:
-            story.status = response.status
-            await self._read(response, story)
+            stream.status = response.status
+            await self._read(response, stream)
 
-    async def _read(self, response: aiohttp.ClientResponse, story: Story) -> None:
+    async def _read(self, response: aiohttp.ClientResponse, stream: ReceivedStream) -> None:
         async for line in response.content:
             if line == b"data: [DONE]\n":
-                story.done = True
+                stream.done = True
             elif line.startswith(b"data: "):
                 event = json.loads(line[6:])
-                story.heard.append(Heard(time.monotonic(), event, self.shows(event)))
+                stream.received.append(ReceivedEvent(time.monotonic(), event, self.parts(event)))
 
-    async def answered(self, gateway: Gateway) -> Story:
-        story = Story()
-        await self.listen(gateway, story)
-        assert (story.status, story.done) == (200, True), story.heard
-        return story
+    async def completed(self, gateway: Gateway) -> ReceivedStream:
+        stream = ReceivedStream()
+        await self.listen(gateway, stream)
+        assert (stream.status, stream.done) == (200, True), stream.received
+        return stream
 
-    async def struck(
-        self, gateway: Gateway, engine: Struck, here: Callable[[Story], bool], blow: Callable[[], None] | None
-    ) -> tuple[Story, float]:
-        """The whole answer, and the moment of the blow that its engine got where the story was `here`; without one it
-        is left frozen. Raises TooLate."""
-        story = Story()
-        listening = asyncio.create_task(self.listen(gateway, story))
+    async def interrupted(
+        self,
+        gateway: Gateway,
+        engine: EngineProcesses,
+        is_reached: Callable[[ReceivedStream], bool],
+        fault: Callable[[], None] | None,
+    ) -> tuple[ReceivedStream, float]:
+        """Interrupt the engine when the stream reaches a point; return the stream and the moment.
+
+        Without a `fault`, the engine stays frozen. Raise FinishedTooEarly if the response ends first.
+        """
+        stream = ReceivedStream()
+        listening = asyncio.create_task(self.listen(gateway, stream))
         try:
-            while not any(heard.shows for heard in story.heard):
-                _goes_on(listening, story)
+            while not any(received.parts for received in stream.received):
+                _check_unfinished(listening, stream)
                 await asyncio.sleep(0)
-            engine.stop()
-            await asyncio.sleep(ALL_READ_S)
-            while not here(story):
-                _goes_on(listening, story)
-                engine.go_on()
-                await _heard_more(story, engine.runs_s)
-                engine.stop()
-                await asyncio.sleep(RESTS_S)
-            await asyncio.sleep(ALL_READ_S)
-            _goes_on(listening, story)
+            engine.freeze()
+            await asyncio.sleep(READ_S)
+            while not is_reached(stream):
+                _check_unfinished(listening, stream)
+                engine.resume()
+                await _wait_for_event(stream, engine.run_s)
+                engine.freeze()
+                await asyncio.sleep(PAUSE_S)
+            await asyncio.sleep(READ_S)
+            _check_unfinished(listening, stream)
             moment = time.monotonic()
-            if blow is not None:
-                blow()
+            if fault is not None:
+                fault()
             await listening
         finally:
             listening.cancel()
-        assert (story.status, story.done) == (200, True), story.heard
-        return story, moment
+        assert (stream.status, stream.done) == (200, True), stream.received
+        return stream, moment
 
 
-async def _heard_more(story: Story, within_s: float) -> None:
-    known, until = len(story.heard), time.monotonic() + within_s
-    while len(story.heard) == known and time.monotonic() < until:
+async def _wait_for_event(stream: ReceivedStream, within_s: float) -> None:
+    known, until = len(stream.received), time.monotonic() + within_s
+    while len(stream.received) == known and time.monotonic() < until:
         await asyncio.sleep(0)
 
 
-def _goes_on(listening: asyncio.Task[None], story: Story) -> None:
+def _check_unfinished(listening: asyncio.Task[None], stream: ReceivedStream) -> None:
     if listening.done():
         listening.result()
-        raise TooLate(story.last.get("unisono"))
+        raise FinishedTooEarly(stream.fields.get("unisono"))

@@ -1,5 +1,7 @@
-"""An engine without another one that is killed or frozen in the middle of its answer: once it is back, its answer goes
-on where it stopped, token by token."""
+"""Recovery of the only engine after it is killed or frozen in the middle of an answer.
+
+Once the engine is back, the answer continues from the exact token at which it stopped.
+"""
 
 from __future__ import annotations
 
@@ -12,18 +14,18 @@ import pytest
 
 from tests.e2e.gateway import gateway
 from tests.engines_all.conftest import PINNED
-from tests.engines_all.engines import Running, children_that_run
-from tests.engines_all.striking import Fleet, Struck, to_strike
+from tests.engines_all.engines import Running, child_pids
+from tests.engines_all.striking import EngineProcesses, Fleet, processes_of
 from tests.engines_all.test_failover import (
-    PATIENT,
-    PLACES,
-    all_examined,
-    asked,
-    counts,
-    essence,
-    in_time,
-    lost_a_space,
+    NO_COOLDOWN,
+    POINTS,
+    assert_equal_but_for_a_space,
+    content_of,
+    interrupt,
     port_of,
+    request_for,
+    usage_of,
+    wait_until_probed,
 )
 
 pytestmark = [
@@ -34,15 +36,15 @@ pytestmark = [
 ]
 
 FROZEN_S = 6.0
+# Shorter than FROZEN_S, so that the attempt ends before the engine resumes.
 SILENCE_S = 2.0
-"""Less than an engine stays frozen, so that its attempt has ended before it goes on."""
 CASES = [
-    (name, blow, surface)
+    (name, fault, surface)
     for name in ("llamacpp", "mlx_server", "mlx", "vllm")
-    for blow in ("frozen", "killed")
+    for fault in ("frozen", "killed")
     for surface in ("chat", "responses")
-    # An answer waits for a quarter of a minute, and vLLM takes longer to start.
-    if (name, blow) != ("vllm", "killed")
+    # A request waits 15 s for its backend, and vLLM takes longer to start.
+    if (name, fault) != ("vllm", "killed")
 ]
 
 
@@ -53,48 +55,48 @@ def fleet() -> Iterator[Fleet]:
     fleet.end()
 
 
-def config(engine: Running, blow: str) -> dict[str, Any]:
+def config(engine: Running, fault: str) -> dict[str, Any]:
     entry: dict[str, Any] = dict(engine.deployment())
-    entry["litellm_params"] |= {"timeout": 120, "stream_timeout": SILENCE_S if blow == "frozen" else 60.0}
+    entry["litellm_params"] |= {"timeout": 120, "stream_timeout": SILENCE_S if fault == "frozen" else 60.0}
     entry["model_info"] |= {"id": engine.engine.kind}
-    return {"model_list": [entry], "unisono": PINNED, "router_settings": PATIENT}
+    return {"model_list": [entry], "unisono": PINNED, "router_settings": NO_COOLDOWN}
 
 
-async def back_again(fleet: Fleet, engine: Running, struck: Struck, blow: str) -> None:
-    """What an operator does: the engine goes on, or is started anew on its port. `mlx` is started by its adapter."""
-    if blow == "frozen":
+async def bring_back(fleet: Fleet, engine: Running, processes: EngineProcesses, fault: str) -> None:
+    """Resume the engine, or restart it on its port. The adapter restarts `mlx`."""
+    if fault == "frozen":
         await asyncio.sleep(FROZEN_S)
-        struck.go_on()
+        processes.resume()
     elif engine.pid is not None:
-        await asyncio.to_thread(fleet.again, engine.engine.kind, port_of(engine))
+        await asyncio.to_thread(fleet.restart, engine.engine.kind, port_of(engine))
 
 
-@pytest.mark.parametrize(("name", "blow", "surface"), CASES)
-async def test_an_answer_goes_on_when_its_engine_is_back(
-    fleet: Fleet, caplog: pytest.LogCaptureFixture, name: str, blow: str, surface: str
+@pytest.mark.parametrize(("name", "fault", "surface"), CASES)
+async def test_an_answer_continues_when_its_engine_is_back(
+    fleet: Fleet, caplog: pytest.LogCaptureFixture, name: str, fault: str, surface: str
 ) -> None:
     caplog.set_level(logging.INFO, "unisono.routing")
-    engine = fleet.well(name)
-    place, question = PLACES["in its text"], asked(PLACES["in its text"], surface)
-    before = children_that_run("mlx.engine")
-    async with gateway(config(engine, blow)) as site:
-        await all_examined(caplog, (name,))
-        expected = await question.answered(site)
-        with to_strike(engine, before) as struck:
+    engine = fleet.get(name)
+    point, request = POINTS["in the text"], request_for(POINTS["in the text"], surface)
+    before = child_pids("mlx.engine")
+    async with gateway(config(engine, fault)) as site:
+        await wait_until_probed(caplog, (name,))
+        expected = await request.completed(site)
+        with processes_of(engine, before) as processes:
             returning: list[asyncio.Task[None]] = []
 
-            def strike() -> None:
-                if blow == "killed":
-                    struck.kill()
-                returning.append(asyncio.create_task(back_again(fleet, engine, struck, blow)))
+            def interrupt_engine() -> None:
+                if fault == "killed":
+                    processes.kill()
+                returning.append(asyncio.create_task(bring_back(fleet, engine, processes, fault)))
 
-            story, moment = await in_time(question, site, struck, place, strike)
+            stream, moment = await interrupt(request, site, processes, point, interrupt_engine)
             await asyncio.gather(*returning)
-    about = story.last["unisono"]
-    assert (about["backend"], story.status, story.done) == (name, 200, True)
+    about = stream.fields["unisono"]
+    assert (about["backend"], stream.status, stream.done) == (name, 200, True)
     assert about["failovers"] >= 1
-    if essence(story) == essence(expected):
-        assert counts(story)[0] == counts(expected)[0]
+    if content_of(stream) == content_of(expected):
+        assert usage_of(stream)[0] == usage_of(expected)[0]
     else:
         assert not engine.engine.shows_stop
-        lost_a_space(story, moment, expected)
+        assert_equal_but_for_a_space(stream, moment, expected)

@@ -1,4 +1,4 @@
-"""Every engine that can be constrained, at its adapter: what is written is what was allowed, to the stop token."""
+"""Constrained generation through the adapters of every engine that supports it."""
 
 from __future__ import annotations
 
@@ -39,8 +39,8 @@ FINAL = prompt_for("What is the weather in Paris?") + ENCODING.encode_marked("<|
 SHORT = {"type": "string", "maxLength": 10}
 
 
-async def written(backend: Backend, constraint: Constraint, sampling: Sampling | None = None) -> str:
-    """The text, which ends with a stop token and holds no other special one."""
+async def generated_text(backend: Backend, constraint: Constraint, sampling: Sampling | None = None) -> str:
+    """Return the generated text. Check that its only special token is the stop token at the end."""
     job = replace(greedy(FINAL, 300), constraint=constraint, sampling=sampling or Sampling(temperature=0))
     chunks = [chunk async for chunk in backend.complete(job)]
     tokens = [token for chunk in chunks for token in chunk.tokens]
@@ -55,43 +55,43 @@ SCHEMAS: dict[str, dict[str, Any]] = {
     "nested": closed(a=closed(b=closed(c={"type": "boolean"}))),
     "enum and unicode": closed(città={"enum": ["日本", "🙂", 'a"b\\c\n']}),
     "anyOf": closed(item={"anyOf": [closed(kind={"const": "user"}, ok={"type": "boolean"}), {"type": "null"}]}),
-    "by reference": {
+    "references": {
         **closed(one={"$ref": "#/$defs/x"}, two={"$ref": "#/$defs/x"}),
         "$defs": {"x": closed(n={"enum": [1, 2]})},
     },
     "arrays": closed(xs={"type": "array", "items": {"enum": ["a", "b"]}, "minItems": 1, "maxItems": 2}),
-    "a pattern": closed(id={"type": "string", "pattern": "^[A-Z]{2}-[0-9]{3}$"}),
+    "pattern": closed(id={"type": "string", "pattern": "^[A-Z]{2}-[0-9]{3}$"}),
 }
 
 
 @pytest.mark.parametrize("schema", SCHEMAS.values(), ids=SCHEMAS)
-async def test_what_is_written_is_what_the_schema_allows(backend: Backend, schema: dict[str, Any]) -> None:
-    assert violation(schema, await written(backend, JsonSchema(schema))) is None
+async def test_output_satisfies_the_schema(backend: Backend, schema: dict[str, Any]) -> None:
+    assert violation(schema, await generated_text(backend, JsonSchema(schema))) is None
 
 
-async def test_any_json_is_an_object(backend: Backend) -> None:
-    assert isinstance(json.loads(await written(backend, AnyJson())), dict)
+async def test_the_any_json_constraint_gives_an_object(backend: Backend) -> None:
+    assert isinstance(json.loads(await generated_text(backend, AnyJson())), dict)
 
 
 @pytest.mark.parametrize("text", ["get_weather", 'a.b-c\\d"(x)|[y]\n', "日本 é 🙂"], ids=ascii)
-async def test_one_of_some_texts_is_one_of_them_to_the_letter(backend: Backend, text: str) -> None:
-    assert await written(backend, OneOf((text,))) == text
-    assert await written(backend, OneOf((text, "other"))) in (text, "other")
+async def test_a_choice_of_texts_gives_one_of_them_exactly(backend: Backend, text: str) -> None:
+    assert await generated_text(backend, OneOf((text,))) == text
+    assert await generated_text(backend, OneOf((text, "other"))) in (text, "other")
 
 
-async def test_a_marker_is_not_written_even_where_the_model_wants_it(backend: Backend) -> None:
+async def test_a_constraint_excludes_a_marker_with_a_high_bias(backend: Backend) -> None:
     eager = Sampling(temperature=0, logit_bias={END: 100.0})
-    assert violation(SCHEMAS["flat"], await written(backend, JsonSchema(SCHEMAS["flat"]), eager)) is None
+    assert violation(SCHEMAS["flat"], await generated_text(backend, JsonSchema(SCHEMAS["flat"]), eager)) is None
 
 
-@pytest.mark.parametrize("schema", [{"type": "nonsense"}, {"$ref": "#/$defs/x"}], ids=["a type", "a reference"])
-async def test_what_cannot_be_compiled_is_refused_and_the_engine_lives(
-    backend: Backend, schema: dict[str, Any]
-) -> None:
+@pytest.mark.parametrize(
+    "schema", [{"type": "nonsense"}, {"$ref": "#/$defs/x"}], ids=["unknown type", "missing reference"]
+)
+async def test_an_invalid_schema_is_rejected_and_the_engine_continues(backend: Backend, schema: dict[str, Any]) -> None:
     with pytest.raises(ConstraintRefused):
-        await written(backend, JsonSchema(schema))
-    assert await written(backend, OneOf(("yes",))) == "yes"
+        await generated_text(backend, JsonSchema(schema))
+    assert await generated_text(backend, OneOf(("yes",))) == "yes"
 
 
-async def test_what_it_claims_is_what_was_tried(engine: Running, backend: Backend) -> None:
+async def test_the_probe_reports_every_kind_of_constraint(engine: Running, backend: Backend) -> None:
     assert (await backend.probe()).capabilities.constrain == frozenset(CONSTRAINT_KINDS)

@@ -1,8 +1,8 @@
-"""An engine that dies or falls silent in the middle of its answer, with one of another kind beside it: the client gets
-the answer that either would have given alone.
+"""Failover between engines of two kinds, in the middle of an answer.
 
-All engines write the same tokens for the demo model, so the text behind the seam says whether the second one went on
-from the very tokens of the first.
+The first engine dies or falls silent. The client receives the same answer as from either engine alone. All engines
+generate the same tokens with the demo model, so the rest of the text shows whether the second engine continued from the
+exact tokens of the first.
 """
 
 from __future__ import annotations
@@ -21,16 +21,16 @@ from tests.e2e.talks import WEATHER
 from tests.engines.demo_prompts import ENCODING, greedy
 from tests.engines_all.conftest import MEASURED, PINNED
 from tests.engines_all.conversations import conversations
-from tests.engines_all.engines import Running, children_that_run, idle_soon
+from tests.engines_all.engines import Running, child_pids, wait_until_idle
 from tests.engines_all.striking import (
-    Asked,
+    EngineProcesses,
+    FinishedTooEarly,
     Fleet,
-    Story,
-    Struck,
-    TooLate,
-    shown_by_chat,
-    shown_by_responses,
-    to_strike,
+    ReceivedStream,
+    StreamRequest,
+    chat_parts,
+    processes_of,
+    responses_parts,
 )
 from unisono.core.generation import Prompt
 
@@ -41,70 +41,70 @@ pytestmark = [
     pytest.mark.asyncio(loop_scope="session"),
 ]
 
-PATIENT = {"allowed_fails": 1000, "cooldown_time": 0.01}
-"""Nobody rests here: who fails is asked again."""
+# Failures cause no cooldown, so that a failed deployment is used again.
+NO_COOLDOWN = {"allowed_fails": 1000, "cooldown_time": 0.01}
+# Stream timeout of a frozen engine.
 SILENCE_S = 3.0
-"""What a frozen engine is given."""
 
 
-TRIES = 6
+MAX_ATTEMPTS = 6
 
 
 @dataclass(frozen=True)
-class Place:
-    """Where an answer is struck."""
+class Interruption:
+    """Point of an answer at which its engine is interrupted."""
 
     user: str
+    # Name of the same prompt among the recorded conversations.
     prompt: str
-    """The same among the recorded conversations."""
-    here: Callable[[Story], bool]
+    is_reached: Callable[[ReceivedStream], bool]
     tools: bool = False
 
 
-PLACES = {
-    "in its text": Place("Count to 30.", "count", lambda story: len(story.said("text")) >= 12),
-    "in its thoughts": Place(
-        "What is the weather in Paris?", "weather", lambda story: len(story.said("thoughts")) >= 8, tools=True
+POINTS = {
+    "in the text": Interruption("Count to 30.", "count", lambda stream: len(stream.text_of("text")) >= 12),
+    "in the reasoning": Interruption(
+        "What is the weather in Paris?", "weather", lambda stream: len(stream.text_of("reasoning")) >= 8, tools=True
     ),
-    "in a call's arguments": Place(
-        "What is the weather in Paris?", "weather", lambda story: bool(story.said("arguments")), tools=True
+    "in the arguments": Interruption(
+        "What is the weather in Paris?", "weather", lambda stream: bool(stream.text_of("arguments")), tools=True
     ),
 }
 PAIRS = [("llamacpp", "mlx_server"), ("mlx_server", "vllm"), ("mlx", "llamacpp"), ("vllm", "llamacpp")]
-SPOTS = [
-    ("in its text", "chat"),
-    ("in its text", "responses"),
-    ("in its thoughts", "responses"),
-    ("in a call's arguments", "chat"),
+POINTS_AND_SURFACES = [
+    ("in the text", "chat"),
+    ("in the text", "responses"),
+    ("in the reasoning", "responses"),
+    ("in the arguments", "chat"),
 ]
+# Engines that are killed in one case only, after all other cases. They are frozen as often as the others.
 SLOW_TO_START = ("vllm",)
-"""Killed once and last; frozen as often as the others."""
 CASES = sorted(
     (
-        (pair, blow, place, surface)
+        (pair, fault, point, surface)
         for pair in PAIRS
-        for blow in ("frozen", "killed")
-        for place, surface in SPOTS
-        if pair[0] not in SLOW_TO_START or blow == "frozen" or (place, surface) == SPOTS[0]
+        for fault in ("frozen", "killed")
+        for point, surface in POINTS_AND_SURFACES
+        if pair[0] not in SLOW_TO_START or fault == "frozen" or (point, surface) == POINTS_AND_SURFACES[0]
     ),
     key=lambda case: (case[0][0] in SLOW_TO_START and case[1] == "killed", PAIRS.index(case[0])),
 )
 
 
-def asked(place: Place, surface: str) -> Asked:
+def request_for(point: Interruption, surface: str) -> StreamRequest:
     common = {"model": "gpt-oss", "temperature": 0, "stream": True}
     if surface == "responses":
-        tools = [WEATHER] if place.tools else []
-        body: dict[str, Any] = {**common, "input": place.user, "tools": tools}
-        return Asked("/v1/responses", body, shown_by_responses)
+        tools = [WEATHER] if point.tools else []
+        body: dict[str, Any] = {**common, "input": point.user, "tools": tools}
+        return StreamRequest("/v1/responses", body, responses_parts)
     function = {name: value for name, value in WEATHER.items() if name != "type"}
     tools = [{"type": "function", "function": function}]
-    body = {**common, "messages": [{"role": "user", "content": place.user}], "stream_options": {"include_usage": True}}
-    return Asked("/v1/chat/completions", body | ({"tools": tools} if place.tools else {}), shown_by_chat)
+    body = {**common, "messages": [{"role": "user", "content": point.user}], "stream_options": {"include_usage": True}}
+    return StreamRequest("/v1/chat/completions", body | ({"tools": tools} if point.tools else {}), chat_parts)
 
 
 def config(*engines: Running, silence_s: float = 60.0) -> dict[str, Any]:
-    """One group; each engine gets only what those before it cannot take."""
+    """Return a model group. Each engine serves only requests that those before it cannot serve."""
     entries: list[Any] = []
     for order, engine in enumerate(engines):
         entry: dict[str, Any] = dict(engine.deployment())
@@ -112,30 +112,33 @@ def config(*engines: Running, silence_s: float = 60.0) -> dict[str, Any]:
         entry["model_info"] |= {"id": engine.engine.kind}
         entry["unisono"] = {"stream_tool_arguments": True}
         entries.append(entry)
-    return {"model_list": entries, "unisono": PINNED, "router_settings": PATIENT}
+    return {"model_list": entries, "unisono": PINNED, "router_settings": NO_COOLDOWN}
 
 
-def essence(story: Story) -> tuple[str, str, str]:
-    return story.said("thoughts"), story.said("text"), story.said("arguments")
+def content_of(stream: ReceivedStream) -> tuple[str, str, str]:
+    return stream.text_of("reasoning"), stream.text_of("text"), stream.text_of("arguments")
 
 
-def counts(story: Story) -> tuple[int, int]:
-    """Tokens of the prompt and of the answer."""
-    usage = story.last["usage"]
+def usage_of(stream: ReceivedStream) -> tuple[int, int]:
+    """Return the number of prompt tokens and of output tokens."""
+    usage = stream.fields["usage"]
     if "input_tokens" in usage:
         return usage["input_tokens"], usage["output_tokens"]
     return usage["prompt_tokens"], usage["completion_tokens"]
 
 
-def lost_a_space(story: Story, moment: float, expected: Story) -> None:
-    """mlx_lm.server eats the space its text begins with, so that it may be missing at the seam, and nothing else."""
-    healed = []
-    for what in ("thoughts", "text", "arguments"):
-        before, all_of_it = story.before(moment, what), story.said(what)
-        lost = all_of_it != expected.said(what)
-        healed.append(f"{before} {all_of_it[len(before) :]}" if lost else all_of_it)
-    assert tuple(healed) == essence(expected)
-    (prompt, answer), (whole_prompt, whole_answer) = counts(story), counts(expected)
+def assert_equal_but_for_a_space(stream: ReceivedStream, moment: float, expected: ReceivedStream) -> None:
+    """Check the stream apart from one space.
+
+    mlx_lm.server drops the space at the start of its text.
+    """
+    restored = []
+    for kind in ("reasoning", "text", "arguments"):
+        before, whole = stream.text_before(moment, kind), stream.text_of(kind)
+        lost = whole != expected.text_of(kind)
+        restored.append(f"{before} {whole[len(before) :]}" if lost else whole)
+    assert tuple(restored) == content_of(expected)
+    (prompt, answer), (whole_prompt, whole_answer) = usage_of(stream), usage_of(expected)
     assert prompt == whole_prompt
     assert 0 <= whole_answer - answer <= 1
 
@@ -147,9 +150,12 @@ def fleet() -> Iterator[Fleet]:
     fleet.end()
 
 
-async def first_token_s(engine: Running, place: Place) -> float:
-    """Seconds until an engine that knows the prompt writes its first token, without a gateway."""
-    tokens = conversations()[place.prompt]
+async def first_token_s(engine: Running, point: Interruption) -> float:
+    """Return the seconds to the first token of an engine, without a gateway.
+
+    The engine has already cached the prompt.
+    """
+    tokens = conversations()[point.prompt]
     job = replace(greedy(tokens, 4), prompt=Prompt(tokens, ENCODING.decode(tokens)))
     backend = engine.backend()
     try:
@@ -166,102 +172,111 @@ async def first_token_s(engine: Running, place: Place) -> float:
         await backend.aclose()
 
 
-def remember(request: pytest.FixtureRequest, pair: tuple[str, str], blow: str, figures: str) -> None:
-    about = request.config.stash.setdefault(MEASURED, {}).setdefault(f"{pair[0]}, then {pair[1]}, {blow}", {})
+def report_gap(request: pytest.FixtureRequest, pair: tuple[str, str], fault: str, figures: str) -> None:
+    about = request.config.stash.setdefault(MEASURED, {}).setdefault(f"{pair[0]}, then {pair[1]}, {fault}", {})
     about[request.node.callspec.id.split("-", 2)[2]] = figures
 
 
-def told(story: Story) -> dict[str, object]:
-    about = story.last["unisono"]
+def route_of(stream: ReceivedStream) -> dict[str, object]:
+    about = stream.fields["unisono"]
     return {name: about[name] for name in ("backend", "failovers")}
 
 
-async def all_examined(caplog: pytest.LogCaptureFixture, engines: tuple[str, ...]) -> None:
-    """Until the gateway knows what each can do: before that whoever is known gets everything."""
+async def wait_until_probed(caplog: pytest.LogCaptureFixture, engines: tuple[str, ...]) -> None:
+    """Wait until all engines are probed. Before that, the probed ones receive all requests."""
     async with asyncio.timeout(60):
-        while set(engines) - {getattr(one, "backend", "") for one in caplog.records if one.msg == "backend ready"}:
+        while set(engines) - {
+            getattr(record, "backend", "") for record in caplog.records if record.msg == "backend ready"
+        }:
             await asyncio.sleep(0.02)
 
 
-async def in_time(
-    question: Asked, site: Gateway, engine: Struck, place: Place, blow: Callable[[], None] | None
-) -> tuple[Story, float]:
-    """The answer that was struck. A call is short: some are whole before a busy machine gets to strike them."""
-    for _ in range(TRIES):
+async def interrupt(
+    stream_request: StreamRequest,
+    site: Gateway,
+    engine: EngineProcesses,
+    point: Interruption,
+    fault: Callable[[], None] | None,
+) -> tuple[ReceivedStream, float]:
+    """Return an interrupted stream.
+
+    Calls are short: some end before a busy machine can interrupt them.
+    """
+    for _ in range(MAX_ATTEMPTS):
         try:
-            return await question.struck(site, engine, place.here, blow)
-        except TooLate as error:
+            return await stream_request.interrupted(site, engine, point.is_reached, fault)
+        except FinishedTooEarly as error:
             missed = error
-            engine.go_on()
+            engine.resume()
     raise missed
 
 
-def named(of: object) -> str:
+def case_id(of: object) -> str:
     return " then ".join(of) if isinstance(of, tuple) else str(of)
 
 
-@pytest.mark.parametrize(("pair", "blow", "place", "surface"), CASES, ids=named)
-async def test_an_answer_goes_on_where_its_engine_was_struck(
+@pytest.mark.parametrize(("pair", "fault", "point", "surface"), CASES, ids=case_id)
+async def test_another_engine_continues_an_interrupted_answer(
     fleet: Fleet,
     request: pytest.FixtureRequest,
     caplog: pytest.LogCaptureFixture,
     pair: tuple[str, str],
-    blow: str,
-    place: str,
+    fault: str,
+    point: str,
     surface: str,
 ) -> None:
     caplog.set_level(logging.INFO, "unisono.routing")
-    first, second = (fleet.well(name) for name in pair)
-    here, question = PLACES[place], asked(PLACES[place], surface)
-    own_s = await first_token_s(second, here)
+    first, second = (fleet.get(name) for name in pair)
+    position, stream_request = POINTS[point], request_for(POINTS[point], surface)
+    own_s = await first_token_s(second, position)
     async with gateway(config(second)) as alone:
-        expected = await question.answered(alone)
+        expected = await stream_request.completed(alone)
     caplog.clear()
-    before = children_that_run("mlx.engine")
-    async with gateway(config(first, second, silence_s=SILENCE_S if blow == "frozen" else 60.0)) as both:
-        await all_examined(caplog, pair)
-        undisturbed = await question.answered(both)
-        with to_strike(first, before) as struck:
-            story, moment = await in_time(question, both, struck, here, struck.kill if blow == "killed" else None)
-        if blow == "frozen" and first.pid is not None:
-            # What it was writing is nobody's any more.
-            await idle_soon(first)
+    before = child_pids("mlx.engine")
+    async with gateway(config(first, second, silence_s=SILENCE_S if fault == "frozen" else 60.0)) as both:
+        await wait_until_probed(caplog, pair)
+        undisturbed = await stream_request.completed(both)
+        with processes_of(first, before) as processes:
+            stream, moment = await interrupt(
+                stream_request, both, processes, position, processes.kill if fault == "killed" else None
+            )
+        if fault == "frozen" and first.pid is not None:
+            # The gateway has left the request of the frozen engine.
+            await wait_until_idle(first)
 
-    gap_s = story.first_after(moment)
-    remember(request, pair, blow, f"{gap_s * 1000:.0f} ms (first token {own_s * 1000:.0f} ms)")
-    assert told(undisturbed) == {"backend": pair[0], "failovers": 0}
-    assert essence(undisturbed) == essence(expected)
-    assert told(story) == {"backend": pair[1], "failovers": 1}
-    if essence(story) == essence(expected):
-        prompt, said = counts(story)
-        assert prompt == counts(expected)[0]
-        # What comes as text is counted by its letters, and at the seam one token may be counted as two.
-        assert said - counts(expected)[1] in ({0} if second.engine.shows_stop else {0, 1})
+    gap_s = stream.gap_after(moment)
+    report_gap(request, pair, fault, f"{gap_s * 1000:.0f} ms (first token {own_s * 1000:.0f} ms)")
+    assert route_of(undisturbed) == {"backend": pair[0], "failovers": 0}
+    assert content_of(undisturbed) == content_of(expected)
+    assert route_of(stream) == {"backend": pair[1], "failovers": 1}
+    if content_of(stream) == content_of(expected):
+        prompt, answer = usage_of(stream)
+        assert prompt == usage_of(expected)[0]
+        # Tokens of text output are counted by its characters; at the seam, one token may be counted as two.
+        assert answer - usage_of(expected)[1] in ({0} if second.engine.shows_stop else {0, 1})
     else:
         assert not second.engine.shows_stop
-        lost_a_space(story, moment, expected)
+        assert_equal_but_for_a_space(stream, moment, expected)
 
 
-async def test_an_engine_that_was_killed_is_used_again_when_it_is_back(
-    fleet: Fleet, caplog: pytest.LogCaptureFixture
-) -> None:
+async def test_a_killed_engine_is_used_again_after_its_restart(fleet: Fleet, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO, "unisono.routing")
     pair = ("llamacpp", "mlx_server")
-    first, second = (fleet.well(name) for name in pair)
-    place = PLACES["in its text"]
-    question = asked(place, "chat")
+    first, second = (fleet.get(name) for name in pair)
+    point = POINTS["in the text"]
+    stream_request = request_for(point, "chat")
     async with gateway(config(first, second)) as both:
-        await all_examined(caplog, pair)
-        with to_strike(first, []) as struck:
-            story, _ = await in_time(question, both, struck, place, struck.kill)
-        assert told(await question.answered(both))["backend"] == "mlx_server"
-        await asyncio.to_thread(fleet.again, "llamacpp", port_of(first))
+        await wait_until_probed(caplog, pair)
+        with processes_of(first, []) as processes:
+            stream, _ = await interrupt(stream_request, both, processes, point, processes.kill)
+        assert route_of(await stream_request.completed(both))["backend"] == "mlx_server"
+        await asyncio.to_thread(fleet.restart, "llamacpp", port_of(first))
         async with asyncio.timeout(30):
-            while told(again := await question.answered(both))["backend"] != "llamacpp":
+            while route_of(again := await stream_request.completed(both))["backend"] != "llamacpp":
                 await asyncio.sleep(0.1)
 
-    assert told(story)["failovers"] == 1
-    assert (told(again)["failovers"], essence(again)) == (0, essence(story))
+    assert route_of(stream)["failovers"] == 1
+    assert (route_of(again)["failovers"], content_of(again)) == (0, content_of(stream))
 
 
 def port_of(engine: Running) -> int:

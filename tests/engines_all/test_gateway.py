@@ -1,4 +1,4 @@
-"""Every engine behind the whole gateway: what its clients get is the same whoever answers."""
+"""Every engine behind a whole gateway: clients receive the same answers from all of them."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 from tests.e2e.gateway import Answer, Gateway, Message, message_of
 from tests.e2e.test_engines import CHATS, ON_TEXT, TOOL_CHATS, without_cache
 from tests.engines_all.conversations import FILLER
-from tests.engines_all.engines import AT_ONCE, CONTEXT, Running, idle_soon
+from tests.engines_all.engines import CONCURRENCY, CONTEXT, Running, wait_until_idle
 from tests.example_tool import EXAMPLE_TOOL
 
 pytestmark = [
@@ -23,47 +23,51 @@ pytestmark = [
 ENDLESS = "Repeat la forever."
 
 
-async def ask(site: Gateway, said: str | list[Any], **fields: Any) -> Answer:
-    messages = [{"role": "user", "content": said}] if isinstance(said, str) else said
+async def ask(site: Gateway, content: str | list[Any], **fields: Any) -> Answer:
+    messages = [{"role": "user", "content": content}] if isinstance(content, str) else content
     async with asyncio.timeout(120):
         return await site.chat(messages=messages, temperature=0, **fields)
 
 
-async def both_ways(site: Gateway, said: str | list[Any], **fields: Any) -> Message:
-    """The answer, which must be the same whole and as a stream; with a stop string, all but how many tokens the engine
-    had written when it was stopped."""
-    whole = await ask(site, said, **fields)
-    stream = await ask(site, said, stream=True, stream_options={"include_usage": True}, **fields)
+async def ask_both_ways(site: Gateway, content: str | list[Any], **fields: Any) -> Message:
+    """Return the answer after checking that it is the same with and without streaming.
+
+    With a stop string, the usage may differ: an engine generates some tokens before it is stopped.
+    """
+    whole = await ask(site, content, **fields)
+    stream = await ask(site, content, stream=True, stream_options={"include_usage": True}, **fields)
     assert (whole.status, stream.status, stream.done) == (200, 200, True)
-    one, other = without_cache(message_of(whole)), without_cache(message_of(stream))
-    assert one[:-1] == other[:-1]
-    assert one[-1] == other[-1] or "stop" in fields
+    first, second = without_cache(message_of(whole)), without_cache(message_of(stream))
+    assert first[:-1] == second[:-1]
+    assert first[-1] == second[-1] or "stop" in fields
     return message_of(whole)
 
 
 @pytest.mark.parametrize("user", [*CHATS, *TOOL_CHATS])
-async def test_what_the_model_writes_is_answered_whole_and_streamed(engine: Running, site: Gateway, user: str) -> None:
+async def test_answers_and_recoveries_are_the_same_with_and_without_streaming(
+    engine: Running, site: Gateway, user: str
+) -> None:
     expected = CHATS.get(user) or TOOL_CHATS[user]
     content, rules = expected.content, list(expected.rules)
     if not engine.engine.shows_stop:
-        # A hidden stop is put back, which is a repair of its own.
+        # A hidden stop token is restored, which is a recovery of its own.
         content, rules = ON_TEXT.get(user, (content, [*rules, "restored-stop"]))
 
-    said = await both_ways(site, user, **({"tools": [EXAMPLE_TOOL]} if user in TOOL_CHATS else {}))
+    message = await ask_both_ways(site, user, **({"tools": [EXAMPLE_TOOL]} if user in TOOL_CHATS else {}))
 
-    assert (said.content, said.reasoning, said.calls) == (content, expected.reasoning, list(expected.calls))
-    assert said.finish_reason == ("tool_calls" if expected.calls else "stop")
-    assert said.note["recoveries"] == rules
+    assert (message.content, message.reasoning, message.calls) == (content, expected.reasoning, list(expected.calls))
+    assert message.finish_reason == ("tool_calls" if expected.calls else "stop")
+    assert message.note["recoveries"] == rules
 
 
-TRIPS: dict[str, tuple[str, list[str], list[str], str]] = {
+ROUND_TRIPS: dict[str, tuple[str, list[str], list[str], str]] = {
     "one call": (
         "What is the weather in Paris?",
         ["18 degrees, sunny"],
         ['{"location":"Paris"}'],
         "It is sunny in Paris with 18 degrees.",
     ),
-    "two calls in turn": (
+    "two successive calls": (
         "Compare the weather in London and Tokyo.",
         ["18 degrees, sunny", "11 degrees, rainy"],
         ['{"location":"London"}', '{"location":"Tokyo"}'],
@@ -78,42 +82,42 @@ TRIPS: dict[str, tuple[str, list[str], list[str], str]] = {
 }
 
 
-@pytest.mark.parametrize(("user", "results", "asked", "answer"), TRIPS.values(), ids=TRIPS)
+@pytest.mark.parametrize(("user", "results", "arguments", "answer"), ROUND_TRIPS.values(), ids=ROUND_TRIPS)
 @pytest.mark.parametrize("stream", [False, True], ids=["whole", "stream"])
 async def test_a_tool_round_trip_ends_in_an_answer(
-    site: Gateway, user: str, results: list[str], asked: list[str], answer: str, stream: bool
+    site: Gateway, user: str, results: list[str], arguments: list[str], answer: str, stream: bool
 ) -> None:
     messages: list[Any] = [{"role": "user", "content": user}]
     for number, result in enumerate(results):
-        said = message_of(await ask(site, messages, tools=[EXAMPLE_TOOL], stream=stream))
-        assert (said.calls, said.finish_reason) == ([("get_weather", asked[number])], "tool_calls")
-        function = {"name": "get_weather", "arguments": asked[number]}
+        message = message_of(await ask(site, messages, tools=[EXAMPLE_TOOL], stream=stream))
+        assert (message.calls, message.finish_reason) == ([("get_weather", arguments[number])], "tool_calls")
+        function = {"name": "get_weather", "arguments": arguments[number]}
         call = {"id": f"call_{number}", "type": "function", "function": function}
         messages += [
-            {"role": "assistant", "content": said.content, "reasoning": said.reasoning, "tool_calls": [call]},
+            {"role": "assistant", "content": message.content, "reasoning": message.reasoning, "tool_calls": [call]},
             {"role": "tool", "tool_call_id": f"call_{number}", "content": result},
         ]
-    said = message_of(await ask(site, messages, tools=[EXAMPLE_TOOL], stream=stream))
+    message = message_of(await ask(site, messages, tools=[EXAMPLE_TOOL], stream=stream))
 
-    assert (said.content, said.calls, said.finish_reason) == (answer, [], "stop")
+    assert (message.content, message.calls, message.finish_reason) == (answer, [], "stop")
 
 
 async def test_the_token_limit_ends_an_answer(site: Gateway) -> None:
-    said = await both_ways(site, ENDLESS, max_tokens=20)
+    message = await ask_both_ways(site, ENDLESS, max_tokens=20)
 
-    assert (said.reasoning, said.finish_reason, said.usage["completion_tokens"]) == ("Sing.", "length", 20)
-    assert set((said.content or "").split()) == {"la"}
+    assert (message.reasoning, message.finish_reason, message.usage["completion_tokens"]) == ("Sing.", "length", 20)
+    assert set((message.content or "").split()) == {"la"}
 
 
 async def test_a_stop_string_ends_the_answer_and_the_generation(engine: Running, site: Gateway) -> None:
-    said = await both_ways(site, "Count to 30.", stop=["7,"])
+    message = await ask_both_ways(site, "Count to 30.", stop=["7,"])
 
-    assert (said.reasoning, said.content, said.finish_reason) == ("Count.", "1, 2, 3, 4, 5, 6, ", "stop")
-    await idle_soon(engine)
+    assert (message.reasoning, message.content, message.finish_reason) == ("Count.", "1, 2, 3, 4, 5, 6, ", "stop")
+    await wait_until_idle(engine)
 
 
-async def test_eight_at_once_are_all_answered(site: Gateway) -> None:
-    users = [*CHATS, *TOOL_CHATS][:AT_ONCE]
+async def test_eight_concurrent_requests_are_answered(site: Gateway) -> None:
+    users = [*CHATS, *TOOL_CHATS][:CONCURRENCY]
     answers = await asyncio.gather(
         *(
             ask(site, user, stream=bool(number % 2), **({"tools": [EXAMPLE_TOOL]} if user in TOOL_CHATS else {}))
@@ -122,11 +126,14 @@ async def test_eight_at_once_are_all_answered(site: Gateway) -> None:
     )
     for user, answer in zip(users, answers, strict=True):
         expected = CHATS.get(user) or TOOL_CHATS[user]
-        said = message_of(answer)
-        assert ((said.content or "").strip(), said.calls) == ((expected.content or "").strip(), list(expected.calls))
+        message = message_of(answer)
+        assert ((message.content or "").strip(), message.calls) == (
+            (expected.content or "").strip(),
+            list(expected.calls),
+        )
 
 
-async def test_several_choices_are_all_answered(site: Gateway) -> None:
+async def test_a_request_for_three_choices_gets_three(site: Gateway) -> None:
     answer = await ask(site, "Hello!", n=3)
 
     contents = [choice["message"]["content"] for choice in answer.body["choices"]]
@@ -134,27 +141,25 @@ async def test_several_choices_are_all_answered(site: Gateway) -> None:
 
 
 @pytest.mark.parametrize("stream", [False, True], ids=["whole", "stream"])
-async def test_a_client_that_leaves_an_endless_answer_leaves_an_idle_engine(
-    engine: Running, site: Gateway, stream: bool
-) -> None:
-    leaving = [asyncio.create_task(ask(site, ENDLESS, stream=stream, max_tokens=3000)) for _ in range(3)]
+async def test_the_engine_is_idle_after_clients_disconnect(engine: Running, site: Gateway, stream: bool) -> None:
+    requests = [asyncio.create_task(ask(site, ENDLESS, stream=stream, max_tokens=3000)) for _ in range(3)]
     async with asyncio.timeout(20):
         while not await engine.busy():
             await asyncio.sleep(0.02)
-    for task in leaving:
+    for task in requests:
         assert not task.done()
         task.cancel()
-    await asyncio.gather(*leaving, return_exceptions=True)
+    await asyncio.gather(*requests, return_exceptions=True)
 
-    await idle_soon(engine)
+    await wait_until_idle(engine)
     assert message_of(await ask(site, "Hello!")).content == CHATS["Hello!"].content
 
 
 async def test_a_long_conversation_within_the_context_is_answered(site: Gateway) -> None:
-    said = message_of(await ask(site, "Hello!" + FILLER * 350, max_tokens=40))
+    message = message_of(await ask(site, "Hello!" + FILLER * 350, max_tokens=40))
 
-    assert 3500 < said.usage["prompt_tokens"] < CONTEXT
-    assert 0 < said.usage["completion_tokens"] <= 40
+    assert 3500 < message.usage["prompt_tokens"] < CONTEXT
+    assert 0 < message.usage["completion_tokens"] <= 40
 
 
 @pytest.mark.parametrize("fields", [{}, {"max_tokens": 5}, {"stream": True}], ids=str)
@@ -165,13 +170,13 @@ async def test_a_conversation_over_the_context_is_too_long(site: Gateway, fields
     assert answer.body["error"]["code"] == "context_length_exceeded"
 
 
-async def test_a_limit_beyond_the_context_is_what_the_context_holds(site: Gateway) -> None:
+async def test_a_token_limit_beyond_the_context_is_reduced(site: Gateway) -> None:
     answer = await ask(site, "Hello!", max_tokens=100_000)
 
     assert (answer.status, message_of(answer).finish_reason) == (200, "stop")
 
 
-async def test_the_model_is_listed_and_the_engine_not_named(engine: Running, site: Gateway) -> None:
+async def test_the_model_list_does_not_name_the_engine(engine: Running, site: Gateway) -> None:
     listed = await site.get("/v1/models")
 
     assert [model["id"] for model in listed.body["data"]] == ["gpt-oss"]

@@ -1,4 +1,4 @@
-"""What real engines say of their load, while they work and when they are done."""
+"""Load reported by real engines, while they generate and afterwards."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ pytestmark = [
 ]
 
 ENDLESS = Sampling(temperature=0, logit_bias=dict.fromkeys((RETURN, CALL, ENDOFTEXT), -100.0))
-SILENT = ("mlx_server",)
+WITHOUT_LOAD = ("mlx_server",)
 
 
-async def until(backend: Backend, running: int) -> Load:
+async def load_with(backend: Backend, running: int) -> Load:
     async with asyncio.timeout(60):
         while True:
-            # An engine that was just given a prompt may take a while for anything else on so small a machine.
+            # On a small machine, an engine with a new prompt may take a while to report its load.
             with suppress(BackendTimeout):
                 load = await backend.load()
                 assert load is not None
@@ -37,11 +37,11 @@ async def until(backend: Backend, running: int) -> Load:
             await asyncio.sleep(0.1)
 
 
-async def test_an_engine_counts_what_it_generates(engine: Running, backend: Backend) -> None:
-    if engine.engine.kind in SILENT:
+async def test_an_engine_reports_its_running_requests(engine: Running, backend: Backend) -> None:
+    if engine.engine.kind in WITHOUT_LOAD:
         assert await backend.load() is None
         return
-    # What the adapter starts itself says nothing before it runs.
+    # An engine that the adapter starts has no load before it runs.
     await backend.probe()
 
     async def endless(user: str) -> None:
@@ -50,7 +50,7 @@ async def test_an_engine_counts_what_it_generates(engine: Running, backend: Back
 
     tasks = [asyncio.create_task(endless(user)) for user in ("Hello!", "Count to 30.")]
     try:
-        load = await until(backend, 2)
+        load = await load_with(backend, 2)
         assert load.waiting == 0
         assert load.tokens is None or load.tokens > 0
         assert load.cache_used is None or 0 < load.cache_used < 1
@@ -58,4 +58,4 @@ async def test_an_engine_counts_what_it_generates(engine: Running, backend: Back
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-    assert (await until(backend, 0)).waiting == 0
+    assert (await load_with(backend, 0)).waiting == 0

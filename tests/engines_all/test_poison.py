@@ -1,4 +1,4 @@
-"""Requests that engines have failed on, sent to every engine that can be constrained, behind the whole gateway."""
+"""Requests that made engines fail, sent to every engine with constrained generation."""
 
 from __future__ import annotations
 
@@ -22,41 +22,44 @@ pytestmark = [
 ]
 
 POISONS: dict[str, dict[str, Any]] = {
-    "a pattern that is not compiled": named(UNCOMPILED),
-    "a pattern with a long bound": named("^(a{1,5000}){1,500}$"),
-    "a bias": {"logit_bias": {"200002": 100, "0": 100}},
+    "pattern that cannot be compiled": named(UNCOMPILED),
+    "pattern with a large bound": named("^(a{1,5000}){1,500}$"),
+    "bias": {"logit_bias": {"200002": 100, "0": 100}},
     "stop strings": {"stop": ["\u0000", "a" * 500, "\ufffd", "<|end|>"]},
     "extreme sampling": {"temperature": 2, "top_p": 1e-9, "presence_penalty": -2, "frequency_penalty": 2},
-    "long names of tools": {"tools": [TOOL], "tool_choice": "required"},
+    "long tool names": {"tools": [TOOL], "tool_choice": "required"},
     "too many tokens": {"max_tokens": 100_000_000},
 }
-TIMES = 5
+REPETITIONS = 5
 
 
 @pytest.mark.parametrize("fields", POISONS.values(), ids=POISONS)
 @pytest.mark.parametrize("stream", [False, True], ids=["whole", "stream"])
-async def test_no_request_takes_the_engine_from_others(
+async def test_the_engine_serves_other_requests_after_a_harmful_one(
     engine: Running, site: Gateway, fields: dict[str, Any], stream: bool
 ) -> None:
-    for _ in range(TIMES):
+    for _ in range(REPETITIONS):
         async with asyncio.timeout(120):
             answer = await site.chat(stream=stream, seed=1, **{"max_tokens": 60, **fields})
         assert answer.status in (200, 400), answer.raw
         assert not stream or answer.status == 400 or answer.done
-    said = await site.chat(messages=[{"role": "user", "content": "Hello!"}], temperature=0)
-    assert message_of(said).content == CHATS["Hello!"].content
+    response = await site.chat(messages=[{"role": "user", "content": "Hello!"}], temperature=0)
+    assert message_of(response).content == CHATS["Hello!"].content
     assert (await site.get("/health/readiness")).body["reasons"] == []
 
 
 async def test_an_answer_without_its_constraint_is_validated(engine: Running, site: Gateway) -> None:
-    """vLLM 0.32 answers 500 to this pattern; where it is kept to, the answer has to match as well."""
-    asked = named(UNCOMPILED)
-    answer = await site.chat(temperature=0, max_tokens=300, **asked)
+    """Answers with and without the constraint must match.
+
+    vLLM 0.32 answers this pattern with status 500; other engines support it.
+    """
+    fields = named(UNCOMPILED)
+    answer = await site.chat(temperature=0, max_tokens=300, **fields)
     assert answer.status == 200, answer.raw
-    said = message_of(answer)
-    if said.content is None:
-        assert said.note["unmet"]
+    message = message_of(answer)
+    if message.content is None:
+        assert message.note["unmet"]
     else:
-        assert violation(asked["response_format"]["json_schema"]["schema"], said.content) is None
-    noted = any("constraint (json_schema)" in note for note in said.note.get("notes", ()))
+        assert violation(fields["response_format"]["json_schema"]["schema"], message.content) is None
+    noted = any("constraint (json_schema)" in note for note in message.note.get("notes", ()))
     assert noted or engine.engine.kind != "vllm"

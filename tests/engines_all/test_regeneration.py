@@ -1,4 +1,4 @@
-"""Regenerated tool calls on every engine: one request at temperature 0 has one answer, streamed or not."""
+"""Regenerated tool calls on every engine: at temperature 0 they are always equal."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ pytestmark = [
 REQUESTS = 50
 
 
-async def test_a_broken_call_is_regenerated_to_the_same_call_every_time(site: Gateway) -> None:
+async def test_a_malformed_call_is_always_regenerated_equally(site: Gateway) -> None:
     answers: Counter[str] = Counter()
     for number in range(REQUESTS):
         async with asyncio.timeout(120):

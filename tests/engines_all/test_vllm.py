@@ -1,4 +1,4 @@
-"""What only vLLM is asked for, or answers in a way of its own, with the real one."""
+"""Behaviour of a real vLLM that other engines do not share."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ async def tokens_of(backend: Backend, job: CompletionJob) -> list[int]:
     return [token async for chunk in backend.complete(job) for token in chunk.tokens]
 
 
-REFUSED = {
-    "no prompt": greedy([]),
+INVALID_JOBS = {
+    "empty prompt": greedy([]),
     "a negative id": greedy([-1, 5]),
     "an id outside the vocabulary": greedy([5, 201088]),
     "temperature": replace(greedy([5], 5), sampling=Sampling(temperature=-1)),
@@ -44,49 +44,51 @@ REFUSED = {
 }
 
 
-@pytest.mark.parametrize("job", REFUSED.values(), ids=REFUSED)
-async def test_what_cannot_be_run_is_refused_and_the_engine_lives(backend: Backend, job: CompletionJob) -> None:
+@pytest.mark.parametrize("job", INVALID_JOBS.values(), ids=INVALID_JOBS)
+async def test_an_invalid_job_is_rejected_and_the_engine_continues(backend: Backend, job: CompletionJob) -> None:
     with pytest.raises(BackendRejected):
         await tokens_of(backend, job)
     assert await tokens_of(backend, greedy(prompt_for("Hello!"))) == recorded()["greeting"]
 
 
-async def test_a_model_it_does_not_serve_is_found_by_the_probe_and_fails_a_generation(engine: Running) -> None:
-    stranger = VllmBackend(BackendOptions("vllm", "some-other", engine.url))
+async def test_an_unknown_model_fails_the_probe_and_a_generation(engine: Running) -> None:
+    backend = VllmBackend(BackendOptions("vllm", "some-other", engine.url))
     try:
-        [finding] = (await stranger.probe()).fatal
+        [finding] = (await backend.probe()).fatal
         assert finding.check is Check.MODEL
         with pytest.raises(BackendError) as failed:
-            await tokens_of(stranger, greedy([5], 3))
+            await tokens_of(backend, greedy([5], 3))
         assert type(failed.value) is BackendError
     finally:
-        await stranger.aclose()
+        await backend.aclose()
 
 
 @pytest.mark.parametrize("salt", ["x", "ü" * 10, "a@b/c\\d\0", "s" * 2000], ids=len)
-async def test_any_salt_is_taken(backend: Backend, salt: str) -> None:
+async def test_any_salt_is_accepted(backend: Backend, salt: str) -> None:
     assert await tokens_of(backend, greedy(prompt_for("ping"), salt=salt)) == recorded()["pong"]
 
 
 @pytest.mark.parametrize("seed", [-(2**63), -1, 0, 2**63 - 1])
-async def test_any_seed_is_taken(backend: Backend, seed: int) -> None:
+async def test_any_seed_is_accepted(backend: Backend, seed: int) -> None:
     job = replace(greedy(prompt_for("ping")), sampling=Sampling(temperature=0, seed=seed))
 
     assert await tokens_of(backend, job) == recorded()["pong"]
 
 
 @pytest_asyncio.fixture(scope="session", loop_scope="session")
-async def slow_talker(engine: Running) -> AsyncIterator[Backend]:
-    """The same engine, asked for fewer and larger events."""
+async def batching_backend(engine: Running) -> AsyncIterator[Backend]:
+    """Yield a backend of the same engine with fewer and larger events."""
     backend = VllmBackend(BackendOptions("vllm", "tiny", engine.url, extra={"stream_interval": 10}))
     yield backend
     await backend.aclose()
 
 
-async def test_larger_events_hold_the_same_ids_and_the_stop_token(backend: Backend, slow_talker: Backend) -> None:
+async def test_larger_events_contain_the_same_ids_and_the_stop_token(
+    backend: Backend, batching_backend: Backend
+) -> None:
     job = greedy(prompt_for("What is the weather in Paris?", tools=True))
 
-    chunks = [chunk async for chunk in slow_talker.complete(job)]
+    chunks = [chunk async for chunk in batching_backend.complete(job)]
     tokens = [token for chunk in chunks for token in chunk.tokens]
 
     assert (tokens, tokens[-1]) == (ENCODING.encode_marked(WEATHER_CALL), CALL)

@@ -1,4 +1,4 @@
-"""Strategies of a few lines, to hold the model against theory and against each other."""
+"""Simple strategies, to compare the simulation with theory and with each other."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from unisono.core.prefix_blocks import BLOCK_TOKENS
 from unisono.simulation.plan import BackendPlan
 from unisono.simulation.run import PlacementRequest
 
-OUTPUT = 500
-"""What an answer is taken for."""
+# Assumed output tokens of a request.
+ASSUMED_OUTPUT_TOKENS = 500
 
 
-class Turns:
-    """One after the other."""
+class RoundRobin:
+    """Choose the backends in turn."""
 
     def __init__(self, backends: Sequence[BackendPlan]) -> None:
         self._backends = backends
@@ -23,7 +23,7 @@ class Turns:
         self.tokens = [0] * len(backends)
 
     def choose(self, wish: PlacementRequest, now_us: int) -> int | None:
-        tokens = wish.prompt + OUTPUT
+        tokens = wish.prompt + ASSUMED_OUTPUT_TOKENS
         free = [index for index in range(len(self._backends)) if self._up[index] and self._has_room(index, tokens)]
         if not free:
             return None
@@ -37,7 +37,7 @@ class Turns:
         return free[self._turn % len(free)]
 
     def record_first_token(self, wish: PlacementRequest, backend: int) -> None:
-        """Only those that are up begin."""
+        """Check that the backend is up."""
         assert self._up[backend]
 
     def next_free_us(self, now_us: int) -> int | None:
@@ -45,7 +45,7 @@ class Turns:
 
     def release(self, wish: PlacementRequest, backend: int, used: int, now_us: int) -> None:
         self.requests[backend] -= 1
-        self.tokens[backend] -= wish.prompt + OUTPUT
+        self.tokens[backend] -= wish.prompt + ASSUMED_OUTPUT_TOKENS
 
     def died(self, backend: int, now_us: int) -> None:
         assert self.requests[backend] == self.tokens[backend] == 0
@@ -58,35 +58,35 @@ class Turns:
         plan = self._backends[index]
         if plan.max_parallel_requests is not None and self.requests[index] >= plan.max_parallel_requests:
             return False
-        most = plan.max_tokens_in_flight
-        return most is None or not self.requests[index] or self.tokens[index] + tokens <= most
+        limit = plan.max_tokens_in_flight
+        return limit is None or not self.requests[index] or self.tokens[index] + tokens <= limit
 
 
-class Least(Turns):
-    """The one with the fewest requests."""
+class LeastBusy(RoundRobin):
+    """Choose the backend with the fewest requests for its weight."""
 
     def best(self, wish: PlacementRequest, free: Sequence[int]) -> int:
         return min(free, key=lambda index: (self.requests[index] / self._backends[index].weight, index))
 
 
-class Work(Turns):
-    """The one with the least work, of which a known prefix is none."""
+class LeastWork(RoundRobin):
+    """Choose the backend with the fewest tokens of work; a cached prefix does not count."""
 
     def __init__(self, backends: Sequence[BackendPlan]) -> None:
         super().__init__(backends)
-        self._held: list[set[int]] = [set() for _ in backends]
+        self._cached: list[set[int]] = [set() for _ in backends]
 
     def best(self, wish: PlacementRequest, free: Sequence[int]) -> int:
         def work(index: int) -> tuple[float, int]:
-            held = self._held[index]
-            known = next((i for i, block in enumerate(wish.blocks) if block not in held), len(wish.blocks))
-            fresh = wish.prompt - known * BLOCK_TOKENS
+            cached_blocks = self._cached[index]
+            cached = next((i for i, block in enumerate(wish.blocks) if block not in cached_blocks), len(wish.blocks))
+            fresh = wish.prompt - cached * BLOCK_TOKENS
             return (self.tokens[index] + fresh) / self._backends[index].weight, index
 
         best = min(free, key=work)
-        self._held[best].update(wish.blocks)
+        self._cached[best].update(wish.blocks)
         return best
 
     def died(self, backend: int, now_us: int) -> None:
         super().died(backend, now_us)
-        self._held[backend].clear()
+        self._cached[backend].clear()

@@ -1,7 +1,7 @@
-"""Samples of a running gateway, and the verdict on them: flat or growing, with a confidence interval.
+"""Samples of a running gateway, and a verdict with a confidence interval: flat or growing.
 
-What is judged was sampled between rounds of traffic. Under load, memory follows the number of requests that run at
-once, and with it whatever else the machine does.
+The verdict uses only samples between rounds of traffic. Under load, memory depends on the number of simultaneous
+requests, and with it on other processes of the machine.
 """
 
 from __future__ import annotations
@@ -20,25 +20,26 @@ from typing import Any
 from tests.e2e.processes import holdings
 
 BLOCKS = 12
+# Student's t for a 95 % interval with BLOCKS - 2 degrees of freedom.
 T_95 = 2.228
-"""Student's t for a 95 % interval with BLOCKS - 2 degrees of freedom."""
 MAX_BYTES_PER_REQUEST = 60.0
 MAX_EXTRA_DESCRIPTORS = 2
+# Largest number of connections in the pool of a Redis store. It keeps one for each simultaneous operation.
 STORE_CONNECTIONS = 64
-"""The pool of a Redis store keeps as many connections as operations ran at once, which is limited to so many."""
+# The default executor starts threads on demand, up to the number of cores and four.
 MAX_EXTRA_THREADS = 6
-"""The default executor starts threads on demand, up to the number of cores and four."""
+# Allowed growth of the process while its allocations are flat. Causes are fragmentation and peaks of load.
 MAX_PROCESS_GROWTH = 0.1
-"""How much the process may grow while what it has allocated stays flat: fragmentation, and peaks of load."""
 REPORT_TIMEOUT_S = 30.0
 
 
 @dataclass(frozen=True)
 class Sample:
-    """One look at the process. Sizes are in bytes; `requests` counts those that ended so far.
+    """Figures of the process at one time.
 
-    `allocated` is what malloc and Python's own allocator have given out. `caches` is the size of the caches by class.
-    Each is bounded, and fills for longer than a soak warms up.
+    Sizes are in bytes; `requests` is the number of completed requests. `allocated` is the memory in use of malloc and
+    of Python's own allocator. `caches` is the size of the caches by class. Each is bounded, and is not yet full after
+    the warm-up.
     """
 
     at_s: float
@@ -69,7 +70,7 @@ class Sample:
 
 
 async def take_sample(pid: int, report: Path, at_s: float, requests: int) -> Sample:
-    """Read /proc, and have the process count its tasks and objects."""
+    """Read /proc, and let the process count its tasks and objects."""
     report.unlink(missing_ok=True)
     os.kill(pid, signal.SIGUSR2)
     async with asyncio.timeout(REPORT_TIMEOUT_S):
@@ -111,8 +112,10 @@ class Slope:
 
 
 def slope(samples: Sequence[Sample], name: str) -> Slope:
-    """Least squares over the means of blocks: single samples depend on each other, so their interval would be too
-    narrow."""
+    """Return the least-squares slope over the means of blocks.
+
+    Single samples depend on each other, so their confidence interval would be too narrow.
+    """
     size = len(samples) / BLOCKS
     blocks = [samples[round(at * size) : round((at + 1) * size)] for at in range(BLOCKS)]
     x = [fmean(each.requests for each in block) for block in blocks]
@@ -127,15 +130,17 @@ def slope(samples: Sequence[Sample], name: str) -> Slope:
 
 @dataclass(frozen=True)
 class Verdict:
-    """`faults` are reasons to fail; `lines` is the report."""
+    """Result of a soak test. `faults` are reasons to fail; `lines` is the report."""
 
     lines: Sequence[str]
     faults: Sequence[str]
 
 
 def judge(samples: Sequence[Sample], baseline: Sample, store: str = "sqlite") -> Verdict:
-    """All samples were taken without load: `baseline` before the traffic, `samples` after each round behind the
-    warm-up."""
+    """Judge samples without load.
+
+    `baseline` precedes the traffic. `samples` follow the rounds of traffic after the warm-up.
+    """
     spare_descriptors = MAX_EXTRA_DESCRIPTORS + (STORE_CONNECTIONS if store == "redis" else 0)
     lines: list[str] = []
     faults: list[str] = []
@@ -165,7 +170,7 @@ def judge(samples: Sequence[Sample], baseline: Sample, store: str = "sqlite") ->
 
 
 def _grown(samples: Sequence[Sample], count: int = 12) -> list[tuple[str, int]]:
-    """The types whose number of objects grew most between the first and the last quarter."""
+    """Return the types whose number of objects grew most between the first and the last quarter."""
     quarter = max(len(samples) // 4, 1)
 
     def mean(part: Sequence[Sample], name: str) -> float:

@@ -1,4 +1,4 @@
-"""One gateway process with virtual keys, a store, an MCP server, and scripted backends on real sockets."""
+"""Gateway process with virtual keys, a store, an MCP server and scripted backends."""
 
 from __future__ import annotations
 
@@ -36,7 +36,10 @@ ANSWER = load_encoding().encode_marked("<|channel|>final<|message|>" + "la la " 
 
 @dataclass
 class Site:
-    """`report` is where the gateway process writes what it holds; `lost` lists prompts that no script continues."""
+    """A gateway with its backends and traffic.
+
+    `report` is the path of the report of the gateway process. `lost` is a list of prompts that no script continues.
+    """
 
     replica: Replica
     report: Path
@@ -45,20 +48,20 @@ class Site:
     fakes: Sequence[Any]
 
     def forget(self) -> None:
-        """Drop what the fakes remember of requests, which would fill this process."""
+        """Clear the recorded requests of the fakes, which would fill the memory of this process."""
         for fake in self.fakes:
             fake.requests.clear()
             fake.probes.clear()
             fake.closed_at.clear()
 
 
-def breaking(dice: Random) -> Any:
+def failing_script(dice: Random) -> Any:
     """A script that fails in one of many ways."""
     faults = (reset_at(3), half_event_at(4), inject_at(2, b"data: {garbage\n\n"))
-    how = dice.randrange(len(faults) + 2)
-    if how < len(faults):
-        return VllmScript(tokens=ANSWER[:40], faults=(faults[how],))
-    return Refusal(500 if how == len(faults) else 429, b'{"error":{"message":"no"}}')
+    choice = dice.randrange(len(faults) + 2)
+    if choice < len(faults):
+        return VllmScript(tokens=ANSWER[:40], faults=(faults[choice],))
+    return Refusal(500 if choice == len(faults) else 429, b'{"error":{"message":"no"}}')
 
 
 def config(fakes: Sequence[tuple[str, str, Any]]) -> dict[str, Any]:
@@ -73,8 +76,10 @@ def config(fakes: Sequence[tuple[str, str, Any]]) -> dict[str, Any]:
 async def site(
     folder: Path, store: str, *, trace: int = 0, seed: int = 1, cache_share: float = 1.0
 ) -> AsyncIterator[Site]:
-    """`store` is `sqlite` or `redis`; `trace` is the number of frames for tracemalloc, 0 for none; `cache_share` scales
-    the caches."""
+    """Start the site. `store` is `sqlite` or `redis`; `cache_share` scales the caches.
+
+    `trace` is the number of frames for tracemalloc, or 0 to disable it.
+    """
     dice = Random(seed)
     async with AsyncExitStack() as stack:
         _, upstream = stack.enter_context(start_upstream(folder))
@@ -84,7 +89,7 @@ async def site(
             fake.script = answering(KINDS[name], folder / "lost.txt")
             fakes.append((group, name, fake))
         flood = VllmScript(tokens=ANSWER, per_chunk=16, faults=(flood_from(8, FLOOD_BYTES),))
-        for group, script in ((BROKEN, lambda _: breaking(dice)), (FLOOD, lambda _: flood)):
+        for group, script in ((BROKEN, lambda _: failing_script(dice)), (FLOOD, lambda _: flood)):
             fakes.append((group, "vllm", await stack.enter_async_context(FakeVllm(script=script))))
         address = f"sqlite://{folder}/state.db"
         if store == "redis":

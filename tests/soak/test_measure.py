@@ -1,4 +1,4 @@
-"""The verdict of a soak: growth and leaked descriptors fail it, noise and a full cache do not."""
+"""Verdict of a soak test: growth and leaked descriptors fail it, noise does not."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ import pytest
 from tests.soak.measure import MAX_BYTES_PER_REQUEST, Sample, judge
 
 MB = 1024 * 1024
+# Requests between two samples.
 PER_SAMPLE = 120
-"""Requests between two samples."""
 
 
 def samples(bytes_per_request: float, noise: int, count: int = 600) -> list[Sample]:
@@ -44,7 +44,7 @@ def test_growth_fails_and_noise_does_not(bytes_per_request: float, noise: int, c
 
 
 @pytest.mark.parametrize("name", ["descriptors", "threads", "tasks"])
-def test_what_does_not_return_to_the_baseline_fails(name: str) -> None:
+def test_a_figure_that_does_not_return_to_the_baseline_fails(name: str) -> None:
     found = samples(0.0, MB)
     end = replace(found[-1], **{name: getattr(found[0], name) + 7})
     [fault] = judge([*found, end], found[0]).faults

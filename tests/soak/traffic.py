@@ -1,4 +1,4 @@
-"""Mixed traffic on every surface: talks whose answers are checked, refusals, broken streams and slow readers."""
+"""Mixed traffic on every API: conversations, invalid requests, broken and slow streams."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ Json = dict[str, Any]
 
 @dataclass
 class Traffic:
-    """Requests against one gateway at a steady rate. `failures` are answers that were not as they should be."""
+    """Requests to one gateway at a steady rate. `failures` describes wrong answers."""
 
     gateway: Gateway
     key: str
@@ -48,7 +48,7 @@ class Traffic:
     _open: set[asyncio.Task[None]] = field(default_factory=set)
 
     async def run(self, rate: float, until_s: float) -> None:
-        """Start `rate` requests per second until the loop's clock reads `until_s`, then wait for their ends."""
+        """Start `rate` requests per second until the loop time `until_s`, then wait for all."""
         loop = asyncio.get_running_loop()
         names, weights = list(WEIGHTS), list(WEIGHTS.values())
         due = loop.time()
@@ -60,7 +60,7 @@ class Traffic:
         await asyncio.gather(*self._open)
 
     async def each_once(self) -> None:
-        """Every kind of request, so that all that is loaded on first use is loaded."""
+        """Send one request of every kind, so that everything is loaded that is loaded on first use."""
         for name in WEIGHTS:
             await self._do(name)
 
@@ -85,12 +85,12 @@ class Traffic:
         return talk(topic or self.dice.choice(TOPICS), 1, self._number, "x")
 
     async def checked(self, surface: clients.Surface, topic: str = "", model: str = "") -> list[str]:
-        one = self.talk(topic)
+        current = self.talk(topic)
         model = model or self.dice.choice(GROUPS)
-        return differences(one, await surface(self.gateway, model, one, self.dice), None)
+        return differences(current, await surface(self.gateway, model, current, self.dice), None)
 
     def signed(self, sent: bytes) -> bytes:
-        """The request with the key, on a connection that ends with its answer."""
+        """Add the key to a request, and let its connection close after the response."""
         head = b"connection: close\r\nauthorization: Bearer " + self.key.encode() + b"\r\nhost:"
         return sent.replace(b"host:", head, 1)
 
@@ -103,16 +103,16 @@ def on(surface: clients.Surface, topic: str = "") -> Kind:
 
 
 async def websocket(traffic: Traffic) -> list[str]:
-    """Two turns on one connection, the second a continuation of the first."""
+    """Two turns over the same connection, the second a continuation of the first."""
     url = traffic.gateway.url.replace("http", "ws", 1) + "/v1/responses"
     wrong: list[str] = []
     previous: Json = {}
     model = traffic.dice.choice(GROUPS)
     async with traffic.gateway.session.ws_connect(url, max_msg_size=0) as socket:
         for _ in range(2):
-            one = traffic.talk("short")
-            asked = clients.of_responses(model, one)
-            await socket.send_json({"type": "response.create", "store": False, **asked, **previous})
+            current = traffic.talk("short")
+            body = clients.of_responses(model, current)
+            await socket.send_json({"type": "response.create", "store": False, **body, **previous})
             events: list[Json] = []
             while not events or events[-1]["type"] not in TERMINAL:
                 events.append(await socket.receive_json())
@@ -120,8 +120,8 @@ async def websocket(traffic: Traffic) -> list[str]:
                     return [f"{events[-1]}"]
             response = fold(events).response
             previous = {"previous_response_id": response["id"]}
-            if text_of(response) != one.text:
-                wrong.append(f"{text_of(response)!r}, not {one.text!r}")
+            if text_of(response) != current.text:
+                wrong.append(f"{text_of(response)!r}, not {current.text!r}")
     return wrong
 
 
@@ -131,13 +131,13 @@ def text_of(response: Json) -> str:
 
 
 async def websocket_left(traffic: Traffic) -> list[str]:
-    """Text that is no JSON, then a client that leaves in the middle of an answer."""
+    """Text that is not JSON, then a client that disconnects in the middle of a response."""
     url = traffic.gateway.url.replace("http", "ws", 1) + "/v1/responses"
-    asked = clients.of_responses(GROUPS[0], traffic.talk("plain"))
+    body = clients.of_responses(GROUPS[0], traffic.talk("plain"))
     async with traffic.gateway.session.ws_connect(url, max_msg_size=0) as socket:
         await socket.send_str("{no JSON")
         refused = await socket.receive_json()
-        await socket.send_json({"type": "response.create", **asked})
+        await socket.send_json({"type": "response.create", **body})
         for _ in range(traffic.dice.randrange(1, 20)):
             # The terminal event is the last: nothing more arrives on an open connection.
             if (await socket.receive_json())["type"] in TERMINAL:
@@ -146,38 +146,38 @@ async def websocket_left(traffic: Traffic) -> list[str]:
 
 
 async def chained(traffic: Traffic) -> list[str]:
-    """Three stored responses, each a continuation of the one before; all are deleted."""
-    made: list[str] = []
+    """Three stored responses, each a continuation of its predecessor; all are deleted."""
+    ids: list[str] = []
     wrong: list[str] = []
     model = traffic.dice.choice(GROUPS)
     for _ in range(3):
-        one = traffic.talk("short")
-        asked = clients.of_responses(model, one) | ({"previous_response_id": made[-1]} if made else {})
-        response = await call(traffic, "POST", "/v1/responses", asked)
-        made.append(response["id"])
-        wrong += [] if text_of(response) == one.text else [f"{text_of(response)!r}, not {one.text!r}"]
-    listed = await call(traffic, "GET", f"/v1/responses/{made[-1]}/input_items?limit=100")
+        current = traffic.talk("short")
+        body = clients.of_responses(model, current) | ({"previous_response_id": ids[-1]} if ids else {})
+        response = await call(traffic, "POST", "/v1/responses", body)
+        ids.append(response["id"])
+        wrong += [] if text_of(response) == current.text else [f"{text_of(response)!r}, not {current.text!r}"]
+    listed = await call(traffic, "GET", f"/v1/responses/{ids[-1]}/input_items?limit=100")
     wrong += [] if listed["data"] else ["no input items"]
-    for each in made:
+    for each in ids:
         await call(traffic, "DELETE", f"/v1/responses/{each}")
     return wrong
 
 
 async def cancelled(traffic: Traffic) -> list[str]:
     """A background response that is cancelled."""
-    asked = clients.of_responses(GROUPS[0], traffic.talk("plain"))
-    made = await call(traffic, "POST", "/v1/responses", asked | {"background": True})
-    status, response = await answer(traffic, "POST", f"/v1/responses/{made['id']}/cancel", {})
+    body = clients.of_responses(GROUPS[0], traffic.talk("plain"))
+    created = await call(traffic, "POST", "/v1/responses", body | {"background": True})
+    status, response = await answer(traffic, "POST", f"/v1/responses/{created['id']}/cancel", {})
     ended = response.get("status")
     return [] if status == 200 and ended in ("cancelled", "completed") else [f"{status} {response}"]
 
 
 async def idempotent(traffic: Traffic) -> list[str]:
     """The same request twice under one key is one response."""
-    asked = clients.of_responses(GROUPS[0], traffic.talk("short"))
+    body = clients.of_responses(GROUPS[0], traffic.talk("short"))
     headers = {"idempotency-key": f"key-{traffic.dice.getrandbits(64):x}"}
-    first = await call(traffic, "POST", "/v1/responses", asked, **headers)
-    second = await call(traffic, "POST", "/v1/responses", asked, **headers)
+    first = await call(traffic, "POST", "/v1/responses", body, **headers)
+    second = await call(traffic, "POST", "/v1/responses", body, **headers)
     return [] if first["id"] == second["id"] else [f"{first['id']} and {second['id']}"]
 
 
@@ -198,22 +198,22 @@ async def call(traffic: Traffic, method: str, path: str, body: Json | None = Non
 
 
 async def look(traffic: Traffic) -> list[str]:
-    """What monitors ask for."""
+    """Requests of monitoring systems."""
     for path in ("/health/liveness", "/health/readiness", "/v1/models", "/metrics"):
         await call(traffic, "GET", path)
     return []
 
 
 def chat_body(traffic: Traffic, model: str, topic: str = "plain", **fields: Any) -> bytes:
-    one = traffic.talk(topic)
+    current = traffic.talk(topic)
     surface = traffic.dice.choice(("chat", "responses"))
     if surface == "chat":
-        return request("POST", "/v1/chat/completions", clients.of_chat(model, one) | fields)
-    return request("POST", "/v1/responses", clients.of_responses(model, one) | {"store": False} | fields)
+        return request("POST", "/v1/chat/completions", clients.of_chat(model, current) | fields)
+    return request("POST", "/v1/responses", clients.of_responses(model, current) | {"store": False} | fields)
 
 
 async def refused(traffic: Traffic) -> list[str]:
-    """A request that is refused, with the status that it should have."""
+    """A request that is rejected with the expected status."""
     name = traffic.dice.choice(list(REFUSALS))
     sent, status = REFUSALS[name]
     reader, writer = await asyncio.open_connection(*address(traffic))
@@ -221,12 +221,12 @@ async def refused(traffic: Traffic) -> list[str]:
         with suppress(ConnectionError):
             writer.write(traffic.signed(sent) if name != "no key" else sent)
             await writer.drain()
-        heard = await reader.read(4096)
+        response = await reader.read(4096)
     finally:
         writer.close()
         with suppress(OSError):
             await writer.wait_closed()
-    return [] if heard.startswith(b"HTTP/1.1 %d" % status) else [f"{name}: {heard[:300]!r}"]
+    return [] if response.startswith(b"HTTP/1.1 %d" % status) else [f"{name}: {response[:300]!r}"]
 
 
 def address(traffic: Traffic) -> tuple[str, int]:
@@ -234,13 +234,16 @@ def address(traffic: Traffic) -> tuple[str, int]:
     return host, int(port)
 
 
-ASKED: Json = {"model": "gpt-oss", "messages": [{"role": "user", "content": "Hi"}]}
+CHAT_BODY: Json = {"model": "gpt-oss", "messages": [{"role": "user", "content": "Hi"}]}
 REFUSALS: Mapping[str, tuple[bytes, int]] = {
-    "no key": (request("POST", "/v1/chat/completions", ASKED).replace(b"host:", b"connection: close\r\nhost:", 1), 401),
-    "unknown model": (request("POST", "/v1/chat/completions", ASKED | {"model": "none"}), 404),
+    "no key": (
+        request("POST", "/v1/chat/completions", CHAT_BODY).replace(b"host:", b"connection: close\r\nhost:", 1),
+        401,
+    ),
+    "unknown model": (request("POST", "/v1/chat/completions", CHAT_BODY | {"model": "none"}), 404),
     "unknown path": (request("POST", "/v1/none", {}), 404),
-    "no JSON": (request("POST", "/v1/chat/completions", ASKED).replace(b"{", b"[", 1), 400),
-    "no messages": (request("POST", "/v1/chat/completions", ASKED | {"messages": []}), 400),
+    "no JSON": (request("POST", "/v1/chat/completions", CHAT_BODY).replace(b"{", b"[", 1), 400),
+    "no messages": (request("POST", "/v1/chat/completions", CHAT_BODY | {"messages": []}), 400),
     "unknown response": (request("GET", "/v1/responses/resp_none"), 404),
     "no HTTP": (b"GET / HTTP/9.9 or so\r\nhost: x\r\n\r\n", 400),
     "endless header": (b"GET / HTTP/1.1\r\nhost: x\r\nx: " + b"x" * 70_000 + b"\r\n\r\n", 431),
@@ -248,7 +251,7 @@ REFUSALS: Mapping[str, tuple[bytes, int]] = {
 
 
 async def aborted(traffic: Traffic) -> list[str]:
-    """A client that leaves in its own request, before the answer, or somewhere in it, with FIN or RST."""
+    """A client that disconnects at any time of its request or response, with FIN or RST."""
     dice = traffic.dice
     sent = traffic.signed(chat_body(traffic, dice.choice(GROUPS), stream=dice.random() < 0.8))
     part = dice.choice((dice.randrange(1, len(sent)), len(sent), len(sent)))
@@ -267,7 +270,7 @@ async def aborted(traffic: Traffic) -> list[str]:
 
 
 async def slow(traffic: Traffic) -> list[str]:
-    """A long stream that is read drop by drop, or not at all, and then left."""
+    """A long stream that is read slowly or not at all, and then closed."""
     sock = await connected(traffic.gateway.url)
     loop = asyncio.get_running_loop()
     try:
@@ -284,17 +287,17 @@ async def slow(traffic: Traffic) -> list[str]:
 
 
 async def broken(traffic: Traffic) -> list[str]:
-    """A backend that refuses, breaks off or talks garbage: any answer will do, but there is one."""
+    """A backend that rejects, breaks off or sends garbage: the gateway must send some response."""
     sent = traffic.signed(chat_body(traffic, BROKEN, stream=traffic.dice.random() < 0.5))
     reader, writer = await asyncio.open_connection(*address(traffic))
     try:
         writer.write(sent)
-        heard = await reader.read()
+        response = await reader.read()
     finally:
         writer.close()
         with suppress(OSError):
             await writer.wait_closed()
-    return [] if heard.startswith(b"HTTP/1.1 ") else [f"{heard[:300]!r}"]
+    return [] if response.startswith(b"HTTP/1.1 ") else [f"{response[:300]!r}"]
 
 
 KINDS: Mapping[str, Kind] = {

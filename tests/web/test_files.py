@@ -1,4 +1,4 @@
-"""The files of the page: what they are sent with, what they may not hold, and that nothing else is open."""
+"""Files of the web page: headers, forbidden content, and access without a key."""
 
 from __future__ import annotations
 
@@ -13,45 +13,45 @@ from tests.test_app import KEY, built, entry
 from unisono.api.asgi_layers import HEALTH_PATHS
 from unisono.web.files import FILES, FOLDER, PATHS
 
-MOST_BYTES = 200_000
-MOST_LINES = 400
+MAX_BYTES = 200_000
+MAX_LINES = 400
 CONTENT = {name: (FOLDER / name).read_text() for name in sorted(FILES)}
 MARKUP = re.compile(
     r"innerHTML|outerHTML|insertAdjacentHTML|document\.write|DOMParser|srcdoc|setHTML|\beval\(|Function\("
 )
 ADDRESS = re.compile(r"(?:https?:)?//[\w.-]+\.\w+[^\s'\")]*")
-NO_ADDRESS = {"http://www.w3.org/2000/svg"}
-"""The name of SVG's namespace: nothing is asked for there."""
+# Name of the SVG namespace. Browsers send no request to it.
+ALLOWED_ADDRESSES = {"http://www.w3.org/2000/svg"}
 INLINE = re.compile(r"<script(?![^>]*\bsrc=)|\son\w+=|\sstyle=|<style", re.IGNORECASE)
-DATA = ("/v1/status", "/v1/traces", "/v1/traces/req_1", "/v1/usage", "/v1/models", "/metrics")
+DATA_PATHS = ("/v1/status", "/v1/traces", "/v1/traces/req_1", "/v1/usage", "/v1/models", "/metrics")
 
 
 def gateway(key: str | None = KEY) -> Any:
     return built(entry("gpt-oss", "vllm/a"), key=key)
 
 
-async def got(path: str, method: str = "GET", key: str | None = KEY, **headers: str) -> Exchange:
+async def request(path: str, method: str = "GET", key: str | None = KEY, **headers: str) -> Exchange:
     sent = [(name.replace("_", "-"), value) for name, value in headers.items()]
     return await Exchange(gateway(key), method, path, headers=sent).run()
 
 
-# -- what is in them
+# -- content
 
 
-def test_all_of_it_is_small() -> None:
+def test_the_files_are_small() -> None:
     assert {path.name for path in FOLDER.iterdir()} == FILES
-    assert sum(path.stat().st_size for path in FOLDER.iterdir()) < MOST_BYTES
+    assert sum(path.stat().st_size for path in FOLDER.iterdir()) < MAX_BYTES
 
 
 @pytest.mark.parametrize("name", CONTENT)
-def test_nothing_comes_from_outside_and_nothing_is_read_as_markup(name: str) -> None:
+def test_a_file_has_no_foreign_addresses_and_inserts_no_markup(name: str) -> None:
     text = CONTENT[name]
-    assert not set(ADDRESS.findall(text)) - NO_ADDRESS
+    assert not set(ADDRESS.findall(text)) - ALLOWED_ADDRESSES
     assert not MARKUP.search(text)
-    assert len(text.splitlines()) <= MOST_LINES
+    assert len(text.splitlines()) <= MAX_LINES
 
 
-def test_the_page_has_no_code_and_no_style_of_its_own() -> None:
+def test_the_page_has_no_inline_code_or_style() -> None:
     page = CONTENT["index.html"]
     without_icon = re.sub(r'<link rel="icon"[^\n]*', "", page)
     assert not INLINE.search(without_icon)
@@ -60,13 +60,13 @@ def test_the_page_has_no_code_and_no_style_of_its_own() -> None:
     assert named | imported | {"index.html"} == FILES
 
 
-# -- how they are sent
+# -- headers
 
 
-@pytest.mark.parametrize("key", [KEY, None], ids=["with keys", "without"])
+@pytest.mark.parametrize("key", [KEY, None], ids=["with a key", "without keys"])
 @pytest.mark.parametrize("path", sorted(PATHS))
-async def test_each_is_open_and_may_do_nothing_but_its_work(path: str, key: str | None) -> None:
-    answer = await got(path, key=key)
+async def test_every_file_is_public_and_has_a_strict_security_policy(path: str, key: str | None) -> None:
+    answer = await request(path, key=key)
     assert answer.status == 200
     policy = answer.headers["content-security-policy"].split("; ")
     assert policy == [
@@ -85,39 +85,41 @@ async def test_each_is_open_and_may_do_nothing_but_its_work(path: str, key: str 
     assert answer.headers["content-type"] == f"{kinds.get(Path(path).suffix, 'text/html')}; charset=utf-8"
 
 
-async def test_what_a_browser_has_is_not_sent_again() -> None:
-    first = await got("/page/app.js")
+async def test_a_cached_file_is_not_sent_again() -> None:
+    first = await request("/page/app.js")
     tag = first.headers["etag"]
     assert first.headers["cache-control"] == "no-cache"
     for given in (tag, f'"other", {tag}', f"W/{tag}"):
-        again = await got("/page/app.js", if_none_match=given)
+        again = await request("/page/app.js", if_none_match=given)
         assert (again.status, again.body) == (304, b"")
         assert again.headers["etag"] == tag
-    assert (await got("/page/app.js", if_none_match='"other"')).status == 200
-    assert (await got("/", method="HEAD")).status == 200
-    assert (await got("/", method="POST")).status == 405
+    assert (await request("/page/app.js", if_none_match='"other"')).status == 200
+    assert (await request("/", method="HEAD")).status == 200
+    assert (await request("/", method="POST")).status == 405
 
 
-# -- what is behind the door all the same
+# -- access
 
 
-@pytest.mark.parametrize("path", [*DATA, "/page/", "/page/none.js", "/page/../app.py", "/page/%2e%2e/routes.py", "//"])
-async def test_nothing_else_is_open(path: str) -> None:
-    assert (await got(path)).status == 401
+@pytest.mark.parametrize(
+    "path", [*DATA_PATHS, "/page/", "/page/none.js", "/page/../app.py", "/page/%2e%2e/routes.py", "//"]
+)
+async def test_other_paths_require_a_key(path: str) -> None:
+    assert (await request(path)).status == 401
     assert (await Exchange(gateway(), "POST", "/v1/inspect", json={"text": "x"}).run()).status == 401
 
 
 @pytest.mark.parametrize("path", ["/page/", "/page/none.js", "/page/../app.py", "/page/__init__.py"])
-async def test_there_are_no_other_files(path: str) -> None:
-    assert (await got(path, authorization=f"Bearer {KEY}")).status == 404
+async def test_other_files_are_not_found(path: str) -> None:
+    assert (await request(path, authorization=f"Bearer {KEY}")).status == 404
 
 
-async def test_without_keys_the_page_is_for_this_machine_only() -> None:
+async def test_without_keys_foreign_hosts_and_origins_are_refused() -> None:
     for path in ("/", "/page/app.js", "/v1/status"):
         for headers in ({"host": "evil.example"}, {"host": "localhost:4000", "origin": "https://evil.example"}):
-            assert (await got(path, key=None, **headers)).status == 403
+            assert (await request(path, key=None, **headers)).status == 403
 
 
-def test_of_open_paths_there_are_health_and_these() -> None:
+def test_public_paths_are_only_files_of_the_page() -> None:
     assert not PATHS & HEALTH_PATHS
     assert all(path == "/" or re.fullmatch(r"/page/[a-z]+\.(?:js|css)", path) for path in PATHS)

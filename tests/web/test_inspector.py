@@ -1,5 +1,7 @@
-"""What the inspector makes of text, ids and recordings: every repair in its place with its sentence, and for no input
-anything but an inspection or a refusal."""
+"""Inspection of text, token ids and recordings.
+
+Repairs are at their positions, and any input gives a result or an error.
+"""
 
 from __future__ import annotations
 
@@ -31,14 +33,14 @@ BEGAN = GenerationStarted(
 )
 
 
-def read(**body: Any) -> dict[str, Any]:
-    """As it is sent: what no JSON could hold fails here."""
+def inspect(**body: Any) -> dict[str, Any]:
+    """Return the inspection as it is sent. A value that JSON cannot represent fails here."""
     found: dict[str, Any] = json.loads(dumped(inspected(InspectRequest.model_validate(body))))
     return found
 
 
-def told(segments: Sequence[dict[str, Any]]) -> str:
-    """All of it as text: bodies behind what they are, repairs in brackets."""
+def as_text(segments: Sequence[dict[str, Any]]) -> str:
+    """Return segments as text: bodies after their kind, repairs in brackets."""
     lines = []
     for one in segments:
         match one["kind"]:
@@ -54,15 +56,15 @@ def told(segments: Sequence[dict[str, Any]]) -> str:
 
 
 def output_of(found: dict[str, Any]) -> str:
-    return told(found["steps"][0]["output"])
+    return as_text(found["steps"][0]["output"])
 
 
 def prompt_of(found: dict[str, Any]) -> str:
-    return " ".join(told(prompt["segments"]) for prompt in found["steps"][0]["prompts"])
+    return " ".join(as_text(prompt["segments"]) for prompt in found["steps"][0]["prompts"])
 
 
 TEXTS: dict[str, tuple[str, str, str]] = {
-    "only output": (
+    "output only": (
         "<|channel|>final<|message|>Hi<|return|>",
         "",
         "<|channel|> header:final <|message|> final:Hi <|return|>",
@@ -72,7 +74,7 @@ TEXTS: dict[str, tuple[str, str, str]] = {
         "<|start|> header:user <|message|> user:Hi <|end|> <|start|> header:assistant",
         "<|channel|> header:final <|message|> final:Yo <|return|>",
     ),
-    "a prompt alone": (
+    "prompt only": (
         "<|start|>system<|message|>Be.<|end|>",
         "<|start|> header:system <|message|> system:Be. <|end|>",
         "",
@@ -83,12 +85,12 @@ TEXTS: dict[str, tuple[str, str, str]] = {
         "header:assistant",
         "",
     ),
-    "a call, of tools that are not declared": (
+    "a call of an undeclared tool": (
         "<|channel|>commentary to=functions.f <|constrain|>json<|message|>{}<|call|>",
         "",
         "<|channel|> header:commentary to=functions.f  <|constrain|> header:json <|message|> call:{} <|call|>",
     ),
-    "a repair where it was decided": (
+    "a repair at its position": (
         "<|channel|>analysis<|message|>Hm<|channel|>final<|message|>Yo<|return|>",
         "",
         "<|channel|> header:analysis <|message|> analysis:Hm <|channel|> [missing-end] header:final "
@@ -104,7 +106,7 @@ TEXTS: dict[str, tuple[str, str, str]] = {
         "",
         "<|channel|> header:analys <|message|> [channel-spelling] analysis:Hm <|end|>",
     ),
-    "a word that no channel is": (
+    "an unknown word in a header": (
         "<|channel|>commentary final<|message|>Yo<|return|>",
         "",
         "<|channel|> header:commentary final <|message|> [stray-header-words] commentary:Yo <|return|>",
@@ -114,7 +116,7 @@ TEXTS: dict[str, tuple[str, str, str]] = {
         "<|start|> header:user:bob <|message|> user:Hi <|end|>",
         "",
     ),
-    "a parrot": (
+    "an emoji of several tokens": (
         "<|channel|>final<|message|>🦜<|return|>",
         "",
         "<|channel|> header:final <|message|> final:🦜 <|return|>",
@@ -123,25 +125,25 @@ TEXTS: dict[str, tuple[str, str, str]] = {
 
 
 @pytest.mark.parametrize(("text", "prompt", "output"), TEXTS.values(), ids=TEXTS)
-def test_text_is_shown_as_what_it_is(text: str, prompt: str, output: str) -> None:
-    for found in (read(text=text), read(tokens=ENCODING.encode_marked(text))):
+def test_segments_have_the_kinds_of_their_text(text: str, prompt: str, output: str) -> None:
+    for found in (inspect(text=text), inspect(tokens=ENCODING.encode_marked(text))):
         assert prompt_of(found) == prompt
         assert output_of(found) == output
 
 
 @pytest.mark.sampled(one_in=4)
 @pytest.mark.parametrize("case", CASES.values(), ids=CASES)
-def test_every_malformed_shape_is_explained(case: Any) -> None:
+def test_every_repair_has_its_explanation(case: Any) -> None:
     tokens = ENCODING.encode_as_server(case.output)
-    found = read(tokens=tokens, all_output=True)
+    found = inspect(tokens=tokens, all_output=True)
     output = found["steps"][0]["output"]
     assert all(one["why"] == RULES[one["rule"]] for one in output if one["kind"] == "repair")
     texts = [piece for one in output if one["kind"] == "text" for piece in one["tokens"]]
     assert sum(len(piece) - 1 for piece in texts) + sum(one["kind"] == "special" for one in output) == len(tokens)
 
 
-def test_items_are_what_clients_get() -> None:
-    found = read(
+def test_items_are_those_of_the_client() -> None:
+    found = inspect(
         text="<|channel|>analysis<|message|>Hm<|end|><|start|>assistant to=functions.f<|channel|>commentary<|message|>{"
     )
     assert [(item["kind"], item["name"], item["text"], item["complete"]) for item in found["items"]] == [
@@ -150,17 +152,17 @@ def test_items_are_what_clients_get() -> None:
     ]
 
 
-def test_text_in_front_may_be_the_models_too() -> None:
+def test_a_prompt_can_be_read_as_output() -> None:
     text = "<|start|>user<|message|>Hi<|end|><|start|>assistant<|channel|>final<|message|>Yo<|return|>"
-    assert "[foreign-role]" in output_of(read(text=text, all_output=True))
+    assert "[foreign-role]" in output_of(inspect(text=text, all_output=True))
 
 
 # -- recordings
 
 
-def recorded(journal: Sequence[int], said: Sequence[Repaired] = (), steps: Sequence[StepDone] = ()) -> Any:
+def recorded(journal: Sequence[int], output: Sequence[Repaired] = (), steps: Sequence[StepDone] = ()) -> Any:
     done = GenerationDone(
-        BEGAN, 1.0, GenerationOutcome.COMPLETED, finish="stop", journal=journal, output=said, steps=steps
+        BEGAN, 1.0, GenerationOutcome.COMPLETED, finish="stop", journal=journal, output=output, steps=steps
     )
     return json.loads(dumped(to_document(done, "test", 1 << 20)))
 
@@ -169,22 +171,22 @@ def step(number: int, prompt: str) -> StepDone:
     return StepDone(number, "vllm-1", 0.0, 0.1, 0.2, 10, 2, 3, "stop", prompt=ENCODING.encode_marked(prompt))
 
 
-def test_a_recording_is_shown_by_its_steps() -> None:
-    say = ENCODING.encode_marked
+def test_a_recording_is_inspected_by_steps() -> None:
+    encode = ENCODING.encode_marked
     journal = [
         *JournalEntry({"able": ["json_object"]}).numbers(),
         TokenSource(guessed=True).mark,
-        *say("<|channel|>analysis<|message|>a<|channel|>final<|message|>b"),
+        *encode("<|channel|>analysis<|message|>a<|channel|>final<|message|>b"),
         STEP_ENDED,
-        *say("<|channel|>final<|message|>c<|return|>"),
+        *encode("<|channel|>final<|message|>c<|return|>"),
     ]
     steps = [
         step(0, "<|start|>user<|message|>x"),
         step(1, "<|start|>user<|message|>xy"),
         step(1, "<|start|>user<|message|>xy"),
     ]
-    found = read(trace=recorded(journal, [Repaired("missing-end", 5)], steps))
-    assert [told(one["output"]) for one in found["steps"]] == [
+    found = inspect(trace=recorded(journal, [Repaired("missing-end", 5)], steps))
+    assert [as_text(one["output"]) for one in found["steps"]] == [
         "(aside) (aside) <|channel|> header:analysis <|message|> analysis:a <|channel|> [missing-end] header:final "
         "<|message|> final:b",
         "<|channel|> header:final <|message|> final:c <|return|>",
@@ -194,7 +196,7 @@ def test_a_recording_is_shown_by_its_steps() -> None:
     assert found["about"]["id"] == "req_1"
 
 
-WHOLE = recorded(
+RECORDING = recorded(
     [*ENCODING.encode_marked("<|channel|>final<|message|>c<|return|>")],
     [Repaired("missing-end", 2)],
     [step(0, "<|start|>user<|message|>x")],
@@ -207,8 +209,8 @@ ANY_JSON = st.recursive(
 )
 
 
-def spoiled(path: Sequence[str | int], value: Any) -> Any:
-    document = json.loads(json.dumps(WHOLE))
+def damaged(path: Sequence[str | int], value: Any) -> Any:
+    document = json.loads(json.dumps(RECORDING))
     at = document
     for key in path[:-1]:
         at = at[key]
@@ -216,47 +218,47 @@ def spoiled(path: Sequence[str | int], value: Any) -> Any:
     return document
 
 
-PLACES: list[list[str | int]] = [
-    *([name] for name in WHOLE if name not in {"object", "version"}),
-    *(["steps", 0, name] for name in WHOLE["steps"][0]),
+PATHS: list[list[str | int]] = [
+    *([name] for name in RECORDING if name not in {"object", "version"}),
+    *(["steps", 0, name] for name in RECORDING["steps"][0]),
     *(["steps", 0, "prompt", name] for name in ("same", "tokens", "gap")),
-    *(["said", 0, name] for name in WHOLE["said"][0]),
+    *(["said", 0, name] for name in RECORDING["said"][0]),
     ["output", 0],
 ]
 
 
-@given(st.sampled_from(PLACES), ANY_JSON)
-def test_a_spoiled_recording_is_shown_or_refused(place: list[str | int], value: Any) -> None:
+@given(st.sampled_from(PATHS), ANY_JSON)
+def test_a_damaged_recording_is_inspected_or_rejected(path: list[str | int], value: Any) -> None:
     with suppress(InvalidRequest):
-        read(trace=spoiled(place, value))
+        inspect(trace=damaged(path, value))
 
 
-HUGE: dict[str, Any] = {
-    "a gap of a trillion": spoiled(["steps", 0, "prompt", "gap"], {"at": 1, "tokens": 10**12}),
-    "a note of a gigabyte": spoiled(["output"], [0xFFFF_FFF8, 10**9, 5]),
-    "ten thousand prompts of one": {
-        **WHOLE,
-        "steps": [{**WHOLE["steps"][0], "prompt": {"same": 10**9, "tokens": [1], "gap": None}}] * 10_000,
+HUGE_RECORDINGS: dict[str, Any] = {
+    "a gap of a trillion tokens": damaged(["steps", 0, "prompt", "gap"], {"at": 1, "tokens": 10**12}),
+    "a journal entry of a gigabyte": damaged(["output"], [0xFFFF_FFF8, 10**9, 5]),
+    "ten thousand copies of a prompt": {
+        **RECORDING,
+        "steps": [{**RECORDING["steps"][0], "prompt": {"same": 10**9, "tokens": [1], "gap": None}}] * 10_000,
     },
 }
 
 
-@pytest.mark.parametrize("document", HUGE.values(), ids=HUGE)
-def test_a_recording_costs_no_more_than_its_size(document: Any) -> None:
+@pytest.mark.parametrize("document", HUGE_RECORDINGS.values(), ids=HUGE_RECORDINGS)
+def test_an_inspection_is_not_much_larger_than_its_recording(document: Any) -> None:
     try:
-        found = read(trace=document)
+        found = inspect(trace=document)
     except InvalidRequest:
         return
     assert len(dumped(found)) < 2 * len(dumped(document)) + 100_000
 
 
-# -- anything at all
+# -- arbitrary input
 
 
 @given(st.lists(st.integers(-(2**52), 2**52) | st.integers(199_990, 201_100) | st.integers(0, 201_088), max_size=40))
-def test_no_ids_are_too_strange(tokens: list[int]) -> None:
-    read(tokens=tokens)
-    read(tokens=tokens, all_output=True)
+def test_any_token_ids_are_inspected(tokens: list[int]) -> None:
+    inspect(tokens=tokens)
+    inspect(tokens=tokens, all_output=True)
 
 
 PIECE = st.sampled_from(
@@ -265,32 +267,32 @@ PIECE = st.sampled_from(
 
 
 @given(st.lists(PIECE | st.text(max_size=6), max_size=12).map("".join))
-def test_no_text_is_too_strange(text: str) -> None:
-    read(text=text)
-    read(text=text, all_output=True)
+def test_any_text_is_inspected(text: str) -> None:
+    inspect(text=text)
+    inspect(text=text, all_output=True)
 
 
-REFUSED: dict[str, tuple[dict[str, Any], str | None]] = {
-    "nothing": ({}, None),
-    "two of them": ({"text": "a", "tokens": [1]}, None),
-    "text that is none": ({"text": 1}, "text"),
+INVALID: dict[str, tuple[dict[str, Any], str | None]] = {
+    "no input": ({}, None),
+    "two inputs": ({"text": "a", "tokens": [1]}, None),
+    "a number for text": ({"text": 1}, "text"),
     "too much text": ({"text": "a " * MAX_CHARACTERS}, "text"),
-    "too many ids": ({"tokens": [1] * (MAX_TOKENS + 1)}, "tokens"),
-    "ids that are no numbers": ({"tokens": [1, True]}, "tokens.1"),
-    "ids too large for anybody": ({"tokens": [2**60]}, "tokens.0"),
-    "fractions": ({"tokens": [1.5]}, "tokens.0"),
-    "no recording": ({"trace": {"object": "x"}}, "trace"),
-    "one of another version": ({"trace": {"object": "unisono.trace", "version": 2}}, "trace"),
-    "a damaged one": ({"trace": {"object": "unisono.trace", "version": 1}}, "trace"),
-    "tools that are no names": ({"text": "a", "tools": [{}]}, "tools.0"),
-    "an unclear wish": ({"text": "a", "all_output": "yes"}, "all_output"),
+    "too many token ids": ({"tokens": [1] * (MAX_TOKENS + 1)}, "tokens"),
+    "a boolean as a token id": ({"tokens": [1, True]}, "tokens.1"),
+    "a token id that is too large": ({"tokens": [2**60]}, "tokens.0"),
+    "a fraction as a token id": ({"tokens": [1.5]}, "tokens.0"),
+    "an object that is not a recording": ({"trace": {"object": "x"}}, "trace"),
+    "a recording of another version": ({"trace": {"object": "unisono.trace", "version": 2}}, "trace"),
+    "an incomplete recording": ({"trace": {"object": "unisono.trace", "version": 1}}, "trace"),
+    "a tool that is not a name": ({"text": "a", "tools": [{}]}, "tools.0"),
+    "text for a boolean": ({"text": "a", "all_output": "yes"}, "all_output"),
 }
 
 
-@pytest.mark.parametrize(("body", "param"), REFUSED.values(), ids=REFUSED)
-def test_what_cannot_be_read_is_refused_by_its_field(body: dict[str, Any], param: str | None) -> None:
+@pytest.mark.parametrize(("body", "param"), INVALID.values(), ids=INVALID)
+def test_an_error_names_the_invalid_field(body: dict[str, Any], param: str | None) -> None:
     with pytest.raises((InvalidRequest, ValidationError)) as refused:
-        read(**body)
+        inspect(**body)
     failure = failure_of(refused.value)
     assert isinstance(failure, InvalidRequest)
     assert failure.param == param

@@ -1,4 +1,7 @@
-"""What the page asks for, over real sockets: who is told what of the gateway, and whose recordings are whose."""
+"""Routes of the web page over real sockets: status, recordings and inspections.
+
+The access depends on the key.
+"""
 
 from __future__ import annotations
 
@@ -15,19 +18,19 @@ from unisono.core.recovery_rules import RULES
 from unisono.harmony.encoding import load_encoding
 from unisono.observe.recent_stats import MINUTES, RecentStats
 
-MENDED = load_encoding().encode_marked("<|channel|>analysis<|message|>Hm.<|channel|>final<|message|>Hello<|return|>")
+MALFORMED = load_encoding().encode_marked("<|channel|>analysis<|message|>Hm.<|channel|>final<|message|>Hello<|return|>")
 
 
 def config(url: str, mode: str = "all") -> dict[str, Any]:
     return config_of(f"vllm@{url}", "vllm@http://127.0.0.1:9", unisono={"traces": {"mode": mode}})
 
 
-async def posted(running: Gateway, path: str, body: object, **headers: str) -> Answer:
+async def post(running: Gateway, path: str, body: object, **headers: str) -> Answer:
     return await running.post(path, json.dumps(body).encode(), **headers)
 
 
-async def kept(running: Gateway, count: int, **headers: str) -> list[dict[str, Any]]:
-    """The recordings of a caller, once there are so many."""
+async def recordings(running: Gateway, count: int, **headers: str) -> list[dict[str, Any]]:
+    """Wait for `count` recordings of a caller, and return them."""
     for _ in range(500):
         found: list[dict[str, Any]] = (await running.get("/v1/traces", **headers)).body["data"]
         if len(found) >= count:
@@ -36,57 +39,57 @@ async def kept(running: Gateway, count: int, **headers: str) -> list[dict[str, A
     raise AssertionError("no recording")
 
 
-async def test_the_operator_is_told_all_of_the_gateway() -> None:
-    async with FakeVllm(tokens=MENDED) as fake, gateway(config(fake.url)) as running:
+async def test_the_operator_sees_the_whole_status() -> None:
+    async with FakeVllm(tokens=MALFORMED) as fake, gateway(config(fake.url)) as running:
         await running.chat()
         status = (await running.get("/v1/status")).body
         assert (status["keyless"], status["key"], status["traces"]) == (True, None, "all")
         assert status["rules"] == RULES
         [model] = status["models"]
-        well, gone = model["deployments"]
-        assert (well["name"], well["state"], well["kind"], well["running"]) == ("vllm-1", "ready", "vllm", 0)
-        assert well["hour"]["generations"] == 1
-        assert gone["hour"] is None
-        assert gone["state"] in {"failing", "unknown"}
-        assert gone["reason"]
+        ready, failing = model["deployments"]
+        assert (ready["name"], ready["state"], ready["kind"], ready["running"]) == ("vllm-1", "ready", "vllm", 0)
+        assert ready["hour"]["generations"] == 1
+        assert failing["hour"] is None
+        assert failing["state"] in {"failing", "unknown"}
+        assert failing["reason"]
         [minute] = status["minutes"]
         assert (minute["answers"], minute["failed"]) == (1, 0)
         assert minute["recoveries"] == {"missing-end": 1}
         assert fake.url not in json.dumps(status)
 
 
-async def test_a_recording_is_listed_shown_and_explained() -> None:
-    async with FakeVllm(tokens=MENDED) as fake, gateway(config(fake.url)) as running:
+async def test_a_recording_can_be_listed_read_and_inspected() -> None:
+    async with FakeVllm(tokens=MALFORMED) as fake, gateway(config(fake.url)) as running:
         answer = await running.chat()
-        [listed] = await kept(running, 1)
+        [listed] = await recordings(running, 1)
         assert listed["id"] == answer.headers["x-request-id"]
-        shown = await running.get(f"/v1/traces/{listed['id']}")
-        assert shown.body["object"] == "unisono.trace"
-        assert shown.headers["cache-control"] == "no-store"
-        by_id = (await posted(running, "/v1/inspect", {"id": listed["id"]})).body
-        assert by_id == (await posted(running, "/v1/inspect", {"trace": shown.body})).body
+        recording = await running.get(f"/v1/traces/{listed['id']}")
+        assert recording.body["object"] == "unisono.trace"
+        assert recording.headers["cache-control"] == "no-store"
+        by_id = (await post(running, "/v1/inspect", {"id": listed["id"]})).body
+        assert by_id == (await post(running, "/v1/inspect", {"trace": recording.body})).body
         [repair] = [one for one in by_id["steps"][0]["output"] if one["kind"] == "repair"]
         assert repair["why"] == RULES["missing-end"]
         for path in ("/v1/traces/req_0", "/v1/traces/..", f"/v1/traces/{listed['id']}x"):
             assert (await running.get(path)).status == 404
         for strange in ("\0", "é", "a" * 200, "a b"):
-            assert (await posted(running, "/v1/inspect", {"id": strange})).status == 404
+            assert (await post(running, "/v1/inspect", {"id": strange})).status == 404
         for limit in ("0", "201", "-1", "x", "١"):
             assert (await running.get(f"/v1/traces?limit={limit}")).status == 400
 
 
-async def test_a_key_is_told_of_its_own_and_of_no_more(tmp_path: Path) -> None:
-    async with FakeVllm(tokens=MENDED) as fake, keyed(config(fake.url), tmp_path) as (running, ring):
+async def test_a_key_sees_only_its_own_models_and_recordings(tmp_path: Path) -> None:
+    async with FakeVllm(tokens=MALFORMED) as fake, keyed(config(fake.url), tmp_path) as (running, ring):
         _, ann = await ring.issue("ann")
         _, bob = await ring.issue("bob", models=frozenset({"other"}))
         body = {"model": "gpt-oss", "messages": [{"role": "user", "content": "Hi"}]}
-        answered = await posted(running, "/v1/chat/completions", body, **bearing(ann))
-        id = answered.headers["x-request-id"]
-        await kept(running, 1, **bearing(ann))
+        response = await post(running, "/v1/chat/completions", body, **bearing(ann))
+        id = response.headers["x-request-id"]
+        await recordings(running, 1, **bearing(ann))
         for other in (bob, MASTER):
             assert (await running.get("/v1/traces", **bearing(other))).body["data"] == []
             assert (await running.get(f"/v1/traces/{id}", **bearing(other))).status == 404
-            assert (await posted(running, "/v1/inspect", {"id": id}, **bearing(other))).status == 404
+            assert (await post(running, "/v1/inspect", {"id": id}, **bearing(other))).status == 404
         status = (await running.get("/v1/status", **bearing(ann))).body
         assert status["models"] == [{"id": "gpt-oss", "model": "gpt-oss", "context": 131072, "ready": True}]
         assert not {"minutes", "workers"} & set(status)
@@ -94,17 +97,17 @@ async def test_a_key_is_told_of_its_own_and_of_no_more(tmp_path: Path) -> None:
         assert "deployments" in (await running.get("/v1/status", **bearing(MASTER))).body["models"][0]
 
 
-async def test_what_is_too_large_to_be_inspected_is_refused() -> None:
-    async with FakeVllm(tokens=MENDED) as fake, gateway(config(fake.url, "off")) as running:
-        refused = await posted(running, "/v1/inspect", {"tokens": [1] * 200_001})
+async def test_inspections_are_limited_in_size_and_number() -> None:
+    async with FakeVllm(tokens=MALFORMED) as fake, gateway(config(fake.url, "off")) as running:
+        refused = await post(running, "/v1/inspect", {"tokens": [1] * 200_001})
         assert (refused.status, refused.body["error"]["param"]) == (400, "tokens")
-        several = [posted(running, "/v1/inspect", {"text": "a " * 20_000}) for _ in range(24)]
-        statuses = [answer.status for answer in await asyncio.gather(*several)]
+        requests = [post(running, "/v1/inspect", {"text": "a " * 20_000}) for _ in range(24)]
+        statuses = [answer.status for answer in await asyncio.gather(*requests)]
         assert set(statuses) <= {200, 429}
         assert 200 in statuses
 
 
-def test_of_the_last_hour_nothing_older_is_told() -> None:
+def test_recent_statistics_cover_only_the_last_hour() -> None:
     now = 1_790_000_000.0
     recent = RecentStats(lambda: now)
     began = GenerationStarted("req_1", "ann", "", "chat", "gpt-oss", background=False, at=now)
@@ -118,7 +121,7 @@ def test_of_the_last_hour_nothing_older_is_told() -> None:
     assert {(one.answers, one.failed, one.generated, one.recoveries["missing-end"]) for one in minutes} == {
         (1, 1, 3, 1)
     }
-    worked = recent.worked()["gpt-oss", "vllm-1"]
-    assert (worked.generations, worked.failed, worked.prompt, worked.cached) == (60, 60, 600, 240)
+    total = recent.worked()["gpt-oss", "vllm-1"]
+    assert (total.generations, total.failed, total.prompt, total.cached) == (60, 60, 600, 240)
     now += 3600
     assert list(recent.minutes()) == []

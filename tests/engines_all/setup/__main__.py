@@ -1,7 +1,7 @@
-"""`python -m tests.engines_all.setup [ENGINE …]`: install or build the engines of the suite, all of them by default.
+"""`python -m tests.engines_all.setup [ENGINE …]`: install or build the engines of the suite.
 
-What is there already is left alone, so it is done in a moment the second time. Ends with 1 when an engine could not be
-set up, after the others have been.
+The default is all engines. Engines that exist already are skipped. If an engine cannot be set up, the command continues
+with the others and exits with 1.
 """
 
 from __future__ import annotations
@@ -22,18 +22,18 @@ ENGINES: dict[str, Callable[[Commands], None]] = {
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.engines_all.setup", description="Set up real engines.")
     parser.add_argument("engines", nargs="*", metavar="ENGINE", help=f"of {', '.join(ENGINES)} (default: all)")
-    wanted = parser.parse_args().engines or list(ENGINES)
-    if unknown := set(wanted) - ENGINES.keys():
+    selected = parser.parse_args().engines or list(ENGINES)
+    if unknown := set(selected) - ENGINES.keys():
         parser.error(f"no such engine: {', '.join(sorted(unknown))}")
     failed = {}
-    for engine in wanted:
+    for engine in selected:
         print(f"setting up {engine}", flush=True)
         try:
             ENGINES[engine](Commands(engine))
         except (SetupFailed, OSError) as error:
             failed[engine] = error
-    for engine, why in failed.items():
-        print(f"\n{engine} could not be set up: {why}")
+    for engine, reason in failed.items():
+        print(f"\n{engine} could not be set up: {reason}")
     return 1 if failed else 0
 
 

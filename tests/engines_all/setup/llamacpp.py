@@ -1,6 +1,7 @@
-"""llama.cpp's server, built from the sources in the llama-cpp-python package: a C++ compiler, 17 minutes of CPU once.
+"""Build of llama.cpp's server from the sources in the llama-cpp-python package.
 
-No wheel holds the server, and the package's own build leaves it out. An interrupted build goes on where it was.
+The build needs a C++ compiler and 17 minutes of CPU time. No wheel contains the server, and the package's own build
+leaves it out. An interrupted build is resumed.
 """
 
 from __future__ import annotations
@@ -43,15 +44,15 @@ def set_up(commands: Commands) -> None:
 
 
 def _sources(commands: Commands, python: Path) -> Path:
-    """llama.cpp's source folder."""
+    """Return the folder of llama.cpp's sources."""
     unpacked = WORK / "sources"
     if not unpacked.exists():
         WORK.mkdir(parents=True, exist_ok=True)
         download = ("download", "--no-binary=:all:", "--no-deps", "--no-build-isolation", "--progress-bar=off")
-        wanted = f"llama-cpp-python=={LLAMA_CPP_PYTHON}"
-        # Without isolation, pip reads the package's metadata with the build tools of this environment: on its PATH.
+        requirement = f"llama-cpp-python=={LLAMA_CPP_PYTHON}"
+        # Without isolation, pip needs the build tools of this environment on PATH to read the package's metadata.
         path = f"{python.parent}{os.pathsep}{os.environ['PATH']}"
-        commands.run("sources", python, "-m", "pip", *download, "--dest", WORK, wanted, variables={"PATH": path})
+        commands.run("sources", python, "-m", "pip", *download, "--dest", WORK, requirement, variables={"PATH": path})
         [archive] = WORK.glob("*.tar.gz")
         unfinished = WORK / "unpacking"
         shutil.rmtree(unfinished, ignore_errors=True)
@@ -60,7 +61,7 @@ def _sources(commands: Commands, python: Path) -> Path:
         unfinished.rename(unpacked)
     found = list(unpacked.glob("*/vendor/llama.cpp"))
     if len(found) != 1:
-        raise SetupFailed("the llama-cpp-python package does not hold llama.cpp's sources")
+        raise SetupFailed("the llama-cpp-python package does not contain llama.cpp's sources")
     return found[0]
 
 

@@ -1,5 +1,7 @@
-"""mlx-lm is in the project's own environment already; what is missing is the model's folder, and the hub's cache,
-which mlx_lm.server lists when it is asked for its models."""
+"""Set-up for mlx-lm: the model folder and a Hugging Face cache.
+
+mlx_lm.server lists the cache as its models. mlx-lm itself is installed in the project's environment.
+"""
 
 from __future__ import annotations
 
@@ -10,6 +12,6 @@ from tests.engines_all.setup.running import Commands, SetupFailed
 
 def set_up(commands: Commands) -> None:
     if not MLX_LM_SERVER.exists():
-        raise SetupFailed("mlx-lm is not in this environment: it is part of the `demo` extra")
+        raise SetupFailed("mlx-lm is not installed; it is part of the `demo` extra")
     (CACHE / "hub" / "hub").mkdir(parents=True, exist_ok=True)
     models.set_up(commands)

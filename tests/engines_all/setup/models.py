@@ -1,4 +1,4 @@
-"""The demo model in every layout the engines load: MXFP4 as released, bf16 for vLLM, GGUF for llama.cpp."""
+"""Demo model as released in MXFP4, in bf16 for vLLM, and as GGUF for llama.cpp."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from tests.engines_all.setup.places import BF16, ENVIRONMENTS, GGUF, MXFP4, TORC
 from tests.engines_all.setup.running import Commands
 from unisono_adapters import demo
 
+# Dependencies of llama.cpp's converter, in versions that work.
 CONVERTER = (f"torch=={TORCH}", "transformers==4.57.6", "numpy<3", "sentencepiece<0.3", "protobuf<5", "pyyaml", "tqdm")
-"""What llama.cpp's converter imports, in the versions it was seen to work with."""
 
 
 def set_up(commands: Commands) -> None:
@@ -19,7 +19,7 @@ def set_up(commands: Commands) -> None:
 
 
 def to_gguf(commands: Commands, sources: Path) -> None:
-    """With the converter that comes with llama.cpp's `sources`."""
+    """Convert the model with the converter in llama.cpp's `sources`."""
     if GGUF.exists():
         return
     set_up(commands)
@@ -34,4 +34,4 @@ def to_gguf(commands: Commands, sources: Path) -> None:
     command = (python, sources / "convert_hf_to_gguf.py", "--outtype", "bf16", "--outfile", unfinished, MXFP4)
     commands.run("GGUF", *command, variables={"HF_HUB_OFFLINE": "1"})
     unfinished.rename(GGUF)
-    shutil.rmtree(environment)  # a gigabyte for ten seconds of work
+    shutil.rmtree(environment)  # 1 GB, needed for ten seconds

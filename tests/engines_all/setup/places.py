@@ -1,6 +1,6 @@
-"""Where the engines of the suite live: environments in .envs, what is built and expanded in .cache, nothing elsewhere.
+"""Paths of the engines: environments in .envs, builds and models in .cache.
 
-Each is named by what it was made of, so a change of version or model makes a new one beside it.
+The names contain versions and models, so a change of either creates new files.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ LOGS = CACHE / "logs"
 
 VLLM = "0.32.0"
 TORCH = "2.13.0"
+# Version of the package that contains llama.cpp's sources. The server has no release number of its own there.
 LLAMA_CPP_PYTHON = "0.3.36"
-"""The version of the package whose sources hold llama.cpp; its server has no release number of its own there."""
 
 VLLM_ENVIRONMENT = ENVIRONMENTS / f"vllm-{VLLM}"
 VLLM_PYTHON = VLLM_ENVIRONMENT / "bin" / "python"

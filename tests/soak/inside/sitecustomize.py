@@ -1,4 +1,7 @@
-"""Report of what a process holds, written on SIGUSR2 by the interpreter that has this folder on its PYTHONPATH."""
+"""Report of the memory and tasks of a process, written on SIGUSR2.
+
+A process loads this module if the folder is on its PYTHONPATH.
+"""
 
 from __future__ import annotations
 
@@ -18,24 +21,24 @@ from sys import getsizeof
 from typing import Any
 from weakref import WeakSet
 
+# Environment variable: the path of the report.
 TARGET = "SOAK_REPORT"
-"""Environment variable: the path of the report."""
+# Environment variable: capacity of each cache as a share of its usual one.
 CACHE_SHARE = "SOAK_CACHE_SHARE"
-"""Environment variable: capacity of each cache as a share of its usual one."""
 MAX_TYPES = 400
+# Memory of an entry in an OrderedDict beyond its key and value: the linked node and its share of two tables.
 NODE_BYTES = 88
-"""Memory of one place in an OrderedDict beyond its key and value: the linked node and its share of two tables."""
 
+# The caches of the process. Each has a bound, and is not yet full after the warm-up.
 caches: WeakSet[Any] = WeakSet()
-"""The caches of the process. Each has a bound, and fills for longer than a soak warms up."""
 
 
 def register_instances(kind: type, capacity: str, share: float) -> None:
-    """Add each object that `kind` makes from now on to `caches`, with a share of the capacity in its attribute."""
-    made = kind.__init__
+    """Register each new instance of `kind` in `caches`, and scale the attribute `capacity`."""
+    original = kind.__init__
 
     def registering(self: object, *args: object, **options: object) -> None:
-        made(self, *args, **options)  # type: ignore[misc]
+        original(self, *args, **options)  # type: ignore[misc]
         setattr(self, capacity, int(getattr(self, capacity) * share))
         caches.add(self)
 
@@ -43,7 +46,7 @@ def register_instances(kind: type, capacity: str, share: float) -> None:
 
 
 def memory_of(cache: object) -> int:
-    """Bytes of the entries of a cache."""
+    """Return the bytes of the entries of a cache."""
     tables = [table for table in vars(cache).values() if isinstance(table, OrderedDict)]
     return sum(_entry_bytes(key, value) for table in tables for key, value in list(table.items()))
 
@@ -56,7 +59,7 @@ def _entry_bytes(key: object, value: Any) -> int:
 
 def _bytes_of(value: object) -> int:
     parts = value if isinstance(value, tuple) else ()
-    # The ids of tokens are objects that all entries share, so that only their places count.
+    # All entries share the objects of token ids, so only the references count.
     return getsizeof(value) + sum(_bytes_of(part) for part in parts if not isinstance(parts[0], int))
 
 
@@ -68,7 +71,7 @@ class Mallinfo2(ctypes.Structure):
 
 
 def malloc_bytes() -> int:
-    """Bytes that malloc has given out, without what it holds free."""
+    """Return the bytes that malloc has allocated, without its free memory."""
     mallinfo2 = ctypes.CDLL(None).mallinfo2
     mallinfo2.restype = Mallinfo2
     found = mallinfo2()
@@ -76,16 +79,19 @@ def malloc_bytes() -> int:
 
 
 def small_object_bytes() -> int:
-    """Bytes in use by Python's allocator of small objects, whose arenas do not come from malloc."""
-    kept = os.dup(2)
+    """Return the bytes in use by Python's allocator of small objects.
+
+    Its arenas do not come from malloc.
+    """
+    stderr_copy = os.dup(2)
     with tempfile.TemporaryFile() as file:
         # Python prints these figures on stderr and nowhere else.
         os.dup2(file.fileno(), 2)
         try:
             sys._debugmallocstats()
         finally:
-            os.dup2(kept, 2)
-            os.close(kept)
+            os.dup2(stderr_copy, 2)
+            os.close(stderr_copy)
         file.seek(0)
         text = file.read().decode()
     found = re.search(r"bytes in allocated blocks\s*=\s*([\d,]+)", text)

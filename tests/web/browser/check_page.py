@@ -1,5 +1,4 @@
-"""The page in a real browser: every view in both themes and on a phone, by keyboard, and in front of a model that says
-what it can to do harm."""
+"""The web page in a real browser: themes, sizes, the keyboard, and a hostile model."""
 
 from __future__ import annotations
 
@@ -12,31 +11,31 @@ from typing import TYPE_CHECKING
 import pytest
 
 from tests.example_tool import EXAMPLE_MESSAGE, EXAMPLE_TOOL
-from tests.web.browser.ways import Opened, asks, keyed_page
+from tests.web.browser.ways import Opened, ask, keyed_page
 
 if TYPE_CHECKING:
     from playwright.sync_api import Page, Route
 
 SIZES = ("desktop", "phone")
 THEMES = ("light", "dark")
-GRAVE = {"serious", "critical"}
+SEVERE = {"serious", "critical"}
 
 
-def grave_findings(page: Page) -> list[str]:
+def severe_violations(page: Page) -> list[str]:
     from axe_playwright_python.sync_playwright import Axe
 
-    found = Axe().run(page).response["violations"]
+    violations = Axe().run(page).response["violations"]
     return [
-        f"{one['id']}: {one['help']} {[node['html'][:200] for node in one['nodes'][:3]]}"
-        for one in found
-        if one["impact"] in GRAVE
+        f"{violation['id']}: {violation['help']} {[node['html'][:200] for node in violation['nodes'][:3]]}"
+        for violation in violations
+        if violation["impact"] in SEVERE
     ]
 
 
-def is_sound(page: Page) -> None:
-    assert grave_findings(page) == []
-    wide = page.evaluate("[document.documentElement.scrollWidth, innerWidth]")
-    assert wide[0] <= wide[1], "it is wider than the window"
+def assert_accessible(page: Page) -> None:
+    assert severe_violations(page) == []
+    width = page.evaluate("[document.documentElement.scrollWidth, innerWidth]")
+    assert width[0] <= width[1], "the page is wider than the window"
 
 
 # -- every view
@@ -44,31 +43,33 @@ def is_sound(page: Page) -> None:
 
 @pytest.mark.parametrize("size", SIZES)
 @pytest.mark.parametrize("theme", THEMES)
-def test_every_view_is_sound(stage: dict[str, str], opened: Opened, theme: str, size: str) -> None:
+def test_every_view_is_accessible_and_fits_the_window(
+    stage: dict[str, str], opened: Opened, theme: str, size: str
+) -> None:
     page = opened(f"{stage['open']}/#/playground", theme=theme, size=size)
     page.get_by_text("Tools and response format").click()
     page.get_by_role("button", name="Example tool").click()
     page.get_by_text("The same request as code").click()
     page.get_by_label("Response format").select_option("json_schema")
-    is_sound(page)
+    assert_accessible(page)
     page.get_by_label("Response format").select_option("text")
-    asks(page, "say weather")
-    asks(page, "say mended")
-    is_sound(page)
+    ask(page, "say weather")
+    ask(page, "say mended")
+    assert_accessible(page)
     page.get_by_role("link", name="Inspect its tokens").first.click()
     page.locator(".flow .t").first.wait_for()
     page.locator("summary", has_text="Prompt").click()
     page.locator(".of-system .t").first.wait_for()
-    is_sound(page)
+    assert_accessible(page)
     page.get_by_role("link", name="Overview", exact=True).click()
     page.get_by_text("unknown-channel").first.wait_for()
-    is_sound(page)
+    assert_accessible(page)
     page.get_by_role("link", name="Usage").click()
     page.locator(".chart").wait_for()
-    is_sound(page)
+    assert_accessible(page)
 
 
-def test_the_overview_says_what_is_well_what_is_not_and_why(stage: dict[str, str], opened: Opened) -> None:
+def test_the_overview_shows_ready_and_failing_deployments(stage: dict[str, str], opened: Opened) -> None:
     page = opened(stage["open"])
     page.locator(".is-ready").first.wait_for()
     page.locator(".is-failing").wait_for()
@@ -80,28 +81,28 @@ def test_the_overview_says_what_is_well_what_is_not_and_why(stage: dict[str, str
     assert "gpt-4o → gpt-oss-120b" in page.locator("main").inner_text()
 
 
-def test_the_theme_can_be_chosen_and_is_kept(stage: dict[str, str], opened: Opened) -> None:
+def test_the_chosen_theme_persists(stage: dict[str, str], opened: Opened) -> None:
     page = opened(stage["open"], theme="dark")
-    ground = "getComputedStyle(document.body).backgroundColor"
-    dark = page.evaluate(ground)
+    background = "getComputedStyle(document.body).backgroundColor"
+    dark = page.evaluate(background)
     page.get_by_role("button", name="Theme: auto").click()
-    assert page.evaluate(ground) != dark
+    assert page.evaluate(background) != dark
     page.reload()
-    assert page.evaluate(ground) != dark
+    assert page.evaluate(background) != dark
     page.get_by_role("button", name="Theme: light").click()
-    assert page.evaluate(ground) == dark
+    assert page.evaluate(background) == dark
 
 
-@pytest.mark.parametrize("place", ["#/nowhere", "#/constructor", "#/overview/%", "#/__proto__", "#"])
-def test_a_place_nobody_knows_is_the_overview(stage: dict[str, str], opened: Opened, place: str) -> None:
-    page = opened(f"{stage['open']}/{place}")
+@pytest.mark.parametrize("address", ["#/nowhere", "#/constructor", "#/overview/%", "#/__proto__", "#"])
+def test_an_unknown_address_opens_the_overview(stage: dict[str, str], opened: Opened, address: str) -> None:
+    page = opened(f"{stage['open']}/{address}")
     page.get_by_role("heading", name="Overview").wait_for()
 
 
 # -- the playground
 
 
-def test_the_example_tool_fills_in_its_question_and_never_replaces_one(stage: dict[str, str], opened: Opened) -> None:
+def test_the_example_tool_fills_in_its_message_without_replacing_one(stage: dict[str, str], opened: Opened) -> None:
     page = opened(f"{stage['open']}/#/playground")
     page.get_by_text("Tools and response format").click()
     page.get_by_role("button", name="Example tool").click()
@@ -115,27 +116,27 @@ def test_the_example_tool_fills_in_its_question_and_never_replaces_one(stage: di
 
 @pytest.mark.parametrize("stream", [True, False], ids=["stream", "whole"])
 @pytest.mark.parametrize("surface", ["chat", "responses"])
-def test_reasoning_calls_and_text_stand_apart(
+def test_reasoning_calls_and_text_are_separate_parts(
     stage: dict[str, str], opened: Opened, surface: str, stream: bool
 ) -> None:
     page = opened(f"{stage['open']}/#/playground")
     page.get_by_text("Tools and response format").click()
     page.get_by_role("button", name="Example tool").click()
     page.get_by_label("Stream").set_checked(stream)
-    answer = asks(page, "say weather", API=surface)
+    answer = ask(page, "say weather", API=surface)
     assert answer.locator(".of-analysis .part-body").inner_text() == "I need the weather, so I call the tool."
     assert answer.locator(".of-call .part-body").inner_text() == '{"place": "Oslo", "days": 3}'
     assert "get_weather" in answer.locator(".of-call .part-title").inner_text()
     assert "Let me look." in answer.inner_text()
     assert "by vllm-1" in answer.locator(".facts").inner_text()
-    # The call's result goes into the next request, and the model answers it.
+    # The next request contains the result of the call.
     answer.get_by_role("button", name="Continue from here").click()
     page.keyboard.type("say hello")
     page.get_by_role("button", name="Send").click()
     again = page.locator("article").nth(1)
     page.locator("article", has_text="Ask me anything").locator(".facts").wait_for()
     assert page.locator("#said").inner_text().startswith("The answer is complete. Hello!")
-    # From an earlier answer it goes on as it went on then.
+    # Continuing from an earlier answer discards the later messages.
     assert page.locator(".message").count() == 3
     again.get_by_role("button", name="Continue from here").click()
     assert page.locator(".message").count() == 3
@@ -143,9 +144,9 @@ def test_reasoning_calls_and_text_stand_apart(
 
 
 @pytest.mark.parametrize("surface", ["chat", "responses"])
-def test_what_was_mended_is_explained(stage: dict[str, str], opened: Opened, surface: str) -> None:
+def test_recoveries_are_explained(stage: dict[str, str], opened: Opened, surface: str) -> None:
     page = opened(f"{stage['open']}/#/playground")
-    answer = asks(page, "say mended", API=surface)
+    answer = ask(page, "say mended", API=surface)
     assert "missing-end A message began inside another; the first was closed." in answer.inner_text()
 
 
@@ -160,19 +161,19 @@ def test_an_answer_can_be_stopped(stage: dict[str, str], opened: Opened) -> None
     page.locator("form.asking .primary:enabled").wait_for()
 
 
-def test_what_cannot_be_sent_is_said_at_its_field(stage: dict[str, str], opened: Opened) -> None:
-    held: list[Route] = []
+def test_an_invalid_field_shows_its_error(stage: dict[str, str], opened: Opened) -> None:
+    pending: list[Route] = []
     page = opened(f"{stage['open']}/#/overview")
     page.locator(".is-ready").first.wait_for()
-    page.route("**/v1/status", lambda route: held.append(route))
+    page.route("**/v1/status", lambda route: pending.append(route))
     page.get_by_role("link", name="Playground").click()
     page.get_by_text("Tools and response format").click()
     page.get_by_label("Tools, as JSON").fill("[{")
     page.get_by_role("button", name="Send").click()
     assert "not JSON" in page.get_by_role("alert").first.inner_text()
-    # Models that come only now change nothing about it.
-    assert held
-    for route in held:
+    # Models that arrive later do not remove the error.
+    assert pending
+    for route in pending:
         route.continue_()
     page.locator("select option[value='gpt-oss-120b']").wait_for(state="attached")
     assert page.get_by_label("Tools, as JSON").get_attribute("aria-invalid") == "true"
@@ -184,33 +185,33 @@ def test_what_cannot_be_sent_is_said_at_its_field(stage: dict[str, str], opened:
     assert "tools.0.function.name" in refused.inner_text()
 
 
-NASTY = 'it\'s "so" $HOME `id` \\n \\\\\nJSON\nEOF !! % é 👩‍🚀 \t <|end|> \x01'
+SPECIAL_CHARACTERS = 'it\'s "so" $HOME `id` \\n \\\\\nJSON\nEOF !! % é 👩‍🚀 \t <|end|> \x01'
 
 
 @pytest.mark.parametrize("gateway", ["keyed", "open"])
-def test_the_request_is_there_as_code_that_sends_the_same(stage: dict[str, str], opened: Opened, gateway: str) -> None:
+def test_the_code_of_a_request_sends_the_same_body(stage: dict[str, str], opened: Opened, gateway: str) -> None:
     keyed = gateway == "keyed"
     page = keyed_page(stage, opened, "playground") if keyed else opened(f"{stage[gateway]}/#/playground")
     page.locator("select option[value='gpt-oss-120b']").wait_for(state="attached")
-    # Longer than an argument of a program may be.
+    # The text is longer than the limit of a program argument.
     page.get_by_label("System message").fill("x" * 150_000)
-    page.get_by_label("Text of message 1").fill(NASTY)
+    page.get_by_label("Text of message 1").fill(SPECIAL_CHARACTERS)
     page.get_by_text("The same request as code").click()
     code = page.get_by_label("The request as code")
     shell = code.text_content()
     assert shell is not None
-    instead = 'curl() { printf "%s\\n" "$@"; cat; }; . /dev/stdin'
-    shown = subprocess.run(["bash", "-c", instead], input=shell, text=True, capture_output=True)
-    assert (shown.returncode, shown.stderr) == (0, "")
-    arguments, _, body = shown.stdout.partition("@-\n")
-    assert json.loads(body)["messages"][1] == {"role": "user", "content": NASTY}
+    fake_curl = 'curl() { printf "%s\\n" "$@"; cat; }; . /dev/stdin'
+    result = subprocess.run(["bash", "-c", fake_curl], input=shell, text=True, capture_output=True)
+    assert (result.returncode, result.stderr) == (0, "")
+    arguments, _, body = result.stdout.partition("@-\n")
+    assert json.loads(body)["messages"][1] == {"role": "user", "content": SPECIAL_CHARACTERS}
     assert ("Authorization: Bearer " in arguments) == keyed
     page.get_by_role("button", name="Python SDK").click()
     python = code.text_content()
     assert python is not None
     [call] = [node for node in ast.walk(ast.parse(python)) if isinstance(node, ast.Call) and node.keywords][1:]
-    given = {one.arg: ast.literal_eval(one.value) for one in call.keywords}
-    assert given == json.loads(body)
+    arguments_of_call = {keyword.arg: ast.literal_eval(keyword.value) for keyword in call.keywords}
+    assert arguments_of_call == json.loads(body)
     assert ("UNISONO_API_KEY" in python) == keyed
     assert stage["key"] not in page.content()
 
@@ -230,48 +231,48 @@ def test_the_demo_model_answers(stage: dict[str, str], opened: Opened) -> None:
 
 @pytest.mark.parametrize("stream", [True, False], ids=["stream", "whole"])
 @pytest.mark.parametrize("surface", ["chat", "responses"])
-def test_markup_is_text(stage: dict[str, str], opened: Opened, surface: str, stream: bool) -> None:
+def test_markup_of_the_model_is_shown_as_text(
+    stage: dict[str, str], opened: Opened, surface: str, stream: bool
+) -> None:
     page = opened(f"{stage['open']}/#/playground")
     page.get_by_label("Stream").set_checked(stream)
-    answer = asks(page, "say markup", API=surface)
-    said = answer.locator(".of-final .part-body")
-    assert said.inner_text().startswith('<script>document.title = "taken"</script><img src=x onerror=')
-    assert said.locator("*").count() == 0
+    answer = ask(page, "say markup", API=surface)
+    body = answer.locator(".of-final .part-body")
+    assert body.inner_text().startswith('<script>document.title = "taken"</script><img src=x onerror=')
+    assert body.locator("*").count() == 0
     answer.get_by_role("link", name="Inspect its tokens").click()
     page.locator(".said.of-final .t").first.wait_for()
     assert page.locator("main img, main script, main style, main h1 ~ h1").count() == 0
     assert page.title() == "Inspector · Unisono"
 
 
-def test_characters_nobody_sees_are_spelled_out(stage: dict[str, str], opened: Opened) -> None:
+def test_invisible_characters_are_spelled_out(stage: dict[str, str], opened: Opened) -> None:
     page = opened(f"{stage['open']}/#/playground")
-    answer = asks(page, "say controls")
-    said = answer.locator(".of-final .part-body").inner_text()
+    answer = ask(page, "say controls")
+    body = answer.locator(".of-final .part-body").inner_text()
     for name in ("U+001B", "U+0007", "U+202E", "U+202C", "U+200B", "U+2066", "U+2028", "U+FEFF"):
-        assert name in said
-    # Joiners that join are no such characters, whatever tokens they came in.
-    assert said.endswith("last 👩\u200d🚀 می\u200cخواهم xU+200Dy")
-    assert not re.search(r"[\x00-\x08\x0b-\x1f\u200b\u202a-\u202e\u2066-\u2069\u2028\ufeff]", said)
+        assert name in body
+    # Joiners inside emoji and words stay, even if several tokens contain them.
+    assert body.endswith("last 👩\u200d🚀 می\u200cخواهم xU+200Dy")
+    assert not re.search(r"[\x00-\x08\x0b-\x1f\u200b\u202a-\u202e\u2066-\u2069\u2028\ufeff]", body)
     answer.get_by_role("link", name="Inspect its tokens").click()
     page.locator(".said.of-final .t").first.wait_for()
     assert "U+202E" in page.locator(".said.of-final").inner_text()
 
 
 @pytest.mark.parametrize("stream", [True, False], ids=["stream", "whole"])
-def test_a_megabyte_is_cut_with_a_note_and_the_page_goes_on(
-    stage: dict[str, str], opened: Opened, stream: bool
-) -> None:
+def test_a_long_answer_is_truncated_with_a_note(stage: dict[str, str], opened: Opened, stream: bool) -> None:
     page = opened(f"{stage['open']}/#/playground")
     page.get_by_label("Stream").set_checked(stream)
-    answer = asks(page, "say large")
+    answer = ask(page, "say large")
     assert "Only the first 100,000 of 1,000,000 characters are shown." in answer.inner_text()
     assert len(answer.locator(".of-final .part-body").inner_text()) == 100_000
-    asks(page, "say hello")
+    ask(page, "say hello")
 
 
-def test_a_long_output_is_drawn_a_stretch_at_a_time(stage: dict[str, str], opened: Opened) -> None:
+def test_a_long_output_is_drawn_in_parts(stage: dict[str, str], opened: Opened) -> None:
     page = opened(f"{stage['open']}/#/playground")
-    asks(page, "say long").get_by_role("link", name="Inspect its tokens").click()
+    ask(page, "say long").get_by_role("link", name="Inspect its tokens").click()
     more = page.get_by_role("button", name="Show more")
     more.wait_for()
     drawn = page.locator(".flow .t").count()
@@ -286,13 +287,13 @@ def test_a_long_output_is_drawn_a_stretch_at_a_time(stage: dict[str, str], opene
 PASTED: dict[str, tuple[str, str, str]] = {
     "text": ("<|channel|>analysis<|message|>Hm.<|channel|>final<|message|>Hi", "Harmony text", "missing-end"),
     "ids": ("[200005, 35644, 200008, 12194, 200002, 200002]", "6 token ids", "trailing-stop"),
-    "ids that are none": ("-1 999999 5", "3 token ids", "bad-token"),
+    "invalid ids": ("-1 999999 5", "3 token ids", "bad-token"),
     "markup": ("<img src=x onerror=alert(1)>", "Harmony text", "no-markup"),
 }
 
 
 @pytest.mark.parametrize(("text", "kind", "rule"), PASTED.values(), ids=PASTED)
-def test_what_is_pasted_is_read_and_explained(
+def test_pasted_input_is_recognised_and_explained(
     stage: dict[str, str], opened: Opened, text: str, kind: str, rule: str
 ) -> None:
     page = opened(f"{stage['open']}/#/inspector")
@@ -304,9 +305,9 @@ def test_what_is_pasted_is_read_and_explained(
     assert page.evaluate("document.activeElement.className") == "repair"
 
 
-def test_a_recording_comes_from_a_file(stage: dict[str, str], opened: Opened) -> None:
+def test_a_recording_can_be_opened_from_a_file(stage: dict[str, str], opened: Opened) -> None:
     page = opened(f"{stage['open']}/#/playground")
-    asks(page, "say mended").get_by_role("link", name="Inspect its tokens").click()
+    ask(page, "say mended").get_by_role("link", name="Inspect its tokens").click()
     page.locator(".flow .t").first.wait_for()
     id = page.get_by_label("Recording", exact=True).input_value()
     recording = page.request.get(f"{stage['open']}/v1/traces/{id}").body()
@@ -323,7 +324,7 @@ def test_a_recording_comes_from_a_file(stage: dict[str, str], opened: Opened) ->
 # -- by keyboard
 
 
-def test_everything_can_be_reached_by_keyboard(stage: dict[str, str], opened: Opened) -> None:
+def test_links_and_tokens_can_be_reached_by_keyboard(stage: dict[str, str], opened: Opened) -> None:
     page = opened(stage["open"])
     page.keyboard.press("Tab")
     assert page.evaluate("document.activeElement.className") == "skip"
@@ -348,7 +349,7 @@ def test_everything_can_be_reached_by_keyboard(stage: dict[str, str], opened: Op
 # -- the key
 
 
-def test_the_key_is_asked_for_and_stands_in_no_address(stage: dict[str, str], opened: Opened) -> None:
+def test_the_key_is_requested_and_kept_only_for_the_session(stage: dict[str, str], opened: Opened) -> None:
     page = opened(stage["keyed"])
     page.get_by_label("Key", exact=True).fill("sk-wrong")
     page.get_by_role("button", name="Use this key").click()
@@ -356,8 +357,8 @@ def test_the_key_is_asked_for_and_stands_in_no_address(stage: dict[str, str], op
     page.get_by_label("Key", exact=True).fill(stage["key"])
     page.keyboard.press("Enter")
     page.locator(".is-ready").first.wait_for()
-    kept = page.evaluate("[location.href, document.cookie, JSON.stringify({...localStorage})]")
-    assert stage["key"] not in " ".join(kept)
+    stored = page.evaluate("[location.href, document.cookie, JSON.stringify({...localStorage})]")
+    assert stage["key"] not in " ".join(stored)
     page.reload()
     page.locator(".is-ready").first.wait_for()
     page.get_by_role("button", name="Key: set").click()
@@ -367,7 +368,7 @@ def test_the_key_is_asked_for_and_stands_in_no_address(stage: dict[str, str], op
     page.get_by_role("heading", name="API key").wait_for()
 
 
-def test_a_key_need_not_outlive_the_page(stage: dict[str, str], opened: Opened) -> None:
+def test_a_key_can_be_kept_only_until_reload(stage: dict[str, str], opened: Opened) -> None:
     page = opened(stage["keyed"])
     page.get_by_label("Key", exact=True).fill(stage["key"])
     page.get_by_label("Remember it until this tab is closed").uncheck()

@@ -1,5 +1,4 @@
-"""The page when things are not as they should be: a gateway that is gone, keys that may do little, much of everything.
-And that it holds still under whoever reads it."""
+"""The web page with an absent gateway, limited keys, large data, and updates in the view."""
 
 from __future__ import annotations
 
@@ -9,66 +8,71 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from tests.web.browser.ways import Opened, asks, keyed_page
+from tests.web.browser.ways import Opened, ask, keyed_page
 
 if TYPE_CHECKING:
     from playwright.sync_api import Page
 
-LONG_MS = 500
-"""No paste may hold the page up for as long."""
+# Longest time that the page may take for pasted text.
+MAX_PASTE_MS = 500
 
 
-def answers(page: Page, path: str, body: Any, status: int = 200, **headers: str) -> None:
-    """Have the gateway's place taken for this path."""
-    sent = {"content-type": "application/json", **{name.replace("_", "-"): value for name, value in headers.items()}}
-    page.route(f"**{path}", lambda route: route.fulfill(status=status, headers=sent, body=json.dumps(body)))
+def respond_with(page: Page, path: str, body: Any, status: int = 200, **headers: str) -> None:
+    """Let the browser answer requests for a path instead of the gateway."""
+    all_headers = {
+        "content-type": "application/json",
+        **{name.replace("_", "-"): value for name, value in headers.items()},
+    }
+    page.route(f"**{path}", lambda route: route.fulfill(status=status, headers=all_headers, body=json.dumps(body)))
 
 
-HARM = "<img src=x onerror=alert(1)>\u202e\x1b\u200b"
-SPELLED = "<img src=x onerror=alert(1)>U+202EU+001BU+200B"
-KEPT = {"object", "version", "state", "closed", "repaired", "surface", "outcome", "since", "until", "date"}
-"""What the page would not get as far as showing if it were anything else."""
-UNSEEN = re.compile(r"[\x00-\x08\x0b-\x1f\u200b\u202a-\u202e]")
-SHOWN = "[document.body, ...document.querySelectorAll('[title], [aria-label]')].map(node => " + (
+HARMFUL = "<img src=x onerror=alert(1)>\u202e\x1b\u200b"
+HARMFUL_AS_SHOWN = "<img src=x onerror=alert(1)>U+202EU+001BU+200B"
+# Fields that stay as they are. With other values the page would reject the document.
+UNCHANGED_FIELDS = {"object", "version", "state", "closed", "repaired", "surface", "outcome", "since", "until", "date"}
+INVISIBLE = re.compile(r"[\x00-\x08\x0b-\x1f\u200b\u202a-\u202e]")
+VISIBLE_TEXT = "[document.body, ...document.querySelectorAll('[title], [aria-label]')].map(node => " + (
     "node === document.body ? node.innerText : `${node.title}${node.getAttribute('aria-label')}`).join(' ')"
 )
 
 
-def spoiled(value: Any) -> Any:
-    """With harm wherever there is text."""
+def harmful(value: Any) -> Any:
+    """Return a value with harmful text instead of every text."""
     match value:
         case dict():
-            return {name: one if name in KEPT else spoiled(one) for name, one in value.items()}
+            return {name: item if name in UNCHANGED_FIELDS else harmful(item) for name, item in value.items()}
         case list():
-            return [spoiled(one) for one in value]
+            return [harmful(item) for item in value]
         case str():
-            return HARM
+            return HARMFUL
     return value
 
 
-def test_whatever_comes_from_a_gateway_is_text(stage: dict[str, str], opened: Opened) -> None:
+def test_all_data_of_the_gateway_is_shown_as_text(stage: dict[str, str], opened: Opened) -> None:
     page = opened(f"{stage['open']}/#/playground")
-    asks(page, "say mended").get_by_role("link", name="Inspect its tokens").click()
+    ask(page, "say mended").get_by_role("link", name="Inspect its tokens").click()
     page.locator(".flow .t").first.wait_for()
     id = page.get_by_label("Recording", exact=True).input_value()
-    of = {path: page.request.get(f"{stage['open']}{path}").json() for path in ("/v1/status", "/v1/traces", "/v1/usage")}
-    recording = spoiled(page.request.get(f"{stage['open']}/v1/traces/{id}").json())
-    for path, body in of.items():
-        answers(page, f"{path}*", spoiled(body))
-    answers(page, "/v1/chat/completions", {"error": {"message": HARM, "code": HARM, "param": HARM}}, 400)
+    bodies = {
+        path: page.request.get(f"{stage['open']}{path}").json() for path in ("/v1/status", "/v1/traces", "/v1/usage")
+    }
+    recording = harmful(page.request.get(f"{stage['open']}/v1/traces/{id}").json())
+    for path, body in bodies.items():
+        respond_with(page, f"{path}*", harmful(body))
+    respond_with(page, "/v1/chat/completions", {"error": {"message": HARMFUL, "code": HARMFUL, "param": HARMFUL}}, 400)
     file = {"name": "x.json", "mimeType": "application/json", "buffer": json.dumps(recording).encode()}
     page.get_by_label("Or open a file").set_input_files(file)
-    page.locator("h2", has_text=SPELLED).wait_for()
+    page.locator("h2", has_text=HARMFUL_AS_SHOWN).wait_for()
     for view in ("Inspector", "Overview", "Usage", "Playground"):
         page.get_by_role("link", name=view, exact=True).click()
         if view == "Playground":
-            page.locator("select option", has_text=SPELLED).first.wait_for(state="attached")
-            page.get_by_label("Text of message 1").fill(HARM)
+            page.locator("select option", has_text=HARMFUL_AS_SHOWN).first.wait_for(state="attached")
+            page.get_by_label("Text of message 1").fill(HARMFUL)
             page.get_by_role("button", name="Send").click()
             page.locator("article .trouble").first.wait_for()
         elif view != "Inspector":
-            page.locator("td", has_text=SPELLED).first.wait_for()
-        assert not UNSEEN.search(page.evaluate(SHOWN))
+            page.locator("td", has_text=HARMFUL_AS_SHOWN).first.wait_for()
+        assert not INVISIBLE.search(page.evaluate(VISIBLE_TEXT))
         assert page.locator("main img").count() == 0
 
 
@@ -76,7 +80,7 @@ def status_of(stage: dict[str, str], page: Page) -> Any:
     return page.request.get(f"{stage['open']}/v1/status").json()
 
 
-def test_a_gateway_that_is_gone_is_missed_and_what_stands_there_is_dated(stage: dict[str, str], opened: Opened) -> None:
+def test_an_absent_gateway_is_reported_with_the_age_of_the_data(stage: dict[str, str], opened: Opened) -> None:
     page = opened(stage["open"])
     page.locator(".is-ready").first.wait_for()
     page.route("**/v1/**", lambda route: route.fulfill(status=502, body="<h1>Bad Gateway</h1>"))
@@ -86,10 +90,10 @@ def test_a_gateway_that_is_gone_is_missed_and_what_stands_there_is_dated(stage: 
     page.locator("main > .trouble").wait_for(state="hidden")
 
 
-def test_a_key_that_is_refused_in_the_middle_can_be_replaced(stage: dict[str, str], opened: Opened) -> None:
+def test_a_key_that_becomes_invalid_can_be_replaced(stage: dict[str, str], opened: Opened) -> None:
     page = keyed_page(stage, opened, "overview")
     page.locator(".is-ready").first.wait_for()
-    answers(page, "/v1/status", {"error": {"message": "The API key is not valid here.", "code": "invalid"}}, 401)
+    respond_with(page, "/v1/status", {"error": {"message": "The API key is not valid here.", "code": "invalid"}}, 401)
     page.get_by_text("Enter another key with the “Key” button above.").wait_for()
     page.unroute("**/v1/status")
     page.get_by_role("button", name="Key: set").click()
@@ -98,39 +102,39 @@ def test_a_key_that_is_refused_in_the_middle_can_be_replaced(stage: dict[str, st
     page.locator("main > .trouble").wait_for(state="hidden")
 
 
-def test_a_key_without_models_is_told_so(stage: dict[str, str], opened: Opened) -> None:
+def test_a_key_without_models_gets_a_message(stage: dict[str, str], opened: Opened) -> None:
     page = opened(f"{stage['open']}/#/inspector")
-    answers(page, "/v1/status", {**status_of(stage, page), "models": [], "minutes": None})
+    respond_with(page, "/v1/status", {**status_of(stage, page), "models": [], "minutes": None})
     page.get_by_role("link", name="Playground").click()
     page.get_by_text("This key has no access to any model.").wait_for()
     page.get_by_role("button", name="Send").click()
     assert page.locator("article").count() == 0
 
 
-def test_a_limit_says_when_to_try_again(stage: dict[str, str], opened: Opened) -> None:
+def test_a_rate_limit_error_shows_when_to_retry(stage: dict[str, str], opened: Opened) -> None:
     page = opened(f"{stage['open']}/#/playground")
     refusal = {"error": {"message": "Too many requests.", "code": "rate_limit_exceeded"}}
-    answers(page, "/v1/chat/completions", refusal, 429, retry_after="7")
-    refused = asks(page, "say hello")
+    respond_with(page, "/v1/chat/completions", refusal, 429, retry_after="7")
+    refused = ask(page, "say hello")
     assert "Too many requests. (rate_limit_exceeded) Try again in 7 s." in refused.inner_text()
 
 
-def test_of_many_deployments_some_can_be_found(stage: dict[str, str], opened: Opened) -> None:
+def test_many_deployments_can_be_filtered(stage: dict[str, str], opened: Opened) -> None:
     page = opened(f"{stage['open']}/#/inspector")
     status = status_of(stage, page)
     first = status["models"][0]
-    well, gone = first["deployments"]
+    ready, failing = first["deployments"]
     for number in range(200):
         name = f"organisation/a-name-that-does-not-end-{number}"
-        members = [{**well, "name": f"gpu-{number}-{place}"} for place in range(3)]
+        members = [{**ready, "name": f"gpu-{number}-{place}"} for place in range(3)]
         status["models"].append({**first, "id": name, "model": name, "deployments": members})
-    status["models"][150]["deployments"][0] = {**gone, "name": "the-one", "reason": "<b>\u202eno</b>"}
-    answers(page, "/v1/status", status)
+    status["models"][150]["deployments"][0] = {**failing, "name": "the-one", "reason": "<b>\u202eno</b>"}
+    respond_with(page, "/v1/status", status)
     page.get_by_role("link", name="Overview", exact=True).click()
     table = page.get_by_role("region", name="Deployments", exact=True)
     table.wait_for()
-    high = page.evaluate("document.documentElement.scrollHeight")
-    assert high < 4000
+    height = page.evaluate("document.documentElement.scrollHeight")
+    assert height < 4000
     page.get_by_label("Only deployments that are not ready").check()
     page.get_by_label("Model or deployment").fill("THE-ONE")
     assert table.locator("tbody").count() == 1
@@ -139,25 +143,25 @@ def test_of_many_deployments_some_can_be_found(stage: dict[str, str], opened: Op
     page.get_by_text("No deployment matches.").wait_for()
 
 
-def test_the_overview_holds_still_under_its_reader(stage: dict[str, str], opened: Opened) -> None:
+def test_an_update_of_the_overview_keeps_focus_and_scroll_position(stage: dict[str, str], opened: Opened) -> None:
     page = opened(f"{stage['open']}/#/playground")
-    asks(page, "say mended")
+    ask(page, "say mended")
     page.set_viewport_size({"width": 390, "height": 844})
     page.get_by_role("link", name="Overview", exact=True).click()
     recordings = page.get_by_role("region", name="Recordings of this key's tenant")
     link = recordings.get_by_role("link").first
     link.focus()
-    opens = link.get_attribute("href")
+    target = link.get_attribute("href")
     recordings.evaluate("node => { node.scrollLeft = 60 }")
-    # One more answer, which is put above the one that is looked at.
-    said = {"model": "gpt-oss-120b", "messages": [{"role": "user", "content": "say hello"}]}
-    assert page.request.post(f"{stage['open']}/v1/chat/completions", data=said).ok
-    recordings.locator(f"tr:nth-child(2) a[href='{opens}']").wait_for()
-    assert page.evaluate("document.activeElement.getAttribute('href')") == opens
+    # Another answer is listed above the focused one.
+    body = {"model": "gpt-oss-120b", "messages": [{"role": "user", "content": "say hello"}]}
+    assert page.request.post(f"{stage['open']}/v1/chat/completions", data=body).ok
+    recordings.locator(f"tr:nth-child(2) a[href='{target}']").wait_for()
+    assert page.evaluate("document.activeElement.getAttribute('href')") == target
     assert recordings.evaluate("node => node.scrollLeft") == 60
 
 
-def test_messages_go_and_come_and_whoever_is_on_the_keyboard_is_not_lost(stage: dict[str, str], opened: Opened) -> None:
+def test_the_focus_stays_near_removed_and_added_messages(stage: dict[str, str], opened: Opened) -> None:
     page = opened(f"{stage['open']}/#/playground")
     for _ in range(2):
         page.get_by_role("button", name="Add a message").click()
@@ -181,16 +185,16 @@ def test_messages_go_and_come_and_whoever_is_on_the_keyboard_is_not_lost(stage: 
 
 
 PASTED = {
-    "an id and nothing": "1" + " " * 400_000 + "x",
+    "an id and spaces": "1" + " " * 400_000 + "x",
     "commas": "1" + ", " * 200_000 + "x",
-    "signs": "[" + "-" * 400_000,
+    "minus signs": "[" + "-" * 400_000,
     "brackets": "[" * 400_000,
-    "half a recording": '{"object": "unisono.trace", ' * 15_000,
+    "an incomplete recording": '{"object": "unisono.trace", ' * 15_000,
 }
 
 
 @pytest.mark.parametrize("text", PASTED.values(), ids=PASTED)
-def test_nothing_that_is_pasted_holds_the_page_up(stage: dict[str, str], opened: Opened, text: str) -> None:
+def test_pasted_text_does_not_block_the_page(stage: dict[str, str], opened: Opened, text: str) -> None:
     page = opened(f"{stage['open']}/#/inspector")
     pasting = """text => {
         const field = document.querySelector("textarea");
@@ -199,11 +203,11 @@ def test_nothing_that_is_pasted_holds_the_page_up(stage: dict[str, str], opened:
         field.dispatchEvent(new Event("input", { bubbles: true }));
         return performance.now() - began;
     }"""
-    assert page.evaluate(pasting, text) < LONG_MS
+    assert page.evaluate(pasting, text) < MAX_PASTE_MS
     assert page.get_by_text("Read as Harmony text").is_visible()
 
 
-def test_hosted_tools_are_told_in_few_words(stage: dict[str, str], opened: Opened) -> None:
+def test_calls_of_server_tools_are_shown_briefly(stage: dict[str, str], opened: Opened) -> None:
     page = opened(f"{stage['open']}/#/playground")
     call = {"type": "mcp_call", "id": "mcp_1", "server_label": "docs", "name": "<b>echo", "arguments": '{"a": 1}'}
     failure = {"type": "mcp_tool_execution_error", "content": [{"type": "text", "text": "<i>no</i>"}]}
@@ -212,9 +216,9 @@ def test_hosted_tools_are_told_in_few_words(stage: dict[str, str], opened: Opene
         {**call, "output": "<i>yes</i>", "error": None},
         {**call, "output": None, "error": failure},
     ]
-    answers(page, "/v1/responses", {"status": "completed", "output": output, "usage": None, "unisono": None})
+    respond_with(page, "/v1/responses", {"status": "completed", "output": output, "usage": None, "unisono": None})
     page.get_by_label("Stream").uncheck()
-    answer = asks(page, "say hello", API="responses")
+    answer = ask(page, "say hello", API="responses")
     parts = answer.locator(".of-tool")
     assert [title.split("\n")[0] for title in parts.all_inner_texts()] == [
         "Tools of U+202Edocs",
@@ -226,10 +230,10 @@ def test_hosted_tools_are_told_in_few_words(stage: dict[str, str], opened: Opene
 
 
 @pytest.mark.parametrize("size", ["desktop", "phone"])
-def test_an_answer_begins_where_it_is_seen(stage: dict[str, str], opened: Opened, size: str) -> None:
+def test_a_new_answer_begins_in_the_visible_area(stage: dict[str, str], opened: Opened, size: str) -> None:
     page = opened(f"{stage['open']}/#/playground", size=size)
     for _ in range(6):
         page.get_by_role("button", name="Add a message").click()
     for _ in range(2):
-        top, bottom = asks(page, "say hello").evaluate("(node) => [node.getBoundingClientRect().top, innerHeight]")
+        top, bottom = ask(page, "say hello").evaluate("(node) => [node.getBoundingClientRect().top, innerHeight]")
         assert 0 < top < bottom / 2

@@ -1,5 +1,7 @@
-"""The stage, a browser, and pages of it in every theme and width. Whatever a page does that it should not, an error of
-its own, something its policy forbids, a request to anybody else, fails the check that it happened in."""
+"""Fixtures: the gateways, a browser, and pages in every theme and size.
+
+A test fails if its page has a script error, violates its security policy, or sends a request to another origin.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,7 @@ if TYPE_CHECKING:
     # The project's own pytest reads this file too, and has no browser.
     from playwright.sync_api import Browser, ConsoleMessage, Page, Request
 
-PATIENCE_MS = 20_000
+TIMEOUT_MS = 20_000
 CHROMIUM = "/usr/bin/chromium"
 FLAGS = (
     "--no-sandbox",
@@ -26,13 +28,13 @@ FLAGS = (
     "--disable-sync",
 )
 SIZES = {"desktop": (1360, 900), "phone": (390, 844)}
-REFUSED = "Failed to load resource: the server responded with a status of"
-"""What a browser says of every answer that is no success; some are none on purpose."""
+# Message of the browser for every error status. Some tests cause such a status.
+STATUS_MESSAGE = "Failed to load resource: the server responded with a status of"
 
 
 @pytest.fixture(scope="session")
 def stage() -> Iterator[dict[str, str]]:
-    """Addresses by the names of the gateways, and the key of the one that wants it."""
+    """Yield the addresses of the gateways by name, and the key of the gateway that requires one."""
     with staged("tests.web.browser.stage") as addresses:
         yield addresses
 
@@ -49,33 +51,33 @@ def browser() -> Iterator[Browser]:
 
 @pytest.fixture
 def opened(browser: Browser) -> Iterator[Callable[..., Page]]:
-    """A page at an address; it has a profile of its own."""
+    """Yield a function that opens an address in a page with its own profile."""
     contexts = []
-    wrong: list[str] = []
+    faults: list[str] = []
 
     def opened(address: str, *, theme: Any = "light", size: str = "desktop") -> Page:
-        wide, high = SIZES[size]
-        context = browser.new_context(viewport={"width": wide, "height": high}, color_scheme=theme)
+        width, height = SIZES[size]
+        context = browser.new_context(viewport={"width": width, "height": height}, color_scheme=theme)
         contexts.append(context)
-        context.set_default_timeout(PATIENCE_MS)
+        context.set_default_timeout(TIMEOUT_MS)
         page = context.new_page()
         origin = address.partition("/#")[0].rstrip("/")
 
-        def said(message: ConsoleMessage) -> None:
-            if message.type in {"error", "warning"} and not message.text.startswith(REFUSED):
-                wrong.append(message.text)
+        def on_message(message: ConsoleMessage) -> None:
+            if message.type in {"error", "warning"} and not message.text.startswith(STATUS_MESSAGE):
+                faults.append(message.text)
 
-        def asked(request: Request) -> None:
+        def on_request(request: Request) -> None:
             if not request.url.startswith((f"{origin}/", "data:")):
-                wrong.append(f"asked {request.url}")
+                faults.append(f"request to {request.url}")
 
-        page.on("console", said)
-        page.on("request", asked)
-        page.on("pageerror", lambda error: wrong.append(str(error)))
+        page.on("console", on_message)
+        page.on("request", on_request)
+        page.on("pageerror", lambda error: faults.append(str(error)))
         page.goto(address)
         return page
 
     yield opened
     for context in contexts:
         context.close()
-    assert not wrong
+    assert not faults

@@ -1,5 +1,7 @@
-"""What the model says to the page, by a word in the request's last message: `say weather`. Some of it is meant to
-harm."""
+"""Model outputs for the web page.
+
+A word in the last message selects one: `say weather`. Some outputs are harmful.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +12,7 @@ from tests.fakes import VllmScript
 from unisono.harmony.encoding import load_encoding
 
 ENCODING = load_encoding()
-THOUGHT = "<|channel|>analysis<|message|>{}<|end|><|start|>assistant"
+REASONING = "<|channel|>analysis<|message|>{}<|end|><|start|>assistant"
 FINAL = "<|channel|>final<|message|>"
 CALL = "<|channel|>commentary to=functions.get_weather <|constrain|>json<|message|>"
 MARKUP = (
@@ -21,19 +23,19 @@ CONTROLS = (
     "\x1b[31mred\x07 \u202egnirts\u202c end \u200b\u2066\u2028 half \ufeff tab\tnewline\n"
     "last 👩\u200d🚀 می\u200cخواهم x\u200dy"
 )
+# The text has no line break, and varies enough not to be stopped as a repetition.
 LARGE = "".join("=" * 64 + str(number) for number in range(16_000))[:1_000_000]
-"""Without a break, and not so much the same that the gateway would end it."""
 LONG = "".join(f"All work and no play makes page {number} dull.\n" for number in range(1500))
-ASKED = re.compile(r"say ([a-z]+)")
+SELECTED = re.compile(r"say ([a-z]+)")
 
 
-def marked(thought: str, rest: str) -> list[int]:
-    return ENCODING.encode_marked(THOUGHT.format(thought) + rest)
+def marked(reasoning: str, rest: str) -> list[int]:
+    return ENCODING.encode_marked(REASONING.format(reasoning) + rest)
 
 
 def plain(text: str) -> list[int]:
-    """An answer of that text, whatever it spells."""
-    head = ENCODING.encode_marked(THOUGHT.format("I say it.") + FINAL)
+    """Return the tokens of an answer with this text, in which markers are plain text."""
+    head = ENCODING.encode_marked(REASONING.format("I say it.") + FINAL)
     return [*head, *ENCODING.encode_generated(text), *ENCODING.encode_marked("<|return|>")]
 
 
@@ -67,6 +69,6 @@ SCRIPTS: dict[str, VllmScript] = {
 }
 
 
-def script_of(asked: dict[str, Any]) -> VllmScript:
-    names = ASKED.findall(ENCODING.decode(asked["prompt"]))
+def script_of(request: dict[str, Any]) -> VllmScript:
+    names = SELECTED.findall(ENCODING.decode(request["prompt"]))
     return SCRIPTS[names[-1] if names and names[-1] in SCRIPTS else "hello"]

@@ -1,7 +1,7 @@
-"""What the page is looked at in front of: a gateway that wants no key, one that does, and the demo.
+"""Gateways for the checks of the web page: one without keys, one with a key, and the demo.
 
-Runs in the project's own environment, as `python -m tests.web.browser.stage`; see `tests.e2e.clients.stage`, whose ways
-it shares: one line of JSON when all are ready, and the end when its stdin ends.
+It runs in the project's own environment, as `python -m tests.web.browser.stage`. Like `tests.e2e.clients.stage`, it
+prints one line of JSON when all gateways are ready, and ends when its stdin ends.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from tests.e2e.clients.stage import MASTER_KEY, demo_config, nobody_at, run, ser
 from tests.fakes import FakeVllm
 from tests.web.browser.scripts import script_of
 
+# Names come from the configuration, and may contain harmful text too.
 NAME = "<b>gpu</b>\u202e1-"
-"""Names come from a file, and may be as strange as what a model says."""
 
 
 def config_of(url: str, closed: str, **sections: Any) -> dict[str, Any]:
@@ -42,11 +42,11 @@ async def perform() -> None:
     async with AsyncExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="unisono-page-")))
         fake = await stack.enter_async_context(FakeVllm(script=script_of))
-        # There is always a deployment that is not well.
-        nobody = stack.enter_context(nobody_at())
-        keyed = config_of(fake.url, nobody, general_settings={"master_key": MASTER_KEY})
+        # One deployment always fails.
+        closed = stack.enter_context(nobody_at())
+        keyed = config_of(fake.url, closed, general_settings={"master_key": MASTER_KEY})
         async with asyncio.TaskGroup() as starting:
-            configs = {"open": config_of(fake.url, nobody), "keyed": keyed, "demo": demo_config()}
+            configs = {"open": config_of(fake.url, closed), "keyed": keyed, "demo": demo_config()}
             tasks = {
                 name: starting.create_task(stack.enter_async_context(served(folder, name, config)))
                 for name, config in configs.items()

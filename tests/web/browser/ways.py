@@ -1,4 +1,4 @@
-"""What checks of the page do again and again."""
+"""Steps that several checks of the web page share."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ if TYPE_CHECKING:
 Opened = Callable[..., "Page"]
 
 
-def asks(page: Page, text: str, **fields: str) -> Any:
-    """Ask in the playground; the answer once it is complete."""
+def ask(page: Page, text: str, **fields: str) -> Any:
+    """Send a request in the playground, and return the complete answer."""
     for label, value in fields.items():
         page.get_by_label(label, exact=True).select_option(value)
     page.locator("select option[value='gpt-oss-120b']").first.wait_for(state="attached")
