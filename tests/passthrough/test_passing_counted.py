@@ -1,4 +1,4 @@
-"""Pass-through requests are subject to usage accounting, limits, metrics, hooks and shutdown."""
+"""Usage accounting, limits, metrics, hooks and shutdown of pass-through requests."""
 
 from __future__ import annotations
 
