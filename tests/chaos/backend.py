@@ -1,10 +1,12 @@
-"""Scripted backends as processes of their own, that can be killed and stopped like any other. One process that has
-loaded everything forks them, so that one that died is back at once; run as a module.
+"""Scripted backends in separate processes that can be killed and stopped.
+
+Run as a module:
 
     python -m tests.chaos.backend FOLDER
 
-Reads the kind of each backend to start, one a line, and prints its pid and its port. Whatever a backend was asked that
-no script goes on from is a line in a file of FOLDER. All of them end with its standard input.
+One process loads everything and forks the backends, so that a killed backend is replaced at once. The process reads
+the kind of each backend to start from standard input, one per line, and prints its pid and port. A prompt that no
+script continues is logged to a file in FOLDER. All backends end when standard input closes.
 """
 
 from __future__ import annotations
@@ -33,16 +35,18 @@ LOST = "lost.txt"
 
 
 def spelled(tokens: Sequence[int]) -> list[str]:
-    """As a server shows tokens one by one: the bytes of half a character come with its other half. The stop token is
-    not shown."""
+    """Return the text of each token, as a server sends it.
+
+    The bytes of an incomplete character are sent with the rest of the character. The stop token is not sent.
+    """
     decoder = getincrementaldecoder("utf-8")("replace")
-    shown = [decoder.decode(ENCODING.decode_bytes([token])) for token in tokens if token not in STOP_TOKENS]
-    return [piece for piece in [*shown, decoder.decode(b"", final=True)] if piece]
+    pieces = [decoder.decode(ENCODING.decode_bytes([token])) for token in tokens if token not in STOP_TOKENS]
+    return [piece for piece in [*pieces, decoder.decode(b"", final=True)] if piece]
 
 
 @dataclass(frozen=True)
 class Kind:
-    """A wire, and how what the model says goes over it."""
+    """Protocol of a backend, and the conversion of model output to it."""
 
     fake: Callable[[], Any]
     script: Callable[..., Any]
@@ -50,8 +54,8 @@ class Kind:
     ids: bool = True
 
     def said(self, tokens: Sequence[int]) -> Any:
-        shown = {"tokens": tokens} if self.ids else {"pieces": spelled(tokens)}
-        return self.script(delay_s=STEP_S, **shown)
+        output = {"tokens": tokens} if self.ids else {"pieces": spelled(tokens)}
+        return self.script(delay_s=STEP_S, **output)
 
 
 KINDS: Mapping[str, Kind] = {
@@ -63,17 +67,19 @@ KINDS: Mapping[str, Kind] = {
 }
 
 
-def prompt_of(asked: Mapping[str, Any]) -> list[int]:
-    """The tokens a server has for what it was sent."""
-    prompt = asked["prompt"]
+def prompt_of(request: Mapping[str, Any]) -> list[int]:
+    """Return the prompt tokens of a request, as the server sees them."""
+    prompt = request["prompt"]
     return ENCODING.encode_as_server(prompt) if isinstance(prompt, str) else list(prompt)
 
 
 def answering(kind: Kind, lost: Path) -> Callable[[dict[str, Any]], Any]:
-    def script(asked: dict[str, Any]) -> Any:
-        prompt = prompt_of(asked)
+    """Return a script function that continues the prompt of each request."""
+
+    def script(request: dict[str, Any]) -> Any:
+        prompt = prompt_of(request)
         try:
-            return kind.said(goes_on(prompt, kind.held(asked)))
+            return kind.said(goes_on(prompt, kind.held(request)))
         except Lost as error:
             with lost.open("a") as file:
                 file.write(f"{error}: ...{ENCODING.decode(prompt)[-400:]!r}\n")
@@ -92,7 +98,7 @@ async def serve(name: str, folder: Path) -> None:
 
 
 def main(folder: Path) -> None:
-    # Nobody waits for those that are killed.
+    # No process waits for killed children.
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)
     for line in sys.stdin:
         if os.fork() == 0:

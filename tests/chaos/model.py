@@ -1,5 +1,8 @@
-"""A model that is a function of its prompt: whatever part of an answer the prompt holds already, in whichever tokens,
-it goes on behind it. So any backend can go on with what another one began, and every one of them says the same."""
+"""Scripted model whose output is a function of its prompt.
+
+The model continues any part of its answer that the prompt contains, in any tokenization. Any backend can therefore
+continue the answer of another backend, and all backends generate the same answer.
+"""
 
 from __future__ import annotations
 
@@ -14,12 +17,12 @@ ASSISTANT = ENCODING.encode_marked("assistant")
 
 
 class Lost(Exception):
-    """A prompt that nothing of the script goes on from."""
+    """Raised for a prompt that no script continues."""
 
 
 @dataclass(frozen=True)
 class _Piece:
-    """A message of a prompt: the tokens behind its `<|start|>`."""
+    """Message of a prompt: the tokens after its `<|start|>`."""
 
     tokens: Sequence[int]
 
@@ -33,28 +36,31 @@ class _Piece:
 
     @property
     def header(self) -> str:
-        """As it is spelled so far, without the role; closed by its marker if it is."""
+        """Text of the header so far, without the role.
+
+        It includes the message marker if the header is complete.
+        """
         end = self.tokens.index(MESSAGE) + 1 if MESSAGE in self.tokens else len(self.tokens)
         return ENCODING.decode(self.tokens[len(ASSISTANT) : end])
 
     @property
     def body(self) -> bytes | None:
-        """None while the header is open."""
+        """Bytes of the body, or None while the header is incomplete."""
         if MESSAGE not in self.tokens:
             return None
         return ENCODING.decode_bytes(self.tokens[self.tokens.index(MESSAGE) + 1 :])
 
 
 def goes_on(prompt: Sequence[int], held: Held | None = None) -> list[int]:
-    """The tokens behind a prompt, to the one that ends the turn. Raises Lost."""
+    """Return the tokens after a prompt, up to the end of the turn. Raises Lost."""
     talk = talk_in(ENCODING.decode(prompt))
     if talk is None:
-        raise Lost("nothing is asked")
+        raise Lost("the prompt names no talk")
     pieces = _pieces(prompt)
-    others = [at for at, piece in enumerate(pieces) if not piece.is_own]
-    own = pieces[others[-1] + 1 :]
+    foreign = [at for at, piece in enumerate(pieces) if not piece.is_own]
+    own = pieces[foreign[-1] + 1 :]
     if not own:
-        raise Lost("nobody is to speak")
+        raise Lost("the prompt has no open assistant message")
     if own[-1].is_closed:
         return [START, *ASSISTANT, *_rest(talk, _stage(talk, pieces), [*own, _Piece(ASSISTANT)], held)]
     if not own[-1].tokens:
@@ -68,55 +74,55 @@ def _pieces(prompt: Sequence[int]) -> list[_Piece]:
 
 
 def _stage(talk: Talk, pieces: Sequence[_Piece]) -> Sequence[Message]:
-    """What is said behind the results that stand behind the last question."""
+    """Return the messages that follow the tool results after the last user message."""
     results = 0
     for piece in pieces:
         role = ENCODING.decode(piece.tokens[:8])
         results = 0 if role.startswith("user") else results + role.startswith("functions.")
     if results >= len(talk.stages):
-        raise Lost(f"{results} results were not asked for")
+        raise Lost(f"the prompt has {results} tool results, more than calls")
     return talk.stages[results]
 
 
 def _rest(talk: Talk, stage: Sequence[Message], own: Sequence[_Piece], held: Held | None) -> list[int]:
-    *done, open_one = own
+    *done, open_piece = own
     keys = [message.key for message in stage]
     at = 0
     for piece in done:
-        at = max(at, _place(keys, piece.header) + 1)
-    begun = open_one.body
+        at = max(at, _index_of(keys, piece.header) + 1)
+    begun = open_piece.body
     if begun is not None:
-        at = _place(keys, open_one.header)
-        return [*_behind(stage[at], begun), *_following(stage[at + 1 :])]
+        at = _index_of(keys, open_piece.header)
+        return [*_rest_of_body(stage[at], begun), *_following(stage[at + 1 :])]
     if at >= len(stage):
-        raise Lost(f"{talk.name}: all was said before {open_one.header!r}")
-    message, said = stage[at], open_one.header
-    if not message.header.startswith(said) and said:
-        # A header that was forced upon it may skip what it meant to say first.
-        at = next((place for place in range(at, len(stage)) if stage[place].header.startswith(said)), -1)
+        raise Lost(f"{talk.name}: the script has ended before {open_piece.header!r}")
+    message, header = stage[at], open_piece.header
+    if not message.header.startswith(header) and header:
+        # A forced header may skip messages of the script.
+        at = next((index for index in range(at, len(stage)) if stage[index].header.startswith(header)), -1)
         if at < 0:
-            raise Lost(f"{talk.name}: no header begins with {said!r}")
+            raise Lost(f"{talk.name}: no header begins with {header!r}")
         message = stage[at]
-    rest = message.header[len(said) :]
+    rest = message.header[len(header) :]
     if held is not None and held.texts:
         chosen = [text for text in held.texts if rest.startswith(text)]
         if not chosen:
-            raise Lost(f"{talk.name}: none of {held.texts} is meant by {rest!r}")
+            raise Lost(f"{talk.name}: none of {held.texts} begins {rest!r}")
         return ENCODING.encode_marked(max(chosen, key=len) + "<|call|>")
-    return [*ENCODING.encode_marked(rest), *_behind(message, b""), *_following(stage[at + 1 :])]
+    return [*ENCODING.encode_marked(rest), *_rest_of_body(message, b""), *_following(stage[at + 1 :])]
 
 
-def _place(keys: Sequence[tuple[str, str]], header: str) -> int:
+def _index_of(keys: Sequence[tuple[str, str]], header: str) -> int:
     key = key_of(header)
     if key not in keys:
-        raise Lost(f"nobody meant to say {header!r}")
+        raise Lost(f"the script has no header {header!r}")
     return keys.index(key)
 
 
-def _behind(message: Message, begun: bytes) -> list[int]:
-    """What is left of a body of which so much is said, and its end."""
+def _rest_of_body(message: Message, begun: bytes) -> list[int]:
+    """Return the rest of a body after the bytes `begun`, and its stop marker."""
     if not ENCODING.decode_bytes(message.body).startswith(begun):
-        raise Lost(f"{begun!r} is no beginning of {message.text!r}")
+        raise Lost(f"{message.text!r} does not begin with {begun!r}")
     left, skipped = [], 0
     for token in message.body:
         spelled = ENCODING.decode_bytes([token])

@@ -1,5 +1,7 @@
-"""A relay in front of one backend that breaks what goes through it: at the k-th event of a generation, as it was told
-for the talk that the generation belongs to."""
+"""TCP relay in front of one backend that injects faults.
+
+A fault occurs at the k-th event of a generation. The talk that the generation belongs to determines the fault.
+"""
 
 from __future__ import annotations
 
@@ -17,18 +19,21 @@ from tests.chaos.talks import ENCODING, talk_in
 from tests.fakes.wire import PROBE
 from tests.listening import Listener
 
+# Start of an event; it does not occur inside of an event.
 EVENT = re.compile(rb'data: \{"|\{"model"')
-"""What an event begins with, and nothing inside of one."""
 GENERATIONS = ("/v1/completions", "/completion", "/api/generate")
 ERROR = b'{"error": {"message": "the engine fell over", "type": "server_error", "code": 500}}'
-SLOWLY_S = 0.03
+SLOW_S = 0.03
+# Time for the client to read the written bytes, because an RST discards unread bytes.
 MOMENT_S = 0.01
-"""For what was written to be read, or an RST takes it along."""
 
 
 @dataclass(frozen=True)
 class Fault:
-    """`at` is the event of the answer before which it comes, from 0. `retry_after_s` is for refusals."""
+    """Fault of one generation.
+
+    It occurs in front of event `at` of the response, counted from 0. `retry_after_s` applies to refusals.
+    """
 
     kind: str
     at: int = 0
@@ -40,25 +45,28 @@ class Fault:
 
 REFUSALS: Mapping[str, int] = {"http500": 500, "http503": 503, "http429": 429}
 ENDINGS = ("reset", "close", "half", "stall", "garbage", "error200")
+# Faults of the process; the connection itself is not broken.
 GRIPS = ("kill", "stop")
-"""What happens to the process and not to the connection."""
 
 
 @dataclass
 class _Answer:
-    """What is being relayed."""
+    """Response that is being relayed."""
 
     fault: Fault | None
+    # The response is not streamed; it counts as one event.
     whole: bool = False
-    """It comes in one piece, which counts as an event."""
     events: int = 0
     tail: bytes = b""
 
 
 @dataclass
 class Proxy:
-    """Relays to `target`, asked anew for every connection; None while nobody is there. `next_fault` is asked for every
-    generation of a talk, by its name."""
+    """Relay to the port that `target` returns for each connection.
+
+    A port of None means that no process runs. `next_fault` returns the fault for each generation, by the name of its
+    talk.
+    """
 
     kind: str
     target: Callable[[], int | None]
@@ -93,7 +101,7 @@ class Proxy:
 
 
 class _Relay:
-    """One connection of the gateway's."""
+    """One connection from the gateway."""
 
     def __init__(self, proxy: Proxy, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self._proxy = proxy
@@ -105,8 +113,8 @@ class _Relay:
 
     async def run(self) -> None:
         try:
-            while (asked := await self._asked()) is not None:
-                if not await self._pass_on(*asked):
+            while (request := await self._read_request()) is not None:
+                if not await self._forward(*request):
                     return
         finally:
             if self._pump is not None:
@@ -115,8 +123,8 @@ class _Relay:
             if self._up is not None:
                 self._up.close()
 
-    async def _asked(self) -> tuple[bytes, bytes] | None:
-        """Head and body of the next request; None when the gateway has gone."""
+    async def _read_request(self) -> tuple[bytes, bytes] | None:
+        """Read head and body of the next request; None after the gateway disconnected."""
         try:
             head = await self._reader.readuntil(b"\r\n\r\n")
         except asyncio.IncompleteReadError as end:
@@ -126,14 +134,14 @@ class _Relay:
         length = re.search(rb"content-length: *(\d+)", head, re.I)
         return head, await self._reader.readexactly(int(length[1])) if length else b""
 
-    async def _pass_on(self, head: bytes, body: bytes) -> bool:
-        """Whether the connection lives on."""
+    async def _forward(self, head: bytes, body: bytes) -> bool:
+        """Forward a request, or refuse it; return whether the connection stays open."""
         fault = self._fault(head, body)
         if fault is not None and fault.kind in REFUSALS:
             self._writer.write(_refusal(fault))
             return True
         if fault is not None and fault.kind == "mute":
-            # Taken, and never answered.
+            # The request is accepted and never answered.
             await self._reader.read()
             return False
         self._answer = _Answer(fault, whole=b'"stream":false' in body.replace(b" ", b""))
@@ -162,15 +170,15 @@ class _Relay:
     async def _relay(self, down: asyncio.StreamReader) -> None:
         try:
             while data := await down.read(65536):
-                if not await self._show(data):
+                if not await self._relay_data(data):
                     return
         except OSError:
             _reset(self._writer)
             return
         self._writer.close()
 
-    async def _show(self, data: bytes) -> bool:
-        """Relay, as far as the fault lets it; whether there is more to come."""
+    async def _relay_data(self, data: bytes) -> bool:
+        """Relay data up to the fault; return whether more data is to be relayed."""
         answer = self._answer
         fault = answer.fault
         if fault is None:
@@ -179,14 +187,14 @@ class _Relay:
         if answer.whole and fault.at == 0 and fault.kind != "slow":
             answer.fault = None
             return await self._break(fault, data)
-        begun = 0
+        start = 0
         for event in EVENT.finditer(data):
             if answer.events == fault.at:
                 if fault.kind == "slow":
-                    await asyncio.sleep(SLOWLY_S)
+                    await asyncio.sleep(SLOW_S)
                     continue
                 answer.fault = None
-                self._writer.write(data[begun : event.start()])
+                self._writer.write(data[start : event.start()])
                 return await self._break(fault, data[event.start() :])
             answer.events += 1
         self._writer.write(data)

@@ -1,5 +1,7 @@
-"""The backends of a storm: one process of each kind, that is killed, stopped and put back, and the proxies before
-them."""
+"""Backends of a storm and their proxies.
+
+Each backend is one process, which is killed, stopped and restarted.
+"""
 
 from __future__ import annotations
 
@@ -16,13 +18,16 @@ from tests.chaos.backend import LOST
 from tests.chaos.proxy import Fault, Proxy
 
 ROOT = Path(__file__).parents[2]
+# Time before a killed process is restarted.
 DOWN_S = 0.3
-"""How long a killed process is missing."""
 
 
 @dataclass
 class Slot:
-    """One process: its pid and port change when it is killed and put back. `down` is when nobody is there."""
+    """One process.
+
+    Its pid and port change when it is killed and restarted. `down` is set while it does not run.
+    """
 
     kind: str
     pid: int = 0
@@ -32,14 +37,14 @@ class Slot:
 
 @dataclass
 class Rack:
-    """`slots` by name: the kind, and a number where there are several of it."""
+    """Running backends. The key of `slots` is the kind, with a number if there are several."""
 
     folder: Path
     process: asyncio.subprocess.Process
     slots: dict[str, Slot] = field(default_factory=dict)
     grips: int = 0
+    # Time before a stopped process continues; longer than every token timeout.
     stopped_s: float = 6.0
-    """How long a stopped process is stopped: longer than anybody waits for a token."""
     _starting: asyncio.Lock = field(default_factory=asyncio.Lock)
     _tending: set[asyncio.Task[None]] = field(default_factory=set)
 
@@ -49,11 +54,14 @@ class Rack:
             assert self.process.stdout is not None
             self.process.stdin.write(f"{slot.kind}\n".encode())
             async with asyncio.timeout(60):
-                said = (await self.process.stdout.readline()).split()
-        slot.pid, slot.port, slot.down = int(said[0]), int(said[1]), False
+                fields = (await self.process.stdout.readline()).split()
+        slot.pid, slot.port, slot.down = int(fields[0]), int(fields[1]), False
 
     def grip(self, name: str, how: str) -> None:
-        """`kill` a process, or `stop` it, unless one is down already: one at a time, so that others can take it."""
+        """Kill a process (`kill`) or stop it (`stop`), unless another one is down.
+
+        Only one process is down at a time, so that others can take over.
+        """
         slot = self.slots[name]
         if self.short:
             return
@@ -66,11 +74,11 @@ class Rack:
 
     @property
     def short(self) -> int:
-        """How many processes are gone at the moment."""
+        """Number of processes that are down."""
         return sum(slot.down for slot in self.slots.values())
 
     async def settled(self) -> None:
-        """Everything that was gripped is back."""
+        """Wait until every killed or stopped process runs again."""
         await asyncio.gather(*self._tending)
 
     async def _put_back(self, slot: Slot, how: str) -> None:
@@ -83,40 +91,40 @@ class Rack:
         slot.down = False
 
     def proxy(self, name: str, faults: FaultPlan) -> Proxy:
-        """In front of a process."""
+        """Return a proxy in front of a process."""
         slot = self.slots[name]
 
         def target() -> int | None:
-            # A stopped process still accepts: its kernel does.
+            # The kernel still accepts connections of a stopped process.
             return slot.port or None
 
         return Proxy(slot.kind, target, faults.next, lambda how: self.grip(name, how))
 
     @property
     def lost(self) -> list[str]:
-        """What backends were asked that made no sense."""
+        """Log lines about prompts that no script continues."""
         path = self.folder / LOST
         return path.read_text().splitlines() if path.exists() else []
 
 
 @dataclass
 class FaultPlan:
-    """Faults by the name of the talk they happen to: the first for its first generation, and so on."""
+    """Faults by the name of the talk: the first is for its first generation, and so on."""
 
     planned: dict[str, list[Fault]] = field(default_factory=dict)
     fired: int = 0
 
     def next(self, talk: str) -> Fault | None:
-        left = self.planned.get(talk)
-        if not left:
+        remaining = self.planned.get(talk)
+        if not remaining:
             return None
         self.fired += 1
-        return left.pop(0)
+        return remaining.pop(0)
 
 
 @asynccontextmanager
 async def rack(folder: Path, names: list[str]) -> AsyncIterator[Rack]:
-    """Running backends, gone afterwards. A name is a kind, or a kind and a number: `vllm 2`."""
+    """Run backends until the context exits. A name is a kind, or a kind and a number: `vllm 2`."""
     process = await asyncio.create_subprocess_exec(
         sys.executable,
         "-m",
@@ -128,14 +136,14 @@ async def rack(folder: Path, names: list[str]) -> AsyncIterator[Rack]:
         stdout=asyncio.subprocess.PIPE,
         start_new_session=True,
     )
-    here = Rack(folder, process)
+    running = Rack(folder, process)
     try:
         for name in names:
-            here.slots[name] = Slot(name.split()[0])
-            await here.start(here.slots[name])
-        yield here
+            running.slots[name] = Slot(name.split()[0])
+            await running.start(running.slots[name])
+        yield running
     finally:
-        await here.settled()
+        await running.settled()
         with suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
         await process.wait()

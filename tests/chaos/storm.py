@@ -1,5 +1,8 @@
-"""One storm: a gateway, groups of unlike backends, and many talks at once while connections and processes break. Every
-talk comes to what it comes to without any of it, or the storm says which one did not and how to see it again."""
+"""One storm: a gateway, mixed backend groups and many concurrent talks with faults.
+
+Connections and processes break while the talks run. Every talk must have the same result as without faults. Otherwise
+the storm names the talk and the command that repeats it.
+"""
 
 from __future__ import annotations
 
@@ -26,15 +29,15 @@ from unisono.harmony.encoding import load_encoding
 SLOTS = ["vllm 1", "vllm 2", "sglang", "llamacpp", "ollama", "mlx_server"]
 TALKS = 36
 AT_ONCE = 12
+# Token timeout; longer than the scheduling delays of a busy machine.
 PATIENCE_S = 4.0
-"""For the next token: longer than a busy machine keeps anybody waiting for its turn."""
+# Token timeout where no fault occurs.
 CALM_PATIENCE_S = 30.0
-"""The same where nothing is to happen."""
 MOST_FAULTS = 3
+# Retries in one group that its retry budget has to cover. With more, clients get a 503 with Retry-After.
 PAID = 2
-"""Second tries in one group that its budget has to pay: more of them, and clients are told to come back later."""
+# After this number of events, the gateway has certainly read some token.
 SEEN_FROM = 4
-"""Events behind which some token was surely read."""
 DEATHS = ("reset", "close", "half", "garbage", "error200", "http500", "kill")
 SONG = load_encoding().encode_marked("<|channel|>final<|message|>" + "la " * 20_000)
 CANARY = "gpt-oss-canary"
@@ -43,31 +46,31 @@ CALM = "gpt-oss-calm-"
 
 @dataclass
 class Drawn:
-    """A talk and what happens to it."""
+    """One talk and its faults."""
 
     talk: Talk
     group: str
     kinds: Sequence[str]
     surface: str
     faults: list[Fault]
+    # The faults exceed what failover can recover from. The group is then tried in order.
     doomed: bool = False
-    """Whether the faults are more than anybody can make up for; then its group is asked in order."""
 
     def __str__(self) -> str:
-        faults = ", ".join(map(str, self.faults)) or "no fault of its own"
+        faults = ", ".join(map(str, self.faults)) or "no fault"
         return f"{self.talk.name} on {self.surface}, {' + '.join(self.kinds)}: {faults}"
 
 
 @dataclass
 class Weather:
-    """What a storm came to. `gaps_s` are those between the tokens of the stream that nothing happened to."""
+    """Result of a storm. `gaps_s` are the times between the tokens of the undisturbed stream."""
 
     seed: int
     talks: int = 0
     fired: int = 0
     failovers: int = 0
+    # Number of talks that the client requested twice.
     again: int = 0
-    """Talks that were asked for twice."""
     gaps_s: list[float] = field(default_factory=list)
     failures: list[str] = field(default_factory=list)
 
@@ -77,7 +80,7 @@ class Weather:
 
 
 def drawn(seed: int, talks: int = TALKS) -> list[Drawn]:
-    """What a seed stands for."""
+    """Return the talks of a seed."""
     dice = Random(seed)
     groups = [(f"gpt-oss-{number}", dice.sample(SLOTS, dice.choice((2, 2, 3)))) for number in range(6)]
     groups += [(f"gpt-oss-ids-{n}", dice.sample([s for s in SLOTS if KINDS[s.split()[0]].ids], 2)) for n in range(2)]
@@ -85,24 +88,24 @@ def drawn(seed: int, talks: int = TALKS) -> list[Drawn]:
     paid = dict.fromkeys((name for name, _ in groups), 0)
     for number in range(talks):
         group, slots = groups[number % len(groups)]
-        # llama.cpp gives the bytes of a character together, with one id.
+        # llama.cpp sends the bytes of a character together, with one id.
         exact = "ids" in group and "llamacpp" not in slots
         topic = dice.choice(IDS_ONLY_TOPICS if exact else ["literals"] if "ids" in group else TOPICS)
-        one = talk(topic, seed, number, "x")
+        drawn_talk = talk(topic, seed, number, "x")
         responses_only = topic in ("hosted", "follows")
         surface = dice.choice([name for name in SURFACES if name not in STATELESS or not responses_only])
-        faults = [_fault(dice, one) for _ in range(dice.randrange(MOST_FAULTS + 1))]
-        # What was never begun is tried once on every deployment.
-        unseen = len(slots) - 1
+        faults = [_fault(dice, drawn_talk) for _ in range(dice.randrange(MOST_FAULTS + 1))]
+        # A request without output is tried once on every deployment.
+        free_attempts = len(slots) - 1
         for at, fault in enumerate(faults):
             if fault.kind == "slow" or _is_seen(fault):
                 continue
-            unseen -= 1
+            free_attempts -= 1
             paid[group] += at > 0 or fault.kind not in DEATHS
-            if unseen < 0 or paid[group] > PAID:
+            if free_attempts < 0 or paid[group] > PAID:
                 faults = faults[:at]
                 break
-        found.append(Drawn(one, group, slots, surface, faults))
+        found.append(Drawn(drawn_talk, group, slots, surface, faults))
     return found
 
 
@@ -113,17 +116,17 @@ def _fault(dice: Random, one: Talk) -> Fault:
 
 
 def _is_seen(fault: Fault) -> bool:
-    """Whether tokens came before it, so that there is something to go on behind."""
+    """Whether tokens arrive in front of the fault, so that there is output to continue."""
     return fault.at >= SEEN_FROM and fault.kind not in (*REFUSALS, "mute")
 
 
 async def storm(rack: Rack, upstream: Upstream, seed: int, *, talks: int = TALKS, only: int | None = None) -> Weather:
-    """What a seed stands for; `only` one talk of it where a number is given."""
+    """Run the storm of a seed, or one talk of it if `only` is a number."""
     return await blow(rack, upstream, [one for one in drawn(seed, talks) if only in (None, one.talk.number)])
 
 
 async def blow(rack: Rack, upstream: Upstream, todo: Sequence[Drawn]) -> Weather:
-    """All of it at once."""
+    """Run all given talks concurrently and check their results."""
     plan = FaultPlan()
     weather = Weather(todo[0].talk.seed, len(todo))
     async with AsyncExitStack() as stack:
@@ -136,12 +139,12 @@ async def blow(rack: Rack, upstream: Upstream, todo: Sequence[Drawn]) -> Weather
             proxies[name] = await stack.enter_async_context(rack.proxy(slot, plan))
         doomed = {one.group: one.kinds for one in todo if one.doomed}
         async with gateway(_config(proxies, song, upstream, doomed)) as running:
-            await _told(running, rack, upstream, todo, plan, weather)
+            await _run_talks(running, rack, upstream, todo, plan, weather)
             await rack.settled()
-            weather.failures += await _left(running)
-        weather.failures += await _open(proxies)
+            weather.failures += await _busy_deployments(running)
+        weather.failures += await _open_connections(proxies)
         weather.failures += [str(e) for one in proxies.values() for e in one.failures]
-    weather.failures += [f"a backend was asked what no script goes on from: {line}" for line in rack.lost]
+    weather.failures += [f"no script continues a prompt: {line}" for line in rack.lost]
     (rack.folder / "lost.txt").unlink(missing_ok=True)
     weather.fired = plan.fired
     return weather
@@ -151,8 +154,8 @@ def _config(
     proxies: Mapping[tuple[str, str], Proxy], song: FakeVllm, upstream: Upstream, ordered: Mapping[str, Sequence[str]]
 ) -> dict[str, Any]:
     def entry(group: str, kind: str, url: str) -> dict[str, Any]:
-        # No doomed talk has a fault that must time out. With a short limit, a busy machine would move its beginning to
-        # the second backend, and a text backend cannot tell a spelled marker from a real one.
+        # Doomed talks have no fault that must time out. With a short limit, a busy machine would start them on the
+        # second backend, and a text backend cannot distinguish a spelled marker from a real one.
         is_patient = group in ordered or group.startswith((CALM, CANARY))
         patience_s = CALM_PATIENCE_S if is_patient else PATIENCE_S
         params = {"model": f"{kind}/tiny", "api_base": url, "stream_timeout": patience_s, "timeout": LONGEST_S}
@@ -173,76 +176,82 @@ def _config(
     }
 
 
-async def _told(
+async def _run_talks(
     running: Gateway, rack: Rack, upstream: Upstream, todo: Sequence[Drawn], plan: FaultPlan, weather: Weather
 ) -> None:
-    places = asyncio.Semaphore(AT_ONCE)
+    slots = asyncio.Semaphore(AT_ONCE)
 
-    async def told(one: Drawn, run: str, model: str) -> Outcome | BaseException:
-        it = talk(one.talk.topic, one.talk.seed, one.talk.number, run)
+    async def run_talk(one: Drawn, run: str, model: str) -> Outcome | BaseException:
+        named_talk = talk(one.talk.topic, one.talk.seed, one.talk.number, run)
         dice = Random(f"{one.talk.seed} {one.talk.number} {run}")
-        async with places:
+        async with slots:
             try:
                 async with asyncio.timeout(LONGEST_S):
                     before = rack.grips - rack.short
-                    outcome = await SURFACES[one.surface](running, model, it, dice)
+                    outcome = await SURFACES[one.surface](running, model, named_talk, dice)
                     if rack.grips > before and _never_begun(one, outcome):
                         weather.again += 1
-                        outcome = await SURFACES[one.surface](running, model, it, dice)
+                        outcome = await SURFACES[one.surface](running, model, named_talk, dice)
                     return outcome
             except Exception as error:
                 return error
 
-    calm = await asyncio.gather(*(told(one, "c", CALM + one.kinds[0].replace(" ", "-")) for one in todo))
+    undisturbed = await asyncio.gather(*(run_talk(one, "c", CALM + one.kinds[0].replace(" ", "-")) for one in todo))
     plan.planned = {one.talk.name: list(one.faults) for one in todo}
     async with singing(running, CANARY) as canary:
-        wild = await asyncio.gather(*(told(one, "x", one.group) for one in todo))
+        disturbed = await asyncio.gather(*(run_talk(one, "x", one.group) for one in todo))
         weather.gaps_s = canary.gaps_s[2:]
-    for one, quiet, loud in zip(todo, calm, wild, strict=True):
-        wrong = [f"undisturbed: {each}" for each in differences(_named(one, "c"), quiet, None)]
+    for one, expected, actual in zip(todo, undisturbed, disturbed, strict=True):
+        wrong = [f"undisturbed: {each}" for each in differences(_talk_of_run(one, "c"), expected, None)]
         if one.doomed:
-            wrong += not_a_beginning(one.talk, loud)
+            wrong += not_a_beginning(one.talk, actual)
         else:
-            wrong += differences(one.talk, loud, quiet if isinstance(quiet, Outcome) else None, exact=_counts(one))
+            wrong += differences(
+                one.talk, actual, expected if isinstance(expected, Outcome) else None, exact=_has_exact_count(one)
+            )
         if one.talk.topic == "hosted" and (count := len(upstream.noted(f"echo {one.talk.note}"))) != 1:
-            wrong.append(f"its tool was run {count} times")
-        if isinstance(loud, Outcome):
-            weather.failovers += loud.note.get("failovers", 0)
+            wrong.append(f"its server tool was run {count} times")
+        if isinstance(actual, Outcome):
+            weather.failovers += actual.note.get("failovers", 0)
         if wrong:
             again = f'make chaos ARGS="--seed {weather.seed} --talk {one.talk.number}"'
             weather.failures.append("\n  ".join([str(one), *wrong, again]))
 
 
 def _never_begun(one: Drawn, outcome: Outcome) -> bool:
-    """Whether it was refused because a process that was gone was one too many: what was never begun is tried once on
-    every deployment, and then it is for the client to ask again."""
+    """Whether a request failed without output because a killed process was one failure too many.
+
+    An answer without output is tried once on every deployment. After that, the client has to retry.
+    """
     refused = sum(fault.kind != "slow" and not _is_seen(fault) for fault in one.faults)
     said = outcome.reasoning or outcome.text or outcome.calls
     return bool(outcome.error) and not said and refused >= len(one.kinds) - 1 and not one.doomed
 
 
-def _named(one: Drawn, run: str) -> Talk:
+def _talk_of_run(one: Drawn, run: str) -> Talk:
     return talk(one.talk.topic, one.talk.seed, one.talk.number, run)
 
 
-def _counts(one: Drawn) -> bool:
-    """Whether it is known how many tokens of it are generated: text is cut into tokens again, and what comes behind the
-    place where a header was to be forced depends on when it came."""
+def _has_exact_count(one: Drawn) -> bool:
+    """Whether the number of generated tokens is predictable.
+
+    Text backends tokenize the text again. The tokens after a forced header depend on the time of the forcing.
+    """
     return one.talk.topic not in ("named", "required", "schema") and all(
         KINDS[slot.split()[0]].ids for slot in one.kinds
     )
 
 
 def differences(one: Talk, outcome: Outcome | BaseException, calm: Outcome | None, *, exact: bool = True) -> list[str]:
-    """What is not as it should be: by the script, and by the undisturbed run."""
+    """Return the differences from the script and from the undisturbed outcome."""
     if isinstance(outcome, BaseException):
         return ["".join(traceback.format_exception(outcome))[-3000:]]
     found = [*outcome.ledger]
     if outcome.error:
-        found.append(f"the client was told {outcome.error}")
+        found.append(f"the client received the error {outcome.error}")
     if one.topic != "cut":
-        wanted = {"reasoning": one.reasoning, "text": one.text, "calls": one.calls}
-        found += [f"{what} is {has!r}, not {should!r}" for what, should in wanted.items()
+        expected = {"reasoning": one.reasoning, "text": one.text, "calls": one.calls}
+        found += [f"{what} is {has!r}, not {should!r}" for what, should in expected.items()
                   if (has := getattr(outcome, what)) != should]  # fmt: skip
     if calm is not None:
         names = ["finish", *(["generated"] if exact else []), *(["text", "reasoning"] if one.topic == "cut" else [])]
@@ -253,23 +262,25 @@ def differences(one: Talk, outcome: Outcome | BaseException, calm: Outcome | Non
 
 
 def not_a_beginning(one: Talk, outcome: Outcome | BaseException) -> list[str]:
-    """What is wrong with an answer that could not be finished: it has to be the beginning of the whole one, and say why
-    it is no more."""
+    """Return the faults of an answer that could not be finished.
+
+    It has to be a prefix of the whole answer and end with an error.
+    """
     if isinstance(outcome, BaseException):
         return ["".join(traceback.format_exception(outcome))[-3000:]]
     found = list(outcome.ledger)
     if not outcome.error:
-        found.append("nobody said that it is not whole")
+        found.append("the incomplete answer has no error")
     for what in ("reasoning", "text"):
         if not getattr(one, what).startswith(has := getattr(outcome, what)):
-            found.append(f"{what} is {has!r}, no beginning of {getattr(one, what)!r}")
+            found.append(f"{what} is {has!r}, no prefix of {getattr(one, what)!r}")
     if not outcome.reasoning:
-        found.append("what there was of it was not shown")
+        found.append("the output before the fault was not sent")
     return found
 
 
-async def _left(running: Gateway) -> list[str]:
-    """What is still going on although every client has its answer."""
+async def _busy_deployments(running: Gateway) -> list[str]:
+    """Return the deployments that still run requests after every client has its response."""
     assert running.app is not None
     pool = running.app.state.gateway.pool
     found: list[str] = []
@@ -281,7 +292,7 @@ async def _left(running: Gateway) -> list[str]:
     return [f"still in the pool: {one}" for one in found]
 
 
-async def _open(proxies: Mapping[tuple[str, str], Proxy]) -> list[str]:
+async def _open_connections(proxies: Mapping[tuple[str, str], Proxy]) -> list[str]:
     found: dict[tuple[str, str], int] = {}
     for _ in range(40):
         found = {name: proxy.open for name, proxy in proxies.items() if proxy.open}

@@ -1,5 +1,7 @@
-"""What is asked and what the model says to it, all of it drawn from a seed: whoever knows the name of a talk, the rig
-or a backend in another process, knows every token of it."""
+"""Requests and scripted model output, derived from a seed.
+
+The name of a talk determines every token of it, also for a backend in another process.
+"""
 
 from __future__ import annotations
 
@@ -14,8 +16,8 @@ from typing import Any
 from unisono.harmony.encoding import load_encoding
 
 ENCODING = load_encoding()
+# Token of every single byte.
 BYTES = {ENCODING.decode_bytes([token]): token for token in range(256)}
-"""The token of every single byte."""
 
 NAME = re.compile(r"#(\w+)-(\d+)-(\d+)-([a-z])")
 WORDS = [
@@ -68,13 +70,13 @@ SCHEMA = {
 
 CALLING = ("call", "named", "required")
 TOPICS = ("plain", "wonders", *CALLING, "schema", "hosted", "follows", "short")
+# Topics that only token ids carry to another backend unchanged.
 IDS_ONLY_TOPICS = ("literals", "bytes", "cut")
-"""What only ids carry to another backend unchanged."""
 
 
 @dataclass(frozen=True)
 class Message:
-    """One message of the model's: its header behind `<|start|>assistant`, its body, and the marker that ends it."""
+    """One message of the model: header after `<|start|>assistant`, body and end marker."""
 
     header: str
     body: tuple[int, ...]
@@ -90,21 +92,24 @@ class Message:
 
 
 def key_of(header: str) -> tuple[str, str]:
-    """Channel and recipient."""
+    """Return the channel and the recipient."""
     channel, to = re.search(r"<\|channel\|>(\w+)", header), re.search(r" to=([\w.]+)", header)
     return (channel[1] if channel else "", to[1] if to else "")
 
 
 @dataclass(frozen=True)
 class Talk:
-    """`run` tells an undisturbed run of a talk (`c`) from a disturbed one (`x`)."""
+    """One scripted conversation.
+
+    `run` is `c` for an undisturbed run and `x` for a disturbed run.
+    """
 
     topic: str
     seed: int
     number: int
     run: str
+    # Messages of the model: the first ones, and those after each tool result.
     stages: tuple[tuple[Message, ...], ...] = field(default=(), compare=False)
-    """What the model says: at the beginning, and behind each result of a tool."""
 
     @property
     def name(self) -> str:
@@ -120,18 +125,18 @@ class Talk:
 
     @property
     def calls(self) -> list[tuple[str, str]]:
-        """Of the client's own tools."""
-        spoken = [one for stage in self.stages for one in stage if one.key[1].startswith("functions.")]
-        return [(one.key[1].removeprefix("functions."), one.text) for one in spoken if "docs__" not in one.key[1]]
+        """Calls of the client's own tools."""
+        messages = [one for stage in self.stages for one in stage if one.key[1].startswith("functions.")]
+        return [(one.key[1].removeprefix("functions."), one.text) for one in messages if "docs__" not in one.key[1]]
 
     @property
     def note(self) -> str:
-        """What its hosted tool is told, which it writes down."""
+        """Text that its server tool receives and records."""
         return f"noted-{self.seed}-{self.number}-{self.run}"
 
     @property
     def tokens(self) -> int:
-        """How long the script is, for placing faults."""
+        """Approximate length of the script in tokens, for placing faults."""
         return sum(len(one.body) + 6 for stage in self.stages for one in stage)
 
     @property
@@ -140,33 +145,33 @@ class Talk:
 
     @property
     def tools(self) -> list[Mapping[str, Any]]:
-        """In the shape of the Responses API."""
+        """Tools in the format of the Responses API."""
         names = ("look", "count") if self.topic in CALLING else ()
         return [{"type": "function", "name": name, "parameters": {"type": "object"}} for name in names]
 
 
 @cache
 def talk(topic: str, seed: int, number: int, run: str) -> Talk:
-    """The talk of a name."""
+    """Return the talk of a name."""
     drawn = Random(f"{topic} {seed} {number}")
     bare = Talk(topic, seed, number, run)
-    thought = Message("<|channel|>analysis<|message|>", _body(drawn, topic, 3 if topic == "short" else 14), "<|end|>")
-    said = Message("<|channel|>final<|message|>", _body(drawn, topic, 4 if topic == "short" else 24), "<|return|>")
+    reasoning = Message("<|channel|>analysis<|message|>", _body(drawn, topic, 3 if topic == "short" else 14), "<|end|>")
+    answer = Message("<|channel|>final<|message|>", _body(drawn, topic, 4 if topic == "short" else 24), "<|return|>")
     if topic == "schema":
         body = ENCODING.encode_text(json.dumps({"city": _text(drawn, topic, 8), "days": drawn.choices(range(99), k=6)}))
-        said = Message("<|channel|>final<|message|>", tuple(body), "<|return|>")
+        answer = Message("<|channel|>final<|message|>", tuple(body), "<|return|>")
     if topic == "hosted":
-        first = (thought, _call("docs__echo", {"text": bare.note}))
+        first = (reasoning, _call("docs__echo", {"text": bare.note}))
         second = Message("<|channel|>analysis<|message|>", _body(drawn, topic, 6), "<|end|>")
-        return _with(bare, (first, (second, said)))
+        return _with(bare, (first, (second, answer)))
     if topic in CALLING:
         arguments = {"at": _text(drawn, "wonders", 12), "n": drawn.randrange(1000), "deep": {"of": [1, None, True]}}
-        return _with(bare, ((thought, _call("look", arguments)),))
-    return _with(bare, ((thought, said),))
+        return _with(bare, ((reasoning, _call("look", arguments)),))
+    return _with(bare, ((reasoning, answer),))
 
 
 def talk_in(prompt: str) -> Talk | None:
-    """The last one that a prompt names."""
+    """Return the talk that a prompt names last, or None."""
     named = NAME.findall(prompt)
     if not named:
         return None
@@ -187,7 +192,7 @@ def _body(drawn: Random, topic: str, words: int) -> tuple[int, ...]:
     tokens = ENCODING.encode_text(_text(drawn, topic, words))
     if topic not in ("bytes", "cut"):
         return tuple(tokens)
-    # As no tokenizer would cut it: single bytes here and there, in the middle of characters too.
+    # Unlike a tokenizer, spell some tokens as single bytes, also inside of characters.
     pieces: list[int] = []
     for token in tokens:
         one = ENCODING.decode_bytes([token])
@@ -196,9 +201,9 @@ def _body(drawn: Random, topic: str, words: int) -> tuple[int, ...]:
 
 
 def _text(drawn: Random, topic: str, words: int) -> str:
-    said = drawn.choices(WORDS, k=words)
+    chosen = drawn.choices(WORDS, k=words)
     for kind, more in (("wonders", WONDERS), ("bytes", WONDERS), ("cut", WONDERS), ("literals", LITERALS)):
         if topic == kind:
             for _ in range(max(words // 3, 1)):
-                said.insert(drawn.randrange(1, len(said)), drawn.choice(more))
-    return " ".join(said)
+                chosen.insert(drawn.randrange(1, len(chosen)), drawn.choice(more))
+    return " ".join(chosen)

@@ -1,5 +1,7 @@
-"""Ten times as many requests as there are places, and backends that refuse, stall, flap or are slow: whoever is
-admitted is answered in time, whoever is not is told when to come back, and nothing is tried over and over."""
+"""Overload with ten times as many requests as slots, and unreliable or slow backends.
+
+Admitted requests finish in time. Refused requests get a Retry-After header, and retries are limited.
+"""
 
 from __future__ import annotations
 
@@ -27,10 +29,10 @@ WORDS = "one two three four five six seven eight nine ten"
 ANSWER = load_encoding().encode_marked(f"<|channel|>final<|message|>{WORDS}<|return|>")
 STEP_S = 0.005
 ANSWER_S = STEP_S * len(ANSWER)
+# Extra time that a shared machine may add to any duration.
 BUSY_S = 0.4
-"""What a machine that is shared may add to anything."""
-WELL = VllmScript(tokens=ANSWER, delay_s=STEP_S)
-NO_PLACE = Refusal(503, b'{"error":{"message":"no"}}', headers={"Retry-After": "1"})
+HEALTHY = VllmScript(tokens=ANSWER, delay_s=STEP_S)
+UNAVAILABLE = Refusal(503, b'{"error":{"message":"no"}}', headers={"Retry-After": "1"})
 TOO_MANY = Refusal(429, b'{"error":{"message":"no"}}', headers={"Retry-After": "1"})
 
 
@@ -43,8 +45,8 @@ def entry(fake: FakeVllm, *, patience_s: float = 5.0, **params: Any) -> dict[str
 
 
 @asynccontextmanager
-async def behind(*entries: dict[str, Any], **sections: Any) -> AsyncIterator[Gateway]:
-    """A gateway whose backends were examined, so that what is counted is what clients cause."""
+async def probed_gateway(*entries: dict[str, Any], **sections: Any) -> AsyncIterator[Gateway]:
+    """Run a gateway whose backends have been probed, so that only client requests are counted."""
     async with gateway({"model_list": list(entries), **sections}) as running:
         await pool_of(running).settled(10)
         yield running
@@ -55,13 +57,13 @@ def pool_of(running: Gateway) -> Any:
     return running.app.state.gateway.pool
 
 
-def speaks(fake: FakeVllm, script: VllmScript | Refusal) -> None:
+def answer_with(fake: FakeVllm, script: VllmScript | Refusal) -> None:
     fake.script = lambda asked: script
 
 
 @dataclass
-class Told:
-    """Answers, and how long each took."""
+class Responses:
+    """Responses, and the duration of each."""
 
     answers: list[Answer] = field(default_factory=list)
     took_s: list[float] = field(default_factory=list)
@@ -71,19 +73,19 @@ class Told:
         return [(answer, took_s) for answer, took_s in both if answer.status in statuses]
 
 
-async def ask(running: Gateway, told: Told, **fields: Any) -> Answer:
+async def send(running: Gateway, responses: Responses, **fields: Any) -> Answer:
     began = time.monotonic()
     answer = await running.chat(**fields)
-    told.took_s.append(time.monotonic() - began)
-    told.answers.append(answer)
+    responses.took_s.append(time.monotonic() - began)
+    responses.answers.append(answer)
     return answer
 
 
-def goes_on(asked: dict[str, Any]) -> VllmScript:
-    """The answer behind what of it the prompt holds already."""
+def continue_answer(asked: dict[str, Any]) -> VllmScript:
+    """Return the rest of the answer after the part that the prompt contains."""
     prompt: list[int] = asked["prompt"]
     said = next(at for at in range(len(ANSWER), -1, -1) if prompt[len(prompt) - at :] == list(ANSWER[:at]))
-    return replace(WELL, tokens=ANSWER[said:])
+    return replace(HEALTHY, tokens=ANSWER[said:])
 
 
 def generations(fake: FakeVllm) -> int:
@@ -93,15 +95,15 @@ def generations(fake: FakeVllm) -> int:
 @pytest.mark.slow
 @pytest.mark.alone
 @pytest.mark.parametrize("stream", [False, True], ids=["whole", "stream"])
-async def test_who_is_admitted_is_answered_in_time_and_who_is_not_is_told_when_to_come_back(stream: bool) -> None:
+async def test_admitted_requests_finish_in_time_and_others_get_retry_after(stream: bool) -> None:
     places, line, waits_s = 4, 16, 0.5
     async with (
-        FakeVllm(script=lambda asked: WELL) as fake,
-        behind(
+        FakeVllm(script=lambda asked: HEALTHY) as fake,
+        probed_gateway(
             entry(fake, max_parallel_requests=places), unisono={"max_queue": line, "queue_timeout_s": waits_s}
         ) as running,
     ):
-        told = Told()
+        responses = Responses()
         most = 0
 
         async def count() -> None:
@@ -111,28 +113,28 @@ async def test_who_is_admitted_is_answered_in_time_and_who_is_not_is_told_when_t
                 await asyncio.sleep(0.002)
 
         counting = asyncio.create_task(count())
-        await asyncio.gather(*(ask(running, told, stream=stream) for _ in range(10 * places)))
+        await asyncio.gather(*(send(running, responses, stream=stream) for _ in range(10 * places)))
         counting.cancel()
-        well, refused = told.of(200), told.of(429, 503)
+        well, refused = responses.of(200), responses.of(429, 503)
         assert len(well) + len(refused) == 10 * places
-        # Those who find a place, and some of those who wait for one; how many, time tells.
+        # Requests that get a slot at once, and some of the queued requests; their number depends on timing.
         assert places <= len(well) < 10 * places
         assert most <= places
         assert all(took_s <= waits_s + 3 * ANSWER_S + BUSY_S for _, took_s in well + refused)
         assert all(message_of(answer).content == WORDS for answer, _ in well)
         for answer, _ in refused:
             assert 1 <= int(answer.headers["retry-after"]) <= 30
-        assert not left_in(running)
+        assert not busy_deployments(running)
 
 
-def left_in(running: Gateway) -> list[Any]:
+def busy_deployments(running: Gateway) -> list[Any]:
     return [one for one in pool_of(running).status() if one.running or one.waiting or one.tokens]
 
 
 @pytest.mark.slow
 @pytest.mark.alone
-async def test_a_modest_owner_hardly_feels_a_greedy_one() -> None:
-    async with FakeVllm(script=lambda asked: WELL) as one, FakeVllm(script=lambda asked: WELL) as other:
+async def test_one_tenant_is_hardly_slowed_by_a_greedy_tenant() -> None:
+    async with FakeVllm(script=lambda asked: HEALTHY) as one, FakeVllm(script=lambda asked: HEALTHY) as other:
         entries = [entry(fake, max_parallel_requests=4) for fake in (one, other)]
         config = parse({"model_list": entries, "unisono": {"max_queue": 40}}, {}).config
         pool = build_pool(config, ModelRegistry(config))
@@ -176,20 +178,20 @@ async def test_a_modest_owner_hardly_feels_a_greedy_one() -> None:
         assert not [each for each in pool.status() if each.running or each.waiting or each.tokens]
 
 
-@pytest.mark.parametrize("refusal", [NO_PLACE, TOO_MANY], ids=["503", "429"])
-async def test_backends_that_all_refuse_are_not_asked_over_and_over(refusal: Refusal) -> None:
-    asked_for = 100
-    async with FakeVllm() as one, FakeVllm() as other, behind(entry(one), entry(other)) as running:
+@pytest.mark.parametrize("refusal", [UNAVAILABLE, TOO_MANY], ids=["503", "429"])
+async def test_retries_are_limited_when_all_backends_refuse(refusal: Refusal) -> None:
+    request_count = 100
+    async with FakeVllm() as one, FakeVllm() as other, probed_gateway(entry(one), entry(other)) as running:
         for fake in (one, other):
-            speaks(fake, refusal)
-        told, began = Told(), time.monotonic()
-        for _ in range(asked_for // 10):
-            await asyncio.gather(*(ask(running, told) for _ in range(10)))
-        assert len(told.of(429, 503)) == asked_for
-        assert all(int(answer.headers["retry-after"]) >= 1 for answer in told.answers)
-        # A tenth more, and what lies in reserve for quiet hours and comes back.
+            answer_with(fake, refusal)
+        responses, began = Responses(), time.monotonic()
+        for _ in range(request_count // 10):
+            await asyncio.gather(*(send(running, responses) for _ in range(10)))
+        assert len(responses.of(429, 503)) == request_count
+        assert all(int(answer.headers["retry-after"]) >= 1 for answer in responses.answers)
+        # The retry budget allows a share of the requests and a reserve that is refilled.
         tries = generations(one) + generations(other)
-        assert tries <= (1 + SHARE) * asked_for + RESERVE * (1 + (time.monotonic() - began) / RESERVE_S) + 1
+        assert tries <= (1 + SHARE) * request_count + RESERVE * (1 + (time.monotonic() - began) / RESERVE_S) + 1
 
 
 async def until(true: Callable[[], bool], within_s: float = 10.0) -> None:
@@ -202,38 +204,38 @@ def state_of(running: Gateway, index: int) -> str:
     return str(pool_of(running).status()[index].state)
 
 
-async def steadily(running: Gateway, told: Told, done: asyncio.Event) -> None:
-    """One stream after the other, two at a time."""
+async def steadily(running: Gateway, responses: Responses, done: asyncio.Event) -> None:
+    """Send streaming requests in two lanes, one after the other in each, until `done` is set."""
 
     async def one_lane() -> None:
         while not done.is_set():
-            await ask(running, told, stream=True)
+            await send(running, responses, stream=True)
 
     await asyncio.gather(one_lane(), one_lane())
 
 
-def all_whole(answers: Sequence[Answer]) -> bool:
+def all_complete(answers: Sequence[Answer]) -> bool:
     return all(answer.status == 200 and message_of(answer).content == WORDS for answer in answers)
 
 
 @pytest.mark.slow
-async def test_a_backend_that_dies_rests_and_gets_its_traffic_back() -> None:
+async def test_a_dead_backend_cools_down_and_regains_its_traffic() -> None:
     settings = {"allowed_fails": 2, "cooldown_time": 0.3}
-    async with FakeVllm(script=lambda asked: WELL) as steady:
-        mortal = FakeVllm(script=lambda asked: WELL)
+    async with FakeVllm(script=lambda asked: HEALTHY) as steady:
+        mortal = FakeVllm(script=lambda asked: HEALTHY)
         await mortal.__aenter__()
         mortal.at_port = mortal.port
-        async with behind(entry(mortal), entry(steady), router_settings=settings) as running:
-            told, done = Told(), asyncio.Event()
-            asking = asyncio.create_task(steadily(running, told, done))
+        async with probed_gateway(entry(mortal), entry(steady), router_settings=settings) as running:
+            responses, done = Responses(), asyncio.Event()
+            asking = asyncio.create_task(steadily(running, responses, done))
             try:
                 await until(lambda: generations(mortal) >= 2 and generations(steady) >= 2)
                 mortal.break_connections()
                 await mortal.__aexit__(None, None, None)
                 await until(lambda: state_of(running, 0) != "ready")
-                answered = len(told.answers)
-                await until(lambda: len(told.answers) >= answered + 10)
-                again = FakeVllm(script=lambda asked: WELL)
+                answered = len(responses.answers)
+                await until(lambda: len(responses.answers) >= answered + 10)
+                again = FakeVllm(script=lambda asked: HEALTHY)
                 again.at_port = mortal.at_port
                 async with again:
                     await until(lambda: generations(again) >= 3, 20)
@@ -243,81 +245,81 @@ async def test_a_backend_that_dies_rests_and_gets_its_traffic_back() -> None:
             finally:
                 done.set()
                 await asyncio.gather(asking, return_exceptions=True)
-            assert all_whole(told.answers)
-            assert not left_in(running)
+            assert all_complete(responses.answers)
+            assert not busy_deployments(running)
 
 
-async def test_a_backend_that_stalls_holds_no_place_past_its_deadline() -> None:
+async def test_a_stalled_backend_holds_no_slot_past_its_timeout() -> None:
     patience_s = 0.3
     async with (
         FakeVllm(tokens=ANSWER, faults=(stall_at(2),)) as fake,
-        behind(
+        probed_gateway(
             entry(fake, patience_s=patience_s, max_parallel_requests=2),
             router_settings={"num_retries": 0, "allowed_fails": 1000},
         ) as running,
     ):
-        told = Told()
-        await asyncio.gather(*(ask(running, told) for _ in range(6)))
-        assert [answer.status for answer in told.answers] == [504] * 6
-        # Two at a time, each for as long as it may be silent.
-        assert max(told.took_s) <= 3 * (patience_s + BUSY_S) + BUSY_S
-        assert not left_in(running)
-        speaks(fake, WELL)
-        assert message_of(await ask(running, told)).content == WORDS
-        assert told.took_s[-1] <= ANSWER_S + BUSY_S
+        responses = Responses()
+        await asyncio.gather(*(send(running, responses) for _ in range(6)))
+        assert [answer.status for answer in responses.answers] == [504] * 6
+        # Two run at a time, each until its token timeout.
+        assert max(responses.took_s) <= 3 * (patience_s + BUSY_S) + BUSY_S
+        assert not busy_deployments(running)
+        answer_with(fake, HEALTHY)
+        assert message_of(await send(running, responses)).content == WORDS
+        assert responses.took_s[-1] <= ANSWER_S + BUSY_S
 
 
 @pytest.mark.slow
-async def test_a_backend_that_flaps_is_noticed_by_no_client() -> None:
+async def test_a_flapping_backend_does_not_affect_clients() -> None:
     def flaps(asked: dict[str, Any]) -> VllmScript:
-        script = goes_on(asked)
+        script = continue_answer(asked)
         broken = time.monotonic() % 0.2 < 0.1 and len(script.tokens) > 6
         return replace(script, faults=(reset_at(4),)) if broken else script
 
     async with (
         FakeVllm(script=flaps) as flapping,
-        FakeVllm(script=goes_on) as steady,
-        behind(entry(flapping), entry(steady), router_settings={"cooldown_time": 0.2}) as running,
+        FakeVllm(script=continue_answer) as steady,
+        probed_gateway(entry(flapping), entry(steady), router_settings={"cooldown_time": 0.2}) as running,
     ):
-        told, done = Told(), asyncio.Event()
-        asking = asyncio.create_task(steadily(running, told, done))
-        await until(lambda: len(told.answers) >= 40, 30)
+        responses, done = Responses(), asyncio.Event()
+        asking = asyncio.create_task(steadily(running, responses, done))
+        await until(lambda: len(responses.answers) >= 40, 30)
         done.set()
         await asking
-        assert all_whole(told.answers)
-        assert sum(message_of(answer).note["failovers"] for answer in told.answers) > 0
-        assert not left_in(running)
+        assert all_complete(responses.answers)
+        assert sum(message_of(answer).note["failovers"] for answer in responses.answers) > 0
+        assert not busy_deployments(running)
 
 
-async def test_a_backend_that_is_always_busy_is_left_alone_as_long_as_it_asks() -> None:
+async def test_a_busy_backend_is_not_retried_before_its_retry_after() -> None:
     async with (
         FakeVllm(script=lambda asked: TOO_MANY) as busy,
-        FakeVllm(script=lambda asked: WELL) as steady,
-        behind(entry(busy), entry(steady)) as running,
+        FakeVllm(script=lambda asked: HEALTHY) as steady,
+        probed_gateway(entry(busy), entry(steady)) as running,
     ):
-        told, done = Told(), asyncio.Event()
+        responses, done = Responses(), asyncio.Event()
         began = time.monotonic()
-        asking = asyncio.create_task(steadily(running, told, done))
-        await until(lambda: len(told.answers) >= 30, 30)
+        asking = asyncio.create_task(steadily(running, responses, done))
+        await until(lambda: len(responses.answers) >= 30, 30)
         done.set()
         await asking
-        assert all_whole(told.answers)
-        # Both lanes may meet it at once, and again each time the second it asked for is over.
+        assert all_complete(responses.answers)
+        # Both lanes may try it at once, and again whenever its Retry-After of one second has passed.
         assert generations(busy) <= 2 * (1 + (time.monotonic() - began))
 
 
 @pytest.mark.slow
-async def test_a_slow_backend_gets_less_to_do() -> None:
+async def test_a_slow_backend_gets_fewer_requests() -> None:
     slow = VllmScript(tokens=ANSWER, delay_s=STEP_S, first_delay_s=0.5)
     async with (
         FakeVllm(script=lambda asked: slow) as tortoise,
-        FakeVllm(script=lambda asked: WELL) as hare,
-        behind(entry(tortoise), entry(hare)) as running,
+        FakeVllm(script=lambda asked: HEALTHY) as hare,
+        probed_gateway(entry(tortoise), entry(hare)) as running,
     ):
-        told, done = Told(), asyncio.Event()
-        asking = asyncio.create_task(steadily(running, told, done))
-        await until(lambda: len(told.answers) >= 16, 30)
+        responses, done = Responses(), asyncio.Event()
+        asking = asyncio.create_task(steadily(running, responses, done))
+        await until(lambda: len(responses.answers) >= 16, 30)
         done.set()
         await asking
-        assert all_whole(told.answers)
+        assert all_complete(responses.answers)
         assert generations(tortoise) <= generations(hare)

@@ -1,6 +1,6 @@
-"""What the real servers make of a constraint they are asked for: the grammar's meaning, nothing, or a refusal.
+"""Effect of an output constraint on the real servers: a grammar, nothing, or an error.
 
-Each reads its own words and ignores all others, as the servers do; what they cannot compile they refuse in their ways.
+Each server reads its own fields and ignores all others. Constraints that it cannot compile are refused in its own way.
 """
 
 from __future__ import annotations
@@ -15,31 +15,31 @@ VLLM_WORDS = ("json", "regex", "choice", "grammar", "json_object", "structural_t
 
 
 class GrammarError(Exception):
-    """The server's words about what it cannot compile."""
+    """Error message of the server for a constraint that it cannot compile."""
 
 
 @dataclass(frozen=True)
 class Held:
-    """What a generation is held to: a schema, or one of some texts."""
+    """Constraint of a generation: a schema, or a choice of texts."""
 
     schema: Any = None
     texts: tuple[str, ...] = ()
 
     def example(self) -> str:
-        """Something that is allowed."""
+        """Return an output that satisfies the constraint."""
         return self.texts[0] if self.texts else json.dumps(_example(self.schema), separators=(",", ":"))
 
 
 def vllm(asked: dict[str, Any], *, knows_tags: bool = True) -> Held | None:
-    said = asked.get("structured_outputs")
-    if said is None:
+    constraint = asked.get("structured_outputs")
+    if constraint is None:
         return None
-    if not isinstance(said, dict):
+    if not isinstance(constraint, dict):
         raise GrammarError("1 validation error: body.structured_outputs")
-    words = [word for word in VLLM_WORDS if said.get(word) is not None]
+    words = [word for word in VLLM_WORDS if constraint.get(word) is not None]
     if len(words) != 1:
         raise GrammarError(f"You must use one kind of structured outputs constraint but {words} are specified")
-    word, value = words[0], said[words[0]]
+    word, value = words[0], constraint[words[0]]
     if word == "json":
         return Held(_compiled(value if isinstance(value, dict) else json.loads(_text(value))))
     if word == "json_object" and value is True:
@@ -85,14 +85,14 @@ def llamacpp(asked: dict[str, Any]) -> Held | None:
 
 
 def ollama(asked: dict[str, Any]) -> Held | None:
-    said = asked.get("format")
-    if said in (None, ""):
+    output_format = asked.get("format")
+    if output_format in (None, ""):
         return None
-    if said == "json":
+    if output_format == "json":
         return Held({"type": "object"})
-    if not isinstance(said, dict):
+    if not isinstance(output_format, dict):
         raise GrammarError('invalid format: "x"; expected "json" or a valid JSON Schema object')
-    return Held(_compiled(said))
+    return Held(_compiled(output_format))
 
 
 def _text(value: Any) -> str:
@@ -102,20 +102,20 @@ def _text(value: Any) -> str:
 
 
 def _compiled(schema: Any) -> Any:
-    """The schema, looked through like a grammar compiler does."""
+    """Return the schema after checks like those of a grammar compiler."""
     if not isinstance(schema, dict):
         raise GrammarError("schema must be an object")
     if json.dumps(schema).find("http://") >= 0:
         raise GrammarError("only references into the same document are supported")
-    waiting: list[Any] = [schema]
-    while waiting:
-        each = waiting.pop()
+    pending: list[Any] = [schema]
+    while pending:
+        each = pending.pop()
         if isinstance(each, list):
-            waiting += each
+            pending += each
         elif isinstance(each, dict):
             if isinstance(each.get("type"), str) and each["type"] not in TYPES:
                 raise GrammarError(f"Invalid type: {each['type']}")
-            waiting += each.values()
+            pending += each.values()
     return schema
 
 

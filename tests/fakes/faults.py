@@ -1,4 +1,7 @@
-"""Faults of an event stream, each a function from its steps to broken steps; they combine in order."""
+"""Faults of an event stream.
+
+Each fault is a function from steps to broken steps. Faults combine in order.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +15,7 @@ DONE = b"data: [DONE]\n\n"
 
 
 def _place(steps: list[Step], k: int) -> int:
-    """Where event k begins, its delay included."""
+    """Return the index of the step of event k."""
     events = [i for i, step in enumerate(steps) if isinstance(step, Write) and step.data.startswith((b"data:", b"{"))]
     if k >= len(events):
         raise IndexError(f"the script has only {len(events)} events")
@@ -20,49 +23,49 @@ def _place(steps: list[Step], k: int) -> int:
 
 
 def _ending_at(k: int, *end: Step) -> Fault:
-    # A moment for what was written to be read, or an RST would take it along.
+    # Give the client time to read the written bytes, because an RST discards unread bytes.
     return lambda steps: [*steps[: _place(steps, k)], Sleep(0.01), *end]
 
 
 def reset_at(k: int) -> Fault:
-    """RST in place of event k."""
+    """Send RST instead of event k."""
     return _ending_at(k, Reset())
 
 
 def close_at(k: int) -> Fault:
-    """FIN in place of event k, in the middle of the body."""
+    """Send FIN instead of event k, in the middle of the body."""
     return _ending_at(k, Close())
 
 
 def stall_at(k: int) -> Fault:
-    """Silence in place of event k."""
+    """Send nothing more from event k on."""
     return _ending_at(k, Stall())
 
 
 def half_event_at(k: int) -> Fault:
-    """The first half of event k, then FIN."""
+    """Send the first half of event k, then FIN."""
 
     def fault(steps: list[Step]) -> list[Step]:
-        place = _place(steps, k)
-        event = steps[place]
+        index = _place(steps, k)
+        event = steps[index]
         assert isinstance(event, Write)
-        return [*steps[:place], Write(event.data[: len(event.data) // 2], framed=True), Sleep(0.01), Close()]
+        return [*steps[:index], Write(event.data[: len(event.data) // 2], framed=True), Sleep(0.01), Close()]
 
     return fault
 
 
 def inject_at(k: int, data: bytes) -> Fault:
-    """Bytes before event k; the stream goes on after them."""
+    """Insert bytes before event k; the stream continues after them."""
 
     def fault(steps: list[Step]) -> list[Step]:
-        place = _place(steps, k)
-        return [*steps[:place], Write(data, framed=True), *steps[place:]]
+        index = _place(steps, k)
+        return [*steps[:index], Write(data, framed=True), *steps[index:]]
 
     return fault
 
 
 def without_done(steps: list[Step]) -> list[Step]:
-    """An end without `[DONE]`, or without the event that says it is the last."""
+    """Remove `[DONE]`, or the event that is marked as the last."""
     return [step for step in steps if step != Write(DONE, framed=True) and not _says_last(step)]
 
 
@@ -71,12 +74,12 @@ def _says_last(step: Step) -> bool:
 
 
 def done_twice(steps: list[Step]) -> list[Step]:
-    """The last event, and the last event again."""
+    """Repeat the last event."""
     return [*steps, *[step for step in steps if isinstance(step, Write)][-1:]]
 
 
 def recut(size: int, pause_s: float = 0.0005) -> Fault:
-    """The same bytes, `size` of them at a time, wherever events and characters begin."""
+    """Send the same bytes in writes of `size` bytes, regardless of event boundaries."""
 
     def fault(steps: list[Step]) -> list[Step]:
         body = b"".join(step.data for step in steps if isinstance(step, Write))
@@ -89,12 +92,12 @@ def recut(size: int, pause_s: float = 0.0005) -> Fault:
 
 
 def in_one_write(steps: list[Step]) -> list[Step]:
-    """The same bytes at once."""
+    """Send the same bytes in one write."""
     return [Write(b"".join(step.data for step in steps if isinstance(step, Write)), framed=True)]
 
 
 def line_ends(*ends: bytes) -> Fault:
-    """Other line ends in place of LF, taking turns."""
+    """Replace LF by other line ends, in turn."""
 
     def fault(steps: list[Step]) -> list[Step]:
         turn = 0
@@ -114,12 +117,14 @@ def line_ends(*ends: bytes) -> Fault:
 
 
 def flood_from(k: int, total: int) -> Fault:
-    """All events from k on but the last three over and over, as fast as the client takes them, until `total` bytes are
-    out; then the last three."""
+    """Repeat the events from k on, as fast as the client reads them.
+
+    After `total` bytes, the last three events follow.
+    """
 
     def fault(steps: list[Step]) -> list[Step]:
-        place = _place(steps, k)
-        pieces = tuple(step.data for step in steps[place:-3] if isinstance(step, Write))
-        return [*steps[:place], Flood(pieces, total), *steps[-3:]]
+        index = _place(steps, k)
+        pieces = tuple(step.data for step in steps[index:-3] if isinstance(step, Write))
+        return [*steps[:index], Flood(pieces, total), *steps[-3:]]
 
     return fault

@@ -1,4 +1,4 @@
-"""A model hub on a real socket: as much of the Hugging Face hub's API as a snapshot download uses."""
+"""Model hub on a real socket: the part of the Hugging Face API for snapshot downloads."""
 
 from __future__ import annotations
 
@@ -15,25 +15,28 @@ COMMIT = "0123456789abcdef0123456789abcdef01234567"
 
 @dataclass
 class Hub:
-    """Serves one model. `cut_at` is the offset at which every download of a longer file breaks off. `contents` replaces
-    what is sent for a file, while its checksum stays."""
+    """Server of one model.
+
+    Downloads of files longer than `cut_at` break off at that offset. `contents` replaces the sent bytes of a file; its
+    checksum stays.
+    """
 
     model: str
     files: Mapping[str, bytes]
     url: str = ""
     contents: Mapping[str, bytes] = field(default_factory=dict)
+    # Checksums in the file list that replace those of the files.
     checksums: Mapping[str, str] = field(default_factory=dict)
-    """What the list of files claims instead of a file's checksum."""
+    # Bytes sent instead of the file list.
     listing: bytes = b""
-    """What is sent instead of the list of files."""
     cut_at: int | None = None
+    # File and `Range` header of every download with such a header.
     ranges: list[tuple[str, str]] = field(default_factory=list)
-    """File and `Range` header of every download that has one."""
 
 
 class _Server(ThreadingHTTPServer):
     def handle_error(self, request: object, client_address: object) -> None:
-        """Nothing: a client that was killed resets its connections."""
+        """Ignore errors, because a killed client resets its connections."""
 
 
 @contextmanager
@@ -91,9 +94,9 @@ def _handler_of(hub: Hub) -> type[BaseHTTPRequestHandler]:
 
         def answer_file(self, name: str, content: bytes) -> None:
             start = 0
-            if given := self.headers.get("range"):
-                hub.ranges.append((name, given))
-                start = int(given.removeprefix("bytes=").partition("-")[0])
+            if range_header := self.headers.get("range"):
+                hub.ranges.append((name, range_header))
+                start = int(range_header.removeprefix("bytes=").partition("-")[0])
             part = hub.contents.get(name, content)[start:]
             self.send_response(206 if start else 200)
             if start:

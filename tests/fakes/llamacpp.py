@@ -1,5 +1,7 @@
-"""llama.cpp's server on `/completion`, as recorded from the build in llama-cpp-python 0.3.36: one id per event, and a
-character of several tokens as one event with its last id."""
+"""llama.cpp server: `/completion` as recorded from the build in llama-cpp-python 0.3.36.
+
+It sends one id per event. A character of several tokens is one event with the last id.
+"""
 
 from __future__ import annotations
 
@@ -16,14 +18,14 @@ from .dialects import STOP_IDS, Patient, Refusal, Script, chunked, sse_event
 from .loads import Pages, llamacpp_pages
 from .wire import TOKENIZERS, Seen, Sleep, Step, WireServer
 
+# Pages that exist only with certain command line flags.
 SWITCHED = ("/metrics", "/slots")
-"""Pages that are there or not, by how the server was started."""
 STOP_TYPES = {"stop": "eos", "length": "limit"}
 
 
 @dataclass(frozen=True)
 class LlamaCppScript(Script):
-    """`per_chunk` events go out in one write."""
+    """Script that sends `per_chunk` events in one write."""
 
     tokens: Sequence[object] = ()
 
@@ -78,7 +80,7 @@ class LlamaCppScript(Script):
 
 
 def _shown(token: object, unshown: bytes) -> tuple[str | None, bytes]:
-    """The content of the event of a token, None for one that is held; and what is held behind it."""
+    """Return the event content of a token (None if withheld) and the bytes withheld after it."""
     if type(token) is not int or not 0 <= token < 201088:
         return "?", b""
     if token in STOP_IDS:
@@ -110,7 +112,7 @@ TOO_LONG = llamacpp_error(
 
 
 class LlamaCppPatient(Patient):
-    """The model behind llama-server, examined."""
+    """The model behind llama-server, for probes."""
 
     def llamacpp(self, seen: Seen) -> list[Step]:
         asked = seen.json
@@ -126,7 +128,7 @@ class LlamaCppPatient(Patient):
 
 
 class FakeLlamaCpp(WireServer):
-    """llama-server. `context` is that of one slot, `pages` tell of its load."""
+    """llama-server. `context` is the context of one slot; `pages` report its load."""
 
     def __init__(
         self,

@@ -1,5 +1,7 @@
-"""What servers tell of their load, page by page: the words of vLLM 0.32, SGLang 0.5.23 and llama.cpp's server of
-llama-cpp-python 0.3.36, with what stands around the numbers that are looked for."""
+"""Load reports of the servers, page by page.
+
+The pages follow vLLM 0.32, SGLang 0.5.23 and the server of llama-cpp-python 0.3.36, including unrelated lines.
+"""
 
 from __future__ import annotations
 
@@ -8,17 +10,17 @@ from collections.abc import Callable, Mapping, Sequence
 
 from .wire import WireServer
 
+# Body of each page by path, built when it is requested.
 Pages = Mapping[str, Callable[[], bytes]]
-"""What a server shows at which path, when it is asked."""
 
 
 def generating(server: WireServer) -> int:
-    """How many requests it has not answered to the end."""
+    """Return the number of unfinished requests."""
     return sum(seen.done_at is None and seen.gone_at is None for seen in server.requests)
 
 
 def vllm_metrics(*engines: tuple[int, int, float], cache_tokens: int | None = 54_272) -> bytes:
-    """`engines` are running, waiting and cache usage of each."""
+    """Return a metrics page; each of `engines` is (running, waiting, cache usage)."""
     lines = [
         "# HELP python_gc_objects_collected_total Objects collected during gc",
         "# TYPE python_gc_objects_collected_total counter",
@@ -48,7 +50,7 @@ def vllm_metrics(*engines: tuple[int, int, float], cache_tokens: int | None = 54
 
 
 def vllm_pages(server: WireServer) -> Pages:
-    """A server that was not told to count for `/load`."""
+    """Pages of a server without load tracking for `/load`."""
     return {
         "/metrics": lambda: vllm_metrics((generating(server), 0, 0.0)),
         "/load": lambda: b'{"server_load":0}',
@@ -56,7 +58,10 @@ def vllm_pages(server: WireServer) -> Pages:
 
 
 def sglang_metrics(*ranks: tuple[int, int, int, float], processes: int = 1) -> bytes:
-    """`ranks` are running, waiting, used tokens and usage of each scheduler, told by each of its `processes`."""
+    """Return a metrics page; each of `ranks` is (running, waiting, used tokens, usage).
+
+    Each of the `processes` of a scheduler reports them.
+    """
     lines = []
     for column, name in enumerate(("num_running_reqs", "num_queue_reqs", "num_used_tokens", "token_usage")):
         lines += [f"# HELP sglang:{name} The {name}.", f"# TYPE sglang:{name} gauge"]
@@ -92,7 +97,7 @@ def sglang_loads(*ranks: tuple[int, int, int, float]) -> bytes:
 
 
 def sglang_get_load(*ranks: tuple[int, int, int]) -> bytes:
-    """`ranks` are all requests, those of them that wait, and tokens of each."""
+    """Return a load page; each of `ranks` is (all requests, waiting requests, tokens)."""
     return json.dumps(
         [
             {"rid": None, "dp_rank": number, "num_reqs": held, "num_waiting_reqs": waiting, "num_tokens": tokens}
@@ -102,7 +107,7 @@ def sglang_get_load(*ranks: tuple[int, int, int]) -> bytes:
 
 
 def sglang_pages(server: WireServer) -> Pages:
-    """A server without `--enable-metrics`."""
+    """Pages of a server without `--enable-metrics`."""
     return {"/v1/loads": lambda: sglang_loads((generating(server), 0, 0, 0.0))}
 
 
@@ -136,7 +141,7 @@ def llamacpp_slots(busy: Sequence[bool]) -> bytes:
 
 
 def llamacpp_pages(server: WireServer, slots: int = 2) -> Pages:
-    """A server without `--metrics`."""
+    """Pages of a server without `--metrics`."""
 
     def busy() -> bytes:
         running = generating(server)

@@ -1,5 +1,8 @@
-"""Ollama's `/api/generate`, as its source has it: raw text below 0.30, and from there on text without markers unless
-its own parser is on, whose reading comes first and the ids of everything last."""
+"""Ollama: `/api/generate`, according to its source code.
+
+Below 0.30, raw text keeps its markers. From 0.30 on, the markers are stripped unless the built-in parser is on. The
+parsed text then comes first, and all ids come in the last line.
+"""
 
 from __future__ import annotations
 
@@ -22,16 +25,19 @@ OWN_TEMPLATE = "<|start|>system<|message|>You are ChatGPT.<|end|><|start|>user<|
 
 @dataclass(frozen=True)
 class OllamaScript(Script):
-    """`text` in pieces of `per_chunk` characters, or in `pieces`, each one token to `num_predict`. `bare`: raw text
-    has its markers stripped. `context` None: the ids of prompt and output."""
+    """Text in pieces of `per_chunk` characters, or in `pieces`.
+
+    Each piece counts as one token for `num_predict`. With `bare`, raw text has no markers. `context` None means the
+    ids of prompt and output.
+    """
 
     text: str = ""
     pieces: Sequence[object] | None = None
     bare: bool = False
     context: object = None
     tells_context: bool = True
+    # Whether the parser emits text before the last line.
     thinks: bool = True
-    """Whether the parser finds anything to tell before the end."""
 
     def lines(self, asked: dict[str, Any]) -> list[bytes]:
         whole: list[object] = (
@@ -81,14 +87,17 @@ def _prompt_seen(asked: dict[str, Any]) -> str:
 
 @dataclass
 class OllamaPatient(Patient):
-    """The model behind Ollama, examined. `bare`: raw text has no markers; `parsed`: its own parser knows the model, so
-    that they are kept where it is on."""
+    """The model behind Ollama, for probes.
+
+    With `bare`, raw text has no markers. With `parsed`, the built-in parser knows the model, so that markers are kept
+    where it is on.
+    """
 
     bare: bool = False
     parsed: bool = True
     tells_context: bool = True
+    # Number of prompt tokens that it keeps; the rest is dropped silently.
     cuts_at: int | None = None
-    """Tokens of a prompt it keeps, without a word about the rest."""
 
     def ollama(self, seen: Seen) -> list[Step]:
         asked = seen.json
@@ -108,7 +117,7 @@ class OllamaPatient(Patient):
 
 
 class FakeOllama(WireServer):
-    """Ollama of a version that shows markers in raw text, or (`bare`) of one that does not."""
+    """Ollama of a version that keeps markers in raw text, or strips them (`bare`)."""
 
     def __init__(
         self,
@@ -147,7 +156,7 @@ class FakeOllama(WireServer):
         try:
             constraints.ollama(asked)
         except GrammarError as error:
-            # It fails where others refuse.
+            # It fails with status 500 where other servers refuse with 400.
             return Refusal(500, json.dumps({"error": f"failed to load grammar: {error}"}).encode()).steps()
         script = self.script(asked)
         return script.steps() if isinstance(script, Refusal) else script.steps(asked)

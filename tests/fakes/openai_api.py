@@ -1,4 +1,4 @@
-"""A server's own OpenAI API: any model, answered with what it is told to answer, chunk by chunk."""
+"""OpenAI API of a server, with a scripted response for any model."""
 
 from __future__ import annotations
 
@@ -14,8 +14,10 @@ from .wire import Seen, Sleep, Step, WireServer, Write
 
 @dataclass(frozen=True)
 class OpenAiScript:
-    """What is answered: words one by one where it is streamed. `extra` stands beside them in every body; `counts` False
-    tells no usage."""
+    """Scripted response; a stream sends it word by word.
+
+    `extra` is merged into every body. With `counts` False, no usage is sent.
+    """
 
     words: Sequence[str] = ("Four", ".")
     finish: str = "stop"
@@ -27,16 +29,16 @@ class OpenAiScript:
 
     @property
     def usage(self) -> dict[str, Any]:
-        made = len(self.words)
+        completion_tokens = len(self.words)
         return {
             "prompt_tokens": self.prompt_tokens,
-            "completion_tokens": made,
-            "total_tokens": self.prompt_tokens + made,
+            "completion_tokens": completion_tokens,
+            "total_tokens": self.prompt_tokens + completion_tokens,
         }
 
 
 class FakeOpenAi(WireServer):
-    """`script` may be a callable from a request's JSON to a script or a Refusal."""
+    """Server whose `script` can be a callable from the request JSON to a script or a Refusal."""
 
     def __init__(
         self,
@@ -85,11 +87,11 @@ def chunks(asked: Any, script: OpenAiScript) -> list[bytes]:
     def chunk(delta: dict[str, Any], finish: str | None = None) -> dict[str, Any]:
         return head | {"choices": [{"index": 0, "delta": delta, "finish_reason": finish}]}
 
-    told = [chunk({"role": "assistant", "content": ""}), *(chunk({"content": word}) for word in script.words)]
-    told.append(chunk({}, script.finish))
+    events = [chunk({"role": "assistant", "content": ""}), *(chunk({"content": word}) for word in script.words)]
+    events.append(chunk({}, script.finish))
     if script.counts and (asked.get("stream_options") or {}).get("include_usage"):
-        told.append(head | {"choices": [], "usage": script.usage})
-    return [*(b"data: " + json.dumps(one).encode() + b"\n\n" for one in told), b"data: [DONE]\n\n"]
+        events.append(head | {"choices": [], "usage": script.usage})
+    return [*(b"data: " + json.dumps(event).encode() + b"\n\n" for event in events), b"data: [DONE]\n\n"]
 
 
 def response(asked: Any, script: OpenAiScript, status: str = "completed") -> dict[str, Any]:
@@ -106,12 +108,12 @@ def response(asked: Any, script: OpenAiScript, status: str = "completed") -> dic
 
 
 def response_events(asked: Any, script: OpenAiScript) -> list[bytes]:
-    told: list[dict[str, Any]] = [{"type": "response.created", "response": response(asked, script, "in_progress")}]
-    told += ({"type": "response.output_text.delta", "item_id": "msg_there", "delta": word} for word in script.words)
-    told.append({"type": "response.completed", "response": response(asked, script)})
+    events: list[dict[str, Any]] = [{"type": "response.created", "response": response(asked, script, "in_progress")}]
+    events += ({"type": "response.output_text.delta", "item_id": "msg_there", "delta": word} for word in script.words)
+    events.append({"type": "response.completed", "response": response(asked, script)})
     return [
-        f"data: {json.dumps(one | {'sequence_number': number})}\nevent: {one['type']}\n\n".encode()
-        for number, one in enumerate(told)
+        f"data: {json.dumps(event | {'sequence_number': number})}\nevent: {event['type']}\n\n".encode()
+        for number, event in enumerate(events)
     ]
 
 

@@ -1,4 +1,4 @@
-"""SGLang's `/v1/completions`, as its source of version 0.5.23 has it: strict about what it is asked."""
+"""SGLang: `/v1/completions`, according to the source code of version 0.5.23. Strict."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from .wire import ABOUT_ITSELF, Seen, Sleep, Step, WireServer
 
 @dataclass(frozen=True)
 class SglangScript(Script):
-    """`trims`: a server that takes the stop token out of the ids whatever it is asked."""
+    """Script of SGLang. With `trims`, the stop token is always removed from the ids."""
 
     tokens: Sequence[object] = ()
     trims: bool = False
@@ -36,7 +36,7 @@ class SglangScript(Script):
             last = number == len(pieces) - 1
             choice: dict[str, object] = {
                 "index": 0,
-                # Wrong on purpose: the ids are what counts.
+                # Wrong on purpose, because only the ids matter.
                 "text": "?" * len(piece),
                 "logprobs": None,
                 "finish_reason": finish if last else None,
@@ -65,7 +65,7 @@ def sglang_error(message: str, code: int = 400) -> Refusal:
 
 
 class SglangPatient(Patient):
-    """The model behind SGLang, examined."""
+    """The model behind SGLang, for probes."""
 
     def sglang(self, seen: Seen) -> list[Step]:
         asked = seen.json
@@ -82,7 +82,10 @@ class SglangPatient(Patient):
 
 
 class FakeSglang(WireServer):
-    """SGLang. `context` is its whole window; a request has to leave one token of it. `pages` tell of its load."""
+    """SGLang server.
+
+    `context` is the context window; a request has to leave one token of it free. `pages` report its load.
+    """
 
     def __init__(
         self,

@@ -1,4 +1,7 @@
-"""A raw HTTP server that performs steps: no library in between that could tidy up what a test wants broken."""
+"""Raw HTTP server that performs scripted steps.
+
+No library is involved that could correct deliberately broken output.
+"""
 
 from __future__ import annotations
 
@@ -14,16 +17,19 @@ from typing import Any, Self, cast
 
 PROBE = "unisono-probe"
 TOKENIZERS = ("/tokenize", "/detokenize")
+# POST paths that do not generate.
 ABOUT_ITSELF = (*TOKENIZERS, "/v1/tokenize", "/v1/detokenize", "/api/show")
-"""What is asked with a POST and is no generation."""
 
+# Bytes of a flood per write.
 BUCKET = 32 * 1024
-"""Bytes of a flood that are written at once."""
 
 
 @dataclass(frozen=True)
 class Write:
-    """Bytes as they stand on the wire. `framed` bytes are body: a dialect may wrap them in its transfer coding."""
+    """Bytes to write.
+
+    `framed` bytes are part of the body; a dialect can wrap them in its transfer coding.
+    """
 
     data: bytes
     framed: bool = False
@@ -36,13 +42,15 @@ class Sleep:
 
 @dataclass(frozen=True)
 class Stall:
-    """Nothing more until the client leaves."""
+    """Send nothing more until the client disconnects."""
 
 
 @dataclass(frozen=True)
 class Flood:
-    """`pieces` over and over, `total` bytes in all, each as soon as the client takes the ones before it. Pieces are
-    body, as `framed` bytes are."""
+    """Repeat `pieces` up to `total` bytes, as fast as the client reads.
+
+    Pieces are part of the body, like `framed` bytes.
+    """
 
     pieces: tuple[bytes, ...]
     total: int
@@ -50,12 +58,12 @@ class Flood:
 
 @dataclass(frozen=True)
 class Reset:
-    """RST: the connection breaks."""
+    """Break the connection with RST."""
 
 
 @dataclass(frozen=True)
 class Close:
-    """FIN: the connection ends politely."""
+    """Close the connection with FIN."""
 
 
 Step = Write | Sleep | Stall | Flood | Reset | Close
@@ -63,7 +71,7 @@ Step = Write | Sleep | Stall | Flood | Reset | Close
 
 @dataclass
 class Seen:
-    """A request as it came, and what became of it. Times are the event loop's."""
+    """A received request and its outcome. Times are event loop times."""
 
     method: str
     path: str
@@ -71,12 +79,12 @@ class Seen:
     body: bytes
     connection: int
     at: float
+    # Time when the script was finished.
     done_at: float | None = None
-    """When the script was through."""
+    # Time when the client disconnected before that.
     gone_at: float | None = None
-    """When the client dropped the connection before that."""
+    # Flood bytes sent so far.
     poured: int = 0
-    """Bytes of floods that went out so far."""
     _gone: asyncio.Event = field(default_factory=asyncio.Event, repr=False)
 
     @property
@@ -85,16 +93,19 @@ class Seen:
 
     @property
     def is_probe(self) -> bool:
-        """Whether the gateway asks for itself and not for a client."""
+        """Whether this is a request of the gateway itself and not of a client."""
         marked = self.headers.get("x-request-id", "").startswith(PROBE)
         return marked or self.method != "POST" or self.path in ABOUT_ITSELF
 
 
 class WireServer:
-    """`respond` decides what each request gets; `reads_body=False` makes a server that stops reading after the headers
-    of a POST. `requests` holds what is generated for clients, `probes` everything else; `connections` counts accepted
-    sockets, `open` those that still are, and `closed_at` says when the others ended. A `respond` that raises drops the
-    connection, and its error comes out when the server is left."""
+    """Server whose `respond` returns the steps for each request.
+
+    With `reads_body=False`, it stops reading after the headers of a POST. `requests` holds generations for clients,
+    `probes` all other requests. `connections` counts accepted sockets, `open` those still open; `closed_at` has the
+    close times of the others. If `respond` raises, the connection is dropped and the error is raised when the server
+    exits.
+    """
 
     def __init__(self, respond: Callable[[Seen], Iterable[Step]], *, reads_body: bool = True) -> None:
         self.respond = respond
@@ -104,12 +115,12 @@ class WireServer:
         self.connections = 0
         self.closed_at: list[float] = []
         self.failures: list[Exception] = []
+        # Limits concurrent generations; others wait before their first byte. None for no limit.
         self.slots: asyncio.Semaphore | None = None
-        """As many generations run at once; others wait before their first byte. None for no limit."""
+        # Port to listen on; 0 for a free port.
         self.at_port = 0
-        """Where it listens once it is entered; 0 is a free one."""
+        # Size of the socket send buffer in bytes; 0 for the system default.
         self.send_buffer = 0
-        """Bytes the system takes of what is written before the client does; 0 leaves it to the system."""
         self._live: set[_Connection] = set()
         self._server: asyncio.Server | None = None
 
@@ -147,18 +158,18 @@ class WireServer:
         return len(self._live)
 
     def break_connections(self) -> None:
-        """RST on every connection that is open, idle ones too."""
+        """Send RST on every open connection, including idle ones."""
         for connection in list(self._live):
             connection.reset()
 
     async def asked(self, count: int = 1, within: float = 5.0) -> None:
-        """Wait until `count` requests have come."""
+        """Wait until `count` requests have arrived."""
         async with asyncio.timeout(within):
             while len(self.requests) < count:
                 await asyncio.sleep(0.001)
 
     async def gone(self, index: int = -1, within: float = 5.0) -> float:
-        """Wait until the client of a request dropped its connection; when that was."""
+        """Wait for the client disconnect of a request; return its time."""
         seen = self.requests[index]
         async with asyncio.timeout(within):
             await seen._gone.wait()
@@ -179,7 +190,7 @@ class _Connection(asyncio.Protocol):
         self.task: asyncio.Task[None] | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        # Not checked: uvloop's transports are no subclass of asyncio's.
+        # A cast without a check, because transports of uvloop are no subclass of those of asyncio.
         self._transport = cast(asyncio.Transport, transport)
         if self._server.send_buffer:
             sock = transport.get_extra_info("socket")
@@ -195,7 +206,7 @@ class _Connection(asyncio.Protocol):
         if not self._server.reads_body and b"\r\n\r\n" in self._buffer and self._buffer.startswith(b"POST"):
             assert self._transport is not None
             self._transport.pause_reading()
-            # Reading is what notices a client that leaves; a paused server has to look at the socket instead.
+            # A disconnect is noticed by reading; a paused server has to poll the socket instead.
             self._loop.create_task(self._notice())
 
     def connection_lost(self, error: Exception | None) -> None:
@@ -269,13 +280,13 @@ class _Connection(asyncio.Protocol):
         await self._arrived.wait()
 
     async def _perform(self, steps: Iterable[Step]) -> bool:
-        """Whether the connection lives on."""
+        """Perform the steps; return whether the connection stays open."""
         assert self._transport is not None
         for step in steps:
             match step:
                 case Write(data):
                     self._transport.write(data)
-                    # Give the bytes to the socket on their own.
+                    # Send these bytes in a separate write.
                     await asyncio.sleep(0)
                 case Sleep(seconds):
                     await asyncio.sleep(seconds)
@@ -300,7 +311,7 @@ class _Connection(asyncio.Protocol):
             for start in range(0, len(water), BUCKET):
                 self._transport.write(water[start : start + BUCKET])
                 self._current.poured += len(water[start : start + BUCKET])
-                # Other connections have their turn, too.
+                # Let other connections run.
                 await asyncio.sleep(0)
                 await self._writable.wait()
 

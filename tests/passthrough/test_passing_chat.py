@@ -1,4 +1,4 @@
-"""Chat Completions of models that are not Harmony: to the server's own API and back, as they are."""
+"""Chat Completions of models without Harmony, passed to the API of the backend unchanged."""
 
 from __future__ import annotations
 
@@ -68,21 +68,21 @@ ODD = {
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("stream", [False, True], ids=["whole", "stream"])
-async def test_a_body_arrives_as_it_came_but_for_the_models_name(kind: str, stream: bool) -> None:
+async def test_the_body_is_forwarded_unchanged_except_for_the_model(kind: str, stream: bool) -> None:
     async with FakeOpenAi() as fake, served(entry(fake.url + "/v1", f"{kind}/qwen:7b")) as running:
         answer = await running.chat(model="other", stream=stream, **ODD)
     name = "default_model" if kind == "mlx_server" else "qwen:7b"
-    [asked] = fake.requests
-    sent = asked.json
+    [request] = fake.requests
+    body = request.json
     assert answer.status == 200, answer.raw
-    assert asked.path == "/v1/chat/completions"
+    assert request.path == "/v1/chat/completions"
     if stream:
-        assert sent.pop("stream_options") == {"include_usage": True}
-    assert sent == {**ODD, "model": name, "stream": stream}
-    assert "authorization" not in asked.headers
+        assert body.pop("stream_options") == {"include_usage": True}
+    assert body == {**ODD, "model": name, "stream": stream}
+    assert "authorization" not in request.headers
 
 
-async def test_a_whole_answer_comes_back_as_it_is_under_the_name_asked_for() -> None:
+async def test_a_response_is_returned_unchanged_except_for_the_model() -> None:
     extra = {"system_fingerprint": "there", "service_tier": "default", "unknown": [1.5, {"a": None}]}
     script = OpenAiScript(extra=extra)
     async with passed(script) as (running, _fake):
@@ -101,7 +101,7 @@ async def test_a_whole_answer_comes_back_as_it_is_under_the_name_asked_for() -> 
     assert "x-request-id" in answer.headers
 
 
-async def test_a_stream_comes_back_event_by_event_under_the_name_asked_for() -> None:
+async def test_a_stream_is_returned_event_by_event_with_the_requested_model() -> None:
     async with passed() as (running, _fake):
         answer = await running.chat(model="other", stream=True)
     assert text_of(answer) == "Four."
@@ -112,14 +112,14 @@ async def test_a_stream_comes_back_event_by_event_under_the_name_asked_for() -> 
 
 
 USAGES: dict[str, tuple[dict[str, Any], bool]] = {
-    "not asked for": ({}, False),
-    "asked for": ({"stream_options": {"include_usage": True}}, True),
-    "not wanted": ({"stream_options": {"include_usage": False, "other": 1}}, False),
+    "default": ({}, False),
+    "requested": ({"stream_options": {"include_usage": True}}, True),
+    "declined": ({"stream_options": {"include_usage": False, "other": 1}}, False),
 }
 
 
 @pytest.mark.parametrize(("fields", "shown"), USAGES.values(), ids=USAGES)
-async def test_usage_is_always_asked_for_and_only_shown_to_who_asked(fields: dict[str, Any], shown: bool) -> None:
+async def test_usage_is_always_requested_but_sent_only_on_request(fields: dict[str, Any], shown: bool) -> None:
     async with passed() as (running, fake):
         answer = await running.chat(model="other", stream=True, **fields)
     assert fake.requests[0].json["stream_options"] == {**fields.get("stream_options", {}), "include_usage": True}
@@ -127,7 +127,7 @@ async def test_usage_is_always_asked_for_and_only_shown_to_who_asked(fields: dic
     assert all(event["choices"] for event in answer.events) is not shown
 
 
-async def test_events_are_handed_on_while_the_rest_is_still_being_made() -> None:
+async def test_events_are_forwarded_while_the_backend_generates() -> None:
     async with passed(OpenAiScript(words=("a", "b"), delay_s=0.4)) as (running, fake):
         body = {"model": "other", "stream": True, "messages": []}
         async with running.session.post(running.url + "/v1/chat/completions", json=body) as response:
@@ -137,35 +137,35 @@ async def test_events_are_handed_on_while_the_rest_is_still_being_made() -> None
 
 
 @pytest.mark.parametrize("stream", [False, True], ids=["whole", "stream"])
-async def test_a_client_that_leaves_ends_the_request_there(stream: bool) -> None:
+async def test_a_client_disconnect_ends_the_backend_request(stream: bool) -> None:
     async with passed(OpenAiScript(words=("a",) * 50, delay_s=0.2)) as (running, fake):
         body = {"model": "other", "stream": stream, "messages": []}
-        asking = asyncio.ensure_future(running.post("/v1/chat/completions", json.dumps(body).encode()))
+        task = asyncio.ensure_future(running.post("/v1/chat/completions", json.dumps(body).encode()))
         await fake.asked()
-        asking.cancel()
+        task.cancel()
         await fake.gone()
 
 
-# -- refused and failing
+# -- refusals and failures
 
 REFUSED: dict[str, tuple[Refusal, int, str, str]] = {
-    "a wrong request": (
+    "invalid request": (
         Refusal(400, b'{"error": {"message": "temperature is odd", "type": "x"}}'),
         400,
         "backend_rejected_request",
         "temperature is odd",
     ),
-    "too long": (
+    "context too long": (
         Refusal(400, b'{"error": {"message": "maximum context length is 10 tokens"}}'),
         400,
         "context_length_exceeded",
         "maximum context length",
     ),
-    "the gateway's key": (Refusal(401, b'{"error": "bad key sk-secret"}'), 503, "backend_unavailable", ""),
-    "busy": (Refusal(429, b"{}", headers={"Retry-After": "7"}), 503, "backend_overloaded", ""),
-    "broken": (Refusal(500, b"trace at /home/somebody"), 502, "backend_error", ""),
-    "no JSON": (Refusal(200, b"<html>"), 502, "backend_protocol_error", ""),
-    "an error under 200": (
+    "invalid gateway key": (Refusal(401, b'{"error": "bad key sk-secret"}'), 503, "backend_unavailable", ""),
+    "overloaded": (Refusal(429, b"{}", headers={"Retry-After": "7"}), 503, "backend_overloaded", ""),
+    "server error": (Refusal(500, b"trace at /home/somebody"), 502, "backend_error", ""),
+    "invalid JSON": (Refusal(200, b"<html>"), 502, "backend_protocol_error", ""),
+    "error with status 200": (
         Refusal(200, b'{"error": {"message": "no", "code": 400}}'),
         400,
         "backend_rejected_request",
@@ -176,7 +176,7 @@ REFUSED: dict[str, tuple[Refusal, int, str, str]] = {
 
 @pytest.mark.parametrize("stream", [False, True], ids=["whole", "stream"])
 @pytest.mark.parametrize(("refusal", "status", "code", "says"), REFUSED.values(), ids=REFUSED)
-async def test_failures_of_the_server_are_told_as_those_of_any_backend(
+async def test_server_failures_become_backend_errors(
     refusal: Refusal, status: int, code: str, says: str, stream: bool
 ) -> None:
     async with passed(refusal, router_settings={"num_retries": 0}) as (running, _fake):
@@ -192,12 +192,12 @@ BREAKS: dict[str, tuple[Fault, str]] = {
     "reset": (reset_at(2), "backend_protocol_error"),
     "cut": (close_at(2), "backend_protocol_error"),
     "garbage": (inject_at(2, b"data: garbage\n\n"), "backend_protocol_error"),
-    "an error event": (inject_at(2, b'data: {"error": {"message": "lost"}}\n\n'), "backend_protocol_error"),
+    "error event": (inject_at(2, b'data: {"error": {"message": "lost"}}\n\n'), "backend_protocol_error"),
 }
 
 
 @pytest.mark.parametrize(("fault", "code"), BREAKS.values(), ids=BREAKS)
-async def test_a_stream_that_breaks_off_ends_in_an_error_and_without_done(fault: Fault, code: str) -> None:
+async def test_a_broken_stream_ends_with_an_error_and_without_done(fault: Fault, code: str) -> None:
     async with passed(OpenAiScript(words=("a", "b", "c"), delay_s=0.02, faults=(fault,))) as (running, _fake):
         answer = await running.chat(model="other", stream=True)
     assert answer.status == 200
@@ -205,20 +205,20 @@ async def test_a_stream_that_breaks_off_ends_in_an_error_and_without_done(fault:
     assert not answer.done
 
 
-async def test_a_stream_without_its_last_line_has_ended_where_its_end_was_told() -> None:
+async def test_a_stream_without_done_ends_at_its_finish_reason() -> None:
     async with passed(OpenAiScript(faults=(without_done,))) as (running, _fake):
         answer = await running.chat(model="other", stream=True)
     assert (text_of(answer), answer.done) == ("Four.", True)
 
 
 WRONG: dict[str, tuple[dict[str, Any], int, str | None]] = {
-    "no such model": ({"model": "nobody"}, 404, "model"),
-    "a stream that is none": ({"model": "other", "stream": "yes"}, 400, "stream"),
+    "unknown model": ({"model": "nobody"}, 404, "model"),
+    "invalid stream value": ({"model": "other", "stream": "yes"}, 400, "stream"),
 }
 
 
 @pytest.mark.parametrize(("fields", "status", "param"), WRONG.values(), ids=WRONG)
-async def test_only_what_keeps_it_from_being_sent_is_refused(
+async def test_only_an_invalid_model_or_stream_field_is_refused(
     fields: dict[str, Any], status: int, param: str | None
 ) -> None:
     async with passed() as (running, fake):
@@ -227,7 +227,7 @@ async def test_only_what_keeps_it_from_being_sent_is_refused(
     assert fake.requests == []
 
 
-async def test_an_entry_for_many_models_takes_the_clients_name() -> None:
+async def test_a_wildcard_entry_uses_the_model_name_of_the_client() -> None:
     async with FakeOpenAi(models=("qwen:7b",)) as fake, served(entry(fake.url, "ollama/*", name="local/*")) as running:
         answer = await running.chat(model="local/qwen:7b")
     assert answer.body["model"] == "local/qwen:7b"
@@ -235,31 +235,31 @@ async def test_an_entry_for_many_models_takes_the_clients_name() -> None:
 
 
 NAMES = {
-    "the one that is configured": ("openai/gpt-4o", "alias", "anything", "openai/gpt-4o"),
-    "for all": ("openai/*", "*", "gpt-4o", "openai/gpt-4o"),
-    "for all, with the provider": ("openai/*", "*", "openai/gpt-4o", "openai/gpt-4o"),
-    "of one provider": ("openai/*", "openai/*", "openai/gpt-4o", "openai/gpt-4o"),
-    "by a prefix of its own": ("ollama/*", "local/*", "local/qwen:7b", "ollama/qwen:7b"),
-    "whatever it is": ("*", "*", "anthropic/claude", "anthropic/claude"),
-    "with something behind it": ("azure/eu-*-1", "gpt-*", "gpt-4o", "azure/eu-4o-1"),
+    "configured name": ("openai/gpt-4o", "alias", "anything", "openai/gpt-4o"),
+    "wildcard": ("openai/*", "*", "gpt-4o", "openai/gpt-4o"),
+    "wildcard, with the provider": ("openai/*", "*", "openai/gpt-4o", "openai/gpt-4o"),
+    "wildcard of one provider": ("openai/*", "openai/*", "openai/gpt-4o", "openai/gpt-4o"),
+    "wildcard with a prefix": ("ollama/*", "local/*", "local/qwen:7b", "ollama/qwen:7b"),
+    "provider wildcard": ("*", "*", "anthropic/claude", "anthropic/claude"),
+    "wildcard with a suffix": ("azure/eu-*-1", "gpt-*", "gpt-4o", "azure/eu-4o-1"),
 }
 
 
 @pytest.mark.parametrize(("pattern", "group", "asked", "name"), NAMES.values(), ids=NAMES)
-def test_which_name_a_model_goes_by(pattern: str, group: str, asked: str, name: str) -> None:
+def test_wildcards_map_the_requested_name_to_the_backend_name(pattern: str, group: str, asked: str, name: str) -> None:
     assert named(pattern, starred(group, asked)) == name
 
 
 # -- several deployments
 
-HOPELESS = Refusal(500, b"{}")
+SERVER_ERROR = Refusal(500, b"{}")
 
 
 @asynccontextmanager
 async def two(
     first: OpenAiScript | Refusal, second: OpenAiScript | Refusal, **sections: Any
 ) -> AsyncIterator[tuple[Gateway, FakeOpenAi, FakeOpenAi]]:
-    """One deployment behind the other."""
+    """Run a gateway with two deployments that are tried in order."""
     async with (
         FakeOpenAi(first) as one,
         FakeOpenAi(second) as other,
@@ -269,29 +269,29 @@ async def two(
 
 
 @pytest.mark.parametrize("stream", [False, True], ids=["whole", "stream"])
-async def test_what_fails_before_anything_was_shown_is_tried_elsewhere(stream: bool) -> None:
-    async with two(HOPELESS, ANSWER) as (running, broken, well):
+async def test_a_failure_before_the_first_event_fails_over(stream: bool) -> None:
+    async with two(SERVER_ERROR, ANSWER) as (running, broken, well):
         answer = await running.chat(model="other", stream=stream)
     assert answer.status == 200
     assert (len(broken.requests), len(well.requests)) == (1, 1)
     assert (answer.headers["x-unisono-backend"], answer.headers["x-unisono-failovers"]) == ("vllm-2", "1")
 
 
-async def test_a_wrong_request_is_not_tried_elsewhere() -> None:
+async def test_an_invalid_request_does_not_fail_over() -> None:
     async with two(Refusal(400, b"{}"), Refusal(400, b"{}")) as (running, first, second):
         answer = await running.chat(model="other")
     assert answer.status == 400
     assert len(first.requests) + len(second.requests) == 1
 
 
-async def test_one_that_fails_too_often_rests() -> None:
-    async with two(HOPELESS, ANSWER, router_settings={"allowed_fails": 0}) as (running, broken, _):
+async def test_a_deployment_that_fails_too_often_cools_down() -> None:
+    async with two(SERVER_ERROR, ANSWER, router_settings={"allowed_fails": 0}) as (running, broken, _):
         for _ in range(3):
             assert (await running.chat(model="other")).status == 200
     assert len(broken.requests) == 1
 
 
-async def test_no_more_requests_run_than_a_deployment_may_have() -> None:
+async def test_requests_respect_max_parallel_requests() -> None:
     script = OpenAiScript(delay_s=0.1)
     async with FakeOpenAi(script) as fake, served(entry(fake.url, max_parallel_requests=1)) as running:
         answers = await asyncio.gather(*(running.chat(model="other") for _ in range(3)))
@@ -301,11 +301,11 @@ async def test_no_more_requests_run_than_a_deployment_may_have() -> None:
     assert all(later >= earlier for earlier, later in zip(done, begun[1:], strict=False))
 
 
-# -- beside gpt-oss
+# -- together with gpt-oss
 
 
 @pytest.mark.parametrize("stream", [False, True], ids=["whole", "stream"])
-async def test_gpt_oss_is_asked_first_where_a_model_has_both(stream: bool) -> None:
+async def test_gpt_oss_is_preferred_in_a_mixed_group(stream: bool) -> None:
     async with FakeVllm(tokens=HARMONY) as oss, FakeOpenAi() as other:
         both = (entry(other.url, name="m"), oss_entry(oss.url, "m"))
         async with served(*both) as running:
@@ -317,40 +317,40 @@ async def test_gpt_oss_is_asked_first_where_a_model_has_both(stream: bool) -> No
 
 @pytest.mark.parametrize("stream", [False, True], ids=["whole", "stream"])
 @pytest.mark.parametrize("by", ["group", "fallbacks"])
-async def test_what_gpt_oss_fails_with_sends_the_original_body_on(stream: bool, by: str) -> None:
-    async with FakeVllm(script=lambda _: HOPELESS) as oss, FakeOpenAi() as other:
+async def test_a_gpt_oss_failure_forwards_the_original_body(stream: bool, by: str) -> None:
+    async with FakeVllm(script=lambda _: SERVER_ERROR) as oss, FakeOpenAi() as other:
         name = "m" if by == "group" else "elsewhere"
         sections = {} if by == "group" else {"router_settings": {"fallbacks": [{"m": ["elsewhere"]}]}}
         both = (oss_entry(oss.url, "m"), entry(other.url, name=name))
         async with served(*both, **sections) as running:
             answer = await running.chat(model="m", stream=stream, temperature=0.5)
     assert answer.status == 200
-    [asked] = other.requests
-    assert asked.json["model"] == "qwen"
-    assert asked.json["temperature"] == 0.5
-    shown = answer.events[0] if stream else answer.body
-    assert (shown["id"], shown["model"]) == ("chatcmpl-there", "m")
+    [request] = other.requests
+    assert request.json["model"] == "qwen"
+    assert request.json["temperature"] == 0.5
+    body = answer.events[0] if stream else answer.body
+    assert (body["id"], body["model"]) == ("chatcmpl-there", "m")
     assert answer.headers["x-unisono-failovers"] == "1"
 
 
 @pytest.mark.parametrize("stream", [False, True], ids=["whole", "stream"])
-async def test_a_gpt_oss_stands_in_for_a_model_that_passes(stream: bool) -> None:
-    async with FakeVllm(tokens=HARMONY) as oss, FakeOpenAi(HOPELESS) as other:
+async def test_gpt_oss_is_a_fallback_for_a_pass_through_model(stream: bool) -> None:
+    async with FakeVllm(tokens=HARMONY) as oss, FakeOpenAi(SERVER_ERROR) as other:
         both = (oss_entry(oss.url, "oss"), entry(other.url, name="m"))
         async with served(*both, router_settings={"fallbacks": [{"m": ["oss"]}]}) as running:
             answer = await running.chat(model="m", stream=stream)
-            odd = await running.chat(model="m", stream=stream, **ODD)
-            several = await running.chat(model="m", stream=stream, n=2)
+            odd_answer = await running.chat(model="m", stream=stream, **ODD)
+            n_answer = await running.chat(model="m", stream=stream, n=2)
     assert answer.status == 200
     assert "Harmony." in answer.raw.decode()
     assert (answer.headers["x-unisono-backend"], answer.headers["x-unisono-failovers"]) == ("vllm-1", "1")
-    # No gpt-oss could answer these.
-    assert (odd.status, several.status) == (502, 502)
+    # gpt-oss supports neither of these requests.
+    assert (odd_answer.status, n_answer.status) == (502, 502)
     assert len(other.requests) == 7
 
 
 class Silent(Refusal):
-    """Not even headers."""
+    """Response without headers or body."""
 
     def steps(self) -> list[Step]:
         return [Stall()]
@@ -358,7 +358,7 @@ class Silent(Refusal):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("stream", [False, True], ids=["whole", "stream"])
-async def test_both_kinds_share_the_time_for_an_answer(stream: bool) -> None:
+async def test_both_kinds_of_deployment_share_the_request_timeout(stream: bool) -> None:
     limits = {"timeout": 3, "num_retries": 1}
     async with (
         FakeVllm(tokens=HARMONY) as oss,
@@ -386,7 +386,7 @@ SURFACES = {
 
 
 @pytest.mark.parametrize("path", SURFACES)
-async def test_other_surfaces_say_that_a_model_only_passes(path: str) -> None:
+async def test_other_endpoints_refuse_a_pass_through_model(path: str) -> None:
     async with passed() as (running, fake):
         answer = await running.post(f"/v1/{path}", json.dumps({"model": "other", **SURFACES[path]}).encode())
     assert (answer.status, "pass-through model" in answer.body["error"]["message"]) == (400, True)

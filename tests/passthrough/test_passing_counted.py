@@ -1,4 +1,4 @@
-"""What passes through is counted, limited, watched, asked about and ended like everything else."""
+"""Usage accounting, limits, metrics, hooks and shutdown of pass-through requests."""
 
 from __future__ import annotations
 
@@ -36,47 +36,45 @@ async def used_by(running: Gateway, tenant: str, key: str) -> TokenUsage:
     return sum((one.used for one in entries), TokenUsage())
 
 
-async def asked(running: Gateway, key: str, **fields: Any) -> Any:
+async def chat(running: Gateway, key: str, **fields: Any) -> Any:
     body = {"model": "other", "messages": [{"role": "user", "content": "Hi"}], **fields}
     return await running.post("/v1/chat/completions", json.dumps(body).encode(), **bearing(key))
 
 
 @MODES
-async def test_what_the_server_says_it_took_is_in_the_ledger_when_the_answer_is_there(
-    stream: bool, tmp_path: Path
-) -> None:
+async def test_reported_usage_is_in_the_ledger_once_the_response_is_sent(stream: bool, tmp_path: Path) -> None:
     async with FakeOpenAi() as fake, keyed(priced(fake.url), tmp_path) as (running, keys):
         record, key = await keys.issue()
-        answer = await asked(running, key, stream=stream)
+        answer = await chat(running, key, stream=stream)
         used = await used_by(running, record.tenant, record.id)
     assert answer.status == 200
     assert used == TokenUsage(requests=1, input=7, output=2, cost=700_000 + 400_000)
 
 
 @MODES
-async def test_what_a_server_does_not_count_is_guessed_and_never_free(stream: bool, tmp_path: Path) -> None:
+async def test_missing_usage_is_estimated_and_never_free(stream: bool, tmp_path: Path) -> None:
     script = OpenAiScript(words=("some words ",) * 20, counts=False)
     async with FakeOpenAi(script) as fake, keyed(priced(fake.url), tmp_path) as (running, keys):
         record, key = await keys.issue()
-        await asked(running, key, stream=stream)
+        await chat(running, key, stream=stream)
         used = await used_by(running, record.tenant, record.id)
     assert used.input >= 1
     assert used.output >= 20
 
 
-async def test_a_count_beyond_belief_keeps_nobody_out(tmp_path: Path) -> None:
+async def test_an_implausible_token_count_does_not_exhaust_the_key(tmp_path: Path) -> None:
     async with (
         FakeOpenAi(OpenAiScript(prompt_tokens=2**63)) as fake,
         keyed(priced(fake.url), tmp_path) as (running, keys),
     ):
         record, key = await keys.issue()
-        assert [(await asked(running, key)).status for _ in range(2)] == [200, 200]
+        assert [(await chat(running, key)).status for _ in range(2)] == [200, 200]
         used = await used_by(running, record.tenant, record.id)
     assert used.requests == 2
     assert 0 < used.input < 100
 
 
-async def test_a_client_that_leaves_pays_for_what_came(tmp_path: Path) -> None:
+async def test_a_client_disconnect_is_charged_for_the_received_tokens(tmp_path: Path) -> None:
     script = OpenAiScript(words=("word ",) * 50, delay_s=0.05)
     async with FakeOpenAi(script) as fake, keyed(priced(fake.url), tmp_path) as (running, keys):
         record, key = await keys.issue()
@@ -92,51 +90,51 @@ async def test_a_client_that_leaves_pays_for_what_came(tmp_path: Path) -> None:
     assert 3 <= used.output <= 20
 
 
-async def test_requests_over_a_limit_reach_nobody(tmp_path: Path) -> None:
+async def test_requests_over_a_rate_limit_reach_no_backend(tmp_path: Path) -> None:
     async with FakeOpenAi() as fake, keyed(priced(fake.url), tmp_path) as (running, keys):
         _, key = await keys.issue(limits=KeyLimits(rpm=1))
-        first, second = await asked(running, key), await asked(running, key)
+        first, second = await chat(running, key), await chat(running, key)
     assert (first.status, second.status) == (200, 429)
     assert first.headers["x-ratelimit-remaining-requests"] == "0"
     assert len(fake.requests) == 1
 
 
 BOUNDS: dict[str, tuple[dict[str, Any], str]] = {
-    "none asked for": ({}, "max_tokens"),
-    "one": ({"max_tokens": 100_000}, "max_tokens"),
-    "the newer one": ({"max_completion_tokens": 100_000}, "max_completion_tokens"),
-    "a small one beside": ({"max_completion_tokens": 1, "max_tokens": 100_000}, "max_tokens"),
+    "no limit requested": ({}, "max_tokens"),
+    "max_tokens": ({"max_tokens": 100_000}, "max_tokens"),
+    "max_completion_tokens": ({"max_completion_tokens": 100_000}, "max_completion_tokens"),
+    "both fields": ({"max_completion_tokens": 1, "max_tokens": 100_000}, "max_tokens"),
 }
 
 
 @pytest.mark.parametrize(("fields", "name"), BOUNDS.values(), ids=BOUNDS)
-async def test_an_answer_may_have_no_more_tokens_than_the_budget_has(
+async def test_the_token_limit_is_lowered_to_the_remaining_budget(
     fields: dict[str, Any], name: str, tmp_path: Path
 ) -> None:
     async with FakeOpenAi() as fake, keyed(priced(fake.url), tmp_path) as (running, keys):
         _, key = await keys.issue(limits=KeyLimits(token_budget=2000))
-        answer = await asked(running, key, **fields)
+        answer = await chat(running, key, **fields)
     assert answer.status == 200
     assert 0 < fake.requests[0].json[name] < 2000
 
 
-async def test_choices_share_what_the_budget_has(tmp_path: Path) -> None:
+async def test_choices_share_the_remaining_budget(tmp_path: Path) -> None:
     async with FakeOpenAi() as fake, keyed(priced(fake.url), tmp_path) as (running, keys):
         _, key = await keys.issue(limits=KeyLimits(token_budget=2000))
-        assert (await asked(running, key, n=10, max_tokens=1000)).status == 200
+        assert (await chat(running, key, n=10, max_tokens=1000)).status == 200
     assert 0 < fake.requests[0].json["max_tokens"] < 200
 
 
-async def test_a_key_of_other_models_may_not_ask(tmp_path: Path) -> None:
+async def test_a_key_for_other_models_is_refused(tmp_path: Path) -> None:
     async with FakeOpenAi() as fake, keyed(priced(fake.url), tmp_path) as (running, keys):
         _, key = await keys.issue(models=frozenset({"another"}))
-        answer = await asked(running, key)
+        answer = await chat(running, key)
     assert (answer.status, answer.body["error"]["code"]) == (403, "model_not_allowed")
     assert fake.requests == []
 
 
 @MODES
-async def test_metrics_and_readiness_tell_of_it(stream: bool) -> None:
+async def test_metrics_and_readiness_include_pass_through_models(stream: bool) -> None:
     async with passed() as (running, _):
         await running.chat(model="other", stream=stream)
         models = (await running.get("/v1/models")).body["data"]
@@ -149,7 +147,7 @@ async def test_metrics_and_readiness_tell_of_it(stream: bool) -> None:
     assert 'unisono_backend_requests_total{backend="vllm-1",model="other",outcome="ok"} 1.0' in metrics
 
 
-async def test_a_server_that_is_not_there_makes_its_model_unready() -> None:
+async def test_a_failing_server_makes_its_model_unready() -> None:
     async with passed() as (running, fake):
         fake.listing = Refusal(500)
         assert running.app is not None
@@ -160,56 +158,56 @@ async def test_a_server_that_is_not_there_makes_its_model_unready() -> None:
         assert (await running.get("/health/readiness")).status == 503
 
 
-async def test_answers_are_recorded_without_a_token() -> None:
+async def test_a_recording_is_stored_for_a_pass_through_response() -> None:
     async with passed(unisono={"traces": {"mode": "all"}}) as (running, _):
         answer = await running.chat(model="other")
         assert running.app is not None
         store = running.app.state.gateway.store
         async with asyncio.timeout(5):
-            while not (kept := await store.traces(LOCAL_TENANT, 10)):
+            while not (recordings := await store.traces(LOCAL_TENANT, 10)):
                 await asyncio.sleep(0.02)
-    assert kept[0].id.startswith(answer.headers["x-request-id"])
+    assert recordings[0].id.startswith(answer.headers["x-request-id"])
 
 
 BLOCKED = {"hooks": [{"blocklist": {"patterns": {"word": "forbidden"}}}]}
 
 
 @MODES
-async def test_hooks_are_asked_about_what_the_body_says(stream: bool) -> None:
+async def test_hooks_check_the_request_text(stream: bool) -> None:
     async with passed(unisono=BLOCKED) as (running, fake):
-        said = [{"role": "user", "content": [{"type": "text", "text": "this is forbidden"}]}]
-        refused = await running.chat(model="other", stream=stream, messages=said)
+        messages = [{"role": "user", "content": [{"type": "text", "text": "this is forbidden"}]}]
+        refused = await running.chat(model="other", stream=stream, messages=messages)
         fine = await running.chat(model="other", stream=stream)
     assert refused.status == 400
     assert fine.status == 200
     assert len(fake.requests) == 1
 
 
-async def test_hooks_see_what_a_whole_answer_says() -> None:
+async def test_hooks_check_the_text_of_a_complete_response() -> None:
     async with passed(OpenAiScript(words=("a ", "forbidden word")), unisono=BLOCKED) as (running, _):
         assert (await running.chat(model="other")).status == 400
 
 
 @pytest.mark.slow
-async def test_what_does_not_end_before_the_gateway_says_why(tmp_path: Path) -> None:
+async def test_a_stream_cut_by_shutdown_ends_with_an_error(tmp_path: Path) -> None:
     script = OpenAiScript(words=("a",) * 9, faults=(stall_at(4),))
     async with FakeOpenAi(script) as fake:
         store = {"url": f"sqlite://{tmp_path}/state.db"}
         config = {"model_list": [entry(fake.url)], "store": store, "unisono": {"shutdown_grace_s": 1}}
-        async with replica(tmp_path, config) as one, aiohttp.ClientSession() as session:
+        async with replica(tmp_path, config) as gateway, aiohttp.ClientSession() as session:
             body = {"model": "other", "messages": [], "stream": True}
-            async with session.post(one.url + "/v1/chat/completions", json=body) as answer:
+            async with session.post(gateway.url + "/v1/chat/completions", json=body) as answer:
                 await answer.content.readuntil(b"\n\n")
-                one.signal(signal.SIGTERM)
+                gateway.signal(signal.SIGTERM)
                 rest = to_answer(200, answer.headers, await asyncio.wait_for(answer.read(), 15))
             await fake.gone()
-            assert await asyncio.wait_for(one.ended(), 10) == 0
-            assert "Traceback" not in one.log
+            assert await asyncio.wait_for(gateway.ended(), 10) == 0
+            assert "Traceback" not in gateway.log
     assert rest.events[-1]["error"]["code"] == "shutting_down"
     assert not rest.done
 
 
-async def test_nothing_is_claimed_of_what_a_model_that_passes_can_do() -> None:
+async def test_model_info_claims_no_capabilities_of_pass_through_models() -> None:
     async with passed() as (running, _):
         [model] = (await running.get("/model/info")).body["data"]
     assert model["model_name"] == "other"

@@ -1,4 +1,4 @@
-"""Requests and tokens a minute of entries, as clients see them: of models that pass through and of gpt-oss."""
+"""Request and token rate limits of model entries, for pass-through models and for gpt-oss."""
 
 from __future__ import annotations
 
@@ -11,25 +11,25 @@ from tests.fakes import FakeVllm, Refusal
 from tests.fakes.openai_api import FakeOpenAi, OpenAiScript
 from tests.passthrough.test_passing_chat import HARMONY, entry, oss_entry, served
 
-NO_LINE = {"unisono": {"max_queue": 0}}
+NO_QUEUE = {"unisono": {"max_queue": 0}}
 MODES = pytest.mark.parametrize("stream", [False, True], ids=["whole", "stream"])
 
 
-async def answered(running: Gateway, model: str, times: int, **fields: Any) -> list[str]:
-    """Who answers each of so many requests, or the code of the error."""
-    told = []
+async def outcomes(running: Gateway, model: str, times: int, **fields: Any) -> list[str]:
+    """Send requests one after the other; return the backend or the error code of each."""
+    results = []
     for _ in range(times):
         answer = await running.chat(model=model, **fields)
-        told.append(answer.headers.get("x-unisono-backend") or answer.body["error"]["code"])
-    return told
+        results.append(answer.headers.get("x-unisono-backend") or answer.body["error"]["code"])
+    return results
 
 
 @MODES
-async def test_an_entry_at_its_requests_leaves_them_to_others_and_then_to_nobody(stream: bool) -> None:
+async def test_requests_over_an_entrys_rpm_use_other_entries_or_fail(stream: bool) -> None:
     async with FakeOpenAi() as fake:
         rated = [entry(fake.url, rpm=2), entry(fake.url, rpm=1, order=1)]
-        async with served(*rated, **NO_LINE) as running:
-            assert await answered(running, "other", 4, stream=stream) == ["vllm-1"] * 2 + ["vllm-2"] + [
+        async with served(*rated, **NO_QUEUE) as running:
+            assert await outcomes(running, "other", 4, stream=stream) == ["vllm-1"] * 2 + ["vllm-2"] + [
                 "backend_overloaded"
             ]
             refused = await running.chat(model="other", stream=stream)
@@ -38,30 +38,30 @@ async def test_an_entry_at_its_requests_leaves_them_to_others_and_then_to_nobody
 
 
 @MODES
-async def test_an_entrys_tokens_are_those_that_the_server_tells(stream: bool) -> None:
-    # Seven and two of each answer, where more than a thousand are taken for it while it runs.
-    async with FakeOpenAi() as fake, served(entry(fake.url, tpm=1100), **NO_LINE) as running:
-        assert await answered(running, "other", 4, stream=stream) == ["vllm-1"] * 4
+async def test_the_tpm_of_an_entry_counts_the_reported_tokens(stream: bool) -> None:
+    # Each answer uses 7 + 2 tokens; while it runs, more than a thousand are reserved.
+    async with FakeOpenAi() as fake, served(entry(fake.url, tpm=1100), **NO_QUEUE) as running:
+        assert await outcomes(running, "other", 4, stream=stream) == ["vllm-1"] * 4
         fake.script = OpenAiScript(prompt_tokens=5000)
-        assert await answered(running, "other", 2, stream=stream) == ["vllm-1", "backend_overloaded"]
+        assert await outcomes(running, "other", 2, stream=stream) == ["vllm-1", "backend_overloaded"]
 
 
-async def test_what_fails_counts_too() -> None:
-    async with FakeOpenAi(Refusal(400)) as fake, served(entry(fake.url, rpm=1), **NO_LINE) as running:
+async def test_failed_requests_count_toward_rpm() -> None:
+    async with FakeOpenAi(Refusal(400)) as fake, served(entry(fake.url, rpm=1), **NO_QUEUE) as running:
         assert [(await running.chat(model="other")).status for _ in range(2)] == [400, 503]
 
 
-async def test_a_model_stands_in_for_one_at_its_requests_at_once() -> None:
+async def test_a_fallback_model_is_used_at_once_when_rpm_is_reached() -> None:
     fallbacks = {"router_settings": {"fallbacks": [{"other": ["spare"]}]}}
     async with FakeOpenAi() as fake:
         entries = [entry(fake.url, rpm=1), entry(fake.url, name="spare")]
         async with served(*entries, **fallbacks) as running:
-            assert await answered(running, "other", 3) == ["vllm-1", "vllm-2", "vllm-2"]
+            assert await outcomes(running, "other", 3) == ["vllm-1", "vllm-2", "vllm-2"]
 
 
-async def test_a_provider_answers_what_a_gpt_oss_may_not_begin() -> None:
+async def test_a_provider_is_used_when_gpt_oss_has_reached_its_rpm() -> None:
     async with FakeVllm(tokens=HARMONY) as engine, FakeOpenAi() as fake:
-        ours = oss_entry(engine.url, "both")
-        ours["litellm_params"]["rpm"] = 1
-        async with served(ours, entry(fake.url, name="both"), **NO_LINE) as running:
-            assert await answered(running, "both", 2) == ["vllm-1", "vllm-2"]
+        oss = oss_entry(engine.url, "both")
+        oss["litellm_params"]["rpm"] = 1
+        async with served(oss, entry(fake.url, name="both"), **NO_QUEUE) as running:
+            assert await outcomes(running, "both", 2) == ["vllm-1", "vllm-2"]

@@ -1,4 +1,4 @@
-"""What is read of an answer on its way through, however it comes."""
+"""Facts that the relay reads from pass-through responses: usage, text and finish reason."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from unisono.core.passthrough_request import AnswerMode, Api, PassthroughRequest
 from unisono.passthrough.relay import relay_for
 
 
-def passage(api: Api, *, stream: bool, choices: int = 1, wants_usage: bool = True) -> PassthroughRequest:
+def passthrough_request(api: Api, *, stream: bool, choices: int = 1, wants_usage: bool = True) -> PassthroughRequest:
     return PassthroughRequest(
         api, AnswerMode.PASSING, {}, "mine", stream, tokens=5, choices=choices, is_usage_requested=wants_usage
     )
@@ -22,8 +22,8 @@ def chunk(index: int, text: str = "", finish: str | None = None) -> dict[str, Js
     return {"model": "theirs", "choices": [{"index": index, "delta": {"content": text}, "finish_reason": finish}]}
 
 
-def test_an_answer_of_several_choices_ends_with_the_last_of_them() -> None:
-    relaying = relay_for(passage(Api.CHAT, stream=True, choices=2))
+def test_a_response_with_several_choices_ends_with_the_last() -> None:
+    relaying = relay_for(passthrough_request(Api.CHAT, stream=True, choices=2))
     relaying.feed([chunk(0, "a"), chunk(1, "b"), chunk(0, finish="stop")])
     assert (relaying.is_complete, relaying.ending) == (True, False)
     relaying.feed([chunk(1, "c", finish="length")])
@@ -31,7 +31,7 @@ def test_an_answer_of_several_choices_ends_with_the_last_of_them() -> None:
     assert relaying.text == ["a", "b", "c"]
 
 
-TOLD = {
+USAGE = {
     "prompt_tokens": 9,
     "completion_tokens": 4,
     "prompt_tokens_details": {"cached_tokens": 8},
@@ -39,31 +39,31 @@ TOLD = {
 }
 CALL = {"tool_calls": [{"function": {"name": "f", "arguments": "x" * 40}}]}
 USAGES: dict[str, tuple[Api, dict[str, Any], Usage]] = {
-    "as it is told": (Api.CHAT, {"choices": [], "usage": TOLD}, Usage(9, 4, 3, 8)),
-    "guessed": (
+    "reported": (Api.CHAT, {"choices": [], "usage": USAGE}, Usage(9, 4, 3, 8)),
+    "estimated": (
         Api.CHAT,
         {"choices": [{"message": {"content": "x" * 40, "reasoning_content": "x" * 40}, "finish_reason": "stop"}]},
         Usage(5, 20),
     ),
-    "of a call": (Api.CHAT, {"choices": [{"message": CALL, "finish_reason": "tool_calls"}]}, Usage(5, 10)),
-    "of garbage": (Api.CHAT, {"choices": 7, "usage": {"prompt_tokens": "9", "completion_tokens": -1}}, Usage(5, 0)),
-    "beyond belief": (
+    "estimated from a call": (Api.CHAT, {"choices": [{"message": CALL, "finish_reason": "tool_calls"}]}, Usage(5, 10)),
+    "invalid": (Api.CHAT, {"choices": 7, "usage": {"prompt_tokens": "9", "completion_tokens": -1}}, Usage(5, 0)),
+    "implausible": (
         Api.CHAT,
         {"choices": [{"message": CALL}], "usage": {"prompt_tokens": 2**63, "completion_tokens": 10**9 + 1}},
         Usage(5, 10),
     ),
-    "half of it": (Api.CHAT, {"choices": [{"message": CALL}], "usage": {"prompt_tokens": 3}}, Usage(3, 10)),
-    "parts that are more than the whole": (
+    "incomplete": (Api.CHAT, {"choices": [{"message": CALL}], "usage": {"prompt_tokens": 3}}, Usage(3, 10)),
+    "details larger than the totals": (
         Api.CHAT,
-        {"usage": {**TOLD, "prompt_tokens": 2, "completion_tokens": 1}},
+        {"usage": {**USAGE, "prompt_tokens": 2, "completion_tokens": 1}},
         Usage(2, 1, 1, 2),
     ),
-    "of a response": (
+    "of the Responses API": (
         Api.RESPONSES,
         {"status": "completed", "usage": {"input_tokens": 3, "output_tokens": 2, "output_tokens_details": None}},
         Usage(3, 2),
     ),
-    "of a response that does not tell": (
+    "estimated on the Responses API": (
         Api.RESPONSES,
         {"status": "completed", "output": [{"type": "message", "content": [{"text": "x" * 40}]}]},
         Usage(5, 10),
@@ -72,11 +72,11 @@ USAGES: dict[str, tuple[Api, dict[str, Any], Usage]] = {
 
 
 @pytest.mark.parametrize(("api", "body", "usage"), USAGES.values(), ids=USAGES)
-def test_what_an_answer_took(api: Api, body: dict[str, Any], usage: Usage) -> None:
-    relaying = relay_for(passage(api, stream=False))
-    [handed] = relaying.feed([body])
+def test_usage_is_read_or_estimated(api: Api, body: dict[str, Any], usage: Usage) -> None:
+    relaying = relay_for(passthrough_request(api, stream=False))
+    [relayed] = relaying.feed([body])
     assert relaying.usage == usage
-    assert handed.body == {**body, "model": "mine"}
+    assert relayed.body == {**body, "model": "mine"}
 
 
 ENDS = {
@@ -87,8 +87,8 @@ ENDS = {
 
 
 @pytest.mark.parametrize("status", ENDS)
-def test_how_a_response_ended(status: str) -> None:
-    relaying = relay_for(passage(Api.RESPONSES, stream=True))
+def test_the_status_of_a_response_sets_its_finish_reason(status: str) -> None:
+    relaying = relay_for(passthrough_request(Api.RESPONSES, stream=True))
     relaying.feed([{"type": "response.output_text.delta", "delta": "Hi"}])
     assert not relaying.is_complete
     relaying.feed([{"type": f"response.{status}", "response": {"status": status}}])

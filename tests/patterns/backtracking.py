@@ -21,7 +21,7 @@ Instruction = tuple[int, Any, Any]
 
 
 def children(op: Any, value: Any) -> list[Any]:
-    """The parts of an item of a parse tree that are lists of items themselves."""
+    """Return the parts of a parse tree item that are themselves lists of items."""
     if op in REPEATS:
         return [value[2]]
     if op is _constants.SUBPATTERN:
@@ -34,11 +34,11 @@ def children(op: Any, value: Any) -> list[Any]:
 
 
 class TooManySteps(Exception):
-    """The limit is reached before the end of the match."""
+    """Raised when the step limit is reached before the end of the match."""
 
 
 class Counter:
-    """Steps so far, and their limit."""
+    """Number of steps and their limit."""
 
     def __init__(self, limit: int) -> None:
         self.steps = 0
@@ -46,7 +46,10 @@ class Counter:
 
 
 class Tree:
-    """One pattern, parsed. Repeats are read with at most `largest` repetitions where they have a bound."""
+    """One parsed pattern.
+
+    Bounded repeats have at most `largest` repetitions.
+    """
 
     def __init__(self, pattern: str | bytes, flags: int = 0, *, largest: int = UNBOUNDED) -> None:
         self.is_bytes = isinstance(pattern, bytes)
@@ -85,7 +88,7 @@ class Tree:
         return low, UNBOUNDED if high == UNBOUNDED else max(low, min(int(high), self._largest))
 
     def program(self, *, full: bool = False) -> list[Instruction]:
-        """The instructions of the pattern over `alphabet`, which has to be set before."""
+        """Return the instructions of the pattern over `alphabet`, which has to be set before."""
         program: list[Instruction] = []
         self._emit(program, self.parsed, self.flags)
         if full:
@@ -160,7 +163,7 @@ class Tree:
 
 
 def match_end(program: list[Instruction], text: str, start: int, counter: Counter) -> int:
-    """The end of the match that begins at `start`, -1 for none. Raises TooManySteps."""
+    """Return the end of the match at `start`, or -1. Raises TooManySteps."""
     size, end_of_program = len(text), len(program)
     marks: tuple[tuple[int, int], ...] = ()
     todo = [(0, start, marks)]
@@ -183,7 +186,7 @@ def match_end(program: list[Instruction], text: str, start: int, counter: Counte
             elif op == MARK:
                 marks = (*(mark for mark in marks if mark[0] != first), (first, position))
             elif op == PROGRESS:
-                # A repetition that matched nothing is not followed by another one.
+                # An empty repetition is not repeated.
                 if (first, position) in marks:
                     break
             elif op == AT:
@@ -229,8 +232,11 @@ def _is_word(character: str) -> bool:
 
 
 def spans(program: list[Instruction], text: str, counter: Counter, *, mode: str) -> list[tuple[int, int]]:
-    """The matches that `re` finds with the method `mode`: match, fullmatch, search or finditer. In the mode tokens each
-    match has to begin where the one before it ends."""
+    """Return the matches that `re` finds with the method `mode`.
+
+    `mode` is match, fullmatch, search or finditer. With `tokens`, each match has to start at the end of the previous
+    one.
+    """
     found: list[tuple[int, int]] = []
     start = 0
     while start <= len(text):

@@ -1,4 +1,4 @@
-"""Every regular expression of the product, with the methods by which the product applies it, found through the AST."""
+"""All regular expressions of the product and their methods, collected from the AST."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ HARMLESS: Final = frozenset({"escape", "Pattern", "Match", "error", "I", "A", "S
 
 @dataclass
 class Found:
-    """One place where the product makes a pattern."""
+    """One place where the product builds a pattern."""
 
+    # Module and source text of the pattern.
     where: str
-    """The module and the source text of the pattern."""
     pattern: str | bytes
     flags: int
+    # Methods by which the product applies the pattern.
     modes: set[str]
-    """Methods by which the product applies it."""
 
 
 class Unswept(Exception):
@@ -38,8 +38,11 @@ class Unswept(Exception):
 
 
 def patterns(locals_of: Mapping[str, Sequence[Mapping[str, Any]]]) -> list[Found]:
-    """`locals_of` has values for the local variables of patterns that are made in functions, by `where`. Raises Unswept
-    for one that it does not list."""
+    """Return all patterns of the product.
+
+    `locals_of` has the values of local variables for patterns that are built in functions, by `where`. Raises Unswept
+    if such a pattern is missing.
+    """
     return [found for path in _sources() for found in _in_module(path, locals_of)]
 
 
@@ -100,7 +103,7 @@ def _value(module: str, expression: ast.expr, local: Mapping[str, Any]) -> Any:
 
 
 def _modes(path: Path, call: ast.Call) -> set[str]:
-    """How the product applies the pattern that `call` compiles: by every method if that cannot be seen."""
+    """Return the methods applied to the pattern that `call` compiles, or all if unknown."""
     modes: set[str] = set()
     node: Any
     for node in ast.walk(_tree(path)):
@@ -121,7 +124,7 @@ def _modes_of_name(path: Path, name: str) -> set[str]:
 
 @cache
 def _uses(path: Path) -> dict[str, set[str]]:
-    """The methods by which a module applies each name in it; all of them for a name that it passes on."""
+    """Return the methods that a module applies to each name; all for a name that it passes on."""
     uses: dict[str, set[str]] = {}
     _note_uses(_tree(path), uses, in_loop=False)
     return uses
@@ -129,7 +132,7 @@ def _uses(path: Path) -> dict[str, set[str]]:
 
 def _note_uses(node: ast.AST, uses: dict[str, set[str]], *, in_loop: bool) -> None:
     if isinstance(node, ast.While) and (name := _name_of_token(node.test)):
-        # The loop ends where nothing matches.
+        # The loop ends at the first position without a match.
         uses.setdefault(name, set()).add("tokens")
         for statement in node.body:
             _note_uses(statement, uses, in_loop=True)
@@ -137,7 +140,7 @@ def _note_uses(node: ast.AST, uses: dict[str, set[str]], *, in_loop: bool) -> No
     if isinstance(node, ast.Attribute) and node.attr in APPLYING and (name := _name(node.value)):
         uses.setdefault(name, set()).add(node.attr)
     if isinstance(node, ast.Call):
-        # A loop over places of the text may begin a match at every one of them.
+        # A loop over positions of the text may start a match at every position.
         scanned = (
             node.func.value if isinstance(node.func, ast.Attribute) and in_loop and len(node.args) > 1 else node.func
         )
@@ -149,7 +152,7 @@ def _note_uses(node: ast.AST, uses: dict[str, set[str]], *, in_loop: bool) -> No
 
 
 def _name_of_token(test: ast.expr) -> str:
-    """The pattern that a loop applies with `match` as long as it matches at some place."""
+    """Return the pattern of a loop that runs as long as `match` succeeds."""
     call = test.value if isinstance(test, ast.NamedExpr) else None
     method = call.func if isinstance(call, ast.Call) else None
     return _name(method.value) if isinstance(method, ast.Attribute) and method.attr == "match" else ""

@@ -17,7 +17,7 @@ SAMPLES: Final = 3
 
 @dataclass(frozen=True)
 class Evil:
-    """A text that grows: `prefix`, then `pump` many times, then `suffix`."""
+    """Growing text: `prefix`, then `pump` several times, then `suffix`."""
 
     prefix: str
     pump: str
@@ -48,7 +48,7 @@ def _texts(tree: Tree, alphabet: list[str]) -> Iterator[str]:
 
 
 def evils(tree: Tree, *, thorough: bool = False) -> Iterator[Evil]:
-    """For every repeat: what is in it, what is in front of it and what follows, repeated; each with several ends."""
+    """Yield inputs that repeat the body or the surroundings of every repeat, with several ends."""
     alphabet = set_alphabet(tree)
     found: dict[Evil, None] = {}
     for prefixes, bodies, rests in _repeats(tree, tree.parsed, tree.flags, alphabet, [""], [""]):
@@ -72,7 +72,7 @@ Samples = list[str]
 def _repeats(
     tree: Tree, items: Iterable[Any], flags: int, alphabet: Samples, before: Samples, after: Samples
 ) -> Iterator[tuple[Samples, Samples, Samples]]:
-    """For every repeat in the tree: texts in front of it, texts of what it repeats, and texts of what follows."""
+    """Yield texts before, inside and after every repeat of the tree."""
     items = list(items)
     for index, (op, value) in enumerate(items):
         lead = _joined(before, _sample(tree, items[:index], flags, alphabet))
@@ -90,7 +90,7 @@ def _children(op: Any, value: Any, flags: int) -> Iterator[tuple[Iterable[Any], 
 
 
 def _sample(tree: Tree, items: Iterable[Any], flags: int, alphabet: Samples, *, repeated: bool = False) -> Samples:
-    """Some texts that the items match one after another, without regard to assertions."""
+    """Return some texts that the items match in sequence, ignoring assertions."""
     texts = [""]
     for item in items:
         op, value = item
@@ -128,7 +128,7 @@ def _characters(items: Iterable[Any], flags: int) -> Iterator[tuple[Any, int]]:
 
 
 def _literals(items: Iterable[Any]) -> Iterator[str]:
-    """Characters that the items name, and those at the edges of their ranges."""
+    """Yield the literal characters of the items and the edges of their ranges."""
     for op, value in items:
         if op in (_constants.LITERAL, _constants.NOT_LITERAL):
             yield chr(value)

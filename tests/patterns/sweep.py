@@ -1,4 +1,4 @@
-"""How the work of a pattern grows with its input."""
+"""Growth of the work of a pattern with its input."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from tests.patterns.evil import Evil, evils
 
 MAX_STEPS: Final = 400_000
 FACTOR: Final = 4
+# Limit for the growth of the steps with four times the input: 4 is linear, 16 is quadratic.
 SUPERLINEAR: Final = 6.5
-"""Growth of the steps for four times the input: 4 where they are linear, 16 where they are quadratic."""
+# Every other method finds all matches.
 METHODS: Final = {"match": "match", "fullmatch": "fullmatch", "search": "search", "tokens": "tokens"}
-"""Every other method looks for all matches."""
 
 
 @dataclass(frozen=True)
@@ -27,21 +27,24 @@ class Superlinear:
 
 
 def superlinear(pattern: str | bytes, method: str, flags: int = 0, *, thorough: bool = False) -> Superlinear | None:
-    """The first input found that makes `pattern` superlinear. Bounds of repeats are lowered, so that short inputs
-    reach past them; the thorough sweep lowers them less and tries more inputs."""
+    """Return the first input that makes `pattern` superlinear, or None.
+
+    Bounds of repeats are lowered, so that short inputs exceed them. The thorough sweep lowers them less and tries more
+    inputs.
+    """
     tree = Tree(pattern, flags, largest=12 if thorough else 4)
     if not (tree.has_unbounded_repeat or thorough):
         return None
     mode = METHODS.get(method, "finditer")
-    some = list(evils(tree, thorough=thorough))
+    inputs = list(evils(tree, thorough=thorough))
     program = tree.program(full=mode == "fullmatch")
     times = 24 if thorough else 10
-    for evil in some:
+    for evil in inputs:
         steps = [_steps(program, evil.text(times * size), mode) for size in (1, FACTOR)]
         if steps[1] >= MAX_STEPS:
             return Superlinear(pattern, mode, evil, tuple(steps))
         if steps[1] > SUPERLINEAR * steps[0]:
-            # Larger bounds and rare alternatives show in the first step only.
+            # Larger bounds and rare alternatives affect the first step only.
             steps.append(_steps(program, evil.text(times * FACTOR**2), mode))
             if steps[2] > SUPERLINEAR * steps[1]:
                 return Superlinear(pattern, mode, evil, tuple(steps))

@@ -1,4 +1,4 @@
-"""Every regular expression of the product needs work that is linear in its input."""
+"""Every regular expression of the product runs in time linear in its input."""
 
 from __future__ import annotations
 
@@ -25,19 +25,19 @@ SLOW: Final = {
     "code fence": (FENCE, "match", re.DOTALL),
     "metrics label": (LABEL, "findall", 0),
     "nested repeat": (r"(a+)+$", "match", 0),
-    "alternatives that overlap": (r"(?:a|a)*b", "match", 0),
-    "neighbours that overlap": (r"a*[ab]*c", "match", 0),
-    "neighbours that overlap in one letter": (r"[^a-y]*[z0]*c", "match", 0),
-    "end of a line": (r"\s+$", "search", 0),
-    "beginning without an end": (r"<a[^>]*>", "sub", 0),
-    "words in pairs": (r"(?:ab|ba|a|b)*c", "match", 0),
+    "overlapping alternatives": (r"(?:a|a)*b", "match", 0),
+    "overlapping neighbours": (r"a*[ab]*c", "match", 0),
+    "neighbours overlapping in one letter": (r"[^a-y]*[z0]*c", "match", 0),
+    "line end": (r"\s+$", "search", 0),
+    "start without an end": (r"<a[^>]*>", "sub", 0),
+    "overlapping words": (r"(?:ab|ba|a|b)*c", "match", 0),
     "empty repetition": (r"(?:x?y?)*z", "search", 0),
-    "lazy between two marks": (r"/\*.*?\*/", "finditer", re.DOTALL),
+    "lazy repeat between delimiters": (r"/\*.*?\*/", "finditer", re.DOTALL),
     "bytes": (rb"x*x*y", "match", 0),
-    "far end": (r"begin(\w*)\d*end", "search", 0),
+    "distant end": (r"begin(\w*)\d*end", "search", 0),
 }
 LINEAR: Final = {
-    "code fence, possessive blanks": (r"\s*+```[a-z]*+\n", "match", 0),
+    "code fence, possessive spaces": (r"\s*+```[a-z]*+\n", "match", 0),
     "atomic": (r"(?>a+)b", "match", 0),
     "look-behind": (r"(?<!\s)\s+$", "search", 0),
     "bounded": (r"<a[^>]{0,300}>", "sub", 0),
@@ -47,18 +47,18 @@ LINEAR: Final = {
 
 
 def _expressions() -> list[Mapping[str, Any]]:
-    """The expressions of `_shaped`, which are closed over by the checks of the formats."""
+    """Return the patterns of `_shaped`, which are closure variables of the format checks."""
     checks = [*formats.FORMATS.values(), formats._TIME, formats._DATE_TIME, formats._DATE]
     cells = [cell.cell_contents for check in checks for cell in getattr(check, "__closure__", None) or ()]
     return [{"expression": cell.pattern} for cell in cells if isinstance(cell, re.Pattern)]
 
 
+# Values of local variables for patterns that are built in functions.
 LOCALS: Final[Mapping[str, Sequence[Mapping[str, Any]]]] = {
     "unisono.observe.logs: _any_of(known)": [{"known": ["sk-abcabc", "abcabcabc", "a.b*c"]}],
     "unisono.schemas.formats: expression": _expressions(),
     "unisono.toolservers.browser.html_text: f'</{called}(?![a-z0-9])'": [{"called": "script"}],
 }
-"""Values for the local variables of patterns that are made in functions."""
 
 
 @cache
@@ -96,13 +96,13 @@ def test_every_pattern_is_linear_in_the_thorough_sweep() -> None:
 
 
 def test_the_matcher_of_the_sweep_agrees_with_re() -> None:
-    """The steps of a matcher that finds other matches than `re` would say nothing about `re`."""
+    """The step counts say something about `re` only if the matcher finds the same matches."""
     for found in swept():
         tree = Tree(found.pattern, found.flags, largest=UNBOUNDED)
-        some = list(evils(tree))
+        inputs = list(evils(tree))
         for full in (False, True):
             program = tree.program(full=full)
-            for evil in some[:: max(1, len(some) // 20)]:
+            for evil in inputs[:: max(1, len(inputs) // 20)]:
                 text = evil.text(2)
                 subject: Any = text.encode("latin-1") if tree.is_bytes else text
                 compiled: Any = tree.compiled
@@ -111,7 +111,7 @@ def test_the_matcher_of_the_sweep_agrees_with_re() -> None:
                 assert end == (-1 if match is None else match.end()), (found.where, text)
 
 
-def test_a_code_fence_is_removed_as_its_grammar_says() -> None:
+def test_code_fence_removal_follows_the_grammar() -> None:
     fence = re.compile(FENCE, re.DOTALL)
     random.seed(7)
     pieces = ["```", "`", "\n", "\r\n", "\r", " ", "\t", "json", "{}", "\u00e4", "x", "-"]
@@ -123,7 +123,7 @@ def test_a_code_fence_is_removed_as_its_grammar_says() -> None:
         assert without_code_fence(text) == (expected and expected[1]), text
 
 
-def test_a_metrics_page_is_bounded() -> None:
+def test_metrics_pages_are_limited_in_lines_and_samples() -> None:
     long = b'g{a="' + b"x" * MAX_LINE_BYTES + b'"} 1\n'
     assert samples(long + b'g{a="b"} 2\n', "g") == {"g": samples(b'g{a="b"} 2\n', "g")["g"]}
     assert len(samples(b"g 1\n" * 3 * MAX_SAMPLES, "g")["g"]) == MAX_SAMPLES

@@ -105,7 +105,7 @@ def test_a_named_conversation_stays_on_its_backend(sticky: bool, backend_counts:
             backend = chooser.choose(wish, 0)
             assert backend is not None
             backends.add(backend)
-            chooser.left(wish, backend, 1000, 0)
+            chooser.release(wish, backend, 1000, 0)
     assert {len(backends) for backends in used.values()} <= backend_counts
     # Conversations are still spread over all backends.
     assert {backend for backends in used.values() for backend in backends} == {0, 1, 2}

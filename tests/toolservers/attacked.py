@@ -1,6 +1,7 @@
-"""A server process under attack: runs programs from standard input in the python tool and prints what came of them.
+"""Server process under attack.
 
-Needs the standard library only, so that the system's interpreter can run it as any user.
+It runs programs from standard input in the Python tool and prints their outcomes. It needs only the standard library,
+so that the system interpreter can run it as any user.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from typing import Any
 from unisono.toolservers.python.executor import MIB, CodeRunner, RunLimits, RunOutcome
 from unisono.toolservers.python.sandbox_probe import close_to_inspection, find_sandbox, make_sandbox
 
-# Found in the memory of this process, and nowhere in a file.
+# Exists in the memory of this process only, not in any file.
 CANARY = "-".join(["memory", "canary", "0000"])
 LIMITS = RunLimits(seconds=20.0, memory=256 * MIB, disk=64 * MIB)
 
@@ -23,24 +24,26 @@ LIMITS = RunLimits(seconds=20.0, memory=256 * MIB, disk=64 * MIB)
 async def _sandboxed(programs: dict[str, str], is_isolated: bool, drops: bool) -> dict[str, Any]:
     way = make_sandbox(sys.executable, drops=drops, is_isolated=is_isolated)
     runner = CodeRunner(way, LIMITS, at_once=2)
-    found: dict[str, Any] = {}
+    outcomes: dict[str, Any] = {}
 
     async def run(name: str, code: str) -> None:
         outcome: RunOutcome = await runner.run(code)
-        found[name] = asdict(outcome)
+        outcomes[name] = asdict(outcome)
 
     for name, code in programs.items():
         await run(name, code)
-    return found
+    return outcomes
 
 
 def _bare(programs: dict[str, str]) -> dict[str, Any]:
-    """The control: the same programs as ordinary child processes."""
-    found = {}
+    """Run the same programs as ordinary child processes, as a control."""
+    outcomes = {}
     for name, code in programs.items():
-        done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)
-        found[name] = {"logs": done.stdout + done.stderr}
-    return found
+        completed = subprocess.run(
+            [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False
+        )
+        outcomes[name] = {"logs": completed.stdout + completed.stderr}
+    return outcomes
 
 
 def main() -> None:

@@ -1,4 +1,4 @@
-"""Tool servers on real sockets, asked by the SDK's own client; and a web of scripted pages with a search engine."""
+"""Tool servers on real sockets, with the MCP client of the SDK, and a scripted web site."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ Answer = Callable[[web.Request], Any]
 
 @asynccontextmanager
 async def served(server: ToolServer, *, remembers: bool = False, key: str | None = None) -> AsyncIterator[str]:
-    """The URL of a server that runs for the time being."""
+    """Run a server and yield its URL."""
     listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     listener.bind(("127.0.0.1", 0))
     app = application(server, "127.0.0.1", key=key, remembers=remembers)
@@ -65,7 +65,7 @@ def moved(target: str) -> Answer:
 
 
 async def endless(request: web.Request) -> web.StreamResponse:
-    """Sends words as long as somebody listens."""
+    """Send words until the client disconnects."""
     response = web.StreamResponse(headers={"content-type": "text/plain"})
     await response.prepare(request)
     with suppress(ConnectionError):
@@ -75,7 +75,7 @@ async def endless(request: web.Request) -> web.StreamResponse:
 
 
 async def silent(request: web.Request) -> web.StreamResponse:
-    """Begins to answer and never goes on."""
+    """Start a response and never continue it."""
     response = web.StreamResponse(headers={"content-type": "text/plain"})
     await response.prepare(request)
     await asyncio.sleep(60)
@@ -83,14 +83,14 @@ async def silent(request: web.Request) -> web.StreamResponse:
 
 
 def bomb(_: web.Request) -> web.Response:
-    """A few kilobytes that are hundreds of megabytes."""
+    """Send a few kilobytes that decompress to many megabytes."""
     body = gzip.compress(b"a" * (64 * 1024 * 1024))
     return web.Response(body=body, headers={"content-type": "text/plain", "content-encoding": "gzip"})
 
 
 @asynccontextmanager
 async def website(pages: dict[str, Answer], found: Any = None) -> AsyncIterator[str]:
-    """A web server with these pages and, under `/search`, a search engine that always finds the same."""
+    """Run a web server with these pages; `/search` is a search engine with constant results."""
 
     async def answer(request: web.Request) -> web.StreamResponse:
         if request.path == "/search" and found is not None:
@@ -99,9 +99,9 @@ async def website(pages: dict[str, Answer], found: Any = None) -> AsyncIterator[
         script = pages.get(request.path)
         if script is None:
             return web.Response(status=404)
-        said = script(request)
-        answered: web.StreamResponse = await said if asyncio.iscoroutine(said) else said
-        return answered
+        result = script(request)
+        response: web.StreamResponse = await result if asyncio.iscoroutine(result) else result
+        return response
 
     app = web.Application()
     app.router.add_route("*", "/{rest:.*}", answer)
@@ -115,13 +115,13 @@ async def website(pages: dict[str, Answer], found: Any = None) -> AsyncIterator[
         await runner.cleanup()
 
 
+# The command line, started from the root of the project.
 UNISONO = (sys.executable, "-m", "tests.toolservers.running")
-"""The command line, started from the root of the project."""
 
 
 @asynccontextmanager
 async def command(*arguments: str, **environment: str) -> AsyncIterator[tuple[asyncio.subprocess.Process, list[str]]]:
-    """`unisono` with these arguments, and the lines it printed until it was serving."""
+    """Run `unisono` with these arguments; yield the process and its output up to readiness."""
     process = await asyncio.create_subprocess_exec(
         *UNISONO, *arguments, stdout=asyncio.subprocess.PIPE, env={**os.environ, **environment}
     )

@@ -1,4 +1,4 @@
-"""A folder as a search engine: what is found first, what is seen of it, and that nothing outside is."""
+"""A folder as a search engine: ranking, snippets and confinement to the folder."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from unisono.toolservers.browser.visited_pages import BrowsingError
 
 @pytest.fixture
 def root(tmp_path: Path) -> Path:
-    """A folder of documents, beside a file that is none of its business."""
+    """A folder of documents, next to a file outside of it."""
     (tmp_path / "secret.txt").write_text("the secret key")
     root = tmp_path / "docs"
     (root / "guide").mkdir(parents=True)
@@ -28,7 +28,7 @@ def root(tmp_path: Path) -> Path:
     return root
 
 
-async def test_titles_count_more_and_long_documents_less(root: Path) -> None:
+async def test_titles_rank_higher_and_long_documents_lower(root: Path) -> None:
     found = await Folder(root).search("Gateway backends", 10)
     assert [result.url for result in found] == [
         "file:///backends.html",
@@ -39,18 +39,18 @@ async def test_titles_count_more_and_long_documents_less(root: Path) -> None:
     assert found[1].title == "Setting up"
 
 
-async def test_a_snippet_shows_what_was_asked_for(root: Path) -> None:
+async def test_a_snippet_shows_the_matching_line(root: Path) -> None:
     (result,) = await Folder(root).search("key needed", 10)
     assert result.snippet == "Then a key is needed."
 
 
-async def test_so_many_results_and_no_more(root: Path) -> None:
+async def test_the_number_of_results_is_limited(root: Path) -> None:
     assert len(await Folder(root).search("gateway", 2)) == 2
     assert await Folder(root).search("zebra", 2) == []
     assert await Folder(root).search("!?", 2) == []
 
 
-async def test_what_changes_is_seen_by_the_next_search(root: Path) -> None:
+async def test_the_next_search_sees_changed_files(root: Path) -> None:
     folder = Folder(root)
     assert await folder.search("zebra", 5) == []
     (root / "new.txt").write_text("a zebra")
@@ -60,7 +60,7 @@ async def test_what_changes_is_seen_by_the_next_search(root: Path) -> None:
 
 
 @pytest.mark.parametrize("url", ["file:///guide/set%20up.md", "file:/guide/set up.md", "file:///guide/set%20up.md#top"])
-async def test_a_document_is_read_by_its_address(root: Path, url: str) -> None:
+async def test_a_document_is_read_by_its_url(root: Path, url: str) -> None:
     document = await Folder(root).read(url)
     assert (document.url, document.title) == ("file:///guide/set%20up.md", "Setting up")
     assert document.text.startswith("Intro")
@@ -83,12 +83,12 @@ OUTSIDE = (
 
 
 @pytest.mark.parametrize("url", OUTSIDE)
-async def test_nothing_else_can_be_named(root: Path, url: str) -> None:
+async def test_other_files_cannot_be_read(root: Path, url: str) -> None:
     with pytest.raises(BrowsingError, match="the document does not exist"):
         await Folder(root).read(url)
 
 
-async def test_a_document_that_became_a_link_is_not_followed(root: Path, tmp_path: Path) -> None:
+async def test_a_document_replaced_by_a_symlink_is_not_read(root: Path, tmp_path: Path) -> None:
     folder = Folder(root)
     await folder.search("gateway", 5)
     (root / "long.txt").unlink()
@@ -97,12 +97,12 @@ async def test_a_document_that_became_a_link_is_not_followed(root: Path, tmp_pat
         await folder.read("file:///long.txt")
 
 
-async def test_what_cannot_be_read_is_left_out(root: Path) -> None:
+async def test_unreadable_and_huge_files_are_not_searched(root: Path) -> None:
     os.mkfifo(root / "pipe.txt")
     (root / "huge.txt").write_text("zebra " * 500_000)
     assert await Folder(root).search("zebra", 5) == []
 
 
-def test_a_folder_that_is_not_there_is_a_mistake(tmp_path: Path) -> None:
+def test_a_missing_folder_is_a_config_error(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="the folder does not exist"):
         Folder(tmp_path / "nowhere")

@@ -1,4 +1,4 @@
-"""Which addresses the browser dials: public ones, whatever a name, a spelling or a redirect makes of them."""
+"""Addresses that the browser connects to: only public ones, also after redirects."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ SPELLINGS = ("127.0.0.1", "localhost", "2130706433", "0x7f000001", "127.1", "017
 
 
 @pytest.mark.parametrize("host", SPELLINGS)
-async def test_this_machine_is_not_opened_however_it_is_written(host: str) -> None:
+async def test_loopback_is_refused_in_every_spelling(host: str) -> None:
     reached: list[str] = []
 
     def secret(request: object) -> object:
@@ -29,7 +29,7 @@ async def test_this_machine_is_not_opened_however_it_is_written(host: str) -> No
     assert reached == []
 
 
-async def test_what_is_refused_is_told_apart_from_what_is_not_there() -> None:
+async def test_refused_addresses_differ_from_unreachable_ones() -> None:
     web = Web()
     with pytest.raises(BrowsingError, match="not on the public Internet"):
         await web.read("http://127.0.0.1:9/")
@@ -48,7 +48,7 @@ async def test_every_redirect_is_checked() -> None:
             await web.aclose()
 
 
-async def test_where_a_page_really_was_is_what_is_cited() -> None:
+async def test_a_document_has_the_url_after_redirects() -> None:
     async with website({"/a": moved("/b"), "/b": page("b", "text/plain")}) as site:
         web = Web(private=True)
         document = await web.read(f"{site}/a")
@@ -57,21 +57,21 @@ async def test_where_a_page_really_was_is_what_is_cited() -> None:
 
 
 TEXTS = {
-    "declared": ("text/html; charset=iso-8859-1", b"<p>caf\xe9"),
-    "in the document": ("text/html", b'<meta charset="windows-1252"><p>caf\xe9'),
-    "by a mark": ("text/plain", b"\xef\xbb\xbfcaf\xc3\xa9"),
-    "nowhere": ("text/plain", b"caf\xc3\xa9"),
+    "HTTP header": ("text/html; charset=iso-8859-1", b"<p>caf\xe9"),
+    "meta element": ("text/html", b'<meta charset="windows-1252"><p>caf\xe9'),
+    "byte order mark": ("text/plain", b"\xef\xbb\xbfcaf\xc3\xa9"),
+    "not declared": ("text/plain", b"caf\xc3\xa9"),
 }
 
 
 @pytest.mark.parametrize(("declared", "body"), TEXTS.values(), ids=TEXTS)
-async def test_a_page_is_read_in_its_own_encoding(declared: str, body: bytes) -> None:
+async def test_a_page_is_decoded_with_its_encoding(declared: str, body: bytes) -> None:
     from aiohttp import web as answers
 
-    def said(_: object) -> answers.Response:
+    def respond(_: object) -> answers.Response:
         return answers.Response(body=body, headers={"content-type": declared})
 
-    async with website({"/": said}) as site:
+    async with website({"/": respond}) as site:
         web = Web(private=True)
         assert (await web.read(f"{site}/")).text.endswith("café")
         await web.aclose()

@@ -1,5 +1,7 @@
-"""The browser over a real socket, asked by the SDK's client: golden views, facts for citations, sessions, and pages
-that mean harm."""
+"""The browser server with the MCP client of the SDK.
+
+The tests cover expected views, structured content for citations, sessions and hostile pages.
+"""
 
 from __future__ import annotations
 
@@ -41,7 +43,7 @@ GUIDE = """<html><head><title>The guide</title></head><body>
 async def browsing(
     pages: dict[str, Answer], found: Any = None, view_tokens: int = 1024, page_s: float = 20.0
 ) -> AsyncIterator[tuple[Client, str]]:
-    """A client of a browser whose web is these pages, and the address of that web."""
+    """Yield a client of a browser whose web consists of these pages, and the URL of that web."""
     async with website(pages, found) as site:
         web = Web(private=True, page_s=page_s, page_bytes=200_000)
         server = browser_server(Browser(SearxNG(site), [web], view_tokens))
@@ -49,7 +51,7 @@ async def browsing(
             yield client, site
 
 
-async def test_the_tools_are_declared_as_the_model_knows_them() -> None:
+async def test_the_tools_are_declared_in_the_trained_form() -> None:
     async with browsing({}) as (client, _):
         listed = (await client.list_tools()).tools
         assert [tool.name for tool in listed] == ["search", "open", "find"]
@@ -63,7 +65,7 @@ async def test_the_tools_are_declared_as_the_model_knows_them() -> None:
         assert client.instructions.endswith("sources=web (default: web)")
 
 
-async def test_a_search_an_opened_result_and_what_is_found_in_it_read_as_trained() -> None:
+async def test_search_open_and_find_return_the_trained_form() -> None:
     results = [
         {"url": "SITE/guide", "title": "The guide", "content": "How to set\n it up."},
         {"url": "javascript:alert(1)", "title": "no"},
@@ -136,11 +138,11 @@ async def test_a_search_an_opened_result_and_what_is_found_in_it_read_as_trained
             facts = matched.structured_content
             assert (facts["url"], facts["pattern"], facts["cursor"]) == (f"{site}/guide", "more or ask the", 2)
             assert [(match["id"], match["line"]) for match in facts["matches"]] == [(0, 4)]
-            # A match opens the page near where it is.
+            # A match opens the page near the match.
             assert "L4: Install it" in text_of(await called(client, "open", id=0, cursor=2, num_lines=1))
 
 
-async def test_nothing_found_is_said_and_is_no_page_to_search_in() -> None:
+async def test_empty_results_are_reported_and_cannot_be_searched() -> None:
     async with browsing({"/guide": page(GUIDE)}, {"results": []}) as (client, site):
         assert text_of(await called(client, "search", query="x")).endswith("L4: No results.")
         refused = await called(client, "find", pattern="x")
@@ -153,28 +155,28 @@ async def test_nothing_found_is_said_and_is_no_page_to_search_in() -> None:
 
 
 OPENINGS: dict[str, tuple[dict[str, Any], str]] = {
-    "a number in a string": ({"id": "0", "cursor": 0}, "[1] second"),
-    "a number with a point": ({"id": 0.0, "cursor": 0.0}, "[1] second"),
-    "a link as it is written": ({"id": "【0†Second】"}, "[1] second"),
-    "another place": ({"loc": 20}, "**viewing lines [20 - "),
-    "so many lines": ({"loc": 20, "num_lines": 3}, "**viewing lines [20 - 22] of 52**"),
-    "more lines than there are": ({"loc": 50, "num_lines": 99}, "**viewing lines [50 - 52] of 52**"),
+    "number in a string": ({"id": "0", "cursor": 0}, "[1] second"),
+    "decimal number": ({"id": 0.0, "cursor": 0.0}, "[1] second"),
+    "link in the written form": ({"id": "【0†Second】"}, "[1] second"),
+    "other location": ({"loc": 20}, "**viewing lines [20 - "),
+    "number of lines": ({"loc": 20, "num_lines": 3}, "**viewing lines [20 - 22] of 52**"),
+    "more lines than available": ({"loc": 50, "num_lines": 99}, "**viewing lines [50 - 52] of 52**"),
     "nulls": ({"id": None, "cursor": None, "loc": None, "num_lines": None}, "[1] first"),
-    "its source": ({"view_source": True}, "view-source:http"),
-    "a place behind the end": ({"loc": 53}, "Invalid location parameter: `53`. Cannot exceed page maximum of 52."),
-    "no such link": ({"id": 7}, "Invalid link id `7`."),
-    "no such page": ({"cursor": 5}, "Cursor `5` is out of range. Available cursor indices: [0 - 0]."),
-    "a page before the first": ({"cursor": -2}, "Cursor `-2` is out of range."),
-    "no place": ({"loc": "there"}, "Invalid function arguments: `loc`"),
-    "no link": ({"id": [1]}, "Invalid function arguments: `id`"),
-    "a file": ({"id": "file:///etc/passwd"}, "URLs of this kind cannot be opened"),
-    "words": ({"id": "the first link"}, "`the first link` is not a valid URL"),
-    "a very long address": ({"id": "https://" + "a" * 5000}, "is not a valid URL"),
+    "page source": ({"view_source": True}, "view-source:http"),
+    "location after the end": ({"loc": 53}, "Invalid location parameter: `53`. Cannot exceed page maximum of 52."),
+    "unknown link": ({"id": 7}, "Invalid link id `7`."),
+    "unknown page": ({"cursor": 5}, "Cursor `5` is out of range. Available cursor indices: [0 - 0]."),
+    "negative cursor": ({"cursor": -2}, "Cursor `-2` is out of range."),
+    "invalid location": ({"loc": "there"}, "Invalid function arguments: `loc`"),
+    "invalid link": ({"id": [1]}, "Invalid function arguments: `id`"),
+    "file URL": ({"id": "file:///etc/passwd"}, "URLs of this kind cannot be opened"),
+    "text": ({"id": "the first link"}, "`the first link` is not a valid URL"),
+    "very long URL": ({"id": "https://" + "a" * 5000}, "is not a valid URL"),
 }
 
 
 @pytest.mark.parametrize(("arguments", "expected"), OPENINGS.values(), ids=OPENINGS)
-async def test_whatever_the_model_writes_is_understood_or_explained(arguments: dict[str, Any], expected: str) -> None:
+async def test_open_accepts_or_explains_any_arguments(arguments: dict[str, Any], expected: str) -> None:
     lines = "".join(f"<p>line {number}</p>" for number in range(25))
     pages = {
         "/first": page(f"<title>first</title><a href=/second>Second</a>{lines}"),
@@ -187,17 +189,17 @@ async def test_whatever_the_model_writes_is_understood_or_explained(arguments: d
         assert result.is_error is not text_of(result).startswith("[")
 
 
-async def test_without_a_page_there_is_nothing_to_go_on_from() -> None:
+async def test_open_and_find_need_a_visited_page() -> None:
     async with browsing({}) as (client, _):
         for tool, arguments in (("open", {}), ("find", {"pattern": "x"})):
             assert text_of(await called(client, tool, **arguments)) == "No pages to access!"
 
 
-async def test_a_long_page_is_seen_through_a_window() -> None:
+async def test_a_long_page_is_shown_in_a_window() -> None:
     text = "".join(f"<p>{'word ' * 12}{number}</p>" for number in range(500))
     async with browsing({"/": page(text)}, view_tokens=200) as (client, site):
-        shown = text_of(await called(client, "open", id=f"{site}/"))
-        assert 600 < len(shown) < 1100
+        view = text_of(await called(client, "open", id=f"{site}/"))
+        assert 600 < len(view) < 1100
         whole = await called(client, "open", num_lines=100_000)
         assert len(text_of(whole)) < 8 * 1100
         lines = whole.structured_content["lines"]
@@ -205,7 +207,7 @@ async def test_a_long_page_is_seen_through_a_window() -> None:
         assert lines["last"] < lines["total"]
 
 
-async def test_a_cursor_means_what_was_shown_under_it_even_when_the_page_changes() -> None:
+async def test_a_cursor_keeps_its_view_when_the_page_changes() -> None:
     visits: list[int] = []
 
     def changing(request: Any) -> Any:
@@ -220,7 +222,7 @@ async def test_a_cursor_means_what_was_shown_under_it_even_when_the_page_changes
         assert len(visits) == 2
 
 
-async def test_clients_do_not_see_each_others_pages_nor_do_conversations_of_one_client() -> None:
+async def test_clients_and_conversations_do_not_share_pages() -> None:
     async with website({"/": page("<p>mine</p>")}) as site:
         server = browser_server(Browser(SearxNG(site), [Web(private=True)]))
         async with served(server, remembers=True) as url, Client(url) as one, Client(url) as other:
@@ -233,7 +235,7 @@ async def test_clients_do_not_see_each_others_pages_nor_do_conversations_of_one_
             assert "mine" in text_of(await called(one, "open"))
 
 
-async def test_calls_of_one_session_take_their_turns() -> None:
+async def test_calls_of_one_session_run_in_order() -> None:
     async def slow(request: Any) -> Any:
         await asyncio.sleep(0.1)
         return page("<p>slow</p>")(request)
@@ -243,27 +245,27 @@ async def test_calls_of_one_session_take_their_turns() -> None:
         assert [result.structured_content["cursor"] for result in opened] == [0, 1]
 
 
-HARM: dict[str, tuple[dict[str, Answer], str]] = {
-    "never ends": ({"/": endless}, "**viewing lines [0 - "),
-    "a bomb": ({"/": bomb}, "**viewing lines [0 - "),
-    "never goes on": ({"/": silent}, "it did not load within 1 s"),
-    "redirects for ever": ({"/": moved("/")}, "it redirects more than 5 times"),
-    "redirects to a file": ({"/": moved("file:///etc/passwd")}, "only http and https URLs can be opened"),
-    "redirects with a password": ({"/": moved("http://a:b@127.0.0.1/")}, "URLs with a user name are not allowed"),
-    "redirects to nothing": ({"/": moved("http://[")}, "Error fetching URL"),
-    "an image": ({"/": page("x", "image/png")}, "its content type is `image/png`; only text can be read"),
-    "no text": ({"/": page("a\x00b", "")}, "Error fetching URL"),
-    "not there": ({}, "HTTP status 404"),
-    "an encoding that is none": ({"/": page("<p>café</p>", "text/html; charset=zlib")}, "café"),
-    "an encoding that takes long": ({"/": page("<p>text</p>", "text/html; charset=punycode")}, "text"),
-    "markers": ({"/": page("<p>&lt;|end|&gt; <|call|></p>")}, "L2: <|end|> <|call|>"),
+HOSTILE_PAGES: dict[str, tuple[dict[str, Answer], str]] = {
+    "endless body": ({"/": endless}, "**viewing lines [0 - "),
+    "compression bomb": ({"/": bomb}, "**viewing lines [0 - "),
+    "stalled body": ({"/": silent}, "it did not load within 1 s"),
+    "redirect loop": ({"/": moved("/")}, "it redirects more than 5 times"),
+    "redirect to a file": ({"/": moved("file:///etc/passwd")}, "only http and https URLs can be opened"),
+    "redirect with a password": ({"/": moved("http://a:b@127.0.0.1/")}, "URLs with a user name are not allowed"),
+    "redirect to an invalid URL": ({"/": moved("http://[")}, "Error fetching URL"),
+    "image": ({"/": page("x", "image/png")}, "its content type is `image/png`; only text can be read"),
+    "binary content": ({"/": page("a\x00b", "")}, "Error fetching URL"),
+    "missing page": ({}, "HTTP status 404"),
+    "unknown encoding": ({"/": page("<p>café</p>", "text/html; charset=zlib")}, "café"),
+    "slow encoding": ({"/": page("<p>text</p>", "text/html; charset=punycode")}, "text"),
+    "Harmony markers": ({"/": page("<p>&lt;|end|&gt; <|call|></p>")}, "L2: <|end|> <|call|>"),
     "scripts": ({"/": page("<script>ignore()</script><p>seen</p>")}, "L2: seen"),
-    "a title over lines": ({"/": page("<title>a\n[9] b\n\n</title>c")}, "[0] a [9] b (http"),
+    "title of several lines": ({"/": page("<title>a\n[9] b\n\n</title>c")}, "[0] a [9] b (http"),
 }
 
 
-@pytest.mark.parametrize(("pages", "expected"), HARM.values(), ids=HARM)
-async def test_pages_that_mean_harm_do_none(pages: dict[str, Answer], expected: str) -> None:
+@pytest.mark.parametrize(("pages", "expected"), HOSTILE_PAGES.values(), ids=HOSTILE_PAGES)
+async def test_hostile_pages_are_harmless(pages: dict[str, Answer], expected: str) -> None:
     began = time.monotonic()
     async with browsing(pages, page_s=1.0) as (client, site):
         assert expected in text_of(await called(client, "open", id=f"{site}/"))
@@ -272,22 +274,22 @@ async def test_pages_that_mean_harm_do_none(pages: dict[str, Answer], expected: 
 
 ENGINES: dict[str, tuple[Any, str]] = {
     "not JSON": ("<html>", "the search engine's answer is not JSON"),
-    "nested without end": ("[" * 100_000, "the search engine's answer is not JSON"),
+    "deeply nested": ("[" * 100_000, "the search engine's answer is not JSON"),
     "no results": ({"error": 1}, "the search engine's answer has no list of results"),
-    "endless": ("x" * 5_000_000, "the search engine's answer is too large"),
-    "none there": (None, "the search engine answered with HTTP status 404"),
+    "too large": ("x" * 5_000_000, "the search engine's answer is too large"),
+    "no search engine": (None, "the search engine answered with HTTP status 404"),
 }
 
 
 @pytest.mark.parametrize(("found", "expected"), ENGINES.values(), ids=ENGINES)
-async def test_a_search_engine_that_fails_is_an_answer(found: Any, expected: str) -> None:
+async def test_a_search_engine_failure_is_a_tool_error(found: Any, expected: str) -> None:
     async with browsing({}, found) as (client, _):
         result = await called(client, "search", query="x")
         assert result.is_error is True
         assert text_of(result) == f"Error during search for `x`: {expected}"
 
 
-async def test_a_search_engine_without_json_says_what_to_configure() -> None:
+async def test_a_search_engine_without_json_names_the_setting() -> None:
     from aiohttp import web as answers
 
     async with browsing({"/search": lambda _: answers.Response(status=403)}) as (client, _):

@@ -1,4 +1,4 @@
-"""`unisono mcp serve`: the servers as their users start them, over HTTP and over standard input and output."""
+"""`unisono mcp serve`: the tool servers over HTTP and over standard input and output."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ async def test_the_browser_is_served_over_standard_output(folder: Path) -> None:
         assert "L4: It is 42." in text_of(await called(client, "open", id=0))
 
 
-async def test_python_is_served_over_http_and_says_what_it_keeps_code_from() -> None:
+async def test_python_is_served_over_http_and_prints_its_restrictions() -> None:
     async with command("mcp", "serve", "python", "--port", "0", "--seconds", "5") as (_, lines):
         assert lines[0].startswith("Code runs with ")
         assert "network" in lines[0].lower()
@@ -70,36 +70,36 @@ async def test_web_pages_cannot_drive_a_server(folder: Path) -> None:
                 assert answer.status_code == status
 
 
-async def test_a_key_is_asked_for_when_there_is_one(folder: Path) -> None:
+async def test_a_configured_key_is_required(folder: Path) -> None:
     arguments = ("mcp", "serve", "browser", "--folder", str(folder), "--port", "0", "--key-variable", "THE_KEY")
     async with command(*arguments, THE_KEY="open sesame") as (_, lines):
         url = lines[-1].split()[-1]
         async with httpx2.AsyncClient() as client:
             for headers in ({}, {"authorization": "Bearer wrong"}):
                 assert (await client.post(url, json={}, headers=headers)).status_code == 401
-        shown = httpx2.AsyncClient(headers={"authorization": "Bearer open sesame"})
-        async with shown, Client(streamable_http_client(url, http_client=shown)) as asked:
-            assert "42" in text_of(await called(asked, "search", query="answer"))
+        authorized = httpx2.AsyncClient(headers={"authorization": "Bearer open sesame"})
+        async with authorized, Client(streamable_http_client(url, http_client=authorized)) as mcp_client:
+            assert "42" in text_of(await called(mcp_client, "search", query="answer"))
 
 
 MISTAKES = {
-    "nothing to search": (["browser"], "give either --searxng or --folder"),
-    "two to search": (["browser", "--folder", ".", "--searxng", "http://x"], "give either --searxng or --folder"),
-    "no URL": (["browser", "--searxng", "example.com"], "--searxng: must be an http or https URL"),
-    "no folder": (["browser", "--folder", "/nowhere"], "/nowhere: the folder does not exist"),
-    "open to others without a key": (["browser", "--folder", ".", "--host", "0.0.0.0"], "a key is required"),
-    "a name that others may have": (["browser", "--folder", ".", "--host", "example.com"], "a key is required"),
-    "a key that is not set": (
+    "no search source": (["browser"], "give either --searxng or --folder"),
+    "two search sources": (["browser", "--folder", ".", "--searxng", "http://x"], "give either --searxng or --folder"),
+    "invalid URL": (["browser", "--searxng", "example.com"], "--searxng: must be an http or https URL"),
+    "missing folder": (["browser", "--folder", "/nowhere"], "/nowhere: the folder does not exist"),
+    "public address without a key": (["browser", "--folder", ".", "--host", "0.0.0.0"], "a key is required"),
+    "host name without a key": (["browser", "--folder", ".", "--host", "example.com"], "a key is required"),
+    "unset key variable": (
         ["browser", "--folder", ".", "--key-variable", "NO_KEY"],
         "the environment variable NO_KEY is not set",
     ),
-    "no address of ours": (["browser", "--folder", ".", "--host", "127.0.0.1", "--port", "1x"], "'1x' is not a valid"),
-    "no interpreter": (["python", "--python", "/nowhere/python"], "/nowhere/python: cannot be run"),
+    "invalid port": (["browser", "--folder", ".", "--host", "127.0.0.1", "--port", "1x"], "'1x' is not a valid"),
+    "missing interpreter": (["python", "--python", "/nowhere/python"], "/nowhere/python: cannot be run"),
 }
 
 
 @pytest.mark.parametrize(("arguments", "sentence"), MISTAKES.values(), ids=MISTAKES)
-def test_a_mistake_is_said_in_a_sentence(arguments: list[str], sentence: str) -> None:
+def test_invalid_arguments_are_explained(arguments: list[str], sentence: str) -> None:
     result = CliRunner().invoke(main, ["mcp", "serve", *arguments])
     assert result.exit_code != 0
     assert sentence in result.output

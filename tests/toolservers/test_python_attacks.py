@@ -1,7 +1,8 @@
-"""Attacks on the server and the machine from executed code: each works in a bare process and fails in the python tool.
+"""Attacks from executed code on the server and the machine.
 
-The server runs as root and as an ordinary user, with and without namespaces. What an ordinary user without namespaces
-cannot be protected from is listed: the tool starts there with `--unsafe` only.
+Each attack works in a bare process and fails in the Python tool. The server runs as root and as an ordinary user, with
+and without namespaces. Attacks that succeed as an ordinary user without namespaces are listed; there, the tool starts
+only with `--unsafe`.
 """
 
 from __future__ import annotations
@@ -125,7 +126,7 @@ ATTACKS: dict[str, str] = {
     "    time.sleep(3); os._exit(0)\n"
     "for n in range(6): os.wait()\nprint('HIT')",
 }
-# Needs rights that an ordinary user lacks: the control runs as root.
+# These need privileges that an ordinary user lacks, so their control runs as root.
 CONTROLS_AS_ROOT = {
     "mounts",
     "changes a kernel setting",
@@ -133,9 +134,9 @@ CONTROLS_AS_ROOT = {
     "watches the processor",
     "handles page faults",
 }
-# Hidden by namespaces only.
+# Only namespaces prevent these.
 NEED_NAMESPACES = {"sees the server's command line"}
-# Protected by namespaces or another user id.
+# Namespaces or another user id prevent these.
 UNSAFE = NEED_NAMESPACES | {
     "signals the server",
     "reads the home directory",
@@ -153,7 +154,7 @@ MODES = {
 
 @dataclass(frozen=True)
 class Machine:
-    """A copy of the tool that every user may read, and the home directory of the user."""
+    """A copy of the tool that every user can read, and the home directory of the user."""
 
     proxy: Path
     home: Path
@@ -204,8 +205,8 @@ def machine() -> Iterator[Machine]:
         yield Machine(proxy, home, listener.getsockname()[1])
 
 
-def hits(found: dict[str, Any]) -> set[str]:
-    return {name for name, outcome in found.items() if "HIT" in outcome["logs"].split()}
+def hits(outcomes: dict[str, Any]) -> set[str]:
+    return {name for name, outcome in outcomes.items() if "HIT" in outcome["logs"].split()}
 
 
 @pytest.mark.slow
@@ -218,7 +219,9 @@ def test_every_attack_works_in_a_bare_process(machine: Machine) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("user", "mode", "identity", "opened"), MODES.values(), ids=MODES)
-def test_attacks_fail_in_the_tool(machine: Machine, user: int, mode: str, identity: str, opened: set[str]) -> None:
+def test_attacks_fail_in_the_python_tool(
+    machine: Machine, user: int, mode: str, identity: str, opened: set[str]
+) -> None:
     way = made_way(SYSTEM_PYTHON, drops=True, is_isolated=True)
     if mode == "isolated" and not is_working(way):
         pytest.skip("namespaces are not permitted on this system")
@@ -254,7 +257,7 @@ def test_without_namespaces_and_root_the_server_refuses_to_start(machine: Machin
 
 @pytest.mark.slow
 def test_the_command_refuses_and_starts_with_unsafe() -> None:
-    """As root that keeps being root for the code, which protects the server as little as one user for both."""
+    """Run the code as root, like the server: one user for both does not protect the server."""
     serve = [sys.executable, "-c", WITHOUT_NAMESPACES, *UNISONO, "mcp", "serve", "python", "--as-root", "--port", "0"]
     refused = subprocess.run(serve, capture_output=True, text=True, timeout=60, check=False)
     assert refused.returncode == 1

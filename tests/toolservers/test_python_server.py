@@ -1,4 +1,4 @@
-"""Python over a real socket, asked by the SDK's client."""
+"""The Python server with the MCP client of the SDK."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ async def python(way: Sandbox, limits: RunLimits | None = None) -> AsyncIterator
         yield client
 
 
-async def test_code_goes_in_and_what_it_printed_comes_out(way: Sandbox) -> None:
+async def test_the_tool_returns_the_output_of_the_code(way: Sandbox) -> None:
     async with python(way) as client:
         (tool,) = (await client.list_tools()).tools
         assert (tool.name, tool.input_schema["required"]) == ("python", ["code"])
@@ -41,7 +41,7 @@ async def test_code_goes_in_and_what_it_printed_comes_out(way: Sandbox) -> None:
         assert result.structured_content == facts
 
 
-async def test_a_program_that_fails_is_an_answer(way: Sandbox) -> None:
+async def test_a_time_limit_is_reported_in_a_normal_result(way: Sandbox) -> None:
     async with python(way, RunLimits(seconds=0.5)) as client:
         result = await called(client, "python", code="print(1)\nwhile True: pass")
         assert text_of(result) == "1\n[The program exceeded its time limit and was stopped.]"
@@ -49,38 +49,38 @@ async def test_a_program_that_fails_is_an_answer(way: Sandbox) -> None:
 
 
 REFUSED: dict[str, tuple[dict[str, Any], str]] = {
-    "no code": ({}, "Invalid function arguments: `code`"),
-    "no text": ({"code": 3}, "Invalid function arguments: `code`"),
-    "too much": ({"code": "#" * (MAX_CODE_LENGTH + 1)}, f"`code` must have at most {MAX_CODE_LENGTH} characters"),
+    "missing code": ({}, "Invalid function arguments: `code`"),
+    "code of the wrong type": ({"code": 3}, "Invalid function arguments: `code`"),
+    "code too long": ({"code": "#" * (MAX_CODE_LENGTH + 1)}, f"`code` must have at most {MAX_CODE_LENGTH} characters"),
 }
 
 
 @pytest.mark.parametrize(("arguments", "sentence"), REFUSED.values(), ids=REFUSED)
-async def test_what_cannot_be_run_is_explained(way: Sandbox, arguments: dict[str, Any], sentence: str) -> None:
+async def test_invalid_code_arguments_are_explained(way: Sandbox, arguments: dict[str, Any], sentence: str) -> None:
     async with python(way) as client:
         result = await called(client, "python", **arguments)
         assert (text_of(result), result.is_error) == (sentence, True)
 
 
 WRAPPED: dict[str, tuple[dict[str, Any], str | None]] = {
-    "as it is": ({"code": "print(1)"}, "print(1)"),
-    "under another name": ({"input": "print(1)"}, "print(1)"),
-    "as JSON in the argument": ({"code": json.dumps({"code": "print(1)"})}, "print(1)"),
-    "in a fence": ({"code": "```python\nprint(1)\nprint(2)\n```"}, "print(1)\nprint(2)"),
+    "plain": ({"code": "print(1)"}, "print(1)"),
+    "other argument name": ({"input": "print(1)"}, "print(1)"),
+    "JSON in the argument": ({"code": json.dumps({"code": "print(1)"})}, "print(1)"),
+    "code fence": ({"code": "```python\nprint(1)\nprint(2)\n```"}, "print(1)\nprint(2)"),
     "a dictionary is code": ({"code": '{"code": 1}'}, '{"code": 1}'),
     "a set is code": ({"code": "{1, 2}"}, "{1, 2}"),
-    "nested without end": ({"code": "{" * 100_000}, "{" * 100_000),
+    "deeply nested braces": ({"code": "{" * 100_000}, "{" * 100_000),
     "a fence inside": ({"code": "x = '''```\n```'''"}, "x = '''```\n```'''"),
-    "nothing": ({"language": "python"}, None),
+    "no code argument": ({"language": "python"}, None),
 }
 
 
 @pytest.mark.parametrize(("arguments", "code"), WRAPPED.values(), ids=WRAPPED)
-def test_code_is_found_however_it_is_wrapped(arguments: dict[str, Any], code: str | None) -> None:
+def test_code_is_extracted_from_its_wrapping(arguments: dict[str, Any], code: str | None) -> None:
     assert code_of(arguments) == code
 
 
-async def test_several_programs_run_at_the_same_time(way: Sandbox) -> None:
+async def test_several_programs_run_concurrently(way: Sandbox) -> None:
     async with python(way) as client:
         code = "import time; time.sleep(0.3); print({})"
         results = await asyncio.gather(*(called(client, "python", code=code.format(number)) for number in range(4)))
