@@ -1,4 +1,4 @@
-"""Keys: the right one is let in, everything else fails the same way."""
+"""Tests of the master key: it is accepted, and everything else fails in the same way."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ HOSTILE: dict[str, str | None] = {
     "key and more": KEY + "0",
     "key with a NUL": KEY + "\x00",
     "key in another case": KEY.upper(),
-    "surrounding space": f" {KEY}",
+    "surrounding spaces": f" {KEY}",
     "ten kilobytes": "k" * 10_000,
     "line break": f"{KEY}\r\nx-admin: 1",
     "SQL": "' OR 1=1 --",
@@ -29,31 +29,31 @@ HOSTILE: dict[str, str | None] = {
 }
 
 
-async def test_the_master_key_is_the_default_tenant() -> None:
+async def test_master_key_is_the_default_tenant() -> None:
     assert await MasterKey(KEY).identify(KEY) == Caller("default", raw=True)
 
 
 @pytest.mark.parametrize("presented", HOSTILE.values(), ids=HOSTILE)
-async def test_anything_but_the_key_is_refused_without_saying_why_it_differs(presented: str | None) -> None:
-    with pytest.raises(NotAuthenticated) as refused:
+async def test_any_other_key_is_refused_without_a_reason(presented: str | None) -> None:
+    with pytest.raises(NotAuthenticated) as error:
         await MasterKey(KEY).identify(presented)
-    assert KEY not in refused.value.message
-    assert refused.value.status == 401
+    assert KEY not in error.value.message
+    assert error.value.status == 401
 
 
-async def test_a_key_outside_ascii_works() -> None:
+async def test_non_ascii_key_is_accepted() -> None:
     assert (await MasterKey("schlüssel-🔑").identify("schlüssel-🔑")).tenant == "default"
 
 
-def test_an_empty_master_key_cannot_be_configured() -> None:
+def test_empty_master_key_is_an_error() -> None:
     with pytest.raises(ValueError, match="empty"):
         MasterKey("")
 
 
 @pytest.mark.parametrize("presented", [None, "dummy", ""], ids=["no key", "an SDK's dummy", "empty"])
-async def test_without_keys_everyone_is_the_local_user(presented: str | None) -> None:
+async def test_every_caller_is_the_local_user_without_keys(presented: str | None) -> None:
     assert await NoKeys().identify(presented) == Caller("local", raw=True)
 
 
-def test_the_key_is_not_kept_in_readable_form() -> None:
+def test_key_is_not_stored_in_readable_form() -> None:
     assert KEY not in repr(vars(MasterKey(KEY)))

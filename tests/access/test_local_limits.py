@@ -1,4 +1,4 @@
-"""Limits of one process: the same as those of a store, and bounded in memory."""
+"""Tests of limits in one process: equal to those of a store, with limited memory."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.access.test_usage_ledger import Clock, claim, ended, keeping, store
+from tests.access.test_usage_ledger import Clock, claim, failing_ledger, open_store, settlement
 from unisono.access.local_limits import MAX_ACCOUNTS, LocalLimits
 from unisono.core.access import KeyLimits
 from unisono.core.quotas import Account, QuotaKind, QuotaReservation, QuotaStatus
@@ -30,26 +30,26 @@ LIMITS = st.sampled_from(
 
 @settings(max_examples=50)
 @given(LIMITS, STEPS)
-def test_a_process_refuses_as_a_store_does(limits: KeyLimits, steps: list[tuple[float, str, int]]) -> None:
-    async def compared() -> list[tuple[QuotaStatus, QuotaStatus]]:
-        clock, running, standings = Clock(), list[QuotaReservation](), list[tuple[QuotaStatus, QuotaStatus]]()
+def test_local_limits_match_those_of_a_store(limits: KeyLimits, steps: list[tuple[float, str, int]]) -> None:
+    async def compare() -> list[tuple[QuotaStatus, QuotaStatus]]:
+        clock, running, statuses = Clock(), list[QuotaReservation](), list[tuple[QuotaStatus, QuotaStatus]]()
         local = LocalLimits(clock)
-        async with store(clock) as accounts:
+        async with open_store(clock) as accounts:
             for pause, step, tokens in steps:
                 clock.now += pause
                 if step == "settle":
                     if running:
-                        one = running.pop(0)
-                        await accounts.settle(ended(one, output=tokens))
-                        local.settle(one, tokens)
+                        reservation = running.pop(0)
+                        await accounts.settle(settlement(reservation, output=tokens))
+                        local.settle(reservation, tokens)
                     continue
-                one = claim(limits, for_s=1e6, is_owed=step == "owed")
-                standings.append((await accounts.reserve(one), local.reserve(one)))
-                if standings[-1][0].refused is None:
-                    running.append(one)
-        return standings
+                reservation = claim(limits, for_s=1e6, is_owed=step == "owed")
+                statuses.append((await accounts.reserve(reservation), local.reserve(reservation)))
+                if statuses[-1][0].refused is None:
+                    running.append(reservation)
+        return statuses
 
-    for stored, counted in asyncio.run(compared()):
+    for stored, counted in asyncio.run(compare()):
         assert stored == counted
 
 
@@ -61,23 +61,23 @@ def test_a_process_refuses_as_a_store_does(limits: KeyLimits, steps: list[tuple[
         (KeyLimits(max_parallel=2), QuotaKind.PARALLEL),
     ],
 )
-async def test_what_the_store_granted_counts_when_it_fails(limits: KeyLimits, refused: QuotaKind) -> None:
-    async with keeping() as (accounts, books):
-        await books.reserve(claim(limits))
+async def test_claims_granted_by_the_store_count_after_it_fails(limits: KeyLimits, refused: QuotaKind) -> None:
+    async with failing_ledger() as (accounts, ledger):
+        await ledger.reserve(claim(limits))
         accounts.down = True
         second, third = claim(limits), claim(limits)
         with pytest.raises(StoreUnavailable):
-            await books.reserve(second)
-        granted = books.reserve_locally(second)
+            await ledger.reserve(second)
+        granted = ledger.reserve_locally(second)
         assert (granted.refused, granted.limits) == (None, limits)
-        assert books.reserve_locally(third).refused is refused
-        await books.settle(ended(second))
-        # A request stays in its minute; its tokens and its place are free again.
-        is_free = books.reserve_locally(third).refused is None
+        assert ledger.reserve_locally(third).refused is refused
+        await ledger.settle(settlement(second))
+        # The request still counts in its minute; its tokens and its parallel slot are free again.
+        is_free = ledger.reserve_locally(third).refused is None
         assert is_free == (refused is not QuotaKind.REQUESTS)
 
 
-def test_only_so_many_accounts_are_counted() -> None:
+def test_number_of_accounts_is_limited() -> None:
     local = LocalLimits(Clock())
     first = claim(KeyLimits(rpm=1))
     assert local.reserve(first).refused is None

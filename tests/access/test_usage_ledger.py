@@ -1,5 +1,4 @@
-"""What limits a key holds to the second, and how reservations and settlements of a process find their way to a store
-that may be down."""
+"""Tests of the usage ledger: per-minute limits, and writes to a store that may be down."""
 
 from __future__ import annotations
 
@@ -29,20 +28,22 @@ from unisono.core.quotas import (
 from unisono.errors import StoreUnavailable
 from unisono.store.sqlite import SqliteStore
 
-WHOSE = Account("team", "key_1")
+ACCOUNT = Account("team", "key_1")
 NUMBERS = count()
 
 
 def claim(limits: KeyLimits, **changes: Any) -> QuotaReservation:
-    made = QuotaReservation(
-        WHOSE, f"once {next(NUMBERS)}", limits, input=60, expected_output=40, max_output=1000, for_s=1000.0
+    reservation = QuotaReservation(
+        ACCOUNT, f"once {next(NUMBERS)}", limits, input=60, expected_output=40, max_output=1000, for_s=1000.0
     )
-    return replace(made, **changes)
+    return replace(reservation, **changes)
 
 
-def ended(of: QuotaReservation, **used: int) -> UsageRecord:
+def settlement(reservation: QuotaReservation, **used: int) -> UsageRecord:
     return UsageRecord(
-        f"turn {next(NUMBERS)}", LedgerLine(WHOSE, "gpt-oss", "2026-11-21", TokenUsage(requests=1, **used)), of
+        f"turn {next(NUMBERS)}",
+        LedgerLine(ACCOUNT, "gpt-oss", "2026-11-21", TokenUsage(requests=1, **used)),
+        reservation,
     )
 
 
@@ -55,7 +56,7 @@ class Clock:
 
 
 @asynccontextmanager
-async def store(clock: Clock) -> AsyncIterator[SqliteStore]:
+async def open_store(clock: Clock) -> AsyncIterator[SqliteStore]:
     opened = SqliteStore(None, clock=clock)
     await opened.start()
     try:
@@ -64,7 +65,7 @@ async def store(clock: Clock) -> AsyncIterator[SqliteStore]:
         await opened.aclose()
 
 
-# The minute
+# Per-minute limits
 
 EDGES: dict[str, tuple[KeyLimits, float, Sequence[tuple[float, bool]]]] = {
     "requests at the beginning of a second": (KeyLimits(rpm=1), 0.0, [(59.9, False), (60.9, False), (61.0, True)]),
@@ -74,29 +75,29 @@ EDGES: dict[str, tuple[KeyLimits, float, Sequence[tuple[float, bool]]]] = {
 }
 
 
-@pytest.mark.parametrize(("limits", "at", "tries"), EDGES.values(), ids=EDGES)
-async def test_a_minute_ends_at_its_edge_and_never_before(
-    limits: KeyLimits, at: float, tries: Sequence[tuple[float, bool]]
+@pytest.mark.parametrize(("limits", "at", "attempts"), EDGES.values(), ids=EDGES)
+async def test_quota_is_free_again_exactly_after_the_minute(
+    limits: KeyLimits, at: float, attempts: Sequence[tuple[float, bool]]
 ) -> None:
     clock = Clock()
-    async with store(clock) as accounts:
+    async with open_store(clock) as accounts:
         clock.now += at
-        began = clock.now
+        started = clock.now
         assert (await accounts.reserve(claim(limits))).refused is None
-        for later, granted in tries:
-            clock.now = began + later
-            standing = await accounts.reserve(claim(limits))
-            assert (standing.refused is None) == granted, later
+        for delay_s, granted in attempts:
+            clock.now = started + delay_s
+            status = await accounts.reserve(claim(limits))
+            assert (status.refused is None) == granted, delay_s
             if not granted:
-                # Who comes back when they are told to is let in, and nobody a moment earlier.
-                assert standing.retry_after_s == pytest.approx(began - at + 61 - clock.now)
+                # A request is accepted after `retry_after_s`, and not earlier.
+                assert status.retry_after_s == pytest.approx(started - at + 61 - clock.now)
 
 
 @given(st.lists(st.sampled_from([0.0, 0.001, 0.5, 0.999, 7.0, 19.99, 30.0, 59.999, 60.0, 61.0]), max_size=30))
-def test_no_sixty_seconds_hold_more_than_they_may(pauses: list[float]) -> None:
+def test_no_sixty_seconds_exceed_the_request_limit(pauses: list[float]) -> None:
     async def granted() -> list[float]:
         clock, times = Clock(), []
-        async with store(clock) as accounts:
+        async with open_store(clock) as accounts:
             for pause in pauses:
                 clock.now += pause
                 if (await accounts.reserve(claim(KeyLimits(rpm=3)))).refused is None:
@@ -107,42 +108,42 @@ def test_no_sixty_seconds_hold_more_than_they_may(pauses: list[float]) -> None:
     assert all(last - first >= 60 for first, last in zip(times, times[3:], strict=False))
 
 
-async def test_a_minute_counts_what_was_used_and_not_what_was_held() -> None:
+async def test_minute_counts_settled_instead_of_reserved_tokens() -> None:
     clock, limits = Clock(), KeyLimits(tpm=200)
-    async with store(clock) as accounts:
-        one = claim(limits)
-        await accounts.reserve(one)
-        await accounts.settle(ended(one, input=60, output=140))
+    async with open_store(clock) as accounts:
+        reservation = claim(limits)
+        await accounts.reserve(reservation)
+        await accounts.settle(settlement(reservation, input=60, output=140))
         assert (await accounts.reserve(claim(limits, input=1, expected_output=1))).refused is QuotaKind.TOKENS
         clock.now += 61
         assert (await accounts.reserve(claim(limits))).refused is None
 
 
-# A process and its store
+# Writes to the store
 
 
-class Failing(AccountStore):
-    """Accounts that can be out of reach; `asked` is what was tried."""
+class FailingAccounts(AccountStore):
+    """Quota store that can fail; `calls` lists the operations that were tried."""
 
     def __init__(self, accounts: AccountStore) -> None:
         self._accounts = accounts
         self.down = False
-        self.late = False
-        """Does what it is asked next, and does not say so in time."""
-        self.asked: list[str] = []
+        # The next reservation succeeds but reports a failure.
+        self.is_late = False
+        self.calls: list[str] = []
 
-    def _try(self, what: str) -> None:
-        self.asked.append(what)
+    def _try(self, operation: str) -> None:
+        self.calls.append(operation)
         if self.down:
             raise StoreUnavailable("down")
 
     async def reserve(self, claim: QuotaReservation) -> QuotaStatus:
         self._try("reserve")
-        standing = await self._accounts.reserve(claim)
-        if self.late:
-            self.late = False
+        status = await self._accounts.reserve(claim)
+        if self.is_late:
+            self.is_late = False
             raise StoreUnavailable("late")
-        return standing
+        return status
 
     async def extend(self, *claims: QuotaReservation) -> None:
         self._try("extend")
@@ -160,40 +161,40 @@ class Failing(AccountStore):
 
 
 @asynccontextmanager
-async def keeping(held_s: float = 1000.0) -> AsyncIterator[tuple[Failing, UsageLedger]]:
-    async with store(Clock()) as opened:
-        accounts = Failing(opened)
-        books = UsageLedger(accounts, held_s=held_s)
+async def failing_ledger(held_s: float = 1000.0) -> AsyncIterator[tuple[FailingAccounts, UsageLedger]]:
+    async with open_store(Clock()) as opened:
+        accounts = FailingAccounts(opened)
+        ledger = UsageLedger(accounts, held_s=held_s)
         try:
-            yield accounts, books
+            yield accounts, ledger
         finally:
             accounts.down = False
-            await books.aclose()
+            await ledger.aclose()
 
 
-ONE = KeyLimits(max_parallel=1)
+ONE_PARALLEL = KeyLimits(max_parallel=1)
 
 
-async def test_a_place_that_nothing_came_of_is_free_again_and_in_no_ledger() -> None:
-    async with keeping() as (accounts, books):
-        one = claim(ONE)
-        assert (await books.reserve(one)).limits == ONE
-        assert (await books.reserve(claim(ONE))).refused is QuotaKind.PARALLEL
-        books.release(one)
+async def test_released_claim_frees_its_slot_without_a_ledger_entry() -> None:
+    async with failing_ledger() as (accounts, ledger):
+        reservation = claim(ONE_PARALLEL)
+        assert (await ledger.reserve(reservation)).limits == ONE_PARALLEL
+        assert (await ledger.reserve(claim(ONE_PARALLEL))).refused is QuotaKind.PARALLEL
+        ledger.release(reservation)
         async with asyncio.timeout(5):
-            while (await books.reserve(claim(ONE))).refused is not None:
+            while (await ledger.reserve(claim(ONE_PARALLEL))).refused is not None:
                 await asyncio.sleep(0.001)
         assert await accounts.requests() == 0
 
 
-async def test_what_could_not_be_written_is_written_as_soon_as_it_can_be() -> None:
-    async with keeping() as (accounts, books):
+async def test_failed_settlements_are_retried_until_they_are_written() -> None:
+    async with failing_ledger() as (accounts, ledger):
         claims = [claim(KeyLimits(max_parallel=9)) for _ in range(3)]
-        for one in claims:
-            await books.reserve(one)
+        for reservation in claims:
+            await ledger.reserve(reservation)
         accounts.down = True
-        for one in claims:
-            await books.settle(ended(one))
+        for reservation in claims:
+            await ledger.settle(settlement(reservation))
         assert await accounts.requests() == 0
         accounts.down = False
         async with asyncio.timeout(10):
@@ -201,63 +202,65 @@ async def test_what_could_not_be_written_is_written_as_soon_as_it_can_be() -> No
                 await asyncio.sleep(0.01)
 
 
-async def test_settlements_that_come_at_once_are_written_together() -> None:
-    async with keeping() as (accounts, books):
+async def test_concurrent_settlements_are_written_together() -> None:
+    async with failing_ledger() as (accounts, ledger):
         claims = [claim(KeyLimits(max_parallel=99)) for _ in range(50)]
-        for one in claims:
-            await books.reserve(one)
-        await asyncio.gather(*(books.settle(ended(one)) for one in claims))
+        for reservation in claims:
+            await ledger.reserve(reservation)
+        await asyncio.gather(*(ledger.settle(settlement(reservation)) for reservation in claims))
         assert await accounts.requests() == 50
-        assert accounts.asked.count("settle") == 1
+        assert accounts.calls.count("settle") == 1
 
 
-async def test_what_no_store_takes_is_lost_alone_and_said(caplog: pytest.LogCaptureFixture) -> None:
-    async with keeping() as (accounts, books):
+async def test_only_the_rejected_record_is_dropped_and_logged(caplog: pytest.LogCaptureFixture) -> None:
+    async with failing_ledger() as (accounts, ledger):
         claims = [claim(KeyLimits(max_parallel=99)) for _ in range(5)]
-        for one in claims:
-            await books.reserve(one)
-        used = [ended(one, input=2**63 if number == 2 else 1) for number, one in enumerate(claims)]
-        await asyncio.gather(*(books.settle(one) for one in used))
+        for reservation in claims:
+            await ledger.reserve(reservation)
+        records = [
+            settlement(reservation, input=2**63 if number == 2 else 1) for number, reservation in enumerate(claims)
+        ]
+        await asyncio.gather(*(ledger.settle(reservation) for reservation in records))
         assert await accounts.requests() == 4
-        await books.settle(ended(claim(KeyLimits())))
+        await ledger.settle(settlement(claim(KeyLimits())))
         assert await accounts.requests() == 5
     assert [record.message for record in caplog.records] == ["usage record lost: the store rejects it"]
 
 
-async def test_a_reservation_of_which_nothing_is_known_is_given_back() -> None:
-    async with keeping() as (accounts, books):
+async def test_reservation_with_an_unknown_result_is_released() -> None:
+    async with failing_ledger() as (accounts, ledger):
         accounts.down = True
         with pytest.raises(StoreUnavailable):
-            await books.reserve(claim(ONE))
+            await ledger.reserve(claim(ONE_PARALLEL))
         accounts.down = False
         async with asyncio.timeout(10):
-            while "settle" not in accounts.asked:
+            while "settle" not in accounts.calls:
                 await asyncio.sleep(0.01)
-        assert (await books.reserve(claim(ONE))).refused is None
+        assert (await ledger.reserve(claim(ONE_PARALLEL))).refused is None
 
 
-async def test_a_store_that_is_late_once_refuses_nobody_who_insists_and_holds_once() -> None:
-    async with keeping() as (accounts, books):
-        accounts.late = True
-        held = claim(KeyLimits(max_parallel=2))
-        assert (await books.reserve(held, insist=True)).refused is None
-        assert accounts.asked == ["reserve", "reserve"]
-        assert (await books.reserve(replace(held, once="another"))).refused is None
-        assert (await books.reserve(replace(held, once="a third"))).refused is not None
-        accounts.late = True
+async def test_insisting_reservation_is_retried_once_and_reserved_once() -> None:
+    async with failing_ledger() as (accounts, ledger):
+        accounts.is_late = True
+        reservation = claim(KeyLimits(max_parallel=2))
+        assert (await ledger.reserve(reservation, insist=True)).refused is None
+        assert accounts.calls == ["reserve", "reserve"]
+        assert (await ledger.reserve(replace(reservation, once="another"))).refused is None
+        assert (await ledger.reserve(replace(reservation, once="a third"))).refused is not None
+        accounts.is_late = True
         with pytest.raises(StoreUnavailable):
-            await books.reserve(replace(held, once="a fourth"))
+            await ledger.reserve(replace(reservation, once="a fourth"))
 
 
-async def test_claims_are_renewed_as_long_as_they_are_open_and_no_longer() -> None:
-    async with keeping(held_s=0.03) as (accounts, books):
-        one = claim(ONE)
-        await books.reserve(one)
+async def test_claims_are_extended_until_they_are_settled() -> None:
+    async with failing_ledger(held_s=0.03) as (accounts, ledger):
+        reservation = claim(ONE_PARALLEL)
+        await ledger.reserve(reservation)
         async with asyncio.timeout(5):
-            while accounts.asked.count("extend") < 2:
+            while accounts.calls.count("extend") < 2:
                 await asyncio.sleep(0.001)
-        await books.settle(ended(one))
+        await ledger.settle(settlement(reservation))
         await asyncio.sleep(0.03)
-        seen = accounts.asked.count("extend")
+        count_before = accounts.calls.count("extend")
         await asyncio.sleep(0.05)
-        assert accounts.asked.count("extend") == seen
+        assert accounts.calls.count("extend") == count_before

@@ -1,4 +1,4 @@
-"""The usage spool: records survive their process, are replayed once, and stay within their bounds."""
+"""Tests of the usage spool: records survive their process and are replayed once."""
 
 from __future__ import annotations
 
@@ -24,27 +24,29 @@ from unisono.errors import StoreUnavailable
 from unisono.store.sqlite import SqliteStore
 
 STORE = "redis://user:secret@host:6379/0"
-ONE = UsageRecord(
+RECORD = UsageRecord(
     "resp_1", LedgerLine(Account("team", "key_1"), "gpt-oss", "2026-11-22", TokenUsage(requests=1, input=7, output=3))
 )
-CLAIM = QuotaReservation(ONE.entry.account, "claim", NO_LIMITS, 0, 0, 0, 0.0, period="day:0", period_ends=9e9)
+CLAIM = QuotaReservation(RECORD.entry.account, "claim", NO_LIMITS, 0, 0, 0, 0.0, period="day:0", period_ends=9e9)
 CASES = {
-    "without a claim": ONE,
-    "with a claim": replace(ONE, claim=CLAIM),
-    "a budget without end": replace(ONE, claim=replace(CLAIM, period="none:0", period_ends=None)),
-    "text that is not UTF-8": replace(ONE, entry=replace(ONE.entry, account=Account("t\udc80\n"), model="m\u2028")),
+    "without a claim": RECORD,
+    "with a claim": replace(RECORD, claim=CLAIM),
+    "budget without a period": replace(RECORD, claim=replace(CLAIM, period="none:0", period_ends=None)),
+    "text that is not UTF-8": replace(
+        RECORD, entry=replace(RECORD.entry, account=Account("t\udc80\n"), model="m\u2028")
+    ),
 }
 
 
 @pytest.mark.parametrize("settlement", CASES.values(), ids=CASES)
-def test_a_record_is_one_line_and_is_read_as_it_was_written(settlement: UsageRecord) -> None:
+def test_record_is_one_line_and_round_trips(settlement: UsageRecord) -> None:
     line = to_record(settlement)
     assert line.count(b"\n") == 1
     assert from_record(line) == settlement
 
 
 class Accounts(SqliteStore):
-    """A store that can be out of reach."""
+    """Store that can be down."""
 
     down = False
 
@@ -54,7 +56,7 @@ class Accounts(SqliteStore):
         await super().settle(*settlements)
 
 
-async def opened() -> Accounts:
+async def open_accounts() -> Accounts:
     accounts = Accounts(None)
     await accounts.start()
     return accounts
@@ -65,14 +67,14 @@ async def total(accounts: Accounts) -> int:
 
 
 def numbered(count: int) -> list[UsageRecord]:
-    return [replace(ONE, once=f"resp_{number}") for number in range(count)]
+    return [replace(RECORD, once=f"resp_{number}") for number in range(count)]
 
 
-async def test_what_a_process_left_is_replayed_once_and_deleted(tmp_path: Path) -> None:
-    accounts, spool = await opened(), UsageSpool(tmp_path, STORE)
+async def test_records_of_an_ended_process_are_replayed_once_and_deleted(tmp_path: Path) -> None:
+    accounts, spool = await open_accounts(), UsageSpool(tmp_path, STORE)
     assert await spool.append(numbered(300))
     await spool.release()
-    # One of them reached the ledger before the process died.
+    # One of them was in the ledger before the process died.
     await accounts.settle(numbered(1)[0])
     for _ in range(2):
         await UsageSpool(tmp_path, STORE).replay(accounts)
@@ -82,22 +84,22 @@ async def test_what_a_process_left_is_replayed_once_and_deleted(tmp_path: Path) 
 
 
 DAMAGE = {
-    "cut off": to_record(ONE)[:-9],
+    "truncated": to_record(RECORD)[:-9],
     "garbage": b"\x00\xff{",
     "another version": b'{"v": 2}\n',
     "empty": b"\n",
     "not an object": b"[1]\n",
-    "nesting without end": b"[" * 200_000 + b"\n",
-    "an infinite amount": to_record(ONE).replace(b'"requests":1', b'"requests":1e999'),
-    "an amount that is no number": to_record(ONE).replace(b'"requests":1', b'"requests":NaN'),
-    "an unknown amount": to_record(ONE).replace(b'"requests":1', b'"requests":1,"other":1'),
-    "a claim of another type": to_record(ONE).replace(b"{", b'{"claim":[],', 1),
+    "deep nesting": b"[" * 200_000 + b"\n",
+    "infinite amount": to_record(RECORD).replace(b'"requests":1', b'"requests":1e999'),
+    "NaN amount": to_record(RECORD).replace(b'"requests":1', b'"requests":NaN'),
+    "unknown amount": to_record(RECORD).replace(b'"requests":1', b'"requests":1,"other":1'),
+    "claim of the wrong type": to_record(RECORD).replace(b"{", b'{"claim":[],', 1),
 }
 
 
 @pytest.mark.parametrize("damage", DAMAGE.values(), ids=DAMAGE)
-async def test_a_damaged_line_costs_only_itself(tmp_path: Path, damage: bytes) -> None:
-    accounts, spool = await opened(), UsageSpool(tmp_path, STORE)
+async def test_damaged_line_does_not_affect_other_records(tmp_path: Path, damage: bytes) -> None:
+    accounts, spool = await open_accounts(), UsageSpool(tmp_path, STORE)
     await spool.append(numbered(3))
     await spool.release()
     [path] = tmp_path.iterdir()
@@ -112,7 +114,7 @@ async def test_a_damaged_line_costs_only_itself(tmp_path: Path, damage: bytes) -
 @pytest.mark.parametrize("kind", ["fifo", "folder", "link to a file", "link to a fifo"])
 @pytest.mark.timeout(20)
 async def test_only_regular_files_are_opened(tmp_path: Path, kind: str, caplog: pytest.LogCaptureFixture) -> None:
-    accounts, folder = await opened(), tmp_path / "spool"
+    accounts, folder = await open_accounts(), tmp_path / "spool"
     spool = UsageSpool(folder, STORE)
     await spool.append(numbered(3))
     await spool.release()
@@ -123,15 +125,15 @@ async def test_only_regular_files_are_opened(tmp_path: Path, kind: str, caplog: 
     elif kind == "folder":
         target.mkdir()
     else:
-        target.write_bytes(to_record(replace(ONE, once="linked")))
+        target.write_bytes(to_record(replace(RECORD, once="linked")))
     if kind.startswith("link"):
         other.symlink_to(target)
     else:
         target.rename(other)
     descriptors = len(list(Path("/proc/self/fd").iterdir()))
-    replaying = UsageSpool(folder, STORE)
+    replayer = UsageSpool(folder, STORE)
     for _ in range(3):
-        await replaying.replay(accounts)
+        await replayer.replay(accounts)
     assert [record.message for record in caplog.records].count("usage spool segment unreadable") == 1
     assert len(list(Path("/proc/self/fd").iterdir())) == descriptors
     assert await total(accounts) == 3
@@ -139,24 +141,24 @@ async def test_only_regular_files_are_opened(tmp_path: Path, kind: str, caplog: 
     await accounts.aclose()
 
 
-async def test_a_file_of_a_living_process_or_of_another_store_is_left_alone(tmp_path: Path) -> None:
-    accounts, living = await opened(), UsageSpool(tmp_path, STORE)
-    await living.append(numbered(2))
+async def test_file_of_a_running_process_or_another_store_is_not_replayed(tmp_path: Path) -> None:
+    accounts, active = await open_accounts(), UsageSpool(tmp_path, STORE)
+    await active.append(numbered(2))
     await UsageSpool(tmp_path, STORE).replay(accounts)
-    await living.release()
+    await active.release()
     await UsageSpool(tmp_path, STORE.replace("host", "other")).replay(accounts)
     assert await total(accounts) == 0
-    # The same store under another password.
+    # The same store with another password.
     await UsageSpool(tmp_path, STORE.replace("secret", "changed")).replay(accounts)
     assert await total(accounts) == 2
     await accounts.aclose()
 
 
-async def test_a_file_waits_for_its_store_with_one_process(tmp_path: Path) -> None:
-    accounts = await opened()
-    left = UsageSpool(tmp_path, STORE)
-    await left.append(numbered(2))
-    await left.release()
+async def test_file_is_claimed_by_one_process_while_the_store_is_down(tmp_path: Path) -> None:
+    accounts = await open_accounts()
+    earlier = UsageSpool(tmp_path, STORE)
+    await earlier.append(numbered(2))
+    await earlier.release()
     accounts.down = True
     first, second = UsageSpool(tmp_path, STORE), UsageSpool(tmp_path, STORE)
     with pytest.raises(StoreUnavailable):
@@ -169,75 +171,75 @@ async def test_a_file_waits_for_its_store_with_one_process(tmp_path: Path) -> No
     await accounts.aclose()
 
 
-async def test_a_folder_that_is_none_is_an_error(tmp_path: Path) -> None:
-    accounts, path = await opened(), tmp_path / "file"
+async def test_path_that_is_not_a_folder_is_an_error(tmp_path: Path) -> None:
+    accounts, path = await open_accounts(), tmp_path / "file"
     path.touch()
     spool = UsageSpool(path, STORE)
     assert not await spool.append(numbered(1))
     with pytest.raises(NotADirectoryError):
         await spool.replay(accounts)
-    # Its records may be on another disk that is mounted later.
+    # The folder may be on a disk that is mounted later.
     await UsageSpool(tmp_path / "nowhere", STORE).replay(accounts)
     await accounts.aclose()
 
 
-async def test_a_segment_without_records_is_deleted(tmp_path: Path) -> None:
-    accounts, spool = await opened(), UsageSpool(tmp_path, STORE)
+async def test_stale_segment_without_records_is_deleted(tmp_path: Path) -> None:
+    accounts, spool = await open_accounts(), UsageSpool(tmp_path, STORE)
     assert await spool.append(numbered(1))
     [path] = tmp_path.iterdir()
     fresh, stale = (path.with_name(f"{path.stem}{number}{NEW_SUFFIX}") for number in range(2))
-    for one in (fresh, stale):
-        one.touch()
-    then = time.time() - 2 * STALE_S
-    os.utime(stale, (then, then))
+    for segment in (fresh, stale):
+        segment.touch()
+    modified_at = time.time() - 2 * STALE_S
+    os.utime(stale, (modified_at, modified_at))
     await UsageSpool(tmp_path, STORE).replay(accounts)
     assert set(tmp_path.iterdir()) == {path, fresh}
     await spool.release()
     await accounts.aclose()
 
 
-async def test_a_segment_that_cannot_be_made_leaves_nothing(tmp_path: Path) -> None:
-    spool, opened_files = UsageSpool(tmp_path, STORE), list[int]()
+async def test_segment_that_cannot_be_created_leaves_no_file(tmp_path: Path) -> None:
+    spool, descriptors = UsageSpool(tmp_path, STORE), list[int]()
     await asyncio.to_thread(os.getpid)
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (min(soft, 512), hard))
     try:
         with suppress(OSError):
             while True:
-                opened_files.append(os.open(os.devnull, os.O_RDONLY))
-        # Enough for the segment, and not for its folder.
-        os.close(opened_files.pop())
+                descriptors.append(os.open(os.devnull, os.O_RDONLY))
+        # One descriptor is left: enough for the segment, but not for its folder.
+        os.close(descriptors.pop())
         assert not await spool.append(numbered(1))
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
-        for one in opened_files:
-            os.close(one)
+        for descriptor in descriptors:
+            os.close(descriptor)
     assert not list(tmp_path.iterdir())
     assert await spool.append(numbered(1))
 
 
-async def test_a_settlement_that_comes_while_a_segment_is_sealed_is_written(tmp_path: Path) -> None:
-    accounts, spool = await opened(), UsageSpool(tmp_path, STORE)
-    books = UsageLedger(accounts, held_s=10.0, spool=spool)
+async def test_settlement_during_the_sealing_of_a_segment_is_written(tmp_path: Path) -> None:
+    accounts, spool = await open_accounts(), UsageSpool(tmp_path, STORE)
+    ledger = UsageLedger(accounts, held_s=10.0, spool=spool)
     async with asyncio.timeout(30):
         for number in range(30):
             first, last = numbered(3 * number + 3)[-2:]
-            # Memory does not have this one: its segment is sealed behind the next write.
+            # This record is not in memory; its segment is sealed after the next write.
             await spool.append(numbered(3 * number + 1)[-1:])
-            books.record(first)
+            ledger.record(first)
             while await total(accounts) <= 2 * number:
                 await asyncio.sleep(0)
             for _ in range(number):
                 await asyncio.sleep(0)
-            books.record(last)
+            ledger.record(last)
             while await total(accounts) < 2 * number + 2:
                 await asyncio.sleep(0.001)
-    await books.aclose()
+    await ledger.aclose()
     await accounts.aclose()
 
 
-async def test_a_spool_is_bounded_and_gives_its_space_back(tmp_path: Path) -> None:
-    spool = UsageSpool(tmp_path, STORE, max_bytes=3 * len(to_record(ONE)))
+async def test_spool_size_is_limited_and_shrinks(tmp_path: Path) -> None:
+    spool = UsageSpool(tmp_path, STORE, max_bytes=3 * len(to_record(RECORD)))
     records: Sequence[UsageRecord] = numbered(4)
     assert await spool.append(records[:3])
     assert not await spool.append(records[3:])
@@ -264,7 +266,7 @@ asyncio.run(main())
 async def test_records_survive_a_killed_process(tmp_path: Path) -> None:
     root: Any = Path(__file__).parents[2]
     assert subprocess.run([sys.executable, "-c", WRITER, str(tmp_path)], cwd=root, check=False).returncode == -9
-    accounts = await opened()
+    accounts = await open_accounts()
     await UsageSpool(tmp_path, STORE).replay(accounts)
     assert await total(accounts) == 5
     await accounts.aclose()

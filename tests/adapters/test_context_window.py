@@ -1,4 +1,4 @@
-"""Counts in backends' reports of a full context window."""
+"""Tests of token counts in errors about an exceeded context window."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ REPORTS: dict[str, tuple[str, tuple[int, int]]] = {
         "contains at least 5000 input tokens, for a total of at least 5100 tokens.",
         (5000, 4096),
     ),
-    "vllm, with the output": (
+    "vllm with output tokens": (
         "This model's maximum context length is 4096 tokens. However, you requested 100 output tokens and your prompt "
         "contains at least 4000 input tokens, for a total of at least 4100 tokens.",
         (4100, 4096),
     ),
-    "vllm, no count": ("max_tokens must be at least 1, got 0. (parameter=max_tokens, value=0)", (0, 0)),
+    "vllm without counts": ("max_tokens must be at least 1, got 0. (parameter=max_tokens, value=0)", (0, 0)),
     "sglang": ("The input (5000 tokens) is longer than the model's context length (4096 tokens).", (5000, 4096)),
-    "sglang, with the output": (
+    "sglang with output tokens": (
         "Requested token count exceeds the model's maximum context length of 4096 tokens. You requested a total of "
         "4100 tokens: 4000 tokens from the input messages and 100 tokens for the completion.",
         (4100, 4096),
@@ -37,11 +37,11 @@ REPORTS: dict[str, tuple[str, tuple[int, int]]] = {
         "The input token count (1200000) exceeds the maximum number of tokens allowed (1048576).",
         (1200000, 1048576),
     ),
-    "only a limit": ("maximum context length is 4096", (0, 4096)),
-    "nothing": ("the context window is full", (0, 0)),
+    "limit only": ("maximum context length is 4096", (0, 4096)),
+    "no numbers": ("the context window is full", (0, 0)),
 }
 
 
 @pytest.mark.parametrize(("text", "counts"), REPORTS.values(), ids=REPORTS)
-def test_counts_are_read_from_every_backends_report(text: str, counts: tuple[int, int]) -> None:
+def test_token_counts_are_read_from_each_error_message(text: str, counts: tuple[int, int]) -> None:
     assert read_counts(text) == counts

@@ -1,4 +1,4 @@
-"""The demo model's folder: the tokenizer it gets, the weights it gets, and how it comes to be."""
+"""Tests of the demo model folder: its tokenizer, its weights and its creation."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def folder() -> Path:
 
 
 @pytest.fixture(scope="module")
-def plain(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def unpacked_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return demo.expand(tmp_path_factory.mktemp("demo") / "plain", "bf16")
 
 
@@ -40,9 +40,9 @@ def encoding() -> Encoding:
 
 
 TEXTS = {
-    "nothing": "",
+    "empty": "",
     "spaces": " ",
-    "mixed white space": " \t\n\n  \r\n x \u00a0\u200b\ufeff",
+    "mixed whitespace": " \t\n\n  \r\n x \u00a0\u200b\ufeff",
     "English": "Hello, world! It's what I'd say; they'LL don't DON'T we've.",
     "accents": "na\u00efve caf\u00e9 \u2014 \u201cquotes\u201d \u2026 \u00bd \u00b2 \u0130stanbul \ufb01n \u1fb3",
     "combining": "e\u0301\u0301 U\u0308n\u0308",
@@ -52,30 +52,30 @@ TEXTS = {
     "code": "def f(x):\n    return {'a': [1, 2.5e-3, None]}\r\n\r\n// HTTPServer.getURL_v2()\n",
     "numbers": "1234567890 12,345.678 3 14 159 2653",
     "JSON": '{"location":"Paris","unit":"C","n":[1,2,3]}',
-    "a long run": "a" * 500 + " " * 80 + "!" * 90,
-    "almost markers": "<|start |> <| end|> <|nothing|> <|reserved_1|>",
+    "long runs": "a" * 500 + " " * 80 + "!" * 90,
+    "near markers": "<|start |> <| end|> <|nothing|> <|reserved_1|>",
     "markers": "".join(MARKERS) + "assistant<|endoftext|><|startoftext|>",
 }
 
 
 @pytest.mark.parametrize("text", TEXTS.values(), ids=TEXTS)
-def test_the_tokenizer_gives_the_ids_of_the_encoding(tokenizer: Tokenizer, encoding: Encoding, text: str) -> None:
+def test_tokenizer_matches_the_encoding(tokenizer: Tokenizer, encoding: Encoding, text: str) -> None:
     ids = tokenizer.encode(text, add_special_tokens=False).ids
 
     assert ids == encoding.encode_as_server(text)
     assert tokenizer.decode(ids, skip_special_tokens=False) == text
 
 
-def test_the_tokenizer_gives_the_ids_of_the_encoding_for_anything(tokenizer: Tokenizer, encoding: Encoding) -> None:
-    chance = random.Random(5)
+def test_tokenizer_matches_the_encoding_for_random_text(tokenizer: Tokenizer, encoding: Encoding) -> None:
+    generator = random.Random(5)
     alphabets = [range(32, 127), range(0xA0, 0x600), range(0x3040, 0xA000), range(0x1F300, 0x1F700), (9, 10, 13, 32)]
     for _ in range(400):
-        length = chance.randint(1, 60)
-        text = "".join(chr(chance.choice(chance.choice(alphabets))) for _ in range(length))
+        length = generator.randint(1, 60)
+        text = "".join(chr(generator.choice(generator.choice(alphabets))) for _ in range(length))
         assert tokenizer.encode(text, add_special_tokens=False).ids == encoding.encode_as_server(text), repr(text)
 
 
-def test_every_special_token_has_its_id(tokenizer: Tokenizer, encoding: Encoding) -> None:
+def test_special_tokens_have_their_ids(tokenizer: Tokenizer, encoding: Encoding) -> None:
     ids = range(FIRST_SPECIAL, VOCABULARY)
 
     assert [tokenizer.id_to_token(token) for token in ids] == [encoding.decode([token]) for token in ids]
@@ -83,12 +83,12 @@ def test_every_special_token_has_its_id(tokenizer: Tokenizer, encoding: Encoding
 
 
 @pytest.mark.slow
-def test_the_layouts_hold_the_same_weights(folder: Path, plain: Path) -> None:
-    """mlx's own dequantisation is the judge."""
+def test_layouts_contain_the_same_weights(folder: Path, unpacked_folder: Path) -> None:
+    """Checked against the dequantisation of mlx."""
     import mlx.core as mx
 
     packed = mx.load(str(folder / "model.safetensors"))
-    unpacked = mx.load(str(plain / "model.safetensors"))
+    unpacked = mx.load(str(unpacked_folder / "model.safetensors"))
     experts = [name.removesuffix("_blocks") for name in packed if name.endswith("_blocks")]
     for name in experts:
         blocks = packed[f"{name}_blocks"].view(mx.uint32).flatten(-2)
@@ -99,24 +99,24 @@ def test_the_layouts_hold_the_same_weights(folder: Path, plain: Path) -> None:
 
     assert len(experts) == 8
     assert len(unpacked) == len(packed) - 8
-    configs = [orjson.loads((each / "config.json").read_bytes()) for each in (folder, plain)]
+    configs = [orjson.loads((each / "config.json").read_bytes()) for each in (folder, unpacked_folder)]
     assert configs[0].pop("quantization_config")["quant_method"] == "mxfp4"
     assert configs[0] == configs[1]
 
 
-def test_rows_of_trained_tokens_are_their_own_and_all_others_share_one(folder: Path) -> None:
+def test_untrained_tokens_share_one_row_of_weights(folder: Path) -> None:
     trained, _ = read_safetensors(demo.PACKED.read_bytes())
-    whole, _ = read_safetensors((folder / "model.safetensors").read_bytes())
+    expanded, _ = read_safetensors((folder / "model.safetensors").read_bytes())
     used = trained["used_ids"]
     others = np.setdiff1d(np.arange(VOCABULARY), used)
     for name in ("lm_head.weight", "model.embed_tokens.weight"):
-        assert whole[name].shape[0] == VOCABULARY
-        assert (whole[name][used] == trained[name][:-1]).all()
-        assert (whole[name][others] == trained[name][-1]).all()
+        assert expanded[name].shape[0] == VOCABULARY
+        assert (expanded[name][used] == trained[name][:-1]).all()
+        assert (expanded[name][others] == trained[name][-1]).all()
 
 
 @pytest.mark.slow
-def test_processes_that_expand_at_once_agree_on_one_folder(tmp_path: Path) -> None:
+def test_concurrent_processes_create_one_folder(tmp_path: Path) -> None:
     target = tmp_path / "cache" / "demo"
     (target.parent / ".demo.new-killed").mkdir(parents=True)
     command = [sys.executable, "-m", "unisono_adapters.demo", "--out", str(target)]
@@ -125,9 +125,9 @@ def test_processes_that_expand_at_once_agree_on_one_folder(tmp_path: Path) -> No
         return subprocess.run(command, capture_output=True, text=True, check=True).stdout
 
     with ThreadPoolExecutor(2) as pool:
-        said = set(pool.map(expand, range(2)))
+        outputs = set(pool.map(expand, range(2)))
 
-    assert said == {f"{target}\n"}
+    assert outputs == {f"{target}\n"}
     assert sorted(path.name for path in target.parent.iterdir()) == [".demo.lock", "demo"]
     assert (target / "tokenizer.json").stat().st_mode & 0o777 == (target / "config.json").stat().st_mode & 0o777
 
@@ -139,7 +139,7 @@ def test_expanding_again_changes_nothing(folder: Path) -> None:
     assert {path.name: path.stat().st_mtime_ns for path in folder.iterdir()} == before
 
 
-def test_a_folder_that_holds_something_else_is_left_alone(folder: Path, tmp_path: Path) -> None:
+def test_folder_with_other_content_is_not_overwritten(folder: Path, tmp_path: Path) -> None:
     (tmp_path / "thesis.txt").write_text("mine")
     for target, layout in ((tmp_path, "mxfp4"), (folder, "bf16")):
         with pytest.raises(demo.DemoError, match="exists"):
@@ -148,14 +148,14 @@ def test_a_folder_that_holds_something_else_is_left_alone(folder: Path, tmp_path
     assert [path.name for path in tmp_path.iterdir()] == ["thesis.txt"]
 
 
-def test_an_unknown_layout_is_refused(tmp_path: Path) -> None:
+def test_unknown_layout_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="layout"):
         demo.expand(tmp_path / "new", "int8")
 
     assert list(tmp_path.iterdir()) == []
 
 
-def test_what_is_missing_is_named_with_what_to_install() -> None:
+def test_missing_packages_are_named_with_the_extra_to_install() -> None:
     assert demo.available() is None
 
     sources = str(demo.PACKED.parents[2])
@@ -166,7 +166,7 @@ def test_what_is_missing_is_named_with_what_to_install() -> None:
     assert "unisono[demo]" in reason
 
 
-def test_the_cache_folder_follows_the_environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_cache_folder_follows_the_environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
 
     assert demo.default_folder().parent == tmp_path / "unisono"

@@ -1,4 +1,4 @@
-"""The prompt's ids in an answer are passed over, and nothing else ever is."""
+"""Tests of removing the echoed prompt ids from completion events; nothing else is removed."""
 
 import orjson
 import pytest
@@ -8,7 +8,7 @@ from unisono_adapters._completions import ECHO, LONG_EVENT, CompletionFold, with
 from unisono_adapters._failures import FailureTable
 
 IDS = list(range(100, 3000))
-SPELLED = 'see "prompt_token_ids":[1,2] and \\"prompt_token_ids":[3] ' * 100
+TEXT_WITH_KEYS = 'see "prompt_token_ids":[1,2] and \\"prompt_token_ids":[3] ' * 100
 
 
 def event(**fields: object) -> bytes:
@@ -16,33 +16,33 @@ def event(**fields: object) -> bytes:
     return orjson.dumps({"id": "cmpl-1", "choices": [choice | fields], "usage": None})
 
 
-def test_a_long_echo_is_left_out_and_all_else_is_as_it_was() -> None:
-    echoed = event(prompt_token_ids=IDS, text=SPELLED)
-    shorter = without_echo(echoed)
-    assert len(shorter) < len(echoed) - 10_000
-    assert orjson.loads(shorter) == orjson.loads(event(prompt_token_ids=[], text=SPELLED))
+def test_long_echo_is_removed_and_the_rest_is_unchanged() -> None:
+    original = event(prompt_token_ids=IDS, text=TEXT_WITH_KEYS)
+    shorter = without_echo(original)
+    assert len(shorter) < len(original) - 10_000
+    assert orjson.loads(shorter) == orjson.loads(event(prompt_token_ids=[], text=TEXT_WITH_KEYS))
 
 
-KEPT = {
-    "a short event": event(prompt_token_ids=[1, 2, 3]),
-    "a text that spells the key": event(text=SPELLED),
-    "a list in the list": event(prompt_token_ids=[[1, 2], IDS]),
+UNCHANGED = {
+    "short event": event(prompt_token_ids=[1, 2, 3]),
+    "text that contains the key": event(text=TEXT_WITH_KEYS),
+    "nested list": event(prompt_token_ids=[[1, 2], IDS]),
     "strings in the list": event(prompt_token_ids=["]", *IDS]),
-    "no list": event(prompt_token_ids=None, text="x" * LONG_EVENT),
-    "cut in the middle": event(prompt_token_ids=IDS)[:-200].rpartition(b"]")[0],
-    "written with spaces": event(prompt_token_ids=IDS).replace(b":[", b": ["),
+    "not a list": event(prompt_token_ids=None, text="x" * LONG_EVENT),
+    "truncated": event(prompt_token_ids=IDS)[:-200].rpartition(b"]")[0],
+    "spaces around the colon": event(prompt_token_ids=IDS).replace(b":[", b": ["),
 }
 
 
-@pytest.mark.parametrize("kept", KEPT.values(), ids=KEPT)
-def test_what_is_no_plain_echo_stays_as_it_is(kept: bytes) -> None:
-    assert without_echo(kept) == kept
+@pytest.mark.parametrize("data", UNCHANGED.values(), ids=UNCHANGED)
+def test_event_without_a_plain_echo_is_unchanged(data: bytes) -> None:
+    assert without_echo(data) == data
 
 
-def test_the_answers_own_ids_arrive_beside_a_long_echo() -> None:
+def test_output_ids_are_read_beside_a_long_echo() -> None:
     fold = CompletionFold(OutputForm.IDS, FailureTable())
-    long = event(prompt_token_ids=IDS)
-    assert ECHO in long
-    chunk = fold.feed([long, event(token_ids=[7])])
+    echo_event = event(prompt_token_ids=IDS)
+    assert ECHO in echo_event
+    chunk = fold.feed([echo_event, event(token_ids=[7])])
     assert chunk is not None
     assert chunk.tokens == [5, 6, 7]

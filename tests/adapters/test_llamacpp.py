@@ -1,4 +1,4 @@
-"""llama.cpp's own ways: one id per event, characters of several tokens, no `[DONE]`, connections that close."""
+"""Tests of the llama.cpp adapter: missing ids, finish reasons, connections and probe."""
 
 from __future__ import annotations
 
@@ -47,9 +47,7 @@ def tokens_of(chunks: list[Chunk]) -> list[int]:
     return [token for chunk in chunks for token in chunk.tokens]
 
 
-async def test_it_asks_for_ids_and_switches_every_other_sampler_off(
-    fake: FakeLlamaCpp, backend: LlamaCppBackend
-) -> None:
+async def test_request_asks_for_ids_and_disables_other_samplers(fake: FakeLlamaCpp, backend: LlamaCppBackend) -> None:
     await collect(backend, CompletionJob(JOB.prompt, 50, Sampling(logit_bias={CALL: -100.0, 5: 2.5}), request_id="r"))
     (request,) = fake.requests
     assert request.path == "/completion"
@@ -73,51 +71,49 @@ async def test_it_asks_for_ids_and_switches_every_other_sampler_off(
 # Characters of several tokens
 
 TEXTS: dict[str, list[int]] = {
-    "one of four tokens": ENCODING.encode_text("𠜎"),
-    "several of two tokens, joined": ENCODING.encode_text("👩‍👩‍👧"),
+    "character of four tokens": ENCODING.encode_text("𠜎"),
+    "joined characters of two tokens": ENCODING.encode_text("👩‍👩‍👧"),
     "between letters": ENCODING.encode_text("a𠜎b"),
-    "spelled by bytes although there is one token for it": [*ENCODING.encode_text(" "), 172, 253, 246, 224],
-    "first in an answer, and the stop token next": [*ENCODING.encode_text("𠜎"), RETURN],
+    "byte tokens instead of one token": [*ENCODING.encode_text(" "), 172, 253, 246, 224],
+    "before the stop token": [*ENCODING.encode_text("𠜎"), RETURN],
     "before a marker": [*ENCODING.encode_text("𠜎"), END, 200006, *ENCODING.encode_text("assistant")],
-    "bytes that are no character": [246, 246, 13225],
-    "markers, and text that spells one": [200005, *ENCODING.encode_text("<|end|>"), END],
+    "invalid bytes": [246, 246, 13225],
+    "markers and text that looks like one": [200005, *ENCODING.encode_text("<|end|>"), END],
 }
 
 
 @pytest.mark.parametrize("tokens", TEXTS.values(), ids=TEXTS)
-async def test_ids_that_were_not_sent_are_put_back(
-    fake: FakeLlamaCpp, backend: LlamaCppBackend, tokens: list[int]
-) -> None:
-    fake.script = lambda asked: LlamaCppScript(tokens=tokens)
+async def test_missing_ids_are_restored(fake: FakeLlamaCpp, backend: LlamaCppBackend, tokens: list[int]) -> None:
+    fake.script = lambda request: LlamaCppScript(tokens=tokens)
     chunks = await collect(backend)
     assert ENCODING.decode(tokens_of(chunks)) == ENCODING.decode(tokens)
     assert ENCODING.special_ids(tokens_of(chunks)) == ENCODING.special_ids(tokens)
 
 
 @pytest.mark.parametrize("text", ["𠜎 ok 👩‍👩‍👧!", "完了。𠮷野家", "x😀"])
-async def test_what_is_put_back_are_the_very_ids_where_the_model_wrote_them_as_everyone_does(
+async def test_restored_ids_equal_the_generated_ids_for_common_tokenization(
     fake: FakeLlamaCpp, backend: LlamaCppBackend, text: str
 ) -> None:
     ids = [token for character in text for token in ENCODING.encode_text(character)]
-    fake.script = lambda asked: LlamaCppScript(tokens=ids)
+    fake.script = lambda request: LlamaCppScript(tokens=ids)
     assert tokens_of(await collect(backend)) == ids
 
 
-HELD: dict[str, tuple[list[tuple[list[int], str]], list[int]]] = {
-    "text held for a stop string, then shown": ([([64], ""), ([65], "ab")], [64, 65]),
-    "held, and shown in part": ([([64], ""), ([65], "a"), ([66], "bc")], [64, 65, 66]),
-    "the stop token shown": ([([RETURN], "<|return|>")], [RETURN]),
-    "the stop token hidden": ([([RETURN], "")], [RETURN]),
-    "a lost character, then the hidden stop token": ([([RETURN], "é")], [*ENCODING.encode_text("é"), RETURN]),
-    "a lost character, then a shown marker": ([([END], "é<|end|>")], [*ENCODING.encode_text("é"), END]),
-    "text that spells a marker was lost": ([([62], "é<|end|>")], ENCODING.encode_text("é<|end|>")),
+EVENT_CASES: dict[str, tuple[list[tuple[list[int], str]], list[int]]] = {
+    "text delayed for a stop string": ([([64], ""), ([65], "ab")], [64, 65]),
+    "delayed and partly emitted text": ([([64], ""), ([65], "a"), ([66], "bc")], [64, 65, 66]),
+    "visible stop token": ([([RETURN], "<|return|>")], [RETURN]),
+    "hidden stop token": ([([RETURN], "")], [RETURN]),
+    "missing character before a hidden stop token": ([([RETURN], "é")], [*ENCODING.encode_text("é"), RETURN]),
+    "missing character before a visible marker": ([([END], "é<|end|>")], [*ENCODING.encode_text("é"), END]),
+    "missing text that looks like a marker": ([([62], "é<|end|>")], ENCODING.encode_text("é<|end|>")),
     "text without ids": ([([], "abc")], ENCODING.encode_text("abc")),
-    "an id and nothing else": ([([13225], "Hello")], [13225]),
+    "single id": ([([13225], "Hello")], [13225]),
 }
 
 
-@pytest.mark.parametrize(("events", "expected"), HELD.values(), ids=HELD)
-def test_every_event_is_accounted_for_by_its_text(events: list[tuple[list[int], str]], expected: list[int]) -> None:
+@pytest.mark.parametrize(("events", "expected"), EVENT_CASES.values(), ids=EVENT_CASES)
+def test_ids_of_events_match_their_text(events: list[tuple[list[int], str]], expected: list[int]) -> None:
     lost = LostIds(ENCODING)
     assert [token for tokens, content in events for token in lost.restored(tokens, content)] == expected
 
@@ -131,8 +127,8 @@ IDS = st.one_of(
 
 
 @given(st.lists(IDS, max_size=40), st.sampled_from([None, RETURN, CALL]))
-def test_whatever_ids_come_their_text_and_their_markers_arrive(ids: list[int], stop: int | None) -> None:
-    # Letters at the end: what is held within a character when generation ends is never sent.
+def test_restored_ids_have_the_text_and_markers_of_the_generated_ids(ids: list[int], stop: int | None) -> None:
+    # Letters at the end: an incomplete character at the end of generation is never sent.
     tokens = [*ids, 64, 64, 64, *([stop] if stop else [])]
     events = LlamaCppScript(tokens=tokens).events({"prompt": [1], "n_predict": 100, "return_tokens": True})
     (chunk,) = [LlamaCppFold(FailureTable()).feed([event.removeprefix(b"data: ").strip() for event in events])]
@@ -141,28 +137,28 @@ def test_whatever_ids_come_their_text_and_their_markers_arrive(ids: list[int], s
     assert ENCODING.special_ids(chunk.tokens) == ENCODING.special_ids(tokens)
 
 
-async def test_a_server_that_sends_no_ids_is_too_old(fake: FakeLlamaCpp, backend: LlamaCppBackend) -> None:
+async def test_server_without_output_ids_raises_ids_missing(fake: FakeLlamaCpp, backend: LlamaCppBackend) -> None:
     event = sse_event({"content": "Hello", "stop": False})
-    fake.script = lambda asked: LlamaCppScript(tokens=[1, RETURN], faults=(inject_at(0, event),))
+    fake.script = lambda request: LlamaCppScript(tokens=[1, RETURN], faults=(inject_at(0, event),))
     with pytest.raises(IdsMissing):
         await collect(backend)
 
 
-# Ends
+# Finish reasons
 
-ENDS = {"eos": FinishReason.STOP, "word": FinishReason.STOP, "limit": FinishReason.LENGTH}
+FINISH_REASONS = {"eos": FinishReason.STOP, "word": FinishReason.STOP, "limit": FinishReason.LENGTH}
 
 
-@pytest.mark.parametrize(("kind", "finish"), ENDS.items(), ids=ENDS)
-async def test_the_last_event_says_why_it_ended(
+@pytest.mark.parametrize(("kind", "finish"), FINISH_REASONS.items(), ids=FINISH_REASONS)
+async def test_last_event_has_the_finish_reason_and_usage(
     fake: FakeLlamaCpp, backend: LlamaCppBackend, kind: str, finish: FinishReason
 ) -> None:
-    fake.script = lambda asked: LlamaCppScript(tokens=[1], finish=kind, prompt_tokens=9, cached_tokens=4)
+    fake.script = lambda request: LlamaCppScript(tokens=[1], finish=kind, prompt_tokens=9, cached_tokens=4)
     last = (await collect(backend))[-1]
     assert (last.finish, last.prompt_tokens, last.cached_tokens, last.stop_token) == (finish, 9, 4, None)
 
 
-async def test_an_error_as_older_servers_send_it_is_no_end(backend: LlamaCppBackend) -> None:
+async def test_error_line_of_older_servers_is_a_protocol_error(backend: LlamaCppBackend) -> None:
     head = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nConnection: close\r\n\r\n"
     error = b'error: {"code":500,"message":"Compute error.","type":"server_error"}\n\n'
     async with WireServer(lambda seen: [Write(head + error), Close()]) as server:
@@ -178,19 +174,19 @@ REFUSALS: dict[str, tuple[Refusal, type[Exception], str]] = {
 }
 
 
-@pytest.mark.parametrize(("refusal", "expected", "said"), REFUSALS.values(), ids=REFUSALS)
-async def test_what_it_refuses_is_an_error_of_its_kind(
-    fake: FakeLlamaCpp, backend: LlamaCppBackend, refusal: Refusal, expected: type[Exception], said: str
+@pytest.mark.parametrize(("refusal", "expected", "message"), REFUSALS.values(), ids=REFUSALS)
+async def test_error_response_raises_the_matching_error(
+    fake: FakeLlamaCpp, backend: LlamaCppBackend, refusal: Refusal, expected: type[Exception], message: str
 ) -> None:
-    fake.script = lambda asked: refusal
-    with pytest.raises(expected, match=said):
+    fake.script = lambda request: refusal
+    with pytest.raises(expected, match=message):
         await collect(backend)
 
 
 # Connections
 
 
-async def test_a_kept_connection_that_it_closed_is_replaced_once() -> None:
+async def test_closed_idle_connection_is_replaced_once() -> None:
     def respond(seen: Any) -> Any:
         if seen.connection == 1 and len(server.requests) == 2:
             return [Close()]
@@ -207,31 +203,34 @@ async def test_a_kept_connection_that_it_closed_is_replaced_once() -> None:
 # Probing
 
 
-async def test_probing_finds_the_context_of_one_slot_and_a_sound_model(backend: LlamaCppBackend) -> None:
-    found = await backend.probe()
-    able = found.capabilities
-    assert (able.prompt, able.output, able.stop_visible, able.context) == (OutputForm.IDS, OutputForm.IDS, True, 8192)
-    assert found.fatal == ()
+async def test_probe_reports_the_slot_context_without_faults(backend: LlamaCppBackend) -> None:
+    probe = await backend.probe()
+    capabilities = probe.capabilities
+    assert (capabilities.prompt, capabilities.output, capabilities.stop_visible, capabilities.context) == (
+        OutputForm.IDS,
+        OutputForm.IDS,
+        True,
+        8192,
+    )
+    assert probe.fatal == ()
 
 
 @pytest.mark.parametrize("context", [None, "4096", -1, 0, 1.5, True])
-async def test_a_context_that_cannot_be_is_unknown(context: object) -> None:
+async def test_invalid_context_size_is_none(context: object) -> None:
     async with FakeLlamaCpp(context=context) as fake:
         backend = LlamaCppBackend(BackendOptions("llamacpp", "tiny", fake.url))
         assert (await backend.probe()).capabilities.context is None
         await backend.aclose()
 
 
-async def test_a_server_that_loads_its_model_cannot_be_examined_yet(
-    fake: FakeLlamaCpp, backend: LlamaCppBackend
-) -> None:
+async def test_probe_of_a_loading_server_is_overloaded(fake: FakeLlamaCpp, backend: LlamaCppBackend) -> None:
     fake.loading = True
     with pytest.raises(BackendOverloaded):
         await backend.probe()
 
 
 @pytest.mark.parametrize("properties", [{}, {"default_generation_settings": 7}, [1], "x"])
-async def test_another_servers_properties_fail_the_probe(
+async def test_invalid_server_properties_fail_the_probe(
     fake: FakeLlamaCpp, backend: LlamaCppBackend, properties: object
 ) -> None:
     fake.properties = properties
@@ -239,6 +238,6 @@ async def test_another_servers_properties_fail_the_probe(
         await backend.probe()
 
 
-async def test_a_foreign_tokenizer_is_found(fake: FakeLlamaCpp, backend: LlamaCppBackend) -> None:
+async def test_foreign_tokenizer_is_a_fatal_finding(fake: FakeLlamaCpp, backend: LlamaCppBackend) -> None:
     fake.patient.encode = lambda text: [ord(character) for character in text]
     assert [finding.check for finding in (await backend.probe()).fatal] == [Check.TOKENIZER]

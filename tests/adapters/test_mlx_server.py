@@ -1,4 +1,4 @@
-"""mlx_lm.server's own ways: text, a hidden stop, HTTP/1.0, and 404 for its own failures."""
+"""Tests of the mlx_lm.server adapter: text prompts, hidden stop tokens and 404 errors."""
 
 from __future__ import annotations
 
@@ -35,35 +35,39 @@ async def collect(backend: MlxServerBackend, job: CompletionJob = JOB) -> list[C
     return [chunk async for chunk in backend.complete(job)]
 
 
-async def test_it_sends_the_text_to_the_model_that_is_loaded(fake: FakeMlxServer, backend: MlxServerBackend) -> None:
+async def test_request_has_the_text_prompt_and_the_default_model(
+    fake: FakeMlxServer, backend: MlxServerBackend
+) -> None:
     await collect(backend)
-    asked = fake.requests[0].json
-    assert (asked["model"], asked["prompt"]) == ("default_model", "<|start|>")
-    assert "cache_salt" not in asked
+    request = fake.requests[0].json
+    assert (request["model"], request["prompt"]) == ("default_model", "<|start|>")
+    assert "cache_salt" not in request
 
 
 PENALTIES = {"off": (1.0, 0.0), "on": (1.2, 1.2)}
 
 
-@pytest.mark.parametrize(("asked", "sent"), PENALTIES.values(), ids=PENALTIES)
-async def test_a_neutral_repetition_penalty_is_spelled_as_off(
-    fake: FakeMlxServer, backend: MlxServerBackend, asked: float, sent: float
+@pytest.mark.parametrize(("penalty", "sent"), PENALTIES.values(), ids=PENALTIES)
+async def test_neutral_repetition_penalty_is_sent_as_zero(
+    fake: FakeMlxServer, backend: MlxServerBackend, penalty: float, sent: float
 ) -> None:
-    await collect(backend, replace(JOB, sampling=Sampling(repetition_penalty=asked)))
+    await collect(backend, replace(JOB, sampling=Sampling(repetition_penalty=penalty)))
     assert fake.requests[0].json["repetition_penalty"] == sent
 
 
-async def test_the_stop_token_stays_hidden(backend: MlxServerBackend) -> None:
+async def test_stop_token_is_hidden(backend: MlxServerBackend) -> None:
     last = (await collect(backend))[-1]
     assert (last.finish, last.stop_token) == (FinishReason.STOP, None)
-    found = (await backend.probe()).capabilities
-    assert (found.prompt, found.output, found.stop_visible) == (OutputForm.TEXT, OutputForm.TEXT, False)
+    capabilities = (await backend.probe()).capabilities
+    assert (capabilities.prompt, capabilities.output, capabilities.stop_visible) == (
+        OutputForm.TEXT,
+        OutputForm.TEXT,
+        False,
+    )
 
 
-async def test_its_404_is_a_failure_of_its_own_and_shows_no_path(
-    fake: FakeMlxServer, backend: MlxServerBackend
-) -> None:
-    fake.script = lambda asked: Refusal(404, b'{"error": "No safetensors in /Users/someone/models"}', version=0)
+async def test_404_is_a_backend_error_without_paths(fake: FakeMlxServer, backend: MlxServerBackend) -> None:
+    fake.script = lambda request: Refusal(404, b'{"error": "No safetensors in /Users/someone/models"}', version=0)
     with pytest.raises(BackendError) as caught:
         await collect(backend)
     assert type(caught.value) is BackendError
@@ -72,52 +76,57 @@ async def test_its_404_is_a_failure_of_its_own_and_shows_no_path(
     assert "model" not in caught.value.message
 
 
-async def test_what_it_finds_wrong_in_a_request_is_a_rejection(fake: FakeMlxServer, backend: MlxServerBackend) -> None:
-    fake.script = lambda asked: Refusal(400, b'{"error": "max_tokens must be at least 1"}', version=0)
+async def test_400_is_a_rejection_with_the_message_of_the_server(
+    fake: FakeMlxServer, backend: MlxServerBackend
+) -> None:
+    fake.script = lambda request: Refusal(400, b'{"error": "max_tokens must be at least 1"}', version=0)
     with pytest.raises(BackendRejected, match="max_tokens must be at least 1"):
         await collect(backend)
 
 
-@pytest.mark.parametrize("wrong", [None, 7, ["a"]])
-async def test_text_that_is_no_text_fails_the_answer(wrong: object) -> None:
-    async with FakeMlxServer(pieces=["a", wrong]) as fake:
+@pytest.mark.parametrize("value", [None, 7, ["a"]])
+async def test_text_of_the_wrong_type_is_a_backend_error(value: object) -> None:
+    async with FakeMlxServer(pieces=["a", value]) as fake:
         backend = MlxServerBackend(BackendOptions("mlx_server", "m", fake.url))
         with pytest.raises(BackendError):
             await collect(backend)
         await backend.aclose()
 
 
-async def test_a_dead_generation_thread_fails_the_probe(fake: FakeMlxServer, backend: MlxServerBackend) -> None:
+async def test_unhealthy_server_fails_the_probe(fake: FakeMlxServer, backend: MlxServerBackend) -> None:
     fake.healthy = False
     with pytest.raises(BackendOverloaded):
         await backend.probe()
 
 
-async def test_leaving_before_the_head_lets_the_server_send_it() -> None:
-    """mlx_lm.server generates to the limit for a client that is gone when it sends its head; behind it, it notices."""
+async def test_cancelling_before_the_headers_keeps_the_socket_until_they_are_sent() -> None:
+    """mlx_lm.server notices a disconnect only after it has sent its response headers.
+
+    If the client is gone before, it generates up to the limit.
+    """
     head = b"HTTP/1.0 200 OK\r\nContent-Type: text/event-stream\r\n\r\n"
-    asked, left = asyncio.Event(), asyncio.Event()
-    seen: list[object] = []
+    request_received, is_finished = asyncio.Event(), asyncio.Event()
+    events: list[object] = []
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         size = int((await reader.readuntil(b"\r\n\r\n")).lower().partition(b"content-length: ")[2].split()[0])
         await reader.readexactly(size)
-        asked.set()
+        request_received.set()
         try:
-            seen.append(await reader.read())
+            events.append(await reader.read())
             writer.write(head)
             await writer.drain()
-            seen.append("head sent")
+            events.append("head sent")
         except OSError as error:
-            seen.append(error)
-        left.set()
+            events.append(error)
+        is_finished.set()
 
     async with listening(serve) as listener:
         backend = MlxServerBackend(BackendOptions("mlx_server", "m", listener.url))
         task = asyncio.create_task(collect(backend))
         async with asyncio.timeout(5):
-            await asked.wait()
+            await request_received.wait()
             task.cancel()
-            await left.wait()
+            await is_finished.wait()
         await backend.aclose()
-    assert seen == [b"", "head sent"]
+    assert events == [b"", "head sent"]

@@ -1,4 +1,4 @@
-"""The messages between a gateway and the engine process, and what importing the backend costs a gateway."""
+"""Tests of the messages between gateway and mlx engine, and of the backend's imports."""
 
 from __future__ import annotations
 
@@ -32,19 +32,19 @@ from unisono_adapters.mlx.wire import (
 )
 
 MESSAGES: dict[str, ToEngine | ToGateway] = {
-    "ask": GenerateCommand(3, [200006, 5], 10, Sampling(seed=2**63, logit_bias={5: -1.5, 200002: 3.0}), "tenant"),
+    "generate": GenerateCommand(3, [200006, 5], 10, Sampling(seed=2**63, logit_bias={5: -1.5, 200002: 3.0}), "tenant"),
     "cancel": Cancel(3),
     "tokenize": Tokenize(4, ["a\nb", "\u2028 \U0001f642"]),
-    "ask for a schema": GenerateCommand(
+    "generate with a schema": GenerateCommand(
         3, [5], 10, Sampling(), constraint=JsonSchema({"enum": ["é", None, 1.5], "$ref": "#/a"})
     ),
-    "ask for any JSON": GenerateCommand(3, [5], 10, Sampling(), constraint=AnyJson()),
-    "ask for a choice": GenerateCommand(3, [5], 10, Sampling(), constraint=OneOf(("a", '"\n'))),
+    "generate any JSON": GenerateCommand(3, [5], 10, Sampling(), constraint=AnyJson()),
+    "generate a choice": GenerateCommand(3, [5], 10, Sampling(), constraint=OneOf(("a", '"\n'))),
     "ready": Ready(131072, guides=True),
     "ready without a context": Ready(None),
     "failed": Failed("no\nmodel"),
     "output": TokenOutput(3, [5, 200002], "stop", 17),
-    "output in the middle": TokenOutput(3, [5]),
+    "output without a finish reason": TokenOutput(3, [5]),
     "refused": RequestRefused(3, "context", "too long"),
     "encoded": Encoded(4, [[1, 2], []]),
     "count": Count(5),
@@ -54,39 +54,39 @@ MESSAGES: dict[str, ToEngine | ToGateway] = {
 
 
 @pytest.mark.parametrize("message", MESSAGES.values(), ids=MESSAGES)
-def test_a_message_is_one_line_and_comes_back_equal(message: ToEngine | ToGateway) -> None:
+def test_message_is_one_line_and_round_trips(message: ToEngine | ToGateway) -> None:
     line = to_line(message)
 
     assert line.index(b"\n") == len(line) - 1
     assert from_line(line) == message
 
 
-def test_any_sequence_and_mapping_travels() -> None:
+def test_other_sequence_and_mapping_types_are_sent() -> None:
     sent = GenerateCommand(0, range(3), 1, Sampling(logit_bias=MappingProxyType({7: 1.0})))
 
     assert from_line(to_line(sent)) == GenerateCommand(0, [0, 1, 2], 1, Sampling(logit_bias={7: 1.0}))
 
 
 GARBAGE = {
-    "nothing": b"\n",
+    "empty": b"\n",
     "not JSON": b"{kind: ask}\n",
     "not an object": b"[1]\n",
     "no kind": b'{"id": 1}\n',
-    "an unknown kind": b'{"kind": "reboot"}\n',
-    "a missing field": b'{"kind": "output", "id": 1}\n',
-    "a field too many": b'{"kind": "cancel", "id": 1, "force": true}\n',
-    "a sampling field too many": b'{"kind":"ask","id":1,"prompt":[],"max_tokens":1,"sampling":{"logit_bias":{},"x":1}}',
+    "unknown kind": b'{"kind": "reboot"}\n',
+    "missing field": b'{"kind": "output", "id": 1}\n',
+    "extra field": b'{"kind": "cancel", "id": 1, "force": true}\n',
+    "extra sampling field": b'{"kind":"ask","id":1,"prompt":[],"max_tokens":1,"sampling":{"logit_bias":{},"x":1}}',
     "not UTF-8": b'{"kind": "\xff"}\n',
 }
 
 
 @pytest.mark.parametrize("line", GARBAGE.values(), ids=GARBAGE)
-def test_what_is_no_message_is_refused_as_such(line: bytes) -> None:
+def test_invalid_line_is_a_wire_error(line: bytes) -> None:
     with pytest.raises(WireError):
         from_line(line)
 
 
-def test_a_gateway_that_imports_the_backend_loads_no_engine() -> None:
+def test_importing_the_backend_loads_no_engine_packages() -> None:
     program = (
         "import sys, unisono_adapters.mlx.local, unisono_adapters.demo;"
         "print(*sorted({'mlx', 'mlx_lm', 'numpy', 'tokenizers', 'transformers'} & sys.modules.keys()))"
@@ -97,6 +97,6 @@ def test_a_gateway_that_imports_the_backend_loads_no_engine() -> None:
 
 
 @pytest.mark.parametrize("value", ["8", -1, True, None], ids=repr)
-def test_an_option_that_is_no_number_is_a_configuration_error(value: object) -> None:
+def test_option_that_is_not_a_number_is_a_config_error(value: object) -> None:
     with pytest.raises(ConfigError, match="batch"):
         MlxLocalBackend(BackendOptions("mlx", "demo", extra={"batch": value}))

@@ -1,4 +1,4 @@
-"""Ollama's own ways: two routes and the probe between them, a context that must not change, prompts cut in silence."""
+"""Tests of the Ollama adapter: its routes, their probe, context size, truncated prompts."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ from unisono.harmony.encoding import load_encoding
 from unisono_adapters.ollama import LONG_PROMPT, MAX_DEFAULT_NUM_CTX, OllamaBackend
 
 ENCODING = load_encoding()
-ASKED = "<|start|>user<|message|>What is the weather in Paris?<|end|><|start|>assistant"
+PROMPT = "<|start|>user<|message|>What is the weather in Paris?<|end|><|start|>assistant"
 TURN = "<|channel|>analysis<|message|>Hm.<|end|><|start|>assistant<|channel|>final<|message|>Sunny."
-JOB = CompletionJob(Prompt(ENCODING.encode_marked(ASKED), ASKED), max_tokens=500)
+JOB = CompletionJob(Prompt(ENCODING.encode_marked(PROMPT), PROMPT), max_tokens=500)
 
 
 @asynccontextmanager
@@ -55,49 +55,56 @@ def finding_of(probe: Probe, check: Check) -> Finding:
 
 ROUTES: dict[str, tuple[dict[str, Any], OutputForm, str, Severity | None]] = {
     "markers in raw text": ({}, OutputForm.TEXT, "raw", None),
-    "none in raw text": ({"bare": True, "version": "0.33.2"}, OutputForm.TEXT, "template", Severity.WARNING),
+    "no markers in raw text": ({"bare": True, "version": "0.33.2"}, OutputForm.TEXT, "template", Severity.WARNING),
 }
 
 
-@pytest.mark.parametrize(("fake_is", "output", "route", "weight"), ROUTES.values(), ids=ROUTES)
-async def test_the_probe_decides_the_route(
-    fake_is: dict[str, Any], output: OutputForm, route: str, weight: Severity | None
+@pytest.mark.parametrize(("fields", "output", "route", "weight"), ROUTES.values(), ids=ROUTES)
+async def test_probe_selects_the_route(
+    fields: dict[str, Any], output: OutputForm, route: str, weight: Severity | None
 ) -> None:
-    async with server(**fake_is) as (backend, fake):
-        found = await backend.probe()
+    async with server(**fields) as (backend, fake):
+        probe = await backend.probe()
         chunks = await collect(backend)
-    able = found.capabilities
-    assert (able.prompt, able.output, able.stop_visible, able.logit_bias) == (OutputForm.TEXT, output, False, False)
-    assert found.fatal == ()
-    assert finding_of(found, Check.MARKERS).weight is weight
+    capabilities = probe.capabilities
+    assert (capabilities.prompt, capabilities.output, capabilities.stop_visible, capabilities.logit_bias) == (
+        OutputForm.TEXT,
+        output,
+        False,
+        False,
+    )
+    assert probe.fatal == ()
+    assert finding_of(probe, Check.MARKERS).weight is weight
     assert text_of(chunks) == TURN
     assert chunks[-1].finish is FinishReason.STOP
-    asked = fake.requests[0].json
-    assert (asked.get("raw"), asked.get("template")) == ((True, None) if route == "raw" else (None, "{{ .Prompt }}"))
-    assert asked["prompt"] == ASKED
+    request = fake.requests[0].json
+    assert (request.get("raw"), request.get("template")) == (
+        (True, None) if route == "raw" else (None, "{{ .Prompt }}")
+    )
+    assert request["prompt"] == PROMPT
 
 
-@pytest.mark.parametrize("because", ["parsed", "tells_context"])
-async def test_markers_stripped_on_both_routes_are_told_and_lived_with(because: str) -> None:
+@pytest.mark.parametrize("attribute", ["parsed", "tells_context"])
+async def test_markers_stripped_on_both_routes_are_a_warning(attribute: str) -> None:
     async with server(bare=True, version="0.33.2") as (backend, fake):
-        setattr(fake.patient, because, False)
-        found = await backend.probe()
-        assert found.capabilities.output is OutputForm.MARKERLESS
-        assert found.fatal == ()
-        assert finding_of(found, Check.MARKERS).weight is Severity.WARNING
-        assert "llama.cpp" in finding_of(found, Check.MARKERS).remedy
+        setattr(fake.patient, attribute, False)
+        probe = await backend.probe()
+        assert probe.capabilities.output is OutputForm.MARKERLESS
+        assert probe.fatal == ()
+        assert finding_of(probe, Check.MARKERS).weight is Severity.WARNING
+        assert "llama.cpp" in finding_of(probe, Check.MARKERS).remedy
         await collect(backend)
         assert fake.requests[0].json["raw"] is True
 
 
-async def test_a_generation_before_any_probe_examines_first() -> None:
+async def test_first_generation_probes_first() -> None:
     async with server() as (backend, fake):
         assert text_of(await collect(backend)) == TURN
         assert fake.probes[0].path == "/api/version"
         assert len(fake.requests) == 1
 
 
-async def test_a_route_that_is_configured_is_not_decided_again() -> None:
+async def test_configured_route_is_not_probed() -> None:
     async with server(extra={"route": "template", "num_ctx": 8192}) as (backend, fake):
         assert text_of(await collect(backend)) == TURN
         assert fake.probes == []
@@ -105,12 +112,12 @@ async def test_a_route_that_is_configured_is_not_decided_again() -> None:
         assert all(seen.json.get("raw") is None for seen in fake.probes if seen.path == "/api/generate")
 
 
-async def test_nothing_is_generated_again_while_server_and_model_are_the_same() -> None:
+async def test_probe_is_not_repeated_for_the_same_server_and_model() -> None:
     async with server() as (backend, fake):
         first = await backend.probe()
-        asked = len(fake.probes)
+        probe_count = len(fake.probes)
         assert await backend.probe() is first
-        assert [seen.path for seen in fake.probes[asked:]] == ["/api/version", "/api/show"]
+        assert [seen.path for seen in fake.probes[probe_count:]] == ["/api/version", "/api/show"]
 
 
 CHANGES: dict[str, tuple[str, Any]] = {
@@ -119,47 +126,47 @@ CHANGES: dict[str, tuple[str, Any]] = {
 }
 
 
-@pytest.mark.parametrize(("what", "now"), CHANGES.values(), ids=CHANGES)
-async def test_another_version_or_model_is_examined_again(what: str, now: Any) -> None:
+@pytest.mark.parametrize(("attribute", "value"), CHANGES.values(), ids=CHANGES)
+async def test_probe_is_repeated_for_another_version_or_model(attribute: str, value: Any) -> None:
     async with server() as (backend, fake):
         assert (await backend.probe()).capabilities.output is OutputForm.TEXT
-        setattr(fake, what, now)
+        setattr(fake, attribute, value)
         fake.patient.bare = True
         assert finding_of(await backend.probe(), Check.MARKERS).weight is Severity.WARNING
 
 
 FAILURES: dict[str, tuple[Refusal, bool]] = {
-    "a dead runner": (Refusal(500, b'{"error":"model runner has unexpectedly stopped"}'), True),
-    "too much to do": (Refusal(503, b'{"error":"server busy, please try again"}'), False),
-    "a request it rejects": (Refusal(400, b'{"error":"invalid options"}'), False),
+    "crashed runner": (Refusal(500, b'{"error":"model runner has unexpectedly stopped"}'), True),
+    "busy": (Refusal(503, b'{"error":"server busy, please try again"}'), False),
+    "rejected request": (Refusal(400, b'{"error":"invalid options"}'), False),
 }
 
 
-@pytest.mark.parametrize(("refusal", "again"), FAILURES.values(), ids=FAILURES)
-async def test_a_failure_makes_the_next_probe_look_again(refusal: Refusal, again: bool) -> None:
+@pytest.mark.parametrize(("refusal", "is_reset"), FAILURES.values(), ids=FAILURES)
+async def test_server_failure_causes_a_new_probe(refusal: Refusal, is_reset: bool) -> None:
     async with server() as (backend, fake):
         first = await backend.probe()
-        fake.script = lambda asked: refusal
+        fake.script = lambda request: refusal
         with pytest.raises(BackendError):
             await collect(backend)
-        assert (await backend.probe() is not first) is again
+        assert (await backend.probe() is not first) is is_reset
 
 
 # The template route
 
 OUTPUTS: dict[str, str] = {
-    "a turn": TURN,
-    "a call": "<|channel|>commentary to=functions.f <|constrain|>json<|message|>" + '{"a": "<|end|>"}',
-    "a recipient first": ' to=functions.f<|channel|>commentary <|constrain|>json<|message|>{"a": 1}',
-    "a word glued to the prompt's last": "commentary to=functions.f<|message|>{}",
-    "the role again": "<|start|>assistant<|channel|>final<|message|>ok",
-    "nothing": "",
+    "two messages": TURN,
+    "tool call": "<|channel|>commentary to=functions.f <|constrain|>json<|message|>" + '{"a": "<|end|>"}',
+    "recipient before the channel": ' to=functions.f<|channel|>commentary <|constrain|>json<|message|>{"a": 1}',
+    "channel name directly after the role": "commentary to=functions.f<|message|>{}",
+    "repeated role": "<|start|>assistant<|channel|>final<|message|>ok",
+    "empty": "",
     "scripts and emoji": "<|channel|>final<|message|>完了 👩‍👩‍👧 𠜎",
 }
 
 
 @pytest.mark.parametrize("output", OUTPUTS.values(), ids=OUTPUTS)
-async def test_the_last_line_holds_the_whole_raw_turn(output: str) -> None:
+async def test_last_line_contains_the_whole_raw_output(output: str) -> None:
     extra = {"route": "template", "num_ctx": 8192}
     async with server(text=output, bare=True, extra=extra) as (backend, _):
         chunks = await collect(backend)
@@ -167,14 +174,14 @@ async def test_the_last_line_holds_the_whole_raw_turn(output: str) -> None:
     assert [chunk.text for chunk in chunks[:-1]] == [""] * (len(chunks) - 1)
 
 
-async def test_an_open_message_is_continued_where_it_was_left() -> None:
-    asked = ASKED + "<|channel|>final<|message|>The weather is sun"
-    job = CompletionJob(Prompt(ENCODING.encode_marked(asked), asked), max_tokens=50)
+async def test_open_message_is_continued() -> None:
+    prompt = PROMPT + "<|channel|>final<|message|>The weather is sun"
+    job = CompletionJob(Prompt(ENCODING.encode_marked(prompt), prompt), max_tokens=50)
     async with server(text="ny today.", extra={"route": "template", "num_ctx": 8192}) as (backend, _):
         assert text_of(await collect(backend, job)) == "ny today."
 
 
-async def test_its_parser_may_fail_over_the_models_json() -> None:
+async def test_parser_error_of_the_server_is_a_protocol_error_without_output() -> None:
     error = b'{"error": "error parsing tool call: raw=\'{broken\', err=unexpected end of JSON input"}\n'
     extra = {"route": "template", "num_ctx": 8192}
     async with server(faults=(inject_at(3, error),), extra=extra) as (backend, _):
@@ -184,87 +191,87 @@ async def test_its_parser_may_fail_over_the_models_json() -> None:
     assert "broken" in str(caught.value.__cause__)
 
 
-async def test_a_turn_of_which_nothing_is_told_before_its_end_arrives() -> None:
+async def test_output_that_only_the_last_line_contains_is_delivered() -> None:
     async with server(thinks=False, extra={"route": "template", "num_ctx": 8192}) as (backend, _):
         assert text_of(await collect(backend)) == TURN
 
 
-# What is asked
+# Requests
 
 
-async def test_every_option_is_sent_and_stop_strings_of_the_modelfile_are_off() -> None:
+async def test_every_option_is_sent_and_modelfile_stop_strings_are_disabled() -> None:
     async with server(extra={"route": "raw", "num_ctx": 16384, "keep_alive": "30m"}) as (backend, fake):
         await collect(backend, CompletionJob(JOB.prompt, 77, Sampling(0.3, seed=7)))
-    asked = fake.requests[0].json
-    assert asked == asked | {"model": "gpt-oss:20b", "truncate": False, "shift": False, "keep_alive": "30m"}
-    assert asked["options"] == asked["options"] | {
+    request = fake.requests[0].json
+    assert request == request | {"model": "gpt-oss:20b", "truncate": False, "shift": False, "keep_alive": "30m"}
+    assert request["options"] == request["options"] | {
         "num_ctx": 16384, "num_predict": 77, "temperature": 0.3, "seed": 7, "repeat_penalty": 1.0, "stop": [],
     }  # fmt: skip
 
 
 NUM_CTX: dict[str, tuple[dict[str, Any], dict[str, Any], int]] = {
     "configured": ({"num_ctx": 65536}, {}, 65536),
-    "of the Modelfile": ({}, {"parameters": 'stop    "x"\nnum_ctx                        16384\ntop_k 5'}, 16384),
-    "of the model, capped": ({}, {"model_info": {"gptoss.context_length": 131072}}, MAX_DEFAULT_NUM_CTX),
-    "of a small model": ({}, {"model_info": {"gptoss.context_length": 4096}}, 4096),
-    "not told": ({}, {"model_info": None}, MAX_DEFAULT_NUM_CTX),
-    "told in another type": ({}, {"model_info": {"gptoss.context_length": "many"}}, MAX_DEFAULT_NUM_CTX),
+    "from the Modelfile": ({}, {"parameters": 'stop    "x"\nnum_ctx                        16384\ntop_k 5'}, 16384),
+    "from the model, capped": ({}, {"model_info": {"gptoss.context_length": 131072}}, MAX_DEFAULT_NUM_CTX),
+    "from a small model": ({}, {"model_info": {"gptoss.context_length": 4096}}, 4096),
+    "unknown": ({}, {"model_info": None}, MAX_DEFAULT_NUM_CTX),
+    "wrong type": ({}, {"model_info": {"gptoss.context_length": "many"}}, MAX_DEFAULT_NUM_CTX),
 }
 
 
-@pytest.mark.parametrize(("extra", "shown", "num_ctx"), NUM_CTX.values(), ids=NUM_CTX)
-async def test_one_context_per_deployment(extra: dict[str, Any], shown: dict[str, Any], num_ctx: int) -> None:
+@pytest.mark.parametrize(("extra", "model_info", "num_ctx"), NUM_CTX.values(), ids=NUM_CTX)
+async def test_every_request_of_a_deployment_has_the_same_num_ctx(
+    extra: dict[str, Any], model_info: dict[str, Any], num_ctx: int
+) -> None:
     async with server(extra=extra) as (backend, fake):
-        fake.shown = {"modified_at": "2026-11-01", **shown}
+        fake.shown = {"modified_at": "2026-11-01", **model_info}
         assert (await backend.probe()).capabilities.context == num_ctx
         await collect(backend)
         generations = [seen for seen in (*fake.probes, *fake.requests) if seen.path == "/api/generate"]
     assert {seen.json["options"]["num_ctx"] for seen in generations} == {num_ctx}
 
 
-# Prompts cut in silence
+# Truncated prompts
 
-LONG = "<|start|>user<|message|>" + "word " * 3000 + "<|end|><|start|>assistant"
-LONG_JOB = CompletionJob(Prompt(ENCODING.encode_marked(LONG), LONG), max_tokens=500)
-CUT: dict[str, tuple[dict[str, Any], bool]] = {
-    "a whole count": ({}, False),
+LONG_PROMPT_TEXT = "<|start|>user<|message|>" + "word " * 3000 + "<|end|><|start|>assistant"
+LONG_JOB = CompletionJob(Prompt(ENCODING.encode_marked(LONG_PROMPT_TEXT), LONG_PROMPT_TEXT), max_tokens=500)
+TRUNCATION_CASES: dict[str, tuple[dict[str, Any], bool]] = {
+    "full count": ({}, False),
     "fewer": ({"prompt_tokens": 2048}, True),
-    "fewer, some of them cached": ({"prompt_tokens": 2048, "cached_tokens": 2000, "version": "0.34.0"}, True),
-    "fewer, and it may mean what was not cached": ({"prompt_tokens": 2048, "version": "0.30.0"}, False),
-    "none, as for a prompt that was all cached": ({"prompt_tokens": 0}, False),
+    "fewer, with cached tokens": ({"prompt_tokens": 2048, "cached_tokens": 2000, "version": "0.34.0"}, True),
+    "fewer, possibly only uncached tokens": ({"prompt_tokens": 2048, "version": "0.30.0"}, False),
+    "zero, as for a cached prompt": ({"prompt_tokens": 0}, False),
     "no count": ({"prompt_tokens": None}, False),
-    "a count that cannot be": ({"prompt_tokens": -5}, False),
+    "impossible count": ({"prompt_tokens": -5}, False),
 }
 
 
-@pytest.mark.parametrize(("script", "cut"), CUT.values(), ids=CUT)
+@pytest.mark.parametrize(("script", "is_truncated"), TRUNCATION_CASES.values(), ids=TRUNCATION_CASES)
 @pytest.mark.parametrize("bare", [False, True], ids=["raw", "template"])
-async def test_a_prompt_that_is_cut_without_a_word_fails_its_answer(
-    script: dict[str, Any], cut: bool, bare: bool
-) -> None:
+async def test_truncated_prompt_is_a_protocol_error(script: dict[str, Any], is_truncated: bool, bare: bool) -> None:
     async with server(bare=bare, **script) as (backend, _):
         await backend.probe()
-        if not cut:
+        if not is_truncated:
             assert text_of(await collect(backend, LONG_JOB)) == TURN
             return
         with pytest.raises(BackendProtocolError, match="num_ctx"):
             await collect(backend, LONG_JOB)
 
 
-async def test_text_that_is_fewer_tokens_than_were_rendered_is_no_cut() -> None:
-    # History may hold ids no tokenizer would choose for their text.
-    spelled = [token for letter in "weather" * 50 for token in ENCODING.encode_text(letter)]
-    job = CompletionJob(Prompt([*JOB.prompt.tokens, *spelled], ASKED + "weather" * 50), max_tokens=5)
+async def test_fewer_prompt_tokens_for_the_same_text_are_no_truncation() -> None:
+    # The history may contain ids that no tokenizer would choose for their text.
+    letter_tokens = [token for letter in "weather" * 50 for token in ENCODING.encode_text(letter)]
+    job = CompletionJob(Prompt([*JOB.prompt.tokens, *letter_tokens], PROMPT + "weather" * 50), max_tokens=5)
     async with server(extra={"route": "raw", "num_ctx": 8192}, version="0.24.0") as (backend, _):
         await backend.probe()
         await collect(backend, job)
 
 
-async def test_a_server_that_cuts_prompts_is_not_used() -> None:
+async def test_truncating_server_is_a_fatal_finding_until_it_is_fixed() -> None:
     async with server() as (backend, fake):
         fake.patient.cuts_at = LONG_PROMPT // 2
-        found = await backend.probe()
-        assert [finding.check for finding in found.fatal] == [Check.PROMPT_WHOLE]
+        probe = await backend.probe()
+        assert [finding.check for finding in probe.fatal] == [Check.PROMPT_WHOLE]
         fake.patient.cuts_at = None
         assert (await backend.probe()).fatal == ()
 
@@ -272,19 +279,19 @@ async def test_a_server_that_cuts_prompts_is_not_used() -> None:
 # Failures
 
 REFUSALS: dict[str, tuple[Refusal, type[Exception], str]] = {
-    "an unknown model": (Refusal(404, b'{"error":"model \'gpt-oss:20b\' not found"}'), BackendError, "does not have"),
-    "too long": (
+    "unknown model": (Refusal(404, b'{"error":"model \'gpt-oss:20b\' not found"}'), BackendError, "does not have"),
+    "context exceeded": (
         Refusal(400, b'{"error":"the input length exceeds the context length"}'), ContextTooLong, "context",
     ),
-    "too long, as llama-server says it": (
+    "context exceeded, llama-server error": (
         Refusal(400, b'{"error":"{\\"error\\":{\\"code\\":400,\\"message\\":\\"request exceeds the available context '
                 b'size\\"}}"}'), ContextTooLong, "context",
     ),
-    "too long, under 200": (
+    "context exceeded, in a 200": (
         Refusal(200, b'{"error":"the input length exceeds the context length","status":400}\n',
                 "application/x-ndjson"), ContextTooLong, "context",
     ),
-    "a dead runner": (
+    "crashed runner": (
         Refusal(200, b'{"error":"model runner has unexpectedly stopped"}\n', "application/x-ndjson"),
         BackendProtocolError, "error",
     ),
@@ -292,33 +299,33 @@ REFUSALS: dict[str, tuple[Refusal, type[Exception], str]] = {
 
 
 @pytest.mark.parametrize("route", ["raw", "template"])
-@pytest.mark.parametrize(("refusal", "expected", "said"), REFUSALS.values(), ids=REFUSALS)
-async def test_what_it_refuses_is_an_error_of_its_kind(
-    refusal: Refusal, expected: type[Exception], said: str, route: str
+@pytest.mark.parametrize(("refusal", "expected", "message"), REFUSALS.values(), ids=REFUSALS)
+async def test_error_response_raises_the_matching_error(
+    refusal: Refusal, expected: type[Exception], message: str, route: str
 ) -> None:
     async with server(extra={"route": route, "num_ctx": 8192}) as (backend, fake):
-        fake.script = lambda asked: refusal
-        with pytest.raises(expected, match=said) as caught:
+        fake.script = lambda request: refusal
+        with pytest.raises(expected, match=message) as caught:
             await collect(backend)
         assert type(caught.value) is expected
 
 
-async def test_thirty_equal_chunks_and_then_silence_are_no_end() -> None:
-    # What Ollama below 0.30 does about repetition: the stream ends, and says nothing.
+async def test_repetitive_stream_without_a_final_event_is_a_protocol_error() -> None:
+    # Ollama before 0.30 ends a repetitive stream without a final event.
     async with server(pieces=["<|channel|>", *["la "] * 31], faults=(without_done,)) as (backend, _):
         with pytest.raises(BackendProtocolError):
             await collect(backend)
 
 
-@pytest.mark.parametrize("said", [{"version": 7}, [1], "0.24"])
-async def test_what_is_not_ollama_fails_the_probe(said: object) -> None:
+@pytest.mark.parametrize("version", [{"version": 7}, [1], "0.24"])
+async def test_invalid_version_response_fails_the_probe(version: object) -> None:
     async with server() as (backend, fake):
-        fake.version = said
+        fake.version = version
         with pytest.raises(BackendProtocolError):
             await backend.probe()
 
 
-async def test_a_server_that_is_not_there_is_unavailable() -> None:
+async def test_unreachable_server_is_unavailable() -> None:
     backend = OllamaBackend(BackendOptions("ollama", "gpt-oss:20b", "http://127.0.0.1:9"))
     with pytest.raises(BackendUnavailable):
         await collect(backend)
@@ -327,17 +334,17 @@ async def test_a_server_that_is_not_there_is_unavailable() -> None:
 
 # Options
 
-WRONG: dict[str, dict[str, Any]] = {
-    "a context of nothing": {"num_ctx": 0},
-    "a context of text": {"num_ctx": "8192"},
-    "a context that is a truth": {"num_ctx": True},
-    "an unknown route": {"route": "chat"},
-    "a route we only fall back to": {"route": "markerless"},
-    "an endless list to keep": {"keep_alive": [1]},
+INVALID_OPTIONS: dict[str, dict[str, Any]] = {
+    "zero num_ctx": {"num_ctx": 0},
+    "string num_ctx": {"num_ctx": "8192"},
+    "boolean num_ctx": {"num_ctx": True},
+    "unknown route": {"route": "chat"},
+    "fallback-only route": {"route": "markerless"},
+    "list as keep_alive": {"keep_alive": [1]},
 }
 
 
-@pytest.mark.parametrize("extra", WRONG.values(), ids=WRONG)
-def test_options_that_cannot_work_fail_at_start_and_name_the_key(extra: dict[str, Any]) -> None:
+@pytest.mark.parametrize("extra", INVALID_OPTIONS.values(), ids=INVALID_OPTIONS)
+def test_invalid_option_is_a_config_error_with_its_key(extra: dict[str, Any]) -> None:
     with pytest.raises(ConfigError, match=rf"^litellm_params\.{next(iter(extra))}: "):
         OllamaBackend(BackendOptions("ollama", "gpt-oss:20b", "http://mac:11434", extra=extra))

@@ -1,4 +1,4 @@
-"""Playing recordings: which turn answers which prompt, and how fast."""
+"""Tests of the replay backend: which recorded turn answers a prompt, and its timing."""
 
 from __future__ import annotations
 
@@ -32,14 +32,14 @@ USER = "<|start|>system<|message|>S<|end|><|start|>user<|message|>{}<|end|><|sta
 TOOL = "<|start|>functions.f to=assistant<|channel|>commentary<|message|>42<|end|><|start|>assistant"
 
 PROMPTS: dict[str, tuple[str, str]] = {
-    "the last user message": (USER.format("Hello"), HI),
-    "an earlier one does not count": (USER.format("Hello") + HI + USER.format("Bye"), OTHER),
-    "a tool's result": (USER.format("Hello") + CALL + TOOL, DONE),
-    "a prompt that ends in": (USER.format("Hello") + "<|channel|>final<|message|>Forced: ", "yes<|return|>"),
-    "nothing that fits": (USER.format("Hello!"), OTHER),
+    "last user message": (USER.format("Hello"), HI),
+    "earlier user message": (USER.format("Hello") + HI + USER.format("Bye"), OTHER),
+    "tool result": (USER.format("Hello") + CALL + TOOL, DONE),
+    "matching end of the prompt": (USER.format("Hello") + "<|channel|>final<|message|>Forced: ", "yes<|return|>"),
+    "no match": (USER.format("Hello!"), OTHER),
     "no conversation": ("Once upon", OTHER),
-    "begun already": (USER.format("Hello") + "<|channel|>final", "<|message|>Hi<|return|>"),
-    "said already": (USER.format("Hello") + HI, ""),
+    "started answer": (USER.format("Hello") + "<|channel|>final", "<|message|>Hi<|return|>"),
+    "complete answer": (USER.format("Hello") + HI, ""),
 }
 
 
@@ -68,50 +68,50 @@ def tokens(chunks: list[Chunk]) -> list[int]:
 
 
 @pytest.mark.parametrize(("prompt", "answer"), PROMPTS.values(), ids=PROMPTS)
-async def test_the_first_turn_that_fits_is_played(recording: str, encoding: Encoding, prompt: str, answer: str) -> None:
+async def test_first_matching_turn_is_replayed(recording: str, encoding: Encoding, prompt: str, answer: str) -> None:
     chunks = await collect(replay(recording), encoding.encode_marked(prompt))
     assert encoding.decode(tokens(chunks)) == answer
     assert chunks[-1].finish is (FinishReason.LENGTH if answer == OTHER else FinishReason.STOP)
     assert chunks[-1].prompt_tokens == len(encoding.encode_marked(prompt))
 
 
-async def test_a_marker_typed_by_the_user_is_text(recording: str, encoding: Encoding) -> None:
-    typed = encoding.encode_text("Use <|end|> f")
+async def test_marker_typed_by_the_user_is_matched_as_text(recording: str, encoding: Encoding) -> None:
+    typed_tokens = encoding.encode_text("Use <|end|> f")
     prompt = encoding.encode_marked(USER.format("@"))
-    at = prompt.index(encoding.encode_text("@")[0])
-    chunks = await collect(replay(recording), prompt[:at] + typed + prompt[at + 1 :])
+    position = prompt.index(encoding.encode_text("@")[0])
+    chunks = await collect(replay(recording), prompt[:position] + typed_tokens + prompt[position + 1 :])
     assert encoding.decode(tokens(chunks)) == CALL
 
 
-async def test_a_prompt_that_went_another_way_is_refused(recording: str, encoding: Encoding) -> None:
+async def test_prompt_that_differs_from_the_recorded_answer_is_refused(recording: str, encoding: Encoding) -> None:
     with pytest.raises(BackendError, match="differs"):
         await collect(replay(recording), encoding.encode_marked(USER.format("Hello") + "<|channel|>analysis"))
 
 
-async def test_a_recording_without_an_answer_says_so(tmp_path: Path, encoding: Encoding) -> None:
+async def test_recording_without_a_matching_turn_is_a_backend_error(tmp_path: Path, encoding: Encoding) -> None:
     path = tmp_path / "r.json"
     path.write_bytes(orjson.dumps({"turns": TURNS[:1]}))
     with pytest.raises(BackendError, match="no answer"):
         await collect(replay(str(path)), encoding.encode_marked(USER.format("Hello")))
 
 
-async def test_lines_are_turns(tmp_path: Path, encoding: Encoding) -> None:
+async def test_json_lines_are_read_as_turns(tmp_path: Path, encoding: Encoding) -> None:
     path = tmp_path / "r.jsonl"
     path.write_bytes(b"\n".join(orjson.dumps(line) for line in ({"source": "x"}, *TURNS)))
     chunks = await collect(replay("some-model", recording=str(path)), encoding.encode_marked(USER.format("Hello")))
     assert encoding.decode(tokens(chunks)) == HI
 
 
-async def test_max_tokens_at_every_place(recording: str, encoding: Encoding) -> None:
+async def test_max_tokens_cuts_the_answer_at_every_position(recording: str, encoding: Encoding) -> None:
     prompt = encoding.encode_marked(USER.format("Hello"))
-    whole = encoding.encode_marked(HI)
-    for limit in range(1, len(whole) + 2):
+    all_tokens = encoding.encode_marked(HI)
+    for limit in range(1, len(all_tokens) + 2):
         chunks = await collect(replay(recording), prompt, limit)
-        assert tokens(chunks) == whole[:limit]
-        assert chunks[-1].finish is (FinishReason.STOP if limit >= len(whole) else FinishReason.LENGTH)
+        assert tokens(chunks) == all_tokens[:limit]
+        assert chunks[-1].finish is (FinishReason.STOP if limit >= len(all_tokens) else FinishReason.LENGTH)
 
 
-async def test_the_pace_is_an_option(recording: str, encoding: Encoding) -> None:
+async def test_interval_and_chunk_size_are_options(recording: str, encoding: Encoding) -> None:
     prompt = encoding.encode_marked(USER.format("Hello"))
     started = perf_counter()
     chunks = await collect(replay(recording, interval_s=0.02, chunk=2), prompt)
@@ -119,15 +119,15 @@ async def test_the_pace_is_an_option(recording: str, encoding: Encoding) -> None
     assert 0.06 <= perf_counter() - started < 1
 
 
-TOO_SLOW = {
+TIMEOUTS = {
     "first token": Timeouts(first_token_s=0.05),
     "silence": Timeouts(silence_s=0.05),
     "total": Timeouts(total_s=0.25),
 }
 
 
-@pytest.mark.parametrize("timeouts", TOO_SLOW.values(), ids=TOO_SLOW)
-async def test_it_runs_out_of_time_like_any_backend(recording: str, encoding: Encoding, timeouts: Timeouts) -> None:
+@pytest.mark.parametrize("timeouts", TIMEOUTS.values(), ids=TIMEOUTS)
+async def test_slow_replay_exceeds_each_timeout(recording: str, encoding: Encoding, timeouts: Timeouts) -> None:
     backend = replay(recording, interval_s=0.1)
     await backend.probe()
     job = CompletionJob(Prompt(encoding.encode_marked(USER.format("Hello"))), 50, timeouts=timeouts)
@@ -140,19 +140,19 @@ async def test_it_runs_out_of_time_like_any_backend(recording: str, encoding: En
 
 UNREADABLE = {
     "not JSON": b"{",
-    "a list": b"[]",
+    "list": b"[]",
     "no turns": b"{}",
-    "turns that are none": b'{"turns": [7]}',
+    "invalid turns": b'{"turns": [7]}',
     "no tokens": b'{"turns": [{"last": "x"}]}',
-    "tokens that are none": b'{"turns": [{"tokens": ["a"]}]}',
+    "invalid tokens": b'{"turns": [{"tokens": ["a"]}]}',
     "ids beyond the vocabulary": b'{"turns": [{"tokens": [201088]}]}',
-    "an unknown finish": b'{"turns": [{"tokens": [1], "finish": "tired"}]}',
+    "unknown finish reason": b'{"turns": [{"tokens": [1], "finish": "tired"}]}',
     "not UTF-8": b'{"turns": [{"text": "\xff"}]}',
 }
 
 
 @pytest.mark.parametrize("content", UNREADABLE.values(), ids=UNREADABLE)
-async def test_a_recording_that_cannot_be_read_is_unavailable(tmp_path: Path, content: bytes) -> None:
+async def test_unreadable_recording_is_unavailable_without_its_path(tmp_path: Path, content: bytes) -> None:
     path = tmp_path / "r.json"
     path.write_bytes(content)
     with pytest.raises(BackendUnavailable) as caught:
@@ -160,13 +160,13 @@ async def test_a_recording_that_cannot_be_read_is_unavailable(tmp_path: Path, co
     assert str(tmp_path) not in caught.value.message
 
 
-async def test_a_recording_that_is_not_there_is_unavailable(tmp_path: Path) -> None:
+async def test_missing_recording_is_unavailable(tmp_path: Path) -> None:
     with pytest.raises(BackendUnavailable):
         await collect(replay(str(tmp_path / "none.json")), [1])
 
 
 @pytest.mark.parametrize("extra", [{"chunk": 0}, {"chunk": "1"}, {"chunk": True}, {"interval_s": -1}, {"context": 0.5}])
-def test_options_that_cannot_work_fail_at_start(extra: dict[str, Any]) -> None:
+def test_invalid_option_is_a_config_error(extra: dict[str, Any]) -> None:
     with pytest.raises(ConfigError):
         replay("demo", **extra)
 
@@ -174,14 +174,14 @@ def test_options_that_cannot_work_fail_at_start(extra: dict[str, Any]) -> None:
 DEMO = {
     "greeting": ("Hello!", "Hello! How can I help you today?<|return|>"),
     "call": ("What is the weather in Paris?", '<|constrain|>json<|message|>{"location":"Paris"}<|call|>'),
-    "malformed on purpose": ("glitch no channel", "<|message|>The channel is missing.<|return|>"),
+    "intentionally malformed": ("glitch no channel", "<|message|>The channel is missing.<|return|>"),
     "anything else": ("Explain everything.", "but I did read your message.<|return|>"),
 }
 
 
-@pytest.mark.parametrize(("asked", "end"), DEMO.values(), ids=DEMO)
-async def test_the_packaged_demo_answers(encoding: Encoding, asked: str, end: str) -> None:
+@pytest.mark.parametrize(("message", "ending"), DEMO.values(), ids=DEMO)
+async def test_packaged_demo_answers(encoding: Encoding, message: str, ending: str) -> None:
     backend = replay("demo")
     assert (await backend.probe()).capabilities.context
-    chunks = await collect(backend, encoding.encode_marked(USER.format(asked)))
-    assert encoding.decode(tokens(chunks)).endswith(end)
+    chunks = await collect(backend, encoding.encode_marked(USER.format(message)))
+    assert encoding.decode(tokens(chunks)).endswith(ending)

@@ -1,4 +1,4 @@
-"""SGLang's own ways: its words for samplers, the stop token it may trim, a window that must not be filled."""
+"""Tests of the SGLang adapter: sampling fields, trimmed stop tokens, context size and probe."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ async def collect(backend: SglangBackend, job: CompletionJob = JOB) -> list[Chun
     return [chunk async for chunk in backend.complete(job)]
 
 
-async def test_it_asks_for_ids_with_the_stop_token_in_them(fake: FakeSglang, backend: SglangBackend) -> None:
+async def test_request_asks_for_ids_with_the_stop_token(fake: FakeSglang, backend: SglangBackend) -> None:
     await collect(backend)
     (request,) = fake.requests
     assert request.path == "/v1/completions"
@@ -53,29 +53,31 @@ async def test_it_asks_for_ids_with_the_stop_token_in_them(fake: FakeSglang, bac
     assert "cache_salt" not in request.json
 
 
-@pytest.mark.parametrize(("asked", "sent"), [(0, -1), (1, 1), (40, 40)])
-async def test_top_k_is_off_by_its_own_word(fake: FakeSglang, backend: SglangBackend, asked: int, sent: int) -> None:
-    await collect(backend, replace(JOB, sampling=Sampling(top_k=asked)))
+@pytest.mark.parametrize(("top_k", "sent"), [(0, -1), (1, 1), (40, 40)])
+async def test_disabled_top_k_is_sent_as_minus_one(
+    fake: FakeSglang, backend: SglangBackend, top_k: int, sent: int
+) -> None:
+    await collect(backend, replace(JOB, sampling=Sampling(top_k=top_k)))
     assert fake.requests[0].json["top_k"] == sent
 
 
-async def test_the_salt_of_the_tenant_goes_along(fake: FakeSglang, backend: SglangBackend) -> None:
+async def test_cache_salt_of_the_tenant_is_sent(fake: FakeSglang, backend: SglangBackend) -> None:
     await collect(backend, replace(JOB, cache_salt="tenant"))
     assert fake.requests[0].json["cache_salt"] == "tenant"
 
 
 @pytest.mark.parametrize("stop", [RETURN, CALL])
 @pytest.mark.parametrize("per_chunk", [1, 8])
-async def test_a_stop_token_that_is_trimmed_all_the_same_is_named(
+async def test_trimmed_stop_token_is_reported(
     fake: FakeSglang, backend: SglangBackend, stop: int, per_chunk: int
 ) -> None:
-    fake.script = lambda asked: SglangScript(tokens=[1, 2, stop], trims=True, per_chunk=per_chunk)
+    fake.script = lambda request: SglangScript(tokens=[1, 2, stop], trims=True, per_chunk=per_chunk)
     chunks = await collect(backend)
     assert [token for chunk in chunks for token in chunk.tokens] == [1, 2]
     assert (chunks[-1].finish, chunks[-1].stop_token) == (FinishReason.STOP, stop)
 
 
-async def test_a_stop_token_among_the_ids_is_not_named_again(fake: FakeSglang, backend: SglangBackend) -> None:
+async def test_stop_token_among_the_ids_is_not_reported_again(fake: FakeSglang, backend: SglangBackend) -> None:
     chunks = await collect(backend)
     assert [token for chunk in chunks for token in chunk.tokens][-1] == RETURN
     assert chunks[-1].stop_token is None
@@ -83,24 +85,24 @@ async def test_a_stop_token_among_the_ids_is_not_named_again(fake: FakeSglang, b
 
 FAILURES: dict[str, tuple[dict[str, object], type[Exception]]] = {
     "aborted": ({"choices": [{"text": "", "token_ids": [], "finish_reason": "abort"}]}, BackendUnavailable),
-    "an error": ({"error": {"object": "error", "message": "x", "code": 503}}, BackendOverloaded),
+    "error event": ({"error": {"object": "error", "message": "x", "code": 503}}, BackendOverloaded),
     "text without ids": ({"choices": [{"text": "hello", "token_ids": None}]}, IdsMissing),
 }
 
 
 @pytest.mark.parametrize(("event", "expected"), FAILURES.values(), ids=FAILURES)
-async def test_a_failure_amid_the_stream_is_none_of_the_answer(
+async def test_failure_during_the_stream_raises_without_a_finish_reason(
     fake: FakeSglang, backend: SglangBackend, event: dict[str, object], expected: type[Exception]
 ) -> None:
-    fake.script = lambda asked: SglangScript(tokens=[1, 2, RETURN], faults=(inject_at(1, sse_event(event)),))
-    heard, error = await collect_until_failure(backend, JOB)
+    fake.script = lambda request: SglangScript(tokens=[1, 2, RETURN], faults=(inject_at(1, sse_event(event)),))
+    chunks, error = await collect_until_failure(backend, JOB)
     assert type(error) is expected
-    assert all(chunk.finish is None for chunk in heard)
+    assert all(chunk.finish is None for chunk in chunks)
 
 
 TOO_LONG: dict[str, Refusal] = {
-    "the prompt": sglang_error("The input (5000 tokens) is longer than the model's context length (4096 tokens)."),
-    "with the answer": sglang_error(
+    "prompt only": sglang_error("The input (5000 tokens) is longer than the model's context length (4096 tokens)."),
+    "prompt and output": sglang_error(
         "Requested token count exceeds the model's maximum context length of 4096 tokens. You requested a total of "
         "4100 tokens: 4000 tokens from the input messages and 100 tokens for the completion."
     ),
@@ -108,13 +110,13 @@ TOO_LONG: dict[str, Refusal] = {
 
 
 @pytest.mark.parametrize("refusal", TOO_LONG.values(), ids=TOO_LONG)
-async def test_too_long_says_the_numbers(fake: FakeSglang, backend: SglangBackend, refusal: Refusal) -> None:
-    fake.script = lambda asked: refusal
+async def test_context_error_contains_the_limit(fake: FakeSglang, backend: SglangBackend, refusal: Refusal) -> None:
+    fake.script = lambda request: refusal
     with pytest.raises(ContextTooLong, match="4096"):
         await collect(backend)
 
 
-async def test_the_context_it_tells_can_be_filled() -> None:
+async def test_reported_context_can_be_filled() -> None:
     async with FakeSglang(tokens=[1, RETURN], context=300) as fake:
         backend = SglangBackend(BackendOptions("sglang", "tiny", fake.url))
         context = (await backend.probe()).capabilities.context
@@ -125,30 +127,30 @@ async def test_the_context_it_tells_can_be_filled() -> None:
         await backend.aclose()
 
 
-async def test_probing_finds_a_sound_model(backend: SglangBackend) -> None:
-    found = await backend.probe()
-    able = found.capabilities
-    assert (able.prompt, able.output, able.stop_visible, able.logit_bias) == (
+async def test_probe_of_a_sound_model_has_no_fatal_finding(backend: SglangBackend) -> None:
+    probe = await backend.probe()
+    capabilities = probe.capabilities
+    assert (capabilities.prompt, capabilities.output, capabilities.stop_visible, capabilities.logit_bias) == (
         OutputForm.IDS,
         OutputForm.IDS,
         True,
         True,
     )
-    assert found.fatal == ()
+    assert probe.fatal == ()
 
 
-async def test_another_model_is_not_used(fake: FakeSglang, backend: SglangBackend) -> None:
+async def test_missing_model_is_a_fatal_finding(fake: FakeSglang, backend: SglangBackend) -> None:
     fake.models = {"data": [{"id": "other"}, None, 3]}
     assert [finding.check for finding in (await backend.probe()).fatal] == [Check.MODEL]
 
 
 @pytest.mark.parametrize("listed", [{"data": "tiny"}, [1], "tiny"])
-async def test_what_is_no_model_list_fails_the_probe(fake: FakeSglang, backend: SglangBackend, listed: object) -> None:
+async def test_invalid_model_list_fails_the_probe(fake: FakeSglang, backend: SglangBackend, listed: object) -> None:
     fake.models = listed
     with pytest.raises(BackendProtocolError):
         await backend.probe()
 
 
-async def test_a_prompt_that_is_cut_is_found(fake: FakeSglang, backend: SglangBackend) -> None:
+async def test_truncated_prompt_is_a_fatal_finding(fake: FakeSglang, backend: SglangBackend) -> None:
     fake.patient.reads_at_most = 5
     assert Check.PROMPT_WHOLE in [finding.check for finding in (await backend.probe()).fatal]

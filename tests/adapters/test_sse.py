@@ -1,4 +1,4 @@
-"""Cutting server-sent events out of reads: what a stream means does not depend on where the network cuts it."""
+"""Tests of parsing server-sent events, for any packet boundaries."""
 
 from __future__ import annotations
 
@@ -17,34 +17,34 @@ STREAMS: dict[str, tuple[bytes, list[bytes]]] = {
     "CRLF": (b"data: a\r\n\r\ndata: b\r\n\r\n", [b"a", b"b"]),
     "CR": (b"data: a\r\rdata: b\r\r", [b"a", b"b"]),
     "mixed": (b"data: a\r\n\ndata: b\n\rdata: c\r\n\r", [b"a", b"b", b"c"]),
-    "CR at the end of a line, LF of the next": (b"data: a\r\n\r\n\n\ndata: b\n\n", [b"a", b"b"]),
+    "CRLF followed by empty lines": (b"data: a\r\n\r\n\n\ndata: b\n\n", [b"a", b"b"]),
     "several data lines": (b"data: a\ndata: b\ndata\n\n", [b"a\nb\n"]),
     "comments": (b": keepalive 1/2\n\ndata: a\n: x\n\n:\n\n", [b"a"]),
     "other fields": (b"event: e\nid: 7\nretry: 1\nfoo\ndata: a\ndatum: b\n\n", [b"a"]),
     "byte order mark": (b"\xef\xbb\xbfdata: a\n\n", [b"a"]),
-    "characters of four bytes": ("data: 👩‍👩‍👧 é\n\n".encode(), ["👩‍👩‍👧 é".encode()]),
-    "an event without its blank line": (b"data: a\n\ndata: [DONE]", [b"a", b"[DONE]"]),
-    "nothing": (b"", []),
+    "multi-byte characters": ("data: 👩‍👩‍👧 é\n\n".encode(), ["👩‍👩‍👧 é".encode()]),
+    "last event without a blank line": (b"data: a\n\ndata: [DONE]", [b"a", b"[DONE]"]),
+    "empty": (b"", []),
     "blank lines": (b"\n\n\n\r\n", []),
 }
 
 
-def cut(stream: bytes, *places: int) -> list[bytes]:
+def parse(stream: bytes, *positions: int) -> list[bytes]:
     cutter = EventCutter()
-    edges = [0, *places, len(stream)]
+    edges = [0, *positions, len(stream)]
     events = [event for start, end in itertools.pairwise(edges) for event in cutter.feed(stream[start:end])]
     return events + cutter.end()
 
 
 @pytest.mark.parametrize(("stream", "events"), STREAMS.values(), ids=STREAMS)
-def test_cutting_the_stream_anywhere_changes_nothing(stream: bytes, events: list[bytes]) -> None:
-    assert cut(stream) == events
-    assert cut(stream, *range(1, len(stream))) == events
-    for places in itertools.combinations(range(len(stream) + 1), 2):
-        assert cut(stream, *places) == events
+def test_events_are_independent_of_packet_boundaries(stream: bytes, events: list[bytes]) -> None:
+    assert parse(stream) == events
+    assert parse(stream, *range(1, len(stream))) == events
+    for positions in itertools.combinations(range(len(stream) + 1), 2):
+        assert parse(stream, *positions) == events
 
 
-def test_an_event_is_out_with_the_read_that_completes_it() -> None:
+def test_event_is_returned_by_the_read_that_completes_it() -> None:
     cutter = EventCutter()
     assert cutter.feed(b"data: a\n") == []
     assert cutter.feed(b"\ndata: b") == [b"a"]
@@ -54,12 +54,12 @@ def test_an_event_is_out_with_the_read_that_completes_it() -> None:
 ENDLESS = {
     "one line": itertools.repeat(b"x" * 65536),
     "one event": itertools.repeat(b"data: " + b"x" * 65536 + b"\n"),
-    "a line of dribble": itertools.repeat(b"xxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxx" * 10),
+    "small reads of one line": itertools.repeat(b"xxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxx" * 10),
 }
 
 
 @pytest.mark.parametrize("reads", ENDLESS.values(), ids=ENDLESS)
-def test_what_never_ends_is_given_up_in_linear_time(reads: itertools.repeat[bytes]) -> None:
+def test_endless_event_is_refused_in_linear_time(reads: itertools.repeat[bytes]) -> None:
     cutter = EventCutter()
     fed = 0
     started = perf_counter()

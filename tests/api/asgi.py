@@ -1,4 +1,4 @@
-"""An ASGI server's side of a conversation, in process: what a client sends, when it leaves, and what it gets.
+"""In-process ASGI client: one request, its disconnect, and the response.
 
 exchange = Exchange(app, "POST", "/v1/chat/completions", json={...})
 await exchange.run()                   # or: exchange.start(), exchange.leave(), await exchange.ended()
@@ -30,13 +30,16 @@ class Exchange:
         state: dict[str, Any] | None = None,
         endless: bool = False,
     ) -> None:
-        """`body` in pieces arrives in pieces, no piece at all for one that was read before; `endless` leaves the last
-        one unfinished."""
+        """Prepare a request.
+
+        A sequence of pieces as `body` arrives in one message per piece; an empty sequence stands for a body
+        that was read already. With `endless`, the last message announces more body data.
+        """
         self._app = app
         pieces = [orjson.dumps(json)] if json is not None else [body or b""] if isinstance(body, bytes | None) else body
         self._incoming = [
-            {"type": "http.request", "body": piece, "more_body": endless or place + 1 < len(pieces)}
-            for place, piece in enumerate(pieces)
+            {"type": "http.request", "body": piece, "more_body": endless or index + 1 < len(pieces)}
+            for index, piece in enumerate(pieces)
         ]
         sent = [("host", "localhost:4000")] if not any(name == "host" for name, _ in headers) else []
         if json is not None:
@@ -57,20 +60,20 @@ class Exchange:
             "state": dict(state or {}),
         }
         self.sent: list[Message] = []
-        self._gone = asyncio.Event()
-        self._wrote = asyncio.Condition()
+        self._disconnected = asyncio.Event()
+        self._sent_more = asyncio.Condition()
         self._task: asyncio.Task[None] | None = None
 
     async def _receive(self) -> Message:
         if self._incoming:
             return self._incoming.pop(0)
-        await self._gone.wait()
+        await self._disconnected.wait()
         return {"type": "http.disconnect"}
 
     async def _send(self, message: Message) -> None:
-        async with self._wrote:
+        async with self._sent_more:
             self.sent.append(message)
-            self._wrote.notify_all()
+            self._sent_more.notify_all()
 
     async def run(self) -> Exchange:
         await self._app(self.scope, self._receive, self._send)
@@ -81,10 +84,10 @@ class Exchange:
         return self
 
     def leave(self) -> None:
-        self._gone.set()
+        self._disconnected.set()
 
     def stop(self) -> None:
-        """The server gives up on the request."""
+        """Cancel the request, as a server does at shutdown."""
         assert self._task is not None
         self._task.cancel()
 
@@ -96,8 +99,8 @@ class Exchange:
 
     async def wrote(self, count: int, within_s: float = 5.0) -> None:
         """Wait until `count` messages were sent."""
-        async with asyncio.timeout(within_s), self._wrote:
-            await self._wrote.wait_for(lambda: len(self.sent) >= count)
+        async with asyncio.timeout(within_s), self._sent_more:
+            await self._sent_more.wait_for(lambda: len(self.sent) >= count)
 
     @property
     def status(self) -> int:
@@ -128,18 +131,18 @@ class Exchange:
 
 
 def events_of(stream: bytes) -> list[Any]:
-    """The JSON of every event, `[DONE]` as a string; comments are left out."""
-    found: list[Any] = []
+    """Return the JSON of all events, with `[DONE]` as a string and without comments."""
+    events: list[Any] = []
     for block in stream.split(b"\n\n")[:-1]:
         if block.startswith(b":"):
             continue
         assert block.startswith(b"data: "), block
         data = block.removeprefix(b"data: ")
-        found.append("[DONE]" if data == b"[DONE]" else orjson.loads(data))
+        events.append("[DONE]" if data == b"[DONE]" else orjson.loads(data))
     assert stream.endswith(b"\n\n") or not stream
-    return found
+    return events
 
 
 async def by_name(key: str | None) -> Caller:
-    """A caller for every key, of the tenant it names."""
+    """Return a caller whose tenant is the key."""
     return Caller(key or "")

@@ -1,4 +1,4 @@
-"""Turns that play a script: the engine's side of a surface, as its interface promises it."""
+"""Generation service that plays scripts, for tests of API surfaces."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ from unisono.core.generation import FinishReason, Usage
 from unisono.core.tools import HostedTool, ToolOutcome
 from unisono.engine.request import GenerationReport, GenerationRequest
 
+# A batch of events, a pause in seconds, an exception to raise, or a barrier that several streams wait for.
 Step = list[Event] | float | BaseException | asyncio.Barrier
-"""A batch, a pause in seconds, what the run raises, or a point that several runs must reach together."""
 
 USAGE = Usage(prompt_tokens=11, completion_tokens=7, reasoning_tokens=3, cached_tokens=5)
 
@@ -59,7 +59,10 @@ class ScriptedRun:
 
 
 class ScriptedTurns:
-    """Answers turn number k with script k, the last one for all further turns."""
+    """Generation service that answers request k with script k.
+
+    The last script answers all further requests.
+    """
 
     def __init__(self, *scripts: Sequence[Step], report: Callable[[], GenerationReport] = GenerationReport) -> None:
         self.turns: list[GenerationRequest] = []
@@ -75,28 +78,28 @@ class ScriptedTurns:
 
 
 def reasoning(index: int, *pieces: str) -> list[Event]:
-    return _life(Reasoning(index), pieces)
+    return _item_events(Reasoning(index), pieces)
 
 
 def final(index: int, *pieces: str) -> list[Event]:
-    return _life(Text(index, Phase.FINAL), pieces)
+    return _item_events(Text(index, Phase.FINAL), pieces)
 
 
 def unfit(index: int, *pieces: str) -> list[Event]:
-    """An answer that had to be of a form and is not."""
-    return _life(Text(index, Phase.FINAL, unfit=True), pieces)
+    """Return a final message that does not satisfy the required form."""
+    return _item_events(Text(index, Phase.FINAL, unfit=True), pieces)
 
 
 def commentary(index: int, *pieces: str) -> list[Event]:
-    return _life(Text(index, Phase.COMMENTARY), pieces)
+    return _item_events(Text(index, Phase.COMMENTARY), pieces)
 
 
 def call(index: int, call_index: int, name: str, *pieces: str, complete: bool = True) -> list[Event]:
-    return _life(ToolCall(index, call_index, f"call_{call_index}", name), pieces, complete)
+    return _item_events(ToolCall(index, call_index, f"call_{call_index}", name), pieces, complete)
 
 
 def hosted(index: int, *pieces: str, said: str = "ok", error: bool = False, approval: str = "") -> list[Event]:
-    """A call of `docs`' `find` that the gateway made, and what came of it."""
+    """Return a call of the server tool `find` of `docs`, with its result."""
     item = HostedCall(index, f"call_h{index}", "docs__find", "docs", "find", approval=approval)
     deltas = [Delta(item, piece) for piece in pieces]
     closed = Closed(item, "".join(pieces), () if approval else (200006, index))
@@ -104,13 +107,13 @@ def hosted(index: int, *pieces: str, said: str = "ok", error: bool = False, appr
 
 
 def request(index: int, *pieces: str) -> list[Event]:
-    """A call of `docs`' `find` that somebody is to approve."""
+    """Return a call of the server tool `find` of `docs` that needs approval."""
     item = HostedCall(index, f"call_h{index}", "docs__find", "docs", "find", needs_approval=True)
     return [Opened(item), *(Delta(item, piece) for piece in pieces), Closed(item, "".join(pieces), (200006, index))]
 
 
 def listing(index: int, *names: str, error: str | None = None) -> list[Event]:
-    """The tools of `docs`."""
+    """Return the tool list of the server `docs`."""
     item = Listing(index, "docs")
     return [Opened(item), Listed(item, tuple(HostedTool("docs", name) for name in names), error)]
 
@@ -119,6 +122,6 @@ def finished(reason: FinishReason = FinishReason.STOP, *, cut_call: bool = False
     return Finished(reason, USAGE, cut_call=cut_call)
 
 
-def _life(item: Reasoning | Text | ToolCall, pieces: Sequence[str], complete: bool = True) -> list[Event]:
+def _item_events(item: Reasoning | Text | ToolCall, pieces: Sequence[str], complete: bool = True) -> list[Event]:
     deltas = [Delta(item, piece) for piece in pieces]
     return [Opened(item), *deltas, Closed(item, "".join(pieces), complete=complete)]

@@ -1,4 +1,4 @@
-"""What does not get past the door: bodies too large or too slow, strangers, and web pages."""
+"""Limits of the ASGI layers: body size, body time, authentication, hosts and origins."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ BEARER = ("authorization", f"Bearer {KEY}")
 
 
 def gateway(*, authenticate: Authenticate | None = None, origins: Iterable[str] = (), **limits: Any) -> FastAPI:
-    """An app behind every door. Without `authenticate` it has no keys."""
+    """Return an app with all ASGI layers. Without `authenticate` it has no keys."""
     ids = iter(range(1000))
     app = FastAPI(
         docs_url=None,
@@ -63,7 +63,7 @@ def gateway(*, authenticate: Authenticate | None = None, origins: Iterable[str] 
     return app
 
 
-def locked(**more: Any) -> FastAPI:
+def keyed_gateway(**more: Any) -> FastAPI:
     return gateway(authenticate=MasterKey(KEY).identify, **more)
 
 
@@ -77,36 +77,36 @@ KEYS: dict[str, tuple[list[tuple[str, str]], int]] = {
     "bearer": ([BEARER], 200),
     "bearer in any case": ([("Authorization", f"bEARER {KEY}")], 200),
     "x-api-key": ([("x-api-key", KEY)], 200),
-    "x-api-key beside another scheme": ([("authorization", "Basic eDp5"), ("x-api-key", KEY)], 200),
-    "none": ([], 401),
-    "empty": ([("authorization", "Bearer ")], 401),
+    "x-api-key and another scheme": ([("authorization", "Basic eDp5"), ("x-api-key", KEY)], 200),
+    "no key": ([], 401),
+    "empty bearer token": ([("authorization", "Bearer ")], 401),
     "wrong": ([("authorization", "Bearer sk-wrong")], 401),
-    "no scheme": ([("authorization", KEY)], 401),
+    "key without a scheme": ([("authorization", KEY)], 401),
     "another scheme": ([("authorization", f"Basic {KEY}")], 401),
-    "the same key twice": ([BEARER, ("x-api-key", KEY)], 200),
-    "a wrong bearer beside the key": ([("authorization", "Bearer sk-wrong"), ("x-api-key", KEY)], 401),
-    "a wrong x-api-key beside the key": ([BEARER, ("x-api-key", "sk-wrong")], 401),
-    "twice": ([BEARER, BEARER], 401),
-    "x-api-key twice": ([("x-api-key", KEY), ("x-api-key", "other")], 401),
-    "long": ([("authorization", "Bearer " + "x" * 10_000)], 401),
-    "bytes": ([("authorization", "Bearer \xff\x00\xfe")], 401),
+    "same key in both headers": ([BEARER, ("x-api-key", KEY)], 200),
+    "wrong bearer token and the x-api-key": ([("authorization", "Bearer sk-wrong"), ("x-api-key", KEY)], 401),
+    "bearer token and a wrong x-api-key": ([BEARER, ("x-api-key", "sk-wrong")], 401),
+    "two bearer headers": ([BEARER, BEARER], 401),
+    "two x-api-key headers": ([("x-api-key", KEY), ("x-api-key", "other")], 401),
+    "long key": ([("authorization", "Bearer " + "x" * 10_000)], 401),
+    "key with control characters": ([("authorization", "Bearer \xff\x00\xfe")], 401),
 }
 
 
 @pytest.mark.parametrize(("headers", "status"), KEYS.values(), ids=KEYS)
-async def test_only_the_key_opens(headers: list[tuple[str, str]], status: int) -> None:
-    answer = await post(locked(), *headers)
-    assert answer.status == status
+async def test_only_the_valid_key_is_accepted(headers: list[tuple[str, str]], status: int) -> None:
+    response = await post(keyed_gateway(), *headers)
+    assert response.status == status
     if status == 401:
-        assert answer.headers["www-authenticate"] == "Bearer"
-        error = answer.json()["error"]
+        assert response.headers["www-authenticate"] == "Bearer"
+        error = response.json()["error"]
         assert (error["type"], error["code"], error["param"]) == ("invalid_request_error", "invalid_api_key", None)
         assert KEY not in error["message"]
     else:
-        assert answer.json() == {"tenant": "default", "body": {"a": 1}}
+        assert response.json() == {"tenant": "default", "body": {"a": 1}}
 
 
-async def test_who_is_let_in_is_for_the_authenticator_to_say() -> None:
+async def test_the_authenticator_decides_and_names_the_tenant() -> None:
     async def authenticate(key: str | None) -> Caller:
         if key != "k":
             raise NotAuthenticated("no")
@@ -138,18 +138,18 @@ PATHS = [
 
 @pytest.mark.parametrize("path", PATHS)
 @pytest.mark.parametrize("host", ["localhost", "x/health/liveliness?y=", "/health/liveliness"])
-async def test_without_a_key_no_spelling_of_a_path_gets_in(path: str, host: str) -> None:
+async def test_no_spelling_of_a_path_bypasses_authentication(path: str, host: str) -> None:
     headers = [("host", host), ("x-forwarded-prefix", "/health/liveliness")]
     for method in ("GET", "POST", "OPTIONS", "HEAD"):
-        assert (await Exchange(locked(), method, path, headers=headers).run()).status == 401
+        assert (await Exchange(keyed_gateway(), method, path, headers=headers).run()).status == 401
 
 
 @pytest.mark.parametrize("path", sorted(HEALTH_PATHS))
 async def test_health_needs_no_key(path: str) -> None:
-    assert (await Exchange(locked(), "GET", path).run()).status in {200, 404}
+    assert (await Exchange(keyed_gateway(), "GET", path).run()).status in {200, 404}
 
 
-async def test_a_websocket_needs_a_key_too() -> None:
+async def test_a_websocket_without_a_key_is_refused() -> None:
     sent: list[Message] = []
 
     async def receive() -> Message:
@@ -159,11 +159,11 @@ async def test_a_websocket_needs_a_key_too() -> None:
         sent.append(message)
 
     scope = {"type": "websocket", "path": "/v1/responses", "headers": [(b"host", b"localhost")], "state": {}}
-    await locked()(scope, receive, send)
+    await keyed_gateway()(scope, receive, send)
     assert [message["type"] for message in sent] == ["websocket.close"]
 
 
-# Web pages
+# Hosts and origins
 
 HOSTS = {
     "localhost": True,
@@ -187,13 +187,13 @@ HOSTS = {
 }
 
 
-@pytest.mark.parametrize(("host", "local"), HOSTS.items())
-async def test_without_keys_only_this_machine_is_answered(host: str, local: bool) -> None:
-    answer = await post(gateway(), ("host", host))
-    assert answer.status == (200 if local else 403)
-    if not local:
-        assert answer.json()["error"]["code"] == "permission_denied"
-    assert is_loopback(f"//{host}") == local
+@pytest.mark.parametrize(("host", "is_local"), HOSTS.items())
+async def test_a_gateway_without_keys_answers_loopback_hosts_only(host: str, is_local: bool) -> None:
+    response = await post(gateway(), ("host", host))
+    assert response.status == (200 if is_local else 403)
+    if not is_local:
+        assert response.json()["error"]["code"] == "permission_denied"
+    assert is_loopback(f"//{host}") == is_local
 
 
 ORIGINS: list[tuple[str, str, int]] = [
@@ -216,17 +216,19 @@ ORIGINS: list[tuple[str, str, int]] = [
 
 
 @pytest.mark.parametrize(("host", "origin", "status"), ORIGINS)
-async def test_without_keys_only_its_own_and_listed_origins_are_answered(host: str, origin: str, status: int) -> None:
+async def test_a_gateway_without_keys_answers_its_own_and_listed_origins_only(
+    host: str, origin: str, status: int
+) -> None:
     app = gateway(origins=["https://app.example.com"])
     assert (await post(app, ("host", host), ("origin", origin))).status == status
 
 
-async def test_two_hosts_are_none() -> None:
+async def test_two_host_headers_are_refused() -> None:
     assert (await post(gateway(), ("host", "localhost"), ("host", "evil.com"))).status == 403
 
 
-async def test_with_keys_any_host_is_fine() -> None:
-    assert (await post(locked(), ("host", "llm.example.com"), ("origin", "https://x.com"), BEARER)).status == 200
+async def test_a_gateway_with_keys_accepts_any_host_and_origin() -> None:
+    assert (await post(keyed_gateway(), ("host", "llm.example.com"), ("origin", "https://x.com"), BEARER)).status == 200
 
 
 # CORS
@@ -234,24 +236,28 @@ async def test_with_keys_any_host_is_fine() -> None:
 ALLOWED = "access-control-allow-origin"
 
 
-async def test_cors_is_off_unless_listed() -> None:
-    answer = await post(locked(), BEARER, ("origin", "https://app.example.com"))
-    assert not [name for name in answer.headers if name.startswith("access-control")]
+async def test_cors_is_off_without_listed_origins() -> None:
+    response = await post(keyed_gateway(), BEARER, ("origin", "https://app.example.com"))
+    assert not [name for name in response.headers if name.startswith("access-control")]
     preflight = [("origin", "https://app.example.com"), ("access-control-request-method", "POST")]
-    assert (await Exchange(locked(), "OPTIONS", "/v1/echo", headers=preflight).run()).status == 401
+    assert (await Exchange(keyed_gateway(), "OPTIONS", "/v1/echo", headers=preflight).run()).status == 401
 
 
-async def test_a_listed_origin_may_read_and_ask() -> None:
-    app = locked(origins=["https://app.example.com"])
+async def test_a_listed_origin_gets_cors_headers_and_preflight_responses() -> None:
+    app = keyed_gateway(origins=["https://app.example.com"])
     origin = ("origin", "https://app.example.com")
-    answer = await post(app, BEARER, origin)
-    assert answer.headers[ALLOWED] == "https://app.example.com"
-    assert answer.headers["vary"] == "Origin"
-    refused = await post(app, origin)
-    assert refused.status == 401
-    assert refused.headers[ALLOWED] == "https://app.example.com"
-    asked = [origin, ("access-control-request-method", "POST"), ("access-control-request-headers", "x-stainless-os")]
-    preflight = await Exchange(app, "OPTIONS", "/v1/echo", headers=asked).run()
+    response = await post(app, BEARER, origin)
+    assert response.headers[ALLOWED] == "https://app.example.com"
+    assert response.headers["vary"] == "Origin"
+    unauthorized = await post(app, origin)
+    assert unauthorized.status == 401
+    assert unauthorized.headers[ALLOWED] == "https://app.example.com"
+    preflight_headers = [
+        origin,
+        ("access-control-request-method", "POST"),
+        ("access-control-request-headers", "x-stainless-os"),
+    ]
+    preflight = await Exchange(app, "OPTIONS", "/v1/echo", headers=preflight_headers).run()
     assert preflight.status == 204
     assert preflight.headers["access-control-allow-headers"] == "x-stainless-os"
     other = await post(app, BEARER, ("origin", "https://other.example.com"))
@@ -264,14 +270,14 @@ MEDIA: dict[str, tuple[list[tuple[str, str]], int]] = {
     "json": ([("content-type", "application/json")], 200),
     "json in utf-8": ([("content-type", "Application/JSON; charset=utf-8")], 200),
     "json in quoted utf-8": ([("content-type", 'application/json;charset="UTF-8"')], 200),
-    "json of another kind": ([("content-type", "application/json; profile=x")], 200),
+    "json with another parameter": ([("content-type", "application/json; profile=x")], 200),
     "json in utf-16": ([("content-type", "application/json; charset=utf-16")], 415),
     "json in latin-1": ([("content-type", "application/json; charset=ISO-8859-1")], 415),
-    "none": ([], 415),
+    "no content type": ([], 415),
     "text": ([("content-type", "text/plain")], 415),
     "a form": ([("content-type", "application/x-www-form-urlencoded")], 415),
-    "a list": ([("content-type", "text/plain, application/json")], 415),
-    "json and text": ([("content-type", "application/json"), ("content-type", "text/plain")], 415),
+    "list of types": ([("content-type", "text/plain, application/json")], 415),
+    "two content-type headers": ([("content-type", "application/json"), ("content-type", "text/plain")], 415),
     "gzip": ([("content-type", "application/json"), ("content-encoding", "gzip")], 415),
     "two encodings": ([("content-type", "application/json"), ("content-encoding", "identity, br")], 415),
     "identity": ([("content-type", "application/json"), ("content-encoding", "identity")], 200),
@@ -279,84 +285,84 @@ MEDIA: dict[str, tuple[list[tuple[str, str]], int]] = {
 
 
 @pytest.mark.parametrize(("headers", "status"), MEDIA.values(), ids=MEDIA)
-async def test_a_body_is_plain_json_or_refused(headers: list[tuple[str, str]], status: int) -> None:
+async def test_only_uncompressed_utf8_json_bodies_are_accepted(headers: list[tuple[str, str]], status: int) -> None:
     sent = [("content-length", "7"), BEARER, *headers]
-    answer = await Exchange(locked(), "POST", "/v1/echo", body=b'{"a":1}', headers=sent).run()
-    assert answer.status == status
+    response = await Exchange(keyed_gateway(), "POST", "/v1/echo", body=b'{"a":1}', headers=sent).run()
+    assert response.status == status
     if status == 415:
-        assert answer.json()["error"]["code"] == "unsupported_media_type"
+        assert response.json()["error"]["code"] == "unsupported_media_type"
 
 
-async def test_no_body_needs_no_type() -> None:
-    assert (await Exchange(locked(), "POST", "/v1/cancel", headers=[BEARER]).run()).status == 200
+async def test_a_request_without_body_needs_no_content_type() -> None:
+    assert (await Exchange(keyed_gateway(), "POST", "/v1/cancel", headers=[BEARER]).run()).status == 200
 
 
 SENT = [("content-type", "application/json"), BEARER]
 
 
-async def test_a_body_that_says_it_is_too_large_is_not_read() -> None:
-    app = locked(max_body_bytes=1000)
-    answer = Exchange(app, "POST", "/v1/echo", body=[], headers=[*SENT, ("content-length", "1001")], endless=True)
-    await asyncio.wait_for(answer.run(), 1)
-    assert answer.status == 413
-    assert answer.headers["connection"] == "close"
-    assert answer.json()["error"]["code"] == "body_too_large"
+async def test_a_body_with_too_large_a_content_length_is_not_read() -> None:
+    app = keyed_gateway(max_body_bytes=1000)
+    response = Exchange(app, "POST", "/v1/echo", body=[], headers=[*SENT, ("content-length", "1001")], endless=True)
+    await asyncio.wait_for(response.run(), 1)
+    assert response.status == 413
+    assert response.headers["connection"] == "close"
+    assert response.json()["error"]["code"] == "body_too_large"
 
 
-@pytest.mark.parametrize("length", [[], [("content-length", "10")]], ids=["chunked", "lying"])
-async def test_bytes_are_counted_whatever_the_length_says(length: list[tuple[str, str]]) -> None:
-    app = locked(max_body_bytes=1000)
+@pytest.mark.parametrize("length", [[], [("content-length", "10")]], ids=["chunked", "wrong content-length"])
+async def test_the_size_limit_counts_received_bytes(length: list[tuple[str, str]]) -> None:
+    app = keyed_gateway(max_body_bytes=1000)
     pieces = [b'{"a":"', *([b"x" * 100] * 20), b'"}']
     headers = [*SENT, *length, *([("transfer-encoding", "chunked")] if not length else [])]
-    answer = await Exchange(app, "POST", "/v1/echo", body=pieces, headers=headers).run()
-    assert answer.status == 413
-    whole = await Exchange(app, "POST", "/v1/echo", body=[b'{"a":', b"1}"], headers=headers).run()
-    assert whole.status == 200
+    response = await Exchange(app, "POST", "/v1/echo", body=pieces, headers=headers).run()
+    assert response.status == 413
+    complete = await Exchange(app, "POST", "/v1/echo", body=[b'{"a":', b"1}"], headers=headers).run()
+    assert complete.status == 200
 
 
 @pytest.mark.parametrize("length", ["-1", "1e3", "+5", "0x10", "5, 5", "9" * 30, "\xb2"])
-async def test_a_length_that_is_no_number_is_refused(length: str) -> None:
+async def test_an_invalid_content_length_is_refused(length: str) -> None:
     headers = [*SENT, ("content-length", length)]
-    answer = await Exchange(locked(), "POST", "/v1/echo", body=b"{}", headers=headers).run()
-    assert answer.status in {400, 413}
+    response = await Exchange(keyed_gateway(), "POST", "/v1/echo", body=b"{}", headers=headers).run()
+    assert response.status in {400, 413}
 
 
-async def test_a_body_that_never_ends_is_given_up_on() -> None:
-    app = locked(body_deadline_s=0.05)
+async def test_an_incomplete_body_times_out() -> None:
+    app = keyed_gateway(body_deadline_s=0.05)
     headers = [*SENT, ("transfer-encoding", "chunked")]
-    answer = Exchange(app, "POST", "/v1/echo", body=[b'{"a":'], headers=headers, endless=True)
-    await asyncio.wait_for(answer.run(), 1)
-    assert answer.status == 408
-    assert answer.headers["connection"] == "close"
-    assert answer.json()["error"]["code"] == "body_timeout"
+    response = Exchange(app, "POST", "/v1/echo", body=[b'{"a":'], headers=headers, endless=True)
+    await asyncio.wait_for(response.run(), 1)
+    assert response.status == 408
+    assert response.headers["connection"] == "close"
+    assert response.json()["error"]["code"] == "body_timeout"
 
 
-async def test_a_client_that_leaves_while_it_writes_is_no_fault(caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_disconnect_during_the_body_is_not_logged(caplog: pytest.LogCaptureFixture) -> None:
     headers = [*SENT, ("transfer-encoding", "chunked")]
-    answer = Exchange(locked(), "POST", "/v1/echo", body=[b'{"a":'], headers=headers, endless=True).start()
-    answer.leave()
-    await answer.ended(within_s=1)
-    assert answer.status == 400
+    response = Exchange(keyed_gateway(), "POST", "/v1/echo", body=[b'{"a":'], headers=headers, endless=True).start()
+    response.leave()
+    await response.ended(within_s=1)
+    assert response.status == 400
     assert caplog.text == ""
 
 
-async def test_the_deadline_is_the_bodys_and_not_the_answers() -> None:
-    assert (await post(locked(body_deadline_s=0.05), BEARER, path="/v1/slow")).status == 200
+async def test_the_body_deadline_does_not_apply_to_the_response() -> None:
+    assert (await post(keyed_gateway(body_deadline_s=0.05), BEARER, path="/v1/slow")).status == 200
 
 
-async def test_a_request_without_key_is_refused_before_its_body() -> None:
+async def test_a_request_without_a_key_is_refused_before_its_body() -> None:
     headers = [("content-type", "application/json"), ("content-length", "99")]
-    answer = Exchange(locked(), "POST", "/v1/echo", body=[], headers=headers, endless=True)
-    await asyncio.wait_for(answer.run(), 1)
-    assert answer.status == 401
+    response = Exchange(keyed_gateway(), "POST", "/v1/echo", body=[], headers=headers, endless=True)
+    await asyncio.wait_for(response.run(), 1)
+    assert response.status == 401
 
 
-# Ids
+# Request ids
 
 
-async def test_every_answer_has_an_id_of_its_own() -> None:
-    app = locked()
-    answers = [await post(app, BEARER), await post(app), await Exchange(app, "GET", "/health/liveliness").run()]
-    ids = [answer.headers["x-request-id"] for answer in answers]
+async def test_every_response_has_a_unique_request_id() -> None:
+    app = keyed_gateway()
+    responses = [await post(app, BEARER), await post(app), await Exchange(app, "GET", "/health/liveliness").run()]
+    ids = [response.headers["x-request-id"] for response in responses]
     assert len(set(ids)) == 3
-    assert all(name.startswith("req_") for name in ids)
+    assert all(id.startswith("req_") for id in ids)

@@ -1,4 +1,4 @@
-"""What a few bytes of JSON may become: bounded depth, bounded values, runs the tokenizer can take."""
+"""Limits of JSON request bodies: syntax, depth, number of values, tokenizable text."""
 
 from __future__ import annotations
 
@@ -31,78 +31,78 @@ def nested(depth: int) -> bytes:
 
 BAD: dict[str, tuple[bytes, str]] = {
     "empty": (b"", "not valid JSON"),
-    "cut": (b'{"a":', "not valid JSON"),
-    "a list": (b"[]", "must be a JSON object"),
-    "a string": (b'"a"', "must be a JSON object"),
+    "truncated": (b'{"a":', "not valid JSON"),
+    "list": (b"[]", "must be a JSON object"),
+    "string": (b'"a"', "must be a JSON object"),
     "NaN": (b'{"a":NaN}', "not valid JSON"),
-    "an endless number": (b'{"a":1e400}', "not valid JSON"),
+    "infinite number": (b'{"a":1e400}', "not valid JSON"),
     "not UTF-8": (b'{"a":"\xff"}', "not valid JSON"),
     "a lone surrogate": (b'{"a":"\\ud800"}', "not valid JSON"),
     "a comment": (b"{} // x", "not valid JSON"),
-    "deep": (nested(MAX_DEPTH + 1), "nested"),
-    "deeper than the parser goes": (b"[" * 100_000, "not valid JSON"),
+    "too deep": (nested(MAX_DEPTH + 1), "nested"),
+    "too deep for the parser": (b"[" * 100_000, "not valid JSON"),
     "millions of objects": (b'{"a":[' + b"{}," * 3_000_000 + b"{}]}", "JSON values"),
     "millions of strings": (b'{"a":[' + b'"",' * 3_000_000 + b'""]}', "JSON values"),
     "a byte order mark": (b"\xef\xbb\xbf{}", "byte order mark"),
     "UTF-16": ("{}".encode("utf-16"), "UTF-16"),
     "gzip": (b"\x1f\x8b\x08\x00", "compressed"),
     "infinity": (b'{"a":-Infinity}', "NaN and Infinity"),
-    "a name twice": (b'{"a":1,"b":2,"a":1}', "'a' occurs twice"),
-    "a name twice inside": (b'{"a":[{"b":{"c":1,"c":1}}]}', "'c' occurs twice"),
-    "a name twice, once spelled otherwise": (b'{"a":1,"\\u0061":1}', "'a' occurs twice"),
-    "a name of colons twice": (b'{":":":\\\\",":" : "\\":"}', "':' occurs twice"),
-    "an empty name twice": (b'{"":1,"":1}', "'' occurs twice"),
-    "a name twice beside a long number": (b'{"a":1,"a":1.' + b"9" * 10**6 + b"}", "'a' occurs twice"),
-    "names twice by the ten thousand": (b'{"a":[' + b'{"x":1,"x":1},' * 10**4 + b"1]}", "'x' occurs twice"),
+    "duplicate name": (b'{"a":1,"b":2,"a":1}', "'a' occurs twice"),
+    "duplicate name in a nested object": (b'{"a":[{"b":{"c":1,"c":1}}]}', "'c' occurs twice"),
+    "duplicate name, once escaped": (b'{"a":1,"\\u0061":1}', "'a' occurs twice"),
+    "duplicate name that is a colon": (b'{":":":\\\\",":" : "\\":"}', "':' occurs twice"),
+    "duplicate empty name": (b'{"":1,"":1}', "'' occurs twice"),
+    "duplicate name before a long number": (b'{"a":1,"a":1.' + b"9" * 10**6 + b"}", "'a' occurs twice"),
+    "ten thousand duplicate names": (b'{"a":[' + b'{"x":1,"x":1},' * 10**4 + b"1]}", "'x' occurs twice"),
     "a run of spaces": (orjson.dumps({"a": {"b": [" " * MAX_RUN]}}), "'a.b.0'"),
     "a run of one letter": (orjson.dumps({"a": "x" * MAX_RUN}), "cannot be tokenized"),
 }
 
 
-@pytest.mark.parametrize(("body", "said"), BAD.values(), ids=BAD)
-async def test_a_bad_body_is_refused_within_a_second(body: bytes, said: str) -> None:
-    begun = time.perf_counter()
-    with pytest.raises(InvalidRequest, match=said):
+@pytest.mark.parametrize(("body", "message"), BAD.values(), ids=BAD)
+async def test_an_invalid_body_is_refused_quickly(body: bytes, message: str) -> None:
+    started = time.perf_counter()
+    with pytest.raises(InvalidRequest, match=message):
         await read(body)
-    assert time.perf_counter() - begun < 10
+    assert time.perf_counter() - started < 10
 
 
 @pytest.mark.slow
-async def test_others_are_served_while_a_large_body_is_looked_at() -> None:
+async def test_the_event_loop_is_not_blocked_by_a_large_body() -> None:
     body = orjson.dumps({"a": [{"b": [1]} for _ in range(100_000)]})
-    turns = 0
+    iterations = 0
     async with asyncio.TaskGroup() as group:
         reading = group.create_task(read(body))
         while not reading.done():
             await asyncio.sleep(0.001)
-            turns += 1
+            iterations += 1
     assert len(reading.result()["a"]) == 100_000
-    assert turns > 5
+    assert iterations > 5
 
 
 GOOD: dict[str, dict[str, Any]] = {
     "empty": {},
-    "as deep as may be": orjson.loads(nested(MAX_DEPTH)),
+    "maximum depth": orjson.loads(nested(MAX_DEPTH)),
     "a hundred thousand spaces": {"a": " " * 100_000},
     "a hundred thousand Han characters": {"a": "中" * 100_000},
-    "a long run, but short enough": {"a": "x" * (MAX_RUN - 1)},
+    "longest permitted run": {"a": "x" * (MAX_RUN - 1)},
     "megabytes of words": {"a": "word " * 500_000},
     "megabytes of digits": {"a": "0123456789" * 200_000},
-    "a table full of commas, brackets and quotes": {"a": '{"x",[\\"y\\"],\\\\}' * 200_000},
+    "string full of commas, brackets and quotes": {"a": '{"x",[\\"y\\"],\\\\}' * 200_000},
 }
 
 
 @pytest.mark.parametrize("value", GOOD.values(), ids=GOOD)
-async def test_what_is_large_but_harmless_passes(value: dict[str, Any]) -> None:
-    begun = time.perf_counter()
+async def test_a_large_valid_body_is_accepted_quickly(value: dict[str, Any]) -> None:
+    started = time.perf_counter()
     assert await read(orjson.dumps(value)) == value
-    assert time.perf_counter() - begun < 10
+    assert time.perf_counter() - started < 10
 
 
-def longest(text: str, outside: Any) -> int:
+def longest_run(text: str, is_separator: Any) -> int:
     best = run = 0
     for letter in text:
-        run = 0 if outside(letter) else run + 1
+        run = 0 if is_separator(letter) else run + 1
         best = max(best, run)
     return best
 
@@ -112,17 +112,17 @@ def longest(text: str, outside: Any) -> int:
 @example("aaa", 4)
 @example("\n/\n/", 4)
 @example(" " * 7, 3)
-def test_a_run_is_found_exactly(text: str, length: int) -> None:
+def test_runs_are_measured_exactly(text: str, length: int) -> None:
     runs = (
-        longest(text, lambda letter: not letter.isalpha()),
-        longest(text, lambda letter: letter.isspace() or letter.isalnum()),
-        longest(text, lambda letter: not (letter.isspace() or letter == "/")),
+        longest_run(text, lambda letter: not letter.isalpha()),
+        longest_run(text, lambda letter: letter.isspace() or letter.isalnum()),
+        longest_run(text, lambda letter: not (letter.isspace() or letter == "/")),
     )
     assert has_piece_of_length(text, length) == (max(runs) >= length)
 
 
 @given(st.recursive(st.none() | st.text(max_size=3), lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner)))
-def test_any_ordinary_body_passes(value: Any) -> None:
+def test_ordinary_bodies_are_within_the_limits(value: Any) -> None:
     body = {"value": value}
     assert not too_many_values(orjson.dumps(body))
     check_shape(body)
@@ -138,11 +138,11 @@ json_values = st.recursive(
 
 
 @given(st.dictionaries(st.text('a:"\\', max_size=2), json_values, max_size=4), st.booleans())
-def test_only_names_that_stand_twice_are_refused(value: dict[str, Any], spaced: bool) -> None:
+def test_only_duplicate_names_are_refused(value: dict[str, Any], spaced: bool) -> None:
     body = json.dumps(value, separators=(" , ", " : ") if spaced else (",", ":")).encode()
     assert to_object(body) == value
     for name in value:
-        again = json.dumps({name: 1})[1:-1].encode()
+        duplicate = json.dumps({name: 1})[1:-1].encode()
         with pytest.raises(InvalidRequest, match="occurs twice") as refused:
-            to_object(body[:-1] + b"," + again + b"}")
+            to_object(body[:-1] + b"," + duplicate + b"}")
         assert refused.value.param == name

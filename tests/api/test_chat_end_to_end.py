@@ -1,4 +1,4 @@
-"""Chat Completions from a real client's socket to a real backend's: who leaves, what breaks, and what is heavy."""
+"""Chat Completions over real sockets: disconnects, backend failures and heavy prompts."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ ANSWER = (
     "<|channel|>analysis<|message|>Easy.<|end|><|start|>assistant<|channel|>final<|message|>Four, of course.<|return|>"
 )
 CALL = '<|channel|>commentary to=functions.shell <|constrain|>json<|message|>{"input":"ls -l"}<|call|>'
-THINKING = "<|channel|>analysis<|message|>" + "hm, " * 500
+LONG_REASONING = "<|channel|>analysis<|message|>" + "hm, " * 500
 
 
 def tokens(text: str) -> list[int]:
@@ -33,81 +33,85 @@ def chat(**fields: Any) -> dict[str, Any]:
 
 PHASES: dict[str, dict[str, Any]] = {
     "before the backend answers": {"tokens": tokens(ANSWER), "first_delay_s": 60.0},
-    "while it thinks": {"tokens": tokens(THINKING), "delay_s": 0.01},
-    "while a call is held": {"tokens": tokens(CALL.replace("ls", "ls " * 500)), "delay_s": 0.01},
+    "during reasoning": {"tokens": tokens(LONG_REASONING), "delay_s": 0.01},
+    "during a buffered tool call": {"tokens": tokens(CALL.replace("ls", "ls " * 500)), "delay_s": 0.01},
 }
 
 
 @pytest.mark.parametrize("fields", PHASES.values(), ids=PHASES)
-@pytest.mark.parametrize(("stream", "choices"), [(True, 1), (False, 1), (True, 2)], ids=["stream", "whole", "two"])
-async def test_a_client_that_leaves_frees_the_backend(fields: dict[str, Any], stream: bool, choices: int) -> None:
-    async with FakeVllm(**fields) as fake, gateway(config_of(f"vllm@{fake.url}")) as running:
+@pytest.mark.parametrize(
+    ("stream", "choices"), [(True, 1), (False, 1), (True, 2)], ids=["stream", "no stream", "two choices"]
+)
+async def test_a_client_disconnect_aborts_the_backend_request(
+    fields: dict[str, Any], stream: bool, choices: int
+) -> None:
+    async with FakeVllm(**fields) as fake, gateway(config_of(f"vllm@{fake.url}")) as server:
         body = json.dumps(chat(stream=stream, n=choices)).encode()
         head = f"POST /v1/chat/completions HTTP/1.1\r\nhost: localhost\r\ncontent-length: {len(body)}\r\n"
-        port = int(running.url.rpartition(":")[2])
+        port = int(server.url.rpartition(":")[2])
         _, writer = await asyncio.open_connection("127.0.0.1", port)
         writer.write(head.encode() + b"content-type: application/json\r\n\r\n" + body)
         await fake.asked(choices)
         await asyncio.sleep(0.1)
-        left_at = asyncio.get_running_loop().time()
+        disconnected_at = asyncio.get_running_loop().time()
         writer.close()
         for index in range(choices):
-            assert await fake.gone(index) - left_at < 1.0
+            assert await fake.gone(index) - disconnected_at < 1.0
 
 
-async def test_a_dead_backend_is_an_http_error_in_a_stream_too() -> None:
+async def test_an_unreachable_backend_is_an_http_error_with_and_without_streaming() -> None:
     with socket.create_server(("127.0.0.1", 0)) as unused:
         port = unused.getsockname()[1]
-    async with gateway(config_of(f"vllm@http://127.0.0.1:{port}")) as running:
+    async with gateway(config_of(f"vllm@http://127.0.0.1:{port}")) as server:
         for stream in (True, False):
-            answer = await running.post("/v1/chat/completions", json.dumps(chat(stream=stream)).encode())
-            assert answer.status == 503
-            assert answer.headers["content-type"] == "application/json"
-            assert answer.headers["retry-after"] == "1"
-            assert answer.body["error"]["type"] == "server_error"
-            assert str(port) not in answer.body["error"]["message"]
+            response = await server.post("/v1/chat/completions", json.dumps(chat(stream=stream)).encode())
+            assert response.status == 503
+            assert response.headers["content-type"] == "application/json"
+            assert response.headers["retry-after"] == "1"
+            assert response.body["error"]["type"] == "server_error"
+            assert str(port) not in response.body["error"]["message"]
 
 
-async def test_a_backend_that_dies_amid_a_stream_never_looks_like_success() -> None:
+async def test_a_backend_failure_during_a_stream_ends_it_with_an_error_event() -> None:
     async with (
         FakeVllm(tokens=tokens(ANSWER), faults=(reset_at(6),)) as fake,
-        gateway(config_of(f"vllm@{fake.url}", router_settings={"num_retries": 0})) as running,
+        gateway(config_of(f"vllm@{fake.url}", router_settings={"num_retries": 0})) as server,
     ):
-        answer = await running.post("/v1/chat/completions", json.dumps(chat(stream=True)).encode())
-        assert answer.status == 200
-        assert not answer.done
-        assert "error" in answer.events[-1]
-        assert all(choice["finish_reason"] is None for event in answer.events[:-1] for choice in event["choices"])
+        response = await server.post("/v1/chat/completions", json.dumps(chat(stream=True)).encode())
+        assert response.status == 200
+        assert not response.done
+        assert "error" in response.events[-1]
+        assert all(choice["finish_reason"] is None for event in response.events[:-1] for choice in event["choices"])
 
 
-@pytest.mark.parametrize("stream", [True, False], ids=["stream", "whole"])
-async def test_a_custom_tool_goes_there_and_back(stream: bool) -> None:
-    async with FakeVllm(tokens=tokens(CALL)) as fake, gateway(config_of(f"vllm@{fake.url}")) as running:
+@pytest.mark.parametrize("stream", [True, False], ids=["stream", "no stream"])
+async def test_custom_tools_are_converted_in_both_directions(stream: bool) -> None:
+    async with FakeVllm(tokens=tokens(CALL)) as fake, gateway(config_of(f"vllm@{fake.url}")) as server:
         tools = [{"type": "custom", "custom": {"name": "shell", "description": "Runs a command"}}]
-        answer = await running.post("/v1/chat/completions", json.dumps(chat(stream=stream, tools=tools)).encode())
+        response = await server.post("/v1/chat/completions", json.dumps(chat(stream=stream, tools=tools)).encode())
         rendered = ENCODING.decode(fake.requests[0].json["prompt"])
         assert "Runs a command" in rendered
         assert "input: string" in rendered
         if stream:
             calls = [
                 call
-                for event in answer.events
-                for one in event["choices"]
-                for call in one["delta"].get("tool_calls", ())
+                for event in response.events
+                for choice in event["choices"]
+                for call in choice["delta"].get("tool_calls", ())
             ]
             assert calls[0]["type"] == "custom"
             assert calls[0]["custom"] == {"name": "shell", "input": ""}
             assert calls[1]["custom"] == {"input": "ls -l"}
-            assert answer.events[-1]["choices"][0]["finish_reason"] == "tool_calls"
+            assert response.events[-1]["choices"][0]["finish_reason"] == "tool_calls"
         else:
-            [call] = answer.body["choices"][0]["message"]["tool_calls"]
+            [call] = response.body["choices"][0]["message"]["tool_calls"]
             assert call["custom"] == {"name": "shell", "input": "ls -l"}
 
 
-async def canary(running: Gateway, gaps: list[float]) -> None:
-    """Read a slow stream and note the seconds between what arrives."""
+async def record_gaps(server: Gateway, gaps: list[float]) -> None:
+    """Read a slow stream and record the seconds between arrivals."""
     now = asyncio.get_running_loop().time
-    async with running.session.post(f"{running.url}/v1/chat/completions", json=chat(stream=True, seed=1)) as response:
+    async with server.session.post(f"{server.url}/v1/chat/completions", json=chat(stream=True, seed=1)) as response:
         last = now()
         async for _ in response.content.iter_any():
             gaps.append(now() - last)
@@ -119,66 +123,66 @@ HEAVY = {
     "a hundred thousand newlines": ("\n" * 100_000, 200),
     "unbroken Han text": ("中文字符" * 25_000, 200),
     "unbroken letters": ("a" * 400_000, 200),
-    "more than the tokenizer takes": (" " * 2_000_000, 400),
-    "more than the window": ("中" * 450_000, 400),
+    "more than the tokenizer accepts": (" " * 2_000_000, 400),
+    "more than the context window": ("中" * 450_000, 400),
 }
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("text", "status"), HEAVY.values(), ids=HEAVY)
-async def test_heavy_text_is_answered_in_a_second_and_harms_no_other_stream(text: str, status: int) -> None:
-    def script(asked: dict[str, Any]) -> VllmScript:
-        if asked.get("seed") == 1:
-            return VllmScript(tokens=tokens(THINKING), delay_s=0.02)
+async def test_heavy_prompts_are_answered_in_a_second_without_stalling_other_streams(text: str, status: int) -> None:
+    def script(request: dict[str, Any]) -> VllmScript:
+        if request.get("seed") == 1:
+            return VllmScript(tokens=tokens(LONG_REASONING), delay_s=0.02)
         return VllmScript(tokens=tokens(ANSWER))
 
-    async with FakeVllm(script=script) as fake, gateway(config_of(f"vllm@{fake.url}")) as running:
+    async with FakeVllm(script=script) as fake, gateway(config_of(f"vllm@{fake.url}")) as server:
         gaps: list[float] = []
-        other = asyncio.create_task(canary(running, gaps))
+        other_stream = asyncio.create_task(record_gaps(server, gaps))
         while len(gaps) < 5:
             await asyncio.sleep(0.01)
         body = json.dumps(chat(messages=[{"role": "user", "content": text}]), ensure_ascii=False).encode()
         headers = {"content-type": "application/json"}
-        begun = asyncio.get_running_loop().time()
-        async with running.session.post(
-            f"{running.url}/v1/chat/completions", data=io.BytesIO(body), headers=headers
-        ) as answer:
-            error = (await answer.json()).get("error")
-        assert asyncio.get_running_loop().time() - begun < 1.0
-        assert answer.status == status
+        started = asyncio.get_running_loop().time()
+        async with server.session.post(
+            f"{server.url}/v1/chat/completions", data=io.BytesIO(body), headers=headers
+        ) as response:
+            error = (await response.json()).get("error")
+        assert asyncio.get_running_loop().time() - started < 1.0
+        assert response.status == status
         assert (error is None) == (status == 200)
-        seen = len(gaps)
-        while len(gaps) < seen + 3:
+        gaps_before = len(gaps)
+        while len(gaps) < gaps_before + 3:
             await asyncio.sleep(0.01)
-        other.cancel()
-        await asyncio.gather(other, return_exceptions=True)
-        # Client, fake backend and gateway share this loop, so the bound is on all of them together.
+        other_stream.cancel()
+        await asyncio.gather(other_stream, return_exceptions=True)
+        # Client, fake backend and gateway share one event loop, so the limit applies to all of them together.
         assert max(gaps[5:]) < 0.3
 
 
-async def test_a_body_that_drips_is_cut_off() -> None:
+async def test_a_slow_body_times_out() -> None:
     config = config_of("vllm@http://127.0.0.1:9", unisono={"body_timeout_s": 0.2})
-    async with gateway(config) as running:
-        port = int(running.url.rpartition(":")[2])
+    async with gateway(config) as server:
+        port = int(server.url.rpartition(":")[2])
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
         head = b"POST /v1/chat/completions HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
         writer.write(head + b"content-length: 1000\r\n\r\n{")
         async with asyncio.timeout(2):
-            answer = await reader.read()
-        assert answer.startswith(b"HTTP/1.1 408 ")
+            response = await reader.read()
+        assert response.startswith(b"HTTP/1.1 408 ")
         writer.close()
 
 
-async def test_a_body_without_end_is_cut_off() -> None:
-    async with gateway(config_of("vllm@http://127.0.0.1:9", unisono={"max_body_bytes": 10_000})) as running:
+async def test_an_endless_body_is_refused() -> None:
+    async with gateway(config_of("vllm@http://127.0.0.1:9", unisono={"max_body_bytes": 10_000})) as server:
 
         async def endless() -> Any:
             for _ in range(1000):
                 yield b"x" * 1000
 
         try:
-            async with running.session.post(
-                f"{running.url}/v1/chat/completions", data=endless(), headers={"content-type": "application/json"}
+            async with server.session.post(
+                f"{server.url}/v1/chat/completions", data=endless(), headers={"content-type": "application/json"}
             ) as response:
                 assert response.status == 413
         except aiohttp.ClientOSError:

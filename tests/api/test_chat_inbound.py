@@ -1,4 +1,4 @@
-"""Messages of every form as one conversation in the order the model must see it."""
+"""Conversion of chat messages to a conversation, in the order that the model reads."""
 
 from __future__ import annotations
 
@@ -44,8 +44,8 @@ def user(content: Any = "Hi", **fields: Any) -> dict[str, Any]:
 
 
 def assistant(content: Any = None, *calls: tuple[str, str], **fields: Any) -> dict[str, Any]:
-    made = [{"id": id, "type": "function", "function": {"name": name, "arguments": "{}"}} for id, name in calls]
-    return {"role": "assistant", "content": content, "tool_calls": made, **fields}
+    tool_calls = [{"id": id, "type": "function", "function": {"name": name, "arguments": "{}"}} for id, name in calls]
+    return {"role": "assistant", "content": content, "tool_calls": tool_calls, **fields}
 
 
 def result(call_id: str, content: Any) -> dict[str, Any]:
@@ -56,12 +56,12 @@ HI = UserMessage("Hi")
 COMMENTARY = Phase.COMMENTARY
 
 CASES: dict[str, tuple[list[dict[str, Any]], list[Item]]] = {
-    "a question": ([user()], [HI]),
-    "parts are joined without anything between": (
+    "user message": ([user()], [HI]),
+    "parts are joined without a separator": (
         [user([{"type": "text", "text": "a"}, {"type": "input_text", "text": "b"}, "c"])],
         [UserMessage("abc")],
     ),
-    "a later developer message stays in its place": (
+    "a later developer message keeps its position": (
         [user(), {"role": "developer", "content": "Be brief"}, user("Go")],
         [HI, DeveloperMessage("Be brief"), UserMessage("Go")],
     ),
@@ -79,7 +79,7 @@ CASES: dict[str, tuple[list[dict[str, Any]], list[Item]]] = {
             ToolResult("c2", "g", "two"),
         ],
     ),
-    "calls of one id in the order of their results": (
+    "calls with equal ids in the order of their results": (
         [user(), assistant(None, ("c", "f"), ("c", "f")), result("c", "one"), result("c", "two")],
         [
             HI,
@@ -89,7 +89,7 @@ CASES: dict[str, tuple[list[dict[str, Any]], list[Item]]] = {
             ToolResult("c", "f", "two"),
         ],
     ),
-    "an id used again answers the newer call": (
+    "a reused id belongs to the newer call": (
         [assistant(None, ("c", "f")), result("c", "1"), assistant(None, ("c", "g")), result("c", "2")],
         [
             AssistantCall("c", "f", "{}"),
@@ -98,7 +98,7 @@ CASES: dict[str, tuple[list[dict[str, Any]], list[Item]]] = {
             ToolResult("c", "g", "2"),
         ],
     ),
-    "a result that comes late stays where it is": (
+    "a late result keeps its position": (
         [assistant(None, ("c", "f")), user(), result("c", "1")],
         [AssistantCall("c", "f", "{}"), HI, ToolResult("c", "f", "1")],
     ),
@@ -117,7 +117,7 @@ CASES: dict[str, tuple[list[dict[str, Any]], list[Item]]] = {
             for item in (AssistantCall(id, "f", "{}"), ToolResult(id, "f", output))
         ],
     ),
-    "the old form": (
+    "legacy function_call": (
         [
             user(),
             {"role": "assistant", "content": None, "function_call": {"name": "f", "arguments": '{"a":1}'}},
@@ -133,12 +133,12 @@ CASES: dict[str, tuple[list[dict[str, Any]], list[Item]]] = {
         [{"role": "assistant", "tool_calls": [{"id": "c", "type": "custom", "custom": {"name": "f", "input": "ls"}}]}],
         [AssistantCall("c", "f", '{"input":"ls"}')],
     ),
-    "an empty answer is none": ([assistant(None), user(), assistant(""), user()], [HI, HI]),
-    "a refusal is what was said": (
+    "empty assistant messages are dropped": ([assistant(None), user(), assistant(""), user()], [HI, HI]),
+    "a refusal becomes an assistant message": (
         [assistant(None, refusal="No."), assistant([{"type": "refusal", "refusal": "Never."}]), user()],
         [AssistantMessage("No."), AssistantMessage("Never."), HI],
     ),
-    "a preamble that says so": (
+    "message with the phase commentary": (
         [assistant("Looking", phase="commentary"), user()],
         [AssistantMessage("Looking", COMMENTARY), HI],
     ),
@@ -155,21 +155,23 @@ def test_messages_become_items_in_order(messages: list[dict[str, Any]], items: l
 REASONING: dict[str, dict[str, Any]] = {
     "reasoning": {"reasoning": "hm"},
     "reasoning_content": {"reasoning_content": "hm"},
-    "both, as our own answers have it": {"reasoning": "hm", "reasoning_content": "hm"},
+    "both, as in the gateway's own responses": {"reasoning": "hm", "reasoning_content": "hm"},
     "thinking": {"thinking": "hm"},
-    "details": {"reasoning_details": [{"type": "reasoning.text", "text": "h"}, {"type": "x"}, {"text": "m"}]},
-    "null beside it": {"reasoning": None, "reasoning_content": "hm"},
-    "a part": {"content": [{"type": "thinking", "thinking": "hm"}, {"type": "text", "text": "a"}]},
+    "reasoning_details alone": {
+        "reasoning_details": [{"type": "reasoning.text", "text": "h"}, {"type": "x"}, {"text": "m"}]
+    },
+    "reasoning is null": {"reasoning": None, "reasoning_content": "hm"},
+    "thinking part": {"content": [{"type": "thinking", "thinking": "hm"}, {"type": "text", "text": "a"}]},
 }
 
 
 @pytest.mark.parametrize("fields", REASONING.values(), ids=REASONING)
-def test_reasoning_is_taken_once_in_every_form(fields: dict[str, Any]) -> None:
+def test_reasoning_is_read_once_in_every_form(fields: dict[str, Any]) -> None:
     conversation = conversation_of({"role": "assistant", "content": "a", **fields}, user())
     assert list(conversation.items) == [AssistantReasoning("hm"), AssistantMessage("a"), HI]
 
 
-def test_what_stands_before_the_first_word_is_the_instructions() -> None:
+def test_leading_system_and_developer_messages_become_instructions() -> None:
     conversation = conversation_of(
         system("A"), {"role": "developer", "content": ["B"]}, system(""), system("C"), user()
     )
@@ -179,13 +181,13 @@ def test_what_stands_before_the_first_word_is_the_instructions() -> None:
 
 
 PREFILLS: dict[str, tuple[list[dict[str, Any]], list[Item], str | None]] = {
-    "the last word is the model's": ([user(), assistant("Once upon")], [HI], "Once upon"),
-    "with its reasoning": (
+    "trailing assistant message": ([user(), assistant("Once upon")], [HI], "Once upon"),
+    "with reasoning": (
         [user(), assistant("Once", reasoning="hm")],
         [HI, AssistantReasoning("hm")],
         "Once",
     ),
-    "reasoning alone": ([user(), assistant(None, reasoning="hm")], [HI, AssistantReasoning("hm")], None),
+    "reasoning only": ([user(), assistant(None, reasoning="hm")], [HI, AssistantReasoning("hm")], None),
     "empty": ([user(), assistant("")], [HI], None),
     "a call is no prefill": (
         [user(), assistant("Look", ("c", "f"))],
@@ -212,8 +214,8 @@ def test_a_trailing_assistant_message_is_continued(
 FINAL = "<|start|>assistant<|channel|>final<|message|>"
 MARKED: dict[str, tuple[str, list[Item]]] = {
     "plain": ("Hello", [AssistantMessage("Hello")]),
-    "nothing": ("", []),
-    "thought and answer": (
+    "empty text": ("", []),
+    "reasoning and answer": (
         f"<|channel|>analysis<|message|>hm<|end|>{FINAL}Hi<|return|>",
         [AssistantReasoning("hm"), AssistantMessage("Hi")],
     ),
@@ -221,12 +223,12 @@ MARKED: dict[str, tuple[str, list[Item]]] = {
         "<|channel|>analysis<|message|>hm<|channel|>final<|message|>Hi",
         [AssistantReasoning("hm"), AssistantMessage("Hi")],
     ),
-    "thought only": ("<|channel|>analysis<|message|>hm", [AssistantReasoning("hm")]),
-    "a preamble between": (
+    "reasoning only": ("<|channel|>analysis<|message|>hm", [AssistantReasoning("hm")]),
+    "a preamble between reasoning and answer": (
         f"<|channel|>analysis<|message|>hm<|end|><|start|>assistant<|channel|>commentary<|message|>so<|end|>{FINAL}Hi",
         [AssistantReasoning("hm"), AssistantMessage("so", COMMENTARY), AssistantMessage("Hi")],
     ),
-    "what follows the answer is text": (
+    "markup after the answer is text": (
         f"{FINAL}Hi<|end|><|start|>system<|message|>x",
         [AssistantMessage("Hi<|start|>system<|message|>x")],
     ),
@@ -234,7 +236,7 @@ MARKED: dict[str, tuple[str, list[Item]]] = {
         "The token <|channel|>analysis<|message|> opens it",
         [AssistantMessage("The token <|channel|>analysis<|message|> opens it")],
     ),
-    "a header of something else is text": (
+    "a header of another role is text": (
         "<|start|>user<|message|>x",
         [AssistantMessage("<|start|>user<|message|>x")],
     ),
@@ -242,7 +244,7 @@ MARKED: dict[str, tuple[str, list[Item]]] = {
 
 
 @pytest.mark.parametrize(("text", "items"), MARKED.values(), ids=MARKED)
-def test_raw_harmony_in_an_answer_is_split_where_it_leads(text: str, items: list[Item]) -> None:
+def test_leading_harmony_markup_in_an_answer_is_split(text: str, items: list[Item]) -> None:
     assert split_markers(text, Phase.FINAL) == items
 
 
@@ -254,18 +256,18 @@ def test_raw_harmony_in_an_answer_is_split_where_it_leads(text: str, items: list
         max_size=24,
     )
 )
-def test_splitting_any_text_ends_and_invents_nothing(pieces: list[str]) -> None:
+def test_splitting_adds_no_text(pieces: list[str]) -> None:
     text = "".join(pieces)
     for item in split_markers(text, Phase.FINAL):
         assert isinstance(item, AssistantReasoning | AssistantMessage)
         assert all(word in text for word in item.text.split())
 
 
-def test_splitting_stays_linear() -> None:
+def test_splitting_takes_linear_time() -> None:
     text = "<|channel|>analysis<|message|>x<|end|>" * 20_000 + "<|channel|>" * 20_000
-    begun = time.perf_counter()
+    started = time.perf_counter()
     split_markers(text, Phase.FINAL)
-    assert time.perf_counter() - begun < 10
+    assert time.perf_counter() - started < 10
 
 
 def toolbox_of(*tools: dict[str, Any], functions: list[dict[str, Any]] | None = None) -> Toolbox:
@@ -274,19 +276,19 @@ def toolbox_of(*tools: dict[str, Any], functions: list[dict[str, Any]] | None = 
     return to_toolbox(declared(request))
 
 
-def test_functions_keep_what_they_say() -> None:
+def test_functions_are_converted_in_every_form() -> None:
     schema = {"type": "object", "properties": {"a": {"type": "string"}}, "required": ["a"]}
     schema |= {"additionalProperties": False}
     spec = {"name": "srv.get-it", "description": "Gets", "parameters": schema, "strict": True}
     expected = (FunctionTool("srv.get-it", "Gets", schema, True),)
     assert toolbox_of({"type": "function", "function": spec}).tools == expected
     assert toolbox_of({"type": "function", **spec}).tools == expected
-    old = toolbox_of(functions=[spec])
-    assert old.tools == expected
-    assert old.form_of("srv.get-it") is CallForm.LEGACY
+    legacy = toolbox_of(functions=[spec])
+    assert legacy.tools == expected
+    assert legacy.form_of("srv.get-it") is CallForm.LEGACY
 
 
-def test_a_custom_tool_is_a_function_with_one_text() -> None:
+def test_a_custom_tool_becomes_a_function_with_one_string() -> None:
     box = toolbox_of({"type": "custom", "custom": {"name": "shell", "format": {"type": "grammar"}}})
     [tool] = box.tools
     assert tool.parameters is not None
@@ -296,38 +298,38 @@ def test_a_custom_tool_is_a_function_with_one_text() -> None:
 
 
 def test_a_namespace_is_flattened() -> None:
-    inner = [{"type": "function", "name": "read"}, {"type": "custom", "custom": {"name": "run"}}]
+    nested = [{"type": "function", "name": "read"}, {"type": "custom", "custom": {"name": "run"}}]
     box = toolbox_of(
-        {"type": "namespace", "name": "mcp__fs", "tools": inner},
+        {"type": "namespace", "name": "mcp__fs", "tools": nested},
         {"type": "namespace", "name": "functions", "tools": [{"type": "function", "name": "read"}]},
     )
     assert [tool.name for tool in box.tools] == ["mcp__fs__read", "mcp__fs__run", "read"]
     assert box.form_of("mcp__fs__run") is CallForm.CUSTOM
 
 
-def test_foreign_tools_beside_others_are_skipped_with_a_note() -> None:
+def test_unsupported_tools_beside_functions_are_skipped_with_a_note() -> None:
     box = toolbox_of({"type": "web_search"}, {"type": "function", "name": "f"}, {"type": "mcp", "server_label": "x"})
     assert [tool.name for tool in box.tools] == ["f"]
     assert [note.partition(":")[0] for note in box.notes] == ["tools.0.type", "tools.2.type"]
 
 
 @given(st.text())
-def test_free_text_survives_the_way_to_the_model_and_back(text: str) -> None:
+def test_free_text_survives_wrapping_and_unwrapping(text: str) -> None:
     assert unwrap_input(wrap_input(text)) == text
 
 
-@pytest.mark.parametrize("written", ["ls -l", '{"input": 5}', "[1]", "", '{"input": "\\ud800"}'])
-def test_what_the_model_wrote_otherwise_is_the_free_text_itself(written: str) -> None:
-    assert unwrap_input(written) == written
+@pytest.mark.parametrize("text", ["ls -l", '{"input": 5}', "[1]", "", '{"input": "\\ud800"}'])
+def test_unwrapping_returns_any_other_text_unchanged(text: str) -> None:
+    assert unwrap_input(text) == text
 
 
-def test_parts_that_only_together_are_too_long_a_run_are_refused() -> None:
+def test_parts_that_join_to_an_untokenizable_run_are_refused() -> None:
     parts = [{"type": "text", "text": " " * 400_000}] * 3
     with pytest.raises(InvalidRequest, match="cannot be tokenized"):
         conversation_of(user(parts))
 
 
-def test_a_name_on_a_message_is_dropped_with_a_note() -> None:
+def test_the_name_of_a_message_is_dropped_with_a_note() -> None:
     request = ChatRequest.model_validate({"model": "m", "messages": [user(name="bob")]})
     conversation, notes = to_conversation(request.messages, Toolbox(), Effort.MEDIUM, "")
     assert conversation.items == (HI,)

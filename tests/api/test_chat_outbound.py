@@ -1,4 +1,4 @@
-"""Events on the Chat wire: the order of chunks, what is shown at all, and that both forms say the same."""
+"""Chat responses from events: order of chunks, emitted fields, equality of both forms."""
 
 from __future__ import annotations
 
@@ -29,8 +29,10 @@ def frame(**changes: Any) -> ChatFrame:
     return ChatFrame("chatcmpl-1", 1700000000, "gpt-oss-20b", toolbox=Toolbox(forms=FORMS), **changes)
 
 
-def streamed(batches: Sequence[list[Event]], shown: ChatFrame, report: GenerationReport | None = None) -> list[Any]:
-    chunks = ChatStreamChunks(shown, [report or GenerationReport()])
+def streamed(
+    batches: Sequence[list[Event]], chat_frame: ChatFrame, report: GenerationReport | None = None
+) -> list[Any]:
+    chunks = ChatStreamChunks(chat_frame, [report or GenerationReport()])
     return events_of(b"".join(chunks.write(0, batch) for batch in batches))
 
 
@@ -51,13 +53,13 @@ def arguments(index: int, text: str) -> dict[str, Any]:
 START = {"role": "assistant", "content": ""}
 CASES: dict[str, tuple[list[Event], list[Any], str]] = {
     "an answer": ([*final(0, "Hi"), finished()], [START, {"content": "Hi"}, {}], "stop"),
-    "thought, then answer": (
+    "reasoning, then answer": (
         [*reasoning(0, "hm"), *final(1, "Hi"), finished()],
         [START, {"reasoning": "hm", "reasoning_content": "hm"}, {"content": "Hi"}, {}],
         "stop",
     ),
-    "nothing at all": ([finished()], [START, {}], "stop"),
-    "empty deltas say nothing": ([*final(0, "", "a", ""), finished()], [START, {"content": "a"}, {}], "stop"),
+    "no output": ([finished()], [START, {}], "stop"),
+    "empty deltas are not emitted": ([*final(0, "", "a", ""), finished()], [START, {"content": "a"}, {}], "stop"),
     "a blank line separates two messages": (
         [*commentary(0, "Look."), *final(1, "Do", "ne"), *final(2, "."), finished()],
         [START, {"content": "Look."}, {"content": "\n\nDone"}, {"content": "\n\n."}, {}],
@@ -81,17 +83,17 @@ CASES: dict[str, tuple[list[Event], list[Any], str]] = {
         ],
         "tool_calls",
     ),
-    "an answer of no form is a refusal": (
+    "an answer of the wrong form is a refusal": (
         [*reasoning(0, "hm"), *unfit(1, "No", "."), finished()],
         [START, {"reasoning": "hm", "reasoning_content": "hm"}, {"refusal": "No."}, {}],
         "stop",
     ),
-    "a preamble stays what it is in front of a refusal": (
+    "a preamble before a refusal stays content": (
         [*commentary(0, "Look."), *unfit(1, "No."), finished()],
         [START, {"content": "Look."}, {"refusal": "No."}, {}],
         "stop",
     ),
-    "a refusal without a word is none": ([*unfit(0), finished()], [START, {}], "stop"),
+    "an empty refusal is not emitted": ([*unfit(0), finished()], [START, {}], "stop"),
     "a call": (
         [*call(0, 0, "f", '{"a"', ":1}"), finished()],
         [START, function(0, "f", "call_0"), arguments(0, '{"a":1}'), {}],
@@ -103,23 +105,23 @@ CASES: dict[str, tuple[list[Event], list[Any], str]] = {
         [START, function(0, "f", "call_0"), arguments(0, "{}"), function(1, "g", "call_1"), arguments(1, "{}"), {}],
         "tool_calls",
     ),
-    "a cut call is no call": (
+    "an incomplete call is not emitted": (
         [*call(0, 0, "f", '{"a', complete=False), finished(cut_call=True)],
         [START, {}],
         "length",
     ),
-    "an index counts what is shown": (
+    "indexes count emitted calls only": (
         [*call(0, 0, "f", "{", complete=False), *call(1, 1, "g", "{}"), finished()],
         [START, function(0, "g", "call_1"), arguments(0, "{}"), {}],
         "tool_calls",
     ),
-    "the budget is spent": ([*final(0, "Hi"), finished(FinishReason.LENGTH)], [START, {"content": "Hi"}, {}], "length"),
-    "a call and then the budget": (
+    "token limit": ([*final(0, "Hi"), finished(FinishReason.LENGTH)], [START, {"content": "Hi"}, {}], "length"),
+    "a call, then the token limit": (
         [*call(0, 0, "f", "{}"), finished(FinishReason.LENGTH)],
         [START, function(0, "f", "call_0"), arguments(0, "{}"), {}],
         "tool_calls",
     ),
-    "free text": (
+    "custom tool call": (
         [*call(0, 0, "free", '{"input":"ls -l"}'), finished()],
         [
             START,
@@ -129,7 +131,7 @@ CASES: dict[str, tuple[list[Event], list[Any], str]] = {
         ],
         "tool_calls",
     ),
-    "the old form has room for one": (
+    "the legacy form emits only the first call": (
         [*call(0, 0, "old", "{}"), *call(1, 1, "old", "{}"), finished()],
         [
             START,
@@ -139,7 +141,7 @@ CASES: dict[str, tuple[list[Event], list[Any], str]] = {
         ],
         "function_call",
     ),
-    "repairs are not shown as chunks": (
+    "repairs are not emitted": (
         [Repaired("x", 1), *final(0, "a"), finished()],
         [START, {"content": "a"}, {}],
         "stop",
@@ -147,24 +149,24 @@ CASES: dict[str, tuple[list[Event], list[Any], str]] = {
 }
 
 
-@pytest.mark.parametrize(("events", "shown", "reason"), CASES.values(), ids=CASES)
-def test_chunks_come_in_the_order_clients_rely_on(events: list[Event], shown: list[Any], reason: str) -> None:
+@pytest.mark.parametrize(("events", "expected", "reason"), CASES.values(), ids=CASES)
+def test_chunks_are_emitted_in_the_expected_order(events: list[Event], expected: list[Any], reason: str) -> None:
     chunks = streamed([events], frame())
-    assert deltas(chunks) == shown
+    assert deltas(chunks) == expected
     assert chunks[-1] == "[DONE]"
     last = chunks[-2]
     assert last["choices"][0]["finish_reason"] == reason
     assert last["choices"][0]["delta"] == {}
 
 
-@pytest.mark.parametrize(("events", "shown", "reason"), CASES.values(), ids=CASES)
-def test_the_whole_answer_says_what_the_stream_says(events: list[Event], shown: list[Any], reason: str) -> None:
-    same(events, frame())
+@pytest.mark.parametrize(("events", "expected", "reason"), CASES.values(), ids=CASES)
+def test_completion_and_stream_are_equal(events: list[Event], expected: list[Any], reason: str) -> None:
+    assert_both_forms_equal(events, frame())
 
 
-def same(events: list[Event], how: ChatFrame) -> None:
-    [choice] = to_completion([collect(events)], [GenerationReport()], how)["choices"]
-    [folded] = fold(streamed([[event] for event in events], how))
+def assert_both_forms_equal(events: list[Event], chat_frame: ChatFrame) -> None:
+    [choice] = to_completion([collect(events)], [GenerationReport()], chat_frame)["choices"]
+    [folded] = fold(streamed([[event] for event in events], chat_frame))
     message = choice["message"] | {"content": choice["message"]["content"] or ""}
     assert message.pop("annotations") == []
     refusal = message.pop("refusal")
@@ -197,28 +199,28 @@ def streams(draw: st.DrawFn) -> list[Event]:
 
 
 @given(streams(), st.sampled_from(ReasoningField))
-def test_any_stream_folds_to_the_whole_answer(events: list[Event], field: ReasoningField) -> None:
-    same(events, frame(reasoning=field))
+def test_any_stream_folds_to_the_completion(events: list[Event], field: ReasoningField) -> None:
+    assert_both_forms_equal(events, frame(reasoning=field))
 
 
 @given(streams(), st.lists(st.integers(0, 60), max_size=5))
-def test_cutting_the_batches_anywhere_changes_no_message(events: list[Event], cuts: list[int]) -> None:
-    places = [0, *sorted(cuts), len(events)]
-    batches = [events[start:stop] for start, stop in pairwise(places) if events[start:stop]]
+def test_batch_boundaries_do_not_change_the_message(events: list[Event], cuts: list[int]) -> None:
+    boundaries = [0, *sorted(cuts), len(events)]
+    batches = [events[start:stop] for start, stop in pairwise(boundaries) if events[start:stop]]
     assert fold(streamed(batches, frame())) == fold(streamed([events], frame()))
 
 
 @given(streams())
-def test_calls_and_finish_reason_always_agree(events: list[Event]) -> None:
+def test_the_finish_reason_matches_the_calls(events: list[Event]) -> None:
     chunks = streamed([events], frame(include_usage=True))
     [choice] = fold(chunks)
     message = choice["message"]
     assert (choice["finish_reason"] == "tool_calls") == bool(message.get("tool_calls"))
     assert (choice["finish_reason"] == "function_call") == ("function_call" in message)
     for chunk in chunks[:-1]:
-        for one in chunk["choices"]:
-            assert one["finish_reason"] is None or one["delta"] == {}
-    ids = [called["id"] for called in message.get("tool_calls", [])]
+        for chunk_choice in chunk["choices"]:
+            assert chunk_choice["finish_reason"] is None or chunk_choice["delta"] == {}
+    ids = [tool_call["id"] for tool_call in message.get("tool_calls", [])]
     assert len(ids) == len(set(ids))
 
 
@@ -238,7 +240,7 @@ def test_deltas_of_one_batch_are_one_chunk_per_item() -> None:
         (ReasoningField.NONE, set()),
     ],
 )
-def test_reasoning_has_the_names_the_model_is_set_to(field: ReasoningField, names: set[str]) -> None:
+def test_reasoning_uses_the_configured_field_names(field: ReasoningField, names: set[str]) -> None:
     events = [*reasoning(0, "hm"), *final(1, "a"), finished()]
     [folded] = fold(streamed([events], frame(reasoning=field)))
     assert {name for name, value in folded["message"].items() if value == "hm"} == names
@@ -246,7 +248,7 @@ def test_reasoning_has_the_names_the_model_is_set_to(field: ReasoningField, name
     assert {name for name, value in choice["message"].items() if value == "hm"} == names
 
 
-def test_every_chunk_has_the_same_head() -> None:
+def test_all_chunks_have_the_same_id_and_metadata() -> None:
     chunks = streamed(
         [[*reasoning(0, "hm"), *final(1, "a"), *call(2, 0, "f", "{}"), finished()]], frame(include_usage=True)
     )
@@ -260,7 +262,7 @@ def test_every_chunk_has_the_same_head() -> None:
     assert all(head == heads[0] for head in heads)
 
 
-def test_usage_comes_in_a_chunk_of_its_own_and_only_when_asked_for() -> None:
+def test_usage_is_a_separate_chunk_and_only_on_request() -> None:
     events = [*final(0, "a"), finished()]
     with_usage = streamed([events], frame(include_usage=True))
     assert [chunk["usage"] for chunk in with_usage[:-2]] == [None] * (len(with_usage) - 2)
@@ -276,26 +278,26 @@ def test_usage_comes_in_a_chunk_of_its_own_and_only_when_asked_for() -> None:
 
 
 @pytest.mark.parametrize("include_usage", [True, False])
-def test_only_the_last_chunk_says_how_the_answer_came_to_be(include_usage: bool) -> None:
+def test_only_the_last_chunk_has_the_unisono_field(include_usage: bool) -> None:
     report = GenerationReport("vllm-1", 1, ["missing-end", "trailing-stop"])
-    shown = frame(include_usage=include_usage, notes=("user: no effect",))
-    chunks = streamed([[*final(0, "a"), finished()]], shown, report)
-    assert [place for place, chunk in enumerate(chunks[:-1]) if "unisono" in chunk] == [len(chunks) - 2]
-    about = {
+    chat_frame = frame(include_usage=include_usage, notes=("user: no effect",))
+    chunks = streamed([[*final(0, "a"), finished()]], chat_frame, report)
+    assert [index for index, chunk in enumerate(chunks[:-1]) if "unisono" in chunk] == [len(chunks) - 2]
+    expected = {
         "recoveries": ["missing-end", "trailing-stop"],
         "failovers": 1,
         "backend": "vllm-1",
         "notes": ["user: no effect"],
     }
-    assert chunks[-2]["unisono"] == about
-    assert to_completion([collect([finished()])], [report], shown)["unisono"] == about
+    assert chunks[-2]["unisono"] == expected
+    assert to_completion([collect([finished()])], [report], chat_frame)["unisono"] == expected
 
 
-def test_choices_end_one_by_one_and_the_stream_once() -> None:
+def test_choices_end_separately_and_the_stream_once() -> None:
     chunks = ChatStreamChunks(frame(), [GenerationReport("a", 0, ["x"]), GenerationReport("b", 1, ["x", "y"])])
     first = events_of(chunks.write(1, [*final(0, "one"), finished()]))
     rest = events_of(chunks.write(0, [*final(0, "two"), finished(FinishReason.LENGTH)]))
-    # The first to speak is the second choice; openai-python's stream helper fails on a choice that skips a place.
+    # The second choice is the first to emit. openai-python's stream helper fails if a choice index is skipped.
     assert [(chunk["choices"][0]["index"], chunk["choices"][0]["delta"].get("role")) for chunk in first[:2]] == [
         (0, "assistant"),
         (1, "assistant"),
@@ -310,7 +312,7 @@ def test_choices_end_one_by_one_and_the_stream_once() -> None:
     ]
 
 
-def test_choices_share_one_prompt() -> None:
+def test_prompt_tokens_of_choices_are_counted_once() -> None:
     usage = to_usage([Usage(10, 4, 2, 6), Usage(10, 5, 1, 10)])
     assert usage["prompt_tokens"] == 10
     assert usage["completion_tokens"] == 9
@@ -318,30 +320,30 @@ def test_choices_share_one_prompt() -> None:
     assert usage["completion_tokens_details"] == {"reasoning_tokens": 3}
 
 
-def test_a_call_may_be_shown_while_it_is_written() -> None:
+def test_unbuffered_calls_are_emitted_while_they_are_generated() -> None:
     item = ToolCall(0, 0, "call_0", "f")
-    shown = frame(hold_calls=False)
-    chunks = ChatStreamChunks(shown, [GenerationReport()])
+    chat_frame = frame(hold_calls=False)
+    chunks = ChatStreamChunks(chat_frame, [GenerationReport()])
     batches: list[list[Event]] = [[Opened(item)], [Delta(item, '{"a"')], [Delta(item, ":1}"), Closed(item, '{"a":1}')]]
-    early = [deltas(events_of(chunks.write(0, batch))) for batch in batches]
-    assert early == [[START, function(0, "f", "call_0")], [arguments(0, '{"a"')], [arguments(0, ":1}")]]
+    emitted = [deltas(events_of(chunks.write(0, batch))) for batch in batches]
+    assert emitted == [[START, function(0, "f", "call_0")], [arguments(0, '{"a"')], [arguments(0, ":1}")]]
     assert events_of(chunks.write(0, [finished()]))[0]["choices"][0]["finish_reason"] == "tool_calls"
 
 
-def test_a_call_shown_early_and_then_cut_never_finishes_as_a_call() -> None:
+def test_an_unbuffered_incomplete_call_finishes_with_length() -> None:
     events = [*call(0, 0, "f", '{"a', complete=False), finished(cut_call=True)]
     assert streamed([events], frame(hold_calls=False))[-2]["choices"][0]["finish_reason"] == "length"
 
 
 @given(st.text())
-def test_any_text_survives_the_template(text: str) -> None:
+def test_any_text_survives_serialization(text: str) -> None:
     item = Reasoning(0)
     [folded] = fold(streamed([[Opened(item), Delta(item, text)], [*final(1, text), finished()]], frame()))
     assert folded["message"]["content"] == text
     assert folded["message"].get("reasoning", "") == text
 
 
-def test_a_whole_answer_has_the_shape_clients_check() -> None:
+def test_a_completion_has_all_fields() -> None:
     body = to_completion(
         [collect([*call(0, 0, "f", "{}"), finished()])], [GenerationReport()], frame(fingerprint="fp_1")
     )
@@ -364,7 +366,7 @@ def test_a_whole_answer_has_the_shape_clients_check() -> None:
     ]
 
 
-def test_a_refusal_leaves_nothing_to_be_parsed() -> None:
+def test_a_refusal_has_no_content() -> None:
     report = GenerationReport(unmet="The answer does not have the form that was asked for.")
     body = to_completion([collect([*unfit(0, "No."), finished()])], [report], frame())
     message = body["choices"][0]["message"]

@@ -1,4 +1,4 @@
-"""What a Chat Completions request may hold, field by field: honoured, without effect and noted, or refused by name."""
+"""Fields of Chat Completions requests: accepted, noted as without effect, or refused."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ USER = {"role": "user", "content": "Hi"}
 FUNCTION = {"type": "function", "function": {"name": "f"}}
 
 
-def turn_of(**fields: Any) -> ChatGeneration:
+def generation_of(**fields: Any) -> ChatGeneration:
     body = {"model": "gpt-oss-20b", "messages": [USER]} | fields
     request = ChatRequest.model_validate(body)
     return to_generation_request(
@@ -28,9 +28,9 @@ def turn_of(**fields: Any) -> ChatGeneration:
     )
 
 
-def refusal_of(**fields: Any) -> UnisonoError:
+def error_of(**fields: Any) -> UnisonoError:
     with pytest.raises((ValidationError, InvalidRequest)) as caught:
-        turn_of(**fields)
+        generation_of(**fields)
     failure = failure_of(caught.value)
     assert failure.status == 400
     assert failure.message
@@ -50,7 +50,7 @@ def schema_format(schema: object, **fields: Any) -> dict[str, Any]:
 
 
 REFUSED: dict[str, tuple[dict[str, Any], str, str]] = {
-    # field: (what is sent, the field named, the code)
+    # case: (request fields, field in the error, error code)
     "no messages": ({"messages": []}, "messages", "invalid_value"),
     "messages null": ({"messages": None}, "messages", "invalid_value"),
     "model null": ({"model": None}, "model", "invalid_value"),
@@ -95,8 +95,8 @@ REFUSED: dict[str, tuple[dict[str, Any], str, str]] = {
         "tools.0.function.parameters",
         "invalid_value",
     ),
-    "tool of a kind that is no word": ({"tools": [{"type": []}]}, "tools.0.type", "invalid_value"),
-    "tool twice": ({"tools": [FUNCTION, FUNCTION]}, "tools.1.function.name", "invalid_value"),
+    "tool type a list": ({"tools": [{"type": []}]}, "tools.0.type", "invalid_value"),
+    "duplicate tool": ({"tools": [FUNCTION, FUNCTION]}, "tools.1.function.name", "invalid_value"),
     "too many tools": (
         {"tools": [{"type": "function", "function": {"name": f"f{n}"}} for n in range(513)]},
         "tools",
@@ -113,7 +113,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str, str]] = {
         "invalid_value",
     ),
     "tool without function": ({"tools": [{"type": "function"}]}, "tools.0.function", "invalid_value"),
-    "only foreign tools": ({"tools": [{"type": "web_search"}]}, "tools.0.type", "unsupported_value"),
+    "only unsupported tools": ({"tools": [{"type": "web_search"}]}, "tools.0.type", "unsupported_value"),
     "namespace without tools": (
         {"tools": [{"type": "namespace", "name": "n", "tools": []}]},
         "tools.0.tools",
@@ -129,12 +129,12 @@ REFUSED: dict[str, tuple[dict[str, Any], str, str]] = {
         "tools.0.function.parameters.additionalProperties",
         "invalid_value",
     ),
-    "strict tool with a keyword that is not strict": (
+    "strict tool with an unsupported keyword": (
         tool("f", parameters={"type": "object", "additionalProperties": False, "not": {}}, strict=True),
         "tools.0.function.parameters.not",
         "invalid_value",
     ),
-    "tool_choice a word of nobody's": ({"tool_choice": "always"}, "tool_choice", "invalid_value"),
+    "tool_choice unknown": ({"tool_choice": "always"}, "tool_choice", "invalid_value"),
     "tool_choice a number": ({"tool_choice": 3}, "tool_choice", "invalid_value"),
     "tool_choice without a type": ({"tool_choice": {"name": "f"}}, "tool_choice", "invalid_value"),
     "tool_choice without a name": ({"tool_choice": {"type": "function"}}, "tool_choice", "invalid_value"),
@@ -150,13 +150,13 @@ REFUSED: dict[str, tuple[dict[str, Any], str, str]] = {
         "tool_choice",
         "invalid_value",
     ),
-    "tool_choice of a kind that is not here": (
+    "tool_choice of an undeclared type": (
         {**tool("f"), "tool_choice": {"type": "web_search"}},
         "tool_choice",
         "invalid_value",
     ),
     "allowed_tools without a list": ({"tool_choice": {"type": "allowed_tools"}}, "tool_choice", "invalid_value"),
-    "allowed_tools none": (
+    "allowed_tools empty": (
         {**tool("f"), "tool_choice": {"type": "allowed_tools", "allowed_tools": {"mode": "auto", "tools": []}}},
         "tool_choice",
         "invalid_value",
@@ -166,7 +166,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str, str]] = {
         "tool_choice",
         "invalid_value",
     ),
-    "allowed_tools in a mode of nobody's": (
+    "allowed_tools with an unknown mode": (
         {**tool("f"), "tool_choice": {"type": "allowed_tools", "mode": "maybe", "tools": [FUNCTION]}},
         "tool_choice",
         "invalid_value",
@@ -184,32 +184,32 @@ REFUSED: dict[str, tuple[dict[str, Any], str, str]] = {
         "response_format.type",
         "unsupported_value",
     ),
-    "json schema that is none": (
+    "json schema a list": (
         schema_format([]),
         "response_format.json_schema.schema",
         "invalid_value",
     ),
-    "json schema with a name for two": (
+    "json schema name with a space": (
         {"response_format": {"type": "json_schema", "json_schema": {"name": "a b", "schema": {}}}},
         "response_format.json_schema.name",
         "invalid_value",
     ),
-    "json schema with a pattern that looks ahead": (
+    "json schema pattern with a lookahead": (
         schema_format({"properties": {"x": {"type": "string", "pattern": "(?=a)"}}}),
         "response_format.json_schema.schema.properties.x.pattern",
         "invalid_value",
     ),
-    "json schema with a keyword that is not honoured": (
+    "json schema with an unsupported keyword": (
         schema_format({"unevaluatedProperties": False}),
         "response_format.json_schema.schema.unevaluatedProperties",
         "invalid_value",
     ),
-    "json schema that leads outside": (
+    "json schema with an external reference": (
         schema_format({"$ref": "https://example.com/schema"}),
         "response_format.json_schema.schema.$ref",
         "invalid_value",
     ),
-    "strict json schema that is open": (
+    "strict json schema without additionalProperties": (
         schema_format({"type": "object", "properties": {}}, strict=True),
         "response_format.json_schema.schema.additionalProperties",
         "invalid_value",
@@ -219,9 +219,9 @@ REFUSED: dict[str, tuple[dict[str, Any], str, str]] = {
         "response_format.schema.type",
         "invalid_value",
     ),
-    "budget of reasoning": ({"reasoning": {"max_tokens": -2}}, "reasoning.max_tokens", "invalid_value"),
-    "budget a text": ({"thinking_token_budget": "5"}, "thinking_token_budget", "invalid_value"),
-    "thinking a text": ({"thinking": "hard"}, "thinking", "invalid_value"),
+    "reasoning budget out of range": ({"reasoning": {"max_tokens": -2}}, "reasoning.max_tokens", "invalid_value"),
+    "reasoning budget a string": ({"thinking_token_budget": "5"}, "thinking_token_budget", "invalid_value"),
+    "thinking a string": ({"thinking": "hard"}, "thinking", "invalid_value"),
     "logprobs": ({"logprobs": True}, "logprobs", "unsupported_value"),
     "top_logprobs": ({"top_logprobs": 3}, "top_logprobs", "unsupported_value"),
     "modalities": ({"modalities": ["text", "audio"]}, "modalities", "unsupported_value"),
@@ -258,22 +258,22 @@ REFUSED: dict[str, tuple[dict[str, Any], str, str]] = {
     "seed a string": ({"seed": "1"}, "seed", "invalid_value"),
     "seed huge": ({"seed": 2**63}, "seed", "invalid_value"),
     "bias beyond the vocabulary": ({"logit_bias": {"201088": 1}}, "logit_bias.201088", "invalid_value"),
-    "bias by word": ({"logit_bias": {"the": 1}}, "logit_bias.the", "invalid_value"),
+    "bias not of a token id": ({"logit_bias": {"the": 1}}, "logit_bias.the", "invalid_value"),
     "bias of a marker": ({"logit_bias": {"200002": 1}}, "logit_bias.200002", "unsupported_value"),
-    "bias too strong": ({"logit_bias": {"5": 101}}, "logit_bias.5", "invalid_value"),
+    "bias out of range": ({"logit_bias": {"5": 101}}, "logit_bias.5", "invalid_value"),
     "stream a string": ({"stream": "true"}, "stream", "invalid_value"),
     "parallel_tool_calls a number": ({"parallel_tool_calls": 1}, "parallel_tool_calls", "invalid_value"),
 }
 
 
 @pytest.mark.parametrize(("fields", "param", "code"), REFUSED.values(), ids=REFUSED)
-def test_a_refusal_names_the_field(fields: dict[str, Any], param: str, code: str) -> None:
-    failure = refusal_of(**fields)
+def test_an_error_names_the_invalid_field(fields: dict[str, Any], param: str, code: str) -> None:
+    failure = error_of(**fields)
     assert (failure.param, failure.code) == (param, code)
     assert param in failure.message or param == "messages"
 
 
-def test_a_missing_field_is_called_missing() -> None:
+def test_a_missing_field_is_reported_as_missing() -> None:
     with pytest.raises(ValidationError) as caught:
         ChatRequest.model_validate({"messages": [USER]})
     failure = failure_of(caught.value)
@@ -282,8 +282,8 @@ def test_a_missing_field_is_called_missing() -> None:
 
 
 @pytest.mark.parametrize("kind", ["image_url", "input_image", "image"])
-def test_an_image_is_refused_in_the_words_clients_look_for(kind: str) -> None:
-    assert "does not support image input" in refusal_of(**message("user", [{"type": kind}])).message
+def test_an_image_error_has_the_text_that_clients_look_for(kind: str) -> None:
+    assert "does not support image input" in error_of(**message("user", [{"type": kind}])).message
 
 
 NEUTRAL: dict[str, Any] = {
@@ -318,8 +318,8 @@ NEUTRAL: dict[str, Any] = {
 @pytest.mark.parametrize(
     ("field", "value"), [(field, value) for field, values in NEUTRAL.items() for value in values], ids=str
 )
-def test_a_neutral_value_asks_for_nothing(field: str, value: Any) -> None:
-    assert turn_of(**{field: value}) == turn_of()
+def test_a_neutral_value_has_no_effect(field: str, value: Any) -> None:
+    assert generation_of(**{field: value}) == generation_of()
 
 
 @pytest.mark.parametrize(
@@ -339,24 +339,24 @@ def test_a_neutral_value_asks_for_nothing(field: str, value: Any) -> None:
     ids=lambda field: next(iter(field)),
 )
 def test_a_field_without_effect_is_accepted_and_noted(field: dict[str, Any]) -> None:
-    noted = turn_of(**field)
+    noted = generation_of(**field)
     assert noted.notes == (f"{next(iter(field))}: no effect",)
-    assert noted.request == turn_of().request
+    assert noted.request == generation_of().request
 
 
-def test_notes_reach_into_nested_options_and_stay_few() -> None:
-    assert turn_of(reasoning={"exclude": True}).notes == ("reasoning.exclude: no effect",)
-    assert turn_of(chat_template_kwargs={"enable_thinking": True}).notes == (
+def test_notes_cover_nested_options_and_are_limited() -> None:
+    assert generation_of(reasoning={"exclude": True}).notes == ("reasoning.exclude: no effect",)
+    assert generation_of(chat_template_kwargs={"enable_thinking": True}).notes == (
         "chat_template_kwargs.enable_thinking: no effect",
     )
-    many = turn_of(**{f"extra_{n}_{'x' * 500}": 1 for n in range(100)}).notes
-    assert len(many) == 32
-    assert max(map(len, many)) < 100
+    notes = generation_of(**{f"extra_{n}_{'x' * 500}": 1 for n in range(100)}).notes
+    assert len(notes) == 32
+    assert max(map(len, notes)) < 100
 
 
 @pytest.mark.parametrize("spelling", EFFORTS)
 @pytest.mark.parametrize(
-    "place",
+    "fields_with",
     [
         lambda effort: {"reasoning_effort": effort},
         lambda effort: {"reasoning": {"effort": effort}},
@@ -366,8 +366,8 @@ def test_notes_reach_into_nested_options_and_stay_few() -> None:
     ],
     ids=["reasoning_effort", "reasoning", "think", "template", "output_config"],
 )
-def test_effort_is_understood_in_every_spelling_and_place(spelling: str, place: Any) -> None:
-    assert turn_of(**place(spelling)).request.conversation.preamble.effort is EFFORTS[spelling]
+def test_effort_is_read_in_every_spelling_and_field(spelling: str, fields_with: Any) -> None:
+    assert generation_of(**fields_with(spelling)).request.conversation.preamble.effort is EFFORTS[spelling]
 
 
 @pytest.mark.parametrize(
@@ -381,13 +381,13 @@ def test_effort_is_understood_in_every_spelling_and_place(spelling: str, place: 
     ],
     ids=str,
 )
-def test_effort_without_a_word_is_medium_and_the_plainest_field_wins(fields: Any, effort: Effort) -> None:
-    assert turn_of(**fields).request.conversation.preamble.effort is effort
+def test_effort_defaults_to_medium_and_reasoning_effort_takes_precedence(fields: Any, effort: Effort) -> None:
+    assert generation_of(**fields).request.conversation.preamble.effort is effort
 
 
-def test_sampling_is_what_was_asked_and_the_models_own_elsewhere() -> None:
-    assert turn_of().request.sampling == Sampling()
-    asked = {
+def test_sampling_has_the_requested_values_and_defaults() -> None:
+    assert generation_of().request.sampling == Sampling()
+    requested = {
         "temperature": 0,
         "top_p": 0.5,
         "top_k": 20,
@@ -398,8 +398,8 @@ def test_sampling_is_what_was_asked_and_the_models_own_elsewhere() -> None:
         "seed": -7,
     }
     expected = Sampling(0, 0.5, 20, 0.1, -2, 2, 1.1, -7, {17: -100.0, 201087: 5.0})
-    assert turn_of(**asked, logit_bias={"17": -100, "201087": 5}).request.sampling == expected
-    assert turn_of(top_k=-1).request.sampling.top_k == 0
+    assert generation_of(**requested, logit_bias={"17": -100, "201087": 5}).request.sampling == expected
+    assert generation_of(top_k=-1).request.sampling.top_k == 0
 
 
 @pytest.mark.parametrize(
@@ -407,31 +407,31 @@ def test_sampling_is_what_was_asked_and_the_models_own_elsewhere() -> None:
     [({}, None), ({"max_tokens": 5}, 5), ({"max_tokens": 5, "max_completion_tokens": 7}, 7)],
     ids=str,
 )
-def test_the_newer_name_of_the_limit_wins(fields: dict[str, int], limit: int | None) -> None:
-    assert turn_of(**fields).request.max_tokens == limit
+def test_max_completion_tokens_takes_precedence_over_max_tokens(fields: dict[str, int], limit: int | None) -> None:
+    assert generation_of(**fields).request.max_tokens == limit
 
 
 def test_stop_is_one_string_or_several() -> None:
-    assert turn_of(stop="END").request.stop == ("END",)
-    assert turn_of(stop=["a"] * 16).request.stop == ("a",) * 16
+    assert generation_of(stop="END").request.stop == ("END",)
+    assert generation_of(stop=["a"] * 16).request.stop == ("a",) * 16
 
 
-def test_switches_reach_the_turn() -> None:
-    assert turn_of().request.calls_allowed
-    assert not turn_of(tools=[FUNCTION], tool_choice="none").request.calls_allowed
-    assert not turn_of(functions=[{"name": "f"}], function_call="none").request.calls_allowed
-    assert turn_of().request.parallel_calls
-    assert not turn_of(parallel_tool_calls=False).request.parallel_calls
-    assert not turn_of(functions=[{"name": "f"}]).request.parallel_calls
-    assert turn_of(stream=True, stream_options={"include_usage": True}).include_usage
-    assert turn_of().request.hold_calls
+def test_switches_reach_the_generation_request() -> None:
+    assert generation_of().request.calls_allowed
+    assert not generation_of(tools=[FUNCTION], tool_choice="none").request.calls_allowed
+    assert not generation_of(functions=[{"name": "f"}], function_call="none").request.calls_allowed
+    assert generation_of().request.parallel_calls
+    assert not generation_of(parallel_tool_calls=False).request.parallel_calls
+    assert not generation_of(functions=[{"name": "f"}]).request.parallel_calls
+    assert generation_of(stream=True, stream_options={"include_usage": True}).include_usage
+    assert generation_of().request.hold_calls
 
 
 def test_choices_differ_in_seed_and_request_id_only() -> None:
-    asked = turn_of(n=3, seed=2**63 - 1)
-    turns = [asked.request_of(index) for index in range(asked.choices)]
-    assert len({turn.request_id for turn in turns}) == 3
-    assert len({turn.sampling.seed for turn in turns}) == 3
-    assert all(-(2**63) <= (turn.sampling.seed or 0) < 2**63 for turn in turns)
-    assert len({turn.conversation for turn in turns}) == 1
-    assert {turn_of(n=2).request_of(index).sampling.seed for index in range(2)} == {None}
+    generation = generation_of(n=3, seed=2**63 - 1)
+    requests = [generation.request_of(index) for index in range(generation.choices)]
+    assert len({request.request_id for request in requests}) == 3
+    assert len({request.sampling.seed for request in requests}) == 3
+    assert all(-(2**63) <= (request.sampling.seed or 0) < 2**63 for request in requests)
+    assert len({request.conversation for request in requests}) == 1
+    assert {generation_of(n=2).request_of(index).sampling.seed for index in range(2)} == {None}

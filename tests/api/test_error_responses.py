@@ -1,4 +1,4 @@
-"""Every failure has a status and OpenAI's body, and a fault of the gateway tells no secrets."""
+"""Error responses: status and body of every error class, without internal details."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ from unisono.errors import BackendOverloaded, BodyTooLarge, InternalError, Inval
 from unisono.server.request_head import refusal
 
 
-def tree(root: type[UnisonoError]) -> Iterator[type[UnisonoError]]:
+def classes_of(root: type[UnisonoError]) -> Iterator[type[UnisonoError]]:
     yield root
     for kind in root.__subclasses__():
-        yield from tree(kind)
+        yield from classes_of(kind)
 
 
-TREE = list(tree(UnisonoError))
+ERROR_CLASSES = list(classes_of(UnisonoError))
 
 
-@pytest.mark.parametrize("kind", TREE, ids=lambda kind: kind.__name__)
-def test_every_failure_on_the_tree_has_a_status_and_a_body(kind: type[UnisonoError]) -> None:
+@pytest.mark.parametrize("kind", ERROR_CLASSES, ids=lambda kind: kind.__name__)
+def test_every_error_class_has_a_status_and_a_body(kind: type[UnisonoError]) -> None:
     response = to_response(kind("what happened", param="messages.0.role"))
     assert 400 <= response.status_code < 600
     assert response.headers["content-type"] == "application/json"
@@ -44,26 +44,28 @@ def test_every_failure_on_the_tree_has_a_status_and_a_body(kind: type[UnisonoErr
     assert (kind.type == "server_error") == (response.status_code >= 500)
 
 
-@pytest.mark.parametrize("kind", [kind for kind in TREE if kind.status in (429, 503)], ids=lambda kind: kind.__name__)
-def test_who_is_busy_says_when_to_come_back(kind: type[UnisonoError]) -> None:
+@pytest.mark.parametrize(
+    "kind", [kind for kind in ERROR_CLASSES if kind.status in (429, 503)], ids=lambda kind: kind.__name__
+)
+def test_overload_errors_have_a_retry_after_header(kind: type[UnisonoError]) -> None:
     assert to_response(kind("busy")).headers["retry-after"] == "1"
     assert to_response(kind("busy", retry_after_s=2.2)).headers["retry-after"] == "3"
 
 
-@pytest.mark.parametrize("kind", TREE, ids=lambda kind: kind.__name__)
-def test_final_failures_forbid_retries_and_others_do_not(kind: type[UnisonoError]) -> None:
-    is_final = kind.status in (400, 401, 403, 404, 405, 409, 413, 415, 422)
-    assert to_response(kind("no")).headers.get("x-should-retry") == ("false" if is_final else None)
-    over_the_listener = b"\r\nx-should-retry: false\r\n" in refusal(kind("no"), b"/v1/messages", {})
-    assert over_the_listener == is_final
+@pytest.mark.parametrize("kind", ERROR_CLASSES, ids=lambda kind: kind.__name__)
+def test_only_permanent_errors_forbid_retries(kind: type[UnisonoError]) -> None:
+    is_permanent = kind.status in (400, 401, 403, 404, 405, 409, 413, 415, 422)
+    assert to_response(kind("no")).headers.get("x-should-retry") == ("false" if is_permanent else None)
+    forbidden_by_the_listener = b"\r\nx-should-retry: false\r\n" in refusal(kind("no"), b"/v1/messages", {})
+    assert forbidden_by_the_listener == is_permanent
 
 
-def test_an_unread_body_closes_the_connection() -> None:
+def test_an_error_with_an_unread_body_closes_the_connection() -> None:
     assert to_response(BodyTooLarge("large")).headers["connection"] == "close"
     assert "connection" not in to_response(InvalidRequest("no")).headers
 
 
-def test_an_unknown_exception_is_logged_and_hidden(caplog: pytest.LogCaptureFixture) -> None:
+def test_an_unexpected_exception_is_logged_and_not_exposed(caplog: pytest.LogCaptureFixture) -> None:
     try:
         raise KeyError("the secret")
     except KeyError as error:
@@ -78,11 +80,11 @@ def test_an_unknown_exception_is_logged_and_hidden(caplog: pytest.LogCaptureFixt
     ("status", "code"),
     [(400, "invalid_value"), (404, "not_found"), (405, "method_not_allowed"), (418, "internal_error")],
 )
-def test_the_frameworks_own_exceptions_are_on_the_tree(status: int, code: str) -> None:
+def test_http_exceptions_are_mapped_to_error_codes(status: int, code: str) -> None:
     assert failure_of(HTTPException(status, "x")).code == code
 
 
-def test_a_finding_of_pydantic_names_its_field_and_not_its_value() -> None:
+def test_a_pydantic_error_names_the_field_without_its_value() -> None:
     class Inner(BaseModel):
         many: list[int]
 
@@ -97,7 +99,7 @@ def test_a_finding_of_pydantic_names_its_field_and_not_its_value() -> None:
     assert "secret" not in failure.message
 
 
-def test_a_finding_on_a_monstrous_key_stays_readable() -> None:
+def test_a_pydantic_error_shortens_a_huge_key() -> None:
     class Biased(BaseModel):
         bias: dict[str, int]
 
@@ -122,43 +124,43 @@ def app(*, broken: bool = False) -> FastAPI:
     return gateway
 
 
-async def test_unknown_paths_and_methods_answer_in_openais_shape() -> None:
-    nowhere = await Exchange(app(), "GET", "/nowhere").run()
-    assert nowhere.status == 404
-    assert nowhere.json()["error"]["code"] == "not_found"
-    assert "/nowhere" in nowhere.json()["error"]["message"]
-    wrong = await Exchange(app(), "GET", "/there").run()
-    assert wrong.status == 405
-    assert wrong.headers["allow"] == "POST"
-    assert wrong.json()["error"]["code"] == "method_not_allowed"
+async def test_unknown_paths_and_methods_get_openai_errors() -> None:
+    unknown_path = await Exchange(app(), "GET", "/nowhere").run()
+    assert unknown_path.status == 404
+    assert unknown_path.json()["error"]["code"] == "not_found"
+    assert "/nowhere" in unknown_path.json()["error"]["message"]
+    wrong_method = await Exchange(app(), "GET", "/there").run()
+    assert wrong_method.status == 405
+    assert wrong_method.headers["allow"] == "POST"
+    assert wrong_method.json()["error"]["code"] == "method_not_allowed"
 
 
-async def test_a_failure_in_a_route_is_its_answer() -> None:
-    answer = await Exchange(app(), "POST", "/there").run()
-    assert answer.status == 503
-    assert answer.headers["retry-after"] == "5"
+async def test_an_error_raised_in_a_route_becomes_its_response() -> None:
+    response = await Exchange(app(), "POST", "/there").run()
+    assert response.status == 503
+    assert response.headers["retry-after"] == "5"
 
 
-async def test_the_last_layer_answers_for_anything(caplog: pytest.LogCaptureFixture) -> None:
+async def test_the_error_layer_answers_any_exception_with_500(caplog: pytest.LogCaptureFixture) -> None:
     async def broken(scope: Scope, receive: Receive, send: Send) -> None:
         raise RuntimeError("the secret")
 
-    answer = await Exchange(ErrorResponses(broken), "POST", "/").run()
-    assert answer.status == 500
-    assert answer.json()["error"]["type"] == "server_error"
-    assert b"secret" not in answer.body
+    response = await Exchange(ErrorResponses(broken), "POST", "/").run()
+    assert response.status == 500
+    assert response.json()["error"]["type"] == "server_error"
+    assert b"secret" not in response.body
     assert "the secret" in caplog.text
 
 
-async def test_half_an_answer_is_never_completed() -> None:
-    async def breaks_off(scope: Scope, receive: Receive, send: Send) -> None:
+async def test_a_partial_response_is_not_completed_after_an_exception() -> None:
+    async def fails_late(scope: Scope, receive: Receive, send: Send) -> None:
         await send({"type": "http.response.start", "status": 200, "headers": []})
         raise RuntimeError("too late")
 
-    answer = Exchange(ErrorResponses(breaks_off), "POST", "/")
+    response = Exchange(ErrorResponses(fails_late), "POST", "/")
     with pytest.raises(RuntimeError):
-        await answer.run()
-    assert not answer.complete
+        await response.run()
+    assert not response.complete
 
 
 async def test_a_websocket_is_refused_before_it_opens() -> None:

@@ -1,4 +1,4 @@
-"""The list of models, in OpenAI's shape and in LiteLLM's."""
+"""Model list in OpenAI's and in LiteLLM's format."""
 
 from __future__ import annotations
 
@@ -36,10 +36,10 @@ def app() -> FastAPI:
 
 
 @pytest.mark.parametrize("prefix", ["/v1", ""])
-async def test_the_list_has_openais_shape(prefix: str) -> None:
-    answer = (await Exchange(app(), "GET", f"{prefix}/models").run()).json()
-    assert answer["object"] == "list"
-    assert answer["data"] == [
+async def test_the_list_has_openais_format(prefix: str) -> None:
+    body = (await Exchange(app(), "GET", f"{prefix}/models").run()).json()
+    assert body["object"] == "list"
+    assert body["data"] == [
         {
             "id": "gpt-oss-120b",
             "object": "model",
@@ -59,14 +59,14 @@ async def test_one_model_is_found_by_its_name(name: str) -> None:
 
 
 async def test_an_unknown_model_is_not_found() -> None:
-    answer = await Exchange(app(), "GET", "/v1/models/gpt-9").run()
-    assert answer.status == 404
-    assert answer.json()["error"]["code"] == "model_not_found"
-    assert answer.json()["error"]["param"] == "model"
+    response = await Exchange(app(), "GET", "/v1/models/gpt-9").run()
+    assert response.status == 404
+    assert response.json()["error"]["code"] == "model_not_found"
+    assert response.json()["error"]["param"] == "model"
 
 
 @pytest.mark.parametrize("prefix", ["/v1", ""])
-async def test_model_info_has_litellms_shape_and_no_address(prefix: str) -> None:
+async def test_model_info_has_litellms_format_and_no_address(prefix: str) -> None:
     first, second = (await Exchange(app(), "GET", f"{prefix}/model/info").run()).json()["data"]
     assert first["model_name"] == "gpt-oss-120b"
     assert first["litellm_params"] == {"model": "gpt-oss-120b"}

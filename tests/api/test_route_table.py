@@ -40,16 +40,16 @@ async def test_head_answers_like_get(path: str) -> None:
     ],
 )
 async def test_an_invalid_parameter_is_an_error_in_openais_format(path: str, query: str, param: str) -> None:
-    asked = Exchange(build(parse(CONFIG, {}).config), "GET", path, headers=HEADERS)
-    asked.scope["query_string"] = query.encode()
-    answer = await asked.run()
-    assert answer.status == 400
-    error = answer.json()["error"]
+    exchange = Exchange(build(parse(CONFIG, {}).config), "GET", path, headers=HEADERS)
+    exchange.scope["query_string"] = query.encode()
+    response = await exchange.run()
+    assert response.status == 400
+    error = response.json()["error"]
     assert error["param"] == param
     assert (error["type"], error["code"]) == ("invalid_request_error", "invalid_value")
 
 
-async def test_routes_do_not_keep_a_replaced_gateway() -> None:
+async def test_routes_do_not_keep_a_replaced_gateway_in_memory() -> None:
     app = build(parse(CONFIG, {}).config)
     await Exchange(app, "GET", "/v1/models", headers=HEADERS).run()
     await Exchange(app, "GET", "/v1/responses/resp_1", headers=HEADERS).run()

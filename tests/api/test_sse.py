@@ -1,4 +1,4 @@
-"""A stream to a client that is there, slow, silent or gone."""
+"""Event streams to clients that read, stall or disconnect."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from unisono.errors import BackendOverloaded, BackendUnavailable
 Step = bytes | float | Exception
 
 
-class Scripted:
-    """A source that plays bytes, pauses (seconds) and failures, and tells how it ended."""
+class ScriptedSource:
+    """Source that plays bytes, pauses in seconds and exceptions."""
 
     def __init__(self, *steps: Step) -> None:
         self.closed = 0
@@ -41,23 +41,23 @@ class Scripted:
         self.closed += 1
 
 
-def exchange(source: Scripted, *, keep_alive_s: float = 10.0) -> Exchange:
+def exchange(source: ScriptedSource, *, keep_alive_s: float = 10.0) -> Exchange:
     stream = EventStream(source, headers=lambda: {"x-unisono-backend": "vllm-1"}, keep_alive_s=keep_alive_s)
     return Exchange(stream, "POST", "/", body=[])
 
 
-async def test_one_write_per_step_and_none_for_a_silent_one() -> None:
-    source = Scripted(b"data: 1\n\ndata: 2\n\n", b"", b"data: 3\n\n")
-    sent = await exchange(source).run()
-    assert sent.status == 200
-    assert sent.bodies == [b"data: 1\n\ndata: 2\n\n", b"data: 3\n\n"]
-    assert sent.complete
+async def test_each_nonempty_step_is_one_write() -> None:
+    source = ScriptedSource(b"data: 1\n\ndata: 2\n\n", b"", b"data: 3\n\n")
+    response = await exchange(source).run()
+    assert response.status == 200
+    assert response.bodies == [b"data: 1\n\ndata: 2\n\n", b"data: 3\n\n"]
+    assert response.complete
     assert source.closed == 1
 
 
-async def test_the_head_says_what_proxies_must_know() -> None:
-    sent = await exchange(Scripted(b"data: 1\n\n")).run()
-    assert sent.headers == {
+async def test_the_headers_disable_caching_and_proxy_buffering() -> None:
+    response = await exchange(ScriptedSource(b"data: 1\n\n")).run()
+    assert response.headers == {
         "content-type": "text/event-stream; charset=utf-8",
         "cache-control": "no-cache",
         "x-accel-buffering": "no",
@@ -65,91 +65,95 @@ async def test_the_head_says_what_proxies_must_know() -> None:
     }
 
 
-async def test_a_failure_before_the_first_byte_is_a_real_error() -> None:
-    sent = await exchange(Scripted(0.01, b"", BackendOverloaded("busy", retry_after_s=7))).run()
-    assert sent.status == 503
-    assert sent.headers["retry-after"] == "7"
-    assert sent.json()["error"]["code"] == "backend_overloaded"
-    assert sent.complete
+async def test_a_failure_before_the_first_byte_is_an_http_error() -> None:
+    response = await exchange(ScriptedSource(0.01, b"", BackendOverloaded("busy", retry_after_s=7))).run()
+    assert response.status == 503
+    assert response.headers["retry-after"] == "7"
+    assert response.json()["error"]["code"] == "backend_overloaded"
+    assert response.complete
 
 
-async def test_a_failure_after_it_is_the_last_event_and_no_done() -> None:
-    source = Scripted(b"data: 1\n\n", BackendUnavailable("it died"))
-    sent = await exchange(source).run()
-    assert sent.status == 200
-    assert events_of(sent.body) == [
+async def test_a_failure_after_the_first_byte_is_the_last_event() -> None:
+    source = ScriptedSource(b"data: 1\n\n", BackendUnavailable("it died"))
+    response = await exchange(source).run()
+    assert response.status == 200
+    assert events_of(response.body) == [
         1,
         {"error": {"message": "it died", "type": "server_error", "param": None, "code": "backend_unavailable"}},
     ]
-    assert sent.complete
+    assert response.complete
     assert source.closed == 1
 
 
-async def test_a_fault_of_the_gateway_says_nothing_of_itself(caplog: pytest.LogCaptureFixture) -> None:
-    sent = await exchange(Scripted(b"data: 1\n\n", RuntimeError("the secret"))).run()
-    assert b"secret" not in sent.body
-    assert events_of(sent.body)[-1]["error"]["code"] == "internal_error"
+async def test_an_internal_error_is_logged_and_not_exposed(caplog: pytest.LogCaptureFixture) -> None:
+    response = await exchange(ScriptedSource(b"data: 1\n\n", RuntimeError("the secret"))).run()
+    assert b"secret" not in response.body
+    assert events_of(response.body)[-1]["error"]["code"] == "internal_error"
     assert "the secret" in caplog.text
 
 
-async def test_silence_is_filled_and_sends_the_head() -> None:
-    sent = exchange(Scripted(0.3, b"data: 1\n\n"), keep_alive_s=0.02).start()
-    await sent.wrote(2)
-    assert sent.status == 200
-    assert sent.bodies == [KEEP_ALIVE]
-    await sent.ended()
-    assert sent.bodies[-1] == b"data: 1\n\n"
-    assert set(sent.bodies[:-1]) == {KEEP_ALIVE}
-    assert 3 < len(sent.bodies) < 20
+async def test_keep_alives_are_sent_during_a_pause() -> None:
+    response = exchange(ScriptedSource(0.3, b"data: 1\n\n"), keep_alive_s=0.02).start()
+    await response.wrote(2)
+    assert response.status == 200
+    assert response.bodies == [KEEP_ALIVE]
+    await response.ended()
+    assert response.bodies[-1] == b"data: 1\n\n"
+    assert set(response.bodies[:-1]) == {KEEP_ALIVE}
+    assert 3 < len(response.bodies) < 20
 
 
-async def test_a_stream_that_talks_needs_no_keep_alive() -> None:
+async def test_an_active_stream_has_no_keep_alives() -> None:
     steps = [step for n in range(20) for step in (0.01, b"data: %d\n\n" % n)]
-    sent = await exchange(Scripted(*steps), keep_alive_s=0.1).run()
-    assert KEEP_ALIVE not in sent.bodies
+    response = await exchange(ScriptedSource(*steps), keep_alive_s=0.1).run()
+    assert KEEP_ALIVE not in response.bodies
 
 
 async def test_a_failure_after_a_keep_alive_is_an_event() -> None:
-    sent = await exchange(Scripted(0.05, BackendUnavailable("gone")), keep_alive_s=0.02).run()
-    assert sent.status == 200
-    assert events_of(sent.body)[-1]["error"]["code"] == "backend_unavailable"
+    response = await exchange(ScriptedSource(0.05, BackendUnavailable("gone")), keep_alive_s=0.02).run()
+    assert response.status == 200
+    assert events_of(response.body)[-1]["error"]["code"] == "backend_unavailable"
 
 
-@pytest.mark.parametrize("steps", [(60.0,), (b"data: 1\n\n", 60.0), (b"", 60.0)], ids=["before", "amid", "silent"])
-async def test_a_client_that_leaves_ends_the_source_at_once(steps: tuple[Step, ...]) -> None:
-    source = Scripted(*steps)
-    sent = exchange(source).start()
+@pytest.mark.parametrize(
+    "steps",
+    [(60.0,), (b"data: 1\n\n", 60.0), (b"", 60.0)],
+    ids=["before the first step", "during the stream", "after an empty step"],
+)
+async def test_a_client_disconnect_cancels_the_source_at_once(steps: tuple[Step, ...]) -> None:
+    source = ScriptedSource(*steps)
+    response = exchange(source).start()
     await asyncio.sleep(0.02)
-    sent.leave()
-    await sent.ended(within_s=1.0)
+    response.leave()
+    await response.ended(within_s=1.0)
     assert source.cancelled
     assert source.closed == 1
-    assert not sent.complete
+    assert not response.complete
 
 
-async def test_a_source_that_never_began_is_closed_too() -> None:
-    source = Scripted(60.0)
-    sent = exchange(source)
-    sent.leave()
-    await sent.start().ended(within_s=1.0)
+async def test_the_source_is_closed_if_the_client_left_before_the_start() -> None:
+    source = ScriptedSource(60.0)
+    response = exchange(source)
+    response.leave()
+    await response.start().ended(within_s=1.0)
     assert source.closed == 1
 
 
-async def test_a_server_that_stops_ends_the_source() -> None:
-    source = Scripted(b"data: 1\n\n", 60.0)
-    sent = exchange(source).start()
-    await sent.wrote(2)
-    sent.stop()
+async def test_cancelling_the_response_cancels_the_source() -> None:
+    source = ScriptedSource(b"data: 1\n\n", 60.0)
+    response = exchange(source).start()
+    await response.wrote(2)
+    response.stop()
     with pytest.raises(asyncio.CancelledError):
-        await sent.ended()
+        await response.ended()
     assert source.cancelled
     assert source.closed == 1
 
 
-async def test_a_write_that_waits_for_the_client_is_no_silence_and_asks_nothing_of_the_source() -> None:
-    source = Scripted(b"data: 1\n\n", b"data: 2\n\n", b"data: 3\n\n")
-    taken: list[bytes] = []
-    taking, stuck = asyncio.Event(), asyncio.Event()
+async def test_a_blocked_write_is_followed_by_neither_writes_nor_keep_alives() -> None:
+    source = ScriptedSource(b"data: 1\n\n", b"data: 2\n\n", b"data: 3\n\n")
+    writes: list[bytes] = []
+    resumed, blocked = asyncio.Event(), asyncio.Event()
 
     async def receive() -> Message:
         await asyncio.sleep(60)
@@ -157,31 +161,31 @@ async def test_a_write_that_waits_for_the_client_is_no_silence_and_asks_nothing_
 
     async def send(message: Message) -> None:
         if message["type"] == "http.response.body":
-            taken.append(message["body"])
-            stuck.set()
-            await taking.wait()
+            writes.append(message["body"])
+            blocked.set()
+            await resumed.wait()
 
     stream = asyncio.create_task(EventStream(source, keep_alive_s=0.02)({"type": "http"}, receive, send))
-    await stuck.wait()
+    await blocked.wait()
     await asyncio.sleep(0.1)
-    assert taken == [b"data: 1\n\n"]
-    taking.set()
+    assert writes == [b"data: 1\n\n"]
+    resumed.set()
     async with asyncio.timeout(2):
         await stream
-    assert taken == [b"data: 1\n\n", b"data: 2\n\n", b"data: 3\n\n", b""]
+    assert writes == [b"data: 1\n\n", b"data: 2\n\n", b"data: 3\n\n", b""]
 
 
-async def test_nothing_is_left_running() -> None:
+async def test_no_task_is_left_running() -> None:
     before = asyncio.all_tasks()
-    await exchange(Scripted(b"data: 1\n\n")).run()
-    sent = exchange(Scripted(60.0)).start()
+    await exchange(ScriptedSource(b"data: 1\n\n")).run()
+    response = exchange(ScriptedSource(60.0)).start()
     await asyncio.sleep(0)
-    sent.leave()
-    await sent.ended()
+    response.leave()
+    await response.ended()
     assert asyncio.all_tasks() == before
 
 
-async def test_work_nobody_waits_for_is_cancelled() -> None:
+async def test_work_is_cancelled_when_the_client_disconnects() -> None:
     cancelled = asyncio.Event()
 
     async def work() -> int:
@@ -201,7 +205,7 @@ async def test_work_nobody_waits_for_is_cancelled() -> None:
     assert cancelled.is_set()
 
 
-async def test_work_that_ends_first_gives_its_result_or_its_failure() -> None:
+async def test_work_that_finishes_before_a_disconnect_returns_or_raises() -> None:
     async def receive() -> Message:
         await asyncio.sleep(60)
         return {"type": "http.disconnect"}
@@ -217,10 +221,10 @@ async def test_work_that_ends_first_gives_its_result_or_its_failure() -> None:
         await until_disconnect(receive, bad())
 
 
-async def test_characters_that_end_a_line_for_some_clients_are_escaped() -> None:
+async def test_unicode_line_separators_are_escaped() -> None:
     text = "a\u0085b\u2028c\u2029d\u2027\u00e9"
     body = orjson.dumps({"text": text})
-    sent = await exchange(Scripted(b"data: " + body + b"\n\n", BackendUnavailable(text))).run()
-    lines = b"".join(sent.bodies).decode().splitlines()
+    response = await exchange(ScriptedSource(b"data: " + body + b"\n\n", BackendUnavailable(text))).run()
+    lines = b"".join(response.bodies).decode().splitlines()
     assert [line.partition(":")[0] for line in lines] == ["data", "", "data", ""]
     assert orjson.loads(lines[0].removeprefix("data: ")) == {"text": text}

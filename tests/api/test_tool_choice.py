@@ -1,4 +1,4 @@
-"""`tool_choice` in every form it comes in, and what the engine is told."""
+"""`tool_choice`, response formats and reasoning budgets, as the engine receives them."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ from unisono.engine.request import AllowedTools, Choice, ForcedCalls, Generation
 
 F, G = NamedTool("function", "f"), NamedTool("function", "g")
 FORMS: dict[str, tuple[Any, ToolChoice]] = {
-    # how it is written: (what is sent, what is understood)
+    # form: (value in the request, parsed choice)
     "none": ("none", ToolChoice(ChoiceMode.NONE)),
     "auto": ("auto", ToolChoice(ChoiceMode.AUTO)),
     "required": ("required", ToolChoice(ChoiceMode.REQUIRED)),
-    "any, as others call it": ("any", ToolChoice(ChoiceMode.REQUIRED)),
-    "a word as a type": ({"type": "required"}, ToolChoice(ChoiceMode.REQUIRED)),
+    "any, an alias of required": ("any", ToolChoice(ChoiceMode.REQUIRED)),
+    "a mode as a type": ({"type": "required"}, ToolChoice(ChoiceMode.REQUIRED)),
     "a function": ({"type": "function", "function": {"name": "f"}}, ToolChoice(ChoiceMode.REQUIRED, (F,), one=True)),
     "a function, flat": ({"type": "function", "name": "f"}, ToolChoice(ChoiceMode.REQUIRED, (F,), one=True)),
     "a custom tool": (
@@ -44,7 +44,7 @@ FORMS: dict[str, tuple[Any, ToolChoice]] = {
         {"type": "mcp", "server_label": "docs"},
         ToolChoice(ChoiceMode.REQUIRED, (NamedTool("mcp", "", "docs"),), one=True),
     ),
-    "a tool of OpenAI's": (
+    "a built-in tool of OpenAI": (
         {"type": "web_search_preview"},
         ToolChoice(ChoiceMode.REQUIRED, (NamedTool("web_search_preview"),), one=True),
     ),
@@ -62,13 +62,13 @@ FORMS: dict[str, tuple[Any, ToolChoice]] = {
 }
 
 
-@pytest.mark.parametrize(("sent", "understood"), FORMS.values(), ids=FORMS)
-def test_every_form_is_understood(sent: Any, understood: ToolChoice) -> None:
-    assert TypeAdapter(ChosenTools).validate_python(sent) == understood
+@pytest.mark.parametrize(("value", "expected"), FORMS.values(), ids=FORMS)
+def test_every_form_is_parsed(value: Any, expected: ToolChoice) -> None:
+    assert TypeAdapter(ChosenTools).validate_python(value) == expected
 
 
 @pytest.mark.parametrize("choice", [choice for _, choice in FORMS.values()], ids=FORMS)
-def test_what_is_repeated_means_the_same(choice: ToolChoice) -> None:
+def test_the_echoed_choice_parses_to_the_same_choice(choice: ToolChoice) -> None:
     assert TypeAdapter(ChosenTools).validate_python(choice.written()) == choice
 
 
@@ -90,7 +90,7 @@ WEB = ToolServer("builtin:browser", "https://web.example/mcp", builtin="browser"
 
 def responses(**fields: Any) -> GenerationRequest:
     request = ResponsesRequest.model_validate({"model": "m", "input": "Hi", **fields})
-    made = to_responses_turn(
+    converted = to_responses_turn(
         request,
         KnownState(),
         model="m",
@@ -100,12 +100,12 @@ def responses(**fields: Any) -> GenerationRequest:
         new_id=ids(),
         servers=(DOCS, WEB),
     )
-    return made.request
+    return converted.request
 
 
-ALL = {"tools": [tool("f"), tool("g")]}
+CLIENT_TOOLS = {"tools": [tool("f"), tool("g")]}
 CHOICES: dict[str, tuple[dict[str, Any], Choice | None]] = {
-    "nothing said": ({}, None),
+    "no tool_choice": ({}, None),
     "auto": ({"tool_choice": "auto"}, None),
     "none": ({"tool_choice": "none"}, None),
     "required": ({"tool_choice": "required"}, ForcedCalls()),
@@ -114,7 +114,7 @@ CHOICES: dict[str, tuple[dict[str, Any], Choice | None]] = {
         {"tool_choice": {"type": "allowed_tools", "mode": "auto", "tools": [tool("f")]}},
         AllowedTools(frozenset({"f"})),
     ),
-    "one of the allowed": (
+    "required among allowed tools": (
         {"tool_choice": {"type": "allowed_tools", "mode": "required", "tools": [tool("f"), tool("g")]}},
         ForcedCalls(frozenset({"f", "g"})),
     ),
@@ -122,16 +122,16 @@ CHOICES: dict[str, tuple[dict[str, Any], Choice | None]] = {
 
 
 @pytest.mark.parametrize(("fields", "expected"), CHOICES.values(), ids=CHOICES)
-def test_a_choice_among_the_clients_own_tools(fields: dict[str, Any], expected: Choice | None) -> None:
-    assert chat(**ALL, **fields).request.choice == expected
+def test_a_choice_of_client_tools_reaches_the_engine(fields: dict[str, Any], expected: Choice | None) -> None:
+    assert chat(**CLIENT_TOOLS, **fields).request.choice == expected
 
 
 MCP, SEARCH = {"type": "mcp", "server_label": "docs"}, {"type": "web_search"}
-HOSTED: dict[str, tuple[Any, Choice]] = {
+SERVER_TOOL_CHOICES: dict[str, tuple[Any, Choice]] = {
     "any": ("required", ForcedCalls()),
-    "a server's": ({**MCP, "name": "look"}, ForcedCalls(frozenset(), frozenset({("docs", "look")}))),
-    "any of a server's": (MCP, ForcedCalls(frozenset(), frozenset({("docs", None)}))),
-    "the web": ({"type": "web_search_preview"}, ForcedCalls(frozenset(), frozenset({("builtin:browser", None)}))),
+    "tool of a server": ({**MCP, "name": "look"}, ForcedCalls(frozenset(), frozenset({("docs", "look")}))),
+    "any tool of one server": (MCP, ForcedCalls(frozenset(), frozenset({("docs", None)}))),
+    "web search": ({"type": "web_search_preview"}, ForcedCalls(frozenset(), frozenset({("builtin:browser", None)}))),
     "allowed": (
         {"type": "allowed_tools", "mode": "auto", "tools": [MCP, SEARCH, {"type": "file_search"}]},
         AllowedTools(frozenset(), frozenset({("docs", None), ("builtin:browser", None)})),
@@ -139,23 +139,23 @@ HOSTED: dict[str, tuple[Any, Choice]] = {
 }
 
 
-@pytest.mark.parametrize(("choice", "expected"), HOSTED.values(), ids=HOSTED)
-def test_a_choice_among_tools_the_gateway_runs(choice: Any, expected: Choice) -> None:
+@pytest.mark.parametrize(("choice", "expected"), SERVER_TOOL_CHOICES.values(), ids=SERVER_TOOL_CHOICES)
+def test_a_choice_of_server_tools_reaches_the_engine(choice: Any, expected: Choice) -> None:
     assert responses(tools=[MCP, SEARCH, {"type": "file_search"}], tool_choice=choice).choice == expected
 
 
 def test_a_tool_in_a_namespace_is_found_by_either_name() -> None:
-    inside = {"type": "namespace", "name": "crm", "tools": [{"type": "function", "name": "find"}]}
+    namespace = {"type": "namespace", "name": "crm", "tools": [{"type": "function", "name": "find"}]}
     for name in ("find", "crm__find"):
-        found = responses(tools=[inside], tool_choice={"type": "function", "name": name})
-        assert found.choice == ForcedCalls(frozenset({"crm__find"}))
+        request = responses(tools=[namespace], tool_choice={"type": "function", "name": name})
+        assert request.choice == ForcedCalls(frozenset({"crm__find"}))
 
 
-def test_what_the_client_began_is_what_it_is() -> None:
-    begun = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Well"}]
-    wishes = {"tool_choice": "required", "response_format": {"type": "json_object"}}
-    asked = chat(**ALL, **wishes, messages=begun)
-    assert asked.notes == (
+def test_a_prefilled_answer_ignores_tool_choice_and_response_format() -> None:
+    messages = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Well"}]
+    fields = {"tool_choice": "required", "response_format": {"type": "json_object"}}
+    generation = chat(**CLIENT_TOOLS, **fields, messages=messages)
+    assert generation.notes == (
         "tool_choice: no effect, because the client started the answer",
         "response_format: no effect, because the client started the answer",
     )
@@ -169,27 +169,27 @@ BUDGETS: dict[str, tuple[dict[str, Any], int | None]] = {
     "Qwen's in the template": ({"chat_template_kwargs": {"thinking_budget": 5}}, 5),
     "llama.cpp's": ({"reasoning_budget": 5}, 5),
     "Anthropic's": ({"thinking": {"type": "enabled", "budget_tokens": 5}}, 5),
-    "no thoughts at all": ({"reasoning": {"max_tokens": 0}}, 0),
-    "as many as it takes": ({"reasoning_budget": -1}, None),
-    "two of them": ({"thinking_budget": 7, "reasoning": {"max_tokens": 5}}, 5),
+    "no reasoning": ({"reasoning": {"max_tokens": 0}}, 0),
+    "unlimited": ({"reasoning_budget": -1}, None),
+    "two budgets": ({"thinking_budget": 7, "reasoning": {"max_tokens": 5}}, 5),
 }
 
 
 @pytest.mark.parametrize(("fields", "budget"), BUDGETS.values(), ids=BUDGETS)
-def test_a_budget_in_every_spelling(fields: dict[str, Any], budget: int | None) -> None:
-    asked = chat(**fields)
-    assert asked.request.reasoning_budget == budget
-    assert asked.notes == ()
+def test_a_reasoning_budget_is_read_in_every_spelling(fields: dict[str, Any], budget: int | None) -> None:
+    generation = chat(**fields)
+    assert generation.request.reasoning_budget == budget
+    assert generation.notes == ()
 
 
-@pytest.mark.parametrize(("asked", "holds"), [(None, 100), (50, 50), (500, 100), (-1, 100)], ids=str)
-def test_the_operators_budget_holds_for_everybody(asked: int | None, holds: int) -> None:
+@pytest.mark.parametrize(("requested", "effective"), [(None, 100), (50, 50), (500, 100), (-1, 100)], ids=str)
+def test_the_operators_reasoning_budget_is_an_upper_limit(requested: int | None, effective: int) -> None:
     rules = ModelRules(reasoning_budget=100, unmended=frozenset({"repetition"}))
-    turn = chat(rules, thinking_token_budget=asked).request
-    assert (turn.reasoning_budget, turn.unmended) == (holds, {"repetition"})
+    request = chat(rules, thinking_token_budget=requested).request
+    assert (request.reasoning_budget, request.disabled_rules) == (effective, {"repetition"})
 
 
-def test_thinking_that_is_disabled_is_little() -> None:
+def test_disabled_thinking_is_low_effort() -> None:
     assert chat(thinking={"type": "disabled"}).request.conversation.preamble.effort is Effort.LOW
 
 
@@ -209,20 +209,20 @@ ANSWERS: dict[str, tuple[Any, AnswerForm | None]] = {
         AnswerForm("n", {"type": "object", "additionalProperties": False}, strict=True),
     ),
     "a schema, flat": ({"type": "json_schema", "name": "n", "schema": SCHEMA}, AnswerForm("n", SCHEMA)),
-    "a schema beside the other type": ({"type": "json_object", "schema": SCHEMA}, AnswerForm("response", SCHEMA)),
-    "a schema without any": ({"type": "json_schema", "json_schema": {"name": "n"}}, AnswerForm("n")),
+    "a schema beside json_object": ({"type": "json_object", "schema": SCHEMA}, AnswerForm("response", SCHEMA)),
+    "json_schema without a schema": ({"type": "json_schema", "json_schema": {"name": "n"}}, AnswerForm("n")),
 }
 
 
-@pytest.mark.parametrize(("sent", "form"), ANSWERS.values(), ids=ANSWERS)
-def test_the_form_of_an_answer(sent: Any, form: AnswerForm | None) -> None:
-    assert chat(response_format=sent).request.form == form
-    if "json_schema" in sent:
-        sent = {"type": "json_schema", **sent["json_schema"]}
-    assert responses(text={"format": sent}).form == form
+@pytest.mark.parametrize(("response_format", "form"), ANSWERS.values(), ids=ANSWERS)
+def test_response_formats_become_answer_forms(response_format: Any, form: AnswerForm | None) -> None:
+    assert chat(response_format=response_format).request.form == form
+    if "json_schema" in response_format:
+        response_format = {"type": "json_schema", **response_format["json_schema"]}
+    assert responses(text={"format": response_format}).form == form
 
 
-def test_the_response_repeats_what_was_asked() -> None:
+def test_the_response_echoes_the_requested_settings() -> None:
     fields: dict[str, Any] = {
         "tools": [{"type": "function", "name": "f"}],
         "tool_choice": {"type": "function", "function": {"name": "f"}},

@@ -1,4 +1,4 @@
-"""Connections are left to the process that has fewer of them."""
+"""Distribution of new connections among processes."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from unisono.server.accept_balancer import Accepting, AcceptingProcess, Loads
 LEFT_LYING_S = 0.2
 
 
-async def test_a_process_with_more_connections_leaves_each_new_one_for_a_moment(
+async def test_a_process_with_more_connections_accepts_each_new_one_later(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(accept_balancer, "LEFT_LYING_S", LEFT_LYING_S)
@@ -27,18 +27,18 @@ async def test_a_process_with_more_connections_leaves_each_new_one_for_a_moment(
 
     with socket.create_server(("127.0.0.1", 0)) as listener, TemporaryFile() as memory:
         address = listener.getsockname()
-        place = AcceptingProcess(Loads(memory.fileno(), 2), 0)
-        accepting = Accepting(listener, place, connect, connections=[object()])
+        process = AcceptingProcess(Loads(memory.fileno(), 2), 0)
+        accepting = Accepting(listener, process, connect, connections=[object()])
         accepting.start()
         with socket.create_connection(address):
             await asyncio.sleep(0.02)
-            # The process without connections accepts it meanwhile.
+            # Meanwhile, the process without connections accepts it.
             listener.accept()[0].close()
         await asyncio.sleep(1.5 * LEFT_LYING_S)
         assert accepted.empty()
         for _ in range(2):
-            began = now()
+            started = now()
             with socket.create_connection(address):
                 async with asyncio.timeout(10):
-                    assert await accepted.get() - began >= LEFT_LYING_S
+                    assert await accepted.get() - started >= LEFT_LYING_S
         accepting.stop()

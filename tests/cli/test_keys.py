@@ -1,4 +1,4 @@
-"""`unisono keys`: what it takes, what it says, and that a key is said once."""
+"""`unisono keys`: options, output, and keys that are printed only once."""
 
 from __future__ import annotations
 
@@ -16,30 +16,30 @@ from unisono.cli import main
 @pytest.fixture
 def config(tmp_path: Path) -> Path:
     path = tmp_path / "config.json"
-    write(path, {"url": f"sqlite://{tmp_path}/state.db"}, "sk-master")
+    write_config(path, {"url": f"sqlite://{tmp_path}/state.db"}, "sk-master")
     return path
 
 
-def write(path: Path, store: dict[str, Any], master_key: str | None) -> None:
-    served = [{"model_name": "gpt-oss", "litellm_params": {"model": "vllm/x", "api_base": "http://127.0.0.1:9"}}]
+def write_config(path: Path, store: dict[str, Any], master_key: str | None) -> None:
+    models = [{"model_name": "gpt-oss", "litellm_params": {"model": "vllm/x", "api_base": "http://127.0.0.1:9"}}]
     general = {} if master_key is None else {"master_key": master_key}
-    path.write_text(json.dumps({"model_list": served, "general_settings": general, "store": store}))
+    path.write_text(json.dumps({"model_list": models, "general_settings": general, "store": store}))
 
 
 def run(config: Path, *arguments: str) -> Result:
     return CliRunner().invoke(main, ["keys", arguments[0], "--config", str(config), *arguments[1:]])
 
 
-def read(config: Path, *arguments: str) -> Any:
+def run_json(config: Path, *arguments: str) -> Any:
     result = run(config, *arguments, "--json")
     assert result.exit_code == 0, result.output
     return json.loads(result.stdout)
 
 
-def test_a_key_is_printed_alone_and_never_again(config: Path) -> None:
-    made = run(config, "create", "--name", "CI")
-    assert made.exit_code == 0, made.output
-    [key] = made.stdout.splitlines()
+def test_a_new_key_is_printed_once_and_not_stored(config: Path) -> None:
+    created = run(config, "create", "--name", "CI")
+    assert created.exit_code == 0, created.output
+    [key] = created.stdout.splitlines()
     assert key.startswith("sk-uni-")
     listed = run(config, "list")
     assert "CI" in listed.stdout
@@ -50,19 +50,19 @@ def test_a_key_is_printed_alone_and_never_again(config: Path) -> None:
         assert key.encode() not in path.read_bytes()
 
 
-def test_what_was_asked_for_is_kept(config: Path) -> None:
-    asked = (
+def test_all_options_are_stored(config: Path) -> None:
+    options = (
         *("--tenant", "team", "--models", "gpt-oss", "--mcp-servers", "none", "--expires", "30d"),
         *("--rpm", "60", "--tpm", "100000", "--max-parallel", "4", "--token-budget", "1000000"),
         *("--money-budget", "12.50", "--budget-period", "30d", "--tag", "cost=42", "--raw"),
     )
-    made = read(config, "create", *asked)
-    assert made.pop("key").startswith("sk-uni-")
-    assert abs(made.pop("expires") - time.time() - 30 * 86_400) < 60
-    assert abs(made.pop("created_at") - time.time()) < 60
-    assert made.pop("id").startswith("key_")
-    assert made.pop("ending")
-    assert made == {
+    created = run_json(config, "create", *options)
+    assert created.pop("key").startswith("sk-uni-")
+    assert abs(created.pop("expires") - time.time() - 30 * 86_400) < 60
+    assert abs(created.pop("created_at") - time.time()) < 60
+    assert created.pop("id").startswith("key_")
+    assert created.pop("ending")
+    assert created == {
         "key_alias": "",
         "team_id": "team",
         "state": "active",
@@ -78,23 +78,25 @@ def test_what_was_asked_for_is_kept(config: Path) -> None:
         "tags": {"cost": "42"},
         "raw": True,
     }
-    [listed] = read(config, "list")
-    assert listed.items() >= made.items()
+    [listed] = run_json(config, "list")
+    assert listed.items() >= created.items()
 
 
-def test_litellms_spellings_are_understood(config: Path) -> None:
-    asked = ("--key-alias", "n", "--team-id", "t", "--max-budget", "1", "--budget-duration", "1mo", "--duration", "1h")
-    made = read(config, "create", *asked, "--rpm-limit", "1", "--tpm-limit", "2", "--max-parallel-requests", "3")
-    shown = ("key_alias", "team_id", "max_budget", "budget_duration", "rpm_limit", "tpm_limit", "max_parallel_requests")
-    assert [made[name] for name in shown] == ["n", "t", 1.0, "month", 1, 2, 3]
+def test_litellm_option_names_are_accepted(config: Path) -> None:
+    args = ("--key-alias", "n", "--team-id", "t", "--max-budget", "1", "--budget-duration", "1mo", "--duration", "1h")
+    created = run_json(config, "create", *args, "--rpm-limit", "1", "--tpm-limit", "2", "--max-parallel-requests", "3")
+    keys = ("key_alias", "team_id", "max_budget", "budget_duration", "rpm_limit", "tpm_limit", "max_parallel_requests")
+    assert [created[name] for name in keys] == ["n", "t", 1.0, "month", 1, 2, 3]
 
 
-def test_what_is_not_named_stays_as_it_is(config: Path) -> None:
-    made = read(config, "create", "--rpm", "5", "--tpm", "7", "--models", "gpt-oss", "--tag", "a=1", "--tag", "b=2")
-    changed = read(
+def test_update_changes_only_the_given_options(config: Path) -> None:
+    created = run_json(
+        config, "create", "--rpm", "5", "--tpm", "7", "--models", "gpt-oss", "--tag", "a=1", "--tag", "b=2"
+    )
+    updated = run_json(
         config,
         "update",
-        made["id"],
+        created["id"],
         "--rpm",
         "none",
         "--models",
@@ -105,90 +107,90 @@ def test_what_is_not_named_stays_as_it_is(config: Path) -> None:
         "a=",
         "--no-raw",
     )
-    assert changed["rpm_limit"] is None
-    assert changed["models"] is None
-    assert changed["tags"] == {"b": "2"}
-    assert changed["tpm_limit"] == 7
+    assert updated["rpm_limit"] is None
+    assert updated["models"] is None
+    assert updated["tags"] == {"b": "2"}
+    assert updated["tpm_limit"] == 7
 
 
 def test_a_key_is_rotated_and_revoked(config: Path) -> None:
-    made = read(config, "create")
-    turned = read(config, "rotate", made["id"], "--grace", "1h")
-    assert turned["id"] == made["id"]
-    assert turned["key"] != made["key"]
-    assert run(config, "revoke", made["id"]).exit_code == 0
-    assert run(config, "revoke", made["id"]).exit_code == 0
-    refused = run(config, "rotate", made["id"])
+    created = run_json(config, "create")
+    rotated = run_json(config, "rotate", created["id"], "--grace", "1h")
+    assert rotated["id"] == created["id"]
+    assert rotated["key"] != created["key"]
+    assert run(config, "revoke", created["id"]).exit_code == 0
+    assert run(config, "revoke", created["id"]).exit_code == 0
+    refused = run(config, "rotate", created["id"])
     assert (refused.exit_code, refused.stdout) == (1, "")
     assert "revoked" in refused.stderr
-    assert [key["state"] for key in read(config, "list")] == ["revoked"]
+    assert [key["state"] for key in run_json(config, "list")] == ["revoked"]
 
 
-WRONG = {
-    "no such limit": ("--rpm", "0"),
-    "a fraction": ("--rpm", "1.5"),
-    "less than nothing": ("--tpm", "-5"),
-    "more than can be counted": ("--tpm", "9" * 16),
-    "no money": ("--money-budget", "0"),
-    "money too small to count": ("--money-budget", "0.0000001"),
-    "no number of money": ("--money-budget", "nan"),
-    "endless money": ("--money-budget", "inf"),
-    "money no number has room for": ("--money-budget", "1e999999"),
-    "money of a million digits": ("--money-budget", "1e999990"),
-    "no period": ("--budget-period", "0d"),
-    "an unknown period": ("--budget-period", "year"),
-    "no time": ("--expires", "soon"),
-    "a time too far": ("--expires", "9999999999w"),
-    "a time behind the last year there is": ("--expires", "9999-12-31T23:59:59-12:00"),
-    "a time before the first one": ("--expires", "0001-01-01T00:00:00+12:00"),
-    "a time that is rounded out of the calendar": ("--expires", "9999-12-31T23:59:59.999999"),
-    "an empty name": ("--models", "a,,b"),
-    "a name of two lines": ("--name", "a\nb"),
-    "a name that steers a terminal": ("--name", "\x1b[2J"),
-    "a tag without a value": ("--tag", "a"),
-    "a tag of two lines": ("--tag", "a=b\nc"),
+INVALID_OPTIONS = {
+    "limit of zero": ("--rpm", "0"),
+    "fractional limit": ("--rpm", "1.5"),
+    "negative limit": ("--tpm", "-5"),
+    "limit too large": ("--tpm", "9" * 16),
+    "budget of zero": ("--money-budget", "0"),
+    "budget too small": ("--money-budget", "0.0000001"),
+    "budget not a number": ("--money-budget", "nan"),
+    "infinite budget": ("--money-budget", "inf"),
+    "budget exponent too large": ("--money-budget", "1e999999"),
+    "budget of a million digits": ("--money-budget", "1e999990"),
+    "period of zero": ("--budget-period", "0d"),
+    "unknown period": ("--budget-period", "year"),
+    "invalid time": ("--expires", "soon"),
+    "time too far in the future": ("--expires", "9999999999w"),
+    "time after year 9999 in UTC": ("--expires", "9999-12-31T23:59:59-12:00"),
+    "time before year 1 in UTC": ("--expires", "0001-01-01T00:00:00+12:00"),
+    "time that rounds beyond year 9999": ("--expires", "9999-12-31T23:59:59.999999"),
+    "empty model name": ("--models", "a,,b"),
+    "name with a line break": ("--name", "a\nb"),
+    "name with a terminal escape": ("--name", "\x1b[2J"),
+    "tag without a value": ("--tag", "a"),
+    "tag with a line break": ("--tag", "a=b\nc"),
 }
 
 
-@pytest.mark.parametrize("options", WRONG.values(), ids=WRONG)
-def test_what_makes_no_sense_is_refused_and_nothing_is_made(config: Path, options: tuple[str, ...]) -> None:
+@pytest.mark.parametrize("options", INVALID_OPTIONS.values(), ids=INVALID_OPTIONS)
+def test_invalid_options_are_refused_and_create_no_key(config: Path, options: tuple[str, ...]) -> None:
     refused = run(config, "create", *options)
     assert refused.exit_code == 2, refused.output
-    assert read(config, "list") == []
+    assert run_json(config, "list") == []
 
 
-def test_a_date_is_a_time_too(config: Path) -> None:
-    assert read(config, "create", "--expires", "2099-01-01")["expires"] == 4_070_908_800.0
-    assert read(config, "create", "--expires", "2020-01-01T00:00:00+01:00")["state"] == "expired"
+def test_expires_accepts_a_date(config: Path) -> None:
+    assert run_json(config, "create", "--expires", "2099-01-01")["expires"] == 4_070_908_800.0
+    assert run_json(config, "create", "--expires", "2020-01-01T00:00:00+01:00")["state"] == "expired"
 
 
-def test_keys_that_nobody_would_ask_for_are_not_made(tmp_path: Path) -> None:
+def test_create_requires_a_master_key_and_a_persistent_store(tmp_path: Path) -> None:
     path = tmp_path / "config.json"
-    write(path, {"url": f"sqlite://{tmp_path}/state.db"}, None)
+    write_config(path, {"url": f"sqlite://{tmp_path}/state.db"}, None)
     refused = run(path, "create")
     assert refused.exit_code == 1
     assert "master_key" in refused.stderr
-    write(path, {"url": "memory://"}, "sk-master")
+    write_config(path, {"url": "memory://"}, "sk-master")
     refused = run(path, "create")
     assert refused.exit_code == 1
     assert "memory" in refused.stderr
 
 
-def test_a_key_that_is_not_there_and_a_store_that_is_not_there_are_said(config: Path, tmp_path: Path) -> None:
+def test_unknown_keys_and_an_unreachable_store_are_errors(config: Path, tmp_path: Path) -> None:
     for command in (("revoke", "key_x"), ("rotate", "key_x"), ("update", "key_x", "--rpm", "1")):
         refused = run(config, *command)
         assert refused.exit_code == 1
         assert "unknown key 'key_x'" in refused.stderr
     assert run(config, "update", "key_x").exit_code == 2
-    write(config, {"url": "redis://user:planted-secret@127.0.0.1:9/0"}, "sk-master")
+    write_config(config, {"url": "redis://user:planted-secret@127.0.0.1:9/0"}, "sk-master")
     refused = run(config, "list")
     assert refused.exit_code == 1
     assert "planted-secret" not in refused.output
 
 
-def test_names_the_configuration_does_not_have_are_taken_and_told(config: Path) -> None:
-    made = run(config, "create", "--models", "gpt-oss,later", "--mcp-servers", "docs")
-    assert made.exit_code == 0
-    assert "'later'" in made.stderr
-    assert "'docs'" in made.stderr
-    assert "'gpt-oss'" not in made.stderr
+def test_unknown_models_and_servers_are_accepted_with_a_warning(config: Path) -> None:
+    created = run(config, "create", "--models", "gpt-oss,later", "--mcp-servers", "docs")
+    assert created.exit_code == 0
+    assert "'later'" in created.stderr
+    assert "'docs'" in created.stderr
+    assert "'gpt-oss'" not in created.stderr

@@ -1,4 +1,4 @@
-"""What is given to commands: words of any kind, by whoever has another encoding."""
+"""Command-line arguments that are not valid UTF-8."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from click.testing import CliRunner
 
 from unisono.cli import main
 
-HALF = "a\udcff"
-"""Bytes that are no UTF-8, as Python hands them over."""
+# Bytes that are not valid UTF-8, as Python decodes arguments.
+INVALID_UTF8 = "a\udcff"
 
 
 def commands(group: click.Group, *path: str) -> Iterator[tuple[tuple[str, ...], click.Command]]:
@@ -22,32 +22,34 @@ def commands(group: click.Group, *path: str) -> Iterator[tuple[tuple[str, ...], 
             yield (*path, name), command
 
 
-def words(param: click.Parameter, value: str) -> list[str]:
+def arguments_for(param: click.Parameter, value: str) -> list[str]:
     return [param.opts[-1], value] if isinstance(param, click.Option) else [value]
 
 
-def asked(command: click.Command, with_half: click.Parameter) -> list[str]:
-    """All that it needs, and one word that is none."""
-    needed = [param for param in command.params if param.required or param is with_half]
-    return [word for param in needed for word in words(param, HALF if param is with_half else "x")]
+def arguments_with_invalid(command: click.Command, invalid: click.Parameter) -> list[str]:
+    """Return all required arguments and the given parameter with invalid UTF-8."""
+    params = [param for param in command.params if param.required or param is invalid]
+    return [
+        argument for param in params for argument in arguments_for(param, INVALID_UTF8 if param is invalid else "x")
+    ]
 
 
-ASKED = {
-    " ".join((*path, str(param.name))): [*path, *asked(command, param)]
+CASES = {
+    " ".join((*path, str(param.name))): [*path, *arguments_with_invalid(command, param)]
     for path, command in commands(main)
     for param in command.params
     if not isinstance(param.type, click.Path) and not (isinstance(param, click.Option) and param.is_flag)
 }
 
 
-@pytest.mark.parametrize("arguments", [*ASKED.values(), ["trace", HALF]], ids=[*ASKED, "trace id"])
-def test_words_that_are_no_utf_8_are_refused_in_a_line(arguments: list[str]) -> None:
-    refused = CliRunner().invoke(main, arguments)
-    assert refused.exit_code == 2, refused.output
-    assert "a\\udcff" in refused.output.splitlines()[-1]
+@pytest.mark.parametrize("arguments", [*CASES.values(), ["trace", INVALID_UTF8]], ids=[*CASES, "trace id"])
+def test_an_argument_that_is_not_utf8_is_refused(arguments: list[str]) -> None:
+    result = CliRunner().invoke(main, arguments)
+    assert result.exit_code == 2, result.output
+    assert "a\\udcff" in result.output.splitlines()[-1]
 
 
-def test_a_file_may_have_any_name() -> None:
-    looked = CliRunner().invoke(main, ["trace", f"{HALF}.json"])
-    assert looked.exit_code == 1
-    assert "No such file" in looked.output
+def test_a_file_name_need_not_be_utf8() -> None:
+    result = CliRunner().invoke(main, ["trace", f"{INVALID_UTF8}.json"])
+    assert result.exit_code == 1
+    assert "No such file" in result.output

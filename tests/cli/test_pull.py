@@ -1,4 +1,4 @@
-"""`unisono pull` as a process against a hub on a real socket: download, resumption, tokenizer check, refusals."""
+"""`unisono pull` against a hub on a real socket: download, resumption, checks and errors."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ from unisono_adapters import demo
 from unisono_adapters.snapshots import SNAPSHOT_FILES
 
 MODEL = "acme/gpt-oss-tiny"
-WRITTEN_AT_ONCE = 10 * 1024 * 1024
-"""Bytes that the hub's library collects before it writes them to disk."""
-WEIGHTS = os.urandom(2 * WRITTEN_AT_ONCE)
-CUT_AT = WRITTEN_AT_ONCE + 1_000_000
+# Bytes that the hub's library collects before it writes them to disk.
+WRITE_BUFFER_BYTES = 10 * 1024 * 1024
+WEIGHTS = os.urandom(2 * WRITE_BUFFER_BYTES)
+CUT_AT = WRITE_BUFFER_BYTES + 1_000_000
 
 
 @pytest.fixture(scope="module")
@@ -69,7 +69,7 @@ def wait_for(condition: Callable[[], bool]) -> None:
         time.sleep(0.02)
 
 
-def test_a_pulled_model_is_where_the_engine_looks_for_it(hub: Hub, tmp_path: Path) -> None:
+def test_the_engine_finds_a_pulled_model(hub: Hub, tmp_path: Path) -> None:
     code, output, errors = run(hub.url, tmp_path, MODEL)
     assert code == 0, errors
     folder = Path(output.partition(" (")[0])
@@ -97,7 +97,7 @@ def test_an_interrupted_download_continues_from_the_bytes_on_disk(
 ) -> None:
     hub.cut_at = CUT_AT
     process = start(hub.url, tmp_path, MODEL)
-    wait_for(lambda: [file.stat().st_size for file in tmp_path.rglob("*.unisono-partial")] == [WRITTEN_AT_ONCE])
+    wait_for(lambda: [file.stat().st_size for file in tmp_path.rglob("*.unisono-partial")] == [WRITE_BUFFER_BYTES])
     process.send_signal(interruption)
     _, errors = process.communicate(timeout=60)
     assert process.returncode != 0
@@ -107,8 +107,8 @@ def test_an_interrupted_download_continues_from_the_bytes_on_disk(
     code, output, errors = run(hub.url, tmp_path, MODEL)
     assert code == 0, errors
     assert (Path(output.partition(" (")[0]) / "model.safetensors").read_bytes() == WEIGHTS
-    [started] = [given for file, given in hub.ranges if file == "model.safetensors"]
-    assert int(started.removeprefix("bytes=").partition("-")[0]) == WRITTEN_AT_ONCE
+    [requested_range] = [range_header for file, range_header in hub.ranges if file == "model.safetensors"]
+    assert int(requested_range.removeprefix("bytes=").partition("-")[0]) == WRITE_BUFFER_BYTES
 
 
 @pytest.mark.slow
@@ -148,14 +148,18 @@ def test_a_model_with_another_tokenizer_is_refused(hub: Hub, tokenizer: str, tmp
 
 
 REFUSED = {
-    "no such model": ("acme/none", (), "the hub has no model acme/none, or it is private"),
-    "no such revision": (MODEL, ("--revision", "v9"), "acme/gpt-oss-tiny has no revision 'v9'"),
-    "not a name": ("not a name", (), "'not a name' is neither a folder nor a model name of the form `owner/name`"),
+    "unknown model": ("acme/none", (), "the hub has no model acme/none, or it is private"),
+    "unknown revision": (MODEL, ("--revision", "v9"), "acme/gpt-oss-tiny has no revision 'v9'"),
+    "invalid model name": (
+        "not a name",
+        (),
+        "'not a name' is neither a folder nor a model name of the form `owner/name`",
+    ),
 }
 
 
 @pytest.mark.parametrize(("model", "options", "reason"), REFUSED.values(), ids=REFUSED)
-def test_a_model_that_cannot_be_had_is_refused_with_the_reason(
+def test_an_unavailable_model_is_refused_with_the_reason(
     hub: Hub, tmp_path: Path, model: str, options: tuple[str, ...], reason: str
 ) -> None:
     code, output, errors = run(hub.url, tmp_path, model, *options)
@@ -174,7 +178,7 @@ def test_a_folder_with_a_broken_tokenizer_is_refused(tmp_path: Path, content: by
     assert "tokenizer.json" in errors
 
 
-def test_a_hub_that_cannot_be_reached_is_an_error_of_one_line(tmp_path: Path) -> None:
+def test_an_unreachable_hub_is_a_one_line_error(tmp_path: Path) -> None:
     code, _, errors = run("http://127.0.0.1:9", tmp_path, MODEL)
     assert code == 1
     assert "the hub cannot be reached" in errors
@@ -201,7 +205,7 @@ def test_a_file_name_that_leaves_the_snapshot_is_refused(hub: Hub, tmp_path: Pat
 
 @pytest.mark.slow
 @pytest.mark.sampled(one_in=2)
-@pytest.mark.parametrize("more", [b"more", os.urandom(WRITTEN_AT_ONCE)], ids=["a few bytes", "many bytes"])
+@pytest.mark.parametrize("more", [b"more", os.urandom(WRITE_BUFFER_BYTES)], ids=["a few bytes", "many bytes"])
 def test_more_bytes_than_the_file_has_are_refused(hub: Hub, tmp_path: Path, more: bytes) -> None:
     hub.contents = {"model.safetensors": WEIGHTS + more}
     code, _, errors = run(hub.url, tmp_path, MODEL)
@@ -238,13 +242,13 @@ def test_a_symbolic_link_is_not_written_through(hub: Hub, tmp_path: Path) -> Non
 
 
 def blob_of(home: Path) -> Path:
-    """Where the cache has the weights."""
+    """Create the cache folder of the weights and return their path in it."""
     folder = home / "hub" / f"models--{MODEL.replace('/', '--')}" / "blobs"
     folder.mkdir(parents=True)
     return folder / hashlib.sha256(WEIGHTS).hexdigest()
 
 
-def test_a_list_of_files_without_end_is_an_error_of_one_line(hub: Hub, tmp_path: Path) -> None:
+def test_a_deeply_nested_file_list_is_a_one_line_error(hub: Hub, tmp_path: Path) -> None:
     hub.listing = b"[" * 1_000_000
     code, output, errors = run(hub.url, tmp_path, MODEL)
     assert (code, output) == (1, "")

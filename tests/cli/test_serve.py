@@ -1,4 +1,4 @@
-"""`unisono serve` as its users meet it: a process, a screen, a port, signals."""
+"""`unisono serve` as a process: startup screen, port and signals."""
 
 from __future__ import annotations
 
@@ -30,11 +30,11 @@ from unisono.server.startup_screen import curl_line
 UNISONO = str(Path(sys.executable).with_name("unisono"))
 KEY = "sk-planted-canary"
 ANSWER = "<|channel|>final<|message|>" + "word " * 40 + "<|return|>"
-PATIENCE_S = 30.0
+TIMEOUT_S = 30.0
 
 
-class Wire:
-    """A scripted vLLM on a thread of its own, for a gateway in another process."""
+class BackendThread:
+    """Fake vLLM on a thread of its own, for a gateway in another process."""
 
     def __init__(self, **fields: Any) -> None:
         self._fields = fields
@@ -54,8 +54,8 @@ class Wire:
         self._loop.close()
 
 
-class Served:
-    """A running `unisono serve`; `screen` is what it printed until it was ready."""
+class RunningGateway:
+    """Running `unisono serve`. `screen` is its output until it was ready."""
 
     def __init__(self, process: subprocess.Popen[str]) -> None:
         self.process = process
@@ -67,17 +67,19 @@ class Served:
                 break
         self.screen = "\n".join(self.lines)
         found = re.search(r"listens on (http://\S+)/v1", self.screen)
-        assert found, f"it did not start: {self.screen} {process.stderr.read() if process.stderr else ''}"
+        assert found, f"the gateway did not start: {self.screen} {process.stderr.read() if process.stderr else ''}"
         self.url = found[1]
 
-    def ended(self, *, within_s: float) -> tuple[int, str, str]:
-        """Exit code, what was printed after the screen, and the log."""
+    def wait(self, *, within_s: float) -> tuple[int, str, str]:
+        """Wait for the exit and return exit code, output after the screen, and log."""
         out, log = self.process.communicate(timeout=within_s)
         return self.process.returncode, out, log
 
 
 @contextmanager
-def serving(tmp_path: Path, url: str, *arguments: str, api_key: str | None = None, **sections: Any) -> Iterator[Served]:
+def running_gateway(
+    tmp_path: Path, url: str, *arguments: str, api_key: str | None = None, **sections: Any
+) -> Iterator[RunningGateway]:
     config = tmp_path / "config.json"
     params = {"model": "vllm/tiny", "api_base": url, "api_key": api_key}
     model = {"model_name": "gpt-oss-test", "litellm_params": params}
@@ -85,76 +87,76 @@ def serving(tmp_path: Path, url: str, *arguments: str, api_key: str | None = Non
     command = [UNISONO, "serve", "--port", "0", "--config", str(config), *arguments]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     try:
-        yield Served(process)
+        yield RunningGateway(process)
     finally:
         process.kill()
         process.communicate()
 
 
 def run(*arguments: str, environ: dict[str, str] | None = None) -> tuple[int, str]:
-    """Exit code and stderr of a command that ends by itself."""
-    done = subprocess.run(
-        [UNISONO, *arguments], capture_output=True, text=True, timeout=PATIENCE_S, env=os.environ | (environ or {})
+    """Return exit code and stderr of a command that ends by itself."""
+    completed = subprocess.run(
+        [UNISONO, *arguments], capture_output=True, text=True, timeout=TIMEOUT_S, env=os.environ | (environ or {})
     )
-    return done.returncode, done.stderr
+    return completed.returncode, completed.stderr
 
 
-def ask(url: str, *, stream: bool = False) -> Any:
+def send_chat(url: str, *, stream: bool = False) -> Any:
     body = {"model": "gpt-oss-test", "messages": [{"role": "user", "content": "Hi"}], "stream": stream}
     headers = {"content-type": "application/json", "authorization": f"Bearer {KEY}"}
-    return urlopen(Request(f"{url}/v1/chat/completions", json.dumps(body).encode(), headers), timeout=PATIENCE_S)
+    return urlopen(Request(f"{url}/v1/chat/completions", json.dumps(body).encode(), headers), timeout=TIMEOUT_S)
 
 
 @pytest.mark.slow
-def test_the_line_on_the_screen_works(tmp_path: Path) -> None:
-    with Wire() as fake, serving(tmp_path, fake.url) as served:
-        assert "gpt-oss-test" in served.screen
-        assert "vllm-1: ready" in served.screen
-        (line,) = [line for line in served.lines if line.strip().startswith("curl ")]
-        answer = subprocess.run(shlex.split(line), capture_output=True, text=True, check=True, timeout=PATIENCE_S)
-        assert json.loads(answer.stdout)["choices"][0]["message"]["content"].startswith("word word")
+def test_the_curl_command_on_the_screen_works(tmp_path: Path) -> None:
+    with BackendThread() as fake, running_gateway(tmp_path, fake.url) as gateway:
+        assert "gpt-oss-test" in gateway.screen
+        assert "vllm-1: ready" in gateway.screen
+        (line,) = [line for line in gateway.lines if line.strip().startswith("curl ")]
+        response = subprocess.run(shlex.split(line), capture_output=True, text=True, check=True, timeout=TIMEOUT_S)
+        assert json.loads(response.stdout)["choices"][0]["message"]["content"].startswith("word word")
 
 
 @pytest.mark.slow
-def test_the_line_on_the_screen_works_with_a_key_that_is_not_on_it(tmp_path: Path) -> None:
+def test_the_curl_command_works_with_a_key_that_it_does_not_show(tmp_path: Path) -> None:
     general = {"master_key": KEY}
-    with Wire() as fake, serving(tmp_path, fake.url, general_settings=general) as served:
-        assert KEY not in served.screen
-        (line,) = [line for line in served.lines if line.strip().startswith("curl ")]
+    with BackendThread() as fake, running_gateway(tmp_path, fake.url, general_settings=general) as gateway:
+        assert KEY not in gateway.screen
+        (line,) = [line for line in gateway.lines if line.strip().startswith("curl ")]
         environ = os.environ | {"UNISONO_MASTER_KEY": KEY}
-        answer = subprocess.run(["sh", "-c", line], capture_output=True, text=True, check=True, env=environ)
-        assert json.loads(answer.stdout)["model"] == "gpt-oss-test"
+        response = subprocess.run(["sh", "-c", line], capture_output=True, text=True, check=True, env=environ)
+        assert json.loads(response.stdout)["model"] == "gpt-oss-test"
 
 
 @pytest.mark.engine
-def test_without_a_configuration_something_answers() -> None:
+def test_serve_without_a_configuration_answers_requests() -> None:
     command = [UNISONO, "serve", "--port", "0"]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     try:
-        served = Served(process)
-        assert served.screen.startswith("No configuration given")
-        (line,) = [line for line in served.lines if line.strip().startswith("curl ")]
-        answer = subprocess.run(shlex.split(line), capture_output=True, text=True, check=True, timeout=120)
-        assert json.loads(answer.stdout)["choices"][0]["message"]["content"]
+        gateway = RunningGateway(process)
+        assert gateway.screen.startswith("No configuration given")
+        (line,) = [line for line in gateway.lines if line.strip().startswith("curl ")]
+        response = subprocess.run(shlex.split(line), capture_output=True, text=True, check=True, timeout=120)
+        assert json.loads(response.stdout)["choices"][0]["message"]["content"]
         process.send_signal(signal.SIGTERM)
-        assert served.ended(within_s=PATIENCE_S)[0] == 0
+        assert gateway.wait(within_s=TIMEOUT_S)[0] == 0
     finally:
         process.kill()
         process.communicate()
 
 
-def test_a_model_name_with_quotes_still_makes_one_command() -> None:
+def test_a_model_name_with_quotes_is_escaped_in_the_curl_command() -> None:
     name = """it's "mine" $HOME `id`"""
     *_, body = shlex.split(curl_line("http://x", name, keyed=False))
     assert json.loads(body)["model"] == name
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM], ids=["Ctrl-C", "SIGTERM"])
-def test_a_signal_ends_it_cleanly(number: signal.Signals, tmp_path: Path) -> None:
-    with Wire() as fake, serving(tmp_path, fake.url) as served:
-        ask(served.url).read()
-        served.process.send_signal(number)
-        code, out, log = served.ended(within_s=PATIENCE_S)
+def test_a_signal_stops_the_gateway_cleanly(number: signal.Signals, tmp_path: Path) -> None:
+    with BackendThread() as fake, running_gateway(tmp_path, fake.url) as gateway:
+        send_chat(gateway.url).read()
+        gateway.process.send_signal(number)
+        code, out, log = gateway.wait(within_s=TIMEOUT_S)
     assert (code, out.strip()) == (0, "Stopped.")
     assert "Traceback" not in log
 
@@ -164,13 +166,13 @@ WORKERS = pytest.mark.parametrize("workers", [1, pytest.param(2, marks=pytest.ma
 
 @contextmanager
 def starting(tmp_path: Path, workers: int) -> Iterator[tuple[subprocess.Popen[str], int]]:
-    """A process that waits for its configuration, and the pipe to write it to."""
+    """Yield a process that waits for its configuration, and the pipe to write it to."""
     config = tmp_path / "config.json"
     os.mkfifo(config)
     command = [UNISONO, "serve", "--port", "0", "--config", str(config), "--workers", str(workers)]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     try:
-        # Opened as soon as the process opens its end.
+        # Blocks until the process opens its end.
         pipe = os.open(config, os.O_WRONLY)
         config.unlink()
         yield process, pipe
@@ -180,16 +182,16 @@ def starting(tmp_path: Path, workers: int) -> Iterator[tuple[subprocess.Popen[st
 
 
 @WORKERS
-def test_sigterm_ends_a_start(workers: int, tmp_path: Path) -> None:
+def test_sigterm_stops_a_gateway_during_its_start(workers: int, tmp_path: Path) -> None:
     with starting(tmp_path, workers) as (process, pipe):
         process.send_signal(signal.SIGTERM)
-        assert process.communicate(timeout=PATIENCE_S) == ("", "")
+        assert process.communicate(timeout=TIMEOUT_S) == ("", "")
         assert process.returncode == 0
         os.close(pipe)
 
 
 @WORKERS
-def test_a_configuration_that_changes_during_a_start_is_read_again(workers: int, tmp_path: Path) -> None:
+def test_sighup_during_the_start_reloads_the_configuration(workers: int, tmp_path: Path) -> None:
     first, second = (
         {
             "model_list": [{"model_name": name, "litellm_params": {"model": "replay/demo"}}],
@@ -202,55 +204,55 @@ def test_a_configuration_that_changes_during_a_start_is_read_again(workers: int,
         process.send_signal(signal.SIGHUP)
         os.write(pipe, json.dumps(first).encode())
         os.close(pipe)
-        served = Served(process)
-        until = time.monotonic() + PATIENCE_S
-        while b"gpt-oss-second" not in urlopen(f"{served.url}/v1/models", timeout=PATIENCE_S).read():
+        gateway = RunningGateway(process)
+        until = time.monotonic() + TIMEOUT_S
+        while b"gpt-oss-second" not in urlopen(f"{gateway.url}/v1/models", timeout=TIMEOUT_S).read():
             assert time.monotonic() < until
             time.sleep(0.05)
 
 
 @pytest.mark.slow
-def test_a_running_answer_finishes_before_the_end(tmp_path: Path) -> None:
-    with Wire(delay_s=0.03) as fake, serving(tmp_path, fake.url) as served:
-        stream = ask(served.url, stream=True)
+def test_a_running_response_finishes_before_shutdown(tmp_path: Path) -> None:
+    with BackendThread(delay_s=0.03) as fake, running_gateway(tmp_path, fake.url) as gateway:
+        stream = send_chat(gateway.url, stream=True)
         stream.readline()
-        served.process.send_signal(signal.SIGTERM)
+        gateway.process.send_signal(signal.SIGTERM)
         assert stream.read().endswith(b"data: [DONE]\n\n")
-        assert served.ended(within_s=PATIENCE_S)[0] == 0
+        assert gateway.wait(within_s=TIMEOUT_S)[0] == 0
 
 
 @pytest.mark.slow
-def test_the_end_is_bounded_whatever_still_runs(tmp_path: Path) -> None:
+def test_shutdown_ends_after_the_grace_period(tmp_path: Path) -> None:
     settings = {"shutdown_grace_s": 1}
-    with Wire(delay_s=10.0) as fake, serving(tmp_path, fake.url, unisono=settings) as served:
-        threading.Thread(target=_drained, args=(served.url,), daemon=True).start()
+    with BackendThread(delay_s=10.0) as fake, running_gateway(tmp_path, fake.url, unisono=settings) as gateway:
+        threading.Thread(target=_read_stream, args=(gateway.url,), daemon=True).start()
         while not fake.requests:
             time.sleep(0.01)
-        began = time.monotonic()
-        served.process.send_signal(signal.SIGTERM)
-        code, _, _ = served.ended(within_s=PATIENCE_S)
+        started = time.monotonic()
+        gateway.process.send_signal(signal.SIGTERM)
+        code, _, _ = gateway.wait(within_s=TIMEOUT_S)
     assert code == 0
-    assert time.monotonic() - began < 6
+    assert time.monotonic() - started < 6
 
 
 @pytest.mark.slow
-def test_a_second_signal_does_not_wait(tmp_path: Path) -> None:
-    with Wire(delay_s=10.0) as fake, serving(tmp_path, fake.url) as served:
-        threading.Thread(target=_drained, args=(served.url,), daemon=True).start()
+def test_a_second_signal_ends_shutdown_without_waiting(tmp_path: Path) -> None:
+    with BackendThread(delay_s=10.0) as fake, running_gateway(tmp_path, fake.url) as gateway:
+        threading.Thread(target=_read_stream, args=(gateway.url,), daemon=True).start()
         while not fake.requests:
             time.sleep(0.01)
-        began = time.monotonic()
+        started = time.monotonic()
         for _ in range(2):
-            served.process.send_signal(signal.SIGINT)
+            gateway.process.send_signal(signal.SIGINT)
             time.sleep(0.5)
-        code, _, _ = served.ended(within_s=PATIENCE_S)
+        code, _, _ = gateway.wait(within_s=TIMEOUT_S)
     assert code == 0
-    assert time.monotonic() - began < 10
+    assert time.monotonic() - started < 10
 
 
-def _drained(url: str) -> None:
+def _read_stream(url: str) -> None:
     try:
-        ask(url, stream=True).read()
+        send_chat(url, stream=True).read()
     except OSError:
         return
 
@@ -258,132 +260,135 @@ def _drained(url: str) -> None:
 @pytest.mark.slow
 def test_no_secret_and_no_prompt_reaches_the_log(tmp_path: Path) -> None:
     sections = {"general_settings": {"master_key": KEY}, "unisono": {"log_level": "debug"}}
-    other = "sk-backend-canary"
-    with Wire(api_key=other) as fake, serving(tmp_path, fake.url, api_key=other, **sections) as served:
-        ask(served.url).read()
+    backend_key = "sk-backend-canary"
+    with (
+        BackendThread(api_key=backend_key) as fake,
+        running_gateway(tmp_path, fake.url, api_key=backend_key, **sections) as gateway,
+    ):
+        send_chat(gateway.url).read()
         fake.api_key = "sk-changed-canary"
         broken = b'{"model": "gpt-oss-test", "messages": [{"role": "user", "content": "prompt-canary"}]}'
         for content, key in ((b"{", KEY), (broken, KEY), (broken[:40], KEY), (b"{}", "sk-wrong-canary")):
             headers = {"content-type": "application/json", "authorization": f"Bearer {key}"}
             with pytest.raises(OSError, match=r"HTTP Error [45]"):
-                urlopen(Request(f"{served.url}/v1/chat/completions", content, headers), timeout=PATIENCE_S)
-        served.process.send_signal(signal.SIGTERM)
-        _, out, log = served.ended(within_s=PATIENCE_S)
-    for text in (served.screen, out, log):
+                urlopen(Request(f"{gateway.url}/v1/chat/completions", content, headers), timeout=TIMEOUT_S)
+        gateway.process.send_signal(signal.SIGTERM)
+        _, out, log = gateway.wait(within_s=TIMEOUT_S)
+    for text in (gateway.screen, out, log):
         assert "canary" not in text
     lines = [json.loads(line) for line in log.splitlines()]
     assert "backend failed" in [line["message"] for line in lines]
 
 
 @pytest.mark.slow
-def test_the_configured_limits_of_connections_are_in_force(tmp_path: Path) -> None:
+def test_the_configured_connection_limits_apply(tmp_path: Path) -> None:
     settings = {"header_timeout_s": 0.3, "max_connections": 20}
-    with Wire() as fake, serving(tmp_path, fake.url, unisono=settings) as served:
-        port = int(served.url.rpartition(":")[2])
-        with ExitStack() as held:
-            slow = [held.enter_context(socket.create_connection(("127.0.0.1", port))) for _ in range(25)]
+    with BackendThread() as fake, running_gateway(tmp_path, fake.url, unisono=settings) as gateway:
+        port = int(gateway.url.rpartition(":")[2])
+        with ExitStack() as sockets:
+            slow = [sockets.enter_context(socket.create_connection(("127.0.0.1", port))) for _ in range(25)]
             slow[0].sendall(b"GET / HTTP/1.1\r\nhost: x")
             with pytest.raises(OSError, match="HTTP Error 503"):
-                ask(served.url)
+                send_chat(gateway.url)
             for connection in slow:
                 connection.settimeout(5)
                 assert connection.recv(100).startswith(b"HTTP/1.1 408 ")
-            assert ask(served.url).status == 200
+            assert send_chat(gateway.url).status == 200
 
 
 @pytest.mark.slow
-def test_unused_keys_are_warned_of_at_start(tmp_path: Path) -> None:
+def test_reserved_settings_are_logged_at_the_start(tmp_path: Path) -> None:
     settings = {"trust_proxy_headers": "canary"}
-    with Wire() as fake, serving(tmp_path, fake.url, unisono=settings) as served:
-        served.process.send_signal(signal.SIGTERM)
-        _, _, log = served.ended(within_s=PATIENCE_S)
+    with BackendThread() as fake, running_gateway(tmp_path, fake.url, unisono=settings) as gateway:
+        gateway.process.send_signal(signal.SIGTERM)
+        _, _, log = gateway.wait(within_s=TIMEOUT_S)
     warnings = [json.loads(line) for line in log.splitlines()]
-    told = [w["message"] for w in warnings if w["logger"] == "unisono.config"]
-    assert told == ["unisono.trust_proxy_headers: this setting is reserved and has no effect in this version"]
+    messages = [w["message"] for w in warnings if w["logger"] == "unisono.config"]
+    assert messages == ["unisono.trust_proxy_headers: this setting is reserved and has no effect in this version"]
     assert "canary" not in log
 
 
 @pytest.mark.slow
-def test_without_its_store_it_serves_what_needs_none_and_says_so_without_the_password(tmp_path: Path) -> None:
+def test_chat_works_with_an_unreachable_store_logged_without_its_password(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as unused:
         port = unused.getsockname()[1]
     address = f"redis://user:planted%2Dcanary@127.0.0.1:{port}/0"
-    with Wire() as fake, serving(tmp_path, fake.url, store={"url": address}) as served:
-        assert ask(served.url).status == 200
-        served.process.send_signal(signal.SIGTERM)
-        code, _, log = served.ended(within_s=PATIENCE_S)
+    with BackendThread() as fake, running_gateway(tmp_path, fake.url, store={"url": address}) as gateway:
+        assert send_chat(gateway.url).status == 200
+        gateway.process.send_signal(signal.SIGTERM)
+        code, _, log = gateway.wait(within_s=TIMEOUT_S)
     assert code == 0
-    (said,) = [json.loads(line) for line in log.splitlines() if '"unisono.store"' in line]
-    assert (said["level"], said["reason"]) == ("error", "the store cannot be reached")
-    assert "canary" not in log + served.screen
+    (entry,) = [json.loads(line) for line in log.splitlines() if '"unisono.store"' in line]
+    assert (entry["level"], entry["reason"]) == ("error", "the store cannot be reached")
+    assert "canary" not in log + gateway.screen
 
 
 @pytest.mark.slow
-def test_a_folder_nobody_can_write_to_does_not_keep_it_from_serving(tmp_path: Path) -> None:
+def test_without_a_usable_data_folder_state_is_in_memory(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
-    with pytest.MonkeyPatch.context() as patch, Wire() as fake:
+    with pytest.MonkeyPatch.context() as patch, BackendThread() as fake:
         patch.setenv("XDG_DATA_HOME", str(tmp_path / "file"))
-        with serving(tmp_path, fake.url) as served:
-            assert ask(served.url).status == 200
-            served.process.send_signal(signal.SIGTERM)
-            _, _, log = served.ended(within_s=PATIENCE_S)
-    (said,) = [json.loads(line) for line in log.splitlines() if '"unisono.store"' in line]
-    assert said["level"] == "warning"
-    assert f"{tmp_path}/file/unisono/state.db cannot be used" in said["message"]
-    assert "state is stored in memory only" in said["message"]
+        with running_gateway(tmp_path, fake.url) as gateway:
+            assert send_chat(gateway.url).status == 200
+            gateway.process.send_signal(signal.SIGTERM)
+            _, _, log = gateway.wait(within_s=TIMEOUT_S)
+    (entry,) = [json.loads(line) for line in log.splitlines() if '"unisono.store"' in line]
+    assert entry["level"] == "warning"
+    assert f"{tmp_path}/file/unisono/state.db cannot be used" in entry["message"]
+    assert "state is stored in memory only" in entry["message"]
 
 
-SECRETS: dict[str, tuple[str, set[str]]] = {
-    "in its place": ("redis://user:p%40ss-word@host/0", {"p%40ss-word", "p@ss-word"}),
+STORE_URLS: dict[str, tuple[str, set[str]]] = {
+    "with a user": ("redis://user:p%40ss-word@host/0", {"p%40ss-word", "p@ss-word"}),
     "without a user": ("redis://:secret@host", {"secret"}),
     "with a colon": ("redis://:sec:ret@host", {"sec:ret"}),
     "for several hosts": ("redis+sentinel://:secret@a,b/name", {"secret"}),
     "as an option": ("redis://host?db=1&password=sec%20ret", {"sec%20ret", "sec ret"}),
-    "none": ("sqlite:///var/lib/state.db", set()),
+    "without a password": ("sqlite:///var/lib/state.db", set()),
 }
 
 
-@pytest.mark.parametrize(("url", "passwords"), SECRETS.values(), ids=SECRETS)
-def test_the_password_of_a_store_is_found_wherever_it_stands(url: str, passwords: set[str]) -> None:
+@pytest.mark.parametrize(("url", "passwords"), STORE_URLS.values(), ids=STORE_URLS)
+def test_store_passwords_are_found_in_every_url_form(url: str, passwords: set[str]) -> None:
     assert set(passwords_of(url)) == passwords
 
 
 @pytest.mark.slow
-def test_a_port_in_use_is_said_plainly(tmp_path: Path) -> None:
+def test_a_port_in_use_is_a_clear_error(tmp_path: Path) -> None:
     config = tmp_path / "c.yaml"
     config.write_text("model_list: [{model_name: gpt-oss, litellm_params: {model: replay/demo}}]")
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        port = taken.getsockname()[1]
-        code, said = run("serve", "--config", str(config), "--port", str(port))
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port = listener.getsockname()[1]
+        code, error = run("serve", "--config", str(config), "--port", str(port))
     assert code == 1
-    assert said == (
+    assert error == (
         f"Error: port {port} is in use on 127.0.0.1; another gateway may be running there. Choose another --port\n"
     )
 
 
 BAD_START: dict[str, tuple[str, Sequence[str], str]] = {
-    "open to everybody without a key": (
+    "public address without a key": (
         "model_list: [{model_name: gpt-oss, litellm_params: {model: replay/demo}}]",
         ["--host", "0.0.0.0"],
         "Error: general_settings.master_key: not set, so everyone who can reach 0.0.0.0 could use your models. Set a "
         "key (`master_key: os.environ/UNISONO_MASTER_KEY`), or listen on 127.0.0.1\n",
     ),
-    "an address that is not ours": (
+    "address of another machine": (
         "model_list: [{model_name: gpt-oss, litellm_params: {model: replay/demo}}]\ngeneral_settings: {master_key: k}",
         ["--host", "192.0.2.1"],
         "Error: cannot listen on 192.0.2.1:0: ",
     ),
-    "a mistake in the configuration": (
+    "unknown key": (
         "model_lst: []",
         [],
         "Error: model_lst: unknown key `model_lst` (did you mean `model_list`?)\n",
     ),
-    "a store that is none": (
+    "unknown store scheme": (
         "model_list: [{model_name: gpt-oss, litellm_params: {model: replay/demo}}]\nstore: {url: 'postgres://u:p@x'}",
         [],
         "Error: store.url: unknown scheme; use redis://, redis+sentinel:// or redis+cluster://\n",
     ),
-    "a backend that does not exist": (
+    "unknown backend kind": (
         "model_list: [{model_name: gpt-oss, litellm_params: {model: vlm/gpt-oss}}]",
         [],
         "Error: model_list[0].litellm_params.model: `vlm` is not a backend kind of Unisono",
@@ -392,15 +397,15 @@ BAD_START: dict[str, tuple[str, Sequence[str], str]] = {
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("text", "arguments", "said"), BAD_START.values(), ids=BAD_START)
-def test_what_cannot_start_ends_with_one_sentence(
-    text: str, arguments: Sequence[str], said: str, tmp_path: Path
+@pytest.mark.parametrize(("text", "arguments", "message"), BAD_START.values(), ids=BAD_START)
+def test_a_failed_start_prints_a_one_line_error(
+    text: str, arguments: Sequence[str], message: str, tmp_path: Path
 ) -> None:
     config = tmp_path / "c.yaml"
     config.write_text(text)
     code, error = run("serve", "--config", str(config), "--port", "0", *arguments)
     assert code == 1
-    assert error.startswith(said)
+    assert error.startswith(message)
     assert error.count("\n") == 1
 
 
@@ -416,11 +421,11 @@ REACHABLE = {
 
 
 @pytest.mark.parametrize(("host", "loopback"), (LOOPBACK | REACHABLE).items())
-def test_which_addresses_only_this_machine_reaches(host: str, loopback: bool) -> None:
+def test_loopback_addresses_are_recognized(host: str, loopback: bool) -> None:
     assert is_loopback(host) is loopback
 
 
-def test_the_models_of_a_configuration_are_listed_without_asking_anyone(tmp_path: Path) -> None:
+def test_models_are_listed_without_contacting_backends(tmp_path: Path) -> None:
     config = tmp_path / "c.yaml"
     config.write_text(
         "model_list:\n"
@@ -430,8 +435,8 @@ def test_the_models_of_a_configuration_are_listed_without_asking_anyone(tmp_path
         "  - {model_name: gpt-oss, litellm_params: {model: replay/demo}}\n"
         "router_settings: {model_group_alias: {gpt-4o: gpt-oss}}\n"
     )
-    done = subprocess.run([UNISONO, "models", "--config", str(config)], capture_output=True, text=True, check=True)
-    assert [line.split() for line in done.stdout.splitlines()] == [
+    completed = subprocess.run([UNISONO, "models", "--config", str(config)], capture_output=True, text=True, check=True)
+    assert [line.split() for line in completed.stdout.splitlines()] == [
         ["MODEL", "BACKEND", "KIND", "MODEL", "ON", "THE", "BACKEND"],
         ["gpt-oss", "big", "vllm", "a"],
         ["gpt-oss", "replay-1", "replay", "demo"],
@@ -439,6 +444,6 @@ def test_the_models_of_a_configuration_are_listed_without_asking_anyone(tmp_path
     ]
 
 
-def test_the_version_is_told() -> None:
-    done = subprocess.run([UNISONO, "--version"], capture_output=True, text=True, check=True)
-    assert re.fullmatch(r"unisono, version \d+\.\d+\.\d+\n", done.stdout)
+def test_the_version_is_printed() -> None:
+    completed = subprocess.run([UNISONO, "--version"], capture_output=True, text=True, check=True)
+    assert re.fullmatch(r"unisono, version \d+\.\d+\.\d+\n", completed.stdout)

@@ -1,4 +1,4 @@
-"""Colours are for terminals whose owner did not say no."""
+"""Detection of terminals that show colours."""
 
 from __future__ import annotations
 
@@ -10,22 +10,24 @@ from collections.abc import Mapping
 
 import pytest
 
-ASK = "from unisono.cli.terminal_escape import has_colour; print(has_colour())"
+SCRIPT = "from unisono.cli.terminal_escape import has_colour; print(has_colour())"
 TERMINALS: dict[str, tuple[bool, Mapping[str, str], str]] = {
     "a terminal": (True, {}, "True"),
-    "a terminal without colours": (True, {"NO_COLOR": "1"}, "False"),
-    "an empty NO_COLOR": (True, {"NO_COLOR": ""}, "True"),
+    "NO_COLOR is set": (True, {"NO_COLOR": "1"}, "False"),
+    "NO_COLOR is empty": (True, {"NO_COLOR": ""}, "True"),
     "a pipe": (False, {}, "False"),
 }
 
 
-@pytest.mark.parametrize(("terminal", "environment", "shown"), TERMINALS.values(), ids=TERMINALS)
-def test_colours_are_shown_where_they_are_wanted(terminal: bool, environment: Mapping[str, str], shown: str) -> None:
+@pytest.mark.parametrize(("terminal", "environment", "expected"), TERMINALS.values(), ids=TERMINALS)
+def test_colours_need_a_terminal_without_no_color(
+    terminal: bool, environment: Mapping[str, str], expected: str
+) -> None:
     inherited = {name: value for name, value in os.environ.items() if name != "NO_COLOR"}
-    reading, writing = pty.openpty() if terminal else os.pipe()
+    read_end, write_end = pty.openpty() if terminal else os.pipe()
     try:
-        subprocess.run([sys.executable, "-c", ASK], stdout=writing, env={**inherited, **environment}, check=True)
-        assert os.read(reading, 64).decode().strip() == shown
+        subprocess.run([sys.executable, "-c", SCRIPT], stdout=write_end, env={**inherited, **environment}, check=True)
+        assert os.read(read_end, 64).decode().strip() == expected
     finally:
-        os.close(reading)
-        os.close(writing)
+        os.close(read_end)
+        os.close(write_end)

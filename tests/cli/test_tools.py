@@ -1,4 +1,4 @@
-"""`unisono mcp list` and `unisono mcp call`, with a real tool server behind them."""
+"""`unisono mcp list` and `unisono mcp call` with a real tool server."""
 
 from __future__ import annotations
 
@@ -17,13 +17,14 @@ from unisono.cli import main
 
 @pytest.fixture(scope="module")
 def upstream(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Upstream]:
-    with start_upstream(tmp_path_factory.mktemp("upstream")) as (_, found):
-        yield found
+    with start_upstream(tmp_path_factory.mktemp("upstream")) as (_, running):
+        yield running
 
 
-SAYING = """
+# Source of a tool server with a given tool and result text.
+SERVER_SOURCE = """
 import json, sys
-ANSWERS = {{
+RESULTS = {{
     "initialize": {{
         "protocolVersion": "2025-06-18",
         "capabilities": {{"tools": {{}}}},
@@ -33,13 +34,12 @@ ANSWERS = {{
     "tools/call": {{"content": [{{"type": "text", "text": {text!r}}}]}},
 }}
 for line in sys.stdin:
-    asked = json.loads(line)
-    if "id" in asked:
-        found = ANSWERS.get(asked["method"])
-        said = {{"error": {{"code": -32601, "message": "no"}}}} if found is None else {{"result": found}}
-        print(json.dumps({{"jsonrpc": "2.0", "id": asked["id"], **said}}), flush=True)
+    request = json.loads(line)
+    if "id" in request:
+        result = RESULTS.get(request["method"])
+        outcome = {{"error": {{"code": -32601, "message": "no"}}}} if result is None else {{"result": result}}
+        print(json.dumps({{"jsonrpc": "2.0", "id": request["id"], **outcome}}), flush=True)
 """
-"""A tool server that says what is put in."""
 
 
 def run(folder: Path, servers: dict[str, Any], *arguments: str) -> Result:
@@ -48,7 +48,7 @@ def run(folder: Path, servers: dict[str, Any], *arguments: str) -> Result:
     return CliRunner().invoke(main, ["mcp", arguments[0], "--config", str(path), *arguments[1:]])
 
 
-def test_tools_are_listed_with_what_needs_approval(upstream: Upstream, tmp_path: Path) -> None:
+def test_tools_are_listed_with_their_approval(upstream: Upstream, tmp_path: Path) -> None:
     docs = {
         "url": upstream.urls["modern"],
         "allowed_tools": ["echo", "huge"],
@@ -63,7 +63,7 @@ def test_tools_are_listed_with_what_needs_approval(upstream: Upstream, tmp_path:
     ]
 
 
-def test_a_server_that_is_not_there_is_said_beside_the_others(upstream: Upstream, tmp_path: Path) -> None:
+def test_an_unreachable_server_is_reported_beside_the_others(upstream: Upstream, tmp_path: Path) -> None:
     docs = {"url": upstream.urls["modern"], "allowed_tools": ["echo"]}
     result = run(tmp_path, {"gone": {"url": "http://127.0.0.1:9/mcp"}, "docs": docs}, "list")
     assert result.exit_code == 1
@@ -80,29 +80,29 @@ def test_a_tool_is_called(upstream: Upstream, tmp_path: Path) -> None:
     assert "broken" in result.output
 
 
-def test_what_a_server_says_does_not_steer_the_terminal(tmp_path: Path) -> None:
-    steering = "\x1b]0;owned\x07 \u202eback\u009b2J"
-    tool = {"name": "act", "description": f"{steering}\nmore", "inputSchema": {"type": "object"}}
-    told = tmp_path / "server.py"
-    told.write_text(SAYING.format(tool=tool, text=f"{steering}\n\tnext"))
-    docs = {"transport": "stdio", "command": sys.executable, "args": [str(told)], "require_approval": "never"}
-    spelled = r"\x1b]0;owned\x07 \u202eback\x9b2J"
+def test_terminal_escapes_from_a_server_are_printed_as_text(tmp_path: Path) -> None:
+    escapes = "\x1b]0;owned\x07 \u202eback\u009b2J"
+    tool = {"name": "act", "description": f"{escapes}\nmore", "inputSchema": {"type": "object"}}
+    script = tmp_path / "server.py"
+    script.write_text(SERVER_SOURCE.format(tool=tool, text=f"{escapes}\n\tnext"))
+    docs = {"transport": "stdio", "command": sys.executable, "args": [str(script)], "require_approval": "never"}
+    escaped = r"\x1b]0;owned\x07 \u202eback\x9b2J"
     result = run(tmp_path, {"docs": docs}, "list")
-    assert (result.exit_code, result.output) == (0, f"docs\n  act  no approval     {spelled}\n")
+    assert (result.exit_code, result.output) == (0, f"docs\n  act  no approval     {escaped}\n")
     result = run(tmp_path, {"docs": docs}, "call", "docs", "act")
-    assert (result.exit_code, result.output) == (0, f"{spelled}\n\tnext\n")
+    assert (result.exit_code, result.output) == (0, f"{escaped}\n\tnext\n")
 
 
-WRONG: dict[str, tuple[list[str], str]] = {
-    "no such server": (["call", "other", "echo"], "unknown tool server `other`; servers: docs"),
-    "no JSON": (["call", "docs", "echo", "{"], "not a JSON object"),
-    "no object": (["call", "docs", "echo", "[]"], "not a JSON object"),
-    "no such server to list": (["list", "other"], "unknown tool server `other`"),
+INVALID_ARGUMENTS: dict[str, tuple[list[str], str]] = {
+    "unknown server to call": (["call", "other", "echo"], "unknown tool server `other`; servers: docs"),
+    "invalid JSON": (["call", "docs", "echo", "{"], "not a JSON object"),
+    "arguments not an object": (["call", "docs", "echo", "[]"], "not a JSON object"),
+    "unknown server to list": (["list", "other"], "unknown tool server `other`"),
 }
 
 
-@pytest.mark.parametrize(("arguments", "message"), WRONG.values(), ids=WRONG)
-def test_a_mistake_is_told(arguments: list[str], message: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("arguments", "message"), INVALID_ARGUMENTS.values(), ids=INVALID_ARGUMENTS)
+def test_invalid_arguments_are_reported(arguments: list[str], message: str, tmp_path: Path) -> None:
     result = run(tmp_path, {"docs": {"url": "http://127.0.0.1:9/mcp"}}, *arguments)
     assert result.exit_code != 0
     assert message in result.output

@@ -1,4 +1,4 @@
-"""A recording is read again to what was recorded: every malformed shape, every plan, every talk with hosted tools."""
+"""Replay of recordings: malformed output, plans, server tools, failover and disconnects."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 import pytest
 
 from tests.engine import test_failing as failing
-from tests.engine import test_loop_resuming as hosted
+from tests.engine import test_loop_resuming as server_tools
 from tests.engine import test_plan_resuming as planned
 from tests.engine.planning import turn
 from tests.engine.test_resuming import until_stop
@@ -23,12 +23,14 @@ from unisono.errors import BackendUnavailable
 from unisono.middleware.telemetry import ObservedService
 from unisono.observe.recording import Document, checked, dumped, to_document
 
-LARGE = 1 << 22
-SAID = Conversation(Preamble(tools=TOOLS, date="2026-01-01"), (UserMessage("Hi"),))
+MAX_BYTES = 1 << 22
+CONVERSATION = Conversation(Preamble(tools=TOOLS, date="2026-01-01"), (UserMessage("Hi"),))
 
 
 @dataclass
-class Noting(Observer):
+class KeepingObserver(Observer):
+    """Observer that stores the facts of finished generations."""
+
     done: list[GenerationDone] = field(default_factory=list)
 
     def generation_started(self, began: GenerationStarted) -> None:
@@ -38,27 +40,30 @@ class Noting(Observer):
         self.done.append(done)
 
 
-async def recorded(turns: GenerationService, asked: GenerationRequest, *, batches: int = 10**9) -> Document:
-    """The recording of a turn of which so many batches were taken."""
-    noting = Noting()
-    run = ObservedService(turns, [noting], recorded=True).start(asked)
-    taken = 0
+async def record(service: GenerationService, request: GenerationRequest, *, batches: int = 10**9) -> Document:
+    """Run a generation and return its recording.
+
+    After `batches` event batches the client disconnects.
+    """
+    observer = KeepingObserver()
+    run = ObservedService(service, [observer], recorded=True).start(request)
+    received = 0
     async for _ in run:
-        taken += 1
-        if taken == batches:
+        received += 1
+        if received == batches:
             break
     await run.aclose()
-    [done] = noting.done
-    return checked(json.loads(dumped(to_document(done, "test", LARGE))))
+    [done] = observer.done
+    return checked(json.loads(dumped(to_document(done, "test", MAX_BYTES))))
 
 
-def check(document: Document) -> None:
-    again = read_document(document)
-    assert again.fits
-    assert is_as_recorded(document, again)
+def assert_replays(document: Document) -> None:
+    replayed = read_document(document)
+    assert replayed.fits
+    assert is_as_recorded(document, replayed)
 
 
-def planned_turns(talk: planned.Talk) -> GenerationService:
+def planned_service(talk: planned.Talk) -> GenerationService:
     backend = planned.Stepping(talk.outputs, talk.told, talk.per_chunk, [], 0, talk.finish)
     return planned.Engine(
         planned.EngineDeps(
@@ -73,73 +78,75 @@ def planned_turns(talk: planned.Talk) -> GenerationService:
 
 
 @pytest.mark.sampled(one_in=8)
-@pytest.mark.parametrize("told", [planned.IDS, planned.GUIDED_HIDDEN, planned.TEXT], ids=["ids", "guided", "text"])
+@pytest.mark.parametrize(
+    "capabilities", [planned.IDS, planned.GUIDED_HIDDEN, planned.TEXT], ids=["ids", "guided", "text"]
+)
 @pytest.mark.parametrize("case", CASES.values(), ids=CASES)
-async def test_every_malformed_shape_is_read_again_alike(case: Case, told: Capabilities) -> None:
+async def test_every_malformed_output_is_replayed_exactly(case: Case, capabilities: Capabilities) -> None:
     output = until_stop(planned.ENCODING.encode_as_server(case.output))
-    talk = planned.Talk([output], turn(conversation=SAID), told, finish=FinishReason(case.finish))
-    document = await recorded(planned_turns(talk), talk.turn)
+    talk = planned.Talk([output], turn(conversation=CONVERSATION), capabilities, finish=FinishReason(case.finish))
+    document = await record(planned_service(talk), talk.turn)
     assert document["said"] or not case.items
-    check(document)
+    assert_replays(document)
 
 
 @pytest.mark.sampled(one_in=6)
-@pytest.mark.parametrize("told", [planned.IDS, planned.GUIDED, planned.TEXT], ids=["ids", "guided", "text"])
+@pytest.mark.parametrize("capabilities", [planned.IDS, planned.GUIDED, planned.TEXT], ids=["ids", "guided", "text"])
 @pytest.mark.parametrize("case", planned.CASES.values(), ids=planned.CASES)
-async def test_every_plan_is_read_again_alike(case: planned.Case, told: Capabilities) -> None:
-    if all((told.prompt, told.constrain) != (each.prompt, each.constrain) for each in case.told):
+async def test_every_plan_is_replayed_exactly(case: planned.Case, capabilities: Capabilities) -> None:
+    if all((capabilities.prompt, capabilities.constrain) != (each.prompt, each.constrain) for each in case.told):
         return
-    talk = planned.Talk([planned.tokens_of(output) for output in case.outputs], case.turn, told)
-    check(await recorded(planned_turns(talk), talk.turn))
+    talk = planned.Talk([planned.tokens_of(output) for output in case.outputs], case.turn, capabilities)
+    assert_replays(await record(planned_service(talk), talk.turn))
 
 
-@pytest.mark.parametrize("talk", hosted.TALKS.values(), ids=hosted.TALKS)
-async def test_every_talk_with_hosted_tools_is_read_again_alike(talk: hosted.Talk) -> None:
+@pytest.mark.parametrize("talk", server_tools.TALKS.values(), ids=server_tools.TALKS)
+async def test_every_conversation_with_server_tools_is_replayed_exactly(talk: server_tools.Talk) -> None:
     talk = replace(talk, bases=[], host=replace(talk.host, made=[], asked=[]))
-    document = await recorded(talk.engine(), talk.turn)
-    assert talk.turn.hosting is not None
-    if talk.turn.hosting.decisions:
+    document = await record(talk.engine(), talk.turn)
+    assert talk.turn.server_tools is not None
+    if talk.turn.server_tools.decisions:
         with pytest.raises(Unreplayable, match="approved"):
             read_document(document)
         return
-    check(document)
+    assert_replays(document)
 
 
-DEATHS = {
+FAILOVERS = {
     "ids, then ids": (planned.IDS, planned.IDS),
     "ids, then text": (planned.IDS, planned.TEXT),
     "text, then ids": (planned.TEXT, planned.IDS),
 }
 
 
-@pytest.mark.parametrize("told", DEATHS.values(), ids=DEATHS)
+@pytest.mark.parametrize("capabilities", FAILOVERS.values(), ids=FAILOVERS)
 @pytest.mark.parametrize("dies_after", [0, 1, 4, 9])
-async def test_an_answer_that_moved_to_another_backend_is_read_again_alike(
-    dies_after: int, told: Sequence[Capabilities]
+async def test_an_answer_with_a_failover_is_replayed_exactly(
+    dies_after: int, capabilities: Sequence[Capabilities]
 ) -> None:
     case = planned.tokens_of("<|channel|>analysis<|message|>Hm é.<|channel|>final<|message|>one two three<|return|>")
     bases: list[list[int]] = []
     backends = [
-        failing.Mortal([case], told[0], dies_after, bases=bases, name="a"),
-        failing.Mortal([case], told[1], bases=bases, name="b"),
+        failing.Mortal([case], capabilities[0], dies_after, bases=bases, name="a"),
+        failing.Mortal([case], capabilities[1], bases=bases, name="b"),
     ]
-    document = await recorded(_engine(backends), failing.TURN)
+    document = await record(_engine(backends), failing.TURN)
     assert [step["deployment"] for step in document["steps"]] == ["a", "b"]
     assert document["recoveries"][0] == "missing-end"
-    check(document)
+    assert_replays(document)
 
 
 @pytest.mark.parametrize("dies_after", [0, 3, 9])
-async def test_an_answer_that_failed_is_read_as_far_as_it_came(dies_after: int) -> None:
+async def test_a_failed_answer_is_replayed_up_to_its_failure(dies_after: int) -> None:
     case = planned.tokens_of("<|channel|>analysis<|message|>Hm.<|channel|>final<|message|>one two three<|return|>")
-    noting = Noting()
-    turns = ObservedService(_engine([failing.Mortal([case], dies_after=dies_after)]), [noting], recorded=True)
+    observer = KeepingObserver()
+    service = ObservedService(_engine([failing.Mortal([case], dies_after=dies_after)]), [observer], recorded=True)
     with pytest.raises(BackendUnavailable):
-        async for _ in turns.start(failing.TURN):
+        async for _ in service.start(failing.TURN):
             pass
-    document = checked(json.loads(dumped(to_document(noting.done[0], "test", LARGE))))
+    document = checked(json.loads(dumped(to_document(observer.done[0], "test", MAX_BYTES))))
     assert document["error"] == BackendUnavailable.code
-    check(document)
+    assert_replays(document)
 
 
 def _engine(backends: Sequence[failing.Mortal]) -> GenerationService:
@@ -154,34 +161,38 @@ def _engine(backends: Sequence[failing.Mortal]) -> GenerationService:
     )
 
 
-STOPPED: dict[str, Sequence[str]] = {"met": ("two",), "met across tokens": ("o t",), "never met": ("zz",)}
+STOP_STRINGS: dict[str, Sequence[str]] = {
+    "matched": ("two",),
+    "matched across tokens": ("o t",),
+    "not matched": ("zz",),
+}
 
 
-@pytest.mark.parametrize("stop", STOPPED.values(), ids=STOPPED)
-async def test_an_answer_that_a_stop_string_ended_is_read_again_alike(stop: tuple[str, ...]) -> None:
+@pytest.mark.parametrize("stop", STOP_STRINGS.values(), ids=STOP_STRINGS)
+async def test_an_answer_with_a_stop_string_is_replayed_exactly(stop: tuple[str, ...]) -> None:
     output = planned.tokens_of("<|channel|>final<|message|>one two three<|return|>")
-    talk = planned.Talk([output], turn(conversation=SAID, stop=stop))
-    check(await recorded(planned_turns(talk), talk.turn))
+    talk = planned.Talk([output], turn(conversation=CONVERSATION, stop=stop))
+    assert_replays(await record(planned_service(talk), talk.turn))
 
 
 @pytest.mark.parametrize("batches", range(1, 6))
-async def test_an_answer_that_its_client_left_is_read_as_far_as_it_came(batches: int) -> None:
+async def test_an_aborted_answer_is_replayed_up_to_the_disconnect(batches: int) -> None:
     output = planned.tokens_of("<|channel|>analysis<|message|>Hm." + "<|channel|>final<|message|>one two three" * 2)
-    talk = planned.Talk([output], turn(conversation=SAID))
-    document = await recorded(planned_turns(talk), talk.turn, batches=batches)
+    talk = planned.Talk([output], turn(conversation=CONVERSATION))
+    document = await record(planned_service(talk), talk.turn, batches=batches)
     assert document["outcome"] == "left"
-    check(document)
+    assert_replays(document)
 
 
-async def test_a_parser_that_reads_something_else_is_found_out() -> None:
+async def test_a_replay_that_differs_from_the_recording_is_detected() -> None:
     output = planned.tokens_of("<|channel|>analysis<|message|>Hm.<|channel|>final<|message|>one two<|return|>")
-    talk = planned.Talk([output], turn(conversation=SAID))
-    document = await recorded(planned_turns(talk), talk.turn)
-    for changed in (
+    talk = planned.Talk([output], turn(conversation=CONVERSATION))
+    document = await record(planned_service(talk), talk.turn)
+    for change in (
         {"output": [*document["output"][:-3], *document["output"][-2:]]},
         {"said": document["said"][1:]},
         {"said": [*document["said"], document["said"][-1]]},
         {"finish": "length", "output": document["output"][:-1], "steps": []},
     ):
-        other = {**document, **changed}
-        assert not is_as_recorded(other, read_document(other))
+        changed_document = {**document, **change}
+        assert not is_as_recorded(changed_document, read_document(changed_document))

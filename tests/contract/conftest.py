@@ -1,4 +1,4 @@
-"""Fixtures of the two contracts: what every backend must do, and what every store must."""
+"""Fixtures of the contract tests for backends and stores."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ import pytest
 import uvloop
 
 from tests.contract import stores
-from tests.contract.kinds import KINDS, ON_A_WIRE, Kind
+from tests.contract.kinds import HTTP_KINDS, KINDS, Kind
 from tests.contract.servers import Server, cluster, end
 
-ON_BOTH_LOOPS = ("test_backend_failures.py", "test_backend_leaving.py")
-"""What ends sockets the hard way. The gateway runs on uvloop, whose transports and sockets fail in their own ways."""
+# Files with tests that break sockets. They also run on uvloop, the gateway's loop, whose transports fail differently.
+FILES_ON_BOTH_LOOPS = ("test_backend_failures.py", "test_backend_leaving.py")
 
 
 def pytest_asyncio_loop_factories(
     config: pytest.Config, item: pytest.Item
 ) -> Mapping[str, Callable[[], asyncio.AbstractEventLoop]]:
-    if item.path.name in ON_BOTH_LOOPS:
+    if item.path.name in FILES_ON_BOTH_LOOPS:
         return {"asyncio": asyncio.new_event_loop, "uvloop": uvloop.new_event_loop}
     return {"asyncio": asyncio.new_event_loop}
 
@@ -30,12 +30,12 @@ def kind(request: pytest.FixtureRequest) -> Kind:
     return KINDS[request.param]
 
 
-@pytest.fixture(params=ON_A_WIRE)
+@pytest.fixture(params=HTTP_KINDS)
 def wired(request: pytest.FixtureRequest) -> Kind:
     return KINDS[request.param]
 
 
-def forget(servers: list[Server]) -> None:
+def flush(servers: list[Server]) -> None:
     for server in servers:
         with server.client() as client:
             client.flushall()
@@ -60,32 +60,32 @@ def redis_cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[Ser
 
 
 @pytest.fixture(params=["memory", "file", "redis", "cluster"])
-async def home(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[stores.Home]:
-    """Where state lies, for every kind of store."""
+async def factory(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[stores.StoreFactory]:
+    """Store factory for every kind of store."""
     match request.param:
         case "memory":
             make = stores.in_memory(tmp_path)
         case "file":
-            make = stores.in_a_file(tmp_path)
+            make = stores.in_file(tmp_path)
         case "redis":
             server = request.getfixturevalue("redis_server")
-            forget([server])
-            make = stores.at(server.url)
+            flush([server])
+            make = stores.in_redis(server.url)
         case _:
             nodes = request.getfixturevalue("redis_cluster")
-            forget(nodes)
-            make = stores.at("redis+cluster://" + ",".join(f"127.0.0.1:{node.port}" for node in nodes))
-    async with stores.home(make, shared=request.param != "memory") as here:
-        yield here
+            flush(nodes)
+            make = stores.in_redis("redis+cluster://" + ",".join(f"127.0.0.1:{node.port}" for node in nodes))
+    async with stores.store_factory(make, shared=request.param != "memory") as opened:
+        yield opened
 
 
 @pytest.fixture(autouse=True)
-async def nothing_left_running() -> AsyncIterator[None]:
+async def no_tasks_left() -> AsyncIterator[None]:
     before = asyncio.all_tasks()
     yield
     for _ in range(50):
-        left = {task for task in asyncio.all_tasks() - before if task is not asyncio.current_task()}
-        if not left:
+        remaining = {task for task in asyncio.all_tasks() - before if task is not asyncio.current_task()}
+        if not remaining:
             return
         await asyncio.sleep(0.01)
-    pytest.fail(f"tasks left: {left}")
+    pytest.fail(f"tasks still running: {remaining}")

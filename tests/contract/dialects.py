@@ -1,4 +1,4 @@
-"""How each backend kind spells what the contract is about: what it is asked, and what breaks in its answers."""
+"""Request fields and malformed responses of each backend kind, for the contract tests."""
 
 from __future__ import annotations
 
@@ -23,31 +23,35 @@ NEUTRAL = {
 
 @dataclass(frozen=True)
 class Dialect:
-    """`spellings` are the names this kind has for ours; `neutral` its words for a sampler that is off, where they
-    differ; `options` where in the body sampling stands. `broken` are events it must not believe."""
+    """Protocol of a backend kind, as far as the contract tests need it.
+
+    `spellings` maps our field names to those of the kind. `neutral` contains its values for a disabled sampler, if they
+    differ. `options` is the request field that contains the sampling parameters. `broken` contains malformed events and
+    the expected errors.
+    """
 
     content_type: str
     frame: Callable[[bytes], bytes]
+    # Events of a complete answer that consists of one text, or one token id. The first event contains it unescaped.
     ending: Callable[[str, int], list[bytes]]
-    """Events of a whole answer of one text, or one id: it stands in the first of them, not escaped."""
     broken: Broken
     spellings: Mapping[str, str] = field(default_factory=dict)
     neutral: Mapping[str, object] = field(default_factory=dict)
     options: str | None = None
     bias: Callable[[int, float], object] | None = lambda token, bias: {str(token): bias}
-    whole: Mapping[str, object] = field(default_factory=lambda: {"stream": True})
-    """What every request holds."""
-    nothing: bytes = b": keepalive\n\n"
-    """Bytes that are no event."""
+    # Fields of every request.
+    required: Mapping[str, object] = field(default_factory=lambda: {"stream": True})
+    # Bytes that are not an event.
+    no_event: bytes = b": keepalive\n\n"
 
     def event(self, document: object) -> bytes:
         return self.frame(orjson.dumps(document))
 
-    def asked(self, body: dict[str, Any], name: str) -> Any:
-        """What a request asks under our name for it; raises KeyError where it does not."""
+    def value(self, body: dict[str, Any], name: str) -> Any:
+        """Return the value of our field `name` in a request body; raise KeyError if it is missing."""
         return (body[self.options] if self.options else body)[self.spellings.get(name, name)]
 
-    def off(self, name: str) -> object:
+    def off_value(self, name: str) -> object:
         return self.neutral.get(name, NEUTRAL[name])
 
 
@@ -68,15 +72,15 @@ def _completion_ending(text: str, token: int) -> list[bytes]:
 
 
 COMPLETIONS: Broken = {
-    "done without a finish": (inject_at(2, b"data: [DONE]\n\n"), BackendProtocolError),
+    "[DONE] without a finish reason": (inject_at(2, b"data: [DONE]\n\n"), BackendProtocolError),
     "no choices": (inject_at(2, b'data: {"hello": 1}\n\n'), BackendProtocolError),
-    "choices of another type": (inject_at(2, b'data: {"choices": {"0": 1}}\n\n'), BackendProtocolError),
-    "a choice of another type": (inject_at(2, b'data: {"choices": [7]}\n\n'), BackendProtocolError),
-    "an unknown finish": (inject_at(2, _choice(finish_reason="bored")), BackendProtocolError),
-    "a finish of another type": (inject_at(2, _choice(finish_reason=3)), BackendProtocolError),
+    "choices of the wrong type": (inject_at(2, b'data: {"choices": {"0": 1}}\n\n'), BackendProtocolError),
+    "choice of the wrong type": (inject_at(2, b'data: {"choices": [7]}\n\n'), BackendProtocolError),
+    "unknown finish reason": (inject_at(2, _choice(finish_reason="bored")), BackendProtocolError),
+    "finish reason of the wrong type": (inject_at(2, _choice(finish_reason=3)), BackendProtocolError),
     "aborted": (inject_at(2, _choice(finish_reason="abort")), BackendUnavailable),
     "failed": (inject_at(2, _choice(finish_reason="error")), BackendError),
-    "an event of 10 MB": (inject_at(2, (b"data: " + b"x" * 2**20 + b"\n") * 11), BackendProtocolError),
+    "10 MB event": (inject_at(2, (b"data: " + b"x" * 2**20 + b"\n") * 11), BackendProtocolError),
 }
 
 VLLM = Dialect(
@@ -84,10 +88,12 @@ VLLM = Dialect(
     _data,
     _completion_ending,
     COMPLETIONS,
-    whole={"stream": True, "stream_options": {"include_usage": True}},
+    required={"stream": True, "stream_options": {"include_usage": True}},
 )
 MLX = replace(VLLM, neutral={"repetition_penalty": 0.0})
-SGLANG = Dialect("text/event-stream", _data, _completion_ending, COMPLETIONS, neutral={"top_k": -1}, whole=VLLM.whole)
+SGLANG = Dialect(
+    "text/event-stream", _data, _completion_ending, COMPLETIONS, neutral={"top_k": -1}, required=VLLM.required
+)
 
 
 def _llama(**fields: Any) -> bytes:
@@ -99,19 +105,19 @@ LLAMACPP = Dialect(
     _data,
     lambda text, token: [_llama(content=text, tokens=[token]), _llama(stop=True, stop_type="eos")],
     {
-        "done of another dialect": (inject_at(2, b"data: [DONE]\n\n"), BackendProtocolError),
+        "[DONE] of another protocol": (inject_at(2, b"data: [DONE]\n\n"), BackendProtocolError),
         "no content": (inject_at(2, b'data: {"hello": 1}\n\n'), BackendProtocolError),
-        "content of another type": (inject_at(2, _llama(content=7)), BackendProtocolError),
-        "tokens of another type": (inject_at(2, _llama(tokens="7")), BackendProtocolError),
+        "content of the wrong type": (inject_at(2, _llama(content=7)), BackendProtocolError),
+        "tokens of the wrong type": (inject_at(2, _llama(tokens="7")), BackendProtocolError),
         "text without ids": (inject_at(2, _llama(content="x", tokens=None)), IdsMissing),
-        "an id beyond the vocabulary": (inject_at(2, _llama(content="x", tokens=[201088])), BackendProtocolError),
-        "an end without a reason": (inject_at(2, _llama(stop=True)), BackendProtocolError),
-        "an unknown reason": (inject_at(2, _llama(stop=True, stop_type="none")), BackendProtocolError),
-        "a reason of another type": (inject_at(2, _llama(stop=True, stop_type=3)), BackendProtocolError),
+        "id beyond the vocabulary": (inject_at(2, _llama(content="x", tokens=[201088])), BackendProtocolError),
+        "stop without a reason": (inject_at(2, _llama(stop=True)), BackendProtocolError),
+        "unknown reason": (inject_at(2, _llama(stop=True, stop_type="none")), BackendProtocolError),
+        "reason of the wrong type": (inject_at(2, _llama(stop=True, stop_type=3)), BackendProtocolError),
     },
     {"repetition_penalty": "repeat_penalty", "max_tokens": "n_predict"},
     bias=lambda token, bias: [[token, bias]],
-    whole={"stream": True, "return_tokens": True, "cache_prompt": True},
+    required={"stream": True, "return_tokens": True, "cache_prompt": True},
 )
 
 
@@ -120,15 +126,15 @@ def _ollama(**fields: Any) -> bytes:
 
 
 OLLAMA_BROKEN: Broken = {
-    "an event stream": (inject_at(2, b'data: {"response": ""}\n\n'), BackendProtocolError),
+    "server-sent event": (inject_at(2, b'data: {"response": ""}\n\n'), BackendProtocolError),
     "no response": (inject_at(2, b'{"hello": 1}\n'), BackendProtocolError),
-    "a response of another type": (inject_at(2, _ollama(response=7)), BackendProtocolError),
+    "response of the wrong type": (inject_at(2, _ollama(response=7)), BackendProtocolError),
     "done without a reason": (inject_at(2, _ollama(done=True, context=[])), BackendProtocolError),
-    "an unknown reason": (inject_at(2, _ollama(done=True, done_reason="bored", context=[])), BackendProtocolError),
-    "a reason of another type": (inject_at(2, _ollama(done=True, done_reason=3, context=[])), BackendProtocolError),
-    "an error with its status": (inject_at(2, b'{"error": "boom", "status": 500}\n'), BackendError),
+    "unknown reason": (inject_at(2, _ollama(done=True, done_reason="bored", context=[])), BackendProtocolError),
+    "reason of the wrong type": (inject_at(2, _ollama(done=True, done_reason=3, context=[])), BackendProtocolError),
+    "error with a status": (inject_at(2, b'{"error": "boom", "status": 500}\n'), BackendError),
 }
-OLLAMA_WORDS: dict[str, str] = {"repetition_penalty": "repeat_penalty", "max_tokens": "num_predict"}
+OLLAMA_SPELLINGS: dict[str, str] = {"repetition_penalty": "repeat_penalty", "max_tokens": "num_predict"}
 
 OLLAMA_RAW = Dialect(
     "application/x-ndjson",
@@ -136,19 +142,22 @@ OLLAMA_RAW = Dialect(
     lambda text, token: [_ollama(response=text), _ollama(done=True, done_reason="stop")],
     {
         **OLLAMA_BROKEN,
-        "loaded and nothing more": (inject_at(2, _ollama(done=True, done_reason="load")), BackendError),
+        "load only": (inject_at(2, _ollama(done=True, done_reason="load")), BackendError),
         "unloaded": (inject_at(2, _ollama(done=True, done_reason="unload")), BackendError),
     },
-    OLLAMA_WORDS,
+    OLLAMA_SPELLINGS,
     options="options",
     bias=None,
-    whole={"stream": True, "raw": True, "truncate": False, "shift": False},
-    nothing=b"\n" * 20,
+    required={"stream": True, "raw": True, "truncate": False, "shift": False},
+    no_event=b"\n" * 20,
 )
 
 
 def template_dialect(context: Callable[[str], list[int]]) -> Dialect:
-    """`context` are the ids of the prompt and a text behind it."""
+    """Dialect of Ollama's template route.
+
+    `context` returns the ids of the prompt followed by a text.
+    """
     last = {"done": True, "done_reason": "stop"}
     return Dialect(
         "application/x-ndjson",
@@ -157,16 +166,16 @@ def template_dialect(context: Callable[[str], list[int]]) -> Dialect:
         {
             **OLLAMA_BROKEN,
             "no context": (inject_at(2, _ollama(**last)), IdsMissing),
-            "a context of another type": (inject_at(2, _ollama(**last, context="1")), BackendProtocolError),
-            "another prompt's context": (inject_at(2, _ollama(**last, context=[13225])), BackendProtocolError),
-            "a prompt's context without its markers": (
+            "context of the wrong type": (inject_at(2, _ollama(**last, context="1")), BackendProtocolError),
+            "context of another prompt": (inject_at(2, _ollama(**last, context=[13225])), BackendProtocolError),
+            "context without markers": (
                 inject_at(2, _ollama(**last, context=[token for token in context("x") if token < 199998])),
                 BackendProtocolError,
             ),
         },
-        OLLAMA_WORDS,
+        OLLAMA_SPELLINGS,
         options="options",
         bias=None,
-        whole={"stream": True, "template": "{{ .Prompt }}", "truncate": False, "shift": False},
-        nothing=b"\n" * 20,
+        required={"stream": True, "template": "{{ .Prompt }}", "truncate": False, "shift": False},
+        no_event=b"\n" * 20,
     )

@@ -1,4 +1,4 @@
-"""The backend kinds the contract suite runs over, each with its fake, and the ways to use one."""
+"""Backend kinds of the contract tests: each with its fake server, and helpers to run it."""
 
 from __future__ import annotations
 
@@ -33,32 +33,31 @@ from unisono_adapters.replay import ReplayBackend
 from unisono_adapters.sglang import SglangBackend
 from unisono_adapters.vllm import VllmBackend
 
+# Maximum reaction time. The requirement is 250 ms and an idle machine needs a few; the rest allows for a busy machine.
 AT_ONCE_S = 1.0
-"""250 ms is the promise, and what an idle machine needs is a few; the rest is for a busy one. Whoever does not notice
-takes many times as long."""
 KEY = "sk-planted-1234567890"
 
 IDS = [200005, 35644, 200008, 2167, 13, 200007, 200006, 173781, 200005, 17196, 200008, 13225, 61138, 236, 0, 200002]
 TEXT = '<|channel|>analysis<|message|>Grüße 👩‍👩‍👧 "x"\n<|end|><|start|>assistant<|channel|>final<|message|>完了。'
 
 ENCODING = load_encoding()
-ASKED = "<|start|>user<|message|>Hello<|end|><|start|>assistant"
-PROMPT = Prompt(tokens=ENCODING.encode_marked(ASKED), text=ASKED)
+PROMPT_TEXT = "<|start|>user<|message|>Hello<|end|><|start|>assistant"
+PROMPT = Prompt(tokens=ENCODING.encode_marked(PROMPT_TEXT), text=PROMPT_TEXT)
 JOB = CompletionJob(prompt=PROMPT, max_tokens=1000)
 
 Serve = Callable[..., AbstractAsyncContextManager[tuple[Backend, Any]]]
 
 
-MOST = 10**8
-"""A context no test fills."""
+# Context size that no test fills.
+LARGE_CONTEXT = 10**8
 
 
-def on_a_wire(fake: Callable[..., Any], build: Callable[[str], Backend], **scripted: Any) -> Serve:
-    """A kind that is served over HTTP: its fake with what it says, and its backend at an address."""
+def on_a_wire(fake: Callable[..., Any], build: Callable[[str], Backend], **defaults: Any) -> Serve:
+    """Return a function that serves a kind over HTTP: its fake server and a backend for it."""
 
     @asynccontextmanager
     async def serve(folder: Path, **script: Any) -> AsyncIterator[tuple[Backend, Any]]:
-        async with fake(**{**scripted, **script}) as server:
+        async with fake(**{**defaults, **script}) as server:
             backend = build(server.url)
             try:
                 yield backend, server
@@ -85,12 +84,12 @@ def mlx_server(url: str) -> Backend:
 
 
 def ollama_raw(url: str) -> Backend:
-    extra = {"route": "raw", "num_ctx": MOST}
+    extra = {"route": "raw", "num_ctx": LARGE_CONTEXT}
     return OllamaBackend(BackendOptions("ollama", "gpt-oss:20b", url, KEY, extra))
 
 
 def ollama_template(url: str) -> Backend:
-    extra = {"route": "template", "num_ctx": MOST}
+    extra = {"route": "template", "num_ctx": LARGE_CONTEXT}
     return OllamaBackend(BackendOptions("ollama", "gpt-oss:20b", url, KEY, extra))
 
 
@@ -104,16 +103,19 @@ async def replay(folder: Path, **script: Any) -> AsyncIterator[tuple[Backend, An
 
 @dataclass(frozen=True)
 class Kind:
-    """`at` builds a backend at an address; `live` says whether what is generated is delivered as it is generated."""
+    """Backend kind: its fake server, output form and protocol.
+
+    `at` builds a backend for an address. `live` is true if output is delivered while it is generated.
+    """
 
     serve: Serve
     output: OutputForm
-    speaks: Dialect = VLLM
+    dialect: Dialect = VLLM
     at: Callable[[str], Backend] = vllm
     live: bool = True
 
     def delivered(self, chunks: list[Chunk]) -> object:
-        """What the chunks bring, in the form the kind speaks; the other form has to be empty."""
+        """Return the content of the chunks; only the output form of the kind may have any."""
         if self.output is OutputForm.IDS:
             assert not any(chunk.text for chunk in chunks)
             return [token for chunk in chunks for token in chunk.tokens]
@@ -125,12 +127,12 @@ class Kind:
         return IDS if self.output is OutputForm.IDS else TEXT
 
 
-TEMPLATE = template_dialect(lambda text: ENCODING.encode_as_server(ASKED + text))
+TEMPLATE = template_dialect(lambda text: ENCODING.encode_as_server(PROMPT_TEXT + text))
 BARE = {"text": TEXT, "bare": True}
 
 KINDS = {
     "vllm": Kind(on_a_wire(FakeVllm, vllm, tokens=IDS), OutputForm.IDS),
-    "sglang": Kind(on_a_wire(FakeSglang, sglang, tokens=IDS, context=MOST), OutputForm.IDS, SGLANG, sglang),
+    "sglang": Kind(on_a_wire(FakeSglang, sglang, tokens=IDS, context=LARGE_CONTEXT), OutputForm.IDS, SGLANG, sglang),
     "llamacpp": Kind(on_a_wire(FakeLlamaCpp, llamacpp, tokens=IDS), OutputForm.IDS, LLAMACPP, llamacpp),
     "mlx_server": Kind(on_a_wire(FakeMlxServer, mlx_server, text=TEXT), OutputForm.TEXT, MLX, mlx_server),
     "ollama raw": Kind(on_a_wire(FakeOllama, ollama_raw, text=TEXT), OutputForm.TEXT, OLLAMA_RAW, ollama_raw),
@@ -139,7 +141,7 @@ KINDS = {
     ),
     "replay": Kind(replay, OutputForm.IDS),
 }
-ON_A_WIRE = tuple(name for name in KINDS if name != "replay")
+HTTP_KINDS = tuple(name for name in KINDS if name != "replay")
 
 
 async def collect(backend: Backend, job: CompletionJob = JOB) -> list[Chunk]:
@@ -156,15 +158,15 @@ async def collect_until_failure(backend: Backend, job: CompletionJob = JOB) -> t
     return chunks, None
 
 
-def point(kind: Kind, server: WireServer | str) -> Backend:
+def backend_at(kind: Kind, server: WireServer | str) -> Backend:
     return kind.at(server if isinstance(server, str) else server.url)
 
 
-def closing() -> list[Any]:
+def close_steps() -> list[Any]:
     return [Sleep(0.01), Close()]
 
 
-def forever() -> list[Any]:
+def stall_steps() -> list[Any]:
     return [Stall()]
 
 
@@ -173,8 +175,8 @@ async def drain(stream: AsyncIterator[Chunk]) -> None:
         pass
 
 
-class Deaf:
-    """A listening socket whose queue is full: the next connection is never answered."""
+class FullBacklog:
+    """Listening socket with a full backlog: further connections are never accepted."""
 
     def __enter__(self) -> str:
         self._sockets = [socket.socket()]

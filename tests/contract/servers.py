@@ -1,6 +1,6 @@
-"""Real Redis (or Valkey) servers on free loopback ports, each in a folder of its own and ended by its process id.
+"""Real Redis (or Valkey) servers on free loopback ports, each in its own folder.
 
-A machine without one fails here, loudly: state that replicas share is not tested against an imitation.
+The tests fail if neither program is installed. Shared state is not tested against an imitation.
 """
 
 from __future__ import annotations
@@ -30,15 +30,18 @@ def program() -> str:
     raise RuntimeError("no redis-server or valkey-server on PATH: `make test` installs one (Debian: redis-server)")
 
 
-# A server listens long after its port is chosen, and some servers are started again on the same one. The system takes
-# the ports of outgoing connections from 32768 up: they must not meet these, nor those of the cluster bus 10000 above.
+# Ports below those of outgoing connections, which the system takes from 32768 up. A server may be restarted on its
+# port, so neither its port nor its cluster bus port (10000 above) may be taken meanwhile.
 FIRST_PORT, LAST_PORT = 10_000, 19_999
 BUS_OFFSET = 10_000
 _ports = iter(range(random.SystemRandom().randrange(FIRST_PORT, LAST_PORT - 2_000), LAST_PORT))
 
 
 def free_port() -> int:
-    """A port that nobody listens on, nor on its cluster bus port; no port is returned twice by one process."""
+    """Return a port that is free, as is its cluster bus port.
+
+    One process never returns a port twice.
+    """
     return next(port for port in _ports if _is_free(port) and _is_free(port + BUS_OFFSET))
 
 
@@ -53,7 +56,7 @@ def _is_free(port: int) -> bool:
 
 @dataclass
 class Server:
-    """One process. `settings` are lines of its configuration file."""
+    """Redis server process; `settings` are lines of its configuration file."""
 
     folder: Path
     settings: Sequence[str] = ()
@@ -76,9 +79,9 @@ class Server:
         while True:
             try:
                 with self.client() as client:
-                    answering = client.info("server")["process_id"]
-                # Another server may have the port: this one is about to end then.
-                if answering != self.process.pid:
+                    process_id = client.info("server")["process_id"]
+                # Another server may occupy the port; this one is then about to exit.
+                if process_id != self.process.pid:
                     raise redis.ConnectionError("another server answers")
             except redis.RedisError:
                 if time.monotonic() > deadline or self.process.poll() is not None:
@@ -110,7 +113,10 @@ CLUSTERED = ("cluster-enabled yes", "cluster-node-timeout 2000", "appendonly yes
 
 
 def cluster(folder: Path, size: int = 3, settings: Sequence[str] = CLUSTERED) -> list[Server]:
-    """That many primaries that share the slots, started and agreed. Ends them itself when they do not agree."""
+    """Start a cluster of `size` primaries that share the slots, and wait until they agree.
+
+    Stops them if they do not agree.
+    """
     nodes = [Server(folder / f"node{number}", settings) for number in range(size)]
     try:
         for number, node in enumerate(nodes):
@@ -129,51 +135,57 @@ def cluster(folder: Path, size: int = 3, settings: Sequence[str] = CLUSTERED) ->
 
 def agreed(node: Server, size: int) -> bool:
     with node.client() as client:
-        text = _told(client.execute_command("CLUSTER", "INFO"))
+        text = _text(client.execute_command("CLUSTER", "INFO"))
     return "cluster_state:ok" in text and f"cluster_known_nodes:{size}\r" in text
 
 
 def attach(replica: Server, primary: Server, nodes: Sequence[Server]) -> None:
-    """Start `replica` in the cluster of `nodes`, and return when it is in step and each node knows whose it is."""
+    """Start `replica` in the cluster of `nodes`.
+
+    Returns when it is in sync and every node knows its primary.
+    """
     replica.start()
     with primary.client() as first, replica.client() as second:
-        name = _told(first.execute_command("CLUSTER", "MYID"))
+        name = _text(first.execute_command("CLUSTER", "MYID"))
         first.execute_command("CLUSTER", "MEET", "127.0.0.1", replica.port)
-        _until(lambda: name in _told(second.execute_command("CLUSTER", "NODES")))
+        _until(lambda: name in _text(second.execute_command("CLUSTER", "NODES")))
         second.execute_command("CLUSTER", "REPLICATE", name)
         _until(lambda: first.info("replication").get("slave0", {}).get("state") == "online")
-        # A primary that does not know the replica does not vote for it. An election that fails is repeated late.
+        # A primary that does not know the replica does not vote for it, and a failed election is repeated late.
         replicating = re.compile(
-            rf"^{_told(second.execute_command('CLUSTER', 'MYID'))} .* slave {name} .* connected", re.M
+            rf"^{_text(second.execute_command('CLUSTER', 'MYID'))} .* slave {name} .* connected", re.M
         )
     for node in nodes:
-        _until(partial(_knows, node, replicating))
+        _until(partial(_lists, node, replicating))
 
 
 def move_slot(slot: int, nodes: Sequence[Server], to: Server) -> None:
-    """Give a slot to `to`, and tell each node. Its configuration becomes the newest, so that no other takes it back."""
+    """Move a slot to `to` and inform each node.
+
+    Raises its configuration epoch, so that no other node takes the slot back.
+    """
     with to.client() as client:
         client.execute_command("CLUSTER", "BUMPEPOCH")
         name = client.execute_command("CLUSTER", "MYID")
-    for node in [to, *(one for one in nodes if one is not to)]:
+    for node in [to, *(other for other in nodes if other is not to)]:
         with node.client() as client:
             client.execute_command("CLUSTER", "SETSLOT", slot, "NODE", name)
 
 
-def _knows(node: Server, listed: re.Pattern[str]) -> bool:
+def _lists(node: Server, pattern: re.Pattern[str]) -> bool:
     with node.client() as client:
-        return listed.search(_told(client.execute_command("CLUSTER", "NODES"))) is not None
+        return pattern.search(_text(client.execute_command("CLUSTER", "NODES"))) is not None
 
 
-def _until(is_so: Callable[[], object]) -> None:
+def _until(condition: Callable[[], object]) -> None:
     deadline = time.monotonic() + STARTING_S
-    while not is_so():
+    while not condition():
         if time.monotonic() > deadline:
             raise RuntimeError("the nodes of the cluster do not agree")
         time.sleep(0.05)
 
 
-def _told(answer: object) -> str:
+def _text(answer: object) -> str:
     return answer.decode() if isinstance(answer, bytes) else str(answer)
 
 

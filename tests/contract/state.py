@@ -1,4 +1,4 @@
-"""What the store contract keeps: items, responses and conversations of every shape, and how to make more of them."""
+"""Items, responses and conversations of every form, for the contract tests of stores."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Every kind of store the contract holds for, each opened as a replica of the gateway would open it.
+"""Stores of every kind for the contract tests, opened as the gateway opens them.
 
-A `Home` is where the state lies; it gives out stores, so that a test can be two replicas, and bends the lifetimes that
-cannot be waited for.
+A `StoreFactory` opens stores on the same state, so that a test can simulate two replicas. It can shorten retention
+times.
 """
 
 from __future__ import annotations
@@ -15,17 +15,20 @@ from unisono.core.state_store import Retention, StateLimits, Store
 from unisono.store.redis import RedisStore
 from unisono.store.sqlite import SqliteStore
 
+# Limits that tests can reach.
 SMALL = StateLimits(item=4_000, response=20_000, conversation=40_000)
-"""Bounds that tests can reach."""
 
-Opening = Callable[[Retention, StateLimits], Store]
+StoreOpener = Callable[[Retention, StateLimits], Store]
 
 
 @dataclass
-class Home:
-    """`shared` says that a second store sees the state of the first."""
+class StoreFactory:
+    """Factory of stores on the same state.
 
-    make: Opening
+    `shared` is true if a second store sees the state of the first.
+    """
+
+    make: StoreOpener
     shared: bool = True
     opened: list[Store] = field(default_factory=list)
 
@@ -41,25 +44,25 @@ class Home:
 
 
 @asynccontextmanager
-async def home(make: Opening, shared: bool = True) -> AsyncIterator[Home]:
-    here = Home(make, shared)
+async def store_factory(make: StoreOpener, shared: bool = True) -> AsyncIterator[StoreFactory]:
+    factory = StoreFactory(make, shared)
     try:
-        yield here
+        yield factory
     finally:
-        await here.close()
+        await factory.close()
 
 
-def in_memory(folder: Path) -> Opening:
+def in_memory(folder: Path) -> StoreOpener:
     return lambda retention, bounds: SqliteStore(None, retention, bounds)
 
 
-def in_a_file(folder: Path) -> Opening:
+def in_file(folder: Path) -> StoreOpener:
     return lambda retention, bounds: SqliteStore(folder / "deep" / "state.db", retention, bounds)
 
 
-PATIENT_S = 5.0
-"""A deadline that a busy machine keeps: how stores behave at their deadline is tested apart."""
+# A deadline that a busy machine meets; behaviour at the deadline is tested separately.
+DEADLINE_S = 5.0
 
 
-def at(url: str) -> Opening:
-    return lambda retention, bounds: RedisStore(url, retention, bounds, deadline_s=PATIENT_S)
+def in_redis(url: str) -> StoreOpener:
+    return lambda retention, bounds: RedisStore(url, retention, bounds, deadline_s=DEADLINE_S)

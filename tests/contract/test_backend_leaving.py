@@ -1,4 +1,4 @@
-"""What every Backend promises when it has to stop: whoever leaves and whatever takes too long frees the other side."""
+"""Contract of every backend for cancellation, shutdown and timeouts: each frees the server."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ import pytest
 from tests.contract.kinds import (
     AT_ONCE_S,
     JOB,
-    Deaf,
+    FullBacklog,
     Kind,
+    backend_at,
     collect,
     collect_until_failure,
     drain,
-    forever,
-    point,
+    stall_steps,
 )
 from tests.fakes import (
     Reset,
@@ -35,67 +35,67 @@ from unisono.errors import (
     BackendUnavailable,
 )
 
-# Leaving
+# Cancellation
 
 
-async def _leave(backend: Backend, server: WireServer | None = None, job: CompletionJob = JOB) -> float:
-    """Start reading, cancel a moment after the request has come, and say when that was."""
+async def _cancel(backend: Backend, server: WireServer | None = None, job: CompletionJob = JOB) -> float:
+    """Start a generation, cancel it shortly after the request arrived, and return that time."""
     task = asyncio.create_task(collect(backend, job))
     if server is not None:
         await server.asked()
     await asyncio.sleep(0.05)
-    left = asyncio.get_running_loop().time()
+    cancelled_at = asyncio.get_running_loop().time()
     await cancel_and_wait(task)
-    assert asyncio.get_running_loop().time() - left < AT_ONCE_S
-    return left
+    assert asyncio.get_running_loop().time() - cancelled_at < AT_ONCE_S
+    return cancelled_at
 
 
-async def test_leaving_while_the_connection_is_made(wired: Kind) -> None:
-    with Deaf() as url:
-        backend = point(wired, url)
-        await _leave(backend)
+async def test_cancelling_during_the_connection_is_immediate(wired: Kind) -> None:
+    with FullBacklog() as url:
+        backend = backend_at(wired, url)
+        await _cancel(backend)
         await backend.aclose()
 
 
-async def test_leaving_before_the_first_byte_drops_the_socket_at_once(wired: Kind) -> None:
-    async with WireServer(lambda seen: [Reset()] if seen.method == "GET" else [*forever()]) as server:
-        backend = point(wired, server)
-        left = await _leave(backend, server)
-        assert await server.gone() - left < AT_ONCE_S
+async def test_cancelling_before_the_first_byte_closes_the_socket(wired: Kind) -> None:
+    async with WireServer(lambda seen: [Reset()] if seen.method == "GET" else [*stall_steps()]) as server:
+        backend = backend_at(wired, server)
+        cancelled_at = await _cancel(backend, server)
+        assert await server.gone() - cancelled_at < AT_ONCE_S
         await backend.aclose()
 
 
-async def test_leaving_between_headers_and_first_token_drops_the_socket_at_once(wired: Kind, tmp_path: Path) -> None:
+async def test_cancelling_between_headers_and_first_token_closes_the_socket(wired: Kind, tmp_path: Path) -> None:
     async with wired.serve(tmp_path, faults=(stall_at(0),)) as (backend, fake):
-        left = await _leave(backend, fake)
-        assert await fake.gone() - left < AT_ONCE_S
+        cancelled_at = await _cancel(backend, fake)
+        assert await fake.gone() - cancelled_at < AT_ONCE_S
 
 
-async def test_leaving_while_a_long_prompt_is_being_sent_drops_the_socket_at_once(wired: Kind, tmp_path: Path) -> None:
-    long = Prompt(tokens=[199000] * 2_000_000, text="word " * 4_000_000)
+async def test_cancelling_while_a_long_prompt_is_sent_closes_the_socket(wired: Kind, tmp_path: Path) -> None:
+    long_prompt = Prompt(tokens=[199000] * 2_000_000, text="word " * 4_000_000)
     async with wired.serve(tmp_path, reads_body=False) as (backend, fake):
-        left = await _leave(backend, fake, replace(JOB, prompt=long))
-        assert await fake.gone() - left < AT_ONCE_S
+        cancelled_at = await _cancel(backend, fake, replace(JOB, prompt=long_prompt))
+        assert await fake.gone() - cancelled_at < AT_ONCE_S
 
 
-@pytest.mark.parametrize("how", ["cancel", "close"])
-async def test_leaving_mid_stream_drops_the_socket_at_once(wired: Kind, how: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("method", ["cancel", "close"])
+async def test_cancelling_or_closing_a_stream_closes_the_socket(wired: Kind, method: str, tmp_path: Path) -> None:
     async with wired.serve(tmp_path, faults=(stall_at(3),)) as (backend, fake):
         stream = backend.complete(JOB)
         await anext(stream)
-        if how == "close":
-            left = asyncio.get_running_loop().time()
+        if method == "close":
+            cancelled_at = asyncio.get_running_loop().time()
             await stream.aclose()  # type: ignore[attr-defined]
         else:
             task = asyncio.ensure_future(drain(stream))
             await asyncio.sleep(0.05)
-            left = asyncio.get_running_loop().time()
+            cancelled_at = asyncio.get_running_loop().time()
             await cancel_and_wait(task)
-        assert await fake.gone() - left < AT_ONCE_S
+        assert await fake.gone() - cancelled_at < AT_ONCE_S
         assert fake.requests[0].done_at is None
 
 
-async def test_leaving_at_any_chunk_is_quick(kind: Kind, tmp_path: Path) -> None:
+async def test_closing_after_any_chunk_is_immediate(kind: Kind, tmp_path: Path) -> None:
     async with kind.serve(tmp_path, delay_s=0.001, per_chunk=4) as (backend, _):
         for reads in range(5):
             stream = backend.complete(JOB)
@@ -112,7 +112,7 @@ async def testclosing_the_backend_twice_is_harmless_and_ends_what_runs(kind: Kin
         await backend.aclose()
 
 
-async def test_a_backend_that_is_closed_fails_its_generations_and_opens_nothing(wired: Kind, tmp_path: Path) -> None:
+async def test_closed_backend_fails_running_and_new_requests(wired: Kind, tmp_path: Path) -> None:
     async with wired.serve(tmp_path, faults=(stall_at(3),)) as (backend, fake):
         task = asyncio.create_task(collect_until_failure(backend))
         await fake.asked()
@@ -130,9 +130,9 @@ async def test_a_backend_that_is_closed_fails_its_generations_and_opens_nothing(
         assert fake.connections == 1
 
 
-# Time
+# Timeouts
 
-PATIENT = Timeouts(connect_s=5, first_token_s=5, silence_s=5, total_s=5)
+LONG_TIMEOUTS = Timeouts(connect_s=5, first_token_s=5, silence_s=5, total_s=5)
 
 
 async def _timed_out(backend: Backend, timeouts: Timeouts) -> list[Chunk]:
@@ -143,54 +143,54 @@ async def _timed_out(backend: Backend, timeouts: Timeouts) -> list[Chunk]:
     return chunks
 
 
-async def test_a_connection_that_is_not_accepted_runs_out_of_time(wired: Kind) -> None:
-    with Deaf() as url:
-        backend = point(wired, url)
-        assert await _timed_out(backend, replace(PATIENT, connect_s=0.1)) == []
+async def test_connection_not_accepted_exceeds_the_connect_timeout(wired: Kind) -> None:
+    with FullBacklog() as url:
+        backend = backend_at(wired, url)
+        assert await _timed_out(backend, replace(LONG_TIMEOUTS, connect_s=0.1)) == []
         await backend.aclose()
 
 
 @pytest.mark.parametrize("after", ["silent", "comment"])
-async def test_no_first_token_runs_out_of_time(wired: Kind, after: str, tmp_path: Path) -> None:
-    comment = (inject_at(0, wired.speaks.nothing),) if after == "comment" else ()
+async def test_missing_first_token_exceeds_the_first_token_timeout(wired: Kind, after: str, tmp_path: Path) -> None:
+    comment = (inject_at(0, wired.dialect.no_event),) if after == "comment" else ()
     async with wired.serve(tmp_path, faults=(*comment, stall_at(0))) as (backend, fake):
-        assert await _timed_out(backend, replace(PATIENT, first_token_s=0.1)) == []
+        assert await _timed_out(backend, replace(LONG_TIMEOUTS, first_token_s=0.1)) == []
         await fake.gone(within=AT_ONCE_S)
 
 
-async def test_no_headers_run_out_of_time(wired: Kind) -> None:
-    async with WireServer(lambda seen: forever()) as server:
-        backend = point(wired, server)
-        assert await _timed_out(backend, replace(PATIENT, first_token_s=0.1)) == []
+async def test_missing_headers_exceed_the_first_token_timeout(wired: Kind) -> None:
+    async with WireServer(lambda seen: stall_steps()) as server:
+        backend = backend_at(wired, server)
+        assert await _timed_out(backend, replace(LONG_TIMEOUTS, first_token_s=0.1)) == []
         await server.gone(within=AT_ONCE_S)
         await backend.aclose()
 
 
-async def test_comments_are_no_tokens(wired: Kind, tmp_path: Path) -> None:
-    comments = [inject_at(0, wired.speaks.nothing) for _ in range(100)]
+async def test_comments_do_not_count_as_the_first_token(wired: Kind, tmp_path: Path) -> None:
+    comments = [inject_at(0, wired.dialect.no_event) for _ in range(100)]
     async with wired.serve(tmp_path, faults=(*comments, recut(20, 0.01))) as (backend, _):
-        assert await _timed_out(backend, replace(PATIENT, first_token_s=0.15)) == []
+        assert await _timed_out(backend, replace(LONG_TIMEOUTS, first_token_s=0.15)) == []
 
 
-async def test_silence_in_mid_answer_runs_out_of_time(wired: Kind, tmp_path: Path) -> None:
+async def test_silence_during_an_answer_exceeds_the_silence_timeout(wired: Kind, tmp_path: Path) -> None:
     async with wired.serve(tmp_path, faults=(stall_at(3),)) as (backend, fake):
-        heard = await _timed_out(backend, replace(PATIENT, silence_s=0.1))
-        assert wired.delivered(heard) or not wired.live
+        chunks = await _timed_out(backend, replace(LONG_TIMEOUTS, silence_s=0.1))
+        assert wired.delivered(chunks) or not wired.live
         await fake.gone(within=AT_ONCE_S)
 
 
-async def test_a_steady_answer_that_takes_too_long_runs_out_of_time(wired: Kind, tmp_path: Path) -> None:
+async def test_slow_but_steady_answer_exceeds_the_total_timeout(wired: Kind, tmp_path: Path) -> None:
     async with wired.serve(tmp_path, per_chunk=1, delay_s=0.03) as (backend, fake):
-        heard = await _timed_out(backend, replace(PATIENT, total_s=0.2))
-        assert wired.delivered(heard) or not wired.live
+        chunks = await _timed_out(backend, replace(LONG_TIMEOUTS, total_s=0.2))
+        assert wired.delivered(chunks) or not wired.live
         await fake.gone(within=AT_ONCE_S)
 
 
 @pytest.mark.slow
-async def test_a_slow_reader_is_not_a_silent_backend(wired: Kind, tmp_path: Path) -> None:
+async def test_slow_reader_does_not_cause_a_silence_timeout(wired: Kind, tmp_path: Path) -> None:
     async with wired.serve(tmp_path, per_chunk=8, delay_s=0.01) as (backend, _):
         chunks = []
-        async for chunk in backend.complete(replace(JOB, timeouts=replace(PATIENT, silence_s=0.1))):
+        async for chunk in backend.complete(replace(JOB, timeouts=replace(LONG_TIMEOUTS, silence_s=0.1))):
             chunks.append(chunk)
             if len(chunks) < 3:
                 await asyncio.sleep(0.25)

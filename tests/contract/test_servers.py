@@ -1,4 +1,4 @@
-"""The Redis servers of the tests: which process answers on a port."""
+"""Tests of the Redis server helper: which process answers on a port."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 from tests.contract.servers import Server
 
 
-def test_a_server_whose_port_is_taken_does_not_start(tmp_path: Path) -> None:
+def test_server_does_not_start_on_an_occupied_port(tmp_path: Path) -> None:
     first = Server(tmp_path / "first").start()
     second = Server(tmp_path / "second", port=first.port)
     try:

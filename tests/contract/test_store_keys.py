@@ -1,4 +1,4 @@
-"""Virtual keys, as every store must keep them."""
+"""Contract of every store for virtual keys."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from dataclasses import replace
 import pytest
 
 from tests.contract.state import NOW, fresh
-from tests.contract.stores import Home
+from tests.contract.stores import StoreFactory
 from unisono.core.access import KeyDigest, KeyLimits, KeyRecord, Period
 from unisono.errors import NotFound, StoreConflict
 
 
 def record(id: str = "", *digests: str) -> KeyRecord:
-    held = digests or (fresh("digest"),)
-    return KeyRecord(id or fresh("key"), "ann", tuple(map(KeyDigest, held)), NOW)
+    key_digests = digests or (fresh("digest"),)
+    return KeyRecord(id or fresh("key"), "ann", tuple(map(KeyDigest, key_digests)), NOW)
 
 
 FULL = KeyRecord(
@@ -35,43 +35,43 @@ FULL = KeyRecord(
 )
 
 
-async def test_a_key_comes_back_as_it_was_kept_and_is_found_by_each_of_its_digests(home: Home) -> None:
-    store = await home.open()
-    kept = await store.put_key(FULL)
-    assert kept == replace(FULL, revision=1)
-    assert await store.key(FULL.id) == kept
-    assert [await store.key_of(one.digest) for one in FULL.digests] == [kept, kept]
+async def test_stored_key_is_found_by_id_and_by_each_digest(factory: StoreFactory) -> None:
+    store = await factory.open()
+    stored = await store.put_key(FULL)
+    assert stored == replace(FULL, revision=1)
+    assert await store.key(FULL.id) == stored
+    assert [await store.key_of(digest.digest) for digest in FULL.digests] == [stored, stored]
 
 
-async def test_what_is_not_there_is_none(home: Home) -> None:
-    store = await home.open()
+async def test_lookup_of_an_unknown_key_is_none(factory: StoreFactory) -> None:
+    store = await factory.open()
     await store.put_key(FULL)
     for hostile in ("", "d", "D1", "d1\x00", "*", "key_full", "' OR 1=1 --", "d1\r\nGET t", "x" * 10_000, "🔑"):
         assert await store.key_of(hostile) is None
         assert hostile == FULL.id or await store.key(hostile) is None
 
 
-async def test_all_keys_are_listed_the_oldest_first(home: Home) -> None:
-    store = await home.open()
+async def test_keys_are_listed_oldest_first(factory: StoreFactory) -> None:
+    store = await factory.open()
     assert await store.keys() == ()
-    made = [await store.put_key(replace(record(), created_at=NOW - number)) for number in range(3)]
-    assert await store.keys() == tuple(reversed(made))
+    created = [await store.put_key(replace(record(), created_at=NOW - number)) for number in range(3)]
+    assert await store.keys() == tuple(reversed(created))
 
 
-async def test_a_changed_key_is_found_by_its_new_digests_only(home: Home) -> None:
-    store = await home.open()
+async def test_changed_key_is_found_only_by_its_new_digests(factory: StoreFactory) -> None:
+    store = await factory.open()
     first = await store.put_key(record("", "before", "always"))
     second = await store.put_key(replace(first, digests=(KeyDigest("always"), KeyDigest("after"))))
     assert second.revision == 2
     assert await store.key_of("before") is None
     assert await store.key_of("always") == await store.key_of("after") == second
-    # A digest that was given up is anybody's.
+    # A removed digest may be used by another key.
     other = await store.put_key(record("", "before"))
     assert await store.key_of("before") == other
 
 
-async def test_a_write_that_is_repeated_is_done_once(home: Home) -> None:
-    store = await home.open()
+async def test_repeated_write_has_no_further_effect(factory: StoreFactory) -> None:
+    store = await factory.open()
     new = record()
     assert await store.put_key(new) == await store.put_key(new)
     changed = replace(new, name="other", revision=1)
@@ -80,45 +80,43 @@ async def test_a_write_that_is_repeated_is_done_once(home: Home) -> None:
 
 
 REFUSED = {
-    "another key has the id": (record("key_a", "z"), StoreConflict),
-    "another key has the digest": (record("key_b", "y", "x"), StoreConflict),
-    "changed meanwhile": (replace(record("key_a", "x"), revision=1), StoreConflict),
-    "from the future": (replace(record("key_a", "x"), revision=9), StoreConflict),
-    "no such key": (replace(record("key_c", "z"), revision=1), NotFound),
+    "id in use": (record("key_a", "z"), StoreConflict),
+    "digest in use": (record("key_b", "y", "x"), StoreConflict),
+    "old revision": (replace(record("key_a", "x"), revision=1), StoreConflict),
+    "future revision": (replace(record("key_a", "x"), revision=9), StoreConflict),
+    "unknown key": (replace(record("key_c", "z"), revision=1), NotFound),
 }
 
 
 @pytest.mark.parametrize(("change", "error"), REFUSED.values(), ids=REFUSED)
-async def test_a_write_that_is_refused_leaves_nothing_behind(
-    home: Home, change: KeyRecord, error: type[Exception]
-) -> None:
-    store = await home.open()
-    made = await store.put_key(record("key_a", "x"))
-    kept = await store.put_key(replace(made, name="newer"))
+async def test_refused_write_changes_nothing(factory: StoreFactory, change: KeyRecord, error: type[Exception]) -> None:
+    store = await factory.open()
+    created = await store.put_key(record("key_a", "x"))
+    stored = await store.put_key(replace(created, name="newer"))
     with pytest.raises(error):
         await store.put_key(change)
-    assert await store.keys() == (kept,)
-    assert await store.key_of("x") == kept
+    assert await store.keys() == (stored,)
+    assert await store.key_of("x") == stored
     assert await store.key_of("y") is None
     assert await store.key_of("z") is None
 
 
-async def test_of_two_changes_at_once_one_is_refused(home: Home) -> None:
-    store = await home.open()
-    other = await home.open() if home.shared else store
-    made = await store.put_key(record())
-    changes = [each.put_key(replace(made, name=f"{n}")) for n, each in enumerate([store, other] * 5)]
-    answers = await asyncio.gather(*changes, return_exceptions=True)
-    kept = [answer for answer in answers if isinstance(answer, KeyRecord)]
-    assert len(kept) == 1
-    assert all(isinstance(answer, KeyRecord | StoreConflict) for answer in answers)
-    assert await store.key(made.id) == kept[0]
+async def test_only_one_of_concurrent_changes_succeeds(factory: StoreFactory) -> None:
+    store = await factory.open()
+    other = await factory.open() if factory.shared else store
+    created = await store.put_key(record())
+    changes = [each.put_key(replace(created, name=f"{n}")) for n, each in enumerate([store, other] * 5)]
+    results = await asyncio.gather(*changes, return_exceptions=True)
+    stored = [result for result in results if isinstance(result, KeyRecord)]
+    assert len(stored) == 1
+    assert all(isinstance(result, KeyRecord | StoreConflict) for result in results)
+    assert await store.key(created.id) == stored[0]
 
 
-async def test_a_change_is_seen_through_every_store_at_once(home: Home) -> None:
-    store = await home.open()
-    other = await home.open() if home.shared else store
-    made = await store.put_key(record("", "shared"))
-    assert await other.key_of("shared") == made
-    revoked = await other.put_key(replace(made, revoked_at=NOW))
+async def test_change_is_visible_in_every_store_immediately(factory: StoreFactory) -> None:
+    store = await factory.open()
+    other = await factory.open() if factory.shared else store
+    created = await store.put_key(record("", "shared"))
+    assert await other.key_of("shared") == created
+    revoked = await other.put_key(replace(created, revoked_at=NOW))
     assert await store.key_of("shared") == revoked

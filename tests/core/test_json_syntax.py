@@ -1,4 +1,4 @@
-"""JSON is recognised whatever its depth and the length of its numbers."""
+"""Recognition of JSON with deep nesting and long numbers."""
 
 from __future__ import annotations
 
@@ -32,11 +32,11 @@ INTEGER = {"type": "object", "properties": {"a": {"type": "integer", "maximum": 
         "not a number": ('{"a":NaN}', BodyFault.BROKEN),
     }.values(),
 )
-def test_objects_are_recognised_without_limits_of_python(text: str, fault: BodyFault) -> None:
+def test_objects_are_recognised_beyond_the_limits_of_python(text: str, fault: BodyFault) -> None:
     assert fault_of(text, objects=True) is fault
 
 
-def test_deep_json_is_recognised_as_json_of_any_depth() -> None:
+def test_the_parser_for_deep_json_agrees_with_the_standard_parser() -> None:
     random.seed(5)
     pieces = ["{", "}", "[", "]", ",", ":", '"a"', "1", "-", "0", "1.5e3", "true", " ", '"\x01"', '{"a":', "[1,", "NaN"]
     valid = 0
@@ -49,7 +49,7 @@ def test_deep_json_is_recognised_as_json_of_any_depth() -> None:
     assert valid > 500
 
 
-def test_long_integers_are_judged_by_their_schema() -> None:
+def test_long_integers_are_validated_against_the_schema() -> None:
     assert violation(INTEGER, f'{{"a":-{LONG}}}') is None
     assert violation(INTEGER, f'{{"a":{LONG}}}') == "$.a must be at most 7, not a number of more than 60 digits."
     multiple = {"type": "object", "properties": {"a": {"multipleOf": 2}}}
@@ -58,7 +58,7 @@ def test_long_integers_are_judged_by_their_schema() -> None:
 
 
 @pytest.mark.parametrize("text", [f'{{"a":{LONG}}}', '{"a":' * DEEP + "1" + "}" * DEEP])
-def test_clients_get_long_integers_and_deep_nesting_as_the_model_wrote_them(text: str) -> None:
+def test_long_integers_and_deep_nesting_reach_clients_unchanged(text: str) -> None:
     assert orjson.dumps({"input": to_wire(text)}).decode() == f'{{"input":{text}}}'
     assert to_json(text) == text
     assert is_json_object(text)

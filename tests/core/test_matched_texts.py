@@ -1,4 +1,4 @@
-"""Error texts that clients recognise by their words keep matching the clients' patterns."""
+"""Error texts that clients recognise by pattern."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ VALUES = {
 
 
 @pytest.mark.parametrize("text", [OPENAI_PROMPT_TOO_LONG, ANTHROPIC_PROMPT_TOO_LONG, PREVIOUS_RESPONSE_NOT_FOUND])
-def test_every_client_recognises_the_text(text: MatchedText) -> None:
+def test_the_text_matches_the_patterns_of_every_client(text: MatchedText) -> None:
     message = text.template.format(**VALUES)
     assert text.clients
     assert all(re.search(pattern, message, re.IGNORECASE) for pattern in text.clients.values())

@@ -1,4 +1,4 @@
-"""Names that adapters imported before: each still works, with a warning that names the new one."""
+"""Old names in imports of adapters still work, with a deprecation warning."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ RENAMED = {
 def test_an_old_name_works_and_warns(module: str, name: str) -> None:
     new = RENAMED[module, name]
     with pytest.warns(DeprecationWarning, match=f"{name} was renamed to {new}"):
-        found = getattr(importlib.import_module(module), name)
-    assert found.__name__ == new
+        imported = getattr(importlib.import_module(module), name)
+    assert imported.__name__ == new
 
 
 def test_the_old_name_of_a_check_works() -> None:
@@ -31,6 +31,6 @@ def test_the_old_name_of_a_check_works() -> None:
     assert list(Check).count(Check.PROMPT_WHOLE) == 1
 
 
-def test_any_other_name_is_missing() -> None:
+def test_an_unknown_name_raises_attribute_error() -> None:
     with pytest.raises(AttributeError, match="nothing"):
         importlib.import_module("unisono.core.generation").nothing  # noqa: B018

@@ -1,4 +1,4 @@
-"""Only values of plausible length and entropy are secrets; ordinary words stay in logs."""
+"""Redaction of secrets: only values of plausible length and entropy are removed from logs."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def logged(secret: str, message: str) -> str:
     return str(json.loads(line)["message"])
 
 
-def test_a_failure_of_a_backend_keeps_its_words() -> None:
+def test_an_error_of_a_backend_keeps_ordinary_words() -> None:
     body = {"error": {"message": "none of the models is loaded; hunter2! is the key"}}
     for key, expected in {"none": "none of the models", "hunter2!": "[key] is the key"}.items():
         assert expected in str(FailureTable(None, [key]).refusal(400, body, {}).args)

@@ -1,4 +1,4 @@
-"""Tasks that are ended by what started them: one cancellation is never mixed up with another."""
+"""Cancellation of tasks by their owner, and of the owner while it waits."""
 
 from __future__ import annotations
 
@@ -16,29 +16,29 @@ async def ends_slowly(may_end: asyncio.Event) -> None:
         await may_end.wait()
 
 
-async def test_a_cancellation_of_the_caller_comes_through_while_the_task_ends() -> None:
+async def test_cancelling_the_caller_is_effective_while_the_task_ends() -> None:
     may_end = asyncio.Event()
     task = asyncio.create_task(ends_slowly(may_end))
     await asyncio.sleep(0)
-    went_on = []
+    continued = []
 
     async def close() -> None:
         await cancel_and_wait(task)
-        went_on.append(True)
+        continued.append(True)
 
     caller = asyncio.create_task(close())
     for _ in range(3):
         await asyncio.sleep(0)
     caller.cancel()
-    # The task's own end must not hide that the caller was cancelled at the same moment.
+    # The end of the task must not hide the simultaneous cancellation of the caller.
     may_end.set()
     with pytest.raises(asyncio.CancelledError):
         await caller
-    assert went_on == []
+    assert continued == []
     assert task.cancelled() or not task.done()
 
 
-async def test_it_waits_for_the_end_of_every_task() -> None:
+async def test_cancel_and_wait_waits_for_every_task() -> None:
     may_end = asyncio.Event()
     tasks = [asyncio.create_task(ends_slowly(may_end)) for _ in range(2)]
     await asyncio.sleep(0)

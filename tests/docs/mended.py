@@ -19,8 +19,7 @@ from tests.harmony.fold import items_of, new_router, rules_of
 from tests.harmony.recoveries import CASES, C, F, P, R
 from unisono.core.events import Event
 from unisono.core.generation import FinishReason
-from unisono.core.recovery_rules import OF_HOSTED_TOOLS, OF_THE_ANSWER, PARSING_RULES
-from unisono.engine.interventions.controller import SWITCHABLE
+from unisono.core.recovery_rules import OF_HOSTED_TOOLS, OF_THE_ANSWER, PARSING_RULES, SWITCHABLE
 from unisono.engine.request import ApprovalDecision
 
 COMMAND = "python -m tests.docs.mended > docs/recoveries.md"

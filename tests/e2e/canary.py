@@ -1,6 +1,7 @@
-"""A slow stream that runs beside whatever a test does, and tells how long it was ever kept waiting.
+"""Slow stream that runs during a test and measures the longest gap between its chunks.
 
-A gap counts by the clock, but no more than this process has worked in it: on a busy machine others take their time too.
+A gap counts in wall time, but at most the CPU time of this process in it: on a busy machine, other processes take CPU
+time too.
 """
 
 from __future__ import annotations
@@ -12,18 +13,20 @@ from contextlib import asynccontextmanager
 
 from tests.e2e.gateway import Gateway
 
+# Interval between the tokens of its backend.
 STEP_S = 0.02
-"""How often its backend sends a token."""
 
 
 class Canary:
+    """Client of the slow stream, with the gaps between its chunks."""
+
     def __init__(self) -> None:
         self._last = _clocks()
         self._worst_s = 0.0
-        self._heard = 0
-        self._ended = False
+        self._chunks = 0
+        self._is_ended = False
+        # All gaps, in wall time only.
         self.gaps_s: list[float] = []
-        """Every one of them, by the clock alone."""
 
     async def listen(self, running: Gateway, model: str) -> None:
         body = {"model": model, "messages": [{"role": "user", "content": "Sing"}], "stream": True}
@@ -34,33 +37,36 @@ class Canary:
                 self.gaps_s.append(passed_s)
                 self._worst_s = max(self._worst_s, min(passed_s, worked_s))
                 self._last = now
-                self._heard += 1
-        self._ended = True
+                self._chunks += 1
+        self._is_ended = True
 
     async def fresh(self) -> None:
-        """Forget what was before, once it sings."""
+        """Discard the gaps so far, once two more chunks have arrived."""
         await self.heard_more(2)
         self._worst_s = 0.0
 
     async def worst_s(self) -> float:
-        """The longest gap since `fresh`, in seconds; it still sings."""
+        """Return the longest gap since `fresh`, in seconds, once two more chunks have arrived."""
         await self.heard_more(2)
         return self._worst_s
 
     async def heard_more(self, count: int) -> None:
-        until = self._heard + count
+        """Wait for more chunks. Fails if the stream has ended."""
+        target = self._chunks + count
         async with asyncio.timeout(10):
-            while self._heard < until:
-                assert not self._ended, "the canary fell silent"
+            while self._chunks < target:
+                assert not self._is_ended, "the canary stream has ended"
                 await asyncio.sleep(0.001)
 
 
 def _clocks() -> tuple[float, float]:
+    """Return wall time and CPU time."""
     return time.monotonic(), time.process_time()
 
 
 @asynccontextmanager
 async def singing(running: Gateway, model: str) -> AsyncIterator[Canary]:
+    """Run a canary stream for the duration of the context."""
     canary = Canary()
     task = asyncio.create_task(canary.listen(running, model))
     try:

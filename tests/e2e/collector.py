@@ -1,4 +1,4 @@
-"""An OpenTelemetry collector of the tests' own: takes spans over OTLP/HTTP on a real socket and decodes them."""
+"""OpenTelemetry collector for tests: receives spans over OTLP/HTTP and decodes them."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from opentelemetry.proto.trace.v1.trace_pb2 import Span as Wire
 
 
 @dataclass(frozen=True)
-class Arrived:
-    """A span as it came; ids in hexadecimal."""
+class ReceivedSpan:
+    """A received span; ids are hexadecimal."""
 
     name: str
     kind: str
@@ -33,20 +33,20 @@ class Arrived:
 class Collector:
     url: str
     status: int = 200
+    # Accept requests and never answer.
     stalls: bool = False
-    """Takes requests and never answers."""
-    spans: list[Arrived] = field(default_factory=list)
+    spans: list[ReceivedSpan] = field(default_factory=list)
     raw: list[bytes] = field(default_factory=list)
     headers: list[Mapping[str, str]] = field(default_factory=list)
 
-    async def settled(self, count: int) -> list[Arrived]:
-        """All spans, once there are so many."""
+    async def settled(self, count: int) -> list[ReceivedSpan]:
+        """Wait for `count` spans and return all spans."""
         async with asyncio.timeout(20):
             while len(self.spans) < count:
                 await asyncio.sleep(0.02)
         return self.spans
 
-    def named(self, name: str) -> list[Arrived]:
+    def named(self, name: str) -> list[ReceivedSpan]:
         return [span for span in self.spans if span.name == name]
 
     async def take(self, request: web.Request) -> web.Response:
@@ -60,7 +60,7 @@ class Collector:
         return web.Response(status=self.status, content_type="application/x-protobuf")
 
 
-def decoded(body: bytes) -> list[Arrived]:
+def decoded(body: bytes) -> list[ReceivedSpan]:
     request = ExportTraceServiceRequest.FromString(body)
     spans = []
     for group in request.resource_spans:
@@ -71,7 +71,7 @@ def decoded(body: bytes) -> list[Arrived]:
                 ids = (span.trace_id.hex(), span.span_id.hex(), span.parent_span_id.hex())
                 times = (span.start_time_unix_nano, span.end_time_unix_nano)
                 kind = Wire.SpanKind.Name(span.kind).removeprefix("SPAN_KIND_")
-                spans.append(Arrived(span.name, kind, *ids, *times, span.status.message, attributes, resource))
+                spans.append(ReceivedSpan(span.name, kind, *ids, *times, span.status.message, attributes, resource))
     return spans
 
 
@@ -98,5 +98,5 @@ async def collector() -> AsyncIterator[Collector]:
 
 
 def traced(found: Collector, **settings: Any) -> dict[str, Any]:
-    """The section of a configuration that sends spans there."""
+    """Return a configuration section that sends spans to the collector."""
     return {"unisono": {"otel": {"endpoint": found.url, "timeout_s": 2, **settings}}}

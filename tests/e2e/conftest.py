@@ -1,4 +1,7 @@
-"""The event loop of the whole gateway is uvloop, so what ends sockets and holds loops is tested there."""
+"""Event loops and stores of the end-to-end tests.
+
+The gateway runs on uvloop, so tests of closed sockets and blocked event loops use uvloop too.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +33,7 @@ def pytest_asyncio_loop_factories(
 
 @pytest.fixture(scope="module")
 def redis_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    """A Redis server as an operator would run it, with room for a database of each test's own."""
+    """A Redis server with production settings and a separate database for every test."""
     options = ("appendonly yes", "maxmemory-policy noeviction", "databases 512")
     server = Server(tmp_path_factory.mktemp("redis"), options)
     try:

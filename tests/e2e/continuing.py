@@ -1,5 +1,4 @@
-"""A model that can be asked again: its answer is the same however often it is interrupted, and goes on behind whatever
-part of it the prompt holds already."""
+"""A fake model that continues its answer after the part that the prompt already contains."""
 
 from __future__ import annotations
 
@@ -15,7 +14,10 @@ ASSISTANT = ENCODING.encode_marked("<|start|>assistant")
 
 @dataclass
 class Model:
-    """`thoughts` and `words` are how long it thinks and speaks. `waits` keeps it silent before its first token."""
+    """Model with a fixed answer of `thoughts` reasoning words and `words` text words.
+
+    `waits` keeps it silent before its first token.
+    """
 
     thoughts: int = 6
     words: int = 30
@@ -34,19 +36,19 @@ class Model:
         return " ".join(f"w{n}" for n in range(self.words))
 
     def said(self, prompt: list[int]) -> int:
-        """How many tokens of the answer a prompt ends in."""
-        for place in [place for place, token in enumerate(prompt) if token == START]:
-            if prompt[place : place + 2] != ASSISTANT:
+        """Return how many tokens of the answer the prompt ends with."""
+        for start in [start for start, token in enumerate(prompt) if token == START]:
+            if prompt[start : start + 2] != ASSISTANT:
                 continue
-            behind = prompt[place + 2 :]
-            if behind == self.answer[: len(behind)]:
-                return len(behind)
-        raise AssertionError(f"a prompt that no answer goes on from: {ENCODING.decode(prompt)[-300:]}")
+            generated = prompt[start + 2 :]
+            if generated == self.answer[: len(generated)]:
+                return len(generated)
+        raise AssertionError(f"the answer does not continue this prompt: {ENCODING.decode(prompt)[-300:]}")
 
-    def script(self, asked: dict[str, Any]) -> VllmScript:
+    def script(self, body: dict[str, Any]) -> VllmScript:
         if self.waits:
             return Silent()
-        left = self.answer[self.said(asked["prompt"]) :]
+        left = self.answer[self.said(body["prompt"]) :]
         return VllmScript(tokens=left, per_chunk=self.per_chunk, delay_s=self.delay_s)
 
 
@@ -56,6 +58,6 @@ class Silent(VllmScript):
 
 
 def prompts_about(fake: FakeVllm, question: str) -> list[list[int]]:
-    """The prompts it got that hold `question`, in the order they came."""
+    """Return the prompts with `question` that the fake received, in order."""
     prompts = [seen.json["prompt"] for seen in fake.requests if seen.path == "/v1/completions"]
     return [prompt for prompt in prompts if question in ENCODING.decode(prompt)]

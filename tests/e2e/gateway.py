@@ -1,4 +1,4 @@
-"""The whole gateway on a real socket, in front of real or scripted backends."""
+"""The whole gateway on a real socket, with real or scripted backends."""
 
 from __future__ import annotations
 
@@ -22,23 +22,26 @@ from unisono.server.server import server_config
 
 @dataclass(frozen=True)
 class Answer:
-    """One HTTP answer. `body` is JSON where the answer was; `events` are a stream's JSON events, without `[DONE]`."""
+    """HTTP response of the gateway.
+
+    `body` is the parsed JSON body. `events` are the JSON events of a stream, without `[DONE]`.
+    """
 
     status: int
     headers: Mapping[str, str]
     raw: bytes
     body: Any = None
     events: list[Any] = field(default_factory=list)
+    # Whether the stream ended with `[DONE]`.
     done: bool = False
-    """The stream ended with `[DONE]`."""
 
 
 @dataclass(frozen=True)
 class Gateway:
     url: str
     session: aiohttp.ClientSession
+    # The application, for tests that inspect its state.
     app: FastAPI | None = None
-    """What runs, for tests that look at what it holds."""
 
     async def chat(self, *, path: str = "/v1/chat/completions", **fields: Any) -> Answer:
         body = {"model": "gpt-oss", "messages": [{"role": "user", "content": "Hi"}], **fields}
@@ -49,8 +52,8 @@ class Gateway:
         return await self.post(path, json.dumps(body).encode())
 
     async def post(self, path: str, body: bytes, **headers: str) -> Answer:
-        sent = {"content-type": "application/json", **{name.replace("_", "-"): v for name, v in headers.items()}}
-        async with self.session.post(self.url + path, data=BytesIO(body), headers=sent) as response:
+        all_headers = {"content-type": "application/json", **{name.replace("_", "-"): v for name, v in headers.items()}}
+        async with self.session.post(self.url + path, data=BytesIO(body), headers=all_headers) as response:
             return to_answer(response.status, response.headers, await response.read())
 
     async def get(self, path: str, **headers: str) -> Answer:
@@ -67,8 +70,11 @@ def to_answer(status: int, headers: Mapping[str, str], raw: bytes) -> Answer:
 
 
 def config_of(*deployments: str, name: str = "gpt-oss", **sections: Any) -> dict[str, Any]:
-    """One group; a deployment is `kind@api_base`, or `kind/model` for one without an address. State is kept in memory
-    unless a section says otherwise."""
+    """Return a configuration with one model group.
+
+    A deployment is `kind@api_base`, or `kind/model` if it has no address. The store is in memory unless a section says
+    otherwise.
+    """
     entries = []
     for deployment in deployments:
         kind, at, base = deployment.partition("@")
@@ -79,11 +85,13 @@ def config_of(*deployments: str, name: str = "gpt-oss", **sections: Any) -> dict
 
 @asynccontextmanager
 async def gateway(config: Mapping[str, Any]) -> AsyncIterator[Gateway]:
-    """A running gateway; it and everything it opened is gone afterwards. It shares no state with another unless the
-    configuration says so."""
+    """Run a gateway and stop it afterwards, with everything that it opened.
+
+    It shares no state with other gateways unless the configuration says so.
+    """
     settings = parse({"store": {"url": "memory://"}, **config}, {}).config
     app = build(settings)
-    # asyncio turns Nagle's algorithm off only where the protocol is named; with it every answer takes 40 ms more.
+    # asyncio disables Nagle's algorithm only if the protocol is given. Otherwise every answer takes 40 ms longer.
     listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     listener.bind(("127.0.0.1", 0))
     server = uvicorn.Server(server_config(app, settings))
@@ -93,7 +101,7 @@ async def gateway(config: Mapping[str, Any]) -> AsyncIterator[Gateway]:
             serving.result()
         await asyncio.sleep(0.005)
     try:
-        # Tests that ask many things at once must not wait for their own client.
+        # Tests with many parallel requests must not wait for their own client.
         async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0)) as session:
             yield Gateway(f"http://127.0.0.1:{listener.getsockname()[1]}", session, app)
     finally:
@@ -104,7 +112,7 @@ async def gateway(config: Mapping[str, Any]) -> AsyncIterator[Gateway]:
 
 @dataclass(frozen=True)
 class Message:
-    """What a client ends up with."""
+    """Content of an answer as a client sees it."""
 
     content: str | None
     reasoning: str | None
@@ -115,13 +123,13 @@ class Message:
 
 
 def message_of(answer: Answer) -> Message:
-    """The first choice of a body, or of a stream folded as clients do."""
+    """Return the first choice of a body, or of a stream that is folded as clients do it."""
     if not answer.events:
         choice = answer.body["choices"][0]
-        said = choice["message"]
-        calls = [(call["function"]["name"], call["function"]["arguments"]) for call in said.get("tool_calls") or ()]
+        message = choice["message"]
+        calls = [(call["function"]["name"], call["function"]["arguments"]) for call in message.get("tool_calls") or ()]
         note, usage = answer.body["unisono"], answer.body["usage"]
-        return Message(said["content"], said.get("reasoning"), calls, choice["finish_reason"], note, usage)
+        return Message(message["content"], message.get("reasoning"), calls, choice["finish_reason"], note, usage)
     return _folded(answer.events)
 
 

@@ -1,4 +1,4 @@
-"""Servers that hang: they begin an answer in one of several ways, on the wire, and never end it."""
+"""Servers that begin a response in one of several ways and never end it."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from typing import TypeAlias
 
 from tests.fakes import Seen, Sleep, Stall, Step, WireServer, Write
 
+# Maps the steps of a response, head included, to steps that never end.
 Hang: TypeAlias = Callable[[list[Step]], list[Step]]
-"""From the steps of an answer, head included, to those of one that never ends."""
 
 DRIP_S = 0.1
+# longer than any test waits
 MAX_DRIPS = 200
-"""More than any test waits for."""
 TOKEN_GAP_S = 0.002
+# A chunk with an empty comment.
 COMMENT = b"3\r\n:\n\n\r\n"
-"""A chunk that holds an empty comment."""
 
 
 def silent(steps: list[Step]) -> list[Step]:
@@ -47,7 +47,7 @@ def drips_half_an_event(steps: list[Step]) -> list[Step]:
 
 def drips_comments(steps: list[Step]) -> list[Step]:
     head, _ = _cut(steps)
-    # An answer that is not streamed has no comments.
+    # A response that is not streamed has no comments.
     return [Write(head), *_dripped([COMMENT] * MAX_DRIPS)] if b"chunked" in head else drips_half_an_event(steps)
 
 
@@ -75,7 +75,7 @@ def drips_empty_events_after(events: int) -> Hang:
 
 
 def _emptied(chunk: bytes) -> bytes:
-    """The first event of an answer as the server sends events that hold no token."""
+    """Return an event without tokens, made from the first event of a response."""
     event = json.loads(chunk[chunk.index(b"{") : chunk.rindex(b"}") + 1])
     for choice in event.get("choices", ()):
         choice |= {"text": "", "token_ids": []} if "text" in choice else {"delta": {"role": "assistant", "content": ""}}
@@ -89,7 +89,7 @@ def _begun(steps: Iterable[Step], events: int) -> list[Step]:
 
 
 def _cut(steps: Iterable[Step]) -> tuple[bytes, list[bytes]]:
-    """The head of an answer, and the writes of its body."""
+    """Return the head of a response and the writes of its body."""
     first, *rest = [step.data for step in steps if isinstance(step, Write)]
     head, end, more = first.partition(b"\r\n\r\n")
     return head + end, [data for data in (more, *rest) if data]
@@ -109,20 +109,23 @@ def _with_pauses(steps: Iterable[Step], pause_s: float) -> list[Step]:
 
 @dataclass
 class Hanging:
-    """A server's behaviour towards clients: the next `left` requests hang, the first of them by `first`, the others by
-    `then`. Everything else is answered, probes too, one event after the other, so that there are gaps to learn from."""
+    """Behaviour of a server whose next `left` requests hang.
+
+    The first of them hangs by `first`, the others by `then`. All other requests are answered, with pauses (except for
+    probes) between events, so that the gateway can learn time limits.
+    """
 
     first: Hang
     then: Hang
     left: float = 0
+    # Number of requests that hung so far.
     hung: int = field(default=0, init=False)
-    """Requests that hung so far."""
 
     def arm(self, *, always: bool) -> None:
         self.left = inf if always else 1
 
     def govern(self, server: WireServer) -> None:
-        """Have the server behave like this."""
+        """Give the server this behaviour."""
         respond = server.respond
 
         def respond_or_hang(seen: Seen) -> Iterable[Step]:

@@ -1,4 +1,4 @@
-"""Hooks of the tests, installed as those of any package are: by the entry points of a distribution."""
+"""Hooks for tests, installed like those of any package: by entry points of a distribution."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from unisono.core.events import Text
 from unisono.core.hooks import Annotation, Answer, Changes, Hook, Request
 from unisono.errors import Refused
 
+# Calls of `hearing`: name, request and answer.
 CALLS: list[tuple[str, Request, Answer | None]] = []
-"""When `hearing` was asked, and about what."""
 
 SECRET = "what only the operator may read"
 
@@ -30,7 +30,7 @@ class NotARefusal(Refused):
 
 
 class Hearing(Hook):
-    """Says what it heard."""
+    """Adds annotations with the answer and its usage."""
 
     def __init__(self, options: Mapping[str, object]) -> None:
         self.says = str(options.get("says", "heard"))
@@ -46,7 +46,7 @@ class Hearing(Hook):
 
 
 class Replacing(Hook):
-    """Puts one word for another, whoever said it."""
+    """Replaces a word in all messages and in the instructions."""
 
     def __init__(self, options: Mapping[str, object]) -> None:
         self.word, self.other = str(options["word"]), str(options["other"])
@@ -70,7 +70,7 @@ async def _refuses() -> None:
     raise NoThanks("Not here.", param="input")
 
 
-async def _refuses_in_half() -> None:
+async def _refuses_with_a_surrogate() -> None:
     raise NoThanks("Not \ud83d.", param="input.\ud83d")
 
 
@@ -78,11 +78,11 @@ async def _raises() -> None:
     raise RuntimeError(SECRET)
 
 
-async def _is_slow() -> None:
+async def _sleeps() -> None:
     await asyncio.sleep(30)
 
 
-async def _is_called_off() -> None:
+async def _cancels() -> None:
     raise asyncio.CancelledError
 
 
@@ -90,39 +90,39 @@ async def _exits() -> None:
     raise SystemExit(SECRET)
 
 
-async def _is_interrupted() -> None:
+async def _interrupts() -> None:
     raise KeyboardInterrupt(SECRET)
 
 
-async def _refuses_as_a_server() -> None:
+async def _refuses_with_status_500() -> None:
     raise NotARefusal(SECRET)
 
 
-async def _is_fine() -> None:
-    """Nothing goes wrong but what it says."""
+async def _succeeds() -> None:
+    """Does not fail; only the annotation is invalid."""
 
 
 WAYS = {
     "refuses": _refuses,
-    "refuses with half a letter": _refuses_in_half,
+    "refuses with a lone surrogate": _refuses_with_a_surrogate,
     "raises": _raises,
-    "is slow": _is_slow,
-    "is called off": _is_called_off,
+    "sleeps": _sleeps,
+    "cancels": _cancels,
     "exits": _exits,
-    "is interrupted": _is_interrupted,
-    "refuses as a server": _refuses_as_a_server,
+    "interrupts": _interrupts,
+    "refuses with status 500": _refuses_with_status_500,
 }
 SAYS: dict[str, Any] = {
-    "says what is no JSON": {"a": object()},
-    "says no number": {"a": float("nan")},
-    "says a number that is too large": {"a": 2**80},
-    "says half a letter": {"a": "\ud83d"},
-    "says too much": {"a": "x" * 20_000},
+    "annotation is not JSON": {"a": object()},
+    "annotation is NaN": {"a": float("nan")},
+    "annotation number is too large": {"a": 2**80},
+    "annotation has a lone surrogate": {"a": "\ud83d"},
+    "annotation is too large": {"a": "x" * 20_000},
 }
 
 
 class Failing(Hook):
-    """Does one of `WAYS`, or says one of `SAYS`, when it is asked `at`."""
+    """Fails in the call `at` by one of `WAYS`, or returns one of the invalid `SAYS`."""
 
     def __init__(self, options: Mapping[str, object]) -> None:
         self.at, self.way = str(options["at"]), str(options["way"])
@@ -130,25 +130,25 @@ class Failing(Hook):
     async def before(self, request: Request) -> Changes | None:
         if self.at != "before":
             return None
-        await WAYS.get(self.way, _is_fine)()
+        await WAYS.get(self.way, _succeeds)()
         return Changes(annotation=SAYS.get(self.way))
 
     async def after(self, request: Request, answer: Answer) -> Annotation | None:
         if self.at == "after":
-            await WAYS.get(self.way, _is_fine)()
+            await WAYS.get(self.way, _succeeds)()
             return dict(SAYS[self.way])
         return None
 
 
 class Garbling(Hook):
-    """Changes a turn to what is none."""
+    """Returns changes that are invalid."""
 
     def __init__(self, options: Mapping[str, object]) -> None:
         self.changes = {
             "items": Changes(items=("Hi",)),  # type: ignore[arg-type]
             "sampling": Changes(sampling=0.5),  # type: ignore[arg-type]
             "effort": Changes(effort="endless"),  # type: ignore[arg-type]
-            "nothing known": "Hi",
+            "not changes": "Hi",
         }[str(options["what"])]
 
     async def before(self, request: Request) -> Changes | None:
@@ -156,7 +156,7 @@ class Garbling(Hook):
 
 
 class Waiting(Hook):
-    """Holds every request back until a file exists, and marks in a second file that it was called."""
+    """Delays every request until a file exists, and creates a second file when it is called."""
 
     def __init__(self, options: Mapping[str, object]) -> None:
         self.file = Path(str(options["file"]))
@@ -170,14 +170,14 @@ class Waiting(Hook):
 
 
 class Unmakeable(Hook):
-    """Has no use for any options."""
+    """Raises in its constructor."""
 
     def __init__(self, options: Mapping[str, object]) -> None:
         raise SystemExit("no licence")
 
 
 class Halved:
-    """Has one method and not the others."""
+    """Has only one method of the protocol."""
 
     def __init__(self, options: Mapping[str, object]) -> None:
         del options
@@ -187,14 +187,16 @@ class Halved:
 
 
 def install(folder: Path, monkeypatch: pytest.MonkeyPatch, **points: str) -> None:
-    """Have these hooks installed, and `points` (names and where they are) besides."""
-    known = {kind.__name__.lower(): f"{__name__}:{kind.__name__}" for kind in (Hearing, Replacing, Failing, Garbling)}
-    known |= {"halved": f"{__name__}:Halved", "gone": "no_such_package:Hook"}
-    known["unmakeable"] = f"{__name__}:Unmakeable"
+    """Install these hooks, and `points` (names and import paths) in addition."""
+    entry_points = {
+        kind.__name__.lower(): f"{__name__}:{kind.__name__}" for kind in (Hearing, Replacing, Failing, Garbling)
+    }
+    entry_points |= {"halved": f"{__name__}:Halved", "gone": "no_such_package:Hook"}
+    entry_points["unmakeable"] = f"{__name__}:Unmakeable"
     info = folder / "hooks_of_the_tests-1.dist-info"
     info.mkdir()
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: hooks-of-the-tests\nVersion: 1\n")
-    lines = [f"{name} = {place}" for name, place in (known | points).items()]
+    lines = [f"{name} = {target}" for name, target in (entry_points | points).items()]
     (info / "entry_points.txt").write_text("\n".join(["[unisono.hooks]", *lines, ""]))
     monkeypatch.syspath_prepend(str(folder))
     CALLS.clear()

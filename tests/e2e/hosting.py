@@ -1,4 +1,4 @@
-"""A gateway with a real tool server behind it: what the model is to say to call its tools, and what came of it."""
+"""A gateway with a real tool server: scripts that call its tools, and checks of the results."""
 
 from __future__ import annotations
 
@@ -11,23 +11,23 @@ from tests.e2e.responses import THOUGHT, Json, Line, line
 from tests.e2e.wires import WIRES, Wire
 from tests.mcp.conftest import Upstream
 
+# The tool of a request for the configured server.
 DOCS: Json = {"type": "mcp", "server_label": "docs"}
-"""The operator's server, as a request names it."""
 
 
 def calls(tool: str, thought: str = THOUGHT, **arguments: Any) -> str:
-    """What the model says to call a tool of the server `docs`."""
-    said = json.dumps(arguments, separators=(",", ":"))
-    return f"{thought}<|channel|>commentary to=functions.docs__{tool} <|constrain|>json<|message|>{said}<|call|>"
+    """Return model output that calls a tool of the server `docs`."""
+    body = json.dumps(arguments, separators=(",", ":"))
+    return f"{thought}<|channel|>commentary to=functions.docs__{tool} <|constrain|>json<|message|>{body}<|call|>"
 
 
 def result(tool: str, output: str) -> str:
-    """How what a tool said stands in a prompt."""
+    """Return the rendering of a tool's output in a prompt."""
     return f"<|start|>functions.docs__{tool} to=assistant<|channel|>commentary<|message|>{output}<|end|>"
 
 
 def hosts(upstream: Upstream, way: str = "modern", **entry: Any) -> Json:
-    """The configuration that has the server as `docs`; nobody is asked unless the entry says so."""
+    """Return a configuration with the server as `docs`, without approval unless `entry` says so."""
     return {"mcp_servers": {"docs": {"url": upstream.urls[way], "require_approval": "never", **entry}}}
 
 
@@ -35,12 +35,12 @@ def hosts(upstream: Upstream, way: str = "modern", **entry: Any) -> Json:
 async def desk(
     upstream: Upstream, wire: Wire = WIRES["vllm"], *, entry: Json | None = None, **sections: Any
 ) -> AsyncIterator[Line]:
-    """A running gateway with the server as `docs`, whose requests name it."""
-    async with line(wire, **{**hosts(upstream, **(entry or {})), **sections}) as here:
-        here.more = {"tools": [DOCS]}
-        yield here
+    """Run a gateway with the server as `docs`. Every request names that server."""
+    async with line(wire, **{**hosts(upstream, **(entry or {})), **sections}) as harness:
+        harness.more = {"tools": [DOCS]}
+        yield harness
 
 
 def made(response: Json, kind: str = "mcp_call") -> list[Json]:
-    """The items of a kind that a response made."""
+    """Return the items of one type in a response."""
     return [item for item in response["output"] if item["type"] == kind]

@@ -1,4 +1,4 @@
-"""A gateway with virtual keys: made by whoever holds its store, as `unisono keys` does."""
+"""A gateway with virtual keys, which are created in its store like by `unisono keys`."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ SALT = "a salt of the tests, long enough"
 
 
 def with_keys(config: Mapping[str, Any], store: str) -> dict[str, Any]:
-    """The configuration, with a master key and the store at that address."""
+    """Return the configuration with a master key and the store at that address."""
     gateway_settings = {"salt_key": SALT, **config.get("unisono", {})}
     return {
         **config,
@@ -36,7 +36,7 @@ def with_keys(config: Mapping[str, Any], store: str) -> dict[str, Any]:
 
 @dataclass
 class Ring:
-    """Makes and changes keys in a store."""
+    """Creates and revokes keys in a store."""
 
     store: Store
     mint: Mint = field(default_factory=lambda: Mint(SALT.encode()))
@@ -47,9 +47,9 @@ class Ring:
         return await self.store.put_key(record), new.plaintext
 
     async def revoke(self, record: KeyRecord) -> None:
-        now = await self.store.key(record.id)
-        assert now is not None
-        await self.store.put_key(revoked(now, time.time()))
+        current = await self.store.key(record.id)
+        assert current is not None
+        await self.store.put_key(revoked(current, time.time()))
 
 
 @asynccontextmanager
@@ -64,7 +64,7 @@ async def ring(address: str) -> AsyncIterator[Ring]:
 
 @asynccontextmanager
 async def keyed(config: Mapping[str, Any], folder: Path) -> AsyncIterator[tuple[Gateway, Ring]]:
-    """A running gateway on a store in that folder, and the keys of it."""
+    """Run a gateway on a store in that folder, and yield it with its keys."""
     address = f"sqlite://{folder}/state.db"
     async with gateway(with_keys(config, address)) as running, ring(address) as keys:
         yield running, keys
@@ -79,7 +79,7 @@ def bearing(key: str) -> dict[str, str]:
 
 @dataclass(frozen=True)
 class Place:
-    """One thing that can be asked for. `method` is WEBSOCKET for a socket."""
+    """A route. `method` is WEBSOCKET for a WebSocket."""
 
     method: str
     path: str
@@ -89,7 +89,7 @@ class Place:
         return tuple(part.partition(":")[0] for part in self.path.replace("}", "{").split("{")[1::2])
 
     def at(self, **values: str) -> str:
-        """The path with its parameters filled in."""
+        """Return the path with its parameters filled in."""
         filled = self.path
         for part in self.path.replace("}", "{").split("{")[1::2]:
             filled = filled.replace("{" + part + "}", values[part.partition(":")[0]])
@@ -100,8 +100,10 @@ class Place:
 
 
 def places_of(routes: Sequence[BaseRoute]) -> Iterator[Place]:
-    """Everything an application answers, by its own routes. A route of a kind nobody knows here is an error: it would
-    be one that is not looked at."""
+    """Yield all routes of an application.
+
+    Raises TypeError for an unknown kind of route, which would otherwise stay untested.
+    """
     for route in routes:
         if isinstance(route, WebSocketRoute):
             yield Place("WEBSOCKET", route.path)
@@ -109,11 +111,11 @@ def places_of(routes: Sequence[BaseRoute]) -> Iterator[Place]:
             for method in sorted(route.methods or ()):
                 yield Place(method, route.path)
         else:
-            raise TypeError(f"{route!r} is no kind of route the tests know")
+            raise TypeError(f"{route!r} is an unknown kind of route")
 
 
 async def raw_answer(url: str, request: bytes) -> bytes:
-    """What a server says to these very bytes, to the end of the connection."""
+    """Send raw bytes to a server and return its response up to the end of the connection."""
     host, _, port = url.removeprefix("http://").partition(":")
     reader, writer = await asyncio.open_connection(host, int(port))
     try:

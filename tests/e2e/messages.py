@@ -1,4 +1,4 @@
-"""Messages as the end-to-end tests ask them: requests written as Chat writes them, and what a client is left with."""
+"""The Messages API in end-to-end tests: requests from Chat fields, and the client's view."""
 
 from __future__ import annotations
 
@@ -9,29 +9,29 @@ from typing import Any
 from tests.api.messages.folding import fold, named_events
 from tests.e2e.gateway import Answer, Message
 
+# Finish reason of Chat by stop reason. All others are `length`.
 FINISHES = {"end_turn": "stop", "refusal": "stop", "stop_sequence": "stop", "tool_use": "tool_calls"}
-"""How Chat says that an answer ended, where it is not its length."""
+# Token limit that no answer of the tests reaches.
 LONG = 30_000
-"""Tokens; more than any answer of the tests has."""
 WORDS = {"auto": "auto", "required": "any", "none": "none"}
 
 
 def of_chat(fields: Mapping[str, Any]) -> dict[str, Any]:
-    """Fields of a Chat request as a Messages request has them; thoughts are shown."""
-    told = {"max_tokens": LONG, "thinking": {"type": "adaptive"}, **fields}
-    told.pop("stream_options", None)
-    if "tools" in told:
-        told["tools"] = [_tool(tool["function"]) for tool in told["tools"]]
-    if (choice := told.get("tool_choice")) is not None:
-        named = {"type": "tool", "name": choice["function"]["name"]} if isinstance(choice, dict) else None
-        told["tool_choice"] = named or {"type": WORDS[choice]}
-    if asked := told.pop("response_format", None):
-        told["output_config"] = {"format": {"type": "json_schema", "schema": asked["json_schema"]["schema"]}}
-    if (budget := told.pop("reasoning", None)) is not None:
-        told["thinking"] = {"type": "enabled", "budget_tokens": budget["max_tokens"]}
-    if (parallel := told.pop("parallel_tool_calls", None)) is not None:
-        told["tool_choice"] = {"type": "auto", **told.get("tool_choice", {}), "disable_parallel_tool_use": not parallel}
-    return told
+    """Translate fields of a Chat request to a Messages request; thinking is enabled."""
+    body = {"max_tokens": LONG, "thinking": {"type": "adaptive"}, **fields}
+    body.pop("stream_options", None)
+    if "tools" in body:
+        body["tools"] = [_tool(tool["function"]) for tool in body["tools"]]
+    if (choice := body.get("tool_choice")) is not None:
+        tool_choice = {"type": "tool", "name": choice["function"]["name"]} if isinstance(choice, dict) else None
+        body["tool_choice"] = tool_choice or {"type": WORDS[choice]}
+    if response_format := body.pop("response_format", None):
+        body["output_config"] = {"format": {"type": "json_schema", "schema": response_format["json_schema"]["schema"]}}
+    if (budget := body.pop("reasoning", None)) is not None:
+        body["thinking"] = {"type": "enabled", "budget_tokens": budget["max_tokens"]}
+    if (parallel := body.pop("parallel_tool_calls", None)) is not None:
+        body["tool_choice"] = {"type": "auto", **body.get("tool_choice", {}), "disable_parallel_tool_use": not parallel}
+    return body
 
 
 def _tool(function: Mapping[str, Any]) -> dict[str, Any]:
@@ -41,13 +41,13 @@ def _tool(function: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def message_in(answer: Answer) -> dict[str, Any]:
-    """The whole message, from the body or from a stream."""
+    """Return the whole message, from the body or from a stream."""
     assert answer.status == 200, answer.raw
     return answer.body if not answer.events else fold(named_events(answer.raw))
 
 
 def arguments_in(answer: Answer) -> list[str]:
-    """The arguments of every call, to the byte where a stream tells them."""
+    """Return the arguments of every call, byte by byte as in the stream."""
     if not answer.events:
         return [compact(block["input"]) for block in answer.body["content"] if block["type"] == "tool_use"]
     pieces: dict[int, str] = {}
@@ -68,7 +68,7 @@ def text_in(content: Sequence[Mapping[str, Any]]) -> str:
 
 
 def message_of(answer: Answer) -> Message:
-    """What a client ends up with, in Chat's words."""
+    """Return the client's view of an answer, in the terms of Chat."""
     message = message_in(answer)
     content = message["content"]
     names = [block["name"] for block in content if block["type"] == "tool_use"]

@@ -1,5 +1,8 @@
-"""Backends whose model reads its prompt: behind a header it writes a body, behind half a recipient a tool's name, and
-anything else it was told to say from the start. Kept to a constraint or not, as the server is."""
+"""Fake backends whose model reads its prompt.
+
+After a header it writes a body, after half a recipient a tool's name, and otherwise the next scripted output. Servers
+with constrained decoding apply the constraint of the request.
+"""
 
 from __future__ import annotations
 
@@ -27,42 +30,45 @@ STOPS = ("<|return|>", "<|call|>")
 
 
 def answers(text: str) -> str:
-    """What a model says that thinks and answers."""
+    """Return model output with reasoning and an answer."""
     return f"{THOUGHT}<|channel|>final<|message|>{text}<|return|>"
 
 
 def calls(name: str, arguments: str = "{}") -> str:
-    """What a model says that thinks and calls."""
+    """Return model output with reasoning and a tool call."""
     return f"{THOUGHT}<|channel|>commentary to=functions.{name} <|constrain|>json<|message|>{arguments}<|call|>"
 
 
 def _ids(script: type[Any]) -> Callable[..., Any]:
-    return lambda said, **more: script(tokens=ENCODING.encode_marked(said), **more)
+    return lambda output, **more: script(tokens=ENCODING.encode_marked(output), **more)
 
 
 def _text(script: type[Any]) -> Callable[..., Any]:
-    def written(said: str, **more: Any) -> Any:
-        stop = next((stop for stop in STOPS if said.endswith(stop)), "")
-        return script(text=said.removesuffix(stop), per_chunk=3, **more)
+    def written(output: str, **more: Any) -> Any:
+        stop = next((stop for stop in STOPS if output.endswith(stop)), "")
+        return script(text=output.removesuffix(stop), per_chunk=3, **more)
 
     return written
 
 
-def _never(asked: dict[str, Any]) -> Held | None:
+def _never(body: dict[str, Any]) -> Held | None:
     return None
 
 
 @dataclass(frozen=True)
 class Kind:
-    """`name` is the backend kind as the configuration spells it; `held` reads from a request what it is kept to."""
+    """A backend kind.
+
+    `name` is the kind in the configuration. `held` reads the constraint from a request.
+    """
 
     name: str
     fake: Callable[[], Any]
     script: Callable[..., Any]
     held: Callable[[dict[str, Any]], Held | None]
     guided: bool = True
+    # Whether constrained decoding supports a choice of texts.
     chooses: bool = True
-    """Whether it can be kept to one of some texts."""
 
 
 KINDS = {
@@ -77,7 +83,10 @@ KINDS = {
 
 @dataclass(frozen=True)
 class Asked:
-    """One generation a model was asked for. `behind` is what its prompt has behind the last `<|start|>assistant`."""
+    """A generation that was requested from the model.
+
+    `behind` is the part of its prompt after the last `<|start|>assistant`.
+    """
 
     prompt: str
     behind: str
@@ -86,27 +95,30 @@ class Asked:
 
 @dataclass
 class Model:
-    """`first` is what it says from the start of a message, each in turn and the last one for ever; `bodies` the same
-    for what it writes behind a header, and `name` the tool it has in mind."""
+    """Scripted model.
+
+    `first` are its outputs from the start of a message, `bodies` its outputs after a header; the last one is repeated.
+    `name` is the tool that it calls.
+    """
 
     first: Sequence[str] = ()
     bodies: Sequence[str] = ()
     name: str = ""
     asked: list[Asked] = field(default_factory=list)
+    # The same requests as received by the server.
     requests: list[dict[str, Any]] = field(default_factory=list)
-    """The same as the server got them."""
     _begun: int = 0
     _written: int = 0
 
     def says(self, prompt: str, held: Held | None) -> str:
-        behind = prompt.rpartition(START)[2]
-        self.asked.append(Asked(prompt, behind, held))
-        if behind.endswith("<|message|>"):
-            return self._body() + (STOPS[1] if " to=" in behind else STOPS[0])
+        after_start = prompt.rpartition(START)[2]
+        self.asked.append(Asked(prompt, after_start, held))
+        if after_start.endswith("<|message|>"):
+            return self._body() + (STOPS[1] if " to=" in after_start else STOPS[0])
         if held is not None and held.texts:
-            [named] = [text for text in held.texts if text.endswith(self.name)]
-            return named + STOPS[1]
-        if behind.endswith(" to=functions"):
+            [choice] = [text for text in held.texts if text.endswith(self.name)]
+            return choice + STOPS[1]
+        if after_start.endswith(" to=functions"):
             return f".{self.name} <|constrain|>json<|message|>{self._body()}{STOPS[1]}"
         self._begun += 1
         return self.first[min(self._begun, len(self.first)) - 1]
@@ -118,7 +130,7 @@ class Model:
 
 @dataclass
 class Desk:
-    """A gateway with one such backend behind it."""
+    """A gateway with one such backend."""
 
     kind: Kind
     fake: Any
@@ -126,22 +138,22 @@ class Desk:
     model: Model = field(default_factory=Model)
 
     def think(self, *first: str, bodies: Sequence[str] = (), name: str = "", **script: Any) -> Model:
-        """The model from here on; `script` are fields of what the server sends."""
+        """Set and return the model; `script` are additional fields of the server's script."""
         self.model = model = Model(first, bodies, name)
 
-        def said(asked: dict[str, Any]) -> Any:
-            model.requests.append(asked)
-            prompt = asked["prompt"]
+        def script_for(body: dict[str, Any]) -> Any:
+            model.requests.append(body)
+            prompt = body["prompt"]
             marked = prompt if isinstance(prompt, str) else ENCODING.decode(prompt)
-            return self.kind.script(model.says(marked, self.kind.held(asked)), **script)
+            return self.kind.script(model.says(marked, self.kind.held(body)), **script)
 
-        self.fake.script = said
+        self.fake.script = script_for
         return model
 
 
 @asynccontextmanager
 async def desk(kind: Kind, **unisono: Any) -> AsyncIterator[Desk]:
-    """`unisono` are settings of the model."""
+    """Run a gateway with one backend of a kind; `unisono` are settings of the model."""
     async with kind.fake() as fake:
         fake.patient.constrains = kind.guided
         config = config_of(f"{kind.name}@{fake.url}")
@@ -152,7 +164,7 @@ async def desk(kind: Kind, **unisono: Any) -> AsyncIterator[Desk]:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a client is left with, on whichever surface. `whole` is the body, or what the stream came to."""
+    """Outcome of a request on any API surface; `whole` is the body, or the folded stream."""
 
     text: str
     refusal: str
@@ -166,8 +178,8 @@ class Outcome:
         return str(self.note.get("unmet", ""))
 
 
-async def chat(here: Desk, *, stream: bool, **fields: Any) -> Outcome:
-    answer = await here.gateway.chat(stream=stream, **fields)
+async def chat(harness: Desk, *, stream: bool, **fields: Any) -> Outcome:
+    answer = await harness.gateway.chat(stream=stream, **fields)
     assert answer.status == 200, answer.raw
     message = message_of(answer)
     return Outcome(
@@ -182,30 +194,30 @@ def _refusal(answer: Answer) -> str:
 
 
 def flat(tool: Json) -> Json:
-    """A tool of Chat Completions as the Responses API has it."""
+    """Return a Chat Completions tool in the format of the Responses API."""
     return {"type": "function", **tool["function"]} if "function" in tool else tool
 
 
 def of_responses(fields: Mapping[str, Any]) -> Json:
-    """Fields of a Chat request as a Responses request has them."""
-    told = dict(fields)
-    if "tools" in told:
-        told["tools"] = [flat(tool) for tool in told["tools"]]
-    if isinstance(choice := told.get("tool_choice"), dict):
-        listed = choice.get("allowed_tools")
-        told["tool_choice"] = (
-            {"type": "allowed_tools", **listed, "tools": [flat(tool) for tool in listed["tools"]]}
-            if listed
+    """Translate fields of a Chat request to a Responses request."""
+    body = dict(fields)
+    if "tools" in body:
+        body["tools"] = [flat(tool) for tool in body["tools"]]
+    if isinstance(choice := body.get("tool_choice"), dict):
+        allowed = choice.get("allowed_tools")
+        body["tool_choice"] = (
+            {"type": "allowed_tools", **allowed, "tools": [flat(tool) for tool in allowed["tools"]]}
+            if allowed
             else flat(choice)
         )
-    if asked := told.pop("response_format", None):
-        told["text"] = {"format": {"type": asked["type"], **asked.get("json_schema", {})}}
-    return told
+    if response_format := body.pop("response_format", None):
+        body["text"] = {"format": {"type": response_format["type"], **response_format.get("json_schema", {})}}
+    return body
 
 
-async def responds(here: Desk, *, stream: bool, **fields: Any) -> Outcome:
+async def responds(harness: Desk, *, stream: bool, **fields: Any) -> Outcome:
     body = {"model": "gpt-oss", "input": "Hi", "stream": stream, **of_responses(fields)}
-    answer = await here.gateway.post("/v1/responses", json.dumps(body).encode())
+    answer = await harness.gateway.post("/v1/responses", json.dumps(body).encode())
     assert answer.status == 200, answer.raw
     response = streamed(answer).last if stream else answer.body
     parts = [part for item in response["output"] if item["type"] == "message" for part in item["content"]]
@@ -220,14 +232,19 @@ async def responds(here: Desk, *, stream: bool, **fields: Any) -> Outcome:
     )
 
 
-async def messages(here: Desk, *, stream: bool, **fields: Any) -> Outcome:
-    answer = await here.gateway.messages(stream=stream, **of_chat(fields))
+async def messages(harness: Desk, *, stream: bool, **fields: Any) -> Outcome:
+    answer = await harness.gateway.messages(stream=stream, **of_chat(fields))
     whole = message_in(answer)
-    said = in_messages(answer)
+    message = in_messages(answer)
     refused = whole["stop_reason"] == "refusal"
-    text = said.content or ""
+    text = message.content or ""
     return Outcome(
-        "" if refused else text, text if refused else "", said.calls, said.note, said.finish_reason, answer.body
+        "" if refused else text,
+        text if refused else "",
+        message.calls,
+        message.note,
+        message.finish_reason,
+        answer.body,
     )
 
 

@@ -1,5 +1,7 @@
-"""A model with one thing to say, behind servers of every kind: it goes on from wherever the prompt says it is, and the
-server may fail it on the way."""
+"""A fake model with one script, for backends of every kind.
+
+It continues the script after the part that the prompt contains. Its server can fail while it answers.
+"""
 
 from __future__ import annotations
 
@@ -25,23 +27,26 @@ SCRIPTS: dict[str, Callable[..., Any]] = {
     "mlx_server": MlxScript,
 }
 
+# Builds a configuration from deployments, `kind@url`, and settings under `unisono`.
 Config: TypeAlias = Callable[..., dict[str, Any]]
-"""A configuration of deployments, `kind@url`, and settings under `unisono`."""
 
 
 @dataclass
 class Play:
-    """`script` is all that is said behind the first `<|start|>assistant`. `failures` are taken one after the other by
-    whoever is asked for a stream next: a fault of it, or a refusal. `prompts` are what was asked, as text."""
+    """A script and its failures.
+
+    `script` is the whole output after the first `<|start|>assistant`. Each streaming request takes the next one of
+    `failures`: a fault or a refusal. `prompts` are the requested prompts, as text.
+    """
 
     script: str
     failures: list[Fault | Refusal] = field(default_factory=list)
     prompts: list[str] = field(default_factory=list)
+    # Kinds of the backends that got a request, in order.
     asked: list[str] = field(default_factory=list)
-    """The kinds that were asked, in order."""
 
     def serve(self, kind: str, fake: Any) -> None:
-        fake.script = lambda asked: self._answer(kind, asked["prompt"], fails=asked.get("stream") is not False)
+        fake.script = lambda body: self._answer(kind, body["prompt"], fails=body.get("stream") is not False)
 
     def _answer(self, kind: str, prompt: str | Sequence[int], *, fails: bool) -> Any:
         marked = prompt if isinstance(prompt, str) else ENCODING.decode(prompt)
@@ -55,36 +60,39 @@ class Play:
             return SCRIPTS[kind](
                 tokens=self._ids_left(prompt) or ENCODING.encode_as_server(self.script[self._said(marked) :]), **more
             )
-        # One kind leaves out of a prompt what its server would not bear, and has it said again.
+        # One kind omits from a prompt what its server cannot process, and generates it again.
         rest = self.script[self._said(marked) :] if START in marked else START + self.script
         stop = next((stop for stop in STOPS if rest.endswith(stop)), "")
         return SCRIPTS[kind](text=rest.removesuffix(stop), per_chunk=3, **more)
 
     def _ids_left(self, prompt: Sequence[int]) -> list[int]:
-        """The ids to come behind a prompt that ends in some of them; none where they were cut otherwise."""
+        """Return the remaining ids after a prompt that ends with some of them.
+
+        Empty if the prompt does not end at the boundaries of the script's tokens.
+        """
         whole, start = ENCODING.encode_marked(self.script), ENCODING.encode_marked(START)
-        for said in range(len(whole) - 1, -1, -1):
-            before = len(prompt) - said
-            if list(prompt[before:]) == whole[:said] and list(prompt[before - len(start) : before]) == start:
-                return whole[said:]
+        for count in range(len(whole) - 1, -1, -1):
+            before = len(prompt) - count
+            if list(prompt[before:]) == whole[:count] and list(prompt[before - len(start) : before]) == start:
+                return whole[count:]
         return self._left_within_a_character(list(prompt))
 
     def _left_within_a_character(self, prompt: list[int]) -> list[int]:
-        """The same where the prompt is cut otherwise, and ends in the first ids of a character."""
-        for begun in range(1, 4):
-            if ENCODING.decode(prompt).endswith("\ufffd") and not ENCODING.decode(prompt[:-begun]).endswith("\ufffd"):
-                left = ENCODING.encode_as_server(self.script[self._said(ENCODING.decode(prompt[:-begun])) :])
-                return left[begun:] if left[:begun] == prompt[-begun:] else []
+        """Return the remaining ids if the prompt ends with the first ids of a character."""
+        for count in range(1, 4):
+            if ENCODING.decode(prompt).endswith("\ufffd") and not ENCODING.decode(prompt[:-count]).endswith("\ufffd"):
+                remaining = ENCODING.encode_as_server(self.script[self._said(ENCODING.decode(prompt[:-count])) :])
+                return remaining[count:] if remaining[:count] == prompt[-count:] else []
         return []
 
     def _said(self, marked: str) -> int:
-        """How many characters of the script a prompt ends in."""
-        behind = marked.split(START)
-        for first in range(1, len(behind)):
-            said = START.join(behind[first:])
-            if self.script.startswith(said):
-                return len(said)
-        raise AssertionError(f"a prompt that nothing goes on from: {marked[-300:]!r}")
+        """Return how many characters of the script a prompt ends with."""
+        parts = marked.split(START)
+        for first in range(1, len(parts)):
+            generated = START.join(parts[first:])
+            if self.script.startswith(generated):
+                return len(generated)
+        raise AssertionError(f"the script does not continue this prompt: {marked[-300:]!r}")
 
 
 def fake_of(kind: str) -> Any:
@@ -95,11 +103,11 @@ def fake_of(kind: str) -> Any:
 async def staged(
     script: str, kinds: Sequence[str], config: Config, **unisono: Any
 ) -> AsyncIterator[tuple[Play, Gateway]]:
-    """A gateway before one server of each kind, all with the same model."""
+    """Run a gateway with one server of each kind, all with the same model."""
     play = Play(script)
     async with AsyncExitStack() as stack:
         fakes = [(kind, await stack.enter_async_context(fake_of(kind))) for kind in kinds]
         for kind, fake in fakes:
             play.serve(kind, fake)
-        here = config(*(f"{kind}@{fake.url}" for kind, fake in fakes), **unisono)
-        yield play, await stack.enter_async_context(gateway(here))
+        settings = config(*(f"{kind}@{fake.url}" for kind, fake in fakes), **unisono)
+        yield play, await stack.enter_async_context(gateway(settings))

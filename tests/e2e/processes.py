@@ -1,6 +1,6 @@
-"""What a running process holds, read from outside: memory, descriptors, threads.
+"""Resources of a running process, read from outside: memory, file descriptors and threads.
 
-Linux tells all of it below /proc. Of other systems `ps` is asked, which knows who lives and whose child it is.
+Linux has them in /proc. On other systems, `ps` lists the running processes and their parents.
 """
 
 from __future__ import annotations
@@ -16,7 +16,10 @@ MB = 1024 * KB
 
 @dataclass(frozen=True)
 class Holdings:
-    """`memory` is in bytes: what the process has for itself alone, whatever it shares or has mapped."""
+    """Resources of a process.
+
+    `memory` is its private memory in bytes, without shared and mapped memory.
+    """
 
     memory: int
     descriptors: int
@@ -27,7 +30,7 @@ PROC = Path("/proc/self/stat").exists()
 
 
 def children(pid: int) -> list[int]:
-    """The processes it started that are there still."""
+    """Return the running child processes."""
     if not PROC:
         return sorted(process for process, parent, _, _ in listed() if parent == pid)
     threads = Path(f"/proc/{pid}/task").iterdir()
@@ -35,16 +38,16 @@ def children(pid: int) -> list[int]:
 
 
 def listed() -> Iterator[tuple[int, int, str, str]]:
-    """Every process there is, with its parent, its state and its command line, as `ps` tells them."""
+    """Yield every process with its parent, state and command line, as `ps` prints them."""
     columns = ["ps", "-A", "-o", "pid=,ppid=,stat=,command="]
-    told = subprocess.run(columns, capture_output=True, text=True, check=True, timeout=30)
-    for line in told.stdout.splitlines():
+    result = subprocess.run(columns, capture_output=True, text=True, check=True, timeout=30)
+    for line in result.stdout.splitlines():
         process, parent, state, *command = line.split(None, 3)
         yield int(process), int(parent), state, "".join(command)
 
 
 def lives(pid: int) -> bool:
-    """Whether it does anything yet: one that ended and nobody asked about does not."""
+    """Return whether the process runs; zombies do not."""
     if not PROC:
         return any(process == pid and state[0] not in "ZX" for process, _, state, _ in listed())
     try:

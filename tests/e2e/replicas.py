@@ -1,5 +1,7 @@
-"""Replicas of the gateway as processes of their own on one store, and relays that watch what goes between them and
-their servers: a relay can end a process at the very command or chunk a test is about."""
+"""Gateway replicas in separate processes with a shared store, and relays to their servers.
+
+A relay can kill a process at an exact command or chunk.
+"""
 
 from __future__ import annotations
 
@@ -29,8 +31,11 @@ Json = dict[str, Any]
 
 @dataclass
 class Replica:
-    """A `unisono serve` on a free port, with further `arguments` and environment variables. Its log and its
-    configuration are in `folder`."""
+    """A `unisono serve` process on a free port.
+
+    `arguments` and `environment` are added to its command line and environment. `folder` contains its log and its
+    configuration.
+    """
 
     folder: Path
     config: Mapping[str, Any]
@@ -61,7 +66,7 @@ class Replica:
         return self.folder / "config.json"
 
     def write(self, config: Mapping[str, Any]) -> None:
-        """What it reads when it starts, and when it is told to read again."""
+        """Write the configuration that the process reads at start and at reload."""
         self.path.write_text(json.dumps(config))
 
     @property
@@ -74,7 +79,7 @@ class Replica:
         return (self.folder / "log").read_text()
 
     async def logged(self, words: str, times: int = 1) -> None:
-        """Return when its log has said so."""
+        """Wait until the log contains `words`."""
         async with asyncio.timeout(STARTING_S):
             while self.log.count(words) < times:
                 await asyncio.sleep(0.02)
@@ -84,7 +89,7 @@ class Replica:
         os.kill(self.process.pid, number)
 
     def kill(self) -> None:
-        """As a power cut ends it."""
+        """Kill the process without a shutdown."""
         with suppress(ProcessLookupError):
             self.signal(signal.SIGKILL)
 
@@ -102,11 +107,11 @@ class Replica:
 
 @asynccontextmanager
 async def replica(folder: Path, config: Mapping[str, Any], *arguments: str) -> AsyncIterator[Replica]:
-    one = Replica(folder, config, arguments)
+    process = Replica(folder, config, arguments)
     try:
-        yield await one.start()
+        yield await process.start()
     finally:
-        await one.end()
+        await process.end()
 
 
 # -- clients
@@ -114,7 +119,7 @@ async def replica(folder: Path, config: Mapping[str, Any], *arguments: str) -> A
 
 @dataclass
 class Told:
-    """What a stream told: its events as bytes and as JSON, and whether `[DONE]` was behind them."""
+    """Received part of a stream: events as bytes and as JSON, and whether `[DONE]` followed."""
 
     raw: list[bytes] = field(default_factory=list)
     events: list[Json] = field(default_factory=list)
@@ -122,23 +127,23 @@ class Told:
 
     @property
     def id(self) -> str:
-        """Of the response; empty before anything was told."""
+        """Id of the response; empty before the first event."""
         return str(self.events[0]["response"]["id"]) if self.events else ""
 
 
 @dataclass(frozen=True)
 class Client:
-    """Speaks to one replica."""
+    """Client of one replica."""
 
     url: str
     session: aiohttp.ClientSession
 
     async def asks(self, method: str, path: str, body: Json | None = None, **headers: str) -> tuple[int, Any]:
-        named = {name.replace("_", "-"): value for name, value in headers.items()}
+        all_headers = {name.replace("_", "-"): value for name, value in headers.items()}
         data = None
         if body is not None:
-            data, named["content-type"] = BytesIO(json.dumps(body).encode()), "application/json"
-        async with self.session.request(method, self.url + path, data=data, headers=named) as answer:
+            data, all_headers["content-type"] = BytesIO(json.dumps(body).encode()), "application/json"
+        async with self.session.request(method, self.url + path, data=data, headers=all_headers) as answer:
             return answer.status, await answer.json()
 
     async def get(self, path: str) -> Any:
@@ -152,7 +157,7 @@ class Client:
         return answer
 
     async def over(self, response_id: str, within_s: float = 30.0, every_s: float = 0.05) -> Json:
-        """The response once it is over."""
+        """Wait until the response has ended and return it."""
         async with asyncio.timeout(within_s):
             while True:
                 response: Json = await self.get(f"/v1/responses/{response_id}")
@@ -160,36 +165,39 @@ class Client:
                     return response
                 await asyncio.sleep(every_s)
 
-    async def listens(self, told: Told, path: str, body: Json | None = None, *, until: int | None = None) -> Told:
-        """Read a stream into `told`, to its end or to the event with number `until`; a connection that breaks is an
-        end too."""
+    async def listens(self, received: Told, path: str, body: Json | None = None, *, until: int | None = None) -> Told:
+        """Read a stream into `received`, to its end or to the event with number `until`.
+
+        A lost connection counts as the end too.
+        """
         method = "GET" if body is None else "POST"
         async with self.session.request(method, self.url + path, json=body) as answer:
             assert answer.status == 200, await answer.text()
             async for line in answer.content:
                 if line == b"data: [DONE]\n":
-                    told.done = True
+                    received.done = True
                 elif line.startswith(b"data: "):
-                    told.raw.append(line)
-                    told.events.append(json.loads(line[6:]))
-                    if told.events[-1].get("sequence_number") == until:
+                    received.raw.append(line)
+                    received.events.append(json.loads(line[6:]))
+                    if received.events[-1].get("sequence_number") == until:
                         break
-        return told
+        return received
 
-    async def resumes(self, told: Told, response_id: str, *, until: int | None = None) -> Told:
-        """Go on behind what was told."""
-        after = f"&starting_after={len(told.events) - 1}" if told.events else ""
-        return await self.listens(told, f"/v1/responses/{response_id}?stream=true{after}", until=until)
+    async def resumes(self, received: Told, response_id: str, *, until: int | None = None) -> Told:
+        """Continue a stream after its last received event."""
+        after = f"&starting_after={len(received.events) - 1}" if received.events else ""
+        return await self.listens(received, f"/v1/responses/{response_id}?stream=true{after}", until=until)
 
 
 # -- relays
 
 
 class Relay:
-    """Passes bytes between clients and the server at `port`.
+    """Forwards bytes between clients and the server at `port`.
 
-    `up` and `down` see what comes from a client and from the server, each whole unit that `cut_up` and `cut_down` find,
-    and say whether it goes on; with None bytes pass unseen. A unit that does not go on ends its connection.
+    `up` and `down` see every unit from the client and from the server, and return whether to forward it. `cut_up` and
+    `cut_down` split the bytes into units. Without them, bytes are forwarded unseen. A unit that is not forwarded ends
+    its connection.
     """
 
     def __init__(
@@ -218,13 +226,13 @@ class Relay:
         return self._listener.port
 
     async def _joined(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        async with connected(self._target) as (there, beyond):
-            await self._passed((reader, beyond, 0), (there, writer, 1))
+        async with connected(self._target) as (upstream_reader, upstream_writer):
+            await self._passed((reader, upstream_writer, 0), (upstream_reader, writer, 1))
             writer.transport.abort()
 
-    async def _passed(self, *ways: tuple[asyncio.StreamReader, asyncio.StreamWriter, int]) -> None:
-        """Return when one of the two has said its last."""
-        pumps = [asyncio.create_task(self._pump(*way)) for way in ways]
+    async def _passed(self, *directions: tuple[asyncio.StreamReader, asyncio.StreamWriter, int]) -> None:
+        """Forward in both directions until one side ends."""
+        pumps = [asyncio.create_task(self._pump(*direction)) for direction in directions]
         try:
             await asyncio.wait(pumps, return_when=asyncio.FIRST_COMPLETED)
         finally:
@@ -232,8 +240,8 @@ class Relay:
                 pump.cancel()
             await asyncio.gather(*pumps, return_exceptions=True)
 
-    async def _pump(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, way: int) -> None:
-        cut, sees = self._cuts[way], self._sees[way]
+    async def _pump(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, direction: int) -> None:
+        cut, sees = self._cuts[direction], self._sees[direction]
         buffer = bytearray()
         with suppress(OSError):
             while data := await reader.read(65536):
@@ -249,33 +257,33 @@ class Relay:
 
 
 def one_command(buffer: bytearray) -> bytes | None:
-    """A command to Redis off the front: an array of strings."""
+    """Cut one Redis command, an array of strings, from the buffer."""
     end = buffer.find(b"\r\n")
     if end < 0:
         return None
     assert buffer[:1] == b"*", bytes(buffer[:80])
-    at = end + 2
+    position = end + 2
     for _ in range(int(buffer[1:end])):
-        end = buffer.find(b"\r\n", at)
+        end = buffer.find(b"\r\n", position)
         if end < 0:
             return None
-        at = end + 2 + int(buffer[at + 1 : end]) + 2
-    return _taken(buffer, at) if at <= len(buffer) else None
+        position = end + 2 + int(buffer[position + 1 : end]) + 2
+    return _cut_off(buffer, position) if position <= len(buffer) else None
 
 
 def one_chunk(buffer: bytearray) -> bytes | None:
-    """What a backend says up to the end of one event off the front, or all there is when none ends in it."""
+    """Cut one event of a backend from the buffer, or everything if it contains no whole event."""
     end = buffer.find(b"\n\n")
     if end < 0:
-        return _taken(buffer, len(buffer)) if buffer else None
-    return _taken(buffer, end + 2)
+        return _cut_off(buffer, len(buffer)) if buffer else None
+    return _cut_off(buffer, end + 2)
 
 
 def anything(buffer: bytearray) -> bytes | None:
-    return _taken(buffer, len(buffer)) if buffer else None
+    return _cut_off(buffer, len(buffer)) if buffer else None
 
 
-def _taken(buffer: bytearray, count: int) -> bytes:
+def _cut_off(buffer: bytearray, count: int) -> bytes:
     unit = bytes(buffer[:count])
     del buffer[:count]
     return unit

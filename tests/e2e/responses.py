@@ -1,4 +1,4 @@
-"""The Responses API of a whole gateway, as a strict client uses it: every stream is checked as it comes."""
+"""The Responses API of a whole gateway, used by a strict client that checks every stream."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ Json = dict[str, Any]
 
 THOUGHT = "<|channel|>analysis<|message|>Hm.<|end|><|start|>assistant"
 OK = "<|channel|>final<|message|>ok<|return|>"
+# Reasoning and an answer.
 ANSWER = THOUGHT + OK
-"""Thoughts and an answer."""
 
 TOOL: Json = {"type": "function", "name": "look", "parameters": {"type": "object", "properties": {}}}
 CALL = THOUGHT + '<|channel|>commentary to=functions.look <|constrain|>json<|message|>{"at":"sky"}<|call|>'
@@ -25,7 +25,7 @@ CALL = THOUGHT + '<|channel|>commentary to=functions.look <|constrain|>json<|mes
 
 @dataclass(frozen=True)
 class Streamed:
-    """A whole stream. `last` is the response its terminal event holds."""
+    """A whole stream. `last` is the response in its terminal event."""
 
     answer: Answer
     events: list[Json]
@@ -41,20 +41,20 @@ class Streamed:
 
 @dataclass
 class Line:
-    """A gateway with one backend behind it that says what it is told to."""
+    """A gateway with one scripted backend."""
 
     wire: Wire
     fake: Fake
     gateway: Gateway
     root: str = "/v1"
+    # Additional fields of every request.
     more: Json = field(default_factory=dict)
-    """Fields of every request."""
 
     def say(self, *outputs: str | Script, **fields: Any) -> None:
-        """What is generated next, in order, the last one for ever; markers are spelled."""
+        """Script the next outputs, in order; the last one is repeated. Markers are spelled as text."""
         scripts = [self.wire.script(each, **fields) if isinstance(each, str) else each for each in outputs]
         left = iter(scripts)
-        self.fake.script = lambda asked: next(left, scripts[-1])  # type: ignore[assignment]
+        self.fake.script = lambda _: next(left, scripts[-1])  # type: ignore[assignment]
         self.fake.requests.clear()
 
     async def post(self, path: str = "", *, headers: dict[str, str] | None = None, **fields: Any) -> Answer:
@@ -62,17 +62,17 @@ class Line:
         return await self.gateway.post(f"{self.root}/responses{path}", json.dumps(body).encode(), **headers or {})
 
     async def whole(self, **fields: Any) -> Json:
-        """The response, which comes as a whole."""
+        """Send a request without streaming and return the response."""
         answer = await self.post(**fields)
         assert answer.status == 200, answer.raw
         return dict(answer.body)
 
     async def streamed(self, **fields: Any) -> Streamed:
-        """The stream, which is one that a strict client takes."""
+        """Send a streaming request and return its validated stream."""
         return streamed(await self.post(stream=True, **fields))
 
     async def responds(self, *, stream: bool, **fields: Any) -> Json:
-        """The response, whichever way it comes."""
+        """Send a request, streaming or not, and return the response."""
         return (await self.streamed(**fields)).last if stream else await self.whole(**fields)
 
     async def get(self, path: str) -> Answer:
@@ -87,7 +87,7 @@ class Line:
         return str(answer.body["id"])
 
     async def kept(self, response: Json) -> Json:
-        """The response as it is kept, which is as it was told."""
+        """Return the stored response."""
         answer = await self.get(f"/responses/{response['id']}")
         assert answer.status == 200, answer.raw
         return dict(answer.body)
@@ -99,26 +99,26 @@ class Line:
 
     @property
     def prompts(self) -> list[str]:
-        """What the model was given, markers spelled."""
+        """Prompts that the model received, with markers spelled as text."""
         prompts = [request.json["prompt"] for request in asked(self.fake)]
         return [prompt if isinstance(prompt, str) else ENCODING.decode(prompt) for prompt in prompts]
 
     @property
     def said(self) -> str:
-        """What the last prompt says behind its system message."""
+        """The last prompt after its system message."""
         prompt = self.prompts[-1]
         assert prompt.endswith("<|start|>assistant")
         return prompt[prompt.index("<|end|>") + len("<|end|>") : -len("<|start|>assistant")]
 
     @property
     def tokens(self) -> list[list[int]]:
-        """The prompts' token ids, from a backend that takes ids."""
+        """Token ids of the prompts, for a backend that takes ids."""
         return [request.json["prompt"] for request in asked(self.fake)]
 
 
 @asynccontextmanager
 async def line(wire: Wire, **sections: Any) -> AsyncIterator[Line]:
-    """A running gateway in front of a scripted backend of the wire's kind."""
+    """Run a gateway with a scripted backend of the wire's kind."""
     async with wire.fake() as fake:
         config = {
             "model_list": [deployment("gpt-oss", wire, fake)],
@@ -126,22 +126,24 @@ async def line(wire: Wire, **sections: Any) -> AsyncIterator[Line]:
             **sections,
         }
         async with gateway(config) as running:
-            here = Line(wire, fake, running)
-            here.say(ANSWER)
-            yield here
+            harness = Line(wire, fake, running)
+            harness.say(ANSWER)
+            yield harness
 
 
 def streamed(answer: Answer) -> Streamed:
-    """The events of a stream. Each is one whole frame whose name is its type, they fold to the last response, and
-    `[DONE]` comes behind that."""
+    """Parse and check a stream.
+
+    Every frame is named after its type, the frames fold to the last response, and `[DONE]` follows.
+    """
     assert answer.status == 200, answer.raw
     assert answer.headers["content-type"].startswith("text/event-stream")
     *frames, rest = answer.raw.decode().split("\n\n")
     assert rest == ""
-    told = [frame for frame in frames if not frame.startswith(":")]
-    assert told.pop() == "data: [DONE]"
+    data_frames = [frame for frame in frames if not frame.startswith(":")]
+    assert data_frames.pop() == "data: [DONE]"
     events = []
-    for frame in told:
+    for frame in data_frames:
         name, data = frame.split("\n")
         events.append(json.loads(data.removeprefix("data: ")))
         assert name == f"event: {events[-1]['type']}"
@@ -150,7 +152,7 @@ def streamed(answer: Answer) -> Streamed:
 
 
 def refusal(answer: Answer, status: int, param: str | None = None, code: str | None = None) -> str:
-    """The message of an error in OpenAI's shape."""
+    """Check an error in OpenAI's format and return its message."""
     assert answer.status == status, answer.raw
     error = answer.body["error"]
     assert set(error) == {"message", "type", "param", "code"}
@@ -164,6 +166,6 @@ def kinds(items: Sequence[Json]) -> list[str]:
 
 
 def text_of(response: Json) -> str:
-    """What a response says aloud."""
+    """Return the text of a response."""
     messages = [item for item in response["output"] if item["type"] == "message"]
     return "".join(part["text"] for item in messages for part in item["content"])

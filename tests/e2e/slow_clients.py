@@ -1,4 +1,4 @@
-"""Clients on bare sockets that read as little as they like: a receive buffer of 4 KiB, and nothing behind it."""
+"""Clients on raw sockets that read slowly: a receive buffer of 4 KiB, and no other buffer."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from dataclasses import dataclass
 from typing import Any
 
 RECEIVE_BUFFER = 4096
+# Pause between two bytes of a client that drips.
 PAUSE_S = 0.1
-"""Between two bytes of a client that drips."""
 
 
 @dataclass
 class SlowClient:
-    """A connection with a request on it. `dripping` reads 10 bytes a second."""
+    """A connection with a sent request. `drips` reads 10 bytes per second."""
 
     sock: socket.socket
     _task: asyncio.Task[None] | None = None
@@ -42,7 +42,7 @@ class SlowClient:
         self.sock.close()
 
     async def cut_off(self, within_s: float) -> None:
-        """Wait, without reading, until the other side has closed the connection."""
+        """Wait, without reading, until the server has closed the connection."""
         async with asyncio.timeout(within_s):
             while _established(self.sock):
                 await asyncio.sleep(0.02)
@@ -69,7 +69,7 @@ def request(method: str, path: str, body: Any = None) -> bytes:
 
 
 def frame(body: Any) -> bytes:
-    """A text frame as clients send it; a mask of zeros changes nothing."""
+    """Return a text frame of a client; its mask of zeros changes nothing."""
     data = json.dumps(body).encode()
     size = bytes([0x80 | len(data)]) if len(data) < 126 else b"\xfe" + struct.pack("!H", len(data))
     return b"\x81" + size + bytes(4) + data
@@ -90,10 +90,10 @@ async def over_websocket(url: str, path: str, fields: Any) -> SlowClient:
         f"GET {path} HTTP/1.1\r\nhost: localhost\r\nconnection: Upgrade\r\nupgrade: websocket\r\n"
         f"sec-websocket-version: 13\r\nsec-websocket-key: {key}\r\n\r\n".encode(),
     )
-    heard = b""
-    while b"\r\n\r\n" not in heard:
-        heard += await loop.sock_recv(sock, 1024)
-    assert heard.startswith(b"HTTP/1.1 101 "), heard
+    received = b""
+    while b"\r\n\r\n" not in received:
+        received += await loop.sock_recv(sock, 1024)
+    assert received.startswith(b"HTTP/1.1 101 "), received
     await loop.sock_sendall(sock, frame({"type": "response.create", **fields}))
     return SlowClient(sock)
 
@@ -109,7 +109,7 @@ async def responses(url: str, **fields: Any) -> SlowClient:
 
 
 async def messages(url: str, **fields: Any) -> SlowClient:
-    # What floods a test is all thoughts, or all text: both are shown.
+    # The flood in a test is all reasoning or all text, so both must be visible.
     body = {"model": "gpt-oss", "max_tokens": 100_000, "messages": [{"role": "user", "content": "Hi"}], "stream": True}
     body |= {"thinking": {"type": "adaptive"}, **fields}
     return await over_http(url, request("POST", "/v1/messages", body))

@@ -1,4 +1,4 @@
-"""The surfaces of a gateway, as one test asks all of them and reads what they answer."""
+"""The API surfaces of a gateway: how a test sends requests to them and reads answers."""
 
 from __future__ import annotations
 
@@ -16,8 +16,11 @@ MESSAGES: dict[str, Any] = {"messages": [{"role": "user", "content": "Hi"}]}
 
 @dataclass(frozen=True)
 class Surface:
-    """How an API is asked and read. `text` and `finish` are of any answer with status 200, `error` is of an error body
-    or event. `finishes` is a normal end, `fails` the kind of the error in a body."""
+    """An API surface.
+
+    `text` and `finish` read any answer with status 200, `error` reads an error body or event. `finishes` is a normal
+    end, `fails` the error type in a body.
+    """
 
     path: str
     fields: dict[str, Any]
@@ -26,8 +29,8 @@ class Surface:
     error: Callable[[Any], object]
     finishes: str
     fails: str = "backend_timeout"
+    # Error type in the last event of a stream.
     breaks: str = "backend_timeout"
-    """The kind in the last event of a stream."""
 
 
 def chat_text(answer: Answer) -> str:
@@ -39,8 +42,8 @@ def chat_finish(answer: Answer) -> object:
 
 
 def _without_error(answer: Answer) -> Answer:
-    told = [event for event in answer.events if "choices" in event]
-    return Answer(answer.status, answer.headers, answer.raw, answer.body, told)
+    events_with_choices = [event for event in answer.events if "choices" in event]
+    return Answer(answer.status, answer.headers, answer.raw, answer.body, events_with_choices)
 
 
 def response_text(answer: Answer) -> str:
@@ -58,7 +61,7 @@ def response_error(body: Any) -> object:
     if body.get("type") == "response.failed":
         assert body["response"]["status"] == "failed"
         return body["response"]["error"]["code"]
-    # Answers that pass through end in OpenAI's own error event.
+    # Pass-through answers end with OpenAI's own error event.
     return body["code"] if body.get("type") == "error" else code_of(body)
 
 
@@ -80,14 +83,14 @@ def message_error(body: Any) -> object:
 
 
 def completion_text(answer: Answer) -> str:
-    told = answer.events or [answer.body]
-    # Without its markers, as models say it: what stands before the text is no part of it.
-    return "".join(each["choices"][0]["text"] for each in told if "choices" in each).partition("final")[2]
+    parts = answer.events or [answer.body]
+    # Without markers: the header before the text is not part of it.
+    return "".join(each["choices"][0]["text"] for each in parts if "choices" in each).partition("final")[2]
 
 
 def completion_finish(answer: Answer) -> object:
-    told = answer.events or [answer.body]
-    return next((each["choices"][0]["finish_reason"] for each in reversed(told) if "choices" in each), None)
+    parts = answer.events or [answer.body]
+    return next((each["choices"][0]["finish_reason"] for each in reversed(parts) if "choices" in each), None)
 
 
 def code_of(body: Any) -> object:
@@ -96,6 +99,7 @@ def code_of(body: Any) -> object:
 
 CHAT = Surface("/v1/chat/completions", MESSAGES, chat_text, chat_finish, code_of, "stop")
 RESPONSES = Surface("/v1/responses", {"input": "Hi"}, response_text, response_finish, response_error, "completed")
+# API surfaces by name. On all of them, a hanging backend is a timeout.
 SURFACES = {
     "chat": CHAT,
     "responses": replace(RESPONSES, breaks="server_error"),
@@ -120,4 +124,3 @@ SURFACES = {
     "pass-through": CHAT,
     "pass-through responses": RESPONSES,
 }
-"""By name. A backend that hangs is a timeout on all of them."""

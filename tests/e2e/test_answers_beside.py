@@ -1,5 +1,7 @@
-"""Forced tools, JSON answers and budgets beside everything else a request may ask for: several choices, stop strings,
-too little room, the background, WebSocket."""
+"""Forced tools, JSON answers and reasoning budgets, combined with other request options.
+
+The options are several choices, stop strings, small token limits, the background and WebSocket.
+"""
 
 from __future__ import annotations
 
@@ -15,28 +17,28 @@ from tests.e2e.obeying import ENCODING, KINDS, SURFACES, Desk, answers, desk, of
 from tests.e2e.test_forced_tools import CITY, PARIS, TOOLS, WEATHER
 from tests.e2e.test_responses_websocket import connected
 
-FORM = {"type": "json_schema", "json_schema": {"name": "city", "schema": CITY, "strict": True}}
-ASKED: dict[str, dict[str, Any]] = {
-    "a named tool": {"tools": TOOLS, "tool_choice": WEATHER},
-    "any tool": {"tools": TOOLS, "tool_choice": "required"},
-    "JSON": {"response_format": FORM},
+RESPONSE_FORMAT = {"type": "json_schema", "json_schema": {"name": "city", "schema": CITY, "strict": True}}
+REQUESTS: dict[str, dict[str, Any]] = {
+    "named tool": {"tools": TOOLS, "tool_choice": WEATHER},
+    "required tool": {"tools": TOOLS, "tool_choice": "required"},
+    "JSON": {"response_format": RESPONSE_FORMAT},
 }
-SAYS = answers("It rains.")
+ANSWER = answers("It rains.")
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 both_forms = pytest.mark.parametrize("stream", [False, True], ids=["whole", "streamed"])
-on_both = pytest.mark.parametrize("ask", SURFACES.values(), ids=SURFACES)
-whatever_is_asked = pytest.mark.parametrize("fields", ASKED.values(), ids=ASKED)
+on_every_surface = pytest.mark.parametrize("ask", SURFACES.values(), ids=SURFACES)
+every_request = pytest.mark.parametrize("fields", REQUESTS.values(), ids=REQUESTS)
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module", params=["vllm", "vllm, unguided", "ollama"])
-async def here(request: pytest.FixtureRequest) -> AsyncIterator[Desk]:
+async def harness(request: pytest.FixtureRequest) -> AsyncIterator[Desk]:
     async with desk(KINDS[request.param]) as running:
         yield running
 
 
-def had(outcome: Any) -> str:
-    """What was asked for: the arguments of the one call, or the answer."""
+def content_of(outcome: Any) -> str:
+    """Return the requested content: the arguments of the only call, or the answer."""
     assert outcome.unmet == ""
     if outcome.calls:
         [(name, arguments)] = outcome.calls
@@ -46,59 +48,63 @@ def had(outcome: Any) -> str:
 
 
 @both_forms
-@whatever_is_asked
-async def test_each_of_several_choices_is_as_it_was_asked_for(here: Desk, fields: Any, stream: bool) -> None:
-    here.think(SAYS, bodies=[PARIS], name="get_weather")
-    answer = await here.gateway.chat(stream=stream, n=3, **fields)
+@every_request
+async def test_every_choice_has_the_requested_form(harness: Desk, fields: Any, stream: bool) -> None:
+    harness.think(ANSWER, bodies=[PARIS], name="get_weather")
+    answer = await harness.gateway.chat(stream=stream, n=3, **fields)
     assert answer.status == 200
-    said = {0: "", 1: "", 2: ""}
+    contents = {0: "", 1: "", 2: ""}
     for body in answer.events if stream else [answer.body]:
         for choice in body["choices"]:
-            told = choice["delta" if stream else "message"]
-            said[choice["index"]] += told.get("content") or ""
-            said[choice["index"]] += "".join(call["function"]["arguments"] for call in told.get("tool_calls") or ())
-    assert said == dict.fromkeys(said, PARIS)
+            message = choice["delta" if stream else "message"]
+            contents[choice["index"]] += message.get("content") or ""
+            contents[choice["index"]] += "".join(
+                call["function"]["arguments"] for call in message.get("tool_calls") or ()
+            )
+    assert contents == dict.fromkeys(contents, PARIS)
 
 
 @both_forms
-@whatever_is_asked
-async def test_thoughts_stop_at_no_stop_string(here: Desk, fields: Any, stream: bool) -> None:
-    here.think(SAYS, bodies=[PARIS], name="get_weather")
-    outcome = await SURFACES["chat"](here, stream=stream, stop=["Hm"], **fields)
-    assert had(outcome) == PARIS
+@every_request
+async def test_reasoning_does_not_match_stop_strings(harness: Desk, fields: Any, stream: bool) -> None:
+    harness.think(ANSWER, bodies=[PARIS], name="get_weather")
+    outcome = await SURFACES["chat"](harness, stream=stream, stop=["Hm"], **fields)
+    assert content_of(outcome) == PARIS
 
 
 @pytest.mark.sampled(one_in=4)
 @both_forms
-@on_both
-@whatever_is_asked
-async def test_with_too_little_room_there_is_less_and_never_anything_else(
-    here: Desk, ask: Any, fields: Any, stream: bool
+@on_every_surface
+@every_request
+async def test_token_limit_truncates_a_forced_answer_without_a_substitute(
+    harness: Desk, ask: Any, fields: Any, stream: bool
 ) -> None:
-    whole = len(ENCODING.encode_marked(SAYS)) + 30
-    least = 16 if ask is SURFACES["responses"] else 1
+    whole = len(ENCODING.encode_marked(ANSWER)) + 30
+    min_tokens = 16 if ask is SURFACES["responses"] else 1
     limit = "max_output_tokens" if ask is SURFACES["responses"] else "max_tokens"
-    for most in range(least, whole, 3):
-        here.think(SAYS, bodies=[PARIS], name="get_weather")
-        outcome = await ask(here, stream=stream, **fields, **{limit: most})
+    for max_tokens in range(min_tokens, whole, 3):
+        harness.think(ANSWER, bodies=[PARIS], name="get_weather")
+        outcome = await ask(harness, stream=stream, **fields, **{limit: max_tokens})
         assert outcome.refusal == ""
         if outcome.finish in ("length", "incomplete"):
             assert outcome.calls == []
-            # What is cut is told as far as it came, whatever it would have become.
+            # A truncated answer is reported as far as it was generated.
             assert PARIS.startswith(outcome.text) or "It rains.".startswith(outcome.text)
-            assert here.kind.guided or fields is ASKED["JSON"] or outcome.text == ""
+            assert harness.kind.guided or fields is REQUESTS["JSON"] or outcome.text == ""
             assert outcome.unmet
         else:
-            assert had(outcome) == PARIS
+            assert content_of(outcome) == PARIS
 
 
 @pytest.mark.sampled(one_in=4)
 @pytest.mark.parametrize("budget", [0, 1, 10**6])
-@pytest.mark.parametrize("fields", [{}, {"tools": TOOLS}, *ASKED.values()], ids=["nothing", "tools", *ASKED])
-async def test_a_budget_for_thoughts_is_kept_beside_everything(here: Desk, fields: Any, budget: int) -> None:
-    model = here.think(SAYS, bodies=[PARIS], name="get_weather")
-    # Behind the end of a thought the model answers, where it may choose.
-    outcome = await SURFACES["chat"](here, stream=False, reasoning={"max_tokens": budget}, **fields)
+@pytest.mark.parametrize(
+    "fields", [{}, {"tools": TOOLS}, *REQUESTS.values()], ids=["no tools", "optional tools", *REQUESTS]
+)
+async def test_reasoning_budget_is_kept_with_every_answer_form(harness: Desk, fields: Any, budget: int) -> None:
+    model = harness.think(ANSWER, bodies=[PARIS], name="get_weather")
+    # After the end of its reasoning, the model answers where it has a choice.
+    outcome = await SURFACES["chat"](harness, stream=False, reasoning={"max_tokens": budget}, **fields)
     assert outcome.finish in ("stop", "tool_calls")
     assert outcome.unmet == ""
     thoughts = outcome.whole["choices"][0]["message"].get("reasoning") or ""
@@ -107,41 +113,43 @@ async def test_a_budget_for_thoughts_is_kept_beside_everything(here: Desk, field
 
 
 @both_forms
-@on_both
-async def test_what_breaks_off_under_a_grammar_is_not_passed_off_as_json(here: Desk, ask: Any, stream: bool) -> None:
-    if not here.kind.guided or here.kind.name != "vllm":
+@on_every_surface
+async def test_truncated_json_under_a_grammar_is_regenerated_or_marked_unmet(
+    harness: Desk, ask: Any, stream: bool
+) -> None:
+    if not harness.kind.guided or harness.kind.name != "vllm":
         return
-    # A grammar of JSON lets markers into strings.
-    model = here.think(SAYS, bodies=['{"city":"Pa<|end|>', PARIS])
-    outcome = await ask(here, stream=stream, response_format=FORM)
+    # A JSON grammar allows markers within strings.
+    model = harness.think(ANSWER, bodies=['{"city":"Pa<|end|>', PARIS])
+    outcome = await ask(harness, stream=stream, response_format=RESPONSE_FORMAT)
     if not stream:
-        assert had(outcome) == PARIS
+        assert content_of(outcome) == PARIS
         assert "regenerated-answer" in outcome.note["recoveries"]
         assert len(model.asked) == 3
     else:
-        # Of Messages the stop reason says that it is none.
+        # In Messages, the stop reason marks the refusal.
         assert outcome.text + outcome.refusal == '{"city":"Pa'
         assert outcome.unmet
 
 
-@whatever_is_asked
-async def test_the_background_answers_as_it_was_asked(here: Desk, fields: Any) -> None:
-    here.think(SAYS, bodies=[PARIS], name="get_weather")
+@every_request
+async def test_background_response_has_the_requested_form(harness: Desk, fields: Any) -> None:
+    harness.think(ANSWER, bodies=[PARIS], name="get_weather")
     body = {"model": "gpt-oss", "input": "Hi", "background": True, **of_responses(fields)}
-    answer = await here.gateway.post("/v1/responses", json.dumps(body).encode())
+    answer = await harness.gateway.post("/v1/responses", json.dumps(body).encode())
     assert answer.status == 200, answer.raw
     response = answer.body
     async with asyncio.timeout(20):
         while response["status"] in ("queued", "in_progress"):
             await asyncio.sleep(0.05)
-            response = (await here.gateway.get(f"/v1/responses/{response['id']}")).body
+            response = (await harness.gateway.get(f"/v1/responses/{response['id']}")).body
     check_response(response)
 
 
-@whatever_is_asked
-async def test_a_socket_answers_as_it_was_asked(here: Desk, fields: Any) -> None:
-    here.think(SAYS, bodies=[PARIS], name="get_weather")
-    async with connected(here.gateway) as client:
+@every_request
+async def test_websocket_response_has_the_requested_form(harness: Desk, fields: Any) -> None:
+    harness.think(ANSWER, bodies=[PARIS], name="get_weather")
+    async with connected(harness.gateway) as client:
         await client.send(**of_responses(fields))
         check_response(await client.answer())
 

@@ -1,8 +1,8 @@
-"""Every kind of hang on every surface: what the client gets, and within which time.
+"""Every kind of hang on every API surface: the client's answer, and its time.
 
-`EXPECTED` is the whole of it. No hang outlasts the total time, an idle deployment answers in place of one that hangs,
-and a deployment without another one is asked again. All cells of a surface run at the same time, each with a model of
-its own. With `-s` the measured times are printed.
+`EXPECTED` is the complete table. No hang outlasts the total time. An idle deployment takes over from one that hangs,
+and an only deployment is retried. All cells of a surface run concurrently, each with its own model. Option `-s` prints
+the measured times.
 """
 
 from __future__ import annotations
@@ -37,18 +37,18 @@ LIMITS: dict[str, Any] = {
 }
 SETTINGS: dict[str, Any] = {"router_settings": {"num_retries": 2}, "unisono": {"raw_completions": True}}
 
-# Outcomes, each with the seconds between which it comes:
+# Outcomes, each with its earliest and latest second:
 #   answer   status 200, the whole text, a normal end
-#   timeout  status 504, an error body in the surface's own shape
-#   broken   status 200, the beginning of the text, then an error event in the surface's own shape
+#   timeout  status 504, an error body in the format of the API
+#   broken   status 200, the beginning of the text, then an error event in the format of the API
 # Deployments:
-#   two      the first one hangs always, the second one is well
-#   once     there is one, which hangs once
-#   always   there is one, which hangs always
-# Lower bounds say that the limit of the attempt was waited for: 3 * 0.4 s where another deployment can take over from a
-# cold one, 2 s (the configured limit) where none can, 0.4 s and 3 * 0.4 s where limits are learned. A pause of at least
-# 0.375 s comes before the same deployment is asked again. Upper bounds leave time for a busy machine.
-# Pass-through: an answer that is not streamed may take all the time; one that a client reads cannot be continued.
+#   two      the first one always hangs, the second one is healthy
+#   once     only one, which hangs once
+#   always   only one, which always hangs
+# The lower bounds are the time limits of an attempt: 3 * 0.4 s if another deployment can take over from a cold one, 2 s
+# (the configured limit) if none can, and 0.4 s and 3 * 0.4 s with learned limits. A pause of at least 0.375 s comes
+# before a retry of the same deployment. The upper bounds leave time for a busy machine.
+# Pass-through: an answer without streaming may use the total time; a stream that the client has seen cannot continue.
 EXPECTED = """
 hang    surface       way     two              two, learned     once             once, learned    always           always, learned
 before  gpt-oss       stream  answer 1.1-5.0   answer 0.35-5.0  answer 2.3-5.8   answer 1.5-5.8   timeout 4.4-8.0  timeout 4.4-8.0
@@ -62,28 +62,28 @@ amid    pass-through  stream  broken 1.9-5.8   broken 1.9-5.8   broken 1.9-5.8  
 
 TEXT = "One, two, three, four, five, six."
 OPENING = "<|channel|>analysis<|message|>Hm.<|end|><|start|>assistant<|channel|>final<|message|>"
-# In the middle of the visible answer.
+# within the visible answer
 TOKENS_BEFORE_HANG = len(ENCODING.encode_marked(OPENING)) + 4
 CHUNKS_BEFORE_HANG = 5
 
-# How the first attempt hangs, and how those behind it do.
+# How the first attempt hangs, and how later ones hang.
 BEFORE: dict[str, tuple[Hang, Hang]] = {
     "silent": (hanging.silent, hanging.silent),
     "headers only": (hanging.headers_only, hanging.headers_only),
     "half an event": (hanging.half_an_event, hanging.half_an_event),
-    "drips its head": (hanging.drips_its_head, hanging.drips_its_head),
-    "drips comments": (hanging.drips_comments, hanging.drips_comments),
-    "drips empty events": (hanging.drips_empty_events, hanging.drips_empty_events),
-    "drips half an event": (hanging.drips_half_an_event, hanging.drips_half_an_event),
+    "dripped head": (hanging.drips_its_head, hanging.drips_its_head),
+    "dripped comments": (hanging.drips_comments, hanging.drips_comments),
+    "dripped empty events": (hanging.drips_empty_events, hanging.drips_empty_events),
+    "dripped half an event": (hanging.drips_half_an_event, hanging.drips_half_an_event),
 }
 AMID: dict[str, tuple[Callable[[int], Hang], Hang]] = {
-    "stalls in the text": (hanging.stalls_after, hanging.headers_only),
-    "drips in the text": (hanging.drips_comments_after, hanging.drips_comments),
+    "stall in the text": (hanging.stalls_after, hanging.headers_only),
+    "comments in the text": (hanging.drips_comments_after, hanging.drips_comments),
     "empty events in the text": (hanging.drips_empty_events_after, hanging.drips_empty_events),
 }
 
 
-AT_ONCE = (
+CONCURRENT_SURFACES = (
     ("chat",),
     ("responses",),
     ("messages",),
@@ -112,14 +112,14 @@ class Cell:
 
     @property
     def expected(self) -> tuple[str, float, float]:
-        """The outcome, and the seconds between which it comes."""
+        """The outcome, and the earliest and latest second of it."""
         when = "before" if self.hang in BEFORE else "amid"
-        whose = "pass-through" if self.passes else "gpt-oss"
-        named = when, whose, self.row[2]
-        [row] = [cells[3:] for cells in rows() if tuple(cells[:3]) == named]
+        kind = "pass-through" if self.passes else "gpt-oss"
+        key = when, kind, self.row[2]
+        [row] = [cells[3:] for cells in rows() if tuple(cells[:3]) == key]
         outcome, seconds = row[COLUMNS.index((self.deployments, self.learned))].split()
-        least, most = seconds.split("-")
-        return outcome, float(least), float(most)
+        earliest, latest = seconds.split("-")
+        return outcome, float(earliest), float(latest)
 
     @property
     def passes(self) -> bool:
@@ -132,14 +132,16 @@ def rows() -> Iterator[list[str]]:
 
 
 def cells_of(surface: str, *, hangs: Sequence[str] = (*BEFORE, *AMID)) -> list[Cell]:
-    made = (Cell(hang, surface, stream, *column) for hang, stream, column in product(hangs, (True, False), COLUMNS))
-    # What passes through and is not streamed is one piece.
-    return [cell for cell in made if cell.hang in BEFORE or cell.stream or not cell.passes]
+    all_cells = (
+        Cell(hang, surface, stream, *column) for hang, stream, column in product(hangs, (True, False), COLUMNS)
+    )
+    # A pass-through answer without streaming comes in one piece.
+    return [cell for cell in all_cells if cell.hang in BEFORE or cell.stream or not cell.passes]
 
 
 @dataclass
 class Table:
-    """All cells behind one gateway, each with a model and deployments of its own."""
+    """All cells on one gateway, each with its own model and deployments."""
 
     running: Gateway
     hangs: dict[Cell, Hanging]
@@ -150,7 +152,7 @@ class Table:
         return await self.running.post(surface.path, json.dumps(body).encode())
 
     async def learn(self, cell: Cell, at_once: asyncio.Semaphore) -> None:
-        """Have the deployment that is going to hang learn its limits."""
+        """Let the deployment that will hang learn its limits."""
         for _ in range(3 * cell.learned):
             async with at_once:
                 assert (await self.ask(cell, stream=True)).status == 200
@@ -163,8 +165,10 @@ class Table:
         return found
 
     async def until_examined(self) -> None:
-        """Wait until every deployment is known. On a busy machine some probes of so many take too long, and are made
-        again."""
+        """Wait until every deployment was probed.
+
+        On a busy machine, some of so many probes time out and are repeated.
+        """
         assert self.running.app is not None
         async with asyncio.timeout(30):
             while any(live.known is None for cell in self.hangs for live in self.deployments(cell)):
@@ -172,7 +176,7 @@ class Table:
                 await asyncio.sleep(0.1)
 
     async def measure(self, cell: Cell) -> tuple[str, float]:
-        """The outcome of the cell, and the seconds until it came."""
+        """Return the outcome of the cell and the seconds until it came."""
         self.hangs[cell].arm(always=cell.deployments != "once")
         began = time.monotonic()
         answer = await self.ask(cell, stream=cell.stream)
@@ -231,19 +235,19 @@ async def table(cells: Iterable[Cell]) -> AsyncIterator[Table]:
                     hang.govern(server)
                 entries.append(entry_of(cell, server, order))
         running = await stack.enter_async_context(gateway({"model_list": entries, **SETTINGS}))
-        here = Table(running, hangs)
-        await here.until_examined()
-        yield here
+        harness = Table(running, hangs)
+        await harness.until_examined()
+        yield harness
 
 
 async def check(cells: Sequence[Cell]) -> None:
-    async with table(cells) as here:
-        at_once = asyncio.Semaphore(4)
-        await asyncio.gather(*(here.learn(cell, at_once) for cell in cells))
-        found = dict(zip(cells, await asyncio.gather(*map(here.measure, cells)), strict=True))
-    for (hang, surface, way), row in groupby(found, lambda cell: cell.row):
+    async with table(cells) as harness:
+        semaphore = asyncio.Semaphore(4)
+        await asyncio.gather(*(harness.learn(cell, semaphore) for cell in cells))
+        found = dict(zip(cells, await asyncio.gather(*map(harness.measure, cells)), strict=True))
+    for (hang, surface, mode), row in groupby(found, lambda cell: cell.row):
         measured = (f"{found[cell][0]} {found[cell][1]:.1f}" for cell in row)
-        print(f"{hang:25}{surface:23}{way:7}", *(f"{each:12}" for each in measured))
+        print(f"{hang:25}{surface:23}{mode:7}", *(f"{each:12}" for each in measured))
     wrong = {
         cell.model: (outcome, round(took_s, 2), cell.expected)
         for cell, (outcome, took_s) in found.items()
@@ -253,28 +257,28 @@ async def check(cells: Sequence[Cell]) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("surfaces", AT_ONCE, ids=" and ".join)
-async def test_every_hang(surfaces: Sequence[str]) -> None:
+@pytest.mark.parametrize("surfaces", CONCURRENT_SURFACES, ids=" and ".join)
+async def test_every_hang_has_the_expected_outcome_and_time(surfaces: Sequence[str]) -> None:
     await check([cell for surface in surfaces for cell in cells_of(surface)])
 
 
 ONE_OF_EACH = {
-    "chat": "drips in the text",
-    "responses": "stalls in the text",
+    "chat": "comments in the text",
+    "responses": "stall in the text",
     "messages": "half an event",
-    "completions": "drips comments",
+    "completions": "dripped comments",
     "pass-through": "silent",
-    "pass-through responses": "drips empty events",
+    "pass-through responses": "dripped empty events",
 }
 
 
 @pytest.mark.slow
-async def test_one_hang_of_each_surface() -> None:
+async def test_one_hang_of_each_surface_has_the_expected_outcome() -> None:
     cells = (cell for surface in SURFACES for cell in cells_of(surface, hangs=[ONE_OF_EACH[surface]]))
     await check([cell for cell in cells if cell.stream])
 
 
-def test_the_table_has_one_row_for_every_cell() -> None:
+def test_table_has_exactly_one_row_for_every_cell() -> None:
     assert all(cell.expected for surface in SURFACES for cell in cells_of(surface))
     assert all(len(row) == 3 + len(COLUMNS) for row in rows())
-    assert [surface for surfaces in AT_ONCE for surface in surfaces] == list(SURFACES)
+    assert [surface for surfaces in CONCURRENT_SURFACES for surface in surfaces] == list(SURFACES)

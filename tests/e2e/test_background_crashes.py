@@ -1,5 +1,7 @@
-"""A gateway that dies in the middle of a background response: another one finishes it, from the last token that was
-kept, and whoever was told of the response gets all of it, exactly once."""
+"""A gateway crashes during a background response, and another one finishes it.
+
+It continues after the last stored token. A client that knows the response gets all of its events exactly once.
+"""
 
 from __future__ import annotations
 
@@ -25,6 +27,7 @@ from unisono.core.conversation import Tokens
 from unisono.core.state_store import Retention
 from unisono.store.redis import RedisStore, lease_scripts
 
+# Commands that belong to no response, or that read its log for a client.
 OTHERS = (
     b"GET",
     b"XRANGE",
@@ -36,7 +39,6 @@ OTHERS = (
     b"UNSUBSCRIBE",
     lease_scripts.LAPSED.sha.encode(),
 )
-"""Commands that have to do with no response, or read its log for a client."""
 QUESTION = "Count for me, please."
 ITEM_TYPES = ["message", "reasoning", "message"]
 
@@ -46,7 +48,7 @@ DATABASES = itertools.count()
 
 @dataclass
 class Scene:
-    """A process that is to die, another gateway on the same state, and the model behind both."""
+    """A gateway process that will crash, another gateway on the same store, and their model."""
 
     first: Replica
     a: Client
@@ -67,7 +69,7 @@ class Scene:
 
 @dataclass(frozen=True)
 class Point:
-    """When the process dies: at the `number`th command it sends to the store, or chunk it gets from the backend."""
+    """Time of the crash: the `number`th command to the store or chunk from the backend."""
 
     what: str
     number: int
@@ -80,38 +82,38 @@ class Point:
 @asynccontextmanager
 async def scene(folder: Path, server: Server, point: Point | None = None, **model: int | float) -> AsyncIterator[Scene]:
     database = next(DATABASES)
-    said = Model(**model)  # type: ignore[arg-type]
+    scripted_model = Model(**model)  # type: ignore[arg-type]
     async with AsyncExitStack() as stack:
-        fake = await stack.enter_async_context(FakeVllm(script=said.script))
-        here: list[Scene] = []
+        fake = await stack.enter_async_context(FakeVllm(script=scripted_model.script))
+        scenes: list[Scene] = []
         waiting = False
 
         def command(unit: bytes) -> bool:
             nonlocal waiting
-            if not here or not here[0].armed or any(b"\n%b\r" % other in unit[:80] for other in OTHERS):
+            if not scenes or not scenes[0].armed or any(b"\n%b\r" % name in unit[:80] for name in OTHERS):
                 return True
-            here[0].commands += 1
-            if point is not None and point.what == "command" and here[0].commands == point.number:
+            scenes[0].commands += 1
+            if point is not None and point.what == "command" and scenes[0].commands == point.number:
                 if not point.after:
-                    here[0].kill()
+                    scenes[0].kill()
                     return False
                 waiting = True
             return True
 
         def reply(unit: bytes) -> bool:
             if waiting:
-                here[0].kill()
+                scenes[0].kill()
             return not waiting
 
         def chunk(unit: bytes) -> bool:
-            if not here or not here[0].armed or b"data: {" not in unit:
+            if not scenes or not scenes[0].armed or b"data: {" not in unit:
                 return True
-            here[0].chunks += 1
-            if point is not None and point.what == "chunk" and here[0].chunks == point.number:
+            scenes[0].chunks += 1
+            if point is not None and point.what == "chunk" and scenes[0].chunks == point.number:
                 if not point.after:
-                    here[0].kill()
+                    scenes[0].kill()
                     return False
-                asyncio.get_running_loop().call_later(0.05, here[0].kill)
+                asyncio.get_running_loop().call_later(0.05, scenes[0].kill)
             return True
 
         to_store = await stack.enter_async_context(
@@ -125,14 +127,18 @@ async def scene(folder: Path, server: Server, point: Point | None = None, **mode
             unisono={"current_date": "2026-11-20"},
         )
         url = f"redis://127.0.0.1:{server.port}/{database}"
-        other = config_of(f"vllm@{fake.url}", store={"url": url, **settings}, unisono={"current_date": "2026-11-20"})
+        second_config = config_of(
+            f"vllm@{fake.url}", store={"url": url, **settings}, unisono={"current_date": "2026-11-20"}
+        )
         first = await stack.enter_async_context(replica(folder, config))
-        second = await stack.enter_async_context(gateway(other))
+        second = await stack.enter_async_context(gateway(second_config))
         session = await stack.enter_async_context(aiohttp.ClientSession())
         store = RedisStore(url, Retention(), deadline_s=5.0)
         stack.push_async_callback(store.aclose)
-        here.append(Scene(first, Client(first.url, session), Client(second.url, session), fake, said, store))
-        yield here[0]
+        scenes.append(
+            Scene(first, Client(first.url, session), Client(second.url, session), fake, scripted_model, store)
+        )
+        yield scenes[0]
 
 
 def anything(buffer: bytearray) -> bytes | None:
@@ -141,40 +147,46 @@ def anything(buffer: bytearray) -> bytes | None:
     return unit or None
 
 
-async def check_told(scene: Scene, told: Told, kept: Json) -> None:
-    """What was told is gapless, whole, and what is kept."""
-    folded = fold(told.events)
-    assert folded.response == kept
-    assert kept["status"] == "completed"
-    assert kept["output"][-1]["content"][0]["text"] == scene.model.text
+async def check_events(scene: Scene, received: Told, stored: Json) -> None:
+    """Check that the events are complete and fold to the stored response."""
+    folded = fold(received.events)
+    assert folded.response == stored
+    assert stored["status"] == "completed"
+    assert stored["output"][-1]["content"][0]["text"] == scene.model.text
 
 
-async def dies(scene: Scene) -> float:
-    """One background response whose process dies meanwhile; how long after that it was over, 0 when it did not die."""
+async def crash(scene: Scene) -> float:
+    """Run one background response and crash its process.
+
+    Returns the seconds from the crash to the end of the response, or 0 if the process did not crash.
+    """
     conversation = (await scene.b.post("/v1/conversations"))["id"]
     scene.armed = True
-    told = Told()
+    received = Told()
     body = {"model": "gpt-oss", "input": QUESTION, "background": True, "stream": True, "conversation": conversation}
     try:
-        await scene.a.listens(told, "/v1/responses", body)
+        await scene.a.listens(received, "/v1/responses", body)
     except aiohttp.ClientError:
         assert scene.killed_at, scene.first.log
     tokens: Tokens = ()
-    if told.id:
-        tokens = await scene.store.tokens(LOCAL_TENANT, told.id)
-        await scene.b.resumes(told, told.id)
-        kept = await scene.b.get(f"/v1/responses/{told.id}")
-        await check_told(scene, told, kept)
-        again = await scene.b.resumes(Told(), told.id)
-        assert again.raw == told.raw
+    if received.id:
+        tokens = await scene.store.tokens(LOCAL_TENANT, received.id)
+        await scene.b.resumes(received, received.id)
+        stored = await scene.b.get(f"/v1/responses/{received.id}")
+        await check_events(scene, received, stored)
+        repeated = await scene.b.resumes(Told(), received.id)
+        assert repeated.raw == received.raw
     took = asyncio.get_running_loop().time() - scene.killed_at if scene.killed_at else 0.0
-    await check_conversation(scene, conversation, promised=bool(told.id))
+    await check_conversation(scene, conversation, promised=bool(received.id))
     check_prompts(scene, tokens)
     return took
 
 
 async def check_conversation(scene: Scene, conversation: str, *, promised: bool) -> None:
-    """Its items are in it once, or, where nothing was promised, perhaps not at all; and it can be gone on with."""
+    """Check that the conversation has every item once and can be continued.
+
+    Without `promised`, the client never got the id of the response, and its items may be missing.
+    """
     async with asyncio.timeout(20):
         while True:
             status, answer = await scene.b.asks(
@@ -182,7 +194,7 @@ async def check_conversation(scene: Scene, conversation: str, *, promised: bool)
             )
             if status == 200:
                 break
-            # Held until the lease of whoever died ends.
+            # The conversation is locked until the lease of the crashed process expires.
             assert status == 409, answer
             await asyncio.sleep(0.1)
     items = (await scene.b.get(f"/v1/conversations/{conversation}/items?order=asc&limit=100"))["data"]
@@ -192,11 +204,11 @@ async def check_conversation(scene: Scene, conversation: str, *, promised: bool)
 
 
 def check_prompts(scene: Scene, tokens: Tokens) -> None:
-    """The next owner went on behind what was kept, and not from the beginning."""
+    """Check that the next owner continued after the stored tokens."""
     prompts = [prompt for prompt in prompts_about(scene.fake, QUESTION) if not prompts_about_again(prompt)]
     for prompt in prompts[1:]:
         assert prompt[: len(prompts[0])] == prompts[0]
-    # On a machine that is very busy it may have lost its lease before it died.
+    # On a very busy machine, the first owner may have lost its lease before the crash.
     if len(prompts) > 1 and "owned by another process" not in scene.first.log:
         assert prompts[1] == [*prompts[0], *tokens]
         assert list(tokens) == scene.model.answer[: len(tokens)]
@@ -210,64 +222,64 @@ SAMPLE = (
     *(Point("command", number, after) for number, after in ((6, True), (9, True), (14, False))),
     *(Point("chunk", number, after) for number, after in ((1, False), (9, True), (20, True))),
 )
-AT_ONCE = 4
+CONCURRENCY = 4
 
 
-async def at(point: Point, folder: Path, server: Server, places: asyncio.Semaphore) -> float:
-    async with places, scene(folder / str(point).replace(" ", "-"), server, point) as here:
+async def crash_at(point: Point, folder: Path, server: Server, semaphore: asyncio.Semaphore) -> float:
+    async with semaphore, scene(folder / str(point).replace(" ", "-"), server, point) as current:
         try:
-            return await dies(here)
+            return await crash(current)
         except BaseException as error:
-            error.add_note(f"the process died {point}; {here.first.log[-2000:]}")
+            error.add_note(f"the process crashed {point}; {current.first.log[-2000:]}")
             raise
 
 
 @pytest.mark.slow
-async def test_another_process_finishes_it(tmp_path: Path, redis_server: Server) -> None:
+async def test_another_process_finishes_the_response_after_a_crash(tmp_path: Path, redis_server: Server) -> None:
     took = await together(SAMPLE, tmp_path, redis_server)
-    assert all(took), "a process that did not die"
+    assert all(took), "a process did not crash"
 
 
 async def together(points: Sequence[Point], folder: Path, server: Server) -> list[float]:
-    places = asyncio.Semaphore(AT_ONCE)
+    semaphore = asyncio.Semaphore(CONCURRENCY)
     async with asyncio.TaskGroup() as group:
-        tasks = [group.create_task(at(point, folder, server, places)) for point in points]
+        tasks = [group.create_task(crash_at(point, folder, server, semaphore)) for point in points]
     return [task.result() for task in tasks]
 
 
-async def every(what: str, after: bool, folder: Path, server: Server) -> list[float]:
-    """Die at every point there is, until one is behind the end."""
+async def crash_at_every_point(what: str, after: bool, folder: Path, server: Server) -> list[float]:
+    """Crash at every point until one lies after the end of the response."""
     took: list[float] = []
-    for first in itertools.count(1, AT_ONCE):
-        points = [Point(what, number, after) for number in range(first, first + AT_ONCE)]
+    for first in itertools.count(1, CONCURRENCY):
+        points = [Point(what, number, after) for number in range(first, first + CONCURRENCY)]
         took += await together(points, folder, server)
         if not all(took):
             return took
-    raise AssertionError("there is no end")
+    raise AssertionError("the response has no end")
 
 
 @pytest.mark.slow
-async def test_the_only_process_goes_on_when_it_is_back(tmp_path: Path) -> None:
-    """On a file of its own: nobody takes over, but it starts again."""
+async def test_restarted_process_resumes_its_own_response(tmp_path: Path) -> None:
+    """The store is a local file, so the response waits until the process is restarted."""
     model = Model(delay_s=0.03)
     async with FakeVllm(script=model.script) as fake, aiohttp.ClientSession() as session:
         store = {"url": f"sqlite:///{str(tmp_path).removeprefix('/')}/state.db", "lease_s": LEASE_S}
         config = config_of(f"vllm@{fake.url}", store=store, unisono={"current_date": "2026-11-20"})
-        told = Told()
+        received = Told()
         async with replica(tmp_path, config) as first:
             client = Client(first.url, session)
-            talk = (await client.post("/v1/conversations"))["id"]
-            body: Json = {"model": "gpt-oss", "input": QUESTION, "background": True, "conversation": talk}
-            await client.listens(told, "/v1/responses", {**body, "stream": True}, until=25)
+            conversation = (await client.post("/v1/conversations"))["id"]
+            body: Json = {"model": "gpt-oss", "input": QUESTION, "background": True, "conversation": conversation}
+            await client.listens(received, "/v1/responses", {**body, "stream": True}, until=25)
             first.kill()
             await first.ended()
         async with replica(tmp_path, config) as second:
             client = Client(second.url, session)
-            await client.resumes(told, told.id)
-            kept = await client.get(f"/v1/responses/{told.id}")
-            assert fold(told.events).response == kept
-            assert kept["output"][-1]["content"][0]["text"] == model.text
-            items = (await client.get(f"/v1/conversations/{talk}/items?order=asc"))["data"]
+            await client.resumes(received, received.id)
+            stored = await client.get(f"/v1/responses/{received.id}")
+            assert fold(received.events).response == stored
+            assert stored["output"][-1]["content"][0]["text"] == model.text
+            items = (await client.get(f"/v1/conversations/{conversation}/items?order=asc"))["data"]
             assert [item["type"] for item in items] == ITEM_TYPES
             before, after = prompts_about(fake, QUESTION)
             assert after[: len(before)] == before
@@ -278,10 +290,10 @@ async def test_the_only_process_goes_on_when_it_is_back(tmp_path: Path) -> None:
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("after", [False, True], ids=["before", "after"])
 @pytest.mark.parametrize("what", ["command", "chunk"])
-async def test_another_process_finishes_it_wherever_the_first_died(
+async def test_another_process_finishes_the_response_after_a_crash_at_any_point(
     tmp_path: Path, redis_server: Server, what: str, after: bool
 ) -> None:
-    took = await every(what, after, tmp_path, redis_server)
-    died = [each for each in took if each]
-    assert len(died) > 15
-    assert max(died) < 30
+    took = await crash_at_every_point(what, after, tmp_path, redis_server)
+    crashed = [each for each in took if each]
+    assert len(crashed) > 15
+    assert max(crashed) < 30

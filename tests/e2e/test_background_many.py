@@ -1,4 +1,4 @@
-"""Many background responses at once on one process and one Redis: all come to their end, and nothing of them stays."""
+"""Many concurrent background responses on one process and one Redis leave no leaks."""
 
 from __future__ import annotations
 
@@ -16,39 +16,39 @@ from tests.e2e.replicas import Client, Json
 from tests.fakes import FakeVllm
 from unisono.store.redis.keys import RUNS
 
-MANY = 200
+RESPONSES = 200
 BODY: Json = {"model": "gpt-oss", "input": "Count.", "background": True}
 
 
-async def begin_and_end(client: Client, model: Model, count: int) -> None:
-    made = await asyncio.gather(*(client.post("/v1/responses", BODY) for _ in range(count)))
-    kept = await asyncio.gather(*(client.over(response["id"], within_s=60, every_s=1.0) for response in made))
-    assert {response["status"] for response in kept} == {"completed"}
-    assert {response["output"][-1]["content"][0]["text"] for response in kept} == {model.text}
+async def run_responses(client: Client, model: Model, count: int) -> None:
+    created = await asyncio.gather(*(client.post("/v1/responses", BODY) for _ in range(count)))
+    ended = await asyncio.gather(*(client.over(response["id"], within_s=60, every_s=1.0) for response in created))
+    assert {response["status"] for response in ended} == {"completed"}
+    assert {response["output"][-1]["content"][0]["text"] for response in ended} == {model.text}
 
 
 @pytest.mark.slow
-async def test_many_at_once_leave_nothing_behind(tmp_path: Path) -> None:
+async def test_many_background_responses_leave_no_objects_or_leases(tmp_path: Path) -> None:
     model = Model(words=12)
     server = Server(tmp_path, ("appendonly yes",)).start()
     try:
         async with FakeVllm(script=model.script) as fake:
             config = config_of(f"vllm@{fake.url}", store={"url": server.url, "deadline_s": 10.0})
-            async with gateway(config) as here, aiohttp.ClientSession() as session:
-                client = Client(here.url, session)
-                await begin_and_end(client, model, MANY)
-                before = await at_rest(fake)
-                await begin_and_end(client, model, MANY)
-                after = await at_rest(fake)
-                assert after - before < MANY
+            async with gateway(config) as running, aiohttp.ClientSession() as session:
+                client = Client(running.url, session)
+                await run_responses(client, model, RESPONSES)
+                before = await idle_object_count(fake)
+                await run_responses(client, model, RESPONSES)
+                after = await idle_object_count(fake)
+                assert after - before < RESPONSES
             with server.client() as redis:
                 assert redis.zcard(RUNS) == 0
     finally:
         server.end()
 
 
-async def at_rest(fake: FakeVllm) -> int:
-    """How many objects there are when nothing of a response goes on any more."""
+async def idle_object_count(fake: FakeVllm) -> int:
+    """Wait until no background task runs and return the number of live objects."""
     fake.requests.clear()
     async with asyncio.timeout(10):
         while any("background response" in task.get_name() for task in asyncio.all_tasks()):

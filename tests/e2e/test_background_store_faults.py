@@ -1,5 +1,7 @@
-"""A store that stalls, dies, fills up or takes no writes while responses run in the background: nothing that was
-acknowledged is lost, nothing is there twice, and what runs comes to its end once the store is back."""
+"""Store faults during background responses: stalls, restarts, read-only mode, no memory.
+
+Nothing acknowledged is lost, nothing is duplicated, and running responses end after the store has recovered.
+"""
 
 from __future__ import annotations
 
@@ -36,13 +38,15 @@ class Pair:
 async def pair(
     folder: Path, *, passes: Callable[[bytes], bool] | None = None, **model: int | float | bool
 ) -> AsyncIterator[Pair]:
-    """Two gateways on a Redis that writes down what it acknowledges. `passes` says what goes between it and the first,
-    by default everything."""
+    """Run two gateways on a Redis that syncs every write to disk.
+
+    `passes` decides which units are forwarded between it and the first gateway, by default all of them.
+    """
     server = Server(folder, ("appendonly yes", "appendfsync always")).start()
-    said = Model(**model)  # type: ignore[arg-type]
+    scripted_model = Model(**model)  # type: ignore[arg-type]
     async with AsyncExitStack() as stack:
         stack.callback(server.end)
-        fake = await stack.enter_async_context(FakeVllm(script=said.script))
+        fake = await stack.enter_async_context(FakeVllm(script=scripted_model.script))
         urls = [server.url, server.url]
         if passes is not None:
             relay = Relay(server.port, cut_up=one_command, up=passes, cut_down=anything, down=passes)
@@ -54,7 +58,7 @@ async def pair(
             gateways.append(await stack.enter_async_context(gateway(config)))
         first, second = gateways
         session = await stack.enter_async_context(aiohttp.ClientSession())
-        yield Pair(server, Client(first.url, session), Client(second.url, session), fake, said)
+        yield Pair(server, Client(first.url, session), Client(second.url, session), fake, scripted_model)
 
 
 async def stalled(server: Server) -> None:
@@ -84,7 +88,7 @@ async def full(server: Server) -> None:
 
 
 async def got(client: Client, path: str) -> Json:
-    """What is there, from a store that may have to be found again."""
+    """Get a resource, retrying while the store is unavailable."""
     async with asyncio.timeout(10):
         while True:
             status, answer = await client.asks("GET", path)
@@ -95,138 +99,141 @@ async def got(client: Client, path: str) -> Json:
 
 
 Fault = Callable[[Server], Awaitable[None]]
-FAULTS: dict[str, Fault] = {"stalled": stalled, "restarted": restarted, "read-only": read_only, "full": full}
+FAULTS: dict[str, Fault] = {"stalled": stalled, "restarted": restarted, "read-only": read_only, "out of memory": full}
 
 
-async def hears(client: Client, told: Told, response_id: str) -> None:
-    """Read a response's events to the last, however often that takes."""
+async def read_all_events(client: Client, received: Told, response_id: str) -> None:
+    """Read the events of a response to the last one, reconnecting as needed."""
     async with asyncio.timeout(30):
-        while not told.done:
+        while not received.done:
             try:
-                await client.resumes(told, response_id)
+                await client.resumes(received, response_id)
             except (aiohttp.ClientError, AssertionError):
                 await asyncio.sleep(0.1)
-            while told.events and "error" in told.events[-1]:
-                told.raw.pop()
-                told.events.pop()
+            while received.events and "error" in received.events[-1]:
+                received.raw.pop()
+                received.events.pop()
 
 
 @pytest.mark.sampled(one_in=2)
 @pytest.mark.parametrize("fault", FAULTS.values(), ids=FAULTS)
 @pytest.mark.parametrize("at", [0.3, pytest.param(1.2, marks=pytest.mark.slow)], ids=["early", "late"])
-async def test_what_runs_comes_to_its_end(tmp_path: Path, fault: Fault, at: float) -> None:
-    async with pair(tmp_path, delay_s=0.03) as here:
-        talk = (await here.a.post("/v1/conversations"))["id"]
-        body: Json = {"model": "gpt-oss", "input": "Bear it.", "background": True, "conversation": talk}
-        made = await here.a.post("/v1/responses", body)
-        told = Told()
-        listening = asyncio.create_task(hears(here.b, told, made["id"]))
+async def test_running_response_completes_after_a_store_fault(tmp_path: Path, fault: Fault, at: float) -> None:
+    async with pair(tmp_path, delay_s=0.03) as harness:
+        conversation = (await harness.a.post("/v1/conversations"))["id"]
+        body: Json = {"model": "gpt-oss", "input": "Bear it.", "background": True, "conversation": conversation}
+        created = await harness.a.post("/v1/responses", body)
+        received = Told()
+        listening = asyncio.create_task(read_all_events(harness.b, received, created["id"]))
         await asyncio.sleep(at)
-        await fault(here.server)
+        await fault(harness.server)
         await listening
-        kept = await got(here.b, f"/v1/responses/{made['id']}")
-        assert fold(told.events).response == kept
-        assert kept["status"] == "completed"
-        assert kept["output"][-1]["content"][0]["text"] == here.model.text
-        items = (await got(here.b, f"/v1/conversations/{talk}/items?order=asc"))["data"]
+        response = await got(harness.b, f"/v1/responses/{created['id']}")
+        assert fold(received.events).response == response
+        assert response["status"] == "completed"
+        assert response["output"][-1]["content"][0]["text"] == harness.model.text
+        items = (await got(harness.b, f"/v1/conversations/{conversation}/items?order=asc"))["data"]
         assert [item["type"] for item in items] == ["message", "reasoning", "message"]
-        first, *more = prompts_about(here.fake, "Bear it.")
+        first, *more = prompts_about(harness.fake, "Bear it.")
         for prompt in more:
             assert prompt[: len(first)] == first
             assert len(prompt) >= len(first)
 
 
 @pytest.mark.slow
-async def test_a_response_whose_creation_failed_is_made_once_by_its_key(tmp_path: Path) -> None:
-    """A store that wakes up does what it was asked long ago: whoever was refused then, and asks again, gets one."""
-    async with pair(tmp_path) as here:
+async def test_idempotency_key_creates_one_response_despite_a_stalled_store(tmp_path: Path) -> None:
+    """A stalled store executes old commands later.
+
+    A retry with the same key must not duplicate them.
+    """
+    async with pair(tmp_path) as harness:
         body: Json = {"model": "gpt-oss", "input": "Only once.", "background": True}
-        await here.a.post("/v1/responses", {**body, "input": "Warm."})
-        stall = asyncio.create_task(stalled(here.server))
+        await harness.a.post("/v1/responses", {**body, "input": "Warm."})
+        stall = asyncio.create_task(stalled(harness.server))
         await asyncio.sleep(0.01)
         async with asyncio.timeout(20):
             while True:
-                status, answer = await here.a.asks("POST", "/v1/responses", body, idempotency_key="once")
+                status, answer = await harness.a.asks("POST", "/v1/responses", body, idempotency_key="once")
                 if status == 200:
                     break
                 assert status in (409, 503), answer
                 await asyncio.sleep(0.05)
         await stall
-        kept = await here.b.over(answer["id"])
-        assert kept["status"] == "completed"
-        assert len(prompts_about(here.fake, "Only once.")) == 1
+        response = await harness.b.over(answer["id"])
+        assert response["status"] == "completed"
+        assert len(prompts_about(harness.fake, "Only once.")) == 1
 
 
 @pytest.mark.slow
-async def test_a_lease_that_was_granted_without_a_word_is_no_obstacle(tmp_path: Path) -> None:
-    async with pair(tmp_path) as here:
+async def test_lease_granted_by_a_stalled_store_does_not_block_creation(tmp_path: Path) -> None:
+    async with pair(tmp_path) as harness:
         body: Json = {"model": "gpt-oss", "input": "Again.", "background": True}
-        await here.a.over((await here.a.post("/v1/responses", body))["id"])
-        here.server.signal(signal.SIGSTOP)
-        asking = asyncio.create_task(here.a.asks("POST", "/v1/responses", body))
-        # Longer than an operation may take: the first try is given up by then, and still lies before the server.
+        await harness.a.over((await harness.a.post("/v1/responses", body))["id"])
+        harness.server.signal(signal.SIGSTOP)
+        asking = asyncio.create_task(harness.a.asks("POST", "/v1/responses", body))
+        # Longer than the limit of an operation: the first try has failed, but is still queued at the server.
         await asyncio.sleep(0.4)
-        here.server.signal(signal.SIGCONT)
+        harness.server.signal(signal.SIGCONT)
         status, answer = await asking
         assert status == 200, answer
-        assert (await here.b.over(answer["id"]))["status"] == "completed"
+        assert (await harness.b.over(answer["id"]))["status"] == "completed"
 
 
 @pytest.mark.slow
-async def test_a_silent_response_outlives_a_store_that_is_away_for_long(tmp_path: Path) -> None:
-    async with pair(tmp_path, waits=True) as here:
+async def test_silent_response_survives_a_long_store_stall(tmp_path: Path) -> None:
+    async with pair(tmp_path, waits=True) as harness:
         body: Json = {"model": "gpt-oss", "input": "Wait.", "background": True}
-        made = await here.a.post("/v1/responses", body)
+        created = await harness.a.post("/v1/responses", body)
         async with asyncio.timeout(5):
-            while not prompts_about(here.fake, "Wait."):
+            while not prompts_about(harness.fake, "Wait."):
                 await asyncio.sleep(0.01)
-        here.server.signal(signal.SIGSTOP)
+        harness.server.signal(signal.SIGSTOP)
         await asyncio.sleep(3 * LEASE_S)
-        here.server.signal(signal.SIGCONT)
+        harness.server.signal(signal.SIGCONT)
         await asyncio.sleep(LEASE_S)
-        here.model.waits = False
-        here.fake.break_connections()
-        kept = await here.b.over(made["id"])
-        assert kept["status"] == "completed"
+        harness.model.waits = False
+        harness.fake.break_connections()
+        response = await harness.b.over(created["id"])
+        assert response["status"] == "completed"
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("done", [False, True], ids=["while the other is at it", "when the other is done"])
-async def test_whoever_comes_back_to_the_store_after_its_lease_writes_nothing_more(tmp_path: Path, done: bool) -> None:
-    away = False
-    async with pair(tmp_path, passes=lambda _: not away, delay_s=0.1) as here:
-        talk = (await here.a.post("/v1/conversations"))["id"]
-        body: Json = {"model": "gpt-oss", "input": "Part.", "background": True, "conversation": talk}
-        made = await here.a.post("/v1/responses", body)
-        await generating(here.fake, "Part.", 1)
+@pytest.mark.parametrize("done", [False, True], ids=["before the new owner is done", "after the new owner is done"])
+async def test_reconnected_owner_writes_nothing_after_its_lease_expired(tmp_path: Path, done: bool) -> None:
+    disconnected = False
+    async with pair(tmp_path, passes=lambda _: not disconnected, delay_s=0.1) as harness:
+        conversation = (await harness.a.post("/v1/conversations"))["id"]
+        body: Json = {"model": "gpt-oss", "input": "Part.", "background": True, "conversation": conversation}
+        created = await harness.a.post("/v1/responses", body)
+        await generating(harness.fake, "Part.", 1)
         await asyncio.sleep(0.3)
-        away = True
-        # The first one writes on, into nothing, until another has the response.
-        await generating(here.fake, "Part.", 2)
-        kept = await here.b.over(made["id"]) if done else None
-        away = False
-        kept = kept or await here.b.over(made["id"])
-        assert kept["status"] == "completed"
-        assert kept["output"][-1]["content"][0]["text"] == here.model.text
-        told = Told()
-        await hears(here.a, told, made["id"])
-        assert fold(told.events).response == kept
+        disconnected = True
+        # The first gateway keeps writing, without effect, until the other one owns the response.
+        await generating(harness.fake, "Part.", 2)
+        response = await harness.b.over(created["id"]) if done else None
+        disconnected = False
+        response = response or await harness.b.over(created["id"])
+        assert response["status"] == "completed"
+        assert response["output"][-1]["content"][0]["text"] == harness.model.text
+        received = Told()
+        await read_all_events(harness.a, received, created["id"])
+        assert fold(received.events).response == response
         await asyncio.sleep(2 * LEASE_S)
-        assert (await here.b.resumes(Told(), made["id"])).raw == told.raw
-        assert await got(here.a, f"/v1/responses/{made['id']}") == kept
-        items = (await got(here.a, f"/v1/conversations/{talk}/items?order=asc"))["data"]
+        assert (await harness.b.resumes(Told(), created["id"])).raw == received.raw
+        assert await got(harness.a, f"/v1/responses/{created['id']}") == response
+        items = (await got(harness.a, f"/v1/conversations/{conversation}/items?order=asc"))["data"]
         assert [item["type"] for item in items] == ["message", "reasoning", "message"]
-        first, second = prompts_about(here.fake, "Part.")
+        first, second = prompts_about(harness.fake, "Part.")
         assert second[: len(first)] == first
-        # The conversation is free, for either.
-        here.model.delay_s = 0
-        for client in (here.a, here.b):
+        # Both gateways can use the conversation.
+        harness.model.delay_s = 0
+        for client in (harness.a, harness.b):
             again = await client.post("/v1/responses", {**body, "input": "Go on."})
             assert (await client.over(again["id"]))["status"] == "completed"
 
 
 async def generating(fake: FakeVllm, question: str, times: int) -> None:
-    """Return when a model was asked so many times."""
+    """Wait until the model got this many prompts with the question."""
     async with asyncio.timeout(10):
         while len(prompts_about(fake, question)) < times:
             await asyncio.sleep(0.01)

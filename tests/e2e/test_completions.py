@@ -1,4 +1,7 @@
-"""Raw completions through the whole gateway: over ids and text wires, streamed and whole, whoever fails on the way."""
+"""Raw completions through the whole gateway.
+
+They use ids and text wires, with and without streaming, and failing backends.
+"""
 
 from __future__ import annotations
 
@@ -21,15 +24,15 @@ from unisono.harmony.encoding import load_encoding
 ENCODING = load_encoding()
 PROMPT = "<|start|>user<|message|>Hi<|end|><|start|>assistant"
 IDS = ENCODING.encode_as_server(PROMPT)
-SAID = "<|channel|>analysis<|message|>Hm.<|end|><|start|>assistant<|channel|>final<|message|>Naïve 日本."
-SCRIPT = SAID + "<|return|>"
-BARE = "analysisHm.assistantfinalNaïve 日本."
-PATIENT = {"allowed_fails": 100_000, "cooldown_time": 0.01}
-ON = {"raw_completions": True}
+OUTPUT = "<|channel|>analysis<|message|>Hm.<|end|><|start|>assistant<|channel|>final<|message|>Naïve 日本."
+SCRIPT = OUTPUT + "<|return|>"
+OUTPUT_WITHOUT_MARKERS = "analysisHm.assistantfinalNaïve 日本."
+NO_COOLDOWN = {"allowed_fails": 100_000, "cooldown_time": 0.01}
+RAW_COMPLETIONS = {"raw_completions": True}
 
 
 def config(*deployments: str, **unisono: Any) -> dict[str, Any]:
-    served = config_of(*deployments, router_settings=PATIENT, unisono={**ON, **unisono})
+    served = config_of(*deployments, router_settings=NO_COOLDOWN, unisono={**RAW_COMPLETIONS, **unisono})
     for entry in served["model_list"]:
         entry["litellm_params"]["stream_timeout"] = 0.5
     return served
@@ -53,24 +56,24 @@ def text_of(answer: Answer, index: int = 0) -> str:
 
 @pytest.mark.parametrize("stream", [False, True], ids=["whole", "stream"])
 @pytest.mark.parametrize("wire", WIRES.values(), ids=WIRES)
-async def test_a_prompt_goes_out_as_it_is_and_what_is_said_comes_back(wire: Wire, stream: bool) -> None:
+async def test_prompt_and_output_pass_unchanged(wire: Wire, stream: bool) -> None:
     async with wire.fake() as fake:
         fake.script = lambda _: wire.script(SCRIPT)  # type: ignore[assignment]
         async with gateway(config(f"{wire.name}@{fake.url}")) as running:
-            await said_as_it_is(running, wire, fake, stream=stream)
+            await expect_verbatim(running, wire, fake, stream=stream)
 
 
-async def said_as_it_is(running: Gateway, wire: Wire, fake: Fake, *, stream: bool) -> None:
+async def expect_verbatim(running: Gateway, wire: Wire, fake: Fake, *, stream: bool) -> None:
     for path in ("/v1/completions", "/completions"):
         for prompt in (PROMPT, IDS):
             answer = await complete(running, path=path, prompt=prompt, stream=stream)
-            assert (answer.status, text_of(answer)) == (200, SAID)
+            assert (answer.status, text_of(answer)) == (200, OUTPUT)
             assert asked(fake)[-1].json["prompt"] == (IDS if wire.name == "vllm" else PROMPT)
     hidden = await complete(running, stream=stream, skip_special_tokens=None)
-    assert text_of(hidden) == BARE
+    assert text_of(hidden) == OUTPUT_WITHOUT_MARKERS
 
 
-async def test_an_answer_has_the_shape_of_openais() -> None:
+async def test_response_has_the_openai_format() -> None:
     async with stage("vllm") as (_, running):
         answer = await complete(running)
         body = answer.body
@@ -79,16 +82,16 @@ async def test_an_answer_has_the_shape_of_openais() -> None:
         [choice] = body["choices"]
         assert choice == {
             "index": 0,
-            "text": SAID,
+            "text": OUTPUT,
             "logprobs": None,
             "finish_reason": "stop",
             "stop_reason": 200002,
         }
-        made = len(ENCODING.encode_as_server(SCRIPT))
+        output_tokens = len(ENCODING.encode_as_server(SCRIPT))
         assert body["usage"] == {
             "prompt_tokens": len(IDS),
-            "completion_tokens": made,
-            "total_tokens": len(IDS) + made,
+            "completion_tokens": output_tokens,
+            "total_tokens": len(IDS) + output_tokens,
             "prompt_tokens_details": {"cached_tokens": 0},
         }
         assert body["unisono"] == {"recoveries": [], "failovers": 0, "backend": "vllm-1"}
@@ -97,7 +100,7 @@ async def test_an_answer_has_the_shape_of_openais() -> None:
         assert (short["choices"][0]["finish_reason"], short["usage"]["completion_tokens"]) == ("length", 16)
 
 
-async def test_a_stream_ends_in_its_reason_its_usage_and_done() -> None:
+async def test_stream_ends_with_finish_reason_usage_and_done() -> None:
     async with stage("vllm") as (_, running):
         answer = await complete(running, stream=True, stream_options={"include_usage": True})
         assert answer.done
@@ -112,29 +115,29 @@ async def test_a_stream_ends_in_its_reason_its_usage_and_done() -> None:
 
 
 @pytest.mark.parametrize("stream", [False, True], ids=["whole", "stream"])
-async def test_every_prompt_has_its_choices_and_shares_one_count_of_it(stream: bool) -> None:
+async def test_each_prompt_has_n_choices_and_counts_once_in_usage(stream: bool) -> None:
     async with stage("vllm") as (_, running):
-        asking = {"prompt": [IDS, IDS], "n": 2, "echo": True, "stream": stream}
-        answer = await complete(running, **asking, stream_options={"include_usage": True} if stream else None)
-        assert [text_of(answer, index) for index in range(4)] == [PROMPT + SAID] * 4
+        fields = {"prompt": [IDS, IDS], "n": 2, "echo": True, "stream": stream}
+        answer = await complete(running, **fields, stream_options={"include_usage": True} if stream else None)
+        assert [text_of(answer, index) for index in range(4)] == [PROMPT + OUTPUT] * 4
         usage = answer.events[-1]["usage"] if stream else answer.body["usage"]
         assert usage["prompt_tokens"] == 2 * len(IDS)
         assert usage["completion_tokens"] == 4 * len(ENCODING.encode_as_server(SCRIPT))
 
 
-async def test_tokens_are_told_with_their_text() -> None:
+async def test_return_token_ids_reports_the_tokens_of_prompt_and_text() -> None:
     async with stage("vllm") as (_, running):
         for prompt in (PROMPT, IDS):
             [choice] = (await complete(running, prompt=prompt, return_token_ids=True)).body["choices"]
             assert (choice["prompt_token_ids"], choice["token_ids"]) == (IDS, ENCODING.encode_as_server(SCRIPT))
             answer = await complete(running, prompt=prompt, return_token_ids=True, stream=True)
-            told = [choice for event in answer.events for choice in event["choices"]]
-            assert [choice.get("prompt_token_ids") for choice in told] == [IDS, *[None] * (len(told) - 1)]
-            assert [token for choice in told for token in choice["token_ids"]] == ENCODING.encode_as_server(SCRIPT)
+            choices = [choice for event in answer.events for choice in event["choices"]]
+            assert [choice.get("prompt_token_ids") for choice in choices] == [IDS, *[None] * (len(choices) - 1)]
+            assert [token for choice in choices for token in choice["token_ids"]] == ENCODING.encode_as_server(SCRIPT)
 
 
 @pytest.mark.parametrize("kinds", [("vllm", "llamacpp"), ("sglang", "ollama"), ("mlx_server", "vllm")], ids="-".join)
-async def test_an_answer_that_breaks_off_anywhere_goes_on_elsewhere(kinds: tuple[str, str]) -> None:
+async def test_interrupted_completion_continues_on_another_backend(kinds: tuple[str, str]) -> None:
     async with stage(*kinds) as (play, running):
         for fault in (reset_at, close_at, half_event_at):
             for position in (0, 1, 3):
@@ -142,26 +145,26 @@ async def test_an_answer_that_breaks_off_anywhere_goes_on_elsewhere(kinds: tuple
                     play.asked.clear()
                     play.failures = [fault(position)]
                     answer = await complete(running, stream=stream)
-                    assert (answer.status, text_of(answer)) == (200, SAID)
+                    assert (answer.status, text_of(answer)) == (200, OUTPUT)
                     about = answer.events[-1]["unisono"] if stream else answer.body["unisono"]
                     assert about["failovers"] == 1
                     assert set(play.asked) == set(kinds)
 
 
-async def test_with_nowhere_to_go_a_stream_ends_in_the_error_behind_what_there_is() -> None:
+async def test_interrupted_stream_ends_with_an_error_without_another_backend() -> None:
     def unretrying(*deployments: str) -> dict[str, Any]:
-        return config(*deployments) | {"router_settings": {**PATIENT, "num_retries": 0}}
+        return config(*deployments) | {"router_settings": {**NO_COOLDOWN, "num_retries": 0}}
 
     async with staged(SCRIPT, ["vllm"], unretrying) as (play, running):
         play.failures = [reset_at(6)] * 9
         answer = await complete(running, stream=True)
         assert not answer.done
         assert answer.events[-1]["error"]["type"] == "server_error"
-        assert SAID.startswith(said := text_of(answer))
-        assert said
+        assert OUTPUT.startswith(text := text_of(answer))
+        assert text
 
 
-async def test_a_client_that_leaves_ends_it_at_once() -> None:
+async def test_client_disconnect_aborts_the_completion() -> None:
     async with FakeVllm(tokens=ENCODING.encode_as_server(SCRIPT), faults=(stall_at(3),)) as fake:
         served = config(f"vllm@{fake.url}")
         served["model_list"][0]["litellm_params"]["stream_timeout"] = 60
@@ -173,7 +176,7 @@ async def test_a_client_that_leaves_ends_it_at_once() -> None:
             await fake.gone()
 
 
-async def test_it_is_off_unless_the_setting_says_otherwise() -> None:
+async def test_raw_completions_are_disabled_by_default() -> None:
     async with FakeVllm() as fake, gateway(config_of(f"vllm@{fake.url}")) as running:
         answer = await complete(running)
         assert (answer.status, answer.body["error"]["code"]) == (403, "permission_denied")
@@ -181,43 +184,41 @@ async def test_it_is_off_unless_the_setting_says_otherwise() -> None:
         assert not [request for request in asked(fake) if request.json.get("prompt") == IDS]
 
 
-async def test_it_counts_for_its_key_as_any_answer_does(tmp_path: Path) -> None:
+async def test_completion_counts_toward_the_limits_and_usage_of_its_key(tmp_path: Path) -> None:
     async with AsyncExitStack() as stack:
         fake = await stack.enter_async_context(FakeVllm(tokens=ENCODING.encode_as_server(SCRIPT)))
         running, ring = await stack.enter_async_context(keyed(config(f"vllm@{fake.url}"), tmp_path))
         _, key = await ring.issue(raw=True, limits=KeyLimits(rpm=1, token_budget=100_000))
         _, unlimited = await ring.issue(raw=True)
-        _, other = await ring.issue()
-        assert (await complete(running, headers=bearing(other))).status == 403
+        _, unprivileged = await ring.issue()
+        assert (await complete(running, headers=bearing(unprivileged))).status == 403
         answer = await complete(running, headers=bearing(key))
         assert answer.headers["x-ratelimit-remaining-requests"] == "0"
         assert (await complete(running, headers=bearing(key))).status == 429
         await complete(running, headers=bearing(unlimited))
         used = (await running.get("/v1/usage", **bearing(unlimited))).body["total"]
-        made = len(ENCODING.encode_as_server(SCRIPT))
-        assert (used["input_tokens"], used["output_tokens"]) == (len(IDS), made)
+        output_tokens = len(ENCODING.encode_as_server(SCRIPT))
+        assert (used["input_tokens"], used["output_tokens"]) == (len(IDS), output_tokens)
 
 
-async def test_a_hook_sees_the_prompt_and_may_put_another_in_its_place(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_hook_can_replace_or_refuse_a_raw_prompt(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     install(tmp_path, monkeypatch)
     replacing = {"replacing": {"word": "Ann", "other": "Bea"}}
     blocking = {"blocklist": {"patterns": {"card": "[0-9]{4}"}}}
-    asking = "<|start|>user<|message|>I am {}.<|end|><|start|>assistant"
+    template = "<|start|>user<|message|>I am {}.<|end|><|start|>assistant"
     async with AsyncExitStack() as stack:
         fake = await stack.enter_async_context(FakeVllm(tokens=ENCODING.encode_as_server(SCRIPT)))
         hooks = [replacing, blocking]
         running = await stack.enter_async_context(gateway(config(f"vllm@{fake.url}", hooks=hooks)))
-        for name, seen in (("Ann", "Bea"), ("Cleo", "Cleo")):
-            for prompt in (asking.format(name), ENCODING.encode_as_server(asking.format(name))):
+        for name, expected in (("Ann", "Bea"), ("Cleo", "Cleo")):
+            for prompt in (template.format(name), ENCODING.encode_as_server(template.format(name))):
                 assert (await complete(running, prompt=prompt)).status == 200
-                assert asked(fake)[-1].json["prompt"] == ENCODING.encode_as_server(asking.format(seen))
-        refused = await complete(running, prompt=asking.format("1234"))
+                assert asked(fake)[-1].json["prompt"] == ENCODING.encode_as_server(template.format(expected))
+        refused = await complete(running, prompt=template.format("1234"))
         assert (refused.status, refused.body["error"]["param"]) == (400, "prompt")
 
 
-async def test_it_is_counted_under_a_surface_of_its_own() -> None:
+async def test_completions_have_their_own_surface_label_in_metrics() -> None:
     async with stage("vllm") as (_, running):
         await complete(running)
         async with running.session.get(running.url + "/metrics") as response:

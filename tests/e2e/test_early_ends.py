@@ -1,4 +1,4 @@
-"""An answer that no backend can continue, over real sockets: it ends with the text so far, never with an error."""
+"""Answers that no backend can continue end with the text so far, never with an error."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from tests.e2e.surfaces import SURFACES
 from tests.fakes import reset_at
 from unisono.engine.failover import ENDS_EARLY, MAX_REGENERATIONS
 
-# A server that takes text would read its name as the token itself.
+# A text backend would parse this marker name as the token itself.
 TEXT = "The token <|endofprompt|> ends a prompt, and this goes on for a while."
 SCRIPT = f"<|channel|>analysis<|message|>Hm.<|end|><|start|>assistant<|channel|>final<|message|>{TEXT}<|return|>"
 PIECES_BEFORE_RESET = 40
 BEGINNING = "The token <|endofprompt|> ends"
 TEXT_KINDS = ("ollama", "mlx_server")
-# How each surface says that an answer ends before the model ended it.
+# Finish reason of each API for an answer that ends before the model ended it.
 EARLY = {"chat": "length", "responses": "incomplete", "messages": "model_context_window_exceeded"}
 
 
@@ -29,8 +29,8 @@ def config(*deployments: str) -> dict[str, Any]:
 
 
 async def ask(running: Gateway, surface: str, *, stream: bool) -> Answer:
-    asked = SURFACES[surface]
-    return await running.post(asked.path, json.dumps({"model": "gpt-oss", "stream": stream, **asked.fields}).encode())
+    api = SURFACES[surface]
+    return await running.post(api.path, json.dumps({"model": "gpt-oss", "stream": stream, **api.fields}).encode())
 
 
 def fail(play: Play, times: int) -> None:
@@ -39,26 +39,26 @@ def fail(play: Play, times: int) -> None:
 
 
 def check_early_end(surface: str, answer: Answer) -> None:
-    read = SURFACES[surface]
+    api = SURFACES[surface]
     assert answer.status == 200, answer.raw
-    text = read.text(answer)
+    text = api.text(answer)
     assert text.startswith(BEGINNING)
     assert TEXT.startswith(text)
-    assert read.finish(answer) == EARLY[surface]
+    assert api.finish(answer) == EARLY[surface]
     assert notes_of(answer) == [ENDS_EARLY]
 
 
 def notes_of(answer: Answer) -> list[str]:
     for each in (*reversed(answer.events), answer.body):
-        about = each and (each.get("unisono") or each.get("response", {}).get("unisono"))
-        if about:
-            return list(about.get("notes", ()))
-    raise AssertionError(f"nothing is said about the answer: {answer.raw!r}")
+        info = each and (each.get("unisono") or each.get("response", {}).get("unisono"))
+        if info:
+            return list(info.get("notes", ()))
+    raise AssertionError(f"no `unisono` object in the answer: {answer.raw!r}")
 
 
 @pytest.mark.parametrize("surface", EARLY)
 @pytest.mark.parametrize("kind", TEXT_KINDS)
-async def test_a_stream_ends_with_the_text_so_far(kind: str, surface: str) -> None:
+async def test_interrupted_stream_ends_with_the_text_so_far(kind: str, surface: str) -> None:
     async with staged(SCRIPT, [kind], config) as (play, running):
         fail(play, 1)
         answer = await ask(running, surface, stream=True)
@@ -69,8 +69,8 @@ async def test_a_stream_ends_with_the_text_so_far(kind: str, surface: str) -> No
 
 
 @pytest.mark.slow
-async def test_an_answer_of_which_nothing_was_shown_is_generated_again() -> None:
-    # All at once: most of the time is spent in pauses.
+async def test_interrupted_answer_without_streaming_is_regenerated() -> None:
+    # All concurrently: most of the time is spent in pauses.
     await asyncio.gather(*(check_whole(kind, surface) for kind in TEXT_KINDS for surface in EARLY))
 
 
@@ -81,13 +81,13 @@ async def check_whole(kind: str, surface: str) -> None:
         answer = await ask(running, surface, stream=False)
         assert (answer.status, read.text(answer), read.finish(answer)) == (200, TEXT, read.finishes)
         assert (notes_of(answer), len(play.asked)) == ([], 2)
-        # Where that never succeeds, it ends as the stream does.
+        # If every regeneration fails, the answer ends like the stream.
         fail(play, 9)
         check_early_end(surface, await ask(running, surface, stream=False))
         assert len(play.asked) == 1 + MAX_REGENERATIONS
 
 
-async def test_a_response_is_kept_as_it_ended() -> None:
+async def test_response_that_ends_early_is_stored_as_incomplete() -> None:
     async with staged(SCRIPT, ["ollama"], config) as (play, running):
         for fields in ({"stream": True}, {"background": True}):
             fail(play, 9)
@@ -96,8 +96,8 @@ async def test_a_response_is_kept_as_it_ended() -> None:
             assert answer.status == 200, answer.raw
             response = answer.events[-1]["response"] if answer.events else answer.body
             async with asyncio.timeout(10):
-                while (kept := await running.get(f"/v1/responses/{response['id']}")).body["status"] == "in_progress":
+                while (stored := await running.get(f"/v1/responses/{response['id']}")).body["status"] == "in_progress":
                     await asyncio.sleep(0.02)
-            check_early_end("responses", kept)
-            assert kept.body["incomplete_details"] == {"reason": "max_output_tokens"}
-            assert not answer.events or kept.body == response
+            check_early_end("responses", stored)
+            assert stored.body["incomplete_details"] == {"reason": "max_output_tokens"}
+            assert not answer.events or stored.body == response

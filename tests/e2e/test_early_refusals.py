@@ -1,4 +1,4 @@
-"""A response that is sent before the request was read reaches the client, whichever client it is."""
+"""Responses that are sent before the request body was read must reach every kind of client."""
 
 from __future__ import annotations
 
@@ -28,15 +28,18 @@ MAX_CONNECTIONS = 24
 CHUNK = 64 * 1024
 MB = 1024 * 1024
 CHAT = "/v1/chat/completions"
-TIMES = 40
+REPETITIONS = 40
+# An idle machine needs 20 ms.
 FREED_WITHIN_S = 2.0
-"""An idle machine needs 20 ms."""
 ANSWER = load_encoding().encode_marked("<|channel|>final<|message|>Hello there.<|return|>")
 
 
 @dataclass(frozen=True)
 class Case:
-    """One reason to refuse. `key` is the name of a key of the site; `headers` come in addition."""
+    """A reason to refuse a request.
+
+    `key` is the name of a key of the site. `headers` are sent in addition.
+    """
 
     status: int
     size: int = 8 * MB
@@ -84,16 +87,16 @@ async def site(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Site]:
         async with gateway(config) as running, ring(address) as keys:
             _, good = await keys.issue()
             _, limited = await keys.issue(limits=KeyLimits(token_budget=1))
-            here = Site(running.url, {"good": good, "limited": limited, "wrong": "sk-wrong"}, fake)
+            harness = Site(running.url, {"good": good, "limited": limited, "wrong": "sk-wrong"}, fake)
             await running.post(CHAT, BODY, authorization=f"Bearer {limited}")
-            yield here
+            yield harness
 
 
 BODY = json.dumps({"model": "gpt-oss", "messages": [{"role": "user", "content": "Hi"}]}).encode()
 
 
 def body_of(case: Case) -> bytes:
-    """A valid request of `case.size` bytes: blanks at its end change nothing."""
+    """Return a valid request of `case.size` bytes; trailing blanks change nothing."""
     return BODY + b" " * (case.size - len(BODY))
 
 
@@ -105,8 +108,8 @@ async def pieces(body: bytes) -> AsyncIterator[bytes]:
 Ask = Callable[[Site, Case, bool], Awaitable[tuple[int, Any]]]
 
 
-async def raw(site: Site, case: Case, chunked: bool) -> tuple[int, Any]:
-    """A client that writes the whole request before it reads, as most libraries do."""
+async def with_raw_socket(site: Site, case: Case, chunked: bool) -> tuple[int, Any]:
+    """Send the whole request before reading, as most libraries do."""
     reader, writer = await asyncio.open_connection(*site.address)
     try:
         lines = [f"{name}: {value}" for name, value in site.headers(case)]
@@ -143,19 +146,19 @@ async def with_aiohttp(site: Site, case: Case, chunked: bool) -> tuple[int, Any]
         return answer.status, await answer.json()
 
 
-CLIENTS: Mapping[str, Ask] = {"raw": raw, "httpx": with_httpx, "aiohttp": with_aiohttp}
-# The libraries send one Host header only.
+CLIENTS: Mapping[str, Ask] = {"raw": with_raw_socket, "httpx": with_httpx, "aiohttp": with_aiohttp}
+# The libraries send only one Host header.
 TABLE = [(client, case) for case in CASES for client in CLIENTS if client == "raw" or case != "400 two hosts"]
 
 
 @asynccontextmanager
 async def crowd(site: Site, case: Case) -> AsyncIterator[None]:
-    """As many idle connections as the gateway has, where the case needs them."""
+    """Open as many idle connections as the gateway allows, if the case needs them."""
     async with AsyncExitStack() as stack:
         for _ in range(MAX_CONNECTIONS if case.crowded else 0):
             _, writer = await asyncio.open_connection(*site.address)
             stack.callback(writer.close)
-            # An answered request: the connection is open and counted.
+            # After an answered request, the connection is open and counted.
             writer.write(b"GET /health/liveness HTTP/1.1\r\nhost: x\r\n\r\n")
         yield
 
@@ -174,36 +177,36 @@ async def refused(site: Site, case: Case, ask: Ask, chunked: bool, times: int) -
 
 
 @pytest.mark.parametrize(("client", "case"), TABLE)
-async def test_a_response_before_the_body_was_read_reaches_the_client(site: Site, client: str, case: str) -> None:
+async def test_early_response_reaches_the_client(site: Site, client: str, case: str) -> None:
     await refused(site, CASES[case], CLIENTS[client], client == "raw", 1)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("chunked", [False, True], ids=["length", "chunked"])
 @pytest.mark.parametrize(("client", "case"), TABLE)
-async def test_no_response_before_the_body_was_read_is_lost(site: Site, client: str, case: str, chunked: bool) -> None:
-    await refused(site, CASES[case], CLIENTS[client], chunked, TIMES)
+async def test_early_response_is_never_lost_in_many_requests(site: Site, client: str, case: str, chunked: bool) -> None:
+    await refused(site, CASES[case], CLIENTS[client], chunked, REPETITIONS)
 
 
 HEALTH = {
     "liveness": "/health/liveness",
     "readiness": "/health/readiness",
-    "a query": "/health/liveness?probe=1",
-    "an encoded letter": "/health/live%6eess",
-    "an address": "http://localhost/health/liveness",
-    "an encoded address": "http://localhost/health%2Fliveness?probe=1",
+    "query": "/health/liveness?probe=1",
+    "encoded letter": "/health/live%6eess",
+    "absolute URL": "http://localhost/health/liveness",
+    "encoded absolute URL": "http://localhost/health%2Fliveness?probe=1",
 }
 OTHERS = {
-    "another path": "/v1/models",
+    "other path": "/v1/models",
     "health in the query": "/v1/models?/health/liveness",
     "health in a fragment": "/v1/models#/health/liveness",
-    "up from health": "/health/liveness/../../v1/models",
-    "health below": "/v1/health/liveness",
+    "parent of health": "/health/liveness/../../v1/models",
+    "health as a subpath": "/v1/health/liveness",
 }
 
 
 async def status_of(site: Site, target: str) -> tuple[int, bool]:
-    """The status of a GET, and whether the connection is closed behind it."""
+    """Send a GET; return its status and whether the connection is closed."""
     reader, writer = await asyncio.open_connection(*site.address)
     try:
         writer.write(f"GET {target} HTTP/1.1\r\nhost: localhost\r\n\r\n".encode())
@@ -214,13 +217,13 @@ async def status_of(site: Site, target: str) -> tuple[int, bool]:
 
 
 @pytest.mark.parametrize("target", HEALTH.values(), ids=HEALTH)
-async def test_health_is_answered_at_the_limit_of_connections(site: Site, target: str) -> None:
+async def test_health_is_answered_at_the_connection_limit(site: Site, target: str) -> None:
     async with crowd(site, CASES["503"]):
         assert await status_of(site, target) == (200, True)
 
 
 @pytest.mark.parametrize("target", OTHERS.values(), ids=OTHERS)
-async def test_nothing_but_health_is_answered_at_the_limit_of_connections(site: Site, target: str) -> None:
+async def test_other_paths_get_503_at_the_connection_limit(site: Site, target: str) -> None:
     async with crowd(site, CASES["503"]):
         assert await status_of(site, target) == (503, True)
 
@@ -235,7 +238,7 @@ HALF_CLOSED: Mapping[str, tuple[str, dict[str, Any]]] = {
 }
 
 
-def asked(site: Site, surface: str, *, stream: bool) -> bytes:
+def request_of(site: Site, surface: str, *, stream: bool) -> bytes:
     path, fields = HALF_CLOSED[surface]
     body = json.dumps({"model": "gpt-oss", "stream": stream, **fields}).encode()
     head = f"POST {path} HTTP/1.1\r\nhost: localhost\r\nauthorization: Bearer {site.keys['good']}\r\n"
@@ -249,34 +252,35 @@ def slow_script(site: Site) -> None:
 
 @pytest.mark.parametrize("stream", [False, True], ids=["whole", "stream"])
 @pytest.mark.parametrize("surface", HALF_CLOSED)
-async def test_a_half_closed_client_gets_its_answer(site: Site, surface: str, stream: bool) -> None:
+async def test_half_closed_client_gets_its_answer(site: Site, surface: str, stream: bool) -> None:
     slow_script(site)
     reader, writer = await asyncio.open_connection(*site.address)
-    writer.write(asked(site, surface, stream=stream))
+    writer.write(request_of(site, surface, stream=stream))
     writer.write_eof()
     async with asyncio.timeout(20):
-        heard = await reader.read()
+        received = await reader.read()
     writer.close()
-    interim, _, answer = heard.partition(b"\r\n\r\n")
+    interim, _, answer = received.partition(b"\r\n\r\n")
     assert interim == b"HTTP/1.1 100 Continue"
     assert answer.startswith(b"HTTP/1.1 200 OK")
     assert b"Hello" in answer
     assert answer.endswith(b"0\r\n\r\n" if stream else b"}")
 
 
-LEAVING = {"whole": (False, 0), "stream": (True, 0), "stream that has started": (True, 5)}
+DISCONNECTS = {"whole": (False, 0), "stream": (True, 0), "started stream": (True, 5)}
 
 
-@pytest.mark.parametrize(("stream", "stall"), LEAVING.values(), ids=LEAVING)
+@pytest.mark.parametrize(("stream", "stall"), DISCONNECTS.values(), ids=DISCONNECTS)
 @pytest.mark.parametrize("surface", HALF_CLOSED)
-async def test_a_client_that_closes_its_connection_still_frees_the_backend(
-    site: Site, surface: str, stream: bool, stall: int
-) -> None:
-    assert await freed_after_s(site, asked(site, surface, stream=stream), stall) < FREED_WITHIN_S
+async def test_client_disconnect_frees_the_backend(site: Site, surface: str, stream: bool, stall: int) -> None:
+    assert await freed_after_s(site, request_of(site, surface, stream=stream), stall) < FREED_WITHIN_S
 
 
 async def freed_after_s(site: Site, request: bytes, stall: int) -> float:
-    """Seconds from the client's departure to that of the gateway; the backend stalls at token `stall`."""
+    """Disconnect a client; return the seconds until the gateway disconnects from the backend.
+
+    The backend stalls at token `stall`.
+    """
     site.fake.requests.clear()
     site.fake.script = lambda _: VllmScript(tokens=ANSWER, faults=(stall_at(stall),))
     reader, writer = await asyncio.open_connection(*site.address)
@@ -285,14 +289,14 @@ async def freed_after_s(site: Site, request: bytes, stall: int) -> float:
         await reader.readuntil(b"\n\n")
     await site.fake.asked(within=20)
     writer.close()
-    left = asyncio.get_running_loop().time()
-    return await site.fake.gone(within=20) - left
+    disconnected = asyncio.get_running_loop().time()
+    return await site.fake.gone(within=20) - disconnected
 
 
-# Requests that end in the headers
+# Requests without a body
 
 
-async def test_a_client_that_floods_headers_gets_its_431(site: Site) -> None:
+async def test_header_flood_gets_a_431_response(site: Site) -> None:
     flood = b"".join(b"x-header-%09d: 1234567890\r\n" % number for number in range(2 * MB // 32))
     reader, writer = await asyncio.open_connection(*site.address)
     writer.write(b"GET / HTTP/1.1\r\nhost: x\r\n")
@@ -305,15 +309,15 @@ async def test_a_client_that_floods_headers_gets_its_431(site: Site) -> None:
     writer.close()
 
 
-async def test_a_refusal_in_place_of_100_continue_ends_the_connection(site: Site) -> None:
-    for wrong in ("413", "401", "404"):
-        case = CASES[wrong]
+async def test_refusal_instead_of_100_continue_closes_the_connection(site: Site) -> None:
+    for status in ("413", "401", "404"):
+        case = CASES[status]
         reader, writer = await asyncio.open_connection(*site.address)
         lines = [f"{name}: {value}" for name, value in site.headers(case)]
         head = [f"POST {case.path} HTTP/1.1", "host: x", "expect: 100-continue", f"content-length: {case.size}"]
         writer.write("\r\n".join([*head, *lines, "", ""]).encode())
         async with asyncio.timeout(20):
-            heard = await reader.read()
-        assert heard.startswith(b"HTTP/1.1 %d " % case.status)
-        assert b"connection: close" in heard
+            received = await reader.read()
+        assert received.startswith(b"HTTP/1.1 %d " % case.status)
+        assert b"connection: close" in received
         writer.close()

@@ -1,5 +1,7 @@
-"""A backend or a proxy in front of it that repeats the gateway's credentials in its errors, spelled in any way: neither
-clients nor logs get them."""
+"""Credentials that a backend or its proxy echoes in errors, in any encoding.
+
+Neither clients nor logs may receive them.
+"""
 
 from __future__ import annotations
 
@@ -22,27 +24,27 @@ from unisono.observe.redaction import secrets_of
 SECRET = "p/läntéd+k\"e'y&Z9=="
 ASCII_SECRET = "Planted+K/ey&Z9=="
 SPELLINGS: Mapping[str, Callable[[str], str]] = {
-    "plain": str,
+    "verbatim": str,
     "in a URL": lambda key: quote(key, safe=""),
     "in a path": quote,
     "in a form": quote_plus,
-    "in lower case": lambda key: re.sub("%..", lambda escape: escape[0].lower(), quote(key, safe="")),
+    "in a lower-case URL": lambda key: re.sub("%..", lambda escape: escape[0].lower(), quote(key, safe="")),
     "in JSON": lambda key: json.dumps(key)[1:-1],
     "in HTML": html.escape,
     "in base64": lambda key: base64.b64encode(key.encode()).decode(),
-    "behind a short user": lambda key: base64.b64encode(f"u:{key}".encode()).decode(),
-    "behind a user": lambda key: base64.b64encode(f"you:{key}".encode()).decode(),
-    "behind a long user": lambda key: base64.urlsafe_b64encode(f"somebody:{key}\n".encode()).decode(),
+    "after a short user": lambda key: base64.b64encode(f"u:{key}".encode()).decode(),
+    "after a user": lambda key: base64.b64encode(f"you:{key}".encode()).decode(),
+    "after a long user": lambda key: base64.urlsafe_b64encode(f"somebody:{key}\n".encode()).decode(),
 }
 
 
 @pytest.mark.sampled(one_in=3)
 @pytest.mark.parametrize("spell", SPELLINGS.values(), ids=SPELLINGS)
 @pytest.mark.parametrize("place", ["api_key", "password", "query"])
-async def test_credentials_in_an_error_of_a_backend_reach_nobody(place: str, spell: Callable[[str], str]) -> None:
+async def test_echoed_credentials_reach_neither_client_nor_log(place: str, spell: Callable[[str], str]) -> None:
     key = ASCII_SECRET if place == "api_key" else SECRET
-    said = {"error": {"message": f"cannot use {spell(key)} here", "code": 400}}
-    async with FakeVllm(script=lambda _: Refusal(400, json.dumps(said).encode())) as fake:
+    error_body = {"error": {"message": f"cannot use {spell(key)} here", "code": 400}}
+    async with FakeVllm(script=lambda _: Refusal(400, json.dumps(error_body).encode())) as fake:
         config = config_of(f"vllm@{fake.url}")
         params = config["model_list"][0]["litellm_params"]
         if place == "api_key":
@@ -59,14 +61,14 @@ async def test_credentials_in_an_error_of_a_backend_reach_nobody(place: str, spe
         finally:
             undo()
     assert answer.status == 400, answer.raw
-    shown = answer.raw.decode() + answer.body["error"]["message"]
-    assert "cannot use" in shown
-    for text in (shown, stream.getvalue(), *map(str, logged(stream))):
+    visible = answer.raw.decode() + answer.body["error"]["message"]
+    assert "cannot use" in visible
+    for text in (visible, stream.getvalue(), *map(str, logged(stream))):
         assert not [part for part in parts(spell(key)) if part in text]
 
 
 def parts(spelled: str) -> set[str]:
-    """Pieces from the middle of a spelling: of its ends, letters may belong to what stands around the key."""
+    """Return pieces from the middle of an encoding; its ends may mix with the surrounding text."""
     middle = spelled[len(spelled) // 2 - 4 :]
     return {middle[at : at + 6] for at in range(len(middle) - 9)}
 

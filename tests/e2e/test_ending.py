@@ -1,4 +1,4 @@
-"""The end of a gateway as its clients see it: what runs is finished, and what cannot be is told why."""
+"""Shutdown of a gateway as its clients see it: requests finish or fail with a clear error."""
 
 from __future__ import annotations
 
@@ -31,24 +31,24 @@ READY = "/health/readiness"
 
 @dataclass
 class Stage:
-    one: Replica
+    process: Replica
     fake: FakeVllm
     session: aiohttp.ClientSession
 
     def post(self, path: str, **body: Any) -> Any:
-        return self.session.post(self.one.url + path, json=body)
+        return self.session.post(self.process.url + path, json=body)
 
-    async def begun(self, count: int = 1) -> None:
+    async def requests_received(self, count: int = 1) -> None:
         async with asyncio.timeout(10):
             while len(self.fake.requests) < count:
                 await asyncio.sleep(0.005)
 
-    def end(self, number: signal.Signals = signal.SIGTERM) -> None:
-        self.one.signal(number)
+    def send_signal(self, number: signal.Signals = signal.SIGTERM) -> None:
+        self.process.signal(number)
 
     async def ended(self, within_s: float) -> None:
         async with asyncio.timeout(within_s):
-            assert await self.one.ended() == 0
+            assert await self.process.ended() == 0
 
 
 @asynccontextmanager
@@ -65,8 +65,8 @@ async def staged(
     async with FakeVllm(tokens=ANSWER, **script) as fake:
         unisono = {"shutdown_grace_s": grace_s, "shutdown_delay_s": notice_s, "hooks": hooks}
         config = config_of(f"vllm@{fake.url}", store=store, unisono=unisono)
-        async with replica(folder, config, "--workers", str(workers)) as one, aiohttp.ClientSession() as session:
-            yield Stage(one, fake, session)
+        async with replica(folder, config, "--workers", str(workers)) as process, aiohttp.ClientSession() as session:
+            yield Stage(process, fake, session)
 
 
 def events_in(text: str) -> list[Any]:
@@ -74,19 +74,17 @@ def events_in(text: str) -> list[Any]:
 
 
 @pytest.mark.parametrize("workers", [1, pytest.param(2, marks=pytest.mark.slow)])
-async def test_answers_that_do_not_end_in_time_say_why_in_the_shape_of_their_surface(
-    workers: int, tmp_path: Path
-) -> None:
+async def test_unfinished_answers_end_with_an_error_in_the_format_of_their_api(workers: int, tmp_path: Path) -> None:
     async with staged(tmp_path, workers=workers, per_chunk=1, faults=(stall_at(5),)) as stage:
-        asked = [
+        requests = [
             stage.post("/v1/chat/completions", **CHAT, stream=True),
             stage.post("/v1/chat/completions", **CHAT),
             stage.post("/v1/responses", **RESPONSE, stream=True),
             stage.post("/v1/responses", **RESPONSE),
         ]
-        answering = [asyncio.ensure_future(read(each)) for each in asked]
-        await stage.begun(4)
-        stage.end()
+        answering = [asyncio.ensure_future(read(each)) for each in requests]
+        await stage.requests_received(4)
+        stage.send_signal()
         chat, whole, response, whole_response = await asyncio.wait_for(asyncio.gather(*answering), 15)
         await stage.ended(10)
     for status, headers, body in (whole, whole_response):
@@ -100,13 +98,13 @@ async def test_answers_that_do_not_end_in_time_say_why_in_the_shape_of_their_sur
         "response.failed",
         "The gateway is shutting down; ask again.",
     )
-    log = stage.one.log
+    log = stage.process.log
     assert "Traceback" not in log
     assert "unexpected" not in log
 
 
-async def read(asked: Any) -> tuple[int, Any, str]:
-    async with asked as answer:
+async def read(request: Any) -> tuple[int, Any, str]:
+    async with request as answer:
         return answer.status, answer.headers, await answer.text()
 
 
@@ -129,40 +127,40 @@ class Interrupting(Hook):
 """
 
 
-async def test_an_interrupt_of_a_hook_is_a_failed_one_and_that_of_the_terminal_ends_the_process(
+async def test_hook_interrupt_is_a_hook_failure_but_sigint_ends_the_process(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     install(tmp_path, monkeypatch, interrupting="interrupting:Interrupting")
     (tmp_path / "interrupting.py").write_text(INTERRUPTING)
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     async with staged(tmp_path / "one", hooks=["interrupting"]) as stage:
-        for last in (False, True):
-            asked = asyncio.ensure_future(read(stage.post("/v1/chat/completions", **CHAT)))
-            if last:
-                # The hook keeps the whole process busy when the signal comes.
+        for is_last in (False, True):
+            request = asyncio.ensure_future(read(stage.post("/v1/chat/completions", **CHAT)))
+            if is_last:
+                # The hook blocks the whole process when the signal arrives.
                 await asyncio.sleep(0.1)
-                stage.end(signal.SIGINT)
-            status, _, body = await asyncio.wait_for(asked, 10)
+                stage.send_signal(signal.SIGINT)
+            status, _, body = await asyncio.wait_for(request, 10)
             assert (status, json.loads(body)["error"]["code"]) == (503, "hook_failed")
         await stage.ended(10)
-    assert stage.one.log.count("a hook failed") == 2
-    assert stage.one.log.count("cannot close a hook") == 1
+    assert stage.process.log.count("a hook failed") == 2
+    assert stage.process.log.count("cannot close a hook") == 1
 
 
 @pytest.mark.slow
-async def test_what_runs_is_finished_and_a_second_connection_is_refused(tmp_path: Path) -> None:
+async def test_running_request_finishes_while_new_connections_are_refused(tmp_path: Path) -> None:
     async with staged(tmp_path, grace_s=20, delay_s=0.03) as stage:
         answering = asyncio.ensure_future(read(stage.post("/v1/chat/completions", **CHAT, stream=True)))
-        await stage.begun()
-        stage.end()
+        await stage.requests_received()
+        stage.send_signal()
         await refused(stage)
         assert (await answering)[2].endswith("data: [DONE]\n\n")
         await stage.ended(5)
 
 
 async def refused(stage: Stage) -> None:
-    """Return once nobody listens any more."""
-    port = int(stage.one.url.rpartition(":")[2])
+    """Wait until new connections are refused."""
+    port = int(stage.process.url.rpartition(":")[2])
     async with asyncio.timeout(5):
         while True:
             try:
@@ -174,23 +172,21 @@ async def refused(stage: Stage) -> None:
 
 
 @pytest.mark.parametrize("workers", [1, pytest.param(2, marks=pytest.mark.slow)])
-async def test_who_asks_for_readiness_hears_of_the_end_while_others_are_still_answered(
-    workers: int, tmp_path: Path
-) -> None:
+async def test_readiness_fails_while_requests_are_still_answered(workers: int, tmp_path: Path) -> None:
     async with staged(tmp_path, grace_s=20, workers=workers, first_delay_s=0.01) as stage:
         for _ in range(2 * workers):
-            # A connection of its own each, so that every worker has been asked.
-            async with aiohttp.ClientSession() as other, other.get(stage.one.url + READY) as answer:
+            # Each has its own connection, so that every worker answers once.
+            async with aiohttp.ClientSession() as session, session.get(stage.process.url + READY) as answer:
                 assert answer.status == 200
-        stage.end()
+        stage.send_signal()
         statuses = []
         async with asyncio.timeout(3):
             while 503 not in statuses:
-                async with stage.session.get(stage.one.url + READY) as answer:
+                async with stage.session.get(stage.process.url + READY) as answer:
                     statuses.append(answer.status)
-                    told = await answer.json()
+                    readiness = await answer.json()
                 await asyncio.sleep(0.02)
-        assert (told["status"], told["reasons"]) == ("shutting down", ["shutting_down"])
+        assert (readiness["status"], readiness["reasons"]) == ("shutting down", ["shutting_down"])
         status, headers, body = await read(stage.post("/v1/chat/completions", **CHAT))
         assert (status, headers["connection"]) == (200, "close")
         assert json.loads(body)["choices"][0]["finish_reason"] == "stop"
@@ -199,12 +195,12 @@ async def test_who_asks_for_readiness_hears_of_the_end_while_others_are_still_an
 
 @pytest.mark.slow
 @pytest.mark.parametrize("notice_s", [0, 1.5])
-async def test_how_long_there_is_to_notice_is_configured(notice_s: float, tmp_path: Path) -> None:
+async def test_shutdown_delay_is_configurable(notice_s: float, tmp_path: Path) -> None:
     async with staged(tmp_path, grace_s=20, notice_s=notice_s) as stage:
-        async with aiohttp.ClientSession() as other, other.get(stage.one.url + READY) as answer:
+        async with aiohttp.ClientSession() as session, session.get(stage.process.url + READY) as answer:
             assert answer.status == 200
         began = time.monotonic()
-        stage.end()
+        stage.send_signal()
         await refused(stage)
         taken = time.monotonic() - began
         assert notice_s - 0.1 <= taken < notice_s + 1.5
@@ -212,16 +208,16 @@ async def test_how_long_there_is_to_notice_is_configured(notice_s: float, tmp_pa
 
 
 @pytest.mark.slow
-async def test_without_anybody_who_asks_for_readiness_the_end_is_at_once(tmp_path: Path) -> None:
+async def test_shutdown_has_no_delay_if_readiness_was_never_requested(tmp_path: Path) -> None:
     async with staged(tmp_path, grace_s=20) as stage:
         began = time.monotonic()
-        stage.end()
+        stage.send_signal()
         await stage.ended(4.5)
     assert time.monotonic() - began < 4.5
 
 
 async def rest_on(socket: ClientConnection) -> tuple[list[Any], int]:
-    """What comes on a WebSocket until it is closed, and the code it is closed with."""
+    """Return all frames of a WebSocket until it is closed, and the close code."""
     frames = []
     async with asyncio.timeout(20):
         try:
@@ -232,13 +228,13 @@ async def rest_on(socket: ClientConnection) -> tuple[list[Any], int]:
 
 
 @pytest.mark.slow
-async def test_a_websocket_is_closed_when_what_it_is_answered_is_over(tmp_path: Path) -> None:
+async def test_websocket_is_closed_after_its_running_response(tmp_path: Path) -> None:
     async with staged(tmp_path, grace_s=20, delay_s=0.02) as stage:
-        address = stage.one.url.replace("http", "ws", 1) + "/v1/responses"
+        address = stage.process.url.replace("http", "ws", 1) + "/v1/responses"
         async with connect(address) as busy, connect(address) as idle:
             await busy.send(json.dumps({"type": "response.create", **RESPONSE}))
-            await stage.begun()
-            stage.end()
+            await stage.requests_received()
+            stage.send_signal()
             with pytest.raises(ConnectionClosedError) as closed:
                 await asyncio.wait_for(idle.recv(), 5)
             assert closed.value.rcvd is not None
@@ -249,12 +245,12 @@ async def test_a_websocket_is_closed_when_what_it_is_answered_is_over(tmp_path: 
 
 
 @pytest.mark.slow
-async def test_a_websocket_that_is_answered_too_long_is_told_so_and_closed(tmp_path: Path) -> None:
+async def test_websocket_response_fails_after_the_grace_period(tmp_path: Path) -> None:
     async with staged(tmp_path, per_chunk=1, faults=(stall_at(5),)) as stage:
-        async with connect(stage.one.url.replace("http", "ws", 1) + "/v1/responses") as socket:
+        async with connect(stage.process.url.replace("http", "ws", 1) + "/v1/responses") as socket:
             await socket.send(json.dumps({"type": "response.create", **RESPONSE}))
-            await stage.begun()
-            stage.end()
+            await stage.requests_received()
+            stage.send_signal()
             frames, code = await rest_on(socket)
         assert (frames[-1]["type"], code) == ("response.failed", 1012)
         await stage.ended(5)
@@ -262,40 +258,40 @@ async def test_a_websocket_that_is_answered_too_long_is_told_so_and_closed(tmp_p
 
 @pytest.mark.parametrize("workers", [1, pytest.param(2, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT], ids=["SIGTERM", "Ctrl-C"])
-async def test_a_second_signal_ends_it_at_once_and_clients_are_told(
+async def test_second_signal_ends_the_process_at_once_with_errors_to_clients(
     number: signal.Signals, workers: int, tmp_path: Path
 ) -> None:
     async with staged(tmp_path, grace_s=60, workers=workers, per_chunk=1, faults=(stall_at(5),)) as stage:
         answering = asyncio.ensure_future(read(stage.post("/v1/chat/completions", **CHAT, stream=True)))
-        await stage.begun()
-        stage.end(number)
+        await stage.requests_received()
+        stage.send_signal(number)
         await asyncio.sleep(0.3)
         assert not answering.done()
-        stage.end(number)
+        stage.send_signal(number)
         _, _, body = await asyncio.wait_for(answering, 5)
         assert events_in(body)[-1]["error"]["code"] == "shutting_down"
         await stage.ended(8)
 
 
 @pytest.mark.slow
-async def test_the_readers_of_a_background_response_are_told_and_the_response_goes_on_elsewhere(tmp_path: Path) -> None:
+async def test_background_stream_ends_with_an_error_and_another_process_finishes(tmp_path: Path) -> None:
     async with staged(tmp_path, per_chunk=1, faults=(stall_at(5),)) as stage:
         reading = asyncio.ensure_future(
             read(stage.post("/v1/responses", **RESPONSE, stream=True, background=True, store=True))
         )
-        await stage.begun()
+        await stage.requests_received()
         await asyncio.sleep(0.2)
-        stage.end()
+        stage.send_signal()
         _, _, body = await asyncio.wait_for(reading, 10)
         *events, last = events_in(body)
         assert last["error"]["code"] == "shutting_down"
         await stage.ended(10)
-        stage.fake.script = lambda asked: VllmScript(tokens=rest_of(asked))
-        async with replica(tmp_path, stage.one.config) as again:
+        stage.fake.script = lambda body: VllmScript(tokens=rest_of(body))
+        async with replica(tmp_path, stage.process.config) as restarted:
             response_id = events[0]["response"]["id"]
             async with asyncio.timeout(20):
                 while True:
-                    async with stage.session.get(f"{again.url}/v1/responses/{response_id}") as answer:
+                    async with stage.session.get(f"{restarted.url}/v1/responses/{response_id}") as answer:
                         response = await answer.json()
                     if response["status"] not in ("queued", "in_progress"):
                         break
@@ -303,8 +299,8 @@ async def test_the_readers_of_a_background_response_are_told_and_the_response_go
         assert response["status"] == "completed"
 
 
-def rest_of(asked: Any) -> list[int]:
-    """The answer behind what of it stands in the prompt already."""
-    prompt = asked["prompt"]
-    said = next(count for count in range(len(ANSWER), -1, -1) if prompt[len(prompt) - count :] == ANSWER[:count])
-    return list(ANSWER[said:])
+def rest_of(body: Any) -> list[int]:
+    """Return the rest of the answer after the part that the prompt already contains."""
+    prompt = body["prompt"]
+    generated = next(count for count in range(len(ANSWER), -1, -1) if prompt[len(prompt) - count :] == ANSWER[:count])
+    return list(ANSWER[generated:])

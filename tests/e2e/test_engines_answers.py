@@ -1,4 +1,4 @@
-"""Forced tools and JSON answers in front of real engines with the demo model, which knows of neither."""
+"""Forced tools and JSON answers with real engines and the demo model, which knows neither."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ TIME = {
 }
 NAMED = {"type": "function", "function": {"name": "get_weather"}}
 SCHEMAS: dict[str, Any] = {
-    "an enum": closed(country={"enum": ["France", "Japan"]}, sure={"type": "boolean"}),
+    "enum": closed(country={"enum": ["France", "Japan"]}, sure={"type": "boolean"}),
     "nested": closed(a=closed(b={"type": ["integer", "null"]}), c={"const": 1}),
     "alternatives": closed(x={"anyOf": [{"type": "null"}, closed(y={"enum": ["no", "yes"]})]}),
-    "a list by reference": {
+    "recursive reference": {
         **closed(head={"$ref": "#/$defs/node"}),
         "$defs": {"node": closed(value={"enum": [1, 2]}, next={"type": "null"})},
     },
@@ -35,12 +35,12 @@ SCHEMAS: dict[str, Any] = {
 }
 
 both_forms = pytest.mark.parametrize("stream", [False, True], ids=["whole", "streamed"])
-on_both = pytest.mark.parametrize("ask", SURFACES.values(), ids=SURFACES)
+on_every_surface = pytest.mark.parametrize("ask", SURFACES.values(), ids=SURFACES)
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module", params=["mlx", "mlx_server"])
-async def here(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Desk]:
-    """mlx can be kept to a schema, and mlx_lm.server cannot."""
+async def harness(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Desk]:
+    """Gateways with mlx, which supports schemas, and mlx_lm.server, which does not."""
     if request.param == "mlx":
         async with gateway(config_of("mlx/demo", unisono=PINNED)) as running:
             yield Desk(KINDS["vllm"], None, running)
@@ -50,19 +50,21 @@ async def here(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPath
         yield Desk(KINDS["mlx_server"], None, running)
 
 
-def asked(surface: Any, text: str, most: int = 400) -> dict[str, Any]:
-    """Fields that ask for the likeliest answer."""
+def fields_for(surface: Any, text: str, max_tokens: int = 400) -> dict[str, Any]:
+    """Return request fields for a greedy answer."""
     if surface is SURFACES["chat"]:
-        return {"messages": [{"role": "user", "content": text}], "temperature": 0, "max_tokens": most}
-    return {"input": text, "temperature": 0, "max_output_tokens": most}
+        return {"messages": [{"role": "user", "content": text}], "temperature": 0, "max_tokens": max_tokens}
+    return {"input": text, "temperature": 0, "max_output_tokens": max_tokens}
 
 
 @pytest.mark.slow
 @both_forms
-@on_both
+@on_every_surface
 @pytest.mark.parametrize("choice", [NAMED, "required"], ids=["named", "required"])
-async def test_a_tool_is_called_that_the_model_would_not_call(here: Desk, ask: Any, stream: bool, choice: Any) -> None:
-    outcome = await ask(here, stream=stream, tools=[EXAMPLE_TOOL], tool_choice=choice, **asked(ask, "Hello!"))
+async def test_forced_tool_is_called_by_a_model_that_would_not_call_it(
+    harness: Desk, ask: Any, stream: bool, choice: Any
+) -> None:
+    outcome = await ask(harness, stream=stream, tools=[EXAMPLE_TOOL], tool_choice=choice, **fields_for(ask, "Hello!"))
     [(name, arguments)] = outcome.calls
     assert name == "get_weather"
     assert isinstance(json.loads(arguments)["location"], str)
@@ -70,16 +72,18 @@ async def test_a_tool_is_called_that_the_model_would_not_call(here: Desk, ask: A
 
 
 @pytest.mark.slow
-@on_both
-async def test_some_tool_is_called_where_one_is_required(here: Desk, ask: Any) -> None:
-    outcome = await ask(here, stream=True, tools=[TIME, EXAMPLE_TOOL], tool_choice="required", **asked(ask, "Hello!"))
+@on_every_surface
+async def test_required_tool_choice_calls_some_tool(harness: Desk, ask: Any) -> None:
+    outcome = await ask(
+        harness, stream=True, tools=[TIME, EXAMPLE_TOOL], tool_choice="required", **fields_for(ask, "Hello!")
+    )
     if not outcome.calls:
-        assert not here.kind.guided
+        assert not harness.kind.guided
         assert outcome.unmet
         return
     [(name, arguments)] = outcome.calls
-    wanted = {"get_weather": EXAMPLE_TOOL, "get_time": TIME}[name]["function"]
-    Draft202012Validator(wanted["parameters"]).validate(json.loads(arguments))  # type: ignore[index]
+    function = {"get_weather": EXAMPLE_TOOL, "get_time": TIME}[name]["function"]
+    Draft202012Validator(function["parameters"]).validate(json.loads(arguments))  # type: ignore[index]
 
 
 @pytest.mark.slow
@@ -89,12 +93,14 @@ async def test_some_tool_is_called_where_one_is_required(here: Desk, ask: Any) -
     ids=["chat", "responses", "messages"],
 )
 @pytest.mark.parametrize("schema", SCHEMAS.values(), ids=SCHEMAS)
-async def test_an_answer_is_json_of_the_schema_or_a_refusal(here: Desk, schema: Any, ask: Any, stream: bool) -> None:
-    form = {"type": "json_schema", "json_schema": {"name": "answer", "schema": schema, "strict": True}}
-    outcome = await ask(here, stream=stream, response_format=form, **asked(ask, "Hello!"))
+async def test_json_answer_matches_its_schema_or_is_a_refusal(
+    harness: Desk, schema: Any, ask: Any, stream: bool
+) -> None:
+    response_format = {"type": "json_schema", "json_schema": {"name": "answer", "schema": schema, "strict": True}}
+    outcome = await ask(harness, stream=stream, response_format=response_format, **fields_for(ask, "Hello!"))
     assert outcome.calls == []
     if outcome.refusal or outcome.finish in ("length", "incomplete"):
-        assert not here.kind.guided, "it can be kept to the schema"
+        assert not harness.kind.guided, "a guided backend must satisfy the schema"
         assert outcome.unmet
         return
     Draft202012Validator(schema).validate(json.loads(outcome.text))
@@ -102,8 +108,8 @@ async def test_an_answer_is_json_of_the_schema_or_a_refusal(here: Desk, schema: 
 
 
 @both_forms
-async def test_thoughts_end_with_their_budget(here: Desk, stream: bool) -> None:
+async def test_reasoning_ends_with_its_budget(harness: Desk, stream: bool) -> None:
     chat = SURFACES["chat"]
-    outcome = await chat(here, stream=stream, reasoning={"max_tokens": 3}, **asked(chat, "Hello!", 60))
+    outcome = await chat(harness, stream=stream, reasoning={"max_tokens": 3}, **fields_for(chat, "Hello!", 60))
     assert outcome.text
     assert "reasoning-budget" in outcome.note["recoveries"]

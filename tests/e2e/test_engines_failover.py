@@ -1,4 +1,4 @@
-"""Real servers that are killed in the middle of an answer: the next one finishes it, to the letter."""
+"""Real servers killed within an answer: another one continues it exactly."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ pytestmark = [pytest.mark.engine]
 
 ENDLESS = "Repeat la forever."
 TOKENS = 400
-SEEN = 12
-"""Events that are read before the server is killed."""
+# Events that are read before the server is killed.
+EVENTS_BEFORE_KILL = 12
 
 SURFACES: Mapping[str, Mapping[str, Any]] = {
     "/v1/chat/completions": {"messages": [{"role": "user", "content": ENDLESS}], "max_tokens": TOKENS},
@@ -30,19 +30,21 @@ SURFACES: Mapping[str, Mapping[str, Any]] = {
 }
 
 
-def worked(pid: int) -> int:
-    """What a process used of the processor so far, in clock ticks."""
+def cpu_ticks(pid: int) -> int:
+    """Return the processor time of a process, in clock ticks."""
     fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     return int(fields[11]) + int(fields[12])
 
 
 async def events_of(running: Gateway, path: str, up: Sequence[int] = ()) -> tuple[str, Any]:
-    """The text of a stream, and its last event. In the middle of it that one of the processes `up` is killed which
-    answers."""
+    """Return the text of a stream and its last event.
+
+    Of the processes `up`, the one that answers is killed after some events.
+    """
     body = {"model": "gpt-oss", "stream": True, "temperature": 0, **SURFACES[path]}
     headers = {"content-type": "application/json"}
     text, events, last = "", 0, None
-    before = {pid: worked(pid) for pid in up}
+    before = {pid: cpu_ticks(pid) for pid in up}
     async with running.session.post(running.url + path, data=json.dumps(body), headers=headers) as response:
         async for line in response.content:
             if not line.startswith(b"data: {"):
@@ -50,8 +52,8 @@ async def events_of(running: Gateway, path: str, up: Sequence[int] = ()) -> tupl
             last = json.loads(line[6:])
             text += _text(last)
             events += 1
-            if events == SEEN and up:
-                os.kill(max(up, key=lambda pid: worked(pid) - before[pid]), signal.SIGKILL)
+            if events == EVENTS_BEFORE_KILL and up:
+                os.kill(max(up, key=lambda pid: cpu_ticks(pid) - before[pid]), signal.SIGKILL)
     return text, last
 
 
@@ -63,17 +65,17 @@ def _text(event: Any) -> str:
 
 
 @pytest.mark.slow
-async def test_a_server_that_is_killed_in_the_middle_is_nothing_the_client_sees(tmp_path: Path) -> None:
+async def test_client_gets_the_undisturbed_answer_after_a_server_is_killed(tmp_path: Path) -> None:
     async with AsyncExitStack() as stack:
         up = [stack.enter_async_context(mlx_lm_server(tmp_path / f"log{number}")) for number in range(3)]
         servers = await asyncio.gather(*up)
         patient = {"allowed_fails": 1000, "cooldown_time": 0.01}
-        here = config_of(*(f"mlx_server@{url}" for url, _ in servers), router_settings=patient, unisono=PINNED)
-        running = await stack.enter_async_context(gateway(here))
+        config = config_of(*(f"mlx_server@{url}" for url, _ in servers), router_settings=patient, unisono=PINNED)
+        running = await stack.enter_async_context(gateway(config))
         undisturbed = {path: (await events_of(running, path))[0] for path in SURFACES}
         for path, text in undisturbed.items():
             assert len(text) > TOKENS
-            said, last = await events_of(running, path, [pid for _, pid in servers if lives(pid)])
-            assert said == text
+            continued, last = await events_of(running, path, [pid for _, pid in servers if lives(pid)])
+            assert continued == text
             note = last["unisono"] if "choices" in last else last["response"]["unisono"]
             assert note["failovers"] >= 1, note

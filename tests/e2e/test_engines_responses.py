@@ -1,4 +1,4 @@
-"""The Responses API in front of a real engine: mlx-lm in a process of our own, with the demo model."""
+"""The Responses API with a real engine: mlx-lm in an engine process, with the demo model."""
 
 from __future__ import annotations
 
@@ -25,19 +25,19 @@ async def site() -> AsyncIterator[Gateway]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("stream", [False, True], ids=["whole", "stream"])
-async def test_a_conversation_goes_on_from_the_tokens_the_engine_has(site: Gateway, stream: bool) -> None:
+async def test_conversation_reuses_the_cached_tokens_of_the_engine(site: Gateway, stream: bool) -> None:
     await three_turns(site, stream=stream)
 
 
 @pytest.mark.slow
-async def test_a_listener_leaves_and_comes_back(site: Gateway) -> None:
+async def test_client_resumes_a_background_stream_after_a_disconnect(site: Gateway) -> None:
     await a_listener_that_leaves_and_comes_back(site)
 
 
 @pytest.mark.slow
-async def test_a_gateway_that_ends_leaves_its_responses_to_the_next(tmp_path: Path) -> None:
+async def test_next_gateway_finishes_the_responses_of_a_stopped_one(tmp_path: Path) -> None:
     config = config_of("mlx/demo", unisono=PINNED, store={"url": f"sqlite:///{tmp_path}/state.db"})
-    async with gateway(config) as one:
-        response_id = await begun_in_the_background(one, TOKENS)
-    async with gateway(config) as other:
-        await taken_over(other, response_id, TOKENS)
+    async with gateway(config) as first:
+        response_id = await begun_in_the_background(first, TOKENS)
+    async with gateway(config) as second:
+        await taken_over(second, response_id, TOKENS)

@@ -1,4 +1,4 @@
-"""A deployment that fails anywhere in an answer is nothing a client sees: another goes on, of another kind too."""
+"""Failover within an answer: another deployment continues it, also of another kind."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ CALLS = (
     "<|channel|>analysis<|message|>I look it up.<|end|><|start|>assistant<|channel|>commentary to=functions.f "
     '<|constrain|>json<|message|>{"text": "naïve \\"q\\" 日本", "n": [1, 2, 3]}<|call|>'
 )
-SCRIPTS = {"thoughts and text": THINKS, "a call": CALLS}
+SCRIPTS = {"reasoning and text": THINKS, "tool call": CALLS}
 TOOL = {"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}
 GARBAGE = b'data: {"id": garbage\n\n'
 ERROR = b'data: {"error": {"message": "CUDA error", "type": "InternalServerError", "code": 500}}\n\n'
@@ -44,17 +44,17 @@ PAIRS = [
 ]
 FAULTS: dict[str, Callable[[int], Fault]] = {
     "reset": reset_at,
-    "end": close_at,
+    "connection closed": close_at,
     "half an event": half_event_at,
     "garbage": lambda k: inject_at(k, GARBAGE),
-    "an error under 200": lambda k: inject_at(k, ERROR),
+    "error event": lambda k: inject_at(k, ERROR),
 }
-PATIENT = {"allowed_fails": 100_000, "cooldown_time": 0.01}
-"""Nobody rests here: who fails is asked again."""
+# No cooldown: a failed deployment is used again at once.
+NO_COOLDOWN = {"allowed_fails": 100_000, "cooldown_time": 0.01}
 
 
 def config(*deployments: str, **unisono: Any) -> dict[str, Any]:
-    config = config_of(*deployments, router_settings=PATIENT)
+    config = config_of(*deployments, router_settings=NO_COOLDOWN)
     for entry in config["model_list"]:
         entry["unisono"] = unisono
         entry["litellm_params"] |= {"stream_timeout": 0.3}
@@ -66,35 +66,35 @@ def stage(*kinds: str, **unisono: Any) -> AbstractAsyncContextManager[tuple[Play
 
 
 def essence(answer: Answer) -> tuple[Any, ...]:
-    said = message_of(answer)
-    return said.reasoning, said.content, said.calls, said.finish_reason
+    message = message_of(answer)
+    return message.reasoning, message.content, message.calls, message.finish_reason
 
 
 @pytest.mark.sampled(one_in=4)
 @pytest.mark.parametrize("fault", FAULTS)
 @pytest.mark.parametrize("pair", PAIRS, ids="-".join)
-async def test_an_answer_that_breaks_off_anywhere_goes_on_elsewhere(pair: tuple[str, str], fault: str) -> None:
+async def test_interrupted_answer_continues_on_another_backend(pair: tuple[str, str], fault: str) -> None:
     async with stage(*pair) as (play, running):
         for script in SCRIPTS.values():
             play.script = script
-            asked: dict[str, Any] = {"tools": [TOOL], "stream_options": {"include_usage": True}}
-            whole = message_of(await running.chat(stream=True, **asked))
+            fields: dict[str, Any] = {"tools": [TOOL], "stream_options": {"include_usage": True}}
+            whole = message_of(await running.chat(stream=True, **fields))
             for position in (1, 4, 9, 14, 20):
                 for stream in (True, False):
                     play.asked.clear()
                     play.failures = [FAULTS[fault](position)]
-                    answer = await running.chat(stream=stream, **(asked if stream else {"tools": [TOOL]}))
+                    answer = await running.chat(stream=stream, **(fields if stream else {"tools": [TOOL]}))
                     assert answer.status == 200, answer.raw
-                    said = message_of(answer)
+                    message = message_of(answer)
                     assert essence(answer) == (whole.reasoning, whole.content, whole.calls, whole.finish_reason)
-                    assert said.note["failovers"] == 1
-                    # One of them asks twice to go on inside a message.
+                    assert message.note["failovers"] == 1
+                    # One kind needs two requests to continue within a message.
                     assert sorted(kind for kind, _ in groupby(play.asked)) == sorted(pair)
-                    assert abs(said.usage["completion_tokens"] - whole.usage["completion_tokens"]) <= 2
+                    assert abs(message.usage["completion_tokens"] - whole.usage["completion_tokens"]) <= 2
 
 
 @pytest.mark.parametrize("stream", [False, True], ids=["whole", "stream"])
-async def test_a_prompt_too_long_for_one_deployment_goes_to_a_larger_one(stream: bool) -> None:
+async def test_prompt_too_long_for_one_deployment_goes_to_a_larger_one(stream: bool) -> None:
     long = [{"role": "user", "content": "word " * 300}]
     async with (
         FakeVllm(tokens=SHORT, context=200) as small,
@@ -107,18 +107,18 @@ async def test_a_prompt_too_long_for_one_deployment_goes_to_a_larger_one(stream:
         assert not [request for request in small.requests if request.method == "POST" and request.json.get("stream")]
 
 
-async def test_a_prompt_too_long_for_all_is_said_so() -> None:
+async def test_prompt_too_long_for_all_deployments_is_a_400() -> None:
     long = [{"role": "user", "content": "word " * 300}]
     async with (
-        FakeVllm(tokens=SHORT, context=200) as one,
-        FakeVllm(tokens=SHORT, context=200) as other,
-        gateway(config_of(f"vllm@{one.url}", f"vllm@{other.url}")) as running,
+        FakeVllm(tokens=SHORT, context=200) as first,
+        FakeVllm(tokens=SHORT, context=200) as second,
+        gateway(config_of(f"vllm@{first.url}", f"vllm@{second.url}")) as running,
     ):
         answer = await running.chat(messages=long)
         assert (answer.status, answer.body["error"]["code"]) == (400, "context_length_exceeded")
 
 
-async def test_an_answer_goes_on_through_one_kind_after_the_other() -> None:
+async def test_answer_continues_through_all_backend_kinds() -> None:
     kinds = ("vllm", "llamacpp", "sglang", "mlx_server", "ollama")
     async with stage(*kinds) as (play, running):
         for script in SCRIPTS.values():
@@ -134,46 +134,46 @@ async def test_an_answer_goes_on_through_one_kind_after_the_other() -> None:
                 assert sorted(kind for kind, _ in groupby(play.asked)) == sorted(kinds)
 
 
-async def test_a_backend_that_falls_silent_is_left_when_its_time_is_over() -> None:
+async def test_silent_backend_is_abandoned_after_its_time_limit() -> None:
     async with stage("vllm", "mlx_server", first_token_timeout_s=0.3) as (play, running):
         whole = essence(await running.chat(stream=True))
         for position in (0, 6):
             play.failures = [stall_at(position)]
-            begun = time.monotonic()
+            started = time.monotonic()
             answer = await running.chat(stream=True)
             assert essence(answer) == whole
             assert message_of(answer).note["failovers"] == 1
-            assert 0.25 < time.monotonic() - begun < 5.0
+            assert 0.25 < time.monotonic() - started < 5.0
 
 
-async def test_responses_go_on_too_streamed_whole_and_in_the_background() -> None:
+async def test_responses_continue_streamed_whole_and_in_the_background() -> None:
     async with stage("vllm", "mlx_server", "llamacpp") as (play, running):
         for script in SCRIPTS.values():
             play.script = script
             body = {"model": "gpt-oss", "input": "Hi", "tools": [{"type": "function", "name": "f", "parameters": {}}]}
-            whole = said_in((await running.post("/v1/responses", json.dumps(body).encode())).body)
+            whole = content_of((await running.post("/v1/responses", json.dumps(body).encode())).body)
             for stream, background in ((True, False), (False, False), (True, True)):
                 play.failures = [reset_at(3), reset_at(5)]
-                asked = {**body, "stream": stream, "background": background}
-                answer = await running.post("/v1/responses", json.dumps(asked).encode())
+                fields = {**body, "stream": stream, "background": background}
+                answer = await running.post("/v1/responses", json.dumps(fields).encode())
                 response = streamed(answer).last if stream else answer.body
-                assert said_in(response) == whole
+                assert content_of(response) == whole
                 assert response["unisono"]["failovers"] == 2
                 assert response["status"] == "completed"
-                kept = (await running.get(f"/v1/responses/{response['id']}")).body
-                assert said_in(kept) == whole
+                stored = (await running.get(f"/v1/responses/{response['id']}")).body
+                assert content_of(stored) == whole
                 if not stream:
                     assert answer.headers["x-unisono-failovers"] == "2"
 
 
-def said_in(response: Any) -> list[Any]:
-    """What a response says, without ids."""
+def content_of(response: Any) -> list[Any]:
+    """Return the content of a response without ids."""
     items = response["output"]
     return [(i["type"], i.get("content"), i.get("arguments"), i.get("name")) for i in items]
 
 
 @pytest.mark.parametrize("stream", [False, True], ids=["whole", "stream"])
-async def test_messages_go_on_too(stream: bool) -> None:
+async def test_messages_continue_on_another_backend(stream: bool) -> None:
     async with stage("vllm", "mlx_server", "llamacpp") as (play, running):
         for script in SCRIPTS.values():
             play.script = script
@@ -181,14 +181,14 @@ async def test_messages_go_on_too(stream: bool) -> None:
             whole = in_messages(await running.messages(**body))
             play.failures = [reset_at(3), reset_at(5)]
             answer = await running.messages(**body)
-            said = in_messages(answer)
-            assert (said.reasoning, said.content, said.calls) == (whole.reasoning, whole.content, whole.calls)
-            assert said.note["failovers"] == 2
+            message = in_messages(answer)
+            assert (message.reasoning, message.content, message.calls) == (whole.reasoning, whole.content, whole.calls)
+            assert message.note["failovers"] == 2
             if not stream:
                 assert answer.headers["x-unisono-failovers"] == "2"
 
 
-async def test_a_message_that_nobody_goes_on_with_ends_in_the_error_and_closes_nothing() -> None:
+async def test_failed_messages_stream_ends_with_an_error_and_an_open_block() -> None:
     async with stage("vllm", failover=False) as (play, running):
         play.failures = [reset_at(12)]
         answer = await running.messages(stream=True, thinking={"type": "adaptive"})
@@ -199,48 +199,51 @@ async def test_a_message_that_nobody_goes_on_with_ends_in_the_error_and_closes_n
         assert "message_delta" not in kinds
 
 
-async def test_with_failover_switched_off_a_stream_ends_in_the_error_behind_what_there_is() -> None:
+async def test_interrupted_stream_ends_with_an_error_if_failover_is_disabled() -> None:
     async with stage("vllm", "llamacpp", failover=False) as (play, running):
         play.failures = [reset_at(12)]
         answer = await running.chat(stream=True)
         assert answer.events[-1]["error"]["code"] in ("backend_unavailable", "backend_protocol_error")
         assert len(play.asked) == 1
         play.failures = [reset_at(12)]
-        said = message_of(await running.chat())
-        assert (said.note["failovers"], said.finish_reason) == (1, "stop")
+        message = message_of(await running.chat())
+        assert (message.note["failovers"], message.finish_reason) == (1, "stop")
 
 
-async def test_with_nowhere_to_go_a_stream_ends_in_the_error_behind_what_there_is() -> None:
+async def test_interrupted_stream_ends_with_an_error_without_another_backend() -> None:
     async with stage("vllm", "llamacpp") as (play, running):
         whole = message_of(await running.chat(stream=True))
         play.failures = [reset_at(6), *[Refusal(503, b"{}")] * 8]
         answer = await running.chat(stream=True)
         assert answer.events[-1]["error"]["type"] == "server_error"
-        shown = "".join(c["delta"].get("reasoning") or "" for e in answer.events[:-1] for c in e["choices"])
-        assert shown
-        assert (whole.reasoning or "").startswith(shown)
+        visible = "".join(c["delta"].get("reasoning") or "" for e in answer.events[:-1] for c in e["choices"])
+        assert visible
+        assert (whole.reasoning or "").startswith(visible)
         assert answer.events[-1]["unisono"]["backend"]
         play.failures = [reset_at(6), *[Refusal(503, b"{}")] * 8]
-        told = (await running.chat(stream=True, stream_options={"include_usage": True})).events
-        assert (told[-2]["choices"], set(told[-1])) == ([], {"error"})
-        assert told[-2]["usage"]["completion_tokens"] == 6
-        assert told[-2]["usage"]["prompt_tokens"] > 6
-        assert told[-2]["unisono"].keys() == answer.events[-1]["unisono"].keys()
+        events = (await running.chat(stream=True, stream_options={"include_usage": True})).events
+        assert (events[-2]["choices"], set(events[-1])) == ([], {"error"})
+        assert events[-2]["usage"]["completion_tokens"] == 6
+        assert events[-2]["usage"]["prompt_tokens"] > 6
+        assert events[-2]["unisono"].keys() == answer.events[-1]["unisono"].keys()
 
 
-async def test_a_body_that_spells_a_marker_goes_on_where_ids_are_taken_and_nowhere_else() -> None:
-    """No server that takes text could tell it from the real one."""
-    said = [*ENCODING.encode_marked("<|channel|>final<|message|>"), *ENCODING.encode_text("The <|end|> is text here.")]
+async def test_text_that_spells_a_marker_continues_only_on_ids_backends() -> None:
+    """A text backend could not distinguish it from the real marker."""
+    output = [
+        *ENCODING.encode_marked("<|channel|>final<|message|>"),
+        *ENCODING.encode_text("The <|end|> is text here."),
+    ]
 
-    def rest(asked: dict[str, Any]) -> VllmScript:
-        prompt = asked["prompt"]
-        left = next(said[at:] for at in range(len(said), -1, -1) if prompt[len(prompt) - at :] == said[:at])
-        broken = left == said and len(one.requests) + len(other.requests) == 1
-        return VllmScript(tokens=[*left, 200002], faults=(reset_at(len(said) - 2),) if broken else ())
+    def rest(body: dict[str, Any]) -> VllmScript:
+        prompt = body["prompt"]
+        remaining = next(output[at:] for at in range(len(output), -1, -1) if prompt[len(prompt) - at :] == output[:at])
+        is_interrupted = remaining == output and len(first.requests) + len(second.requests) == 1
+        return VllmScript(tokens=[*remaining, 200002], faults=(reset_at(len(output) - 2),) if is_interrupted else ())
 
-    async with FakeVllm(script=rest) as one, FakeVllm(script=rest) as other, fake_of("ollama") as text:
-        text.script = lambda asked: Refusal(503, b"{}")
-        async with gateway(config(f"vllm@{one.url}", f"ollama@{text.url}", f"vllm@{other.url}")) as running:
+    async with FakeVllm(script=rest) as first, FakeVllm(script=rest) as second, fake_of("ollama") as text:
+        text.script = lambda _: Refusal(503, b"{}")
+        async with gateway(config(f"vllm@{first.url}", f"ollama@{text.url}", f"vllm@{second.url}")) as running:
             answer = await running.chat(stream=True)
             assert message_of(answer).content == "The <|end|> is text here."
             assert message_of(answer).note["failovers"] in (1, 2)

@@ -1,4 +1,4 @@
-"""What breaks behind the gateway: another backend answers and nobody notices, or the client gets one honest error."""
+"""Backend faults: another backend answers, or the client gets exactly one clear error."""
 
 from __future__ import annotations
 
@@ -37,18 +37,21 @@ ANSWER = (
     "<|channel|>analysis<|message|>Easy, I know.<|end|>"
     "<|start|>assistant<|channel|>final<|message|>Four, of course. Grüße!<|return|>"
 )
-SAID = ("Easy, I know.", "Four, of course. Grüße!")
+EXPECTED = ("Easy, I know.", "Four, of course. Grüße!")
 CALL = '<|channel|>commentary to=functions.look <|constrain|>json<|message|>{"at":"the sky above"}<|call|>'
-HURRY_S = 0.3
-QUICK_S = 2.0
-"""An error that needs no timeout is there at once; the bound is for a busy machine."""
+SHORT_PATIENCE_S = 0.3
+# An error without a timeout comes at once. The limit is for a busy machine.
+IMMEDIATE_S = 2.0
 
 
 @dataclass
 class Site:
-    """Gateways with these groups: `two` is served by `bad` and `good` in turn, `stays` too but without failover in an
-    answer that is being read, and the hurried ones are the same with little patience for `bad`. `one` is served by
-    `bad` alone, in a gateway of its own that retries nothing. `good` goes on behind whatever of `play` was said."""
+    """Gateways with several groups.
+
+    `two` is served alternately by `bad` and `good`, and so is `stays`, without failover in an answer that the client
+    has seen. The hurried groups are the same with little patience for `bad`. `one` is served only by `bad`, in a
+    separate gateway without retries. `good` continues any part of `play`.
+    """
 
     wire: Wire
     bad: Fake
@@ -57,15 +60,15 @@ class Site:
     gateway: Gateway
     unretrying: Gateway
 
-    def behave(self, how: Behaviour) -> None:
-        script = how(self.wire)
-        self.bad.script = lambda asked: script  # type: ignore[assignment]
+    def behave(self, behaviour: Behaviour) -> None:
+        script = behaviour(self.wire)
+        self.bad.script = lambda _: script  # type: ignore[assignment]
         self.bad.requests.clear()
         self.good.requests.clear()
 
     async def ask(self, group: str, *, stream: bool, **fields: Any) -> Answer:
-        where = self.unretrying if group.endswith("one") else self.gateway
-        return await where.chat(model=f"gpt-oss-{group}", stream=stream, **fields)
+        target = self.unretrying if group.endswith("one") else self.gateway
+        return await target.chat(model=f"gpt-oss-{group}", stream=stream, **fields)
 
 
 Behaviour = Callable[[Wire], Script | Refusal]
@@ -80,13 +83,13 @@ async def site(request: pytest.FixtureRequest) -> AsyncIterator[Site]:
         stays = {"unisono": {"failover": False}}
         alone = [
             deployment("gpt-oss-one", wire, bad),
-            deployment("gpt-oss-hurried-one", wire, bad, patience_s=HURRY_S),
+            deployment("gpt-oss-hurried-one", wire, bad, patience_s=SHORT_PATIENCE_S),
             deployment("gpt-oss-short-one", wire, bad, timeout=0.5),
         ]
         entries = [
             deployment("gpt-oss-two", wire, bad),
             deployment("gpt-oss-two", wire, good),
-            deployment("gpt-oss-hurried-two", wire, bad, patience_s=HURRY_S),
+            deployment("gpt-oss-hurried-two", wire, bad, patience_s=SHORT_PATIENCE_S),
             deployment("gpt-oss-hurried-two", wire, good),
             {**deployment("gpt-oss-stays", wire, bad), **stays},
             {**deployment("gpt-oss-stays", wire, good), **stays},
@@ -104,7 +107,7 @@ async def site(request: pytest.FixtureRequest) -> AsyncIterator[Site]:
 
 
 async def all_take_turns(running: Gateway, *fakes: Fake, model: str = "gpt-oss") -> None:
-    """Wait until every fake is known to be well: the others are asked first until then."""
+    """Wait until every fake was probed and has served a request."""
     for fake in fakes:
         fake.requests.clear()
     async with asyncio.timeout(60):
@@ -134,54 +137,54 @@ def event(**fields: Any) -> bytes:
 HTML = b"<html><body>502 Bad Gateway</body></html>"
 LATER = {"Retry-After": "7"}
 
-# Nothing was shown when it broke: what the backend does, and status and code where there is no other backend.
+# Faults before any output: behaviour, and status and code without another backend.
 EARLY: dict[str, tuple[Behaviour, int, str]] = {
     "500": (refuses(500), 502, "backend_error"),
-    "502 of a proxy": (refuses(502, HTML, content_type="text/html"), 502, "backend_error"),
+    "502 from a proxy": (refuses(502, HTML, content_type="text/html"), 502, "backend_error"),
     "429": (refuses(429, headers=LATER), 503, "backend_overloaded"),
     "503": (refuses(503, headers=LATER), 503, "backend_overloaded"),
     "401": (refuses(401), 503, "backend_unavailable"),
     "404": (refuses(404), 502, "backend_error"),
-    "a redirect": (refuses(307, headers={"Location": "http://127.0.0.1:9/"}), 502, "backend_protocol_error"),
-    "HTML under 200": (refuses(200, HTML, content_type="text/html"), 502, "backend_protocol_error"),
+    "redirect": (refuses(307, headers={"Location": "http://127.0.0.1:9/"}), 502, "backend_protocol_error"),
+    "HTML with status 200": (refuses(200, HTML, content_type="text/html"), 502, "backend_protocol_error"),
     "HTML as events": (refuses(200, HTML, content_type="text/event-stream"), 502, "backend_protocol_error"),
-    "an error under 200": (refuses(200), 502, "backend_protocol_error"),
-    "an error with its status under 200": (
+    "error body with status 200": (refuses(200), 502, "backend_protocol_error"),
+    "error body with status 200 and a code": (
         refuses(200, b'{"error": {"message": "boom", "code": 503}}'),
         503,
         "backend_overloaded",
     ),
-    "nothing under 200": (refuses(200, b"", content_type="text/event-stream"), 502, "backend_protocol_error"),
+    "empty body with status 200": (refuses(200, b"", content_type="text/event-stream"), 502, "backend_protocol_error"),
     "garbage": (breaks(inject_at(0, b"data: {garbage\n\n")), 502, "backend_protocol_error"),
-    "bytes that are no text": (breaks(inject_at(0, b"data: \xff\xfe\xfd\n\n")), 502, "backend_protocol_error"),
-    "an error event": (breaks(inject_at(0, b'data: {"error": "out of memory"}\n\n')), 502, "backend_protocol_error"),
+    "invalid UTF-8": (breaks(inject_at(0, b"data: \xff\xfe\xfd\n\n")), 502, "backend_protocol_error"),
+    "error event": (breaks(inject_at(0, b'data: {"error": "out of memory"}\n\n')), 502, "backend_protocol_error"),
     "RST": (breaks(reset_at(0)), 502, "backend_protocol_error"),
     "FIN": (breaks(close_at(0)), 502, "backend_protocol_error"),
-    "FIN in an event": (breaks(half_event_at(0)), 502, "backend_protocol_error"),
-    "RST in a header": (breaks(reset_at(2)), 502, "backend_protocol_error"),
-    "done without a finish": (breaks(inject_at(0, b"data: [DONE]\n\n")), 502, "backend_protocol_error"),
+    "FIN within an event": (breaks(half_event_at(0)), 502, "backend_protocol_error"),
+    "RST within a Harmony header": (breaks(reset_at(2)), 502, "backend_protocol_error"),
+    "[DONE] without a finish reason": (breaks(inject_at(0, b"data: [DONE]\n\n")), 502, "backend_protocol_error"),
     "aborted": (breaks(inject_at(0, event(finish_reason="abort"))), 503, "backend_unavailable"),
-    "an id below zero": (breaks(inject_at(0, event(token_ids=[-1], text=3))), 502, "backend_protocol_error"),
-    "an id beyond the vocabulary": (
+    "negative token id": (breaks(inject_at(0, event(token_ids=[-1], text=3))), 502, "backend_protocol_error"),
+    "token id beyond the vocabulary": (
         breaks(inject_at(0, event(token_ids=[201_088], text=[]))),
         502,
         "backend_protocol_error",
     ),
-    "a word for an id": (breaks(inject_at(0, event(token_ids=["x"], text=None))), 502, "backend_protocol_error"),
+    "token id as a string": (breaks(inject_at(0, event(token_ids=["x"], text=None))), 502, "backend_protocol_error"),
 }
 
 
 @pytest.mark.sampled(one_in=5)
 @both_ways
 @pytest.mark.parametrize("case", EARLY)
-async def test_with_one_backend_it_is_an_http_error(site: Site, case: str, stream: bool) -> None:
-    how, status, code = EARLY[case]
-    site.behave(how)
+async def test_fault_of_the_only_backend_is_an_http_error(site: Site, case: str, stream: bool) -> None:
+    behaviour, status, code = EARLY[case]
+    site.behave(behaviour)
     began = asyncio.get_running_loop().time()
     answer = await site.ask("one", stream=stream)
-    assert asyncio.get_running_loop().time() - began < QUICK_S
+    assert asyncio.get_running_loop().time() - began < IMMEDIATE_S
     check_error(answer, status, code)
-    if "Retry-After" in str(how(site.wire)):
+    if "Retry-After" in str(behaviour(site.wire)):
         assert answer.headers["retry-after"] == "7"
     assert len(asked(site.bad)) == 1
 
@@ -189,16 +192,16 @@ async def test_with_one_backend_it_is_an_http_error(site: Site, case: str, strea
 @pytest.mark.sampled(one_in=4)
 @both_ways
 @pytest.mark.parametrize("case", EARLY)
-async def test_with_two_backends_the_other_answers_and_nobody_notices(site: Site, case: str, stream: bool) -> None:
+async def test_second_backend_answers_after_a_fault(site: Site, case: str, stream: bool) -> None:
     site.behave(EARLY[case][0])
     answers = [await site.ask("two", stream=stream) for _ in range(2)]
     for answer in answers:
         check_answer(site, answer, stream=stream)
-    # They take turns, so exactly one of the two requests began at the broken one.
+    # They alternate, so exactly one of the two requests began on the broken one.
     assert sorted(message_of(answer).note["failovers"] for answer in answers) == [0, 1]
     assert {answer.headers["x-unisono-backend"] for answer in answers} == {f"{site.wire.name}-2"}
     assert len(asked(site.bad)) == 1
-    # A kind that drops a space where it goes on is asked for what comes next by itself.
+    # A kind that drops a leading space needs a separate request for the next token.
     assert len(asked(site.good)) in ((2,) if site.wire.name == "vllm" else (2, 3))
 
 
@@ -206,7 +209,7 @@ LOOK = {"type": "function", "function": {"name": "look", "parameters": {"type": 
 
 
 @both_ways
-async def test_a_call_that_breaks_off_while_it_is_held_is_gone_on_with(site: Site, stream: bool) -> None:
+async def test_interrupted_tool_call_continues_on_the_second_backend(site: Site, stream: bool) -> None:
     site.behave(breaks(reset_at(9), text=CALL))
     check_error(await site.ask("one", stream=stream, tools=[LOOK]), 502, "backend_protocol_error")
     site.behave(breaks(reset_at(9), text=CALL))
@@ -223,47 +226,47 @@ async def test_a_call_that_breaks_off_while_it_is_held_is_gone_on_with(site: Sit
 SILENT: dict[str, Behaviour] = {
     "no headers": lambda wire: wire.silent(),
     "no token": breaks(stall_at(0)),
-    "comments only": breaks(*(inject_at(0, b": hi\n\n") for _ in range(3)), stall_at(0)),
-    "no end of a header": breaks(stall_at(2)),
+    "only comments": breaks(*(inject_at(0, b": hi\n\n") for _ in range(3)), stall_at(0)),
+    "unfinished Harmony header": breaks(stall_at(2)),
 }
 
 
 @both_ways
-@pytest.mark.parametrize("how", SILENT.values(), ids=SILENT)
-async def test_a_silent_backend_is_left_for_the_other_or_is_a_timeout(site: Site, how: Behaviour, stream: bool) -> None:
-    site.behave(how)
-    one, *two = await asyncio.gather(
+@pytest.mark.parametrize("behaviour", SILENT.values(), ids=SILENT)
+async def test_silent_backend_fails_over_or_is_a_timeout(site: Site, behaviour: Behaviour, stream: bool) -> None:
+    site.behave(behaviour)
+    only_answer, *answers = await asyncio.gather(
         site.ask("hurried-one", stream=stream), *(site.ask("hurried-two", stream=stream) for _ in range(2))
     )
-    check_error(one, 504, "backend_timeout")
-    for answer in two:
+    check_error(only_answer, 504, "backend_timeout")
+    for answer in answers:
         check_answer(site, answer, stream=stream)
-    assert sorted(message_of(answer).note["failovers"] for answer in two) == [0, 1]
+    assert sorted(message_of(answer).note["failovers"] for answer in answers) == [0, 1]
 
 
-# Something was shown when it broke.
+# Faults after visible output.
 LATE: dict[str, tuple[Behaviour, str]] = {
     "RST": (breaks(reset_at(6)), "backend_protocol_error"),
     "FIN": (breaks(close_at(6)), "backend_protocol_error"),
-    "FIN in an event": (breaks(half_event_at(6)), "backend_protocol_error"),
-    "RST in the answer": (breaks(reset_at(15)), "backend_protocol_error"),
+    "FIN within an event": (breaks(half_event_at(6)), "backend_protocol_error"),
+    "RST within the answer": (breaks(reset_at(15)), "backend_protocol_error"),
     "garbage": (breaks(inject_at(6, b"data: {garbage\n\n")), "backend_protocol_error"),
     "HTML": (breaks(inject_at(6, b"data: <html>\n\n")), "backend_protocol_error"),
-    "bytes that are no text": (breaks(inject_at(6, b"data: \xff\xfe\n\n")), "backend_protocol_error"),
-    "an error event": (breaks(inject_at(6, b'data: {"error": {"message": "x"}}\n\n')), "backend_protocol_error"),
-    "an error event with its status": (
+    "invalid UTF-8": (breaks(inject_at(6, b"data: \xff\xfe\n\n")), "backend_protocol_error"),
+    "error event": (breaks(inject_at(6, b'data: {"error": {"message": "x"}}\n\n')), "backend_protocol_error"),
+    "error event with a code": (
         breaks(inject_at(6, b'data: {"error": {"message": "x", "code": 500}}\n\n')),
         "backend_error",
     ),
-    "an id below zero": (breaks(inject_at(6, event(token_ids=[-1], text=3))), "backend_protocol_error"),
-    "an unknown finish": (breaks(inject_at(6, event(finish_reason="bored"))), "backend_protocol_error"),
-    "done without a finish": (breaks(inject_at(6, b"data: [DONE]\n\n")), "backend_protocol_error"),
+    "negative token id": (breaks(inject_at(6, event(token_ids=[-1], text=3))), "backend_protocol_error"),
+    "unknown finish reason": (breaks(inject_at(6, event(finish_reason="bored"))), "backend_protocol_error"),
+    "[DONE] without a finish reason": (breaks(inject_at(6, b"data: [DONE]\n\n")), "backend_protocol_error"),
     "aborted": (breaks(inject_at(6, event(finish_reason="abort"))), "backend_unavailable"),
 }
 
 
 @pytest.mark.parametrize("case", LATE)
-async def test_after_something_was_shown_another_goes_on_and_nobody_notices(site: Site, case: str) -> None:
+async def test_second_backend_continues_after_visible_output(site: Site, case: str) -> None:
     site.behave(LATE[case][0])
     answers = [await site.ask("two", stream=True) for _ in range(2)]
     for answer in answers:
@@ -276,9 +279,9 @@ async def test_after_something_was_shown_another_goes_on_and_nobody_notices(site
 @pytest.mark.sampled(one_in=4)
 @pytest.mark.parametrize("group", ["one", "stays"])
 @pytest.mark.parametrize("case", LATE)
-async def test_with_nowhere_to_go_on_it_is_one_error_event_and_no_retry(site: Site, case: str, group: str) -> None:
-    how, code = LATE[case]
-    site.behave(how)
+async def test_interrupted_stream_ends_with_one_error_event_without_failover(site: Site, case: str, group: str) -> None:
+    behaviour, code = LATE[case]
+    site.behave(behaviour)
     answers = [await site.ask(group, stream=True) for _ in range(1 if group == "one" else 2)]
     [broken] = [answer for answer in answers if "error" in answer.events[-1]]
     check_broken(broken, code)
@@ -287,16 +290,16 @@ async def test_with_nowhere_to_go_on_it_is_one_error_event_and_no_retry(site: Si
 
 
 @pytest.mark.parametrize("case", LATE)
-async def test_a_whole_answer_that_breaks_off_is_an_http_error(site: Site, case: str) -> None:
-    how, code = LATE[case]
-    site.behave(how)
+async def test_interrupted_answer_without_streaming_is_an_http_error(site: Site, case: str) -> None:
+    behaviour, code = LATE[case]
+    site.behave(behaviour)
     status = {"backend_protocol_error": 502, "backend_error": 502, "backend_unavailable": 503}[code]
     check_error(await site.ask("one", stream=False), status, code)
     assert len(asked(site.bad)) == 1
 
 
 @both_ways
-async def test_an_end_without_done_is_one_where_the_last_token_was_there(site: Site, stream: bool) -> None:
+async def test_missing_done_is_accepted_if_the_stop_token_arrived(site: Site, stream: bool) -> None:
     site.behave(breaks(without_done))
     answer = await site.ask("one", stream=stream)
     if not site.wire.hidden_stop():
@@ -308,7 +311,7 @@ async def test_an_end_without_done_is_one_where_the_last_token_was_there(site: S
     check_answer(site, await site.ask("two", stream=stream), stream=stream)
 
 
-async def test_silence_after_something_was_shown_is_one_error_event(site: Site) -> None:
+async def test_silence_after_visible_output_is_one_error_event(site: Site) -> None:
     site.behave(breaks(stall_at(6)))
     answer = await site.ask("hurried-one", stream=True)
     check_broken(answer, "backend_timeout")
@@ -316,7 +319,7 @@ async def test_silence_after_something_was_shown_is_one_error_event(site: Site) 
 
 
 @both_ways
-async def test_an_answer_that_drags_on_is_cut_at_its_total_time(site: Site, stream: bool) -> None:
+async def test_slow_answer_ends_at_the_total_time_limit(site: Site, stream: bool) -> None:
     text = ANSWER.replace("Easy", "Well, " * 100)
     site.behave(breaks(text=text, delay_s=0.02))
     answer = await site.ask("short-one", stream=stream)
@@ -335,9 +338,7 @@ TOO_LONG: dict[str, Refusal] = {
 
 @both_ways
 @pytest.mark.parametrize("case", TOO_LONG)
-async def test_what_is_too_long_for_one_backend_goes_to_another_and_else_is_told(
-    site: Site, case: str, stream: bool
-) -> None:
+async def test_context_overflow_goes_to_another_backend_or_is_a_400(site: Site, case: str, stream: bool) -> None:
     site.behave(lambda wire: TOO_LONG[case])
     assert [(await site.ask("two", stream=stream)).status for _ in range(2)] == [200, 200]
     assert (len(asked(site.bad)), len(asked(site.good))) == (1, 2)
@@ -349,9 +350,7 @@ CLAUDE_CODE = re.compile(ANTHROPIC_PROMPT_TOO_LONG.clients["Claude Code"], re.IG
 
 @both_ways
 @pytest.mark.parametrize("case", TOO_LONG)
-async def test_messages_reports_a_full_window_of_the_backend_in_anthropics_words(
-    site: Site, case: str, stream: bool
-) -> None:
+async def test_messages_reports_a_context_overflow_in_anthropics_words(site: Site, case: str, stream: bool) -> None:
     site.behave(lambda wire: TOO_LONG[case])
     answer = await site.unretrying.messages(model="gpt-oss-one", stream=stream)
     assert (answer.status, answer.headers["x-should-retry"]) == (400, "false")
@@ -361,7 +360,7 @@ async def test_messages_reports_a_full_window_of_the_backend_in_anthropics_words
     assert int(found[1]) > int(found[2]) == {"as 400": 4096, "as 413": 10}[case]
 
 
-# The text that each API's clients match, by path.
+# Error text that clients of each API match, by path.
 FULL: dict[str, tuple[dict[str, Any], MatchedText]] = {
     "/v1/chat/completions": ({"messages": [{"role": "user", "content": "Hi"}]}, OPENAI_PROMPT_TOO_LONG),
     "/v1/responses": ({"input": "Hi"}, OPENAI_PROMPT_TOO_LONG),
@@ -374,7 +373,7 @@ FULL: dict[str, tuple[dict[str, Any], MatchedText]] = {
 
 
 @both_ways
-async def test_a_full_window_is_reported_in_the_words_of_the_callers_api(stream: bool) -> None:
+async def test_context_overflow_is_reported_in_the_words_of_each_api(stream: bool) -> None:
     async with FakeVllm(context=20) as fake:
         config = {**config_of(f"vllm@{fake.url}"), "unisono": {"raw_completions": True}}
         async with gateway(config) as running:
@@ -396,9 +395,7 @@ REFUSED: dict[str, tuple[Refusal, str]] = {
 
 @both_ways
 @pytest.mark.parametrize("case", REFUSED)
-async def test_what_the_request_is_to_blame_for_is_told_and_never_tried_elsewhere(
-    site: Site, case: str, stream: bool
-) -> None:
+async def test_rejected_request_is_reported_without_failover(site: Site, case: str, stream: bool) -> None:
     refusal, code = REFUSED[case]
     site.behave(lambda wire: refusal)
     answers = [await site.ask("two", stream=stream) for _ in range(2)]
@@ -407,26 +404,26 @@ async def test_what_the_request_is_to_blame_for_is_told_and_never_tried_elsewher
     assert (len(asked(site.bad)), len(asked(site.good))) == (1, 1)
 
 
-# Odd, but an answer.
+# Unusual streams that are still valid answers.
 ODD: dict[str, Behaviour] = {
     "byte by byte": breaks(recut(1, 0)),
-    "in sevens": breaks(recut(7, 0)),
-    "at once": breaks(in_one_write),
+    "seven bytes at a time": breaks(recut(7, 0)),
+    "one write": breaks(in_one_write),
     "CRLF": breaks(line_ends(b"\r\n")),
     "CR": breaks(line_ends(b"\r")),
     "all line ends": breaks(line_ends(b"\r\n", b"\n", b"\n", b"\r"), recut(5, 0)),
     "comments": breaks(inject_at(0, b": ping\n\n"), inject_at(5, b":\n\n"), inject_at(9, b"event: x\nid: 7\n\n")),
-    "done twice": breaks(done_twice),
-    "usage that lies": breaks(prompt_tokens=-7, cached_tokens=10**9),
-    "usage of another type": breaks(prompt_tokens="many"),
-    "a huge usage": breaks(prompt_tokens=10**30),
+    "[DONE] twice": breaks(done_twice),
+    "impossible usage": breaks(prompt_tokens=-7, cached_tokens=10**9),
+    "usage of a wrong type": breaks(prompt_tokens="many"),
+    "huge usage": breaks(prompt_tokens=10**30),
 }
 
 
 @both_ways
-@pytest.mark.parametrize("how", ODD.values(), ids=ODD)
-async def test_an_odd_wire_is_an_answer_all_the_same(site: Site, how: Behaviour, stream: bool) -> None:
-    site.behave(how)
+@pytest.mark.parametrize("behaviour", ODD.values(), ids=ODD)
+async def test_unusual_stream_is_read_as_a_normal_answer(site: Site, behaviour: Behaviour, stream: bool) -> None:
+    site.behave(behaviour)
     answer = await site.ask("one", stream=stream, stream_options={"include_usage": True} if stream else None)
     check_answer(site, answer, stream=stream)
     usage = message_of(answer).usage
@@ -438,8 +435,8 @@ async def test_an_odd_wire_is_an_answer_all_the_same(site: Site, how: Behaviour,
 FAMILY = "Greetings: 👩‍👩‍👧 中文 é!"
 
 
-async def test_characters_cut_anywhere_reach_the_client_whole(site: Site) -> None:
-    """Ids wires cut characters into tokens, text wires into bytes."""
+async def test_split_characters_reach_the_client_whole(site: Site) -> None:
+    """Ids wires split characters into tokens, text wires into bytes."""
     text = f"<|channel|>final<|message|>{FAMILY}<|return|>"
     if site.wire.name == "vllm":
         site.behave(lambda wire: wire.script(text))
@@ -455,12 +452,12 @@ async def test_characters_cut_anywhere_reach_the_client_whole(site: Site) -> Non
 
 
 @both_ways
-async def test_several_choices_share_one_fate(site: Site, stream: bool) -> None:
-    fates: Iterator[Script] = iter(
+async def test_failure_of_one_choice_fails_all_choices(site: Site, stream: bool) -> None:
+    scripts: Iterator[Script] = iter(
         [site.wire.script(ANSWER), site.wire.script(ANSWER, faults=(reset_at(6),)), site.wire.script(ANSWER)]
     )
     site.behave(lambda wire: wire.script(""))
-    site.bad.script = lambda asked: next(fates)  # type: ignore[assignment]
+    site.bad.script = lambda _: next(scripts)  # type: ignore[assignment]
     answer = await site.ask("one", stream=stream, n=3)
     if stream:
         assert answer.status == 200
@@ -471,7 +468,7 @@ async def test_several_choices_share_one_fate(site: Site, stream: bool) -> None:
     assert len(asked(site.bad)) == 3
 
 
-# The group as a whole. Each of these needs a gateway of its own.
+# Groups as a whole. Each test needs its own gateway.
 
 
 def dead_port() -> int:
@@ -479,28 +476,28 @@ def dead_port() -> int:
         return int(unused.getsockname()[1])
 
 
-async def test_a_backend_that_is_dead_from_the_start_disturbs_nobody() -> None:
+async def test_backend_that_never_started_does_not_affect_requests() -> None:
     wire = WIRES["vllm"]
     async with wire.fake() as good:
         answer = wire.script(ANSWER)
-        good.script = lambda asked: answer  # type: ignore[assignment]
+        good.script = lambda _: answer  # type: ignore[assignment]
         dead = f"http://127.0.0.1:{dead_port()}"
         entries = [deployment("gpt-oss", wire, dead), deployment("gpt-oss", wire, good)]
         async with gateway({"model_list": entries}) as running:
             began = asyncio.get_running_loop().time()
             answers = [await running.chat() for _ in range(6)]
-            assert asyncio.get_running_loop().time() - began < QUICK_S
-            assert [message_of(answer).content for answer in answers] == [SAID[1]] * 6
+            assert asyncio.get_running_loop().time() - began < IMMEDIATE_S
+            assert [message_of(answer).content for answer in answers] == [EXPECTED[1]] * 6
             health = await running.get("/health/readiness")
             assert health.status == 200
 
 
-async def test_deployments_take_turns_by_weight() -> None:
+async def test_deployments_share_requests_by_weight() -> None:
     wire = WIRES["vllm"]
     async with wire.fake() as heavy, wire.fake() as light, wire.fake() as other:
         answer = wire.script(ANSWER)
         for fake in (heavy, light, other):
-            fake.script = lambda asked: answer  # type: ignore[assignment]
+            fake.script = lambda _: answer  # type: ignore[assignment]
         entries = [
             deployment("gpt-oss", wire, heavy, weight=4),
             deployment("gpt-oss", wire, light, weight=2),
@@ -514,10 +511,10 @@ async def test_deployments_take_turns_by_weight() -> None:
 
 
 @both_ways
-async def test_when_everything_is_overloaded_the_retries_are_counted(stream: bool) -> None:
+async def test_retries_are_limited_if_all_deployments_are_overloaded(stream: bool) -> None:
     wire = WIRES["vllm"]
     async with wire.fake() as busy:
-        busy.script = lambda asked: Refusal(503, b"{}", headers={"Retry-After": "3"})
+        busy.script = lambda _: Refusal(503, b"{}", headers={"Retry-After": "3"})
         entries = [deployment("gpt-oss", wire, busy) for _ in range(5)]
         config = {"model_list": entries, "router_settings": {"num_retries": 2}}
         async with gateway(config) as running:
@@ -528,43 +525,41 @@ async def test_when_everything_is_overloaded_the_retries_are_counted(stream: boo
                 assert len(asked(busy)) == 3 * request
 
 
-async def test_a_backend_that_keeps_failing_rests_and_is_tried_again() -> None:
+async def test_failing_backend_cools_down_and_is_used_again() -> None:
     wire = WIRES["vllm"]
     async with wire.fake() as flapping, wire.fake() as good:
         answer = wire.script(ANSWER)
-        good.script = lambda asked: answer  # type: ignore[assignment]
+        good.script = lambda _: answer  # type: ignore[assignment]
         flapping.script = good.script
         entries = [deployment("gpt-oss", wire, flapping), deployment("gpt-oss", wire, good)]
         router = {"allowed_fails": 1, "cooldown_time": 0.5}
         async with gateway({"model_list": entries, "router_settings": router}) as running:
             await all_take_turns(running, flapping, good)
-            flapping.script = lambda asked: Refusal(500)
+            flapping.script = lambda _: Refusal(500)
             for number in range(10):
-                # Each on its own: one client's requests might be what is wrong.
-                asks = [{"role": "user", "content": f"Question {number}"}]
-                assert message_of(await running.chat(messages=asks)).content == SAID[1]
+                # A different prompt each time: identical failing requests could be the fault of the request.
+                messages = [{"role": "user", "content": f"Question {number}"}]
+                assert message_of(await running.chat(messages=messages)).content == EXPECTED[1]
             assert len(asked(flapping)) == 2
-            flapping.script = lambda asked: answer  # type: ignore[assignment]
-            # It has rested, and is looked at before it is used again.
+            flapping.script = lambda _: answer  # type: ignore[assignment]
+            # After its cooldown, it is probed before it is used again.
             async with asyncio.timeout(15):
                 while len(asked(flapping)) == 2:
-                    assert message_of(await running.chat()).content == SAID[1]
+                    assert message_of(await running.chat()).content == EXPECTED[1]
                     await asyncio.sleep(0.05)
 
 
-# What a client must find
+# Checks of the client's answer
 
 
 def check_answer(site: Site, answer: Answer, *, stream: bool) -> None:
     assert answer.status == 200
     assert answer.done is stream
-    said = message_of(answer)
-    assert (said.reasoning, said.content, said.calls, said.finish_reason) == (*SAID, [], "stop")
-    # What is gone on with may come with all of its ids, that of the stop too.
-    assert said.note["recoveries"] == site.wire.hidden_stop() or (said.note["failovers"], said.note["recoveries"]) == (
-        1,
-        [],
-    )
+    message = message_of(answer)
+    assert (message.reasoning, message.content, message.calls, message.finish_reason) == (*EXPECTED, [], "stop")
+    # A continued answer may come with all of its ids, including the stop token.
+    note = message.note
+    assert note["recoveries"] == site.wire.hidden_stop() or (note["failovers"], note["recoveries"]) == (1, [])
 
 
 def check_error(answer: Answer, status: int, code: str, kind: str = "server_error") -> None:
@@ -578,18 +573,18 @@ def check_error(answer: Answer, status: int, code: str, kind: str = "server_erro
 
 
 def check_broken(answer: Answer, code: str) -> None:
-    """Half an answer with an error at its end, and nothing that could be taken for success."""
+    """Check a partial answer with an error at its end and no sign of success."""
     assert answer.status == 200
     assert not answer.done
     assert b"[DONE]" not in answer.raw
-    *shown, last = answer.events
+    *before_error, last = answer.events
     assert last["error"]["code"] == code
     assert set(last) == {"error", "unisono"}
-    said = "".join(
+    text = "".join(
         event["choices"][0]["delta"].get("reasoning") or event["choices"][0]["delta"].get("content") or ""
-        for event in shown
+        for event in before_error
     )
-    assert said
-    assert "".join(SAID).startswith(said) or said.startswith("Well, ")
-    assert all(choice["finish_reason"] is None for event in shown for choice in event["choices"])
+    assert text
+    assert "".join(EXPECTED).startswith(text) or text.startswith("Well, ")
+    assert all(choice["finish_reason"] is None for event in before_error for choice in event["choices"])
     assert answer.raw.rstrip().rpartition(b"\n")[2].startswith(b'data: {"error"')

@@ -1,4 +1,4 @@
-"""Hooks on every surface: what they refuse, change and say, and what becomes of turns when they fail."""
+"""Hooks on every API surface: refusals, changes, annotations and failures."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tests.e2e.keyed import bearing, keyed
 from tests.e2e.messages import message_of as in_messages
 from tests.e2e.replicas import Client
 from tests.e2e.responses import ANSWER, Line, line, refusal, text_of
-from tests.e2e.test_background_ends import deaths
+from tests.e2e.test_background_ends import crash_background_tasks
 from tests.e2e.test_metrics import read
 from tests.e2e.test_responses_websocket import connected
 from tests.e2e.wires import ENCODING, WIRES, asked
@@ -39,13 +39,13 @@ def installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @asynccontextmanager
 async def hooked(*hooks: Any) -> AsyncIterator[Line]:
-    async with line(WIRES["vllm"], unisono={"hooks": list(hooks)}) as here:
-        yield here
+    async with line(WIRES["vllm"], unisono={"hooks": list(hooks)}) as harness:
+        yield harness
 
 
 @dataclass(frozen=True)
-class Said:
-    """What a client ends up with, on any surface. `status` is HTTP's where the answer is an error's."""
+class Outcome:
+    """Outcome for the client on any API surface; `status` is the HTTP status of an error."""
 
     text: str = ""
     about: Json = field(default_factory=dict)
@@ -54,70 +54,70 @@ class Said:
     raw: str = ""
 
 
-def of_chat(answer: Answer) -> Said:
+def of_chat(answer: Answer) -> Outcome:
     if answer.status != 200:
-        return Said(error=answer.body["error"], status=answer.status, raw=answer.raw.decode())
+        return Outcome(error=answer.body["error"], status=answer.status, raw=answer.raw.decode())
     if answer.events and "error" in answer.events[-1]:
-        return Said(error=answer.events[-1]["error"], raw=answer.raw.decode())
+        return Outcome(error=answer.events[-1]["error"], raw=answer.raw.decode())
     message = message_of(answer)
-    return Said(message.content or "", message.note, raw=answer.raw.decode())
+    return Outcome(message.content or "", message.note, raw=answer.raw.decode())
 
 
-def of_response(response: Json) -> Said:
-    return Said(text_of(response), response["unisono"], response["error"], raw=json.dumps(response))
+def of_response(response: Json) -> Outcome:
+    return Outcome(text_of(response), response["unisono"], response["error"], raw=json.dumps(response))
 
 
-async def chat(here: Line, text: str, *, stream: bool) -> Said:
-    return of_chat(await here.gateway.chat(messages=[{"role": "user", "content": text}], stream=stream))
+async def chat(harness: Line, text: str, *, stream: bool) -> Outcome:
+    return of_chat(await harness.gateway.chat(messages=[{"role": "user", "content": text}], stream=stream))
 
 
-async def message(here: Line, text: str, *, stream: bool) -> Said:
-    answer = await here.gateway.messages(messages=[{"role": "user", "content": text}], stream=stream)
+async def message(harness: Line, text: str, *, stream: bool) -> Outcome:
+    answer = await harness.gateway.messages(messages=[{"role": "user", "content": text}], stream=stream)
     error = answer.body if answer.status != 200 else answer.events[-1] if answer.events else {}
     if "error" in error:
-        return Said(error=error["error"], status=answer.status, raw=answer.raw.decode())
-    said = in_messages(answer)
-    return Said(said.content or "", said.note, raw=answer.raw.decode())
+        return Outcome(error=error["error"], status=answer.status, raw=answer.raw.decode())
+    answer_message = in_messages(answer)
+    return Outcome(answer_message.content or "", answer_message.note, raw=answer.raw.decode())
 
 
-async def response(here: Line, text: str, *, stream: bool) -> Said:
-    answer = await here.post(input=text, stream=stream)
+async def response(harness: Line, text: str, *, stream: bool) -> Outcome:
+    answer = await harness.post(input=text, stream=stream)
     if answer.status != 200:
-        return Said(error=answer.body["error"], status=answer.status, raw=answer.raw.decode())
+        return Outcome(error=answer.body["error"], status=answer.status, raw=answer.raw.decode())
     for event in answer.events:
         if event["type"] == "error":
-            return Said(error=event, raw=answer.raw.decode())
+            return Outcome(error=event, raw=answer.raw.decode())
     return of_response(answer.events[-1]["response"] if stream else answer.body)
 
 
-async def background(here: Line, text: str) -> Said:
-    answer = await here.post(input=text, background=True)
+async def background(harness: Line, text: str) -> Outcome:
+    answer = await harness.post(input=text, background=True)
     if answer.status != 200:
-        return Said(error=answer.body["error"], status=answer.status, raw=answer.raw.decode())
+        return Outcome(error=answer.body["error"], status=answer.status, raw=answer.raw.decode())
     async with aiohttp.ClientSession() as session:
-        return of_response(await Client(here.gateway.url, session).over(answer.body["id"], every_s=0.01))
+        return of_response(await Client(harness.gateway.url, session).over(answer.body["id"], every_s=0.01))
 
 
-async def socket(here: Line, text: str) -> Said:
-    async with connected(here.gateway) as client:
+async def socket(harness: Line, text: str) -> Outcome:
+    async with connected(harness.gateway) as client:
         await client.send(input=text)
         events = [await client.event()]
         while events[-1]["type"] not in {"error", "response.completed", "response.failed"}:
             events.append(await client.event())
         if events[-1]["type"] == "error":
             last = events[-1]
-            return Said(error=last["error"], status=last.get("status", 200), raw=json.dumps(last))
+            return Outcome(error=last["error"], status=last.get("status", 200), raw=json.dumps(last))
         return of_response(events[-1]["response"])
 
 
-Surface = Callable[[Line, str], Awaitable[Said]]
+Surface = Callable[[Line, str], Awaitable[Outcome]]
 SURFACES: dict[str, Surface] = {
-    "Chat, whole": lambda here, text: chat(here, text, stream=False),
-    "Chat, streamed": lambda here, text: chat(here, text, stream=True),
-    "Messages, whole": lambda here, text: message(here, text, stream=False),
-    "Messages, streamed": lambda here, text: message(here, text, stream=True),
-    "Responses, whole": lambda here, text: response(here, text, stream=False),
-    "Responses, streamed": lambda here, text: response(here, text, stream=True),
+    "Chat, whole": lambda harness, text: chat(harness, text, stream=False),
+    "Chat, streamed": lambda harness, text: chat(harness, text, stream=True),
+    "Messages, whole": lambda harness, text: message(harness, text, stream=False),
+    "Messages, streamed": lambda harness, text: message(harness, text, stream=True),
+    "Responses, whole": lambda harness, text: response(harness, text, stream=False),
+    "Responses, streamed": lambda harness, text: response(harness, text, stream=True),
     "Responses, in the background": background,
     "Responses, over a WebSocket": socket,
 }
@@ -126,74 +126,71 @@ every_surface = pytest.mark.parametrize("surface", SURFACES.values(), ids=SURFAC
 
 
 @every_surface
-async def test_a_turn_that_is_refused_asks_no_backend(surface: Surface) -> None:
-    async with hooked({"failing": {"at": "before", "way": "refuses"}}) as here:
-        said = await surface(here, "Hi")
-        assert said.error is not None
-        # What is told of a failure in a stream has one of OpenAI's few codes.
-        # Anthropic's have none, and name the field in the message.
-        assert said.error.get("code", "no_thanks") in ("no_thanks", "invalid_prompt")
-        assert said.error["message"] in ("Not here.", "input: Not here.")
-        assert said.error.get("param", "input") == "input"
-        assert said.status in (200, 403)
-        assert asked(here.fake) == []
-        assert (await read(here.gateway.url))("hook_failures_total") == 0
+async def test_refused_request_reaches_no_backend(surface: Surface) -> None:
+    async with hooked({"failing": {"at": "before", "way": "refuses"}}) as harness:
+        outcome = await surface(harness, "Hi")
+        assert outcome.error is not None
+        # Failures in OpenAI streams have one of a few codes.
+        assert outcome.error.get("code", "no_thanks") in ("no_thanks", "invalid_prompt")
+        assert outcome.error["message"] in ("Not here.", "input: Not here.")
+        assert outcome.error.get("param", "input") == "input"
+        assert outcome.status in (200, 403)
+        assert asked(harness.fake) == []
+        assert (await read(harness.gateway.url))("hook_failures_total") == 0
 
 
-async def test_a_refusal_has_its_status_and_the_shape_of_the_api() -> None:
-    async with hooked({"failing": {"at": "before", "way": "refuses"}}) as here:
+async def test_refusal_has_its_status_and_the_format_of_the_api() -> None:
+    async with hooked({"failing": {"at": "before", "way": "refuses"}}) as harness:
         for stream in (False, True):
-            assert refusal(await here.post(stream=stream), 403, "input", "no_thanks") == "Not here."
-            assert refusal(await here.gateway.chat(stream=stream), 403, "input", "no_thanks") == "Not here."
+            assert refusal(await harness.post(stream=stream), 403, "input", "no_thanks") == "Not here."
+            assert refusal(await harness.gateway.chat(stream=stream), 403, "input", "no_thanks") == "Not here."
 
 
-LASTING: dict[str, Json] = {
+STORED_REQUESTS: dict[str, Json] = {
     "in the background": {"background": True},
     "in the background, streamed": {"background": True, "stream": True},
-    "with a key of its own": {},
+    "in the foreground": {},
 }
 
 
 @pytest.mark.parametrize("way", ["refuses", "raises"])
-@pytest.mark.parametrize("fields", LASTING.values(), ids=LASTING)
-async def test_a_response_that_would_last_is_refused_before_it_is_promised(
-    tmp_path: Path, fields: Json, way: str
-) -> None:
+@pytest.mark.parametrize("fields", STORED_REQUESTS.values(), ids=STORED_REQUESTS)
+async def test_refused_response_leaves_no_trace_in_the_store(tmp_path: Path, fields: Json, way: str) -> None:
     async with FakeVllm(tokens=ENCODING.encode_marked(ANSWER)) as fake:
         config = config_of(f"vllm@{fake.url}", unisono={"hooks": [{"failing": {"at": "before", "way": way}}]})
         async with keyed(config, tmp_path) as (running, keys):
             _, key = await keys.issue(limits=KeyLimits(max_parallel=1, token_budget=5000))
-            talk = json.loads((await running.post("/v1/conversations", b"{}", **bearing(key))).raw)["id"]
-            body = json.dumps({"model": "gpt-oss", "input": "Hi", "conversation": talk, **fields}).encode()
-            # Again and again: its place, its budget, its conversation and its key are free at once.
+            conversation = json.loads((await running.post("/v1/conversations", b"{}", **bearing(key))).raw)["id"]
+            body = json.dumps({"model": "gpt-oss", "input": "Hi", "conversation": conversation, **fields}).encode()
+            # Repeatedly: slot, budget, conversation and key must be free again at once.
             for _ in range(3):
                 refused = await running.post("/v1/responses", body, **bearing(key), idempotency_key="one")
                 status, code = (403, "no_thanks") if way == "refuses" else (503, "hook_failed")
                 refusal(refused, status, "input" if way == "refuses" else None, code)
             assert asked(fake) == []
-            assert (await running.get(f"/v1/conversations/{talk}/items", **bearing(key))).body["data"] == []
+            assert (await running.get(f"/v1/conversations/{conversation}/items", **bearing(key))).body["data"] == []
             used = (await running.get("/v1/usage", **bearing(key))).body["total"]
             assert (used["requests"], used["errors"], used["total_tokens"]) == (3, 3, 0)
-        with closing(sqlite3.connect(tmp_path / "state.db")) as kept:
-            assert kept.execute("SELECT count(*) FROM responses").fetchone() == (0,)
+        with closing(sqlite3.connect(tmp_path / "state.db")) as database:
+            assert database.execute("SELECT count(*) FROM responses").fetchone() == (0,)
 
 
 @every_surface
-async def test_the_model_reads_what_hooks_made_of_a_turn_one_after_the_other(surface: Surface) -> None:
+async def test_hooks_change_the_prompt_in_order(surface: Surface) -> None:
     first, second = ({"replacing": {"word": word, "other": other}} for word, other in (("Ann", "Bea"), ("Bea", "Cleo")))
-    async with hooked(first, second) as here:
-        assert (await surface(here, "I am Ann.")).text == "ok"
-        assert here.said == "<|start|>user<|message|>I am Cleo.<|end|>"
-        [request] = asked(here.fake)
+    async with hooked(first, second) as harness:
+        assert (await surface(harness, "I am Ann.")).text == "ok"
+        assert harness.said == "<|start|>user<|message|>I am Cleo.<|end|>"
+        [request] = asked(harness.fake)
         assert (request.json["temperature"], request.json["logit_bias"]) == (0.25, {"17": 1.5})
 
 
 @every_surface
-async def test_what_hooks_say_stands_beside_the_answer(surface: Surface) -> None:
-    async with hooked("hearing", {"hearing": {"says": "twice"}}) as here:
-        said = await surface(here, "Hi")
-        heard = {"before": "heard", "after": "ok", "used": len(ENCODING.encode_marked(ANSWER))}
-        assert said.about["hooks"] == {"hearing": heard, "hearing-2": heard | {"before": "twice"}}
+async def test_hook_annotations_are_returned_with_the_answer(surface: Surface) -> None:
+    async with hooked("hearing", {"hearing": {"says": "twice"}}) as harness:
+        outcome = await surface(harness, "Hi")
+        annotation = {"before": "heard", "after": "ok", "used": len(ENCODING.encode_marked(ANSWER))}
+        assert outcome.about["hooks"] == {"hearing": annotation, "hearing-2": annotation | {"before": "twice"}}
         assert [name for name, _, _ in CALLS] == ["before", "before", "after", "after"]
         _, request, answer = CALLS[-1]
         assert answer is not None
@@ -202,112 +199,112 @@ async def test_what_hooks_say_stands_beside_the_answer(surface: Surface) -> None
         assert bool(request.request_id)
 
 
-async def test_of_several_choices_each_is_a_turn() -> None:
-    async with hooked("hearing") as here:
-        answer = await here.gateway.chat(n=2)
-        assert [said["before"] for said in answer.body["unisono"]["hooks"]["hearing"]] == ["heard", "heard"]
+async def test_hooks_run_for_each_of_several_choices() -> None:
+    async with hooked("hearing") as harness:
+        answer = await harness.gateway.chat(n=2)
+        assert [annotation["before"] for annotation in answer.body["unisono"]["hooks"]["hearing"]] == ["heard", "heard"]
         assert sorted(name for name, _, _ in CALLS) == ["after", "after", "before", "before"]
 
 
 @pytest.mark.parametrize("name", SURFACES)
-async def test_an_answer_is_kept_from_whoever_has_seen_nothing_of_it(name: str) -> None:
-    async with hooked({"failing": {"at": "after", "way": "refuses"}}) as here:
-        said = await SURFACES[name](here, "Hi")
+async def test_refusal_after_the_answer_withholds_unsent_answers(name: str) -> None:
+    async with hooked({"failing": {"at": "after", "way": "refuses"}}) as harness:
+        outcome = await SURFACES[name](harness, "Hi")
         if name in WHOLE:
-            assert said.error is not None
-            assert (said.status, said.error.get("code", "no_thanks")) == (403, "no_thanks")
-            assert "ok" not in said.raw
+            assert outcome.error is not None
+            assert (outcome.status, outcome.error.get("code", "no_thanks")) == (403, "no_thanks")
+            assert "ok" not in outcome.raw
         else:
-            assert said.error is None
-            assert said.text == "ok"
-            assert said.about["hooks"] == {"failing": {"refused": {"message": "Not here.", "code": "no_thanks"}}}
+            assert outcome.error is None
+            assert outcome.text == "ok"
+            assert outcome.about["hooks"] == {"failing": {"refused": {"message": "Not here.", "code": "no_thanks"}}}
 
 
 @pytest.mark.parametrize("at", ["before", "after"])
-async def test_a_refusal_that_nothing_could_send_is_one_all_the_same(at: str) -> None:
-    async with hooked({"failing": {"at": at, "way": "refuses with half a letter"}}) as here:
-        for ask in (here.post, here.gateway.chat):
+async def test_refusal_with_a_lone_surrogate_is_still_sent(at: str) -> None:
+    async with hooked({"failing": {"at": at, "way": "refuses with a lone surrogate"}}) as harness:
+        for ask in (harness.post, harness.gateway.chat):
             assert refusal(await ask(), 403, "input.\ufffd", "no_thanks") == "Not \ufffd."
-        said = await chat(here, "Hi", stream=True)
-        told = said.error if at == "before" else said.about["hooks"]["failing"]["refused"]
-        assert told is not None
-        assert told["message"] == "Not \ufffd."
+        outcome = await chat(harness, "Hi", stream=True)
+        error = outcome.error if at == "before" else outcome.about["hooks"]["failing"]["refused"]
+        assert error is not None
+        assert error["message"] == "Not \ufffd."
 
 
-FAILURES = sorted({*WAYS, *SAYS} - {"refuses", "refuses with half a letter"})
+FAILURES = sorted({*WAYS, *SAYS} - {"refuses", "refuses with a lone surrogate"})
 
 
 @pytest.mark.sampled(one_in=3)
 @pytest.mark.parametrize("way", FAILURES)
 @pytest.mark.parametrize("at", ["before", "after"])
-async def test_a_turn_ends_with_a_hook_that_fails_or_goes_on_without(at: str, way: str) -> None:
-    failing = {"at": at, "way": way, "timeout_s": 0.05 if way == "is slow" else 5}
-    async with hooked({"failing": failing}) as here:
+async def test_failing_hook_fails_the_request_or_is_skipped_if_fail_open(at: str, way: str) -> None:
+    failing = {"at": at, "way": way, "timeout_s": 0.05 if way == "sleeps" else 5}
+    async with hooked({"failing": failing}) as harness:
         for name in ("Chat, whole", "Responses, streamed"):
-            said = await SURFACES[name](here, "Hi")
-            assert said.error is not None
-            assert said.error["code"] == "hook_failed"
-            assert "'failing'" in said.error["message"]
-            assert SECRET not in said.raw
-            assert said.status == (503 if at == "before" or name in WHOLE else 200)
-        assert len(asked(here.fake)) == (0 if at == "before" else 2)
-        assert await failures(here, at) == 2
-    async with hooked({"failing": {**failing, "fail": "open"}}, "hearing") as here:
+            outcome = await SURFACES[name](harness, "Hi")
+            assert outcome.error is not None
+            assert outcome.error["code"] == "hook_failed"
+            assert "'failing'" in outcome.error["message"]
+            assert SECRET not in outcome.raw
+            assert outcome.status == (503 if at == "before" or name in WHOLE else 200)
+        assert len(asked(harness.fake)) == (0 if at == "before" else 2)
+        assert await failures(harness, at) == 2
+    async with hooked({"failing": {**failing, "fail": "open"}}, "hearing") as harness:
         for name in ("Chat, whole", "Responses, streamed"):
-            said = await SURFACES[name](here, "Hi")
-            assert said.text == "ok"
-            assert list(said.about["hooks"]) == ["hearing"]
-        assert await failures(here, at) == 2
+            outcome = await SURFACES[name](harness, "Hi")
+            assert outcome.text == "ok"
+            assert list(outcome.about["hooks"]) == ["hearing"]
+        assert await failures(harness, at) == 2
 
 
-async def failures(here: Line, at: str) -> float:
-    """How many of them are counted, of one hook and at one place; nowhere else is any."""
-    counted = await read(here.gateway.url)
+async def failures(harness: Line, at: str) -> float:
+    """Return the failure count of the hook in the call `at`, and check that no other is counted."""
+    counted = await read(harness.gateway.url)
     assert counted("hook_failures_total") == counted("hook_failures_total", hook="failing", call=at)
     return counted("hook_failures_total")
 
 
-@pytest.mark.parametrize("what", ["items", "sampling", "effort", "nothing known"])
-async def test_a_change_that_is_none_is_a_failure(what: str) -> None:
-    async with hooked({"garbling": {"what": what}}) as here:
-        refusal(await here.post(), 503, None, "hook_failed")
-        refusal(await here.gateway.chat(), 503, None, "hook_failed")
+@pytest.mark.parametrize("what", ["items", "sampling", "effort", "not changes"])
+async def test_invalid_changes_of_a_hook_are_a_failure(what: str) -> None:
+    async with hooked({"garbling": {"what": what}}) as harness:
+        refusal(await harness.post(), 503, None, "hook_failed")
+        refusal(await harness.gateway.chat(), 503, None, "hook_failed")
 
 
 @pytest.mark.parametrize("stream", [False, True], ids=["whole", "streamed"])
-async def test_a_conversation_is_kept_as_the_client_sent_it_and_shown_to_hooks_again(stream: bool) -> None:
-    async with hooked({"replacing": {"word": "Ann", "other": "[name]"}}) as here:
-        here.say("<|channel|>final<|message|>Hello, Ann.<|return|>", ANSWER)
-        first = await here.responds(stream=stream, input="I am Ann.", instructions="Be kind to Ann.")
-        assert "Be kind to [name]." in here.prompts[0]
-        assert text_of(await here.kept(first)) == "Hello, Ann."
-        [item] = (await here.get(f"/responses/{first['id']}/input_items")).body["data"]
+async def test_stored_items_are_unchanged_and_pass_through_hooks_again(stream: bool) -> None:
+    async with hooked({"replacing": {"word": "Ann", "other": "[name]"}}) as harness:
+        harness.say("<|channel|>final<|message|>Hello, Ann.<|return|>", ANSWER)
+        first = await harness.responds(stream=stream, input="I am Ann.", instructions="Be kind to Ann.")
+        assert "Be kind to [name]." in harness.prompts[0]
+        assert text_of(await harness.kept(first)) == "Hello, Ann."
+        [item] = (await harness.get(f"/responses/{first['id']}/input_items")).body["data"]
         assert item["content"][0]["text"] == "I am Ann."
-        await here.responds(stream=stream, input="And Ann?", previous_response_id=first["id"])
-        # What the model itself said is changed with its tokens.
-        assert here.said == (
+        await harness.responds(stream=stream, input="And Ann?", previous_response_id=first["id"])
+        # The model's own text is changed too, with its tokens.
+        assert harness.said == (
             "<|start|>user<|message|>I am [name].<|end|>"
             "<|start|>assistant<|channel|>final<|message|>Hello, [name].<|end|>"
             "<|start|>user<|message|>And [name]?<|end|>"
         )
 
 
-async def test_what_hooks_leave_as_it_is_keeps_its_exact_tokens() -> None:
-    async with hooked({"replacing": {"word": "Ann", "other": "[name]"}}, "hearing") as here:
-        # Not as anybody would cut this text into tokens.
+async def test_unchanged_items_keep_their_exact_tokens() -> None:
+    async with hooked({"replacing": {"word": "Ann", "other": "[name]"}}, "hearing") as harness:
+        # Tokens that no tokenizer would produce for this text.
         letters = [*ENCODING.encode_marked("o"), *ENCODING.encode_marked("k")]
-        said = [*ENCODING.encode_marked("<|channel|>final<|message|>"), *letters, RETURN]
-        here.say(VllmScript(tokens=said))
-        first = await here.whole(input="I am Ann.")
-        await here.whole(input="Go on.", previous_response_id=first["id"])
-        begun, gone_on = here.tokens
-        assert gone_on[: len(begun) + len(said) - 1] == [*begun, *said[:-1]]
+        tokens = [*ENCODING.encode_marked("<|channel|>final<|message|>"), *letters, RETURN]
+        harness.say(VllmScript(tokens=tokens))
+        first = await harness.whole(input="I am Ann.")
+        await harness.whole(input="Go on.", previous_response_id=first["id"])
+        first_prompt, second_prompt = harness.tokens
+        assert second_prompt[: len(first_prompt) + len(tokens) - 1] == [*first_prompt, *tokens[:-1]]
 
 
 QUESTION = "How does it end for Ann?"
 
 
-async def test_whoever_takes_a_response_over_goes_on_behind_what_hooks_made_of_it(tmp_path: Path) -> None:
+async def test_takeover_continues_the_prompt_as_changed_by_hooks(tmp_path: Path) -> None:
     model = Model(delay_s=0.02)
     async with FakeVllm(script=model.script) as fake:
         config = config_of(
@@ -315,53 +312,53 @@ async def test_whoever_takes_a_response_over_goes_on_behind_what_hooks_made_of_i
             store={"url": f"sqlite:///{str(tmp_path / 'state.db').removeprefix('/')}", "lease_s": 0.4},
             unisono={"hooks": ["hearing", {"replacing": {"word": "Ann", "other": "the cat"}}]},
         )
-        async with gateway(config) as here, aiohttp.ClientSession() as session:
-            client = Client(here.url, session)
+        async with gateway(config) as running, aiohttp.ClientSession() as session:
+            client = Client(running.url, session)
             body = {"model": "gpt-oss", "input": QUESTION, "background": True, "instructions": "Ask Ann."}
-            made = await client.post("/v1/responses", body)
+            created = await client.post("/v1/responses", body)
             changed = QUESTION.replace("Ann", "the cat")
             async with asyncio.timeout(10):
                 while not prompts_about(fake, changed):
                     await asyncio.sleep(0.005)
             await asyncio.sleep(0.3)
-            deaths()
-            kept = await client.over(made["id"])
-            assert kept["status"] == "completed"
-            assert text_of(kept) == model.text
+            crash_background_tasks()
+            stored = await client.over(created["id"])
+            assert stored["status"] == "completed"
+            assert text_of(stored) == model.text
             first, second = prompts_about(fake, changed)
             assert second[: len(first)] == first
             assert len(second) > len(first)
             assert "Ask the cat." in ENCODING.decode(second)
             assert prompts_about(fake, QUESTION) == []
             assert [name for name, _, _ in CALLS] == ["before", "after"]
-            assert kept["unisono"]["hooks"]["hearing"] == {
+            assert stored["unisono"]["hooks"]["hearing"] == {
                 "before": "heard",
                 "after": model.text,
                 "used": len(model.answer),
             }
 
 
-async def test_a_gateway_without_the_hooks_does_not_go_on_with_what_the_client_sent(tmp_path: Path) -> None:
+async def test_takeover_without_the_hooks_fails_the_response(tmp_path: Path) -> None:
     model = Model(delay_s=0.02)
     async with FakeVllm(script=model.script) as fake, aiohttp.ClientSession() as session:
         store = {"url": f"sqlite:///{str(tmp_path / 'state.db').removeprefix('/')}", "lease_s": 0.4}
         config = config_of(f"vllm@{fake.url}", store=store)
         hooks = {"hooks": [{"replacing": {"word": "Ann", "other": "the cat"}}]}
-        async with gateway({**config, "unisono": hooks}) as here:
-            client = Client(here.url, session)
+        async with gateway({**config, "unisono": hooks}) as running:
+            client = Client(running.url, session)
             body = {"model": "gpt-oss", "input": QUESTION, "background": True}
-            made = await client.post("/v1/responses", body)
+            created = await client.post("/v1/responses", body)
             async with asyncio.timeout(10):
                 while not prompts_about(fake, "the cat"):
                     await asyncio.sleep(0.005)
             await asyncio.sleep(0.3)
-        async with gateway(config) as here:
-            kept = await Client(here.url, session).over(made["id"])
-            assert kept["status"] == "failed"
+        async with gateway(config) as running:
+            stored = await Client(running.url, session).over(created["id"])
+            assert stored["status"] == "failed"
             assert prompts_about(fake, QUESTION) == []
 
 
-async def test_a_turn_that_is_refused_uses_no_tokens_and_no_budget(tmp_path: Path) -> None:
+async def test_refused_request_uses_no_tokens_and_no_budget(tmp_path: Path) -> None:
     async with FakeVllm(tokens=ENCODING.encode_marked(ANSWER)) as fake:
         hooks = [{"failing": {"at": "before", "way": "refuses"}}]
         config = config_of(f"vllm@{fake.url}", unisono={"hooks": hooks})
@@ -371,14 +368,14 @@ async def test_a_turn_that_is_refused_uses_no_tokens_and_no_budget(tmp_path: Pat
             for _ in range(5):
                 refused = await running.post("/v1/chat/completions", body, **bearing(key))
                 assert refused.body["error"]["code"] == "no_thanks"
-            # An answer without usage does not wait for its record.
+            # The response does not wait for the record of a request without usage.
             async with asyncio.timeout(10):
                 while (used := (await running.get("/v1/usage", **bearing(key))).body["total"])["requests"] < 5:
                     await asyncio.sleep(0.02)
             assert (used["requests"], used["errors"], used["total_tokens"]) == (5, 5, 0)
 
 
-async def test_an_answer_that_a_budget_bounds_has_what_hooks_say(tmp_path: Path) -> None:
+async def test_answer_with_a_token_budget_has_hook_annotations(tmp_path: Path) -> None:
     async with FakeVllm(tokens=ENCODING.encode_marked(ANSWER)) as fake:
         config = config_of(f"vllm@{fake.url}", unisono={"hooks": ["hearing"]})
         async with keyed(config, tmp_path) as (running, keys):
@@ -389,7 +386,7 @@ async def test_an_answer_that_a_budget_bounds_has_what_hooks_say(tmp_path: Path)
             assert [name for name, _, _ in CALLS] == ["before", "after"]
 
 
-async def test_nobody_over_a_limit_reaches_a_hook(tmp_path: Path) -> None:
+async def test_request_over_a_limit_reaches_no_hook(tmp_path: Path) -> None:
     async with FakeVllm(tokens=ENCODING.encode_marked(ANSWER)) as fake:
         config = config_of(f"vllm@{fake.url}", unisono={"hooks": ["hearing"]})
         async with keyed(config, tmp_path) as (running, keys):

@@ -1,5 +1,7 @@
-"""One approval is for one call, however often and wherever it is answered; and one that came to nothing before its call
-was made can be answered again."""
+"""One approval permits exactly one call, however often and wherever it is sent.
+
+It can be sent again if it was not used for a call.
+"""
 
 from __future__ import annotations
 
@@ -36,72 +38,72 @@ def upstream(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Upstream]:
 async def pair(
     request: pytest.FixtureRequest, upstream: Upstream, redis_server: Server, tmp_path: Path
 ) -> AsyncIterator[tuple[Line, Line]]:
-    """Two gateways of one store, on which every call has to be approved."""
+    """Two gateways with one store that require approval of every call."""
     url = redis_server.url if request.param == "redis" else f"sqlite:///{tmp_path}/state.db"
     shared = {"store": {"url": url, "deadline_s": 5, "lease_s": LEASE_S}}
     async with AsyncExitStack() as stack:
-        one, other = [
+        first_gateway, second_gateway = [
             await stack.enter_async_context(desk(upstream, entry={"require_approval": "always"}, **shared))
             for _ in range(2)
         ]
-        yield one, other
+        yield first_gateway, second_gateway
 
 
 def approved(request: Json) -> list[Json]:
     return [{"type": "mcp_approval_response", "approval_request_id": request["id"], "approve": True}]
 
 
-async def asked_for(here: Line, tool: str, **arguments: Any) -> tuple[Json, Json]:
-    here.say(calls(tool, **arguments))
-    response = await here.whole()
+async def asked_for(harness: Line, tool: str, **arguments: Any) -> tuple[Json, Json]:
+    harness.say(calls(tool, **arguments))
+    response = await harness.whole()
     [request] = made(response, "mcp_approval_request")
     return response, request
 
 
-WAYS: dict[str, Json] = {"whole": {}, "streamed": {"stream": True}, "in the background": {"background": True}}
+FORMS: dict[str, Json] = {"whole": {}, "streamed": {"stream": True}, "in the background": {"background": True}}
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("fields", WAYS.values(), ids=WAYS)
-async def test_answered_twice_at_once_on_two_gateways_it_is_one_call(
+@pytest.mark.parametrize("fields", FORMS.values(), ids=FORMS)
+async def test_concurrent_approvals_on_two_gateways_make_one_call(
     pair: tuple[Line, Line], upstream: Upstream, fields: Json, request: pytest.FixtureRequest
 ) -> None:
     name = f"at once {request.node.callspec.id}"
-    first, wanted = await asked_for(pair[0], "slow", seconds=0.4, name=name)
+    first, approval_request = await asked_for(pair[0], "slow", seconds=0.4, name=name)
     for line in pair:
         line.say(ANSWER)
-    answer = {"previous_response_id": first["id"], "input": approved(wanted), **fields}
+    answer = {"previous_response_id": first["id"], "input": approved(approval_request), **fields}
     answers = await asyncio.gather(*(line.post(**answer) for line in (*pair, *pair)))
     await upstream.until_noted(f"slow ends {name}")
     assert upstream.noted(f"slow begins {name}") == [f"slow begins {name}"]
-    taken = [each for each in answers if each.status == 200]
-    assert len(taken) == 1
+    accepted = [each for each in answers if each.status == 200]
+    assert len(accepted) == 1
     for each in answers:
-        if each is not taken[0]:
-            assert wanted["id"] in refusal(each, 409, FIELD, "approval_used")
+        if each is not accepted[0]:
+            assert approval_request["id"] in refusal(each, 409, FIELD, "approval_used")
     if not fields:
-        [call] = made(taken[0].body)
-        assert (call["output"], call["approval_request_id"]) == ("done", wanted["id"])
+        [call] = made(accepted[0].body)
+        assert (call["output"], call["approval_request_id"]) == ("done", approval_request["id"])
 
 
-async def test_answered_again_later_it_is_still_that_call(pair: tuple[Line, Line], upstream: Upstream) -> None:
+async def test_later_repeated_approval_is_refused(pair: tuple[Line, Line], upstream: Upstream) -> None:
     name = f"later {id(pair)}"
-    first, wanted = await asked_for(pair[0], "echo", text=name)
+    first, approval_request = await asked_for(pair[0], "echo", text=name)
     pair[1].say(ANSWER)
-    second = await pair[1].whole(previous_response_id=first["id"], input=approved(wanted))
-    # Longer than the approval is held for a response that only begins.
+    second = await pair[1].whole(previous_response_id=first["id"], input=approved(approval_request))
+    # Longer than the reservation of an approval for a starting response.
     await asyncio.sleep(1.2 * LEASE_S)
     for line in pair:
-        again = await line.post(previous_response_id=first["id"], input=approved(wanted))
+        again = await line.post(previous_response_id=first["id"], input=approved(approval_request))
         assert second["id"] in refusal(again, 409, FIELD, "approval_used")
     assert upstream.noted(name) == [f"echo {name}"]
 
 
-async def test_one_that_the_client_carries_is_one_call_too(pair: tuple[Line, Line], upstream: Upstream) -> None:
+async def test_approval_in_a_history_of_the_client_makes_one_call(pair: tuple[Line, Line], upstream: Upstream) -> None:
     pair[0].say(calls("echo", text=(name := f"carried {id(pair)}")))
     first = await pair[0].whole(store=False)
-    [wanted] = made(first, "mcp_approval_request")
-    history = [{"role": "user", "content": "Hi"}, *first["output"], *approved(wanted)]
+    [approval_request] = made(first, "mcp_approval_request")
+    history = [{"role": "user", "content": "Hi"}, *first["output"], *approved(approval_request)]
     for line in pair:
         line.say(ANSWER)
     await pair[0].whole(input=history, store=False)
@@ -110,11 +112,9 @@ async def test_one_that_the_client_carries_is_one_call_too(pair: tuple[Line, Lin
     assert upstream.noted(name) == [f"echo {name}"]
 
 
-async def test_what_is_refused_before_the_call_can_be_answered_again(
-    pair: tuple[Line, Line], upstream: Upstream
-) -> None:
+async def test_approval_of_a_refused_request_can_be_sent_again(pair: tuple[Line, Line], upstream: Upstream) -> None:
     first, _ = await asked_for(pair[0], "echo", text=(name := f"refused {id(pair)}"))
-    # The answers to two requests, of which one is used already, are refused together.
+    # Answers to two requests are refused together if one of them is used already.
     both = calls("echo", text=f"{name} b") + "<|start|>assistant" + calls("echo", "", text=f"{name} c")
     pair[0].say(both)
     last = await pair[0].whole(previous_response_id=first["id"], input="Others")
@@ -127,58 +127,58 @@ async def test_what_is_refused_before_the_call_can_be_answered_again(
     assert upstream.noted(name) == [f"echo {name} b", f"echo {name} c"]
 
 
-async def test_a_denial_uses_nothing_up(pair: tuple[Line, Line], upstream: Upstream) -> None:
-    first, wanted = await asked_for(pair[0], "echo", text=(name := f"denied {id(pair)}"))
+async def test_denial_does_not_use_the_approval(pair: tuple[Line, Line], upstream: Upstream) -> None:
+    first, approval_request = await asked_for(pair[0], "echo", text=(name := f"denied {id(pair)}"))
     for line in pair:
         line.say(ANSWER)
-    await pair[0].whole(previous_response_id=first["id"], input=[{**approved(wanted)[0], "approve": False}])
-    second = await pair[1].whole(previous_response_id=first["id"], input=approved(wanted))
+    await pair[0].whole(previous_response_id=first["id"], input=[{**approved(approval_request)[0], "approve": False}])
+    second = await pair[1].whole(previous_response_id=first["id"], input=approved(approval_request))
     assert [call["output"] for call in made(second)] == [name]
     assert upstream.noted(name) == [f"echo {name}"]
 
 
 @pytest.mark.slow
-async def test_a_gateway_that_dies_before_the_call_leaves_the_approval(
+async def test_approval_is_usable_after_a_crash_before_the_call(
     upstream: Upstream, redis_server: Server, tmp_path: Path
 ) -> None:
-    """It waits for a tool server that never lists its tools, and is killed there."""
+    """The process is killed while it waits for a tool server that never lists its tools."""
     store = {"url": redis_server.url, "deadline_s": 5, "lease_s": LEASE_S}
 
-    async def nobody(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        came.set()
+    async def never_answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        connected.set()
         await reader.read()
 
-    came = asyncio.Event()
+    connected = asyncio.Event()
     async with (
-        listening(nobody) as silent,
+        listening(never_answer) as silent,
         FakeVllm(tokens=[]) as fake,
         aiohttp.ClientSession() as session,
-        desk(upstream, entry={"require_approval": "always"}, store=store) as here,
+        desk(upstream, entry={"require_approval": "always"}, store=store) as harness,
     ):
-        deaf = {"url": f"{silent.url}/mcp", "require_approval": "always"}
-        config = config_of(f"vllm@{fake.url}", store=store, mcp_servers={"docs": deaf})
+        silent_server = {"url": f"{silent.url}/mcp", "require_approval": "always"}
+        config = config_of(f"vllm@{fake.url}", store=store, mcp_servers={"docs": silent_server})
         async with replica(tmp_path / "a", config) as dying:
-            first, wanted = await asked_for(here, "echo", text="survived")
-            here.say(ANSWER)
-            answer = {"previous_response_id": first["id"], "input": approved(wanted)}
+            first, approval_request = await asked_for(harness, "echo", text="survived")
+            harness.say(ANSWER)
+            answer = {"previous_response_id": first["id"], "input": approved(approval_request)}
             body = {"model": "gpt-oss", "tools": [DOCS], **answer}
             lost = asyncio.create_task(Client(dying.url, session).asks("POST", "/v1/responses", body))
             async with asyncio.timeout(20):
-                await came.wait()
-            refusal(await here.post(**answer), 409, FIELD, "approval_used")
+                await connected.wait()
+            refusal(await harness.post(**answer), 409, FIELD, "approval_used")
             dying.kill()
             await dying.ended()
             with pytest.raises(aiohttp.ClientError):
                 await lost
         await asyncio.sleep(1.2 * LEASE_S)
-        second = await here.whole(**answer)
+        second = await harness.whole(**answer)
         assert [call["output"] for call in made(second)] == ["survived"]
         assert upstream.noted("survived") == ["echo survived"]
 
 
-async def test_a_stream_tells_it_before_it_begins(pair: tuple[Line, Line]) -> None:
-    first, wanted = await asked_for(pair[0], "echo", text="told")
+async def test_repeated_approval_is_refused_before_a_stream_starts(pair: tuple[Line, Line]) -> None:
+    first, approval_request = await asked_for(pair[0], "echo", text="told")
     pair[0].say(ANSWER)
-    answer = {"previous_response_id": first["id"], "input": approved(wanted), "stream": True}
+    answer = {"previous_response_id": first["id"], "input": approved(approval_request), "stream": True}
     assert streamed(await pair[0].post(**answer)).last["status"] == "completed"
     refusal(await pair[1].post(**answer), 409, FIELD, "approval_used")

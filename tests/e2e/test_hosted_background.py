@@ -1,4 +1,4 @@
-"""A gateway that dies while a background response runs tools: another one goes on, and no call is made twice."""
+"""Background responses with tools when their gateway stops: only idempotent calls repeat."""
 
 from __future__ import annotations
 
@@ -37,20 +37,20 @@ def configuration(upstream: Upstream, fake: FakeVllm, redis: Server, database: i
 
 
 def model(name: str, seconds: float) -> Any:
-    """Calls a tool once and then answers: by what it is asked, since both gateways ask it."""
+    """Script: call the tool once, then answer, whichever gateway sends the prompt."""
     called = calls("slow", seconds=seconds, name=name)
 
-    def said(asked: Json) -> Any:
-        return WIRE.script(ANSWER if name in ENCODING.decode(asked["prompt"]) else called)
+    def script(body: Json) -> Any:
+        return WIRE.script(ANSWER if name in ENCODING.decode(body["prompt"]) else called)
 
-    return said
+    return script
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("idempotent", "begun", "status"), [([], 1, "failed"), (["slow"], 2, "completed")], ids=["once", "safe to repeat"]
 )
-async def test_a_gateway_that_dies_in_a_call_leaves_it_made_once(
+async def test_interrupted_call_is_repeated_only_if_idempotent(
     upstream: Upstream, redis_server: Server, tmp_path: Path, idempotent: list[str], begun: int, status: str
 ) -> None:
     name = f"killed{len(idempotent)}"
@@ -64,28 +64,28 @@ async def test_a_gateway_that_dies_in_a_call_leaves_it_made_once(
             await upstream.until_noted(f"slow begins {name}", within=30)
             first.kill()
             await first.ended()
-            over = await b.over(response["id"])
-            assert over["status"] == "completed"
-            [call] = made(over)
+            ended = await b.over(response["id"])
+            assert ended["status"] == "completed"
+            [call] = made(ended)
             assert call["status"] == status
             assert len(upstream.noted(f"slow begins {name}")) == begun
-            told = await b.resumes(Told(), response["id"])
-            assert fold(told.events).response == over
+            received = await b.resumes(Told(), response["id"])
+            assert fold(received.events).response == ended
             last = ENCODING.decode(fake.requests[-1].json["prompt"])
             assert result("slow", "done" if idempotent else OUTCOME_UNKNOWN) in last
 
 
 @pytest.mark.slow
-async def test_a_gateway_that_leaves_behind_a_result_leaves_the_result(
+async def test_stored_tool_result_is_used_after_a_takeover(
     upstream: Upstream, redis_server: Server, tmp_path: Path
 ) -> None:
-    """It dies while the model answers: what the tool said is not asked for again."""
+    """The gateway crashes while the model answers after the call."""
     gate = asyncio.Event()
     async with FakeVllm(tokens=[]) as fake, aiohttp.ClientSession() as session:
         called = calls("echo", text="kept")
 
-        def said(asked: Json) -> Any:
-            prompt = ENCODING.decode(asked["prompt"])
+        def script(body: Json) -> Any:
+            prompt = ENCODING.decode(body["prompt"])
             if result("echo", "kept") not in prompt:
                 return WIRE.script(called)
             if not gate.is_set():
@@ -93,7 +93,7 @@ async def test_a_gateway_that_leaves_behind_a_result_leaves_the_result(
                 return WIRE.script(ANSWER, first_delay_s=30.0)
             return WIRE.script(ANSWER)
 
-        fake.script = said
+        fake.script = script
         config = configuration(upstream, fake, redis_server, 7)
         async with replica(tmp_path / "b", config) as second, replica(tmp_path / "a", config) as first:
             a, b = Client(first.url, session), Client(second.url, session)
@@ -101,19 +101,19 @@ async def test_a_gateway_that_leaves_behind_a_result_leaves_the_result(
             response = await a.post("/v1/responses", body)
             async with asyncio.timeout(30):
                 await gate.wait()
-            # What was told of the call was kept some moments later.
+            # The result is stored shortly after its event.
             await asyncio.sleep(0.3)
             first.kill()
             await first.ended()
-            over = await b.over(response["id"])
-            assert [call["output"] for call in made(over)] == ["kept"]
+            ended = await b.over(response["id"])
+            assert [call["output"] for call in made(ended)] == ["kept"]
             assert upstream.noted("echo kept") == ["echo kept"]
-            told = await b.resumes(Told(), response["id"])
-            assert fold(told.events).response == over
+            received = await b.resumes(Told(), response["id"])
+            assert fold(received.events).response == ended
 
 
 @pytest.mark.slow
-async def test_a_cancelled_response_calls_its_tool_off(
+async def test_cancelling_a_response_cancels_its_tool_call(
     upstream: Upstream, redis_server: Server, tmp_path: Path
 ) -> None:
     async with FakeVllm(tokens=[]) as fake, aiohttp.ClientSession() as session:
@@ -124,9 +124,9 @@ async def test_a_cancelled_response_calls_its_tool_off(
             body = {"model": "gpt-oss", "input": "Go", "tools": [DOCS], "background": True}
             response = await a.post("/v1/responses", body)
             await upstream.until_noted("slow begins cancelled", within=30)
-            over = await a.post(f"/v1/responses/{response['id']}/cancel")
-            assert over["status"] == "cancelled"
-            assert made(over)[0]["status"] == "incomplete"
+            ended = await a.post(f"/v1/responses/{response['id']}/cancel")
+            assert ended["status"] == "cancelled"
+            assert made(ended)[0]["status"] == "incomplete"
             await upstream.until_noted("slow cancelled cancelled", within=10)
 
 
@@ -152,16 +152,16 @@ async def test_a_handover_waits_for_a_tool_call_within_its_grace_period(
             await upstream.until_noted(f"slow begins {name}", within=30)
             await first.app.state.gateway.hand_over(grace_s)
             assert bool(upstream.noted(f"slow ends {name}")) == (output is not None)
-            # The model was not asked to continue here.
+            # The first gateway did not prompt the model again.
             assert len(prompts_of(fake)) == 1
         async with gateway(config) as second:
             client = Client(second.url, session)
-            over = await client.over(response["id"])
-            told = await client.resumes(Told(), response["id"])
-        assert over["status"] == "completed"
-        assert [call["output"] for call in made(over)] == [output]
+            ended = await client.over(response["id"])
+            received = await client.resumes(Told(), response["id"])
+        assert ended["status"] == "completed"
+        assert [call["output"] for call in made(ended)] == [output]
         assert len(upstream.noted(f"slow begins {name}")) == 1
-        assert fold(told.events).response == over
+        assert fold(received.events).response == ended
         expected = result("slow", output or OUTCOME_UNKNOWN)
         assert expected in ENCODING.decode(fake.requests[-1].json["prompt"])
 
@@ -178,7 +178,7 @@ ENDINGS: dict[str, tuple[list[signal.Signals], int, str | None]] = {
 @pytest.mark.slow
 @pytest.mark.parametrize(("signals", "grace_s", "output"), ENDINGS.values(), ids=ENDINGS)
 @pytest.mark.parametrize("kind", ["sqlite", "redis"])
-async def test_a_process_that_ends_finishes_its_tool_call(
+async def test_stopping_process_finishes_its_tool_call(
     upstream: Upstream,
     redis_server: Server,
     tmp_path: Path,
@@ -205,15 +205,15 @@ async def test_a_process_that_ends_finishes_its_tool_call(
                 first.signal(number)
                 await asyncio.sleep(0.2)
             if signals == [signal.SIGHUP]:
-                over = await Client(first.url, session).over(response["id"])
+                ended = await Client(first.url, session).over(response["id"])
             else:
                 assert await asyncio.wait_for(first.ended(), 15) == 0
                 if output is not None:
                     assert upstream.noted(f"slow ends {name}")
                 async with replica(tmp_path / "b", config) as second:
-                    over = await Client(second.url, session).over(response["id"])
-        assert over["status"] == "completed"
-        assert [call["output"] for call in made(over)] == [output]
+                    ended = await Client(second.url, session).over(response["id"])
+        assert ended["status"] == "completed"
+        assert [call["output"] for call in made(ended)] == [output]
         assert len(upstream.noted(f"slow begins {name}")) == 1
         assert result("slow", output or OUTCOME_UNKNOWN) in ENCODING.decode(fake.requests[-1].json["prompt"])
 

@@ -1,4 +1,4 @@
-"""Chat Completions in which the gateway runs the operator's tools: one answer, and what was run is nobody's affair."""
+"""Chat Completions with server tools: one answer, without the calls that the gateway ran."""
 
 from __future__ import annotations
 
@@ -21,156 +21,160 @@ BOTH_FORMS = pytest.mark.parametrize("stream", [False, True], ids=["whole", "str
 
 @pytest.fixture(scope="module")
 def upstream(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Upstream]:
-    with start_upstream(tmp_path_factory.mktemp("upstream")) as (_, found):
-        yield found
+    with start_upstream(tmp_path_factory.mktemp("upstream")) as (_, server):
+        yield server
 
 
-async def chats(here: Line, **fields: Any) -> Any:
-    answer = await here.gateway.chat(stream_options={"include_usage": True} if fields.get("stream") else None, **fields)
-    assert answer.status == 200, answer.raw
-    return message_of(answer)
+async def chat(harness: Line, **fields: Any) -> Any:
+    response = await harness.gateway.chat(
+        stream_options={"include_usage": True} if fields.get("stream") else None, **fields
+    )
+    assert response.status == 200, response.raw
+    return message_of(response)
 
 
 @BOTH_FORMS
 @pytest.mark.parametrize("wire", WIRES.values(), ids=WIRES)
-async def test_tools_are_run_and_one_answer_is_given(upstream: Upstream, wire: Any, stream: bool) -> None:
-    async with desk(upstream, wire) as here:
-        here.say(calls("echo", text="chat"), ANSWER)
-        message = await chats(here, stream=stream, **RUN)
+async def test_server_tools_run_and_one_answer_is_returned(upstream: Upstream, wire: Any, stream: bool) -> None:
+    async with desk(upstream, wire) as harness:
+        harness.say(calls("echo", text="chat"), ANSWER)
+        message = await chat(harness, stream=stream, **RUN)
         assert (message.content, message.calls, message.finish_reason) == ("ok", [], "stop")
         assert message.reasoning == "Hm.Hm."
-        assert result("echo", "chat") in here.said
-        generated = sum(len(ENCODING.encode_marked(said)) for said in (calls("echo", text="chat"), ANSWER))
-        # Stop tokens count, also where the backend hides them.
+        assert result("echo", "chat") in harness.said
+        generated = sum(len(ENCODING.encode_marked(output)) for output in (calls("echo", text="chat"), ANSWER))
+        # Stop tokens count even if the backend hides them.
         assert message.usage["completion_tokens"] == generated
         assert message.note.get("notes") is None
 
 
-async def test_nothing_is_run_unless_it_is_asked_for(upstream: Upstream) -> None:
-    async with desk(upstream) as here:
-        here.say(ANSWER)
-        await chats(here)
-        assert "docs__echo" not in here.prompts[0]
-        await chats(here, unisono={"run_tools": False})
-        assert "docs__echo" not in here.prompts[1]
+async def test_no_server_tool_runs_unless_the_request_enables_it(upstream: Upstream) -> None:
+    async with desk(upstream) as harness:
+        harness.say(ANSWER)
+        await chat(harness)
+        assert "docs__echo" not in harness.prompts[0]
+        await chat(harness, unisono={"run_tools": False})
+        assert "docs__echo" not in harness.prompts[1]
 
 
-async def test_a_model_may_run_them_for_everybody(upstream: Upstream) -> None:
+async def test_model_setting_enables_server_tools_for_all_requests(upstream: Upstream) -> None:
     wire = WIRES["vllm"]
     async with wire.fake() as fake:
         models = [{**deployment("gpt-oss", wire, fake), "unisono": {"run_tools": True}}]
-        async with desk(upstream, model_list=models) as here:
-            here.fake = fake
-            here.say(calls("echo", text="everybody"), ANSWER)
-            assert (await chats(here)).content == "ok"
-            assert result("echo", "everybody") in here.said
-            here.say(ANSWER)
-            await chats(here, unisono={"run_tools": False})
-            assert "docs__echo" not in here.prompts[0]
-            await chats(here, tool_choice="none")
-            assert "docs__echo" not in here.prompts[1]
+        async with desk(upstream, model_list=models) as harness:
+            harness.fake = fake
+            harness.say(calls("echo", text="everybody"), ANSWER)
+            assert (await chat(harness)).content == "ok"
+            assert result("echo", "everybody") in harness.said
+            harness.say(ANSWER)
+            await chat(harness, unisono={"run_tools": False})
+            assert "docs__echo" not in harness.prompts[0]
+            await chat(harness, tool_choice="none")
+            assert "docs__echo" not in harness.prompts[1]
 
 
 async def test_tools_that_need_approval_are_not_offered(upstream: Upstream) -> None:
-    async with desk(upstream, entry={"require_approval": {"never": {"tool_names": ["facts"]}}}) as here:
-        here.say(calls("echo", text="unapproved"), ANSWER)
-        await chats(here, **RUN)
-        assert "docs__facts" in here.prompts[0]
-        assert "docs__echo" not in here.prompts[0]
+    async with desk(upstream, entry={"require_approval": {"never": {"tool_names": ["facts"]}}}) as harness:
+        harness.say(calls("echo", text="unapproved"), ANSWER)
+        await chat(harness, **RUN)
+        assert "docs__facts" in harness.prompts[0]
+        assert "docs__echo" not in harness.prompts[0]
         assert upstream.noted("unapproved") == []
-    async with desk(upstream, entry={"require_approval": None}) as here:
-        here.say(ANSWER)
-        message = await chats(here, **RUN)
-        assert "docs__" not in here.prompts[0]
+    async with desk(upstream, entry={"require_approval": None}) as harness:
+        harness.say(ANSWER)
+        message = await chat(harness, **RUN)
+        assert "docs__" not in harness.prompts[0]
         assert message.note["notes"] == [
             "unisono.run_tools: no effect, because there are no tools to run, or because of 'tool_choice' or 'n'"
         ]
 
 
 @BOTH_FORMS
-async def test_the_clients_own_calls_are_the_clients(upstream: Upstream, stream: bool) -> None:
-    async with desk(upstream) as here:
-        here.say(calls("echo", text="mine and yours"), CALL)
-        message = await chats(here, stream=stream, tools=[LOOK], **RUN)
+async def test_calls_of_client_tools_are_returned_to_the_client(upstream: Upstream, stream: bool) -> None:
+    async with desk(upstream) as harness:
+        harness.say(calls("echo", text="mine and yours"), CALL)
+        message = await chat(harness, stream=stream, tools=[LOOK], **RUN)
         assert message.finish_reason == "tool_calls"
         assert [name for name, _ in message.calls] == ["look"]
-        assert result("echo", "mine and yours") in here.said
+        assert result("echo", "mine and yours") in harness.said
 
 
-MINE = CALL.removeprefix(THOUGHT)
-NEXT = "<|start|>assistant"
+CLIENT_CALL = CALL.removeprefix(THOUGHT)
+NEXT_MESSAGE = "<|start|>assistant"
 
 
-def hosted_first(text: str) -> list[str]:
+def server_call_first(text: str) -> list[str]:
     return [calls("echo", text=text), CALL]
 
 
-def hosted_beside(text: str) -> list[str]:
-    return [calls("echo", text=text) + NEXT + MINE]
+def server_call_before_client_call(text: str) -> list[str]:
+    return [calls("echo", text=text) + NEXT_MESSAGE + CLIENT_CALL]
 
 
-def hosted_behind(text: str) -> list[str]:
-    return [CALL + NEXT + calls("echo", "", text=text)]
+def server_call_after_client_call(text: str) -> list[str]:
+    return [CALL + NEXT_MESSAGE + calls("echo", "", text=text)]
 
 
 @BOTH_FORMS
-@pytest.mark.parametrize("said", [hosted_first, hosted_beside, hosted_behind], ids=lambda said: said.__name__)
-async def test_what_was_run_beside_the_clients_calls_is_there_when_it_answers_them(
-    upstream: Upstream, said: Any, stream: bool
-) -> None:
-    """The client sends back its own call alone."""
-    text = f"beside {said.__name__} {stream}"
-    async with desk(upstream) as here:
-        here.say(*said(text))
+@pytest.mark.parametrize(
+    "outputs",
+    [server_call_first, server_call_before_client_call, server_call_after_client_call],
+    ids=lambda make: make.__name__,
+)
+async def test_server_tool_results_reach_the_follow_up_request(upstream: Upstream, outputs: Any, stream: bool) -> None:
+    """The client sends back only its own call."""
+    text = f"beside {outputs.__name__} {stream}"
+    async with desk(upstream) as harness:
+        harness.say(*outputs(text))
         fields: dict[str, Any] = {"tools": [LOOK], "stream": stream, **RUN}
-        asked = [{"role": "user", "content": "Hi"}]
-        first = await here.gateway.chat(messages=asked, **fields)
+        messages = [{"role": "user", "content": "Hi"}]
+        first = await harness.gateway.chat(messages=messages, **fields)
         if stream:
             deltas = [choice["delta"] for event in first.events for choice in event["choices"]]
-            found = [call for delta in deltas for call in delta.get("tool_calls") or ()]
-            [call_id] = [call["id"] for call in found if call.get("id")]
+            deltas_of_calls = [call for delta in deltas for call in delta.get("tool_calls") or ()]
+            [call_id] = [call["id"] for call in deltas_of_calls if call.get("id")]
         else:
             [call] = first.body["choices"][0]["message"]["tool_calls"]
             call_id = call["id"]
         [(name, arguments)] = message_of(first).calls
-        mine = {"id": call_id, "type": "function", "function": {"name": name, "arguments": arguments}}
-        told: list[Any] = [
-            {"role": "assistant", "tool_calls": [mine]},
+        client_call = {"id": call_id, "type": "function", "function": {"name": name, "arguments": arguments}}
+        reply: list[Any] = [
+            {"role": "assistant", "tool_calls": [client_call]},
             {"role": "tool", "tool_call_id": call_id, "content": "It is up."},
         ]
-        here.say(ANSWER)
-        await here.gateway.chat(messages=[*asked, *told], **fields)
-        assert here.said.count(result("echo", text)) == 1
-        places = [here.said.index(each) for each in (f'"text":"{text}"', result("echo", text), "It is up.")]
-        assert places == sorted(places)
+        harness.say(ANSWER)
+        await harness.gateway.chat(messages=[*messages, *reply], **fields)
+        assert harness.said.count(result("echo", text)) == 1
+        positions = [harness.said.index(each) for each in (f'"text":"{text}"', result("echo", text), "It is up.")]
+        assert positions == sorted(positions)
         assert upstream.noted(text) == [f"echo {text}"]
 
 
-async def test_a_server_that_is_not_there_is_done_without(upstream: Upstream) -> None:
-    async with desk(upstream, entry={"url": "http://127.0.0.1:9/mcp"}) as here:
-        here.say(ANSWER)
-        assert (await chats(here, **RUN)).content == "ok"
+async def test_request_succeeds_without_an_unreachable_server(upstream: Upstream) -> None:
+    async with desk(upstream, entry={"url": "http://127.0.0.1:9/mcp"}) as harness:
+        harness.say(ANSWER)
+        assert (await chat(harness, **RUN)).content == "ok"
 
 
-async def test_what_was_run_is_not_run_again_where_a_backend_fails(upstream: Upstream) -> None:
-    one, other = WIRES["vllm"], WIRES["vllm"]
-    async with one.fake() as first, other.fake() as second:
-        models = [deployment("gpt-oss", one, first), deployment("gpt-oss", other, second)]
+async def test_server_tools_run_once_when_a_backend_fails(upstream: Upstream) -> None:
+    wire, same_wire = WIRES["vllm"], WIRES["vllm"]
+    async with wire.fake() as first, same_wire.fake() as second:
+        models = [deployment("gpt-oss", wire, first), deployment("gpt-oss", same_wire, second)]
         settings = {"num_retries": 2, "allowed_fails": 1_000_000}
-        async with desk(upstream, model_list=models, router_settings=settings) as here:
-            called = calls("echo", text="failing over")
+        async with desk(upstream, model_list=models, router_settings=settings) as harness:
+            tool_call = calls("echo", text="failing over")
 
-            def said(asked: Any) -> Any:
-                """Whoever is asked to go on behind the result dies, once."""
-                if result("echo", "failing over") not in ENCODING.decode(asked["prompt"]):
-                    return one.script(called)
+            def script(request: Any) -> Any:
+                """Fail once after the tool result is in the prompt."""
+                if result("echo", "failing over") not in ENCODING.decode(request["prompt"]):
+                    return wire.script(tool_call)
                 if failures:
-                    return one.script(ANSWER, faults=(failures.pop(),))
-                return one.script(ANSWER)
+                    return wire.script(ANSWER, faults=(failures.pop(),))
+                return wire.script(ANSWER)
 
             failures = [reset_at(2)]
-            first.script = second.script = said
-            message = await chats(here, **RUN)
+            first.script = second.script = script
+            message = await chat(harness, **RUN)
             assert message.content == "ok"
             assert message.note["failovers"] == 1
             assert upstream.noted("failing over") == ["echo failing over"]

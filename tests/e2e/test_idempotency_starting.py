@@ -1,4 +1,4 @@
-"""Idempotency keys while their requests start: bound as long as the owner lives, and free when it dies."""
+"""Idempotency keys of requests that are still starting: held by a live owner, else freed."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ DATABASES = itertools.count()
 
 @pytest.fixture
 def gate(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A file; every response waits in a hook for it to exist before it is stored."""
+    """Hold every response in a hook before it is stored, until the returned file exists."""
     install(tmp_path, monkeypatch, waiting="tests.e2e.hooked:Waiting")
     return tmp_path / "open"
 
@@ -61,7 +61,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
 
 @dataclass
 class Gateways:
-    """Two gateways on one Redis, or one gateway on SQLite that gets all requests."""
+    """Two gateways on one Redis, or one gateway on SQLite that serves all requests."""
 
     first: Line
     second: Line
@@ -94,8 +94,8 @@ async def gateways(kind: str, server: Server, gate: Path) -> AsyncIterator[Gatew
         yield Gateways(lines[0], lines[-1])
 
 
-async def starting(count: int) -> None:
-    """Return when that many requests wait in the hook."""
+async def until_waiting(count: int) -> None:
+    """Return when `count` requests wait in the hook."""
     async with asyncio.timeout(10):
         while len(CALLS) < count:
             await asyncio.sleep(0.005)
@@ -106,11 +106,9 @@ STORES = pytest.mark.parametrize("kind", ["redis", pytest.param("sqlite", marks=
 
 @STORES
 @pytest.mark.parametrize("held_s", [1.5 * LEASE_S, pytest.param(6.0, marks=pytest.mark.slow)])
-async def test_a_key_is_bound_to_its_request_however_long_that_starts(
-    kind: str, held_s: float, server: Server, gate: Path
-) -> None:
-    async with gateways(kind, server, gate) as here:
-        conversation = await here.first.conversation()
+async def test_a_key_stays_bound_while_its_request_starts(kind: str, held_s: float, server: Server, gate: Path) -> None:
+    async with gateways(kind, server, gate) as pair:
+        conversation = await pair.first.conversation()
         requests: list[Json] = [
             {"stream": False},
             {"stream": True},
@@ -121,92 +119,94 @@ async def test_a_key_is_bound_to_its_request_however_long_that_starts(
         async def post(line: Line, number: int, fields: Json) -> Answer:
             return await line.post(headers={"idempotency-key": f"key {number}"}, **fields)
 
-        posts = [post(here.first, number, fields) for number, fields in enumerate(requests)]
-        first = [asyncio.create_task(each) for each in posts]
-        await starting(len(requests))
-        repeats = [post(here.second, number, fields) for number, fields in enumerate(requests)]
-        second = [asyncio.create_task(each) for each in repeats]
+        posts = [post(pair.first, number, fields) for number, fields in enumerate(requests)]
+        first = [asyncio.create_task(request) for request in posts]
+        await until_waiting(len(requests))
+        repeats = [post(pair.second, number, fields) for number, fields in enumerate(requests)]
+        second = [asyncio.create_task(request) for request in repeats]
         await asyncio.sleep(held_s)
-        # The lease of the conversation lasts as long as its request starts, too.
-        other = await here.second.post(conversation=conversation, store=False)
-        refusal(other, 409, "conversation", code="state_conflict")
-        assert here.generations() == 0
+        # The lease of the conversation lasts while its request starts, too.
+        conflicting = await pair.second.post(conversation=conversation, store=False)
+        refusal(conflicting, 409, "conversation", code="state_conflict")
+        assert pair.generations() == 0
         gate.touch()
-        answers, again = await asyncio.gather(*first), await asyncio.gather(*second)
-        assert {answer.status for answer in (*answers, *again)} == {200}
-        assert [response_of(one)["id"] for one in answers] == [response_of(one)["id"] for one in again]
-        assert here.generations() == len(requests)
+        responses, repeated = await asyncio.gather(*first), await asyncio.gather(*second)
+        assert {response.status for response in (*responses, *repeated)} == {200}
+        assert [response_of(response)["id"] for response in responses] == [
+            response_of(response)["id"] for response in repeated
+        ]
+        assert pair.generations() == len(requests)
 
 
 @STORES
-async def test_the_key_of_a_dead_process_is_free_after_the_lease_and_fenced(
+async def test_the_key_of_a_dead_process_is_freed_after_the_lease_and_fenced(
     kind: str, server: Server, gate: Path
 ) -> None:
     gate.touch()
-    async with gateways(kind, server, gate) as here:
+    async with gateways(kind, server, gate) as pair:
         body = json.dumps({"model": "gpt-oss", "input": "Hi"}).encode()
         digest = blake2b(body, digest_size=16, person=b"unisono-body").hexdigest()
-        # A process leaves this in the store when it dies between the claim and the response.
-        dead = "resp_" + "d" * 32
-        assert await here.store.claim(LOCAL_TENANT, "key", digest, dead) == dead
-        lease = await here.store.acquire(LOCAL_TENANT, dead, "dead", LEASE_S)
+        # A process that dies between the claim and the response leaves this in the store.
+        dead_id = "resp_" + "d" * 32
+        assert await pair.store.claim(LOCAL_TENANT, "key", digest, dead_id) == dead_id
+        lease = await pair.store.acquire(LOCAL_TENANT, dead_id, "dead", LEASE_S)
         assert lease is not None
-        answers = await asyncio.gather(
-            *(line.gateway.post("/v1/responses", body, idempotency_key="key") for line in (here.first, here.second))
+        responses = await asyncio.gather(
+            *(line.gateway.post("/v1/responses", body, idempotency_key="key") for line in (pair.first, pair.second))
         )
-        assert [answer.status for answer in answers] == [200, 200]
-        assert answers[0].body["id"] == answers[1].body["id"] != dead
-        assert here.generations() == 1
-        late = StoredResponse(dead, Status.QUEUED, "gpt-oss", 1.0)
+        assert [response.status for response in responses] == [200, 200]
+        assert responses[0].body["id"] == responses[1].body["id"] != dead_id
+        assert pair.generations() == 1
+        late_response = StoredResponse(dead_id, Status.QUEUED, "gpt-oss", 1.0)
         with pytest.raises(StoreConflict):
-            await here.store.create(LOCAL_TENANT, late, lease=lease)
+            await pair.store.create(LOCAL_TENANT, late_response, lease=lease)
 
 
-async def test_a_client_that_leaves_while_it_waits_leaves_the_key_alone(server: Server, gate: Path) -> None:
-    async with gateways("sqlite", server, gate) as here:
+async def test_a_waiting_client_that_disconnects_does_not_affect_the_key(server: Server, gate: Path) -> None:
+    async with gateways("sqlite", server, gate) as pair:
         key = {"idempotency-key": "key"}
-        first = asyncio.create_task(here.first.post(headers=key))
-        await starting(1)
+        first = asyncio.create_task(pair.first.post(headers=key))
+        await until_waiting(1)
         with pytest.raises(TimeoutError):
-            await asyncio.wait_for(here.second.post(headers=key), LEASE_S / 2)
+            await asyncio.wait_for(pair.second.post(headers=key), LEASE_S / 2)
         gate.touch()
-        answer = await first
-        assert response_of(answer) == response_of(await here.second.post(headers=key))
-        assert here.generations() == 1
+        response = await first
+        assert response_of(response) == response_of(await pair.second.post(headers=key))
+        assert pair.generations() == 1
 
 
 @pytest.mark.slow
-async def test_a_key_survives_a_store_that_stops_for_less_than_the_lease(server: Server, gate: Path) -> None:
-    async with gateways("redis", server, gate) as here:
+async def test_a_key_survives_a_store_stall_shorter_than_the_lease(server: Server, gate: Path) -> None:
+    async with gateways("redis", server, gate) as pair:
         key = {"idempotency-key": "key"}
-        first = asyncio.create_task(here.first.post(headers=key))
-        await starting(1)
-        second = asyncio.create_task(here.second.post(headers=key))
+        first = asyncio.create_task(pair.first.post(headers=key))
+        await until_waiting(1)
+        second = asyncio.create_task(pair.second.post(headers=key))
         with redis.Redis(port=server.port) as client:
             for _ in range(4):
                 client.execute_command("CLIENT", "PAUSE", int(1000 * LEASE_S / 2), "ALL")
                 await asyncio.sleep(1.5 * LEASE_S)
         gate.touch()
         assert response_of(await first)["id"] == response_of(await second)["id"]
-        assert here.generations() == 1
+        assert pair.generations() == 1
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("ending", [signal.SIGKILL, signal.SIGSTOP])
-async def test_a_process_that_loses_its_lease_while_it_starts_makes_no_response(
-    ending: signal.Signals, server: Server, gate: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("stop_signal", [signal.SIGKILL, signal.SIGSTOP])
+async def test_a_process_that_loses_its_lease_creates_no_response(
+    stop_signal: signal.Signals, server: Server, gate: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join((str(tmp_path), str(Path(__file__).parents[2]))))
     model, url = Model(words=3), f"redis://127.0.0.1:{server.port}/{next(DATABASES)}"
     async with AsyncExitStack() as stack:
         fake = await stack.enter_async_context(FakeVllm(script=model.script))
         entry: Json = {"model_name": "gpt-oss", "litellm_params": {"model": "vllm/tiny", "api_base": fake.url}}
-        pair = [Replica(tmp_path / name, config(url, gate, entry, lease_s=1.0)) for name in "ab"]
-        for one in pair:
-            stack.push_async_callback(one.end)
-        await asyncio.gather(*(one.start() for one in pair))
+        replicas = [Replica(tmp_path / name, config(url, gate, entry, lease_s=1.0)) for name in "ab"]
+        for replica_ in replicas:
+            stack.push_async_callback(replica_.end)
+        await asyncio.gather(*(replica_.start() for replica_ in replicas))
         session = await stack.enter_async_context(aiohttp.ClientSession())
-        a, b = (Client(one.url, session) for one in pair)
+        a, b = (Client(replica_.url, session) for replica_ in replicas)
 
         async def post(client: Client) -> Any:
             body = {"model": "gpt-oss", "input": "Starting."}
@@ -216,14 +216,14 @@ async def test_a_process_that_loses_its_lease_while_it_starts_makes_no_response(
         async with asyncio.timeout(10):
             while not gate.with_suffix(".reached").exists():
                 await asyncio.sleep(0.01)
-        pair[0].signal(ending)
+        replicas[0].signal(stop_signal)
         second = asyncio.create_task(post(b))
-        # Twice as long as the lease lasts.
+        # Twice the duration of the lease.
         await asyncio.sleep(2.0)
         gate.touch()
         response = await asyncio.wait_for(second, 10)
-        if ending is signal.SIGSTOP:
-            pair[0].signal(signal.SIGCONT)
+        if stop_signal is signal.SIGSTOP:
+            replicas[0].signal(signal.SIGCONT)
             assert (await asyncio.wait_for(first, 10))["id"] == response["id"]
         else:
             await asyncio.gather(first, return_exceptions=True)

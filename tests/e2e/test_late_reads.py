@@ -1,4 +1,4 @@
-"""A gateway that is held up reads late what came in time: that is no fault of the backend."""
+"""A delayed event loop is not a backend timeout: data counts if it arrived in time."""
 
 from __future__ import annotations
 
@@ -19,23 +19,23 @@ FIRST_TOKEN_S, BUSY_FROM_S, BUSY_UNTIL_S, REST_S = 0.4, 0.3, 1.2, 1.5
 WORDS = ("One, ", "two, ", "three.")
 
 
-def answer() -> list[Step]:
-    """The head at once, the first words while the gateway is busy, the rest when it is not."""
+def response_steps() -> list[Step]:
+    """The head at once, the first words while the gateway is blocked, the rest afterwards."""
     script = OpenAiScript(words=WORDS)
     head, role, first, *rest = streamed(chunks({"model": "qwen", "stream": True}, script), script)
     return [head, Sleep(FIRST_TOKEN_S), role, first, Sleep(REST_S - FIRST_TOKEN_S), *rest]
 
 
 @contextmanager
-def server_of_its_own() -> Iterator[str]:
-    """The address of a server that no event loop of this process holds up."""
+def threaded_server() -> Iterator[str]:
+    """Serve from a thread, so that the event loop of the test does not delay it."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
         serving = threading.Thread(target=serve, args=(listener,))
         serving.start()
         try:
             yield f"http://127.0.0.1:{listener.getsockname()[1]}"
         finally:
-            # Closing it would not wake the thread.
+            # Closing the socket would not wake the thread.
             listener.shutdown(socket.SHUT_RDWR)
             serving.join()
 
@@ -48,16 +48,16 @@ def serve(listener: socket.socket) -> None:
             return
         with connection, suppress(OSError):
             received = b""
-            while not whole(received) and (read := connection.recv(65536)):
+            while not is_complete(received) and (read := connection.recv(65536)):
                 received += read
-            if not whole(received):
+            if not is_complete(received):
                 continue
             if received.startswith(b"GET"):
                 body = b'{"object": "list", "data": [{"id": "qwen", "object": "model"}]}'
                 head = b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nConnection: close\r\n"
                 connection.sendall(head + b"Content-Length: %d\r\n\r\n" % len(body) + body)
                 continue
-            for step in answer():
+            for step in response_steps():
                 match step:
                     case Write(data):
                         connection.sendall(data)
@@ -65,14 +65,14 @@ def serve(listener: socket.socket) -> None:
                         time.sleep(seconds)
 
 
-def whole(received: bytes) -> bool:
+def is_complete(received: bytes) -> bool:
     head, end, body = received.partition(b"\r\n\r\n")
     length = re.search(rb"(?i)content-length: (\d+)", head)
     return bool(end) and len(body) >= (int(length[1]) if length else 0)
 
 
-async def test_a_token_that_came_in_time_counts() -> None:
-    with server_of_its_own() as url:
+async def test_a_first_token_that_arrived_in_time_is_no_timeout() -> None:
+    with threaded_server() as url:
         entry = {
             "model_name": "other",
             "litellm_params": {"model": "vllm/qwen", "api_base": url},

@@ -1,5 +1,7 @@
-"""Streams by the thousand, a quarter of them broken off at any point: what is left behind is nothing, and a stream that
-runs beside them all is never kept waiting for long."""
+"""Thousands of streams, a quarter of them aborted at any point, leave no resources behind.
+
+A slow canary stream runs beside them and must not stall.
+"""
 
 from __future__ import annotations
 
@@ -23,9 +25,9 @@ from tests.fakes import FakeVllm, VllmScript
 from unisono.harmony.encoding import load_encoding
 
 ENCODING = load_encoding()
-AT_ONCE = 64
-WARM = 500
-"""Streams before anything is measured: pools, caches and the allocator are as large as they get."""
+CONCURRENCY = 64
+# Streams before the first measurement: pools, caches and the allocator reach their size.
+WARM_UP_STREAMS = 500
 ROUNDS = 10
 SPOOL_FILES = 1  # a process creates its usage spool with the first record that the store is slow to take
 ABORTED = 0.25
@@ -35,10 +37,10 @@ ANSWERS = (
     THOUGHT + '<|channel|>commentary to=functions.look <|constrain|>json<|message|>{"at":"sky"}<|call|>',
     "<|channel|>final<|message|>Yes.<|return|>",
 )
-OFTEN = (20, 1, 20)
-"""How often which is given. What was called is remembered, on purpose and within bounds, so it grows for a while."""
-ASKED = [f"Question {number}?" for number in range(40)]
-"""What was asked is remembered, too."""
+# Weights of the answers. Tool calls are cached within limits on purpose, so memory grows for a while.
+WEIGHTS = (20, 1, 20)
+# Prompts; they are cached within limits, too.
+PROMPTS = [f"Question {number}?" for number in range(40)]
 TOOL = {"name": "look", "parameters": {"type": "object", "properties": {"at": {"type": "string"}}}}
 CANARY_STEP_S = 0.02
 
@@ -46,7 +48,7 @@ CANARY_STEP_S = 0.02
 def chat(rng: random.Random) -> bytes:
     body = {
         "model": "gpt-oss",
-        "messages": [{"role": "user", "content": rng.choice(ASKED)}],
+        "messages": [{"role": "user", "content": rng.choice(PROMPTS)}],
         "tools": [{"type": "function", "function": TOOL}],
         "stream": rng.random() < 0.8,
     }
@@ -56,7 +58,7 @@ def chat(rng: random.Random) -> bytes:
 def responses(rng: random.Random) -> bytes:
     body = {
         "model": "gpt-oss",
-        "input": rng.choice(ASKED),
+        "input": rng.choice(PROMPTS),
         "tools": [{"type": "function", **TOOL}],
         "stream": rng.random() < 0.8,
         "store": rng.random() < 0.2,
@@ -66,47 +68,50 @@ def responses(rng: random.Random) -> bytes:
 
 @dataclass
 class Load:
-    """Streams against one gateway. `whole` and `broken` count how they ended; a `wrong` one is kept as it came."""
+    """Streams against one gateway.
+
+    `whole` and `aborted` count how they ended; `unexpected` holds unexpected responses.
+    """
 
     url: str
     rng: random.Random = field(default_factory=lambda: random.Random(1))
     whole: int = 0
-    broken: int = 0
-    wrong: list[bytes] = field(default_factory=list)
+    aborted: int = 0
+    unexpected: list[bytes] = field(default_factory=list)
 
     async def run(self, count: int) -> None:
         left = iter(range(count))
 
-        async def one_after_the_other() -> None:
+        async def worker() -> None:
             for _ in left:
                 await self._stream()
 
-        await asyncio.gather(*(one_after_the_other() for _ in range(AT_ONCE)))
+        await asyncio.gather(*(worker() for _ in range(CONCURRENCY)))
 
     async def _stream(self) -> None:
-        asked = self.rng.choice((chat, responses))(self.rng)
+        request_bytes = self.rng.choice((chat, responses))(self.rng)
         host, _, port = self.url.removeprefix("http://").partition(":")
         reader, writer = await asyncio.open_connection(host, int(port))
         try:
             if self.rng.random() < ABORTED:
-                await self._break_off(asked, reader, writer)
+                await self._abort(request_bytes, reader, writer)
             else:
-                writer.write(asked.replace(b"host:", b"connection: close\r\nhost:", 1))
-                heard = await reader.read()
+                writer.write(request_bytes.replace(b"host:", b"connection: close\r\nhost:", 1))
+                response = await reader.read()
                 self.whole += 1
-                if not heard.startswith(b"HTTP/1.1 200 ") or not heard.endswith((b"\r\n0\r\n\r\n", b"}")):
-                    self.wrong.append(heard)
+                if not response.startswith(b"HTTP/1.1 200 ") or not response.endswith((b"\r\n0\r\n\r\n", b"}")):
+                    self.unexpected.append(response)
         finally:
             writer.close()
             with suppress(OSError):
                 await writer.wait_closed()
 
-    async def _break_off(self, asked: bytes, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """Amid the own request, before the answer, or anywhere in it; politely or not."""
-        self.broken += 1
-        part = self.rng.choice((self.rng.randrange(1, len(asked)), len(asked), len(asked)))
-        writer.write(asked[:part])
-        if part == len(asked) and self.rng.random() < 0.7:
+    async def _abort(self, request_bytes: bytes, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """Abort while sending the request, before the response or during it; by close or by reset."""
+        self.aborted += 1
+        length = self.rng.choice((self.rng.randrange(1, len(request_bytes)), len(request_bytes), len(request_bytes)))
+        writer.write(request_bytes[:length])
+        if length == len(request_bytes) and self.rng.random() < 0.7:
             await reader.read(self.rng.randrange(1, 4000))
         else:
             await asyncio.sleep(self.rng.random() * 0.02)
@@ -115,20 +120,20 @@ class Load:
 
 
 class Canary:
-    """A slow stream beside the load; `gaps` are the seconds between what came of it."""
+    """A slow stream beside the load; `gaps` are the seconds between its chunks."""
 
     def __init__(self) -> None:
         self.gaps: list[float] = []
 
-    async def sing(self, url: str) -> None:
+    async def listen(self, url: str) -> None:
         while True:
-            await self._song(url)
+            await self._stream_once(url)
 
-    async def _song(self, url: str) -> None:
+    async def _stream_once(self, url: str) -> None:
         host, _, port = url.removeprefix("http://").partition(":")
         reader, writer = await asyncio.open_connection(host, int(port))
-        asked = {"model": "gpt-oss-canary", "messages": [{"role": "user", "content": "Sing"}], "stream": True}
-        writer.write(request("POST", "/v1/chat/completions", asked).replace(b"host:", b"connection: close\r\nhost:", 1))
+        body = {"model": "gpt-oss-canary", "messages": [{"role": "user", "content": "Sing"}], "stream": True}
+        writer.write(request("POST", "/v1/chat/completions", body).replace(b"host:", b"connection: close\r\nhost:", 1))
         last = None
         try:
             while await reader.read(65536):
@@ -145,7 +150,7 @@ class Canary:
 
 
 @dataclass
-class Place:
+class Setup:
     running: Replica
     fake: FakeVllm
     canary: Canary
@@ -158,29 +163,32 @@ class Place:
     def holdings(self) -> Holdings:
         return holdings(self.pid)
 
-    async def over(self) -> None:
-        """Wait until no backend works for a client that has left."""
+    async def until_idle(self) -> None:
+        """Wait until no backend generates for a disconnected client."""
         async with asyncio.timeout(5):
             while any(seen.done_at is None and seen.gone_at is None for seen in self.fake.requests):
                 await asyncio.sleep(0.02)
 
-    async def calm(self, before: Holdings) -> None:
-        """Wait until nothing of the load is left; connections to backends are kept for some seconds on purpose."""
-        await self.over()
+    async def until_released(self, before: Holdings) -> None:
+        """Wait until the descriptors of the load are closed.
+
+        Connections to backends stay open for some seconds on purpose.
+        """
+        await self.until_idle()
         async with asyncio.timeout(15):
             while self.holdings().descriptors > before.descriptors + SPOOL_FILES:
                 await asyncio.sleep(0.05)
 
 
 @asynccontextmanager
-async def place(folder: Path) -> AsyncIterator[Place]:
-    scripts = [VllmScript(tokens=ENCODING.encode_marked(said), delay_s=0.0005, per_chunk=4) for said in ANSWERS]
+async def running_setup(folder: Path) -> AsyncIterator[Setup]:
+    scripts = [VllmScript(tokens=ENCODING.encode_marked(answer), delay_s=0.0005, per_chunk=4) for answer in ANSWERS]
     rng = random.Random(2)
-    notes = " ".join(rng.choices(("do", "re", "mi", "fa", "so", "la", "ti"), k=3_000))
-    song = VllmScript(tokens=ENCODING.encode_marked(f"<|channel|>final<|message|>{notes}"), delay_s=CANARY_STEP_S)
+    words = " ".join(rng.choices(("do", "re", "mi", "fa", "so", "la", "ti"), k=3_000))
+    script = VllmScript(tokens=ENCODING.encode_marked(f"<|channel|>final<|message|>{words}"), delay_s=CANARY_STEP_S)
     async with (
-        FakeVllm(script=lambda asked: rng.choices(scripts, OFTEN)[0]) as fake,
-        FakeVllm(script=lambda _: song) as slow,
+        FakeVllm(script=lambda body: rng.choices(scripts, WEIGHTS)[0]) as fake,
+        FakeVllm(script=lambda _: script) as slow,
     ):
         names = {"gpt-oss": fake, "gpt-oss-canary": slow}
         entries: list[dict[str, Any]] = [
@@ -190,16 +198,16 @@ async def place(folder: Path) -> AsyncIterator[Place]:
         config = {"model_list": entries, "store": {"url": f"sqlite://{folder}/state.db"}}
         async with replica(folder, config) as running:
             canary = Canary()
-            singing = asyncio.create_task(canary.sing(running.url))
+            singing = asyncio.create_task(canary.listen(running.url))
             try:
-                yield Place(running, fake, canary)
+                yield Setup(running, fake, canary)
             finally:
                 singing.cancel()
                 await asyncio.gather(singing, return_exceptions=True)
 
 
 def slope(values: Sequence[float]) -> float:
-    """Of the line through `values`, per step."""
+    """Return the slope per step of the regression line through `values`."""
     middle = (len(values) - 1) / 2
     mean = sum(values) / len(values)
     return sum((at - middle) * (value - mean) for at, value in enumerate(values)) / sum(
@@ -207,47 +215,47 @@ def slope(values: Sequence[float]) -> float:
     )
 
 
-async def nothing_is_left(folder: Path, count: int, most_bytes_per_stream: float, most_gap_s: float) -> None:
-    async with place(folder) as here:
-        load = Load(here.running.url)
-        before = here.holdings()
-        await load.run(WARM)
-        warm = here.holdings()
+async def assert_no_leaks(folder: Path, count: int, max_bytes_per_stream: float, max_gap_s: float) -> None:
+    async with running_setup(folder) as setup:
+        load = Load(setup.running.url)
+        before = setup.holdings()
+        await load.run(WARM_UP_STREAMS)
+        warmed_up = setup.holdings()
         memory = []
         for _ in range(ROUNDS):
-            here.fake.requests.clear()
+            setup.fake.requests.clear()
             await load.run(count // ROUNDS)
-            await here.over()
-            memory.append(here.holdings().memory)
-        await here.calm(before)
-        after = here.holdings()
-        each = slope(memory[ROUNDS // 2 :]) / (count / ROUNDS)
+            await setup.until_idle()
+            memory.append(setup.holdings().memory)
+        await setup.until_released(before)
+        after = setup.holdings()
+        bytes_per_stream = slope(memory[ROUNDS // 2 :]) / (count / ROUNDS)
         report = {
             "streams": load.whole,
-            "broken off": load.broken,
-            "bytes per stream": round(each),
+            "broken off": load.aborted,
+            "bytes per stream": round(bytes_per_stream),
             "memory": [round(size / KB) for size in memory],
             "descriptors": (before.descriptors, after.descriptors),
-            "threads": (warm.threads, after.threads),
-            "canary p99 ms": round(here.canary.p99_s * 1000, 1),
-            "canary worst ms": round(max(here.canary.gaps) * 1000, 1),
+            "threads": (warmed_up.threads, after.threads),
+            "canary p99 ms": round(setup.canary.p99_s * 1000, 1),
+            "canary worst ms": round(max(setup.canary.gaps) * 1000, 1),
         }
         print(json.dumps(report))
-        assert load.wrong == []
-        assert load.broken > load.whole / 5
-        assert after.threads <= warm.threads
-        assert each < most_bytes_per_stream, report
-        assert here.canary.p99_s < most_gap_s, report
-        assert here.running.log == "" or "ERROR" not in here.running.log
+        assert load.unexpected == []
+        assert load.aborted > load.whole / 5
+        assert after.threads <= warmed_up.threads
+        assert bytes_per_stream < max_bytes_per_stream, report
+        assert setup.canary.p99_s < max_gap_s, report
+        assert setup.running.log == "" or "ERROR" not in setup.running.log
 
 
 @pytest.mark.slow
-async def test_fifteen_hundred_streams_leave_nothing_behind(tmp_path: Path) -> None:
-    await nothing_is_left(tmp_path, 1_500, most_bytes_per_stream=4_000, most_gap_s=0.25)
+async def test_1500_streams_leak_no_resources(tmp_path: Path) -> None:
+    await assert_no_leaks(tmp_path, 1_500, max_bytes_per_stream=4_000, max_gap_s=0.25)
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(1_200)
-async def test_twenty_thousand_streams_leave_nothing_behind(tmp_path: Path) -> None:
-    # Caches go on filling to their bounds; a task left by each stream that was broken off is three times as much.
-    await nothing_is_left(tmp_path, 20_000, most_bytes_per_stream=250, most_gap_s=0.25)
+async def test_20000_streams_leak_no_resources(tmp_path: Path) -> None:
+    # Caches keep filling to their limits; a leaked task per aborted stream would be three times as much.
+    await assert_no_leaks(tmp_path, 20_000, max_bytes_per_stream=250, max_gap_s=0.25)

@@ -1,4 +1,4 @@
-"""A client that leaves during the pause before a retry frees everything at once, on every surface."""
+"""A client that disconnects during a retry delay frees everything at once, on every API."""
 
 from __future__ import annotations
 
@@ -17,49 +17,49 @@ from tests.e2e.test_failover import THINKS
 from tests.fakes import FakeVllm, Refusal, WireServer, reset_at
 from tests.fakes.openai_api import FakeOpenAi, OpenAiScript
 
-AT_ONCE_S = 1.0
-PAUSE_S = 2
-BUSY = Refusal(503, b"busy", headers={"Retry-After": str(PAUSE_S)})
-PASSING = frozenset({"pass-through", "pass-through responses"})
+ABORT_LIMIT_S = 1.0
+RETRY_AFTER_S = 2
+BUSY = Refusal(503, b"busy", headers={"Retry-After": str(RETRY_AFTER_S)})
+PASS_THROUGH = frozenset({"pass-through", "pass-through responses"})
 
 
 @dataclass
 class Case:
-    """A client of one surface, before a model with one deployment that takes one request at a time."""
+    """A client of one API, and a model with one deployment that accepts one request at a time."""
 
     surface: str
-    way: str
+    mode: str
+    # Whether the client has received output before the retry delay.
     has_output: bool
-    """Whether the client has seen some of the answer."""
     server: WireServer
 
     @property
     def model(self) -> str:
-        return f"{self.surface}-{self.way}-{self.has_output}".replace(" ", "-")
+        return f"{self.surface}-{self.mode}-{self.has_output}".replace(" ", "-")
 
     @property
-    def asked(self) -> int:
-        """Requests that reach the backend before the pause."""
+    def expected_requests(self) -> int:
+        """Number of requests that reach the backend before the retry delay."""
         return 1 + self.has_output
 
     def body(self, **fields: Any) -> dict[str, Any]:
         return {"model": self.model, **SURFACES[self.surface].fields, **fields}
 
-    async def come(self, running: Gateway) -> SlowClient:
-        if self.way == "websocket":
+    async def connect(self, running: Gateway) -> SlowClient:
+        if self.mode == "websocket":
             return await over_websocket(running.url, "/v1/responses", self.body(store=False))
-        body = self.body(stream=self.way == "stream")
+        body = self.body(stream=self.mode == "stream")
         return await over_http(running.url, request("POST", SURFACES[self.surface].path, body))
 
-    async def is_served(self, running: Gateway) -> bool:
-        """Whether another client gets an answer, which takes the only place."""
-        answer = await running.post(SURFACES[self.surface].path, json.dumps(self.body()).encode())
-        return answer.status == 200
+    async def serves_another_client(self, running: Gateway) -> bool:
+        """Whether another client gets a response, which needs the only slot."""
+        response = await running.post(SURFACES[self.surface].path, json.dumps(self.body()).encode())
+        return response.status == 200
 
 
-def passing_server() -> WireServer:
-    left = [BUSY]
-    return FakeOpenAi(lambda asked: left.pop() if left else OpenAiScript())
+def pass_through_server() -> WireServer:
+    refusals = [BUSY]
+    return FakeOpenAi(lambda body: refusals.pop() if refusals else OpenAiScript())
 
 
 def engine_server(*, has_output: bool) -> WireServer:
@@ -71,64 +71,64 @@ def engine_server(*, has_output: bool) -> WireServer:
 
 def cases() -> Iterator[Case]:
     for surface in SURFACES:
-        ways = ("whole", "stream", "websocket") if surface == "responses" else ("whole", "stream")
-        for way in ways:
-            if surface in PASSING:
-                yield Case(surface, way, False, passing_server())
+        modes = ("whole", "stream", "websocket") if surface == "responses" else ("whole", "stream")
+        for mode in modes:
+            if surface in PASS_THROUGH:
+                yield Case(surface, mode, False, pass_through_server())
                 continue
             for has_output in (False, True):
-                yield Case(surface, way, has_output, engine_server(has_output=has_output))
+                yield Case(surface, mode, has_output, engine_server(has_output=has_output))
 
 
-def entry_of(case: Case) -> dict[str, Any]:
-    passes = case.surface in PASSING
+def deployment_of(case: Case) -> dict[str, Any]:
+    passes = case.surface in PASS_THROUGH
     params = {"model": "vllm/qwen" if passes else "vllm/tiny", "api_base": case.server.url, "max_parallel_requests": 1}
     return {"model_name": case.model, "litellm_params": params, "model_info": {"harmony": not passes}}
 
 
 @asynccontextmanager
-async def served() -> AsyncIterator[tuple[Sequence[Case], Gateway]]:
+async def running_gateway() -> AsyncIterator[tuple[Sequence[Case], Gateway]]:
     async with AsyncExitStack() as stack:
-        found = list(cases())
-        for case in found:
+        all_cases = list(cases())
+        for case in all_cases:
             await stack.enter_async_context(case.server)
         running = await stack.enter_async_context(
-            gateway({"model_list": list(map(entry_of, found)), "unisono": {"raw_completions": True}})
+            gateway({"model_list": list(map(deployment_of, all_cases)), "unisono": {"raw_completions": True}})
         )
         assert running.app is not None
         await running.app.state.gateway.pool.settled(60)
-        yield found, running
+        yield all_cases, running
 
 
-async def until(holds: Callable[[], bool], within_s: float) -> None:
+async def until(condition: Callable[[], bool], within_s: float) -> None:
     async with asyncio.timeout(within_s):
-        while not holds():
+        while not condition():
             await asyncio.sleep(0.01)
 
 
 def tasks() -> set[asyncio.Task[Any]]:
-    """Tasks of the gateway: those of the servers behind it live as long as its connections to them."""
+    """Return the gateway's tasks; those of the fake servers live as long as their connections."""
     return {task for task in asyncio.all_tasks() if "_Connection" not in repr(task.get_coro())}
 
 
-async def all_of(awaited: Iterable[Awaitable[Any]]) -> list[Any]:
-    return await asyncio.gather(*awaited)
+async def all_of(awaitables: Iterable[Awaitable[Any]]) -> list[Any]:
+    return await asyncio.gather(*awaitables)
 
 
-async def test_everything_is_free_at_once() -> None:
-    async with served() as (found, running):
+async def test_a_disconnect_during_a_retry_delay_frees_everything() -> None:
+    async with running_gateway() as (all_cases, running):
         before = tasks()
-        clients = await all_of(case.come(running) for case in found)
-        await all_of(case.server.asked(case.asked, 10) for case in found)
-        # The place is somebody else's during the pause, and the clients still wait.
-        assert all(await all_of(case.is_served(running) for case in found))
-        assert len(tasks() - before) >= len(found)
+        clients = await all_of(case.connect(running) for case in all_cases)
+        await all_of(case.server.asked(case.expected_requests, 10) for case in all_cases)
+        # During the delay other clients use the slot while the first clients wait.
+        assert all(await all_of(case.serves_another_client(running) for case in all_cases))
+        assert len(tasks() - before) >= len(all_cases)
         for client in clients:
             await client.end()
-        await until(lambda: not tasks() - before, AT_ONCE_S)
-        assert all(await all_of(case.is_served(running) for case in found))
-        # Behind the pause nothing is asked for those who left.
-        await asyncio.sleep(PAUSE_S * 1.25 + 0.5)
-        assert {case.model: len(case.server.requests) - case.asked for case in found} == {
-            case.model: 2 for case in found
+        await until(lambda: not tasks() - before, ABORT_LIMIT_S)
+        assert all(await all_of(case.serves_another_client(running) for case in all_cases))
+        # After the delay no request is sent for the disconnected clients.
+        await asyncio.sleep(RETRY_AFTER_S * 1.25 + 0.5)
+        assert {case.model: len(case.server.requests) - case.expected_requests for case in all_cases} == {
+            case.model: 2 for case in all_cases
         }

@@ -1,4 +1,4 @@
-"""A fallback is charged at its own price, and ledger, usage and headers name both models."""
+"""A fallback is charged at its own price; ledger, usage and headers name both models."""
 
 from __future__ import annotations
 
@@ -26,15 +26,15 @@ PATHS: dict[str, dict[str, Any]] = {
     "/v1/completions": {"model": "gpt-oss", "prompt": "Hi", "max_tokens": 100},
 }
 REQUESTS = [(path, {**body, "stream": stream}) for path, body in PATHS.items() for stream in (False, True)]
-CHEAP, DEAR = {"input": 1.0, "output": 1.0}, {"input": 5.0, "output": 500.0}
+CHEAP, EXPENSIVE = {"input": 1.0, "output": 1.0}, {"input": 5.0, "output": 500.0}
 
 
-def broken(asked: Any) -> Refusal:
+def broken(body: Any) -> Refusal:
     return Refusal(500, b'{"error":"broken"}')
 
 
-def configured(name: str, address: str, *models: tuple[str, str, dict[str, float]]) -> dict[str, Any]:
-    """Models by name, backend and price; the first falls back to the last."""
+def config_with(name: str, address: str, *models: tuple[str, str, dict[str, float]]) -> dict[str, Any]:
+    """Configure models by name, backend and price; the first one falls back to the last."""
     entries = [
         {
             "model_name": model,
@@ -59,34 +59,34 @@ def address(request: pytest.FixtureRequest, tmp_path: Path) -> str:
     return server.url
 
 
-@pytest.mark.parametrize("other", ["dear", "gpt-oss"], ids=["fallback", "mixed group"])
-async def test_an_answer_costs_what_its_deployment_costs(address: str, other: str) -> None:
+@pytest.mark.parametrize("served", ["dear", "gpt-oss"], ids=["fallback", "mixed group"])
+async def test_an_answer_costs_the_price_of_its_deployment(address: str, served: str) -> None:
     async with FakeVllm(script=broken) as first, FakeVllm(tokens=ANSWER) as second, ring(address) as keys:
-        config = configured("gpt-oss", address, ("gpt-oss", first.url, CHEAP), (other, second.url, DEAR))
+        config = config_with("gpt-oss", address, ("gpt-oss", first.url, CHEAP), (served, second.url, EXPENSIVE))
         async with gateway(config) as running:
             _, key = await keys.issue(raw=True)
             for path, body in REQUESTS:
-                answer = await running.post(path, json.dumps(body).encode(), **bearing(key))
-                assert answer.status == 200, answer.raw
-                named = (answer.headers["x-unisono-model"], answer.headers["x-unisono-served-model"])
-                assert named == ("gpt-oss", other)
-            [line] = (await running.get("/v1/usage", **bearing(key))).body["data"]
-        assert (line["model"], line["served_model"], line["requests"]) == ("gpt-oss", other, len(REQUESTS))
-        spent = 5 * line["input_tokens"] + 500 * line["output_tokens"]
-        assert line["cost_usd"] * 10**6 == pytest.approx(spent)
+                response = await running.post(path, json.dumps(body).encode(), **bearing(key))
+                assert response.status == 200, response.raw
+                model_headers = (response.headers["x-unisono-model"], response.headers["x-unisono-served-model"])
+                assert model_headers == ("gpt-oss", served)
+            [usage] = (await running.get("/v1/usage", **bearing(key))).body["data"]
+        assert (usage["model"], usage["served_model"], usage["requests"]) == ("gpt-oss", served, len(REQUESTS))
+        expected_cost = 5 * usage["input_tokens"] + 500 * usage["output_tokens"]
+        assert usage["cost_usd"] * 10**6 == pytest.approx(expected_cost)
 
 
-async def test_the_requested_model_is_charged_at_its_own_price_and_a_budget_covers_any(address: str) -> None:
+async def test_a_primary_model_is_charged_at_its_own_price(address: str) -> None:
     async with FakeVllm(tokens=ANSWER) as first, FakeVllm(tokens=ANSWER) as second, ring(address) as keys:
-        config = configured("gpt-oss", address, ("gpt-oss", first.url, CHEAP), ("dear", second.url, DEAR))
+        config = config_with("gpt-oss", address, ("gpt-oss", first.url, CHEAP), ("dear", second.url, EXPENSIVE))
         async with gateway(config) as running:
-            # Room for the prompt and three tokens at the higher price; for far more at the lower one.
-            _, tight = await keys.issue(limits=KeyLimits(money_budget=2_000))
-            answer = await running.post("/v1/chat/completions", json.dumps(CHAT).encode(), **bearing(tight))
-            assert answer.status == 200, answer.raw
-            assert answer.body["choices"][0]["finish_reason"] == "length"
+            # The budget covers the prompt and three tokens at the higher price, far more at the lower one.
+            _, key = await keys.issue(limits=KeyLimits(money_budget=2_000))
+            response = await running.post("/v1/chat/completions", json.dumps(CHAT).encode(), **bearing(key))
+            assert response.status == 200, response.raw
+            assert response.body["choices"][0]["finish_reason"] == "length"
             assert len(second.requests) == 0
-            [line] = (await running.get("/v1/usage", **bearing(tight))).body["data"]
-            spent = line["input_tokens"] + line["output_tokens"]
-            assert line["cost_usd"] * 10**6 == pytest.approx(spent)
-            assert line["served_model"] == "gpt-oss"
+            [usage] = (await running.get("/v1/usage", **bearing(key))).body["data"]
+            expected_cost = usage["input_tokens"] + usage["output_tokens"]
+            assert usage["cost_usd"] * 10**6 == pytest.approx(expected_cost)
+            assert usage["served_model"] == "gpt-oss"

@@ -1,4 +1,4 @@
-"""No surface reports a usage before it is in the ledger or the spool: a gateway may be killed after any byte."""
+"""No API reports usage before it is in the ledger or the spool."""
 
 from __future__ import annotations
 
@@ -25,31 +25,31 @@ CHAT = {"model": "gpt-oss", "messages": [{"role": "user", "content": "Hi"}]}
 RESPOND = {"model": "gpt-oss", "input": "Hi"}
 
 
-class Entering:
-    """Sees every command on its way to the store; the first that enters an answer into the ledger gets lost."""
+class SettlementWatcher:
+    """Watch the commands to the store; drop the first one that settles usage."""
 
     def __init__(self) -> None:
-        self.seen: list[str] = []
+        self.outcomes: list[str] = []
 
-    def up(self, command: bytes) -> bool:
+    def forward(self, command: bytes) -> bool:
         # The first call of a script carries its text, later ones its digest.
         if SETTLE.sha.encode() not in command and SETTLE.text.encode() not in command:
             return True
-        self.seen.append("entered" if self.seen else "lost")
-        return self.seen[-1] == "entered"
+        self.outcomes.append("entered" if self.outcomes else "lost")
+        return self.outcomes[-1] == "entered"
 
 
 def total(usage: Any) -> int:
     return int(usage["total_tokens"])
 
 
-async def posted(running: Gateway, key: str, path: str, body: dict[str, Any]) -> int:
-    """The usage that the answer tells, noticed as soon as it is there."""
-    async with running.session.post(running.url + path, json=body, headers=bearing(key)) as answer:
-        assert answer.status == 200, await answer.text()
+async def post(running: Gateway, key: str, path: str, body: dict[str, Any]) -> int:
+    """Post a request and return its reported total tokens as soon as they arrive."""
+    async with running.session.post(running.url + path, json=body, headers=bearing(key)) as response:
+        assert response.status == 200, await response.text()
         if not body.get("stream"):
-            return total((await answer.json())["usage"])
-        async for line in answer.content:
+            return total((await response.json())["usage"])
+        async for line in response.content:
             event = json.loads(line[6:]) if line.startswith(b"data: {") else {}
             usage = event.get("usage") or event.get("response", {}).get("usage")
             if usage:
@@ -57,18 +57,18 @@ async def posted(running: Gateway, key: str, path: str, body: dict[str, Any]) ->
     raise AssertionError("no usage")
 
 
-async def polled(running: Gateway, key: str) -> int:
+async def poll_background(running: Gateway, key: str) -> int:
     body = json.dumps({**RESPOND, "background": True}).encode()
-    made = (await running.post("/v1/responses", body, **bearing(key))).body
+    response = (await running.post("/v1/responses", body, **bearing(key))).body
     async with asyncio.timeout(10):
-        while made["status"] in ("queued", "in_progress"):
-            assert made["usage"] is None
+        while response["status"] in ("queued", "in_progress"):
+            assert response["usage"] is None
             await asyncio.sleep(0.01)
-            made = (await running.get(f"/v1/responses/{made['id']}", **bearing(key))).body
-    return total(made["usage"])
+            response = (await running.get(f"/v1/responses/{response['id']}", **bearing(key))).body
+    return total(response["usage"])
 
 
-async def socketed(running: Gateway, key: str) -> int:
+async def over_websocket(running: Gateway, key: str) -> int:
     async with connected(running, **bearing(key)) as client:
         await client.send()
         while (event := await client.event())["type"] != "response.completed":
@@ -79,12 +79,12 @@ async def socketed(running: Gateway, key: str) -> int:
 Surface = Callable[[Gateway, str], Awaitable[int]]
 STREAMED = {"stream": True, "stream_options": {"include_usage": True}}
 SURFACES: dict[str, Surface] = {
-    "Chat, whole": lambda running, key: posted(running, key, "/v1/chat/completions", CHAT),
-    "Chat, streamed": lambda running, key: posted(running, key, "/v1/chat/completions", {**CHAT, **STREAMED}),
-    "Responses, whole": lambda running, key: posted(running, key, "/v1/responses", RESPOND),
-    "Responses, streamed": lambda running, key: posted(running, key, "/v1/responses", {**RESPOND, "stream": True}),
-    "Responses, in the background": polled,
-    "Responses, over a WebSocket": socketed,
+    "Chat, whole": lambda running, key: post(running, key, "/v1/chat/completions", CHAT),
+    "Chat, streamed": lambda running, key: post(running, key, "/v1/chat/completions", {**CHAT, **STREAMED}),
+    "Responses, whole": lambda running, key: post(running, key, "/v1/responses", RESPOND),
+    "Responses, streamed": lambda running, key: post(running, key, "/v1/responses", {**RESPOND, "stream": True}),
+    "Responses, in background": poll_background,
+    "Responses, over WebSocket": over_websocket,
 }
 
 
@@ -93,24 +93,24 @@ SURFACES: dict[str, Surface] = {
 async def test_no_usage_is_reported_before_it_is_durable(
     redis_server: Server, tmp_path: Path, surface: Surface, limits: KeyLimits
 ) -> None:
-    entering = Entering()
+    watcher = SettlementWatcher()
     with redis_server.client() as client:
         client.flushall()
     async with (
         FakeVllm(tokens=ANSWER) as fake,
-        Relay(redis_server.port, cut_up=one_command, up=entering.up) as relay,
+        Relay(redis_server.port, cut_up=one_command, up=watcher.forward) as relay,
         ring(redis_server.url) as keys,
     ):
         config = with_keys(config_of(f"vllm@{fake.url}"), f"redis://127.0.0.1:{relay.port}/0")
         config["store"] |= {"deadline_s": 5.0, "spool_dir": str(tmp_path)}
         async with gateway(config) as running:
             _, key = await keys.issue(limits=limits)
-            told = await surface(running, key)
-            # The lost write is repeated a moment later; until then the record is on disk.
+            reported = await surface(running, key)
+            # The dropped write is retried soon; until then the record is on disk.
             spooled = b"".join(path.read_bytes() for path in tmp_path.glob("*.jsonl"))
-            assert entering.seen == ["lost", "entered"] or spooled.count(b"\n") == 1
+            assert watcher.outcomes == ["lost", "entered"] or spooled.count(b"\n") == 1
             async with asyncio.timeout(10):
-                while entering.seen != ["lost", "entered"]:
+                while watcher.outcomes != ["lost", "entered"]:
                     await asyncio.sleep(0.01)
         [entry] = await keys.store.ledger("0000", "9999")
-        assert (entry.used.requests, entry.used.tokens) == (1, told)
+        assert (entry.used.requests, entry.used.tokens) == (1, reported)

@@ -1,5 +1,7 @@
-"""The ledger is what clients were told, however often gateways are killed: nothing that a client saw is missing, and
-nothing is there twice."""
+"""The ledger matches the usage reported to clients, even if gateways are killed repeatedly.
+
+No reported usage is missing, and none is recorded twice.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +30,7 @@ LONG = load_encoding().encode_marked("<|channel|>final<|message|>" + "la " * 40 
 CHAT = {"model": "gpt-oss", "messages": [{"role": "user", "content": "Hi"}]}
 RESPOND = {"model": "gpt-oss", "input": "Hi"}
 STREAMED = {"stream": True, "stream_options": {"include_usage": True}}
-ASKED: tuple[tuple[str, dict[str, Any]], ...] = (
+REQUESTS: tuple[tuple[str, dict[str, Any]], ...] = (
     ("/v1/chat/completions", CHAT),
     ("/v1/chat/completions", {**CHAT, **STREAMED}),
     ("/v1/responses", RESPOND),
@@ -39,85 +41,85 @@ KILLS = 4
 
 
 @dataclass
-class Heard:
-    """What clients were told, in tokens, and how many of their requests may have been entered without a word."""
+class Observed:
+    """Total tokens reported to clients, and the number of requests with an unknown outcome."""
 
-    told: list[int] = field(default_factory=list)
-    unheard: int = 0
+    reported: list[int] = field(default_factory=list)
+    unknown: int = 0
+    # Ids of accepted background responses, which continue without their client.
     background: set[str] = field(default_factory=set)
-    """Responses that were promised, and go on without their client."""
-    over: bool = False
+    is_over: bool = False
 
 
 @dataclass
-class Crowd:
-    """Clients that ask one of the replicas, and another one where that is gone."""
+class Clients:
+    """Clients that send requests to one of the replicas, and to the other one if it is down."""
 
     replicas: list[Replica]
     session: aiohttp.ClientSession
     headers: dict[str, str]
-    heard: Heard = field(default_factory=Heard)
+    observed: Observed = field(default_factory=Observed)
 
-    async def client(self, number: int) -> None:
-        path, body = ASKED[number % len(ASKED)]
+    async def run(self, number: int) -> None:
+        path, body = REQUESTS[number % len(REQUESTS)]
         turn = number
-        while not self.heard.over:
+        while not self.observed.is_over:
             turn += 1
-            await self._asked(turn, self._answered, path, body)
+            await self._send(turn, self._read_usage, path, body)
 
-    async def in_background(self, number: int) -> None:
+    async def run_background(self, number: int) -> None:
         turn = number
-        while not self.heard.over:
+        while not self.observed.is_over:
             turn += 1
-            await self._asked(turn, self._promised, "/v1/responses", {**RESPOND, "background": True})
+            await self._send(turn, self._read_id, "/v1/responses", {**RESPOND, "background": True})
             await asyncio.sleep(0.1)
 
-    async def _asked(self, turn: int, read: Any, path: str, body: dict[str, Any]) -> None:
+    async def _send(self, turn: int, read: Any, path: str, body: dict[str, Any]) -> None:
         url = self.replicas[turn % len(self.replicas)].url
         try:
-            async with self.session.post(url + path, json=body, headers=self.headers) as answer:
-                assert answer.status in (200, 503), await answer.text()
-                if answer.status == 200:
-                    await read(answer)
+            async with self.session.post(url + path, json=body, headers=self.headers) as response:
+                assert response.status in (200, 503), await response.text()
+                if response.status == 200:
+                    await read(response)
                 else:
-                    self.heard.unheard += 1
+                    self.observed.unknown += 1
         except aiohttp.ClientConnectorError:
-            # Nobody was there.
+            # The replica is down.
             await asyncio.sleep(0.05)
         except aiohttp.ClientError:
-            self.heard.unheard += 1
+            self.observed.unknown += 1
 
-    async def _answered(self, answer: aiohttp.ClientResponse) -> None:
-        if answer.content_type == "application/json":
-            self.heard.told.append((await answer.json())["usage"]["total_tokens"])
+    async def _read_usage(self, response: aiohttp.ClientResponse) -> None:
+        if response.content_type == "application/json":
+            self.observed.reported.append((await response.json())["usage"]["total_tokens"])
             return
-        async for line in answer.content:
+        async for line in response.content:
             event = json.loads(line[6:]) if line.startswith(b"data: {") else {}
             if usage := event.get("usage") or event.get("response", {}).get("usage"):
-                self.heard.told.append(usage["total_tokens"])
+                self.observed.reported.append(usage["total_tokens"])
                 return
         raise aiohttp.ClientPayloadError("no usage")
 
-    async def _promised(self, answer: aiohttp.ClientResponse) -> None:
-        self.heard.background.add((await answer.json())["id"])
+    async def _read_id(self, response: aiohttp.ClientResponse) -> None:
+        self.observed.background.add((await response.json())["id"])
 
-    async def settled(self) -> None:
-        """Hear what became of everything in the background."""
-        for response in self.heard.background:
-            url = f"{self.replicas[0].url}/v1/responses/{response}"
+    async def collect_background(self) -> None:
+        """Wait for every background response and record its usage."""
+        for response_id in self.observed.background:
+            url = f"{self.replicas[0].url}/v1/responses/{response_id}"
             async with asyncio.timeout(60):
                 while True:
-                    async with self.session.get(url, headers=self.headers) as answer:
-                        now = await answer.json()
-                    if now["status"] not in ("queued", "in_progress"):
+                    async with self.session.get(url, headers=self.headers) as response:
+                        response_body = await response.json()
+                    if response_body["status"] not in ("queued", "in_progress"):
                         break
                     await asyncio.sleep(0.05)
-            assert now["status"] == "completed", now
-            self.heard.told.append(now["usage"]["total_tokens"])
+            assert response_body["status"] == "completed", response_body
+            self.observed.reported.append(response_body["usage"]["total_tokens"])
 
 
 @pytest.mark.slow
-async def test_what_clients_were_told_is_in_the_ledger_once_however_often_gateways_are_killed(
+async def test_reported_usage_is_in_the_ledger_once_although_gateways_are_killed(
     tmp_path: Path, redis_server: Server
 ) -> None:
     with redis_server.client() as client:
@@ -131,41 +133,45 @@ async def test_what_clients_were_told_is_in_the_ledger_once_however_often_gatewa
             replica(tmp_path / "1", config) as second,
             aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0, force_close=True)) as session,
         ):
-            both = [first, second]
-            crowd = Crowd(both, session, bearing(key))
-            heard = crowd.heard
-            asking = [asyncio.create_task(crowd.client(number)) for number in range(CLIENTS)]
-            asking += [asyncio.create_task(crowd.in_background(number)) for number in range(2)]
+            replicas = [first, second]
+            clients = Clients(replicas, session, bearing(key))
+            observed = clients.observed
+            tasks = [asyncio.create_task(clients.run(number)) for number in range(CLIENTS)]
+            tasks += [asyncio.create_task(clients.run_background(number)) for number in range(2)]
             for number in range(KILLS):
-                before = len(heard.told)
+                before = len(observed.reported)
                 async with asyncio.timeout(30):
-                    while len(heard.told) < before + 3 * CLIENTS:
+                    while len(observed.reported) < before + 3 * CLIENTS:
                         await asyncio.sleep(0.01)
                 await asyncio.sleep(0.037 * number)
-                both[number % 2].kill()
-                await both[number % 2].end()
-                await both[number % 2].start()
-            heard.over = True
-            await asyncio.gather(*asking)
-            await crowd.settled()
-            assert heard.unheard > 0
+                replicas[number % 2].kill()
+                await replicas[number % 2].end()
+                await replicas[number % 2].start()
+            observed.is_over = True
+            await asyncio.gather(*tasks)
+            await clients.collect_background()
+            assert observed.unknown > 0
             usage = f"{second.url}/v1/usage"
-            async with session.get(usage, headers=bearing(key)) as answer:
-                [line] = (await answer.json())["data"]
-        # Those that were on their way when a gateway was killed may have been entered and never been heard of.
-        told, most = len(heard.told), max(heard.told)
-        assert told <= line["requests"] <= told + heard.unheard
-        assert sum(heard.told) <= line["total_tokens"] <= sum(heard.told) + heard.unheard * most
-        [shown] = await shown_by_the_command(tmp_path / "0" / "config.json")
-        assert shown["key"] == record.id
-        assert {name: shown[name] for name in line if name in shown} == {
-            name: line[name] for name in line if name in shown
+            async with session.get(usage, headers=bearing(key)) as response:
+                [usage_line] = (await response.json())["data"]
+        # Requests that were running when a gateway was killed may be in the ledger without a reported usage.
+        reported, max_tokens = len(observed.reported), max(observed.reported)
+        assert reported <= usage_line["requests"] <= reported + observed.unknown
+        assert (
+            sum(observed.reported)
+            <= usage_line["total_tokens"]
+            <= sum(observed.reported) + observed.unknown * max_tokens
+        )
+        [entry] = await usage_of_command(tmp_path / "0" / "config.json")
+        assert entry["key"] == record.id
+        assert {name: entry[name] for name in usage_line if name in entry} == {
+            name: usage_line[name] for name in usage_line if name in entry
         }
 
 
-async def shown_by_the_command(config: Path) -> list[dict[str, Any]]:
-    asked = ["usage", "--config", str(config), "--json"]
-    result = await asyncio.to_thread(CliRunner().invoke, main, asked)
+async def usage_of_command(config: Path) -> list[dict[str, Any]]:
+    arguments = ["usage", "--config", str(config), "--json"]
+    result = await asyncio.to_thread(CliRunner().invoke, main, arguments)
     assert result.exit_code == 0, result.output
-    shown: list[dict[str, Any]] = json.loads(result.stdout)
-    return shown
+    entries: list[dict[str, Any]] = json.loads(result.stdout)
+    return entries

@@ -1,4 +1,4 @@
-"""A process that takes over a background response charges what the earlier process generated, exactly once."""
+"""A takeover of a background response charges the earlier process's tokens exactly once."""
 
 from __future__ import annotations
 
@@ -27,18 +27,18 @@ STALLED_AFTER = 20
 
 
 class Stalling(VllmScript):
-    """Stops without an end after its tokens."""
+    """Stall after the tokens instead of finishing."""
 
-    def steps(self, asked: dict[str, Any]) -> list[Step]:
-        *tokens, _, _ = super().steps(asked)
+    def steps(self, body: dict[str, Any]) -> list[Step]:
+        *tokens, _, _ = super().steps(body)
         return [*tokens, Stall()]
 
 
 @pytest.mark.parametrize("kind", ["redis", "sqlite"])
-@pytest.mark.parametrize("how", ["SIGKILL", "SIGTERM"])
-@pytest.mark.parametrize("end", ["completed", "cancelled", "failed"])
+@pytest.mark.parametrize("stop_signal", ["SIGKILL", "SIGTERM"])
+@pytest.mark.parametrize("final_status", ["completed", "cancelled", "failed"])
 async def test_tokens_of_all_owners_are_charged_once(
-    tmp_path: Path, request: pytest.FixtureRequest, kind: str, how: str, end: str
+    tmp_path: Path, request: pytest.FixtureRequest, kind: str, stop_signal: str, final_status: str
 ) -> None:
     address = f"sqlite://{tmp_path}/state.db"
     if kind == "redis":
@@ -54,42 +54,42 @@ async def test_tokens_of_all_owners_are_charged_once(
         record, key = await keys.issue("ann", KeyLimits(token_budget=10**6))
         session = await stack.enter_async_context(aiohttp.ClientSession(headers=bearing(key)))
         first = await stack.enter_async_context(replica(tmp_path / "a", config))
-        async with session.post(f"{first.url}/v1/responses", json=RESPOND) as answer:
-            made = (await answer.json())["id"]
+        async with session.post(f"{first.url}/v1/responses", json=RESPOND) as response:
+            response_id = (await response.json())["id"]
         async with asyncio.timeout(20):
-            while len(await keys.store.tokens("ann", made)) < STALLED_AFTER // 2:
+            while len(await keys.store.tokens("ann", response_id)) < STALLED_AFTER // 2:
                 await asyncio.sleep(0.02)
-        first.signal(signal.Signals[how])
+        first.signal(signal.Signals[stop_signal])
         await first.ended()
-        journal = len(await keys.store.tokens("ann", made))
-        if end == "completed":
+        journal_tokens = len(await keys.store.tokens("ann", response_id))
+        if final_status == "completed":
             fake.script = model.script
-        elif end == "failed":
+        elif final_status == "failed":
             config = with_keys(config_of(f"vllm@{fake.url}", name="another-gpt-oss"), address)
             config["store"] |= {"lease_s": LEASE_S}
         else:
             model.waits, fake.script = True, model.script
         second = await stack.enter_async_context(replica(tmp_path / "b", config))
-        url = f"{second.url}/v1/responses/{made}"
-        if end == "cancelled":
+        url = f"{second.url}/v1/responses/{response_id}"
+        if final_status == "cancelled":
             async with asyncio.timeout(20):
                 while len(fake.requests) < 2:
                     await asyncio.sleep(0.02)
-            async with session.post(f"{url}/cancel", json={}) as answer:
-                assert answer.status == 200
+            async with session.post(f"{url}/cancel", json={}) as response:
+                assert response.status == 200
         async with asyncio.timeout(30):
-            while (now := await (await session.get(url)).json())["status"] in ("queued", "in_progress"):
+            while (response_body := await (await session.get(url)).json())["status"] in ("queued", "in_progress"):
                 await asyncio.sleep(0.05)
-        assert now["status"] == end
-        # Settlements that wait are written before the process ends.
+        assert response_body["status"] == final_status
+        # Waiting settlements are written before the process ends.
         second.signal(signal.SIGTERM)
         assert await second.ended() == 0
         entries = [entry.used for entry in await keys.store.ledger("0000", "9999") if entry.account.key == record.id]
         used = sum(entries, TokenUsage())
         assert used.requests == 1
-        if end == "completed":
+        if final_status == "completed":
             assert used.output == len(model.answer)
-            assert used.input == now["usage"]["input_tokens"]
+            assert used.input == response_body["usage"]["input_tokens"]
         else:
             # The first process may have generated tokens that are not in the journal.
-            assert journal <= used.output <= STALLED_AFTER
+            assert journal_tokens <= used.output <= STALLED_AFTER

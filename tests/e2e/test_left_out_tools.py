@@ -1,4 +1,4 @@
-"""Tools of a server that cannot be offered to the model: left out, noted on every surface, and logged once."""
+"""Tools that cannot be declared to the model: left out, noted on every API, and logged once."""
 
 from __future__ import annotations
 
@@ -13,60 +13,60 @@ from tests.e2e.responses import ANSWER, Json, Line, line
 from tests.e2e.wires import WIRES
 from tests.mcp.hostile import TOOL, Hostile, answer, text
 
-ODD = {"name": "odd", "inputSchema": {"type": "object", "properties": {"a\nb": {"type": "string"}}}}
-NAMELESS = {"name": "line\nbreak", "inputSchema": {"type": "object"}}
+UNDECLARABLE = {"name": "odd", "inputSchema": {"type": "object", "properties": {"a\nb": {"type": "string"}}}}
+BAD_NAME = {"name": "line\nbreak", "inputSchema": {"type": "object"}}
 RUN = {"unisono": {"run_tools": True}}
 
 
-def about(answer: Answer) -> Json:
-    """The last `unisono` object of an answer, however it came."""
-    found: list[Any] = []
+def unisono_object(response: Answer) -> Json:
+    """Return the last `unisono` object of a response, streamed or not."""
+    objects: list[Any] = []
 
     def search(value: Any) -> None:
         if isinstance(value, dict):
-            found.extend([value["unisono"]] if isinstance(value.get("unisono"), dict) else [])
+            objects.extend([value["unisono"]] if isinstance(value.get("unisono"), dict) else [])
             for inner in value.values():
                 search(inner)
 
-    search(answer.body)
-    for event in answer.events:
+    search(response.body)
+    for event in response.events:
         search(event)
-    assert answer.status == 200, answer.raw
-    return dict(found[-1])
+    assert response.status == 200, response.raw
+    return dict(objects[-1])
 
 
-async def asked(here: Line, surface: str, *, stream: bool) -> Json:
+async def request_object(harness: Line, surface: str, *, stream: bool) -> Json:
     if surface == "chat":
-        return about(await here.gateway.chat(stream=stream, **RUN))
+        return unisono_object(await harness.gateway.chat(stream=stream, **RUN))
     if surface == "messages":
-        return about(await here.gateway.messages(stream=stream, **RUN))
+        return unisono_object(await harness.gateway.messages(stream=stream, **RUN))
     if surface == "background":
-        return about(await here.post(stream=True, background=True, tools=[DOCS]))
-    return about(await here.post(stream=stream, tools=[DOCS]))
+        return unisono_object(await harness.post(stream=True, background=True, tools=[DOCS]))
+    return unisono_object(await harness.post(stream=stream, tools=[DOCS]))
 
 
 SURFACES = [("chat", False), ("chat", True), ("messages", False), ("messages", True), ("responses", False)]
 SURFACES += [("responses", True), ("background", True)]
 
 
-async def test_tools_that_cannot_be_declared_are_noted_and_logged_once_per_list(
+async def test_undeclarable_tools_are_noted_and_logged_once_per_list(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    listed = [TOOL, ODD, NAMELESS, TOOL]
+    listed = [TOOL, UNDECLARABLE, BAD_NAME, TOOL]
     async with Hostile(lambda seen: [text(seen)], listing=lambda seen: [answer(seen, {"tools": listed})]) as server:
         entry = {"url": f"{server.url}/mcp", "require_approval": "never"}
         with caplog.at_level(logging.WARNING, "unisono.tools"):
-            async with line(WIRES["vllm"], mcp_servers={"docs": entry}) as here:
+            async with line(WIRES["vllm"], mcp_servers={"docs": entry}) as harness:
                 for surface, stream in SURFACES:
-                    here.say(ANSWER)
-                    told = await asked(here, surface, stream=stream)
-                    assert told["recoveries"] == ["tool-left-out"], surface
-                    notes = "\n".join(told["notes"])
-                    assert len(told["notes"]) == 3, surface
+                    harness.say(ANSWER)
+                    note = await request_object(harness, surface, stream=stream)
+                    assert note["recoveries"] == ["tool-left-out"], surface
+                    notes = "\n".join(note["notes"])
+                    assert len(note["notes"]) == 3, surface
                     for name in ("'odd'", "'line\\nbreak'", "'act'"):
                         assert f"tool {name} of server 'docs': left out, " in notes, surface
-                    assert "docs__act" in here.prompts[-1]
-                    assert "docs__odd" not in here.prompts[-1]
+                    assert "docs__act" in harness.prompts[-1]
+                    assert "docs__odd" not in harness.prompts[-1]
     lines = [record for record in caplog.records if record.name == "unisono.tools"]
     assert len(lines) == 1
     assert "odd" in lines[0].getMessage()
@@ -74,17 +74,17 @@ async def test_tools_that_cannot_be_declared_are_noted_and_logged_once_per_list(
 
 
 @pytest.mark.slow
-async def test_a_changed_list_is_logged_again(caplog: pytest.LogCaptureFixture) -> None:
-    listed = [TOOL, ODD]
+async def test_a_changed_tool_list_is_logged_again(caplog: pytest.LogCaptureFixture) -> None:
+    listed = [TOOL, UNDECLARABLE]
     async with Hostile(lambda seen: [text(seen)], listing=lambda seen: [answer(seen, {"tools": listed})]) as server:
         entry = {"url": f"{server.url}/mcp", "require_approval": "never"}
         with caplog.at_level(logging.WARNING, "unisono.tools"):
-            async with line(WIRES["vllm"], mcp_servers={"docs": entry}) as here:
+            async with line(WIRES["vllm"], mcp_servers={"docs": entry}) as harness:
                 for _ in range(2):
-                    await asked(here, "responses", stream=False)
-                listed.append(NAMELESS)
-                assert here.gateway.app is not None
-                here.gateway.app.state.gateway.parts.hosting.value.host._lists.clear()
+                    await request_object(harness, "responses", stream=False)
+                listed.append(BAD_NAME)
+                assert harness.gateway.app is not None
+                harness.gateway.app.state.gateway.parts.hosting.value.host._lists.clear()
                 for _ in range(2):
-                    await asked(here, "responses", stream=False)
+                    await request_object(harness, "responses", stream=False)
     assert len([record for record in caplog.records if record.name == "unisono.tools"]) == 2

@@ -1,6 +1,6 @@
 """Limits while the Redis that holds them is killed and restarts.
 
-Budgets are never overspent; each gateway counts other limits by itself meanwhile.
+Budgets are never exceeded; each gateway counts the other limits locally meanwhile.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ ENCODING = load_encoding()
 ANSWER = ENCODING.encode_marked("<|channel|>final<|message|>" + "la " * 60 + "<|return|>")
 CHAT = {"model": "gpt-oss", "messages": [{"role": "user", "content": "Hi!"}]}
 CLIENTS = 50
-AGAIN_S = 5.0
-"""Well over the second that a gateway takes to go on; the rest is for a busy machine."""
+# Well over the second that a gateway takes to reconnect; the rest is for a busy machine.
+RECONNECT_LIMIT_S = 5.0
 
 
 @pytest.fixture
 def server(tmp_path: Path) -> Iterator[Server]:
-    """One that acknowledges nothing which it could forget."""
+    """A Redis that acknowledges only durable writes."""
     server = Server(tmp_path / "redis", ("appendonly yes", "appendfsync always"))
     try:
         yield server.start()
@@ -46,33 +46,33 @@ def server(tmp_path: Path) -> Iterator[Server]:
 
 
 @dataclass
-class Pair:
+class GatewayPair:
     """Two gateways on one Redis, and their clients."""
 
     server: Server
     replicas: list[Replica]
     ring: Ring
     session: aiohttp.ClientSession
-    refused: int = 0
-    """How often somebody was told that the store is down."""
+    # Number of responses that reported the store as unavailable.
+    unavailable_count: int = 0
 
-    async def asks(self, number: int, key: str, **fields: Any) -> tuple[int, Any, Any]:
+    async def chat(self, number: int, key: str, **fields: Any) -> tuple[int, Any, Any]:
         url = f"{self.replicas[number % 2].url}/v1/chat/completions"
-        async with self.session.post(url, json={**CHAT, **fields}, headers=bearing(key)) as answer:
-            return answer.status, answer.headers, await answer.json()
+        async with self.session.post(url, json={**CHAT, **fields}, headers=bearing(key)) as response:
+            return response.status, response.headers, await response.json()
 
-    async def decided(self, number: int, key: str, **fields: Any) -> tuple[int, Any, Any]:
-        """As `asks`, again and again while the store is down."""
+    async def chat_until_available(self, number: int, key: str, **fields: Any) -> tuple[int, Any, Any]:
+        """Send a request, and repeat it while the store is down."""
         while True:
-            status, headers, body = await self.asks(number, key, **fields)
+            status, headers, body = await self.chat(number, key, **fields)
             if status != 503:
                 return status, headers, body
             check_unavailable(headers, body)
-            self.refused += 1
+            self.unavailable_count += 1
             await asyncio.sleep(0.05)
 
-    async def falls(self, down_s: float) -> None:
-        """The server is killed, and comes back after so many seconds."""
+    async def crash(self, down_s: float) -> None:
+        """Kill the server and restart it after `down_s` seconds."""
         self.server.end()
         await asyncio.sleep(down_s)
         await asyncio.to_thread(self.server.start)
@@ -86,64 +86,66 @@ def check_unavailable(headers: Any, body: Any) -> None:
 
 
 @asynccontextmanager
-async def pair(server: Server, folder: Path, fake: FakeVllm, **settings: Any) -> AsyncIterator[Pair]:
+async def pair(server: Server, folder: Path, fake: FakeVllm, **settings: Any) -> AsyncIterator[GatewayPair]:
     config = with_keys(config_of(f"vllm@{fake.url}", unisono=settings), server.url)
     async with AsyncExitStack() as stack:
-        made = [stack.enter_async_context(replica(folder / f"{n}", config)) for n in range(2)]
-        replicas = list(await asyncio.gather(*made))
+        starting = [stack.enter_async_context(replica(folder / f"{n}", config)) for n in range(2)]
+        replicas = list(await asyncio.gather(*starting))
         keys = await stack.enter_async_context(ring(server.url))
         connector = aiohttp.TCPConnector(limit=0, force_close=True)
         session = await stack.enter_async_context(aiohttp.ClientSession(connector=connector))
-        yield Pair(server, replicas, keys, session)
+        yield GatewayPair(server, replicas, keys, session)
 
 
+# Limits, requests that may pass, and the delay before the server dies. A request reserves 101 tokens for the prompt
+# and 24 for the answer.
 LIMITS = {
     "requests": (KeyLimits(rpm=17), 17, 0.05),
-    "at once": (KeyLimits(max_parallel=9), 9, 0.0),
+    "parallel requests": (KeyLimits(max_parallel=9), 9, 0.0),
     "tokens": (KeyLimits(tpm=1250), 10, 0.1),
     "requests and a budget": (KeyLimits(rpm=17, token_budget=10**9), 17, 0.05),
-    "at once and a budget": (KeyLimits(max_parallel=9, token_budget=10**9), 9, 0.0),
+    "parallel requests and a budget": (KeyLimits(max_parallel=9, token_budget=10**9), 9, 0.0),
 }
-"""With how many requests may pass, each taken for 101 tokens and allowed to generate 24, and when the server dies."""
 
 
-async def test_no_more_pass_than_may_while_the_server_dies_among_them(tmp_path: Path, server: Server) -> None:
-    # Nothing ends before all have been let in or refused.
+async def test_limits_hold_while_the_store_dies_during_requests(tmp_path: Path, server: Server) -> None:
+    # No answer ends before all requests are accepted or rejected.
     async with (
         FakeVllm(tokens=ANSWER, first_delay_s=6.0) as fake,
-        pair(server, tmp_path, fake) as here,
+        pair(server, tmp_path, fake) as gateways,
     ):
-        for name, (limits, most, until_s) in LIMITS.items():
-            _, key = await here.ring.issue(limits=limits)
-            bound = most if limits.has_budget else most * len(here.replicas)
-            asking = [asyncio.create_task(here.decided(number, key, max_tokens=24)) for number in range(CLIENTS)]
-            await asyncio.sleep(until_s)
-            await here.falls(0.3)
-            answers = await asyncio.gather(*asking)
-            counts = Counter(status for status, _, _ in answers)
-            # What was held when the server died and nobody heard of is spent, or given back later.
+        for name, (limits, limit, delay_s) in LIMITS.items():
+            _, key = await gateways.ring.issue(limits=limits)
+            bound = limit if limits.has_budget else limit * len(gateways.replicas)
+            tasks = [
+                asyncio.create_task(gateways.chat_until_available(number, key, max_tokens=24))
+                for number in range(CLIENTS)
+            ]
+            await asyncio.sleep(delay_s)
+            await gateways.crash(0.3)
+            responses = await asyncio.gather(*tasks)
+            counts = Counter(status for status, _, _ in responses)
+            # Reservations made when the server died are spent, or returned later.
             assert counts[200] <= bound, name
             assert set(counts) <= {200, 429}
-            for status, headers, body in answers:
+            for status, headers, body in responses:
                 if status == 429:
                     assert body["error"]["code"] == "rate_limit_exceeded"
                     assert int(headers["retry-after"]) >= 1
-        assert here.refused > 0
+        assert gateways.unavailable_count > 0
 
 
-async def test_a_budget_is_never_overspent_while_the_server_dies_again_and_again(
-    tmp_path: Path, server: Server
-) -> None:
+async def test_a_budget_is_never_exceeded_while_the_store_dies_repeatedly(tmp_path: Path, server: Server) -> None:
     budget = 12_000
-    async with FakeVllm(tokens=ANSWER, delay_s=0.002) as fake, pair(server, tmp_path, fake) as here:
-        record, key = await here.ring.issue(limits=KeyLimits(token_budget=budget))
-        told: list[int] = []
+    async with FakeVllm(tokens=ANSWER, delay_s=0.002) as fake, pair(server, tmp_path, fake) as gateways:
+        record, key = await gateways.ring.issue(limits=KeyLimits(token_budget=budget))
+        reported: list[int] = []
 
         async def client(number: int) -> None:
             while True:
-                status, headers, body = await here.decided(number, key)
+                status, headers, body = await gateways.chat_until_available(number, key)
                 if status == 429 and body["error"]["code"] == "rate_limit_exceeded":
-                    # Running requests, and those that the outage cut off, have reserved what is left.
+                    # Running requests, and those cut off by the outage, have reserved the rest.
                     assert int(headers["retry-after"]) == 1
                     await asyncio.sleep(0.05)
                     continue
@@ -151,72 +153,72 @@ async def test_a_budget_is_never_overspent_while_the_server_dies_again_and_again
                     assert body["error"]["code"] == "insufficient_quota"
                     return
                 assert status == 200, body
-                told.append(body["usage"]["total_tokens"])
+                reported.append(body["usage"]["total_tokens"])
 
         clients = [asyncio.create_task(client(number)) for number in range(8)]
-        for enough in (0.1, 0.3, 0.5):
+        for fraction in (0.1, 0.3, 0.5):
             async with asyncio.timeout(60):
-                while sum(told) < enough * budget:
+                while sum(reported) < fraction * budget:
                     await asyncio.sleep(0.01)
-            await here.falls(0.4)
+            await gateways.crash(0.4)
         await asyncio.gather(*clients)
-        used = [entry.used for entry in await here.ring.store.ledger("0000", "9999") if entry.account.key == record.id]
-        spent = sum(one.tokens for one in used)
-        assert here.refused > 0
-        assert sum(told) <= spent <= budget
-        assert spent > 0.9 * budget
+        used = [
+            entry.used for entry in await gateways.ring.store.ledger("0000", "9999") if entry.account.key == record.id
+        ]
+        spent_tokens = sum(usage.tokens for usage in used)
+        assert gateways.unavailable_count > 0
+        assert sum(reported) <= spent_tokens <= budget
+        assert spent_tokens > 0.9 * budget
 
 
-async def test_while_the_server_is_down_keys_are_refused_and_soon_after_it_is_back_they_are_not(
+async def test_keys_are_rejected_while_the_store_is_down_and_soon_accepted_again(
     tmp_path: Path, server: Server
 ) -> None:
-    async with FakeVllm(tokens=ANSWER) as fake, pair(server, tmp_path, fake) as here:
-        _, key = await here.ring.issue(limits=KeyLimits(rpm=1000, token_budget=10**9))
+    async with FakeVllm(tokens=ANSWER) as fake, pair(server, tmp_path, fake) as gateways:
+        _, key = await gateways.ring.issue(limits=KeyLimits(rpm=1000, token_budget=10**9))
         for number in range(4):
-            assert (await here.asks(number, key))[0] == 200
+            assert (await gateways.chat(number, key))[0] == 200
         server.end()
-        # A key is remembered for half a second, and its limits are not.
+        # A key is cached for half a second, its limits are not.
         for number in range(20):
-            status, headers, body = await here.asks(number, key)
+            status, headers, body = await gateways.chat(number, key)
             assert status == 503
             check_unavailable(headers, body)
             await asyncio.sleep(0.05)
         await asyncio.to_thread(server.start)
-        back = time.monotonic()
-        answers = await asyncio.gather(*(here.decided(number, key) for number in range(CLIENTS)))
-        assert time.monotonic() - back < AGAIN_S
-        assert {status for status, _, _ in answers} == {200}
+        restarted_at = time.monotonic()
+        responses = await asyncio.gather(*(gateways.chat_until_available(number, key) for number in range(CLIENTS)))
+        assert time.monotonic() - restarted_at < RECONNECT_LIMIT_S
+        assert {status for status, _, _ in responses} == {200}
 
 
-async def test_keys_that_are_known_pass_while_the_server_is_down_and_are_counted_later(
-    tmp_path: Path, server: Server
-) -> None:
+async def test_known_keys_pass_while_the_store_is_down_and_are_counted_later(tmp_path: Path, server: Server) -> None:
     async with (
         FakeVllm(tokens=ANSWER) as fake,
-        pair(server, tmp_path, fake, when_store_is_down="known_keys") as here,
+        pair(server, tmp_path, fake, when_store_is_down="known_keys") as gateways,
     ):
-        record, key = await here.ring.issue(limits=KeyLimits(rpm=6))
-        _, unknown = await here.ring.issue()
-        told = [await here.asks(number, key) for number in range(4)]
+        record, key = await gateways.ring.issue(limits=KeyLimits(rpm=6))
+        _, unknown = await gateways.ring.issue()
+        responses = [await gateways.chat(number, key) for number in range(4)]
         server.end()
-        told += await asyncio.gather(*(here.asks(number, key) for number in range(20)))
+        responses += await asyncio.gather(*(gateways.chat(number, key) for number in range(20)))
         await asyncio.sleep(0.7)
-        told += await asyncio.gather(*(here.asks(number, key) for number in range(20)))
-        assert {status for status, _, _ in told} == {200}
-        status, headers, body = await here.asks(0, unknown)
+        responses += await asyncio.gather(*(gateways.chat(number, key) for number in range(20)))
+        assert {status for status, _, _ in responses} == {200}
+        status, headers, body = await gateways.chat(0, unknown)
         assert status == 503
         check_unavailable(headers, body)
         await asyncio.to_thread(server.start)
         async with asyncio.timeout(10):
-            while sum(one.requests for one in await spent(here, record.id)) < len(told):
+            while sum(usage.requests for usage in await usages_of(gateways, record.id)) < len(responses):
                 await asyncio.sleep(0.05)
-        assert sum(one.tokens for one in await spent(here, record.id)) == sum(
-            body["usage"]["total_tokens"] for _, _, body in told
+        assert sum(usage.tokens for usage in await usages_of(gateways, record.id)) == sum(
+            body["usage"]["total_tokens"] for _, _, body in responses
         )
-        # What ran uncounted is in the ledger; the limit goes on with what it knew.
-        later = Counter([(await here.asks(number, key))[0] for number in range(4)])
-        assert later == {200: 2, 429: 2}
+        # Requests of the outage are in the ledger; the limit continues from its last count.
+        statuses = Counter([(await gateways.chat(number, key))[0] for number in range(4)])
+        assert statuses == {200: 2, 429: 2}
 
 
-async def spent(here: Pair, key: str) -> list[Any]:
-    return [entry.used for entry in await here.ring.store.ledger("0000", "9999") if entry.account.key == key]
+async def usages_of(gateways: GatewayPair, key: str) -> list[Any]:
+    return [entry.used for entry in await gateways.ring.store.ledger("0000", "9999") if entry.account.key == key]

@@ -1,4 +1,4 @@
-"""Long answers of a model: their checks run beside the event loop, and no depth of their JSON is a failure."""
+"""Long answers: checked outside of the event loop, and deeply nested JSON is no failure."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ SCHEMA: Final = closed(items={"type": "array", "items": {"type": "integer"}})
 LONG: Final = json.dumps({"items": [Random(1).randrange(10**6) + number for number in range(20_000)]})
 PUT: Final = {"type": "function", "function": {"name": "put", "parameters": SCHEMA, "strict": True}}
 FORM: Final = {"type": "json_schema", "json_schema": {"name": "numbers", "schema": SCHEMA, "strict": True}}
-MAX_SIGHTINGS_MISSED: Final = 20
+MAX_ATTEMPTS: Final = 20
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -39,30 +39,30 @@ on_each = pytest.mark.parametrize("surface", SURFACES)
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def here() -> AsyncIterator[Desk]:
+async def harness() -> AsyncIterator[Desk]:
     async with desk(KINDS["vllm, unguided"]) as running:
         yield running
 
 
 def fields_for(surface: str, **fields: Any) -> dict[str, Any]:
-    # What is stored has a smaller limit.
-    more = {"store": False} if surface == "responses" else {}
-    return {**fields, **more, **({"max_tokens": 120_000} if surface == "messages" else {})}
+    # Stored responses have a smaller limit.
+    limits = {"store": False} if surface == "responses" else {}
+    return {**fields, **limits, **({"max_tokens": 120_000} if surface == "messages" else {})}
 
 
 @both_forms
 @on_each
 @pytest.mark.parametrize("kind", ["answer", "call"])
-async def test_a_long_body_is_checked_outside_of_the_loops_thread(
-    here: Desk, kind: str, surface: str, stream: bool
+async def test_a_long_body_is_checked_outside_of_the_event_loop(
+    harness: Desk, kind: str, surface: str, stream: bool
 ) -> None:
     fields = {"response_format": FORM} if kind == "answer" else {"tools": [PUT]}
     with watching(validation) as watch:
-        for _ in range(MAX_SIGHTINGS_MISSED):
-            here.think(answers(LONG) if kind == "answer" else calls("put", LONG), per_chunk=500)
-            got = await SURFACES[surface](here, stream=stream, **fields_for(surface, **fields))
-            said = got.text if kind == "answer" else got.calls[0][1]
-            assert json.loads(said) == json.loads(LONG)
+        for _ in range(MAX_ATTEMPTS):
+            harness.think(answers(LONG) if kind == "answer" else calls("put", LONG), per_chunk=500)
+            outcome = await SURFACES[surface](harness, stream=stream, **fields_for(surface, **fields))
+            body = outcome.text if kind == "answer" else outcome.calls[0][1]
+            assert json.loads(body) == json.loads(LONG)
             if watch.seen:
                 break
     assert watch.seen
@@ -70,12 +70,12 @@ async def test_a_long_body_is_checked_outside_of_the_loops_thread(
 
 
 @pytest.mark.slow
-async def test_long_arguments_are_parsed_for_messages_outside_of_the_loops_thread(here: Desk) -> None:
+async def test_long_arguments_for_messages_are_parsed_outside_of_the_event_loop(harness: Desk) -> None:
     with watching(tool_input) as watch:
-        for _ in range(MAX_SIGHTINGS_MISSED):
-            here.think(calls("put", LONG), per_chunk=500)
-            got = await SURFACES["messages"](here, stream=False, **fields_for("messages", tools=[PUT]))
-            assert json.loads(got.calls[0][1]) == json.loads(LONG)
+        for _ in range(MAX_ATTEMPTS):
+            harness.think(calls("put", LONG), per_chunk=500)
+            outcome = await SURFACES["messages"](harness, stream=False, **fields_for("messages", tools=[PUT]))
+            assert json.loads(outcome.calls[0][1]) == json.loads(LONG)
             if watch.seen:
                 break
     assert watch.seen
@@ -83,63 +83,63 @@ async def test_long_arguments_are_parsed_for_messages_outside_of_the_loops_threa
 
 
 @on_each
-async def test_leaving_while_an_answer_is_checked_frees_the_backend(here: Desk, surface: str) -> None:
+async def test_a_disconnect_while_an_answer_is_checked_frees_the_backend(harness: Desk, surface: str) -> None:
     loop = asyncio.get_running_loop()
     tokens = load_encoding().encode_marked(answers(LONG))
-    # The last token has come, and the backend does not say that it is done.
+    # The last token of the answer has arrived, and the backend does not finish.
     script = VllmScript(tokens=[*tokens, *tokens], per_chunk=len(tokens), faults=(stall_at(1),))
-    here.fake.script = lambda asked: script
+    harness.fake.script = lambda request: script
     fields = fields_for(surface, response_format=FORM)
     is_checked = asyncio.Event()
-    here.fake.requests.clear()
-    asking = asyncio.create_task(SURFACES[surface](here, stream=True, **fields))
-    await here.fake.asked(within=20)
+    harness.fake.requests.clear()
+    task = asyncio.create_task(SURFACES[surface](harness, stream=True, **fields))
+    await harness.fake.asked(within=20)
     with watching(validation, lambda: loop.call_soon_threadsafe(is_checked.set)):
         async with asyncio.timeout(20):
             await is_checked.wait()
-    asking.cancel()
-    await asyncio.gather(asking, return_exceptions=True)
-    await here.fake.gone(within=20)
-    here.think(answers(LONG), per_chunk=500)
-    assert (await SURFACES[surface](here, stream=False, **fields)).text == LONG
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+    await harness.fake.gone(within=20)
+    harness.think(answers(LONG), per_chunk=500)
+    assert (await SURFACES[surface](harness, stream=False, **fields)).text == LONG
 
 
 # Nesting
 
 LEVELS: Final = 200_000
 WINDOW: Final = 10_000_000
-SOON_S: Final = 60.0
+REQUEST_TIMEOUT_S: Final = 60.0
 LONGEST_GAP_S: Final = 0.75
 
 
-def deep(levels: int) -> str:
-    """JSON with so many levels, in which nothing is repeated: what is would be broken off."""
+def nested_json(levels: int) -> str:
+    """JSON with this many levels and no repetition, which would be stopped."""
     random = Random(7)
-    opened: list[str] = []
-    ends: list[str] = []
-    while len(ends) < levels:
-        lists = random.randrange(1, 9)
-        opened.append("[" * lists + f'{{"{random.choice("abcdefghijklmnop")}":')
-        ends += [*("]" * lists), "}"]
-    return "".join(opened) + "1" + "".join(reversed(ends))
+    prefixes: list[str] = []
+    suffixes: list[str] = []
+    while len(suffixes) < levels:
+        list_levels = random.randrange(1, 9)
+        prefixes.append("[" * list_levels + f'{{"{random.choice("abcdefghijklmnop")}":')
+        suffixes += [*("]" * list_levels), "}"]
+    return "".join(prefixes) + "1" + "".join(reversed(suffixes))
 
 
-DEEP: Final = deep(LEVELS)
+DEEP: Final = nested_json(LEVELS)
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def site() -> AsyncIterator[tuple[Fake, Gateway, Canary]]:
     wire = WIRES["vllm"]
-    async with wire.fake(context=WINDOW) as fake, wire.fake() as slow:
+    async with wire.fake(context=WINDOW) as fake, wire.fake() as canary_fake:
         fake.patient.constrains = False
-        song = wire.script("<|channel|>final<|message|>" + " ".join(map(str, range(10_000))), delay_s=STEP_S)
-        slow.script = lambda asked: song  # type: ignore[assignment]
+        canary_script = wire.script("<|channel|>final<|message|>" + " ".join(map(str, range(10_000))), delay_s=STEP_S)
+        canary_fake.script = lambda request: canary_script  # type: ignore[assignment]
         config = config_of()
         config["model_list"] = [
             deployment("gpt-oss", wire, fake, patience_s=60),
-            deployment("gpt-oss-slow", wire, slow),
+            deployment("gpt-oss-slow", wire, canary_fake),
         ]
-        # Each retry would take as long again.
+        # Each regeneration would take as long again.
         config["model_list"][0]["unisono"]["recoveries"] = {"regenerated-answer": False, "regenerated-call": False}
         async with gateway(config) as running, singing(running, "gpt-oss-slow") as canary:
             yield fake, running, canary
@@ -171,13 +171,13 @@ def tool_for(surface: str) -> dict[str, Any]:
 )
 @both_forms
 @on_each
-async def test_a_very_deep_answer_is_an_answer(
+async def test_a_deeply_nested_answer_is_not_an_error(
     site: tuple[Fake, Gateway, Canary], surface: str, stream: bool, kind: str
 ) -> None:
     fake, running, canary = site
     text = calls("put", DEEP) if kind == "call" else answers(DEEP)
     script = VllmScript(tokens=load_encoding().encode_marked(text), per_chunk=1000)
-    fake.script = lambda asked: script  # type: ignore[assignment]
+    fake.script = lambda request: script  # type: ignore[assignment]
     fields: dict[str, Any] = {"stream": stream}
     if kind == "call":
         fields["tools"] = [tool_for(surface)]
@@ -188,18 +188,18 @@ async def test_a_very_deep_answer_is_an_answer(
             "messages": {"output_config": {"format": {"type": "json_schema", "schema": {"type": "object"}}}},
         }[surface]
     await canary.fresh()
-    async with asyncio.timeout(SOON_S):
-        answer = await post(running, surface, **fields)
+    async with asyncio.timeout(REQUEST_TIMEOUT_S):
+        response = await post(running, surface, **fields)
     print(
         kind,
         surface,
         stream,
-        answer.status,
-        len(answer.raw),
-        answer.raw[:100],
-        answer.raw[-300:],
+        response.status,
+        len(response.raw),
+        response.raw[:100],
+        response.raw[-300:],
         await canary.worst_s(),
     )
-    assert answer.status == 200
-    assert b'"error"' not in answer.raw[-1000:]
+    assert response.status == 200
+    assert b'"error"' not in response.raw[-1000:]
     assert await canary.worst_s() < LONGEST_GAP_S

@@ -1,5 +1,7 @@
-"""Server tools in Messages: what was run comes back with the client's next request, and an answer that paused goes on
-behind the very tokens it paused at."""
+"""Server tools in Messages: results return with the client's next request.
+
+A paused answer continues after the exact tokens at which it paused.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,7 @@ CALL = '<|channel|>commentary to=functions.look <|constrain|>json<|message|>{ "a
 PREAMBLE = "<|channel|>commentary<|message|>I look.<|end|><|start|>assistant"
 THINKING: dict[str, dict[str, Any]] = {
     "hidden": {},
-    "shown": {"thinking": {"type": "adaptive"}},
+    "visible": {"thinking": {"type": "adaptive"}},
     "omitted": {"thinking": {"type": "adaptive", "display": "omitted"}},
 }
 every_form = pytest.mark.parametrize(
@@ -32,8 +34,8 @@ every_form = pytest.mark.parametrize(
 )
 
 
-def thought(words: str) -> str:
-    return f"<|channel|>analysis<|message|>{words}<|end|><|start|>assistant"
+def reasoning(text: str) -> str:
+    return f"<|channel|>analysis<|message|>{text}<|end|><|start|>assistant"
 
 
 @pytest.fixture(scope="module")
@@ -44,23 +46,23 @@ def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
         yield address
 
 
-class Desk:
-    """A gateway with the browser, in front of a model that says one thing after the other."""
+class Harness:
+    """A gateway with the browser tool, and a model with scripted outputs."""
 
     def __init__(self, running: Gateway, fake: FakeVllm) -> None:
         self.gateway = running
         self.fake = fake
 
     def say(self, *outputs: str) -> None:
-        left = iter(outputs)
-        self.fake.script = lambda _: VllmScript(tokens=ENCODING.encode_marked(next(left)))
+        remaining = iter(outputs)
+        self.fake.script = lambda _: VllmScript(tokens=ENCODING.encode_marked(next(remaining)))
         self.fake.requests.clear()
 
-    async def asked(self, talk: list[Any], **fields: Any) -> dict[str, Any]:
-        """The message, which is counted as it was asked for."""
+    async def send(self, messages: list[Any], **fields: Any) -> dict[str, Any]:
+        """Send a request and check that its token count is exact; return the message."""
         before = len(self.fake.requests)
-        message = message_in(await self.gateway.messages(messages=talk, **fields))
-        counted = await self.gateway.messages(path="/v1/messages/count_tokens", messages=talk, **fields)
+        message = message_in(await self.gateway.messages(messages=messages, **fields))
+        counted = await self.gateway.messages(path="/v1/messages/count_tokens", messages=messages, **fields)
         assert counted.body["input_tokens"] == len(self.fake.requests[before].json["prompt"])
         return message
 
@@ -70,22 +72,29 @@ class Desk:
 
 
 @pytest.fixture
-async def desk(browser: str) -> AsyncIterator[Desk]:
+async def harness(browser: str) -> AsyncIterator[Harness]:
     unisono = {"builtin_tools": {"browser": "pages"}, "pause_after_rounds": 2}
     async with (
         FakeVllm() as fake,
         gateway(config_of(f"vllm@{fake.url}", mcp_servers={"pages": {"url": browser}}, unisono=unisono)) as running,
     ):
-        yield Desk(running, fake)
+        yield Harness(running, fake)
 
 
 @every_form
-async def test_an_answer_pauses_and_goes_on_where_it_was(desk: Desk, thinking: dict[str, Any], stream: bool) -> None:
-    steps = [thought("One.") + PREAMBLE + SEARCH, thought("Two.") + OPEN, thought("Three.") + FIND, answers("Paris.")]
-    desk.say(*steps)
-    talk: list[Any] = [{"role": "user", "content": "What is the capital of France?"}]
+async def test_a_paused_answer_continues_after_its_last_token(
+    harness: Harness, thinking: dict[str, Any], stream: bool
+) -> None:
+    steps = [
+        reasoning("One.") + PREAMBLE + SEARCH,
+        reasoning("Two.") + OPEN,
+        reasoning("Three.") + FIND,
+        answers("Paris."),
+    ]
+    harness.say(*steps)
+    messages: list[Any] = [{"role": "user", "content": "What is the capital of France?"}]
     fields: dict[str, Any] = {"tools": [WEB, LOOK], "stream": stream, **thinking}
-    first = await desk.asked(talk, **fields)
+    first = await harness.send(messages, **fields)
     assert (first["stop_reason"], first["unisono"]["recoveries"]) == ("pause_turn", [])
     assert [block["type"] for block in first["content"] if block["type"] != "thinking"] == [
         "text",
@@ -94,50 +103,52 @@ async def test_an_answer_pauses_and_goes_on_where_it_was(desk: Desk, thinking: d
         "server_tool_use",
         "web_fetch_tool_result",
     ]
-    talk.append({"role": "assistant", "content": first["content"]})
-    second = await desk.asked(talk, **fields)
+    messages.append({"role": "assistant", "content": first["content"]})
+    second = await harness.send(messages, **fields)
     assert (text_in(second["content"]), second["stop_reason"]) == ("Paris.", "end_turn")
-    # The page is still open: what is looked for in it is found.
-    [found] = [block for block in second["content"] if block["type"] == "web_fetch_tool_result"]
-    assert found["content"]["type"] == "web_fetch_result"
+    # The page is still open, so the text is found in it.
+    [result] = [block for block in second["content"] if block["type"] == "web_fetch_tool_result"]
+    assert result["content"]["type"] == "web_fetch_result"
     assert second["usage"]["server_tool_use"] == {"web_search_requests": 0, "web_fetch_requests": 1}
-    prompts = desk.prompts
+    prompts = harness.prompts
     assert len(prompts) == len(steps)
-    for begun, said, extended in zip(prompts, steps, prompts[1:], strict=False):
-        assert extended.startswith(begun + said)
+    for prompt, output, extended in zip(prompts, steps, prompts[1:], strict=False):
+        assert extended.startswith(prompt + output)
 
 
-async def test_several_pauses_may_come_back_as_messages_of_their_own(desk: Desk) -> None:
-    desk.say(SEARCH, OPEN, FIND, SEARCH, answers("Paris."))
-    talk: list[Any] = [{"role": "user", "content": "What is the capital of France?"}]
+async def test_several_pauses_may_come_back_as_separate_messages(harness: Harness) -> None:
+    harness.say(SEARCH, OPEN, FIND, SEARCH, answers("Paris."))
+    messages: list[Any] = [{"role": "user", "content": "What is the capital of France?"}]
     for reason in ("pause_turn", "pause_turn", "end_turn"):
-        message = await desk.asked(talk, tools=[WEB], tool_choice={"type": "any"} if reason == "end_turn" else None)
+        message = await harness.send(
+            messages, tools=[WEB], tool_choice={"type": "any"} if reason == "end_turn" else None
+        )
         assert message["stop_reason"] == reason
-        talk.append({"role": "assistant", "content": message["content"]})
-    assert desk.prompts[-1].startswith(desk.prompts[0])
-    assert desk.prompts[-1].count("to=browser.") == 4
+        messages.append({"role": "assistant", "content": message["content"]})
+    assert harness.prompts[-1].startswith(harness.prompts[0])
+    assert harness.prompts[-1].count("to=browser.") == 4
 
 
 @every_form
-async def test_what_was_run_before_a_call_of_the_clients_stands_in_the_prompt_once(
-    desk: Desk, thinking: dict[str, Any], stream: bool
+async def test_server_results_before_a_client_call_stand_in_the_prompt_once(
+    harness: Harness, thinking: dict[str, Any], stream: bool
 ) -> None:
-    desk.say(thought("One.") + SEARCH, thought("Two.") + CALL, answers("Blue."))
-    talk: list[Any] = [{"role": "user", "content": "How is the sky over the capital?"}]
+    harness.say(reasoning("One.") + SEARCH, reasoning("Two.") + CALL, answers("Blue."))
+    messages: list[Any] = [{"role": "user", "content": "How is the sky over the capital?"}]
     fields: dict[str, Any] = {"tools": [WEB, LOOK], "stream": stream, **thinking}
-    first = await desk.asked(talk, **fields)
+    first = await harness.send(messages, **fields)
     assert first["stop_reason"] == "tool_use"
     result = {"type": "tool_result", "tool_use_id": first["content"][-1]["id"], "content": "blue"}
-    talk += [{"role": "assistant", "content": first["content"]}, {"role": "user", "content": [result]}]
-    second = await desk.asked(talk, **fields)
+    messages += [{"role": "assistant", "content": first["content"]}, {"role": "user", "content": [result]}]
+    second = await harness.send(messages, **fields)
     assert text_in(second["content"]) == "Blue."
-    begun, last = desk.prompts[1:]
-    assert last.startswith(begun + thought("Two.") + CALL)
+    prompt, last = harness.prompts[1:]
+    assert last.startswith(prompt + reasoning("Two.") + CALL)
 
 
-async def test_calls_over_the_bound_say_so(desk: Desk) -> None:
-    desk.say(SEARCH, SEARCH.replace("France", "Spain"), "Paris.<|return|>")
-    message = await desk.asked([{"role": "user", "content": "Where?"}], tools=[{**WEB, "max_uses": 1}])
-    [_, over] = [block for block in message["content"] if block["type"] == "web_search_tool_result"]
-    assert over["content"]["error_code"] == "max_uses_exceeded"
+async def test_calls_over_max_uses_return_an_error(harness: Harness) -> None:
+    harness.say(SEARCH, SEARCH.replace("France", "Spain"), "Paris.<|return|>")
+    message = await harness.send([{"role": "user", "content": "Where?"}], tools=[{**WEB, "max_uses": 1}])
+    [_, rejected] = [block for block in message["content"] if block["type"] == "web_search_tool_result"]
+    assert rejected["content"]["error_code"] == "max_uses_exceeded"
     assert (text_in(message["content"]), message["stop_reason"]) == ("Paris.", "end_turn")

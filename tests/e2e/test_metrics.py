@@ -1,4 +1,4 @@
-"""What Prometheus reads of a whole gateway: the numbers, who may read them, and one sum over workers and reloads."""
+"""Prometheus metrics of a whole gateway: values, access, sums over workers and reloads."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ from unisono.errors import ConfigError
 from unisono.harmony.encoding import load_encoding
 
 ENCODING = load_encoding()
-SAID = ENCODING.encode_marked(
+OUTPUT = ENCODING.encode_marked(
     "<|channel|>analysis<|message|>Hm, so.<|end|><|start|>assistant<|channel|>final<|message|>Hello.<|return|>"
 )
-BROKEN = ENCODING.encode_marked(
+BROKEN_OUTPUT = ENCODING.encode_marked(
     "<|channel|>analysis<|message|>Hm.<|start|>assistant<|channel|>final<|message|>Hi.<|return|>"
 )
 MODEL = {"model": "gpt-oss"}
@@ -37,11 +37,11 @@ MODEL = {"model": "gpt-oss"}
 
 @pytest.fixture(scope="module")
 def upstream(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Upstream]:
-    with start_upstream(tmp_path_factory.mktemp("upstream")) as (_, found):
-        yield found
+    with start_upstream(tmp_path_factory.mktemp("upstream")) as (_, server):
+        yield server
 
 
-class Numbers:
+class Metrics:
     """Samples by name and labels."""
 
     def __init__(self, text: str) -> None:
@@ -50,7 +50,7 @@ class Numbers:
         self.samples = [sample for family in self.families for sample in family.samples]
 
     def __call__(self, name: str, **labels: str) -> float:
-        """The sum of all that have these labels."""
+        """Return the sum of all samples with these labels."""
         return sum(
             sample.value
             for sample in self.samples
@@ -58,94 +58,94 @@ class Numbers:
         )
 
 
-async def read(url: str, **headers: str) -> Numbers:
-    async with aiohttp.ClientSession() as session, session.get(f"{url}/metrics", headers=headers) as answer:
-        assert answer.status == 200
-        assert answer.headers["content-type"] == "text/plain; version=0.0.4; charset=utf-8"
-        return Numbers(await answer.text())
+async def read(url: str, **headers: str) -> Metrics:
+    async with aiohttp.ClientSession() as session, session.get(f"{url}/metrics", headers=headers) as response:
+        assert response.status == 200
+        assert response.headers["content-type"] == "text/plain; version=0.0.4; charset=utf-8"
+        return Metrics(await response.text())
 
 
 @asynccontextmanager
-async def behind(fake: FakeVllm, **sections: Any) -> AsyncIterator[Gateway]:
+async def gateway_with(fake: FakeVllm, **sections: Any) -> AsyncIterator[Gateway]:
     async with gateway(config_of(f"vllm@{fake.url}", **sections)) as running:
         yield running
 
 
-async def test_an_answer_is_counted_by_model_surface_channel_and_backend() -> None:
-    async with FakeVllm(tokens=SAID) as fake, behind(fake) as running:
+async def test_a_request_is_counted_by_model_api_channel_and_backend() -> None:
+    async with FakeVllm(tokens=OUTPUT) as fake, gateway_with(fake) as running:
         usage = message_of(await running.chat()).usage
         await running.post("/v1/responses", b'{"model": "gpt-oss", "input": "Hi", "stream": true}')
         await running.messages(stream=True)
-        now = await read(running.url)
+        metrics = await read(running.url)
     for surface in ("chat", "responses", "messages"):
-        of = {**MODEL, "surface": surface}
-        assert now("requests_total", **of, outcome="completed", error="") == 1
-        assert now("request_duration_seconds_count", **of) == 1
-        assert now("time_to_first_token_seconds_count", **of) == 1
-    assert now("requests_in_flight", **MODEL) == 0
-    assert now("prompt_tokens_total", **MODEL) == 3 * usage["prompt_tokens"]
-    assert now("generation_tokens_total", **MODEL) == 3 * usage["completion_tokens"] == 3 * len(SAID)
+        labels = {**MODEL, "surface": surface}
+        assert metrics("requests_total", **labels, outcome="completed", error="") == 1
+        assert metrics("request_duration_seconds_count", **labels) == 1
+        assert metrics("time_to_first_token_seconds_count", **labels) == 1
+    assert metrics("requests_in_flight", **MODEL) == 0
+    assert metrics("prompt_tokens_total", **MODEL) == 3 * usage["prompt_tokens"]
+    assert metrics("generation_tokens_total", **MODEL) == 3 * usage["completion_tokens"] == 3 * len(OUTPUT)
     reasoning = usage["completion_tokens_details"]["reasoning_tokens"]
-    assert now("generation_tokens_total", **MODEL, channel="analysis") == 3 * reasoning
-    assert now("generation_tokens_total", **MODEL, channel="final") == 3 * len(ENCODING.encode_marked("Hello."))
-    assert now("backend_requests_total", backend="vllm-1", outcome="ok") == 3
-    assert now("inter_token_latency_seconds_count", backend="vllm-1") <= 3 * (len(SAID) - 1)
-    assert now("backend_up", backend="vllm-1") == 1
-    assert now("http_requests_total", route="/v1/chat/completions", method="POST", status="200") == 1
-    assert now("http_requests_total", route="/v1/responses", method="POST", status="200") == 1
-    assert now("store_operation_duration_seconds_count", operation="create") >= 1
+    assert metrics("generation_tokens_total", **MODEL, channel="analysis") == 3 * reasoning
+    assert metrics("generation_tokens_total", **MODEL, channel="final") == 3 * len(ENCODING.encode_marked("Hello."))
+    assert metrics("backend_requests_total", backend="vllm-1", outcome="ok") == 3
+    assert metrics("inter_token_latency_seconds_count", backend="vllm-1") <= 3 * (len(OUTPUT) - 1)
+    assert metrics("backend_up", backend="vllm-1") == 1
+    assert metrics("http_requests_total", route="/v1/chat/completions", method="POST", status="200") == 1
+    assert metrics("http_requests_total", route="/v1/responses", method="POST", status="200") == 1
+    assert metrics("store_operation_duration_seconds_count", operation="create") >= 1
 
 
-async def test_what_was_mended_and_where_an_answer_went_on_is_counted() -> None:
-    async with FakeVllm(tokens=BROKEN) as good, FakeVllm() as bad:
-        bad.script = lambda asked: Refusal(503, b"{}")
+async def test_recoveries_and_failovers_are_counted() -> None:
+    async with FakeVllm(tokens=BROKEN_OUTPUT) as good, FakeVllm() as bad:
+        bad.script = lambda request: Refusal(503, b"{}")
         async with gateway(config_of(f"vllm@{bad.url}", f"vllm@{good.url}")) as running:
             for _ in range(6):
-                answer = await running.chat()
-                assert answer.headers["x-unisono-recoveries"] == "missing-end"
-            now = await read(running.url)
-    assert now("recoveries_total", rule="missing-end", backend="vllm-2", **MODEL) == 6
-    failed = now("backend_requests_total", backend="vllm-1", outcome="backend_overloaded")
-    assert 1 <= failed == now("failovers_total", **MODEL)
+                response = await running.chat()
+                assert response.headers["x-unisono-recoveries"] == "missing-end"
+            metrics = await read(running.url)
+    assert metrics("recoveries_total", rule="missing-end", backend="vllm-2", **MODEL) == 6
+    failed = metrics("backend_requests_total", backend="vllm-1", outcome="backend_overloaded")
+    assert 1 <= failed == metrics("failovers_total", **MODEL)
 
 
-async def test_failures_and_clients_that_leave_are_outcomes_of_their_own() -> None:
-    async with FakeVllm() as fake, behind(fake, router_settings={"num_retries": 0}) as running:
-        fake.script = lambda asked: Refusal(400, b'{"error": {"message": "no"}}')
+async def test_failures_and_disconnects_are_separate_outcomes() -> None:
+    async with FakeVllm() as fake, gateway_with(fake, router_settings={"num_retries": 0}) as running:
+        fake.script = lambda request: Refusal(400, b'{"error": {"message": "no"}}')
         assert (await running.chat()).status == 400
-        fake.script = lambda asked: VllmScript(tokens=SAID * 50, delay_s=0.02)
+        fake.script = lambda request: VllmScript(tokens=OUTPUT * 50, delay_s=0.02)
         body, head = '{"model": "gpt-oss", "stream": true, "messages": [{"role": "user", "content": "Hi"}]}', {}
         head["content-type"] = "application/json"
         async with running.session.post(running.url + "/v1/chat/completions", data=body, headers=head) as response:
             await response.content.readany()
             assert (await read(running.url))("requests_in_flight", **MODEL) == 1
         async with asyncio.timeout(10):
-            while (now := await read(running.url))("requests_in_flight", **MODEL):
+            while (metrics := await read(running.url))("requests_in_flight", **MODEL):
                 await asyncio.sleep(0.05)
-    assert now("requests_total", outcome="failed", error="backend_rejected_request") == 1
-    assert now("requests_total", outcome="left", error="") == 1
+    assert metrics("requests_total", outcome="failed", error="backend_rejected_request") == 1
+    assert metrics("requests_total", outcome="left", error="") == 1
 
 
-async def test_hosted_tools_are_counted_by_the_operators_label(upstream: Upstream) -> None:
-    async with desk(upstream) as here:
-        here.say(calls("echo", text="hello"), calls("echo", text="hello"), ANSWER)
-        await here.whole()
-        now = await read(here.gateway.url)
-    assert now("tool_calls_total", server="docs", outcome="ok") == 2
-    assert now("tool_call_duration_seconds_count", server="docs") == 2
-    assert now("tool_output_tokens_total", **MODEL) > 0
+async def test_server_tools_are_counted_by_the_operators_label(upstream: Upstream) -> None:
+    async with desk(upstream) as harness:
+        harness.say(calls("echo", text="hello"), calls("echo", text="hello"), ANSWER)
+        await harness.whole()
+        metrics = await read(harness.gateway.url)
+    assert metrics("tool_calls_total", server="docs", outcome="ok") == 2
+    assert metrics("tool_call_duration_seconds_count", server="docs") == 2
+    assert metrics("tool_output_tokens_total", **MODEL) > 0
 
 
-async def test_nothing_a_client_sends_becomes_a_series() -> None:
-    async with FakeVllm(tokens=SAID) as fake, behind(fake) as running:
+async def test_client_input_never_becomes_a_label() -> None:
+    async with FakeVllm(tokens=OUTPUT) as fake, gateway_with(fake) as running:
         await running.chat()
         before = await read(running.url)
         for odd in ("/v1/nothing/odd-1", "/odd-2", "/v1/models/odd-3", "/v1/responses/resp_odd-4"):
             await running.get(odd, x_odd="odd-5")
         await running.chat(model="odd-6")
         await running.chat(messages=[{"role": "user", "content": "odd-7"}], user="odd-8", prompt_cache_key="odd-9")
-        async with running.session.request("ODDMETHOD", running.url + "/v1/models") as answer:
-            assert answer.status >= 400
+        async with running.session.request("ODDMETHOD", running.url + "/v1/models") as response:
+            assert response.status >= 400
         after = await read(running.url)
     assert "odd" not in after.text.lower()
     known = {"/v1/models/{model:path}", "/v1/responses/{response_id}", "other", "/metrics", "/v1/models"}
@@ -153,110 +153,110 @@ async def test_nothing_a_client_sends_becomes_a_series() -> None:
     assert routes - {sample.labels["route"] for sample in before.samples if "route" in sample.labels} <= known
 
 
-async def test_a_key_is_asked_for_and_its_use_is_counted_where_that_is_wanted() -> None:
-    async with FakeVllm(tokens=SAID) as fake:
+async def test_metrics_require_the_master_key_if_there_is_one() -> None:
+    async with FakeVllm(tokens=OUTPUT) as fake:
         sections = {"general_settings": {"master_key": "sk-master-key"}}
-        async with behind(fake, **sections) as running:
+        async with gateway_with(fake, **sections) as running:
             assert (await running.get("/metrics")).status == 401
             assert (await read(running.url, authorization="Bearer sk-master-key"))("build_info") == 1
 
 
-async def test_it_can_be_switched_off() -> None:
-    async with FakeVllm(tokens=SAID) as fake, behind(fake, unisono={"metrics": False}) as running:
+async def test_metrics_can_be_disabled() -> None:
+    async with FakeVllm(tokens=OUTPUT) as fake, gateway_with(fake, unisono={"metrics": False}) as running:
         await running.chat()
         assert (await running.get("/metrics")).status == 404
 
 
-LISTENING: Mapping[str, tuple[bytes, bytes]] = {
-    "a scrape": (b"GET /metrics HTTP/1.1\r\nHost: 127.0.0.1:1\r\n\r\n", b"HTTP/1.1 200 OK"),
+LISTENER_REQUESTS: Mapping[str, tuple[bytes, bytes]] = {
+    "scrape": (b"GET /metrics HTTP/1.1\r\nHost: 127.0.0.1:1\r\n\r\n", b"HTTP/1.1 200 OK"),
     "with a query": (b"GET /metrics?x=1 HTTP/1.1\r\nHost: localhost\r\n\r\n", b"HTTP/1.1 200 OK"),
-    "only the head": (b"HEAD /metrics HTTP/1.1\r\nHost: [::1]:9\r\n\r\n", b"HTTP/1.1 200 OK"),
-    "a name that was made to point here": (b"GET /metrics HTTP/1.1\r\nHost: evil.example\r\n\r\n", b"HTTP/1.1 403"),
+    "HEAD request": (b"HEAD /metrics HTTP/1.1\r\nHost: [::1]:9\r\n\r\n", b"HTTP/1.1 200 OK"),
+    "foreign host name": (b"GET /metrics HTTP/1.1\r\nHost: evil.example\r\n\r\n", b"HTTP/1.1 403"),
     "no host": (b"GET /metrics HTTP/1.1\r\n\r\n", b"HTTP/1.1 403"),
     "two hosts": (b"GET /metrics HTTP/1.1\r\nHost: localhost\r\nHost: evil.example\r\n\r\n", b"HTTP/1.1 403"),
     "another path": (b"GET /v1/models HTTP/1.1\r\nHost: localhost\r\n\r\n", b"HTTP/1.1 404"),
     "another method": (b"POST /metrics HTTP/1.1\r\nHost: localhost\r\n\r\n", b"HTTP/1.1 405"),
     "not HTTP": (b"\x16\x03\x01\x02\r\n\r\n", b"HTTP/1.1 400"),
-    "too much": (b"GET /metrics HTTP/1.1\r\nX: " + b"x" * 100_000 + b"\r\n\r\n", b""),
+    "head too large": (b"GET /metrics HTTP/1.1\r\nX: " + b"x" * 100_000 + b"\r\n\r\n", b""),
 }
 
 
-@pytest.mark.parametrize(("said", "answered"), LISTENING.values(), ids=LISTENING)
-async def test_the_listener_answers_scrapes_of_this_machine_and_nothing_else(said: bytes, answered: bytes) -> None:
+@pytest.mark.parametrize(("request", "expected"), LISTENER_REQUESTS.values(), ids=LISTENER_REQUESTS)
+async def test_the_listener_serves_only_scrapes_of_this_machine(request: bytes, expected: bytes) -> None:
     port = free_port()
-    async with FakeVllm() as fake, behind(fake, unisono={"metrics_listen": f"127.0.0.1:{port}"}):
+    async with FakeVllm() as fake, gateway_with(fake, unisono={"metrics_listen": f"127.0.0.1:{port}"}):
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
-        got = b""
+        response = b""
         try:
-            writer.write(said)
-            got = await reader.read()
+            writer.write(request)
+            response = await reader.read()
         except ConnectionError:
-            assert answered == b""
+            assert expected == b""
         writer.close()
-        assert got.startswith(answered)
-        assert (b"unisono_build_info" in got) == (said.startswith(b"GET") and answered.endswith(b"OK"))
+        assert response.startswith(expected)
+        assert (b"unisono_build_info" in response) == (request.startswith(b"GET") and expected.endswith(b"OK"))
 
 
 def free_port() -> int:
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        return int(found.getsockname()[1])
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        return int(listener.getsockname()[1])
 
 
 @pytest.mark.parametrize(
     "address", ["0.0.0.0:9464", "10.0.0.1:9464", "9464", "127.0.0.1:x", "gpu-1:9464", "127.0.0.1:99999"]
 )
-async def test_a_listener_that_others_could_reach_is_refused(address: str) -> None:
+async def test_a_listener_on_a_reachable_address_is_rejected(address: str) -> None:
     async with FakeVllm() as fake:
         with pytest.raises(ConfigError, match=r"unisono\.metrics_listen"):
-            async with behind(fake, unisono={"metrics_listen": address}):
+            async with gateway_with(fake, unisono={"metrics_listen": address}):
                 pass
 
 
 @pytest.mark.slow
-async def test_whichever_worker_is_asked_shows_the_sum_of_all_and_one_that_died_leaves_its_counts(
+async def test_every_worker_reports_the_sum_and_a_dead_worker_keeps_its_counts(
     tmp_path: Path,
 ) -> None:
     port = free_port()
     config = config_of("replay/demo", unisono={"metrics_listen": f"127.0.0.1:{port}"})
     config["store"] = {"url": f"sqlite:///{tmp_path}/state.db"}
-    async with replica(tmp_path, config, "--workers", "2") as one:
-        await asks(one.url, 8)
+    async with replica(tmp_path, config, "--workers", "2") as replica_:
+        await send_chats(replica_.url, 8)
         async with asyncio.timeout(20):
-            while {(await read(one.url))("requests_total", **MODEL) for _ in range(6)} != {8}:
+            while {(await read(replica_.url))("requests_total", **MODEL) for _ in range(6)} != {8}:
                 await asyncio.sleep(0.1)
         assert (await read(f"http://127.0.0.1:{port}"))("requests_total", **MODEL) == 8
-        await kill_a_worker(one.pid)
-        await one.logged("a worker exited; another one is started")
-        await asks(one.url, 4)
+        await kill_a_worker(replica_.pid)
+        await replica_.logged("a worker exited; another one is started")
+        await send_chats(replica_.url, 4)
         async with asyncio.timeout(30):
-            while {(await read(one.url))("requests_total", **MODEL) for _ in range(6)} != {12}:
+            while {(await read(replica_.url))("requests_total", **MODEL) for _ in range(6)} != {12}:
                 await asyncio.sleep(0.1)
-        assert (await read(one.url))("requests_in_flight", **MODEL) == 0
-        one.write({**config, "unisono": {**config["unisono"], "log_level": "debug"}})
-        one.signal(signal.SIGHUP)
-        await one.logged("configuration", 1)
-        await asks(one.url, 2)
-        assert (await read(one.url))("requests_total", **MODEL) == 14
+        assert (await read(replica_.url))("requests_in_flight", **MODEL) == 0
+        replica_.write({**config, "unisono": {**config["unisono"], "log_level": "debug"}})
+        replica_.signal(signal.SIGHUP)
+        await replica_.logged("configuration", 1)
+        await send_chats(replica_.url, 2)
+        assert (await read(replica_.url))("requests_total", **MODEL) == 14
 
 
-async def asks(url: str, count: int) -> None:
-    """Each on a connection of its own, so that every worker gets some."""
+async def send_chats(url: str, count: int) -> None:
+    """Send each request on a new connection, so that every worker gets some."""
     body = {**MODEL, "messages": [{"role": "user", "content": "Hi"}]}
 
-    async def ask() -> None:
+    async def send_chat() -> None:
         async with aiohttp.ClientSession() as session:
             for _ in range(20):
                 try:
-                    async with session.post(f"{url}/v1/chat/completions", json=body) as answer:
-                        assert answer.status == 200
-                        await answer.read()
+                    async with session.post(f"{url}/v1/chat/completions", json=body) as response:
+                        assert response.status == 200
+                        await response.read()
                         return
                 except aiohttp.ClientConnectionError:
                     await asyncio.sleep(0.2)
-            raise AssertionError("nobody answers")
+            raise AssertionError("no worker accepted the connection")
 
-    await asyncio.gather(*(ask() for _ in range(count)))
+    await asyncio.gather(*(send_chat() for _ in range(count)))
 
 
 async def kill_a_worker(supervisor: int) -> None:
@@ -265,11 +265,11 @@ async def kill_a_worker(supervisor: int) -> None:
     os.kill(int(workers[0]), signal.SIGKILL)
 
 
-async def test_names_carry_units_and_every_metric_says_what_it_is() -> None:
-    async with FakeVllm(tokens=SAID) as fake, behind(fake) as running:
+async def test_metric_names_have_units_and_a_description() -> None:
+    async with FakeVllm(tokens=OUTPUT) as fake, gateway_with(fake) as running:
         await running.chat()
-        now = await read(running.url)
-    for family in now.families:
+        metrics = await read(running.url)
+    for family in metrics.families:
         assert re.fullmatch(r"unisono_[a-z_]+", family.name)
         assert family.documentation.endswith(".")
         if family.type == "histogram":

@@ -1,4 +1,4 @@
-"""Every malformed shape through the HTTP surface: ids wire and text wire, streamed and not."""
+"""Recovery cases through the HTTP API, with token-id and text backends, streamed and not."""
 
 from __future__ import annotations
 
@@ -28,27 +28,27 @@ TOOL_FIELDS = [
 BY_NUMBER = dict(enumerate(CASES.values()))
 ON_TEXT = [number for number, case in BY_NUMBER.items() if case.on_text]
 TERMINATORS = ("<|end|>", "<|return|>", "<|call|>", "<|endoftext|>")
-AFTER_A_CALL = "and so on"
-"""Text behind a complete message: nothing is open any more that a hidden stop could end."""
+# Text after a complete message: no message is open that a hidden stop token could end.
+TEXT_AFTER_A_CALL = "and so on"
 
 
-def number_in(prompt: str) -> int:
-    """Which case a request asks for: the seed of the last user message."""
+def case_number(prompt: str) -> int:
+    """Return the number of the case that a prompt requests in its last user message."""
     return int(prompt.rpartition("case #")[2].partition("#")[0])
 
 
-def vllm_script(asked: dict[str, Any]) -> VllmScript:
-    case = BY_NUMBER[number_in(ENCODING.decode(asked["prompt"]))]
+def vllm_script(request: dict[str, Any]) -> VllmScript:
+    case = BY_NUMBER[case_number(ENCODING.decode(request["prompt"]))]
     return VllmScript(tokens=ENCODING.encode_as_server(case.output), finish=case.finish, per_chunk=3)
 
 
-def mlx_script(asked: dict[str, Any]) -> MlxScript:
-    case = BY_NUMBER[number_in(asked["prompt"])]
+def mlx_script(request: dict[str, Any]) -> MlxScript:
+    case = BY_NUMBER[case_number(request["prompt"])]
     return MlxScript(text=case.output, finish=case.finish, per_chunk=5)
 
 
-def as_it_is(deployment: str) -> dict[str, Any]:
-    """A gateway that hands broken calls over as they are: the scripts would say the same again."""
+def config_without_regeneration(deployment: str) -> dict[str, Any]:
+    """Configuration without regeneration of broken calls: the scripts would repeat the output."""
     config = config_of(deployment)
     for entry in config["model_list"]:
         entry["unisono"] = {"recoveries": {"regenerated-call": False}}
@@ -57,44 +57,50 @@ def as_it_is(deployment: str) -> dict[str, Any]:
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def ids() -> AsyncIterator[Gateway]:
-    async with FakeVllm(script=vllm_script) as fake, gateway(as_it_is(f"vllm@{fake.url}")) as running:
+    async with (
+        FakeVllm(script=vllm_script) as fake,
+        gateway(config_without_regeneration(f"vllm@{fake.url}")) as running,
+    ):
         yield running
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def text() -> AsyncIterator[Gateway]:
-    async with FakeMlxServer(script=mlx_script) as fake, gateway(as_it_is(f"mlx_server@{fake.url}")) as running:
+    async with (
+        FakeMlxServer(script=mlx_script) as fake,
+        gateway(config_without_regeneration(f"mlx_server@{fake.url}")) as running,
+    ):
         yield running
 
 
-async def ask(running: Gateway, surface: str, number: int, *, stream: bool) -> Answer:
-    asked = {"messages": [{"role": "user", "content": f"case #{number}#"}], "tools": TOOL_FIELDS, "stream": stream}
+async def request_case(running: Gateway, surface: str, number: int, *, stream: bool) -> Answer:
+    fields = {"messages": [{"role": "user", "content": f"case #{number}#"}], "tools": TOOL_FIELDS, "stream": stream}
     if surface == "messages":
-        return await running.messages(**of_chat(asked))
-    return await running.chat(**asked, stream_options={"include_usage": True} if stream else None)
+        return await running.messages(**of_chat(fields))
+    return await running.chat(**fields, stream_options={"include_usage": True} if stream else None)
 
 
-def check(answer: Answer, surface: str, case: Case, rules: tuple[str, ...], *, stream: bool) -> Message:
-    assert answer.status == 200
-    said = in_messages(answer) if surface == "messages" else message_of(answer)
-    assert answer.done is (stream and surface == "chat")
+def assert_recovered(response: Answer, surface: str, case: Case, rules: tuple[str, ...], *, stream: bool) -> Message:
+    assert response.status == 200
+    message = in_messages(response) if surface == "messages" else message_of(response)
+    assert response.done is (stream and surface == "chat")
     texts = [item.text for item in case.items if isinstance(item, P | F)]
     visible = "".join(texts) if surface == "messages" else join_messages(texts)
     thoughts = "".join(item.text for item in case.items if isinstance(item, R))
     calls = [(item.name, item.arguments) for item in case.items if isinstance(item, C)]
     if surface == "messages":
-        # Arguments are an object there, whatever the model wrote; in a stream an object has the model's own bytes.
+        # Messages arguments are an object even if the model wrote none; a stream has the model's own bytes.
         calls = [(name, to_json(text) if stream else compact(to_input(text))) for name, text in calls]
-    assert (said.content or "") == visible
-    assert (said.reasoning or "") == thoughts
-    assert said.calls == calls
-    assert said.finish_reason == (
+    assert (message.content or "") == visible
+    assert (message.reasoning or "") == thoughts
+    assert message.calls == calls
+    assert message.finish_reason == (
         "tool_calls" if calls else "length" if case.cut or case.finish == "length" else "stop"
     )
-    assert tuple(said.note["recoveries"]) == rules
+    assert tuple(message.note["recoveries"]) == rules
     if not stream:
-        assert answer.headers.get("x-unisono-recoveries", "") == ",".join(rules)
-    return said
+        assert response.headers.get("x-unisono-recoveries", "") == ",".join(rules)
+    return message
 
 
 @pytest.mark.sampled(one_in=5)
@@ -102,10 +108,12 @@ def check(answer: Answer, surface: str, case: Case, rules: tuple[str, ...], *, s
 @pytest.mark.parametrize("stream", [False, True], ids=["whole", "stream"])
 @pytest.mark.parametrize("number", BY_NUMBER, ids=CASES)
 @pytest.mark.asyncio(loop_scope="module")
-async def test_an_ids_backend_writes_it(number: int, stream: bool, surface: str, ids: Gateway) -> None:
+async def test_a_token_id_backend_recovers_output(number: int, stream: bool, surface: str, ids: Gateway) -> None:
     case = BY_NUMBER[number]
-    said = check(await ask(ids, surface, number, stream=stream), surface, case, case.rules, stream=stream)
-    assert said.usage["completion_tokens"] == len(ENCODING.encode_as_server(case.output))
+    message = assert_recovered(
+        await request_case(ids, surface, number, stream=stream), surface, case, case.rules, stream=stream
+    )
+    assert message.usage["completion_tokens"] == len(ENCODING.encode_as_server(case.output))
 
 
 @pytest.mark.sampled(one_in=5)
@@ -113,9 +121,9 @@ async def test_an_ids_backend_writes_it(number: int, stream: bool, surface: str,
 @pytest.mark.parametrize("stream", [False, True], ids=["whole", "stream"])
 @pytest.mark.parametrize("number", ON_TEXT, ids=[list(CASES)[number] for number in ON_TEXT])
 @pytest.mark.asyncio(loop_scope="module")
-async def test_a_text_backend_writes_it(number: int, stream: bool, surface: str, text: Gateway) -> None:
+async def test_a_text_backend_recovers_output(number: int, stream: bool, surface: str, text: Gateway) -> None:
     case = BY_NUMBER[number]
-    # mlx_lm.server hides the token it stopped at, so a message without any end ended at a hidden one.
-    hidden = case.finish == "stop" and not case.output.endswith((*TERMINATORS, AFTER_A_CALL))
-    rules = ("restored-stop", *case.rules) if hidden else case.rules
-    check(await ask(text, surface, number, stream=stream), surface, case, rules, stream=stream)
+    # mlx_lm.server hides the token it stopped at, so a message without any end has a hidden stop token.
+    has_hidden_stop = case.finish == "stop" and not case.output.endswith((*TERMINATORS, TEXT_AFTER_A_CALL))
+    rules = ("restored-stop", *case.rules) if has_hidden_stop else case.rules
+    assert_recovered(await request_case(text, surface, number, stream=stream), surface, case, rules, stream=stream)

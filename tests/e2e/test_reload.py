@@ -1,4 +1,4 @@
-"""SIGHUP: another configuration while requests are under way, which end where they began."""
+"""SIGHUP reloads the configuration; running requests finish on their old configuration."""
 
 from __future__ import annotations
 
@@ -25,18 +25,18 @@ from unisono.harmony.encoding import load_encoding
 pytestmark = pytest.mark.timeout(180)
 
 ENCODING = load_encoding()
-READ_AGAIN = "the configuration was reloaded"
+RELOADED = "the configuration was reloaded"
 
 
-def said(word: str, count: int = 40) -> list[int]:
+def answer_of(word: str, count: int = 40) -> list[int]:
     return ENCODING.encode_marked("<|channel|>final<|message|>" + f"{word} " * count + "<|return|>")
 
 
 @dataclass
 class Stage:
-    """A gateway and two models that it may be told to serve."""
+    """A gateway process, and two models that it may serve."""
 
-    one: Replica
+    gateway: Replica
     old: FakeVllm
     new: FakeVllm
     session: aiohttp.ClientSession
@@ -47,36 +47,36 @@ class Stage:
         return config_of(f"vllm@{fake.url}", store={"url": f"sqlite://{self.folder}/state.db"}, **sections)
 
     async def reload(self, config: Any, workers: int = 1) -> None:
-        self.one.write(config)
+        self.gateway.write(config)
         self.reloads += workers
-        self.one.signal(signal.SIGHUP)
-        await self.one.logged(READ_AGAIN, self.reloads)
+        self.gateway.signal(signal.SIGHUP)
+        await self.gateway.logged(RELOADED, self.reloads)
 
     async def chat(self, **fields: Any) -> str:
         body = {"model": "gpt-oss", "messages": [{"role": "user", "content": "Hi"}], **fields}
-        async with self.session.post(f"{self.one.url}/v1/chat/completions", json=body) as answer:
-            text = await answer.text()
-            assert answer.status == 200, text
+        async with self.session.post(f"{self.gateway.url}/v1/chat/completions", json=body) as response:
+            text = await response.text()
+            assert response.status == 200, text
             return text
 
 
 @asynccontextmanager
-async def staged(folder: Path, *, workers: int = 1, **script: Any) -> AsyncIterator[Stage]:
+async def running_stage(folder: Path, *, workers: int = 1, **script: Any) -> AsyncIterator[Stage]:
     async with (
-        FakeVllm(tokens=said("old"), **script) as old,
-        FakeVllm(tokens=said("new")) as new,
+        FakeVllm(tokens=answer_of("old"), **script) as old,
+        FakeVllm(tokens=answer_of("new")) as new,
         aiohttp.ClientSession(connector=aiohttp.TCPConnector(force_close=True)) as session,
     ):
-        one = Replica(folder, {})
-        stage = Stage(one, old, new, session, folder)
-        async with replica(folder, stage.config(old), "--workers", str(workers)) as one:
-            stage.one = one
+        gateway = Replica(folder, {})
+        stage = Stage(gateway, old, new, session, folder)
+        async with replica(folder, stage.config(old), "--workers", str(workers)) as gateway:
+            stage.gateway = gateway
             yield stage
 
 
 @pytest.mark.parametrize("workers", [1, pytest.param(2, marks=pytest.mark.slow)])
-async def test_what_comes_is_answered_by_the_new_and_what_runs_ends_on_the_old(workers: int, tmp_path: Path) -> None:
-    async with staged(tmp_path, workers=workers, per_chunk=1, delay_s=0.1) as stage:
+async def test_new_requests_use_the_new_configuration_and_running_ones_finish(workers: int, tmp_path: Path) -> None:
+    async with running_stage(tmp_path, workers=workers, per_chunk=1, delay_s=0.1) as stage:
         running = asyncio.ensure_future(stage.chat(stream=True))
         async with asyncio.timeout(10):
             while not stage.old.requests:
@@ -90,11 +90,11 @@ async def test_what_comes_is_answered_by_the_new_and_what_runs_ends_on_the_old(w
         assert text.count('"old') + text.count(" old") == 40
 
 
-MISTAKES: dict[str, tuple[str, str]] = {
-    "a key nobody knows": ('{"model_lst": []}', "model_lst: unknown key"),
+INVALID_CONFIGS: dict[str, tuple[str, str]] = {
+    "unknown key": ('{"model_lst": []}', "model_lst: unknown key"),
     "no model": ("{}", "`model_list` is empty"),
     "not YAML": ('{"model_list": ', "config.json, line"),
-    "a backend that does not exist": (
+    "unknown backend kind": (
         json.dumps(config_of("vlm/gpt-oss")),
         "model_list[0].litellm_params.model: `vlm` is not a backend kind",
     ),
@@ -102,58 +102,61 @@ MISTAKES: dict[str, tuple[str, str]] = {
 
 
 @pytest.mark.slow
-async def test_a_configuration_that_cannot_be_served_changes_nothing(tmp_path: Path) -> None:
-    async with staged(tmp_path) as stage:
-        for number, (text, message) in enumerate(MISTAKES.values(), 1):
-            stage.one.path.write_text(text)
-            stage.one.signal(signal.SIGHUP)
-            await stage.one.logged("the configuration was not reloaded", number)
-            assert message in stage.one.log
+async def test_an_invalid_configuration_changes_nothing(tmp_path: Path) -> None:
+    async with running_stage(tmp_path) as stage:
+        for number, (text, message) in enumerate(INVALID_CONFIGS.values(), 1):
+            stage.gateway.path.write_text(text)
+            stage.gateway.signal(signal.SIGHUP)
+            await stage.gateway.logged("the configuration was not reloaded", number)
+            assert message in stage.gateway.log
             assert "old old" in await stage.chat()
         await stage.reload(stage.config(stage.new))
         assert "new new" in await stage.chat()
 
 
 @pytest.mark.slow
-async def test_what_waits_for_a_restart_is_said(tmp_path: Path) -> None:
-    async with staged(tmp_path) as stage:
+async def test_settings_that_need_a_restart_are_reported(tmp_path: Path) -> None:
+    async with running_stage(tmp_path) as stage:
         await stage.reload(stage.config(stage.old, unisono={"max_connections": 7, "write_timeout_s": 8}))
         for key in ("max_connections", "write_timeout_s"):
-            assert f"unisono.{key}: the change takes effect after a restart" in stage.one.log
+            assert f"unisono.{key}: the change takes effect after a restart" in stage.gateway.log
 
 
 @pytest.mark.slow
-async def test_conversations_and_sockets_go_on_over_a_reload(tmp_path: Path) -> None:
-    async with staged(tmp_path) as stage, connect(stage.one.url.replace("http", "ws", 1) + "/v1/responses") as socket:
+async def test_conversations_and_websockets_survive_a_reload(tmp_path: Path) -> None:
+    async with (
+        running_stage(tmp_path) as stage,
+        connect(stage.gateway.url.replace("http", "ws", 1) + "/v1/responses") as socket,
+    ):
         body = {"model": "gpt-oss", "input": "Hi"}
-        async with stage.session.post(f"{stage.one.url}/v1/responses", json=body) as answer:
-            first = (await answer.json())["id"]
+        async with stage.session.post(f"{stage.gateway.url}/v1/responses", json=body) as response:
+            first = (await response.json())["id"]
         await stage.reload(stage.config(stage.new))
         async with stage.session.post(
-            f"{stage.one.url}/v1/responses", json={**body, "previous_response_id": first}
-        ) as answer:
-            assert (answer.status, (await answer.json())["status"]) == (200, "completed")
+            f"{stage.gateway.url}/v1/responses", json={**body, "previous_response_id": first}
+        ) as response:
+            assert (response.status, (await response.json())["status"]) == (200, "completed")
         await socket.send(json.dumps({"type": "response.create", **body}))
         async with asyncio.timeout(10):
             while (event := json.loads(await socket.recv()))["type"] != "response.completed":
                 pass
-        # It was opened before.
+        # The WebSocket was opened before the reload.
         assert "old old" in json.dumps(event)
 
 
 @pytest.mark.slow
-async def test_a_background_response_goes_on_under_the_new_configuration(tmp_path: Path) -> None:
-    async with staged(tmp_path, per_chunk=1, delay_s=0.05) as stage:
+async def test_a_background_response_continues_under_the_new_configuration(tmp_path: Path) -> None:
+    async with running_stage(tmp_path, per_chunk=1, delay_s=0.05) as stage:
         body = {"model": "gpt-oss", "input": "Hi", "background": True}
-        async with stage.session.post(f"{stage.one.url}/v1/responses", json=body) as answer:
-            response_id = (await answer.json())["id"]
+        async with stage.session.post(f"{stage.gateway.url}/v1/responses", json=body) as reply:
+            response_id = (await reply.json())["id"]
         await asyncio.sleep(0.5)
         stage.new.script = stage.old.script
         await stage.reload(stage.config(stage.new))
         async with asyncio.timeout(30):
             while True:
-                async with stage.session.get(f"{stage.one.url}/v1/responses/{response_id}") as answer:
-                    response = await answer.json()
+                async with stage.session.get(f"{stage.gateway.url}/v1/responses/{response_id}") as reply:
+                    response = await reply.json()
                 if response["status"] not in ("queued", "in_progress"):
                     break
                 await asyncio.sleep(0.1)
@@ -181,49 +184,49 @@ class Closing(Hook):
 """
 
 
-async def test_an_end_while_a_replaced_configuration_closes_closes_everything(
+async def test_a_shutdown_while_a_replaced_configuration_closes_closes_everything(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     install(tmp_path, monkeypatch, closing="closing:Closing")
     (tmp_path / "closing.py").write_text(CLOSING)
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
-    async with staged(tmp_path / "one") as stage:
+    async with running_stage(tmp_path / "one") as stage:
         config = stage.config(stage.new, unisono={"hooks": ["closing"]})
         await stage.reload(config)
         await stage.reload(config)
-        await stage.one.logged("a hook closes")
-        stage.one.signal(signal.SIGTERM)
+        await stage.gateway.logged("a hook closes")
+        stage.gateway.signal(signal.SIGTERM)
         async with asyncio.timeout(30):
-            assert await stage.one.ended() == 0
-    assert stage.one.log.count("a hook has closed") == 2
-    assert '"level": "error"' not in stage.one.log
+            assert await stage.gateway.ended() == 0
+    assert stage.gateway.log.count("a hook has closed") == 2
+    assert '"level": "error"' not in stage.gateway.log
 
 
 @pytest.mark.slow
 async def test_memory_and_descriptors_stay_flat_over_many_reloads_under_traffic(tmp_path: Path) -> None:
-    async with staged(tmp_path) as stage:
-        over = asyncio.Event()
-        asked = 0
+    async with running_stage(tmp_path) as stage:
+        is_over = asyncio.Event()
+        request_count = 0
 
-        async def ask() -> None:
-            nonlocal asked
-            while not over.is_set():
+        async def send_requests() -> None:
+            nonlocal request_count
+            while not is_over.is_set():
                 text = await stage.chat(stream=True)
                 assert text.endswith("data: [DONE]\n\n")
-                asked += 1
+                request_count += 1
 
-        asking = [asyncio.create_task(ask()) for _ in range(3)]
+        tasks = [asyncio.create_task(send_requests()) for _ in range(3)]
         fakes = (stage.new, stage.old)
         for number in range(10):
             await stage.reload(stage.config(fakes[number % 2]))
-        warm = holdings(stage.one.pid)
+        before = holdings(stage.gateway.pid)
         for number in range(40):
             await stage.reload(stage.config(fakes[number % 2]))
-        over.set()
-        await asyncio.gather(*asking)
+        is_over.set()
+        await asyncio.gather(*tasks)
         await asyncio.sleep(0.5)
-        now = holdings(stage.one.pid)
-    assert asked > 50
-    assert now.descriptors <= warm.descriptors + 4
-    assert now.threads <= warm.threads + 2
-    assert now.memory < warm.memory + 12 * MB, f"{(now.memory - warm.memory) / MB:.1f} MB more"
+        after = holdings(stage.gateway.pid)
+    assert request_count > 50
+    assert after.descriptors <= before.descriptors + 4
+    assert after.threads <= before.threads + 2
+    assert after.memory < before.memory + 12 * MB, f"{(after.memory - before.memory) / MB:.1f} MB more"

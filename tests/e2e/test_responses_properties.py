@@ -1,4 +1,4 @@
-"""What holds for any request and any output at all: no fault of the gateway, and streams that end as they are kept."""
+"""Properties of any request and output: no server error, and streams equal stored responses."""
 
 from __future__ import annotations
 
@@ -28,63 +28,63 @@ T = TypeVar("T")
 
 
 @dataclass
-class Place:
-    """The surface in process over a scripted wire, driven from outside of any loop."""
+class Harness:
+    """The API in process with a scripted backend, driven from outside of any event loop."""
 
     runner: asyncio.Runner
-    desk: Mounted
+    mounted_api: Mounted
     fake: Fake
 
     def run(self, work: Coroutine[Any, Any, T]) -> T:
         return self.runner.run(work)
 
-    def says(self, tokens: list[int], finish: str) -> None:
-        """What the model generates: as ids, or spelled, as the wire wants it."""
+    def script_output(self, tokens: list[int], finish: str) -> None:
+        """Script the model's output: as token ids or as text, as the backend expects."""
         if isinstance(self.fake, FakeVllm):
             vllm = VllmScript(tokens=tokens, finish=finish, per_chunk=3)
-            self.fake.script = lambda asked: vllm
+            self.fake.script = lambda request: vllm
         else:
             mlx = MlxScript(text=ENCODING.decode(tokens), finish=finish, per_chunk=3, keepalives=0)
-            self.fake.script = lambda asked: mlx
+            self.fake.script = lambda request: mlx
 
     def post(self, body: Any, path: str = "/v1/responses") -> Exchange:
-        return self.run(self.desk.ask("POST", path, body))
+        return self.run(self.mounted_api.ask("POST", path, body))
 
 
 @pytest.fixture(scope="module", params=WIRES.values(), ids=list(WIRES))
-def place(request: pytest.FixtureRequest) -> Iterator[Place]:
+def harness(request: pytest.FixtureRequest) -> Iterator[Harness]:
     wire = request.param
     fake = wire.fake()
 
-    async def opened(stack: AsyncExitStack) -> Mounted:
+    async def start(stack: AsyncExitStack) -> Mounted:
         await stack.enter_async_context(fake)
         config = {"model_list": [deployment("gpt-oss", wire, fake)], "router_settings": {"allowed_fails": 1_000_000}}
         return await stack.enter_async_context(mounted(config))
 
     with asyncio.Runner() as runner:
         stack = AsyncExitStack()
-        desk = runner.run(opened(stack))
+        mounted_api = runner.run(start(stack))
         try:
-            yield Place(runner, desk, fake)
+            yield Harness(runner, mounted_api, fake)
         finally:
             runner.run(stack.aclose())
 
 
-def sound(answer: Exchange) -> Json | None:
-    """The response of an answer; None for a refusal that is the client's own fault."""
-    if answer.status != 200:
-        assert 400 <= answer.status < 500, answer.body
-        assert set(answer.json()["error"]) == {"message", "type", "param", "code"}
+def checked_response(exchange: Exchange) -> Json | None:
+    """Return the final response; None for a valid client error."""
+    if exchange.status != 200:
+        assert 400 <= exchange.status < 500, exchange.body
+        assert set(exchange.json()["error"]) == {"message", "type", "param", "code"}
         return None
-    if not answer.headers["content-type"].startswith("text/event-stream"):
-        return dict(answer.json())
-    *frames, rest = answer.body.decode().split("\n\n")
+    if not exchange.headers["content-type"].startswith("text/event-stream"):
+        return dict(exchange.json())
+    *frames, rest = exchange.body.decode().split("\n\n")
     assert rest == ""
     assert frames.pop() == "data: [DONE]"
     return fold([json.loads(frame.split("\ndata: ")[1]) for frame in frames]).response
 
 
-# -- any output
+# Any output
 
 
 generated = streams.map(lambda tokens: [token for token in tokens if 0 <= token < VOCABULARY])
@@ -92,27 +92,27 @@ generated = streams.map(lambda tokens: [token for token in tokens if 0 <= token 
 
 @settings(max_examples=examples(120), suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture])
 @given(generated, st.sampled_from(["stop", "length"]), st.booleans(), st.sampled_from([None, 3, 9]))
-def test_any_output_is_an_answer_that_is_kept_as_it_was_told_and_can_be_continued(
-    place: Place, tokens: list[int], finish: str, stream: bool, limit: int | None
+def test_any_output_becomes_a_response_that_is_stored_and_continued(
+    harness: Harness, tokens: list[int], finish: str, stream: bool, limit: int | None
 ) -> None:
-    place.says(tokens, finish)
+    harness.script_output(tokens, finish)
     body = {"model": "gpt-oss", "input": "Hi", "stream": stream, "tools": [TOOL, {"type": "custom", "name": "f"}]}
-    response = sound(place.post({**body, "max_output_tokens": limit}))
+    response = checked_response(harness.post({**body, "max_output_tokens": limit}))
     assert response is not None
     assert response["status"] in ("completed", "incomplete")
-    kept = place.run(place.desk.ask("GET", f"/v1/responses/{response['id']}"))
-    assert json.dumps(kept.json()) == json.dumps(response)
-    place.says(ENCODING.encode_marked(ANSWER), "stop")
-    later = {**body, "stream": not stream, "input": "u", "store": False}
-    assert sound(place.post({**later, "previous_response_id": response["id"]})) is not None
+    stored = harness.run(harness.mounted_api.ask("GET", f"/v1/responses/{response['id']}"))
+    assert json.dumps(stored.json()) == json.dumps(response)
+    harness.script_output(ENCODING.encode_marked(ANSWER), "stop")
+    continuation = {**body, "stream": not stream, "input": "u", "store": False}
+    assert checked_response(harness.post({**continuation, "previous_response_id": response["id"]})) is not None
     replayed = [{"role": "user", "content": "Hi"}, *response["output"], {"role": "user", "content": "u"}]
-    assert sound(place.post({**later, "input": replayed})) is not None
+    assert checked_response(harness.post({**continuation, "input": replayed})) is not None
 
 
-# -- any request
+# Any request
 
 
-odd = st.one_of(
+scalars = st.one_of(
     st.none(),
     st.booleans(),
     st.integers(-3, 2**70),
@@ -131,11 +131,11 @@ def objects(values: st.SearchStrategy[Any]) -> st.SearchStrategy[dict[str, Any]]
     return st.dictionaries(st.sampled_from(WORDS), values, max_size=5)
 
 
-nested = st.recursive(odd, lambda inner: st.one_of(st.lists(inner, max_size=3), objects(inner)), max_leaves=8)
+nested = st.recursive(scalars, lambda inner: st.one_of(st.lists(inner, max_size=3), objects(inner)), max_leaves=8)
 
 parts = st.fixed_dictionaries(
     {"type": st.sampled_from(["input_text", "output_text", "text", "refusal", "reasoning_text", "input_image", "x"])},
-    optional={"text": st.one_of(st.just("t"), odd), "refusal": odd},
+    optional={"text": st.one_of(st.just("t"), scalars), "refusal": scalars},
 )
 items = st.one_of(
     st.fixed_dictionaries(
@@ -143,15 +143,15 @@ items = st.one_of(
         optional={
             "role": st.sampled_from(["user", "assistant", "system", "developer", "tool"]),
             "content": st.one_of(st.just("c"), st.lists(parts, max_size=3), nested),
-            "call_id": st.one_of(st.just("call_1"), odd),
-            "name": st.one_of(st.just("look"), odd),
+            "call_id": st.one_of(st.just("call_1"), scalars),
+            "name": st.one_of(st.just("look"), scalars),
             "arguments": st.one_of(st.just("{}"), nested),
-            "input": odd,
+            "input": scalars,
             "output": st.one_of(st.just("o"), st.lists(parts, max_size=2), nested),
-            "id": odd,
+            "id": scalars,
             "summary": nested,
-            "encrypted_content": odd,
-            "namespace": odd,
+            "encrypted_content": scalars,
+            "namespace": scalars,
         },
     ),
     nested,
@@ -168,14 +168,16 @@ FIELDS: dict[str, st.SearchStrategy[Any]] = {
     "tools": st.one_of(st.lists(tools, max_size=3), nested),
     "include": st.one_of(st.just(["reasoning.encrypted_content"]), nested),
     "conversation": st.one_of(st.just({"id": "conv_" + "0" * 32}), nested),
-    "previous_response_id": odd,
-    "stream": st.one_of(st.booleans(), odd),
-    "store": st.one_of(st.booleans(), odd),
+    "previous_response_id": scalars,
+    "stream": st.one_of(st.booleans(), scalars),
+    "store": st.one_of(st.booleans(), scalars),
     "metadata": st.one_of(st.dictionaries(st.text(max_size=3), st.text(max_size=3), max_size=2), nested),
     **dict.fromkeys(("reasoning", "text", "stream_options", "prompt", "modalities", "audio", "logit_bias"), nested),
-    **dict.fromkeys(("tool_choice", "truncation", "instructions", "user", "safety_identifier", "service_tier"), odd),
-    **dict.fromkeys(("max_output_tokens", "max_tool_calls", "temperature", "top_p", "top_k", "min_p", "seed"), odd),
-    **dict.fromkeys(("parallel_tool_calls", "prompt_cache_key", "top_logprobs", "presence_penalty", "colour"), odd),
+    **dict.fromkeys(
+        ("tool_choice", "truncation", "instructions", "user", "safety_identifier", "service_tier"), scalars
+    ),
+    **dict.fromkeys(("max_output_tokens", "max_tool_calls", "temperature", "top_p", "top_k", "min_p", "seed"), scalars),
+    **dict.fromkeys(("parallel_tool_calls", "prompt_cache_key", "top_logprobs", "presence_penalty", "colour"), scalars),
 }
 requests = st.fixed_dictionaries(
     {"model": st.sampled_from(["gpt-oss"] * 9 + ["nobody"])},
@@ -191,12 +193,12 @@ sane = st.fixed_dictionaries(
 
 @settings(max_examples=examples(300), suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture])
 @given(st.one_of(requests, sane), st.sampled_from(["/v1/responses", "/open-responses/v1/responses", "/input_tokens"]))
-def test_any_request_is_answered_or_refused_as_the_clients_own_fault(place: Place, body: Json, path: str) -> None:
-    place.says(ENCODING.encode_marked(ANSWER), "stop")
+def test_any_request_is_answered_or_rejected_with_a_client_error(harness: Harness, body: Json, path: str) -> None:
+    harness.script_output(ENCODING.encode_marked(ANSWER), "stop")
     path = "/v1/responses/input_tokens" if path == "/input_tokens" else path
     raw = json.dumps(body).encode()
-    sent = Exchange(
-        place.desk.app,
+    exchange = Exchange(
+        harness.mounted_api.app,
         "POST",
         path,
         body=raw,
@@ -205,23 +207,32 @@ def test_any_request_is_answered_or_refused_as_the_clients_own_fault(place: Plac
             ("content-length", str(len(raw))),
         ],
     )
-    response = sound(place.run(sent.run()))
+    response = checked_response(harness.run(exchange.run()))
     if response is not None and not path.endswith("input_tokens"):
-        kept = place.run(place.desk.ask("GET", f"{path}/{response['id']}"))
-        assert kept.status == (200 if response["store"] else 404)
+        stored = harness.run(harness.mounted_api.ask("GET", f"{path}/{response['id']}"))
+        assert stored.status == (200 if response["store"] else 404)
         if response["store"]:
-            assert json.dumps(kept.json()) == json.dumps(response)
+            assert json.dumps(stored.json()) == json.dumps(response)
 
 
 @settings(max_examples=examples(100), suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture])
 @given(st.fixed_dictionaries({}, optional={"items": st.lists(items, max_size=4), "metadata": FIELDS["metadata"]}))
-def test_any_conversation_is_made_and_read_or_refused(place: Place, body: Json) -> None:
+def test_any_conversation_is_created_and_read_or_rejected(harness: Harness, body: Json) -> None:
     raw = json.dumps(body).encode()
     headers = [("authorization", "Bearer ann"), ("content-type", "application/json"), ("content-length", str(len(raw)))]
-    made = sound(place.run(Exchange(place.desk.app, "POST", "/v1/conversations", body=raw, headers=headers).run()))
-    if made is not None:
-        assert place.run(place.desk.ask("GET", f"/v1/conversations/{made['id']}")).json() == made
-        listed = place.run(place.desk.ask("GET", f"/v1/conversations/{made['id']}/items", order="asc")).json()
+    conversation = checked_response(
+        harness.run(Exchange(harness.mounted_api.app, "POST", "/v1/conversations", body=raw, headers=headers).run())
+    )
+    if conversation is not None:
+        assert (
+            harness.run(harness.mounted_api.ask("GET", f"/v1/conversations/{conversation['id']}")).json()
+            == conversation
+        )
+        listed = harness.run(
+            harness.mounted_api.ask("GET", f"/v1/conversations/{conversation['id']}/items", order="asc")
+        ).json()
         assert len(listed["data"]) == len(body.get("items") or ())
-        response = sound(place.post({"model": "gpt-oss", "input": "Hi", "conversation": made["id"]}))
+        response = checked_response(
+            harness.post({"model": "gpt-oss", "input": "Hi", "conversation": conversation["id"]})
+        )
         assert response is not None

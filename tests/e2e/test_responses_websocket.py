@@ -1,4 +1,4 @@
-"""Responses over a WebSocket, from a client's socket through the whole gateway to a backend's."""
+"""Responses over a WebSocket, from a client through the gateway to a backend."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from tests.fakes import FakeVllm, VllmScript
 from unisono.harmony.encoding import load_encoding
 
 ENCODING = load_encoding()
-AT_ONCE_S = 1.0
-"""250 ms is the promise, and what an idle machine needs is a few; the rest is for a busy one."""
+# The target is 250 ms and an idle machine needs a few; the rest is for a busy machine.
+ABORT_LIMIT_S = 1.0
 ANSWER = "<|channel|>final<|message|>Sunny.<|return|>"
 TOOLS = [{"type": "function", "name": "look", "parameters": {"type": "object", "properties": {}}}]
 KEY = "sk-right"
@@ -39,7 +39,7 @@ class Client:
         return json.loads(frame)
 
     async def answer(self) -> Any:
-        """The finished response, every event of it checked."""
+        """Return the finished response after checking every event."""
         events = [await self.event()]
         while events[-1]["type"] not in TERMINAL:
             assert "status" not in events[-1], events[-1]
@@ -61,14 +61,14 @@ async def connected(running: Gateway, path: str = "/v1/responses", **headers: st
 
 @pytest.mark.parametrize("store", [True, False])
 @pytest.mark.parametrize("path", ["/v1/responses", "/responses", "/open-responses/v1/responses"])
-async def test_a_continued_prompt_begins_with_the_very_tokens_of_the_one_before(path: str, store: bool) -> None:
-    # Not the canonical form: ids no tokenizer would choose for this text.
+async def test_a_continued_prompt_extends_the_last_one_token_for_token(path: str, store: bool) -> None:
+    # Not the canonical form: ids that no tokenizer would choose for this text.
     split = [ENCODING.encode_text(letter)[0] for letter in '{"at":"Paris"}']
     head = ENCODING.encode_marked("<|channel|>commentary to=functions.look <|constrain|>json<|message|>")
-    made = [*head, *split, *ENCODING.encode_marked("<|call|>")]
-    answers = [made, ENCODING.encode_marked(ANSWER)]
+    call_tokens = [*head, *split, *ENCODING.encode_marked("<|call|>")]
+    outputs = [call_tokens, ENCODING.encode_marked(ANSWER)]
     async with (
-        FakeVllm(script=lambda asked: VllmScript(tokens=answers.pop(0))) as fake,
+        FakeVllm(script=lambda request: VllmScript(tokens=outputs.pop(0))) as fake,
         gateway(config_of(f"vllm@{fake.url}")) as running,
         connected(running, path) as client,
     ):
@@ -80,13 +80,13 @@ async def test_a_continued_prompt_begins_with_the_very_tokens_of_the_one_before(
         second = await client.answer()
         assert second["output"][0]["content"][0]["text"] == "Sunny."
         prompts = [request.json["prompt"] for request in fake.requests if request.path == "/v1/completions"]
-        assert prompts[1][: len(prompts[0]) + len(made)] == prompts[0] + made
+        assert prompts[1][: len(prompts[0]) + len(call_tokens)] == prompts[0] + call_tokens
 
 
 @pytest.mark.slow
-async def test_frames_are_taken_in_the_order_they_came_however_large() -> None:
+async def test_frames_are_processed_in_order_whatever_their_size() -> None:
     async with (
-        FakeVllm(script=lambda asked: VllmScript(tokens=ENCODING.encode_marked(ANSWER))) as fake,
+        FakeVllm(script=lambda request: VllmScript(tokens=ENCODING.encode_marked(ANSWER))) as fake,
         gateway(config_of(f"vllm@{fake.url}")) as running,
         connected(running) as client,
     ):
@@ -97,31 +97,31 @@ async def test_frames_are_taken_in_the_order_they_came_however_large() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("go", [Client.close, Client.crash])
+@pytest.mark.parametrize("disconnect", [Client.close, Client.crash])
 @pytest.mark.parametrize("wire", WIRES.values(), ids=WIRES)
 @pytest.mark.parametrize("phase", PHASES.values(), ids=PHASES)
-async def test_leaving_frees_the_backends_at_once(
-    phase: Callable[[Wire], Script], wire: Wire, go: Callable[[Client], Awaitable[None]]
+async def test_a_disconnect_frees_all_backends_at_once(
+    phase: Callable[[Wire], Script], wire: Wire, disconnect: Callable[[Client], Awaitable[None]]
 ) -> None:
     async with wire.fake() as fake, gateway({"model_list": [deployment("gpt-oss", wire, fake)]}) as running:
-        behave(fake, phase(wire))
+        script_backend(fake, phase(wire))
         async with connected(running) as client:
             for lane in ("a", "b"):
                 await client.send(stream_id=lane, tools=TOOLS)
             await fake.asked(2)
             await asyncio.sleep(0.08)
             left_at = asyncio.get_running_loop().time()
-            await go(client)
+            await disconnect(client)
             for index in range(2):
-                assert await fake.gone(index) - left_at < AT_ONCE_S
+                assert await fake.gone(index) - left_at < ABORT_LIMIT_S
 
 
-def behave(fake: Fake, script: Script) -> None:
-    fake.script = lambda asked: script  # type: ignore[assignment]
+def script_backend(fake: Fake, script: Script) -> None:
+    fake.script = lambda request: script  # type: ignore[assignment]
     fake.requests.clear()
 
 
-async def test_a_connection_survives_everything_a_client_does_wrong() -> None:
+async def test_a_connection_survives_invalid_requests() -> None:
     async with (
         FakeVllm(tokens=ENCODING.encode_marked(ANSWER)) as fake,
         gateway(config_of(f"vllm@{fake.url}")) as running,
@@ -135,12 +135,12 @@ async def test_a_connection_survives_everything_a_client_does_wrong() -> None:
         await client.send(model="nobody")
         assert (await client.event())["error"]["code"] == "model_not_found"
         await client.send(generate=False, input=[])
-        warm = await client.answer()
-        await client.send(previous_response_id=warm["id"])
+        warmed_up = await client.answer()
+        await client.send(previous_response_id=warmed_up["id"])
         assert (await client.answer())["status"] == "completed"
 
 
-async def test_a_frame_larger_than_a_body_may_be_closes_the_connection() -> None:
+async def test_a_frame_over_the_body_limit_closes_the_connection() -> None:
     async with (
         FakeVllm(tokens=ENCODING.encode_marked(ANSWER)) as fake,
         gateway(config_of(f"vllm@{fake.url}", unisono={"max_body_bytes": 10_000})) as running,
@@ -155,7 +155,7 @@ async def test_a_frame_larger_than_a_body_may_be_closes_the_connection() -> None
         assert closed.value.rcvd.code == 1009
 
 
-async def test_a_backend_that_is_away_ends_no_connection() -> None:
+async def test_an_unreachable_backend_does_not_close_the_connection() -> None:
     async with FakeVllm(tokens=ENCODING.encode_marked(ANSWER)) as fake:
         url = fake.url
     async with gateway(config_of(f"vllm@{url}")) as running, connected(running) as client:
@@ -165,7 +165,7 @@ async def test_a_backend_that_is_away_ends_no_connection() -> None:
             assert (error["status"], error["error"]["type"]) == (503, "server_error")
 
 
-async def test_a_failed_continuation_evicts_the_response_it_names() -> None:
+async def test_a_failed_continuation_evicts_its_previous_response() -> None:
     unknown_call = {"type": "function_call_output", "call_id": "call_unknown", "output": "18 degrees"}
     async with (
         FakeVllm(tokens=ENCODING.encode_marked(ANSWER)) as fake,
@@ -176,24 +176,24 @@ async def test_a_failed_continuation_evicts_the_response_it_names() -> None:
                 await client.send(store=False)
                 first = await client.answer()
                 codes = []
-                for given in ([unknown_call], "Go on."):
-                    await client.send(input=given, store=False, previous_response_id=first["id"])
+                for input_ in ([unknown_call], "Go on."):
+                    await client.send(input=input_, store=False, previous_response_id=first["id"])
                     codes.append((await client.event())["error"]["code"])
                 assert codes[0] != codes[1] == "previous_response_not_found"
                 await client.send(input="Go on.", store=False)
                 assert (await client.answer())["status"] == "completed"
 
 
-async def test_nobody_connects_without_a_key() -> None:
+async def test_a_connection_without_a_valid_key_is_rejected() -> None:
     async with (
         FakeVllm(tokens=ENCODING.encode_marked(ANSWER)) as fake,
         gateway(config_of(f"vllm@{fake.url}", general_settings={"master_key": KEY})) as running,
     ):
         for headers in ({}, {"authorization": "Bearer sk-wrong"}):
-            with pytest.raises(InvalidStatus) as refused:
+            with pytest.raises(InvalidStatus) as rejected:
                 async with connected(running, **headers):
                     pass
-            assert refused.value.response.status_code == 401
+            assert rejected.value.response.status_code == 401
         async with connected(running, authorization=f"Bearer {KEY}") as client:
             await client.send()
             assert (await client.answer())["status"] == "completed"

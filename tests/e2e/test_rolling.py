@@ -1,4 +1,4 @@
-"""Replicas restarted one after the other under load: nobody notices."""
+"""Rolling restart of the replicas under load: no client is affected."""
 
 from __future__ import annotations
 
@@ -28,19 +28,19 @@ ANSWER = load_encoding().encode_marked("<|channel|>final<|message|>" + "la " * 6
 TEXT = ("la " * 60).strip()
 STREAMS = 200
 BACKGROUND = 10
-ASK_EVERY_S = 0.5
-"""How often the balancer asks for readiness."""
+# Interval between readiness requests of the balancer.
+READINESS_INTERVAL_S = 0.5
 
 
 @dataclass
 class Balancer:
-    """Passes each connection to a replica that says it is ready, taking turns, and never moves one."""
+    """A balancer that forwards each connection to one of the ready replicas in turn."""
 
     session: aiohttp.ClientSession
     replicas: list[Replica]
     ready: set[str] = field(default_factory=set)
+    # Number of connections that no replica accepted.
     refused: int = 0
-    """Connections that no replica took."""
     _tasks: set[asyncio.Task[None]] = field(default_factory=set)
 
     @asynccontextmanager
@@ -48,39 +48,39 @@ class Balancer:
         turns = itertools.count()
         ready = asyncio.Event()
 
-        async def joined(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        async def on_connection(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
             urls = sorted(self.ready)
             port = int(urls[next(turns) % len(urls)].rpartition(":")[2])
             try:
-                async with connected(port) as (there, beyond):
-                    await asyncio.gather(passed(reader, beyond), passed(there, writer))
+                async with connected(port) as (replica_reader, replica_writer):
+                    await asyncio.gather(forward(reader, replica_writer), forward(replica_reader, writer))
             except OSError:
                 self.refused += 1
                 writer.transport.abort()
 
-        watching = [asyncio.create_task(self._watch(each, ready)) for each in self.replicas]
+        tasks = [asyncio.create_task(self._watch(replica_, ready)) for replica_ in self.replicas]
         try:
-            async with listening(joined) as listener:
+            async with listening(on_connection) as listener:
                 await ready.wait()
                 yield listener.url
         finally:
-            for task in watching:
+            for task in tasks:
                 task.cancel()
-            await asyncio.gather(*watching, return_exceptions=True)
+            await asyncio.gather(*tasks, return_exceptions=True)
 
     async def _watch(self, replica: Replica, ready: asyncio.Event) -> None:
         known = ""
         while True:
             with suppress(aiohttp.ClientError):
                 known = known or replica.url
-                async with self.session.get(f"{replica.url}/health/readiness") as answer:
-                    (self.ready.add if answer.status == 200 else self.ready.discard)(replica.url)
-                    if answer.status == 200:
+                async with self.session.get(f"{replica.url}/health/readiness") as response:
+                    (self.ready.add if response.status == 200 else self.ready.discard)(replica.url)
+                    if response.status == 200:
                         ready.set()
-            await asyncio.sleep(ASK_EVERY_S)
+            await asyncio.sleep(READINESS_INTERVAL_S)
 
 
-async def passed(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+async def forward(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
     with suppress(OSError):
         while data := await reader.read(65536):
             writer.write(data)
@@ -89,66 +89,66 @@ async def passed(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> 
         writer.close()
 
 
-async def listened(client: Client) -> Told:
+async def stream_response(client: Client) -> Told:
     body = {"model": "gpt-oss", "input": "Hi", "stream": True, "store": False}
     return await client.listens(Told(), "/v1/responses", body)
 
 
-async def restarted(one: Replica, balancer: Balancer) -> None:
-    one.signal(signal.SIGTERM)
+async def restart(replica_: Replica, balancer: Balancer) -> None:
+    replica_.signal(signal.SIGTERM)
     async with asyncio.timeout(60):
-        assert await one.ended() == 0
-    assert one.url not in balancer.ready
-    one.url = ""
-    await one.start()
+        assert await replica_.ended() == 0
+    assert replica_.url not in balancer.ready
+    replica_.url = ""
+    await replica_.start()
     async with asyncio.timeout(30):
-        while one.url not in balancer.ready:
+        while replica_.url not in balancer.ready:
             await asyncio.sleep(0.05)
 
 
-async def test_replicas_are_restarted_one_after_the_other_and_no_client_notices(tmp_path: Path) -> None:
+async def test_a_rolling_restart_affects_no_client(tmp_path: Path) -> None:
     redis = Server(tmp_path, ("appendonly yes",)).start()
     async with AsyncExitStack() as stack:
         stack.callback(redis.end)
 
-        def script(asked: dict[str, Any]) -> VllmScript:
-            return VllmScript(tokens=rest_of(asked), per_chunk=1, delay_s=0.1)
+        def script(request: dict[str, Any]) -> VllmScript:
+            return VllmScript(tokens=rest_of_answer(request), per_chunk=1, delay_s=0.1)
 
         fake = await stack.enter_async_context(FakeVllm(script=script))
         store = {"url": f"redis://127.0.0.1:{redis.port}/0", "lease_s": LEASE_S, "deadline_s": 5.0}
         config: Json = config_of(f"vllm@{fake.url}", store=store, unisono={"shutdown_grace_s": 30})
         replicas = [Replica(tmp_path / name, config) for name in "ab"]
-        for one in replicas:
-            stack.push_async_callback(one.end)
-        await asyncio.gather(*(one.start() for one in replicas))
+        for replica_ in replicas:
+            stack.push_async_callback(replica_.end)
+        await asyncio.gather(*(replica_.start() for replica_ in replicas))
         session = await stack.enter_async_context(
-            # A connection each, kept where the gateway keeps it; nothing is asked twice.
+            # One connection per request, kept as long as the gateway keeps it; requests are not retried.
             aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0), timeout=aiohttp.ClientTimeout(total=120))
         )
         balancer = Balancer(session, replicas)
         url = await stack.enter_async_context(balancer.running())
         client = Client(url, session)
-        over = asyncio.Event()
-        told: list[Told] = []
+        is_over = asyncio.Event()
+        streams: list[Told] = []
 
-        async def listen_on(delay_s: float) -> None:
+        async def stream_repeatedly(delay_s: float) -> None:
             await asyncio.sleep(delay_s)
-            while not over.is_set():
-                told.append(await listened(client))
+            while not is_over.is_set():
+                streams.append(await stream_response(client))
 
-        listening = [asyncio.create_task(listen_on(6.0 * number / STREAMS)) for number in range(STREAMS)]
+        tasks = [asyncio.create_task(stream_repeatedly(6.0 * number / STREAMS)) for number in range(STREAMS)]
         await asyncio.sleep(6)
-        begun = []
+        background_ids = []
         for number in range(BACKGROUND):
             key = {"Idempotency_Key": f"once-{number}"}
             body = {"model": "gpt-oss", "input": f"Hi {number}", "background": True}
-            begun.append((await client.post("/v1/responses", body, **key))["id"])
-        for one in replicas:
-            await restarted(one, balancer)
-        over.set()
-        await asyncio.gather(*listening)
-        ended = [await client.over(response_id, within_s=60) for response_id in begun]
-        again = [
+            background_ids.append((await client.post("/v1/responses", body, **key))["id"])
+        for replica_ in replicas:
+            await restart(replica_, balancer)
+        is_over.set()
+        await asyncio.gather(*tasks)
+        responses = [await client.over(response_id, within_s=60) for response_id in background_ids]
+        repeated_ids = [
             (
                 await client.post(
                     "/v1/responses",
@@ -159,18 +159,18 @@ async def test_replicas_are_restarted_one_after_the_other_and_no_client_notices(
             for number in range(BACKGROUND)
         ]
     assert balancer.refused == 0
-    assert len(told) >= 2 * STREAMS
-    for each in told:
-        assert each.done
-        response = fold(each.events).response
+    assert len(streams) >= 2 * STREAMS
+    for stream in streams:
+        assert stream.done
+        response = fold(stream.events).response
         assert (response["status"], response["output"][-1]["content"][0]["text"].strip()) == ("completed", TEXT)
-    for response in ended:
+    for response in responses:
         assert (response["status"], response["output"][-1]["content"][0]["text"].strip()) == ("completed", TEXT)
-    assert again == begun
+    assert repeated_ids == background_ids
 
 
-def rest_of(asked: dict[str, Any]) -> list[int]:
-    """The answer behind what of it stands in the prompt already."""
-    prompt = asked["prompt"]
-    said = next(count for count in range(len(ANSWER), -1, -1) if prompt[len(prompt) - count :] == ANSWER[:count])
-    return list(ANSWER[said:])
+def rest_of_answer(request: dict[str, Any]) -> list[int]:
+    """Return the tokens of the answer that are not in the prompt yet."""
+    prompt = request["prompt"]
+    given_count = next(count for count in range(len(ANSWER), -1, -1) if prompt[len(prompt) - count :] == ANSWER[:count])
+    return list(ANSWER[given_count:])

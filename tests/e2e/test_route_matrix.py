@@ -1,5 +1,8 @@
-"""Every route of the gateway, as it lists them itself, against every kind of key: none, wrong, revoked, expired, for
-another model, another tenant's. What is somebody else's answers as what was never there, to the byte."""
+"""Every listed route of the gateway with every kind of key.
+
+Keys are missing, wrong, revoked, expired, or allowed for another model or tenant. A foreign object and an unknown
+object get the same response, byte for byte.
+"""
 
 from __future__ import annotations
 
@@ -27,20 +30,20 @@ ANSWER = "<|channel|>analysis<|message|>Hm.<|end|><|start|>assistant<|channel|>f
 
 
 def config() -> dict[str, Any]:
-    """Two models: `gpt-oss`, also known as `gpt-4o`, and another one."""
-    served = config_of("vllm@http://127.0.0.1:9")
-    served["model_list"] += config_of("vllm@http://127.0.0.1:9", name="gpt-oss-other")["model_list"]
+    """Configure two models: `gpt-oss`, with the alias `gpt-4o`, and another one."""
+    config_ = config_of("vllm@http://127.0.0.1:9")
+    config_["model_list"] += config_of("vllm@http://127.0.0.1:9", name="gpt-oss-other")["model_list"]
     settings = {"router_settings": {"model_group_alias": {"gpt-4o": "gpt-oss"}}, "unisono": {"raw_completions": True}}
-    return {**served, **settings}
+    return {**config_, **settings}
 
 
-PLACES = tuple(places_of(build(parse(with_keys(config(), "memory://"), {}).config).routes))
-OPEN = frozenset({"/health/liveliness", "/health/liveness", "/health/readiness", "/"})
-"""`/` is the page, which says nothing of its own, and its files beside it."""
-CLOSED = [place for place in PLACES if place.path not in OPEN]
-WITH_IDS = [place for place in CLOSED if place.parameters and place.parameters != ("model",)]
+ROUTES = tuple(places_of(build(parse(with_keys(config(), "memory://"), {}).config).routes))
+# `/` is the page, which contains no data; its files are open as well.
+OPEN_PATHS = frozenset({"/health/liveliness", "/health/liveness", "/health/readiness", "/"})
+CLOSED_ROUTES = [place for place in ROUTES if place.path not in OPEN_PATHS]
+ROUTES_WITH_IDS = [place for place in CLOSED_ROUTES if place.parameters and place.parameters != ("model",)]
 
-NAMES_MODEL = re.compile(
+MODEL_PATHS = re.compile(
     r".*/(completions|responses|responses/compact|responses/input_tokens|messages|messages/count_tokens)"
 )
 BODIES: dict[str, Any] = {
@@ -52,20 +55,20 @@ BODIES: dict[str, Any] = {
     "count_tokens": {"messages": [{"role": "user", "content": "Hi"}]},
     "messages": {"max_tokens": 9, "messages": [{"role": "user", "content": "Hi"}]},
 }
-ASKS_A_MODEL = [place for place in CLOSED if place.method == "POST" and NAMES_MODEL.fullmatch(place.path)]
-MISSING = "0" * 32
-"""What stands behind the prefix of an id that nobody has."""
+MODEL_ROUTES = [place for place in CLOSED_ROUTES if place.method == "POST" and MODEL_PATHS.fullmatch(place.path)]
+# Follows the prefix of an id that does not exist.
+UNKNOWN_ID = "0" * 32
 
 
-def test_the_routes_are_known_and_each_alias_is_among_them() -> None:
-    assert len(PLACES) > 50
-    assert {place.path for place in PLACES} >= OPEN
-    for place in PLACES:
+def test_all_routes_and_their_aliases_are_listed() -> None:
+    assert len(ROUTES) > 50
+    assert {place.path for place in ROUTES} >= OPEN_PATHS
+    for place in ROUTES:
         if place.path.startswith("/v1/"):
-            assert Place(place.method, place.path.removeprefix("/v1")) in PLACES, place
-    assert sum(place.method == "WEBSOCKET" for place in PLACES) == 4
-    assert len(ASKS_A_MODEL) == 20
-    assert len(WITH_IDS) > 20
+            assert Place(place.method, place.path.removeprefix("/v1")) in ROUTES, place
+    assert sum(place.method == "WEBSOCKET" for place in ROUTES) == 4
+    assert len(MODEL_ROUTES) == 20
+    assert len(ROUTES_WITH_IDS) > 20
 
 
 @pytest.fixture(scope="module")
@@ -76,120 +79,126 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 async def site(folder: Path) -> AsyncIterator[tuple[Gateway, Ring]]:
     async with FakeVllm(tokens=ENCODING.encode_marked(ANSWER)) as fake:
-        served = config()
-        for entry in served["model_list"]:
+        config_ = config()
+        for entry in config_["model_list"]:
             entry["litellm_params"]["api_base"] = fake.url
-        async with keyed(served, folder) as running:
+        async with keyed(config_, folder) as running:
             yield running
 
 
-def filled(place: Place) -> str:
-    return place.at(**{name: f"{name[:4]}_{MISSING}" for name in place.parameters})
+def filled_path(place: Place) -> str:
+    return place.at(**{name: f"{name[:4]}_{UNKNOWN_ID}" for name in place.parameters})
 
 
-async def asked(
+async def send(
     running: Gateway, place: Place, path: str, body: Any = None, **headers: str
 ) -> tuple[int, dict[str, str], bytes]:
-    """Status, headers and body; of a socket those that its handshake was refused with, 101 when it was not."""
+    """Return status, headers and body; for a WebSocket those of the rejection, or 101."""
     if place.method == "WEBSOCKET":
         try:
             async with connect(running.url.replace("http", "ws", 1) + path, additional_headers=headers):
                 return 101, {}, b""
-        except InvalidStatus as refused:
-            answer = refused.response
+        except InvalidStatus as rejected:
+            response = rejected.response
             return (
-                answer.status_code,
-                {name.lower(): value for name, value in answer.headers.items()},
-                bytes(answer.body or b""),
+                response.status_code,
+                {name.lower(): value for name, value in response.headers.items()},
+                bytes(response.body or b""),
             )
-    sent = {**headers, "content-type": "application/json"} if place.method == "POST" else headers
+    all_headers = {**headers, "content-type": "application/json"} if place.method == "POST" else headers
     data = json.dumps({} if body is None else body).encode() if place.method == "POST" else None
-    async with running.session.request(place.method, running.url + path, data=data, headers=sent) as answered:
+    async with running.session.request(place.method, running.url + path, data=data, headers=all_headers) as reply:
         return (
-            answered.status,
-            {name.lower(): value for name, value in answered.headers.items()},
-            await answered.read(),
+            reply.status,
+            {name.lower(): value for name, value in reply.headers.items()},
+            await reply.read(),
         )
 
 
-def means(body: bytes, place: Place, code: str, kind: str) -> bool:
-    """Whether a refusal is of that code or, where Anthropic's API is spoken, of that type."""
-    told = json.loads(body)
-    assert ("type" in told) is ("/messages" in place.path)
-    return bool((told["error"]["type"] == kind) if "/messages" in place.path else (told["error"]["code"] == code))
+def is_refusal(body: bytes, place: Place, code: str, error_type: str) -> bool:
+    """Whether a body is an error with this code, or with this type in Anthropic's format."""
+    error_body = json.loads(body)
+    assert ("type" in error_body) is ("/messages" in place.path)
+    return bool(
+        (error_body["error"]["type"] == error_type)
+        if "/messages" in place.path
+        else (error_body["error"]["code"] == code)
+    )
 
 
-# -- keys that are none
+# Invalid keys
 
 
 async def bad_keys(ring: Ring) -> dict[str, str]:
-    gone, gone_key = await ring.issue()
-    await ring.revoke(gone)
+    revoked, revoked_key = await ring.issue()
+    await ring.revoke(revoked)
     _, expired = await ring.issue(expires_at=time.time() - 1)
     _, good = await ring.issue()
     return {
         "wrong": MASTER[:-1],
         "empty virtual": "sk-uni-",
         "of another gateway": Mint(b"another salt").new(),
-        "made up": "sk-uni-" + "A" * 56,
-        "a letter off": good[:-1] + ("A" if good[-1] != "A" else "B"),
-        "never kept": ring.mint.new(),
-        "revoked": gone_key,
+        "well-formed": "sk-uni-" + "A" * 56,
+        "one letter changed": good[:-1] + ("A" if good[-1] != "A" else "B"),
+        "never stored": ring.mint.new(),
+        "revoked": revoked_key,
         "expired": expired,
-        "a public id": gone.id,
+        "key id": revoked.id,
     }
 
 
-async def test_no_route_but_health_and_the_page_answers_without_a_good_key(site: tuple[Gateway, Ring]) -> None:
+async def test_only_health_and_page_routes_answer_without_a_valid_key(site: tuple[Gateway, Ring]) -> None:
     running, ring = site
     keys = await bad_keys(ring)
-    for place in CLOSED:
-        path, told = filled(place), set()
-        status, headers, body = await asked(running, place, path)
+    for place in CLOSED_ROUTES:
+        path, bodies = filled_path(place), set()
+        status, headers, body = await send(running, place, path)
         assert (status, headers.get("www-authenticate")) == (401, "Bearer"), place
-        assert place.method == "HEAD" or means(body, place, "invalid_api_key", "authentication_error")
+        assert place.method == "HEAD" or is_refusal(body, place, "invalid_api_key", "authentication_error")
         for name, key in keys.items():
-            status, headers, body = await asked(running, place, path, **bearing(key))
+            status, headers, body = await send(running, place, path, **bearing(key))
             assert status == 401, (place, name)
-            told.add(body.replace(headers["x-request-id"].encode(), b""))
-        # Which of them it was is nobody's business.
-        assert len(told) == 1, place
-    for path in (*OPEN, "/page/app.js", "/page/page.css"):
-        async with running.session.get(running.url + path) as answer:
-            assert answer.status in (200, 503), path
+            bodies.add(body.replace(headers["x-request-id"].encode(), b""))
+        # The error does not tell which key it was.
+        assert len(bodies) == 1, place
+    for path in (*OPEN_PATHS, "/page/app.js", "/page/page.css"):
+        async with running.session.get(running.url + path) as response:
+            assert response.status in (200, 503), path
 
 
-async def test_every_route_answers_a_good_key(site: tuple[Gateway, Ring]) -> None:
+async def test_every_route_accepts_a_valid_key(site: tuple[Gateway, Ring]) -> None:
     running, ring = site
     _, good = await ring.issue("team", raw=True)
     for key in (good, MASTER):
-        for place in CLOSED:
-            status, _, body = await asked(running, place, filled(place), **bearing(key))
+        for place in CLOSED_ROUTES:
+            status, _, body = await send(running, place, filled_path(place), **bearing(key))
             assert status not in (401, 403), (place, body)
 
 
-# The path decides, and it alone: neither Host nor a spelling that something else would take for an open one.
+# Only the path decides, not the host or a spelling that resembles an open path.
 TARGETS = {
-    "a host with a path": ("/v1/models", "127.0.0.1/health/liveliness?y="),
-    "a host with a fragment": ("/v1/models", "127.0.0.1#/health/liveliness"),
+    "host with a path": ("/v1/models", "127.0.0.1/health/liveliness?y="),
+    "host with a fragment": ("/v1/models", "127.0.0.1#/health/liveliness"),
     "two slashes": ("//v1/models", "127.0.0.1"),
     "two slashes and health": ("//health/liveliness", "127.0.0.1"),
-    "up from health": ("/health/liveliness/../../v1/models", "127.0.0.1"),
-    "up from health, encoded": ("/health/liveliness/%2e%2e/%2e%2e/v1/models", "127.0.0.1"),
+    "path traversal from health": ("/health/liveliness/../../v1/models", "127.0.0.1"),
+    "encoded path traversal from health": ("/health/liveliness/%2e%2e/%2e%2e/v1/models", "127.0.0.1"),
     "encoded letters": ("/%76%31/models", "127.0.0.1"),
-    "an encoded slash": ("/v1%2fmodels", "127.0.0.1"),
+    "encoded slash": ("/v1%2fmodels", "127.0.0.1"),
     "encoded twice": ("/health%252fliveliness", "127.0.0.1"),
-    "health behind a semicolon": ("/v1/models;/health/liveliness", "127.0.0.1"),
+    "health after a semicolon": ("/v1/models;/health/liveliness", "127.0.0.1"),
     "health in the query": ("/v1/models?/health/liveliness", "127.0.0.1"),
-    "a slash behind health": ("/health/liveliness/", "127.0.0.1"),
+    "slash after health": ("/health/liveliness/", "127.0.0.1"),
     "health in capitals": ("/HEALTH/liveliness", "127.0.0.1"),
-    "an absolute target": ("http://127.0.0.1/v1/models", "127.0.0.1"),
-    "an absolute target of health's name": ("http://health/v1/models", "health"),
+    "absolute target": ("http://127.0.0.1/v1/models", "127.0.0.1"),
+    "absolute target with host `health`": ("http://health/v1/models", "health"),
 }
 
 
 @pytest.mark.parametrize(("target", "host"), TARGETS.values(), ids=TARGETS)
-async def test_no_spelling_of_a_path_or_host_opens_the_door(site: tuple[Gateway, Ring], target: str, host: str) -> None:
+async def test_no_spelling_of_a_path_or_host_bypasses_authentication(
+    site: tuple[Gateway, Ring], target: str, host: str
+) -> None:
     running, _ = site
     lines = (
         f"GET {target} HTTP/1.1",
@@ -202,55 +211,55 @@ async def test_no_spelling_of_a_path_or_host_opens_the_door(site: tuple[Gateway,
         "",
         "",
     )
-    answer = await raw_answer(running.url, "\r\n".join(lines).encode())
-    assert answer.split()[1] in (b"401", b"400"), answer
-    assert b"gpt-oss" not in answer
+    response = await raw_answer(running.url, "\r\n".join(lines).encode())
+    assert response.split()[1] in (b"401", b"400"), response
+    assert b"gpt-oss" not in response
 
 
-# -- models
+# Models
 
 
 def body_for(place: Place, model: str) -> Any:
     return {"model": model, **next(body for kind, body in BODIES.items() if place.path.endswith(f"/{kind}"))}
 
 
-async def test_a_key_asks_only_the_models_it_may(site: tuple[Gateway, Ring]) -> None:
+async def test_a_key_can_request_only_its_models(site: tuple[Gateway, Ring]) -> None:
     running, ring = site
-    _, other = await ring.issue(models=frozenset({"gpt-oss-other"}), raw=True)
+    _, restricted = await ring.issue(models=frozenset({"gpt-oss-other"}), raw=True)
     _, by_alias = await ring.issue(models=frozenset({"gpt-4o"}), raw=True)
     _, by_group = await ring.issue(models=frozenset({"gpt-oss"}), raw=True)
     table = (
-        (other, {"gpt-oss-other": 200, "gpt-oss": 403, "gpt-4o": 403, "gpt-none": 403}),
+        (restricted, {"gpt-oss-other": 200, "gpt-oss": 403, "gpt-4o": 403, "gpt-none": 403}),
         (by_alias, {"gpt-4o": 200, "gpt-oss": 403, "gpt-oss-other": 403}),
         (by_group, {"gpt-4o": 200, "gpt-oss": 200, "gpt-oss-other": 403}),
         (MASTER, {"gpt-4o": 200, "gpt-oss-other": 200, "gpt-none": 404}),
     )
-    for place in ASKS_A_MODEL:
+    for place in MODEL_ROUTES:
         for key, models in table:
             refusals = set()
             for model, expected in models.items():
-                status, headers, body = await asked(running, place, place.path, body_for(place, model), **bearing(key))
+                status, headers, body = await send(running, place, place.path, body_for(place, model), **bearing(key))
                 assert status == expected, (place, model, body)
                 if status == 403:
-                    assert means(body, place, "model_not_allowed", "permission_error")
+                    assert is_refusal(body, place, "model_not_allowed", "permission_error")
                     body = body.replace(headers["x-request-id"].encode(), b"")
                     refusals.add(body.replace(f"`{model}`".encode(), b""))
-            # Whether there is such a model at all is not told.
+            # The error does not tell whether the model exists.
             assert len(refusals) <= 1
 
 
-async def test_a_key_without_the_permission_sends_no_raw_prompts(site: tuple[Gateway, Ring]) -> None:
+async def test_a_key_without_permission_cannot_send_raw_prompts(site: tuple[Gateway, Ring]) -> None:
     running, ring = site
     _, key = await ring.issue()
     for path in ("/v1/completions", "/completions"):
-        # Before anything of the request is looked at.
+        # The permission is checked before the body.
         for body in ({"model": "gpt-oss", "prompt": "Hi"}, {"model": "gpt-none"}, {}):
-            status, _, told = await asked(running, Place("POST", path), path, body, **bearing(key))
-            assert (status, json.loads(told)["error"]["code"]) == (403, "permission_denied")
-            assert b"unisono keys create --raw" in told
+            status, _, error_body = await send(running, Place("POST", path), path, body, **bearing(key))
+            assert (status, json.loads(error_body)["error"]["code"]) == (403, "permission_denied")
+            assert b"unisono keys create --raw" in error_body
 
 
-async def test_a_key_sees_only_the_models_it_may(site: tuple[Gateway, Ring]) -> None:
+async def test_a_key_lists_only_its_models(site: tuple[Gateway, Ring]) -> None:
     running, ring = site
     _, key = await ring.issue(models=frozenset({"gpt-4o"}), raw=True)
     for prefix in ("/v1", ""):
@@ -265,58 +274,57 @@ async def test_a_key_sees_only_the_models_it_may(site: tuple[Gateway, Ring]) -> 
         assert forbidden.raw == missing.raw.replace(b"gpt-two", b"gpt-oss")
 
 
-# -- ids
+# Ids
 
 
 ID = re.compile(r"[a-z]{2,12}_[0-9A-Za-z-]{20,}")
 
 
-def ids_in(told: Any) -> Iterator[str]:
-    """Every id in what was told, wherever it stands."""
-    if isinstance(told, dict):
-        for value in told.values():
-            yield from ids_in(value)
-    elif isinstance(told, list):
-        for value in told:
-            yield from ids_in(value)
-    elif isinstance(told, str) and ID.fullmatch(told):
-        yield told
+def ids_in(value: Any) -> Iterator[str]:
+    """Yield every id in a JSON value."""
+    if isinstance(value, dict):
+        for inner in value.values():
+            yield from ids_in(inner)
+    elif isinstance(value, list):
+        for inner in value:
+            yield from ids_in(inner)
+    elif isinstance(value, str) and ID.fullmatch(value):
+        yield value
 
 
-async def stored_by(running: Gateway, key: str) -> tuple[set[str], str, str]:
-    """Ids of all that a caller has made and was told of, in every event of every way to be told; and a conversation
-    and an item in it."""
+async def create_objects(running: Gateway, key: str) -> tuple[set[str], str, str]:
+    """Create objects in every way; return all reported ids, a conversation and an item in it."""
 
     async def post(path: str, **fields: Any) -> Any:
         return await running.post(path, json.dumps(fields).encode(), **bearing(key))
 
-    told: list[Any] = []
+    replies: list[Any] = []
     conversation = (await post("/v1/conversations", items=[{"role": "user", "content": "Hi"}])).body
     items = (await running.get(f"/v1/conversations/{conversation['id']}/items", **bearing(key))).body
-    told += [conversation, items]
+    replies += [conversation, items]
     common = {"model": "gpt-oss", "input": "Hi"}
-    for more in ({}, {"background": True}, {"conversation": conversation["id"]}):
-        streamed = await post("/v1/responses", **common, stream=True, **more)
+    for extra in ({}, {"background": True}, {"conversation": conversation["id"]}):
+        streamed = await post("/v1/responses", **common, stream=True, **extra)
         assert streamed.status == 200, streamed.raw
         assert streamed.events
-        told += streamed.events
-    whole = await post("/v1/responses", **common)
-    told += [whole.body, dict(whole.headers)]
+        replies += streamed.events
+    response = await post("/v1/responses", **common)
+    replies += [response.body, dict(response.headers)]
     chat = await post("/v1/chat/completions", model="gpt-oss", messages=[{"role": "user", "content": "Hi"}])
-    told += [chat.body, dict(chat.headers)]
+    replies += [chat.body, dict(chat.headers)]
     async with connect(
         running.url.replace("http", "ws", 1) + "/v1/responses", additional_headers=bearing(key)
     ) as socket:
         await socket.send(json.dumps({"type": "response.create", **common}))
-        while told[-1].get("type") != "response.completed":
-            told.append(json.loads(await socket.recv()))
-    found = set(ids_in(told))
-    assert {name.partition("_")[0] for name in found} >= {"resp", "conv", "msg", "rs", "req"}
-    return found, conversation["id"], items["data"][0]["id"]
+        while replies[-1].get("type") != "response.completed":
+            replies.append(json.loads(await socket.recv()))
+    ids = set(ids_in(replies))
+    assert {name.partition("_")[0] for name in ids} >= {"resp", "conv", "msg", "rs", "req"}
+    return ids, conversation["id"], items["data"][0]["id"]
 
 
-def missing_as(id: str) -> str:
-    """An id of the same form that nobody has."""
+def unknown_id_like(id: str) -> str:
+    """Return an unknown id of the same form."""
     kind, _, rest = id.partition("_")
     return f"{kind}_{'0' * len(rest)}"
 
@@ -325,74 +333,76 @@ def comparable(headers: dict[str, str]) -> dict[str, str]:
     return {name: value for name, value in headers.items() if name not in ("x-request-id", "date")}
 
 
-async def test_what_is_another_tenants_answers_as_what_was_never_there(site: tuple[Gateway, Ring]) -> None:
+async def test_an_object_of_another_tenant_is_indistinguishable_from_an_unknown_one(site: tuple[Gateway, Ring]) -> None:
     running, ring = site
     _, ann = await ring.issue("ann's")
     _, bob = await ring.issue("bob's")
-    found, conversation, item = await stored_by(running, ann)
-    for place in WITH_IDS:
-        for id in sorted(found):
+    ids, conversation, item = await create_objects(running, ann)
+    for place in ROUTES_WITH_IDS:
+        for id in sorted(ids):
             first, *others = place.parameters
-            told = {first: id, **dict.fromkeys(others, item)}
-            never = {first: missing_as(id), **dict.fromkeys(others, missing_as(item))}
-            theirs = await asked(running, place, place.at(**told), **bearing(bob))
-            nobodys = await asked(running, place, place.at(**never), **bearing(bob))
-            said = (
-                theirs[2].replace(id.encode(), never[first].encode()).replace(item.encode(), missing_as(item).encode())
+            known_ids = {first: id, **dict.fromkeys(others, item)}
+            unknown_ids = {first: unknown_id_like(id), **dict.fromkeys(others, unknown_id_like(item))}
+            foreign = await send(running, place, place.at(**known_ids), **bearing(bob))
+            unknown = await send(running, place, place.at(**unknown_ids), **bearing(bob))
+            foreign_body = (
+                foreign[2]
+                .replace(id.encode(), unknown_ids[first].encode())
+                .replace(item.encode(), unknown_id_like(item).encode())
             )
-            assert theirs[0] == nobodys[0], (place, id)
-            assert theirs[0] in (400, 404), (place, id, theirs)
-            assert said == nobodys[2], (place, id)
-            assert comparable(theirs[1]) == comparable(nobodys[1]), (place, id)
-    # All of it is there still, for whom it belongs to.
-    for id in found:
+            assert foreign[0] == unknown[0], (place, id)
+            assert foreign[0] in (400, 404), (place, id, foreign)
+            assert foreign_body == unknown[2], (place, id)
+            assert comparable(foreign[1]) == comparable(unknown[1]), (place, id)
+    # All objects are still there for their owner.
+    for id in ids:
         if id.startswith("resp_"):
             assert (await running.get(f"/v1/responses/{id}", **bearing(ann))).status == 200
     assert (await running.get(f"/v1/conversations/{conversation}/items/{item}", **bearing(ann))).status == 200
 
 
-LEANING: dict[str, Any] = {
+REFERENCES: dict[str, Any] = {
     "previous_response_id": lambda id: {"input": "Hi", "previous_response_id": id},
     "conversation": lambda id: {"input": "Hi", "conversation": id},
-    "an item": lambda id: {"input": [{"type": "item_reference", "id": id}]},
+    "item reference": lambda id: {"input": [{"type": "item_reference", "id": id}]},
 }
 
 
 @pytest.mark.sampled(one_in=3)
-@pytest.mark.parametrize("leaning", LEANING.values(), ids=LEANING)
-@pytest.mark.parametrize("more", [{}, {"stream": True}, {"background": True}], ids=["whole", "stream", "background"])
-async def test_nothing_is_continued_that_is_another_tenants(
-    site: tuple[Gateway, Ring], leaning: Any, more: dict[str, Any]
+@pytest.mark.parametrize("reference", REFERENCES.values(), ids=REFERENCES)
+@pytest.mark.parametrize("fields", [{}, {"stream": True}, {"background": True}], ids=["whole", "stream", "background"])
+async def test_a_response_of_another_tenant_cannot_be_continued(
+    site: tuple[Gateway, Ring], reference: Any, fields: dict[str, Any]
 ) -> None:
     running, ring = site
     _, ann = await ring.issue("ann's")
     _, bob = await ring.issue("bob's")
-    found, _, _ = await stored_by(running, ann)
-    for id in sorted(found):
-        answers = []
-        for named in (id, missing_as(id)):
-            body = {"model": "gpt-oss", **leaning(named), **more}
-            answer = await running.post("/v1/responses", json.dumps(body).encode(), **bearing(bob))
-            assert answer.status in (400, 404), (id, answer.raw)
-            answers.append(answer.raw.replace(named.encode(), b"ID"))
-        assert answers[0] == answers[1], id
+    ids, _, _ = await create_objects(running, ann)
+    for id in sorted(ids):
+        bodies = []
+        for referenced_id in (id, unknown_id_like(id)):
+            body = {"model": "gpt-oss", **reference(referenced_id), **fields}
+            response = await running.post("/v1/responses", json.dumps(body).encode(), **bearing(bob))
+            assert response.status in (400, 404), (id, response.raw)
+            bodies.append(response.raw.replace(referenced_id.encode(), b"ID"))
+        assert bodies[0] == bodies[1], id
 
 
-async def test_keys_of_one_tenant_share_what_they_store(site: tuple[Gateway, Ring]) -> None:
+async def test_keys_of_one_tenant_share_stored_objects(site: tuple[Gateway, Ring]) -> None:
     running, ring = site
-    _, one = await ring.issue("team")
-    _, two = await ring.issue("team")
-    made = await running.post("/v1/responses", b'{"model": "gpt-oss", "input": "Hi"}', **bearing(one))
-    assert (await running.get(f"/v1/responses/{made.body['id']}", **bearing(two))).body == made.body
-    assert (await running.get(f"/v1/responses/{made.body['id']}", **bearing(MASTER))).status == 404
+    _, first_key = await ring.issue("team")
+    _, second_key = await ring.issue("team")
+    response = await running.post("/v1/responses", b'{"model": "gpt-oss", "input": "Hi"}', **bearing(first_key))
+    assert (await running.get(f"/v1/responses/{response.body['id']}", **bearing(second_key))).body == response.body
+    assert (await running.get(f"/v1/responses/{response.body['id']}", **bearing(MASTER))).status == 404
 
 
-async def test_an_idempotency_key_is_the_tenants_own(site: tuple[Gateway, Ring]) -> None:
+async def test_idempotency_keys_are_separate_per_tenant(site: tuple[Gateway, Ring]) -> None:
     running, ring = site
-    made = []
+    responses = []
     for tenant in ("ann's", "bob's"):
         _, key = await ring.issue(tenant)
         headers = {**bearing(key), "idempotency_key": "the same"}
-        made.append(await running.post("/v1/responses", b'{"model": "gpt-oss", "input": "Hi"}', **headers))
-    assert [answer.status for answer in made] == [200, 200]
-    assert made[0].body["id"] != made[1].body["id"]
+        responses.append(await running.post("/v1/responses", b'{"model": "gpt-oss", "input": "Hi"}', **headers))
+    assert [response.status for response in responses] == [200, 200]
+    assert responses[0].body["id"] != responses[1].body["id"]

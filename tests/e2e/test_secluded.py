@@ -1,5 +1,7 @@
-"""What needs a network of its own: names that mean other places each time, and places inside that must not be reached.
-The checks run in namespaces of their own, which takes a system that permits them."""
+"""SSRF checks in separate namespaces: rebinding host names and private addresses.
+
+They need a system that permits network and mount namespaces.
+"""
 
 from __future__ import annotations
 
@@ -11,21 +13,21 @@ from pathlib import Path
 
 import pytest
 
-HERE = Path(__file__).with_name("secluded")
-ALONE = ("unshare", "--net", "--mount", "--propagation", "private")
+FOLDER = Path(__file__).with_name("secluded")
+UNSHARE = ("unshare", "--net", "--mount", "--propagation", "private")
 
 
-def _permitted() -> bool:
+def _has_namespaces() -> bool:
     if sys.platform != "linux" or os.geteuid() != 0 or shutil.which("unshare") is None or shutil.which("ip") is None:
         return False
-    return subprocess.run([*ALONE, "true"], capture_output=True, check=False).returncode == 0
+    return subprocess.run([*UNSHARE, "true"], capture_output=True, check=False).returncode == 0
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(not _permitted(), reason="network and mount namespaces need Linux, root and iproute2")
-def test_nothing_inside_is_reached_whatever_names_and_redirects_say() -> None:
-    checks = [sys.executable, "-m", "pytest", "-x", "-p", "no:cacheprovider", str(HERE / "check_reach.py")]
-    done = subprocess.run(
-        [*ALONE, *checks], cwd=HERE.parents[2], capture_output=True, text=True, timeout=110, check=False
+@pytest.mark.skipif(not _has_namespaces(), reason="network and mount namespaces need Linux, root and iproute2")
+def test_private_addresses_are_unreachable_by_any_name_or_redirect() -> None:
+    command = [sys.executable, "-m", "pytest", "-x", "-p", "no:cacheprovider", str(FOLDER / "check_reach.py")]
+    result = subprocess.run(
+        [*UNSHARE, *command], cwd=FOLDER.parents[2], capture_output=True, text=True, timeout=110, check=False
     )
-    assert done.returncode == 0, done.stdout[-8000:] + done.stderr[-2000:]
+    assert result.returncode == 0, result.stdout[-8000:] + result.stderr[-2000:]

@@ -1,7 +1,8 @@
-"""Secrets planted wherever there is a place for one are found nowhere that others read: logs at debug level, metrics,
-spans and errors, recordings and what commands print, while all goes well and while all of it fails.
+"""Planted secrets never appear in logs, metrics, spans, errors, recordings or output.
 
-Recordings hold what was said, as they are for that, and nothing else of the kind."""
+Tested while requests succeed and while they fail. Recordings contain the conversation on purpose, but no other
+secrets.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +30,7 @@ from tests.listening import Listener, listening
 from tests.mcp.conftest import Upstream, start_upstream
 from unisono.cli import main
 
-PLANTED = {
+SECRETS = {
     "master key": "sk-planted-master-1f9a",
     "wrong key": "sk-planted-wrong-77be",
     "backend key": "planted-backend-key-a1",
@@ -53,66 +54,67 @@ PLANTED = {
     "hook password": "planted-hook-p@ss-s1",
     "hook pattern": "planted-pattern-t[0-9]2",
 }
-OWN = {"prompt", "tool argument", "thought", "answer", "metadata", "user"}
-"""What clients get back, as it is theirs."""
+# Values that clients get back because they are theirs.
+CLIENT_DATA = {"prompt", "tool argument", "thought", "answer", "metadata", "user"}
 
 
 @pytest.fixture(scope="module")
 def upstream(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Upstream]:
-    with start_upstream(tmp_path_factory.mktemp("upstream")) as (_, found):
-        yield found
+    with start_upstream(tmp_path_factory.mktemp("upstream")) as (_, server):
+        yield server
 
 
-def planted(fake: FakeVllm | Listener, dead: str, upstream: Upstream, spans: str, store: str) -> dict[str, Any]:
-    """A configuration with a secret in every place."""
-    of = PLANTED
-    at = fake.url.removeprefix("http://")
+def config_with_secrets(
+    fake: FakeVllm | Listener, dead: str, upstream: Upstream, spans: str, store: str
+) -> dict[str, Any]:
+    """Build a configuration with a secret in every place."""
+    secrets = SECRETS
+    address = fake.url.removeprefix("http://")
 
     def entry(name: str, base: str, **params: Any) -> dict[str, Any]:
         return {"model_name": name, "litellm_params": {"model": "vllm/tiny", "api_base": base, **params}}
 
     return {
         "model_list": [
-            entry("gpt-oss", fake.url, api_key=of["backend key"]),
-            entry("gpt-oss-userinfo", f"http://somebody:{of['backend user']}@{at}"),
-            entry("gpt-oss-query", f"{dead}?token={of['backend query']}"),
-            entry("gpt-oss-dead", dead.replace("//", f"//somebody:{of['backend user']}@")),
+            entry("gpt-oss", fake.url, api_key=secrets["backend key"]),
+            entry("gpt-oss-userinfo", f"http://somebody:{secrets['backend user']}@{address}"),
+            entry("gpt-oss-query", f"{dead}?token={secrets['backend query']}"),
+            entry("gpt-oss-dead", dead.replace("//", f"//somebody:{secrets['backend user']}@")),
         ],
         "mcp_servers": {
             "docs": {
-                "url": f"{upstream.urls['modern']}?key={of['tool query']}",
+                "url": f"{upstream.urls['modern']}?key={secrets['tool query']}",
                 "require_approval": "never",
-                "static_headers": {"x-secret": of["tool header"]},
+                "static_headers": {"x-secret": secrets["tool header"]},
             },
             "gone": {
-                "url": f"{dead}/mcp?key={of['tool query']}",
+                "url": f"{dead}/mcp?key={secrets['tool query']}",
                 "auth_type": "bearer_token",
-                "authentication_token": of["tool token"],
+                "authentication_token": secrets["tool token"],
                 "require_approval": "never",
             },
         },
-        "general_settings": {"master_key": of["master key"]},
+        "general_settings": {"master_key": secrets["master key"]},
         "store": {"url": store},
         "unisono": {
-            "salt_key": of["salt"],
+            "salt_key": secrets["salt"],
             "log_level": "debug",
             "otel": {
-                "endpoint": f"{spans}?k={of['collector query']}",
-                "headers": {"x-key": of["collector key"]},
+                "endpoint": f"{spans}?k={secrets['collector query']}",
+                "headers": {"x-key": secrets["collector key"]},
                 "timeout_s": 1,
             },
         },
     }
 
 
-THOUGHT = f"<|channel|>analysis<|message|>{PLANTED['thought']}<|end|><|start|>assistant"
+THOUGHT = f"<|channel|>analysis<|message|>{SECRETS['thought']}<|end|><|start|>assistant"
 
 
-class Talk:
-    """Says everything there is to say, and keeps what came back: `errors` are answers that are none of the client's
-    own words."""
+class LeakProbe:
+    """A client with requests of every kind; `errors` and `answers` collect the replies."""
 
-    def __init__(self, url: str, session: aiohttp.ClientSession, key: str = PLANTED["master key"]) -> None:
+    def __init__(self, url: str, session: aiohttp.ClientSession, key: str = SECRETS["master key"]) -> None:
         self._url = url
         self._session = session
         self._key = {"authorization": f"Bearer {key}"}
@@ -120,97 +122,110 @@ class Talk:
         self.answers: list[str] = []
 
     async def post(self, path: str, body: dict[str, Any], **headers: str) -> int:
-        async with self._session.post(self._url + path, json=body, headers={**self._key, **headers}) as answer:
-            text = f"{dict(answer.headers)} {await answer.text()}"
-            (self.answers if answer.status == 200 else self.errors).append(text)
-            return answer.status
+        async with self._session.post(self._url + path, json=body, headers={**self._key, **headers}) as response:
+            text = f"{dict(response.headers)} {await response.text()}"
+            (self.answers if response.status == 200 else self.errors).append(text)
+            return response.status
 
     async def metrics(self) -> str:
-        async with self._session.get(f"{self._url}/metrics", headers=self._key) as answer:
-            assert answer.status == 200
-            return await answer.text()
+        async with self._session.get(f"{self._url}/metrics", headers=self._key) as response:
+            assert response.status == 200
+            return await response.text()
 
-    async def everything(self) -> None:
+    async def send_all(self) -> None:
         docs: dict[str, Any] = {"type": "mcp", "server_label": "docs"}
-        client = {**docs, "server_label": "gone", "headers": {"authorization": PLANTED["client tool token"]}}
-        messages = [{"role": "user", "content": PLANTED["prompt"]}]
-        more = {"metadata": {"note": PLANTED["metadata"]}, "user": PLANTED["user"]}
-        said = {"model": "gpt-oss", "input": PLANTED["prompt"], **more}
-        for model in ("gpt-oss", "gpt-oss-userinfo", "gpt-oss-query", "gpt-oss-dead", PLANTED["prompt"]):
-            await self.post("/v1/chat/completions", {"model": model, "messages": messages, "user": PLANTED["user"]})
+        client = {**docs, "server_label": "gone", "headers": {"authorization": SECRETS["client tool token"]}}
+        messages = [{"role": "user", "content": SECRETS["prompt"]}]
+        extra = {"metadata": {"note": SECRETS["metadata"]}, "user": SECRETS["user"]}
+        response_body = {"model": "gpt-oss", "input": SECRETS["prompt"], **extra}
+        for model in ("gpt-oss", "gpt-oss-userinfo", "gpt-oss-query", "gpt-oss-dead", SECRETS["prompt"]):
+            await self.post("/v1/chat/completions", {"model": model, "messages": messages, "user": SECRETS["user"]})
             await self.post("/v1/chat/completions", {"model": model, "messages": messages, "stream": True})
-            asked = {"model": model, "messages": messages, "max_tokens": 50, "metadata": {"user_id": PLANTED["user"]}}
-            await self.post("/v1/messages", {**asked, "stream": True, "thinking": {"type": "adaptive"}})
-            await self.post("/v1/messages", asked, **{"x-api-key": PLANTED["wrong key"]})
+            message_body = {
+                "model": model,
+                "messages": messages,
+                "max_tokens": 50,
+                "metadata": {"user_id": SECRETS["user"]},
+            }
+            await self.post("/v1/messages", {**message_body, "stream": True, "thinking": {"type": "adaptive"}})
+            await self.post("/v1/messages", message_body, **{"x-api-key": SECRETS["wrong key"]})
         for tool in (docs, client, {**docs, "server_label": "gone"}):
-            await self.post("/v1/responses", {**said, "tools": [tool]})
-        other = {"type": "mcp", "server_label": "x", "server_url": f"http://127.0.0.1:9/?k={PLANTED['tool query']}"}
-        await self.post("/v1/responses", {**said, "tools": [other]})
-        await self.post("/v1/responses", {**said, "background": True})
-        wrong = {"authorization": f"Bearer {PLANTED['wrong key']}"}
-        await self.post("/v1/chat/completions", {"model": "gpt-oss", "messages": messages}, **wrong)
-        await self.post("/v1/chat/completions", {"model": "gpt-oss", "messages": PLANTED["prompt"]})
+            await self.post("/v1/responses", {**response_body, "tools": [tool]})
+        foreign_server = {
+            "type": "mcp",
+            "server_label": "x",
+            "server_url": f"http://127.0.0.1:9/?k={SECRETS['tool query']}",
+        }
+        await self.post("/v1/responses", {**response_body, "tools": [foreign_server]})
+        await self.post("/v1/responses", {**response_body, "background": True})
+        wrong_key = {"authorization": f"Bearer {SECRETS['wrong key']}"}
+        await self.post("/v1/chat/completions", {"model": "gpt-oss", "messages": messages}, **wrong_key)
+        await self.post("/v1/chat/completions", {"model": "gpt-oss", "messages": SECRETS["prompt"]})
 
 
-def leaks(where: str, text: str, allowed: frozenset[str] = frozenset(), **more: str) -> list[tuple[str, str]]:
-    """Which secrets, and which of `more`, are found in a text, however they are spelled."""
-    looked_for = {name: secret for name, secret in PLANTED.items() if name not in allowed} | more
-    spelled = {name: {secret, quote(secret, safe="")} for name, secret in looked_for.items()}
-    return [(where, name) for name, ways in spelled.items() if any(way in text for way in ways)]
+def leaks(source: str, text: str, allowed: frozenset[str] = frozenset(), **extra: str) -> list[tuple[str, str]]:
+    """Return the secrets, and values of `extra`, that occur in a text in any spelling."""
+    searched = {name: secret for name, secret in SECRETS.items() if name not in allowed} | extra
+    spellings_by_name = {name: {secret, quote(secret, safe="")} for name, secret in searched.items()}
+    return [
+        (source, name)
+        for name, spellings in spellings_by_name.items()
+        if any(spelling in text for spelling in spellings)
+    ]
 
 
 STORES = {
-    "a file": "sqlite:///{folder}/state.db",
-    "a Redis that is not there": "redis://:" + quote(PLANTED["store password"], safe="") + "@127.0.0.1:9/0",
+    "SQLite": "sqlite:///{folder}/state.db",
+    "unreachable Redis": "redis://:" + quote(SECRETS["store password"], safe="") + "@127.0.0.1:9/0",
 }
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("store", STORES.values(), ids=STORES)
-@pytest.mark.parametrize("collects", [True, False], ids=["spans are taken", "spans are refused"])
-async def test_no_secret_and_no_word_of_a_client_is_found_outside(
-    upstream: Upstream, tmp_path: Path, store: str, collects: bool
+@pytest.mark.parametrize("accepts_spans", [True, False], ids=["spans accepted", "spans rejected"])
+async def test_no_secret_or_client_data_leaks(
+    upstream: Upstream, tmp_path: Path, store: str, accepts_spans: bool
 ) -> None:
     dead = "http://127.0.0.1:9"
     outputs = [
-        calls("echo", thought=THOUGHT, text=PLANTED["tool argument"]),
-        ANSWER.replace("ok", PLANTED["answer"]),
+        calls("echo", thought=THOUGHT, text=SECRETS["tool argument"]),
+        ANSWER.replace("ok", SECRETS["answer"]),
     ]
     async with collector() as spans, FakeVllm() as fake, aiohttp.ClientSession() as session:
-        spans.status = 200 if collects else 503
-        asked = 0
+        spans.status = 200 if accepts_spans else 503
+        request_count = 0
 
         def script(_: Any) -> VllmScript | Refusal:
-            nonlocal asked
-            asked += 1
-            if asked % 7 == 0:
-                return Refusal(500, json.dumps({"error": {"message": f"Bearer {PLANTED['backend key']}"}}).encode())
-            return VllmScript(tokens=ENCODING.encode_marked(outputs[asked % 2]))
+            nonlocal request_count
+            request_count += 1
+            if request_count % 7 == 0:
+                return Refusal(500, json.dumps({"error": {"message": f"Bearer {SECRETS['backend key']}"}}).encode())
+            return VllmScript(tokens=ENCODING.encode_marked(outputs[request_count % 2]))
 
         fake.script = script
-        config = planted(fake, dead, upstream, spans.url, store.format(folder=tmp_path))
-        async with replica(tmp_path, config) as one:
-            talk = Talk(one.url, session)
+        config = config_with_secrets(fake, dead, upstream, spans.url, store.format(folder=tmp_path))
+        async with replica(tmp_path, config) as gateway:
+            probe = LeakProbe(gateway.url, session)
             for _ in range(2):
-                await talk.everything()
-            metrics = await talk.metrics()
+                await probe.send_all()
+            metrics = await probe.metrics()
             async with asyncio.timeout(15):
                 while not spans.raw:
                     await asyncio.sleep(0.1)
-        found = leaks("log", one.log) + leaks("metrics", metrics)
+        leaked = leaks("log", gateway.log) + leaks("metrics", metrics)
         for body in spans.raw:
-            found += leaks("spans", body.decode("latin-1"))
-        # What a client said is told to that client; nothing else is.
-        for text in talk.errors + talk.answers:
-            found += leaks("answers", text, frozenset(OWN))
-        assert found == []
-        assert talk.errors
-        # Where words are told they are there to be leaked.
-        assert all(PLANTED[name] in "".join(talk.answers) for name in ("tool argument", "thought", "answer"))
-        assert one.log.count("\n") > 3
+            leaked += leaks("spans", body.decode("latin-1"))
+        # Clients get their own data back and no other secrets.
+        for text in probe.errors + probe.answers:
+            leaked += leaks("answers", text, frozenset(CLIENT_DATA))
+        assert leaked == []
+        assert probe.errors
+        # The client data really was in the replies.
+        assert all(SECRETS[name] in "".join(probe.answers) for name in ("tool argument", "thought", "answer"))
+        assert gateway.log.count("\n") > 3
 
 
-# -- what a team has besides: virtual keys, hooks, recordings, commands
+# Further features: virtual keys, hooks, recordings, commands
 
 HOOK = """
 from unisono.core.hooks import Hook
@@ -225,8 +240,8 @@ class Planted(Hook):
 """
 
 
-def with_a_team(config: dict[str, Any], folder: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
-    """The configuration with hooks and recordings; one of the hooks is a package of its own and fails."""
+def config_with_hooks(config: dict[str, Any], folder: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+    """Add hooks and recordings; one of the hooks is a separate package and fails."""
     info = folder / "planted-1.dist-info"
     info.mkdir()
     (folder / "planted_hook.py").write_text(HOOK)
@@ -234,99 +249,103 @@ def with_a_team(config: dict[str, Any], folder: Path, monkeypatch: pytest.Monkey
     (info / "entry_points.txt").write_text("[unisono.hooks]\nplanted = planted_hook:Planted\n")
     monkeypatch.syspath_prepend(str(folder))
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(folder), os.environ.get("PYTHONPATH", "")]))
-    address = f"http://somebody:{quote(PLANTED['hook password'], safe='')}@127.0.0.1:9/moderate"
+    address = f"http://somebody:{quote(SECRETS['hook password'], safe='')}@127.0.0.1:9/moderate"
     hooks = [
-        {"planted": {"key": PLANTED["hook key"], "address": address, "fail": "open"}},
-        {"blocklist": {"patterns": {"told": PLANTED["hook pattern"]}}},
+        {"planted": {"key": SECRETS["hook key"], "address": address, "fail": "open"}},
+        {"blocklist": {"patterns": {"told": SECRETS["hook pattern"]}}},
     ]
     return {**config, "unisono": {**config["unisono"], "hooks": hooks, "traces": {"mode": "all"}}}
 
 
-async def printed(config: Path, *arguments: str) -> str:
-    """Everything a command says."""
+async def output_of(config: Path, *arguments: str) -> str:
+    """Run a command and return its output."""
     result = await asyncio.to_thread(CliRunner().invoke, main, [*arguments, "--config", str(config)])
     return result.output
 
 
-async def refuses(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-    """A backend that names the key it does not take."""
+async def reject_with_key(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    """Serve as a backend that quotes the rejected key in its error."""
     await reader.readuntil(b"\r\n\r\n")
-    body = json.dumps({"error": {"message": f"I do not know {PLANTED['backend key']}."}}).encode()
+    body = json.dumps({"error": {"message": f"I do not know {SECRETS['backend key']}."}}).encode()
     writer.write(b"HTTP/1.1 401 No\r\ncontent-type: application/json\r\nconnection: close\r\n")
     writer.write(b"content-length: %d\r\n\r\n%s" % (len(body), body))
     await writer.drain()
 
 
 @pytest.mark.slow
-async def test_no_secret_is_found_in_what_a_team_reads(
+async def test_no_secret_leaks_into_command_output_or_recordings(
     upstream: Upstream, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    outputs = [calls("echo", thought=THOUGHT, text=PLANTED["tool argument"]), ANSWER]
+    outputs = [calls("echo", thought=THOUGHT, text=SECRETS["tool argument"]), ANSWER]
     server = Server(tmp_path / "redis")
-    asked = 0
+    request_count = 0
 
     def script(_: Any) -> VllmScript:
-        nonlocal asked
-        asked += 1
-        return VllmScript(tokens=ENCODING.encode_marked(outputs[asked % 2]))
+        nonlocal request_count
+        request_count += 1
+        return VllmScript(tokens=ENCODING.encode_marked(outputs[request_count % 2]))
 
-    store = f"redis://:{quote(PLANTED['store password'], safe='')}@127.0.0.1:{server.port}/0"
+    store = f"redis://:{quote(SECRETS['store password'], safe='')}@127.0.0.1:{server.port}/0"
     config_path = tmp_path / "gateway" / "config.json"
     try:
         with server.start().client() as client:
-            client.config_set("requirepass", PLANTED["store password"])
+            client.config_set("requirepass", SECRETS["store password"])
         async with (
             collector() as spans,
             FakeVllm() as fake,
-            listening(refuses) as refusing,
+            listening(reject_with_key) as quoting_backend,
             aiohttp.ClientSession() as session,
         ):
             fake.script = script
-            config = with_a_team(planted(fake, "http://127.0.0.1:9", upstream, spans.url, store), tmp_path, monkeypatch)
-            talkative = tmp_path / "talkative.json"
-            talkative.write_text(json.dumps(planted(refusing, "http://127.0.0.1:9", upstream, spans.url, store)))
-            async with replica(tmp_path / "gateway", config) as one:
-                made = json.loads(await printed(config_path, "keys", "create", "--json", "--tenant", "ann"))
-                key = str(made["key"])
-                talk = Talk(one.url, session, key)
-                await talk.everything()
-                metrics = await talk.metrics()
-                await one.logged("a hook failed")
-                said = {
-                    "keys": await printed(config_path, "keys", "list"),
-                    "keys as JSON": await printed(config_path, "keys", "list", "--json"),
-                    "check": await printed(config_path, "check"),
-                    "check of a backend that names the key": await printed(talkative, "check", "--json"),
-                    "check as JSON": await printed(config_path, "check", "--json"),
-                    "usage": await printed(config_path, "usage", "--json"),
-                    "traces": await printed(config_path, "trace", "--tenant", "ann"),
+            config = config_with_hooks(
+                config_with_secrets(fake, "http://127.0.0.1:9", upstream, spans.url, store), tmp_path, monkeypatch
+            )
+            quoting_config = tmp_path / "talkative.json"
+            quoting_config.write_text(
+                json.dumps(config_with_secrets(quoting_backend, "http://127.0.0.1:9", upstream, spans.url, store))
+            )
+            async with replica(tmp_path / "gateway", config) as gateway:
+                created = json.loads(await output_of(config_path, "keys", "create", "--json", "--tenant", "ann"))
+                key = str(created["key"])
+                probe = LeakProbe(gateway.url, session, key)
+                await probe.send_all()
+                metrics = await probe.metrics()
+                await gateway.logged("a hook failed")
+                outputs_by_command = {
+                    "keys": await output_of(config_path, "keys", "list"),
+                    "keys as JSON": await output_of(config_path, "keys", "list", "--json"),
+                    "check": await output_of(config_path, "check"),
+                    "check of a backend that names the key": await output_of(quoting_config, "check", "--json"),
+                    "check as JSON": await output_of(config_path, "check", "--json"),
+                    "usage": await output_of(config_path, "usage", "--json"),
+                    "traces": await output_of(config_path, "trace", "--tenant", "ann"),
                 }
-                recordings = json.loads(await printed(config_path, "trace", "--tenant", "ann", "--json"))
+                recordings = json.loads(await output_of(config_path, "trace", "--tenant", "ann", "--json"))
                 assert recordings
-                told = [
-                    await printed(config_path, "trace", recording["id"], "--tenant", "ann", *how)
+                shown_recordings = [
+                    await output_of(config_path, "trace", recording["id"], "--tenant", "ann", *options)
                     for recording in recordings
-                    for how in ((), ("--json",))
+                    for options in ((), ("--json",))
                 ]
-            found = leaks("log", one.log, key=key) + leaks("metrics", metrics, key=key)
-            for where, text in said.items():
-                found += leaks(where, text, key=key)
-            for text in told:
-                found += leaks("recordings", text, frozenset(OWN), key=key)
+            leaked = leaks("log", gateway.log, key=key) + leaks("metrics", metrics, key=key)
+            for command, text in outputs_by_command.items():
+                leaked += leaks(command, text, key=key)
+            for text in shown_recordings:
+                leaked += leaks("recordings", text, frozenset(CLIENT_DATA), key=key)
             for body in spans.raw:
-                found += leaks("spans", body.decode("latin-1"), key=key)
-            for text in talk.errors + talk.answers:
-                found += leaks("answers", text, frozenset(OWN), key=key)
+                leaked += leaks("spans", body.decode("latin-1"), key=key)
+            for text in probe.errors + probe.answers:
+                leaked += leaks("answers", text, frozenset(CLIENT_DATA), key=key)
             with redis.Redis.from_url(store) as client:
                 client.config_set("rdbcompression", "no")
                 client.save()
             dumped = (server.folder / "dump.rdb").read_bytes().decode("latin-1")
             assert '"ann"' in dumped
-            found += leaks("the store", dumped, frozenset(OWN), key=key)
-            assert found == []
-            assert all(said.values())
-            assert "I do not know [redacted]." in said["check of a backend that names the key"]
-            # Where words are told they are there to be leaked.
-            assert PLANTED["prompt"] in "".join(told)
+            leaked += leaks("the store", dumped, frozenset(CLIENT_DATA), key=key)
+            assert leaked == []
+            assert all(outputs_by_command.values())
+            assert "I do not know [redacted]." in outputs_by_command["check of a backend that names the key"]
+            # The client data really was in the recordings.
+            assert SECRETS["prompt"] in "".join(shown_recordings)
     finally:
         server.end()

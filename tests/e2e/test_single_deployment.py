@@ -1,4 +1,4 @@
-"""A deployment without another one: a failure that passes reaches no client, and a retry repeats nothing."""
+"""A single deployment: retries hide transient failures, and a retry repeats no output."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests.fakes import Refusal, close_at, inject_at, reset_at
 from tests.fakes.faults import Fault
 
 KINDS = ("vllm", "llamacpp", "ollama", "mlx_server", "sglang")
-# What happens to the first attempts, one after the other.
+# Failures of the first attempts, in order.
 FAILURES: dict[str, Callable[[], list[Fault | Refusal]]] = {
     "reset before the first token": lambda: [reset_at(0)],
     "close before the first token": lambda: [close_at(0)],
@@ -34,37 +34,37 @@ SETTINGS = {"allowed_fails": 100_000, "cooldown_time": 0.01}
 
 
 def config(*deployments: str, num_retries: int = 2, timeout: float = 60, **sections: Any) -> dict[str, Any]:
-    found = config_of(*deployments, router_settings={**SETTINGS, "num_retries": num_retries}, **sections)
-    for entry in found["model_list"]:
+    result = config_of(*deployments, router_settings={**SETTINGS, "num_retries": num_retries}, **sections)
+    for entry in result["model_list"]:
         entry["litellm_params"] |= {"timeout": timeout}
-    return found
+    return result
 
 
 class Cases(Play):
-    """One server for all cases at once. The client names its case, `[case 3]`, and each has failures of its own."""
+    """One server for all cases; clients name their case, `[case 3]`, which has its own failures."""
 
     def __init__(self) -> None:
         super().__init__("")
         self.scripts: list[str] = []
-        self.left: list[list[Fault | Refusal]] = []
+        self.failures_by_case: list[list[Fault | Refusal]] = []
 
     def add(self, script: str, failures: list[Fault | Refusal]) -> str:
-        """The text that a client names the case with."""
+        """Add a case; return the text with which a client names it."""
         self.scripts.append(script)
-        self.left.append(failures)
-        return f"[case {len(self.left) - 1}]"
+        self.failures_by_case.append(failures)
+        return f"[case {len(self.failures_by_case) - 1}]"
 
     def _answer(self, kind: str, prompt: str | Sequence[int], *, fails: bool) -> Any:
         marked = prompt if isinstance(prompt, str) else ENCODING.decode(prompt)
-        named = re.search(r"\[case (\d+)\]", marked)
-        # The gateway's own probes name none.
-        self.script = self.scripts[int(named[1])] if named else next(iter(SCRIPTS.values()))
-        self.failures = self.left[int(named[1])] if named else []
+        match = re.search(r"\[case (\d+)\]", marked)
+        # The gateway's probes name no case.
+        self.script = self.scripts[int(match[1])] if match else next(iter(SCRIPTS.values()))
+        self.failures = self.failures_by_case[int(match[1])] if match else []
         return super()._answer(kind, prompt, fails=fails)
 
 
 @asynccontextmanager
-async def before(kind: str, **sections: Any) -> AsyncIterator[tuple[Cases, Gateway]]:
+async def gateway_with_cases(kind: str, **sections: Any) -> AsyncIterator[tuple[Cases, Gateway]]:
     async with fake_of(kind) as fake:
         cases = Cases()
         cases.serve(kind, fake)
@@ -72,29 +72,29 @@ async def before(kind: str, **sections: Any) -> AsyncIterator[tuple[Cases, Gatew
             yield cases, running
 
 
-async def check_kind(kind: str, *, stream: bool) -> None:
-    async with before(kind) as (cases, running):
+async def check_backend_kind(kind: str, *, stream: bool) -> None:
+    async with gateway_with_cases(kind) as (cases, running):
 
         async def check(name: str, script: str) -> None:
             failures = FAILURES[name]()
             undisturbed, disturbed = cases.add(script, []), cases.add(script, failures)
-            whole, answer = [
+            undisturbed_answer, disturbed_answer = [
                 await running.chat(stream=stream, tools=[TOOL], messages=[{"role": "user", "content": case}])
                 for case in (undisturbed, disturbed)
             ]
-            assert answer.status == 200, (kind, name, answer.raw)
-            assert essence(answer) == essence(whole), (kind, name)
+            assert disturbed_answer.status == 200, (kind, name, disturbed_answer.raw)
+            assert essence(disturbed_answer) == essence(undisturbed_answer), (kind, name)
             assert failures == []
-            # On a busy machine the gateway's own check of the backend may fail as well, which is one more.
-            assert message_of(answer).note["failovers"] >= len(FAILURES[name]()), (kind, name)
+            # On a busy machine a probe of the backend may fail too, which is one more failover.
+            assert message_of(disturbed_answer).note["failovers"] >= len(FAILURES[name]()), (kind, name)
 
         await asyncio.gather(*(check(name, script) for name in FAILURES for script in SCRIPTS.values()))
 
 
 @pytest.mark.parametrize("stream", [False, True], ids=["whole", "stream"])
-async def test_a_failure_that_passes_reaches_no_client(stream: bool) -> None:
-    # All at once: most of the time is spent in pauses.
-    await asyncio.gather(*(check_kind(kind, stream=stream) for kind in KINDS))
+async def test_a_transient_failure_reaches_no_client(stream: bool) -> None:
+    # In parallel, because most of the time is spent in retry delays.
+    await asyncio.gather(*(check_backend_kind(kind, stream=stream) for kind in KINDS))
 
 
 PROMPT = "<|start|>user<|message|>Hi<|end|><|start|>assistant"
@@ -106,62 +106,62 @@ PATHS: dict[str, tuple[str, Callable[[str], dict[str, Any]]]] = {
 
 
 def texts(value: Any) -> str:
-    """Every `text`, and every `delta` that is one, in order."""
+    """Join every `text`, and every `delta` that is text, in order."""
     if isinstance(value, list):
         return "".join(map(texts, value))
     if not isinstance(value, dict):
         return ""
-    own = [value[name] for name in ("text", "delta") if isinstance(value.get(name), str)]
-    return "".join(own) + "".join(map(texts, value.values()))
+    direct = [value[name] for name in ("text", "delta") if isinstance(value.get(name), str)]
+    return "".join(direct) + "".join(map(texts, value.values()))
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("stream", [False, True], ids=["whole", "stream"])
-async def test_on_every_surface(stream: bool) -> None:
-    async with before("vllm", unisono={"raw_completions": True}) as (cases, running):
+async def test_a_transient_failure_reaches_no_client_of_other_apis(stream: bool) -> None:
+    async with gateway_with_cases("vllm", unisono={"raw_completions": True}) as (cases, running):
 
         async def check(name: str, path: str) -> None:
             failures = FAILURES[name]()
-            where, fields = PATHS[path]
+            url_path, fields = PATHS[path]
             case = cases.add(SCRIPTS["thoughts and text"], failures)
-            answer = await running.post(
-                where, json.dumps({"model": "gpt-oss", "stream": stream, **fields(case)}).encode()
+            response = await running.post(
+                url_path, json.dumps({"model": "gpt-oss", "stream": stream, **fields(case)}).encode()
             )
-            assert answer.status == 200, (name, path, answer.raw)
-            assert "and “quoted”, to the end." in texts(answer.events if stream else answer.body), (name, path)
-            assert "error" not in {event.get("type") for event in answer.events}
+            assert response.status == 200, (name, path, response.raw)
+            assert "and “quoted”, to the end." in texts(response.events if stream else response.body), (name, path)
+            assert "error" not in {event.get("type") for event in response.events}
             assert failures == []
 
-        # In turn, so that the budget of the group pays for all of them.
+        # One after another, so that the retry budget of the group suffices.
         for path in PATHS:
             await asyncio.gather(*(check(name, path) for name in FAILURES))
 
 
-async def test_retry_after_is_honoured_within_the_total_time() -> None:
+async def test_retry_after_is_honoured_within_the_total_timeout() -> None:
     async with staged(SCRIPTS["thoughts and text"], ["vllm"], config, timeout=5.0) as (play, running):
         loop = asyncio.get_running_loop()
         play.failures = [Refusal(503, b"busy", headers={"Retry-After": "2"})]
-        began = loop.time()
+        started = loop.time()
         assert (await running.chat()).status == 200
-        assert loop.time() - began >= 2.0
-        # It would be over by then, so the client is told at once.
+        assert loop.time() - started >= 2.0
+        # The delay would exceed the timeout, so the client gets the error at once.
         play.failures = [Refusal(503, b"busy", headers={"Retry-After": "9"})]
-        began = loop.time()
-        answer = await running.chat()
-        assert (answer.status, answer.headers["retry-after"]) == (503, "9")
-        assert loop.time() - began < 2.0
+        started = loop.time()
+        response = await running.chat()
+        assert (response.status, response.headers["retry-after"]) == (503, "9")
+        assert loop.time() - started < 2.0
 
 
-ONCE: dict[str, tuple[int, Refusal]] = {
-    "a wrong request": (400, Refusal(400, b'{"error": {"message": "top_k: too odd"}}')),
-    "refused credentials": (503, Refusal(401, b"no")),
-    "an unknown model": (502, Refusal(404, b"no")),
+NOT_RETRIED: dict[str, tuple[int, Refusal]] = {
+    "rejected request": (400, Refusal(400, b'{"error": {"message": "top_k: too odd"}}')),
+    "rejected credentials": (503, Refusal(401, b"no")),
+    "unknown model": (502, Refusal(404, b"no")),
 }
 
 
-@pytest.mark.parametrize("case", ONCE)
-async def test_what_would_fail_again_is_asked_once(case: str) -> None:
-    status, refusal = ONCE[case]
+@pytest.mark.parametrize("case", NOT_RETRIED)
+async def test_a_permanent_failure_is_not_retried(case: str) -> None:
+    status, refusal = NOT_RETRIED[case]
     async with staged(SCRIPTS["thoughts and text"], ["vllm"], config) as (play, running):
         play.asked.clear()
         play.failures = [refusal]
@@ -169,49 +169,49 @@ async def test_what_would_fail_again_is_asked_once(case: str) -> None:
         assert play.asked == ["vllm"]
 
 
-async def test_retries_are_as_many_as_are_configured() -> None:
+async def test_num_retries_limits_the_attempts() -> None:
     for num_retries in (0, 1, 2):
         async with staged(SCRIPTS["thoughts and text"], ["vllm"], config, num_retries=num_retries) as (play, running):
             play.asked.clear()
             play.failures = [Refusal(500, b"boom")] * 9
-            answer = await running.chat()
-            assert (answer.status, answer.body["error"]["code"]) == (502, "backend_error")
+            response = await running.chat()
+            assert (response.status, response.body["error"]["code"]) == (502, "backend_error")
             assert len(play.asked) == 1 + num_retries
 
 
-async def test_a_client_that_leaves_in_the_pause_frees_everything_at_once() -> None:
+async def test_a_disconnect_during_a_retry_delay_frees_the_slot() -> None:
     def one_at_a_time(*deployments: str) -> dict[str, Any]:
-        found = config(*deployments)
-        found["model_list"][0]["litellm_params"]["max_parallel_requests"] = 1
-        return found
+        result = config(*deployments)
+        result["model_list"][0]["litellm_params"]["max_parallel_requests"] = 1
+        return result
 
     async with staged(SCRIPTS["thoughts and text"], ["vllm"], one_at_a_time) as (play, running):
         play.asked.clear()
         play.failures = [Refusal(503, b"busy", headers={"Retry-After": "30"})]
-        asking = asyncio.create_task(running.chat())
+        task = asyncio.create_task(running.chat())
         async with asyncio.timeout(20):
             while not play.asked:
                 await asyncio.sleep(0.01)
-            # Its place is somebody else's while it pauses.
+            # Another request uses the slot during the retry delay.
             assert (await running.chat()).status == 200
-            assert not asking.done()
-            asking.cancel()
-            await asyncio.gather(asking, return_exceptions=True)
+            assert not task.done()
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
             assert (await running.chat()).status == 200
-        # And it is not asked for again.
+        # The request of the disconnected client is not retried.
         assert len(play.asked) == 3
 
 
 @pytest.mark.parametrize("name", ["reset before the first token", "500", "503", "reset at token 5"])
 @pytest.mark.parametrize("num_retries", [1, 2])
 async def test_a_deployment_is_retried_while_the_other_one_is_down(name: str, num_retries: int) -> None:
-    def one_is_down(up: str) -> dict[str, Any]:
-        return config(up, "vllm@http://127.0.0.1:9", num_retries=num_retries)
+    def one_is_down(running_backend: str) -> dict[str, Any]:
+        return config(running_backend, "vllm@http://127.0.0.1:9", num_retries=num_retries)
 
     async with staged(SCRIPTS["thoughts and text"], ["vllm"], one_is_down) as (play, running):
         assert running.app is not None
         await running.app.state.gateway.pool.settled(5)
         play.failures = FAILURES[name]()
-        answer = await running.chat(stream=True)
-        assert message_of(answer).finish_reason == "stop", answer.raw
+        response = await running.chat(stream=True)
+        assert message_of(response).finish_reason == "stop", response.raw
         assert play.failures == []

@@ -1,4 +1,4 @@
-"""Connections to Redis that break at any command of a request: the client gets the answer or the store's own error."""
+"""Redis connections that break at any command: the client gets an answer or a store error."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ CHAT: Json = {"model": "gpt-oss", "messages": [{"role": "user", "content": "Hi"}
 REQUESTS: dict[str, tuple[str, Json]] = {
     "response": ("/v1/responses", RESPONSE),
     "response, streamed": ("/v1/responses", {**RESPONSE, "stream": True}),
-    "response, in the background": ("/v1/responses", {**RESPONSE, "background": True}),
+    "response, background": ("/v1/responses", {**RESPONSE, "background": True}),
     "chat": ("/v1/chat/completions", CHAT),
     "chat, streamed": ("/v1/chat/completions", {**CHAT, "stream": True}),
     "message": ("/v1/messages", {**CHAT, "max_tokens": 100}),
@@ -39,32 +39,32 @@ REQUESTS: dict[str, tuple[str, Json]] = {
 
 @dataclass
 class Faults:
-    """Breaks the command number `at`, and with `lasting` all after it."""
+    """Break the command number `at`, and with `is_lasting` all later ones."""
 
     at: int | None = None
-    lasting: bool = False
+    is_lasting: bool = False
     commands: int = 0
-    broken: Callable[[], bool] = lambda: False
+    is_broken: Callable[[], bool] = lambda: False
 
-    def breaks(self) -> bool:
+    def should_break(self) -> bool:
         number, self.commands = self.commands, self.commands + 1
         if self.at is None:
-            return self.broken()
-        return number >= self.at if self.lasting else number == self.at
+            return self.is_broken()
+        return number >= self.at if self.is_lasting else number == self.at
 
 
 @contextmanager
-def connections(faults: Faults) -> Iterator[None]:
+def breaking_connections(faults: Faults) -> Iterator[None]:
     send = AbstractConnection.send_packed_command
 
-    async def sent(connection: AbstractConnection, *arguments: Any, **options: Any) -> None:
-        if faults.breaks():
+    async def send_or_break(connection: AbstractConnection, *arguments: Any, **options: Any) -> None:
+        if faults.should_break():
             await connection.disconnect(nowait=True)
             raise RuntimeError("unable to perform operation on <TCPTransport closed=True>; the handler is closed")
         await send(connection, *arguments, **options)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(AbstractConnection, "send_packed_command", sent)
+        patch.setattr(AbstractConnection, "send_packed_command", send_or_break)
         yield
 
 
@@ -73,9 +73,9 @@ Post = Callable[[str, Json], Any]
 
 @asynccontextmanager
 async def serving(url: str) -> AsyncIterator[Post]:
-    """A gateway with virtual keys; requests carry one that has limits."""
+    """Run a gateway with virtual keys; requests use a key with limits."""
     async with FakeVllm(tokens=[]) as fake:
-        fake.script = lambda asked: WIRE.script(ANSWER)
+        fake.script = lambda request: WIRE.script(ANSWER)
         config = with_keys(config_of(f"vllm@{fake.url}", unisono={"raw_completions": True}), url)
         config["store"]["deadline_s"] = 5
         async with gateway(config) as running, ring(url) as keys:
@@ -87,57 +87,59 @@ async def serving(url: str) -> AsyncIterator[Post]:
             yield post
 
 
-def check(answer: Answer) -> None:
-    about = (answer.status, answer.raw[-400:])
-    assert answer.status in (200, 503), about
-    assert b"internal_error" not in answer.raw, about
-    if answer.status == 503:
-        assert b"store" in answer.raw, about
+def assert_answer_or_store_error(response: Answer) -> None:
+    details = (response.status, response.raw[-400:])
+    assert response.status in (200, 503), details
+    assert b"internal_error" not in response.raw, details
+    if response.status == 503:
+        assert b"store" in response.raw, details
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("lasting", [False, True], ids=["one command", "all from one command on"])
+@pytest.mark.parametrize("is_lasting", [False, True], ids=["one command", "all later commands too"])
 @pytest.mark.parametrize("name", REQUESTS)
-async def test_no_broken_connection_is_an_internal_error(redis_server: Server, name: str, lasting: bool) -> None:
+async def test_a_broken_connection_is_never_an_internal_error(
+    redis_server: Server, name: str, is_lasting: bool
+) -> None:
     path, body = REQUESTS[name]
-    database = 100 + 2 * list(REQUESTS).index(name) + lasting
+    database = 100 + 2 * list(REQUESTS).index(name) + is_lasting
     async with serving(f"{redis_server.url.removesuffix('/0')}/{database}") as post:
         assert (await post(path, body)).status == 200
-        counted = Faults()
-        with connections(counted):
+        counter = Faults()
+        with breaking_connections(counter):
             assert (await post(path, body)).status == 200
-        assert counted.commands > 0
-        for at in range(counted.commands):
-            with connections(Faults(at, lasting)):
-                check(await post(path, body))
+        assert counter.commands > 0
+        for at in range(counter.commands):
+            with breaking_connections(Faults(at, is_lasting)):
+                assert_answer_or_store_error(await post(path, body))
             assert (await post(path, body)).status == 200
 
 
 @pytest.fixture(scope="module")
 def upstream(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Upstream]:
-    with start_upstream(tmp_path_factory.mktemp("upstream")) as (_, found):
-        yield found
+    with start_upstream(tmp_path_factory.mktemp("upstream")) as (_, server):
+        yield server
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("stream", [False, True], ids=["whole", "streamed"])
-async def test_an_answer_whose_tools_ran_fails_without_a_retry(
+async def test_an_answer_fails_without_a_retry_after_its_tools_ran(
     redis_server: Server, upstream: Upstream, stream: bool
 ) -> None:
-    """Clients repeat what was answered with 503, and with it the calls."""
+    """Clients retry a 503, which would repeat the tool calls."""
     name = f"kept{stream}"
     async with FakeVllm(tokens=[]) as fake:
-        fake.script = lambda asked: WIRE.script(
-            ANSWER if result("echo", name) in ENCODING.decode(asked["prompt"]) else calls("echo", text=name)
+        fake.script = lambda request: WIRE.script(
+            ANSWER if result("echo", name) in ENCODING.decode(request["prompt"]) else calls("echo", text=name)
         )
         store = {"url": f"{redis_server.url.removesuffix('/0')}/{150 + stream}", "deadline_s": 5}
         config = config_of(f"vllm@{fake.url}", store=store, mcp_servers=hosts(upstream)["mcp_servers"])
         async with gateway(config) as running:
             body = {**RESPONSE, "tools": [DOCS], "stream": stream}
-            with connections(Faults(broken=lambda: bool(upstream.noted(f"echo {name}")))):
-                answer = await running.post("/v1/responses", json.dumps(body).encode())
-    assert answer.status == 200
-    response = answer.events[-1]["response"] if stream else answer.body
+            with breaking_connections(Faults(is_broken=lambda: bool(upstream.noted(f"echo {name}")))):
+                reply = await running.post("/v1/responses", json.dumps(body).encode())
+    assert reply.status == 200
+    response = reply.events[-1]["response"] if stream else reply.body
     assert (response["status"], response["error"]["code"]) == ("failed", "server_error")
     assert [call["output"] for call in made(response)] == [name]
     assert upstream.noted(f"echo {name}") == [f"echo {name}"]

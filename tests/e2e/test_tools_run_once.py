@@ -1,4 +1,4 @@
-"""A single deployment that fails behind a tool call is asked again, and the tool is not."""
+"""A single deployment that fails after a tool call is retried without repeating the call."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ Failure: TypeAlias = Fault | Refusal
 
 TEXT = "One answer, and all of it."
 ANSWER = ENCODING.encode_marked(f"{THOUGHT}<|channel|>final<|message|>{TEXT}<|return|>")
-# Of the requests that follow the tool call, one after the other.
+# Failures of the requests after the tool call, in order.
 FAILURES: dict[str, Callable[[], list[Failure]]] = {
     "reset before the first token": lambda: [reset_at(0)],
     "503": lambda: [Refusal(503, b"busy")],
@@ -35,84 +35,84 @@ FAILURES: dict[str, Callable[[], list[Failure]]] = {
 
 @pytest.fixture(scope="module")
 def upstream(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Upstream]:
-    with start_upstream(tmp_path_factory.mktemp("upstream")) as (_, found):
-        yield found
+    with start_upstream(tmp_path_factory.mktemp("upstream")) as (_, server):
+        yield server
 
 
 class Cases:
-    """A model that calls `echo` with the name of the case that its prompt holds, and answers once it has the result."""
+    """A model that calls `echo` with the name of its case, and answers once it has the result."""
 
     def __init__(self) -> None:
-        self.left: dict[str, list[Failure]] = {}
+        self.failures_by_case: dict[str, list[Failure]] = {}
 
-    def script(self, asked: Json) -> VllmScript | Refusal:
-        prompt: list[int] = asked["prompt"]
+    def script(self, request: Json) -> VllmScript | Refusal:
+        prompt: list[int] = request["prompt"]
         marked = ENCODING.decode(prompt)
-        named = re.search(r"case-[a-z]+-\d\d", marked)
-        assert named is not None
-        if result("echo", named[0]) not in marked:
-            return VllmScript(tokens=ENCODING.encode_marked(calls("echo", text=named[0])))
-        failures = self.left[named[0]]
+        match = re.search(r"case-[a-z]+-\d\d", marked)
+        assert match is not None
+        if result("echo", match[0]) not in marked:
+            return VllmScript(tokens=ENCODING.encode_marked(calls("echo", text=match[0])))
+        failures = self.failures_by_case[match[0]]
         failure = failures.pop(0) if failures else None
         if isinstance(failure, Refusal):
             return failure
-        said = next(n for n in range(len(ANSWER), -1, -1) if prompt[len(prompt) - n :] == ANSWER[:n])
-        return VllmScript(tokens=ANSWER[said:], faults=() if failure is None else (failure,))
+        given_count = next(n for n in range(len(ANSWER), -1, -1) if prompt[len(prompt) - n :] == ANSWER[:n])
+        return VllmScript(tokens=ANSWER[given_count:], faults=() if failure is None else (failure,))
 
 
-async def chat(here: Line, case: str, *, stream: bool) -> tuple[str | None, int]:
-    """The text of the answer, and how often another attempt was made."""
+async def chat(harness: Line, case: str, *, stream: bool) -> tuple[str | None, int]:
+    """Return the text of the answer and the number of failovers."""
     messages = [{"role": "user", "content": case}]
-    answer = await here.gateway.chat(messages=messages, stream=stream, unisono={"run_tools": True})
-    assert answer.status == 200, answer.raw
-    message = message_of(answer)
+    response = await harness.gateway.chat(messages=messages, stream=stream, unisono={"run_tools": True})
+    assert response.status == 200, response.raw
+    message = message_of(response)
     assert message.finish_reason == "stop"
     return message.content, message.note["failovers"]
 
 
-async def respond(here: Line, case: str, *, stream: bool, background: bool = False) -> tuple[str | None, int]:
-    answer = await here.post(input=case, stream=stream, background=background)
-    assert answer.status == 200, answer.raw
-    response = streamed(answer).last if stream else answer.body
+async def respond(harness: Line, case: str, *, stream: bool, background: bool = False) -> tuple[str | None, int]:
+    reply = await harness.post(input=case, stream=stream, background=background)
+    assert reply.status == 200, reply.raw
+    response = streamed(reply).last if stream else reply.body
     async with asyncio.timeout(20):
         while response["status"] in ("queued", "in_progress"):
             await asyncio.sleep(0.05)
-            response = await here.kept(response)
+            response = await harness.kept(response)
     assert response["status"] == "completed"
     assert [call["output"] for call in made(response)] == [case]
-    assert await here.kept(response) == response
+    assert await harness.kept(response) == response
     return text_of(response), response["unisono"]["failovers"]
 
 
-WAYS: dict[str, Callable[[Line, str], Awaitable[tuple[str | None, int]]]] = {
-    "chat": lambda here, case: chat(here, case, stream=False),
-    "chatstream": lambda here, case: chat(here, case, stream=True),
-    "response": lambda here, case: respond(here, case, stream=False),
-    "responsestream": lambda here, case: respond(here, case, stream=True),
-    "background": lambda here, case: respond(here, case, stream=False, background=True),
-    "backgroundstream": lambda here, case: respond(here, case, stream=True, background=True),
+REQUEST_MODES: dict[str, Callable[[Line, str], Awaitable[tuple[str | None, int]]]] = {
+    "chat": lambda harness, case: chat(harness, case, stream=False),
+    "chatstream": lambda harness, case: chat(harness, case, stream=True),
+    "response": lambda harness, case: respond(harness, case, stream=False),
+    "responsestream": lambda harness, case: respond(harness, case, stream=True),
+    "background": lambda harness, case: respond(harness, case, stream=False, background=True),
+    "backgroundstream": lambda harness, case: respond(harness, case, stream=True, background=True),
 }
 
 
 @asynccontextmanager
-async def before_one(upstream: Upstream) -> AsyncIterator[tuple[Cases, Line]]:
-    """A gateway with the tool server and a single deployment that may be asked again."""
+async def single_deployment(upstream: Upstream) -> AsyncIterator[tuple[Cases, Line]]:
+    """Run a gateway with the tool server and a single deployment with retries."""
     settings = {"num_retries": 2, "allowed_fails": 100_000, "cooldown_time": 0.01}
-    async with desk(upstream, router_settings=settings) as here:
+    async with desk(upstream, router_settings=settings) as harness:
         cases = Cases()
-        here.fake.script = cases.script  # type: ignore[assignment]
-        yield cases, here
+        harness.fake.script = cases.script  # type: ignore[assignment]
+        yield cases, harness
 
 
-@pytest.mark.parametrize("way", WAYS)
-async def test_a_tool_that_has_run_is_not_run_again(upstream: Upstream, way: str) -> None:
-    async with before_one(upstream) as (cases, here):
+@pytest.mark.parametrize("mode", REQUEST_MODES)
+async def test_a_tool_is_not_run_again_by_a_retry(upstream: Upstream, mode: str) -> None:
+    async with single_deployment(upstream) as (cases, harness):
 
         async def check(number: int, name: str) -> None:
-            case = f"case-{way}-{number:02}"
-            failures = cases.left[case] = FAILURES[name]()
+            case = f"case-{mode}-{number:02}"
+            failures = cases.failures_by_case[case] = FAILURES[name]()
             expected = len(failures)
-            assert await WAYS[way](here, case) == (TEXT, expected), name
+            assert await REQUEST_MODES[mode](harness, case) == (TEXT, expected), name
             assert failures == []
             assert upstream.noted(case) == [f"echo {case}"], name
 
@@ -120,13 +120,13 @@ async def test_a_tool_that_has_run_is_not_run_again(upstream: Upstream, way: str
 
 
 @pytest.mark.slow
-async def test_a_client_is_told_not_to_repeat_a_request_whose_tool_has_run(upstream: Upstream) -> None:
-    """Streams end in an error event, which no client library repeats."""
-    async with before_one(upstream) as (cases, here):
+async def test_a_failure_after_a_tool_call_forbids_client_retries(upstream: Upstream) -> None:
+    """Streams end in an error event, which no client library retries."""
+    async with single_deployment(upstream) as (cases, harness):
         case = "case-final-00"
-        cases.left[case] = [Refusal(503, b"busy") for _ in range(20)]
-        answer = await here.gateway.chat(messages=[{"role": "user", "content": case}], unisono={"run_tools": True})
+        cases.failures_by_case[case] = [Refusal(503, b"busy") for _ in range(20)]
+        response = await harness.gateway.chat(messages=[{"role": "user", "content": case}], unisono={"run_tools": True})
         assert upstream.noted(case) == [f"echo {case}"]
-        assert answer.status == 503, answer.raw
-        assert answer.headers["x-should-retry"] == "false"
-        assert "retry-after" not in answer.headers
+        assert response.status == 503, response.raw
+        assert response.headers["x-should-retry"] == "false"
+        assert "retry-after" not in response.headers

@@ -1,4 +1,4 @@
-"""Several workers on one port: connections are shared, deaths are mended, and nothing stays behind."""
+"""Several workers on one port: shared connections, crashes and shutdown."""
 
 from __future__ import annotations
 
@@ -25,25 +25,27 @@ pytestmark = pytest.mark.timeout(180)
 
 ANSWER = load_encoding().encode_marked("<|channel|>final<|message|>" + "la " * 40 + "<|return|>")
 CHAT: dict[str, Any] = {"model": "gpt-oss", "messages": [{"role": "user", "content": "Hi"}]}
-SOON_S = 20.0
+TIMEOUT_S = 20.0
 
 
 @dataclass
 class Team:
-    """A supervisor and its two workers."""
+    """A supervisor with two workers."""
 
-    one: Replica
+    supervisor: Replica
     fake: FakeVllm
     session: aiohttp.ClientSession
 
     @property
     def workers(self) -> list[int]:
-        return children(self.one.pid)
+        return children(self.supervisor.pid)
 
     async def chat(self, *, stream: bool = False) -> str:
-        async with self.session.post(f"{self.one.url}/v1/chat/completions", json={**CHAT, "stream": stream}) as answer:
-            assert answer.status == 200
-            return await answer.text()
+        async with self.session.post(
+            f"{self.supervisor.url}/v1/chat/completions", json={**CHAT, "stream": stream}
+        ) as response:
+            assert response.status == 200
+            return await response.text()
 
 
 @asynccontextmanager
@@ -51,114 +53,119 @@ async def team(folder: Path, **script: Any) -> AsyncIterator[Team]:
     async with AsyncExitStack() as stack:
         fake = await stack.enter_async_context(FakeVllm(tokens=ANSWER, **script))
         config = config_of(f"vllm@{fake.url}", store={"url": f"sqlite://{folder}/state.db"})
-        one = await stack.enter_async_context(replica(folder, config, "--workers", "2"))
-        # A connection for each request.
+        supervisor = await stack.enter_async_context(replica(folder, config, "--workers", "2"))
+        # A new connection for each request.
         connector = aiohttp.TCPConnector(force_close=True)
         session = await stack.enter_async_context(aiohttp.ClientSession(connector=connector))
-        workers = children(one.pid)
+        workers = children(supervisor.pid)
         try:
-            yield Team(one, fake, session)
+            yield Team(supervisor, fake, session)
         finally:
             for worker in workers:
                 with suppress(ProcessLookupError):
                     os.kill(worker, signal.SIGKILL)
 
 
-async def until(condition: Any, within_s: float = SOON_S) -> None:
+async def until(condition: Any, within_s: float = TIMEOUT_S) -> None:
     async with asyncio.timeout(within_s):
         while not condition():
             await asyncio.sleep(0.02)
 
 
 @pytest.mark.slow
-async def test_kept_connections_are_shared_evenly_whoever_opens_them(tmp_path: Path) -> None:
-    async with team(tmp_path) as here, AsyncExitStack() as held:
-        first, second = here.workers
+async def test_open_connections_are_shared_evenly_between_workers(tmp_path: Path) -> None:
+    async with team(tmp_path) as workers_team, AsyncExitStack() as stack:
+        first, second = workers_team.workers
         before = [holdings(worker).descriptors for worker in (first, second)]
-        port = int(here.one.url.rpartition(":")[2])
+        port = int(workers_team.supervisor.url.rpartition(":")[2])
         for number in range(40):
             _, writer = await asyncio.open_connection("127.0.0.1", port)
-            held.callback(writer.close)
+            stack.callback(writer.close)
             writer.write(b"GET /health/liveness HTTP/1.1\r\nhost: localhost\r\n\r\n")
-            # Now and then all at once, now and then one by one.
+            # Sometimes in a burst, sometimes one by one.
             await asyncio.sleep(0.01 if number % 8 == 0 else 0)
         await asyncio.sleep(0.5)
-        took = [holdings(worker).descriptors - was for worker, was in zip((first, second), before, strict=True)]
-    assert sum(took) == 40
-    assert abs(took[0] - took[1]) <= 6
+        connection_counts = [
+            holdings(worker).descriptors - count_before
+            for worker, count_before in zip((first, second), before, strict=True)
+        ]
+    assert sum(connection_counts) == 40
+    assert abs(connection_counts[0] - connection_counts[1]) <= 6
 
 
 @pytest.mark.slow
-async def test_a_worker_that_dies_is_replaced_and_the_others_answer_meanwhile(tmp_path: Path) -> None:
-    async with team(tmp_path) as here:
-        doomed, other = here.workers
-        os.kill(doomed, signal.SIGKILL)
+async def test_a_dead_worker_is_replaced_while_the_other_answers(tmp_path: Path) -> None:
+    async with team(tmp_path) as workers_team:
+        first, second = workers_team.workers
+        os.kill(first, signal.SIGKILL)
         for _ in range(10):
-            assert "la la" in await here.chat()
-        await until(lambda: len(here.workers) == 2 and doomed not in here.workers)
-        await here.one.logged("another one is started")
-        assert other in here.workers
-        os.kill(other, signal.SIGKILL)
-        await until(lambda: other not in here.workers)
-        async with asyncio.timeout(SOON_S):
-            assert "la la" in await here.chat()
+            assert "la la" in await workers_team.chat()
+        await until(lambda: len(workers_team.workers) == 2 and first not in workers_team.workers)
+        await workers_team.supervisor.logged("another one is started")
+        assert second in workers_team.workers
+        os.kill(second, signal.SIGKILL)
+        await until(lambda: second not in workers_team.workers)
+        async with asyncio.timeout(TIMEOUT_S):
+            assert "la la" in await workers_team.chat()
 
 
 @pytest.mark.slow
-async def test_a_worker_that_hangs_keeps_no_connection_from_the_others(tmp_path: Path) -> None:
-    async with team(tmp_path) as here:
-        stopped, _ = here.workers
+async def test_a_hanging_worker_blocks_no_connections_of_the_other(tmp_path: Path) -> None:
+    async with team(tmp_path) as workers_team:
+        stopped, _ = workers_team.workers
         os.kill(stopped, signal.SIGSTOP)
         try:
-            async with asyncio.timeout(SOON_S):
+            async with asyncio.timeout(TIMEOUT_S):
                 for _ in range(20):
-                    assert "la la" in await here.chat()
+                    assert "la la" in await workers_team.chat()
         finally:
             os.kill(stopped, signal.SIGCONT)
 
 
 @pytest.mark.slow
-async def test_workers_whose_supervisor_is_killed_finish_their_answers_and_go(tmp_path: Path) -> None:
-    async with team(tmp_path, delay_s=0.05) as here:
-        workers = here.workers
-        answering = asyncio.ensure_future(here.chat(stream=True))
-        await until(lambda: here.fake.requests)
-        here.one.kill()
-        assert (await answering).endswith("data: [DONE]\n\n")
+async def test_workers_of_a_killed_supervisor_finish_their_answers_and_exit(tmp_path: Path) -> None:
+    async with team(tmp_path, delay_s=0.05) as workers_team:
+        workers = workers_team.workers
+        task = asyncio.ensure_future(workers_team.chat(stream=True))
+        await until(lambda: workers_team.fake.requests)
+        workers_team.supervisor.kill()
+        assert (await task).endswith("data: [DONE]\n\n")
         await until(lambda: not any(map(lives, workers)))
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT], ids=["SIGTERM", "Ctrl-C"])
-async def test_the_end_of_all_is_clean_and_leaves_no_process(number: signal.Signals, tmp_path: Path) -> None:
-    async with team(tmp_path, delay_s=0.03) as here:
-        workers = here.workers
-        answering = asyncio.ensure_future(here.chat(stream=True))
-        await until(lambda: here.fake.requests)
-        here.one.signal(number)
-        assert (await answering).endswith("data: [DONE]\n\n")
-        async with asyncio.timeout(SOON_S):
-            assert await here.one.ended() == 0
+@pytest.mark.parametrize("stop_signal", [signal.SIGTERM, signal.SIGINT], ids=["SIGTERM", "Ctrl-C"])
+async def test_a_shutdown_is_clean_and_leaves_no_process(stop_signal: signal.Signals, tmp_path: Path) -> None:
+    async with team(tmp_path, delay_s=0.03) as workers_team:
+        workers = workers_team.workers
+        task = asyncio.ensure_future(workers_team.chat(stream=True))
+        await until(lambda: workers_team.fake.requests)
+        workers_team.supervisor.signal(stop_signal)
+        assert (await task).endswith("data: [DONE]\n\n")
+        async with asyncio.timeout(TIMEOUT_S):
+            assert await workers_team.supervisor.ended() == 0
         assert not any(map(lives, workers))
-        assert "Traceback" not in here.one.log
+        assert "Traceback" not in workers_team.supervisor.log
 
 
-async def test_state_kept_by_one_worker_is_found_by_every_other(tmp_path: Path) -> None:
-    async with team(tmp_path) as here:
+async def test_state_of_one_worker_is_found_by_the_other(tmp_path: Path) -> None:
+    async with team(tmp_path) as workers_team:
         body = {"model": "gpt-oss", "input": "Hi"}
-        async with here.session.post(f"{here.one.url}/v1/responses", json=body) as answer:
-            response_id = (await answer.json())["id"]
-        # The one with fewer connections takes the next: with these held, both are asked.
+        async with workers_team.session.post(f"{workers_team.supervisor.url}/v1/responses", json=body) as response:
+            response_id = (await response.json())["id"]
+        # The worker with fewer connections gets the next one, so both get requests.
         for _ in range(8):
-            async with here.session.get(f"{here.one.url}/v1/responses/{response_id}") as answer:
-                assert (answer.status, (await answer.json())["status"]) == (200, "completed")
+            async with workers_team.session.get(
+                f"{workers_team.supervisor.url}/v1/responses/{response_id}"
+            ) as response:
+                assert (response.status, (await response.json())["status"]) == (200, "completed")
 
 
 @pytest.mark.slow
-async def test_state_in_memory_cannot_be_shared(tmp_path: Path) -> None:
+async def test_several_workers_reject_a_store_in_memory(tmp_path: Path) -> None:
     path = tmp_path / "config.json"
     path.write_text(json.dumps(config_of("replay/demo")))
-    one = Replica(tmp_path, config_of("replay/demo"), ("--workers", "2"))
+    supervisor = Replica(tmp_path, config_of("replay/demo"), ("--workers", "2"))
     with pytest.raises(RuntimeError, match=r"store\.url: 2 workers cannot share state in memory"):
-        await one.start()
-    assert await one.ended() == 1
+        await supervisor.start()
+    assert await supervisor.ended() == 1

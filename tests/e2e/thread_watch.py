@@ -1,4 +1,4 @@
-"""A watch on the threads of this process: which of them run a module's code."""
+"""Watch which threads of this process run the code of a module."""
 
 from __future__ import annotations
 
@@ -14,8 +14,10 @@ SAMPLE_INTERVAL_S: Final = 0.001
 
 
 class ThreadWatch:
-    """`seen` are the threads that ran code of `module` at a moment they were looked at; `on_sight` is called in the
-    thread of the watch, each time."""
+    """Sampler of this process's threads; `seen` are those that ran code of `module`.
+
+    `on_sight` is called in the watching thread at each such sample.
+    """
 
     def __init__(self, module: ModuleType, on_sight: Callable[[], None]) -> None:
         self.seen: set[int] = set()

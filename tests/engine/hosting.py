@@ -1,4 +1,4 @@
-"""Hosted tools for engines on scripted backends: a double at the port, and turns that use it."""
+"""Server tools on scripted backends: a test double of the tool host, and its requests."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from tests.engine.scripted import ASKED, IDS, Line
+from tests.engine.scripted import CONVERSATION, IDS, Line
 from tests.engine.test_resuming import Continuing, tokens_of
 from unisono.core.conversation import Json
 from unisono.core.events import Closed, Delta, Event, Finished, HostedCall, Item, Listed, Listing, Opened, Ran, ToolCall
@@ -33,34 +33,35 @@ def tool(server: str, name: str) -> HostedTool:
 
 
 DOCS = ToolServer("docs", "http://127.0.0.1:9/mcp", approval=FREE, idempotent=frozenset({"fetch"}))
-FILES = ToolServer("files", "http://127.0.0.1:9/mcp")
-"""Every tool of it needs approval."""
+FILES = ToolServer("files", "http://127.0.0.1:9/mcp")  # each of its tools needs approval
 OFFERED: Mapping[str, Sequence[HostedTool] | UnisonoError] = {
     "docs": (tool("docs", "search"), tool("docs", "fetch")),
     "files": (tool("files", "delete"),),
 }
 
 
-def said(text: str) -> ToolOutcome:
+def result_of(text: str) -> ToolOutcome:
     return ToolOutcome(text)
 
 
 @dataclass
 class Servers(ToolHost):
-    """Tool servers that answer as they are told, and remember each call that was begun."""
+    """Tool host with scripted results that records every call it starts."""
 
     offered: Mapping[str, Sequence[HostedTool] | UnisonoError] = field(default_factory=lambda: OFFERED)
-    answer: Callable[[str, Mapping[str, Json]], ToolOutcome] = lambda name, arguments: said(
+    answer: Callable[[str, Mapping[str, Json]], ToolOutcome] = lambda name, arguments: result_of(
         f"{name} of {arguments.get('q', '')}"
     )
     takes_s: float = 0.0
+    # Started calls: server, tool and arguments.
     made: list[tuple[str, str, Mapping[str, Json]]] = field(default_factory=list)
+    # Servers whose tools were listed.
     asked: list[str] = field(default_factory=list)
-    left: list[str] = field(default_factory=list)
-    """Calls that were cancelled."""
+    # Tools whose calls were cancelled.
+    cancelled: list[str] = field(default_factory=list)
 
     async def start(self) -> None:
-        """There is nothing to load."""
+        """Do nothing, since there is nothing to load."""
 
     async def list_tools(self, server: ToolServer, *, deadline: float | None = None) -> ToolList:
         self.asked.append(server.label)
@@ -82,7 +83,7 @@ class Servers(ToolHost):
         try:
             await asyncio.sleep(self.takes_s)
         except asyncio.CancelledError:
-            self.left.append(tool)
+            self.cancelled.append(tool)
             raise
         return self.answer(tool, arguments.members)
 
@@ -91,7 +92,7 @@ class Servers(ToolHost):
 
 
 def call(name: str, arguments: str = "{}", *, thought: str = "") -> str:
-    """A step that ends with a call."""
+    """Return the output of a step that ends with a call."""
     thoughts = f"<|channel|>analysis<|message|>{thought}<|end|><|start|>assistant" if thought else ""
     header = f"<|channel|>commentary to=functions.{name} <|constrain|>json<|message|>"
     return f"{thoughts}{header}{arguments}<|call|>"
@@ -104,22 +105,21 @@ HOSTING = ServerTools((DOCS,))
 
 @dataclass
 class Talk:
-    """One turn with hosted tools that is asked again and again, each time of an engine that knows nothing of the time
-    before."""
+    """Request with server tools that is sent several times, each time to a new engine."""
 
     outputs: Sequence[str]
     host: Servers = field(default_factory=Servers)
-    told: Capabilities = IDS
+    caps: Capabilities = IDS
     per_chunk: int = 4
     turn: GenerationRequest = field(
-        default_factory=lambda: GenerationRequest("m", ASKED, seed="a seed", tenant="team", hosting=HOSTING)
+        default_factory=lambda: GenerationRequest("m", CONVERSATION, seed="a seed", tenant="team", server_tools=HOSTING)
     )
     bases: list[CompletionJob] = field(default_factory=list)
 
     def backend(self, **differing: object) -> Continuing:
         outputs = [tokens_of(output) for output in self.outputs]
-        known = Continuing(outputs, told=self.told, per_chunk=self.per_chunk, bases=self.bases)
-        return replace(known, **differing)  # type: ignore[arg-type]
+        backend = Continuing(outputs, caps=self.caps, per_chunk=self.per_chunk, bases=self.bases)
+        return replace(backend, **differing)  # type: ignore[arg-type]
 
     def engine(self, *backends: Continuing) -> Engine:
         return Engine(
@@ -136,8 +136,7 @@ class Talk:
     async def batches(
         self, journal: Sequence[int] = (), *, cut: int | None = None, backends: Sequence[Continuing] = ()
     ) -> tuple[list[list[Event]], GenerationReport]:
-        """The batches up to the `cut`, and the report as it was then. The batch at the cut is the last that is asked
-        for."""
+        """Return the batches up to number `cut`, without requesting later ones, and the report."""
         run = self.engine(*backends).start(replace(self.turn, journal=tuple(journal)))
         batches: list[list[Event]] = []
         async for batch in run:
@@ -151,13 +150,18 @@ class Talk:
         batches, report = await self.batches()
         assert all(batches)
         events = [event for batch in batches for event in batch]
-        check_lives(events)
+        check_server_lifecycle(events)
         assert isinstance(events[-1], Finished)
         return events, report
 
 
-def check_lives(events: Sequence[Event]) -> None:
-    """One item at a time; indexes of items, of calls and of listings count up; a result stands behind its call."""
+def check_server_lifecycle(events: Sequence[Event]) -> None:
+    """Check the lifecycle of items.
+
+    - Only one item is open at a time.
+    - The indexes of items, calls and listings count up.
+    - A result follows its call.
+    """
     open_item: Item | None = None
     counts = {"item": 0, "call": 0, "listing": 0}
     texts: list[str] = []
@@ -197,7 +201,7 @@ def check_lives(events: Sequence[Event]) -> None:
 
 
 def calls_of(events: Sequence[Event]) -> list[tuple[str, str, str]]:
-    """Hosted calls: the server, the tool, and what the model read; "?" for a request for approval."""
+    """Return server, tool and result of each server tool call; "?" is a request for approval."""
     found = []
     for event in events:
         if isinstance(event, Ran):

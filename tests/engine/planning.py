@@ -1,4 +1,4 @@
-"""Turns that ask for something of an answer, on scripted backends, and all that can be known of them afterwards."""
+"""Requests with output requirements on scripted backends, and their outcomes."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ TOOLS = (
     FunctionTool("add", "Adds.", SUM),
     FunctionTool("now", "The time."),
 )
-ASKED = Conversation(Preamble(tools=TOOLS, date="2026-01-01"), (UserMessage("Hi"),))
+CONVERSATION = Conversation(Preamble(tools=TOOLS, date="2026-01-01"), (UserMessage("Hi"),))
 WITHOUT_TOOLS = Conversation(Preamble(date="2026-01-01"), (UserMessage("Hi"),))
 CITY_FORM = AnswerForm("city", CITY, strict=True)
 
@@ -49,18 +49,21 @@ NAMED = ForcedCalls(frozenset({"get_weather"}))
 ANY = ForcedCalls()
 
 
-def turn(choice: Choice | None = None, conversation: Conversation = ASKED, **more: object) -> GenerationRequest:
+def turn(choice: Choice | None = None, conversation: Conversation = CONVERSATION, **more: object) -> GenerationRequest:
     return replace(GenerationRequest("m", conversation, choice=choice, tenant="team"), **more)  # type: ignore[arg-type]
 
 
 @dataclass
-class Asked:
-    """What came of a turn. `behind` is what each step's prompt has behind the first one's."""
+class PlanOutcome:
+    """Outcome of one generation.
+
+    `suffixes` has, for each step, the text that its prompt adds to the prompt of the first step.
+    """
 
     events: list[Event]
     report: GenerationReport
     jobs: list[CompletionJob]
-    behind: list[str] = field(default_factory=list)
+    suffixes: list[str] = field(default_factory=list)
 
     @property
     def items(self) -> tuple[R | P | F | C, ...]:
@@ -83,27 +86,27 @@ class Asked:
 
 async def ask(
     outputs: Sequence[str | Step],
-    turn: GenerationRequest,
-    told: Capabilities = IDS,
+    request: GenerationRequest,
+    capabilities: Capabilities = IDS,
     *,
     per_chunk: int = 3,
     spare: bool = False,
-) -> Asked:
-    """One turn against scripted outputs, all of which are asked for unless there is something to `spare`."""
+) -> PlanOutcome:
+    """Run one generation against scripted outputs, which are all requested except with `spare`."""
     steps = [output if isinstance(output, Step) else Step(output) for output in outputs]
-    backend = Scripted(ENCODING, steps, told=told, per_chunk=per_chunk)
-    run = Runner(ENCODING, backend).engine_with(violation).start(turn)
+    backend = Scripted(ENCODING, steps, caps=capabilities, per_chunk=per_chunk)
+    run = Runner(ENCODING, backend).engine_with(violation).start(request)
     batches = [batch async for batch in run]
     assert all(batches)
     events = [event for batch in batches for event in batch]
     check_lifecycle(events)
-    assert spare or len(backend.jobs) == len(steps), f"{len(backend.jobs)} of {len(steps)} steps were asked for"
+    assert spare or len(backend.jobs) == len(steps), f"{len(backend.jobs)} of {len(steps)} steps were requested"
     first = backend.jobs[0].prompt
-    asked = Asked(events, run.report, backend.jobs)
+    outcome = PlanOutcome(events, run.report, backend.jobs)
     for job in backend.jobs:
         tokens = list(job.prompt.tokens)
         assert tokens[: len(first.tokens)] == list(first.tokens)
-        asked.behind.append(ENCODING.decode(tokens[len(first.tokens) :]))
-        if told.prompt is TEXT.prompt:
-            assert job.prompt.text == (first.text or "") + asked.behind[-1]
-    return asked
+        outcome.suffixes.append(ENCODING.decode(tokens[len(first.tokens) :]))
+        if capabilities.prompt is TEXT.prompt:
+            assert job.prompt.text == (first.text or "") + outcome.suffixes[-1]
+    return outcome

@@ -1,4 +1,4 @@
-"""Engines on scripted backends: what the model is to say, step by step, and what was asked of it."""
+"""Engines on scripted backends that record the jobs they receive."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ from unisono.harmony.render import Renderer
 
 IDS = Capabilities(prompt=OutputForm.IDS, output=OutputForm.IDS, stop_visible=True)
 TEXT = Capabilities(prompt=OutputForm.TEXT, output=OutputForm.TEXT, stop_visible=False)
-ASKED = Conversation(Preamble(tools=TOOLS, date="2026-01-01"), (UserMessage("Hi"),))
+CONVERSATION = Conversation(Preamble(tools=TOOLS, date="2026-01-01"), (UserMessage("Hi"),))
 THOUGHT = "<|channel|>analysis<|message|>Hm.<|end|>"
 ANSWER = "<|start|>assistant<|channel|>final<|message|>one two three<|return|>"
 
 
 @dataclass
 class Step:
-    """One generation: the output, then a finish or a failure."""
+    """Script of one generation: the output, then a finish reason or a failure."""
 
     output: str
     finish: FinishReason = FinishReason.STOP
@@ -42,32 +42,32 @@ class Step:
     cached: int | None = None
 
 
-class Standing:
-    """What a double is to the pool: a deployment that is its own backend, and knows of itself what it was told."""
+class DeploymentDouble:
+    """Base of test doubles: a deployment that is its own backend and reports fixed capabilities."""
 
-    told: Capabilities
+    caps: Capabilities
 
     @property
     def backend(self) -> Self:
         return self
 
     async def capabilities(self) -> Capabilities:
-        return self.told
+        return self.caps
 
     async def probe(self) -> Probe:
-        return Probe(self.told)
+        return Probe(self.caps)
 
     async def load(self) -> None:
-        """It does not say."""
+        """Return None, since a double does not report its load."""
 
 
 @dataclass
-class Scripted(Standing):
-    """A deployment and its backend: plays its steps one after the other, `per_chunk` tokens or letters at a time."""
+class Scripted(DeploymentDouble):
+    """Deployment and backend that play steps in order; `per_chunk` is in tokens or characters."""
 
     encoding: Encoding
     steps: list[Step]
-    told: Capabilities = IDS
+    caps: Capabilities = IDS
     per_chunk: int = 4
     name: str = "scripted"
     timeouts: Timeouts = field(default_factory=Timeouts)
@@ -78,10 +78,10 @@ class Scripted(Standing):
         step = self.steps[len(self.jobs) - 1]
         if step.cached is not None:
             yield Chunk(cached_tokens=step.cached)
-        whole = self.encoding.encode_as_server(step.output) if self.told.output is OutputForm.IDS else step.output
-        for at in range(0, len(whole), self.per_chunk):
-            part = whole[at : at + self.per_chunk]
-            yield Chunk(text=part) if isinstance(part, str) else Chunk(tokens=part)
+        output = self.encoding.encode_as_server(step.output) if self.caps.output is OutputForm.IDS else step.output
+        for position in range(0, len(output), self.per_chunk):
+            piece = output[position : position + self.per_chunk]
+            yield Chunk(text=piece) if isinstance(piece, str) else Chunk(tokens=piece)
         if step.failure is not None:
             raise step.failure
         yield Chunk(finish=step.finish)
@@ -92,28 +92,26 @@ class Scripted(Standing):
 
 @dataclass
 class Line:
-    """A pool that tries its deployments in order, each until it fails; its routes are their own places. `taken` are the
-    places that are held."""
+    """Pool that tries its deployments in order, each until it fails."""
 
     deployments: Sequence[Deployment]
     failures: list[UnisonoError] = field(default_factory=list)
     demands: list[RouteRequirements] = field(default_factory=list)
-    taken: int = 0
-    most_taken: int = 0
-    well: int = 0
-    """How often a place was told that all was well."""
-    began: list[str] = field(default_factory=list)
-    """Of every generation with a token: where it was."""
-    took: list[int] = field(default_factory=list)
-    """Of every generation: tokens of prompt and answer."""
+    slots_in_use: int = 0
+    max_slots_in_use: int = 0
+    successes: int = 0  # generations reported as successful
+    # Deployment name of each generation with at least one token.
+    first_tokens: list[str] = field(default_factory=list)
+    # Prompt and output tokens of each generation.
+    token_counts: list[int] = field(default_factory=list)
 
-    def route(self, ask: RouteRequest) -> Stand:
-        return Stand(self, list(self.deployments))
+    def route(self, ask: RouteRequest) -> LineRoute:
+        return LineRoute(self, list(self.deployments))
 
 
 @dataclass
-class Stand:
-    line: Line
+class LineRoute:
+    pool: Line
     left: list[Deployment]
     tries: list[Attempt] = field(default_factory=list)
     failure: UnisonoError | None = None
@@ -132,20 +130,20 @@ class Stand:
     def retry_failed(self) -> None:
         raise AssertionError("no pause was offered")
 
-    async def place(self, demand: RouteRequirements) -> Held:
-        self.line.demands.append(demand)
+    async def place(self, demand: RouteRequirements) -> LineSlot:
+        self.pool.demands.append(demand)
         if not self.left:
-            raise self.failure or BackendUnavailable("nobody is there")
+            raise self.failure or BackendUnavailable("no deployment is left")
         [deployment, *_] = self.left
         if self.failure is not None or not self.tries:
             self.tries.append(Attempt(deployment.name))
             self.failure = None
-        return Held(self, deployment, await deployment.capabilities())
+        return LineSlot(self, deployment, await deployment.capabilities())
 
 
 @dataclass
-class Held:
-    stand: Stand
+class LineSlot:
+    route: LineRoute
     deployment: Deployment
     capabilities: Capabilities
 
@@ -157,38 +155,38 @@ class Held:
     def record_attempt(
         self, first_token_s: float, largest_gap_s: float | None = None, read_tokens: int | None = None
     ) -> None:
-        """It learns nothing."""
+        """Ignore the times."""
 
     def first_token_limit(self) -> AbstractAsyncContextManager[None]:
         return nullcontext()
 
     def on_failed_probe(self, callback: Callable[[float], None] | None) -> None:
-        """It is not probed."""
+        """Ignore the callback, since deployments are not probed."""
 
     def record_first_token(self) -> None:
-        self.stand.line.began.append(self.deployment.name)
+        self.route.pool.first_tokens.append(self.deployment.name)
 
     def record_usage(self, tokens: int) -> None:
-        self.stand.line.took.append(tokens)
+        self.route.pool.token_counts.append(tokens)
 
     def failed(self, error: UnisonoError) -> None:
-        self.stand.tries[-1] = Attempt(self.deployment.name, error.code)
-        self.stand.failure = error
-        self.stand.left.remove(self.deployment)
-        self.stand.line.failures.append(error)
+        self.route.tries[-1] = Attempt(self.deployment.name, error.code)
+        self.route.failure = error
+        self.route.left.remove(self.deployment)
+        self.route.pool.failures.append(error)
 
     def succeeded(self) -> None:
-        self.stand.line.well += 1
+        self.route.pool.successes += 1
 
-    def __enter__(self) -> Held:
-        self.stand.line.taken += 1
-        self.stand.line.most_taken = max(self.stand.line.most_taken, self.stand.line.taken)
+    def __enter__(self) -> LineSlot:
+        self.route.pool.slots_in_use += 1
+        self.route.pool.max_slots_in_use = max(self.route.pool.max_slots_in_use, self.route.pool.slots_in_use)
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self.stand.line.taken -= 1
+        self.route.pool.slots_in_use -= 1
 
 
 @dataclass
@@ -221,7 +219,7 @@ class Runner:
         )
 
     def engine_with(self, violation: Violation) -> Engine:
-        """The engine, where JSON is checked."""
+        """Return an engine that validates JSON with `violation`."""
         return Engine(
             EngineDeps(
                 encoding=self.encoding,
@@ -235,18 +233,18 @@ class Runner:
 
     async def ask(
         self,
-        conversation: Conversation = ASKED,
+        conversation: Conversation = CONVERSATION,
         *,
         max_tokens: int | None = None,
         stop: tuple[str, ...] = (),
         calls_allowed: bool = True,
         failover: bool = True,
     ) -> Outcome:
-        turn = GenerationRequest(
+        request = GenerationRequest(
             "m", conversation, max_tokens=max_tokens, stop=stop, calls_allowed=calls_allowed, tenant="team"
         )
-        turn = replace(turn, failover=failover)
-        run = self.engine.start(turn)
+        request = replace(request, failover=failover)
+        run = self.engine.start(request)
         batches = [batch async for batch in run]
         assert all(batches)
         events = [event for batch in batches for event in batch]

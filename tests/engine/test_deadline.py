@@ -1,4 +1,4 @@
-"""One time for an answer: what is left of it is all that anything may take, and somebody else's turn does not count."""
+"""Deadline of an answer: it limits every wait, and pauses while server tools run."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 import pytest
 
 from tests.engine.hosting import ANSWER, SEARCH, Servers, Talk
-from tests.engine.scripted import ASKED, IDS, Line
+from tests.engine.scripted import CONVERSATION, IDS, Line
 from tests.engine.test_resuming import ENCODING, RENDERER, Continuing, tokens_of
 from unisono.core.deadline import Deadline
 from unisono.core.generation import Chunk, CompletionJob, Timeouts
@@ -22,21 +22,21 @@ from unisono.engine.service import Engine
 from unisono.errors import BackendTimeout, BackendUnavailable
 
 TIMES = Timeouts(connect_s=10.0, first_token_s=300.0, silence_s=120.0, total_s=600.0)
-LEFT: dict[str, tuple[float, Timeouts]] = {
-    "all of it": (0.0, TIMES),
-    "less than some may take": (500.0, Timeouts(10.0, 100.0, 100.0, 100.0)),
-    "less than any": (595.0, Timeouts(5.0, 5.0, 5.0, 5.0)),
-    "none": (700.0, Timeouts(0.0, 0.0, 0.0, 0.0)),
+REMAINING: dict[str, tuple[float, Timeouts]] = {
+    "full time left": (0.0, TIMES),
+    "less than some timeouts": (500.0, Timeouts(10.0, 100.0, 100.0, 100.0)),
+    "less than every timeout": (595.0, Timeouts(5.0, 5.0, 5.0, 5.0)),
+    "no time left": (700.0, Timeouts(0.0, 0.0, 0.0, 0.0)),
 }
 
 
-@pytest.mark.parametrize(("spent", "left"), LEFT.values(), ids=LEFT)
-def test_nothing_may_take_longer_than_what_is_left(spent: float, left: Timeouts) -> None:
+@pytest.mark.parametrize(("spent", "expected"), REMAINING.values(), ids=REMAINING)
+def test_timeouts_are_capped_at_the_remaining_time(spent: float, expected: Timeouts) -> None:
     deadline = Deadline(1_000.0)
-    assert deadline.remaining(TIMES, 1_000.0 + spent) == left
+    assert deadline.remaining(TIMES, 1_000.0 + spent) == expected
 
 
-def test_what_is_somebody_elses_turn_does_not_count() -> None:
+def test_stopped_time_does_not_count() -> None:
     deadline = Deadline(0.0)
     deadline.stop(10.0)
     deadline.stop(15.0)
@@ -48,7 +48,7 @@ def test_what_is_somebody_elses_turn_does_not_count() -> None:
 
 @dataclass
 class Slow(Continuing):
-    """It takes its time for every chunk, and dies of a failure when it has one. `dies_after` chunks."""
+    """Backend that pauses before each chunk, and fails after `dies_after` chunks if set."""
 
     pace_s: float = 0.03
     dies_after: int | None = None
@@ -81,11 +81,11 @@ def engine_of(pool: Line) -> Engine:
     )
 
 
-async def test_each_backend_is_given_what_those_before_it_left() -> None:
+async def test_the_next_backend_gets_the_remaining_time_after_failover() -> None:
     timeouts = replace(TIMES, total_s=5.0)
     dying = Slow([OUTPUT], dies_after=4, timeouts=timeouts, name="one")
     other = Slow([OUTPUT], bases=dying.bases, timeouts=timeouts, name="two", pace_s=0.0)
-    async for _ in engine_of(Line([dying, other])).start(GenerationRequest("m", ASKED)):
+    async for _ in engine_of(Line([dying, other])).start(GenerationRequest("m", CONVERSATION)):
         pass
     first, second = dying.jobs[0].timeouts.total_s, other.jobs[0].timeouts.total_s
     assert 4.9 < first <= 5.0
@@ -93,41 +93,41 @@ async def test_each_backend_is_given_what_those_before_it_left() -> None:
     assert other.jobs[0].timeouts.first_token_s == second
 
 
-async def test_an_answer_whose_time_is_over_is_given_to_nobody_else() -> None:
+async def test_a_generation_past_its_deadline_does_not_fail_over() -> None:
     timeouts = replace(TIMES, total_s=0.15)
     slow = Slow([OUTPUT], timeouts=timeouts, per_chunk=1, name="one")
     other = Slow([OUTPUT], bases=slow.bases, timeouts=timeouts, name="two")
     pool = Line([slow, other])
     with pytest.raises(BackendTimeout):
-        async for _ in engine_of(pool).start(GenerationRequest("m", ASKED)):
+        async for _ in engine_of(pool).start(GenerationRequest("m", CONVERSATION)):
             pass
     assert other.jobs == []
-    assert pool.taken == 0
+    assert pool.slots_in_use == 0
 
 
-async def test_waiting_for_a_place_counts() -> None:
+async def test_waiting_for_a_slot_counts_against_the_deadline() -> None:
     @dataclass
     class Full(Line):
         def route(self, ask: RouteRequest):  # type: ignore[no-untyped-def]
             route = super().route(ask)
             place = route.place
 
-            async def later(demand: RouteRequirements):  # type: ignore[no-untyped-def]
+            async def place_after_delay(demand: RouteRequirements):  # type: ignore[no-untyped-def]
                 if route.tries:
                     await asyncio.sleep(60.0)
                 return await place(demand)
 
-            route.place = later  # type: ignore[method-assign]
+            route.place = place_after_delay  # type: ignore[method-assign]
             return route
 
     timeouts = replace(TIMES, total_s=0.3)
     dying = Slow([OUTPUT], dies_after=2, timeouts=timeouts, name="one")
     with pytest.raises(BackendTimeout, match="No backend was free"):
-        async for _ in engine_of(Full([dying, replace(dying, name="two")])).start(GenerationRequest("m", ASKED)):
+        async for _ in engine_of(Full([dying, replace(dying, name="two")])).start(GenerationRequest("m", CONVERSATION)):
             pass
 
 
-async def test_the_time_that_tools_take_is_not_the_backends() -> None:
+async def test_tool_time_does_not_count_against_the_deadline() -> None:
     talk = Talk([SEARCH, ANSWER], host=Servers(takes_s=0.3))
     backend = talk.backend()
     await talk.batches(backends=[backend])
@@ -135,13 +135,13 @@ async def test_the_time_that_tools_take_is_not_the_backends() -> None:
     assert first - second < 0.25
 
 
-async def test_no_place_is_held_while_tools_are_run() -> None:
+async def test_the_slot_is_released_while_tools_run() -> None:
     talk = Talk([SEARCH, ANSWER])
-    pool = Line([talk.backend(told=IDS)])
-    held: list[int] = []
+    pool = Line([talk.backend(caps=IDS)])
+    slots: list[int] = []
 
     def answer(name: str, arguments: object) -> ToolOutcome:
-        held.append(pool.taken)
+        slots.append(pool.slots_in_use)
         return ToolOutcome("so it is")
 
     talk.host.answer = answer
@@ -149,6 +149,6 @@ async def test_no_place_is_held_while_tools_are_run() -> None:
     engine._deps = replace(engine._deps, pool=pool)
     async for _ in engine.start(talk.turn):
         pass
-    assert held == [0]
-    assert (pool.taken, pool.most_taken, pool.well, len(pool.demands)) == (0, 1, 2, 2)
+    assert slots == [0]
+    assert (pool.slots_in_use, pool.max_slots_in_use, pool.successes, len(pool.demands)) == (0, 1, 2, 2)
     assert pool.demands[1].resumes

@@ -1,4 +1,4 @@
-"""Backends that die anywhere in an answer, and others that go on: what is said is what one would have said."""
+"""Failover at any token: the answer equals that of one undisturbed backend."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.depth import cuts, examples
-from tests.engine.scripted import ASKED, IDS, TEXT, Line
+from tests.engine.scripted import CONVERSATION, IDS, TEXT, Line
 from tests.engine.test_resuming import ENCODING, HIDDEN, RENDERER, STOPS, VISIBLE, flat, outputs, tokens_of
 from tests.harmony.fold import check_lifecycle, items_of
 from tests.harmony.recoveries import CASES, Case, F
@@ -31,11 +31,13 @@ GONE = BackendUnavailable("gone")
 
 @dataclass
 class Mortal:
-    """A backend that goes on with what is said, wherever the prompt is in it, and dies after some tokens (or letters)
-    where it is to. `bases` are the prompts that each step began behind."""
+    """Backend that continues the output wherever the prompt ends.
+
+    It fails after `dies_after` tokens or characters, if set. `bases` are the prompts of the beginnings of the steps.
+    """
 
     outputs: Sequence[Sequence[int]]
-    told: Capabilities = IDS
+    caps: Capabilities = IDS
     dies_after: int | None = None
     failure: UnisonoError = GONE
     finish: FinishReason = FinishReason.STOP
@@ -50,49 +52,49 @@ class Mortal:
         return self
 
     async def capabilities(self) -> Capabilities:
-        return self.told
+        return self.caps
 
     async def probe(self) -> Probe:
-        return Probe(self.told)
+        return Probe(self.caps)
 
     async def load(self) -> Load | None:
         return None
 
     async def complete(self, job: CompletionJob) -> AsyncIterator[Chunk]:
         self.jobs.append(job)
-        rest = self._rest(job)
-        if self.told.output is OutputForm.IDS and rest and rest[-1] in STOPS and not self.told.stop_visible:
+        rest = self._remaining_output(job)
+        if self.caps.output is OutputForm.IDS and rest and rest[-1] in STOPS and not self.caps.stop_visible:
             rest = rest[:-1]
-        whole: str | list[int] = rest
-        if self.told.output is OutputForm.TEXT:
-            whole = ENCODING.decode(rest[:-1] if rest and rest[-1] in STOPS and not self.told.stop_visible else rest)
-        whole = whole if self.dies_after is None else whole[: self.dies_after]
-        for at in range(0, len(whole), self.per_chunk):
-            part = whole[at : at + self.per_chunk]
-            yield Chunk(text=part) if isinstance(part, str) else Chunk(tokens=part)
+        output: str | list[int] = rest
+        if self.caps.output is OutputForm.TEXT:
+            output = ENCODING.decode(rest[:-1] if rest and rest[-1] in STOPS and not self.caps.stop_visible else rest)
+        output = output if self.dies_after is None else output[: self.dies_after]
+        for position in range(0, len(output), self.per_chunk):
+            piece = output[position : position + self.per_chunk]
+            yield Chunk(text=piece) if isinstance(piece, str) else Chunk(tokens=piece)
         if self.dies_after is not None:
             raise self.failure
         yield Chunk(finish=self.finish)
 
-    def _rest(self, job: CompletionJob) -> list[int]:
+    def _remaining_output(self, job: CompletionJob) -> list[int]:
         prompt = list(job.prompt.tokens)
-        if self.told.prompt is OutputForm.TEXT:
+        if self.caps.prompt is OutputForm.TEXT:
             assert ENCODING.encode_as_server(job.prompt.text or "") == ENCODING.encode_as_server(
                 ENCODING.decode(prompt)
             )
         for step, base in reversed(list(enumerate(self.bases))):
             output = list(self.outputs[step])
-            said = prompt[len(base) :]
+            output_so_far = prompt[len(base) :]
             if prompt[: len(base)] != base:
                 continue
-            if output[: len(said)] == said:
-                return output[len(said) :]
-            begun = unfinished(ENCODING, said)
-            whole, text = ENCODING.decode(said[: len(said) - begun]), ENCODING.decode(output)
-            if text.startswith(whole):
-                left = ENCODING.encode_as_server(text[len(whole) :])
-                assert left[:begun] == said[len(said) - begun :]
-                return left[begun:]
+            if output[: len(output_so_far)] == output_so_far:
+                return output[len(output_so_far) :]
+            incomplete = unfinished(ENCODING, output_so_far)
+            prefix, text = ENCODING.decode(output_so_far[: len(output_so_far) - incomplete]), ENCODING.decode(output)
+            if text.startswith(prefix):
+                left = ENCODING.encode_as_server(text[len(prefix) :])
+                assert left[:incomplete] == output_so_far[len(output_so_far) - incomplete :]
+                return left[incomplete:]
         assert len(self.bases) < len(self.outputs), ENCODING.decode(prompt)
         self.bases.append(prompt)
         return list(self.outputs[len(self.bases) - 1])
@@ -102,7 +104,7 @@ class Mortal:
 
 
 @dataclass
-class Played:
+class FailoverOutcome:
     events: list[Event]
     report: GenerationReport
     pool: Line
@@ -114,12 +116,14 @@ class Played:
         return last
 
 
-async def played(turn: GenerationRequest, *backends: Mortal, bases: list[list[int]] | None = None) -> Played:
-    """`bases` are those of an earlier run that this one goes on behind."""
+async def run_failover(
+    request: GenerationRequest, *backends: Mortal, bases: list[list[int]] | None = None
+) -> FailoverOutcome:
+    """Run one generation; `bases` are those of an earlier run that it continues."""
     pool = Line(backends)
-    known = [] if bases is None else bases
+    shared_bases = [] if bases is None else bases
     for backend in backends:
-        backend.bases = known
+        backend.bases = shared_bases
     engine = Engine(
         EngineDeps(
             encoding=ENCODING,
@@ -129,95 +133,104 @@ async def played(turn: GenerationRequest, *backends: Mortal, bases: list[list[in
             new_call_id=lambda: "call_random",
         )
     )
-    run = engine.start(turn)
+    stream = engine.start(request)
     try:
-        batches = [batch async for batch in run]
+        batches = [batch async for batch in stream]
     finally:
-        assert pool.taken == 0
-        assert pool.most_taken <= 1
-    assert all(batches[1:] if turn.journal else batches)
-    return Played(flat(batches), run.report, pool)
+        assert pool.slots_in_use == 0
+        assert pool.max_slots_in_use <= 1
+    assert all(batches[1:] if request.journal else batches)
+    return FailoverOutcome(flat(batches), stream.report, pool)
 
 
-TURN = GenerationRequest("m", ASKED, seed="a seed", tenant="team")
-WAYS = {"ids": IDS, "ids, stop hidden": HIDDEN, "text": TEXT, "text, stop visible": VISIBLE}
+TURN = GenerationRequest("m", CONVERSATION, seed="a seed", tenant="team")
+FORMS = {"ids": IDS, "ids, stop hidden": HIDDEN, "text": TEXT, "text, stop visible": VISIBLE}
 
 
-def mortals(told: Sequence[Capabilities], cuts: Sequence[int], case: Case, per_chunk: int = 3) -> list[Mortal]:
-    """Backends that die one after the other; the last one lives."""
+def mortals(capabilities: Sequence[Capabilities], cuts: Sequence[int], case: Case, per_chunk: int = 3) -> list[Mortal]:
+    """Return backends that fail one after the other; the last one does not fail."""
     steps = [tokens_of(case.output), tokens_of(OPENED)]
     finish = FinishReason(case.finish)
     return [
-        Mortal(steps, way, cut, finish=finish, per_chunk=per_chunk, name=str(number))
-        for number, (way, cut) in enumerate(zip(told, [*cuts, None], strict=True))
+        Mortal(steps, form, cut, finish=finish, per_chunk=per_chunk, name=str(number))
+        for number, (form, cut) in enumerate(zip(capabilities, [*cuts, None], strict=True))
     ]
 
 
 @pytest.mark.sampled(one_in=6)
-@pytest.mark.parametrize("told", [IDS, HIDDEN], ids=["ids", "ids, stop hidden"])
+@pytest.mark.parametrize("capabilities", [IDS, HIDDEN], ids=["ids", "ids, stop hidden"])
 @pytest.mark.parametrize("whole", [False, True], ids=["stream", "whole"])
 @pytest.mark.parametrize("case", CASES.values(), ids=CASES)
-async def test_a_death_anywhere_changes_nothing_where_ids_are_taken(
-    case: Case, whole: bool, told: Capabilities
+async def test_the_answer_is_unchanged_after_a_failure_at_any_token(
+    case: Case, whole: bool, capabilities: Capabilities
 ) -> None:
-    """Token for token: positions, counts, ids and the tokens that are kept."""
-    turn = replace(TURN, whole=whole)
-    alive = await played(turn, *mortals([told], [], case))
-    check_lifecycle(alive.events)
+    # Positions, counts, ids and stored tokens are compared too.
+    request = replace(TURN, whole=whole)
+    undisturbed = await run_failover(request, *mortals([capabilities], [], case))
+    check_lifecycle(undisturbed.events)
     for cut in cuts(0, len(tokens_of(case.output)) + 1):
-        died = await played(turn, *mortals([told, told], [cut], case))
-        assert died.events == alive.events
-        assert (died.report.recoveries, died.report.journal) == (alive.report.recoveries, alive.report.journal)
-        assert died.report.failovers <= 1
+        outcome = await run_failover(request, *mortals([capabilities, capabilities], [cut], case))
+        assert outcome.events == undisturbed.events
+        assert (outcome.report.recoveries, outcome.report.journal) == (
+            undisturbed.report.recoveries,
+            undisturbed.report.journal,
+        )
+        assert outcome.report.failovers <= 1
 
 
 @st.composite
-def deaths(draw: st.DrawFn) -> tuple[list[Capabilities], list[int]]:
-    """Backends of any forms, and after how many tokens or letters all but the last one die."""
-    told = draw(st.lists(st.sampled_from(list(WAYS.values())), min_size=2, max_size=4))
-    return told, [draw(st.integers(0, 60)) for _ in told[1:]]
+def failure_plans(draw: st.DrawFn) -> tuple[list[Capabilities], list[int]]:
+    """Draw backends of any forms, and the failure positions of all but the last one."""
+    forms = draw(st.lists(st.sampled_from(list(FORMS.values())), min_size=2, max_size=4))
+    return forms, [draw(st.integers(0, 60)) for _ in forms[1:]]
 
 
+# Cases that read the same from ids and from text. `<|endoftext|>` is excluded: backends that show it and backends that
+# hide it differ in whether a call is complete.
 SAME = {n: case for n, case in CASES.items() if case.on_text and not case.output.endswith("<|endoftext|>")}
-"""What is read the same from ids and from text, whoever is the last to be heard: an end of the text that one backend
-shows, and another hides, tells of a call that it was not made."""
 
 
 @settings(max_examples=examples(200), deadline=None)
-@given(st.sampled_from(list(SAME.values())), deaths(), st.sampled_from([1, 3, 1000]), st.booleans(), st.booleans())
-async def test_whatever_kinds_die_one_after_the_other_the_same_is_said(
-    case: Case, died: tuple[list[Capabilities], list[int]], per_chunk: int, whole: bool, hold: bool
+@given(
+    st.sampled_from(list(SAME.values())), failure_plans(), st.sampled_from([1, 3, 1000]), st.booleans(), st.booleans()
+)
+async def test_the_answer_is_unchanged_after_failures_of_mixed_backend_kinds(
+    case: Case, failures: tuple[list[Capabilities], list[int]], per_chunk: int, whole: bool, hold: bool
 ) -> None:
-    turn = replace(TURN, whole=whole, hold_calls=hold)
-    alive = await played(turn, *mortals(died[0][-1:], [], case, per_chunk))
-    backends = mortals(*died, case, per_chunk)
-    run = await played(turn, *backends)
-    check_lifecycle(run.events)
-    if ENDS_EARLY in run.report.notes:
-        assert run.finished.reason is FinishReason.LENGTH
-        assert any(told.prompt is OutputForm.TEXT for told in died[0])
-        assert "<|" in "".join(event.text for event in alive.events if isinstance(event, Delta))
+    request = replace(TURN, whole=whole, hold_calls=hold)
+    undisturbed = await run_failover(request, *mortals(failures[0][-1:], [], case, per_chunk))
+    backends = mortals(*failures, case, per_chunk)
+    outcome = await run_failover(request, *backends)
+    check_lifecycle(outcome.events)
+    if ENDS_EARLY in outcome.report.notes:
+        assert outcome.finished.reason is FinishReason.LENGTH
+        assert any(form.prompt is OutputForm.TEXT for form in failures[0])
+        assert "<|" in "".join(event.text for event in undisturbed.events if isinstance(event, Delta))
         return
-    assert items_of(run.events) == items_of(alive.events)
-    assert run.finished.reason is alive.finished.reason
-    [last] = mortals(died[0][-1:], [], case)
-    again = await played(replace(turn, journal=tuple(run.report.journal)), last, bases=backends[0].bases)
-    assert items_of(again.events) == items_of(run.events)
+    assert items_of(outcome.events) == items_of(undisturbed.events)
+    assert outcome.finished.reason is undisturbed.finished.reason
+    [last] = mortals(failures[0][-1:], [], case)
+    replayed = await run_failover(
+        replace(request, journal=tuple(outcome.report.journal)), last, bases=backends[0].bases
+    )
+    assert items_of(replayed.events) == items_of(outcome.events)
 
 
 @settings(max_examples=examples(150), deadline=None)
 @given(outputs(), st.sampled_from([IDS, HIDDEN]), st.lists(st.integers(0, 40), min_size=1, max_size=3), st.booleans())
-async def test_whatever_the_model_writes_deaths_change_nothing_where_ids_are_taken(
-    output: list[int], told: Capabilities, cuts: list[int], hold: bool
+async def test_any_output_is_unchanged_after_failures_of_token_id_backends(
+    output: list[int], capabilities: Capabilities, cuts: list[int], hold: bool
 ) -> None:
-    turn = replace(TURN, stop=("ok", "zzz"), hold_calls=hold)
+    request = replace(TURN, stop=("ok", "zzz"), hold_calls=hold)
     steps = [output, tokens_of(OPENED)]
-    # One by one: how many tokens come with the one that ends a stop string is the network's affair.
-    alive = await played(turn, Mortal(steps, told, per_chunk=1))
-    backends = [Mortal(steps, told, cut, per_chunk=1, name=str(at)) for at, cut in enumerate([*cuts, None])]
-    died = await played(turn, *backends)
-    assert died.events == alive.events
-    assert died.report.journal == alive.report.journal
+    # Single tokens, since the number of tokens that arrive with the end of a stop string depends on the network.
+    undisturbed = await run_failover(request, Mortal(steps, capabilities, per_chunk=1))
+    backends = [
+        Mortal(steps, capabilities, cut, per_chunk=1, name=str(number)) for number, cut in enumerate([*cuts, None])
+    ]
+    outcome = await run_failover(request, *backends)
+    assert outcome.events == undisturbed.events
+    assert outcome.report.journal == undisturbed.report.journal
 
 
 EMOJI = Case("<|channel|>final<|message|>Look: 🐦‍⬛ and 👩🏽‍🚀 there, naïve 日本<|return|>", ())
@@ -225,8 +238,8 @@ EMOJI = Case("<|channel|>final<|message|>Look: 🐦‍⬛ and 👩🏽‍🚀 th
 
 @pytest.mark.parametrize("letters", [1, 30, 33])
 @pytest.mark.parametrize("third", [TEXT, IDS], ids=["text", "ids"])
-async def test_a_character_is_whole_whoever_dies_inside_of_it(letters: int, third: Capabilities) -> None:
-    """Of what text was read for, the ids are cut again, but not those of half a character."""
+async def test_a_character_stays_whole_if_backends_fail_inside_it(letters: int, third: Capabilities) -> None:
+    # Text is tokenised again for the next backend, except for an incomplete character.
     for cut in range(16):
-        run = await played(TURN, *mortals([TEXT, IDS, third], [letters, cut], EMOJI, per_chunk=1))
-        assert items_of(run.events) == (F("Look: 🐦‍⬛ and 👩🏽‍🚀 there, naïve 日本"),)
+        outcome = await run_failover(TURN, *mortals([TEXT, IDS, third], [letters, cut], EMOJI, per_chunk=1))
+        assert items_of(outcome.events) == (F("Look: 🐦‍⬛ and 👩🏽‍🚀 there, naïve 日本"),)

@@ -1,5 +1,4 @@
-"""Backends that die in the middle of forced calls, answers of a form, budgets and tool loops: what was asked for is had
-all the same."""
+"""Output requirements (forced calls, response formats, budgets) after backend failures."""
 
 from __future__ import annotations
 
@@ -9,7 +8,7 @@ from dataclasses import dataclass, field, replace
 import pytest
 
 from tests.engine.planning import ENCODING
-from tests.engine.scripted import IDS, Line, Standing
+from tests.engine.scripted import IDS, DeploymentDouble, Line
 from tests.engine.test_plan import CASES, Case
 from tests.engine.test_plan_resuming import GUIDED, GUIDED_HIDDEN, STOPS, anonymous, tokens_of
 from tests.engine.test_resuming import flat
@@ -27,33 +26,39 @@ from unisono.schemas import violation
 
 @dataclass
 class Model:
-    """What is said in one generation after the other, whoever is asked. A generation that died is gone on with, or
-    begun again behind the same prompt."""
+    """Model output shared by several backends.
+
+    A failed generation is continued, or begins again after the same prompt.
+    """
 
     outputs: Sequence[Sequence[int]]
-    at: int = -1
-    begun: list[int] = field(default_factory=list)
-    over: bool = True
+    step: int = -1
+    prompt_start: list[int] = field(default_factory=list)
+    is_finished: bool = True
 
     def left(self, job: CompletionJob) -> list[int]:
         prompt = list(job.prompt.tokens)
-        output = list(self.outputs[max(self.at, 0)])
-        said = prompt[len(self.begun) :]
-        if not self.over and prompt[: len(self.begun)] == self.begun and output[: len(said)] == said:
-            assert job.constraint is None or not said, "nobody can be kept to the rest of a body"
-            return output[len(said) :]
-        if not self.over:
-            assert self.begun[: len(prompt)] == prompt, "a prompt that nothing was said behind"
-        self.at, self.begun = self.at + self.over, prompt
-        return list(self.outputs[min(self.at, len(self.outputs) - 1)])
+        output = list(self.outputs[max(self.step, 0)])
+        output_so_far = prompt[len(self.prompt_start) :]
+        if (
+            not self.is_finished
+            and prompt[: len(self.prompt_start)] == self.prompt_start
+            and output[: len(output_so_far)] == output_so_far
+        ):
+            assert job.constraint is None or not output_so_far, "a constraint cannot be enforced for the rest of a body"
+            return output[len(output_so_far) :]
+        if not self.is_finished:
+            assert self.prompt_start[: len(prompt)] == prompt, "the prompt has no recorded output"
+        self.step, self.prompt_start = self.step + self.is_finished, prompt
+        return list(self.outputs[min(self.step, len(self.outputs) - 1)])
 
 
 @dataclass
-class Dying(Standing):
-    """A backend that dies when it has said `lives` tokens in all."""
+class Dying(DeploymentDouble):
+    """Backend that fails after `lives` tokens in total."""
 
     model: Model
-    told: Capabilities
+    caps: Capabilities
     lives: int | None = None
     per_chunk: int = 2
     name: str = "dying"
@@ -63,18 +68,18 @@ class Dying(Standing):
     async def complete(self, job: CompletionJob) -> AsyncIterator[Chunk]:
         self.jobs.append(job)
         rest = self.model.left(job)
-        if not self.told.stop_visible and rest and rest[-1] in STOPS:
+        if not self.caps.stop_visible and rest and rest[-1] in STOPS:
             rest = rest[:-1]
-        self.model.over = True
-        for at in range(0, len(rest), self.per_chunk):
-            part = rest[at : at + self.per_chunk]
+        self.model.is_finished = True
+        for position in range(0, len(rest), self.per_chunk):
+            piece = rest[position : position + self.per_chunk]
             if self.lives is not None:
-                part, self.lives = part[: self.lives], max(self.lives - len(part), 0)
-            if part:
-                yield Chunk(tokens=part)
+                piece, self.lives = piece[: self.lives], max(self.lives - len(piece), 0)
+            if piece:
+                yield Chunk(tokens=piece)
             if self.lives == 0:
-                # Behind its last token nobody is asked for more.
-                self.model.over = part[-1:] == rest[-1:] and rest[-1] in STOPS
+                # No further generation is requested after the last token.
+                self.model.is_finished = piece[-1:] == rest[-1:] and rest[-1] in STOPS
                 raise BackendUnavailable("gone")
         yield Chunk(finish=FinishReason.STOP)
 
@@ -82,7 +87,7 @@ class Dying(Standing):
         pass
 
 
-async def said(turn: GenerationRequest, *backends: Dying) -> tuple[list[Event], GenerationReport]:
+async def run_request(request: GenerationRequest, *backends: Dying) -> tuple[list[Event], GenerationReport]:
     pool = Line(backends)
     engine = Engine(
         EngineDeps(
@@ -94,38 +99,41 @@ async def said(turn: GenerationRequest, *backends: Dying) -> tuple[list[Event], 
             violation=violation,
         )
     )
-    run = engine.start(replace(turn, seed="a seed"))
-    events = flat([batch async for batch in run], exact=False)
+    stream = engine.start(replace(request, seed="a seed"))
+    events = flat([batch async for batch in stream], exact=False)
     check_lifecycle(events)
-    assert pool.taken == 0
-    return events, run.report
+    assert pool.slots_in_use == 0
+    return events, stream.report
 
 
-def plain(events: Sequence[Event]) -> list[Event]:
-    """Without what a body that was begun again costs, and the ids of calls: those of one that was not shown are
-    nobody's."""
-    return [_plain(event) for event in events]
+def comparable(events: Sequence[Event]) -> list[Event]:
+    """Return the events without usage and call ids, which differ if a body is generated again."""
+    return [_comparable(event) for event in events]
 
 
-def _plain(event: Event) -> Event:
+def _comparable(event: Event) -> Event:
     if isinstance(event, Finished):
         return replace(event, usage=Usage())
     return anonymous(event)
 
 
 @pytest.mark.sampled(one_in=5)
-@pytest.mark.parametrize("told", [IDS, GUIDED, GUIDED_HIDDEN], ids=["ids", "guided", "guided, stop hidden"])
+@pytest.mark.parametrize(
+    "capabilities", [IDS, GUIDED, GUIDED_HIDDEN], ids=["ids", "constrained", "constrained, stop hidden"]
+)
 @pytest.mark.parametrize("case", CASES.values(), ids=CASES)
-async def test_a_death_anywhere_leaves_what_was_asked_for_as_it_is(case: Case, told: Capabilities) -> None:
-    if replace(told, stop_visible=True) not in case.told:
+async def test_output_requirements_are_met_after_a_failure_at_any_token(case: Case, capabilities: Capabilities) -> None:
+    if replace(capabilities, stop_visible=True) not in case.told:
         return
     outputs = [tokens_of(output) for output in case.outputs]
-    for turn, every in ((case.turn, 2), (replace(case.turn, whole=True), 7)):
-        alive, report = await said(turn, Dying(Model(outputs), told))
-        assert isinstance(alive[-1], Finished)
-        for lives in range(1, alive[-1].usage.completion_tokens + 1, every):
+    for request, stride in ((case.turn, 2), (replace(case.turn, whole=True), 7)):
+        expected, report = await run_request(request, Dying(Model(outputs), capabilities))
+        assert isinstance(expected[-1], Finished)
+        for lives in range(1, expected[-1].usage.completion_tokens + 1, stride):
             model = Model(outputs)
-            events, after = await said(turn, Dying(model, told, lives), Dying(model, told, name="other"))
-            assert plain(events) == plain(alive), lives
-            assert (after.recoveries, after.unmet) == (report.recoveries, report.unmet)
-            assert after.failovers <= 1
+            events, failover_report = await run_request(
+                request, Dying(model, capabilities, lives), Dying(model, capabilities, name="other")
+            )
+            assert comparable(events) == comparable(expected), lives
+            assert (failover_report.recoveries, failover_report.unmet) == (report.recoveries, report.unmet)
+            assert failover_report.failovers <= 1

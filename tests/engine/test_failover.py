@@ -1,4 +1,4 @@
-"""The failover policy: every combination has an action, and the table says which."""
+"""Failover policy: each combination of failure, progress and options has one action."""
 
 from __future__ import annotations
 
@@ -34,14 +34,14 @@ def test_every_combination_has_an_action_that_is_possible(
 ) -> None:
     action = decide(kind, progress, options)
     assert isinstance(action, Action)
-    # A complete answer is never lost, and never asked for again.
+    # A complete answer is never lost or generated again.
     assert (progress is Progress.COMPLETE) <= (action is Action.STOP)
-    # What the client has seen is neither taken back nor lost where it can go on.
+    # Emitted output is never replaced, and not lost if it can be continued.
     if progress is Progress.SEEN:
         assert action not in (Action.RETRY,)
         assert (action is Action.RESUME) <= options.resumable
         assert (action is Action.RESTART) <= options.regenerable
-    # Another attempt needs a deployment, and a pause one to come back to.
+    # Another attempt needs an available deployment, a pause one that is available later.
     if action in (Action.RETRY, Action.RESUME):
         assert options.available
     if action is Action.RESTART:
@@ -53,41 +53,53 @@ def test_every_combination_has_an_action_that_is_possible(
     # A request that the backend rejects is never sent again.
     if kind is FailureKind.REJECTED and progress is not Progress.COMPLETE:
         assert action is Action.RAISE
-    # Only nothing can be raised for text that cannot go on: an answer that has begun ends normally.
+    # An answer that has begun ends normally if no backend can continue its text.
     if kind in (FailureKind.CANNOT_CONTINUE, FailureKind.CONTEXT_TOO_LONG) and progress is not Progress.NOTHING:
         assert action is not Action.RAISE
-    # After a pause there is something to do.
+    # After a pause, another attempt follows.
     if action is Action.WAIT:
         after = decide(kind, progress, Options(True, True, options.resumable, options.regenerable))
         assert after in (Action.RETRY, Action.RESUME, Action.RESTART)
 
 
 ELSEWHERE, LATER, NOWHERE = Options(available=True), Options(later=True), Options()
-FIXED, BOTH = Options(available=True, resumable=False), Options(available=True, later=True)
+NOT_RESUMABLE, BOTH = Options(available=True, resumable=False), Options(available=True, later=True)
 NONE, UNSEEN, SEEN, COMPLETE = Progress
 ROWS: dict[str, tuple[FailureKind, Progress, Options, Action]] = {
-    "a new answer goes elsewhere": (FailureKind.ERROR, NONE, ELSEWHERE, Action.RETRY),
-    "without a pause where it can": (FailureKind.OVERLOADED, NONE, BOTH, Action.RETRY),
-    "or back after a pause": (FailureKind.UNREACHABLE, NONE, LATER, Action.WAIT),
-    "or nowhere": (FailureKind.UNREACHABLE, NONE, NOWHERE, Action.RAISE),
-    "an answer that is read goes on elsewhere": (FailureKind.TIMEOUT, SEEN, ELSEWHERE, Action.RESUME),
-    "or where it was": (FailureKind.PROTOCOL, SEEN, LATER, Action.WAIT),
-    "one that nobody has seen goes on too": (FailureKind.PROTOCOL, UNSEEN, ELSEWHERE, Action.RESUME),
-    "or begins again": (FailureKind.PROTOCOL, UNSEEN, FIXED, Action.RESTART),
-    "one that passes through is over": (FailureKind.UNREACHABLE, SEEN, FIXED, Action.RAISE),
-    "a rejected request": (FailureKind.REJECTED, NONE, BOTH, Action.RAISE),
-    "a backend found unfit": (FailureKind.UNFIT, NONE, ELSEWHERE, Action.RETRY),
-    "is not waited for": (FailureKind.UNFIT, NONE, LATER, Action.RAISE),
-    "a prompt too long for this backend": (FailureKind.CONTEXT_TOO_LONG, NONE, ELSEWHERE, Action.RETRY),
-    "for every backend": (FailureKind.CONTEXT_TOO_LONG, NONE, LATER, Action.RAISE),
-    "an answer that fills every context": (FailureKind.CONTEXT_TOO_LONG, SEEN, LATER, Action.STOP),
-    "text that this backend cannot continue": (FailureKind.CANNOT_CONTINUE, SEEN, ELSEWHERE, Action.RESUME),
-    "may be generated again": (FailureKind.CANNOT_CONTINUE, SEEN, Options(regenerable=True), Action.RESTART),
-    "or is all there is": (FailureKind.CANNOT_CONTINUE, SEEN, NOWHERE, Action.STOP),
-    "a failure after the last token": (FailureKind.UNREACHABLE, COMPLETE, BOTH, Action.STOP),
+    "new answer, another deployment available": (FailureKind.ERROR, NONE, ELSEWHERE, Action.RETRY),
+    "new answer, deployments available now and later": (FailureKind.OVERLOADED, NONE, BOTH, Action.RETRY),
+    "new answer, deployment available later": (FailureKind.UNREACHABLE, NONE, LATER, Action.WAIT),
+    "new answer, no deployment available": (FailureKind.UNREACHABLE, NONE, NOWHERE, Action.RAISE),
+    "emitted answer, another deployment available": (FailureKind.TIMEOUT, SEEN, ELSEWHERE, Action.RESUME),
+    "emitted answer, deployment available later": (FailureKind.PROTOCOL, SEEN, LATER, Action.WAIT),
+    "unseen answer, another deployment available": (FailureKind.PROTOCOL, UNSEEN, ELSEWHERE, Action.RESUME),
+    "unseen answer, not resumable": (FailureKind.PROTOCOL, UNSEEN, NOT_RESUMABLE, Action.RESTART),
+    "emitted answer, not resumable": (FailureKind.UNREACHABLE, SEEN, NOT_RESUMABLE, Action.RAISE),
+    "rejected request": (FailureKind.REJECTED, NONE, BOTH, Action.RAISE),
+    "unfit backend, another deployment available": (FailureKind.UNFIT, NONE, ELSEWHERE, Action.RETRY),
+    "unfit backend, deployment available later": (FailureKind.UNFIT, NONE, LATER, Action.RAISE),
+    "prompt too long, another deployment available": (FailureKind.CONTEXT_TOO_LONG, NONE, ELSEWHERE, Action.RETRY),
+    "prompt too long, deployment available later": (FailureKind.CONTEXT_TOO_LONG, NONE, LATER, Action.RAISE),
+    "emitted answer that fills the context": (FailureKind.CONTEXT_TOO_LONG, SEEN, LATER, Action.STOP),
+    "unsupported continuation, another deployment available": (
+        FailureKind.CANNOT_CONTINUE,
+        SEEN,
+        ELSEWHERE,
+        Action.RESUME,
+    ),
+    "unsupported continuation, regenerable": (
+        FailureKind.CANNOT_CONTINUE,
+        SEEN,
+        Options(regenerable=True),
+        Action.RESTART,
+    ),
+    "unsupported continuation, no deployment available": (FailureKind.CANNOT_CONTINUE, SEEN, NOWHERE, Action.STOP),
+    "failure after the last token": (FailureKind.UNREACHABLE, COMPLETE, BOTH, Action.STOP),
 }
 
 
 @pytest.mark.parametrize(("kind", "progress", "options", "action"), ROWS.values(), ids=ROWS)
-def test_the_table(kind: FailureKind, progress: Progress, options: Options, action: Action) -> None:
+def test_decide_returns_the_action_of_the_table(
+    kind: FailureKind, progress: Progress, options: Options, action: Action
+) -> None:
     assert decide(kind, progress, options) is action

@@ -1,4 +1,4 @@
-"""Identity of a client without a key: the same for one request, its repetitions and its continuations."""
+"""Identity of a client without a key: shared by repetitions and continuations of a request."""
 
 from __future__ import annotations
 
@@ -12,28 +12,30 @@ from unisono.engine.request import IDENTITY_CHARS, USUAL, RawPrompt, identity_of
 LONG = "word " * IDENTITY_CHARS
 
 
-def of(text: str, *more: AssistantMessage | UserMessage, instructions: str = "", sampling: Sampling = USUAL) -> str:
+def identity(
+    text: str, *more: AssistantMessage | UserMessage, instructions: str = "", sampling: Sampling = USUAL
+) -> str:
     conversation = Conversation(items=(UserMessage(text), *more), preamble=Preamble(instructions=instructions))
     return identity_of(turn(conversation=conversation, sampling=sampling))
 
 
 def test_a_repeated_or_continued_request_has_the_same_identity() -> None:
-    assert of("Hello") == of("Hello") == of("Hello", AssistantMessage("Hi."), UserMessage("And now?"))
+    assert identity("Hello") == identity("Hello") == identity("Hello", AssistantMessage("Hi."), UserMessage("And now?"))
 
 
-@pytest.mark.parametrize("other", [of("Hallo"), of("Hello", instructions="Be brief."), of("")])
+@pytest.mark.parametrize("other", [identity("Hallo"), identity("Hello", instructions="Be brief."), identity("")])
 def test_another_conversation_has_another_identity(other: str) -> None:
-    assert of("Hello") != other
+    assert identity("Hello") != other
 
 
 def test_unusual_options_decide_before_the_conversation() -> None:
     hot = Sampling(temperature=1.9)
-    assert of("Hello", sampling=hot) == of("Goodbye", sampling=hot) != of("Hello")
+    assert identity("Hello", sampling=hot) == identity("Goodbye", sampling=hot) != identity("Hello")
 
 
 def test_only_the_beginning_of_a_long_text_is_read() -> None:
-    assert of(LONG) == of(LONG + "more") != of("x" + LONG)
-    assert of("a", instructions=LONG) == of("a", instructions=LONG + "more")
+    assert identity(LONG) == identity(LONG + "more") != identity("x" + LONG)
+    assert identity("a", instructions=LONG) == identity("a", instructions=LONG + "more")
     texts = [RawPrompt(text=text) for text in (LONG, LONG + "more", "x" + LONG)]
     tokens = [RawPrompt(tokens=(token,) * length) for token, length in ((1, 2000), (1, 3000), (2, 2000))]
     for prompts in (texts, tokens):

@@ -1,4 +1,4 @@
-"""The tool loop with real tool servers on real sockets."""
+"""Tool loop with real MCP servers on real sockets."""
 
 from __future__ import annotations
 
@@ -35,49 +35,47 @@ async def host() -> AsyncIterator[McpHost]:
 
 @dataclass
 class Hosted:
-    """A talk whose tools are real."""
+    """Request and model output with real tool servers."""
 
     talk: Talk
     host: McpHost
 
     def engine(self) -> Engine:
-        means = self.talk.engine()._deps
+        engine_deps = self.talk.engine()._deps
         return Engine(
             EngineDeps(
-                encoding=means.encoding,
-                renderer=means.renderer,
-                pool=means.pool,
+                encoding=engine_deps.encoding,
+                renderer=engine_deps.renderer,
+                pool=engine_deps.pool,
                 memory=ConversationCache(),
-                new_call_id=means.new_call_id,
+                new_call_id=engine_deps.new_call_id,
                 tools=self.host,
             )
         )
 
 
-def hosted(host: McpHost, upstream: Upstream, way: str, *steps: str) -> Hosted:
+def hosted(host: McpHost, upstream: Upstream, transport: str, *steps: str) -> Hosted:
     talk = Talk(steps)
-    server = upstream.server(way, label="up", approval=FREE)
-    return Hosted(replace(talk, turn=replace(talk.turn, hosting=ServerTools((server,)))), host)
+    server = upstream.server(transport, label="up", approval=FREE)
+    return Hosted(replace(talk, turn=replace(talk.turn, server_tools=ServerTools((server,)))), host)
 
 
-@pytest.mark.parametrize("way", ["modern", "legacy", "sse"])
-async def test_a_tool_of_a_real_server_is_called_and_its_answer_read(
-    host: McpHost, upstream: Upstream, way: str
-) -> None:
-    asked = hosted(host, upstream, way, call("up__echo", '{"text":"så ⟂"}'), call("up__broken"), ANSWER)
-    run = asked.engine().start(asked.talk.turn)
-    events = [event async for batch in run for event in batch]
+@pytest.mark.parametrize("transport", ["modern", "legacy", "sse"])
+async def test_a_tool_of_a_real_server_returns_its_result(host: McpHost, upstream: Upstream, transport: str) -> None:
+    exchange = hosted(host, upstream, transport, call("up__echo", '{"text":"så ⟂"}'), call("up__broken"), ANSWER)
+    stream = exchange.engine().start(exchange.talk.turn)
+    events = [event async for batch in stream for event in batch]
     [listed] = [event for event in events if isinstance(event, Listed)]
     assert {"echo", "broken"} <= {tool.name for tool in listed.tools}
     assert calls_of(events)[0] == ("up", "echo", "så ⟂")
     assert "broken" in calls_of(events)[1][2]
     assert items_of(events) == (R("Now."), F("It is so."))
-    assert "så ⟂<|end|>" in ENCODING.decode(list(asked.talk.bases[1].prompt.tokens))
+    assert "så ⟂<|end|>" in ENCODING.decode(list(exchange.talk.bases[1].prompt.tokens))
 
 
-async def test_leaving_is_told_to_the_server_that_works(host: McpHost, upstream: Upstream) -> None:
-    asked = hosted(host, upstream, "modern", call("up__slow", '{"seconds":60,"name":"left"}'), ANSWER)
-    run = asked.engine().start(asked.talk.turn)
+async def test_cancelling_the_stream_cancels_the_call_on_the_server(host: McpHost, upstream: Upstream) -> None:
+    exchange = hosted(host, upstream, "modern", call("up__slow", '{"seconds":60,"name":"left"}'), ANSWER)
+    run = exchange.engine().start(exchange.talk.turn)
 
     async def read() -> None:
         async for _ in run:
@@ -91,13 +89,13 @@ async def test_leaving_is_told_to_the_server_that_works(host: McpHost, upstream:
     await upstream.until_noted("slow cancelled left")
 
 
-async def test_a_call_of_a_real_server_is_given_up_when_the_time_is_over(host: McpHost, upstream: Upstream) -> None:
-    asked = hosted(host, upstream, "modern", call("up__slow", '{"seconds":60,"name":"late"}'), "It is so.<|return|>")
-    hosting = asked.talk.turn.hosting
+async def test_a_call_of_a_real_server_is_cancelled_at_the_deadline(host: McpHost, upstream: Upstream) -> None:
+    exchange = hosted(host, upstream, "modern", call("up__slow", '{"seconds":60,"name":"late"}'), "It is so.<|return|>")
+    hosting = exchange.talk.turn.server_tools
     assert hosting is not None
-    # The server is known already, so that all of the time is the call's.
+    # The tools are listed in advance, so that the call has the full time.
     await host.list_tools(hosting.servers[0])
-    run = asked.engine().start(replace(asked.talk.turn, hosting=replace(hosting, total_s=1.0)))
-    events = [event async for batch in run for event in batch]
+    stream = exchange.engine().start(replace(exchange.talk.turn, server_tools=replace(hosting, total_s=1.0)))
+    events = [event async for batch in stream for event in batch]
     assert items_of(events) == (F("It is so."),)
-    assert run.report.recoveries == ["tool-deadline", "tools-ended"]
+    assert stream.report.recoveries == ["tool-deadline", "tools-ended"]

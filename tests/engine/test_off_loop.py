@@ -1,6 +1,6 @@
-"""Work on a long answer leaves the event loop: tokens are read in portions, and what its end costs is done in a thread.
+"""Long answers do not block the event loop: portioned reading, and long checks in a thread.
 
-Progress of other tasks is counted in turns of the loop, so that nothing here depends on how fast a machine is.
+Progress of another task is counted in iterations of the loop, independently of the machine's speed.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ SHORT = "[1, 2, 3]"
 
 
 @dataclass
-class Ticks:
+class IterationCount:
     count: int = 0
 
 
 @contextmanager
-def ticking() -> Iterator[Ticks]:
-    """Counts the turns of the loop that another task gets."""
-    ticks = Ticks()
+def counting_iterations() -> Iterator[IterationCount]:
+    """Count the loop iterations that another task gets."""
+    ticks = IterationCount()
 
     async def tick() -> None:
         while True:
@@ -52,49 +52,51 @@ def ticking() -> Iterator[Ticks]:
 
 @dataclass
 class Counted(Scripted):
-    """Plays its only step, and counts another task's turns from the first chunk to the last."""
+    """Backend that counts the iterations of another task from its first to its last chunk."""
 
-    ticks: Ticks | None = None
-    during: int = 0
+    ticks: IterationCount | None = None
+    iterations: int = 0
 
     async def complete(self, job: CompletionJob) -> AsyncIterator[Chunk]:
         assert self.ticks is not None
-        # The other task has begun.
+        # Let the other task begin.
         await asyncio.sleep(0)
         before = self.ticks.count
         async for chunk in super().complete(job):
-            self.during = self.ticks.count - before
+            self.iterations = self.ticks.count - before
             yield chunk
 
 
 @pytest.mark.parametrize("per_chunk", [1, 64, 100_000])
-async def test_other_tasks_have_their_turns_however_many_tokens_come_at_once(per_chunk: int) -> None:
+async def test_other_tasks_run_during_large_chunks(per_chunk: int) -> None:
     words = " ".join(map(str, range(10_000)))
-    with ticking() as ticks:
+    with counting_iterations() as ticks:
         backend = Counted(ENCODING, [Step(f"{FINAL}{words}<|return|>")], per_chunk=per_chunk, ticks=ticks)
         run = Runner(ENCODING, backend).engine.start(turn(conversation=WITHOUT_TOOLS))
         events = [event async for batch in run for event in batch]
     assert [event.text for event in events if isinstance(event, Closed)] == [words]
     tokens = len(ENCODING.encode_text(words))
-    assert backend.during >= tokens // 512
+    assert backend.iterations >= tokens // 512
 
 
 @pytest.mark.parametrize("per_chunk", [1, 64, 100_000])
-async def test_a_raw_completion_leaves_other_tasks_their_turns(per_chunk: int) -> None:
+async def test_other_tasks_run_during_a_raw_completion(per_chunk: int) -> None:
     words = " ".join(map(str, range(10_000)))
-    with ticking() as ticks:
+    with counting_iterations() as ticks:
         backend = Counted(ENCODING, [Step(f"{words}<|return|>")], per_chunk=per_chunk, ticks=ticks)
-        asked = turn(conversation=WITHOUT_TOOLS, raw=RawPrompt(text="Count"), max_tokens=100_000)
-        events = [event async for batch in Runner(ENCODING, backend).engine.start(asked) for event in batch]
+        request = turn(conversation=WITHOUT_TOOLS, raw=RawPrompt(text="Count"), max_tokens=100_000)
+        events = [event async for batch in Runner(ENCODING, backend).engine.start(request) for event in batch]
     assert [event.text for event in events if isinstance(event, Closed)] == [words]
     tokens = len(ENCODING.encode_text(words))
-    assert backend.during >= tokens // 512
+    assert backend.iterations >= tokens // 512
 
 
 @pytest.mark.parametrize("whole", [False, True], ids=["streamed", "whole"])
 @pytest.mark.parametrize("per_chunk", [3, 100_000])
-@pytest.mark.parametrize(("text", "leaves"), [(SHORT, False), (LONG, True)], ids=["short", "long"])
-async def test_only_a_long_answer_is_checked_in_a_thread(text: str, leaves: bool, per_chunk: int, whole: bool) -> None:
+@pytest.mark.parametrize(("text", "uses_thread"), [(SHORT, False), (LONG, True)], ids=["short", "long"])
+async def test_only_a_long_answer_is_checked_in_a_thread(
+    text: str, uses_thread: bool, per_chunk: int, whole: bool
+) -> None:
     threads: list[int] = []
 
     def check(schema: Schema, text: str) -> str | None:
@@ -102,16 +104,16 @@ async def test_only_a_long_answer_is_checked_in_a_thread(text: str, leaves: bool
         return None
 
     backend = Scripted(ENCODING, [Step(f"{T}{S}{FINAL}{text}<|return|>")], per_chunk=per_chunk)
-    asked = turn(conversation=WITHOUT_TOOLS, form=FORM, whole=whole)
-    run = Runner(ENCODING, backend).engine_with(check).start(asked)
+    request = turn(conversation=WITHOUT_TOOLS, form=FORM, whole=whole)
+    run = Runner(ENCODING, backend).engine_with(check).start(request)
     events = [event async for batch in run for event in batch]
     assert [event.text for event in events if isinstance(event, Closed)][-1] == text
-    assert [thread != threading.get_ident() for thread in threads] == [leaves]
+    assert [thread != threading.get_ident() for thread in threads] == [uses_thread]
 
 
 @dataclass
 class Blocking:
-    """A check that goes on until it is told to end."""
+    """JSON check that blocks until `may_end` is set."""
 
     loop: asyncio.AbstractEventLoop
     begun: asyncio.Event
@@ -124,8 +126,8 @@ class Blocking:
 
 
 @dataclass
-class Leavable(Scripted):
-    """`freed` once its stream was closed."""
+class Cancellable(Scripted):
+    """Backend that sets `freed` when its stream is closed."""
 
     freed: bool = False
 
@@ -137,10 +139,10 @@ class Leavable(Scripted):
             self.freed = True
 
 
-async def test_a_check_that_is_left_frees_the_backend_at_once_and_changes_no_report() -> None:
+async def test_cancelling_a_check_frees_the_backend_and_keeps_the_report() -> None:
     check = Blocking(asyncio.get_running_loop(), asyncio.Event(), threading.Event())
-    # Behind the check the fence is removed, which would be reported.
-    backend = Leavable(ENCODING, [Step(f"{T}{S}{FINAL}```json\n{LONG}\n```<|return|>")])
+    # The code fence would be removed and reported after the check.
+    backend = Cancellable(ENCODING, [Step(f"{T}{S}{FINAL}```json\n{LONG}\n```<|return|>")])
     runner = Runner(ENCODING, backend)
     run = runner.engine_with(check).start(turn(conversation=WITHOUT_TOOLS, form=FORM))
 
@@ -156,8 +158,8 @@ async def test_a_check_that_is_left_frees_the_backend_at_once_and_changes_no_rep
     with pytest.raises(asyncio.CancelledError):
         await reading
     assert backend.freed
-    assert runner.pool.taken == 0
+    assert runner.pool.slots_in_use == 0
     check.may_end.set()
-    # The thread has done all that it will.
+    # The thread has finished.
     await asyncio.get_running_loop().shutdown_default_executor()
     assert (run.report.journal, run.report.recoveries) == before

@@ -1,4 +1,4 @@
-"""The step plan on scripted backends: what is cut, what is put there, and what the backend is asked for behind it."""
+"""Interventions on scripted backends: tokens, prompts of further steps, and constraints."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ import pytest
 from tests.engine.planning import (
     ADD,
     ANY,
-    ASKED,
     BACKENDS,
     CITY,
     CITY_FORM,
+    CONVERSATION,
     FINAL,
     GUIDED,
     NAMED,
@@ -34,7 +34,7 @@ from tests.engine.scripted import IDS, Step
 from tests.harmony.recoveries import C, F, P, R
 from unisono.core.conversation import AnswerForm, Preamble
 from unisono.core.generation import AnyJson, Capabilities, Constraint, FinishReason, JsonSchema, OneOf
-from unisono.engine.interventions.controller import NOT_ALLOWED
+from unisono.core.recovery_rules import TOOL_NOT_ALLOWED
 from unisono.engine.interventions.requirements import NO_ARGUMENTS, UNMET_ARGUMENTS, UNMET_CALL, UNMET_FORM, UNMET_NONE
 from unisono.engine.request import AllowedTools, ForcedCalls, GenerationRequest
 
@@ -49,54 +49,55 @@ class Case:
     turn: GenerationRequest
     outputs: Sequence[str | Step]
     items: Sequence[R | P | F | C]
-    behind: Sequence[str]
-    """What each further prompt has behind the first one's."""
+    # Text that each further prompt adds to the first one.
+    suffixes: Sequence[str]
+    # Constraint of each further step, on a backend that enforces constraints.
     constraints: Sequence[Constraint | None] = ()
-    """Of each further step, on a backend that can."""
     rules: Sequence[str] = ()
     unmet: str = ""
+    # Capabilities of the backends that the case applies to.
     told: Sequence[Capabilities] = tuple(BACKENDS.values())
 
 
-FREE = [told for told in BACKENDS.values() if not told.constrain]
-ABLE = [told for told in BACKENDS.values() if told.constrain]
+UNCONSTRAINED = [each for each in BACKENDS.values() if not each.constrain]
+CONSTRAINED = [each for each in BACKENDS.values() if each.constrain]
 
 FORCED: dict[str, Case] = {
-    "a tool is named, and the model answers": Case(
+    "named tool, reasoning and answer": Case(
         turn(NAMED), [T + RAIN, PARIS + "<|call|>"], (HM, CALLED), [T + S + WEATHER], [JsonSchema(CITY)]
     ),
-    "a tool is named, and the model answers at once": Case(
+    "named tool, answer without reasoning": Case(
         turn(NAMED), [FINAL + "It rains.<|return|>", PARIS + "<|call|>"], (CALLED,), [WEATHER], [JsonSchema(CITY)]
     ),
-    "a tool is named, and the model only thinks": Case(
+    "named tool, only reasoning": Case(
         turn(NAMED),
         ["<|channel|>analysis<|message|>Hm.<|return|>", PARIS + "<|return|>"],
         (HM, CALLED),
         [T + S + WEATHER],
         [JsonSchema(CITY)],
     ),
-    "a tool is named, and the model calls another one": Case(
+    "named tool, call of another tool": Case(
         turn(NAMED), [T + S + ADD + '{"a":1}<|call|>', PARIS + "<|call|>"], (HM, CALLED), [T + S + WEATHER]
     ),
-    "a tool is named, and the model begins with a preamble": Case(
+    "named tool, preamble and answer": Case(
         turn(NAMED), [T + S + PREAMBLE + "<|end|>" + RAIN, PARIS + "<|call|>"], (HM, CALLED), [T + S + WEATHER]
     ),
-    "a tool is named, and the model calls it in its own words": Case(
+    "named tool, called with a header of the model": Case(
         turn(NAMED),
         [T + S + " to=functions.get_weather<|channel|>commentary json<|message|>" + PARIS + "<|call|>"],
         (HM, CALLED),
         [],
-        told=FREE,
+        told=UNCONSTRAINED,
     ),
-    "a tool is named, and the header that the model gave it is kept": Case(
+    "named tool, header of the model kept": Case(
         turn(NAMED),
         [T + S + " to=functions.get_weather<|channel|>commentary json<|message|>{}<|call|>", PARIS + "<|call|>"],
         (HM, CALLED),
         [T + S + " to=functions.get_weather<|channel|>commentary json<|message|>"],
         [JsonSchema(CITY)],
-        told=ABLE,
+        told=CONSTRAINED,
     ),
-    "a tool is named, and what the model thinks has no end": Case(
+    "named tool, reasoning without an end": Case(
         turn(NAMED),
         ["<|channel|>analysis<|message|>Hm.<|start|>assistant" + FINAL + "It rains.<|return|>", PARIS + "<|call|>"],
         (HM, CALLED),
@@ -110,50 +111,50 @@ FORCED: dict[str, Case] = {
         [NOW],
         [JsonSchema(NO_ARGUMENTS)],
     ),
-    "there is one tool": Case(
-        turn(ANY, replace(ASKED, preamble=Preamble(tools=TOOLS[:1], date="2026-01-01"))),
+    "any tool, only one declared": Case(
+        turn(ANY, replace(CONVERSATION, preamble=Preamble(tools=TOOLS[:1], date="2026-01-01"))),
         [T + RAIN, PARIS + "<|call|>"],
         (HM, CALLED),
         [T + S + WEATHER],
     ),
-    "one of several, whose name says itself early": Case(
+    "any tool, unambiguous beginning of a name": Case(
         turn(ANY),
         [T + RAIN, ".get_weather", PARIS + "<|call|>"],
         (HM, CALLED),
         [T + S + NAMING, T + S + WEATHER],
         [OneOf((".get_weather", ".add", ".now")), JsonSchema(CITY)],
     ),
-    "one of several, with all that stands behind a name": Case(
+    "any tool, name with the rest of the header": Case(
         turn(ANY),
         [T + RAIN, ".add <|constrain|>json<|message|>{}<|call|>", '{"a":1}<|call|>'],
         (HM, C("add", '{"a":1}')),
         [T + S + NAMING, T + S + ADD],
         [OneOf((".get_weather", ".add", ".now")), JsonSchema(SUM)],
     ),
-    "one of two": Case(
+    "one of two tools": Case(
         turn(ForcedCalls(frozenset({"add", "now"}))),
         [T + RAIN, ".now", "{}<|call|>"],
         (HM, C("now", "{}")),
         [T + S + NAMING, T + S + NOW],
         [OneOf((".add", ".now")), JsonSchema(NO_ARGUMENTS)],
     ),
-    "one of several, and no tool is called what the model says": Case(
+    "any tool, unknown name first": Case(
         turn(ANY),
         [ANSWERED, ".subtract <|message|>", ".add", '{"a":1}<|call|>'],
         (C("add", '{"a":1}'),),
         [NAMING, NAMING, ADD],
     ),
-    "one of several, and the model never says which": Case(
+    "any tool, never named": Case(
         turn(ANY),
         [T + RAIN, ".x <|message|>", "<|return|>", "?", FINAL + "It rains.<|return|>"],
         (HM, F("It rains.")),
         [T + S + NAMING] * 3 + [T + S],
         unmet=UNMET_CALL,
     ),
-    "one of several, and the model calls one": Case(
-        turn(ANY), [T + S + ADD + '{"a":1}<|call|>'], (HM, C("add", '{"a":1}')), [], told=FREE
+    "any tool, called by the model": Case(
+        turn(ANY), [T + S + ADD + '{"a":1}<|call|>'], (HM, C("add", '{"a":1}')), [], told=UNCONSTRAINED
     ),
-    "arguments that do not match are generated again": Case(
+    "invalid arguments, regenerated": Case(
         turn(NAMED),
         [ANSWERED, '{"town":"Paris"}<|call|>', '{"city":', PARIS + "<|call|>"],
         (CALLED,),
@@ -161,7 +162,7 @@ FORCED: dict[str, Case] = {
         rules=("regenerated-call", "unfinished-call"),
         told=[IDS],
     ),
-    "arguments that never match are handed over": Case(
+    "invalid arguments after all retries": Case(
         turn(NAMED),
         [ANSWERED, *['{"town":"Paris"}<|call|>'] * 3],
         (C("get_weather", '{"town":"Paris"}'),),
@@ -169,70 +170,70 @@ FORCED: dict[str, Case] = {
         rules=("regenerated-call",),
         unmet=UNMET_ARGUMENTS,
     ),
-    "none of the tools is there": Case(
+    "named tool not declared": Case(
         turn(ForcedCalls(frozenset({"other"}))), [T + RAIN], (HM, F("It rains.")), [], unmet=UNMET_NONE
     ),
-    "no call is allowed": Case(turn(NAMED, calls_allowed=False), [T + RAIN], (HM, F("It rains.")), []),
+    "calls not allowed": Case(turn(NAMED, calls_allowed=False), [T + RAIN], (HM, F("It rains.")), []),
 }
 
-OTHERS: dict[str, Case] = {
-    "a strict tool is called": Case(
-        turn(conversation=replace(ASKED, preamble=Preamble(tools=(replace(TOOLS[0], strict=True),)))),
+CALLS: dict[str, Case] = {
+    "strict tool, constrained retry": Case(
+        turn(conversation=replace(CONVERSATION, preamble=Preamble(tools=(replace(TOOLS[0], strict=True),)))),
         [T + S + WEATHER + "{}<|call|>", PARIS + "<|call|>"],
         (HM, CALLED),
         [T + S + WEATHER],
         [JsonSchema(CITY)],
-        told=ABLE,
+        told=CONSTRAINED,
     ),
-    "a strict tool is called with other arguments": Case(
-        turn(conversation=replace(ASKED, preamble=Preamble(tools=(replace(TOOLS[0], strict=True),)))),
+    "strict tool, unconstrained retry": Case(
+        turn(conversation=replace(CONVERSATION, preamble=Preamble(tools=(replace(TOOLS[0], strict=True),)))),
         [T + S + WEATHER + "{}<|call|>", PARIS + "<|call|>"],
         (HM, CALLED),
         [T + S + WEATHER],
         rules=("regenerated-call",),
-        told=FREE,
+        told=UNCONSTRAINED,
     ),
-    "a call whose arguments are no JSON": Case(
+    "arguments not JSON, unconstrained retry": Case(
         turn(),
         [T + S + WEATHER + '{"city":"Paris"}]<|call|>', S.removeprefix(S) + WEATHER + PARIS + "<|call|>"],
         (HM, CALLED),
         [T + S],
         rules=("regenerated-call",),
-        told=FREE,
+        told=UNCONSTRAINED,
     ),
-    "a call whose arguments are no JSON, on a backend that can be held to it": Case(
+    "arguments not JSON, constrained retry": Case(
         turn(),
         [T + S + WEATHER + '{"city":"Paris"}]<|call|>', PARIS + "<|call|>"],
         (HM, CALLED),
         [T + S + WEATHER],
         [JsonSchema(CITY)],
         rules=("regenerated-call",),
-        told=ABLE,
+        told=CONSTRAINED,
     ),
-    "a call whose arguments are never JSON": Case(
+    "arguments not JSON after all retries": Case(
         turn(),
         [WEATHER + "Paris<|call|>"] * 3,
         (C("get_weather", "Paris"),),
         [""] * 2,
         rules=("regenerated-call",),
-        told=FREE,
+        told=UNCONSTRAINED,
     ),
-    "broken calls are left alone": Case(
-        turn(unmended=frozenset({"regenerated-call"})),
+    "regeneration of calls switched off": Case(
+        turn(disabled_rules=frozenset({"regenerated-call"})),
         [WEATHER + "Paris<|call|>"],
         (C("get_weather", "Paris"),),
         [],
     ),
-    "a call that does not match a schema that is not strict": Case(
+    "schema mismatch of a tool that is not strict": Case(
         turn(), [WEATHER + "{}<|call|>"], (C("get_weather", "{}"),), []
     ),
-    "a tool that may be called": Case(
+    "allowed tool": Case(
         turn(AllowedTools(frozenset({"get_weather"}))),
         [T + S + WEATHER + "{}<|call|>"],
         (HM, C("get_weather", "{}")),
         [],
     ),
-    "a tool that may not be called": Case(
+    "tool not allowed": Case(
         turn(AllowedTools(frozenset({"add"}))),
         [T + S + WEATHER + "{}<|call|>", FINAL + "It rains.<|return|>"],
         (HM, F("It rains.")),
@@ -240,9 +241,9 @@ OTHERS: dict[str, Case] = {
             T + S + WEATHER + "{}<|call|><|start|>functions.get_weather to=assistant<|channel|>commentary<|message|>"
             "This tool is not available now. Use another one, or answer without.<|end|><|start|>assistant"
         ],
-        rules=(NOT_ALLOWED,),
+        rules=(TOOL_NOT_ALLOWED,),
     ),
-    "a tool that may not be called, and is called again": Case(
+    "tool not allowed, called twice": Case(
         turn(AllowedTools(frozenset({"add"}))),
         [WEATHER + "{}<|call|>", WEATHER + "{}<|call|>", "It rains.<|return|>"],
         (F("It rains."),),
@@ -251,85 +252,85 @@ OTHERS: dict[str, Case] = {
             "This tool is not available now. Use another one, or answer without.<|end|><|start|>assistant",
             refused + FINAL,
         ],
-        rules=(NOT_ALLOWED,),
+        rules=(TOOL_NOT_ALLOWED,),
     ),
 }
 
 FORMED: dict[str, Case] = {
-    "an answer of the form": Case(
+    "answer in the form": Case(
         turn(form=CITY_FORM),
         [T + S + FINAL + PARIS + "<|return|>"],
         (HM, F(PARIS)),
         [],
-        told=FREE,
+        told=UNCONSTRAINED,
     ),
-    "an answer that the backend is held to": Case(
+    "form enforced by the backend": Case(
         turn(form=CITY_FORM),
         [T + S + FINAL + "It rains.<|return|>", PARIS + "<|return|>"],
         (HM, F(PARIS)),
         [T + S + FINAL],
         [JsonSchema(CITY)],
-        told=ABLE,
+        told=CONSTRAINED,
     ),
-    "any object": Case(
+    "any JSON object": Case(
         turn(form=AnswerForm()),
         [T + S + FINAL + "{<|return|>", "{}<|return|>"],
         (HM, F("{}")),
         [T + S + FINAL],
         [AnyJson()],
-        told=ABLE,
+        told=CONSTRAINED,
     ),
-    "only thoughts": Case(
+    "only reasoning": Case(
         turn(form=CITY_FORM), [T, PARIS + "<|return|>"], (HM, F(PARIS)), [T + S + FINAL], [JsonSchema(CITY)]
     ),
-    "a preamble instead of an answer": Case(
+    "preamble instead of an answer": Case(
         turn(form=CITY_FORM),
         [T + S + PREAMBLE + "<|return|>", PARIS + "<|return|>"],
         (HM, P("I look."), F(PARIS)),
         [T + S + PREAMBLE + "<|end|>" + S + FINAL],
         [JsonSchema(CITY)],
     ),
-    "a call instead of an answer": Case(turn(form=CITY_FORM), [WEATHER + "{}<|call|>"], (C("get_weather", "{}"),), []),
-    "an answer that is no JSON": Case(
+    "call instead of an answer": Case(turn(form=CITY_FORM), [WEATHER + "{}<|call|>"], (C("get_weather", "{}"),), []),
+    "answer not in the form, regenerated": Case(
         turn(form=CITY_FORM),
         [T + S + FINAL + "It rains.<|return|>", '{"town":"Paris"}<|return|>', PARIS + "<|return|>"],
         (HM, F(PARIS)),
         [T + S + FINAL] * 2,
         rules=("regenerated-answer",),
-        told=FREE,
+        told=UNCONSTRAINED,
     ),
-    "an answer that is never JSON": Case(
+    "answer not in the form after all retries": Case(
         turn(form=CITY_FORM),
         [T + S + FINAL + "It rains.<|return|>", *["It snows.<|return|>"] * 2],
         (HM, F("It rains.")),
         [T + S + FINAL] * 2,
         rules=("regenerated-answer",),
         unmet=UNMET_FORM,
-        told=FREE,
+        told=UNCONSTRAINED,
     ),
-    "blanks in the middle of an answer": Case(
+    "blanks inside an answer": Case(
         turn(form=CITY_FORM),
         [T + S + FINAL + '{"city": ' + " \n" * 99, '"Paris"}<|return|>'],
         (HM, F(PARIS)),
         [T + S + FINAL + '{"city":'],
         rules=("repetition",),
-        told=FREE,
+        told=UNCONSTRAINED,
     ),
-    "blanks in an answer that the backend is held to": Case(
+    "blanks inside a constrained answer": Case(
         turn(form=CITY_FORM),
         [T + RAIN, '{"city": ' + " \n" * 99, '"Paris"}<|return|>'],
         (HM, F(PARIS)),
         [T + S + FINAL, T + S + FINAL + '{"city":'],
         rules=("repetition",),
-        told=ABLE,
+        told=CONSTRAINED,
     ),
-    "blanks behind an answer": Case(
+    "blanks after an answer": Case(
         turn(form=CITY_FORM),
         [T + S + FINAL + PARIS + " \n" * 99],
         (HM, F(PARIS)),
         [],
         rules=("repetition",),
-        told=FREE,
+        told=UNCONSTRAINED,
     ),
     "a fence around the answer": Case(
         turn(form=CITY_FORM),
@@ -337,38 +338,38 @@ FORMED: dict[str, Case] = {
         (F(PARIS),),
         [],
         rules=("code-fence",),
-        told=FREE,
+        told=UNCONSTRAINED,
     ),
-    "a fence around something else": Case(
-        turn(form=CITY_FORM, unmended=frozenset({"regenerated-answer"})),
+    "a fence around an invalid answer": Case(
+        turn(form=CITY_FORM, disabled_rules=frozenset({"regenerated-answer"})),
         [FINAL + "```json\n{}\n```<|return|>"],
         (F("```json\n{}\n```"),),
         [],
         unmet=UNMET_FORM,
-        told=FREE,
+        told=UNCONSTRAINED,
     ),
-    "a form, and a tool that has to be called first": Case(
+    "forced call before a form": Case(
         turn(NAMED, form=CITY_FORM), [ANSWERED, PARIS + "<|call|>"], (CALLED,), [WEATHER], [JsonSchema(CITY)]
     ),
 }
 
 THOUGHTS = "<|channel|>analysis<|message|>one two three four five six"
 BUDGETED: dict[str, Case] = {
-    "without tools the answer is opened": Case(
+    "answer opened without tools": Case(
         turn(conversation=WITHOUT_TOOLS, reasoning_budget=3),
         [THOUGHTS, "It rains.<|return|>"],
         (R("one two three"), F("It rains.")),
         ["<|channel|>analysis<|message|>one two three<|end|>" + S + FINAL],
         rules=("reasoning-budget",),
     ),
-    "with tools the model chooses": Case(
+    "free choice with tools": Case(
         turn(reasoning_budget=3),
         [THOUGHTS, WEATHER + PARIS + "<|call|>"],
         (R("one two three"), CALLED),
         ["<|channel|>analysis<|message|>one two three<|end|>" + S],
         rules=("reasoning-budget",),
     ),
-    "a model that goes on thinking is made to answer": Case(
+    "answer forced after further reasoning": Case(
         turn(reasoning_budget=3),
         [THOUGHTS, THOUGHTS, THOUGHTS, "It rains.<|return|>"],
         (R("one two three"), F("It rains.")),
@@ -383,7 +384,7 @@ BUDGETED: dict[str, Case] = {
         ],
         rules=("reasoning-budget",),
     ),
-    "a tool that has to be called is called": Case(
+    "forced call": Case(
         turn(NAMED, reasoning_budget=3),
         [THOUGHTS, PARIS + "<|call|>"],
         (R("one two three"), CALLED),
@@ -391,7 +392,7 @@ BUDGETED: dict[str, Case] = {
         [JsonSchema(CITY)],
         rules=("reasoning-budget",),
     ),
-    "an answer of a form is opened": Case(
+    "answer opened in a form": Case(
         turn(conversation=WITHOUT_TOOLS, reasoning_budget=3, form=CITY_FORM),
         [THOUGHTS, PARIS + "<|return|>"],
         (R("one two three"), F(PARIS)),
@@ -399,43 +400,45 @@ BUDGETED: dict[str, Case] = {
         [JsonSchema(CITY)],
         rules=("reasoning-budget",),
     ),
-    "none at all": Case(
+    "budget of zero": Case(
         turn(conversation=WITHOUT_TOOLS, reasoning_budget=0),
         [THOUGHTS, "It rains.<|return|>"],
         (F("It rains."),),
         [FINAL],
         rules=("reasoning-budget",),
     ),
-    "thoughts as long as the budget": Case(turn(reasoning_budget=2), [T + RAIN], (HM, F("It rains.")), []),
-    "thoughts as long as the budget, then more": Case(
+    "reasoning as long as the budget": Case(turn(reasoning_budget=2), [T + RAIN], (HM, F("It rains.")), []),
+    "second reasoning beyond the budget": Case(
         turn(conversation=WITHOUT_TOOLS, reasoning_budget=2),
         [T + S + THOUGHTS, "It rains.<|return|>"],
         (HM, F("It rains.")),
         [T + S + FINAL],
         rules=("reasoning-budget",),
     ),
-    "thoughts within the budget": Case(turn(reasoning_budget=50), [T + RAIN], (HM, F("It rains.")), []),
+    "reasoning within the budget": Case(turn(reasoning_budget=50), [T + RAIN], (HM, F("It rains.")), []),
 }
 
-# What a backend gives as text is counted as the network cut it.
-CASES = FORCED | OTHERS | FORMED | {name: replace(case, told=(IDS, GUIDED)) for name, case in BUDGETED.items()}
+# Reasoning budgets apply to token ids only, since text is counted in the chunks of the network.
+CASES = FORCED | CALLS | FORMED | {name: replace(case, told=(IDS, GUIDED)) for name, case in BUDGETED.items()}
 
 
 @pytest.mark.sampled(one_in=4)
-@pytest.mark.parametrize("told", BACKENDS.values(), ids=BACKENDS)
+@pytest.mark.parametrize("capabilities", BACKENDS.values(), ids=BACKENDS)
 @pytest.mark.parametrize("per_chunk", [1, 4, 1000])
 @pytest.mark.parametrize("case", CASES.values(), ids=CASES)
-async def test_the_answer_is_what_was_asked_for(case: Case, per_chunk: int, told: Capabilities) -> None:
-    if told not in case.told:
+async def test_the_answer_meets_the_requirements_of_the_request(
+    case: Case, per_chunk: int, capabilities: Capabilities
+) -> None:
+    if capabilities not in case.told:
         return
-    asked = await ask(case.outputs, case.turn, told, per_chunk=per_chunk)
-    assert asked.items == tuple(case.items)
-    assert asked.behind[1:] == list(case.behind)
+    outcome = await ask(case.outputs, case.turn, capabilities, per_chunk=per_chunk)
+    assert outcome.items == tuple(case.items)
+    assert outcome.suffixes[1:] == list(case.suffixes)
     if case.constraints:
-        assert asked.constraints[1:] == [each if told.constrain else None for each in case.constraints]
+        assert outcome.constraints[1:] == [each if capabilities.constrain else None for each in case.constraints]
     else:
-        assert told.constrain or not any(asked.constraints)
+        assert capabilities.constrain or not any(outcome.constraints)
     expected = tuple(rule for rule in case.rules)
-    assert tuple(rule for rule in asked.rules if rule != "restored-stop") == expected
-    assert asked.report.unmet == case.unmet
-    assert asked.finished.reason is FinishReason.STOP
+    assert tuple(rule for rule in outcome.rules if rule != "restored-stop") == expected
+    assert outcome.report.unmet == case.unmet
+    assert outcome.finished.reason is FinishReason.STOP

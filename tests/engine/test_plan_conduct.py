@@ -1,4 +1,4 @@
-"""How the step plan behaves beside everything else: what is shown, what is counted, who refuses, what comes after."""
+"""Interventions with streaming, usage, rejected constraints, repetition and server tools."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from dataclasses import dataclass, replace
 import pytest
 
 from tests.engine.hosting import ANSWER, call, calls_of
-from tests.engine.hosting import Talk as Hosted
+from tests.engine.hosting import Talk as ServerToolTalk
 from tests.engine.planning import (
-    ASKED,
     CITY,
     CITY_FORM,
+    CONVERSATION,
     ENCODING,
     FINAL,
     GUIDED,
@@ -64,15 +64,15 @@ async def batches_of(run: GenerationStream) -> list[list[Event]]:
     return [batch async for batch in run]
 
 
-async def test_an_answer_is_shown_as_it_comes_where_the_backend_is_held_to_its_form() -> None:
+async def test_a_constrained_answer_is_streamed() -> None:
     backend = Scripted(ENCODING, [Step(T + S + RAIN), Step(PARIS + "<|return|>")], GUIDED, per_chunk=1)
     batches = await batches_of(engine(backend).start(turn(form=CITY_FORM)))
-    shown = [event.text for batch in batches for event in batch if isinstance(event, Delta) and event.item.index == 1]
-    assert len(shown) > 2
-    assert "".join(shown) == PARIS
+    deltas = [event.text for batch in batches for event in batch if isinstance(event, Delta) and event.item.index == 1]
+    assert len(deltas) > 2
+    assert "".join(deltas) == PARIS
 
 
-async def test_nothing_of_an_answer_is_shown_before_it_is_right_where_it_is_not() -> None:
+async def test_an_unconstrained_answer_is_emitted_after_validation() -> None:
     backend = Scripted(ENCODING, [Step(T + S + RAIN), Step(PARIS + "<|return|>")], IDS, per_chunk=1)
     batches = await batches_of(engine(backend).start(turn(form=CITY_FORM)))
     [at] = [
@@ -81,90 +81,90 @@ async def test_nothing_of_an_answer_is_shown_before_it_is_right_where_it_is_not(
     assert [event.text for event in batches[at] if isinstance(event, Delta)] == [PARIS]
 
 
+# A JSON grammar accepts this output, since it takes markers inside a string for text.
 BROKEN = '{"city":"Pa<|end|>'
-"""What a grammar of JSON lets through: in a string any token is text to it, markers too."""
 
 
-async def test_an_answer_that_broke_off_under_a_grammar_is_generated_again_where_nothing_was_shown() -> None:
+async def test_an_unseen_broken_constrained_answer_is_regenerated() -> None:
     outputs = [T + S + RAIN, BROKEN, PARIS + "<|return|>"]
-    asked = await ask(outputs, turn(form=CITY_FORM, whole=True), GUIDED)
-    assert asked.items == (R("Hm."), F(PARIS))
-    assert asked.rules == ("regenerated-answer",)
-    assert asked.report.unmet == ""
-    assert asked.constraints == [None, JsonSchema(CITY), JsonSchema(CITY)]
+    outcome = await ask(outputs, turn(form=CITY_FORM, whole=True), GUIDED)
+    assert outcome.items == (R("Hm."), F(PARIS))
+    assert outcome.rules == ("regenerated-answer",)
+    assert outcome.report.unmet == ""
+    assert outcome.constraints == [None, JsonSchema(CITY), JsonSchema(CITY)]
 
 
-async def test_an_answer_that_breaks_off_under_a_grammar_each_time_is_no_answer() -> None:
-    asked = await ask([T + S + RAIN, BROKEN, BROKEN, BROKEN], turn(form=CITY_FORM, whole=True), GUIDED)
-    [answer] = [event.item for event in asked.events if isinstance(event, Closed) and isinstance(event.item, Text)]
+async def test_a_constrained_answer_broken_in_every_retry_is_unfit() -> None:
+    outcome = await ask([T + S + RAIN, BROKEN, BROKEN, BROKEN], turn(form=CITY_FORM, whole=True), GUIDED)
+    [answer] = [event.item for event in outcome.events if isinstance(event, Closed) and isinstance(event.item, Text)]
     assert answer.unfit
-    assert asked.report.unmet == UNMET_FORM
+    assert outcome.report.unmet == UNMET_FORM
 
 
-async def test_an_answer_that_broke_off_under_a_grammar_and_was_shown_is_told_to_be_none() -> None:
-    asked = await ask([T + S + RAIN, BROKEN], turn(form=CITY_FORM), GUIDED)
-    assert texts_of(asked.events) == ['{"city":"Pa']
-    assert asked.report.unmet == UNMET_FORM
+async def test_an_emitted_broken_constrained_answer_is_reported() -> None:
+    outcome = await ask([T + S + RAIN, BROKEN], turn(form=CITY_FORM), GUIDED)
+    assert texts_of(outcome.events) == ['{"city":"Pa']
+    assert outcome.report.unmet == UNMET_FORM
 
 
 @pytest.mark.parametrize("whole", [False, True])
-async def test_an_answer_that_is_cut_under_a_grammar_is_told_to_be_none(whole: bool) -> None:
+async def test_a_constrained_answer_cut_at_the_limit_is_reported(whole: bool) -> None:
     cut = Step('{"city":"Pa', FinishReason.LENGTH)
-    asked = await ask([T + S + RAIN, cut], turn(form=CITY_FORM, whole=whole), GUIDED)
-    assert texts_of(asked.events) == ['{"city":"Pa']
-    assert asked.finished.reason is FinishReason.LENGTH
-    assert asked.report.unmet == UNMET_FORM
+    outcome = await ask([T + S + RAIN, cut], turn(form=CITY_FORM, whole=whole), GUIDED)
+    assert texts_of(outcome.events) == ['{"city":"Pa']
+    assert outcome.finished.reason is FinishReason.LENGTH
+    assert outcome.report.unmet == UNMET_FORM
 
 
-async def test_an_answer_that_is_cut_is_given_as_far_as_it_came() -> None:
-    asked = await ask([Step(FINAL + '{"city":"Pa', FinishReason.LENGTH)], turn(form=CITY_FORM))
-    assert asked.items == (F('{"city":"Pa'),)
-    assert asked.finished.reason is FinishReason.LENGTH
+async def test_an_answer_cut_at_the_limit_is_returned_incomplete() -> None:
+    outcome = await ask([Step(FINAL + '{"city":"Pa', FinishReason.LENGTH)], turn(form=CITY_FORM))
+    assert outcome.items == (F('{"city":"Pa'),)
+    assert outcome.finished.reason is FinishReason.LENGTH
 
 
-async def test_the_stored_tokens_of_an_unfenced_answer_are_those_of_what_was_shown() -> None:
-    asked = await ask([FINAL + f"```\n{PARIS}\n```<|return|>"], turn(form=CITY_FORM))
-    [closed] = [event for event in asked.events if isinstance(event, Closed)]
+async def test_stored_tokens_of_an_unfenced_answer_match_its_text() -> None:
+    outcome = await ask([FINAL + f"```\n{PARIS}\n```<|return|>"], turn(form=CITY_FORM))
+    [closed] = [event for event in outcome.events if isinstance(event, Closed)]
     assert ENCODING.decode(closed.tokens) == S + FINAL + PARIS + "<|return|>"
 
 
-async def test_the_stored_tokens_of_a_forced_call_are_a_whole_message() -> None:
-    asked = await ask([T + S + RAIN, PARIS + "<|return|>"], turn(NAMED))
-    closed = [event for event in asked.events if isinstance(event, Closed)]
+async def test_stored_tokens_of_a_forced_call_are_a_complete_message() -> None:
+    outcome = await ask([T + S + RAIN, PARIS + "<|return|>"], turn(NAMED))
+    closed = [event for event in outcome.events if isinstance(event, Closed)]
     assert ENCODING.decode(closed[1].tokens) == S + WEATHER + PARIS + "<|return|>"
 
 
-async def test_every_generated_token_is_counted_and_no_other() -> None:
+async def test_usage_counts_exactly_the_generated_tokens() -> None:
     outputs = [T + S + RAIN, '{"town":1}<|call|>', PARIS + "<|call|>"]
-    asked = await ask(outputs, turn(NAMED), per_chunk=1000)
+    outcome = await ask(outputs, turn(NAMED), per_chunk=1000)
     generated = sum(len(ENCODING.encode_as_server(output)) for output in outputs)
-    assert asked.finished.usage.completion_tokens == generated
-    assert asked.finished.usage.reasoning_tokens == len(ENCODING.encode_text("Hm."))
-    assert asked.finished.usage.prompt_tokens == len(asked.jobs[0].prompt.tokens)
+    assert outcome.finished.usage.completion_tokens == generated
+    assert outcome.finished.usage.reasoning_tokens == len(ENCODING.encode_text("Hm."))
+    assert outcome.finished.usage.prompt_tokens == len(outcome.jobs[0].prompt.tokens)
 
 
-async def test_dropped_tokens_count_against_the_limit_and_added_ones_do_not() -> None:
+async def test_dropped_tokens_count_against_max_tokens_and_inserted_do_not() -> None:
     outputs = [T + S + RAIN, '{"town":1}<|call|>', PARIS + "<|call|>"]
-    asked = await ask(outputs, turn(NAMED, max_tokens=100), per_chunk=1000)
+    outcome = await ask(outputs, turn(NAMED, max_tokens=100), per_chunk=1000)
     lengths = [len(ENCODING.encode_as_server(output)) for output in outputs]
-    assert [job.max_tokens for job in asked.jobs] == [100, 100 - lengths[0], 100 - lengths[0] - lengths[1]]
+    assert [job.max_tokens for job in outcome.jobs] == [100, 100 - lengths[0], 100 - lengths[0] - lengths[1]]
 
 
-async def test_without_room_for_the_call_the_answer_ends() -> None:
+async def test_the_answer_ends_if_no_tokens_are_left_for_the_call() -> None:
     size = len(ENCODING.encode_as_server(T + S + RAIN))
-    asked = await ask([T + S + RAIN], turn(NAMED, max_tokens=size), per_chunk=1000)
-    assert asked.items == (R("Hm."),)
-    assert asked.finished.reason is FinishReason.LENGTH
-    assert asked.report.unmet
+    outcome = await ask([T + S + RAIN], turn(NAMED, max_tokens=size), per_chunk=1000)
+    assert outcome.items == (R("Hm."),)
+    assert outcome.finished.reason is FinishReason.LENGTH
+    assert outcome.report.unmet
 
 
 @pytest.mark.parametrize("seed", [None, 7])
-@pytest.mark.parametrize("told", [IDS, GUIDED, TEXT], ids=["ids", "guided", "text"])
-async def test_a_retry_is_drawn_differently_and_the_same_way_each_time(told: Capabilities, seed: int | None) -> None:
+@pytest.mark.parametrize("capabilities", [IDS, GUIDED, TEXT], ids=["ids", "guided", "text"])
+async def test_retries_use_other_deterministic_seeds(capabilities: Capabilities, seed: int | None) -> None:
     sampling = Sampling(temperature=0.0, seed=seed)
     outputs = [RAIN, '{"town":1}<|call|>', '{"town":2}<|call|>', PARIS + "<|call|>"]
-    asked = [await ask(outputs, turn(NAMED, sampling=sampling), told, per_chunk=size) for size in (1, 3)]
-    first, second = ([job.sampling for job in each.jobs] for each in asked)
+    outcomes = [await ask(outputs, turn(NAMED, sampling=sampling), capabilities, per_chunk=size) for size in (1, 3)]
+    first, second = ([job.sampling for job in each.jobs] for each in outcomes)
     assert first == second
     assert first[:2] == [sampling, sampling]
     assert [each.temperature > 0 and each.seed is not None for each in first] == [False, False, True, True]
@@ -174,14 +174,14 @@ async def test_a_retry_is_drawn_differently_and_the_same_way_each_time(told: Cap
 async def test_the_first_retry_under_a_constraint_keeps_the_sampling_of_the_client() -> None:
     sampling = Sampling(temperature=0.0, seed=7)
     outputs = [WEATHER + '{"city":<|call|>', '{"city":<|call|>', PARIS + "<|call|>"]
-    asked = await ask(outputs, turn(sampling=sampling), GUIDED)
-    assert [job.constraint is not None for job in asked.jobs] == [False, True, True]
-    assert [job.sampling == sampling for job in asked.jobs] == [True, True, False]
+    outcome = await ask(outputs, turn(sampling=sampling), GUIDED)
+    assert [job.constraint is not None for job in outcome.jobs] == [False, True, True]
+    assert [job.sampling == sampling for job in outcome.jobs] == [True, True, False]
 
 
 @dataclass
 class Refusing(Scripted):
-    """Keeps to no constraint, whatever it promised."""
+    """Backend that rejects every constraint, although it reports that it enforces them."""
 
     refusal: type[BackendRejected] = ConstraintRefused
     refused: int = 0
@@ -194,7 +194,7 @@ class Refusing(Scripted):
             yield chunk
 
 
-async def test_a_backend_that_refuses_a_constraint_is_asked_without_it() -> None:
+async def test_a_rejected_constraint_is_dropped_and_the_output_validated() -> None:
     outputs = [T + S + RAIN, '{"town":1}<|return|>', PARIS + "<|return|>"]
     backend = Refusing(ENCODING, [Step(output) for output in outputs], GUIDED, per_chunk=1)
     run = engine(backend).start(turn(form=CITY_FORM))
@@ -205,72 +205,74 @@ async def test_a_backend_that_refuses_a_constraint_is_asked_without_it() -> None
     assert run.report.unmet == ""
 
 
-async def test_a_refusal_of_something_else_is_none_of_the_constraint() -> None:
+async def test_another_rejection_under_a_constraint_is_raised() -> None:
     backend = Refusing(ENCODING, [Step(T + S + RAIN)], GUIDED, refusal=BackendRejected)
     with pytest.raises(BackendRejected):
         await batches_of(engine(backend).start(turn(form=CITY_FORM)))
 
 
-async def test_a_turn_that_asks_for_nothing_is_one_generation_without_a_constraint() -> None:
-    asked = await ask([T + S + RAIN], turn(conversation=WITHOUT_TOOLS), GUIDED)
-    assert asked.constraints == [None]
-    assert asked.report.journal == ENCODING.encode_as_server(T + S + RAIN)
+async def test_a_plain_request_is_one_unconstrained_generation() -> None:
+    outcome = await ask([T + S + RAIN], turn(conversation=WITHOUT_TOOLS), GUIDED)
+    assert outcome.constraints == [None]
+    assert outcome.report.journal == ENCODING.encode_as_server(T + S + RAIN)
 
 
-async def test_calls_that_are_shown_while_they_come_are_not_generated_again() -> None:
-    asked = await ask([WEATHER + "Paris<|call|>"], turn(hold_calls=False))
-    assert asked.items == (C("get_weather", "Paris"),)
+async def test_streamed_calls_are_not_regenerated() -> None:
+    outcome = await ask([WEATHER + "Paris<|call|>"], turn(hold_calls=False))
+    assert outcome.items == (C("get_weather", "Paris"),)
 
 
-async def test_a_call_that_may_not_be_made_is_not_shown_while_it_comes() -> None:
-    asked = await ask(
+async def test_a_call_that_is_not_allowed_is_not_streamed() -> None:
+    outcome = await ask(
         [T + S + WEATHER + "{}<|call|>", "It rains.<|return|>"],
         turn(AllowedTools(frozenset({"add"})), hold_calls=False),
     )
-    assert asked.items == (R("Hm."), F("It rains."))
+    assert outcome.items == (R("Hm."), F("It rains."))
 
 
-LA = "la " * 4_500
+REPETITION = "la " * 4_500
 
 
-@pytest.mark.parametrize("told", [IDS, TEXT], ids=["ids", "text"])
+@pytest.mark.parametrize("capabilities", [IDS, TEXT], ids=["ids", "text"])
 @pytest.mark.parametrize("per_chunk", [1, 7, 5000])
-async def test_thoughts_that_repeat_themselves_are_ended(told: object, per_chunk: int) -> None:
-    asked = await ask(
-        ["<|channel|>analysis<|message|>" + LA, "It rains.<|return|>"],
+async def test_repetitive_reasoning_is_ended(capabilities: object, per_chunk: int) -> None:
+    outcome = await ask(
+        ["<|channel|>analysis<|message|>" + REPETITION, "It rains.<|return|>"],
         turn(),
-        IDS if told is IDS else TEXT,
-        per_chunk=per_chunk if told is IDS else max(per_chunk, 3),
+        IDS if capabilities is IDS else TEXT,
+        per_chunk=per_chunk if capabilities is IDS else max(per_chunk, 3),
     )
-    thought, answer = asked.items
+    thought, answer = outcome.items
     assert answer == F("It rains.")
     assert isinstance(thought, R)
-    assert len(thought.text) < len(LA)
-    assert asked.behind[1] == "<|channel|>analysis<|message|>" + thought.text + "<|end|>" + S + FINAL
-    assert "repetition" in asked.rules
+    assert len(thought.text) < len(REPETITION)
+    assert outcome.suffixes[1] == "<|channel|>analysis<|message|>" + thought.text + "<|end|>" + S + FINAL
+    assert "repetition" in outcome.rules
 
 
-async def test_an_answer_that_repeats_itself_is_broken_off() -> None:
+async def test_a_repetitive_answer_ends_at_the_same_token_for_any_chunk_size() -> None:
     lengths = set()
     for per_chunk in (1, 7, 5000):
-        asked = await ask([FINAL + LA], turn(), per_chunk=per_chunk)
-        [answer] = asked.items
-        assert asked.finished.reason is FinishReason.LENGTH
-        assert asked.rules == ("repetition",)
+        outcome = await ask([FINAL + REPETITION], turn(), per_chunk=per_chunk)
+        [answer] = outcome.items
+        assert outcome.finished.reason is FinishReason.LENGTH
+        assert outcome.rules == ("repetition",)
         assert isinstance(answer, F)
-        assert len(answer.text) < len(LA)
+        assert len(answer.text) < len(REPETITION)
         lengths.add(len(answer.text))
     assert len(lengths) == 1
 
 
-async def test_repetition_may_be_left_alone() -> None:
-    asked = await ask([FINAL + LA + "<|return|>"], turn(unmended=frozenset({"repetition"})))
-    assert asked.items == (F(LA),)
+async def test_repetition_detection_can_be_switched_off() -> None:
+    outcome = await ask([FINAL + REPETITION + "<|return|>"], turn(disabled_rules=frozenset({"repetition"})))
+    assert outcome.items == (F(REPETITION),)
 
 
-async def test_a_forced_call_of_a_hosted_tool_is_run_and_the_rest_is_the_models_choice() -> None:
-    said = [RAIN, '{"q":"one"}<|call|>', ANSWER]
-    talk = Hosted(said, turn=replace(Hosted([]).turn, choice=ForcedCalls(hosted=frozenset({("docs", "search")}))))
+async def test_a_forced_server_tool_runs_and_then_the_model_chooses() -> None:
+    steps = [RAIN, '{"q":"one"}<|call|>', ANSWER]
+    talk = ServerToolTalk(
+        steps, turn=replace(ServerToolTalk([]).turn, choice=ForcedCalls(hosted=frozenset({("docs", "search")})))
+    )
     events, report = await talk.events()
     assert calls_of(events) == [("docs", "search", "search of one")]
     assert [event.text for event in events if isinstance(event, Closed) and isinstance(event.item, Text)] == [
@@ -279,16 +281,18 @@ async def test_a_forced_call_of_a_hosted_tool_is_run_and_the_rest_is_the_models_
     assert report.unmet == ""
 
 
-async def test_any_tool_of_a_server_will_do_where_the_server_is_named() -> None:
-    said = [RAIN, ".docs__fetch<|message|>", '{"q":"one"}<|call|>', ANSWER]
-    talk = Hosted(said, turn=replace(Hosted([]).turn, choice=ForcedCalls(hosted=frozenset({("docs", None)}))))
+async def test_a_forced_server_accepts_any_of_its_tools() -> None:
+    steps = [RAIN, ".docs__fetch<|message|>", '{"q":"one"}<|call|>', ANSWER]
+    talk = ServerToolTalk(
+        steps, turn=replace(ServerToolTalk([]).turn, choice=ForcedCalls(hosted=frozenset({("docs", None)})))
+    )
     events, _ = await talk.events()
     assert calls_of(events) == [("docs", "fetch", "fetch of one")]
 
 
-async def test_the_form_is_asked_for_behind_results_too() -> None:
-    said = [call("docs__search", '{"q":"one"}'), FINAL + PARIS + "<|return|>"]
-    talk = Hosted(said, told=GUIDED, turn=replace(Hosted([]).turn, form=CITY_FORM))
+async def test_the_form_is_enforced_after_tool_results() -> None:
+    steps = [call("docs__search", '{"q":"one"}'), FINAL + PARIS + "<|return|>"]
+    talk = ServerToolTalk(steps, caps=GUIDED, turn=replace(ServerToolTalk([]).turn, form=CITY_FORM))
     backend = talk.backend()
     batches, report = await talk.batches(backends=[backend])
     assert texts_of([event for batch in batches for event in batch]) == [PARIS]
@@ -296,19 +300,21 @@ async def test_the_form_is_asked_for_behind_results_too() -> None:
     assert [job.constraint for job in backend.jobs] == [None, None, JsonSchema(CITY)]
 
 
-async def test_an_answer_that_is_opened_when_tools_have_ended_has_the_form_too() -> None:
+async def test_the_form_is_enforced_after_the_tool_limit() -> None:
     calls = [call("docs__nothing", "{}")] * 3
-    talk = Hosted([*calls, PARIS + "<|return|>"], told=GUIDED, turn=replace(Hosted([]).turn, form=CITY_FORM))
+    talk = ServerToolTalk(
+        [*calls, PARIS + "<|return|>"], caps=GUIDED, turn=replace(ServerToolTalk([]).turn, form=CITY_FORM)
+    )
     events, report = await talk.events()
     assert texts_of(events) == [PARIS]
     assert "tools-ended" in report.recoveries
     assert talk.bases[-1].constraint == JsonSchema(CITY)
 
 
-async def test_one_call_is_enough_where_one_is_asked_for() -> None:
-    one = WEATHER + PARIS + "<|end|>"
-    asked = await ask([one + S + one + S + RAIN], turn(NAMED, parallel_calls=False))
-    assert asked.items == (C("get_weather", PARIS), F("It rains."))
+async def test_a_second_forced_call_is_dropped_without_parallel_calls() -> None:
+    message = WEATHER + PARIS + "<|end|>"
+    outcome = await ask([message + S + message + S + RAIN], turn(NAMED, parallel_calls=False))
+    assert outcome.items == (C("get_weather", PARIS), F("It rains."))
 
 
 SECTIONS: dict[str, tuple[AnswerForm, str]] = {
@@ -323,17 +329,19 @@ SECTIONS: dict[str, tuple[AnswerForm, str]] = {
 
 
 @pytest.mark.parametrize(("form", "section"), SECTIONS.values(), ids=SECTIONS)
-async def test_the_model_is_told_the_form_at_the_end_of_its_instructions(form: AnswerForm, section: str) -> None:
-    conversation = replace(ASKED, preamble=replace(ASKED.preamble, instructions="Be brief."))
-    asked = await ask([RAIN], turn(conversation=conversation, form=form, unmended=frozenset({"regenerated-answer"})))
-    prompt = ENCODING.decode(asked.jobs[0].prompt.tokens)
+async def test_the_form_is_described_at_the_end_of_the_instructions(form: AnswerForm, section: str) -> None:
+    conversation = replace(CONVERSATION, preamble=replace(CONVERSATION.preamble, instructions="Be brief."))
+    outcome = await ask(
+        [RAIN], turn(conversation=conversation, form=form, disabled_rules=frozenset({"regenerated-answer"}))
+    )
+    prompt = ENCODING.decode(outcome.jobs[0].prompt.tokens)
     assert f"// namespace functions\n\n{section}<|end|>" in prompt
     assert await engine(Scripted(ENCODING, [])).count(turn(conversation=conversation, form=form)) == len(
-        asked.jobs[0].prompt.tokens
+        outcome.jobs[0].prompt.tokens
     )
 
 
-async def test_a_form_without_tools_or_instructions_is_told_too() -> None:
-    asked = await ask([FINAL + PARIS + "<|return|>"], turn(conversation=WITHOUT_TOOLS, form=CITY_FORM))
-    prompt = ENCODING.decode(asked.jobs[0].prompt.tokens)
+async def test_the_form_is_described_without_tools_or_instructions() -> None:
+    outcome = await ask([FINAL + PARIS + "<|return|>"], turn(conversation=WITHOUT_TOOLS, form=CITY_FORM))
+    prompt = ENCODING.decode(outcome.jobs[0].prompt.tokens)
     assert "<|start|>developer<|message|># Response Formats\n\n## city\n\n{" in prompt

@@ -1,4 +1,4 @@
-"""The plan's tables and the small pure parts of it: nothing is missing, and nothing goes on for ever."""
+"""Tables and pure functions of the interventions: completeness, tool names and repetition."""
 
 from __future__ import annotations
 
@@ -10,8 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.engine.planning import ENCODING
-from unisono.core.recovery_rules import RULES
-from unisono.engine.interventions.controller import SWITCHABLE
+from unisono.core.recovery_rules import RULES, SWITCHABLE
 from unisono.engine.interventions.policy import (
     CLOSING,
     OPENING,
@@ -30,15 +29,15 @@ from unisono.engine.interventions.reading_limits import (
 from unisono.engine.interventions.tool_names import MAX_NAME_TOKENS, ToolNaming
 
 
-def test_every_message_has_its_act_whatever_is_owed() -> None:
+def test_every_obligation_and_message_kind_has_a_header_action() -> None:
     assert OPENING.keys() == set(product(Obligation, MessageKind))
 
 
-def test_every_body_has_its_end() -> None:
+def test_every_message_kind_and_body_fault_has_a_body_action() -> None:
     assert CLOSING.keys() == set(product(MessageKind, BodyFault))
 
 
-def test_where_a_call_is_owed_nothing_but_thoughts_and_that_call_is_let_through() -> None:
+def test_only_reasoning_and_the_call_pass_while_a_call_is_owed() -> None:
     passed = {
         message
         for message in MessageKind
@@ -47,47 +46,49 @@ def test_where_a_call_is_owed_nothing_but_thoughts_and_that_call_is_let_through(
     assert passed == {MessageKind.THOUGHT, MessageKind.WANTED}
 
 
-def test_only_what_is_wrong_is_generated_again() -> None:
+def test_only_faulty_bodies_are_regenerated() -> None:
     again = {pair for pair, end in CLOSING.items() if end is BodyAction.REGENERATE}
     assert not [pair for pair in again if pair[1] is BodyFault.NONE]
     assert (MessageKind.CALL, BodyFault.BROKEN) in again
     assert (MessageKind.CALL, BodyFault.UNLIKE) not in again
 
 
-def test_what_can_be_switched_off_is_a_known_rule() -> None:
+def test_every_switchable_rule_is_known() -> None:
     assert RULES.keys() >= SWITCHABLE
 
 
 NAMES: dict[str, tuple[tuple[str, ...], str, str | None]] = {
     "a whole name": (("functions.get", "functions.get_all"), ".get_all <|constrain|>json", "functions.get_all"),
-    "a name that another begins with": (("functions.get", "functions.get_all"), ".get <|constrain|>", "functions.get"),
-    "the same, and nothing behind it": (("functions.get", "functions.get_all"), ".get", "functions.get"),
-    "the beginning of one name": (("functions.weather", "functions.add"), ".wea", "functions.weather"),
-    "the beginning of two names": (("functions.weather", "functions.web"), ".we<|message|>", None),
+    "prefix of another name": (("functions.get", "functions.get_all"), ".get <|constrain|>", "functions.get"),
+    "prefix of another name, nothing after it": (("functions.get", "functions.get_all"), ".get", "functions.get"),
+    "beginning of one name": (("functions.weather", "functions.add"), ".wea", "functions.weather"),
+    "beginning of two names": (("functions.weather", "functions.web"), ".we<|message|>", None),
     "a doubled prefix": (("functions.a", "functions.b"), ".functions.b<|message|>", "functions.b"),
-    "a colon for the dot": (("functions.aa", "functions.bb"), ":bb<|message|>", None),
-    "a glued type": (("functions.aa", "functions.bb"), ".bbjson<|message|>", "functions.bb"),
-    "a trained tool": (("functions.aa", "browser.search"), "browser.search code<|message|>", "browser.search"),
-    "a function beside a trained tool": (("functions.aa", "python"), "functions.aa <|message|>", "functions.aa"),
+    "colon instead of the dot": (("functions.aa", "functions.bb"), ":bb<|message|>", None),
+    "content type without a separator": (("functions.aa", "functions.bb"), ".bbjson<|message|>", "functions.bb"),
+    "built-in tool": (("functions.aa", "browser.search"), "browser.search code<|message|>", "browser.search"),
+    "function beside a built-in tool": (("functions.aa", "python"), "functions.aa <|message|>", "functions.aa"),
     "nothing": (("functions.a", "functions.b"), "<|return|>", None),
     "prose": (("functions.a", "functions.b"), " I think that", None),
 }
 
 
-@pytest.mark.parametrize(("recipients", "said", "meant"), NAMES.values(), ids=NAMES)
-def test_a_name_is_read_as_the_one_tool_it_can_mean(recipients: tuple[str, ...], said: str, meant: str | None) -> None:
+@pytest.mark.parametrize(("recipients", "output", "expected"), NAMES.values(), ids=NAMES)
+def test_a_name_is_read_as_the_only_matching_tool(
+    recipients: tuple[str, ...], output: str, expected: str | None
+) -> None:
     naming = ToolNaming(ENCODING, recipients)
     found: str | None = None
-    for token in ENCODING.encode_as_server(said):
+    for token in ENCODING.encode_as_server(output):
         found, known = naming.read(token)
         if known:
             break
     else:
         found, _ = naming.found(is_complete=True)
-    assert found == meant
+    assert found == expected
 
 
-def test_every_choice_is_a_whole_name_behind_what_the_prompt_ends_in() -> None:
+def test_prompt_end_and_choice_give_the_full_recipient() -> None:
     recipients = ("functions.a", "python", "browser.open")
     naming = ToolNaming(ENCODING, recipients)
     stem = ENCODING.decode(naming.header)
@@ -97,13 +98,13 @@ def test_every_choice_is_a_whole_name_behind_what_the_prompt_ends_in() -> None:
 
 
 @pytest.mark.parametrize("name", ["get_weather", "add", "x", "_y", "a-b", "9", "search_all"])
-def test_the_prompt_ends_where_a_token_ends_whichever_tool_it_is(name: str) -> None:
+def test_the_prompt_ends_at_a_token_boundary_for_every_tool(name: str) -> None:
     naming = ToolNaming(ENCODING, (f"functions.{name}", "functions.other"))
     whole = ENCODING.encode_marked(f"<|channel|>commentary to=functions.{name} <|constrain|>json<|message|>")
     assert tuple(whole[: len(naming.header)]) == naming.header
 
 
-def test_a_name_that_never_ends_is_given_up() -> None:
+def test_an_endless_name_is_abandoned() -> None:
     naming = ToolNaming(ENCODING, ("functions.aa", "functions.ab"))
     read = 0
     for token in ENCODING.encode_text("z" * 4_000):
@@ -122,14 +123,14 @@ REPEATED: dict[str, tuple[list[int], bool]] = {
     "one token, not often enough": ([7] * REPEAT_TOKENS, False),
     "a few tokens": ([1, 2, 3] * REPEAT_TOKENS, True),
     "a few tokens, not often enough": ([*range(1_000), *[1, 2, 3] * (REPEAT_TOKENS // 3)], False),
-    "a few tokens behind others": ([*range(1_000), *[1, 2, 3] * REPEAT_TOKENS], True),
-    "the longest period": (list(range(MAX_PERIOD_TOKENS)) * 65, True),
-    "the longest period, not often enough": (list(range(MAX_PERIOD_TOKENS)) * 64, False),
-    "a longer one": (list(range(MAX_PERIOD_TOKENS + 1)) * 80, False),
-    "a period with a part that is repeated": (([7] * 60 + [8]) * 80, True),
-    "one token where it was another for once": ([*[7] * 4_000, 8, *[7] * 4_000], False),
+    "a few tokens after others": ([*range(1_000), *[1, 2, 3] * REPEAT_TOKENS], True),
+    "longest period": (list(range(MAX_PERIOD_TOKENS)) * 65, True),
+    "longest period, not often enough": (list(range(MAX_PERIOD_TOKENS)) * 64, False),
+    "period above the maximum": (list(range(MAX_PERIOD_TOKENS + 1)) * 80, False),
+    "period with a repeated part": (([7] * 60 + [8]) * 80, True),
+    "one token, interrupted once": ([*[7] * 4_000, 8, *[7] * 4_000], False),
     "something else at the end": ([*[7] * 6_000, 8], False),
-    "a number that counts": ([n for at in range(4_000) for n in (5, at)], False),
+    "increasing numbers": ([n for at in range(4_000) for n in (5, at)], False),
     "a list of a thousand zeros": (ZEROS, False),
     "a table of two hundred equal rows": (ROW * 200, False),
     "data of one letter group": (BASE64, False),
@@ -140,20 +141,20 @@ REPEATED: dict[str, tuple[list[int], bool]] = {
 
 
 @pytest.mark.parametrize(("tokens", "repeated"), REPEATED.values(), ids=REPEATED)
-def test_only_a_long_repetition_of_little_is_one(tokens: list[int], repeated: bool) -> None:
+def test_only_long_repetitions_of_short_periods_are_detected(tokens: list[int], repeated: bool) -> None:
     assert repeats(tokens, 0) is repeated
-    # What was before the generation is no part of it.
+    # Tokens before the generation do not count.
     before = [*tokens[:MAX_PERIOD_TOKENS], *tokens]
     assert repeats(before, min(MAX_PERIOD_TOKENS, len(tokens))) is repeated
 
 
-def test_less_is_enough_in_thoughts() -> None:
+def test_reasoning_has_a_lower_repetition_limit() -> None:
     assert repeats(ROW * 60, 0, REASONING_REPEAT_TOKENS)
     assert not repeats(ROW * 60, 0)
 
 
-def repeats_in_any_way(tokens: Sequence[int], length: int) -> bool:
-    """What it means, word by word."""
+def repeats_by_definition(tokens: Sequence[int], length: int) -> bool:
+    """Return whether the tokens end in a repetition, by its definition."""
     return any(
         len(tokens) >= length + period and all(tokens[-1 - at] == tokens[-1 - at - period] for at in range(length))
         for period in range(1, MAX_PERIOD_TOKENS + 1)
@@ -165,6 +166,6 @@ def repeats_in_any_way(tokens: Sequence[int], length: int) -> bool:
     st.lists(st.integers(0, 1), min_size=1, max_size=MAX_PERIOD_TOKENS + 2),
     st.integers(REASONING_REPEAT_TOKENS - 4, REASONING_REPEAT_TOKENS + MAX_PERIOD_TOKENS + 4),
 )
-def test_whatever_the_period_is_it_is_found(before: list[int], period: list[int], size: int) -> None:
+def test_repetitions_of_any_period_are_detected(before: list[int], period: list[int], size: int) -> None:
     tokens = [*before, *(period * size)[:size]]
-    assert repeats(tokens, 0, REASONING_REPEAT_TOKENS) is repeats_in_any_way(tokens, REASONING_REPEAT_TOKENS)
+    assert repeats(tokens, 0, REASONING_REPEAT_TOKENS) is repeats_by_definition(tokens, REASONING_REPEAT_TOKENS)

@@ -1,4 +1,4 @@
-"""The step plan and journals: wherever a run was cut, another one goes on to the same answer; and every answer ends."""
+"""Resuming answers with interventions: the answer is the same, and every answer ends."""
 
 from __future__ import annotations
 
@@ -11,8 +11,20 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from tests.depth import cuts, examples
-from tests.engine.planning import ASKED, CITY_FORM, ENCODING, FINAL, NAMED, PARIS, WEATHER, WITHOUT_TOOLS, S, T, turn
-from tests.engine.scripted import IDS, TEXT, Line, Standing
+from tests.engine.planning import (
+    CITY_FORM,
+    CONVERSATION,
+    ENCODING,
+    FINAL,
+    NAMED,
+    PARIS,
+    WEATHER,
+    WITHOUT_TOOLS,
+    S,
+    T,
+    turn,
+)
+from tests.engine.scripted import IDS, TEXT, DeploymentDouble, Line
 from tests.engine.test_plan import CASES, Case
 from tests.engine.test_resuming import HIDDEN, VISIBLE, bare, flat, outputs, until_stop
 from tests.harmony.fold import check_lifecycle
@@ -47,21 +59,20 @@ STOPS = {200_002, 200_012, 199_999}
 
 
 class OtherPrompt(AssertionError):
-    """Neither the prompt of before nor what was said behind it."""
+    """Prompt that neither repeats nor extends the recorded one."""
 
 
 @dataclass
-class Stepping(Standing):
-    """A backend that gives its outputs one after the other, each where the prompt is none that another output was begun
-    behind; behind the beginning of one it goes on with it."""
+class Stepping(DeploymentDouble):
+    """Backend that plays its outputs in order, or continues an output that the prompt begins."""
 
     outputs: Sequence[Sequence[int]]
-    told: Capabilities
+    caps: Capabilities
     per_chunk: int
+    # Prompts of the outputs in order; shared by all backends of one request.
     begun: list[str | list[int]]
-    """The prompts that outputs were begun behind, in order; shared by all backends of one turn."""
+    # Index of the next output.
     at: int = 0
-    """Which of them is asked for next by this one."""
     finish: FinishReason = FinishReason.STOP
     name: str = "stepping"
     timeouts: Timeouts = field(default_factory=Timeouts)
@@ -69,34 +80,34 @@ class Stepping(Standing):
 
     async def complete(self, job: CompletionJob) -> AsyncIterator[Chunk]:
         self.jobs.append(job)
-        prompt = job.prompt.text or "" if self.told.prompt is OutputForm.TEXT else list(job.prompt.tokens)
+        prompt = job.prompt.text or "" if self.caps.prompt is OutputForm.TEXT else list(job.prompt.tokens)
         rest = self._rest(prompt)
-        for at in range(0, len(rest), self.per_chunk):
-            part = rest[at : at + self.per_chunk]
-            yield Chunk(text=part) if isinstance(part, str) else Chunk(tokens=part)
+        for position in range(0, len(rest), self.per_chunk):
+            piece = rest[position : position + self.per_chunk]
+            yield Chunk(text=piece) if isinstance(piece, str) else Chunk(tokens=piece)
         yield Chunk()
         yield Chunk(finish=self.finish)
 
     def _rest(self, prompt: str | list[int]) -> str | list[int]:
-        at, self.at = self.at, self.at + 1
-        output = list(self.outputs[min(at, len(self.outputs) - 1)])
-        if at == len(self.begun):
+        index, self.at = self.at, self.at + 1
+        output = list(self.outputs[min(index, len(self.outputs) - 1)])
+        if index == len(self.begun):
             self.begun.append(prompt)
-        begun = self.begun[at]
-        said = prompt[len(begun) :]
+        begun = self.begun[index]
+        output_so_far = prompt[len(begun) :]
         if prompt[: len(begun)] != begun:
             raise OtherPrompt(f"{prompt!r} is not {begun!r}")
-        if not self.told.stop_visible and output and output[-1] in STOPS:
+        if not self.caps.stop_visible and output and output[-1] in STOPS:
             output.pop()
-        if isinstance(said, list):
+        if isinstance(output_so_far, list):
             text: str | list[int] = output
-        elif self.told.output is OutputForm.MARKERLESS:
-            text, said = bare(ENCODING.decode(output)), bare(said)
+        elif self.caps.output is OutputForm.MARKERLESS:
+            text, output_so_far = bare(ENCODING.decode(output)), bare(output_so_far)
         else:
             text = ENCODING.decode(output)
-        if text[: len(said)] != said:
+        if text[: len(output_so_far)] != output_so_far:
             raise OtherPrompt(f"{prompt!r} is not {begun!r} with a beginning of {text!r}")
-        return text[len(said) :]
+        return text[len(output_so_far) :]
 
     async def aclose(self) -> None:
         pass
@@ -104,7 +115,7 @@ class Stepping(Standing):
 
 @dataclass
 class Talk:
-    """One turn that is asked again and again, each time of an engine that knows nothing of the time before."""
+    """Request that is sent several times, each time to a new engine."""
 
     outputs: Sequence[Sequence[int]]
     turn: GenerationRequest
@@ -137,33 +148,33 @@ class Talk:
         return batches, run.report, backend
 
     async def check_cut(self, whole: list[list[Event]], report: GenerationReport, cut: int) -> None:
-        """Go on behind the first `cut` batches."""
+        """Resume after the first `cut` batches, and compare the events."""
         exact = self.told.output is OutputForm.IDS
-        first, kept, backend = await self.ask(cut=cut)
+        first, cut_report, backend = await self.ask(cut=cut)
         assert first == whole[:cut]
-        # The generation that was cut goes on, unless the journal says that it was left for the next one. Two that begin
-        # behind one prompt only their output tells apart.
-        met = []
-        for at in {max(len(backend.jobs) - 1, 0), len(backend.jobs)}:
+        # The interrupted generation continues, unless the journal has its end. Two generations with the same prompt
+        # differ only in their output, so that both are tried.
+        attempts = []
+        for index in {max(len(backend.jobs) - 1, 0), len(backend.jobs)}:
             try:
-                second, after, _ = await self.ask(kept.journal, at=at)
+                second, after, _ = await self.ask(cut_report.journal, at=index)
             except OtherPrompt as wrong:
-                met.append(str(wrong))
+                attempts.append(str(wrong))
                 continue
             if ENDS_EARLY in after.notes:
                 raise CannotGoOn(ENDS_EARLY)
             assert flat(second[:1], exact=exact) == flat(first, exact=exact)
-            told = (after.recoveries, after.unmet) == (report.recoveries, report.unmet)
-            # Guessed tokens are cut where the network was.
-            told = told and (not exact or after.journal == report.journal)
-            if seen([*first, *second[1:]], exact=exact) == seen(whole, exact=exact) and told:
+            same_report = (after.recoveries, after.unmet) == (report.recoveries, report.unmet)
+            # The journal of text output depends on the chunks of the network.
+            same_report = same_report and (not exact or after.journal == report.journal)
+            if comparable([*first, *second[1:]], exact=exact) == comparable(whole, exact=exact) and same_report:
                 return
-            met.append(f"{flat([*first, *second[1:]])}\n{after}")
-        pytest.fail(f"cut behind {cut} of {len(whole)} batches:\n{flat(whole)}\n{report}\n" + "\n".join(met))
+            attempts.append(f"{flat([*first, *second[1:]])}\n{after}")
+        pytest.fail(f"cut after {cut} of {len(whole)} batches:\n{flat(whole)}\n{report}\n" + "\n".join(attempts))
 
 
-def seen(batches: list[list[Event]], *, exact: bool) -> list[Event]:
-    """All events. Not `exact`: without counts, since what was cut counts in the pieces that the network brought."""
+def comparable(batches: list[list[Event]], *, exact: bool) -> list[Event]:
+    """Return all events; without usage if not `exact`, since its counts depend on chunks."""
     events = flat(batches, exact=exact)
     return [replace(e, usage=Usage()) if isinstance(e, Finished) and not exact else e for e in events]
 
@@ -179,35 +190,35 @@ def tokens_of(output: Any) -> list[int]:
 
 
 @pytest.mark.sampled(one_in=5)
-@pytest.mark.parametrize("told", [*BACKENDS.values(), *TEXTS.values()], ids=[*BACKENDS, *TEXTS])
+@pytest.mark.parametrize("capabilities", [*BACKENDS.values(), *TEXTS.values()], ids=[*BACKENDS, *TEXTS])
 @pytest.mark.parametrize("case", CASES.values(), ids=CASES)
-async def test_cutting_the_run_anywhere_changes_nothing(case: Case, told: Capabilities) -> None:
-    if all((told.prompt, told.constrain) != (each.prompt, each.constrain) for each in case.told):
+async def test_a_run_resumed_after_any_batch_gives_the_same_answer(case: Case, capabilities: Capabilities) -> None:
+    if all((capabilities.prompt, capabilities.constrain) != (each.prompt, each.constrain) for each in case.told):
         return
-    talk = Talk([tokens_of(output) for output in case.outputs], case.turn, told)
+    talk = Talk([tokens_of(output) for output in case.outputs], case.turn, capabilities)
     whole, report, _ = await talk.ask()
     check_lifecycle([event for batch in whole for event in batch])
     for cut in cuts(1, len(whole)):
         await talk.check_cut(whole, report, cut)
 
 
-OTHERWISE: dict[str, Sequence[str]] = {
+OTHER_MESSAGES: dict[str, Sequence[str]] = {
     "another message": [T + S + FINAL + "Sunny.<|return|>", T + S + WEATHER + PARIS + "<|call|>", PARIS + "<|call|>"],
     "another call": [T + S + WEATHER, WEATHER + PARIS + "<|call|>", PARIS + "<|call|>"],
-    "a marker, and what was wanted": [T + S + WEATHER, "<|constrain|>" + PARIS + "<|call|>"],
-    "an end, again and again": [T + S + WEATHER, "<|end|>"],
+    "marker, then the arguments": [T + S + WEATHER, "<|constrain|>" + PARIS + "<|call|>"],
+    "repeated end tokens": [T + S + WEATHER, "<|end|>"],
 }
 
 
 @pytest.mark.sampled(one_in=4)
-@pytest.mark.parametrize("told", [*BACKENDS.values(), *TEXTS.values()], ids=[*BACKENDS, *TEXTS])
-@pytest.mark.parametrize("outputs", OTHERWISE.values(), ids=OTHERWISE)
+@pytest.mark.parametrize("capabilities", [*BACKENDS.values(), *TEXTS.values()], ids=[*BACKENDS, *TEXTS])
+@pytest.mark.parametrize("outputs", OTHER_MESSAGES.values(), ids=OTHER_MESSAGES)
 @pytest.mark.parametrize("per_chunk", [1, 3])
-async def test_a_forced_body_in_which_something_else_begins_is_gone_on_behind_anywhere(
-    outputs: Sequence[str], told: Capabilities, per_chunk: int
+async def test_a_forced_body_with_another_message_resumes_after_any_batch(
+    outputs: Sequence[str], capabilities: Capabilities, per_chunk: int
 ) -> None:
-    """What was told of a body that is generated once more is told once."""
-    talk = Talk([tokens_of(output) for output in outputs], turn(NAMED), told, per_chunk)
+    # A recovery of a regenerated body is reported once.
+    talk = Talk([tokens_of(output) for output in outputs], turn(NAMED), capabilities, per_chunk)
     whole, report, _ = await talk.ask()
     for cut in cuts(1, len(whole)):
         await talk.check_cut(whole, report, cut)
@@ -216,40 +227,42 @@ async def test_a_forced_body_in_which_something_else_begins_is_gone_on_behind_an
 TURNS: dict[str, GenerationRequest] = {
     "a named tool": turn(NAMED),
     "any tool": turn(ForcedCalls()),
-    "any tool, then a form": turn(ForcedCalls(), form=CITY_FORM),
-    "some tools": turn(AllowedTools(frozenset({"add"}))),
+    "any tool and a form": turn(ForcedCalls(), form=CITY_FORM),
+    "allowed tools": turn(AllowedTools(frozenset({"add"}))),
     "a form": turn(form=CITY_FORM),
     "a form without tools": turn(conversation=WITHOUT_TOOLS, form=CITY_FORM),
     "a budget": turn(reasoning_budget=4),
-    "no thoughts": turn(reasoning_budget=0, conversation=WITHOUT_TOOLS),
-    "everything": turn(ForcedCalls(), form=CITY_FORM, reasoning_budget=4, stop=("zzz",), parallel_calls=False),
+    "reasoning budget of zero": turn(reasoning_budget=0, conversation=WITHOUT_TOOLS),
+    "all requirements": turn(ForcedCalls(), form=CITY_FORM, reasoning_budget=4, stop=("zzz",), parallel_calls=False),
     "calls as they come": turn(AllowedTools(frozenset({"add"})), hold_calls=False, form=CITY_FORM),
-    "nothing": turn(conversation=ASKED),
+    "no requirements": turn(conversation=CONVERSATION),
 }
-WROTE = st.one_of(outputs(), st.sampled_from([tokens_of(output) for case in CASES.values() for output in case.outputs]))
+OUTPUTS = st.one_of(
+    outputs(), st.sampled_from([tokens_of(output) for case in CASES.values() for output in case.outputs])
+)
 
 
 @settings(max_examples=examples(150), deadline=None)
 @given(
-    st.lists(WROTE, min_size=1, max_size=4),
+    st.lists(OUTPUTS, min_size=1, max_size=4),
     st.sampled_from(list(TURNS.values())),
     st.sampled_from(list(BACKENDS.values())),
     st.sampled_from([1, 3, 1000]),
     st.sampled_from(list(FinishReason)),
     st.data(),
 )
-async def test_whatever_the_model_writes_the_answer_ends_and_can_be_gone_on_behind(
-    said: list[list[int]],
-    asked: GenerationRequest,
-    told: Capabilities,
+async def test_any_token_output_ends_and_can_be_resumed(
+    model_outputs: list[list[int]],
+    generation_request: GenerationRequest,
+    capabilities: Capabilities,
     per_chunk: int,
     finish: FinishReason,
     data: st.DataObject,
 ) -> None:
-    if not told.stop_visible or any(output[-1] in STOPS for output in said):
+    if not capabilities.stop_visible or any(output[-1] in STOPS for output in model_outputs):
         finish = FinishReason.STOP
-    # What ended by itself did not end for want of room.
-    talk = Talk(said, asked, told, per_chunk, finish)
+    # An output with a stop token did not end at the length limit.
+    talk = Talk(model_outputs, generation_request, capabilities, per_chunk, finish)
     whole, report, backend = await talk.ask()
     events = [event for batch in whole for event in batch]
     check_lifecycle(events)
@@ -259,18 +272,20 @@ async def test_whatever_the_model_writes_the_answer_ends_and_can_be_gone_on_behi
         await talk.check_cut(whole, report, data.draw(st.integers(1, len(whole) - 1)))
 
 
-BARRED = T + S + WEATHER + "{}<|call|>"
+BARRED_CALL = T + S + WEATHER + "{}<|call|>"
 STUBBORN: dict[str, Sequence[str]] = {
-    "the same for ever": [BARRED],
-    "thoughts in between": [T + S + FINAL + "It rains.<|return|>", BARRED, T, BARRED],
-    "thoughts when most moves were made": [*[BARRED] * MAX_EDITS, T, BARRED],
+    "same call without end": [BARRED_CALL],
+    "reasoning in between": [T + S + FINAL + "It rains.<|return|>", BARRED_CALL, T, BARRED_CALL],
+    "reasoning near the edit limit": [*[BARRED_CALL] * MAX_EDITS, T, BARRED_CALL],
 }
 
 
-@pytest.mark.parametrize("told", [IDS, TEXT], ids=["ids", "text"])
+@pytest.mark.parametrize("capabilities", [IDS, TEXT], ids=["ids", "text"])
 @pytest.mark.parametrize("outputs", STUBBORN.values(), ids=STUBBORN)
-async def test_an_answer_that_is_opened_is_no_further_chance(outputs: Sequence[str], told: Capabilities) -> None:
-    talk = Talk([tokens_of(output) for output in outputs], TURNS["calls as they come"], told)
+async def test_an_opened_answer_does_not_extend_the_edit_limit(
+    outputs: Sequence[str], capabilities: Capabilities
+) -> None:
+    talk = Talk([tokens_of(output) for output in outputs], TURNS["calls as they come"], capabilities)
     whole, _, backend = await talk.ask()
     assert isinstance(whole[-1][-1], Finished)
     assert len(backend.jobs) <= MAX_EDITS + 3
@@ -281,63 +296,65 @@ MARKERLESS = replace(TEXT, output=OutputForm.MARKERLESS)
 
 @settings(max_examples=examples(100), deadline=None)
 @given(
-    st.lists(WROTE, min_size=1, max_size=4),
+    st.lists(OUTPUTS, min_size=1, max_size=4),
     st.sampled_from(list(TURNS.values())),
     st.sampled_from([*TEXTS.values(), MARKERLESS]),
     st.sampled_from([1, 5, 1000]),
     st.sampled_from(list(FinishReason)),
     st.data(),
 )
-async def test_whatever_comes_as_text_the_answer_ends_and_can_be_gone_on_behind(
-    said: list[list[int]],
-    asked: GenerationRequest,
-    told: Capabilities,
+async def test_any_text_output_ends_and_can_be_resumed(
+    model_outputs: list[list[int]],
+    generation_request: GenerationRequest,
+    capabilities: Capabilities,
     per_chunk: int,
     finish: FinishReason,
     data: st.DataObject,
 ) -> None:
-    if not told.stop_visible or any(output[-1] in STOPS for output in said):
+    if not capabilities.stop_visible or any(output[-1] in STOPS for output in model_outputs):
         finish = FinishReason.STOP
-    talk = Talk(said, asked, told, per_chunk, finish)
+    talk = Talk(model_outputs, generation_request, capabilities, per_chunk, finish)
     try:
         whole, report, backend = await talk.ask()
         events = [event for batch in whole for event in batch]
         check_lifecycle(events)
         assert isinstance(events[-1], Finished)
         assert len(backend.jobs) <= MAX_EDITS + 3
-        if len(whole) > 1 and told.output is not OutputForm.MARKERLESS:
+        if len(whole) > 1 and capabilities.output is not OutputForm.MARKERLESS:
             await talk.check_cut(whole, report, data.draw(st.integers(1, len(whole) - 1)))
     except BackendUnfit:
-        # What was said spells control tokens, or ends inside a character: as text nobody can go on behind it.
+        # Text backends cannot continue output that spells control tokens or ends inside a character.
         assume(False)
 
 
-async def check_network(said: Sequence[Sequence[int]], asked: GenerationRequest, told: Capabilities) -> None:
-    """What is shown, and what every prompt is, does not depend on how many tokens come at once."""
-    shown_each = []
+async def check_chunk_sizes(
+    model_outputs: Sequence[Sequence[int]], request: GenerationRequest, capabilities: Capabilities
+) -> None:
+    """Check that events and prompts do not depend on the chunk size."""
+    results = []
     for per_chunk in (1, 2, 7, 1000):
-        talk = Talk(said, asked, told, per_chunk)
+        talk = Talk(model_outputs, request, capabilities, per_chunk)
         whole, report, backend = await talk.ask()
         events = flat(whole)
         finished = events[-1]
         assert isinstance(finished, Finished)
-        shown = [event for event in events if not hasattr(event, "position") and event is not finished]
-        shown_each.append((shown, finished.reason, [list(job.prompt.tokens) for job in backend.jobs], report.unmet))
-    assert all(each == shown_each[0] for each in shown_each)
+        emitted = [event for event in events if not hasattr(event, "position") and event is not finished]
+        results.append((emitted, finished.reason, [list(job.prompt.tokens) for job in backend.jobs], report.unmet))
+    assert all(result == results[0] for result in results)
 
 
 THOUGHTS_WITHOUT_CHANNEL = "<|channel|>We need to answer.<|end|>"
 AT_ONCE: dict[str, tuple[str, GenerationRequest]] = {
-    "thoughts that are some when the next header is known": (
+    "reasoning decided by the next header": (
         THOUGHTS_WITHOUT_CHANNEL + "<|start|>assistant" + T + "<|start|>assistant" + FINAL + "ok<|return|>",
         TURNS["a budget"],
     ),
-    "the same, behind a message of somebody else": (
+    "reasoning after a message of another role": (
         THOUGHTS_WITHOUT_CHANNEL + "<|start|>user<|message|>Next?<|end|><|start|>assistant" + T + "<|start|>assistant"
         "" + FINAL + "ok<|return|>",
         TURNS["a budget"],
     ),
-    "the same, behind a preamble": (
+    "reasoning after a preamble": (
         "<|channel|>commentary<|message|>I look.<|end|><|start|>assistant" + THOUGHTS_WITHOUT_CHANNEL + "<|start|>"
         "assistant" + T + "<|start|>assistant" + FINAL + "ok<|return|>",
         TURNS["a budget"],
@@ -345,26 +362,26 @@ AT_ONCE: dict[str, tuple[str, GenerationRequest]] = {
 }
 
 
-@pytest.mark.parametrize(("said", "asked"), AT_ONCE.values(), ids=AT_ONCE)
-async def test_however_many_tokens_come_at_once_the_same_is_shown(said: str, asked: GenerationRequest) -> None:
-    await check_network([tokens_of(said)], asked, IDS)
+@pytest.mark.parametrize(("output", "generation_request"), AT_ONCE.values(), ids=AT_ONCE)
+async def test_the_chunk_size_does_not_change_the_answer(output: str, generation_request: GenerationRequest) -> None:
+    await check_chunk_sizes([tokens_of(output)], generation_request, IDS)
 
 
 @settings(max_examples=examples(80), deadline=None)
-@given(st.lists(WROTE, min_size=1, max_size=4), st.sampled_from(list(TURNS.values())), st.sampled_from([IDS, GUIDED]))
-async def test_cutting_the_network_anywhere_changes_nothing_but_what_was_read_too_far(
-    said: list[list[int]], asked: GenerationRequest, told: Capabilities
+@given(st.lists(OUTPUTS, min_size=1, max_size=4), st.sampled_from(list(TURNS.values())), st.sampled_from([IDS, GUIDED]))
+async def test_the_chunk_size_does_not_change_the_answer_to_any_output(
+    model_outputs: list[list[int]], generation_request: GenerationRequest, capabilities: Capabilities
 ) -> None:
-    await check_network(said, asked, told)
+    await check_chunk_sizes(model_outputs, generation_request, capabilities)
 
 
-async def test_a_journal_says_what_was_cut_and_what_was_put_there() -> None:
-    case = CASES["a tool is named, and the model answers"]
+async def test_the_journal_has_removed_and_inserted_tokens() -> None:
+    case = CASES["named tool, reasoning and answer"]
     talk = Talk([tokens_of(output) for output in case.outputs], case.turn, per_chunk=1000)
     _, report, backend = await talk.ask()
     notes = [part.value for part in parts_of(report.journal) if isinstance(part, JournalEntry)]
     [note] = notes
     first, second = (list(job.prompt.tokens) for job in backend.jobs)
-    kept = note["kept"]
-    assert isinstance(kept, int)
-    assert second == first + tokens_of(case.outputs[0])[:kept] + note["moved"]  # type: ignore[operator]
+    kept_tokens = note["kept"]
+    assert isinstance(kept_tokens, int)
+    assert second == first + tokens_of(case.outputs[0])[:kept_tokens] + note["moved"]  # type: ignore[operator]

@@ -1,4 +1,4 @@
-"""Stray text behind a message that was generated again: an answer only where the step has none, and no call."""
+"""Stray text after a regenerated message: the answer only in a step without answer and call."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ BROKEN = WEATHER + '{"city":<|call|>'
 HM, NOW_CALLED, HELLO = R("Hm."), C("now", "{}"), F("Hello.")
 
 CASES: dict[str, tuple[GenerationRequest, Sequence[str], Sequence[R | F | C]]] = {
-    "behind a call": (turn(), [f"{NOW}{{}}<|end|>{S}{BROKEN}", STRAY], (NOW_CALLED, HM)),
-    "behind an answer": (turn(), [f"{FINAL}Hello.<|end|>{S}{BROKEN}", STRAY], (HELLO, HM)),
-    "behind neither": (turn(), [BROKEN, STRAY], (HM, F("Stray words."))),
-    "behind a call that was forced": (
+    "after a call": (turn(), [f"{NOW}{{}}<|end|>{S}{BROKEN}", STRAY], (NOW_CALLED, HM)),
+    "after an answer": (turn(), [f"{FINAL}Hello.<|end|>{S}{BROKEN}", STRAY], (HELLO, HM)),
+    "after neither": (turn(), [BROKEN, STRAY], (HM, F("Stray words."))),
+    "after a forced call": (
         turn(ANY),
         [STRAY, ".get_weather", f"{PARIS}<|end|>{S}{BROKEN}", STRAY],
         (HM, C("get_weather", PARIS), HM),
@@ -28,16 +28,16 @@ CASES: dict[str, tuple[GenerationRequest, Sequence[str], Sequence[R | F | C]]] =
 }
 
 
-@pytest.mark.parametrize("told", [IDS, TEXT], ids=["ids", "text"])
+@pytest.mark.parametrize("capabilities", [IDS, TEXT], ids=["ids", "text"])
 @pytest.mark.parametrize("per_chunk", [1, 1000])
-@pytest.mark.parametrize(("asked_turn", "outputs", "expected"), CASES.values(), ids=CASES)
-async def test_stray_text_is_the_answer_only_where_nothing_else_is(
-    asked_turn: GenerationRequest,
+@pytest.mark.parametrize(("generation_request", "outputs", "expected"), CASES.values(), ids=CASES)
+async def test_stray_text_is_the_answer_only_without_call_or_answer(
+    generation_request: GenerationRequest,
     outputs: Sequence[str],
     expected: Sequence[R | F | C],
     per_chunk: int,
-    told: Capabilities,
+    capabilities: Capabilities,
 ) -> None:
-    asked = await ask(outputs, asked_turn, told, per_chunk=per_chunk)
-    assert asked.items == tuple(expected)
-    assert ("free-text-between" in asked.rules) is (F("Stray words.") not in expected)
+    outcome = await ask(outputs, generation_request, capabilities, per_chunk=per_chunk)
+    assert outcome.items == tuple(expected)
+    assert ("free-text-between" in outcome.rules) is (F("Stray words.") not in expected)

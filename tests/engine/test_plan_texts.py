@@ -1,5 +1,4 @@
-"""The step plan on backends that strip every marker from their text: what stands in the prompt is known all the same,
-and what is put there has its markers."""
+"""Interventions on markerless backends: prompts have markers, although the output has none."""
 
 from __future__ import annotations
 
@@ -39,35 +38,32 @@ class Case:
     turn: GenerationRequest
     outputs: Sequence[str]
     items: Sequence[R | P | F | C]
-    behind: Sequence[str]
-    """What each further prompt has behind the first one's."""
+    suffixes: Sequence[str]  # text that each further prompt adds to the first one
     unmet: str = ""
 
 
 CASES: dict[str, Case] = {
-    "a tool is named, and the model answers": Case(
-        turn(NAMED), [ANSWERED, PARIS], (HM, C("get_weather", PARIS)), [T + S + WEATHER]
-    ),
-    "a tool is named, and its call is broken": Case(
+    "named tool, answer": Case(turn(NAMED), [ANSWERED, PARIS], (HM, C("get_weather", PARIS)), [T + S + WEATHER]),
+    "named tool, invalid call": Case(
         turn(NAMED), [ANSWERED, '{"town":1}', PARIS], (HM, C("get_weather", PARIS)), [T + S + WEATHER] * 2
     ),
-    "some tool is called": Case(
+    "any tool": Case(
         turn(ANY), [ANSWERED, ".add", '{"a":1}'], (HM, C("add", '{"a":1}')), [T + S + NAMING, T + S + ADD]
     ),
-    "an answer of a form": Case(
+    "answer in the form": Case(
         turn(form=CITY_FORM, conversation=WITHOUT_TOOLS), ["analysisHm.assistantfinal" + PARIS], (HM, F(PARIS)), []
     ),
-    "an answer of a form, generated again": Case(
+    "answer not in the form, regenerated": Case(
         turn(form=CITY_FORM, conversation=WITHOUT_TOOLS), [ANSWERED, PARIS], (HM, F(PARIS)), [T + S + FINAL]
     ),
-    "an answer of a form, never had": Case(
+    "answer not in the form after all retries": Case(
         turn(form=CITY_FORM, conversation=WITHOUT_TOOLS),
         [ANSWERED, "It rains.", "It rains."],
         (HM, F("It rains.")),
         [T + S + FINAL] * 2,
         UNMET_FORM,
     ),
-    "no thoughts": Case(
+    "reasoning budget of zero": Case(
         turn(reasoning_budget=0, conversation=WITHOUT_TOOLS), [ANSWERED, "It rains."], (F("It rains."),), [FINAL]
     ),
 }
@@ -75,8 +71,8 @@ CASES: dict[str, Case] = {
 
 @pytest.mark.parametrize("per_chunk", [1, 7, 1000])
 @pytest.mark.parametrize("case", CASES.values(), ids=CASES)
-async def test_what_is_asked_for_is_had_without_any_marker_from_the_backend(case: Case, per_chunk: int) -> None:
-    asked = await ask(case.outputs, case.turn, MARKERLESS, per_chunk=per_chunk)
-    assert asked.items == tuple(case.items)
-    assert asked.behind[1:] == list(case.behind)
-    assert asked.report.unmet == case.unmet
+async def test_requirements_are_met_on_a_markerless_backend(case: Case, per_chunk: int) -> None:
+    outcome = await ask(case.outputs, case.turn, MARKERLESS, per_chunk=per_chunk)
+    assert outcome.items == tuple(case.items)
+    assert outcome.suffixes[1:] == list(case.suffixes)
+    assert outcome.report.unmet == case.unmet

@@ -1,4 +1,4 @@
-"""Raw completions: a prompt as it was sent, and nothing read into what comes behind it."""
+"""Raw completions: an unchanged prompt, and output that is not parsed."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ BARE = f"analysisHm {BIRD}assistantfinalNaïve 日本."
 MARKED = OUTPUT.removesuffix("<|return|>")
 MARKERLESS = replace(TEXT, output=OutputForm.MARKERLESS)
 
-# the raw prompt's wishes, stop strings, the output, what is told
-TOLD: dict[str, tuple[dict[str, Any], tuple[str, ...], str, str]] = {
+# Options of the raw prompt, stop strings, model output, expected text.
+TEXTS: dict[str, tuple[dict[str, Any], tuple[str, ...], str, str]] = {
     "special tokens are hidden": ({}, (), OUTPUT, BARE),
-    "special tokens are shown, but for the one that ended it": ({"hides_special": False}, (), OUTPUT, MARKED),
-    "what ended it is shown too": ({"hides_special": False, "shows_stop": True}, (), OUTPUT, OUTPUT),
-    "a stop string is no part of it": ({}, ("日",), OUTPUT, BARE[: BARE.index("日")]),
+    "special tokens are shown, the stop token is hidden": ({"hides_special": False}, (), OUTPUT, MARKED),
+    "special tokens and stop token are shown": ({"hides_special": False, "shows_stop": True}, (), OUTPUT, OUTPUT),
+    "a stop string is hidden": ({}, ("日",), OUTPUT, BARE[: BARE.index("日")]),
     "a stop string is shown": ({"shows_stop": True}, ("日",), OUTPUT, BARE[: BARE.index("本")]),
     "a stop string over a hidden token": ({}, ("assistantfinal",), OUTPUT, f"analysisHm {BIRD}"),
     "a stop string that is a special token": (
@@ -41,39 +41,39 @@ TOLD: dict[str, tuple[dict[str, Any], tuple[str, ...], str, str]] = {
         OUTPUT,
         THOUGHT,
     ),
-    "a beginning of a stop string": ({}, ("本.!",), OUTPUT, BARE),
-    "a token of the client's": ({"stop_tokens": frozenset({200007})}, (), OUTPUT, f"analysisHm {BIRD}"),
-    "a call's end": ({}, (), "a<|call|>", "a"),
-    "text that spells no token": ({}, (), "a <|nothing|> b<|return|>", "a <|nothing|> b"),
-    "nothing": ({}, (), "<|return|>", ""),
+    "the beginning of a stop string": ({}, ("本.!",), OUTPUT, BARE),
+    "a stop token of the client": ({"stop_tokens": frozenset({200007})}, (), OUTPUT, f"analysisHm {BIRD}"),
+    "the end of a call": ({}, (), "a<|call|>", "a"),
+    "text that spells an unknown token": ({}, (), "a <|nothing|> b<|return|>", "a <|nothing|> b"),
+    "empty output": ({}, (), "<|return|>", ""),
 }
 
 
-def read(tokens: list[int], cuts: int, wishes: dict[str, Any], stop: tuple[str, ...]) -> tuple[str, list[int]]:
-    said = RawText(ENCODING, RawPrompt(**wishes), stop)
+def read(tokens: list[int], size: int, options: dict[str, Any], stop: tuple[str, ...]) -> tuple[str, list[int]]:
+    raw_text = RawText(ENCODING, RawPrompt(**options), stop)
     events: list[Event] = []
-    for at in range(0, len(tokens), cuts):
-        events += said.feed(tokens[at : at + cuts])
-        # Whatever was told, the tokens of it are there.
-        told = "".join(event.text for event in events if isinstance(event, Delta))
-        assert len(told.encode()) <= len(ENCODING.decode_bytes(said.tokens))
-    events += said.end(FinishReason.STOP)
-    events += said.finished(GenerationReport().facts.usage)
+    for at in range(0, len(tokens), size):
+        events += raw_text.feed(tokens[at : at + size])
+        # The tokens of all emitted text are stored.
+        emitted = "".join(event.text for event in events if isinstance(event, Delta))
+        assert len(emitted.encode()) <= len(ENCODING.decode_bytes(raw_text.tokens))
+    events += raw_text.end(FinishReason.STOP)
+    events += raw_text.finished(GenerationReport().facts.usage)
     check_lifecycle(events)
     [closed] = [event for event in events if isinstance(event, Closed)]
-    return closed.text, said.tokens
+    return closed.text, raw_text.tokens
 
 
-@pytest.mark.parametrize(("wishes", "stop", "output", "told"), TOLD.values(), ids=TOLD)
-def test_what_is_told_is_the_same_however_the_stream_is_cut(
-    wishes: dict[str, Any], stop: tuple[str, ...], output: str, told: str
+@pytest.mark.parametrize(("options", "stop", "output", "expected"), TEXTS.values(), ids=TEXTS)
+def test_raw_text_does_not_depend_on_chunk_boundaries(
+    options: dict[str, Any], stop: tuple[str, ...], output: str, expected: str
 ) -> None:
     tokens = ENCODING.encode_as_server(output)
-    seen = {(text, tuple(said)) for cuts in (1, 2, 3, 7, 100) for text, said in [read(tokens, cuts, wishes, stop)]}
-    assert [text for text, _ in seen] == [told]
+    results = {(text, tuple(ids)) for size in (1, 2, 3, 7, 100) for text, ids in [read(tokens, size, options, stop)]}
+    assert [text for text, _ in results] == [expected]
 
 
-def test_half_a_character_at_the_end_is_told_as_a_broken_one() -> None:
+def test_an_incomplete_character_at_the_end_is_replaced() -> None:
     tokens = ENCODING.encode_text(BIRD)[:1]
     assert read(tokens, 1, {}, ())[0].endswith("\ufffd")
     assert read(tokens, 1, {}, ())[1] == tokens
@@ -88,7 +88,7 @@ class Raw(Runner):
 
     async def complete(self, raw: RawPrompt, **fields: Any) -> tuple[str, Finished, GenerationReport]:
         conversation = Conversation(Preamble(), (UserMessage("-"),))
-        turn = GenerationRequest(
+        request = GenerationRequest(
             "m",
             conversation,
             raw=raw,
@@ -96,7 +96,7 @@ class Raw(Runner):
             fields=RequestFields("prompt"),
             **fields,
         )
-        run = self.engine.start(turn)
+        run = self.engine.start(request)
         batches = [batch async for batch in run]
         assert all(batches)
         events = [event for batch in batches for event in batch]
@@ -113,55 +113,55 @@ def backend(*steps: Step, **fields: Any) -> Scripted:
 SHOWN = RawPrompt(text=PROMPT, hides_special=False)
 
 
-async def test_a_prompt_goes_to_its_backend_as_it_is() -> None:
+async def test_a_raw_prompt_is_sent_unchanged() -> None:
     ids = ENCODING.encode_as_server(PROMPT)
-    # Cut as no tokenizer would.
+    # Non-canonical tokens for the same text.
     odd = (*ids, *ENCODING.encode_text("H"), *ENCODING.encode_text("i"))
-    for raw, told, tokens, text in (
+    for raw, capabilities, tokens, text in (
         (SHOWN, IDS, ids, None),
         (RawPrompt(tokens=odd), IDS, list(odd), None),
         (SHOWN, TEXT, ids, PROMPT),
         (RawPrompt(tokens=tuple(ids)), TEXT, ids, PROMPT),
     ):
-        one = backend(Step(OUTPUT), told=told)
-        await Raw(one).complete(raw)
-        assert (list(one.jobs[0].prompt.tokens), one.jobs[0].prompt.text) == (tokens, text)
+        sent_to = backend(Step(OUTPUT), caps=capabilities)
+        await Raw(sent_to).complete(raw)
+        assert (list(sent_to.jobs[0].prompt.tokens), sent_to.jobs[0].prompt.text) == (tokens, text)
 
 
-async def test_ids_that_no_text_is_cut_into_are_refused_where_only_text_is_taken() -> None:
+async def test_non_canonical_token_ids_are_rejected_on_a_text_backend() -> None:
     odd = RawPrompt(tokens=(*ENCODING.encode_text("H"), *ENCODING.encode_text("i")))
-    with pytest.raises(UnsupportedValue) as refused:
-        await Raw(backend(told=TEXT)).complete(odd)
-    assert refused.value.param == "prompt"
-    ids = backend(Step(OUTPUT), name="ids")
-    _, _, report = await Raw(backend(told=TEXT), ids).complete(odd)
+    with pytest.raises(UnsupportedValue) as raised:
+        await Raw(backend(caps=TEXT)).complete(odd)
+    assert raised.value.param == "prompt"
+    id_backend = backend(Step(OUTPUT), name="ids")
+    _, _, report = await Raw(backend(caps=TEXT), id_backend).complete(odd)
     assert report.backend == "ids"
 
 
 @dataclass
-class Breaking(Scripted):
-    """Breaks off behind so many of the output's tokens, or of its letters."""
+class FailingBackend(Scripted):
+    """Backend that fails after `at` tokens or characters of the output."""
 
     at: int = 0
 
     async def complete(self, job: CompletionJob) -> AsyncIterator[Chunk]:
         self.jobs.append(job)
-        said = ENCODING.encode_as_server(OUTPUT)[: self.at] if self.told is IDS else OUTPUT[: self.at]
-        for one in said:
-            yield Chunk(text=one) if isinstance(one, str) else Chunk(tokens=(one,))
+        output = ENCODING.encode_as_server(OUTPUT)[: self.at] if self.caps is IDS else OUTPUT[: self.at]
+        for piece in output:
+            yield Chunk(text=piece) if isinstance(piece, str) else Chunk(tokens=(piece,))
         raise BackendUnavailable("gone")
 
 
-class Going(Scripted):
-    """Goes on behind whatever of the output its prompt ends in."""
+class ContinuingBackend(Scripted):
+    """Backend that continues the part of the output that the prompt ends in."""
 
     async def complete(self, job: CompletionJob) -> AsyncIterator[Chunk]:
         self.jobs = []
         marked = ENCODING.decode(job.prompt.tokens)
         assert marked == (job.prompt.text or marked)
-        said = marked.removeprefix(PROMPT)
-        assert OUTPUT.startswith(said)
-        self.steps = [Step(OUTPUT[len(said) :])]
+        prefix = marked.removeprefix(PROMPT)
+        assert OUTPUT.startswith(prefix)
+        self.steps = [Step(OUTPUT[len(prefix) :])]
         async for chunk in super().complete(job):
             yield chunk
 
@@ -172,18 +172,20 @@ PAIRS = {"ids-ids": (IDS, IDS), "ids-text": (IDS, TEXT), "text-ids": (TEXT, IDS)
 @pytest.mark.sampled(one_in=2)
 @pytest.mark.parametrize("whole", [False, True], ids=["stream", "whole"])
 @pytest.mark.parametrize("forms", PAIRS.values(), ids=PAIRS)
-async def test_it_goes_on_elsewhere_behind_what_was_said(forms: tuple[Capabilities, Capabilities], whole: bool) -> None:
+async def test_a_raw_completion_continues_on_another_backend(
+    forms: tuple[Capabilities, Capabilities], whole: bool
+) -> None:
     length = len(ENCODING.encode_as_server(OUTPUT) if forms[0] is IDS else MARKED)
     for at in range(length):
-        first = Breaking(ENCODING, [], told=forms[0], at=at)
-        second = Going(ENCODING, [], told=forms[1], name="second")
+        first = FailingBackend(ENCODING, [], caps=forms[0], at=at)
+        second = ContinuingBackend(ENCODING, [], caps=forms[1], name="second")
         text, finished, report = await Raw(first, second).complete(SHOWN, whole=whole)
         assert text == MARKED, at
         assert (finished.reason, report.failovers, report.backend) == (FinishReason.STOP, 1, "second")
         assert ENCODING.decode(report.journal) == OUTPUT
 
 
-async def test_without_failover_what_was_shown_ends_in_the_error_and_what_was_not_begins_anew() -> None:
+async def test_without_failover_only_an_unseen_completion_restarts() -> None:
     def broken() -> Scripted:
         return backend(Step("One two", failure=BackendUnavailable("gone")))
 
@@ -197,39 +199,39 @@ async def test_without_failover_what_was_shown_ends_in_the_error_and_what_was_no
 
 
 @pytest.mark.parametrize("error", [BackendUnavailable("gone"), ContextTooLong("long")], ids=lambda e: e.code)
-async def test_with_nowhere_to_go_the_error_comes_through(error: UnisonoError) -> None:
+async def test_the_error_is_raised_without_another_backend(error: UnisonoError) -> None:
     with pytest.raises(type(error)):
         await Raw(backend(Step("", failure=error))).complete(SHOWN)
 
 
-async def test_counts_are_of_the_prompt_and_of_what_was_generated() -> None:
-    for told in (IDS, TEXT):
-        one = backend(Step(OUTPUT, cached=3), told=told, per_chunk=1)
-        runner = Raw(one)
+async def test_usage_counts_prompt_and_generated_tokens() -> None:
+    for capabilities in (IDS, TEXT):
+        scripted = backend(Step(OUTPUT, cached=3), caps=capabilities, per_chunk=1)
+        runner = Raw(scripted)
         _, finished, report = await runner.complete(SHOWN)
         usage = finished.usage
         assert (usage.prompt_tokens, usage.cached_tokens) == (len(ENCODING.encode_as_server(PROMPT)), 3)
         assert usage.completion_tokens == len(ENCODING.encode_as_server(OUTPUT))
         assert len(report.facts.steps) == 1
-        assert runner.pool.taken == 0
-        assert runner.pool.well == 1
-        turn = GenerationRequest("m", Conversation(Preamble()), raw=SHOWN)
-        assert await runner.engine.count(turn) == usage.prompt_tokens
+        assert runner.pool.slots_in_use == 0
+        assert runner.pool.successes == 1
+        request = GenerationRequest("m", Conversation(Preamble()), raw=SHOWN)
+        assert await runner.engine.count(request) == usage.prompt_tokens
 
 
-async def test_no_more_is_taken_than_was_asked_for() -> None:
+async def test_the_completion_ends_at_max_tokens() -> None:
     text, finished, _ = await Raw(backend(Step("one two three four<|return|>"))).complete(SHOWN, max_tokens=2)
     assert (text, finished.reason, finished.usage.completion_tokens) == ("one two", FinishReason.LENGTH, 2)
 
 
-async def test_a_prompt_that_fills_the_window_is_refused() -> None:
+async def test_a_prompt_that_fills_the_context_is_rejected() -> None:
     small = replace(IDS, context=7)
-    with pytest.raises(ContextTooLong) as refused:
-        await Raw(backend(told=small)).complete(SHOWN)
-    assert refused.value.param == "prompt"
+    with pytest.raises(ContextTooLong) as raised:
+        await Raw(backend(caps=small)).complete(SHOWN)
+    assert raised.value.param == "prompt"
 
 
-async def test_a_backend_without_special_tokens_says_so_where_they_are_asked_for() -> None:
+async def test_missing_special_tokens_of_a_markerless_backend_are_reported() -> None:
     for raw, unmet in ((SHOWN, True), (RawPrompt(text=PROMPT), False)):
-        text, _, report = await Raw(backend(Step(BARE), told=MARKERLESS)).complete(raw)
+        text, _, report = await Raw(backend(Step(BARE), caps=MARKERLESS)).complete(raw)
         assert (text, bool(report.unmet)) == (BARE, unmet)

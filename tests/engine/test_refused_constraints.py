@@ -1,4 +1,4 @@
-"""Constraints that a backend fails on: answers are generated without them and validated, and no other one is harmed."""
+"""Constraints that a backend fails on: generation without them, and later validation."""
 
 from __future__ import annotations
 
@@ -31,11 +31,11 @@ from unisono.errors import (
 from unisono.harmony.render import Renderer
 from unisono.schemas import violation
 
-# -- what is remembered
+# -- known refusals
 
 SCHEMA = JsonSchema({"type": "object", "properties": {"city": {"type": "string"}}})
 OTHER = JsonSchema({"type": "object"})
-FAILED, BROKE = Symptom.SERVER_ERROR, Symptom.DISCONNECTED
+FAILED, DISCONNECTED = Symptom.SERVER_ERROR, Symptom.DISCONNECTED
 
 
 class Clock:
@@ -46,23 +46,25 @@ class Clock:
         return self.now
 
 
-WHERE: dict[str, tuple[Symptom | None, set[tuple[str, str]]]] = {
-    "it was rejected": (None, set()),
-    "the backend failed": (FAILED, {("m", "a")}),
-    "the connection broke": (BROKE, {("m", "a"), ("m", "b")}),
+REFUSING: dict[str, tuple[Symptom | None, set[tuple[str, str]]]] = {
+    "rejected": (None, set()),
+    "server error": (FAILED, {("m", "a")}),
+    "disconnect": (DISCONNECTED, {("m", "a"), ("m", "b")}),
 }
 
 
-@pytest.mark.parametrize(("symptom", "refusing"), WHERE.values(), ids=WHERE)
-def test_where_a_constraint_is_not_sent_again(symptom: Symptom | None, refusing: set[tuple[str, str]]) -> None:
+@pytest.mark.parametrize(("symptom", "refusing"), REFUSING.values(), ids=REFUSING)
+def test_a_failed_constraint_is_refused_for_the_affected_deployments(
+    symptom: Symptom | None, refusing: set[tuple[str, str]]
+) -> None:
     known = RefusedConstraints()
     known.record_failure("m", "a", SCHEMA, symptom)
     every = [("m", "a"), ("m", "b"), ("n", "a")]
-    assert {where for where in every if known.refuses(*where, SCHEMA)} == refusing
-    assert not any(known.refuses(*where, constraint) for where in every for constraint in (OTHER, AnyJson()))
+    assert {deployment for deployment in every if known.refuses(*deployment, SCHEMA)} == refusing
+    assert not any(known.refuses(*deployment, constraint) for deployment in every for constraint in (OTHER, AnyJson()))
 
 
-def test_it_is_known_by_what_it_says() -> None:
+def test_constraints_are_compared_by_content() -> None:
     known = RefusedConstraints()
     for refused, same, others in [
         (SCHEMA, JsonSchema(dict(SCHEMA.schema)), [OTHER, AnyJson()]),
@@ -74,17 +76,17 @@ def test_it_is_known_by_what_it_says() -> None:
         assert not any(known.refuses("m", "a", other) for other in others)
 
 
-def test_it_is_remembered_for_an_hour() -> None:
+def test_a_refusal_expires_after_an_hour() -> None:
     clock = Clock()
     known = RefusedConstraints(clock)
-    known.record_failure("m", "a", SCHEMA, BROKE)
+    known.record_failure("m", "a", SCHEMA, DISCONNECTED)
     clock.now += REFUSAL_TTL_S - 1
     assert known.refuses("m", "b", SCHEMA)
     clock.now += 2
     assert not known.refuses("m", "b", SCHEMA)
 
 
-def test_what_worked_before_was_not_the_reason_of_a_failure() -> None:
+def test_server_errors_do_not_refuse_a_constraint_that_worked() -> None:
     known = RefusedConstraints()
     known.record_success("m", "a", SCHEMA)
     for _ in range(3):
@@ -92,34 +94,34 @@ def test_what_worked_before_was_not_the_reason_of_a_failure() -> None:
         assert not known.refuses("m", "a", SCHEMA)
 
 
-def test_what_worked_before_is_given_up_when_the_connection_breaks_twice_in_a_row() -> None:
+def test_two_disconnects_in_a_row_refuse_a_constraint_that_worked() -> None:
     known = RefusedConstraints()
     known.record_success("m", "a", SCHEMA)
-    known.record_failure("m", "a", SCHEMA, BROKE)
+    known.record_failure("m", "a", SCHEMA, DISCONNECTED)
     assert not known.refuses("m", "a", SCHEMA)
-    known.record_failure("m", "a", SCHEMA, BROKE)
+    known.record_failure("m", "a", SCHEMA, DISCONNECTED)
     assert known.refuses("m", "a", SCHEMA)
 
 
-def test_where_it_worked_it_is_still_sent_when_another_server_broke_on_it() -> None:
+def test_a_disconnect_does_not_refuse_where_the_constraint_worked() -> None:
     known = RefusedConstraints()
     known.record_success("m", "b", SCHEMA)
-    known.record_failure("m", "a", SCHEMA, BROKE)
+    known.record_failure("m", "a", SCHEMA, DISCONNECTED)
     assert [known.refuses("m", name, SCHEMA) for name in "abc"] == [True, False, True]
 
 
 CLEARED: dict[str, tuple[Symptom, BackendError, bool]] = {
-    "it fails without it too": (FAILED, BackendError("x", symptom=FAILED), True),
-    "the request is wrong": (BROKE, BackendRejected("x"), True),
-    "it is busy now": (FAILED, BackendOverloaded("x", symptom=FAILED), False),
-    "it may have died of it": (BROKE, BackendUnavailable("x", symptom=Symptom.NO_CONNECTION), False),
-    "it may be dying of it": (BROKE, BackendUnavailable("x", symptom=BROKE), False),
-    "it failed, and is gone": (FAILED, BackendUnavailable("x", symptom=Symptom.NO_CONNECTION), False),
+    "same server error": (FAILED, BackendError("x", symptom=FAILED), True),
+    "rejected request": (DISCONNECTED, BackendRejected("x"), True),
+    "overloaded": (FAILED, BackendOverloaded("x", symptom=FAILED), False),
+    "no connection after a disconnect": (DISCONNECTED, BackendUnavailable("x", symptom=Symptom.NO_CONNECTION), False),
+    "another disconnect": (DISCONNECTED, BackendUnavailable("x", symptom=DISCONNECTED), False),
+    "no connection after a server error": (FAILED, BackendUnavailable("x", symptom=Symptom.NO_CONNECTION), False),
 }
 
 
 @pytest.mark.parametrize(("symptom", "error", "cleared"), CLEARED.values(), ids=CLEARED)
-def test_a_constraint_is_cleared_when_the_same_happens_without_it(
+def test_a_constraint_is_cleared_if_the_failure_repeats_without_it(
     symptom: Symptom, error: BackendError, cleared: bool
 ) -> None:
     known = RefusedConstraints()
@@ -128,7 +130,7 @@ def test_a_constraint_is_cleared_when_the_same_happens_without_it(
     assert known.refuses("m", "a", SCHEMA) is not cleared
 
 
-def test_it_is_bounded() -> None:
+def test_the_number_of_refusals_is_bounded() -> None:
     known = RefusedConstraints()
     for number in range(5000):
         known.record_failure("m", "a", OneOf((str(number),)), FAILED)
@@ -136,13 +138,15 @@ def test_it_is_bounded() -> None:
     assert known.refuses("m", "a", OneOf(("4999",)))
 
 
-# -- what becomes of an answer
+# -- answers
 
 
 @dataclass
 class Failing(Scripted):
-    """Fails with these errors, one after the other, on generations under a constraint, and with `always` on any that
-    comes behind the first of them."""
+    """Backend that fails on constraints.
+
+    Constrained generations fail with `errors` in order. Later unconstrained ones fail with `always` if set.
+    """
 
     errors: list[BackendError] = field(default_factory=list)
     always: UnisonoError | None = None
@@ -175,11 +179,11 @@ def engine(*backends: Scripted) -> tuple[Engine, Line]:
     return built, line
 
 
-async def said(engine: Engine, asked: GenerationRequest) -> tuple[list[Event], GenerationReport]:
-    run = engine.start(asked)
-    events = [event async for batch in run for event in batch]
+async def run_request(engine: Engine, request: GenerationRequest) -> tuple[list[Event], GenerationReport]:
+    stream = engine.start(request)
+    events = [event async for batch in stream for event in batch]
     check_lifecycle(events)
-    return events, run.report
+    return events, stream.report
 
 
 def failing(name: str, outputs: Sequence[str], *errors: BackendError, **more: object) -> Failing:
@@ -187,18 +191,18 @@ def failing(name: str, outputs: Sequence[str], *errors: BackendError, **more: ob
     return Failing(ENCODING, steps, GUIDED, name=name, errors=list(errors), **more)  # type: ignore[arg-type]
 
 
-ASKED = turn(form=CITY_FORM)
-BEGINS = T + S + "<|channel|>final<|message|>It rains.<|return|>"
+REQUEST = turn(form=CITY_FORM)
+UNFIT_ANSWER = T + S + "<|channel|>final<|message|>It rains.<|return|>"
 WRONG, RIGHT = '{"town":1}<|return|>', PARIS + "<|return|>"
-SERVER_ERROR, DISCONNECT = BackendError("x", symptom=FAILED), BackendError("x", symptom=BROKE)
+SERVER_ERROR, DISCONNECT = BackendError("x", symptom=FAILED), BackendError("x", symptom=DISCONNECTED)
 
 
-@pytest.mark.parametrize("error", [SERVER_ERROR, DISCONNECT], ids=["fails", "breaks off"])
+@pytest.mark.parametrize("error", [SERVER_ERROR, DISCONNECT], ids=["server error", "disconnect"])
 @pytest.mark.parametrize("whole", [False, True], ids=["stream", "whole"])
-async def test_an_answer_is_generated_without_the_constraint_and_validated(error: BackendError, whole: bool) -> None:
-    backend = failing("a", [BEGINS, WRONG, RIGHT], error)
+async def test_an_answer_without_the_failed_constraint_is_validated(error: BackendError, whole: bool) -> None:
+    backend = failing("a", [UNFIT_ANSWER, WRONG, RIGHT], error)
     built, line = engine(backend)
-    events, report = await said(built, replace(ASKED, whole=whole))
+    events, report = await run_request(built, replace(REQUEST, whole=whole))
     assert items_of(events) == (R("Hm."), F(PARIS))
     assert backend.constrained == [JsonSchema(CITY)]
     assert (line.failures, report.failovers, report.unmet) == ([], 0, "")
@@ -209,57 +213,57 @@ async def test_an_answer_is_generated_without_the_constraint_and_validated(error
     ]
 
 
-async def test_a_forced_call_is_made_without_the_constraint() -> None:
-    backend = failing("a", [BEGINS, PARIS + "<|call|>"], SERVER_ERROR)
+async def test_a_forced_call_is_generated_without_the_failed_constraint() -> None:
+    backend = failing("a", [UNFIT_ANSWER, PARIS + "<|call|>"], SERVER_ERROR)
     built, line = engine(backend)
-    events, report = await said(built, turn(NAMED))
+    events, report = await run_request(built, turn(NAMED))
     assert items_of(events) == (R("Hm."), C("get_weather", PARIS))
     assert line.failures == []
     assert len(report.notes) == 1
     assert WEATHER in ENCODING.decode(backend.jobs[-1].prompt.tokens)
 
 
-@pytest.mark.parametrize("error", [SERVER_ERROR, DISCONNECT], ids=["fails", "breaks off"])
-async def test_the_next_answer_is_not_tried_under_it(error: BackendError) -> None:
-    backend = failing("a", [BEGINS, RIGHT, BEGINS, RIGHT, BEGINS, RIGHT], error)
+@pytest.mark.parametrize("error", [SERVER_ERROR, DISCONNECT], ids=["server error", "disconnect"])
+async def test_the_next_answer_is_generated_without_the_failed_constraint(error: BackendError) -> None:
+    backend = failing("a", [UNFIT_ANSWER, RIGHT, UNFIT_ANSWER, RIGHT, UNFIT_ANSWER, RIGHT], error)
     built, _ = engine(backend)
-    await said(built, ASKED)
-    _, report = await said(built, ASKED)
+    await run_request(built, REQUEST)
+    _, report = await run_request(built, REQUEST)
     assert len(backend.constrained) == 1
     assert report.facts.refused_constraints == [RefusedConstraint("a", "remembered")]
     assert len(report.notes) == 1
     other = AnswerForm("town", {"type": "object", "properties": {"city": {"type": "string"}}}, strict=True)
-    _, report = await said(built, turn(form=other))
+    _, report = await run_request(built, turn(form=other))
     assert len(backend.constrained) == 2
     assert report.notes == []
 
 
-async def test_a_backend_that_fails_without_it_too_fails_and_the_next_one_is_sent_the_constraint() -> None:
-    one = failing("a", [BEGINS], SERVER_ERROR, always=SERVER_ERROR)
+async def test_a_backend_that_fails_without_the_constraint_too_fails_over() -> None:
+    first = failing("a", [UNFIT_ANSWER], SERVER_ERROR, always=SERVER_ERROR)
     other = failing("b", [RIGHT])
-    built, line = engine(one, other)
-    events, report = await said(built, ASKED)
+    built, line = engine(first, other)
+    events, report = await run_request(built, REQUEST)
     assert items_of(events) == (R("Hm."), F(PARIS))
     assert line.failures == [SERVER_ERROR]
-    assert (len(one.constrained), len(other.constrained), report.failovers) == (1, 1, 1)
+    assert (len(first.constrained), len(other.constrained), report.failovers) == (1, 1, 1)
 
 
-async def test_a_server_that_may_have_died_of_it_does_not_hand_it_on() -> None:
+async def test_a_constraint_that_may_have_crashed_a_server_is_not_sent_on() -> None:
     gone = BackendUnavailable("x", symptom=Symptom.NO_CONNECTION)
-    one = failing("a", [BEGINS], DISCONNECT, always=gone)
+    first = failing("a", [UNFIT_ANSWER], DISCONNECT, always=gone)
     other = failing("b", [RIGHT])
-    built, line = engine(one, other)
-    events, report = await said(built, ASKED)
+    built, line = engine(first, other)
+    events, report = await run_request(built, REQUEST)
     assert items_of(events) == (R("Hm."), F(PARIS))
     assert line.failures == [gone]
-    assert (len(one.constrained), len(other.constrained)) == (1, 0)
+    assert (len(first.constrained), len(other.constrained)) == (1, 0)
     assert [each.reason for each in report.facts.refused_constraints] == ["disconnected", "remembered"]
 
 
-async def test_a_connection_that_is_not_made_is_a_failure_like_any_other() -> None:
+async def test_a_failed_connection_does_not_refuse_the_constraint() -> None:
     gone = BackendUnavailable("x")
-    one = failing("a", [BEGINS], gone)
+    first = failing("a", [UNFIT_ANSWER], gone)
     other = failing("b", [RIGHT])
-    built, line = engine(one, other)
-    _, report = await said(built, ASKED)
+    built, line = engine(first, other)
+    _, report = await run_request(built, REQUEST)
     assert (line.failures, len(other.constrained), report.notes) == ([gone], 1, [])

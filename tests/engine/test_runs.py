@@ -1,10 +1,10 @@
-"""Whole runs on scripted backends: steps, limits, failover, and what is counted and remembered of them."""
+"""Runs on scripted backends: steps, limits, failover, usage and cached conversations."""
 
 from __future__ import annotations
 
 import pytest
 
-from tests.engine.scripted import ANSWER, ASKED, IDS, TEXT, THOUGHT, Runner, Scripted, Step
+from tests.engine.scripted import ANSWER, CONVERSATION, IDS, TEXT, THOUGHT, Runner, Scripted, Step
 from tests.harmony.fold import check_lifecycle, items_of
 from tests.harmony.recoveries import C, F, R
 from unisono.core.conversation import AssistantMessage, Conversation, UserMessage
@@ -15,22 +15,22 @@ from unisono.errors import BackendRejected, BackendUnavailable, CannotGoOn, Cont
 from unisono.harmony.encoding import Encoding
 
 
-@pytest.mark.parametrize("told", [IDS, TEXT], ids=["ids", "text"])
+@pytest.mark.parametrize("capabilities", [IDS, TEXT], ids=["ids", "text"])
 @pytest.mark.parametrize("per_chunk", [1, 1000])
-async def test_an_answer_that_never_came_is_opened_once(told: Capabilities, per_chunk: int, encoding: Encoding) -> None:
-    backend = Scripted(encoding, [Step(THOUGHT), Step("one two")], told, per_chunk)
+async def test_a_missing_answer_is_opened(capabilities: Capabilities, per_chunk: int, encoding: Encoding) -> None:
+    backend = Scripted(encoding, [Step(THOUGHT), Step("one two")], capabilities, per_chunk)
     outcome = await Runner(encoding, backend).ask()
     assert items_of(outcome.events) == (R("Hm."), F("one two"))
     assert outcome.finished.reason is FinishReason.STOP
-    assert outcome.report.recoveries == ["analysis-only", *(["restored-stop"] if told is TEXT else [])]
+    assert outcome.report.recoveries == ["analysis-only", *(["restored-stop"] if capabilities is TEXT else [])]
     opened = encoding.encode_marked(THOUGHT + "<|start|>assistant<|channel|>final<|message|>")
     assert list(backend.jobs[1].prompt.tokens) == [*backend.jobs[0].prompt.tokens, *opened]
-    spent = len(encoding.encode_as_server(THOUGHT + "one two"))
-    # The stop token that the backend hides was generated, too.
-    assert outcome.finished.usage.completion_tokens == spent + (told is TEXT)
+    generated = len(encoding.encode_as_server(THOUGHT + "one two"))
+    # The hidden stop token counts as generated.
+    assert outcome.finished.usage.completion_tokens == generated + (capabilities is TEXT)
 
 
-async def test_it_is_opened_once_and_not_again(encoding: Encoding) -> None:
+async def test_a_missing_answer_is_opened_only_once(encoding: Encoding) -> None:
     backend = Scripted(encoding, [Step(THOUGHT), Step("<|return|>")])
     outcome = await Runner(encoding, backend).ask()
     assert items_of(outcome.events) == (R("Hm."), F(""))
@@ -38,25 +38,25 @@ async def test_it_is_opened_once_and_not_again(encoding: Encoding) -> None:
 
 
 @pytest.mark.parametrize("per_chunk", [1, 3, 1000])
-@pytest.mark.parametrize("told", [IDS, TEXT], ids=["ids", "text"])
-async def test_a_stop_string_is_met_in_the_answer_that_was_opened(
-    told: Capabilities, per_chunk: int, encoding: Encoding
+@pytest.mark.parametrize("capabilities", [IDS, TEXT], ids=["ids", "text"])
+async def test_a_stop_string_matches_in_an_opened_answer(
+    capabilities: Capabilities, per_chunk: int, encoding: Encoding
 ) -> None:
-    backend = Scripted(encoding, [Step(THOUGHT), Step("one END two")], told, per_chunk)
+    backend = Scripted(encoding, [Step(THOUGHT), Step("one END two")], capabilities, per_chunk)
     outcome = await Runner(encoding, backend).ask(stop=("END", "Hm"))
     assert items_of(outcome.events) == (R("Hm."), F("one "))
     assert outcome.finished.stop_sequence == "END"
     assert outcome.finished.reason is FinishReason.STOP
 
 
-async def test_all_steps_together_keep_to_max_tokens(encoding: Encoding) -> None:
+async def test_max_tokens_applies_to_all_steps_together(encoding: Encoding) -> None:
     backend = Scripted(encoding, [Step(THOUGHT), Step("one", FinishReason.LENGTH)])
     outcome = await Runner(encoding, backend).ask(max_tokens=len(encoding.encode_marked(THOUGHT)) + 1)
     assert [job.max_tokens for job in backend.jobs] == [len(encoding.encode_marked(THOUGHT)) + 1, 1]
     assert outcome.finished.reason is FinishReason.LENGTH
 
 
-async def test_an_answer_for_which_no_token_is_left_is_not_opened(encoding: Encoding) -> None:
+async def test_an_answer_is_not_opened_without_remaining_tokens(encoding: Encoding) -> None:
     backend = Scripted(encoding, [Step(THOUGHT)])
     outcome = await Runner(encoding, backend).ask(max_tokens=len(encoding.encode_marked(THOUGHT)))
     assert items_of(outcome.events) == (R("Hm."),)
@@ -64,19 +64,19 @@ async def test_an_answer_for_which_no_token_is_left_is_not_opened(encoding: Enco
     assert outcome.report.recoveries == []
 
 
-async def test_an_answer_for_which_the_context_has_no_room_is_not_opened(encoding: Encoding) -> None:
+async def test_an_answer_is_not_opened_without_room_in_the_context(encoding: Encoding) -> None:
     first = Scripted(encoding, [Step(THOUGHT), Step("one")])
     await Runner(encoding, first).ask()
     for context, steps in ((len(first.jobs[1].prompt.tokens), 1), (len(first.jobs[1].prompt.tokens) + 1, 2)):
-        told = Capabilities(OutputForm.IDS, OutputForm.IDS, stop_visible=True, context=context)
-        backend = Scripted(encoding, [Step(THOUGHT), Step("one", FinishReason.LENGTH)], told)
+        capabilities = Capabilities(OutputForm.IDS, OutputForm.IDS, stop_visible=True, context=context)
+        backend = Scripted(encoding, [Step(THOUGHT), Step("one", FinishReason.LENGTH)], capabilities)
         outcome = await Runner(encoding, backend).ask()
         assert outcome.finished.reason is FinishReason.LENGTH
         assert len(backend.jobs) == steps
         assert backend.jobs[-1].max_tokens == context - len(backend.jobs[-1].prompt.tokens)
 
 
-async def test_a_conversation_that_fills_the_context_is_refused_and_one_token_less_is_not(encoding: Encoding) -> None:
+async def test_a_conversation_that_fills_the_context_is_rejected(encoding: Encoding) -> None:
     first = Scripted(encoding, [Step(THOUGHT + ANSWER)])
     await Runner(encoding, first).ask()
     size = len(first.jobs[0].prompt.tokens)
@@ -93,16 +93,14 @@ async def test_a_conversation_that_fills_the_context_is_refused_and_one_token_le
     assert last.jobs[0].max_tokens == 1
 
 
-HIDDEN = {
-    "a header": "<|channel|>commentary to=functions.f <|constrain|>json",
-    "half a call": '<|channel|>commentary to=functions.f <|constrain|>json<|message|>{"a":',
+UNSEEN = {
+    "header": "<|channel|>commentary to=functions.f <|constrain|>json",
+    "incomplete call": '<|channel|>commentary to=functions.f <|constrain|>json<|message|>{"a":',
 }
 
 
-@pytest.mark.parametrize("output", HIDDEN.values(), ids=HIDDEN)
-async def test_what_was_not_shown_yet_leaves_nothing_of_a_failed_backend_but_its_tokens(
-    output: str, encoding: Encoding
-) -> None:
+@pytest.mark.parametrize("output", UNSEEN.values(), ids=UNSEEN)
+async def test_unseen_output_of_a_failed_backend_is_dropped_without_failover(output: str, encoding: Encoding) -> None:
     failing = Scripted(encoding, [Step(output, failure=BackendUnavailable("gone"), cached=7)], name="one")
     other = Scripted(encoding, [Step(THOUGHT + ANSWER)], name="two")
     outcome = await Runner(encoding, failing, other).ask(failover=False)
@@ -113,33 +111,33 @@ async def test_what_was_not_shown_yet_leaves_nothing_of_a_failed_backend_but_its
     assert not outcome.finished.cut_call
 
 
-REST = {"a header": "<|message|>{}<|call|>", "half a call": "1}<|call|>"}
+REST = {"header": "<|message|>{}<|call|>", "incomplete call": "1}<|call|>"}
 
 
 @pytest.mark.parametrize("case", REST)
-async def test_what_was_not_shown_yet_is_gone_on_with(case: str, encoding: Encoding) -> None:
-    failing = Scripted(encoding, [Step(HIDDEN[case], failure=BackendUnavailable("gone"), cached=7)], name="one")
+async def test_unseen_output_of_a_failed_backend_is_continued(case: str, encoding: Encoding) -> None:
+    failing = Scripted(encoding, [Step(UNSEEN[case], failure=BackendUnavailable("gone"), cached=7)], name="one")
     other = Scripted(encoding, [Step(REST[case], cached=9)], name="two")
     outcome = await Runner(encoding, failing, other).ask()
-    assert items_of(outcome.events) == (C("f", "{}" if case == "a header" else '{"a":1}'),)
+    assert items_of(outcome.events) == (C("f", "{}" if case == "header" else '{"a":1}'),)
     assert [(each.deployment, each.failure) for each in outcome.report.tries] == [
         ("one", "backend_unavailable"),
         ("two", ""),
     ]
-    said = encoding.encode_as_server(HIDDEN[case])
-    assert list(other.jobs[0].prompt.tokens) == [*failing.jobs[0].prompt.tokens, *said]
-    generated = len(said) + len(encoding.encode_as_server(REST[case]))
+    unseen = encoding.encode_as_server(UNSEEN[case])
+    assert list(other.jobs[0].prompt.tokens) == [*failing.jobs[0].prompt.tokens, *unseen]
+    generated = len(unseen) + len(encoding.encode_as_server(REST[case]))
     assert outcome.finished.usage == Usage(len(failing.jobs[0].prompt.tokens), generated, 0, 7)
 
 
 RAISED: dict[str, tuple[UnisonoError, bool]] = {
-    "nobody is to go on": (BackendUnavailable("gone"), False),
-    "the request is refused": (BackendRejected("no"), True),
+    "failover disabled": (BackendUnavailable("gone"), False),
+    "rejected request": (BackendRejected("no"), True),
 }
 
 
 @pytest.mark.parametrize(("failure", "failover"), RAISED.values(), ids=RAISED)
-async def test_a_failure_after_something_was_shown_is_raised_when(
+async def test_a_failure_after_emitted_output_is_raised(
     failure: UnisonoError, failover: bool, encoding: Encoding
 ) -> None:
     failing = Scripted(encoding, [Step("<|channel|>final<|message|>one", failure=failure)], per_chunk=1)
@@ -149,32 +147,30 @@ async def test_a_failure_after_something_was_shown_is_raised_when(
         await runner.ask(failover=failover)
     assert other.jobs == []
     assert runner.pool.failures == [failure]
-    assert runner.pool.taken == 0
+    assert runner.pool.slots_in_use == 0
 
 
-async def test_an_answer_that_finds_nowhere_to_go_on_has_not_moved(encoding: Encoding) -> None:
+async def test_a_failure_without_another_backend_is_no_failover(encoding: Encoding) -> None:
     gone = BackendUnavailable("gone")
     backend = Scripted(encoding, [Step("<|channel|>final<|message|>one", failure=gone)], per_chunk=1)
-    run = Runner(encoding, backend).engine.start(GenerationRequest("m", ASKED))
+    run = Runner(encoding, backend).engine.start(GenerationRequest("m", CONVERSATION))
     with pytest.raises(BackendUnavailable):
         [batch async for batch in run]
     assert run.report.failovers == 0
     assert [(each.deployment, each.failure) for each in run.report.tries] == [("scripted", gone.code)]
 
 
-NOBODY = CannotGoOn("no")
+CANNOT_CONTINUE = CannotGoOn("no")
 STUCK = {
-    "behind its thoughts": [Step(THOUGHT), Step("", failure=NOBODY)],
-    "in its answer": [Step(THOUGHT + "<|start|>assistant<|channel|>final<|message|>one", failure=NOBODY)],
+    "after reasoning": [Step(THOUGHT), Step("", failure=CANNOT_CONTINUE)],
+    "in the answer": [Step(THOUGHT + "<|start|>assistant<|channel|>final<|message|>one", failure=CANNOT_CONTINUE)],
 }
 
 
 @pytest.mark.parametrize("steps", STUCK.values(), ids=STUCK)
-async def test_an_answer_that_nobody_can_go_on_behind_is_given_up_in_the_end(
-    steps: list[Step], encoding: Encoding
-) -> None:
+async def test_an_answer_that_no_backend_can_continue_ends(steps: list[Step], encoding: Encoding) -> None:
     backend = Scripted(encoding, steps * 9)
-    run = Runner(encoding, backend).engine.start(GenerationRequest("m", ASKED, whole=True))
+    run = Runner(encoding, backend).engine.start(GenerationRequest("m", CONVERSATION, whole=True))
     events = [event async for batch in run for event in batch]
     check_lifecycle(events)
     assert items_of(events)[0] == R("Hm.")
@@ -183,27 +179,27 @@ async def test_an_answer_that_nobody_can_go_on_behind_is_given_up_in_the_end(
     assert len(backend.jobs) <= 8
 
 
-async def test_a_place_is_told_of_the_first_token_of_every_generation(encoding: Encoding) -> None:
+async def test_the_slot_records_first_tokens_and_token_counts(encoding: Encoding) -> None:
     silent = Scripted(encoding, [Step("", failure=BackendUnavailable("gone"), cached=7)], name="one")
     failing = Scripted(encoding, [Step(THOUGHT, cached=7, failure=BackendUnavailable("gone"))], name="two", per_chunk=1)
     other = Scripted(encoding, [Step("<|return|>"), Step("one two<|return|>")], TEXT, name="three")
     runner = Runner(encoding, silent, failing, other)
     report = (await runner.ask()).report
     assert report.failovers == 2
-    assert runner.pool.began == ["two", "three", "three"]
-    # And of all that it took, whatever came of it.
-    assert runner.pool.took == [step.prompt_tokens + step.generated for step in report.facts.steps]
-    assert len(runner.pool.took) == 4
+    assert runner.pool.first_tokens == ["two", "three", "three"]
+    # Failed generations count too.
+    assert runner.pool.token_counts == [step.prompt_tokens + step.generated for step in report.facts.steps]
+    assert len(runner.pool.token_counts) == 4
 
 
-async def test_only_the_first_prompt_is_counted_and_what_of_it_was_cached(encoding: Encoding) -> None:
+async def test_usage_counts_only_the_first_prompt(encoding: Encoding) -> None:
     backend = Scripted(encoding, [Step(THOUGHT, cached=0), Step("one two<|return|>", cached=10_000)])
     outcome = await Runner(encoding, backend).ask()
     assert outcome.finished.usage.prompt_tokens == len(backend.jobs[0].prompt.tokens)
     assert outcome.finished.usage.cached_tokens == 0
 
 
-async def test_a_call_nobody_may_make_is_thought_and_the_answer_is_opened(encoding: Encoding) -> None:
+async def test_a_call_that_is_not_allowed_is_reasoning(encoding: Encoding) -> None:
     call = "<|channel|>commentary to=functions.f <|constrain|>json<|message|>{}<|call|>"
     backend = Scripted(encoding, [Step(call), Step("one<|return|>")])
     outcome = await Runner(encoding, backend).ask(calls_allowed=False)
@@ -212,14 +208,14 @@ async def test_a_call_nobody_may_make_is_thought_and_the_answer_is_opened(encodi
     assert items_of((await Runner(encoding, backend).ask()).events) == (C("f"),)
 
 
-async def test_a_prefilled_answer_is_remembered_as_the_client_will_send_it_back(encoding: Encoding) -> None:
+async def test_a_prefilled_answer_is_cached_with_its_prefill(encoding: Encoding) -> None:
     backend = Scripted(encoding, [Step(" a time<|return|>")])
     runner = Runner(encoding, backend)
-    await runner.ask(Conversation(ASKED.preamble, ASKED.items, prefill="Once upon"))
-    whole, half = AssistantMessage("Once upon a time"), AssistantMessage(" a time")
-    for message, known in ((whole, True), (half, False)):
-        sent = Conversation(ASKED.preamble, (*ASKED.items, message, UserMessage("Go on")))
+    await runner.ask(Conversation(CONVERSATION.preamble, CONVERSATION.items, prefill="Once upon"))
+    complete, suffix = AssistantMessage("Once upon a time"), AssistantMessage(" a time")
+    for message, is_cached in ((complete, True), (suffix, False)):
+        sent = Conversation(CONVERSATION.preamble, (*CONVERSATION.items, message, UserMessage("Go on")))
         found = runner.memory.recall("team", sent).items[1]
         assert isinstance(found, AssistantMessage)
         assert found.text == message.text
-        assert bool(found.tokens) is known
+        assert bool(found.tokens) is is_cached

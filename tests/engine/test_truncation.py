@@ -1,4 +1,4 @@
-"""What is left out of a conversation that is too long."""
+"""Truncation of long conversations by whole turns."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ CALLED = AssistantCall("c", "f", "{}")
 
 DROPS: dict[str, tuple[list[Item], list[Item] | None]] = {
     "one turn": ([UserMessage("a"), AssistantMessage("b")], None),
-    "nothing": ([], None),
+    "no items": ([], None),
     "two turns": ([UserMessage("a"), AssistantMessage("b"), UserMessage("c")], [UserMessage("c")]),
     "calls go with their turn": (
         [UserMessage("a"), CALLED, ToolResult("c", "f", "x"), UserMessage("b"), AssistantMessage("y")],
@@ -42,14 +42,14 @@ def without_oldest_turn(conversation: Conversation) -> Conversation | None:
     return replace(conversation, items=conversation.items[starts[0] :]) if starts else None
 
 
-@pytest.mark.parametrize(("items", "left"), DROPS.values(), ids=DROPS)
-def test_truncation_drops_whole_turns(items: list[Item], left: list[Item] | None) -> None:
+@pytest.mark.parametrize(("items", "expected"), DROPS.values(), ids=DROPS)
+def test_truncation_drops_whole_turns(items: list[Item], expected: list[Item] | None) -> None:
     shorter = without_oldest_turn(Conversation(Preamble("Be brief."), tuple(items)))
-    assert (None if shorter is None else list(shorter.items)) == left
+    assert (None if shorter is None else list(shorter.items)) == expected
     assert shorter is None or shorter.preamble.instructions == "Be brief."
 
 
-said = st.one_of(
+items_strategy = st.one_of(
     st.just(UserMessage("a")),
     st.just(AssistantMessage("b")),
     st.sampled_from("cd").map(lambda call: AssistantCall(call, "f", "{}")),
@@ -57,8 +57,8 @@ said = st.one_of(
 )
 
 
-@given(st.lists(said, max_size=12))
-def test_dropping_turns_one_by_one_reaches_every_later_beginning(items: list[Item]) -> None:
+@given(st.lists(items_strategy, max_size=12))
+def test_dropping_turns_reaches_every_later_start(items: list[Item]) -> None:
     conversation: Conversation | None = Conversation(Preamble(), tuple(items))
     reached: list[int] = []
     while conversation is not None and (conversation := without_oldest_turn(conversation)) is not None:

@@ -1,4 +1,7 @@
-"""Prompts of the kinds the demo model was trained on, rendered by openai-harmony, and what it answers."""
+"""Prompts of the kinds that the demo model was trained on, with its answers.
+
+They are rendered by openai-harmony.
+"""
 
 from __future__ import annotations
 
@@ -73,7 +76,10 @@ WEATHER_ANSWER = (
 
 
 def prompt_for(user: str, *, tools: bool = False, instructions: str = "") -> list[int]:
-    """A system message, a developer message when there is something to say in it, and the user's."""
+    """Render a prompt with a system message and a user message.
+
+    A developer message is added if it has content.
+    """
     system = harmony.SystemContent.new().with_conversation_start_date("2026-01-02")
     messages = [harmony.Message.from_role_and_content(harmony.Role.SYSTEM, system)]
     if tools or instructions:

@@ -1,4 +1,4 @@
-"""What the mlx backend generates under a constraint, with mlx-lm running the demo model, which knows of none."""
+"""Tests of constrained generation with the mlx backend and the demo model."""
 
 from __future__ import annotations
 
@@ -42,13 +42,16 @@ async def backend() -> AsyncIterator[Backend]:
     await backend.aclose()
 
 
-def under(constraint: Constraint, seed: int | None = None, **asked: Any) -> CompletionJob:
+def constrained_job(constraint: Constraint, seed: int | None = None, **fields: Any) -> CompletionJob:
     sampling = Sampling(temperature=0) if seed is None else Sampling(temperature=5.0, seed=seed)
-    return replace(greedy(FINAL, 400), constraint=constraint, sampling=sampling, **asked)
+    return replace(greedy(FINAL, 400), constraint=constraint, sampling=sampling, **fields)
 
 
-async def written(backend: Backend, job: CompletionJob) -> str:
-    """The text, which ends with a stop token and holds no other special one."""
+async def generate(backend: Backend, job: CompletionJob) -> str:
+    """Return the generated text.
+
+    It must end with a stop token and contain no other special token.
+    """
     chunks = [chunk async for chunk in backend.complete(job)]
     tokens = [token for chunk in chunks for token in chunk.tokens]
     assert chunks[-1].finish is FinishReason.STOP
@@ -58,26 +61,30 @@ async def written(backend: Backend, job: CompletionJob) -> str:
 
 
 def bounded(schema: Any) -> Any:
-    """The schema with an end in sight: a model this small never closes a string, a number or a list by itself."""
+    """Add limits to a schema.
+
+    The demo model never closes a string, number or list by itself.
+    """
     if isinstance(schema, list):
         return [bounded(each) for each in schema]
     if not isinstance(schema, dict):
         return schema
-    ends: dict[str, Any] = {}
+    limits: dict[str, Any] = {}
     types = schema.get("type", ())
     if "string" in types and "format" not in schema:
-        ends["maxLength"] = schema.get("maxLength", 8)
+        limits["maxLength"] = schema.get("maxLength", 8)
     if "integer" in types:
-        ends |= {"minimum": 0, "maximum": 99}
+        limits |= {"minimum": 0, "maximum": 99}
     if types == "array":
-        ends["maxItems"] = schema.get("maxItems", 1)
-    return {name: bounded(value) for name, value in schema.items()} | ends
+        limits["maxItems"] = schema.get("maxItems", 1)
+    return {name: bounded(value) for name, value in schema.items()} | limits
 
 
-LEFT_OUT = ("numbers", "formats", "recursive", "a list by reference")
-"""Schemas the suite has for judges: llguidance takes no multiple of a fraction; the others need not come to an end."""
-SCHEMAS = {name: bounded(case.schema) for name, case in SUITE.items() if case.strict and name not in LEFT_OUT} | {
-    "a tree of two levels": {
+# Schemas that are left out: llguidance does not support multiples of fractions, and output for the others may be
+# endless.
+EXCLUDED = ("numbers", "formats", "recursive", "a list by reference")
+SCHEMAS = {name: bounded(case.schema) for name, case in SUITE.items() if case.strict and name not in EXCLUDED} | {
+    "tree of two levels": {
         "$defs": {
             "leaf": {
                 "type": "object",
@@ -103,76 +110,78 @@ SCHEMAS = {name: bounded(case.schema) for name, case in SUITE.items() if case.st
 
 @pytest.mark.slow
 @pytest.mark.parametrize("schema", SCHEMAS.values(), ids=SCHEMAS)
-async def test_what_is_written_is_what_the_schema_allows(backend: Backend, schema: dict[str, Any]) -> None:
+async def test_output_matches_the_schema(backend: Backend, schema: dict[str, Any]) -> None:
     for seed in (None, 1):
-        assert violation(schema, await written(backend, under(JsonSchema(schema), seed))) is None
+        assert violation(schema, await generate(backend, constrained_job(JsonSchema(schema), seed))) is None
 
 
 @pytest.mark.slow
-async def test_any_json_is_an_object(backend: Backend) -> None:
-    assert isinstance(json.loads(await written(backend, under(AnyJson()))), dict)
+async def test_any_json_constraint_generates_an_object(backend: Backend) -> None:
+    assert isinstance(json.loads(await generate(backend, constrained_job(AnyJson()))), dict)
 
 
 TEXTS = ("get_weather", 'a.b-c\\d"(x)\n', "日本 é 🙂", "get_weather_now")
 
 
 @pytest.mark.slow
-async def test_one_of_some_texts_is_one_of_them_to_the_letter(backend: Backend) -> None:
-    said = {await written(backend, under(OneOf(TEXTS), seed)) for seed in range(12)}
-    assert said <= set(TEXTS)
-    assert len(said) > 1
+async def test_choice_constraint_generates_one_of_the_texts(backend: Backend) -> None:
+    outputs = {await generate(backend, constrained_job(OneOf(TEXTS), seed)) for seed in range(12)}
+    assert outputs <= set(TEXTS)
+    assert len(outputs) > 1
     for text in TEXTS:
-        assert await written(backend, under(OneOf((text,)))) == text
+        assert await generate(backend, constrained_job(OneOf((text,)))) == text
 
 
-async def test_a_bias_does_not_bring_back_what_the_constraint_rules_out(backend: Backend) -> None:
+async def test_bias_does_not_override_the_constraint(backend: Backend) -> None:
     (hello,) = ENCODING.encode_text("Hello")
-    job = under(OneOf(("yes", "no")))
+    job = constrained_job(OneOf(("yes", "no")))
     biased = replace(job, sampling=Sampling(temperature=0, logit_bias={hello: 100.0}))
-    assert await written(backend, biased) in ("yes", "no")
+    assert await generate(backend, biased) in ("yes", "no")
 
 
 REFUSED: dict[str, Constraint] = {
-    "an unknown type": JsonSchema({"type": "nonsense"}),
-    "a reference to nothing": JsonSchema({"$ref": "#/$defs/x"}),
-    "a reference to elsewhere": JsonSchema({"$ref": "http://127.0.0.1:9/x"}),
-    "what the library does not know": JsonSchema({"type": "array", "uniqueItems": True}),
-    "nothing that can be": JsonSchema({"enum": []}),
+    "unknown type": JsonSchema({"type": "nonsense"}),
+    "unresolved reference": JsonSchema({"$ref": "#/$defs/x"}),
+    "external reference": JsonSchema({"$ref": "http://127.0.0.1:9/x"}),
+    "unsupported keyword": JsonSchema({"type": "array", "uniqueItems": True}),
+    "empty enum": JsonSchema({"enum": []}),
 }
 
 
 @pytest.mark.parametrize("constraint", REFUSED.values(), ids=REFUSED)
-async def test_what_cannot_be_compiled_is_refused_and_hurts_nobody(backend: Backend, constraint: Constraint) -> None:
+async def test_uncompilable_constraint_is_refused_without_affecting_others(
+    backend: Backend, constraint: Constraint
+) -> None:
     user, expected = CHATS["pong"]
-    neighbour = asyncio.create_task(written_free(backend, user))
+    other_request = asyncio.create_task(generate_unconstrained(backend, user))
     with pytest.raises(ConstraintRefused):
-        await written(backend, under(constraint))
-    assert await neighbour == expected
+        await generate(backend, constrained_job(constraint))
+    assert await other_request == expected
 
 
-async def written_free(backend: Backend, user: str) -> str:
+async def generate_unconstrained(backend: Backend, user: str) -> str:
     tokens = [token async for chunk in backend.complete(greedy(prompt_for(user))) for token in chunk.tokens]
     return ENCODING.decode(tokens)
 
 
-async def test_constrained_and_free_requests_share_a_batch(backend: Backend) -> None:
+async def test_constrained_and_unconstrained_requests_share_a_batch(backend: Backend) -> None:
     users = list(CHATS.values())[:3]
     answers = await asyncio.gather(
-        *(written_free(backend, user) for user, _ in users),
-        *(written(backend, under(OneOf((text,)))) for text in TEXTS),
+        *(generate_unconstrained(backend, user) for user, _ in users),
+        *(generate(backend, constrained_job(OneOf((text,)))) for text in TEXTS),
     )
     assert answers == [*(expected for _, expected in users), *TEXTS]
 
 
-async def test_leaving_while_the_grammar_is_compiled_leaves_nothing_behind(backend: Backend) -> None:
-    many = JsonSchema({"enum": [f"value {n}" * 20 for n in range(900)]})
-    leaving = asyncio.create_task(written(backend, under(many)))
+async def test_cancelling_during_grammar_compilation_leaves_the_engine_usable(backend: Backend) -> None:
+    large_schema = JsonSchema({"enum": [f"value {n}" * 20 for n in range(900)]})
+    request = asyncio.create_task(generate(backend, constrained_job(large_schema)))
     await asyncio.sleep(0.001)
-    leaving.cancel()
+    request.cancel()
     with pytest.raises(asyncio.CancelledError):
-        await leaving
-    assert await written(backend, under(OneOf(("yes",)))) == "yes"
+        await request
+    assert await generate(backend, constrained_job(OneOf(("yes",)))) == "yes"
 
 
-async def test_what_it_claims_is_what_was_tried(backend: Backend) -> None:
+async def test_probe_claims_every_tested_constraint_kind(backend: Backend) -> None:
     assert (await backend.probe()).capabilities.constrain == frozenset(CONSTRAINT_KINDS)

@@ -1,4 +1,4 @@
-"""What the mlx backend generates, with mlx-lm running the demo model."""
+"""Tests of generation with the mlx backend and the demo model."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ async def answer(backend: Backend, job: CompletionJob) -> tuple[list[int], Finis
 
 
 @pytest.mark.slow
-async def test_it_says_what_it_can_do(backend: Backend) -> None:
+async def test_probe_reports_the_capabilities(backend: Backend) -> None:
     assert (await backend.probe()).capabilities == Capabilities(
         prompt=OutputForm.IDS,
         output=OutputForm.IDS,
@@ -67,7 +67,7 @@ async def test_it_says_what_it_can_do(backend: Backend) -> None:
 
 
 @pytest.mark.parametrize(("user", "expected"), CHATS.values(), ids=CHATS)
-async def test_a_chat_is_answered_token_by_token_as_trained(backend: Backend, user: str, expected: str) -> None:
+async def test_chat_is_answered_exactly_as_trained(backend: Backend, user: str, expected: str) -> None:
     tokens, finish = await answer(backend, greedy(prompt_for(user)))
 
     assert tokens == ENCODING.encode_marked(expected)
@@ -76,8 +76,8 @@ async def test_a_chat_is_answered_token_by_token_as_trained(backend: Backend, us
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("user", "expected"), GLITCHES.items(), ids=GLITCHES)
-async def test_malformed_harmony_comes_out_raw(backend: Backend, user: str, expected: str) -> None:
-    tools = any(word in user for word in ("call", "recipient", "json"))
+async def test_malformed_harmony_is_returned_unchanged(backend: Backend, user: str, expected: str) -> None:
+    tools = any(term in user for term in ("call", "recipient", "json"))
     tokens, finish = await answer(backend, greedy(prompt_for(user, tools=tools)))
 
     assert tokens == ENCODING.encode_marked(expected)
@@ -85,7 +85,7 @@ async def test_malformed_harmony_comes_out_raw(backend: Backend, user: str, expe
 
 
 @pytest.mark.slow
-async def test_a_tool_call_ends_with_its_stop_token_and_its_continuation_starts_from_the_cache(
+async def test_tool_call_ends_with_its_stop_token_and_is_cached_for_the_next_step(
     backend: Backend,
 ) -> None:
     prompt = prompt_for("What is the weather in Paris?", tools=True)
@@ -101,7 +101,7 @@ async def test_a_tool_call_ends_with_its_stop_token_and_its_continuation_starts_
 
 
 @pytest.mark.slow
-async def test_a_prompt_is_cached_for_its_own_tenant_only(backend: Backend) -> None:
+async def test_prompt_is_cached_only_for_its_tenant(backend: Backend) -> None:
     prompt = prompt_for("Tell me a joke.", instructions="be nice")
     cached = [(await chunks_of(backend, greedy(prompt, salt=salt)))[0].cached_tokens for salt in ("a", "a", "b")]
 
@@ -109,7 +109,7 @@ async def test_a_prompt_is_cached_for_its_own_tenant_only(backend: Backend) -> N
 
 
 @pytest.mark.slow
-async def test_a_slow_reader_gets_all_of_it_some_tokens_at_a_time(backend: Backend) -> None:
+async def test_slow_reader_gets_the_whole_answer_in_batches(backend: Backend) -> None:
     [dot] = ENCODING.encode_text(".")
     job = replace(
         greedy(prompt_for("Hello!")), max_tokens=300, sampling=Sampling(temperature=0.0, logit_bias={dot: 100.0})
@@ -117,7 +117,7 @@ async def test_a_slow_reader_gets_all_of_it_some_tokens_at_a_time(backend: Backe
     stream = backend.complete(job)
     first = await anext(stream)
     async with asyncio.timeout(60):
-        # The engine says that it is done with it by working for somebody else, who came later.
+        # The engine has finished the first request if it serves a later one.
         assert await answer(backend, replace(job, max_tokens=320)) == ([dot] * 320, FinishReason.LENGTH)
     rest = [chunk async for chunk in stream]
 
@@ -127,7 +127,7 @@ async def test_a_slow_reader_gets_all_of_it_some_tokens_at_a_time(backend: Backe
 
 
 @pytest.mark.slow
-async def test_eight_at_once_answer_as_each_does_alone(backend: Backend) -> None:
+async def test_concurrent_requests_get_the_same_answers_as_single_ones(backend: Backend) -> None:
     jobs = [greedy(prompt_for(user), salt="together") for user, _ in CHATS.values()]
 
     together = await asyncio.gather(*(answer(backend, job) for job in jobs))
@@ -136,32 +136,32 @@ async def test_eight_at_once_answer_as_each_does_alone(backend: Backend) -> None
 
 
 @pytest.mark.slow
-async def test_a_request_joins_a_running_batch_without_changing_it(backend: Backend) -> None:
-    endless = backend.complete(greedy(prompt_for("Repeat la forever."), 60))
-    running = [await anext(endless)]
+async def test_joining_a_running_batch_does_not_change_it(backend: Backend) -> None:
+    stream = backend.complete(greedy(prompt_for("Repeat la forever."), 60))
+    chunks = [await anext(stream)]
     user, expected = CHATS["greeting"]
     tokens, _ = await answer(backend, greedy(prompt_for(user)))
-    running += [chunk async for chunk in endless]
+    chunks += [chunk async for chunk in stream]
 
     assert ENCODING.decode(tokens) == expected
     alone, _ = await answer(backend, greedy(prompt_for("Repeat la forever."), 60))
-    assert [token for chunk in running for token in chunk.tokens] == alone
+    assert [token for chunk in chunks for token in chunk.tokens] == alone
 
 
-@pytest.mark.parametrize("most", [1, 2, 7])
-async def test_max_tokens_ends_an_answer_for_length(backend: Backend, most: int) -> None:
-    tokens, finish = await answer(backend, greedy(prompt_for("Hello!"), most))
+@pytest.mark.parametrize("max_tokens", [1, 2, 7])
+async def test_max_tokens_ends_an_answer_with_finish_reason_length(backend: Backend, max_tokens: int) -> None:
+    tokens, finish = await answer(backend, greedy(prompt_for("Hello!"), max_tokens))
 
-    assert tokens == ENCODING.encode_marked(CHATS["greeting"][1])[:most]
+    assert tokens == ENCODING.encode_marked(CHATS["greeting"][1])[:max_tokens]
     assert finish is FinishReason.LENGTH
 
 
 REFUSED = {
     "longer than the context": (greedy([13225] * 131072), ContextTooLong, "131072"),
     "no prompt": (greedy([]), BackendRejected, "prompt"),
-    "an id below the vocabulary": (greedy([-1, 5]), BackendRejected, "vocabulary"),
-    "an id above the vocabulary": (greedy([5, 201088]), BackendRejected, "vocabulary"),
-    "no room": (greedy([5], 0), BackendRejected, "limit"),
+    "id below the vocabulary": (greedy([-1, 5]), BackendRejected, "vocabulary"),
+    "id above the vocabulary": (greedy([5, 201088]), BackendRejected, "vocabulary"),
+    "no output tokens": (greedy([5], 0), BackendRejected, "limit"),
     "temperature": (CompletionJob(Prompt([5]), 5, Sampling(temperature=-1)), BackendRejected, "temperature"),
     "top_p": (CompletionJob(Prompt([5]), 5, Sampling(top_p=1.5)), BackendRejected, "top_p"),
     "min_p": (CompletionJob(Prompt([5]), 5, Sampling(min_p=2)), BackendRejected, "min_p"),
@@ -174,45 +174,45 @@ REFUSED = {
 }
 
 
-@pytest.mark.parametrize(("job", "error", "word"), REFUSED.values(), ids=REFUSED)
-async def test_what_cannot_be_run_is_refused_and_hurts_nobody(
-    backend: Backend, job: CompletionJob, error: type[Exception], word: str
+@pytest.mark.parametrize(("job", "error", "message"), REFUSED.values(), ids=REFUSED)
+async def test_invalid_request_is_refused_without_affecting_others(
+    backend: Backend, job: CompletionJob, error: type[Exception], message: str
 ) -> None:
     user, expected = CHATS["pong"]
-    neighbour = asyncio.create_task(answer(backend, greedy(prompt_for(user))))
-    with pytest.raises(error, match=word):
+    other_request = asyncio.create_task(answer(backend, greedy(prompt_for(user))))
+    with pytest.raises(error, match=message):
         await chunks_of(backend, job)
-    assert ENCODING.decode((await neighbour)[0]) == expected
+    assert ENCODING.decode((await other_request)[0]) == expected
 
 
 SAME_AS_GREEDY = {
     "top_k 1": Sampling(temperature=1, top_k=1),
     "top_p 0": Sampling(temperature=1, top_p=0),
     "min_p 1": Sampling(temperature=1, min_p=1),
-    "nearly cold": Sampling(temperature=1e-9),
+    "temperature near 0": Sampling(temperature=1e-9),
 }
 
 
 @pytest.mark.parametrize("sampling", SAME_AS_GREEDY.values(), ids=SAME_AS_GREEDY)
-async def test_settings_that_leave_one_choice_are_greedy(backend: Backend, sampling: Sampling) -> None:
+async def test_sampling_settings_with_one_candidate_are_greedy(backend: Backend, sampling: Sampling) -> None:
     tokens, _ = await answer(backend, replace(greedy(prompt_for("Hello!")), sampling=sampling))
 
     assert ENCODING.decode(tokens) == CHATS["greeting"][1]
 
 
 @pytest.mark.slow
-async def test_a_seed_gives_the_same_tokens_alone_and_among_others(backend: Backend) -> None:
+async def test_seed_gives_the_same_tokens_alone_and_in_a_batch(backend: Backend) -> None:
     def seeded(seed: int | None) -> CompletionJob:
         return replace(greedy(prompt_for("hm hm"), 24), sampling=Sampling(temperature=3.0, seed=seed))
 
     alone, _ = await answer(backend, seeded(7))
-    among = await asyncio.gather(*(answer(backend, seeded(seed)) for seed in (7, 8, None, None)))
+    batched = await asyncio.gather(*(answer(backend, seeded(seed)) for seed in (7, 8, None, None)))
 
-    assert among[0][0] == alone
-    assert len({tuple(tokens) for tokens, _ in among}) == 4
+    assert batched[0][0] == alone
+    assert len({tuple(tokens) for tokens, _ in batched}) == 4
 
 
-async def test_a_bias_forbids_a_token(backend: Backend) -> None:
+async def test_bias_bans_a_token(backend: Backend) -> None:
     job = replace(greedy(prompt_for("Hello!"), 40), sampling=Sampling(temperature=0, logit_bias={RETURN: -100.0}))
 
     tokens, _ = await answer(backend, job)
@@ -231,7 +231,7 @@ PENALTIES = {
 
 @pytest.mark.slow
 @pytest.mark.parametrize("sampling", PENALTIES.values(), ids=PENALTIES)
-async def test_a_penalty_breaks_a_repetition(backend: Backend, sampling: Sampling) -> None:
+async def test_penalty_ends_a_repetition(backend: Backend, sampling: Sampling) -> None:
     la = ENCODING.encode_text(" la")
     job = greedy(prompt_for("Repeat la forever."), 60)
 

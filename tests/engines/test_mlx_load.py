@@ -1,4 +1,4 @@
-"""What the mlx backend says of its load while mlx-lm runs the demo model."""
+"""Test of the load of the mlx backend with the demo model."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from unisono_adapters.mlx.local import MlxLocalBackend
 
 pytestmark = pytest.mark.engine
 
-FOREVER = replace(greedy(prompt_for("Repeat la forever.")), max_tokens=2000)
+ENDLESS_JOB = replace(greedy(prompt_for("Repeat la forever.")), max_tokens=2000)
 
 
 async def until(backend: Backend, running: int, waiting: int) -> Load:
@@ -28,20 +28,20 @@ async def until(backend: Backend, running: int, waiting: int) -> Load:
 
 
 @pytest.mark.slow
-async def test_an_engine_counts_what_it_runs_and_what_waits_and_is_not_started_to_say_so() -> None:
+async def test_load_counts_requests_and_does_not_start_the_engine() -> None:
     backend = MlxLocalBackend(BackendOptions("mlx", "demo", extra={"batch": 2}))
     assert await backend.load() is None
     assert backend.engine_pid is None
 
-    async def endless() -> None:
-        async for _ in backend.complete(FOREVER):
+    async def generate() -> None:
+        async for _ in backend.complete(ENDLESS_JOB):
             pass
 
-    running = [asyncio.create_task(endless()) for _ in range(3)]
+    running = [asyncio.create_task(generate()) for _ in range(3)]
     try:
         load = await until(backend, 2, 1)
         assert load.tokens is not None
-        assert load.tokens >= 2 * len(FOREVER.prompt.tokens)
+        assert load.tokens >= 2 * len(ENDLESS_JOB.prompt.tokens)
         for task in running:
             task.cancel()
         assert await until(backend, 0, 0) == Load(0, 0, 0)

@@ -1,4 +1,4 @@
-"""An answer of mlx_lm.server that is cut at any of its tokens goes on to the same end, with the demo model."""
+"""Tests of continuing an answer of mlx_lm.server at any of its tokens, with the demo model."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ async def backend(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Mlx
         await backend.aclose()
 
 
-async def behind(backend: MlxServerBackend, said: Sequence[int], max_tokens: int = 60) -> list[Chunk]:
-    tokens = [*PROMPT, *said]
+async def continuation(backend: MlxServerBackend, prefix: Sequence[int], max_tokens: int = 60) -> list[Chunk]:
+    tokens = [*PROMPT, *prefix]
     job = replace(greedy(tokens, max_tokens), prompt=Prompt(tokens, ENCODING.decode(tokens)))
     return [chunk async for chunk in backend.complete(job)]
 
@@ -38,20 +38,20 @@ def text_of(chunks: list[Chunk]) -> str:
 
 
 @pytest.mark.slow
-async def test_cutting_a_greedy_answer_anywhere_changes_nothing(backend: MlxServerBackend) -> None:
-    whole = ENCODING.encode_marked(text_of(await behind(backend, ())))
-    assert len(whole) > 20
-    for cut in range(1, len(whole)):
-        chunks = await behind(backend, whole[:cut])
-        assert text_of(chunks) == ENCODING.decode(whole[cut:])
+async def test_greedy_answer_is_the_same_if_continued_at_any_token(backend: MlxServerBackend) -> None:
+    answer = ENCODING.encode_marked(text_of(await continuation(backend, ())))
+    assert len(answer) > 20
+    for cut in range(1, len(answer)):
+        chunks = await continuation(backend, answer[:cut])
+        assert text_of(chunks) == ENCODING.decode(answer[cut:])
         assert chunks[-1].finish is FinishReason.STOP
         assert chunks[-1].stop_token in (None, RETURN)
         assert chunks[-1].prompt_tokens == len(PROMPT) + cut
 
 
-async def test_the_server_outlives_prompts_that_it_has_in_its_cache(backend: MlxServerBackend) -> None:
-    begun = ENCODING.encode_marked(text_of(await behind(backend, (), max_tokens=14)))
-    rest = text_of(await behind(backend, begun))
+async def test_server_survives_prompts_that_it_has_cached(backend: MlxServerBackend) -> None:
+    prefix = ENCODING.encode_marked(text_of(await continuation(backend, (), max_tokens=14)))
+    rest = text_of(await continuation(backend, prefix))
     assert rest.endswith("2 + 2 is 4.")
-    assert text_of(await behind(backend, begun[:-1])) == ENCODING.decode(begun[-1:]) + rest
-    assert text_of(await behind(backend, begun)) == rest
+    assert text_of(await continuation(backend, prefix[:-1])) == ENCODING.decode(prefix[-1:]) + rest
+    assert text_of(await continuation(backend, prefix)) == rest

@@ -1,4 +1,4 @@
-"""Events folded to what a reader gets, for comparing with a case."""
+"""Events reduced to items and rules, for comparison with the expected values of a case."""
 
 from __future__ import annotations
 
@@ -41,12 +41,17 @@ def items_of(events: Sequence[Event]) -> tuple[R | P | F | C, ...]:
 
 
 def rules_of(events: Sequence[Event]) -> tuple[str, ...]:
-    """The rules in order of first occurrence, each once."""
+    """Return the distinct rules in order of first occurrence."""
     return tuple(dict.fromkeys(event.rule for event in events if isinstance(event, Repaired)))
 
 
 def check_lifecycle(events: Sequence[Event]) -> None:
-    """One item at a time: opened, its deltas, closed with their concatenation; indexes count up."""
+    """Check the lifecycle of items.
+
+    - Only one item is open at a time.
+    - The text of a closed item is the concatenation of its deltas.
+    - Indexes count up.
+    """
     open_item, next_index, next_call = None, 0, 0
     texts: list[str] = []
     for event in events:

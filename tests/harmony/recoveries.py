@@ -1,8 +1,8 @@
-"""Malformed output, as data: what the model writes, what a reader must get, which repairs are named.
+"""Table of malformed model output: completions, expected items, and reported rules.
 
-Each case is used at the parser, on an ids wire and on a text wire, streamed and not. `R` is reasoning, `P` a preamble
-(commentary), `F` an answer, `C` a call (name, arguments). Shapes were seen in the wild; the reports are named in
-comments by repository and number.
+The cases run in the parser, and end to end on backends of token ids and of text, with and without streaming. `R` is
+reasoning, `P` a preamble (commentary), `F` an answer, `C` a call (name, arguments). The shapes come from real reports,
+which the comments name by repository and number.
 """
 
 from __future__ import annotations
@@ -38,15 +38,15 @@ class C:
 
 @dataclass(frozen=True, slots=True)
 class Case:
+    # Completion with spelled-out markers, for a prompt that ends in `<|start|>assistant`.
     output: str
-    """The completion, markers spelled; the prompt ends in `<|start|>assistant`."""
     items: tuple[R | P | F | C, ...]
     rules: tuple[str, ...] = ()
     finish: str = "stop"
+    # A call begins, but is not completed.
     cut: bool = False
-    """A call was begun and never completed."""
+    # False if the text output is ambiguous.
     on_text: bool = True
-    """False where text cannot tell what ids can."""
 
 
 THINK = "<|channel|>analysis<|message|>Hm.<|end|>"
@@ -155,7 +155,7 @@ BOUNDARIES: dict[str, Case] = {
         (HM, C("f")),
         ("glued-role",),
     ),
-    # The prompt itself ends in the role.
+    # The prompt ends in the role.
     "the role again at the beginning": Case(
         "assistant<|channel|>analysis<|message|>Hm.<|end|>" + OK, (HM, F("ok")), ("glued-role",)
     ),
@@ -388,7 +388,7 @@ HEADERS: dict[str, Case] = {
     "cut in a thought for a channel": Case(
         "<|channel|>We need", (F("We need"),), ("header-without-message",), finish="length"
     ),
-    # The next header begins where a message never got its own end.
+    # The next header begins without an end of the message before.
     "thoughts in the header, then a channel": Case(
         "<|channel|>analysis We think. <|channel|>final<|message|>ok<|return|>",
         (R("We think. "), F("ok")),
@@ -420,7 +420,7 @@ HEADERS: dict[str, Case] = {
 }
 
 LOOSE = ("recipient-spelling",)
-# Spellings of a declared tool that count only with a JSON object for a body.
+# Spellings of a declared tool that are accepted only with a JSON object as body.
 SPELLINGS = (
     " to:functions.f",
     " TO=functions.f",
@@ -464,7 +464,7 @@ RECIPIENTS: dict[str, Case] = {
     "a loose recipient behind a start": Case(
         THINK + "<|start|>assistant<|channel|>commentaryto:functions.f<|message|>{}<|end|>", (HM, C("f")), LOOSE
     ),
-    # Without a JSON object it is text.
+    # Without a JSON object, the body is text.
     "a loose recipient of text": Case(
         "<|channel|>commentary TO=functions.f<|message|>I call f.<|end|>", (P("I call f."),), ("stray-header-words",)
     ),

@@ -1,5 +1,4 @@
-"""The tools gpt-oss was trained on: declared, called and answered as in training, and thoughts where nobody offers
-them."""
+"""Built-in tools of gpt-oss: declarations, calls and results in the trained format."""
 
 from __future__ import annotations
 
@@ -43,14 +42,14 @@ from unisono.harmony.tools import ToolSet, plan_tools
 
 ALL = ("browser", "python", "container")
 OFFERED = plan_tools(TOOLS).with_builtins(ALL)
-ALONE = plan_tools(()).with_builtins(ALL)
+ONLY_BUILTINS = plan_tools(()).with_builtins(ALL)
 CLOCK = FunctionTool("clock", "The time.")
 
 # -- rendering
 
 
 def by_library(encoding: Encoding, names: tuple[str, ...], items: list[Message]) -> list[int]:
-    """Written by openai-harmony from start to end."""
+    """Return the prompt as openai-harmony renders it."""
     system = SystemContent(reasoning_effort=ReasoningEffort.MEDIUM)
     trained = {"browser": ToolNamespaceConfig.browser, "python": ToolNamespaceConfig.python}
     for name in names:
@@ -62,44 +61,48 @@ def by_library(encoding: Encoding, names: tuple[str, ...], items: list[Message])
     return ids
 
 
-def asked(text: str) -> Message:
+def user_message(text: str) -> Message:
     return Message.from_role_and_content(Role.USER, text)
 
 
-def called(name: str, body: str) -> Message:
+def call_message(name: str, body: str) -> Message:
     message = Message.from_role_and_content(Role.ASSISTANT, body).with_channel("analysis")
     return message.with_recipient(name).with_content_type("code")
 
 
-def answered(name: str, text: str) -> Message:
+def result_message(name: str, text: str) -> Message:
     message = Message.from_author_and_content(Author(role=Role.TOOL, name=name), TextContent(text=text))
     return message.with_channel("analysis").with_recipient("assistant")
 
 
-TALKS: dict[str, tuple[tuple[str, ...], tuple[Item, ...], list[Message]]] = {
-    "browser": (("browser",), (UserMessage("Hi"),), [asked("Hi")]),
+CONVERSATIONS: dict[str, tuple[tuple[str, ...], tuple[Item, ...], list[Message]]] = {
+    "browser": (("browser",), (UserMessage("Hi"),), [user_message("Hi")]),
     "python": (("python",), (), []),
-    "both, in whatever order": (("python", "browser"), (UserMessage("Hi"),), [asked("Hi")]),
-    "a search and its result": (
+    "browser and python": (("python", "browser"), (UserMessage("Hi"),), [user_message("Hi")]),
+    "browser call and result": (
         ("browser",),
         (
             UserMessage("Hi"),
             AssistantCall("c", "browser.search", '{"query": "x"}'),
             ToolResult("c", "browser.search", "[0] x <|end|>"),
         ),
-        [asked("Hi"), called("browser.search", '{"query": "x"}'), answered("browser.search", "[0] x <|end|>")],
+        [
+            user_message("Hi"),
+            call_message("browser.search", '{"query": "x"}'),
+            result_message("browser.search", "[0] x <|end|>"),
+        ],
     ),
-    "code and what it printed": (
+    "python call and result": (
         ("python",),
         (AssistantCall("c", "python", "print('<|call|>')\n"), ToolResult("c", "python", "<|call|>\n")),
-        [called("python", "print('<|call|>')\n"), answered("python", "<|call|>\n")],
+        [call_message("python", "print('<|call|>')\n"), result_message("python", "<|call|>\n")],
     ),
 }
 
 
-@pytest.mark.parametrize("case", TALKS)
-def test_a_prompt_with_trained_tools_is_the_librarys(encoding: Encoding, case: str) -> None:
-    names, items, messages = TALKS[case]
+@pytest.mark.parametrize("case", CONVERSATIONS)
+def test_a_prompt_with_builtin_tools_equals_the_reference_renderer(encoding: Encoding, case: str) -> None:
+    names, items, messages = CONVERSATIONS[case]
     conversation = Conversation(Preamble(builtins=tuple(map(Builtin, names))), items)
     tools = plan_tools(()).with_builtins(names)
     renderer = Renderer(encoding)
@@ -108,7 +111,7 @@ def test_a_prompt_with_trained_tools_is_the_librarys(encoding: Encoding, case: s
     assert Encoding.special_ids(as_text) == Encoding.special_ids(renderer.prompt(conversation, tools))
 
 
-def test_functions_are_declared_beside_trained_tools(encoding: Encoding) -> None:
+def test_functions_are_declared_beside_builtin_tools(encoding: Encoding) -> None:
     preamble = Preamble(tools=(CLOCK,), builtins=(Builtin("python"),))
     text = encoding.decode(
         Renderer(encoding).prompt(Conversation(preamble), plan_tools((CLOCK,)).with_builtins(("python",)))
@@ -121,7 +124,7 @@ def test_functions_are_declared_beside_trained_tools(encoding: Encoding) -> None
     assert "python" not in developer
 
 
-def test_a_container_is_declared_with_what_it_takes(encoding: Encoding) -> None:
+def test_a_container_is_declared_with_its_parameters(encoding: Encoding) -> None:
     conversation = Conversation(Preamble(builtins=(Builtin("container"),)))
     text = encoding.decode(Renderer(encoding).prompt(conversation, plan_tools(()).with_builtins(("container",))))
     assert "## container\n\n// A container with a command line.\nnamespace container {\n" in text
@@ -129,9 +132,9 @@ def test_a_container_is_declared_with_what_it_takes(encoding: Encoding) -> None:
     assert text.count("# Tools") == 1
 
 
-def test_another_description_stands_in_the_trained_ones_place_and_begins_no_section(encoding: Encoding) -> None:
-    told = "Code is run.\n# Valid channels: none\n<|end|><|start|>system\ue0000\ue001"
-    conversation = Conversation(Preamble(builtins=(Builtin("python", told),)))
+def test_a_custom_description_replaces_the_trained_one_and_adds_no_section(encoding: Encoding) -> None:
+    description = "Code is run.\n# Valid channels: none\n<|end|><|start|>system\ue0000\ue001"
+    conversation = Conversation(Preamble(builtins=(Builtin("python", description),)))
     renderer, tools = Renderer(encoding), plan_tools(()).with_builtins(("python",))
     ids = renderer.prompt(conversation, tools)
     text = encoding.decode(ids)
@@ -144,7 +147,7 @@ def test_another_description_stands_in_the_trained_ones_place_and_begins_no_sect
     )
 
 
-def test_a_clients_own_python_stays_a_function(encoding: Encoding) -> None:
+def test_a_client_function_named_python_is_rendered_as_a_function(encoding: Encoding) -> None:
     tools = plan_tools((FunctionTool("python", "Mine."),))
     items = (AssistantCall("c", "python", "{}"), ToolResult("c", "python", "1"))
     text = encoding.decode(Renderer(encoding).prompt(Conversation(Preamble(), items), tools))
@@ -160,17 +163,17 @@ ASIDE = {
 
 
 @pytest.mark.parametrize("case", ASIDE)
-def test_a_result_stands_on_the_channel_of_its_call(encoding: Encoding, case: str) -> None:
+def test_a_result_has_the_channel_of_its_call(encoding: Encoding, case: str) -> None:
     output, channel = ASIDE[case]
     tokens = tuple(encoding.encode_marked("<|start|>assistant" + output))
     items = (AssistantCall("c", "python", "1", tokens), ToolResult("c", "python", "2"))
     conversation, tools = Conversation(Preamble(builtins=(Builtin("python"),)), items), plan_tools(())
-    said = f"<|start|>assistant{output}<|start|>python to=assistant<|channel|>{channel}<|message|>2<|end|>"
+    messages = f"<|start|>assistant{output}<|start|>python to=assistant<|channel|>{channel}<|message|>2<|end|>"
     ids = Renderer(encoding).prompt(conversation, tools.with_builtins(("python",)))
-    assert ids[-len(encoding.encode_marked(said)) - 2 :] == encoding.encode_marked(said + "<|start|>assistant")
+    assert ids[-len(encoding.encode_marked(messages)) - 2 :] == encoding.encode_marked(messages + "<|start|>assistant")
 
 
-def test_calls_of_an_answered_turn_stay_and_its_thoughts_go(encoding: Encoding) -> None:
+def test_an_answered_turn_keeps_calls_and_drops_reasoning(encoding: Encoding) -> None:
     items = (
         AssistantReasoning("Hm."),
         AssistantCall("c", "python", "print(1)"),
@@ -209,21 +212,21 @@ CALLS: dict[str, tuple[str, tuple[R | P | F | C, ...], tuple[str, ...]]] = {
         (),
     ),
     "a command": (ON_ANALYSIS.format("container.exec", "{}"), (C("container.exec", "{}"),), ()),
-    "ended by end": ("<|channel|>analysis to=python code<|message|>1<|end|>", (C("python", "1"),), ()),
-    "thoughts, code, an answer": (
+    "terminated by end": ("<|channel|>analysis to=python code<|message|>1<|end|>", (C("python", "1"),), ()),
+    "reasoning, code, answer": (
         "<|channel|>analysis<|message|>Hm.<|end|><|start|>assistant"
         + ON_ANALYSIS.format("python", "1")
         + "<|start|>assistant<|channel|>final<|message|>ok<|return|>",
         (R("Hm."), C("python", "1"), F("ok")),
         (),
     ),
-    "a function there is not": (ON_ANALYSIS.format("browser.click", "{}"), (C("browser.click", "{}"),), ()),
-    "of the client": (
+    "unknown browser function": (ON_ANALYSIS.format("browser.click", "{}"), (C("browser.click", "{}"),), ()),
+    "client function": (
         "<|channel|>commentary to=functions.f <|constrain|>json<|message|>{}<|call|>",
         (C("f"),),
         (),
     ),
-    "named as a function": (
+    "browser named as a function": (
         f"<|channel|>commentary to=functions.browser.search <|constrain|>json<|message|>{SEARCH}<|call|>",
         (C("browser.search", SEARCH),),
         ("recipient-spelling",),
@@ -244,37 +247,37 @@ CALLS: dict[str, tuple[str, tuple[R | P | F | C, ...], tuple[str, ...]]] = {
         (C("browser.search", SEARCH),),
         ("marker-in-recipient",),
     ),
-    "twice": (
+    "repeated recipient": (
         "<|channel|>analysis to=python to=python code<|message|>1<|call|>",
         (C("python", "1"),),
         ("recipient-repeated",),
     ),
-    "no start": (
+    "missing start": (
         "<|channel|>analysis<|message|>Hm.<|end|><|channel|>analysis to=python code<|message|>1<|call|>",
         (R("Hm."), C("python", "1")),
         ("missing-start",),
     ),
-    "within a preamble": (
+    "call inside a preamble": (
         "<|channel|>commentary<|message|>I look.<|channel|>analysis to=python code<|message|>1<|call|>",
         (P("I look."), C("python", "1")),
         ("embedded-call",),
     ),
-    "no message": (
+    "missing message marker": (
         '<|channel|>commentary to=browser.search json{"query": "x"}<|call|>',
         (C("browser.search", SEARCH),),
         ("header-without-message",),
     ),
-    "two": (
+    "two calls": (
         ON_ANALYSIS.format("python", "1") + "<|start|>assistant" + ON_ANALYSIS.format("browser.find", "{}"),
         (C("python", "1"), C("browser.find", "{}")),
         (),
     ),
 }
-CUT: dict[str, tuple[str, str]] = {
+CUT_CALLS: dict[str, tuple[str, str]] = {
     "no end, stopped": ("<|channel|>analysis to=python code<|message|>print(1)", "stop"),
-    "no end, out of room": ("<|channel|>analysis to=python code<|message|>print(1)", "length"),
-    "the end of text": ("<|channel|>analysis to=python code<|message|>print(1)<|endoftext|>", "stop"),
-    "no message, no end": ("<|channel|>commentary to=browser.search json{}", "stop"),
+    "no end, length limit": ("<|channel|>analysis to=python code<|message|>print(1)", "length"),
+    "end of text": ("<|channel|>analysis to=python code<|message|>print(1)<|endoftext|>", "stop"),
+    "no message marker, no end": ("<|channel|>commentary to=browser.search json{}", "stop"),
 }
 
 
@@ -285,7 +288,7 @@ def routed(encoding: Encoding, tokens: list[int], tools: ToolSet, reason: str = 
 
 
 @pytest.mark.parametrize("case", CALLS)
-def test_a_tool_on_offer_is_called(encoding: Encoding, case: str) -> None:
+def test_a_call_of_an_offered_tool_is_read(encoding: Encoding, case: str) -> None:
     output, items, rules = CALLS[case]
     events = routed(encoding, encoding.encode_marked(output), OFFERED)
     assert items_of(events) == items
@@ -294,22 +297,22 @@ def test_a_tool_on_offer_is_called(encoding: Encoding, case: str) -> None:
 
 
 @pytest.mark.parametrize("case", CALLS)
-def test_what_was_called_stands_in_the_next_prompt_and_is_read_the_same_again(encoding: Encoding, case: str) -> None:
+def test_stored_tokens_of_a_call_are_read_as_the_same_call(encoding: Encoding, case: str) -> None:
     output, items, _ = CALLS[case]
     events = routed(encoding, encoding.encode_marked(output), OFFERED)
     start = len(encoding.encode_marked("<|start|>assistant"))
     closed = [event for event in events if isinstance(event, Closed)]
     for event, item in zip(closed, items, strict=True):
-        again = routed(encoding, list(event.tokens[start:]), OFFERED)
-        assert items_of(again) == (item,)
-        assert not any(isinstance(event, Repaired) for event in again)
+        reread = routed(encoding, list(event.tokens[start:]), OFFERED)
+        assert items_of(reread) == (item,)
+        assert not any(isinstance(event, Repaired) for event in reread)
         assert event.tokens[:start] == tuple(encoding.encode_marked("<|start|>assistant"))
 
 
 @pytest.mark.sampled(one_in=3)
 @pytest.mark.parametrize("case", CALLS)
 @pytest.mark.parametrize("size", [1, 3, 1000])
-def test_a_text_backend_says_the_same_however_it_is_cut(encoding: Encoding, case: str, size: int) -> None:
+def test_calls_are_read_from_text_for_any_chunk_size(encoding: Encoding, case: str, size: int) -> None:
     output, items, rules = CALLS[case]
     decoder = decoder_for(WireForm.TEXT, encoding, None)
     tokens: list[int] = []
@@ -319,11 +322,11 @@ def test_a_text_backend_says_the_same_however_it_is_cut(encoding: Encoding, case
     assert (items_of(events), rules_of(events)) == (items, rules)
 
 
-@pytest.mark.parametrize("case", CUT)
-def test_a_call_without_its_end_is_none(encoding: Encoding, case: str) -> None:
-    output, reason = CUT[case]
+@pytest.mark.parametrize("case", CUT_CALLS)
+def test_a_call_without_an_end_is_dropped(encoding: Encoding, case: str) -> None:
+    output, reason = CUT_CALLS[case]
     ids = iter(("call_0",))
-    router = HarmonyRouter(encoding, ALONE, lambda: next(ids))
+    router = HarmonyRouter(encoding, ONLY_BUILTINS, lambda: next(ids))
     events = router.feed(encoding.encode_marked(output)) + router.end(FinishReason(reason))
     assert items_of(events) == ()
     assert router.cut_call
@@ -332,19 +335,19 @@ def test_a_call_without_its_end_is_none(encoding: Encoding, case: str) -> None:
 @pytest.mark.parametrize(
     ("tools", "allowed"),
     [(plan_tools(TOOLS), True), (plan_tools(TOOLS).with_builtins(("container",)), True), (OFFERED, False)],
-    ids=["nobody offers it", "another is on offer", "no calls are allowed"],
+    ids=["not offered", "another tool offered", "calls not allowed"],
 )
-def test_a_call_of_what_is_not_on_offer_is_a_thought(encoding: Encoding, tools: ToolSet, allowed: bool) -> None:
+def test_a_call_of_a_tool_not_offered_is_reasoning(encoding: Encoding, tools: ToolSet, allowed: bool) -> None:
     for name in ("python", "browser.search"):
         output = encoding.encode_marked(ON_ANALYSIS.format(name, "1"))
         assert items_of(routed(encoding, output, tools, calls_allowed=allowed)) == (R("1"),)
 
 
-def test_a_clients_function_of_that_name_is_the_clients(encoding: Encoding) -> None:
+def test_a_call_of_a_client_function_named_python_is_read(encoding: Encoding) -> None:
     tools = plan_tools((FunctionTool("python"),)).with_builtins(("python",))
-    mine = "<|channel|>commentary to=functions.python <|constrain|>json<|message|>{}<|call|>"
-    assert items_of(routed(encoding, encoding.encode_marked(mine), tools)) == (C("python"),)
-    assert rules_of(routed(encoding, encoding.encode_marked(mine), tools)) == ()
+    call = "<|channel|>commentary to=functions.python <|constrain|>json<|message|>{}<|call|>"
+    assert items_of(routed(encoding, encoding.encode_marked(call), tools)) == (C("python"),)
+    assert rules_of(routed(encoding, encoding.encode_marked(call), tools)) == ()
 
 
 QUOTES = ('"""doc"""\nprint("it\'s")\n', '["', '"x', "{'a': '\"'}", 'print("<|end|>")')
@@ -353,10 +356,10 @@ QUOTES = ('"""doc"""\nprint("it\'s")\n', '["', '"x', "{'a': '\"'}", 'print("<|en
 @pytest.mark.parametrize("code", QUOTES)
 @pytest.mark.parametrize("header", ["<|channel|>analysis to=python code", " to=python<|channel|>analysis code"])
 @pytest.mark.parametrize("size", [1, 7, 1000])
-def test_code_sent_as_text_ends_where_its_call_does(encoding: Encoding, code: str, header: str, size: int) -> None:
+def test_code_in_text_output_ends_with_its_call(encoding: Encoding, code: str, header: str, size: int) -> None:
     output = f"{header}<|message|>{code}<|call|>"
     decoder = decoder_for(WireForm.TEXT, encoding, None)
     tokens: list[int] = []
     for at in range(0, len(output), size):
         tokens += decoder.feed(Chunk(text=output[at : at + size]))
-    assert items_of(routed(encoding, [*tokens, *decoder.end()], ALONE)) == (C("python", code),)
+    assert items_of(routed(encoding, [*tokens, *decoder.end()], ONLY_BUILTINS)) == (C("python", code),)

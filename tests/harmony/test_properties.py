@@ -1,4 +1,4 @@
-"""What holds for any tokens at all."""
+"""Properties of the router for arbitrary tokens."""
 
 from __future__ import annotations
 
@@ -41,8 +41,8 @@ grammatical = st.lists(st.sampled_from([case.output for case in CASES.values()])
 
 
 @st.composite
-def mutated(draw: st.DrawFn) -> list[int]:
-    """Scripts of the grammar with tokens dropped, doubled, swapped and inserted."""
+def mutated_outputs(draw: st.DrawFn) -> list[int]:
+    """Draw grammatical output with dropped, doubled, swapped and inserted tokens."""
     tokens = list(draw(grammatical))
     for _ in range(draw(st.integers(0, 6))):
         at = draw(st.integers(0, max(0, len(tokens) - 1)))
@@ -60,7 +60,7 @@ def mutated(draw: st.DrawFn) -> list[int]:
     return tokens
 
 
-streams = st.one_of(outputs, mutated())
+streams = st.one_of(outputs, mutated_outputs())
 reasons = st.sampled_from(list(FinishReason))
 
 
@@ -81,7 +81,7 @@ def cut_at(tokens: Sequence[int], cuts: Sequence[int]) -> list[Sequence[int]]:
 
 @settings(max_examples=examples(400), deadline=None)
 @given(streams, reasons, st.booleans(), st.booleans())
-def test_nothing_raises_and_items_have_one_lifecycle(
+def test_any_tokens_give_items_with_a_valid_lifecycle(
     tokens: list[int], reason: FinishReason, hidden: bool, hold: bool
 ) -> None:
     events = run([tokens], reason, hidden=hidden, hold=hold)
@@ -91,7 +91,7 @@ def test_nothing_raises_and_items_have_one_lifecycle(
 
 @settings(max_examples=examples(400), deadline=None)
 @given(streams, reasons, st.booleans(), st.lists(st.integers(0, 10_000), max_size=8))
-def test_cutting_the_stream_anywhere_changes_nothing(
+def test_events_do_not_depend_on_chunk_boundaries(
     tokens: list[int], reason: FinishReason, hidden: bool, cuts: list[int]
 ) -> None:
     whole = run([tokens], reason, hidden=hidden)
@@ -101,8 +101,8 @@ def test_cutting_the_stream_anywhere_changes_nothing(
 
 @settings(max_examples=examples(300), deadline=None)
 @given(streams, reasons)
-def test_no_marker_reaches_a_reader(tokens: list[int], reason: FinishReason) -> None:
-    # No ordinary token here spells a marker, so any that is seen was one.
+def test_no_marker_is_emitted_as_text(tokens: list[int], reason: FinishReason) -> None:
+    # No ordinary token in these streams spells a marker, so that an emitted marker was a control token.
     for event in run([tokens], reason, hold=False):
         if isinstance(event, Delta | Closed):
             assert "<|" not in event.text
@@ -137,7 +137,7 @@ headers = st.sampled_from(
 @given(
     st.lists(st.tuples(headers, texts, st.sampled_from(["<|end|>", "<|return|>", "<|call|>"])), min_size=1, max_size=5)
 )
-def test_well_formed_output_is_read_as_openai_harmony_reads_it(
+def test_well_formed_output_is_read_as_by_openai_harmony(
     messages: list[tuple[tuple[str, type], str, str]],
 ) -> None:
     tokens: list[int] = []
@@ -153,16 +153,16 @@ def test_well_formed_output_is_read_as_openai_harmony_reads_it(
 
 
 HEADER_DEBRIS = {"stray-header-words", "channel-repeated", "constrain-repeated", "recipient-repeated", "doubled-start"}
+# Rules that may drop a word, since it was a part of a header or of a dropped message.
 DROPPING = HEADER_DEBRIS | {
     *("free-text-between", "foreign-role", "unfinished-call", "cut-header", "unknown-channel", "marker-in-recipient"),
     *("type-as-recipient", "glued-role", "header-order", "not-a-tool", "empty-channel", "channel-spelling"),
 }
-"""Rules under which a word may reach nobody: it was part of a header, or of a message that is not shown."""
 
 
 @settings(max_examples=examples(300), deadline=None)
 @given(st.lists(st.one_of(st.just("word"), st.just("word"), marks.map(str)), max_size=50), reasons)
-def test_every_word_is_delivered_once_in_order_or_its_loss_is_named(script: list[str], reason: FinishReason) -> None:
+def test_every_word_is_emitted_once_in_order_or_its_loss_is_reported(script: list[str], reason: FinishReason) -> None:
     tokens: list[int] = []
     words: list[str] = []
     for n, part in enumerate(script):
@@ -172,18 +172,18 @@ def test_every_word_is_delivered_once_in_order_or_its_loss_is_named(script: list
         else:
             tokens.append(int(part))
     events = run([tokens], reason)
-    shown = "|".join(event.text for event in events if isinstance(event, Closed))
-    at = 0
+    emitted = "|".join(event.text for event in events if isinstance(event, Closed))
+    position = 0
     for word in words:
-        found = shown.find(word.strip(), at)
+        found = emitted.find(word.strip(), position)
         if found < 0:
             assert DROPPING & set(rules_of(events))
         else:
-            at = found + 1
-            assert shown.count(word.strip()) == 1
+            position = found + 1
+            assert emitted.count(word.strip()) == 1
 
 
-# Tokens that are not whole characters, and words behind which they may stand.
+# Tokens of incomplete characters, and words that they may follow.
 FRAGMENTS = [
     token for token in range(0, FIRST_SPECIAL, 7) if "\ufffd" in ENCODING.decode([token])
 ] + ENCODING.encode_text("“It’s 日本語 🙂 नमस्ते")
@@ -191,7 +191,7 @@ FRAGMENTS = [
 
 @settings(max_examples=examples(400))
 @given(st.lists(st.one_of(st.sampled_from(FRAGMENTS), st.integers(0, FIRST_SPECIAL - 1)), max_size=12), st.data())
-def test_bytes_that_are_no_text_lose_nothing_around_them(body: list[int], data: st.DataObject) -> None:
+def test_invalid_utf8_does_not_affect_the_surrounding_text(body: list[int], data: st.DataObject) -> None:
     head, stop = (ENCODING.encode_marked(text) for text in ("<|channel|>final<|message|>", "<|return|>"))
     cut = data.draw(st.integers(0, len(body)))
     events = run([[*head, *body[:cut]], [*body[cut:], *stop]], FinishReason.STOP)
@@ -199,7 +199,7 @@ def test_bytes_that_are_no_text_lose_nothing_around_them(body: list[int], data: 
     assert items_of(events) == (F(ENCODING.decode(body)),)
 
 
-def test_every_mark_in_every_state_has_a_step() -> None:
+def test_every_state_and_token_mark_has_a_step() -> None:
     assert set(STEPS) == {(state, mark) for state in State for mark in TokenMark}
     assert {rule for _, rule in STEPS.values() if rule} <= RULES.keys()
 
@@ -211,27 +211,27 @@ HOSTILE = {
     "messages": [MARKERS["<|message|>"]],
     "ends": [MARKERS["<|end|>"]],
     "words without any header": ENCODING.encode_text(" word"),
-    "recipients started again": ENCODING.encode_marked(" to=functions.f<|start|>assistant"),
+    "recipients with repeated starts": ENCODING.encode_marked(" to=functions.f<|start|>assistant"),
     "empty messages": ENCODING.encode_marked("<|start|>assistant<|channel|>final<|message|><|end|>"),
     "gaps": ENCODING.encode_marked("<|end|>prose<|start|>"),
-    "half characters": [t for t in range(256) if ENCODING.decode_bytes([t])[0] >= 0xF0][:1],
+    "incomplete characters": [t for t in range(256) if ENCODING.decode_bytes([t])[0] >= 0xF0][:1],
 }
 
 
 LONG_HEADERS = {
     "white space": ("<|channel|>final", "\n", "<|channel|><|call|>"),
-    "white space behind a recipient": ("<|channel|>commentary to=functions.f", " \n", "<|channel|><|call|>"),
+    "white space after a recipient": ("<|channel|>commentary to=functions.f", " \n", "<|channel|><|call|>"),
     "recipients": ("<|channel|>commentary", " to=f", "<|call|>"),
     "a long name": ("<|channel|>commentary to=functions.", "a", "<|message|>{}<|call|>"),
     "a name of many parts": ("<|channel|>commentary to=f", ".<|x|>f", "<|message|>{}<|call|>"),
-    "the role again and again": ("assistant", "assistant", "<|message|>{}<|call|>"),
+    "repeated role": ("assistant", "assistant", "<|message|>{}<|call|>"),
     "words": ("<|channel|>", "word ", "<|channel|>final<|message|>ok<|return|>"),
 }
 
 
 @pytest.mark.parametrize(("lead", "unit", "rest"), LONG_HEADERS.values(), ids=LONG_HEADERS)
-def test_a_very_long_header_costs_no_more_than_its_length(lead: str, unit: str, rest: str) -> None:
-    # Work inside one regular expression shows in no count of calls; what is quadratic takes minutes here.
+def test_a_very_long_header_is_read_in_linear_time(lead: str, unit: str, rest: str) -> None:
+    # Calls do not measure the work inside a regular expression. Quadratic work takes minutes for this length.
     tokens = [*ENCODING.encode_marked(lead), *ENCODING.encode_text(unit) * 60_000, *ENCODING.encode_marked(rest)]
     began = time.process_time()
     run([tokens], FinishReason.STOP)
@@ -239,13 +239,13 @@ def test_a_very_long_header_costs_no_more_than_its_length(lead: str, unit: str, 
 
 
 @pytest.mark.parametrize("unit", HOSTILE.values(), ids=HOSTILE)
-def test_work_grows_linearly_with_the_tokens(unit: list[int]) -> None:
+def test_work_grows_linearly_with_the_number_of_tokens(unit: list[int]) -> None:
     small, large = (calls_of(unit * n) for n in (400, 1600))
     assert large < 5 * small
 
 
 def calls_of(tokens: list[int]) -> int:
-    """Function calls, C functions included, that routing `tokens` one by one takes."""
+    """Return the number of calls, including C functions, for routing `tokens` one by one."""
     count = 0
 
     def profile(frame: object, event: str, arg: object) -> None:
@@ -267,7 +267,7 @@ def calls_of(tokens: list[int]) -> int:
 @given(
     st.lists(st.one_of(st.sampled_from(WORDS), st.sampled_from([*MARKERS, "<|", "|>", "<|st"])), max_size=30), st.data()
 )
-def test_text_is_read_the_same_however_it_is_cut(parts: list[str], data: st.DataObject) -> None:
+def test_text_is_read_the_same_for_any_chunk_boundaries(parts: list[str], data: st.DataObject) -> None:
     text = "".join(parts)
     form = data.draw(st.sampled_from([OutputForm.TEXT, OutputForm.MARKERLESS]))
     cuts = data.draw(st.lists(st.integers(0, 10_000), max_size=6))
@@ -290,22 +290,22 @@ def test_text_is_read_the_same_however_it_is_cut(parts: list[str], data: st.Data
     ),
     st.data(),
 )
-def test_a_decoder_goes_on_behind_the_tokens_of_another_as_that_would(parts: list[str], data: st.DataObject) -> None:
+def test_a_decoder_continues_the_tokens_of_another_decoder(parts: list[str], data: st.DataObject) -> None:
     text = "".join(parts)
     cut = data.draw(st.integers(0, len(text)))
     whole, first = decoder_for(OutputForm.TEXT, ENCODING), decoder_for(OutputForm.TEXT, ENCODING)
     expected = [*whole.feed(Chunk(text=text)), *whole.end()]
-    said = list(first.feed(Chunk(text=text[:cut])))
-    # What the first still held was no token yet: a backend that goes on behind its tokens says it again.
-    second = decoder_for(OutputForm.TEXT, ENCODING, said=said)
-    said += [*second.feed(Chunk(text=text[len(ENCODING.decode(said)) :])), *second.end()]
-    assert ENCODING.special_ids(said) == ENCODING.special_ids(expected)
-    assert ENCODING.decode(said) == ENCODING.decode(expected) == text
+    tokens = list(first.feed(Chunk(text=text[:cut])))
+    # A backend that continues the tokens of the first decoder generates its buffered text again.
+    second = decoder_for(OutputForm.TEXT, ENCODING, generated=tokens)
+    tokens += [*second.feed(Chunk(text=text[len(ENCODING.decode(tokens)) :])), *second.end()]
+    assert ENCODING.special_ids(tokens) == ENCODING.special_ids(expected)
+    assert ENCODING.decode(tokens) == ENCODING.decode(expected) == text
 
 
 @settings(max_examples=examples(200), deadline=None)
 @given(st.text(max_size=60), st.lists(st.integers(0, 60), max_size=4))
-def test_arguments_arrive_byte_for_byte_through_text(value: str, cuts: list[int]) -> None:
+def test_arguments_in_text_output_are_preserved_exactly(value: str, cuts: list[int]) -> None:
     value = value.encode("utf-8", "replace").decode()
     body = json.dumps({"v": value + "<|call|><|start|>assistant"}, ensure_ascii=False)
     text = f"<|channel|>commentary to=functions.f <|constrain|>json<|message|>{body}<|call|>"
@@ -317,7 +317,7 @@ def test_arguments_arrive_byte_for_byte_through_text(value: str, cuts: list[int]
     assert items_of(run([[*tokens, *decoder.end()]], FinishReason.STOP)) == (C("f", body),)
 
 
-def test_the_encoding_is_the_one_the_parser_uses(encoding: Encoding) -> None:
+def test_the_marker_ids_match_the_encoding(encoding: Encoding) -> None:
     assert encoding.special_names >= set(MARKERS)
     for name, token in MARKERS.items():
         assert encoding.harmony.encode(name, allowed_special="all") == [token]

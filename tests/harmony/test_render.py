@@ -1,4 +1,4 @@
-"""Conversation -> ids: the library's own ids, the analysis rule, generated tokens kept, and the memory of messages."""
+"""Rendering of conversations to token ids, equal to openai-harmony, and the message cache."""
 
 from __future__ import annotations
 
@@ -48,12 +48,12 @@ WEATHER = FunctionTool(
 CLOCK = FunctionTool("srv.clock now!", "", {})
 NO_TOOLS = plan_tools([])
 TOOLS = plan_tools([WEATHER, CLOCK])
-CALLED = AssistantCall("c1", "get_weather", '{"city":  "Köln"}')
+CALL_ITEM = AssistantCall("c1", "get_weather", '{"city":  "Köln"}')
 RESULT = ToolResult("c1", "get_weather", '{"t": 3}')
 DATED = Preamble(instructions="Be brief.", date="2026-11-20")
 
 CONVERSATIONS: dict[str, tuple[Conversation, ToolSet]] = {
-    "nothing but the system message": (Conversation(Preamble()), NO_TOOLS),
+    "only the system message": (Conversation(Preamble()), NO_TOOLS),
     "a question": (Conversation(Preamble(), (UserMessage("Hi"),)), NO_TOOLS),
     "a date": (Conversation(Preamble(date="2026-11-20"), (UserMessage("Hi"),)), NO_TOOLS),
     "no identity, no cutoff": (Conversation(Preamble(identity="", knowledge_cutoff="")), NO_TOOLS),
@@ -65,13 +65,13 @@ CONVERSATIONS: dict[str, tuple[Conversation, ToolSet]] = {
     "instructions that end in blanks": (Conversation(Preamble(instructions="Be brief.\n \n\n")), TOOLS),
     "instructions that begin with newlines": (Conversation(Preamble(instructions="\n\n Be brief.")), NO_TOOLS),
     "a tool round trip": (
-        Conversation(DATED, (UserMessage("Hi"), AssistantReasoning("Look."), CALLED, RESULT)), TOOLS),
+        Conversation(DATED, (UserMessage("Hi"), AssistantReasoning("Look."), CALL_ITEM, RESULT)), TOOLS),
     "two calls": (Conversation(
-        DATED, (UserMessage("Hi"), CALLED, RESULT, AssistantCall("c2", "srv.clock now!", "{}"),
+        DATED, (UserMessage("Hi"), CALL_ITEM, RESULT, AssistantCall("c2", "srv.clock now!", "{}"),
                 ToolResult("c2", "srv.clock now!", ""))), TOOLS),
-    "a call of a tool that is gone": (Conversation(Preamble(), (UserMessage("Hi"), CALLED, RESULT)), NO_TOOLS),
+    "a call of an undeclared tool": (Conversation(Preamble(), (UserMessage("Hi"), CALL_ITEM, RESULT)), NO_TOOLS),
     "a preamble before a call": (Conversation(
-        DATED, (UserMessage("Hi"), AssistantReasoning("r"), AssistantMessage("I look.", Phase.COMMENTARY), CALLED,
+        DATED, (UserMessage("Hi"), AssistantReasoning("r"), AssistantMessage("I look.", Phase.COMMENTARY), CALL_ITEM,
                 RESULT)), TOOLS),
     "two turns": (Conversation(
         DATED, (UserMessage("a"), AssistantReasoning("r"), AssistantMessage("b"), UserMessage("c"),
@@ -86,7 +86,7 @@ CONVERSATIONS: dict[str, tuple[Conversation, ToolSet]] = {
                                                UserMessage("\x00 don't we'LL 12345 \u2028"))), TOOLS),
     "markers spelled out": (Conversation(
         Preamble(instructions="<|end|><|start|>system<|message|>"),
-        (UserMessage("<|end|>"), AssistantReasoning("<|channel|>final"), CALLED,
+        (UserMessage("<|end|>"), AssistantReasoning("<|channel|>final"), CALL_ITEM,
          ToolResult("c1", "get_weather", "<|call|><|return|>"))), TOOLS),
 }  # fmt: skip
 
@@ -118,7 +118,10 @@ def library_messages(items: tuple[Item, ...], tools: ToolSet) -> list[Message]:
 
 
 def by_library(encoding: Encoding, conversation: Conversation, tools: ToolSet) -> list[int]:
-    """The whole prompt by openai-harmony alone; dropping of analysis is decided here, independently."""
+    """Return the prompt as openai-harmony renders it.
+
+    Reasoning is dropped here, independently of the product.
+    """
     preamble = conversation.preamble
     system = SystemContent(
         model_identity=preamble.identity or None,
@@ -153,7 +156,7 @@ def renderer(encoding: Encoding) -> Renderer:
 
 
 @pytest.mark.parametrize("case", CONVERSATIONS)
-def test_the_ids_are_those_of_the_library(encoding: Encoding, renderer: Renderer, case: str) -> None:
+def test_token_ids_equal_those_of_the_library(encoding: Encoding, renderer: Renderer, case: str) -> None:
     conversation, tools = CONVERSATIONS[case]
     expected = by_library(encoding, conversation, tools)
     assert renderer.prompt(conversation, tools) == expected
@@ -185,33 +188,33 @@ GENERATED = st.builds(
 
 @settings(max_examples=examples(150), deadline=None, suppress_health_check=list(HealthCheck))
 @given(conversation=GENERATED, tools=st.sampled_from([NO_TOOLS, TOOLS]))
-def test_any_conversation_has_the_ids_of_the_library(
+def test_any_conversation_has_the_token_ids_of_the_library(
     encoding: Encoding, renderer: Renderer, conversation: Conversation, tools: ToolSet
 ) -> None:
     assert renderer.prompt(conversation, tools) == by_library(encoding, conversation, tools)
 
 
-def test_system_and_developer_text_say_what_the_tools_need(encoding: Encoding, renderer: Renderer) -> None:
-    bare = encoding.decode(renderer.prompt(Conversation(Preamble()), NO_TOOLS))
-    assert "# Valid channels: analysis, final. Channel must be included for every message.<|end|>" in bare
-    assert "developer" not in bare
-    armed = encoding.decode(renderer.prompt(Conversation(Preamble()), TOOLS))
-    assert "# Valid channels: analysis, commentary, final. Channel must be included for every message.\n" in armed
-    assert "Calls to these tools must go to the commentary channel: 'functions'.<|end|>" in armed
-    assert armed.count("# Tools") == 1
-    assert "# Instructions" not in armed
+def test_system_and_developer_messages_declare_tools(encoding: Encoding, renderer: Renderer) -> None:
+    without_tools = encoding.decode(renderer.prompt(Conversation(Preamble()), NO_TOOLS))
+    assert "# Valid channels: analysis, final. Channel must be included for every message.<|end|>" in without_tools
+    assert "developer" not in without_tools
+    with_tools = encoding.decode(renderer.prompt(Conversation(Preamble()), TOOLS))
+    assert "# Valid channels: analysis, commentary, final. Channel must be included for every message.\n" in with_tools
+    assert "Calls to these tools must go to the commentary channel: 'functions'.<|end|>" in with_tools
+    assert with_tools.count("# Tools") == 1
+    assert "# Instructions" not in with_tools
 
 
 ANALYSIS: dict[str, tuple[tuple[Item, ...], str]] = {
-    "kept while no final came": ((AssistantReasoning("A"), CALLED, RESULT, AssistantReasoning("B")), "AB"),
-    "dropped before the last final": (
+    "kept before any final message": ((AssistantReasoning("A"), CALL_ITEM, RESULT, AssistantReasoning("B")), "AB"),
+    "dropped before the last final message": (
         (AssistantReasoning("A"), AssistantMessage("x"), AssistantReasoning("B"), AssistantMessage("y")), ""),
-    "kept after the last final": (
-        (AssistantReasoning("A"), AssistantMessage("x"), UserMessage("u"), AssistantReasoning("B"), CALLED, RESULT,
+    "kept after the last final message": (
+        (AssistantReasoning("A"), AssistantMessage("x"), UserMessage("u"), AssistantReasoning("B"), CALL_ITEM, RESULT,
          AssistantReasoning("C")), "BC"),
-    "a preamble is no final": (
-        (AssistantReasoning("A"), AssistantMessage("x", Phase.COMMENTARY), CALLED, RESULT), "A"),
-    "a preamble after a final drops nothing more": (
+    "a preamble is not a final message": (
+        (AssistantReasoning("A"), AssistantMessage("x", Phase.COMMENTARY), CALL_ITEM, RESULT), "A"),
+    "a preamble after a final message": (
         (AssistantReasoning("A"), AssistantMessage("x"), AssistantReasoning("B"),
          AssistantMessage("y", Phase.COMMENTARY)), "B"),
 }  # fmt: skip
@@ -219,13 +222,13 @@ ANALYSIS: dict[str, tuple[tuple[Item, ...], str]] = {
 
 @pytest.mark.parametrize("case", ANALYSIS)
 @pytest.mark.parametrize("prefill", [None, "So"])
-def test_reasoning_stays_exactly_as_long_as_its_turn(
+def test_reasoning_is_kept_only_until_its_turn_is_answered(
     encoding: Encoding, renderer: Renderer, case: str, prefill: str | None
 ) -> None:
     items, kept = ANALYSIS[case]
     text = encoding.decode(renderer.prompt(Conversation(Preamble(), items, prefill), TOOLS))
     assert [letter for letter in "ABC" if f"analysis<|message|>{letter}<|end|>" in text] == list(kept)
-    assert text.count("<|call|>") == items.count(CALLED)
+    assert text.count("<|call|>") == items.count(CALL_ITEM)
 
 
 def test_a_prefill_leaves_the_final_message_open(encoding: Encoding, renderer: Renderer) -> None:
@@ -242,55 +245,58 @@ def test_a_prefill_leaves_the_final_message_open(encoding: Encoding, renderer: R
     assert renderer.prompt(Conversation(Preamble(), (), ""), NO_TOOLS)[-1] == MESSAGE
 
 
-def own(encoding: Encoding, text: str) -> tuple[int, ...]:
+def tokens_of(encoding: Encoding, text: str) -> tuple[int, ...]:
     return tuple(encoding.encode_marked(text))
 
 
-KEPT: dict[str, tuple[str, str]] = {
+GENERATED_CALLS: dict[str, tuple[str, str]] = {
     "a call with the recipient after the channel": (
         "<|start|>assistant<|channel|>commentary to=functions.f <|constrain|>json<|message|>{ }<|call|>",
         "<|start|>assistant<|channel|>commentary to=functions.f <|constrain|>json<|message|>{ }<|call|>"),
-    "a call that ended otherwise": ("<|start|>assistant to=functions.f<|channel|>analysis<|message|>{}<|end|>",
+    "a call terminated by end": ("<|start|>assistant to=functions.f<|channel|>analysis<|message|>{}<|end|>",
                                     "<|start|>assistant to=functions.f<|channel|>analysis<|message|>{}<|call|>"),
-    "a call that is not whole": ("assistant to=functions.f<|channel|>commentary<|message|>{}<|call|>",
+    "a call without a start": ("assistant to=functions.f<|channel|>commentary<|message|>{}<|call|>",
                                  "<|start|>assistant to=functions.f<|channel|>commentary <|constrain|>json<|message|>"
                                  "{}<|call|>"),
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("case", KEPT)
-def test_a_generated_call_stands_as_it_was(encoding: Encoding, renderer: Renderer, case: str) -> None:
-    generated, expected = KEPT[case]
-    item = AssistantCall("c", "f", "{}", own(encoding, generated))
-    assert renderer.item(item, TOOLS) == own(encoding, expected)
-    assert own(encoding, expected + "<|start|>assistant") == tuple(
-        renderer.prompt(Conversation(Preamble(), (item,)), TOOLS)[-len(own(encoding, expected)) - 2 :]
+@pytest.mark.parametrize("case", GENERATED_CALLS)
+def test_a_generated_call_keeps_its_tokens(encoding: Encoding, renderer: Renderer, case: str) -> None:
+    generated, expected = GENERATED_CALLS[case]
+    item = AssistantCall("c", "f", "{}", tokens_of(encoding, generated))
+    assert renderer.item(item, TOOLS) == tokens_of(encoding, expected)
+    assert tokens_of(encoding, expected + "<|start|>assistant") == tuple(
+        renderer.prompt(Conversation(Preamble(), (item,)), TOOLS)[-len(tokens_of(encoding, expected)) - 2 :]
     )
 
 
 FINAL = "<|start|>assistant<|channel|>final<|message|>"
-FINALS = {
-    "ended by return": (FINAL + "x <|return|>", FINAL + "x <|end|>"),
-    "ended by end": (FINAL + "x <|end|>", FINAL + "x <|end|>"),
-    "not ended": (FINAL + "x ", FINAL + "said<|end|>"),
-    "not begun": ("<|channel|>final<|message|>x<|return|>", FINAL + "said<|end|>"),
-    "ended as a call": (FINAL + "x<|call|>", FINAL + "said<|end|>"),
+GENERATED_ANSWERS = {
+    "terminated by return": (FINAL + "x <|return|>", FINAL + "x <|end|>"),
+    "terminated by end": (FINAL + "x <|end|>", FINAL + "x <|end|>"),
+    "not terminated": (FINAL + "x ", FINAL + "said<|end|>"),
+    "without a start": ("<|channel|>final<|message|>x<|return|>", FINAL + "said<|end|>"),
+    "terminated by call": (FINAL + "x<|call|>", FINAL + "said<|end|>"),
 }
 
 
-@pytest.mark.parametrize("case", FINALS)
-def test_a_generated_answer_ends_in_end(encoding: Encoding, renderer: Renderer, case: str) -> None:
-    generated, expected = FINALS[case]
-    item = AssistantMessage("said", Phase.FINAL, own(encoding, generated))
-    assert renderer.item(item, NO_TOOLS) == own(encoding, expected)
+@pytest.mark.parametrize("case", GENERATED_ANSWERS)
+def test_a_generated_answer_ends_with_an_end_token(encoding: Encoding, renderer: Renderer, case: str) -> None:
+    generated, expected = GENERATED_ANSWERS[case]
+    item = AssistantMessage("said", Phase.FINAL, tokens_of(encoding, generated))
+    assert renderer.item(item, NO_TOOLS) == tokens_of(encoding, expected)
 
 
-def test_a_continued_prompt_extends_the_ids_the_backend_saw(encoding: Encoding, renderer: Renderer) -> None:
+def test_a_continued_prompt_extends_the_previous_token_ids(encoding: Encoding, renderer: Renderer) -> None:
     first = Conversation(DATED, (UserMessage("Hi"),))
     sent = renderer.prompt(first, TOOLS)
-    thought = own(encoding, "<|start|>assistant<|channel|>analysis<|message|>Hm<|end|>")
-    call = own(encoding, "<|start|>assistant<|channel|>commentary to=functions.get_weather <|constrain|>json<|message|>"
-               '{"city":"K"}<|call|>')  # fmt: skip
+    thought = tokens_of(encoding, "<|start|>assistant<|channel|>analysis<|message|>Hm<|end|>")
+    call = tokens_of(
+        encoding,
+        "<|start|>assistant<|channel|>commentary to=functions.get_weather <|constrain|>json<|message|>"
+        '{"city":"K"}<|call|>',
+    )
     items = (AssistantReasoning("Hm", thought), AssistantCall("c1", "get_weather", '{"city":"K"}', call), RESULT)
     continued = renderer.prompt(Conversation(DATED, (*first.items, *items)), TOOLS)
     assert continued[: len(sent) + len(thought) + len(call) - 2] == [*sent[:-2], *thought, *call]
@@ -298,14 +304,14 @@ def test_a_continued_prompt_extends_the_ids_the_backend_saw(encoding: Encoding, 
 
 def test_a_call_has_the_canonical_header(encoding: Encoding, renderer: Renderer) -> None:
     assistant, json = encoding.encode_text("assistant"), encoding.encode_text("json")
-    assert renderer.item(CALLED, TOOLS) == (
+    assert renderer.item(CALL_ITEM, TOOLS) == (
         *(START, *assistant, *encoding.encode_text(" to=functions.get_weather")),
         *(CHANNEL, *encoding.encode_text("commentary"), *encoding.encode_text(" "), CONSTRAIN, *json),
-        *(MESSAGE, *encoding.encode_text(CALLED.arguments), CALL),
+        *(MESSAGE, *encoding.encode_text(CALL_ITEM.arguments), CALL),
     )
 
 
-def test_no_rendered_history_ends_a_message_in_return(renderer: Renderer) -> None:
+def test_rendered_history_has_no_return_token(renderer: Renderer) -> None:
     for conversation, tools in CONVERSATIONS.values():
         assert RETURN not in renderer.prompt(conversation, tools)
 
@@ -315,7 +321,7 @@ def test_lone_surrogates_become_replacement_characters(encoding: Encoding, rende
     assert encoding.decode(ids).count("\ufffd") == 3
 
 
-def test_text_that_cannot_be_tokenised_is_a_refusal(renderer: Renderer) -> None:
+def test_text_that_cannot_be_tokenised_is_rejected(renderer: Renderer) -> None:
     endless = " " * 2_000_000
     for conversation in (
         Conversation(Preamble(), (UserMessage(endless),)),
@@ -328,7 +334,7 @@ def test_text_that_cannot_be_tokenised_is_a_refusal(renderer: Renderer) -> None:
             renderer.text_prompt(conversation, NO_TOOLS)
 
 
-def talk(turns: int, words: int) -> tuple[Item, ...]:
+def conversation_items(turns: int, words: int) -> tuple[Item, ...]:
     items: list[Item] = []
     for turn in range(turns):
         text = " ".join(f"word{(turn * 7919 + n * 31) % 9973}" for n in range(words))
@@ -336,9 +342,9 @@ def talk(turns: int, words: int) -> tuple[Item, ...]:
     return tuple(items)
 
 
-def test_only_what_is_new_is_cold(encoding: Encoding) -> None:
+def test_cold_chars_counts_only_new_text(encoding: Encoding) -> None:
     renderer = Renderer(encoding)
-    items = talk(5, 40)
+    items = conversation_items(5, 40)
     conversation = Conversation(DATED, items)
     whole = sum(len(item.text) for item in items if isinstance(item, UserMessage | AssistantMessage))
     assert renderer.cold_chars(conversation, TOOLS) > whole + TOOLS.characters
@@ -352,18 +358,18 @@ def test_only_what_is_new_is_cold(encoding: Encoding) -> None:
     assert renderer.cold_chars(generated, TOOLS) == 0
 
 
-def test_the_memory_stays_within_its_bound_and_forgets_the_oldest(encoding: Encoding) -> None:
+def test_the_message_cache_is_bounded_and_evicts_the_oldest(encoding: Encoding) -> None:
     renderer = Renderer(encoding, cache_tokens=2_000)
     first, last = (UserMessage("first"),), (UserMessage("last"),)
     renderer.prompt(Conversation(Preamble(), first), NO_TOOLS)
-    renderer.prompt(Conversation(Preamble(), talk(40, 30)), NO_TOOLS)
+    renderer.prompt(Conversation(Preamble(), conversation_items(40, 30)), NO_TOOLS)
     renderer.prompt(Conversation(Preamble(), last), NO_TOOLS)
     assert renderer.cached_tokens <= 2_000
     assert renderer.cold_chars(Conversation(Preamble(), last), NO_TOOLS) == 0
     assert renderer.cold_chars(Conversation(Preamble(), first), NO_TOOLS) == len("first")
 
 
-def test_messages_of_other_kinds_or_tools_are_never_confused(encoding: Encoding, renderer: Renderer) -> None:
+def test_messages_of_different_kinds_or_tools_differ(encoding: Encoding, renderer: Renderer) -> None:
     text = "same"
     items: list[Item] = [
         *(UserMessage(text), DeveloperMessage(text), AssistantReasoning(text), AssistantMessage(text)),
@@ -373,7 +379,7 @@ def test_messages_of_other_kinds_or_tools_are_never_confused(encoding: Encoding,
     assert len({renderer.item(item, TOOLS) for item in items}) == len(items)
 
 
-def test_threads_that_share_a_renderer_all_get_the_right_ids(encoding: Encoding) -> None:
+def test_threads_that_share_a_renderer_get_correct_token_ids(encoding: Encoding) -> None:
     small = Renderer(encoding, cache_tokens=500)
     table = list(CONVERSATIONS.values())
     expected = [Renderer(encoding, cache_tokens=0).prompt(*case) for case in table]
@@ -382,8 +388,8 @@ def test_threads_that_share_a_renderer_all_get_the_right_ids(encoding: Encoding)
             assert list(threads.map(lambda case: small.prompt(*case), table)) == expected
 
 
-def test_the_next_turn_of_a_long_conversation_encodes_only_what_is_new(encoding: Encoding) -> None:
-    items = talk(40, 400)
+def test_the_next_turn_of_a_long_conversation_encodes_only_new_text(encoding: Encoding) -> None:
+    items = conversation_items(40, 400)
     renderer = Renderer(encoding)
     conversation = Conversation(DATED, items)
     cold = renderer.cold_chars(conversation, TOOLS)

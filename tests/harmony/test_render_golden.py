@@ -1,6 +1,6 @@
-"""Whole prompts on paper: tests/golden/render holds one file per conversation, with markers spelled out.
+"""Golden prompts: one file per conversation in `tests/golden/render`, with spelled markers.
 
-A changed file is a changed prompt for every user, so it is read before it is kept.
+A changed file changes the prompts of all users; review it before the commit.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ SEARCH = FunctionTool(
     },
 )
 NOW = FunctionTool("now", "The time.", {"type": "object", "properties": {}})
-ASKED = UserMessage("What is the weather in Köln?")
+QUESTION = UserMessage("What is the weather in Köln?")
 CALL = AssistantCall("call_1", "get_weather", '{"city": "Köln"}')
 RESULT = ToolResult("call_1", "get_weather", '{"celsius": 9}')
 
@@ -78,22 +78,22 @@ CASES = {
     "effort_low": Conversation(Preamble(date=DAY, effort=Effort.LOW), (UserMessage("Hello!"),)),
     "effort_high": Conversation(Preamble(date=DAY, effort=Effort.HIGH), (UserMessage("Hello!"),)),
     "instructions": Conversation(Preamble("Answer in one line.", date=DAY), (UserMessage("Hello!"),)),
-    "tools": Conversation(Preamble("Use the tools.", (WEATHER, SEARCH, NOW), date=DAY), (ASKED,)),
+    "tools": Conversation(Preamble("Use the tools.", (WEATHER, SEARCH, NOW), date=DAY), (QUESTION,)),
     "tool_round_trip": Conversation(
         Preamble(tools=(WEATHER,), date=DAY),
-        (ASKED, AssistantReasoning("The user wants the weather. Call the tool."), CALL, RESULT),
+        (QUESTION, AssistantReasoning("The user wants the weather. Call the tool."), CALL, RESULT),
     ),
     "two_calls": Conversation(
         Preamble(tools=(WEATHER, SEARCH), date=DAY),
         (
-            *(ASKED, CALL, RESULT, AssistantCall("call_2", "docs.search", '{"query":"rain"}')),
+            *(QUESTION, CALL, RESULT, AssistantCall("call_2", "docs.search", '{"query":"rain"}')),
             ToolResult("call_2", "docs.search", "Nothing found."),
         ),
     ),
     "preamble": Conversation(
         Preamble(tools=(WEATHER,), date=DAY),
         (
-            ASKED,
+            QUESTION,
             AssistantReasoning("Tell, then call."),
             AssistantMessage("I look it up.", Phase.COMMENTARY),
             CALL,
@@ -103,7 +103,7 @@ CASES = {
     "answered_turn_loses_its_reasoning": Conversation(
         Preamble(tools=(WEATHER,), date=DAY),
         (
-            *(ASKED, AssistantReasoning("Dropped."), CALL, RESULT, AssistantReasoning("Dropped too.")),
+            *(QUESTION, AssistantReasoning("Dropped."), CALL, RESULT, AssistantReasoning("Dropped too.")),
             *(AssistantMessage("9 degrees."), UserMessage("And in Bonn?"), AssistantReasoning("Kept.")),
             AssistantCall("call_3", "get_weather", '{"city": "Bonn"}'),
             ToolResult("call_3", "get_weather", '{"celsius": 10}'),
@@ -118,14 +118,14 @@ CASES = {
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_the_prompt_is_the_one_on_paper(encoding: Encoding, case: str) -> None:
+def test_the_prompt_equals_the_golden_file(encoding: Encoding, case: str) -> None:
     conversation = CASES[case]
     tools = plan_tools(conversation.preamble.tools)
-    paper = (GOLDEN / f"{case}.txt").read_bytes().decode()
+    golden = (GOLDEN / f"{case}.txt").read_bytes().decode()
     renderer = Renderer(encoding)
-    assert renderer.prompt(conversation, tools) == encoding.encode_marked(paper)
-    assert renderer.text_prompt(conversation, tools) == paper
+    assert renderer.prompt(conversation, tools) == encoding.encode_marked(golden)
+    assert renderer.text_prompt(conversation, tools) == golden
 
 
-def test_every_paper_has_its_conversation() -> None:
+def test_every_golden_file_has_a_conversation() -> None:
     assert {path.stem for path in GOLDEN.iterdir()} == CASES.keys()

@@ -1,4 +1,4 @@
-"""What the model reads for each JSON Schema: real text, as openai-harmony prints it."""
+"""TypeScript declarations of JSON Schemas, as rendered by openai-harmony."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ FIELDS: dict[str, tuple[dict[str, Any] | bool, str]] = {
                                    "// minimum: 0\np?: number | null,"),
     "a union of simple types": ({"anyOf": [{"type": "string"}, {"type": "integer"}, {"type": "number"}]},
                                 "p?: string | number,"),
-    "a union whose members say something": (
+    "a union with described members": (
         {"oneOf": [{"type": "string", "description": "ISO date"}, {"type": "number", "description": "epoch"}]},
         "// string: ISO date; number: epoch\np?: string | number,"),
     "oneOf with null": ({"oneOf": [{"type": "string"}, {"type": "null"}]}, "p?: string | null,"),
@@ -59,20 +59,20 @@ FIELDS: dict[str, tuple[dict[str, Any] | bool, str]] = {
         'p?: "a" | null,',
     ),
     "an enum with quotes": ({"enum": ['say "hi"', "back\\slash"]}, r'p?: "say \"hi\"" | "back\\slash",'),
-    "an enum that says null": ({"enum": ["null", "x"], "nullable": True}, 'p?: "null" | "x" | null,'),
-    "an empty enum is none": ({"type": "string", "enum": []}, "p?: string,"),
+    "an enum with the string null": ({"enum": ["null", "x"], "nullable": True}, 'p?: "null" | "x" | null,'),
+    "an empty enum": ({"type": "string", "enum": []}, "p?: string,"),
     "const": ({"const": "fixed"}, 'p?: "fixed",'),
     "a tagged union of consts": ({"anyOf": [{"const": "a"}, {"const": "b"}]}, 'p?: "a" | "b",'),
     "a reference": ({"$ref": "#/$defs/Color"}, 'p?: "red" | "blue",'),
-    "a reference with its own words": ({"$ref": "#/$defs/Color", "description": "Which", "default": "red"},
+    "a reference with its own description": ({"$ref": "#/$defs/Color", "description": "Which", "default": "red"},
                                        '// Which\np?: "red" | "blue", // default: red'),
     "an optional reference": ({"anyOf": [{"$ref": "#/$defs/Color"}, {"type": "null"}]}, 'p?: "red" | "blue" | null,'),
     "allOf around a reference": ({"allOf": [{"$ref": "#/$defs/Color"}]}, 'p?: "red" | "blue",'),
     "an escaped pointer": ({"$ref": "#/$defs/sl~1ash"}, "p?: boolean,"),
     "a percent-encoded pointer": ({"$ref": "#/%24defs/Color"}, 'p?: "red" | "blue",'),
-    "a reference elsewhere": ({"$ref": "https://example.com/x.json", "type": "string"},
+    "an external reference": ({"$ref": "https://example.com/x.json", "type": "string"},
                               "// see https://example.com/x.json\np?: string,"),
-    "references in a circle": ({"$ref": "#/$defs/A", "type": "string"}, "// same shape as A\np?: string,"),
+    "circular references": ({"$ref": "#/$defs/A", "type": "string"}, "// same shape as A\np?: string,"),
     "a recursive reference": (
         {"$ref": "#/$defs/Node"},
         "// A node\n//\np?: {\n    value: number,\n    // each: same shape as Node\n    children?: object[],\n    },"),
@@ -93,11 +93,11 @@ FIELDS: dict[str, tuple[dict[str, Any] | bool, str]] = {
     "a nullable array": ({"type": ["array", "null"], "items": {"type": "string"}}, "p?: string[] | null,"),
     "a tuple": ({"type": "array", "prefixItems": [{"type": "string"}, {"type": "number", "description": "size"}]},
                 "// item 2: size\np?: [string, number],"),
-    "an old tuple with a rest": ({"items": [{"type": "string"}], "additionalItems": {"type": "boolean"}},
+    "an old tuple with additional items": ({"items": [{"type": "string"}], "additionalItems": {"type": "boolean"}},
                                  "p?: [string, ...boolean[]],"),
     "an array of objects": ({"type": "array", "items": {"type": "object", "properties": {"k": {"type": "string"}}}},
                             "p?: {\n    k?: string,\n    }[],"),
-    "items that say something": ({"type": "array", "items": {"type": "string", "description": "A tag", "maxLength": 9}},
+    "described items": ({"type": "array", "items": {"type": "string", "description": "A tag", "maxLength": 9}},
                                  "// each: A tag (maxLength: 9)\np?: string[],"),
     "an array of objects or strings": (
         {"type": "array", "items": {"anyOf": [{"type": "string"}, {
@@ -108,7 +108,7 @@ FIELDS: dict[str, tuple[dict[str, Any] | bool, str]] = {
         "// Where\n//\np?: {\n    x: number,\n    },"),
     "a nullable object": ({"type": ["object", "null"], "properties": {"x": {"type": "number"}}},
                           "p?: {\n    x?: number,\n    } | null,"),
-    "a nullable object that speaks of null": (
+    "a nullable object with a nullable property": (
         {"type": "object", "nullable": True, "properties": {"x": {"type": ["number", "null"]}}},
         "p?:\n | {\n   x?: number | null,\n   }\n | null\n,"),
     "an object or a string": (
@@ -120,10 +120,10 @@ FIELDS: dict[str, tuple[dict[str, Any] | bool, str]] = {
                          "// each: keys match ^x-\np?: Record<string, string>,"),
     "a free-form object": ({"type": "object"}, "p?: object,"),
     "a closed empty object": ({"type": "object", "properties": {}, "additionalProperties": False}, "p?: {},"),
-    "properties and others": (
+    "properties and additional properties": (
         {"properties": {"a": {"type": "string"}}, "additionalProperties": {"type": "number"}},
         "// other keys: number\n//\np?: {\n    a?: string,\n    },"),
-    "required in turns": (
+    "alternative required properties": (
         {"type": "object", "properties": {"a": {"type": "string"}, "b": {"type": "string"}},
          "anyOf": [{"required": ["a"]}, {"required": ["b"]}]},
         "// at least one of these is required: a, b\n//\np?: {\n    a?: string,\n    b?: string,\n    },"),
@@ -137,17 +137,17 @@ FIELDS: dict[str, tuple[dict[str, Any] | bool, str]] = {
     "a description of several lines": ({"type": "string", "description": "one\n\n  two\r\nthree\u2028four"},
                                        "// one two three four\np?: string,"),
     "a title that repeats the key": ({"type": "string", "title": "P"}, "p?: string,"),
-    "a title of its own": ({"type": "string", "title": "Place"}, "// Place\n//\np?: string,"),
+    "a title that differs from the key": ({"type": "string", "title": "Place"}, "// Place\n//\np?: string,"),
     "a default with quotes and lines": ({"type": "string", "default": 'a"b\nc'}, r'p?: string, // default: "a\"b\nc"'),
     "a default that is an object": ({"type": "object", "default": {"a": [1]}}, 'p?: object, // default: {"a": [1]}'),
     "examples": ({"type": "string", "examples": ["a", 'b"c']}, '// Examples:\n// - "a"\n// - "b\\"c"\np?: string,'),
-    "examples that are no text": ({"type": "integer", "examples": [1, 2]}, "// examples: 1, 2\np?: number,"),
-    "type missing, properties there": ({"properties": {"a": {"type": "string"}}}, "p?: {\n    a?: string,\n    },"),
-    "type missing, a pattern there": ({"pattern": "^a"}, "// pattern: ^a\np?: string,"),
-    "a type by another name": ({"type": "float"}, "p?: number,"),
-    "a type that does not exist, with a shape": ({"type": "dict", "properties": {"a": {"type": "str"}}},
+    "examples that are not strings": ({"type": "integer", "examples": [1, 2]}, "// examples: 1, 2\np?: number,"),
+    "properties without a type": ({"properties": {"a": {"type": "string"}}}, "p?: {\n    a?: string,\n    },"),
+    "a pattern without a type": ({"pattern": "^a"}, "// pattern: ^a\np?: string,"),
+    "a type alias": ({"type": "float"}, "p?: number,"),
+    "an unknown type with properties": ({"type": "dict", "properties": {"a": {"type": "str"}}},
                                                  "p?: {\n    a?: string,\n    },"),
-    "never": (False, "p?: never,"),
+    "false": (False, "p?: never,"),
 }  # fmt: skip
 
 INTENDED_ANY: dict[str, tuple[dict[str, Any] | bool, str]] = {
@@ -157,7 +157,7 @@ INTENDED_ANY: dict[str, tuple[dict[str, Any] | bool, str]] = {
     "an array of anything": ({"type": "array"}, "p?: any[],"),
     "a union with anything": ({"anyOf": [{"type": "string"}, {}]}, "p?: any,"),
     "an unknown type": ({"type": "x): any;\n}"}, "p?: any,"),
-    "a reference to nowhere": ({"$ref": "#/$defs/Nowhere"}, "// see #/$defs/Nowhere\np?: any,"),
+    "an unresolvable reference": ({"$ref": "#/$defs/Nowhere"}, "// see #/$defs/Nowhere\np?: any,"),
 }
 
 
@@ -166,7 +166,7 @@ def declared(schema: object, name: str = "f", description: str = "") -> ToolSet:
 
 
 def written(encoding: Encoding, schema: object, description: str = "") -> str:
-    """The declaration of one tool, without the namespace around it."""
+    """Return the declaration of one tool without its namespace."""
     section = tools_section(encoding.harmony, declared(schema, description=description))
     opening = "# Tools\n\n## functions\n\nnamespace functions {\n\n"
     closing = "\n\n} // namespace functions"
@@ -176,7 +176,7 @@ def written(encoding: Encoding, schema: object, description: str = "") -> str:
 
 
 def by_library(encoding: Encoding, tools: ToolSet) -> str:
-    """The section exactly as openai-harmony renders the same declarations, without any stand-ins."""
+    """Return the section as openai-harmony renders the same declarations, without placeholders."""
     described = [ToolDescription.new(d.name, "\n".join(d.lines), d.parameters) for d in tools.declarations]
     message = Message.from_role_and_content(Role.DEVELOPER, DeveloperContent.new().with_function_tools(described))
     tokens = encoding.harmony.render(message, RenderOptions(conversation_has_function_tools=True))
@@ -184,7 +184,7 @@ def by_library(encoding: Encoding, tools: ToolSet) -> str:
 
 
 @pytest.mark.parametrize("case", FIELDS | INTENDED_ANY)
-def test_a_property_reads_as_right_typescript(encoding: Encoding, case: str) -> None:
+def test_a_property_is_rendered_as_typescript(encoding: Encoding, case: str) -> None:
     schema, expected = (FIELDS | INTENDED_ANY)[case]
     text = written(encoding, {"type": "object", "properties": {"p": schema}, "$defs": DEFS})
     assert text == f"type f = (_: {{\n{expected}\n}}) => any;"
@@ -193,7 +193,7 @@ def test_a_property_reads_as_right_typescript(encoding: Encoding, case: str) -> 
 
 
 @pytest.mark.parametrize("case", FIELDS | INTENDED_ANY)
-def test_the_library_prints_the_same_without_stand_ins(encoding: Encoding, case: str) -> None:
+def test_the_library_renders_the_same_declaration(encoding: Encoding, case: str) -> None:
     tools = declared({"type": "object", "properties": {"p": (FIELDS | INTENDED_ANY)[case][0]}, "$defs": DEFS})
     assert tools_section(encoding.harmony, tools) == by_library(encoding, tools)
 
@@ -202,13 +202,13 @@ ROOTS: dict[str, tuple[object, str]] = {
     "no parameters": (None, "type f = () => any;"),
     "an empty schema": ({}, "type f = () => any;"),
     "only annotations": ({"$schema": "x", "title": "F", "description": "d"}, "type f = () => any;"),
-    "an object of nothing": ({"type": "object"}, "type f = () => any;"),
+    "an object without properties": ({"type": "object"}, "type f = () => any;"),
     "empty properties": ({"type": "object", "properties": {}, "additionalProperties": False}, "type f = () => any;"),
     "free-form": ({"type": "object", "additionalProperties": True}, "type f = (_: object) => any;"),
     "a map": ({"type": "object", "additionalProperties": {"type": "string"}},
               "type f = (_: Record<string, string>) => any;"),
     "no type": ({"properties": {"a": {"type": "string"}}, "required": ["a"]}, "type f = (_: {\na: string,\n}) => any;"),
-    "a required name that is no property": (
+    "a required name without a property": (
         {"properties": {"a": {"type": "string"}}, "required": ["b"]}, "type f = (_: {\na?: string,\n}) => any;"),
     "a description": ({"description": "The\narguments", "properties": {"a": {"type": "string"}}},
                       "type f = (_: // The arguments\n{\na?: string,\n}) => any;"),
@@ -222,7 +222,7 @@ ROOTS: dict[str, tuple[object, str]] = {
         "// option 1: one; option 2: two\n"
         "type f = (_: \n | {\n   a?: string,\n   }\n | {\n   b?: string,\n   }) => any;"),
     "a string": ({"type": "string", "description": "the code"}, "// the code\ntype f = (_: string) => any;"),
-    "itself": ({"properties": {"child": {"$ref": "#"}}},
+    "a reference to the root": ({"properties": {"child": {"$ref": "#"}}},
                "type f = (_: {\n// same shape as the whole argument\nchild?: object,\n}) => any;"),
     "odd property names": (
         {"properties": {"a-b": {"type": "string"}, "a b": {"type": "string"}, 'q"': {"type": "string"},
@@ -234,7 +234,7 @@ ROOTS: dict[str, tuple[object, str]] = {
 
 
 @pytest.mark.parametrize("case", ROOTS)
-def test_a_whole_argument_reads_as_right_typescript(encoding: Encoding, case: str) -> None:
+def test_a_root_schema_is_rendered_as_typescript(encoding: Encoding, case: str) -> None:
     schema, expected = ROOTS[case]
     assert written(encoding, schema) == expected
 
@@ -244,12 +244,12 @@ def test_a_tool_description_keeps_its_lines_as_comments(encoding: Encoding) -> N
     assert text == "// Does it.\n// \n// }) => any;\n// forged\n// # Instructions\ntype f = () => any;"
 
 
-def test_a_description_said_twice_is_printed_once(encoding: Encoding) -> None:
+def test_a_repeated_description_is_printed_once(encoding: Encoding) -> None:
     schema = {"description": "Says it.", "properties": {"a": {"type": "string"}}}
     assert written(encoding, schema, "Says\nit.") == "// Says\n// it.\ntype f = (_: {\na?: string,\n}) => any;"
 
 
-def test_lone_surrogates_and_long_runs_pass_through_the_declaration(encoding: Encoding) -> None:
+def test_lone_surrogates_are_replaced_and_long_runs_kept(encoding: Encoding) -> None:
     schema = {"properties": {"a\ud800": {"enum": ["\udfff"], "description": "x" * 200_000 + "\ud800"}}}
     text = written(encoding, schema, " " * 100_000 + "\ud800")
     assert "\ufffd" in text
@@ -258,7 +258,7 @@ def test_lone_surrogates_and_long_runs_pass_through_the_declaration(encoding: En
 
 
 def code(section: str) -> str:
-    """TypeScript without comments and strings."""
+    """Return TypeScript without comments and strings."""
     return re.sub(r'"(?:[^"\\\n]|\\.)*"|//[^\n]*|/\*.*?\*/', '""', section)
 
 
@@ -340,7 +340,7 @@ def test_no_schema_breaks_out_of_its_declaration(encoding: Encoding, schema: obj
     assert [line for line in section.splitlines() if line.startswith("#")] == ["# Tools", "## functions"]
 
 
-def test_a_big_honest_tool_set_is_accepted(encoding: Encoding) -> None:
+def test_a_large_valid_tool_set_is_accepted(encoding: Encoding) -> None:
     properties: dict[str, Any] = {f"p{i}": {"type": "string", "description": f"Parameter {i}"} for i in range(20)}
     tools = plan_tools([FunctionTool(f"f{i}", "Does it", {"properties": properties}) for i in range(200)])
     section = tools_section(encoding.harmony, tools)

@@ -1,4 +1,4 @@
-"""Names both ways, and what is refused before anything is rendered."""
+"""Mapping of tool names in both directions, and rejection of invalid tools before rendering."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ NAMES: dict[str, tuple[list[str], list[str]]] = {
 
 
 @pytest.mark.parametrize("case", NAMES)
-def test_names_are_made_legal_and_stay_recognisable(case: str) -> None:
+def test_names_are_made_legal_and_map_back(case: str) -> None:
     names, wires = NAMES[case]
     tools = named(*names)
     assert [tools.wire(name) for name in names] == wires
@@ -47,7 +47,7 @@ def test_names_are_made_legal_and_stay_recognisable(case: str) -> None:
 
 
 @pytest.mark.parametrize("names", [["a.b", "a_b"], ["a_b", "a.b"], ["a.b", "a/b", "a b"], ["x" * 65, "x" * 66]])
-def test_names_that_would_collide_are_told_apart(names: list[str]) -> None:
+def test_names_that_would_collide_stay_distinct(names: list[str]) -> None:
     tools = named(*names)
     wires = [tools.wire(name) for name in names]
     assert len(set(wires)) == len(names)
@@ -59,7 +59,7 @@ def test_names_that_would_collide_are_told_apart(names: list[str]) -> None:
 
 @settings(max_examples=examples(100), deadline=None)
 @given(names=st.lists(ONE_LINE, max_size=8, unique=True))
-def test_every_set_of_names_has_a_way_there_and_back(names: list[str]) -> None:
+def test_any_set_of_names_maps_there_and_back(names: list[str]) -> None:
     tools = named(*names)
     wires = [tools.wire(name) for name in names]
     assert all(LEGAL.fullmatch(wire) for wire in wires)
@@ -68,7 +68,7 @@ def test_every_set_of_names_has_a_way_there_and_back(names: list[str]) -> None:
     assert [named(*names).wire(name) for name in names] == wires
 
 
-def test_an_undeclared_name_is_legal_and_never_a_declared_one() -> None:
+def test_an_undeclared_name_becomes_legal_and_differs_from_declared_ones() -> None:
     tools = named("srv.tool")
     assert tools.client("anything") == "anything"
     assert tools.wire("gone") == "gone"
@@ -78,14 +78,14 @@ def test_an_undeclared_name_is_legal_and_never_a_declared_one() -> None:
         assert tools.wire(name) != tools.wire("srv.tool")
 
 
-def test_the_same_list_gives_the_same_digest_and_another_list_another() -> None:
+def test_the_digest_identifies_the_tool_list() -> None:
     one = plan_tools([FunctionTool("f", "d", {"properties": {"a": {"type": "string"}}})])
     same = plan_tools([FunctionTool("f", "d", {"properties": {"a": {"type": "string"}}})])
     other = plan_tools([FunctionTool("f", "d", {"properties": {"a": {"type": "number"}}})])
     assert one.digest == same.digest != other.digest
 
 
-def test_a_tool_repeated_word_for_word_counts_once(encoding: Encoding) -> None:
+def test_an_identical_repeated_tool_counts_once(encoding: Encoding) -> None:
     tools = plan_tools([FunctionTool("f", "d"), FunctionTool("g"), FunctionTool("f", "d")])
     assert tools_section(encoding.harmony, tools).count("type f = ") == 1
 
@@ -104,8 +104,8 @@ def deep_list(levels: int) -> list[Any]:
     return value
 
 
-def laughs() -> dict[str, Any]:
-    """Definitions that each refer ten times to the next."""
+def exponential_references() -> dict[str, Any]:
+    """Return definitions that each have ten references to the next one."""
     definitions: dict[str, Any] = {
         f"d{i}": {"properties": {f"p{n}": {"$ref": f"#/$defs/d{i + 1}"} for n in range(10)}} for i in range(10)
     }
@@ -117,7 +117,7 @@ def chain(length: int) -> dict[str, Any]:
     return {"properties": {"a": {"$ref": "#/$defs/d0"}}, "$defs": definitions | {f"d{length}": {"type": "string"}}}
 
 
-def met_often(definition: dict[str, Any]) -> dict[str, Any]:
+def referenced_often(definition: dict[str, Any]) -> dict[str, Any]:
     return {"properties": {f"p{i}": {"$ref": "#/$defs/D"} for i in range(4_000)}, "$defs": {"D": definition}}
 
 
@@ -125,12 +125,12 @@ def one_property(schema: object) -> dict[str, Any]:
     return {"type": "object", "properties": {"a": schema}}
 
 
-REFUSED: dict[str, Callable[[], object]] = {
+REJECTED: dict[str, Callable[[], object]] = {
     "a list": list,
     "a string": lambda: "{}",
     "a number": lambda: 3,
     "a boolean": lambda: True,
-    "a property that is no schema": lambda: one_property("string"),
+    "a property that is not a schema": lambda: one_property("string"),
     "too deep": lambda: deep(60),
     "far too deep": lambda: deep(2_000),
     "a deep default": lambda: one_property({"default": deep_list(5_000)}),
@@ -140,12 +140,12 @@ REFUSED: dict[str, Callable[[], object]] = {
     "an enum too long": lambda: one_property({"enum": [f"v{i}" for i in range(100_000)]}),
     "too much text": lambda: one_property({"description": "x" * 500_000}),
     "too much JSON": lambda: {"properties": {}, "x-notes": "x" * 1_100_000},
-    "references that multiply": laughs,
-    "references too long a chain": lambda: chain(200),
+    "exponential references": exponential_references,
+    "a chain of references too long": lambda: chain(200),
     "a reference too long": lambda: one_property({"$ref": "#/" + "a" * 5_000}),
-    "a broad definition met often": lambda: met_often({f"x{i}": i for i in range(30_000)}),
-    "a long list met often": lambda: met_often({"required": [f"x{i}" for i in range(30_000)]}),
-    "a big condition met often": lambda: met_often({"not": {"const": "x" * 300_000}}),
+    "a large definition with many references": lambda: referenced_often({f"x{i}": i for i in range(30_000)}),
+    "a long list with many references": lambda: referenced_often({"required": [f"x{i}" for i in range(30_000)]}),
+    "a large condition with many references": lambda: referenced_often({"not": {"const": "x" * 300_000}}),
     "a long list of definitions": lambda: {
         "properties": {f"p{i}": {"$ref": "#/$defs/39999"} for i in range(6_000)},
         "$defs": [{} for _ in range(40_000)],
@@ -163,42 +163,42 @@ REFUSED: dict[str, Callable[[], object]] = {
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("case", REFUSED)
-def test_a_hostile_schema_is_refused_quickly_naming_the_field(case: str) -> None:
-    tools = [FunctionTool("fine"), FunctionTool("f", "", REFUSED[case]())]  # type: ignore[arg-type]
-    begun = time.perf_counter()
-    with pytest.raises(InvalidRequest) as refusal:
+@pytest.mark.parametrize("case", REJECTED)
+def test_a_hostile_schema_is_rejected_quickly_with_its_field(case: str) -> None:
+    tools = [FunctionTool("fine"), FunctionTool("f", "", REJECTED[case]())]  # type: ignore[arg-type]
+    started_at = time.perf_counter()
+    with pytest.raises(InvalidRequest) as raised:
         plan_tools(tools)
-    assert time.perf_counter() - begun < 3
-    assert refusal.value.param == "tools.1.function.parameters"
-    with pytest.raises(InvalidRequest) as refusal:
+    assert time.perf_counter() - started_at < 3
+    assert raised.value.param == "tools.1.function.parameters"
+    with pytest.raises(InvalidRequest) as raised:
         plan_tools(tools, at="tools.{index}", schema_field="input_schema")
-    assert refusal.value.param == "tools.1.input_schema"
+    assert raised.value.param == "tools.1.input_schema"
 
 
-BAD_NAMES = {"empty": "", "a newline": "a\nb", "a control character": "a\x00", "endless": "a" * 600}
+BAD_NAMES = {"empty": "", "a newline": "a\nb", "a control character": "a\x00", "too long": "a" * 600}
 
 
 @pytest.mark.parametrize("case", BAD_NAMES)
-def test_a_hostile_name_is_refused_naming_the_field(case: str) -> None:
-    with pytest.raises(InvalidRequest) as refusal:
+def test_a_hostile_name_is_rejected_with_its_field(case: str) -> None:
+    with pytest.raises(InvalidRequest) as raised:
         named("fine", BAD_NAMES[case])
-    assert refusal.value.param == "tools.1.function.name"
+    assert raised.value.param == "tools.1.function.name"
 
 
-def test_two_different_tools_of_one_name_are_refused() -> None:
-    with pytest.raises(InvalidRequest) as refusal:
+def test_two_different_tools_of_one_name_are_rejected() -> None:
+    with pytest.raises(InvalidRequest) as raised:
         plan_tools([FunctionTool("f", "one"), FunctionTool("g"), FunctionTool("f", "two")])
-    assert refusal.value.param == "tools.2.function.name"
+    assert raised.value.param == "tools.2.function.name"
 
 
-def test_too_many_tools_are_refused() -> None:
-    with pytest.raises(InvalidRequest) as refusal:
+def test_too_many_tools_are_rejected() -> None:
+    with pytest.raises(InvalidRequest) as raised:
         named(*(f"f{i}" for i in range(2_000)))
-    assert refusal.value.param == "tools"
+    assert raised.value.param == "tools"
 
 
-def test_a_refusal_is_the_same_the_second_time() -> None:
+def test_a_repeated_invalid_list_is_rejected_again() -> None:
     for _ in range(2):
         with pytest.raises(InvalidRequest, match="one line"):
             plan_tools([FunctionTool("f", "", {"properties": {"a\n": {}}})])
@@ -215,13 +215,13 @@ DEEPEST = {"objects": (deep(48), "a?: {", 47), "alternatives": (alternating(23),
 
 
 @pytest.mark.parametrize("case", DEEPEST)
-def test_a_schema_as_deep_as_the_limit_reaches_the_model(encoding: Encoding, case: str) -> None:
+def test_a_schema_at_the_depth_limit_is_declared(encoding: Encoding, case: str) -> None:
     schema, level, count = DEEPEST[case]
     assert tools_section(encoding.harmony, plan_tools([FunctionTool("f", "", schema)])).count(level) == count
 
 
 @pytest.mark.parametrize("tools", [1, 4])
-def test_the_weight_of_remembered_tools_bounds_their_memory(tools: int) -> None:
+def test_the_weight_of_cached_tools_bounds_their_memory(tools: int) -> None:
     before = PLANNED.weight
     tracemalloc.start()
     try:

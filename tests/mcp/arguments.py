@@ -1,4 +1,4 @@
-"""Arguments as a host is given them."""
+"""Tool arguments in the form that the MCP host takes."""
 
 from __future__ import annotations
 

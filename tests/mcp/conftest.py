@@ -1,4 +1,4 @@
-"""Real MCP servers on real sockets, and a host to reach them with that leaves nothing behind."""
+"""Fixtures with real MCP servers on real sockets, and an MCP host that must leave no tasks."""
 
 from __future__ import annotations
 
@@ -18,26 +18,26 @@ from unisono.mcp import McpHost
 
 SCRIPT = Path(__file__).with_name("upstream.py")
 
-WAYS = ("modern", "modern_json", "legacy", "legacy_json", "stateless", "sse", "stdio")
-HTTP_WAYS = WAYS[:5]
+TRANSPORTS = ("modern", "modern_json", "legacy", "legacy_json", "stateless", "sse", "stdio")
+HTTP_TRANSPORTS = TRANSPORTS[:5]
 
 
 @dataclass(frozen=True)
 class Upstream:
-    """One MCP server, and the ways to it. Every call that it begins is noted in a file."""
+    """MCP server with several transports; it notes each call that it starts in a file."""
 
     urls: dict[str, str]
     notes: Path
 
-    def server(self, way: str, **more: object) -> ToolServer:
-        """Named by the operator, under a label of the way's name."""
-        if way == "stdio":
+    def server(self, name: str, **fields: object) -> ToolServer:
+        """Return a server entry of the operator, labelled like the transport."""
+        if name == "stdio":
             command = Command((sys.executable, str(SCRIPT), "stdio"), {"UPSTREAM_NOTES": str(self.notes.parent)})
-            found = ToolServer(way, command=command, transport=ToolTransport.STDIO, configured=True)
+            entry = ToolServer(name, command=command, transport=ToolTransport.STDIO, configured=True)
         else:
-            transport = ToolTransport.SSE if way == "sse" else ToolTransport.STREAMABLE_HTTP
-            found = ToolServer(way, self.urls[way], transport=transport, configured=True)
-        return replace(found, **more)  # type: ignore[arg-type]
+            transport = ToolTransport.SSE if name == "sse" else ToolTransport.STREAMABLE_HTTP
+            entry = ToolServer(name, self.urls[name], transport=transport, configured=True)
+        return replace(entry, **fields)  # type: ignore[arg-type]
 
     def noted(self, about: str) -> list[str]:
         lines = self.notes.read_text().splitlines() if self.notes.exists() else []
@@ -50,20 +50,20 @@ class Upstream:
 
 
 @pytest.fixture(scope="session", autouse=True)
-def _loaded() -> None:
-    """The SDK takes its time, which is no test's own."""
+def _import_sdk() -> None:
+    """Import the SDK once, so that no test is timed with it."""
     importlib.import_module("unisono.mcp.calls")
 
 
 @pytest.fixture(scope="session")
 def upstream(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Upstream]:
     notes = tmp_path_factory.mktemp("upstream")
-    with start_upstream(notes) as (_, found):
-        yield found
+    with start_upstream(notes) as (_, server):
+        yield server
 
 
 class start_upstream:  # noqa: N801 - used like a function
-    """The server as a process; `(process, upstream)` inside."""
+    """Start the server as a process; a context manager with the value `(process, upstream)`."""
 
     def __init__(self, notes: Path) -> None:
         self._notes = notes
@@ -77,8 +77,8 @@ class start_upstream:  # noqa: N801 - used like a function
             text=True,
         )
         assert self.process.stdout is not None
-        said = json.loads(self.process.stdout.readline())
-        return self.process, Upstream(said, Path(said.pop("notes")))
+        addresses = json.loads(self.process.stdout.readline())
+        return self.process, Upstream(addresses, Path(addresses.pop("notes")))
 
     def __exit__(self, *_: object) -> None:
         self.process.kill()
@@ -92,9 +92,9 @@ async def host() -> AsyncIterator[McpHost]:
     host = McpHost()
     yield host
     await host.aclose()
-    nobody_left()
+    assert_no_tasks_left()
 
 
-def nobody_left() -> None:
-    """After the end of everything no task is left but the one that looks."""
+def assert_no_tasks_left() -> None:
+    """Assert that the current task is the only one left."""
     assert not asyncio.all_tasks() - {asyncio.current_task()}

@@ -1,4 +1,4 @@
-"""MCP at the wire, for what no SDK would send: a handshake, and then whatever a test has in mind."""
+"""Raw MCP server for invalid messages: a regular handshake, then scripted behaviour."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ METHOD, ID = re.compile(rb'"method":"([^"]*)"'), re.compile(rb'"id":(\d+)')
 
 
 def method_of(seen: Seen) -> str:
-    """The method of a request, whose arguments no library may be able to read."""
+    """Return the method of a request, even if no library can parse its arguments."""
     found = METHOD.search(seen.body)
     return found[1].decode() if found else ""
 
@@ -57,8 +57,10 @@ Acting = Callable[[Seen], Iterable[Step]]
 
 
 class Hostile(WireServer):
-    """A server of an earlier revision that behaves until a tool is called, then as `act` says. `calls` are the calls
-    that came; `told` the notifications, by method; `listing` answers `tools/list`."""
+    """MCP server of an earlier revision: regular until a tool is called, then as `act` says.
+
+    `calls` contains the tool calls, `notifications` the methods of notifications. `listing` answers `tools/list`.
+    """
 
     def __init__(self, act: Acting, *, version: str = "2025-06-18", listing: Acting | None = None) -> None:
         super().__init__(self._respond)
@@ -66,7 +68,7 @@ class Hostile(WireServer):
         self._listing = listing
         self._version = version
         self.calls: list[Seen] = []
-        self.told: list[str] = []
+        self.notifications: list[str] = []
 
     def server(self, **more: Any) -> ToolServer:
         return ToolServer("hostile", f"{self.url}/mcp", configured=True, **more)
@@ -92,6 +94,6 @@ class Hostile(WireServer):
             case "tools/call":
                 self.calls.append(seen)
                 return self._act(seen)
-            case told:
-                self.told.append(told)
+            case method:
+                self.notifications.append(method)
                 return [plain(202)]

@@ -1,4 +1,4 @@
-"""Places at a server: so many at once whoever calls, and each owner in turn."""
+"""Tests of the fair queue of a server: a common concurrency limit, and owners in turn."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from unisono.mcp import McpHost, McpLimits
 from unisono.mcp.fair_queue import FairQueue, NoSlot
 
 
-class Desk:
-    """Calls that last until they are told to end, in the order in which they got their places."""
+class CallRecorder:
+    """Calls that run until they are ended, and the order in which they got their slots."""
 
     def __init__(self, line: FairQueue) -> None:
         self.line = line
@@ -22,15 +22,15 @@ class Desk:
         self._ends: dict[str, asyncio.Event] = {}
 
     def call(self, name: str, *, within_s: float = 5.0) -> asyncio.Task[None]:
-        """`name` begins with the owner's."""
+        """Start a call; the first letter of its name is the owner."""
 
-        async def called() -> None:
+        async def run() -> None:
             until = asyncio.get_running_loop().time() + within_s
             async with self.line.slot(name[0], until):
                 self.order.append(name)
                 await self._ends.setdefault(name, asyncio.Event()).wait()
 
-        return asyncio.create_task(called())
+        return asyncio.create_task(run())
 
     async def end(self, name: str) -> None:
         self._ends.setdefault(name, asyncio.Event()).set()
@@ -42,76 +42,76 @@ async def settled() -> None:
         await asyncio.sleep(0)
 
 
-async def test_owners_take_turns_however_much_each_of_them_wants() -> None:
-    desk = Desk(FairQueue(1, 100))
-    tasks = [desk.call(name) for name in ("a1", "a2", "a3", "a4")]
+async def test_owners_get_slots_in_turn() -> None:
+    recorder = CallRecorder(FairQueue(1, 100))
+    tasks = [recorder.call(name) for name in ("a1", "a2", "a3", "a4")]
     await settled()
-    tasks += [desk.call(name) for name in ("b1", "b2", "c1")]
+    tasks += [recorder.call(name) for name in ("b1", "b2", "c1")]
     await settled()
     for name in ("a1", "a2", "b1", "c1", "a3", "b2", "a4"):
-        assert desk.order[-1] == name
-        await desk.end(name)
+        assert recorder.order[-1] == name
+        await recorder.end(name)
     await asyncio.gather(*tasks)
-    assert desk.line.users == 0
+    assert recorder.line.users == 0
 
 
-Leaving = Callable[[Desk, asyncio.Task[None]], object]
+Cancellation = Callable[[CallRecorder, asyncio.Task[None]], object]
 
 
-@pytest.mark.parametrize("moment", ["while it waits", "as its place comes"])
-async def test_a_place_that_is_no_longer_wanted_goes_to_the_next(moment: str) -> None:
-    desk = Desk(FairQueue(1, 100))
-    tasks = [desk.call("a1")]
+@pytest.mark.parametrize("moment", ["while waiting", "when the slot is granted"])
+async def test_slot_of_a_cancelled_call_goes_to_the_next_one(moment: str) -> None:
+    recorder = CallRecorder(FairQueue(1, 100))
+    tasks = [recorder.call("a1")]
     await settled()
-    leaves, stays = desk.call("b1"), desk.call("c1")
+    cancelled, waiting = recorder.call("b1"), recorder.call("c1")
     await settled()
-    if moment == "while it waits":
-        leaves.cancel()
+    if moment == "while waiting":
+        cancelled.cancel()
         await settled()
-        await desk.end("a1")
+        await recorder.end("a1")
     else:
-        desk._ends["a1"].set()
+        recorder._ends["a1"].set()
         await asyncio.sleep(0)
-        leaves.cancel()
+        cancelled.cancel()
         await settled()
-    assert desk.order == ["a1", "c1"]
-    await desk.end("c1")
-    await asyncio.gather(*tasks, stays)
-    assert leaves.cancelled()
-    # Nothing was lost on the way.
-    last = desk.call("d1")
+    assert recorder.order == ["a1", "c1"]
+    await recorder.end("c1")
+    await asyncio.gather(*tasks, waiting)
+    assert cancelled.cancelled()
+    # The slot is usable afterwards.
+    last = recorder.call("d1")
     await settled()
-    assert desk.order[-1] == "d1"
-    await desk.end("d1")
+    assert recorder.order[-1] == "d1"
+    await recorder.end("d1")
     await last
 
 
-async def test_who_waits_too_long_or_behind_too_many_gets_no_place_and_others_do() -> None:
-    desk = Desk(FairQueue(1, 2))
-    first = desk.call("a1")
+async def test_call_is_refused_after_its_deadline_or_if_the_queue_is_full() -> None:
+    recorder = CallRecorder(FairQueue(1, 2))
+    first = recorder.call("a1")
     await settled()
-    waiting = [desk.call("a2", within_s=0.05), desk.call("a3")]
+    waiting = [recorder.call("a2", within_s=0.05), recorder.call("a3")]
     await settled()
     with pytest.raises(NoSlot, match="Too many"):
-        await desk.call("a4")
-    other = desk.call("b1")
+        await recorder.call("a4")
+    other = recorder.call("b1")
     with pytest.raises(NoSlot, match="deadline"):
         await waiting[0]
-    await desk.end("a1")
-    await desk.end("b1" if desk.order[-1] == "b1" else "a3")
-    await desk.end("a3")
-    await desk.end("b1")
+    await recorder.end("a1")
+    await recorder.end("b1" if recorder.order[-1] == "b1" else "a3")
+    await recorder.end("a3")
+    await recorder.end("b1")
     await asyncio.gather(first, waiting[1], other)
-    assert sorted(desk.order) == ["a1", "a3", "b1"]
+    assert sorted(recorder.order) == ["a1", "a3", "b1"]
 
 
-async def test_the_places_of_a_server_are_for_all_owners_together(upstream: Upstream) -> None:
+async def test_slots_of_a_server_are_shared_by_all_owners(upstream: Upstream) -> None:
     host = McpHost(limits=McpLimits())
-    running, most = 0, 0
+    running, maximum = 0, 0
 
     async def call(owner: str, number: int) -> None:
-        nonlocal running, most
-        # A talk of an owner has connections of its own, and no places of its own.
+        nonlocal running, maximum
+        # Each conversation of an owner has its own connections, but no slots of its own.
         server = upstream.server("modern", concurrent=2, owner=f"{owner}\0talk {number}")
         outcome = await host.call(server, "slow", sent({"seconds": 0.2, "name": f"shared {owner}{number}"}))
         assert outcome.text == "done"
@@ -121,7 +121,7 @@ async def test_the_places_of_a_server_are_for_all_owners_together(upstream: Upst
             group.create_task(call("ann", number))
             group.create_task(call("bob", number))
     await host.aclose()
-    for line in upstream.noted(" shared "):
-        running += 1 if line.startswith("slow begins") else -1
-        most = max(most, running)
-    assert (running, most) == (0, 2)
+    for note in upstream.noted(" shared "):
+        running += 1 if note.startswith("slow begins") else -1
+        maximum = max(maximum, running)
+    assert (running, maximum) == (0, 2)

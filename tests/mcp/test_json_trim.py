@@ -1,4 +1,4 @@
-"""Large answers are read without what nobody reads, and the event loop goes on meanwhile."""
+"""Tests of trimming large answers without blocking the event loop."""
 
 from __future__ import annotations
 
@@ -25,42 +25,42 @@ def result(**fields: Any) -> bytes:
     return json.dumps({"jsonrpc": "2.0", "id": 1, "result": fields}).encode()
 
 
-def part(text: str) -> dict[str, Any]:
+def text_part(text: str) -> dict[str, Any]:
     return {"type": "text", "text": text}
 
 
 ROWS = [[number, {"a, b": "}]"}] for number in range(QUICK_TOKENS)]
-PARTS = [part(f'"{number}", [{{') for number in range(QUICK_TOKENS)]
+PARTS = [text_part(f'"{number}", [{{') for number in range(QUICK_TOKENS)]
 TOOLS = [{"name": f"t{n}", "inputSchema": {"type": "object", "properties": {}}} for n in range(QUICK_TOKENS // 10)]
 
 CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
-    "little stays": ({"content": [part("x,{[" * 1000)]}, {"content": [part("x,{[" * 1000)]}),
-    "text of many marks stays": (
-        {"content": [part("a,{[" * QUICK_TOKENS)]},
-        {"content": [part("a,{[" * QUICK_TOKENS)]},
+    "small answer unchanged": ({"content": [text_part("x,{[" * 1000)]}, {"content": [text_part("x,{[" * 1000)]}),
+    "text with many delimiters unchanged": (
+        {"content": [text_part("a,{[" * QUICK_TOKENS)]},
+        {"content": [text_part("a,{[" * QUICK_TOKENS)]},
     ),
-    "JSON beside its text is left out": (
-        {"structuredContent": {"rows": ROWS}, "content": [part("rows")], "isError": False},
-        {"content": [part("rows")], "isError": False},
+    "structured content beside text dropped": (
+        {"structuredContent": {"rows": ROWS}, "content": [text_part("rows")], "isError": False},
+        {"content": [text_part("rows")], "isError": False},
     ),
-    "what is beside both is left out": ({"_meta": {"rows": ROWS}, "content": [part("x")]}, {"content": [part("x")]}),
-    "a list of tools stays": ({"tools": TOOLS, "nextCursor": "2"}, {"tools": TOOLS, "nextCursor": "2"}),
-    "a part that is no part is left out": (
-        {"content": [part("a"), {**part("b"), "_meta": {"rows": ROWS}}, part("c")]},
+    "metadata dropped": ({"_meta": {"rows": ROWS}, "content": [text_part("x")]}, {"content": [text_part("x")]}),
+    "tool list unchanged": ({"tools": TOOLS, "nextCursor": "2"}, {"tools": TOOLS, "nextCursor": "2"}),
+    "part with metadata dropped": (
+        {"content": [text_part("a"), {**text_part("b"), "_meta": {"rows": ROWS}}, text_part("c")]},
         {
             "content": [
-                part("a"),
-                part("c"),
-                part("[truncated: the result has 3 parts; only the first ones are included]"),
+                text_part("a"),
+                text_part("c"),
+                text_part("[truncated: the result has 3 parts; only the first ones are included]"),
             ]
         },
     ),
-    "endless parts": (
+    "too many parts": (
         {"content": PARTS},
         {
             "content": [
                 *PARTS[: LIMITS.entries],
-                part(f"[truncated: the result has {QUICK_TOKENS} parts; only the first ones are included]"),
+                text_part(f"[truncated: the result has {QUICK_TOKENS} parts; only the first ones are included]"),
             ]
         },
     ),
@@ -68,37 +68,37 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
 
 
 @pytest.mark.parametrize(("before", "after"), CASES.values(), ids=CASES)
-@pytest.mark.parametrize("indent", [None, 1], ids=["close", "wide"])
-def test_what_is_over_the_bounds_is_left_out(before: dict[str, Any], after: dict[str, Any], indent: int | None) -> None:
+@pytest.mark.parametrize("indent", [None, 1], ids=["compact", "indented"])
+def test_parts_over_the_limits_are_dropped(before: dict[str, Any], after: dict[str, Any], indent: int | None) -> None:
     data = json.dumps({"jsonrpc": "2.0", "id": 1, "result": before}, indent=indent).encode()
     assert json.loads(trim_in_thread(data, LIMITS)) == {"jsonrpc": "2.0", "id": 1, "result": after}
 
 
-def test_of_json_without_text_the_beginning_stays_as_text() -> None:
-    light = json.loads(trim_in_thread(result(structuredContent={"rows": ROWS}, content=[]), LIMITS))
-    [only] = light["result"]["content"]
+def test_beginning_of_structured_content_without_text_becomes_text() -> None:
+    trimmed = json.loads(trim_in_thread(result(structuredContent={"rows": ROWS}, content=[]), LIMITS))
+    [only] = trimmed["result"]["content"]
     assert only["text"].startswith('{"rows": [[0, {"a, b": "}]"}], [1,')
-    assert "structuredContent" not in light["result"]
+    assert "structuredContent" not in trimmed["result"]
     assert len(only["text"]) <= LIMITS.output_bytes
 
 
-NO_MESSAGES = {
-    "cut off": b'{"result":{"content":[' + b'{"a":1},' * QUICK_TOKENS,
-    "closed too often": b"]" * 9 + b"," * (2 * QUICK_TOKENS),
-    "no object": b"," * (2 * QUICK_TOKENS),
-    "a string without an end": b'{"result":"' + b'\\",' * (20 * QUICK_TOKENS),
+INVALID_MESSAGES = {
+    "truncated": b'{"result":{"content":[' + b'{"a":1},' * QUICK_TOKENS,
+    "extra brackets": b"]" * 9 + b"," * (2 * QUICK_TOKENS),
+    "not an object": b"," * (2 * QUICK_TOKENS),
+    "unterminated string": b'{"result":"' + b'\\",' * (20 * QUICK_TOKENS),
 }
 
 
-@pytest.mark.parametrize("data", NO_MESSAGES.values(), ids=NO_MESSAGES)
-def test_what_is_no_json_stays_none_and_takes_no_time(data: bytes) -> None:
-    begun = time.process_time()
+@pytest.mark.parametrize("data", INVALID_MESSAGES.values(), ids=INVALID_MESSAGES)
+def test_invalid_json_stays_invalid_and_takes_little_time(data: bytes) -> None:
+    started = time.process_time()
     with pytest.raises(ValueError):
         json.loads(trim_in_thread(data, LIMITS))
-    assert time.process_time() - begun < 2
+    assert time.process_time() - started < 2
 
 
-def test_more_than_is_looked_through_is_refused() -> None:
+def test_scan_limit_is_enforced() -> None:
     with pytest.raises(TrimLimitReached):
         trim_in_thread(result(_meta=[[]] * QUICK_TOKENS), McpLimits(looked_through=QUICK_TOKENS))
 
@@ -115,53 +115,55 @@ CONTAINERS = st.lists(VALUES, max_size=6) | st.dictionaries(st.text(max_size=6),
 
 @given(CONTAINERS, st.sampled_from([None, 2]))
 @settings(max_examples=examples(150), deadline=None)
-def test_whatever_stands_in_a_container_is_found_as_it_is_written(value: Any, indent: int | None) -> None:
-    looked = children(json.dumps(value, indent=indent).encode(), 10_000)
-    assert looked is not None
-    found, count = looked
-    assert count >= len(found) == len(value)
+def test_children_of_a_container_are_found_unchanged(value: Any, indent: int | None) -> None:
+    scanned = children(json.dumps(value, indent=indent).encode(), 10_000)
+    assert scanned is not None
+    items, count = scanned
+    assert count >= len(items) == len(value)
     if isinstance(value, dict):
-        assert {json.loads(each.key): json.loads(each.value) for each in found} == value
+        assert {json.loads(each.key): json.loads(each.value) for each in items} == value
     else:
-        assert [json.loads(each.value) for each in found] == value
+        assert [json.loads(each.value) for each in items] == value
 
 
 BODIES = {
     "rows": {"content": [], "structuredContent": {"rows": [[n, {"a": 1}] for n in range(60_000)]}},
-    "parts": {"content": [part("x" * 30) for _ in range(60_000)]},
-    "nothing in it": {"content": [{**part("x"), "_meta": {"a": [{}] * 1_900_000}}]},
-    "one text": {"content": [part("x" * 7_900_000)]},
+    "parts": {"content": [text_part("x" * 30) for _ in range(60_000)]},
+    "empty metadata": {"content": [{**text_part("x"), "_meta": {"a": [{}] * 1_900_000}}]},
+    "single text": {"content": [text_part("x" * 7_900_000)]},
 }
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("way", ["json", "events"])
+@pytest.mark.parametrize("framing", ["json", "events"])
 @pytest.mark.parametrize("body", BODIES.values(), ids=BODIES)
-async def test_others_go_on_while_a_large_answer_is_read(host: McpHost, way: str, body: dict[str, Any]) -> None:
-    written = json.dumps(body).encode()
+async def test_reading_a_large_answer_does_not_block_the_loop(
+    host: McpHost, framing: str, body: dict[str, Any]
+) -> None:
+    encoded = json.dumps(body).encode()
 
     def act(seen: Seen) -> list[Step]:
-        data = message(id=seen.json["id"], result=0)[:-2] + written + b"}"
-        return [plain(200, data)] if way == "json" else [Write(EVENTS), event(data)]
+        data = message(id=seen.json["id"], result=0)[:-2] + encoded + b"}"
+        return [plain(200, data)] if framing == "json" else [Write(EVENTS), event(data)]
 
     async with Hostile(act) as hostile:
         await host.list_tools(hostile.server())
-        worst = 0.0
-        ended = asyncio.Event()
+        longest = 0.0
+        is_finished = asyncio.Event()
 
-        async def tick() -> None:
-            nonlocal worst
+        async def measure() -> None:
+            nonlocal longest
             last = time.thread_time()
-            while not ended.is_set():
+            while not is_finished.is_set():
                 await asyncio.sleep(0.001)
-                # What this thread itself has worked: what others took meanwhile is no stall of the loop.
+                # CPU time of this thread: time that other processes took is no blocking of the loop.
                 now = time.thread_time()
-                worst, last = max(worst, now - last), now
+                longest, last = max(longest, now - last), now
 
-        ticking = asyncio.create_task(tick())
+        measuring = asyncio.create_task(measure())
         outcome = await host.call(hostile.server(), "act", sent({}))
-        ended.set()
-        await ticking
+        is_finished.set()
+        await measuring
     assert outcome.text
     assert not outcome.outcome_unknown
-    assert worst < 0.15
+    assert longest < 0.15

@@ -1,6 +1,6 @@
-"""The guard: no spelling of a place inside is reached by a server that a request names, and what was judged is dialled.
+"""Tests of the SSRF guard: servers of requests never reach private addresses.
 
-The listeners on loopback are canaries: whatever the answer was, they must have seen nothing.
+The connection uses the checked address. Listeners on loopback addresses serve as canaries: they must see no connection.
 """
 
 from __future__ import annotations
@@ -44,19 +44,19 @@ NAMES: dict[str, tuple[str, ...]] = {
 }
 
 
-async def stub(host: str, port: int) -> Sequence[str]:
-    """A resolver of a few names; everything else, and every way to write a number, is the system's."""
+async def scripted_resolver(host: str, port: int) -> Sequence[str]:
+    """Resolve a few scripted names; the system resolves all others, and numbers in any notation."""
     return NAMES[host] if host in NAMES else await resolve(host, port)
 
 
 SPELLINGS = (
-    # addresses, as they are and as they are not
+    # valid and invalid addresses
     "http://127.0.0.1:{port}/", "http://127.0.0.2:{port}/", "http://0.0.0.0:{port}/", "http://[::1]:{port}/",
     "http://[::]:{port}/", "http://[::ffff:127.0.0.1]:{port}/", "http://[::ffff:7f00:1]:{port}/",
     "http://[::127.0.0.1]:{port}/", "http://[0:0:0:0:0:0:0:1]:{port}/", "http://[64:ff9b::7f00:1]:{port}/",
     "http://[2002:7f00:1::]:{port}/", "http://[fe80::1]:{port}/", "http://[fe80::1%25lo]:{port}/",
     "http://[::1%lo]:{port}/", "http://169.254.169.254:{port}/latest/meta-data/",
-    # numbers that other readers take for addresses
+    # numbers that other parsers take for addresses
     "http://127.1:{port}/", "http://127.0.1:{port}/", "http://2130706433:{port}/", "http://0x7f000001:{port}/",
     "http://0x7f.0.0.1:{port}/", "http://0x7f.1:{port}/", "http://0177.0.0.1:{port}/", "http://017700000001:{port}/",
     "http://0:{port}/", "http://127.0.0.1.:{port}/", "http://127.0.0.01:{port}/", "http://127.000.000.001:{port}/",
@@ -69,7 +69,7 @@ SPELLINGS = (
     "http://INSIDE.example:{port}/", "http://inside6.example:{port}/", "http://mapped.example:{port}/",
     "http://both.example:{port}/", "http://scoped.example:{port}/", "http://odd.example:{port}/",
     "http://empty.example:{port}/", "http://metadata.example:{port}/", "http://nobody.invalid:{port}/",
-    # places for other readers to stumble over
+    # URLs that confuse other parsers
     "http://8.8.8.8@127.0.0.1:{port}/", "http://127.0.0.1:{port}@8.8.8.8/", "http://a:b@localhost:{port}/",
     "http://8.8.8.8:80@localhost:{port}/", "http://8.8.8.8\\@localhost:{port}/", "http://8.8.8.8#@localhost:{port}/",
     "http://localhost:{port}#.example.com/", "http:\\\\localhost:{port}\\", "http:/localhost:{port}/",
@@ -86,7 +86,10 @@ SPELLINGS = (
 
 @dataclass
 class Canaries:
-    """Listeners on one port of every loopback address there is; `seen` counts who came."""
+    """Listeners on one port of every loopback address.
+
+    `seen` lists the addresses that got a connection.
+    """
 
     port: int
     seen: list[str] = field(default_factory=list)
@@ -94,40 +97,40 @@ class Canaries:
 
 @asynccontextmanager
 async def canaries() -> AsyncIterator[Canaries]:
-    found = Canaries(0)
+    opened = Canaries(0)
 
-    async def sing(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        found.seen.append(str(writer.get_extra_info("sockname")))
+    async def record(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        opened.seen.append(str(writer.get_extra_info("sockname")))
 
-    async with listening(sing, "0.0.0.0") as first, AsyncExitStack() as more:
-        found.port = first.port
+    async with listening(record, "0.0.0.0") as first, AsyncExitStack() as more:
+        opened.port = first.port
         with suppress(OSError):  # a machine without IPv6
-            await more.enter_async_context(listening(sing, "::1", found.port))
-        yield found
+            await more.enter_async_context(listening(record, "::1", opened.port))
+        yield opened
 
 
-async def test_no_spelling_of_a_place_inside_is_reached() -> None:
-    host = McpHost(guard=SsrfGuard([ANYWHERE], stub))
-    async with canaries() as birds:
+async def test_no_notation_of_a_private_address_is_reached() -> None:
+    host = McpHost(guard=SsrfGuard([ANYWHERE], scripted_resolver))
+    async with canaries() as listeners:
         for spelling in SPELLINGS:
             for transport in (ToolTransport.STREAMABLE_HTTP, ToolTransport.SSE):
-                server = ToolServer("a", spelling.replace("{port}", str(birds.port)), transport=transport)
+                server = ToolServer("a", spelling.replace("{port}", str(listeners.port)), transport=transport)
                 with pytest.raises(ToolServerNotAllowed) as refused:
                     await host.list_tools(server)
                 assert refused.value.message == NOT_ALLOWED, spelling
                 with pytest.raises(ToolServerNotAllowed):
                     await host.call(server, "echo", sent({}))
-        assert birds.seen == []
+        assert listeners.seen == []
     await host.aclose()
     assert len(SPELLINGS) > 60
 
 
-async def test_the_canaries_sing() -> None:
+async def test_canaries_record_a_connection() -> None:
     host = McpHost()
-    async with canaries() as birds:
+    async with canaries() as listeners:
         with pytest.raises(ToolServerUnavailable):
-            await host.list_tools(ToolServer("a", f"http://localhost:{birds.port}/", configured=True))
-        assert birds.seen
+            await host.list_tools(ToolServer("a", f"http://localhost:{listeners.port}/", configured=True))
+        assert listeners.seen
     await host.aclose()
 
 
@@ -137,7 +140,7 @@ RULES: dict[str, tuple[AllowedHost, list[str], list[str]]] = {
         ["https://a.example/mcp", "https://A.example:443/", "https://a.example?x=1"],
         ["http://a.example/", "https://a.example:8443/", "https://b.a.example/", "https://xa.example/"],
     ),
-    "all below": (
+    "subdomains": (
         AllowedHost("*.example"),
         ["https://a.example/", "https://b.a.example/"],
         ["https://example/", "https://aexample/", "https://a.example.org/"],
@@ -147,34 +150,34 @@ RULES: dict[str, tuple[AllowedHost, list[str], list[str]]] = {
         ["http://a.example/", "http://a.example:8080/", "https://a.example:8080/"],
         ["https://a.example/", "http://a.example:8081/"],
     ),
-    "nothing": (AllowedHost(""), [], ["https://a.example/", "https:///"]),
+    "empty": (AllowedHost(""), [], ["https://a.example/", "https:///"]),
 }
 
 
-async def outside(host: str, port: int) -> Sequence[str]:
+async def resolve_public(host: str, port: int) -> Sequence[str]:
     return ("93.184.216.34",)
 
 
-@pytest.mark.parametrize(("rule", "yes", "no"), RULES.values(), ids=RULES)
-async def test_only_allowed_hosts_are_resolved(rule: AllowedHost, yes: list[str], no: list[str]) -> None:
-    asked: list[str] = []
+@pytest.mark.parametrize(("rule", "allowed", "refused"), RULES.values(), ids=RULES)
+async def test_only_allowed_hosts_are_resolved(rule: AllowedHost, allowed: list[str], refused: list[str]) -> None:
+    resolved: list[str] = []
 
     async def resolver(host: str, port: int) -> Sequence[str]:
-        asked.append(host)
-        return await outside(host, port)
+        resolved.append(host)
+        return await resolve_public(host, port)
 
     guard = SsrfGuard([rule], resolver)
-    for url in no:
+    for url in refused:
         with pytest.raises(DestinationNotAllowed):
             await guard.check(url)
-    assert asked == []
-    for url in yes:
+    assert resolved == []
+    for url in allowed:
         assert (await guard.check(url)).addresses == ("93.184.216.34",)
 
 
-async def test_without_a_list_nobody_is_allowed() -> None:
+async def test_no_host_is_allowed_without_rules() -> None:
     with pytest.raises(DestinationNotAllowed):
-        await SsrfGuard(resolver=outside).check("https://a.example/")
+        await SsrfGuard(resolver=resolve_public).check("https://a.example/")
 
 
 async def test_every_address_of_a_name_must_be_public() -> None:
@@ -185,19 +188,21 @@ async def test_every_address_of_a_name_must_be_public() -> None:
         await SsrfGuard([ANYWHERE], mixed).check("https://a.example/")
 
 
-async def test_a_name_that_changes_its_mind_is_dialled_where_it_was_judged(upstream: Upstream) -> None:
-    """The name is asked for once per connection: the second answer, which would lead elsewhere, is never used."""
+async def test_connection_uses_the_checked_address_of_a_changing_name(upstream: Upstream) -> None:
+    """Resolve the name once per connection.
+
+    A second result, which would lead elsewhere, is never used.
+    """
     port = upstream.urls["modern"].split(":")[2].split("/")[0]
     answers = [["127.0.0.1"]]
 
-    async def fickle(host: str, port: int) -> Sequence[str]:
+    async def changing(host: str, port: int) -> Sequence[str]:
         return answers.pop(0)
 
-    allowed = AllowedHost("rebind.example", frozenset(), plain_http=True, private=True)
-    host = McpHost(guard=SsrfGuard([allowed], fickle))
+    rule = AllowedHost("rebind.example", frozenset(), plain_http=True, private=True)
+    host = McpHost(guard=SsrfGuard([rule], changing))
     server = ToolServer("a", f"http://rebind.example:{port}/mcp")
-    # The SDK's server judges the host it is asked for, and would refuse this one: its answer shows that the original
-    # name was sent.
+    # The SDK's server checks the Host header and refuses this one; its response shows that the original name was sent.
     with pytest.raises(ToolServerUnavailable, match="421"):
         await host.list_tools(server)
     assert answers == []
@@ -206,8 +211,10 @@ async def test_a_name_that_changes_its_mind_is_dialled_where_it_was_judged(upstr
 
 @asynccontextmanager
 async def with_tls(tmp_path: Path, name: str) -> AsyncIterator[tuple[int, ssl.SSLContext, list[str | None], list[str]]]:
-    """A TLS listener with a certificate for `name`: its port, a context that trusts it, the server names that were
-    asked for, and the host headers."""
+    """Listen with a TLS certificate for `name`.
+
+    Yields the port, a context that trusts the certificate, the requested server names and the Host headers.
+    """
     key = ec.generate_private_key(ec.SECP256R1())
     subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
     now = datetime.datetime.now(datetime.UTC)
@@ -228,80 +235,82 @@ async def with_tls(tmp_path: Path, name: str) -> AsyncIterator[tuple[int, ssl.SS
         key.private_bytes(serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption())
         + certificate.public_bytes(serialization.Encoding.PEM)
     )
-    serving = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    serving.load_cert_chain(pem)
-    names: list[str | None] = []
+    server_context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    server_context.load_cert_chain(pem)
+    server_names: list[str | None] = []
     hosts: list[str] = []
-    serving.sni_callback = lambda socket, asked, context: names.append(asked)
+    server_context.sni_callback = lambda socket, name_requested, context: server_names.append(name_requested)
 
     async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         head = (await reader.readuntil(b"\r\n\r\n")).decode()
         hosts.extend(line[6:] for line in head.split("\r\n") if line.lower().startswith("host: "))
         writer.write(b"HTTP/1.1 503 No\r\nContent-Length: 0\r\nConnection: close\r\n\r\n")
 
-    trusting = ssl.create_default_context(cadata=certificate.public_bytes(serialization.Encoding.PEM).decode())
-    async with listening(answer, ssl=serving) as listener:
-        yield listener.port, trusting, names, hosts
+    client_context = ssl.create_default_context(cadata=certificate.public_bytes(serialization.Encoding.PEM).decode())
+    async with listening(answer, ssl=server_context) as listener:
+        yield listener.port, client_context, server_names, hosts
 
 
 @pytest.mark.parametrize("trusted", [True, False])
-async def test_tls_is_verified_for_the_name_while_the_judged_address_is_dialled(tmp_path: Path, trusted: bool) -> None:
-    async def inside(host: str, port: int) -> Sequence[str]:
+async def test_tls_verifies_the_name_while_the_checked_address_is_used(tmp_path: Path, trusted: bool) -> None:
+    async def resolve_private(host: str, port: int) -> Sequence[str]:
         return ("127.0.0.1",)
 
     name = "tools.example" if trusted else "other.example"
-    async with with_tls(tmp_path, "tools.example") as (port, trusting, names, hosts):
-        guard = SsrfGuard([AllowedHost("*.example", frozenset(), private=True)], inside)
-        host = McpHost(guard=guard, tls=trusting)
+    async with with_tls(tmp_path, "tools.example") as (port, client_context, server_names, hosts):
+        guard = SsrfGuard([AllowedHost("*.example", frozenset(), private=True)], resolve_private)
+        host = McpHost(guard=guard, tls=client_context)
         with pytest.raises(ToolServerUnavailable) as raised:
             await host.list_tools(ToolServer("a", f"https://{name}:{port}/mcp"))
         await host.aclose()
-    assert set(names) == {name}
+    assert set(server_names) == {name}
     assert set(hosts) == ({f"{name}:{port}"} if trusted else set())
     assert ("HTTP 503" in raised.value.message) is trusted
 
 
 @pytest.mark.parametrize("status", [301, 302, 303, 307, 308])
 @pytest.mark.parametrize("configured", [True, False])
-async def test_no_redirect_leads_anywhere_else(status: int, configured: bool) -> None:
-    async with canaries() as birds:
+async def test_redirect_to_another_origin_is_not_followed(status: int, configured: bool) -> None:
+    async with canaries() as listeners:
 
-        def elsewhere(seen: Seen) -> list[Step]:
-            target = f"http://127.0.0.1:{birds.port}/"
+        def redirect(seen: Seen) -> list[Step]:
+            target = f"http://127.0.0.1:{listeners.port}/"
             return [Write(f"HTTP/1.1 {status} Go\r\nLocation: {target}\r\nContent-Length: 0\r\n\r\n".encode())]
 
-        async with WireServer(elsewhere) as server:
-            allowed = AllowedHost("127.0.0.1", frozenset(), plain_http=True, private=True)
-            host = McpHost(guard=SsrfGuard([allowed]))
+        async with WireServer(redirect) as server:
+            rule = AllowedHost("127.0.0.1", frozenset(), plain_http=True, private=True)
+            host = McpHost(guard=SsrfGuard([rule]))
             with pytest.raises(ToolServerUnavailable):
                 await host.list_tools(ToolServer("a", f"{server.url}/mcp", configured=configured))
             await host.aclose()
             assert server.requests
-        assert birds.seen == []
+        assert listeners.seen == []
 
 
-@pytest.mark.parametrize(("configured", "followed"), [(True, True), (False, False)])
-async def test_a_redirect_within_the_origin_is_for_the_operators_servers_only(configured: bool, followed: bool) -> None:
-    def slash(seen: Seen) -> list[Step]:
+@pytest.mark.parametrize(("configured", "is_followed"), [(True, True), (False, False)])
+async def test_redirect_within_the_origin_is_followed_only_for_configured_servers(
+    configured: bool, is_followed: bool
+) -> None:
+    def redirect(seen: Seen) -> list[Step]:
         if seen.path == "/mcp":
             return [Write(b"HTTP/1.1 307 Go\r\nLocation: /mcp/\r\nContent-Length: 0\r\n\r\n")]
         return [Write(b"HTTP/1.1 503 No\r\nContent-Length: 0\r\n\r\n")]
 
-    async with WireServer(slash) as server:
-        allowed = AllowedHost("127.0.0.1", frozenset(), plain_http=True, private=True)
-        host = McpHost(guard=SsrfGuard([allowed]))
+    async with WireServer(redirect) as server:
+        rule = AllowedHost("127.0.0.1", frozenset(), plain_http=True, private=True)
+        host = McpHost(guard=SsrfGuard([rule]))
         with pytest.raises(ToolServerUnavailable):
             await host.list_tools(ToolServer("a", f"{server.url}/mcp", configured=configured))
         await host.aclose()
-        assert ("/mcp/" in [seen.path for seen in server.requests]) is followed
+        assert ("/mcp/" in [seen.path for seen in server.requests]) is is_followed
 
 
-async def test_a_guarded_server_that_was_allowed_works(upstream: Upstream) -> None:
-    allowed = AllowedHost("127.0.0.1", frozenset(), plain_http=True, private=True)
-    host = McpHost(guard=SsrfGuard([allowed]))
-    for way in ("modern", "legacy", "sse"):
-        transport = ToolTransport.SSE if way == "sse" else ToolTransport.STREAMABLE_HTTP
-        server = ToolServer(way, upstream.urls[way], transport=transport)
+async def test_guarded_server_that_is_allowed_works(upstream: Upstream) -> None:
+    rule = AllowedHost("127.0.0.1", frozenset(), plain_http=True, private=True)
+    host = McpHost(guard=SsrfGuard([rule]))
+    for name in ("modern", "legacy", "sse"):
+        transport = ToolTransport.SSE if name == "sse" else ToolTransport.STREAMABLE_HTTP
+        server = ToolServer(name, upstream.urls[name], transport=transport)
         assert (await host.call(server, "echo", sent({"text": "hi"}))).text == "hi"
     assert "host" in json.loads((await host.call(ToolServer("b", upstream.urls["modern"]), "headers", sent({}))).text)
     await host.aclose()

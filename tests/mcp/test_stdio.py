@@ -1,4 +1,4 @@
-"""Servers that are processes of ours: what they see, what they may say, and that nothing of them is left."""
+"""Tests of stdio servers: their environment and output, and that no process is left."""
 
 from __future__ import annotations
 
@@ -23,39 +23,39 @@ from unisono.mcp import McpHost, McpLimits
 from unisono.mcp.subprocess_reaper import Watch
 from unisono.net.ssrf_guard import AllowedHost, SsrfGuard
 
-HARMLESS = {"HOME", "LOGNAME", "PATH", "SHELL", "TERM", "USER"}
+INHERITED = {"HOME", "LOGNAME", "PATH", "SHELL", "TERM", "USER"}
 
 
 def script(text: str) -> Command:
     return Command((sys.executable, "-c", text))
 
 
-async def test_a_process_sees_what_it_was_given_and_little_else(
+async def test_process_gets_only_its_own_and_harmless_variables(
     host: McpHost, upstream: Upstream, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("UNISONO_MASTER_KEY", "canary-key")
-    seen = json.loads((await host.call(upstream.server("stdio"), "environment", sent({}))).text)
-    # What a Python sets for itself is not inherited.
-    assert set(seen) - {"LC_CTYPE", "__CF_USER_TEXT_ENCODING"} <= HARMLESS | {"UPSTREAM_NOTES"}
-    assert "canary-key" not in json.dumps(seen)
+    environment = json.loads((await host.call(upstream.server("stdio"), "environment", sent({}))).text)
+    # Variables that Python sets itself are not inherited.
+    assert set(environment) - {"LC_CTYPE", "__CF_USER_TEXT_ENCODING"} <= INHERITED | {"UPSTREAM_NOTES"}
+    assert "canary-key" not in json.dumps(environment)
 
 
-async def test_at_the_end_the_process_and_its_children_are_gone(upstream: Upstream) -> None:
+async def test_closing_the_host_ends_the_process_and_its_children(upstream: Upstream) -> None:
     host = McpHost()
     server = upstream.server("stdio")
     pids = [int(pid) for pid in (await host.call(server, "child", sent({}))).text.split()]
     assert all(lives(pid) for pid in pids)
     await host.aclose()
-    async with asyncio.timeout(1):  # a signal takes its moment
+    async with asyncio.timeout(1):  # signals are asynchronous
         while any(lives(pid) for pid in pids):
             await asyncio.sleep(0.01)
 
 
-async def test_a_connection_that_is_not_ready_is_closed_at_once(tmp_path: Path) -> None:
-    told = tmp_path / "pid"
+async def test_connection_that_is_not_ready_is_closed_immediately(tmp_path: Path) -> None:
+    pid_file = tmp_path / "pid"
     silent = f"""
 import os, time
-open({str(told)!r}, "w").write(str(os.getpid()))
+open({str(pid_file)!r}, "w").write(str(os.getpid()))
 time.sleep(600)
 """
     host = McpHost(limits=McpLimits(closing_s=60.0))
@@ -65,23 +65,23 @@ time.sleep(600)
     )
     listing = asyncio.create_task(host.list_tools(server))
     async with asyncio.timeout(60):
-        while not (told.exists() and told.read_text()):
+        while not (pid_file.exists() and pid_file.read_text()):
             await asyncio.sleep(0.01)
-    # Far below all of the times above.
+    # Far below all timeouts above.
     async with asyncio.timeout(30):
         await host.aclose()
-    assert not lives(int(told.read_text()))
+    assert not lives(int(pid_file.read_text()))
     with pytest.raises(ToolServerUnavailable, match="was disconnected before it was ready"):
         await listing
 
 
 @pytest.mark.slow
-async def test_a_process_that_will_not_end_is_ended(tmp_path: Path) -> None:
-    told = tmp_path / "pid"
+async def test_process_that_ignores_sigterm_is_killed(tmp_path: Path) -> None:
+    pid_file = tmp_path / "pid"
     stubborn = f"""
 import json, os, signal, sys
 signal.signal(signal.SIGTERM, signal.SIG_IGN)
-open({str(told)!r}, "w").write(str(os.getpid()))
+open({str(pid_file)!r}, "w").write(str(os.getpid()))
 signal.pause()
 """
     host = McpHost()
@@ -92,49 +92,49 @@ signal.pause()
     with pytest.raises(ToolServerTimeout):
         await host.list_tools(server)
     await host.aclose()
-    assert not lives(int(told.read_text()))
+    assert not lives(int(pid_file.read_text()))
 
 
-async def test_a_command_that_does_not_exist_is_an_unavailable_server(host: McpHost) -> None:
+async def test_missing_command_is_an_unavailable_server(host: McpHost) -> None:
     server = ToolServer("a", command=Command(("/nonexistent/x",)), transport=ToolTransport.STDIO, configured=True)
     with pytest.raises(ToolServerUnavailable) as raised:
         await host.list_tools(server)
     assert "nonexistent" not in raised.value.message
 
 
-async def test_a_process_that_ends_at_once_is_noticed_at_once(host: McpHost) -> None:
+async def test_process_that_exits_at_start_is_detected_immediately(host: McpHost) -> None:
     server = ToolServer("a", command=script("pass"), transport=ToolTransport.STDIO, configured=True)
     async with asyncio.timeout(8):
         with pytest.raises(ToolServerUnavailable):
             await host.list_tools(server)
 
 
-async def test_what_is_no_message_is_passed_over(host: McpHost, upstream: Upstream) -> None:
-    real = upstream.server("stdio").command
-    assert real is not None
+async def test_output_that_is_not_a_message_is_ignored(host: McpHost, upstream: Upstream) -> None:
+    upstream_command = upstream.server("stdio").command
+    assert upstream_command is not None
     chatty = f"""
 import os, sys
 print("Welcome!")
 print('{{"jsonrpc": "2.0", "id": 1, "result": NaN')
 print("[]", flush=True)
-os.execv(sys.executable, {list(real.argv)!r})
+os.execv(sys.executable, {list(upstream_command.argv)!r})
 """
-    command = Command((sys.executable, "-c", chatty), real.environment)
+    command = Command((sys.executable, "-c", chatty), upstream_command.environment)
     server = ToolServer("a", command=command, transport=ToolTransport.STDIO, configured=True)
     assert (await host.call(server, "echo", sent({"text": "heard"}))).text == "heard"
 
 
-async def test_complaints_are_logged_in_bounds(
+async def test_standard_error_is_logged_within_limits(
     host: McpHost, upstream: Upstream, caplog: pytest.LogCaptureFixture
 ) -> None:
     with caplog.at_level(logging.INFO, "unisono.mcp.stdio"):
         assert (await host.call(upstream.server("stdio"), "complain", sent({"lines": 400}))).text == "complained"
-    said = [record for record in caplog.records if "tool server wrote to standard error" in record.message]
-    assert 0 < len(said) <= 200
-    assert all(len(record.message) < 600 for record in said)
+    logged = [record for record in caplog.records if "tool server wrote to standard error" in record.message]
+    assert 0 < len(logged) <= 200
+    assert all(len(record.message) < 600 for record in logged)
 
 
-async def test_an_endless_line_ends_the_server(upstream: Upstream) -> None:
+async def test_endless_line_makes_the_server_unavailable(upstream: Upstream) -> None:
     host = McpHost(limits=McpLimits(answer_bytes=100_000))
     endless = "import sys\nwhile True: sys.stdout.write('x' * 1000)"
     server = ToolServer("a", command=script(endless), transport=ToolTransport.STDIO, configured=True)
@@ -154,8 +154,8 @@ def _hook(event: str, arguments: tuple[object, ...]) -> None:
 
 
 @contextmanager
-def starts_nothing() -> Iterator[None]:
-    """Fails when a process is started inside."""
+def assert_no_process_started() -> Iterator[None]:
+    """Assert that no process is started inside the context."""
     global _LISTENING
     if _hook not in _HOOKED:
         sys.addaudithook(_hook)
@@ -171,19 +171,19 @@ def starts_nothing() -> Iterator[None]:
 
 _HOOKED: list[object] = []
 
-FROM_REQUESTS = {
-    "a command": ToolServer("a", command=Command(("/bin/true",)), transport=ToolTransport.STDIO),
-    "a command behind another transport": ToolServer("a", "https://b.example/", command=Command(("/bin/true",))),
-    "an address for stdio": ToolServer("a", "https://b.example/", transport=ToolTransport.STDIO),
-    "a file": ToolServer("a", "file:///bin/true"),
-    "a command as an address": ToolServer("a", "stdio:/bin/true"),
+REQUEST_SERVERS = {
+    "command": ToolServer("a", command=Command(("/bin/true",)), transport=ToolTransport.STDIO),
+    "command with another transport": ToolServer("a", "https://b.example/", command=Command(("/bin/true",))),
+    "address for stdio": ToolServer("a", "https://b.example/", transport=ToolTransport.STDIO),
+    "file URL": ToolServer("a", "file:///bin/true"),
+    "command as an address": ToolServer("a", "stdio:/bin/true"),
 }
 
 
-@pytest.mark.parametrize("server", FROM_REQUESTS.values(), ids=FROM_REQUESTS)
-async def test_no_request_starts_a_process(server: ToolServer) -> None:
+@pytest.mark.parametrize("server", REQUEST_SERVERS.values(), ids=REQUEST_SERVERS)
+async def test_request_cannot_start_a_process(server: ToolServer) -> None:
     host = McpHost(guard=SsrfGuard([AllowedHost("*", frozenset(), plain_http=True, private=True)]))
-    with starts_nothing():
+    with assert_no_process_started():
         with pytest.raises(ToolServerNotAllowed):
             await host.list_tools(server)
         with pytest.raises(ToolServerNotAllowed):
@@ -191,8 +191,8 @@ async def test_no_request_starts_a_process(server: ToolServer) -> None:
     await host.aclose()
 
 
-def test_the_audit_would_notice() -> None:
-    with pytest.raises(AssertionError), starts_nothing():
+def test_audit_hook_detects_a_started_process() -> None:
+    with pytest.raises(AssertionError), assert_no_process_started():
         subprocess.run(["/bin/true"], check=True)
 
 
@@ -211,7 +211,7 @@ from unisono.mcp import McpLimits
 from unisono.mcp.stdio import process
 
 async def main():
-    commands = [Command((sys.executable, "-c", sys.argv[1], told)) for told in sys.argv[2:]]
+    commands = [Command((sys.executable, "-c", sys.argv[1], path)) for path in sys.argv[2:]]
     async with process(commands[0], "a", McpLimits()), process(commands[1], "b", McpLimits()):
         print("begun", flush=True)
         await asyncio.sleep(60)
@@ -221,17 +221,17 @@ asyncio.run(main())
 
 
 @pytest.mark.slow
-async def test_processes_do_not_outlive_a_gateway_that_is_killed(tmp_path: Path) -> None:
-    told = [tmp_path / "a", tmp_path / "b"]
+async def test_processes_end_with_a_killed_gateway(tmp_path: Path) -> None:
+    pid_files = [tmp_path / "a", tmp_path / "b"]
     gateway = await asyncio.create_subprocess_exec(
-        sys.executable, "-c", GATEWAY, STUBBORN, *map(str, told), stdout=asyncio.subprocess.PIPE
+        sys.executable, "-c", GATEWAY, STUBBORN, *map(str, pid_files), stdout=asyncio.subprocess.PIPE
     )
     assert gateway.stdout is not None
     await gateway.stdout.readline()
     async with asyncio.timeout(10):
-        while not all(path.exists() and " " in path.read_text() for path in told):
+        while not all(path.exists() and " " in path.read_text() for path in pid_files):
             await asyncio.sleep(0.01)
-    pids = [int(pid) for path in told for pid in path.read_text().split()]
+    pids = [int(pid) for path in pid_files for pid in path.read_text().split()]
     assert all(lives(pid) for pid in pids)
     gateway.kill()
     await gateway.wait()
@@ -240,7 +240,7 @@ async def test_processes_do_not_outlive_a_gateway_that_is_killed(tmp_path: Path)
             await asyncio.sleep(0.01)
 
 
-def test_nobody_watches_where_nothing_is_left_to_watch() -> None:
+def test_watcher_runs_only_while_there_are_processes() -> None:
     watch = Watch()
     first, second = (subprocess.Popen(["sleep", "60"], start_new_session=True) for _ in range(2))
     try:
@@ -250,21 +250,21 @@ def test_nobody_watches_where_nothing_is_left_to_watch() -> None:
         watch.end(first.pid)
         assert watcher is watch._watcher
         assert watcher is not None
-        # A watcher that was ended from outside is replaced by one that knows as much.
+        # A watcher that was killed is replaced by one that watches the same processes.
         watcher.kill()
         watcher.wait()
         watch.add(first.pid)
-        replaced = watch._watcher
-        assert replaced is not None
+        new_watcher = watch._watcher
+        assert new_watcher is not None
         watch._end()
         assert {first.wait(5), second.wait(5)} == {-signal.SIGKILL}
-        assert replaced.returncode == 0
+        assert new_watcher.returncode == 0
         watch.add(first.pid)
         watch.end(second.pid)
-        last = watch._watcher
+        last_watcher = watch._watcher
         watch.end(first.pid)
-        assert last is not None
-        assert last.returncode == 0
+        assert last_watcher is not None
+        assert last_watcher.returncode == 0
         assert watch._watcher is None
     finally:
         for child in (first, second):

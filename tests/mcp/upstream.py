@@ -1,10 +1,10 @@
-"""A real MCP server as a process of its own, in every way it can be talked to; run as a script.
+"""Real MCP server as a separate process, with every transport; run as a script.
 
-    python upstream.py http      prints a JSON object of addresses, one per way: modern, modern_json, legacy,
-                                 legacy_json, stateless, sse, and the folder where every call that was begun is noted
-    python upstream.py stdio     speaks on its standard input and output
+    python upstream.py http      prints a JSON object with one address per transport: modern, modern_json, legacy,
+                                 legacy_json, stateless, sse; `notes` is the file with a line for each started call
+    python upstream.py stdio     uses standard input and output
 
-The legacy ways refuse the newer handshake as a server does that has never heard of it.
+The legacy transports refuse the newer handshake, like a server that does not know it.
 """
 
 from __future__ import annotations
@@ -150,7 +150,7 @@ def build() -> MCPServer:
 
 
 class Legacy:
-    """In front of a server: refuses what only the newer protocol has."""
+    """Middleware that refuses requests of the newer protocol."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app

@@ -1,4 +1,4 @@
-"""What the tests of routing have in common: backends that do what their test says, and a clock that stands still."""
+"""Test doubles of routing: scripted backends, a manual clock, pools of probed deployments."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ IDS = Capabilities(prompt=OutputForm.IDS, output=OutputForm.IDS, stop_visible=Tr
 
 
 @dataclass
-class Script:
-    """Counts what it is asked. The last outcome of a probe stands for all that follow."""
+class ScriptedBackend:
+    """Backend that counts probes and load requests; the last outcome of a list is repeated."""
 
     outcomes: list[Capabilities | Probe | UnisonoError] = field(default_factory=lambda: [IDS])
     gate: asyncio.Event | None = None
     loads: list[Load | UnisonoError | None] = field(default_factory=list)
     probes: int = 0
-    asked_for_load: int = 0
+    load_requests: int = 0
     closed: bool = False
 
     async def probe(self) -> Probe:
@@ -42,11 +42,11 @@ class Script:
         yield Chunk(finish=FinishReason.STOP)
 
     async def load(self) -> Load | None:
-        self.asked_for_load += 1
-        said = self.loads[min(self.asked_for_load, len(self.loads)) - 1] if self.loads else None
-        if isinstance(said, UnisonoError):
-            raise said
-        return said
+        self.load_requests += 1
+        outcome = self.loads[min(self.load_requests, len(self.loads)) - 1] if self.loads else None
+        if isinstance(outcome, UnisonoError):
+            raise outcome
+        return outcome
 
     async def aclose(self) -> None:
         self.closed = True
@@ -60,24 +60,24 @@ class Clock:
         return self.now
 
 
-def script_of(live: LiveDeployment) -> Script:
-    assert isinstance(live.backend, Script)
+def script_of(live: LiveDeployment) -> ScriptedBackend:
+    assert isinstance(live.backend, ScriptedBackend)
     return live.backend
 
 
 def live_of(name: str, clock: Callable[[], float], capabilities: Capabilities = IDS, **terms: int) -> LiveDeployment:
-    return LiveDeployment(DeploymentConfig(name, **terms), Script([capabilities]), clock=clock)  # type: ignore[arg-type]
+    return LiveDeployment(DeploymentConfig(name, **terms), ScriptedBackend([capabilities]), clock=clock)  # type: ignore[arg-type]
 
 
 async def known_pool(
     *names: str | LiveDeployment, clock: Callable[[], float], rules: RoutingRules | None = None
 ) -> tuple[RoutingPool, list[LiveDeployment]]:
-    """A pool of one model, `m`, whose deployments were probed."""
-    lives = [live_of(one, clock) if isinstance(one, str) else one for one in names]
+    """Return a pool of one model, `m`, whose deployments are probed."""
+    lives = [live_of(item, clock) if isinstance(item, str) else item for item in names]
     pool = RoutingPool({"m": lives}, rules, clock=clock)
     await pool.settled(5)
     return pool, lives
 
 
-ASK = RouteRequest("m")
-DEMAND = RouteRequirements(prompt_tokens=100)
+REQUEST = RouteRequest("m")
+REQUIREMENTS = RouteRequirements(prompt_tokens=100)

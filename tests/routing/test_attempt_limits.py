@@ -1,4 +1,4 @@
-"""Time limits of one attempt: what they are for a history of a deployment, and what no history may do to them."""
+"""Time limits of one attempt: values for learned times, and bounds for any history."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ CONFIGURED = Timeouts(connect_s=10.0, first_token_s=300.0, silence_s=120.0, tota
 SHORT = replace(CONFIGURED, total_s=6.0)
 MINIMUM = MinTimeouts()
 CHAT = PendingAttempt(100, retries_left=2)
+# Samples: seconds to the first token, largest gap in seconds, tokens read.
 FAST = [(0.2, 0.05, 100)] * 5
 SLOW = [(80.0, 2.0, 8000)] * 5
-"""Samples: seconds to the first token, largest gap, tokens read."""
 
 
 def learned_from(samples: Sequence[tuple[float, float | None, int | None]], timeouts: int = 0) -> LearnedTimes:
@@ -46,26 +46,26 @@ WARM = learned_from(FAST)
 
 FIRST_TOKEN: dict[str, tuple[Timeouts, PendingAttempt, LearnedTimes, float]] = {
     "cold": (CONFIGURED, CHAT, COLD, 30.0),
-    "cold, a long prompt by the guessed speed": (CONFIGURED, PendingAttempt(8000, retries_left=2), COLD, 160.0),
-    "cold, a guess leaves half of the time": (CONFIGURED, PendingAttempt(50_000, retries_left=2), COLD, 300.0),
-    "cold, prompts that are waited for count": (CONFIGURED, PendingAttempt(1000, 7000, retries_left=2), COLD, 160.0),
-    "cold, nowhere else to go": (CONFIGURED, PendingAttempt(100), COLD, 300.0),
-    "cold, a short time is shared": (SHORT, CHAT, COLD, 2.0),
-    "cold, a short time leaves half for another one": (SHORT, PendingAttempt(600, retries_left=2), COLD, 3.0),
-    "cold, a short time and a prompt that needs it": (SHORT, PendingAttempt(2000, retries_left=2), COLD, 4.0),
-    "a short time and the last try": (SHORT, PendingAttempt(100), COLD, 6.0),
+    "cold, long prompt at the default speed": (CONFIGURED, PendingAttempt(8000, retries_left=2), COLD, 160.0),
+    "cold, half of the time at most": (CONFIGURED, PendingAttempt(50_000, retries_left=2), COLD, 300.0),
+    "cold, prompts waiting to be read": (CONFIGURED, PendingAttempt(1000, 7000, retries_left=2), COLD, 160.0),
+    "cold, no retries left": (CONFIGURED, PendingAttempt(100), COLD, 300.0),
+    "cold, short total time shared": (SHORT, CHAT, COLD, 2.0),
+    "cold, short total time, half for a retry": (SHORT, PendingAttempt(600, retries_left=2), COLD, 3.0),
+    "cold, short total time and a longer prompt": (SHORT, PendingAttempt(2000, retries_left=2), COLD, 4.0),
+    "short total time, no retries left": (SHORT, PendingAttempt(100), COLD, 6.0),
     "warm": (CONFIGURED, CHAT, WARM, 10.0),
-    "warm, a short time is shared": (SHORT, CHAT, WARM, 2.0),
-    "warm, of an unknown reading speed": (CONFIGURED, PendingAttempt(8000, retries_left=2), WARM, 160.0),
-    "warm, nowhere else to go": (CONFIGURED, PendingAttempt(100), WARM, 30.0),
-    "given up once, nowhere else to go": (CONFIGURED, PendingAttempt(100), learned_from(FAST, 1), 60.0),
-    "given up often, nowhere else to go": (CONFIGURED, PendingAttempt(100), learned_from(FAST, 99), 300.0),
-    "given up once": (CONFIGURED, CHAT, learned_from(FAST, 1), 10.0),
-    "slow to begin": (CONFIGURED, CHAT, learned_from([(6.0, 0.05, 100)] * 5), 24.2),
-    "slow to begin, a short time": (SHORT, CHAT, learned_from([(0.7, 0.05, 100)] * 5), 3.0),
-    "slow to read, a short prompt": (CONFIGURED, CHAT, learned_from(SLOW), 10.0),
-    "slow to read, a long prompt": (CONFIGURED, PendingAttempt(4000, retries_left=2), learned_from(SLOW), 168.0),
-    "one slow one among many": (CONFIGURED, CHAT, learned_from([*FAST * 12, (9.0, 0.05, 100)]), 10.0),
+    "warm, short total time shared": (SHORT, CHAT, WARM, 2.0),
+    "warm, unknown reading speed": (CONFIGURED, PendingAttempt(8000, retries_left=2), WARM, 160.0),
+    "warm, no retries left": (CONFIGURED, PendingAttempt(100), WARM, 30.0),
+    "one timeout, no retries left": (CONFIGURED, PendingAttempt(100), learned_from(FAST, 1), 60.0),
+    "many timeouts, no retries left": (CONFIGURED, PendingAttempt(100), learned_from(FAST, 99), 300.0),
+    "one timeout": (CONFIGURED, CHAT, learned_from(FAST, 1), 10.0),
+    "slow first token": (CONFIGURED, CHAT, learned_from([(6.0, 0.05, 100)] * 5), 24.2),
+    "slow first token, short total time": (SHORT, CHAT, learned_from([(0.7, 0.05, 100)] * 5), 3.0),
+    "slow reading, short prompt": (CONFIGURED, CHAT, learned_from(SLOW), 10.0),
+    "slow reading, long prompt": (CONFIGURED, PendingAttempt(4000, retries_left=2), learned_from(SLOW), 168.0),
+    "one slow sample among many": (CONFIGURED, CHAT, learned_from([*FAST * 12, (9.0, 0.05, 100)]), 10.0),
 }
 
 
@@ -80,15 +80,15 @@ def test_limit_for_the_first_token(
 
 SILENCE: dict[str, tuple[Timeouts, PendingAttempt, LearnedTimes, float]] = {
     "cold": (CONFIGURED, CHAT, COLD, 30.0),
-    "cold, nowhere else to go": (CONFIGURED, PendingAttempt(100), COLD, 120.0),
-    "cold, a short time is shared": (SHORT, CHAT, COLD, 2.0),
+    "cold, no retries left": (CONFIGURED, PendingAttempt(100), COLD, 120.0),
+    "cold, short total time shared": (SHORT, CHAT, COLD, 2.0),
     "warm": (CONFIGURED, CHAT, WARM, 10.0),
-    "warm, nowhere else to go": (CONFIGURED, PendingAttempt(100), WARM, 30.0),
-    "warm, but no answer had a gap": (CONFIGURED, CHAT, learned_from([(0.2, None, 100)]), 30.0),
+    "warm, no retries left": (CONFIGURED, PendingAttempt(100), WARM, 30.0),
+    "warm, no gap sample": (CONFIGURED, CHAT, learned_from([(0.2, None, 100)]), 30.0),
     "warm, with gaps": (CONFIGURED, CHAT, learned_from(SLOW), 40.0),
-    "warm, with gaps and a short time": (SHORT, CHAT, learned_from([(0.2, 0.2, 100)]), 4.0),
-    "its own prompt is read": (CONFIGURED, PendingAttempt(50_000, retries_left=2), WARM, 10.0),
-    "prompts of others are still to be read": (CONFIGURED, PendingAttempt(100, 10_000, retries_left=2), WARM, 21.0),
+    "warm, with gaps and a short total time": (SHORT, CHAT, learned_from([(0.2, 0.2, 100)]), 4.0),
+    "long prompt of its own": (CONFIGURED, PendingAttempt(50_000, retries_left=2), WARM, 10.0),
+    "prompts of other requests waiting": (CONFIGURED, PendingAttempt(100, 10_000, retries_left=2), WARM, 21.0),
 }
 
 
@@ -98,10 +98,10 @@ def test_limit_for_silence(timeouts: Timeouts, attempt: PendingAttempt, learned:
 
 
 CONNECT: dict[str, tuple[Timeouts, PendingAttempt, float]] = {
-    "as configured": (CONFIGURED, CHAT, 10.0),
-    "a short time is shared": (SHORT, CHAT, 2.0),
-    "a very short one as far as it is of use": (replace(CONFIGURED, total_s=1.5), CHAT, 1.0),
-    "nowhere else to go": (SHORT, PendingAttempt(100), 6.0),
+    "configured": (CONFIGURED, CHAT, 10.0),
+    "short total time shared": (SHORT, CHAT, 2.0),
+    "very short total time": (replace(CONFIGURED, total_s=1.5), CHAT, 1.0),
+    "no retries left": (SHORT, PendingAttempt(100), 6.0),
 }
 
 
@@ -116,14 +116,14 @@ def test_configured_minimum_applies() -> None:
     assert (limits.first_token_s, limits.silence_s) == (40.0, 50.0)
 
 
-def test_a_deployment_is_cold_again_when_it_was_idle() -> None:
+def test_an_idle_deployment_becomes_cold() -> None:
     times = AttemptTimes()
     times.record(AttemptSample(0.0, 0.2, 0.05, 100))
     assert times.learned(MAX_SAMPLE_AGE_S).is_warm
     assert times.learned(MAX_SAMPLE_AGE_S + 1) == COLD
 
 
-def test_a_deployment_whose_process_is_another_one_is_cold() -> None:
+def test_a_restarted_deployment_is_cold() -> None:
     times = AttemptTimes()
     times.record(AttemptSample(0.0, 0.2, 0.05, 100))
     times.record_timeout()
@@ -131,7 +131,7 @@ def test_a_deployment_whose_process_is_another_one_is_cold() -> None:
     assert times.learned(0.0) == COLD
 
 
-def test_an_answer_ends_a_row_of_timeouts() -> None:
+def test_an_answer_resets_the_number_of_timeouts() -> None:
     times = AttemptTimes()
     times.record_timeout()
     times.record(AttemptSample(0.0, 0.2, 0.05, 100))
@@ -141,13 +141,13 @@ def test_an_answer_ends_a_row_of_timeouts() -> None:
 SECONDS = st.floats(0, 1000, allow_nan=False)
 TOKENS = st.integers(0, 200_000)
 SAMPLES = st.tuples(SECONDS, st.none() | SECONDS, st.none() | TOKENS)
+# Seconds since the event before, and the event.
 EVENTS = st.tuples(st.floats(0, 100, allow_nan=False), SAMPLES | st.sampled_from(["timeout", "clear"]))
-"""Seconds since the event before, and what happened."""
 
 
 @st.composite
 def histories(draw: st.DrawFn) -> LearnedTimes:
-    """What is known after any history, and some time after its end."""
+    """Draw the learned times some time after an arbitrary history."""
     times, now = AttemptTimes(), 0.0
     for pause_s, event in draw(st.lists(EVENTS, max_size=100)):
         now += pause_s
@@ -182,7 +182,7 @@ def test_no_limit_is_above_the_configured_one_or_the_time_left(
 
 
 @given(histories(), CONFIGURATIONS, MINIMA, ATTEMPTS)
-def test_no_attempt_is_given_up_while_a_prompt_may_still_be_read(
+def test_limits_leave_time_to_read_the_prompts(
     learned: LearnedTimes, timeouts: Timeouts, minimum: MinTimeouts, attempt: PendingAttempt
 ) -> None:
     limits = attempt_limits(timeouts, minimum, attempt, learned)
@@ -193,7 +193,7 @@ def test_no_attempt_is_given_up_while_a_prompt_may_still_be_read(
 
 
 @given(histories(), CONFIGURATIONS, MINIMA, ATTEMPTS, TOKENS)
-def test_a_longer_prompt_has_no_less_time(
+def test_a_longer_prompt_never_has_shorter_limits(
     learned: LearnedTimes, timeouts: Timeouts, minimum: MinTimeouts, attempt: PendingAttempt, more: int
 ) -> None:
     longer = replace(attempt, prompt_tokens=attempt.prompt_tokens + more)
@@ -206,7 +206,7 @@ def test_a_longer_prompt_has_no_less_time(
 
 
 @given(histories(), st.floats(1.0, 1000.0), MINIMA, st.integers(0, 9))
-def test_an_honest_long_prompt_is_never_given_up(
+def test_a_long_prompt_has_enough_time_for_the_first_token(
     learned: LearnedTimes, total_s: float, minimum: MinTimeouts, retries_left: int
 ) -> None:
     timeouts = replace(CONFIGURED, total_s=total_s)
@@ -215,7 +215,7 @@ def test_an_honest_long_prompt_is_never_given_up(
 
 
 @given(histories(), MINIMA, ATTEMPTS)
-def test_who_is_alone_has_no_less_time_than_who_is_not(
+def test_a_single_deployment_never_has_shorter_limits(
     learned: LearnedTimes, minimum: MinTimeouts, attempt: PendingAttempt
 ) -> None:
     limits = attempt_limits(CONFIGURED, minimum, attempt, learned)
@@ -226,7 +226,7 @@ def test_who_is_alone_has_no_less_time_than_who_is_not(
 
 
 @given(st.lists(SAMPLES, max_size=300))
-def test_memory_is_bounded_and_the_last_samples_count(
+def test_only_the_last_samples_are_kept(
     samples: list[tuple[float, float | None, int | None]],
 ) -> None:
     times = AttemptTimes()
@@ -236,6 +236,6 @@ def test_memory_is_bounded_and_the_last_samples_count(
     assert times.learned(0.0) == learned_from(samples[-MAX_SAMPLES:])
 
 
-def test_a_limit_is_finite_without_a_configured_one() -> None:
+def test_limits_are_finite_without_configured_timeouts() -> None:
     endless = Timeouts(inf, inf, inf, inf)
     assert attempt_limits(endless, MINIMUM, PendingAttempt(100), learned_from(FAST, 10**6)).first_token_s < inf

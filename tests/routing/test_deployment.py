@@ -1,4 +1,4 @@
-"""One deployment: shared probes, what they find, when they are due."""
+"""State of one deployment: shared probes, their findings, and their intervals."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import pytest
 
-from tests.routing.doubles import IDS, Clock, Script
+from tests.routing.doubles import IDS, Clock, ScriptedBackend
 from unisono.core.generation import Capabilities, OutputForm
 from unisono.core.probe import MEANINGS, Check, Finding, Probe
 from unisono.errors import (
@@ -27,8 +27,8 @@ from unisono.routing.pool import RoutingPool
 from unisono.routing.status import status_of
 
 
-async def test_callers_at_the_same_time_share_one_probe() -> None:
-    script = Script(gate=asyncio.Event())
+async def test_concurrent_callers_share_one_probe() -> None:
+    script = ScriptedBackend(gate=asyncio.Event())
     deployment = LiveDeployment("a", script)
     callers = [asyncio.create_task(deployment.capabilities()) for _ in range(5)]
     await asyncio.sleep(0)
@@ -43,9 +43,9 @@ async def test_callers_at_the_same_time_share_one_probe() -> None:
     assert script.probes == 1
 
 
-async def test_a_failed_probe_is_remembered_for_a_moment_only() -> None:
+async def test_a_failed_probe_is_cached_for_a_short_time() -> None:
     clock = Clock()
-    script = Script([BackendUnavailable("not yet"), IDS])
+    script = ScriptedBackend([BackendUnavailable("not yet"), IDS])
     deployment = LiveDeployment("a", script, clock=clock)
     for _ in range(3):
         with pytest.raises(BackendUnavailable):
@@ -59,9 +59,9 @@ WRONG = Finding(Check.TOKENIZER, ok=False, detail="Its ids are others.", remedy=
 HIDDEN = Finding(Check.STOP_TOKEN, ok=False, detail="It hides the stop token.")
 
 
-async def test_a_backend_with_a_fatal_finding_is_not_used_until_it_is_found_well() -> None:
+async def test_a_backend_with_a_fatal_finding_is_unused_until_a_probe_succeeds() -> None:
     clock = Clock()
-    deployment = LiveDeployment("a", Script([Probe(IDS, (WRONG, HIDDEN)), Probe(IDS, (HIDDEN,))]), clock=clock)
+    deployment = LiveDeployment("a", ScriptedBackend([Probe(IDS, (WRONG, HIDDEN)), Probe(IDS, (HIDDEN,))]), clock=clock)
     pool = RoutingPool({"m": [deployment]}, clock=clock)
     for _ in range(2):
         with pytest.raises(BackendUnfit, match="a cannot be used"):
@@ -75,8 +75,8 @@ async def test_a_backend_with_a_fatal_finding_is_not_used_until_it_is_found_well
     assert pool.status()[0].state == "ready"
 
 
-async def test_a_backend_that_was_good_and_is_found_unfit_is_dropped() -> None:
-    deployment = LiveDeployment("a", Script([IDS, Probe(IDS, (WRONG,))]))
+async def test_a_good_backend_that_becomes_unfit_is_dropped() -> None:
+    deployment = LiveDeployment("a", ScriptedBackend([IDS, Probe(IDS, (WRONG,))]))
     assert await deployment.capabilities() == IDS
     with pytest.raises(BackendUnfit):
         await deployment.check()
@@ -87,8 +87,8 @@ async def test_a_backend_that_was_good_and_is_found_unfit_is_dropped() -> None:
 STUCK = Finding(Check.GENERATION, ok=False)
 
 
-async def test_a_backend_that_was_good_and_is_only_stuck_is_kept_and_told() -> None:
-    deployment = LiveDeployment("a", Script([IDS, Probe(IDS, (STUCK,))]))
+async def test_a_good_backend_that_stops_generating_stays_in_use_and_is_reported() -> None:
+    deployment = LiveDeployment("a", ScriptedBackend([IDS, Probe(IDS, (STUCK,))]))
     pool = RoutingPool({"m": [deployment]})
     await deployment.check()
     with pytest.raises(BackendUnfit):
@@ -97,15 +97,15 @@ async def test_a_backend_that_was_good_and_is_only_stuck_is_kept_and_told() -> N
     assert await deployment.capabilities() == IDS
 
 
-async def test_a_backend_that_was_stuck_from_the_start_is_not_used() -> None:
-    deployment = LiveDeployment("a", Script([Probe(IDS, (STUCK,))]))
+async def test_a_backend_that_never_generated_is_not_used() -> None:
+    deployment = LiveDeployment("a", ScriptedBackend([Probe(IDS, (STUCK,))]))
     with pytest.raises(BackendUnfit):
         await deployment.capabilities()
 
 
-async def test_an_unfit_backend_is_examined_more_and_more_seldom() -> None:
+async def test_an_unfit_backend_is_probed_at_growing_intervals() -> None:
     clock = Clock()
-    script = Script([Probe(IDS, (WRONG,))])
+    script = ScriptedBackend([Probe(IDS, (WRONG,))])
     deployment = LiveDeployment("a", script, clock=clock)
     pauses = []
     for _ in range(7):
@@ -122,9 +122,9 @@ async def test_an_unfit_backend_is_examined_more_and_more_seldom() -> None:
     assert script.probes == 7
 
 
-async def test_a_backend_in_use_is_not_asked_and_an_idle_one_more_and_more_seldom() -> None:
+async def test_an_idle_backend_is_probed_at_growing_intervals() -> None:
     clock = Clock()
-    deployment = LiveDeployment("a", Script(), clock=clock)
+    deployment = LiveDeployment("a", ScriptedBackend(), clock=clock)
     pauses = []
     for _ in range(7):
         await deployment.check()
@@ -140,15 +140,15 @@ async def test_a_backend_in_use_is_not_asked_and_an_idle_one_more_and_more_seldo
 UNSIZED = Finding(Check.CONTEXT, ok=False, detail="It does not report its context size.")
 
 
-async def test_a_context_that_is_configured_is_a_context_that_is_known() -> None:
-    deployment = LiveDeployment("a", Script([Probe(replace(IDS, context=None), (UNSIZED,))]), context=32768)
+async def test_a_configured_context_replaces_the_missing_context_finding() -> None:
+    deployment = LiveDeployment("a", ScriptedBackend([Probe(replace(IDS, context=None), (UNSIZED,))]), context=32768)
     probe = await deployment.check()
     assert probe.findings == (Finding(Check.CONTEXT, ok=True, detail="32768 tokens"),)
 
 
-async def test_what_a_check_found_is_logged_once_with_its_remedy(caplog: pytest.LogCaptureFixture) -> None:
+async def test_findings_are_logged_once_with_their_remedy(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO, "unisono.routing")
-    deployment = LiveDeployment("a", Script([Probe(IDS, (WRONG, HIDDEN))]))
+    deployment = LiveDeployment("a", ScriptedBackend([Probe(IDS, (WRONG, HIDDEN))]))
     for _ in range(3):
         with pytest.raises(BackendUnfit):
             await deployment.check()
@@ -159,9 +159,9 @@ async def test_what_a_check_found_is_logged_once_with_its_remedy(caplog: pytest.
     ]
 
 
-async def test_what_is_not_ready_is_asked_again_soon_and_what_is_ready_now_and_then() -> None:
+async def test_probes_are_due_sooner_for_a_backend_that_is_not_ready() -> None:
     clock = Clock()
-    deployment = LiveDeployment("a", Script([BackendUnavailable("gone"), IDS]), clock=clock)
+    deployment = LiveDeployment("a", ScriptedBackend([BackendUnavailable("gone"), IDS]), clock=clock)
     assert deployment.stale(clock.now)
     with pytest.raises(BackendUnavailable):
         await deployment.check()
@@ -171,15 +171,15 @@ async def test_what_is_not_ready_is_asked_again_soon_and_what_is_ready_now_and_t
 
 
 PAUSES: dict[str, tuple[UnisonoError, list[float]]] = {
-    "gone, and back at any moment": (BackendUnavailable("gone"), [1.0] * 59 + [4.0] * 10),
-    "not well": (BackendTimeout("slow"), [4.0] * 30),
+    "unreachable": (BackendUnavailable("gone"), [1.0] * 59 + [4.0] * 10),
+    "timeout": (BackendTimeout("slow"), [4.0] * 30),
 }
 
 
 @pytest.mark.parametrize(("error", "pauses"), PAUSES.values(), ids=PAUSES)
-async def test_how_often_what_is_not_well_is_asked(error: UnisonoError, pauses: list[float]) -> None:
+async def test_probe_intervals_of_a_failing_backend(error: UnisonoError, pauses: list[float]) -> None:
     clock = Clock()
-    deployment = LiveDeployment("a", Script([error]), clock=clock)
+    deployment = LiveDeployment("a", ScriptedBackend([error]), clock=clock)
     seen: list[float] = []
     while len(seen) < len(pauses):
         await asyncio.gather(deployment.check(), return_exceptions=True)
@@ -192,35 +192,35 @@ async def test_how_often_what_is_not_well_is_asked(error: UnisonoError, pauses: 
 
 DOUBTS: dict[str, tuple[UnisonoError, bool]] = {
     "unreachable": (BackendUnavailable("gone"), True),
-    "broke off": (BackendProtocolError("gone"), True),
-    "slow": (BackendTimeout("slow"), False),
-    "failed": (BackendError("oops"), False),
-    "busy": (BackendOverloaded("busy"), False),
-    "the request was wrong": (BackendRejected("wrong"), False),
+    "protocol error": (BackendProtocolError("gone"), True),
+    "timeout": (BackendTimeout("slow"), False),
+    "backend error": (BackendError("oops"), False),
+    "overloaded": (BackendOverloaded("busy"), False),
+    "rejected request": (BackendRejected("wrong"), False),
 }
 
 
-@pytest.mark.parametrize(("error", "doubted"), DOUBTS.values(), ids=DOUBTS)
-async def test_a_failure_that_may_be_a_death_calls_for_a_probe_at_once(error: UnisonoError, doubted: bool) -> None:
+@pytest.mark.parametrize(("error", "is_urgent"), DOUBTS.values(), ids=DOUBTS)
+async def test_a_failure_that_may_be_a_crash_makes_a_probe_urgent(error: UnisonoError, is_urgent: bool) -> None:
     clock = Clock()
-    deployment = LiveDeployment("a", Script(), clock=clock)
-    told = []
-    deployment.on_doubt = lambda: told.append(clock.now)
+    deployment = LiveDeployment("a", ScriptedBackend(), clock=clock)
+    doubts = []
+    deployment.on_doubt = lambda: doubts.append(clock.now)
     await deployment.check()
     clock.now += 5
     deployment.failed(error)
-    assert (bool(told), deployment.stale(clock.now), deployment.urgent(clock.now)) == (doubted,) * 3
+    assert (bool(doubts), deployment.stale(clock.now), deployment.urgent(clock.now)) == (is_urgent,) * 3
     await deployment.check()
     assert not deployment.urgent(clock.now)
-    # However many doubts there are, a probe a second is enough.
+    # There is at most one urgent probe per second.
     for _ in range(3):
         deployment.failed(error)
-    assert [deployment.stale(clock.now + later) for later in (0, 0.9, 1)] == [False, False, doubted]
+    assert [deployment.stale(clock.now + later) for later in (0, 0.9, 1)] == [False, False, is_urgent]
 
 
-async def gone(clock: Clock, *probes: Capabilities | UnisonoError) -> LiveDeployment:
-    """One that rests for a minute, because it could not be reached."""
-    deployment = LiveDeployment("a", Script([IDS, *probes]), clock=clock)
+async def deployment_in_cooldown(clock: Clock, *probes: Capabilities | UnisonoError) -> LiveDeployment:
+    """Return an unreachable deployment in a cooldown of one minute."""
+    deployment = LiveDeployment("a", ScriptedBackend([IDS, *probes]), clock=clock)
     deployment.tolerance = BreakerConfig(0, 60.0)
     await deployment.check()
     deployment.failed(BackendUnavailable("gone"))
@@ -228,9 +228,9 @@ async def gone(clock: Clock, *probes: Capabilities | UnisonoError) -> LiveDeploy
     return deployment
 
 
-async def test_one_that_was_gone_and_is_back_rests_no_longer() -> None:
+async def test_a_deployment_that_came_back_leaves_its_cooldown() -> None:
     clock = Clock()
-    deployment = await gone(clock, BackendUnavailable("gone"), IDS)
+    deployment = await deployment_in_cooldown(clock, BackendUnavailable("gone"), IDS)
     clock.now += 1
     with pytest.raises(BackendUnavailable):
         await deployment.check()
@@ -243,9 +243,9 @@ async def test_one_that_was_gone_and_is_back_rests_no_longer() -> None:
     assert not deployment.urgent(clock.now)
 
 
-async def test_one_that_was_there_all_the_time_and_could_not_be_reached_rests_to_the_end() -> None:
+async def test_a_deployment_that_was_never_down_stays_in_cooldown() -> None:
     clock = Clock()
-    deployment = await gone(clock, IDS)
+    deployment = await deployment_in_cooldown(clock, IDS)
     for _ in range(5):
         clock.now += 2
         await deployment.check()
@@ -258,9 +258,9 @@ async def test_one_that_was_there_all_the_time_and_could_not_be_reached_rests_to
     assert deployment.phase(clock.now) is CircuitPhase.CLOSED
 
 
-async def test_answers_that_had_begun_do_not_end_a_rest() -> None:
+async def test_answers_started_before_a_cooldown_do_not_end_it() -> None:
     clock = Clock()
-    deployment = await gone(clock, IDS)
+    deployment = await deployment_in_cooldown(clock, IDS)
     for _ in range(5):
         deployment.succeeded(clock.now - 1)
     assert deployment.phase(clock.now) is CircuitPhase.OPEN
@@ -269,13 +269,13 @@ async def test_answers_that_had_begun_do_not_end_a_rest() -> None:
     assert deployment.phase(clock.now) is CircuitPhase.CLOSED
 
 
-async def test_its_state_is_told_with_why_and_since_when() -> None:
+async def test_status_has_state_reason_and_duration() -> None:
     clock = Clock()
-    script = Script([BackendTimeout("slow"), BackendTimeout("slow"), IDS])
+    script = ScriptedBackend([BackendTimeout("slow"), BackendTimeout("slow"), IDS])
     deployment = LiveDeployment("a", script, clock=clock)
     deployment.tolerance = BreakerConfig(0, 10.0)
 
-    def told() -> tuple[str, str, float]:
+    def reported() -> tuple[str, str, float]:
         status = status_of("m", deployment, 0, clock.now)
         return status.state, status.reason, round(status.since_s, 1)
 
@@ -283,41 +283,41 @@ async def test_its_state_is_told_with_why_and_since_when() -> None:
         await asyncio.gather(deployment.check(), return_exceptions=True)
 
     clock.now += 2
-    assert told() == ("unknown", "not probed yet", 2)
+    assert reported() == ("unknown", "not probed yet", 2)
     for waited in (0, 3):
         clock.now += waited
         await check()
-        assert told() == ("failing", "backend_timeout", waited)
+        assert reported() == ("failing", "backend_timeout", waited)
     clock.now += 4
     await check()
     clock.now += 5
-    assert told() == ("ready", "", 5)
+    assert reported() == ("ready", "", 5)
     deployment.failed(BackendProtocolError("garbage"))
     clock.now += 3
-    assert told() == ("resting", "sent incomplete or invalid responses too often", 3)
+    assert reported() == ("resting", "sent incomplete or invalid responses too often", 3)
     rested_s = status_of("m", deployment, 0, clock.now).rests_s
     clock.now += rested_s + 1
-    assert told() == ("half-open", "sent incomplete or invalid responses too often", 1)
+    assert reported() == ("half-open", "sent incomplete or invalid responses too often", 1)
     await check()
     await check()
     clock.now += 6
-    assert told() == ("ready", "", 6)
+    assert reported() == ("ready", "", 6)
 
 
-WINDOWS: dict[str, tuple[int | None, int | None, int | None]] = {
-    "the backend's": (8192, None, 8192),
-    "ours, where it says nothing": (None, 4096, 4096),
-    "ours, where it is smaller": (8192, 4096, 4096),
-    "the backend's, where ours is larger": (8192, 100_000, 8192),
+CONTEXTS: dict[str, tuple[int | None, int | None, int | None]] = {
+    "reported by the backend": (8192, None, 8192),
+    "configured, not reported": (None, 4096, 4096),
+    "configured smaller than reported": (8192, 4096, 4096),
+    "configured larger than reported": (8192, 100_000, 8192),
     "unknown": (None, None, None),
 }
 
 
-@pytest.mark.parametrize(("claimed", "configured", "window"), WINDOWS.values(), ids=WINDOWS)
-async def test_the_window_is_the_smaller_of_what_is_known(
-    claimed: int | None, configured: int | None, window: int | None
+@pytest.mark.parametrize(("claimed", "configured", "expected"), CONTEXTS.values(), ids=CONTEXTS)
+async def test_the_context_is_the_smaller_known_value(
+    claimed: int | None, configured: int | None, expected: int | None
 ) -> None:
-    script = Script([Capabilities(OutputForm.TEXT, OutputForm.TEXT, stop_visible=False, context=claimed)])
+    script = ScriptedBackend([Capabilities(OutputForm.TEXT, OutputForm.TEXT, stop_visible=False, context=claimed)])
     deployment = LiveDeployment("a", script, context=configured)
-    assert (await deployment.capabilities()).context == window
-    assert RoutingPool({"m": [deployment]}).context("m") == window
+    assert (await deployment.capabilities()).context == expected
+    assert RoutingPool({"m": [deployment]}).context("m") == expected

@@ -1,4 +1,4 @@
-"""Requests and tokens a minute of deployments: who is chosen, who waits, and who is sent away."""
+"""Rate limits of deployments per minute: selection, waiting and rejection."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from dataclasses import replace
 
 import pytest
 
-from tests.routing.doubles import ASK, DEMAND, Clock, known_pool, live_of
+from tests.routing.doubles import REQUEST, REQUIREMENTS, Clock, known_pool, live_of
 from unisono.config import StandIns
 from unisono.core.route_protocol import Slot
 from unisono.errors import BackendOverloaded, BackendUnavailable
@@ -20,69 +20,69 @@ from unisono.routing.pool import CarriedDeployment, RoutingPool
 from unisono.routing.queue import QueueConfig
 from unisono.routing.rate_window import MINUTE_S
 
-NO_LINE = RoutingRules(bounds=QueueConfig(length=0))
+NO_QUEUE = RoutingRules(bounds=QueueConfig(length=0))
 NEXT_S = MINUTE_S + 1
 
 
-async def used(pool: RoutingPool, tokens: int | None = 150) -> str:
-    """Who answers one request; `tokens` are those that it takes, None for nothing asked of it."""
-    with await pool.route(ASK).place(DEMAND) as place:
+async def send_request(pool: RoutingPool, tokens: int | None = 150) -> str:
+    """Take a slot and return its deployment; `tokens` are used, or None if nothing is sent."""
+    with await pool.route(REQUEST).place(REQUIREMENTS) as slot:
         if tokens is not None:
-            place.record_usage(tokens)
-            place.succeeded()
-        return place.deployment.name
+            slot.record_usage(tokens)
+            slot.succeeded()
+        return slot.deployment.name
 
 
-async def test_a_deployment_at_its_requests_is_passed_over_until_its_minute_is_over() -> None:
+async def test_a_deployment_at_its_request_rate_is_skipped_for_a_minute() -> None:
     clock = Clock()
     lives = live_of("a", clock, requests_per_minute=2), live_of("b", clock, order=1)
     pool, _ = await known_pool(*lives, clock=clock)
-    assert [await used(pool) for _ in range(4)] == ["a", "a", "b", "b"]
+    assert [await send_request(pool) for _ in range(4)] == ["a", "a", "b", "b"]
     clock.now += NEXT_S
-    assert [await used(pool) for _ in range(3)] == ["a", "a", "b"]
+    assert [await send_request(pool) for _ in range(3)] == ["a", "a", "b"]
 
 
-async def test_tokens_count_as_they_were_used() -> None:
+async def test_the_token_rate_counts_used_tokens() -> None:
     clock = Clock()
     lives = live_of("a", clock, tokens_per_minute=2000), live_of("b", clock, order=1)
     pool, _ = await known_pool(*lives, clock=clock)
-    # Taken for 1,124 each while they run.
-    first, second = [await pool.route(ASK).place(DEMAND) for _ in range(2)]
+    # Each counts as 1,124 tokens while it runs.
+    first, second = [await pool.route(REQUEST).place(REQUIREMENTS) for _ in range(2)]
     assert [first.deployment.name, second.deployment.name] == ["a", "b"]
-    for place in (first, second):
-        place.record_usage(300)
-        place.__exit__(None, None, None)
-    assert [await used(pool, 500) for _ in range(3)] == ["a", "a", "b"]
+    for slot in (first, second):
+        slot.record_usage(300)
+        slot.__exit__(None, None, None)
+    assert [await send_request(pool, 500) for _ in range(3)] == ["a", "a", "b"]
 
 
-async def test_what_was_not_asked_does_not_count() -> None:
+async def test_an_unsent_request_does_not_count() -> None:
     clock = Clock()
-    pool, _ = await known_pool(live_of("a", clock, requests_per_minute=1), clock=clock, rules=NO_LINE)
-    assert [await used(pool, None) for _ in range(3)] == ["a", "a", "a"]
-    await used(pool)
+    pool, _ = await known_pool(live_of("a", clock, requests_per_minute=1), clock=clock, rules=NO_QUEUE)
+    assert [await send_request(pool, None) for _ in range(3)] == ["a", "a", "a"]
+    await send_request(pool)
     with pytest.raises(BackendOverloaded):
-        await used(pool)
+        await send_request(pool)
 
 
 async def test_a_failure_counts_as_a_request() -> None:
     clock = Clock()
-    pool, _ = await known_pool(live_of("a", clock, requests_per_minute=1), clock=clock, rules=NO_LINE)
-    with await pool.route(ASK).place(DEMAND) as place:
-        place.record_usage(100)
-        place.failed(BackendUnavailable("gone"))
+    pool, _ = await known_pool(live_of("a", clock, requests_per_minute=1), clock=clock, rules=NO_QUEUE)
+    with await pool.route(REQUEST).place(REQUIREMENTS) as slot:
+        slot.record_usage(100)
+        slot.failed(BackendUnavailable("gone"))
     with pytest.raises(BackendOverloaded):
-        await used(pool)
+        await send_request(pool)
 
 
-async def test_whoever_is_sent_away_is_told_when_the_minute_is_over() -> None:
+async def test_a_rejected_request_has_the_end_of_the_minute_as_retry_after() -> None:
     clock = Clock()
     rated = [live_of(name, clock, requests_per_minute=1) for name in "ab"]
-    pool, _ = await known_pool(*rated, clock=clock, rules=NO_LINE)
-    await used(pool)
+    pool, _ = await known_pool(*rated, clock=clock, rules=NO_QUEUE)
+    await send_request(pool)
     clock.now += 20
-    await used(pool)
+    await send_request(pool)
     with pytest.raises(BackendOverloaded) as refusal:
-        await used(pool)
+        await send_request(pool)
     assert refusal.value.retry_after_s == pytest.approx(MINUTE_S - 20, abs=1)
 
 
@@ -92,80 +92,80 @@ def short_minute(monkeypatch: pytest.MonkeyPatch) -> float:
     return 0.15
 
 
-async def test_whoever_waits_is_served_when_the_minute_is_over(short_minute: float) -> None:
+async def test_waiting_requests_are_served_in_the_next_minute(short_minute: float) -> None:
     pool, _ = await known_pool(live_of("a", time.monotonic, requests_per_minute=2), clock=time.monotonic)
     began = time.monotonic()
     async with asyncio.timeout(5):
-        assert await asyncio.gather(*(used(pool) for _ in range(5))) == ["a"] * 5
+        assert await asyncio.gather(*(send_request(pool) for _ in range(5))) == ["a"] * 5
     assert time.monotonic() - began >= 2 * short_minute
     assert pool.status()[0].waiting == 0
     await pool.aclose()
 
 
-async def test_what_goes_on_at_the_same_deployment_waits_too(short_minute: float) -> None:
+async def test_a_resumed_answer_on_the_same_deployment_waits_too(short_minute: float) -> None:
     pool, _ = await known_pool(live_of("a", time.monotonic, requests_per_minute=1), clock=time.monotonic)
-    route, began = pool.route(ASK), time.monotonic()
+    route, began = pool.route(REQUEST), time.monotonic()
     for resumes in (False, True):
-        with await route.place(replace(DEMAND, resumes=resumes)) as place:
-            place.record_usage(100)
-            place.succeeded()
+        with await route.place(replace(REQUIREMENTS, resumes=resumes)) as slot:
+            slot.record_usage(100)
+            slot.succeeded()
     assert time.monotonic() - began >= short_minute
     await pool.aclose()
 
 
-async def test_a_model_that_stands_in_does_so_at_once() -> None:
+async def test_a_fallback_model_is_used_without_waiting() -> None:
     clock = Clock()
     lives = {"m": [live_of("a", clock, requests_per_minute=1)], "n": [live_of("b", clock)]}
     pool = RoutingPool(lives, stand_ins={"m": StandIns(("n",))}, clock=clock)
     await pool.settled(5)
     async with asyncio.timeout(5):
-        assert [await used(pool) for _ in range(3)] == ["a", "b", "b"]
+        assert [await send_request(pool) for _ in range(3)] == ["a", "b", "b"]
 
 
 CHANGES: dict[str, tuple[DeploymentConfig, int]] = {
-    "as before": (DeploymentConfig("a", requests_per_minute=2), 1),
-    "more of them": (DeploymentConfig("a", requests_per_minute=4), 3),
-    "fewer than there were": (DeploymentConfig("a", requests_per_minute=1), 0),
-    "tokens": (DeploymentConfig("a", tokens_per_minute=1300), 1),
-    "none": (DeploymentConfig("a"), 9),
+    "unchanged limit": (DeploymentConfig("a", requests_per_minute=2), 1),
+    "higher limit": (DeploymentConfig("a", requests_per_minute=4), 3),
+    "lower limit": (DeploymentConfig("a", requests_per_minute=1), 0),
+    "token limit instead": (DeploymentConfig("a", tokens_per_minute=1300), 1),
+    "no limit": (DeploymentConfig("a"), 9),
 }
 
 
 @pytest.mark.parametrize(("terms", "more"), CHANGES.values(), ids=CHANGES)
-async def test_a_deployment_that_is_kept_keeps_its_minute(terms: DeploymentConfig, more: int) -> None:
+async def test_a_carried_deployment_keeps_its_rate_window(terms: DeploymentConfig, more: int) -> None:
     clock = Clock()
     old, (live,) = await known_pool(live_of("a", clock, requests_per_minute=2), clock=clock)
     old.start()
-    await used(old)
+    await send_request(old)
     new = RoutingPool(
-        {"m": [live]}, NO_LINE, kept=[CarriedDeployment(live, terms, old)], prefixes=old.prefixes, clock=clock
+        {"m": [live]}, NO_QUEUE, carried=[CarriedDeployment(live, terms, old)], prefixes=old.prefixes, clock=clock
     )
     new.start()
     await old.aclose()
-    places: list[Slot] = []
+    slots: list[Slot] = []
     for _ in range(9):
         try:
-            places.append(await new.route(ASK).place(DEMAND))
+            slots.append(await new.route(REQUEST).place(REQUIREMENTS))
         except BackendOverloaded:
             break
-    assert len(places) == more
+    assert len(slots) == more
     clock.now += NEXT_S
-    for place in places:
-        place.record_usage(1)
-        place.__exit__(None, None, None)
+    for slot in slots:
+        slot.record_usage(1)
+        slot.__exit__(None, None, None)
     clock.now += NEXT_S
-    assert await used(new) == "a"
+    assert await send_request(new) == "a"
     await new.aclose()
 
 
-async def test_one_that_is_rated_and_one_that_is_full_are_both_waited_for(short_minute: float) -> None:
+async def test_a_request_waits_for_rate_limited_and_full_deployments(short_minute: float) -> None:
     clock: Callable[[], float] = time.monotonic
     lives = live_of("a", clock, requests_per_minute=1), live_of("b", clock, max_requests=1)
     pool, _ = await known_pool(*lives, clock=clock)
-    held = [await pool.route(ASK).place(DEMAND) for _ in range(2)]
-    waiting = asyncio.create_task(used(pool))
+    held = [await pool.route(REQUEST).place(REQUIREMENTS) for _ in range(2)]
+    waiting = asyncio.create_task(send_request(pool))
     await asyncio.sleep(0)
-    free = next(place for place in held if place.deployment.name == "b")
+    free = next(slot for slot in held if slot.deployment.name == "b")
     free.__exit__(None, None, None)
     async with asyncio.timeout(1):
         assert await waiting == "b"

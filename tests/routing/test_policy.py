@@ -1,4 +1,4 @@
-"""The choice: tables of candidates, shares over many requests, and the same answer in every process."""
+"""Selection of a deployment: tables of candidates, shares over requests, and stable keys."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ from unisono.routing.tie_break import favourite, number_of, round_robin
 A, B, C = 1, 2, 4
 
 
-def three(**changed: Mapping[str, object]) -> list[Candidate]:
-    """Candidates a, b and c, idle and well but for what is said of them."""
+def three_candidates(**changed: Mapping[str, object]) -> list[Candidate]:
+    """Return candidates a, b and c, idle and healthy except for the given fields."""
     return [
         Candidate(name, bit=bit, **changed.get(name, {}))  # type: ignore[arg-type]
         for name, bit in zip("abc", (A, B, C), strict=True)
@@ -41,152 +41,184 @@ def three(**changed: Mapping[str, object]) -> list[Candidate]:
 PROMPT = SelectionRequest(prompt_tokens=1000, tokens=1500)
 BUSY = {"running": 3, "work": 5000, "tokens": 5000}
 FULL = {"running": 1, "max_requests": 1, "work": 500, "tokens": 500}
-FAR = {"order": 1}
+HIGHER_ORDER = {"order": 1}
 
 CHOICES: dict[str, tuple[list[Candidate], SelectionRequest, str]] = {
-    "the only idle one": (three(a=BUSY, c=BUSY), PROMPT, "b"),
-    "the least work": (three(a=BUSY, b=BUSY, c={"running": 9, "work": 4000}), PROMPT, "c"),
-    "work by weight": (three(a={"work": 3000}, b={"work": 5000, "weight": 4}, c={"work": 3000}), PROMPT, "b"),
-    "others' requests count": (three(a={"foreign": 5000}, b={"foreign": 5000}, c={"work": 3000}), PROMPT, "c"),
-    "a large prompt goes to the fast one, busy as it is": (
-        three(a={"work": 8000, "weight": 8}, b=BUSY, c={}),
+    "only idle candidate": (three_candidates(a=BUSY, c=BUSY), PROMPT, "b"),
+    "least work": (three_candidates(a=BUSY, b=BUSY, c={"running": 9, "work": 4000}), PROMPT, "c"),
+    "work by weight": (
+        three_candidates(a={"work": 3000}, b={"work": 5000, "weight": 4}, c={"work": 3000}),
+        PROMPT,
+        "b",
+    ),
+    "requests of other clients count": (
+        three_candidates(a={"foreign": 5000}, b={"foreign": 5000}, c={"work": 3000}),
+        PROMPT,
+        "c",
+    ),
+    "large prompt, busy fast candidate": (
+        three_candidates(a={"work": 8000, "weight": 8}, b=BUSY, c={}),
         SelectionRequest(prompt_tokens=32_000),
         "a",
     ),
-    "a small prompt goes to the idle one, slow as it is": (
-        three(a={"work": 8000, "weight": 8}, b=BUSY, c={}),
+    "small prompt, idle slow candidate": (
+        three_candidates(a={"work": 8000, "weight": 8}, b=BUSY, c={}),
         SelectionRequest(prompt_tokens=100),
         "c",
     ),
-    "where the prompt is held": (three(), replace(PROMPT, cached_prefixes=[(B, 896)]), "b"),
-    "where most of it is held": (
-        three(),
+    "cached prompt": (three_candidates(), replace(PROMPT, cached_prefixes=[(B, 896)]), "b"),
+    "longest cached prefix": (
+        three_candidates(),
         replace(PROMPT, cached_prefixes=[(A | B | C, 128), (A | C, 256), (C, 896)]),
         "c",
     ),
-    "held, and less busy than reading it again would be": (
-        three(b={"work": 500}),
+    "cached prompt, less work than reading it again": (
+        three_candidates(b={"work": 500}),
         replace(PROMPT, cached_prefixes=[(B, 896)]),
         "b",
     ),
-    "held, and too busy": (three(a=BUSY, b={"work": 2000}), replace(PROMPT, cached_prefixes=[(B, 896)]), "c"),
-    "held by one that is full": (three(a=BUSY, b=FULL), replace(PROMPT, cached_prefixes=[(B, 896)]), "c"),
-    "the lower order": (three(a=FAR, b=BUSY, c=FAR), PROMPT, "b"),
-    "the higher order when the lower is full": (three(a=FULL, b=BUSY | FAR, c=FAR), PROMPT, "c"),
-    "the higher order when the lower rests": (three(a={"rank": Rank.RESTING}, b=FAR, c=BUSY | FAR), PROMPT, "b"),
-    "the higher order when the lower is too small": (three(a={"context": 900}, b=FAR, c=BUSY | FAR), PROMPT, "b"),
-    "one that can do what is wanted": (
-        three(c=BUSY | {"abilities": frozenset({"json_schema"})}),
+    "cached prompt, too busy": (
+        three_candidates(a=BUSY, b={"work": 2000}),
+        replace(PROMPT, cached_prefixes=[(B, 896)]),
+        "c",
+    ),
+    "cached prompt, candidate full": (
+        three_candidates(a=BUSY, b=FULL),
+        replace(PROMPT, cached_prefixes=[(B, 896)]),
+        "c",
+    ),
+    "lower order": (three_candidates(a=HIGHER_ORDER, b=BUSY, c=HIGHER_ORDER), PROMPT, "b"),
+    "higher order, lower one full": (three_candidates(a=FULL, b=BUSY | HIGHER_ORDER, c=HIGHER_ORDER), PROMPT, "c"),
+    "higher order, lower one in cooldown": (
+        three_candidates(a={"rank": Rank.RESTING}, b=HIGHER_ORDER, c=BUSY | HIGHER_ORDER),
+        PROMPT,
+        "b",
+    ),
+    "higher order, lower one too small": (
+        three_candidates(a={"context": 900}, b=HIGHER_ORDER, c=BUSY | HIGHER_ORDER),
+        PROMPT,
+        "b",
+    ),
+    "preferred ability": (
+        three_candidates(c=BUSY | {"abilities": frozenset({"json_schema"})}),
         replace(PROMPT, preferred_abilities=frozenset({"json_schema"})),
         "c",
     ),
-    "one that cannot, when the one that can is full": (
-        three(a=BUSY, b=FULL | {"abilities": frozenset({"json_schema"})}),
+    "no preferred ability, able candidate full": (
+        three_candidates(a=BUSY, b=FULL | {"abilities": frozenset({"json_schema"})}),
         replace(PROMPT, preferred_abilities=frozenset({"json_schema"})),
         "c",
     ),
-    "one that may be able to bias tokens": (
-        three(b=BUSY | {"rank": Rank.UNKNOWN}),
+    "unknown candidate, may support bias": (
+        three_candidates(b=BUSY | {"rank": Rank.UNKNOWN}),
         replace(PROMPT, preferred_abilities=frozenset({BIAS})),
         "b",
     ),
-    "a larger window": (three(a={"context": 900}, b={"context": 1000}, c=BUSY), PROMPT, "c"),
-    "a well one before one that is not examined": (three(a={"rank": Rank.UNKNOWN}, b=BUSY, c=FULL), PROMPT, "b"),
-    "a well one before one half open": (three(a={"rank": Rank.HALF_OPEN}, b=BUSY, c=FULL), PROMPT, "b"),
-    "one half open when all well ones are full": (three(a={"rank": Rank.HALF_OPEN}, b=FULL, c=FULL), PROMPT, "a"),
-    "one half open before one at rest": (
-        three(a={"rank": Rank.RESTING}, b={"rank": Rank.HALF_OPEN} | BUSY, c={"rank": Rank.UNREADY}),
+    "larger context": (three_candidates(a={"context": 900}, b={"context": 1000}, c=BUSY), PROMPT, "c"),
+    "healthy before unknown": (three_candidates(a={"rank": Rank.UNKNOWN}, b=BUSY, c=FULL), PROMPT, "b"),
+    "healthy before half-open": (three_candidates(a={"rank": Rank.HALF_OPEN}, b=BUSY, c=FULL), PROMPT, "b"),
+    "half-open, healthy ones full": (three_candidates(a={"rank": Rank.HALF_OPEN}, b=FULL, c=FULL), PROMPT, "a"),
+    "half-open before cooldown": (
+        three_candidates(a={"rank": Rank.RESTING}, b={"rank": Rank.HALF_OPEN} | BUSY, c={"rank": Rank.UNREADY}),
         PROMPT,
         "b",
     ),
-    "one at rest when there is nobody else": (
-        three(a={"rank": Rank.UNFIT}, b={"rank": Rank.UNREADY}, c={"rank": Rank.RESTING}),
+    "cooldown as the last resort": (
+        three_candidates(a={"rank": Rank.UNFIT}, b={"rank": Rank.UNREADY}, c={"rank": Rank.RESTING}),
         PROMPT,
         "c",
     ),
-    "one at rest that can before a well one that cannot": (
-        three(a={"context": 900}, b={"context": 900}, c={"rank": Rank.RESTING}),
+    "cooldown, healthy ones too small": (
+        three_candidates(a={"context": 900}, b={"context": 900}, c={"rank": Rank.RESTING}),
         PROMPT,
         "c",
     ),
-    "not the one that failed": (three(a={}, b=BUSY, c=BUSY | {"work": 9000}), replace(PROMPT, excluded=A), "b"),
-    "a large request runs alone": (three(a=FULL, b={"max_tokens": 100}, c=FULL), PROMPT, "b"),
-    "what is promised counts": (
-        three(a=FULL, b={"max_tokens": 2000, "running": 1, "tokens": 600}, c=BUSY | {"max_tokens": 6500}),
+    "excluded candidate": (three_candidates(a={}, b=BUSY, c=BUSY | {"work": 9000}), replace(PROMPT, excluded=A), "b"),
+    "large request on an idle candidate": (three_candidates(a=FULL, b={"max_tokens": 100}, c=FULL), PROMPT, "b"),
+    "reserved tokens count": (
+        three_candidates(a=FULL, b={"max_tokens": 2000, "running": 1, "tokens": 600}, c=BUSY | {"max_tokens": 6500}),
         PROMPT,
         "c",
     ),
 }
 
 
-@pytest.mark.parametrize(("candidates", "wanted", "name"), CHOICES.values(), ids=CHOICES)
-def test_who_is_chosen(candidates: list[Candidate], wanted: SelectionRequest, name: str) -> None:
+@pytest.mark.parametrize(("candidates", "selection", "name"), CHOICES.values(), ids=CHOICES)
+def test_choose_returns_the_best_candidate(candidates: list[Candidate], selection: SelectionRequest, name: str) -> None:
     for turn in range(5):
-        choice = choose(candidates, wanted, turn)
+        choice = choose(candidates, selection, turn)
         assert choice.candidate is not None
         assert choice.candidate.name == name
-    mirrored = choose(candidates[::-1], wanted).candidate
+    mirrored = choose(candidates[::-1], selection).candidate
     assert mirrored is not None
     assert mirrored.name == name
 
 
 WAITS: dict[str, tuple[list[Candidate], SelectionRequest, int, int]] = {
-    "nobody there": ([], PROMPT, 0, 0),
-    "all unfit": (three(**{name: {"rank": Rank.UNFIT} for name in "abc"}), PROMPT, 0, 0),
-    "all failed": (three(), replace(PROMPT, excluded=A | B | C), 0, 0),
-    "all full": (three(a=FULL, b=FULL, c=FULL), PROMPT, 0, A | B | C),
-    "the well ones are full": (three(a=FULL, b=FULL, c={"rank": Rank.RESTING}), PROMPT, 0, A | B),
-    "the only one that is large enough is full": (three(a={"context": 9}, b=FULL, c={"context": 9}), PROMPT, 0, B),
-    "the only one that can bias is full": (
-        three(b=FULL | {"abilities": frozenset({BIAS})}),
+    "no candidates": ([], PROMPT, 0, 0),
+    "all unfit": (three_candidates(**{name: {"rank": Rank.UNFIT} for name in "abc"}), PROMPT, 0, 0),
+    "all failed": (three_candidates(), replace(PROMPT, excluded=A | B | C), 0, 0),
+    "all full": (three_candidates(a=FULL, b=FULL, c=FULL), PROMPT, 0, A | B | C),
+    "healthy candidates full": (three_candidates(a=FULL, b=FULL, c={"rank": Rank.RESTING}), PROMPT, 0, A | B),
+    "only large enough candidate full": (three_candidates(a={"context": 9}, b=FULL, c={"context": 9}), PROMPT, 0, B),
+    "only candidate with bias full": (
+        three_candidates(b=FULL | {"abilities": frozenset({BIAS})}),
         replace(PROMPT, preferred_abilities=frozenset({BIAS})),
         0,
         B,
     ),
-    "half open, and somebody is trying": (
-        three(a=FULL, b=FULL, c={"rank": Rank.HALF_OPEN, "running": 1}),
+    "half-open with a running request": (
+        three_candidates(a=FULL, b=FULL, c={"rank": Rank.HALF_OPEN, "running": 1}),
         PROMPT,
         0,
         A | B,
     ),
-    "free for somebody else": (three(a=FULL), PROMPT, B | C, A | B | C),
+    "barred candidates": (three_candidates(a=FULL), PROMPT, B | C, A | B | C),
 }
 
 
-@pytest.mark.parametrize(("candidates", "wanted", "barred", "mask"), WAITS.values(), ids=WAITS)
-def test_who_is_waited_for(candidates: list[Candidate], wanted: SelectionRequest, barred: int, mask: int) -> None:
-    choice = choose(candidates, wanted, barred=barred)
+@pytest.mark.parametrize(("candidates", "selection", "barred", "mask"), WAITS.values(), ids=WAITS)
+def test_choose_returns_the_deployments_to_wait_for(
+    candidates: list[Candidate], selection: SelectionRequest, barred: int, mask: int
+) -> None:
+    choice = choose(candidates, selection, barred=barred)
     assert (choice.candidate, choice.waits_for) == (None, mask)
 
 
 STRATEGIES: dict[str, tuple[Strategy, list[Candidate], set[str]]] = {
-    "turns, whatever the load": (Strategy.SIMPLE_SHUFFLE, three(a=BUSY), {"a", "b", "c"}),
-    "turns, but not to who is full": (Strategy.SIMPLE_SHUFFLE, three(a=FULL), {"b", "c"}),
-    "the fewest requests": (Strategy.LEAST_BUSY, three(a={"running": 2}, b={"running": 1, "work": 9999}), {"c"}),
-    "the fewest requests by weight": (
+    "turns, independent of load": (Strategy.SIMPLE_SHUFFLE, three_candidates(a=BUSY), {"a", "b", "c"}),
+    "turns, without full candidates": (Strategy.SIMPLE_SHUFFLE, three_candidates(a=FULL), {"b", "c"}),
+    "fewest requests": (Strategy.LEAST_BUSY, three_candidates(a={"running": 2}, b={"running": 1, "work": 9999}), {"c"}),
+    "fewest requests by weight": (
         Strategy.LEAST_BUSY,
-        three(a={"running": 3, "weight": 4}, b={"running": 1}, c={"foreign_requests": 1}),
+        three_candidates(a={"running": 3, "weight": 4}, b={"running": 1}, c={"foreign_requests": 1}),
         {"a"},
     ),
-    "as few as others take turns": (Strategy.LEAST_BUSY, three(a={"running": 1, "max_requests": 1}), {"b", "c"}),
+    "turns among the fewest requests": (
+        Strategy.LEAST_BUSY,
+        three_candidates(a={"running": 1, "max_requests": 1}),
+        {"b", "c"},
+    ),
 }
 
 
 @pytest.mark.parametrize(("strategy", "candidates", "names"), STRATEGIES.values(), ids=STRATEGIES)
-def test_other_strategies(strategy: Strategy, candidates: list[Candidate], names: set[str]) -> None:
+def test_other_strategies_choose_by_turns_or_requests(
+    strategy: Strategy, candidates: list[Candidate], names: set[str]
+) -> None:
     held = replace(PROMPT, cached_prefixes=[(A, 896)], key=7, sticky=True)
     taken = [choose(candidates, held, turn, strategy=strategy).candidate for turn in range(12)]
     assert {one.name for one in taken if one is not None} == names
 
 
-def test_an_idle_group_is_balanced_by_weight_where_nothing_is_shared() -> None:
+def test_an_idle_group_is_balanced_by_weight_without_shared_prefixes() -> None:
     candidates = [Candidate("fast", bit=1, weight=3), Candidate("slow", bit=2, weight=1)]
     taken = [choose(candidates, PROMPT, turn).candidate for turn in range(40)]
     assert Counter(one.name for one in taken if one is not None) == {"fast": 30, "slow": 10}
 
 
-def test_what_may_share_something_goes_to_one_deployment_until_that_is_busy() -> None:
-    candidates = three()
+def test_requests_with_one_key_stay_on_a_deployment_until_it_is_busy() -> None:
+    candidates = three_candidates()
     for key in range(20):
         taken = {choose(candidates, replace(PROMPT, key=key), turn).candidate for turn in range(5)}
         assert len(taken) == 1
@@ -199,36 +231,36 @@ def test_what_may_share_something_goes_to_one_deployment_until_that_is_busy() ->
         first.work = 0
 
 
-def test_a_conversation_nobody_knows_is_worth_its_prompt_where_its_key_leads() -> None:
-    candidates = three()
-    wanted = replace(PROMPT, key=11, sticky=True)
-    home = choose(candidates, wanted).candidate
-    assert home is not None
+def test_an_uncached_conversation_prefers_the_deployment_of_its_key() -> None:
+    candidates = three_candidates()
+    selection = replace(PROMPT, key=11, sticky=True)
+    preferred = choose(candidates, selection).candidate
+    assert preferred is not None
     for work, stays in ((0, True), (900, True), (2000, False)):
-        home.work = work
-        assert (choose(candidates, wanted).candidate is home) is stays
-    # What is known of caches counts more than what a key may mean.
-    home.work = 0
-    other = next(one for one in candidates if one is not home)
-    assert choose(candidates, replace(wanted, cached_prefixes=[(other.bit, 896)])).candidate is other
+        preferred.work = work
+        assert (choose(candidates, selection).candidate is preferred) is stays
+    # A known cached prefix counts more than the key.
+    preferred.work = 0
+    other = next(one for one in candidates if one is not preferred)
+    assert choose(candidates, replace(selection, cached_prefixes=[(other.bit, 896)])).candidate is other
 
 
-CASES: dict[str, tuple[list[int], list[list[int]]]] = {
+ROUND_ROBIN_ORDERS: dict[str, tuple[list[int], list[list[int]]]] = {
     "none": ([], [[], []]),
     "one": ([1], [[0], [0]]),
-    "two take turns": ([1, 1], [[0, 1], [1, 0], [0, 1]]),
-    "three take turns": ([1, 1, 1], [[0, 1, 2], [2, 0, 1], [1, 2, 0], [0, 1, 2]]),
+    "two equal weights": ([1, 1], [[0, 1], [1, 0], [0, 1]]),
+    "three equal weights": ([1, 1, 1], [[0, 1, 2], [2, 0, 1], [1, 2, 0], [0, 1, 2]]),
     "two to one": ([2, 1], [[0, 1], [1, 0], [0, 1], [0, 1], [1, 0]]),
 }
 
 
-@pytest.mark.parametrize(("weights", "orders"), CASES.values(), ids=CASES)
-def test_the_order_turn_by_turn(weights: list[int], orders: list[list[int]]) -> None:
+@pytest.mark.parametrize(("weights", "orders"), ROUND_ROBIN_ORDERS.values(), ids=ROUND_ROBIN_ORDERS)
+def test_round_robin_order_by_turn(weights: list[int], orders: list[list[int]]) -> None:
     assert [round_robin(weights, turn) for turn in range(len(orders))] == orders
 
 
 @given(weights=st.lists(st.integers(1, 9), min_size=1, max_size=6), start=st.integers(0, 10_000))
-def test_each_comes_first_as_often_as_its_weight_says(weights: list[int], start: int) -> None:
+def test_round_robin_shares_follow_the_weights(weights: list[int], start: int) -> None:
     orders = [round_robin(weights, start + turn) for turn in range(sum(weights))]
     first = Counter(order[0] for order in orders)
     assert [first[index] for index in range(len(weights))] == weights
@@ -236,7 +268,7 @@ def test_each_comes_first_as_often_as_its_weight_says(weights: list[int], start:
 
 
 @pytest.mark.parametrize("weights", [[3, 3], [3, 2], [4, 4, 4], [1, 6]], ids=str)
-def test_a_light_candidate_never_waits_for_a_run_of_a_heavy_one(weights: list[int]) -> None:
+def test_round_robin_has_no_long_runs_of_a_heavy_candidate(weights: list[int]) -> None:
     firsts = [round_robin(weights, turn)[0] for turn in range(4 * sum(weights))]
     longest = max(len(list(run)) for _, run in groupby(firsts))
     assert longest <= max(1, round(max(weights) / min(weights)))
@@ -247,12 +279,12 @@ FAVOURITES: dict[str, tuple[str, list[str], str]] = {
     "one key": ("conv_1", ["a", "b", "c"], "b"),
     "another key": ("conv_3", ["a", "b", "c"], "c"),
     "the same names elsewhere in the list": ("conv_3", ["c", "a", "b"], "c"),
-    "no letter is refused": ("\ud800", ["a", "b"], "a"),
+    "lone surrogate in the key": ("\ud800", ["a", "b"], "a"),
 }
 
 
 @pytest.mark.parametrize(("key", "names", "name"), FAVOURITES.values(), ids=FAVOURITES)
-def test_a_key_has_its_own_favourite_in_every_process(key: str, names: list[str], name: str) -> None:
+def test_a_key_has_the_same_favourite_in_every_process(key: str, names: list[str], name: str) -> None:
     assert favourite(number_of(key), [Candidate(one) for one in names]).name == name
 
 
@@ -260,14 +292,12 @@ groups = st.dictionaries(st.text(st.characters(codec="utf-8"), max_size=8), st.i
 
 
 @given(key=st.integers(0, 2**64 - 1), group=groups, data=st.data())
-def test_who_is_added_or_removed_moves_no_key_of_the_others(
-    key: int, group: dict[str, int], data: st.DataObject
-) -> None:
+def test_removing_a_candidate_moves_no_keys_of_the_others(key: int, group: dict[str, int], data: st.DataObject) -> None:
     candidates = [Candidate(name, weight=weight) for name, weight in group.items()]
     first = favourite(key, candidates)
-    gone = data.draw(st.sampled_from(candidates))
-    left = favourite(key, [one for one in candidates if one is not gone])
-    assert (left is first) is (gone is not first)
+    removed = data.draw(st.sampled_from(candidates))
+    second = favourite(key, [one for one in candidates if one is not removed])
+    assert (second is first) is (removed is not first)
 
 
 @pytest.mark.parametrize("weights", [[1, 1], [1, 1, 1, 1], [3, 1], [1, 2, 5]], ids=str)
@@ -277,22 +307,25 @@ def test_shares_of_many_keys_follow_the_weights(weights: list[int]) -> None:
     firsts = Counter(favourite(number_of(f"conversation {n}"), candidates) for n in range(keys))
     for one in candidates:
         share = one.weight / sum(weights)
-        # Five standard deviations of as many fair draws.
+        # Five standard deviations of fair draws.
         assert abs(firsts[one] - share * keys) < 5 * (keys * share * (1 - share)) ** 0.5
 
 
 LONG = RouteRequirements(prompt_tokens=1000, blocks=(7, 8, 9))
-WANTED: dict[str, tuple[SelectionRequest, SelectionRequest]] = {
-    "an answer of any length": (
+SELECTION_REQUESTS: dict[str, tuple[SelectionRequest, SelectionRequest]] = {
+    "no answer limit": (
         to_selection_request(LONG),
         SelectionRequest(prompt_tokens=1000, tokens=1000 + EXPECTED_OUTPUT, answer=ANSWER_WORK, cached_prefixes=[]),
     ),
-    "a short one": (to_selection_request(RouteRequirements(1000, max_tokens=9)), SelectionRequest(1000, 1009, 9, [])),
-    "one between the two": (
+    "short answer limit": (
+        to_selection_request(RouteRequirements(1000, max_tokens=9)),
+        SelectionRequest(1000, 1009, 9, []),
+    ),
+    "answer limit above the expected work": (
         to_selection_request(RouteRequirements(1000, max_tokens=ANSWER_WORK + 1)),
         SelectionRequest(1000, 1000 + ANSWER_WORK + 1, ANSWER_WORK, []),
     ),
-    "with others of its beginning": (
+    "gathered by prefix": (
         to_selection_request(LONG, [(A | B, 1), (A, 3)], gathers=True, excluded=C),
         SelectionRequest(
             1000,
@@ -303,42 +336,49 @@ WANTED: dict[str, tuple[SelectionRequest, SelectionRequest]] = {
             excluded=C,
         ),
     ),
-    "with others of its conversation": (
+    "gathered by conversation": (
         to_selection_request(RouteRequirements(50, max_tokens=0), sticky="conv", gathers=True),
         SelectionRequest(50, 50, 0, [], key=number_of("conv"), sticky=True),
     ),
-    "where nobody gathers": (
+    "without gathering": (
         to_selection_request(RouteRequirements(50, max_tokens=0), sticky="conv"),
         SelectionRequest(50, 50, 0, []),
     ),
-    "too short for a block": (
+    "prompt shorter than a block": (
         to_selection_request(RouteRequirements(50, max_tokens=0), gathers=True),
         SelectionRequest(50, 50, 0, []),
     ),
 }
 
 
-@pytest.mark.parametrize(("made", "wanted"), WANTED.values(), ids=WANTED)
-def test_what_a_demand_comes_to(made: SelectionRequest, wanted: SelectionRequest) -> None:
-    assert made == wanted
+@pytest.mark.parametrize(("selection", "expected"), SELECTION_REQUESTS.values(), ids=SELECTION_REQUESTS)
+def test_requirements_become_a_selection_request(selection: SelectionRequest, expected: SelectionRequest) -> None:
+    assert selection == expected
 
 
-def test_what_a_request_takes_up_shrinks_when_its_prompt_is_read_and_is_gone_when_it_is_given_back() -> None:
-    one, *_ = three()
-    wanted = to_selection_request(LONG, [(A, 3)])
-    shares = [one.reserve(wanted), one.reserve(to_selection_request(RouteRequirements(200, max_tokens=10)))]
+def test_reserved_work_shrinks_after_the_first_token_and_is_released() -> None:
+    candidate, *_ = three_candidates()
+    selection = to_selection_request(LONG, [(A, 3)])
+    shares = [
+        candidate.reserve(selection),
+        candidate.reserve(to_selection_request(RouteRequirements(200, max_tokens=10))),
+    ]
     fresh = 1000 - 3 * BLOCK_TOKENS
-    assert (one.running, one.tokens, one.work) == (2, 1000 + EXPECTED_OUTPUT + 210, fresh + ANSWER_WORK + 210)
+    assert (candidate.running, candidate.tokens, candidate.work) == (
+        2,
+        1000 + EXPECTED_OUTPUT + 210,
+        fresh + ANSWER_WORK + 210,
+    )
     shares[0].record_first_token()
     shares[0].record_first_token()
-    assert one.work == ANSWER_WORK + 210
+    assert candidate.work == ANSWER_WORK + 210
     for share in shares:
         share.give_back()
-    assert (one.running, one.tokens, one.work) == (0, 0, 0)
+    assert (candidate.running, candidate.tokens, candidate.work) == (0, 0, 0)
 
 
-def test_a_choice_can_be_explained() -> None:
-    candidates = three(a=FULL, b={"rank": Rank.HALF_OPEN, "foreign": 5})
+def test_explained_lists_the_facts_of_each_candidate() -> None:
+    candidates = three_candidates(a=FULL, b={"rank": Rank.HALF_OPEN, "foreign": 5})
     rows = explained(candidates, SelectionRequest(1000, 1500, cached_prefixes=[(A | B, 128), (B, 896)], excluded=C))
     assert [(row["backend"], row["rank"], row["room"], row["held"], row["excluded"]) for row in rows] == [
         ("a", "healthy", False, 128, False),

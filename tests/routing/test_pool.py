@@ -1,4 +1,4 @@
-"""The pool: who watches, what is told, what is kept from an earlier one."""
+"""Deployment pool: background probes, status, load polling, and carried deployments."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from contextlib import suppress
 
 import pytest
 
-from tests.routing.doubles import ASK, DEMAND, IDS, Clock, Script, known_pool, live_of, script_of
+from tests.routing.doubles import IDS, REQUEST, REQUIREMENTS, Clock, ScriptedBackend, known_pool, live_of, script_of
 from unisono.core.generation import Load
 from unisono.errors import BackendOverloaded, BackendProtocolError, BackendTimeout, BackendUnavailable, UnisonoError
 from unisono.routing import pool as pool_module
@@ -21,8 +21,11 @@ from unisono.routing.pool import CarriedDeployment, RoutingPool
 from unisono.routing.queue import QueueConfig
 
 
-async def test_backends_are_probed_in_the_background_and_their_state_is_told() -> None:
-    ready, broken = LiveDeployment("a", Script()), LiveDeployment("b", Script([BackendUnavailable("http://secret")]))
+async def test_backends_are_probed_in_the_background() -> None:
+    ready, broken = (
+        LiveDeployment("a", ScriptedBackend()),
+        LiveDeployment("b", ScriptedBackend([BackendUnavailable("http://secret")])),
+    )
     pool = RoutingPool({"m": [ready, broken]})
     assert [status.state for status in pool.status()] == ["unknown", "unknown"]
     pool.start()
@@ -34,12 +37,12 @@ async def test_backends_are_probed_in_the_background_and_their_state_is_told() -
         ("b", "failing", "backend_unavailable"),
     ]
     await pool.aclose()
-    assert all(isinstance(d.backend, Script) and d.backend.closed for d in (ready, broken))
+    assert all(isinstance(d.backend, ScriptedBackend) and d.backend.closed for d in (ready, broken))
 
 
-async def test_a_backend_that_goes_away_without_traffic_is_noticed_and_used_all_the_same() -> None:
+async def test_a_failed_probe_is_reported_and_the_backend_stays_in_use() -> None:
     clock = Clock()
-    deployment = LiveDeployment("a", Script([IDS, BackendUnavailable("gone"), IDS]), clock=clock)
+    deployment = LiveDeployment("a", ScriptedBackend([IDS, BackendUnavailable("gone"), IDS]), clock=clock)
     pool = RoutingPool({"m": [deployment]}, clock=clock)
     states = []
     for _ in range(3):
@@ -49,23 +52,23 @@ async def test_a_backend_that_goes_away_without_traffic_is_noticed_and_used_all_
     assert states == ["ready", "failing", "ready"]
 
 
-async def test_a_probe_that_hangs_keeps_no_other_backend_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_hanging_probe_does_not_delay_other_backends(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pool_module, "WATCH_EVERY_S", 0.001)
-    hanging = LiveDeployment("a", Script(gate=asyncio.Event()))
-    other = LiveDeployment("b", Script([BackendUnavailable("not yet"), IDS]))
+    hanging = LiveDeployment("a", ScriptedBackend(gate=asyncio.Event()))
+    other = LiveDeployment("b", ScriptedBackend([BackendUnavailable("not yet"), IDS]))
     pool = RoutingPool({"m": [hanging, other]})
     pool.start()
     async with asyncio.timeout(5):
         while other.known is None:
             await asyncio.sleep(0.001)
-    assert isinstance(hanging.backend, Script)
+    assert isinstance(hanging.backend, ScriptedBackend)
     assert hanging.backend.probes == 1
     await pool.aclose()
 
 
-async def test_not_everything_is_probed_at_once() -> None:
+async def test_the_number_of_concurrent_probes_is_limited() -> None:
     gate = asyncio.Event()
-    scripts = [Script(gate=gate) for _ in range(pool_module.PROBES_AT_ONCE + 5)]
+    scripts = [ScriptedBackend(gate=gate) for _ in range(pool_module.PROBES_AT_ONCE + 5)]
     pool = RoutingPool({"m": [LiveDeployment(str(i), script) for i, script in enumerate(scripts)]})
     pool.start()
     await asyncio.sleep(0.02)
@@ -78,9 +81,9 @@ async def test_not_everything_is_probed_at_once() -> None:
 
 
 @pytest.mark.slow
-async def test_watching_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_failing_backends_are_probed_repeatedly(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pool_module, "WATCH_EVERY_S", 0.001)
-    script = Script([BackendUnavailable("not yet"), BackendUnavailable("not yet"), IDS])
+    script = ScriptedBackend([BackendUnavailable("not yet"), BackendUnavailable("not yet"), IDS])
     pool = RoutingPool({"m": [LiveDeployment("a", script)]})
     pool.start()
     async with asyncio.timeout(5):
@@ -90,9 +93,9 @@ async def test_watching_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
     assert script.probes == 3
 
 
-async def test_settling_waits_for_probes_but_not_for_ever() -> None:
-    slow = Script(gate=asyncio.Event())
-    pool = RoutingPool({"m": [LiveDeployment("a", Script()), LiveDeployment("b", slow)]})
+async def test_settled_waits_for_probes_up_to_a_timeout() -> None:
+    slow = ScriptedBackend(gate=asyncio.Event())
+    pool = RoutingPool({"m": [LiveDeployment("a", ScriptedBackend()), LiveDeployment("b", slow)]})
     await pool.settled(0.02)
     assert [status.state for status in pool.status()] == ["ready", "unknown"]
     assert slow.gate is not None
@@ -102,8 +105,8 @@ async def test_settling_waits_for_probes_but_not_for_ever() -> None:
     assert slow.probes == 1
 
 
-async def test_closing_during_a_probe_ends_it() -> None:
-    script = Script(gate=asyncio.Event())
+async def test_closing_the_pool_cancels_a_probe() -> None:
+    script = ScriptedBackend(gate=asyncio.Event())
     pool = RoutingPool({"m": [LiveDeployment("a", script)]})
     pool.start()
     await asyncio.sleep(0)
@@ -113,13 +116,13 @@ async def test_closing_during_a_probe_ends_it() -> None:
     assert script.closed
 
 
-async def test_what_is_told_of_a_deployment() -> None:
+async def test_status_has_load_and_circuits_of_a_deployment() -> None:
     clock = Clock()
     pool, (a, b) = await known_pool(live_of("a", clock, max_requests=1), live_of("b", clock, order=1), clock=clock)
     a.tolerance = b.tolerance = BreakerConfig(0, 30.0)
-    with await pool.route(ASK).place(DEMAND):
+    with await pool.route(REQUEST).place(REQUIREMENTS):
         b.failed(BackendTimeout("slow"))
-        waiting = asyncio.create_task(pool.route(ASK).place(DEMAND))
+        waiting = asyncio.create_task(pool.route(REQUEST).place(REQUIREMENTS))
         await asyncio.sleep(0)
         one, other = pool.status()
         assert (one.state, one.running, one.tokens, one.waiting, one.circuits) == ("ready", 1, 1124, 1, {})
@@ -135,7 +138,7 @@ async def test_what_is_told_of_a_deployment() -> None:
         await asyncio.gather(waiting, return_exceptions=True)
 
 
-async def test_a_rest_ends_with_two_probes_and_no_request(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_cooldown_ends_after_two_probes_without_requests(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pool_module, "WATCH_EVERY_S", 0.001)
     clock = Clock()
     pool, (a, _) = await known_pool("a", "b", clock=clock, rules=RoutingRules(tolerance=BreakerConfig(0, 30.0)))
@@ -151,7 +154,7 @@ async def test_a_rest_ends_with_two_probes_and_no_request(monkeypatch: pytest.Mo
     await pool.aclose()
 
 
-async def test_a_probe_that_fails_makes_the_rest_longer(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_failed_probe_extends_the_cooldown(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pool_module, "WATCH_EVERY_S", 0.001)
     clock = Clock()
     pool, (a, _) = await known_pool("a", "b", clock=clock, rules=RoutingRules(tolerance=BreakerConfig(0, 30.0)))
@@ -166,8 +169,8 @@ async def test_a_probe_that_fails_makes_the_rest_longer(monkeypatch: pytest.Monk
     await pool.aclose()
 
 
-async def test_a_deployment_that_dies_is_known_to_be_gone_within_a_moment_and_used_when_it_is_back() -> None:
-    """By the pool's own clock: nothing here waits for the next look around, which is seconds away."""
+async def test_a_crashed_deployment_is_detected_within_a_second() -> None:
+    # With the real clock, the next periodic check of the pool is seconds away.
     pool, (a, b) = await known_pool(
         "a", "b", clock=time.monotonic, rules=RoutingRules(tolerance=BreakerConfig(1, 60.0))
     )
@@ -189,7 +192,7 @@ async def test_a_deployment_that_dies_is_known_to_be_gone_within_a_moment_and_us
     await pool.aclose()
 
 
-async def test_doubts_are_looked_into_once_a_second() -> None:
+async def test_urgent_probes_run_once_a_second() -> None:
     pool, (a, _) = await known_pool(
         "a", "b", clock=time.monotonic, rules=RoutingRules(tolerance=BreakerConfig(9, 60.0))
     )
@@ -206,14 +209,14 @@ async def test_doubts_are_looked_into_once_a_second() -> None:
 
 
 LOADS: dict[str, tuple[list[Load | UnisonoError | None], int]] = {
-    "requests of others": ([Load(running=3, waiting=2)], 5),
-    "it does not say": ([None], 0),
-    "what it said is no longer true": ([Load(running=9, waiting=0), BackendUnavailable("x")], 0),
+    "requests of other clients": ([Load(running=3, waiting=2)], 5),
+    "load not reported": ([None], 0),
+    "load unknown after an error": ([Load(running=9, waiting=0), BackendUnavailable("x")], 0),
 }
 
 
 @pytest.mark.parametrize(("loads", "foreign"), LOADS.values(), ids=LOADS)
-async def test_servers_that_share_a_model_are_asked_for_their_load(
+async def test_servers_that_share_a_model_are_polled_for_their_load(
     loads: list[Load | UnisonoError | None], foreign: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(pool_module, "LOAD_EVERY_S", 0.001)
@@ -222,16 +225,16 @@ async def test_servers_that_share_a_model_are_asked_for_their_load(
     script_of(a).loads = loads
     pool.start()
     await asyncio.sleep(0.01)
-    assert script_of(a).asked_for_load == 0
-    with await pool.route(ASK).place(DEMAND):
+    assert script_of(a).load_requests == 0
+    with await pool.route(REQUEST).place(REQUIREMENTS):
         pass
     async with asyncio.timeout(5):
-        while script_of(a).asked_for_load < len(loads) or pool.status()[0].foreign != foreign:
+        while script_of(a).load_requests < len(loads) or pool.status()[0].foreign != foreign:
             await asyncio.sleep(0.001)
-    asked = script_of(b).asked_for_load
+    polled = script_of(b).load_requests
     await asyncio.sleep(0.01)
-    # A server that does not say is not asked again and again.
-    assert script_of(b).asked_for_load == asked == 1
+    # A server that does not report its load is not polled again.
+    assert script_of(b).load_requests == polled == 1
     clock.now += 60
     async with asyncio.timeout(5):
         while pool.status()[0].foreign:
@@ -239,17 +242,17 @@ async def test_servers_that_share_a_model_are_asked_for_their_load(
     await pool.aclose()
 
 
-async def test_a_single_deployment_is_not_asked_for_its_load(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_single_deployment_is_not_polled_for_its_load(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pool_module, "LOAD_EVERY_S", 0.001)
     pool, (a,) = await known_pool("a", clock=Clock())
     pool.start()
-    with await pool.route(ASK).place(DEMAND):
+    with await pool.route(REQUEST).place(REQUIREMENTS):
         await asyncio.sleep(0.02)
-    assert script_of(a).asked_for_load == 0
+    assert script_of(a).load_requests == 0
     await pool.aclose()
 
 
-def test_what_the_gateway_gave_a_server_is_no_load_of_others() -> None:
+def test_requests_of_the_gateway_are_not_foreign_load() -> None:
     live = live_of("a", Clock())
     live.candidate.reserve(SelectionRequest(900, 1000))
     live.claimed(Load(running=1, waiting=0, tokens=800))
@@ -262,29 +265,29 @@ def test_what_the_gateway_gave_a_server_is_no_load_of_others() -> None:
     assert (live.candidate.foreign_requests, live.candidate.foreign) == (1, ANSWER_WORK + FOREIGN_PROMPT)
 
 
-async def test_refusals_are_logged_but_not_each_of_them(caplog: pytest.LogCaptureFixture) -> None:
+async def test_rejected_requests_are_logged_in_groups(caplog: pytest.LogCaptureFixture) -> None:
     clock = Clock()
     rules = RoutingRules(bounds=QueueConfig(length=0))
     pool, _ = await known_pool(live_of("a", clock, max_requests=1), clock=clock, rules=rules)
-    with await pool.route(ASK).place(DEMAND):
+    with await pool.route(REQUEST).place(REQUIREMENTS):
         for _ in range(50):
             with pytest.raises(BackendOverloaded):
-                await pool.route(ASK).place(DEMAND)
+                await pool.route(REQUEST).place(REQUIREMENTS)
             clock.now += 0.125
     logged = [vars(record)["refused"] for record in caplog.records if record.message == "requests refused"]
     assert logged == [1] + [8] * 6
 
 
-async def test_a_deployment_that_is_kept_goes_on_with_all_that_is_known_of_it() -> None:
+async def test_a_carried_deployment_keeps_its_state() -> None:
     clock = Clock()
     old, (kept, dropped) = await known_pool("a", "b", clock=clock)
     old.start()
-    place = await old.route(ASK).place(DEMAND)
-    route = old.route(ASK)
-    (held,) = (live for live in (kept, dropped) if live is place.deployment)
+    slot = await old.route(REQUEST).place(REQUIREMENTS)
+    route = old.route(REQUEST)
+    (in_use,) = (live for live in (kept, dropped) if live is slot.deployment)
     new = RoutingPool(
         {"m": [kept], "other": [added := live_of("c", clock)]},
-        kept=[CarriedDeployment(kept, DeploymentConfig("renamed", weight=3), old)],
+        carried=[CarriedDeployment(kept, DeploymentConfig("renamed", weight=3), old)],
         prefixes=old.prefixes,
         clock=clock,
     )
@@ -294,38 +297,38 @@ async def test_a_deployment_that_is_kept_goes_on_with_all_that_is_known_of_it() 
     assert new.status()[0].state == "ready"
     await old.aclose()
     assert [script_of(live).closed for live in (kept, dropped, added)] == [False, True, False]
-    # What the old pool gave away is held until it is left.
-    with place:
-        assert held.candidate.running == 1
-    assert held.candidate.running == 0
-    with await route.place(DEMAND) as late:
+    # A slot of the old pool is in use until it is released.
+    with slot:
+        assert in_use.candidate.running == 1
+    assert in_use.candidate.running == 0
+    with await route.place(REQUIREMENTS) as late:
         assert late.deployment in (kept, dropped)
     await new.aclose()
     assert script_of(kept).closed
     assert script_of(added).closed
 
 
-async def test_a_pool_that_was_never_started_takes_nothing_from_another() -> None:
+async def test_a_pool_that_was_never_started_does_not_take_over_deployments() -> None:
     clock = Clock()
     old, (a,) = await known_pool("a", clock=clock)
     new = RoutingPool(
-        {"m": [a]}, kept=[CarriedDeployment(a, DeploymentConfig("b"), old)], prefixes=old.prefixes, clock=clock
+        {"m": [a]}, carried=[CarriedDeployment(a, DeploymentConfig("b"), old)], prefixes=old.prefixes, clock=clock
     )
     await new.aclose()
     assert (a.name, script_of(a).closed) == ("a", False)
-    with await old.route(ASK).place(DEMAND):
+    with await old.route(REQUEST).place(REQUIREMENTS):
         pass
     await old.aclose()
     assert script_of(a).closed
 
 
-async def test_a_place_that_is_left_in_the_old_pool_is_given_out_in_the_new_one() -> None:
+async def test_a_slot_released_in_the_old_pool_is_available_in_the_new_one() -> None:
     clock = Clock()
     old, (a,) = await known_pool(live_of("a", clock, max_requests=1), clock=clock)
-    new = RoutingPool({"m": [a]}, kept=[CarriedDeployment(a, a.terms, old)], prefixes=old.prefixes, clock=clock)
+    new = RoutingPool({"m": [a]}, carried=[CarriedDeployment(a, a.terms, old)], prefixes=old.prefixes, clock=clock)
     new.start()
-    with await old.route(ASK).place(DEMAND):
-        waiting = asyncio.create_task(new.route(ASK).place(DEMAND))
+    with await old.route(REQUEST).place(REQUIREMENTS):
+        waiting = asyncio.create_task(new.route(REQUEST).place(REQUIREMENTS))
         await asyncio.sleep(0)
         assert not waiting.done()
     with await waiting:

@@ -1,4 +1,4 @@
-"""Who holds how much of a prompt, against an index that remembers everything."""
+"""Prefix index: cached prefixes of prompts by deployment, compared with an exhaustive model."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from unisono.routing.prefix_index import PrefixIndex
 
 
 def prompt(*parts: int) -> tuple[int, ...]:
-    """The numbers of a prompt of one block for each part."""
+    """Return the block hashes of a prompt with one block for each part."""
     return blocks_of([part for part in parts for _ in range(BLOCK_TOKENS)])
 
 
-def test_the_longest_beginning_of_each_in_one_walk() -> None:
+def test_cached_prefixes_returns_the_longest_prefix_of_each_deployment() -> None:
     index = PrefixIndex()
     a, b, c = index.join(), index.join(), index.join()
     index.record(prompt(1, 2, 3, 4), a, 0.0)
@@ -26,31 +26,31 @@ def test_the_longest_beginning_of_each_in_one_walk() -> None:
     assert index.cached_prefixes((), 0.0) == []
 
 
-def test_a_long_prompt_held_to_many_ends_is_told_to_each_of_them() -> None:
+def test_cached_prefixes_of_many_lengths_are_all_returned() -> None:
     index, now = PrefixIndex(), 0.0
-    asked = prompt(*range(60))
+    requested = prompt(*range(60))
     bits = [index.join() for _ in range(40)]
     for number, bit in enumerate(bits):
-        index.record(asked[: 1 + number + number // 3], bit, now)
+        index.record(requested[: 1 + number + number // 3], bit, now)
     expected = {1 + number + number // 3: sum(bits[number:]) for number in range(len(bits))}
-    assert index.cached_prefixes(asked, now) == [(mask, blocks) for blocks, mask in expected.items()]
+    assert index.cached_prefixes(requested, now) == [(mask, blocks) for blocks, mask in expected.items()]
 
 
-def test_what_a_deployment_held_is_forgotten_and_learnt_again() -> None:
+def test_a_forgotten_deployment_learns_prefixes_again() -> None:
     index = PrefixIndex()
     a, b = index.join(), index.join()
     for bit in (a, b):
         index.record(prompt(1, 2), bit, 1.0)
     index.forget(a, 2.0)
     assert index.cached_prefixes(prompt(1, 2), 2.0) == [(b, 2)]
-    # Another's word for the same blocks does not bring it back.
+    # A record of another deployment for the same blocks does not restore it.
     index.record(prompt(1, 2), b, 3.0)
     assert index.cached_prefixes(prompt(1, 2), 3.0) == [(b, 2)]
     index.record(prompt(1), a, 4.0)
     assert index.cached_prefixes(prompt(1, 2), 4.0) == [(a | b, 1), (b, 2)]
 
 
-def test_who_takes_the_place_of_one_that_left_holds_nothing_of_it() -> None:
+def test_a_reused_bit_has_no_prefixes_of_its_predecessor() -> None:
     index = PrefixIndex()
     left = index.join()
     index.record(prompt(1), left, 1.0)
@@ -59,7 +59,7 @@ def test_who_takes_the_place_of_one_that_left_holds_nothing_of_it() -> None:
     assert index.cached_prefixes(prompt(1), 3.0) == []
 
 
-def test_what_is_old_is_not_believed() -> None:
+def test_old_prefixes_expire() -> None:
     index = PrefixIndex(kept_s=60)
     bit = index.join()
     index.record(prompt(1, 2), bit, 0.0)
@@ -67,7 +67,7 @@ def test_what_is_old_is_not_believed() -> None:
     assert index.cached_prefixes(prompt(1, 2), 70.0) == [(bit, 1)]
 
 
-def test_of_too_many_blocks_the_ends_of_old_prompts_go_first() -> None:
+def test_the_ends_of_old_prompts_are_evicted_first() -> None:
     index = PrefixIndex(blocks=4)
     bit = index.join()
     index.record(prompt(1, 2, 3), bit, 0.0)
@@ -86,28 +86,30 @@ steps = st.lists(
 )
 
 
-@given(steps=steps, asked=st.lists(st.integers(0, 2), max_size=7))
-def test_it_knows_what_was_recorded_and_nothing_else(steps: list[tuple[str, int, list[int]]], asked: list[int]) -> None:
+@given(steps=steps, requested=st.lists(st.integers(0, 2), max_size=7))
+def test_cached_prefixes_equal_an_exhaustive_model(
+    steps: list[tuple[str, int, list[int]]], requested: list[int]
+) -> None:
     index = PrefixIndex()
     bits = [index.join() for _ in range(5)]
-    told: dict[int, list[list[int]]] = {bit: [] for bit in bits}
+    recorded: dict[int, list[list[int]]] = {bit: [] for bit in bits}
     now = 0.0
-    for what, who, parts in steps:
+    for action, index_of_bit, parts in steps:
         now += 1.0
-        if what == "record":
-            index.record(prompt(*parts), bits[who], now)
-            told[bits[who]].append(parts)
+        if action == "record":
+            index.record(prompt(*parts), bits[index_of_bit], now)
+            recorded[bits[index_of_bit]].append(parts)
         else:
-            index.forget(bits[who], now)
-            told[bits[who]].clear()
+            index.forget(bits[index_of_bit], now)
+            recorded[bits[index_of_bit]].clear()
 
     def common(parts: list[int]) -> int:
-        same = [one == other for one, other in zip(parts, asked, strict=False)]
+        same = [one == other for one, other in zip(parts, requested, strict=False)]
         return same.index(False) if False in same else len(same)
 
-    expected = {bit: max(map(common, prompts), default=0) for bit, prompts in told.items()}
+    expected = {bit: max(map(common, prompts), default=0) for bit, prompts in recorded.items()}
     found = dict.fromkeys(bits, 0)
-    rows = index.cached_prefixes(prompt(*asked), now)
+    rows = index.cached_prefixes(prompt(*requested), now)
     for mask, blocks in rows:
         for bit in bits:
             if mask & bit:

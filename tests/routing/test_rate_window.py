@@ -1,4 +1,4 @@
-"""What begins in a minute: tables, and what has to hold of every history."""
+"""Rate window of one minute: tables of cases, and properties of any history."""
 
 from __future__ import annotations
 
@@ -11,25 +11,25 @@ from unisono.routing.rate_window import GRAINS, MINUTE_S, Rate
 GRAIN_S = MINUTE_S / GRAINS
 
 ROOM: dict[str, tuple[Rate, list[tuple[float, int]], float, int, bool]] = {
-    "nothing yet": (Rate(1, 100), [], 0, 100, True),
-    "one request of one": (Rate(1), [(0, 10)], 30, 10, False),
-    "one of two": (Rate(2), [(0, 10)], 0, 10, True),
+    "no requests yet": (Rate(1, 100), [], 0, 100, True),
+    "one of one request": (Rate(1), [(0, 10)], 30, 10, False),
+    "one of two requests": (Rate(2), [(0, 10)], 0, 10, True),
     "a minute ago": (Rate(1), [(0, 10)], MINUTE_S + GRAIN_S, 10, True),
-    "not quite a minute ago": (Rate(1), [(0, 10)], MINUTE_S, 10, False),
-    "tokens to the last one": (Rate(None, 100), [(0, 60)], 1, 40, True),
+    "less than a minute ago": (Rate(1), [(0, 10)], MINUTE_S, 10, False),
+    "exactly the remaining tokens": (Rate(None, 100), [(0, 60)], 1, 40, True),
     "one token too many": (Rate(None, 100), [(0, 60)], 1, 41, False),
-    "larger than a minute, alone": (Rate(None, 100), [], 0, 5000, True),
-    "larger than a minute, not alone": (Rate(None, 100), [(0, 1)], 1, 5000, False),
-    "behind one that was larger": (Rate(None, 100), [(0, 5000)], 59, 1, False),
-    "tokens do, requests do not": (Rate(1, 100), [(0, 1)], 1, 1, False),
+    "more tokens than the limit, alone": (Rate(None, 100), [], 0, 5000, True),
+    "more tokens than the limit, not alone": (Rate(None, 100), [(0, 1)], 1, 5000, False),
+    "after a request above the limit": (Rate(None, 100), [(0, 5000)], 59, 1, False),
+    "room for tokens, not for requests": (Rate(1, 100), [(0, 1)], 1, 1, False),
 }
 
 
-@pytest.mark.parametrize(("rate", "begun", "now", "tokens", "expected"), ROOM.values(), ids=ROOM)
-def test_there_is_room_or_not(
-    rate: Rate, begun: list[tuple[float, int]], now: float, tokens: int, expected: bool
+@pytest.mark.parametrize(("rate", "started", "now", "tokens", "expected"), ROOM.values(), ids=ROOM)
+def test_has_room_depends_on_requests_and_tokens_of_the_last_minute(
+    rate: Rate, started: list[tuple[float, int]], now: float, tokens: int, expected: bool
 ) -> None:
-    for at, taken in begun:
+    for at, taken in started:
         rate.add_request(taken, at)
     rate.move(now)
     assert rate.has_room(tokens) is expected
@@ -37,25 +37,23 @@ def test_there_is_room_or_not(
 
 
 USED: dict[str, tuple[float, int | None, float, tuple[int, int]]] = {
-    "less than was taken": (5, 30, 6, (1, 30)),
-    "nothing was asked": (5, None, 6, (0, 0)),
-    "more than was taken": (5, 300, 6, (1, 300)),
-    "more, of which the beginning is long ago": (90, 300, 91, (0, 200)),
-    "less, long ago": (90, 30, 91, (0, 0)),
-    "nothing was asked, long ago": (90, None, 91, (0, 0)),
-    "more, which counts from its end": (50, 300, 50 + MINUTE_S - 1, (0, 200)),
+    "less than reserved": (5, 30, 6, (1, 30)),
+    "nothing sent": (5, None, 6, (0, 0)),
+    "more than reserved": (5, 300, 6, (1, 300)),
+    "more than reserved, started long ago": (90, 300, 91, (0, 200)),
+    "less than reserved, started long ago": (90, 30, 91, (0, 0)),
+    "nothing sent, started long ago": (90, None, 91, (0, 0)),
+    "more than reserved, counted from the end": (50, 300, 50 + MINUTE_S - 1, (0, 200)),
 }
 
 
-@pytest.mark.parametrize(("ended", "used", "now", "left"), USED.values(), ids=USED)
-def test_what_a_request_used_counts_when_it_is_known(
-    ended: float, used: int | None, now: float, left: tuple[int, int]
-) -> None:
+@pytest.mark.parametrize(("ended", "used", "now", "expected"), USED.values(), ids=USED)
+def test_settle_counts_the_used_tokens(ended: float, used: int | None, now: float, expected: tuple[int, int]) -> None:
     rate = Rate(9, 1000)
     grain = rate.add_request(100, 0)
     rate.settle(grain, 100, used, ended)
     rate.move(now)
-    assert (rate.requests, rate.tokens) == left
+    assert (rate.requests, rate.tokens) == expected
 
 
 @given(
@@ -63,26 +61,26 @@ def test_what_a_request_used_counts_when_it_is_known(
     most=st.integers(1, 5),
     tokens=st.lists(st.integers(1, 90), min_size=1),
 )
-def test_no_minute_has_more_than_it_may(gaps: list[float], most: int, tokens: list[int]) -> None:
-    rate, now, begun = Rate(most, 100), 1000.0, []
+def test_no_minute_exceeds_the_rate(gaps: list[float], most: int, tokens: list[int]) -> None:
+    rate, now, started = Rate(most, 100), 1000.0, []
     for index, gap in enumerate(gaps):
         now += gap
         rate.move(now)
-        asked = tokens[index % len(tokens)]
-        if not rate.has_room(asked):
-            frees = rate.frees_at(asked)
+        requested = tokens[index % len(tokens)]
+        if not rate.has_room(requested):
+            frees = rate.frees_at(requested)
             assert now < frees <= now + MINUTE_S + GRAIN_S
             now = frees
             rate.move(now)
-            assert rate.has_room(asked)
-        rate.add_request(asked, now)
-        begun.append((now, asked))
-        minute = [each for each in begun if each[0] > now - MINUTE_S]
+            assert rate.has_room(requested)
+        rate.add_request(requested, now)
+        started.append((now, requested))
+        minute = [each for each in started if each[0] > now - MINUTE_S]
         assert len(minute) <= most
         assert sum(each[1] for each in minute) <= 100
 
 
-def test_what_is_remembered_does_not_grow_with_the_rate() -> None:
+def test_memory_does_not_grow_with_the_rate() -> None:
     rate = Rate(10**9)
     for number in range(50_000):
         rate.add_request(1, number / 500)

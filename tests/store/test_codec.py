@@ -1,4 +1,4 @@
-"""Records survive the way to bytes and back, and what cannot be read says why."""
+"""Tests of the codec of stored records: round trips and errors for unreadable records."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ responses = st.builds(
 
 
 @given(items)
-def test_an_item_survives_the_way_to_bytes_and_back(item: StoredItem) -> None:
+def test_item_round_trip(item: StoredItem) -> None:
     assert codec.decode_item(codec.encode_item(item, BOUNDS)) == item
 
 
@@ -77,69 +77,73 @@ keys = st.builds(
 
 
 @given(keys)
-def test_a_key_survives_the_way_to_bytes_and_back(key: KeyRecord) -> None:
+def test_key_round_trip(key: KeyRecord) -> None:
     assert codec.decode_key(codec.encode_key(key)) == key
     assert codec.encode_key(codec.decode_key(codec.encode_key(key))) == codec.encode_key(key)
 
 
 @given(responses)
-def test_a_response_survives_the_way_to_bytes_and_back(response: StoredResponse) -> None:
+def test_response_round_trip(response: StoredResponse) -> None:
     parts = codec.encode_response(response, BOUNDS)
     assert codec.decode_response(*parts) == response
     assert codec.encode_response(codec.decode_response(*parts), BOUNDS) == parts
 
 
 @given(st.builds(StoredConversation, text, st.floats(0, 1e11), text, objects, counts))
-def test_a_conversation_survives_the_way_to_bytes_and_back(kept: StoredConversation) -> None:
-    assert codec.decode_conversation(codec.encode_conversation(kept), kept.revision) == kept
+def test_conversation_round_trip(stored: StoredConversation) -> None:
+    assert codec.decode_conversation(codec.encode_conversation(stored), stored.revision) == stored
 
 
 @given(tokens)
-def test_tokens_survive_the_way_to_bytes_and_back(ids: tuple[int, ...]) -> None:
+def test_tokens_round_trip(ids: tuple[int, ...]) -> None:
     assert codec.decode_tokens(codec.encode_tokens(ids)) == ids
     assert len(codec.encode_tokens(ids)) == 4 * len(ids)
 
 
-def newer(data: bytes) -> bytes:
+def as_newer_version(data: bytes) -> bytes:
     return orjson.dumps({**orjson.loads(data), "v": codec.VERSION + 1, "more": "than is known"})
 
 
-def test_a_record_of_a_newer_version_says_so() -> None:
-    head, given_, output = codec.encode_response(full_response(), BOUNDS)
-    for parts in ((newer(head), given_, output), (head, newer(given_), output), (head, given_, newer(output))):
+def test_record_of_a_newer_version_is_unreadable() -> None:
+    head, input_, output = codec.encode_response(full_response(), BOUNDS)
+    for parts in (
+        (as_newer_version(head), input_, output),
+        (head, as_newer_version(input_), output),
+        (head, input_, as_newer_version(output)),
+    ):
         with pytest.raises(StoreUnreadable, match="newer version"):
             codec.decode_response(*parts)
     with pytest.raises(StoreUnreadable, match="newer version"):
-        codec.decode_item(newer(codec.encode_item(EVERY_ITEM[0], BOUNDS)))
+        codec.decode_item(as_newer_version(codec.encode_item(EVERY_ITEM[0], BOUNDS)))
     with pytest.raises(StoreUnreadable, match="newer version"):
-        codec.decode_conversation(newer(codec.encode_conversation(conversation())), 0)
+        codec.decode_conversation(as_newer_version(codec.encode_conversation(conversation())), 0)
 
 
 DAMAGED = {
-    "nothing": b"",
-    "cut": b'{"v":1,"id":"a","said":[],"sho',
-    "no object": b"[1]",
+    "empty": b"",
+    "truncated": b'{"v":1,"id":"a","said":[],"sho',
+    "not an object": b"[1]",
     "no version": b'{"id":"a","said":[],"shown":{}}',
-    "a version that is no number": b'{"v":"1","id":"a","said":[],"shown":{}}',
-    "a field missing": b'{"v":1,"id":"a","said":[]}',
-    "a field of another type": b'{"v":1,"id":7,"said":[],"shown":{}}',
-    "an item nobody knows": b'{"v":1,"id":"a","said":[{"kind":"smell"}],"shown":{}}',
-    "a phase nobody knows": b'{"v":1,"id":"a","said":[{"kind":"message","text":"","phase":"later"}],"shown":{}}',
+    "version of the wrong type": b'{"v":"1","id":"a","said":[],"shown":{}}',
+    "missing field": b'{"v":1,"id":"a","said":[]}',
+    "field of the wrong type": b'{"v":1,"id":7,"said":[],"shown":{}}',
+    "unknown item kind": b'{"v":1,"id":"a","said":[{"kind":"smell"}],"shown":{}}',
+    "unknown phase": b'{"v":1,"id":"a","said":[{"kind":"message","text":"","phase":"later"}],"shown":{}}',
 }
 
 
 @pytest.mark.parametrize("name", DAMAGED)
-def test_a_damaged_record_is_not_guessed_at(name: str) -> None:
+def test_damaged_record_is_unreadable(name: str) -> None:
     with pytest.raises(StoreUnreadable, match="damaged"):
         codec.decode_item(DAMAGED[name])
 
 
-def test_what_is_not_json_is_not_kept() -> None:
+def test_item_that_is_not_json_is_an_internal_error() -> None:
     with pytest.raises(InternalError):
         codec.encode_item(StoredItem("a", (), {"lone": "\ud800"}), BOUNDS)
     with pytest.raises(InternalError):
         codec.encode_item(StoredItem("a", (), {"huge": 2**70}), BOUNDS)
 
 
-def test_every_item_of_a_conversation_has_a_name_in_records() -> None:
+def test_every_conversation_item_type_has_a_record_name() -> None:
     assert set(item_records.KIND) == {type(part) for item in EVERY_ITEM for part in item.meaning}

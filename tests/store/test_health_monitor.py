@@ -1,4 +1,4 @@
-"""A store that comes late, goes away and comes back: what is known of it, what is logged, what keeps working."""
+"""Tests of the health monitor: a store that starts late, fails and recovers."""
 
 from __future__ import annotations
 
@@ -19,36 +19,36 @@ QUICK_S = 0.05
 
 
 @asynccontextmanager
-async def kept(url: str, *, or_memory: bool = False) -> AsyncIterator[Upkeep]:
-    upkeep = Upkeep(open_store(url, or_memory=or_memory), again_s=QUICK_S, look_s=QUICK_S)
-    await upkeep.start()
+async def monitored(url: str, *, or_memory: bool = False) -> AsyncIterator[Upkeep]:
+    monitor = Upkeep(open_store(url, or_memory=or_memory), again_s=QUICK_S, look_s=QUICK_S)
+    await monitor.start()
     try:
-        yield upkeep
+        yield monitor
     finally:
-        await upkeep.aclose()
+        await monitor.aclose()
 
 
-async def until(fact: Callable[[], bool]) -> None:
+async def until(condition: Callable[[], bool]) -> None:
     async with asyncio.timeout(10):
-        while not fact():
+        while not condition():
             await asyncio.sleep(0.01)
 
 
-async def test_one_that_comes_late_leaves_and_comes_back_is_noticed_and_told_once_each_time(
+async def test_each_failure_and_recovery_of_a_store_is_logged_once(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     server = Server(tmp_path / "redis", ["appendonly yes", "maxmemory-policy noeviction"])
     try:
-        async with kept(server.url) as upkeep:
-            assert upkeep.reason == "store_unavailable"
+        async with monitored(server.url) as monitor:
+            assert monitor.reason == "store_unavailable"
             await asyncio.to_thread(server.start)
-            await until(lambda: not upkeep.reason)
+            await until(lambda: not monitor.reason)
             await asyncio.to_thread(server.end)
-            await until(lambda: bool(upkeep.reason))
-            # Several looks at a store that is still away say nothing new.
+            await until(lambda: bool(monitor.reason))
+            # Further checks while the store is down log nothing.
             await asyncio.sleep(4 * QUICK_S)
             await asyncio.to_thread(server.start)
-            await until(lambda: not upkeep.reason)
+            await until(lambda: not monitor.reason)
     finally:
         server.end()
     levels = [record.levelno for record in caplog.records if record.name == "unisono.store"]
@@ -56,24 +56,24 @@ async def test_one_that_comes_late_leaves_and_comes_back_is_noticed_and_told_onc
     assert levels.count(logging.WARNING) == 2
 
 
-async def test_what_a_store_warns_of_is_logged_when_it_is_up(caplog: pytest.LogCaptureFixture) -> None:
-    async with kept("memory://") as upkeep:
-        assert upkeep.reason == ""
+async def test_warnings_of_a_store_are_logged_at_start(caplog: pytest.LogCaptureFixture) -> None:
+    async with monitored("memory://") as monitor:
+        assert monitor.reason == ""
     assert [record.getMessage() for record in caplog.records if record.name == "unisono.store"] == [
         "store: state is stored in memory only and is lost when this process ends"
     ]
 
 
-async def test_a_file_that_can_be_made_later_is_made_later(tmp_path: Path) -> None:
+async def test_sqlite_file_is_created_once_its_folder_can_be_created(tmp_path: Path) -> None:
     (tmp_path / "state").touch()
-    async with kept(f"sqlite://{tmp_path}/state/state.db") as upkeep:
-        assert upkeep.reason == "store_unavailable"
+    async with monitored(f"sqlite://{tmp_path}/state/state.db") as monitor:
+        assert monitor.reason == "store_unavailable"
         (tmp_path / "state").unlink()
-        await until(lambda: not upkeep.reason)
+        await until(lambda: not monitor.reason)
     assert (tmp_path / "state" / "state.db").exists()
 
 
-async def test_a_file_of_another_kind_is_never_replaced_by_memory(tmp_path: Path) -> None:
+async def test_unreadable_file_is_not_replaced_by_a_memory_store(tmp_path: Path) -> None:
     damaged = tmp_path / "state.db"
     damaged.write_bytes(b"not a database" * 100)
     store = open_store(f"sqlite://{damaged}", or_memory=True)
@@ -83,10 +83,10 @@ async def test_a_file_of_another_kind_is_never_replaced_by_memory(tmp_path: Path
     assert damaged.read_bytes() == b"not a database" * 100
 
 
-async def test_memory_stands_in_only_where_nobody_chose_the_place(tmp_path: Path) -> None:
+async def test_memory_store_is_used_only_if_it_is_allowed(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     url = f"sqlite://{tmp_path}/file/state.db"
-    async with kept(url, or_memory=True) as upkeep:
-        assert upkeep.reason == ""
-    async with kept(url) as upkeep:
-        assert upkeep.reason == "store_unavailable"
+    async with monitored(url, or_memory=True) as monitor:
+        assert monitor.reason == ""
+    async with monitored(url) as monitor:
+        assert monitor.reason == "store_unavailable"

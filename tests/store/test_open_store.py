@@ -1,4 +1,4 @@
-"""An address names a store, or is refused with words that help."""
+"""Tests of store URLs: the store for each scheme, and errors for invalid URLs."""
 
 from __future__ import annotations
 
@@ -27,34 +27,34 @@ GOOD = {
 }
 
 BAD = {
-    "nothing": "",
-    "a path": "/var/lib/state.db",
-    "a relative path": "sqlite://state.db",
+    "empty": "",
+    "path without a scheme": "/var/lib/state.db",
+    "relative path": "sqlite://state.db",
     "no path": "sqlite:///",
-    "another database": "postgres://localhost",
-    "another way": "redis+ring://a",
+    "unsupported database": "postgres://localhost",
+    "unsupported topology": "redis+ring://a",
     "no service": "redis+sentinel://a:26379",
     "no host": "redis+cluster://a,,b",
-    "a port that is none": "redis+cluster://a:port",
-    "a database that is none": "redis+sentinel://a/state/two",
-    "a redis database that is none": "redis://localhost:port",
+    "invalid port": "redis+cluster://a:port",
+    "invalid database number": "redis+sentinel://a/state/two",
+    "invalid port for a single server": "redis://localhost:port",
 }
 
 
 @pytest.mark.parametrize("url", GOOD)
-async def test_an_address_names_a_store(url: str) -> None:
+async def test_url_selects_the_store_type(url: str) -> None:
     store = open_store(url)
     assert type(store) is GOOD[url]
     await store.aclose()
 
 
 @pytest.mark.parametrize("name", BAD)
-def test_an_address_that_names_none_is_refused(name: str) -> None:
+def test_invalid_url_is_a_config_error(name: str) -> None:
     with pytest.raises(ConfigError, match=r"^store\.url: "):
         open_store(BAD[name])
 
 
-async def test_a_path_is_taken_as_it_is_written(tmp_path: Path) -> None:
+async def test_percent_encoded_sqlite_path_is_decoded(tmp_path: Path) -> None:
     store = open_store(f"sqlite://{tmp_path}/with%20space/state.db")
     await store.start()
     await store.create("ann", response())
@@ -62,7 +62,7 @@ async def test_a_path_is_taken_as_it_is_written(tmp_path: Path) -> None:
     assert (tmp_path / "with space" / "state.db").exists()
 
 
-def test_no_spelling_of_a_tenant_or_an_id_reaches_the_names_of_another() -> None:
+def test_keys_of_different_tenants_and_ids_never_collide() -> None:
     parts = ("a", "a:", ":a", "a}", "{a", "a:b", "", "%3A", "a%3Aa", "A", "ä", "a\x00", "\ud800", "?")
     tags = [keys.tag(tenant, id) for tenant in parts for id in parts if "?" not in tenant + id]
     assert len(set(tags)) == len(tags)

@@ -1,4 +1,7 @@
-"""A connection that fails in any way: each operation of the store ends in a store error, and the next one works."""
+"""Tests of broken connections: each store operation ends in a store error.
+
+The next operation succeeds.
+"""
 
 from __future__ import annotations
 
@@ -90,8 +93,10 @@ OPERATIONS: dict[str, Callable[[Store], Awaitable[Any]]] = {
 }
 
 
-def test_every_operation_is_in_the_table() -> None:
-    operations = {name for name, found in inspect.getmembers(RedisStore, inspect.iscoroutinefunction) if name[0] != "_"}
+def test_table_contains_every_operation() -> None:
+    operations = {
+        name for name, method in inspect.getmembers(RedisStore, inspect.iscoroutinefunction) if name[0] != "_"
+    }
     assert operations - {"aclose"} == set(OPERATIONS)
 
 
@@ -106,7 +111,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
 
 @pytest.fixture(scope="module")
 def node(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    """A cluster of one node."""
+    """Cluster with one node."""
     nodes = cluster(tmp_path_factory.mktemp("cluster"), 1)
     try:
         yield nodes[0]
@@ -126,7 +131,7 @@ def url(request: pytest.FixtureRequest) -> str:
 @pytest.mark.sampled(one_in=3)
 @pytest.mark.parametrize("replicas", [0, 1])
 @pytest.mark.parametrize("error", ERRORS.values(), ids=ERRORS)
-async def test_every_broken_connection_is_a_store_error(
+async def test_broken_connection_is_a_store_error_for_every_operation(
     url: str, replicas: int, error: Exception, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     store = RedisStore(url, deadline_s=5.0, replicas=replicas)
@@ -139,8 +144,8 @@ async def test_every_broken_connection_is_a_store_error(
         for name, operation in OPERATIONS.items():
             with monkeypatch.context() as broken:
                 broken.setattr(AbstractConnection, "send_packed_command", fail)
-                [ended] = await asyncio.gather(operation(store), return_exceptions=True)
-            assert isinstance(ended, StoreUnavailable), (name, ended)
+                [result] = await asyncio.gather(operation(store), return_exceptions=True)
+            assert isinstance(result, StoreUnavailable), (name, result)
             assert await store.responses("ann", ["resp"]) == (None,), name
     finally:
         await store.aclose()

@@ -1,5 +1,7 @@
-"""Whoever calls off an operation of the shared store sees it called off, at whatever moment: a task that goes on as if
-nothing had been said never ends."""
+"""Test of cancelled operations of the Redis store: the caller sees the cancellation.
+
+A task that swallows its cancellation would never end.
+"""
 
 from __future__ import annotations
 
@@ -12,39 +14,39 @@ from tests.contract.servers import Server
 from unisono.core.state_store import BackgroundRun
 from unisono.store.redis import RedisStore
 
-LONGEST = 60
-"""Steps of the event loop that an operation takes at most while others go on."""
+# Maximum event loop steps that an operation takes while others run.
+MAX_STEPS = 60
 
 
 @pytest.mark.slow
-async def test_an_operation_that_is_cancelled_never_ends_as_if_it_were_not(tmp_path: Path) -> None:
+async def test_cancellation_of_an_operation_is_not_swallowed(tmp_path: Path) -> None:
     server = Server(tmp_path).start()
     try:
         store = RedisStore(server.url, deadline_s=5.0)
         await store.start()
 
-        async def watched() -> bool:
+        async def watch_run() -> bool:
             await store.watch(BackgroundRun("tenant", "resp_1"), 1.0)
             task = asyncio.current_task()
             return bool(task and task.cancelling())
 
-        async def busy() -> None:
-            while not over:
+        async def keep_busy() -> None:
+            while not is_finished:
                 await store.check()
 
-        over = False
-        others = [asyncio.create_task(busy()) for _ in range(20)]
-        cut = 0
-        for steps in list(range(LONGEST)) * 10:
-            task = asyncio.create_task(watched())
+        is_finished = False
+        others = [asyncio.create_task(keep_busy()) for _ in range(20)]
+        cancelled = 0
+        for steps in list(range(MAX_STEPS)) * 10:
+            task = asyncio.create_task(watch_run())
             for _ in range(steps):
                 await asyncio.sleep(0)
-            cut += task.cancel()
-            [ended] = await asyncio.gather(task, return_exceptions=True)
-            assert ended is False or isinstance(ended, asyncio.CancelledError)
-        over = True
+            cancelled += task.cancel()
+            [result] = await asyncio.gather(task, return_exceptions=True)
+            assert result is False or isinstance(result, asyncio.CancelledError)
+        is_finished = True
         await asyncio.gather(*others)
-        assert cut > 100
+        assert cancelled > 100
         await store.aclose()
     finally:
         server.end()

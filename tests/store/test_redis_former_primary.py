@@ -1,4 +1,7 @@
-"""A cluster node that does not know of a failover yet: what it says of a log proves nothing."""
+"""Tests of a cluster node that has not noticed a failover.
+
+Its reply alone does not prove that a log is complete.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +25,10 @@ FORMER, PROMOTED = "a" * 40, "b" * 40
 
 
 class Node:
-    """A cluster node on the wire. `primary` is the index of the node that it takes for the primary of all slots."""
+    """Scripted cluster node.
+
+    `primary` is the index of the node that it considers the primary of all slots.
+    """
 
     def __init__(self, primary: int, history: str) -> None:
         self.primary = primary
@@ -32,7 +38,7 @@ class Node:
         self.listener = Listener(self._serve)
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        answers: dict[bytes, Callable[[], Any]] = {
+        replies: dict[bytes, Callable[[], Any]] = {
             b"HELLO": lambda: {b"server": b"redis", b"version": b"7.0.0", b"proto": 3, b"role": b"master"},
             b"CLUSTER": self._slots,
             b"COMMAND": lambda: [[b"evalsha", -3, [b"noscript"], 0, 0, 0, [], [], [], []]],
@@ -45,8 +51,8 @@ class Node:
             for _ in range(int(line[1:])):
                 size = int((await reader.readline())[1:])
                 words.append((await reader.readexactly(size + 2))[:-2])
-            answer = answers.get(words[0].upper(), lambda: b"OK")()
-            writer.write(encoded(answer))
+            reply = replies.get(words[0].upper(), lambda: b"OK")()
+            writer.write(encode(reply))
             await writer.drain()
 
     def _slots(self) -> Any:
@@ -55,17 +61,17 @@ class Node:
         return [[0, SLOTS - 1, *([b"127.0.0.1", node.port, b"%040d" % 0] for node in (primary, *others))]]
 
 
-def encoded(answer: Any) -> bytes:
-    match answer:
+def encode(reply: Any) -> bytes:
+    match reply:
         case int():
-            return b":%d\r\n" % answer
+            return b":%d\r\n" % reply
         case bytes():
-            return b"$%d\r\n%b\r\n" % (len(answer), answer)
+            return b"$%d\r\n%b\r\n" % (len(reply), reply)
         case dict():
-            parts = [encoded(part) for item in answer.items() for part in item]
-            return b"%%%d\r\n%b" % (len(answer), b"".join(parts))
+            parts = [encode(part) for item in reply.items() for part in item]
+            return b"%%%d\r\n%b" % (len(reply), b"".join(parts))
         case _:
-            return b"*%d\r\n%b" % (len(answer), b"".join(map(encoded, answer)))
+            return b"*%d\r\n%b" % (len(reply), b"".join(map(encode, reply)))
 
 
 @asynccontextmanager
@@ -81,19 +87,19 @@ async def store_on(*nodes: Node) -> AsyncIterator[RedisStore]:
         yield store
 
 
-async def test_a_node_alone_does_not_prove_that_a_log_is_complete() -> None:
+async def test_log_check_fails_if_the_nodes_disagree_on_the_primary() -> None:
     async with store_on(Node(0, FORMER), Node(1, PROMOTED), Node(1, PROMOTED)) as store:
         for _ in range(12):
             with pytest.raises(StoreUnavailable, match="failover"):
                 await store.is_log_complete(LEASE, "resp_1")
 
 
-async def test_nodes_that_agree_prove_that_a_log_is_complete() -> None:
+async def test_log_is_complete_if_the_nodes_agree() -> None:
     async with store_on(Node(0, FORMER), Node(0, FORMER), Node(0, FORMER)) as store:
         assert await store.is_log_complete(LEASE, "resp_1") is True
 
 
-async def test_a_minority_of_nodes_that_do_not_answer_does_not_matter() -> None:
+async def test_unreachable_minority_of_nodes_is_tolerated() -> None:
     nodes = [Node(0, FORMER), Node(0, FORMER), Node(0, FORMER)]
     async with store_on(*nodes) as store:
         assert await store.is_log_complete(LEASE, "resp_1") is True
@@ -104,8 +110,8 @@ async def test_a_minority_of_nodes_that_do_not_answer_does_not_matter() -> None:
             await store.is_log_complete(LEASE, "resp_1")
 
 
-# The link follows redirections and reads slots again with these methods. The library documents them little.
-USED: dict[str, tuple[Callable[..., Any], tuple[str, ...]]] = {
+# Methods with which the connection follows redirections and rereads slots. The library hardly documents them.
+LIBRARY_METHODS: dict[str, tuple[Callable[..., Any], tuple[str, ...]]] = {
     "initialize": (RedisCluster.initialize, ()),
     "nodes_manager.initialize": (NodesManager.initialize, ("last_failed_node_name",)),
     "nodes_manager.move_slot": (NodesManager.move_slot, ("e",)),
@@ -119,8 +125,6 @@ USED: dict[str, tuple[Callable[..., Any], tuple[str, ...]]] = {
 }
 
 
-@pytest.mark.parametrize(("method", "parameters"), USED.values(), ids=USED)
-def test_the_library_has_the_methods_that_the_link_needs(
-    method: Callable[..., Any], parameters: tuple[str, ...]
-) -> None:
+@pytest.mark.parametrize(("method", "parameters"), LIBRARY_METHODS.values(), ids=LIBRARY_METHODS)
+def test_redis_library_has_the_methods_that_are_used(method: Callable[..., Any], parameters: tuple[str, ...]) -> None:
     assert set(parameters) <= set(inspect.signature(method).parameters)

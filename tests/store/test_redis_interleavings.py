@@ -1,4 +1,4 @@
-"""Writes to a cluster whose slots move, whose connections end or whose nodes stall between two steps of one write."""
+"""Tests of cluster writes during which slots move, connections end or nodes stall."""
 
 from __future__ import annotations
 
@@ -24,28 +24,28 @@ DEADLINE_S = 3.0
 
 @pytest.fixture
 def nodes(tmp_path: Path) -> Iterator[list[Server]]:
-    made = cluster(tmp_path)
-    for node in made:
+    servers = cluster(tmp_path)
+    for node in servers:
         with node.client() as client:
             client.script_load(scripts.SAVE.text)
     try:
-        yield made
+        yield servers
     finally:
-        for node in made:
+        for node in servers:
             if node.process is not None:
                 node.signal(signal.SIGCONT)
-        end(made)
+        end(servers)
 
 
 @pytest.fixture
 def replica(tmp_path: Path) -> Iterator[Server]:
-    made = Server(tmp_path / "replica", (*CLUSTERED, "repl-diskless-sync-delay 0"))
+    server = Server(tmp_path / "replica", (*CLUSTERED, "repl-diskless-sync-delay 0"))
     try:
-        yield made
+        yield server
     finally:
-        if made.process is not None:
-            made.signal(signal.SIGCONT)
-        made.end()
+        if server.process is not None:
+            server.signal(signal.SIGCONT)
+        server.end()
 
 
 def opened(node: Server, replicas: int | None) -> RedisStore:
@@ -53,72 +53,71 @@ def opened(node: Server, replicas: int | None) -> RedisStore:
     return RedisStore(url, Retention(), deadline_s=DEADLINE_S, replicas=replicas)
 
 
-def of_node(number: int) -> StoredResponse:
-    """A response without items in the slots of a node."""
-    of_it = range(SLOTS * number // 3, SLOTS * (number + 1) // 3)
-    return next(one for one in iter(lambda: response(input=()), None) if slot_of(one) in of_it)
+def response_on(number: int) -> StoredResponse:
+    """Return a response without items in the slots of a node."""
+    slots = range(SLOTS * number // 3, SLOTS * (number + 1) // 3)
+    return next(stored for stored in iter(lambda: response(input=()), None) if slot_of(stored) in slots)
 
 
 def empty(node: Server) -> None:
-    """A slot with keys cannot be given away at once."""
+    """Delete all keys of a node; a slot that contains keys cannot be moved at once."""
     with node.client() as client:
         client.flushall()
 
 
-def slot_of(one: StoredResponse) -> int:
-    return key_slot(keys.response("ann", one.id, one.id)[0].encode())
+def slot_of(stored: StoredResponse) -> int:
+    return key_slot(keys.response("ann", stored.id, stored.id)[0].encode())
 
 
-async def test_a_write_after_another_node_failed_waits_for_the_replica_of_its_own_node(
+async def test_write_after_the_failure_of_another_node_waits_for_its_replica(
     nodes: list[Server], replica: Server
 ) -> None:
-    """The failure has the client read the slots again, which must not part a write from its WAIT."""
-    copied, alone, other = nodes
-    store = opened(copied, 1)
-    one = of_node(0)
+    """Write after a failure that makes the client read the slots again.
+
+    This must not separate a write from its WAIT.
+    """
+    replicated, unreplicated, other = nodes
+    store = opened(replicated, 1)
+    stored = response_on(0)
     try:
-        await asyncio.to_thread(attach, replica, copied, nodes)
-        await store.create("ann", one)
+        await asyncio.to_thread(attach, replica, replicated, nodes)
+        await store.create("ann", stored)
         with suppress(StoreUnavailable):
-            await store.create("ann", of_node(2))
-        empty(copied)
-        move_slot(slot_of(one), nodes, alone)
+            await store.create("ann", response_on(2))
+        empty(replicated)
+        move_slot(slot_of(stored), nodes, unreplicated)
         with other.client() as client:
             client.client_kill_filter(_type="normal", skipme=True)
         with pytest.raises(StoreUnavailable):
-            await store.create("ann", of_node(2))
+            await store.create("ann", response_on(2))
         with pytest.raises(StoreUnavailable, match="replicas"):
-            await store.create("ann", one)
+            await store.create("ann", stored)
     finally:
         await store.aclose()
 
 
-async def test_by_default_a_redirected_write_waits_for_the_replica_of_its_new_node(
-    nodes: list[Server], replica: Server
-) -> None:
-    alone, copied = nodes[0], nodes[1]
-    store = opened(alone, None)
-    one = of_node(0)
+async def test_redirected_write_waits_for_the_replica_of_the_new_node(nodes: list[Server], replica: Server) -> None:
+    unreplicated, replicated = nodes[0], nodes[1]
+    store = opened(unreplicated, None)
+    stored = response_on(0)
     try:
-        await asyncio.to_thread(attach, replica, copied, nodes)
+        await asyncio.to_thread(attach, replica, replicated, nodes)
         assert await store.start() == ()
-        await store.create("ann", one)
-        empty(alone)
-        move_slot(slot_of(one), nodes, copied)
+        await store.create("ann", stored)
+        empty(unreplicated)
+        move_slot(slot_of(stored), nodes, replicated)
         replica.signal(signal.SIGSTOP)
         with pytest.raises(StoreUnavailable, match="replicas"):
-            await store.create("ann", one)
+            await store.create("ann", stored)
     finally:
         await store.aclose()
 
 
-async def test_by_default_a_write_waits_for_its_replica_before_all_nodes_were_seen(
-    nodes: list[Server], replica: Server
-) -> None:
-    copied, stalled = nodes[0], nodes[2]
-    store = opened(copied, None)
+async def test_write_waits_for_its_replica_before_all_nodes_are_known(nodes: list[Server], replica: Server) -> None:
+    replicated, stalled = nodes[0], nodes[2]
+    store = opened(replicated, None)
     try:
-        await asyncio.to_thread(attach, replica, copied, nodes)
+        await asyncio.to_thread(attach, replica, replicated, nodes)
         stalled.signal(signal.SIGSTOP)
         with pytest.raises(StoreUnavailable):
             await store.start()
@@ -128,63 +127,61 @@ async def test_by_default_a_write_waits_for_its_replica_before_all_nodes_were_se
                 await asyncio.sleep(0.05)
         replica.signal(signal.SIGSTOP)
         with pytest.raises(StoreUnavailable, match="replicas"):
-            await store.create("ann", of_node(0))
+            await store.create("ann", response_on(0))
     finally:
         await store.aclose()
 
 
-async def test_by_default_a_store_that_was_not_started_waits_for_a_replica(
-    nodes: list[Server], replica: Server
-) -> None:
-    copied = nodes[0]
-    store = opened(copied, None)
+async def test_store_that_was_not_started_waits_for_a_replica(nodes: list[Server], replica: Server) -> None:
+    replicated = nodes[0]
+    store = opened(replicated, None)
     try:
-        await asyncio.to_thread(attach, replica, copied, nodes)
+        await asyncio.to_thread(attach, replica, replicated, nodes)
         replica.signal(signal.SIGSTOP)
         with pytest.raises(StoreUnavailable, match="replicas"):
-            await store.create("ann", of_node(0))
-        # A node without a replica takes writes at once.
-        await store.create("ann", of_node(1))
+            await store.create("ann", response_on(0))
+        # A node without a replica accepts writes immediately.
+        await store.create("ann", response_on(1))
     finally:
         await store.aclose()
 
 
-async def test_a_repeated_write_waits_for_the_copy_of_the_first(nodes: list[Server], replica: Server) -> None:
-    """The script finds the write done and writes nothing: what is acknowledged is the first one."""
-    copied = nodes[0]
-    store = opened(copied, 1)
-    one = of_node(0)
+async def test_repeated_write_waits_for_replication_of_the_first(nodes: list[Server], replica: Server) -> None:
+    """The script finds the write done and changes nothing; the first write is acknowledged."""
+    replicated = nodes[0]
+    store = opened(replicated, 1)
+    stored = response_on(0)
     try:
-        await asyncio.to_thread(attach, replica, copied, nodes)
-        await store.create("ann", of_node(0))
+        await asyncio.to_thread(attach, replica, replicated, nodes)
+        await store.create("ann", response_on(0))
         replica.signal(signal.SIGSTOP)
         for _ in range(2):
             with pytest.raises(StoreUnavailable, match="replicas"):
-                await store.create("ann", one)
+                await store.create("ann", stored)
         replica.signal(signal.SIGCONT)
-        await store.create("ann", one)
+        await store.create("ann", stored)
     finally:
         await store.aclose()
 
 
-async def test_a_connection_that_ends_between_a_write_and_its_wait_acknowledges_nothing(
+async def test_disconnect_between_a_write_and_its_wait_is_not_acknowledged(
     nodes: list[Server], replica: Server
 ) -> None:
-    copied = nodes[0]
-    store = opened(copied, 1)
+    replicated = nodes[0]
+    store = opened(replicated, 1)
     try:
-        await asyncio.to_thread(attach, replica, copied, nodes)
-        await store.create("ann", of_node(0))
+        await asyncio.to_thread(attach, replica, replicated, nodes)
+        await store.create("ann", response_on(0))
         replica.signal(signal.SIGSTOP)
-        sending = asyncio.create_task(store.create("ann", of_node(0)))
-        with copied.client() as client:
+        write = asyncio.create_task(store.create("ann", response_on(0)))
+        with replicated.client() as client:
             async with asyncio.timeout(DEADLINE_S):
                 while int(client.info("clients")["blocked_clients"]) == 0:
                     await asyncio.sleep(0.01)
             client.client_kill_filter(_type="normal", skipme=True)
         with pytest.raises(StoreUnavailable):
-            await sending
+            await write
         replica.signal(signal.SIGCONT)
-        await store.create("ann", of_node(0))
+        await store.create("ann", response_on(0))
     finally:
         await store.aclose()

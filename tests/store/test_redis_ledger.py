@@ -1,4 +1,4 @@
-"""The ledger of a Redis server that dies: what was acknowledged, and what comes after a server that forgot."""
+"""Tests of the usage ledger in Redis after a crash, and with records of earlier versions."""
 
 from __future__ import annotations
 
@@ -18,39 +18,39 @@ USED = TokenUsage(requests=1, input=90, output=40)
 
 SERVERS = {
     "with an append-only file": (("appendonly yes", "appendfsync always"), 2),
-    "that keeps nothing": ((), 1),
+    "without persistence": ((), 1),
 }
 
 
-@pytest.mark.parametrize(("settings", "kept"), SERVERS.values(), ids=SERVERS)
-async def test_entries_are_found_after_a_server_was_killed_whatever_it_forgot(
-    tmp_path: Path, settings: tuple[str, ...], kept: int
+@pytest.mark.parametrize(("settings", "expected"), SERVERS.values(), ids=SERVERS)
+async def test_ledger_is_readable_after_a_crash_with_or_without_persistence(
+    tmp_path: Path, settings: tuple[str, ...], expected: int
 ) -> None:
     server = Server(tmp_path / "redis", settings)
     store = RedisStore(server.start().url, Retention(), deadline_s=5.0)
-    whose = Account("ann", fresh("key"))
+    owner = Account("ann", fresh("key"))
     try:
-        await store.settle(UsageRecord(fresh("turn"), LedgerLine(whose, "gpt-oss", DAY, USED)))
+        await store.settle(UsageRecord(fresh("turn"), LedgerLine(owner, "gpt-oss", DAY, USED)))
         server.end()
-        # The loop goes on meanwhile, and sees the connection end.
+        # The event loop keeps running, so that it notices the disconnect.
         await asyncio.to_thread(server.start)
-        await store.settle(UsageRecord(fresh("turn"), LedgerLine(whose, "gpt-oss", DAY, USED)))
+        await store.settle(UsageRecord(fresh("turn"), LedgerLine(owner, "gpt-oss", DAY, USED)))
         [entry] = await store.ledger(DAY, DAY)
-        assert entry.used == TokenUsage(requests=kept, input=90 * kept, output=40 * kept)
+        assert entry.used == TokenUsage(requests=expected, input=90 * expected, output=40 * expected)
     finally:
         await store.aclose()
         server.end()
 
 
-async def test_a_mark_of_an_earlier_version_counts_as_settled_in_full(tmp_path: Path) -> None:
-    whose, once = Account("t", "earlier mark"), "resp_1"
+async def test_settlement_marker_of_an_earlier_version_counts_in_full(tmp_path: Path) -> None:
+    owner, once = Account("t", "earlier mark"), "resp_1"
     server = Server(tmp_path / "redis").start()
     store = RedisStore(server.url, Retention(), deadline_s=5.0)
     try:
         with server.client() as client:
-            client.set(keys.settled(whose, once), "")
-        await store.settle(UsageRecord(once, LedgerLine(whose, "m", "2026-11-21", TokenUsage(requests=1, output=7))))
-        assert await store.ledger("2026-11-21", "2026-11-21", whose) == ()
+            client.set(keys.settled(owner, once), "")
+        await store.settle(UsageRecord(once, LedgerLine(owner, "m", "2026-11-21", TokenUsage(requests=1, output=7))))
+        assert await store.ledger("2026-11-21", "2026-11-21", owner) == ()
     finally:
         await store.aclose()
         server.end()

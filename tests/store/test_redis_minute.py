@@ -1,4 +1,4 @@
-"""The sums beside the seconds of a minute say what adding those up says, whenever claims and settlements come."""
+"""Property test of the per-minute sums in Redis: they equal the total of the single seconds."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from unisono.core.quotas import WINDOW_S, Account, LedgerLine, QuotaKind, QuotaR
 from unisono.store.redis import RedisStore, accounts
 from unisono.store.redis.scripts import Script
 
-BEGAN = 1_700_000_000_000
+START_MS = 1_700_000_000_000
 SET_CLOCK = "local function clock() return tonumber(redis.call('GET', 'now')) end\n"
 LIMITS = (KeyLimits(rpm=5, tpm=4_000), KeyLimits(rpm=1_000_000, tpm=1_000_000_000))
 NAMES = count()
 
+# Kind of step (a claim, or its settlement), amount of tokens and delay in milliseconds. A settlement of 1 has no usage.
 Step = tuple[str, int, int]
-"""A claim of so many tokens, or the end of one with so many, none for 1, so many milliseconds later."""
 STEPS = st.lists(
     st.tuples(
         st.sampled_from(["claim", "claim", "end"]),
@@ -46,7 +46,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
 
 
 class Minute:
-    """What of each second counts: requests and tokens."""
+    """Model of the minute: requests and tokens per second."""
 
     def __init__(self) -> None:
         self.requests: Counter[int] = Counter()
@@ -59,64 +59,64 @@ class Minute:
         last = max((at for at, amount in amounts.items() if amount > 0 and at >= now // 1000 - WINDOW_S), default=0)
         return ((last + WINDOW_S + 1) * 1000 - now) / 1000 if last else 0.0
 
-    def frees_s(self, amounts: Counter[int], much: int, now: int) -> float:
-        again = 0
+    def frees_s(self, amounts: Counter[int], needed: int, now: int) -> float:
+        wait_ms = 0
         for at in sorted(at for at, amount in amounts.items() if amount > 0 and at >= now // 1000 - WINDOW_S):
-            if much <= 0:
+            if needed <= 0:
                 break
-            again, much = (at + WINDOW_S + 1) * 1000 - now, much - amounts[at]
-        return again / 1000
+            wait_ms, needed = (at + WINDOW_S + 1) * 1000 - now, needed - amounts[at]
+        return wait_ms / 1000
 
 
 @example(limits=LIMITS[0], steps=[("claim", 30, 0), ("claim", 1, 7_300), ("end", 1, 0), ("claim", 5_000, 400)])
 @given(limits=st.sampled_from(LIMITS), steps=STEPS)
-def test_the_sums_are_those_of_the_seconds(limits: KeyLimits, steps: list[Step], server: Server) -> None:
+def test_sums_equal_the_total_of_the_seconds(limits: KeyLimits, steps: list[Step], server: Server) -> None:
     asyncio.run(play(server, limits, steps))
 
 
 async def play(server: Server, limits: KeyLimits, steps: list[Step]) -> None:
     clock = Redis(port=server.port)
     store = RedisStore(server.url, deadline_s=5.0)
-    account, minute, now = Account("t", f"key{next(NAMES)}"), Minute(), BEGAN
-    held: list[tuple[QuotaReservation, int]] = []
-    for kind, amount, later in steps:
-        now += later
+    account, minute, now = Account("t", f"key{next(NAMES)}"), Minute(), START_MS
+    open_claims: list[tuple[QuotaReservation, int]] = []
+    for kind, amount, delay_ms in steps:
+        now += delay_ms
         clock.set("now", now)
         second = now // 1000
         if kind == "claim":
-            claim = claim_of(account, limits, amount, f"{len(held)}-{now}-{next(NAMES)}")
+            claim = claim_of(account, limits, amount, f"{len(open_claims)}-{now}-{next(NAMES)}")
             assert limits.rpm is not None
             assert limits.tpm is not None
             requests, tokens = (
                 minute.left(minute.requests, limits.rpm, now),
                 minute.left(minute.tokens, limits.tpm, now),
             )
-            standing = await store.reserve(claim)
+            status = await store.reserve(claim)
             if not requests:
-                assert (standing.refused, standing.retry_after_s) == (
+                assert (status.refused, status.retry_after_s) == (
                     QuotaKind.REQUESTS,
                     minute.frees_s(minute.requests, 1, now),
                 )
             elif tokens < claim.input + claim.expected_output:
-                assert standing.refused is QuotaKind.TOKENS
+                assert status.refused is QuotaKind.TOKENS
             else:
-                assert standing.refused is None
+                assert status.refused is None
                 minute.requests[second] += 1
                 minute.tokens[second] += claim.input + claim.expected_output
-                held.append((claim, second))
-            assert standing.requests_left == minute.left(minute.requests, limits.rpm, now)
-            assert standing.tokens_left == minute.left(minute.tokens, limits.tpm, now)
-            assert standing.requests_reset_s == minute.reset_s(minute.requests, now)
-            assert standing.tokens_reset_s == minute.reset_s(minute.tokens, now)
-        elif held:
-            claim, begun = held.pop(amount % len(held))
+                open_claims.append((claim, second))
+            assert status.requests_left == minute.left(minute.requests, limits.rpm, now)
+            assert status.tokens_left == minute.left(minute.tokens, limits.tpm, now)
+            assert status.requests_reset_s == minute.reset_s(minute.requests, now)
+            assert status.tokens_reset_s == minute.reset_s(minute.tokens, now)
+        elif open_claims:
+            claim, claimed_at = open_claims.pop(amount % len(open_claims))
             used = TokenUsage() if amount == 1 else TokenUsage(requests=1, input=claim.input, output=amount)
             await store.settle(UsageRecord(claim.once, LedgerLine(account, "m", "2026-01-01", used), claim))
-            more = used.input + used.output - claim.input - claim.expected_output
-            if more > 0:
-                minute.tokens[second] += more
-            elif begun >= second - WINDOW_S:
-                minute.tokens[begun] += more
+            change = used.input + used.output - claim.input - claim.expected_output
+            if change > 0:
+                minute.tokens[second] += change
+            elif claimed_at >= second - WINDOW_S:
+                minute.tokens[claimed_at] += change
     await store.aclose()
     clock.close()
 

@@ -1,4 +1,4 @@
-"""A primary and its replica: which writes wait for a copy, and what a failover leaves of a log."""
+"""Tests with a primary and a replica: replicated writes, and logs after a failover."""
 
 from __future__ import annotations
 
@@ -50,23 +50,21 @@ class Pair:
 
 @pytest.fixture
 async def pair(tmp_path: Path) -> AsyncIterator[Pair]:
-    here = Pair(Server(tmp_path / "a", REPLICATED), Server(tmp_path / "b", REPLICATED))
+    servers = Pair(Server(tmp_path / "a", REPLICATED), Server(tmp_path / "b", REPLICATED))
     try:
-        here.primary.start()
-        here.replica.start()
-        await here.follow()
-        yield here
+        servers.primary.start()
+        servers.replica.start()
+        await servers.follow()
+        yield servers
     finally:
-        for server in (here.replica, here.primary):
+        for server in (servers.replica, servers.primary):
             if server.process is not None:
                 server.signal(signal.SIGCONT)
             server.end()
 
 
 @pytest.mark.slow
-async def test_by_default_a_write_waits_for_a_replica_where_there_is_one(
-    pair: Pair, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_write_waits_for_a_replica_if_one_exists(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(connection, "REPLICA_GRACE_S", 6.0)
     store = pair.open(None)
     try:
@@ -77,7 +75,7 @@ async def test_by_default_a_write_waits_for_a_replica_where_there_is_one(
             await store.create("ann", response())
         pair.replica.end()
         await pair.connected(0)
-        # A failover may be under way, with the replica promoted: nothing is acknowledged without a copy yet.
+        # A failover may be in progress with the replica promoted, so unreplicated writes are not acknowledged yet.
         for write in (store.create("ann", response()), store.check()):
             with pytest.raises(StoreUnavailable, match="replicas"):
                 await write
@@ -106,48 +104,48 @@ async def test_by_default_a_write_waits_for_a_replica_where_there_is_one(
 async def test_reads_need_no_replica(pair: Pair) -> None:
     store = pair.open(1)
     try:
-        talk = conversation()
-        await store.create_conversation("ann", talk, [said("first", "msg_1")])
+        chat = conversation()
+        await store.create_conversation("ann", chat, [said("first", "msg_1")])
         pair.replica.end()
         await pair.connected(0)
         with pytest.raises(StoreUnavailable, match="replicas"):
-            await store.append("ann", talk.id, [said("second", "msg_2")])
-        found = await store.conversation_items("ann", talk.id)
-        assert found is not None
-        assert [one.id for one in found] == ["msg_1", "msg_2"]
+            await store.append("ann", chat.id, [said("second", "msg_2")])
+        items = await store.conversation_items("ann", chat.id)
+        assert items is not None
+        assert [item.id for item in items] == ["msg_1", "msg_2"]
         assert await store.lapsed() == ()
         assert await store.traces("ann") == ()
     finally:
         await store.aclose()
 
 
-async def begin(store: RedisStore, id: str) -> Lease:
+async def start_log(store: RedisStore, id: str) -> Lease:
     lease = await store.acquire("ann", id, "first", 60)
     assert lease
     await store.create("ann", response(id=id), lease=lease, log=LogWrite(events=(b"0",)))
     return lease
 
 
-async def inherit(store: RedisStore, id: str) -> Lease:
+async def take_over(store: RedisStore, id: str) -> Lease:
     lease = await store.acquire("ann", id, "next", 60, force=True)
     assert lease
     return lease
 
 
-async def test_a_log_is_complete_after_a_failover_only_if_its_owner_continued_it(pair: Pair) -> None:
+async def test_log_is_complete_after_a_failover_if_its_owner_continued_it(pair: Pair) -> None:
     store, promoted = pair.open(1), pair.open(0, pair.replica)
     try:
-        lost, continued = await begin(store, "resp_lost"), await begin(store, "resp_continued")
+        lost_lease, continued_lease = await start_log(store, "resp_lost"), await start_log(store, "resp_continued")
         pair.primary.end()
         pair.promote()
-        # Without content, and not from the beginning, a write proves that the log ends where its owner left it.
-        await promoted.log(continued, "resp_continued", LogWrite(1))
-        await promoted.log(lost, "resp_lost", LogWrite())
-        assert await promoted.is_log_complete(await inherit(promoted, "resp_continued"), "resp_continued") is True
-        heir = await inherit(promoted, "resp_lost")
-        assert await promoted.is_log_complete(heir, "resp_lost") is False
-        # What its new owner writes brings nothing back.
-        await promoted.log(heir, "resp_lost", LogWrite(1, (b"1",)))
+        # A write without content at a position other than 0 proves that the log ends where its owner left it.
+        await promoted.log(continued_lease, "resp_continued", LogWrite(1))
+        await promoted.log(lost_lease, "resp_lost", LogWrite())
+        assert await promoted.is_log_complete(await take_over(promoted, "resp_continued"), "resp_continued") is True
+        new_lease = await take_over(promoted, "resp_lost")
+        assert await promoted.is_log_complete(new_lease, "resp_lost") is False
+        # Writes of the new owner restore nothing.
+        await promoted.log(new_lease, "resp_lost", LogWrite(1, (b"1",)))
         later = await promoted.acquire("ann", "resp_lost", "third", 60, force=True)
         assert later
         assert await promoted.is_log_complete(later, "resp_lost") is False
@@ -156,11 +154,14 @@ async def test_a_log_is_complete_after_a_failover_only_if_its_owner_continued_it
         await promoted.aclose()
 
 
-async def test_after_a_failover_an_owner_without_its_lease_writes_nothing(pair: Pair) -> None:
-    """Another owner may have had the response at the former primary, and the failover may have lost its fence."""
+async def test_owner_without_its_lease_cannot_write_after_a_failover(pair: Pair) -> None:
+    """Write with a lease that was released before the failover.
+
+    Another owner may have had the response on the former primary, and the failover may have lost its fence.
+    """
     store, promoted = pair.open(1), pair.open(0, pair.replica)
     try:
-        lease = await begin(store, "resp_lapsed")
+        lease = await start_log(store, "resp_lapsed")
         await store.release(lease)
         pair.primary.end()
         pair.promote()
@@ -171,13 +172,13 @@ async def test_after_a_failover_an_owner_without_its_lease_writes_nothing(pair: 
         await promoted.aclose()
 
 
-async def test_a_response_of_an_earlier_version_counts_as_complete(pair: Pair) -> None:
+async def test_response_of_an_earlier_version_counts_as_complete(pair: Pair) -> None:
     store = pair.open(1)
     try:
-        await begin(store, "resp_old")
+        await start_log(store, "resp_old")
         with pair.primary.client() as client:
             [record] = client.keys("t:*:r:resp_old")  # type: ignore[misc]
             client.hdel(record, "history")
-        assert await store.is_log_complete(await inherit(store, "resp_old"), "resp_old") is True
+        assert await store.is_log_complete(await take_over(store, "resp_old"), "resp_old") is True
     finally:
         await store.aclose()

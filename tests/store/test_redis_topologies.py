@@ -1,4 +1,4 @@
-"""Behind Sentinel and on a cluster: what was acknowledged outlives a failover, and one node in trouble is one node."""
+"""Tests with Sentinel and a cluster: failovers, moved slots and stalled nodes."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ pytestmark = [pytest.mark.alone, pytest.mark.slow]
 
 @dataclass
 class Relay:
-    """A loopback connection that can be held up: the link between a primary and its replica."""
+    """Loopback relay between a primary and its replica that can be paused."""
 
     to: int
     port: int = 0
@@ -39,11 +39,11 @@ class Relay:
         self.port = self.listener.port
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        async with connected(self.to) as (far_reader, far_writer):
+        async with connected(self.to) as (target_reader, target_writer):
             try:
-                async with asyncio.TaskGroup() as both:
-                    both.create_task(self._pass(reader, far_writer))
-                    both.create_task(self._pass(far_reader, writer))
+                async with asyncio.TaskGroup() as group:
+                    group.create_task(self._pass(reader, target_writer))
+                    group.create_task(self._pass(target_reader, writer))
             except* OSError:
                 pass
 
@@ -62,7 +62,7 @@ class Relay:
 
 @dataclass
 class Pair:
-    """A primary, a replica that follows it over a relay, and a sentinel that watches both."""
+    """Primary, replica that follows it over a relay, and sentinel that monitors both."""
 
     primary: Server
     replica: Server
@@ -74,7 +74,7 @@ class Pair:
         return f"redis+sentinel://127.0.0.1:{self.sentinel.port}/state/0"
 
 
-# Long enough for a busy host: a write waits for its copy for 60 % of it.
+# Deadline for a busy host: a write waits for its replica for 60 % of it.
 BUSY_S = 5.0
 STALL_S = 1.0
 QUICK = ("appendonly yes", "repl-diskless-sync-delay 0")
@@ -83,12 +83,12 @@ QUICK = ("appendonly yes", "repl-diskless-sync-delay 0")
 @pytest.fixture
 async def pair(tmp_path: Path) -> AsyncIterator[Pair]:
     primary, replica = Server(tmp_path / "a", QUICK), Server(tmp_path / "b", QUICK)
-    watching = (
+    sentinel_config = (
         f"sentinel monitor state 127.0.0.1 {primary.port} 1",
         "sentinel down-after-milliseconds state 400",
         "sentinel failover-timeout state 3000",
     )
-    sentinel = Server(tmp_path / "s", watching, sentinel=True)
+    sentinel = Server(tmp_path / "s", sentinel_config, sentinel=True)
     relay = Relay(primary.port)
     try:
         primary.start()
@@ -106,96 +106,107 @@ async def pair(tmp_path: Path) -> AsyncIterator[Pair]:
         end([sentinel, replica, primary])
 
 
-async def acknowledged(store: RedisStore, until: asyncio.Event, kept: list[str]) -> None:
-    """Write until told to stop, and add to `kept` what the store said it has."""
-    while not until.is_set():
-        one = response(status=Status.COMPLETED)
+async def write_until(store: RedisStore, stop: asyncio.Event, acknowledged_ids: list[str]) -> None:
+    """Write until `stop` is set, and collect the ids of acknowledged writes."""
+    while not stop.is_set():
+        completed = response(status=Status.COMPLETED)
         with contextlib.suppress(StoreUnavailable):
-            await store.create("ann", one)
-            kept.append(one.id)
+            await store.create("ann", completed)
+            acknowledged_ids.append(completed.id)
         await asyncio.sleep(0.002)
 
 
-async def test_a_failover_loses_nothing_that_waited_for_a_replica(pair: Pair) -> None:
-    careful = RedisStore(pair.url, Retention(), deadline_s=BUSY_S, replicas=1)
-    careless = RedisStore(pair.url, Retention(), deadline_s=BUSY_S, replicas=0)
-    assert await careful.start() == ()
-    assert any("failover" in warning for warning in await careless.start())
-    over = asyncio.Event()
-    kept: list[str] = []
-    hoped: list[str] = []
-    writing = [asyncio.create_task(acknowledged(*each)) for each in ((careful, over, kept), (careless, over, hoped))]
+async def test_failover_loses_no_replicated_write(pair: Pair) -> None:
+    with_replica = RedisStore(pair.url, Retention(), deadline_s=BUSY_S, replicas=1)
+    without_replica = RedisStore(pair.url, Retention(), deadline_s=BUSY_S, replicas=0)
+    assert await with_replica.start() == ()
+    assert any("failover" in warning for warning in await without_replica.start())
+    finished = asyncio.Event()
+    acknowledged_ids: list[str] = []
+    unsafe_ids: list[str] = []
+    writers = [
+        asyncio.create_task(write_until(*each))
+        for each in ((with_replica, finished, acknowledged_ids), (without_replica, finished, unsafe_ids))
+    ]
     async with asyncio.timeout(20):
-        while len(kept) <= 20:
+        while len(acknowledged_ids) <= 20:
             await asyncio.sleep(0.05)
     pair.relay.flowing.clear()
     await asyncio.sleep(0.4)
-    over.set()
-    await asyncio.gather(*writing)
+    finished.set()
+    await asyncio.gather(*writers)
     pair.primary.end()
     deadline = time.monotonic() + 60
     while True:
         try:
-            found = await careless.responses("ann", kept)
-            lost = (await careless.responses("ann", hoped)).count(None)
-            await careless.secret("after", b"x")
+            found = await without_replica.responses("ann", acknowledged_ids)
+            lost = (await without_replica.responses("ann", unsafe_ids)).count(None)
+            await without_replica.secret("after", b"x")
             break
         except StoreUnavailable:
-            assert time.monotonic() < deadline, "the store does not come back"
+            assert time.monotonic() < deadline, "the store does not recover"
             await asyncio.sleep(0.1)
-    assert len(kept) > 20
+    assert len(acknowledged_ids) > 20
     assert all(found)
-    # The rig does lose what did not wait: without that, the line above would prove nothing.
+    # The setup does lose unreplicated writes; otherwise the previous assertion would prove nothing.
     assert lost > 0
-    # With no replica left, nothing is claimed to be safe.
+    # Without a replica, no write is acknowledged.
     with pytest.raises(StoreUnavailable):
-        await careful.create("ann", response())
-    for store in (careful, careless):
+        await with_replica.create("ann", response())
+    for store in (with_replica, without_replica):
         await store.aclose()
 
 
 @pytest.fixture
 def nodes(tmp_path: Path) -> Iterator[list[Server]]:
-    made = cluster(tmp_path)
+    servers = cluster(tmp_path)
     try:
-        yield made
+        yield servers
     finally:
-        end(made)
+        end(servers)
 
 
-async def test_one_stalled_node_of_a_cluster_is_one_stalled_node(nodes: list[Server]) -> None:
+async def test_stalled_cluster_node_affects_only_its_own_keys(nodes: list[Server]) -> None:
     urls = ",".join(f"127.0.0.1:{node.port}" for node in nodes)
-    # Shorter than the time after which the other nodes give the stalled one up.
+    # Shorter than the time after which the other nodes consider the stalled one failed.
     store = RedisStore(f"redis+cluster://{urls}", Retention(), deadline_s=STALL_S)
     warnings = await store.start()
     assert warnings == ()
-    kept = [response(input=()) for _ in range(30)]
-    for one in kept:
-        await store.create("ann", one)
+    stored = [response(input=()) for _ in range(30)]
+    for each in stored:
+        await store.create("ann", each)
     nodes[1].signal(signal.SIGSTOP)
     try:
-        # Each of them ends at its own deadline.
+        # Each read ends at its own deadline.
         async with asyncio.timeout(2 * STALL_S):
-            results = await asyncio.gather(*(store.responses("ann", [one.id]) for one in kept), return_exceptions=True)
+            results = await asyncio.gather(
+                *(store.responses("ann", [each.id]) for each in stored), return_exceptions=True
+            )
     finally:
         nodes[1].signal(signal.SIGCONT)
     failed = sum(isinstance(result, StoreUnavailable) for result in results)
     assert 0 < failed < 30
-    assert all(result == (one,) for one, result in zip(kept, results, strict=True) if isinstance(result, tuple))
+    assert all(result == (each,) for each, result in zip(stored, results, strict=True) if isinstance(result, tuple))
     await asyncio.sleep(0.3)
-    assert await store.responses("ann", [one.id for one in kept]) == tuple(kept)
+    assert await store.responses("ann", [each.id for each in stored]) == tuple(stored)
     await store.aclose()
 
 
 def load_scripts(*servers: Server) -> None:
-    """Prevent that a write waits twice for its copy: a server without the script is sent it in a second attempt."""
+    """Load the script, so that a write does not wait twice for its replica.
+
+    Without it, the server is sent the script in a second attempt.
+    """
     for server in servers:
         with server.client() as client:
             client.script_load(scripts.SAVE.text)
 
 
 def keys_of(replica: Server) -> set[str]:
-    """The keys that a replica has. A single key may be redirected, as a replica learns of moved slots with delay."""
+    """Return the keys of a replica.
+
+    A read of a single key may be redirected, because a replica learns of moved slots with a delay.
+    """
     with replica.client() as client:
         found: list[bytes] = client.keys()  # type: ignore[assignment]
     return {key.decode() for key in found}
@@ -205,42 +216,43 @@ def slot_of(one: StoredResponse) -> int:
     return key_slot(keys.response("ann", one.id, one.id)[0].encode())
 
 
-async def test_on_a_cluster_a_redirected_write_waits_for_the_replica_of_its_new_node(
-    nodes: list[Server], tmp_path: Path
-) -> None:
-    """The former node has a replica, which must not acknowledge the write in place of the new one's, and vice versa."""
-    copied, alone = nodes[0], nodes[1]
+async def test_redirected_write_waits_for_the_replica_of_the_new_node(nodes: list[Server], tmp_path: Path) -> None:
+    """Check the replica of the new node.
+
+    The former node has a replica, which must not acknowledge the write instead, and vice versa.
+    """
+    replicated, unreplicated = nodes[0], nodes[1]
     replica = Server(tmp_path / "replica", (*CLUSTERED, "repl-diskless-sync-delay 0"))
-    store = RedisStore(f"redis+cluster://127.0.0.1:{copied.port}", Retention(), deadline_s=BUSY_S, replicas=1)
-    one = in_slots_of_the_first_node()
+    store = RedisStore(f"redis+cluster://127.0.0.1:{replicated.port}", Retention(), deadline_s=BUSY_S, replicas=1)
+    stored = response_on_first_node()
     try:
-        await asyncio.to_thread(attach, replica, copied, nodes)
-        load_scripts(copied, alone)
-        await store.create("ann", one)
-        with copied.client() as former:
+        await asyncio.to_thread(attach, replica, replicated, nodes)
+        load_scripts(replicated, unreplicated)
+        await store.create("ann", stored)
+        with replicated.client() as former:
             former.flushall()
-        move_slot(slot_of(one), nodes, alone)
+        move_slot(slot_of(stored), nodes, unreplicated)
         with pytest.raises(StoreUnavailable, match="replicas"):
-            await store.create("ann", one)
-        with alone.client() as client:
-            # The write was redirected and lacks only its copy.
-            assert client.exists(keys.response("ann", one.id, one.id)[0])
+            await store.create("ann", stored)
+        with unreplicated.client() as client:
+            # The write was redirected; only its replication is missing.
+            assert client.exists(keys.response("ann", stored.id, stored.id)[0])
             client.flushall()
-        move_slot(slot_of(one), nodes, copied)
-        await store.create("ann", one)
-        assert keys.response("ann", one.id, one.id)[0] in keys_of(replica)
+        move_slot(slot_of(stored), nodes, replicated)
+        await store.create("ann", stored)
+        assert keys.response("ann", stored.id, stored.id)[0] in keys_of(replica)
     finally:
         await store.aclose()
         replica.end()
 
 
-async def test_on_a_cluster_a_write_waits_for_the_replica_of_its_own_node(nodes: list[Server], tmp_path: Path) -> None:
+async def test_cluster_write_waits_for_the_replica_of_its_own_node(nodes: list[Server], tmp_path: Path) -> None:
     replica = Server(tmp_path / "replica", (*CLUSTERED, "repl-diskless-sync-delay 0"))
     store = RedisStore(f"redis+cluster://127.0.0.1:{nodes[0].port}", Retention(), deadline_s=BUSY_S, replicas=1)
     try:
         await asyncio.to_thread(attach, replica, nodes[0], nodes)
         load_scripts(*nodes, replica)
-        sent = [response(input=()) for _ in range(20)] + [in_slots_of_the_first_node(), in_slots_of_the_others()]
+        sent = [response(input=()) for _ in range(20)] + [response_on_first_node(), response_on_other_node()]
         results = await asyncio.gather(*(store.create("ann", one) for one in sent), return_exceptions=True)
         for one, result in zip(sent, results, strict=True):
             if slot_of(one) < SLOTS // 3:
@@ -250,7 +262,7 @@ async def test_on_a_cluster_a_write_waits_for_the_replica_of_its_own_node(nodes:
                 assert "replicas" in str(result)
         done = [one for one, result in zip(sent, results, strict=True) if result is None]
         assert {keys.response("ann", one.id, one.id)[0] for one in done} <= keys_of(replica)
-        # Writes alone find the promoted replica, which has none of its own.
+        # Writes discover the promoted replica, which has no replica itself.
         nodes[0].end()
         async with asyncio.timeout(60):
             while True:
@@ -264,9 +276,9 @@ async def test_on_a_cluster_a_write_waits_for_the_replica_of_its_own_node(nodes:
         replica.end()
 
 
-def in_slots_of_the_first_node() -> StoredResponse:
+def response_on_first_node() -> StoredResponse:
     return next(one for one in iter(lambda: response(input=()), None) if slot_of(one) < SLOTS // 3)
 
 
-def in_slots_of_the_others() -> StoredResponse:
+def response_on_other_node() -> StoredResponse:
     return next(one for one in iter(lambda: response(input=()), None) if slot_of(one) >= SLOTS // 3)

@@ -1,4 +1,4 @@
-"""The embedded store outlives a killed process, guards its file, and never half-writes."""
+"""Tests of the SQLite store: crashes, file permissions, full disks and locks."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ asyncio.run(main())
 """
 
 
-async def test_nothing_acknowledged_is_lost_to_a_killed_process(tmp_path: Path) -> None:
+async def test_acknowledged_writes_survive_a_killed_process(tmp_path: Path) -> None:
     path = tmp_path / "state.db"
     process = subprocess.Popen([sys.executable, "-c", WRITER, str(path)], stdout=subprocess.PIPE, text=True, cwd=ROOT)
     assert process.stdout
@@ -60,7 +60,7 @@ async def test_nothing_acknowledged_is_lost_to_a_killed_process(tmp_path: Path) 
         rest = process.stdout.read().split()
         process.wait()
         process.stdout.close()
-    # The last line may have been cut by the kill.
+    # The last line may be incomplete because of the kill.
     acknowledged = max([acknowledged, *map(int, rest[:-1])])
     store = SqliteStore(path)
     await store.start()
@@ -74,17 +74,17 @@ async def test_nothing_acknowledged_is_lost_to_a_killed_process(tmp_path: Path) 
     await store.aclose()
 
 
-async def test_state_is_there_when_the_file_is_opened_again(tmp_path: Path) -> None:
-    path, kept = tmp_path / "state.db", response(status=Status.COMPLETED, output=(answered("hi"),))
+async def test_state_survives_reopening_the_file(tmp_path: Path) -> None:
+    path, stored = tmp_path / "state.db", response(status=Status.COMPLETED, output=(answered("hi"),))
     for _ in range(2):
         store = SqliteStore(path)
         assert await store.start() == ()
-        await store.create("ann", kept)
-        assert await store.responses("ann", [kept.id]) == (kept,)
+        await store.create("ann", stored)
+        assert await store.responses("ann", [stored.id]) == (stored,)
         await store.aclose()
 
 
-async def test_the_file_is_for_its_owner_only(tmp_path: Path) -> None:
+async def test_file_is_accessible_only_to_its_owner(tmp_path: Path) -> None:
     path = tmp_path / "made" / "state.db"
     store = SqliteStore(path)
     await store.start()
@@ -94,14 +94,14 @@ async def test_the_file_is_for_its_owner_only(tmp_path: Path) -> None:
     await store.aclose()
 
 
-async def test_memory_says_that_it_forgets() -> None:
+async def test_memory_store_warns_that_state_is_lost() -> None:
     store = SqliteStore(None)
     (warning,) = await store.start()
     assert "memory" in warning
     await store.aclose()
 
 
-async def test_a_file_of_a_newer_version_is_left_alone(tmp_path: Path) -> None:
+async def test_file_of_a_newer_version_is_not_opened(tmp_path: Path) -> None:
     path = tmp_path / "state.db"
     with sqlite3.connect(path) as db:
         db.execute("PRAGMA user_version = 99")
@@ -112,13 +112,13 @@ async def test_a_file_of_a_newer_version_is_left_alone(tmp_path: Path) -> None:
     await store.aclose()
 
 
-async def test_a_file_from_before_there_were_keys_takes_them(tmp_path: Path) -> None:
+async def test_file_without_key_tables_gets_them_at_start(tmp_path: Path) -> None:
     path = tmp_path / "state.db"
     for number in range(2):
         store = SqliteStore(path)
         await store.start()
-        kept = response(f"resp_{number}")
-        await store.create("ann", kept)
+        stored = response(f"resp_{number}")
+        await store.create("ann", stored)
         record = await store.put_key(KeyRecord(f"key_{number}", "ann", (KeyDigest(f"digest_{number}"),), 1.0))
         assert await store.key_of(f"digest_{number}") == record
         await store.aclose()
@@ -127,17 +127,17 @@ async def test_a_file_from_before_there_were_keys_takes_them(tmp_path: Path) -> 
             db.execute("DROP TABLE key_digests")
 
 
-async def test_what_is_no_database_is_refused(tmp_path: Path) -> None:
+async def test_path_that_is_not_a_database_is_unavailable(tmp_path: Path) -> None:
     path = tmp_path / "state.db"
     path.write_text("not a database" * 100)
-    for wrong in (path, tmp_path, path / "below"):
-        store = SqliteStore(wrong)
+    for invalid in (path, tmp_path, path / "below"):
+        store = SqliteStore(invalid)
         with pytest.raises(StoreUnavailable):
             await store.start()
         await store.aclose()
 
 
-async def test_a_store_that_is_not_open_says_so(tmp_path: Path) -> None:
+async def test_check_of_a_store_that_is_not_open_is_unavailable(tmp_path: Path) -> None:
     store = SqliteStore(None)
     with pytest.raises(StoreUnavailable):
         await store.check()
@@ -147,38 +147,38 @@ async def test_a_store_that_is_not_open_says_so(tmp_path: Path) -> None:
         await store.check()
 
 
-async def test_a_full_disk_refuses_whole_writes_and_heals(tmp_path: Path) -> None:
+async def test_full_disk_rejects_writes_as_a_whole_until_space_is_freed(tmp_path: Path) -> None:
     path = tmp_path / "state.db"
     store = SqliteStore(path)
     await store.start()
-    talk = conversation()
-    await store.create_conversation("ann", talk)
+    chat = conversation()
+    await store.create_conversation("ann", chat)
     assert store._db
     pages = store._db.execute("PRAGMA page_count").fetchone()[0]
     store._db.execute(f"PRAGMA max_page_count = {pages + 8}")
-    turn = response(status=Status.COMPLETED, conversation=talk.id, input=(said("x" * 200_000),))
+    oversized = response(status=Status.COMPLETED, conversation=chat.id, input=(said("x" * 200_000),))
     with pytest.raises(StoreUnavailable):
-        await store.create("ann", turn, revision=0, log=LogWrite(events=(b"0",)))
-    assert await store.responses("ann", [turn.id]) == (None,)
-    assert await store.conversation_items("ann", talk.id) == ()
+        await store.create("ann", oversized, revision=0, log=LogWrite(events=(b"0",)))
+    assert await store.responses("ann", [oversized.id]) == (None,)
+    assert await store.conversation_items("ann", chat.id) == ()
     store._db.execute("PRAGMA max_page_count = 100000")
-    await store.create("ann", turn, revision=0, log=LogWrite(events=(b"0",)))
-    assert await store.conversation_items("ann", talk.id) == turn.input
+    await store.create("ann", oversized, revision=0, log=LogWrite(events=(b"0",)))
+    assert await store.conversation_items("ann", chat.id) == oversized.input
     await store.aclose()
 
 
-async def test_the_sweep_takes_what_is_dead_and_only_that(tmp_path: Path) -> None:
+async def test_sweep_deletes_only_expired_rows(tmp_path: Path) -> None:
     now = 1_000.0
     store = SqliteStore(None, Retention(response_s=100, conversation_s=1_000, log_s=10, key_s=10), clock=lambda: now)
     await store.start()
-    old, young = response(status=Status.COMPLETED), response(status=Status.COMPLETED)
-    talk = conversation()
-    await store.create("ann", old, log=LogWrite(events=(b"0",), tokens=(1,)))
-    await store.create_conversation("ann", talk, [said("hi")])
-    await store.claim("ann", "key", "digest", old.id)
+    expired, recent = response(status=Status.COMPLETED), response(status=Status.COMPLETED)
+    chat = conversation()
+    await store.create("ann", expired, log=LogWrite(events=(b"0",), tokens=(1,)))
+    await store.create_conversation("ann", chat, [said("hi")])
+    await store.claim("ann", "key", "digest", expired.id)
     await store.count("ann", "tokens", 1, once="a", for_s=5)
     now += 90
-    await store.create("ann", young, log=LogWrite(events=(b"0",)))
+    await store.create("ann", recent, log=LogWrite(events=(b"0",)))
     now += 61
     await store.check()
     assert store._db
@@ -187,30 +187,30 @@ async def test_the_sweep_takes_what_is_dead_and_only_that(tmp_path: Path) -> Non
         assert store._db
         return int(store._db.execute(f"SELECT count(*) FROM {table}").fetchone()[0])
 
-    counted = {table: rows(table) for table in ("responses", "events", "tokens", "keys", "counters", "counted")}
-    assert counted == {"responses": 1, "events": 0, "tokens": 0, "keys": 0, "counters": 0, "counted": 0}
-    assert await store.responses("ann", [old.id, young.id]) == (None, young)
-    assert len(await store.conversation_items("ann", talk.id) or ()) == 1
+    row_counts = {table: rows(table) for table in ("responses", "events", "tokens", "keys", "counters", "counted")}
+    assert row_counts == {"responses": 1, "events": 0, "tokens": 0, "keys": 0, "counters": 0, "counted": 0}
+    assert await store.responses("ann", [expired.id, recent.id]) == (None, recent)
+    assert len(await store.conversation_items("ann", chat.id) or ()) == 1
     await store.aclose()
 
 
-async def test_a_caller_that_leaves_does_not_undo_its_write(tmp_path: Path) -> None:
+async def test_cancelled_caller_does_not_undo_its_write(tmp_path: Path) -> None:
     store = SqliteStore(tmp_path / "state.db")
     await store.start()
-    running = response()
-    write = asyncio.create_task(store.create("ann", running))
+    in_progress = response()
+    write = asyncio.create_task(store.create("ann", in_progress))
     await asyncio.sleep(0)
     write.cancel()
     with pytest.raises(asyncio.CancelledError):
         await write
-    await store.create("ann", running)
-    await store.update("ann", replace(running, status=Status.CANCELLED))
+    await store.create("ann", in_progress)
+    await store.update("ann", replace(in_progress, status=Status.CANCELLED))
     await store.aclose()
 
 
 @contextmanager
-def no_file_grows(size: int) -> Iterator[None]:
-    """No file of this process can be written beyond `size` bytes: the nearest to a full disk that needs no disk."""
+def limited_file_size(size: int) -> Iterator[None]:
+    """Limit the size of every file that this process writes, to simulate a full disk."""
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
     try:
@@ -219,19 +219,19 @@ def no_file_grows(size: int) -> Iterator[None]:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
 
 
-async def test_a_full_disk_is_noticed_by_the_check_once_a_write_failed(tmp_path: Path) -> None:
+async def test_check_fails_after_a_failed_write_until_space_is_freed(tmp_path: Path) -> None:
     path = tmp_path / "state.db"
     store = SqliteStore(path)
     await store.start()
-    kept = response(input=(said("hi"),))
-    await store.create("ann", kept)
-    with no_file_grows(path.with_name("state.db-wal").stat().st_size):
+    stored = response(input=(said("hi"),))
+    await store.create("ann", stored)
+    with limited_file_size(path.with_name("state.db-wal").stat().st_size):
         with pytest.raises(StoreUnavailable):
             await store.create("ann", response(input=(said("x" * 100_000),)))
         for _ in range(2):
             with pytest.raises(StoreUnavailable):
                 await store.check()
-        assert await store.responses("ann", [kept.id]) == (kept,)
+        assert await store.responses("ann", [stored.id]) == (stored,)
     await store.check()
     await store.create("ann", response(input=(said("x" * 100_000),)))
     await store.aclose()
@@ -239,43 +239,41 @@ async def test_a_full_disk_is_noticed_by_the_check_once_a_write_failed(tmp_path:
         assert db.execute("SELECT count(*) FROM secrets").fetchone() == (0,)
 
 
-@pytest.mark.parametrize(("low_bytes", "tried"), [(0, False), (1 << 62, True)], ids=["plenty", "low"])
-async def test_a_disk_with_little_space_is_tried_before_it_is_trusted(
-    tmp_path: Path, low_bytes: int, tried: bool
-) -> None:
+@pytest.mark.parametrize(("low_bytes", "is_tried"), [(0, False), (1 << 62, True)], ids=["plenty", "low"])
+async def test_check_tries_a_write_if_disk_space_is_low(tmp_path: Path, low_bytes: int, is_tried: bool) -> None:
     path = tmp_path / "state.db"
     store = SqliteStore(path, low_bytes=low_bytes)
     await store.start()
     with (
-        no_file_grows(path.with_name("state.db-wal").stat().st_size),
-        pytest.raises(StoreUnavailable) if tried else nullcontext(),
+        limited_file_size(path.with_name("state.db-wal").stat().st_size),
+        pytest.raises(StoreUnavailable) if is_tried else nullcontext(),
     ):
         await store.check()
     await store.check()
     await store.aclose()
 
 
-async def test_a_file_that_another_process_locks_delays_no_read_and_each_write_once(
+async def test_locked_file_delays_no_read_and_each_write_only_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Writes queue up meanwhile: none of them waits for the locks that the others wait for."""
+    """Writes queue up meanwhile; each waits for the lock only once."""
     monkeypatch.setattr("unisono.store.sqlite.LOCK_TIMEOUT_S", 2.0, raising=False)
     path = tmp_path / "state.db"
     store = SqliteStore(path)
     await store.start()
     other = sqlite3.connect(path, isolation_level=None)
     try:
-        one = response()
-        await store.create("ann", one)
+        stored = response()
+        await store.create("ann", stored)
         salt = await store.secret("salt", b"1")
         other.execute("BEGIN EXCLUSIVE")
         writes = [asyncio.create_task(store.create("ann", response())) for _ in range(20)]
         await asyncio.sleep(0)
         async with asyncio.timeout(1.5):
-            assert await store.responses("ann", [one.id]) == (one,)
+            assert await store.responses("ann", [stored.id]) == (stored,)
             assert await store.secret("salt", b"2") == salt
             assert await store.lapsed() == ()
-        # One after the other, they would take 40 seconds.
+        # In sequence they would take 40 seconds.
         async with asyncio.timeout(10):
             results = await asyncio.gather(*writes, return_exceptions=True)
         assert all(isinstance(result, StoreUnavailable) and "in time" in str(result) for result in results)

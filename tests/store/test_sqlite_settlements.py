@@ -1,4 +1,4 @@
-"""Settlements in a SQLite file that an earlier version wrote."""
+"""Test of settlements in a SQLite file of an earlier version."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from unisono.store.sqlite import SqliteStore
 DAY = "2026-11-21"
 
 
-async def test_a_mark_of_an_earlier_version_counts_as_settled_in_full(tmp_path: Path) -> None:
-    path, whose = tmp_path / "state.db", Account("t", "key")
+async def test_settlement_marker_of_an_earlier_version_counts_in_full(tmp_path: Path) -> None:
+    path, owner = tmp_path / "state.db", Account("t", "key")
     store = SqliteStore(path, Retention())
     await store.start()
     await store.aclose()
@@ -25,8 +25,8 @@ async def test_a_mark_of_an_earlier_version_counts_as_settled_in_full(tmp_path: 
     store = SqliteStore(path, Retention())
     await store.start()
     try:
-        entry = LedgerLine(whose, "m", DAY, TokenUsage(requests=1, output=7))
+        entry = LedgerLine(owner, "m", DAY, TokenUsage(requests=1, output=7))
         await store.settle(UsageRecord("resp_1", entry), UsageRecord("resp_2", entry))
-        assert [one.used for one in await store.ledger(DAY, DAY, whose)] == [entry.used]
+        assert [line.used for line in await store.ledger(DAY, DAY, owner)] == [entry.used]
     finally:
         await store.aclose()

@@ -24,7 +24,9 @@ class ModelRules:
 
     def applied_to(self, request: GenerationRequest) -> GenerationRequest:
         """Apply the rules that a request cannot change."""
-        return replace(request, unmended=self.unmended, failover=self.failover, forbidden_tools=self.forbidden_tools)
+        return replace(
+            request, disabled_rules=self.unmended, failover=self.failover, forbidden_tools=self.forbidden_tools
+        )
 
 
 NO_RULES: Final = ModelRules()

@@ -74,7 +74,7 @@ def build_pool(
         {model.name: [live[id(entry)] for entry in model.entries] for model in catalogue.groups()},
         rules,
         stand_ins=catalogue.stand_ins,
-        kept=carried,
+        carried=carried,
         prefixes=keep.prefixes if keep is not None else None,
     )
 
@@ -121,7 +121,7 @@ def _terms(entry: ModelEntry, name: str, config: Config, share: int) -> Deployme
 
 def check_recoveries(config: Config) -> None:
     """Raise ConfigError for a recovery rule that cannot be switched off."""
-    from unisono.engine.interventions.controller import SWITCHABLE
+    from unisono.core.recovery_rules import SWITCHABLE
 
     for index, entry in enumerate(config.model_list):
         for rule in entry.unisono.recoveries:

@@ -22,10 +22,14 @@ ENDOFTEXT = 199999
 FIRST_SPECIAL = 199998
 # Rows of the model's embedding: ids in range(VOCABULARY) are legal input.
 VOCABULARY = 201088
+# Context window of gpt-oss in tokens, for backends that do not report theirs.
+DEFAULT_CONTEXT = 131_072
 
 # Ids that end an assistant turn; always sent to the backend. Source: openai-harmony's
 # `stop_tokens_for_assistant_actions`.
 STOP_TOKENS = (RETURN, CALL)
+# Ids that end every generation, whether they are sent to the backend or not.
+ALL_STOP_TOKENS = frozenset({*STOP_TOKENS, ENDOFTEXT})
 
 
 class FinishReason(StrEnum):

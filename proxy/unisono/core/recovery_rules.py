@@ -9,6 +9,17 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Final
 
+# Names of rules that several modules report or compare.
+CODE_FENCE: Final = "code-fence"
+REASONING_BUDGET: Final = "reasoning-budget"
+REGENERATED_ANSWER: Final = "regenerated-answer"
+REGENERATED_CALL: Final = "regenerated-call"
+REPETITION: Final = "repetition"
+TOOL_NOT_ALLOWED: Final = "tool-not-allowed"
+
+# Rules that a request may switch off.
+SWITCHABLE: Final = frozenset({REGENERATED_CALL, REGENERATED_ANSWER, CODE_FENCE, REPETITION})
+
 # Recoveries from malformed Harmony output.
 PARSING_RULES: Final[Mapping[str, str]] = {
     "bad-token": "An id outside the vocabulary was dropped.",
@@ -52,13 +63,13 @@ PARSING_RULES: Final[Mapping[str, str]] = {
 OF_THE_ANSWER: Final[Mapping[str, str]] = {
     "analysis-only": "The model stopped after its reasoning, without an answer; an answer was opened and the model "
     "continued.",
-    "code-fence": "A code fence surrounded an answer that must be JSON; the fence was removed.",
-    "reasoning-budget": "The reasoning budget was used up; the model had to answer or to call a tool.",
-    "regenerated-answer": "An answer did not have the required format; it was generated again.",
-    "regenerated-call": "A call had invalid arguments; it was generated again.",
-    "repetition": "The output repeated itself. Reasoning was closed, blanks in JSON were removed, or the output was "
+    CODE_FENCE: "A code fence surrounded an answer that must be JSON; the fence was removed.",
+    REASONING_BUDGET: "The reasoning budget was used up; the model had to answer or to call a tool.",
+    REGENERATED_ANSWER: "An answer did not have the required format; it was generated again.",
+    REGENERATED_CALL: "A call had invalid arguments; it was generated again.",
+    REPETITION: "The output repeated itself. Reasoning was closed, blanks in JSON were removed, or the output was "
     "stopped.",
-    "tool-not-allowed": "The model called a tool that the request does not allow; the call was not emitted.",
+    TOOL_NOT_ALLOWED: "The model called a tool that the request does not allow; the call was not emitted.",
 }
 
 # Recoveries from invalid calls of server tools.

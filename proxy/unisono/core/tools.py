@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Protocol, TypeAlias
 
-from unisono.core.conversation import Json
+from unisono.core.conversation import Json, Tokens
 from unisono.core.tool_arguments import ToolArguments
 
 
@@ -185,6 +185,21 @@ class ToolList:
     tools: tuple[HostedTool, ...]
     digest: str
     left_out: tuple[LeftOutTool, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class ServerToolCall:
+    """A call of a server tool as the model wrote it; `arguments` is its unparsed text.
+
+    `approval` is the id of the granted approval, for a call that is in the conversation already. Such a call has no
+    tokens.
+    """
+
+    call_id: str
+    name: str
+    arguments: str
+    tokens: Tokens = ()
+    approval: str = ""
 
 
 @dataclass(frozen=True, slots=True)

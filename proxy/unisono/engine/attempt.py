@@ -148,6 +148,7 @@ class SlotSession:
             regenerable=regenerable and self.has_slot,
         )
         action = decide(kind, progress, options)
+        # The same deployment generates again: its slot stays held, and it did not fail.
         if action is Action.RESTART and not options.available:
             return action
         self.fail(error, moves=action in NEXT_ATTEMPTS)
@@ -157,6 +158,7 @@ class SlotSession:
             assert found.later_s is not None
             await asyncio.sleep(found.later_s)
             self._route.retry_failed()
+            # After the pause, the deployment that failed counts as available.
             return decide(kind, progress, replace(options, available=True))
         return action
 
@@ -174,6 +176,7 @@ class SlotSession:
 
     def pause(self) -> None:
         """Release the held slot, if any, as successful; stop the clock until one is acquired."""
+        # A slot on which no request was sent tells nothing about its deployment.
         if self.slot is not None and self._is_used:
             self.slot.succeeded()
         self.release()
@@ -200,7 +203,7 @@ class AttemptTelemetry:
         self, report: GenerationReport, request: GenerationRequest, deployment: str, job: CompletionJob, step: int
     ) -> None:
         self._report = report
-        self._recorded = request.recorded
+        self._records_prompts = request.records_prompts
         self._deployment = deployment
         self._job = job
         self._step = step
@@ -208,7 +211,6 @@ class AttemptTelemetry:
         self.pace = Pace()
         self.cached: int | None = None
         self.finish = ""
-        self.failure = ""
 
     def record_chunk(self, chunk: Chunk, tokens: int, now: float) -> None:
         """Record a chunk with `tokens` tokens, received at `now` by the monotonic clock."""
@@ -228,17 +230,19 @@ class AttemptTelemetry:
 
         At its end, add it to the report, inform the slot, and close the stream.
         """
+        failure = ""
         try:
             async with slot.first_token_limit():
                 yield
         except UnisonoError as error:
-            self.failure = error.code
+            failure = error.code
             if isinstance(error, ContextTooLong):
                 self._add_counts(error, slot.capabilities.context or 0)
             raise
         finally:
-            self._add_to_report()
-            self._record_times(slot)
+            self._add_to_report(failure)
+            if not failure:
+                self._record_times(slot)
             slot.record_usage(len(self._job.prompt.tokens) + self.pace.tokens)
             if isinstance(stream, AsyncGenerator):
                 await stream.aclose()
@@ -250,6 +254,7 @@ class AttemptTelemetry:
         """
         prompt_tokens = len(self._job.prompt.tokens)
         error.limit = error.limit or limit
+        # A prompt that exceeds the limit by itself is the exact reason, whatever the backend counted.
         if prompt_tokens >= error.limit:
             error.tokens = prompt_tokens
         elif not error.tokens:
@@ -258,13 +263,13 @@ class AttemptTelemetry:
 
     def _record_times(self, slot: Slot) -> None:
         first_at, cached = self.pace.first, self.cached
-        if first_at is None or self.failure:
+        if first_at is None:
             return
         first_token_s = first_at - self._report.began - self._began_s
         read_tokens = None if cached is None else max(len(self._job.prompt.tokens) - cached, 0)
         slot.record_attempt(first_token_s, self.pace.largest_gap_s or None, read_tokens)
 
-    def _add_to_report(self) -> None:
+    def _add_to_report(self, failure: str) -> None:
         pace, report = self.pace, self._report
         prompt = self._job.prompt.tokens
         report.facts.steps.append(
@@ -278,10 +283,10 @@ class AttemptTelemetry:
                 cached_tokens=self.cached,
                 generated=pace.tokens,
                 finish=self.finish,
-                failure=self.failure,
+                failure=failure,
                 gaps=pace.gaps,
                 gaps_s=pace.gaps_s,
-                prompt=prompt if self._recorded else (),
+                prompt=prompt if self._records_prompts else (),
             )
         )
 
@@ -326,6 +331,7 @@ class TokenCap:
 
     def tokens_to_encode(self, tokens: Sequence[int]) -> int:
         """Return the number of tokens whose text `counted` encodes again for some more tokens."""
+        # The text is encoded again only when the guessed count may have passed the limit.
         is_due = self._is_guessed and self._count + len(tokens) > self._next_check
         return len(self._seen) + len(tokens) if is_due else 0
 

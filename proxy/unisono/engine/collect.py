@@ -63,7 +63,7 @@ async def collect_run(batches: AsyncIterable[list[Event]]) -> CollectedAnswer:
 
     Only the events needed for the result are buffered.
     """
-    kept: list[Event] = []
+    needed: list[Event] = []
     async for batch in batches:
-        kept += (event for event in batch if not isinstance(event, Delta))
-    return collect(kept)
+        needed += (event for event in batch if not isinstance(event, Delta))
+    return collect(needed)

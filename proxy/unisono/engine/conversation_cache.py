@@ -33,7 +33,7 @@ from unisono.core.events import Closed, HostedCall, Reasoning, Text, ToolCall
 Generated = AssistantReasoning | AssistantMessage | AssistantCall
 
 # An item of an answer: results of server tools stand between the model's own items.
-Kept = Generated | ToolResult
+StoredItem = Generated | ToolResult
 
 MAX_DATES = 10_000
 MAX_BYTES = 32 * 1024 * 1024
@@ -48,25 +48,25 @@ class _Entry:
     As objects, tokens take 40 bytes each.
     """
 
-    items: tuple[Kept, ...]
+    items: tuple[StoredItem, ...]
     tokens: tuple[bytes, ...]
     size: int
 
     @classmethod
-    def of(cls, items: Sequence[Kept]) -> _Entry:
+    def of(cls, items: Sequence[StoredItem]) -> _Entry:
         tokens = tuple(b"" if isinstance(item, ToolResult) else array("I", item.tokens).tobytes() for item in items)
         bare = tuple(item if isinstance(item, ToolResult) else replace(item, tokens=()) for item in items)
         texts = sum(getsizeof(text) for item in bare for text in _texts(item))
         return cls(bare, tokens, ENTRY_BYTES + texts + sum(map(getsizeof, (*bare, *tokens))))
 
-    def restored(self) -> tuple[Kept, ...]:
+    def restored(self) -> tuple[StoredItem, ...]:
         return tuple(
             item if isinstance(item, ToolResult) else replace(item, tokens=tuple(array("I", tokens)))
             for item, tokens in zip(self.items, self.tokens, strict=True)
         )
 
 
-def _texts(item: Kept) -> tuple[str, ...]:
+def _texts(item: StoredItem) -> tuple[str, ...]:
     match item:
         case AssistantCall():
             return item.call_id, item.name, item.arguments
@@ -99,20 +99,20 @@ class ConversationCache:
         A `dated` conversation keeps its own date.
         """
         items: list[Item] = []
-        said: list[Generated] = []
-        told = frozenset(item.call_id for item in conversation.items if isinstance(item, AssistantCall))
+        turn: list[Generated] = []
+        sent = frozenset(item.call_id for item in conversation.items if isinstance(item, AssistantCall))
         for item in conversation.items:
             match item:
                 case AssistantReasoning() | AssistantMessage():
-                    said.append(item)
+                    turn.append(item)
                 case AssistantCall():
-                    items += self._recall_call(tenant, said, item, told)
-                    said = []
+                    items += self._recall_call(tenant, turn, item, sent)
+                    turn = []
                 case UserMessage() | DeveloperMessage() | ToolResult():
-                    items += self._recall_answer(tenant, said)
-                    said = []
+                    items += self._recall_answer(tenant, turn)
+                    turn = []
                     items.append(item)
-        items += self._recall_answer(tenant, said)
+        items += self._recall_answer(tenant, turn)
         recalled = replace(conversation, items=tuple(items))
         if dated:
             return recalled
@@ -125,65 +125,65 @@ class ConversationCache:
         *,
         opened: str = "",
         results: Mapping[str, ToolResult] | None = None,
-        shown: Collection[str] = (),
+        visible: Collection[str] = (),
     ) -> None:
         """Store the items that the model generated for one request."""
         # `opened` is the beginning of the first message, if the client wrote it. The message's tokens include it, its
-        # text does not. `results` are the results of server tools, by call id. `shown` are labels of servers whose
+        # text does not. `results` are the results of server tools, by call id. `visible` are labels of servers whose
         # calls and results the client sends back. The client never sees calls of other servers, although the model did.
-        said: list[Kept] = []
-        visible: list[AssistantMessage] = []
-        before = 0  # index in `said` of the first item after the last emitted call
-        handed: tuple[bytes, tuple[Kept, ...]] | None = None
+        turn: list[StoredItem] = []
+        messages: list[AssistantMessage] = []
+        before = 0  # index in `turn` of the first item after the last emitted call
+        handed: tuple[bytes, tuple[StoredItem, ...]] | None = None
         for event in closed:
             if isinstance(event.item, HostedCall) and event.item.approval:
-                # The call is in the conversation already.
-                continue
+                continue  # the call is in the conversation already
+            # An incomplete item has no tokens. What follows it cannot be restored exactly.
             if not event.tokens:
                 return
             opened, begun = "", opened
             match event.item:
                 case Reasoning():
-                    said.append(AssistantReasoning(event.text, event.tokens))
+                    turn.append(AssistantReasoning(event.text, event.tokens))
                 case Text(phase=phase):
                     message = AssistantMessage(begun + event.text, phase, event.tokens)
-                    said.append(message)
-                    visible.append(message)
+                    turn.append(message)
+                    messages.append(message)
                     if phase is Phase.FINAL:
-                        self._keep_answer(tenant, visible)
-                        said, before = [], 0
+                        self._store_answer(tenant, messages)
+                        turn, before = [], 0
                 case ToolCall(call_id=call_id, name=name):
-                    said.append(AssistantCall(call_id, name, event.text, event.tokens))
-                    handed = (_key(tenant, "call", call_id), tuple(said))
-                    self._keep(*handed)
-                    said, visible, before = [], [], 0
+                    turn.append(AssistantCall(call_id, name, event.text, event.tokens))
+                    handed = (_key(tenant, "call", call_id), tuple(turn))
+                    self._store(*handed)
+                    turn, messages, before = [], [], 0
                 case HostedCall(call_id=call_id, name=name, server=server):
-                    said.append(AssistantCall(call_id, name, event.text, event.tokens))
-                    if server in shown:
-                        self._keep(_key(tenant, "call", call_id), tuple(said[before:]))
+                    turn.append(AssistantCall(call_id, name, event.text, event.tokens))
+                    if server in visible:
+                        self._store(_key(tenant, "call", call_id), tuple(turn[before:]))
                     if results is not None and call_id in results:
-                        said.append(results[call_id])
-                    before = len(said) if server in shown else before
-        if handed is not None and said and all(isinstance(item, AssistantCall | ToolResult) for item in said):
+                        turn.append(results[call_id])
+                    before = len(turn) if server in visible else before
+        if handed is not None and turn and all(isinstance(item, AssistantCall | ToolResult) for item in turn):
             # Server calls made beside the client's calls are restored with the last of those.
             key, items = handed
-            self._keep(key, (*items, *said))
+            self._store(key, (*items, *turn))
 
-    def _keep_answer(self, tenant: str, messages: Sequence[AssistantMessage]) -> None:
-        self._keep(_key(tenant, "answer", messages[-1].text), messages[-1:])
+    def _store_answer(self, tenant: str, messages: Sequence[AssistantMessage]) -> None:
+        self._store(_key(tenant, "answer", messages[-1].text), messages[-1:])
         if len(messages) > 1:
             # Chat clients send all messages of an answer back as one text.
-            self._keep(_key(tenant, "answer", join_messages(each.text for each in messages)), messages)
+            self._store(_key(tenant, "answer", join_messages(each.text for each in messages)), messages)
 
     def _recall_call(
-        self, tenant: str, said: Sequence[Generated], call: AssistantCall, told: Collection[str]
+        self, tenant: str, turn: Sequence[Generated], call: AssistantCall, sent: Collection[str]
     ) -> Sequence[Item]:
-        kept = _untold(self._find(_key(tenant, "call", call.call_id)), call.call_id, told)
-        return kept if _same_turn(kept, said, call) else (*said, call)
+        stored = _without_sent(self._find(_key(tenant, "call", call.call_id)), call.call_id, sent)
+        return stored if _same_turn(stored, turn, call) else (*turn, call)
 
-    def _recall_answer(self, tenant: str, said: Sequence[Generated]) -> Sequence[Item]:
+    def _recall_answer(self, tenant: str, turn: Sequence[Generated]) -> Sequence[Item]:
         items: list[Item] = []
-        for item in said:
+        for item in turn:
             items += self._answer(tenant, item) if isinstance(item, AssistantMessage) else (item,)
         return items
 
@@ -208,15 +208,16 @@ class ConversationCache:
             self._dates.popitem(last=False)
         return date
 
-    def _find(self, key: bytes) -> tuple[Kept, ...]:
+    def _find(self, key: bytes) -> tuple[StoredItem, ...]:
         entry = self._entries.get(key)
         if entry is None:
             return ()
         self._entries.move_to_end(key)
         return entry.restored()
 
-    def _keep(self, key: bytes, items: Sequence[Kept]) -> None:
+    def _store(self, key: bytes, items: Sequence[StoredItem]) -> None:
         entry = _Entry.of(items)
+        # One long turn must not evict the turns of all other conversations.
         if entry.size > self._max_bytes * MAX_ENTRY_SHARE:
             return
         replaced = self._entries.pop(key, None)
@@ -226,31 +227,31 @@ class ConversationCache:
             self._size -= self._entries.popitem(last=False)[1].size
 
 
-def _untold(kept: Sequence[Kept], call_id: str, told: Collection[str]) -> Sequence[Kept]:
+def _without_sent(stored: Sequence[StoredItem], call_id: str, sent: Collection[str]) -> Sequence[StoredItem]:
     """Return the part of a turn that belongs to a call, without what the client sends itself.
 
-    `told` are the ids of the calls that the client sends. The part begins after the last of them before this call. It
+    `sent` are the ids of the calls that the client sends. The part begins after the last of them before this call. It
     also includes items after the call that belong to none of them.
     """
 
-    def is_told(item: Kept) -> bool:
-        return isinstance(item, AssistantCall | ToolResult) and item.call_id != call_id and item.call_id in told
+    def is_sent(item: StoredItem) -> bool:
+        return isinstance(item, AssistantCall | ToolResult) and item.call_id != call_id and item.call_id in sent
 
-    own = next((place for place, item in enumerate(kept) if _is_call(item, call_id)), len(kept))
-    begin = max((place + 1 for place, item in enumerate(kept[:own]) if is_told(item)), default=0)
-    return (*kept[begin:own], *(item for item in kept[own:] if not is_told(item)))
+    own = next((place for place, item in enumerate(stored) if _is_call(item, call_id)), len(stored))
+    begin = max((place + 1 for place, item in enumerate(stored[:own]) if is_sent(item)), default=0)
+    return (*stored[begin:own], *(item for item in stored[own:] if not is_sent(item)))
 
 
-def _is_call(item: Kept, call_id: str) -> bool:
+def _is_call(item: StoredItem, call_id: str) -> bool:
     return isinstance(item, AssistantCall) and item.call_id == call_id
 
 
-def _same_turn(kept: Sequence[Kept], said: Sequence[Generated], call: AssistantCall) -> bool:
+def _same_turn(stored: Sequence[StoredItem], turn: Sequence[Generated], call: AssistantCall) -> bool:
     """Return whether a client's version of a turn matches the stored one.
 
     All parts that the client sends must be equal. It may omit reasoning and preambles, which it need not know.
     """
-    own = next((item for item in kept if _is_call(item, call.call_id)), None)
+    own = next((item for item in stored if _is_call(item, call.call_id)), None)
     if (
         not isinstance(own, AssistantCall)
         or own.name != call.name
@@ -258,22 +259,23 @@ def _same_turn(kept: Sequence[Kept], said: Sequence[Generated], call: AssistantC
     ):
         return False
     for kind, join in ((AssistantReasoning, "".join), (AssistantMessage, join_messages)):
-        given = join([item.text for item in said if isinstance(item, kind)])
-        if given and given != join([item.text for item in kept if isinstance(item, kind)]):
+        given = join([item.text for item in turn if isinstance(item, kind)])
+        # A client may omit reasoning and preambles, but it must not have changed them.
+        if given and given != join([item.text for item in stored if isinstance(item, kind)]):
             return False
     return True
 
 
-def _same_arguments(kept: str, given: str) -> bool:
+def _same_arguments(stored: str, given: str) -> bool:
     """Return whether both are the same text, or the same JSON.
 
     Some APIs pass arguments as an object, and the client then serializes it differently. Numbers are compared with the
     precision of common JSON readers.
     """
-    if kept == given:
+    if stored == given:
         return True
     try:
-        return bool(json.loads(kept, parse_int=float) == json.loads(given, parse_int=float))
+        return bool(json.loads(stored, parse_int=float) == json.loads(given, parse_int=float))
     except (ValueError, RecursionError):
         return False
 

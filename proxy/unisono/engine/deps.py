@@ -99,12 +99,12 @@ class RefusedConstraints:
 def _digest(constraint: Constraint) -> bytes:
     match constraint:
         case JsonSchema(schema):
-            said = json.dumps(schema)
+            content = json.dumps(schema)
         case AnyJson():
-            said = ""
+            content = ""
         case OneOf(texts):
-            said = json.dumps(texts)
-    return blake2b(f"{constraint.kind} {said}".encode(), digest_size=16).digest()
+            content = json.dumps(texts)
+    return blake2b(f"{constraint.kind} {content}".encode(), digest_size=16).digest()
 
 
 @dataclass(frozen=True, slots=True)
@@ -218,8 +218,8 @@ class EngineDeps:
         hosted = None
         if loop is not None:
             offers = await loop.offers() if offers is None else offers
-            hosted = OfferedServerTools(request.hosting or ServerTools(), offers, [tool.name for tool in client])
-        conversation = self.memory.recall(request.tenant, request.conversation, dated=request.dated)
+            hosted = OfferedServerTools(request.server_tools or ServerTools(), offers, [tool.name for tool in client])
+        conversation = self.memory.recall(request.tenant, request.conversation, dated=request.keeps_date)
         if request.form is not None:
             conversation = replace(conversation, preamble=replace(conversation.preamble, form=request.form))
         if client and not request.calls_allowed:
@@ -247,9 +247,9 @@ class EngineDeps:
 
         Raises UnsupportedValue if the gateway runs no tools.
         """
-        hosting = request.hosting
-        if hosting is None or not (hosting.servers or hosting.decisions):
+        server_tools = request.server_tools
+        if server_tools is None or not (server_tools.servers or server_tools.decisions):
             return None
         if self.tools is None:
             raise UnsupportedValue("This gateway runs no tools itself.", param=request.fields.tools)
-        return ToolLoop(self.tools, hosting, report, request.span)
+        return ToolLoop(self.tools, server_tools, report, request.span)

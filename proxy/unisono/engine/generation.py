@@ -23,7 +23,6 @@ from unisono.engine.output import OutputReader
 from unisono.engine.prompt_builder import PromptBuilder
 from unisono.engine.request import BatchStream, GenerationReport, GenerationRequest
 from unisono.engine.step_runner import StepRunner, replay_journal, settled
-from unisono.engine.steps import RunTools
 from unisono.errors import BackendError, CannotGoOn, ContextTooLong
 
 
@@ -37,7 +36,6 @@ class HarmonyGeneration(BatchStream):
         # A journal is replayed once for each attempt, with the same call ids.
         self._seed = request.seed or (deps.new_call_id() if request.journal else "")
         self._has_output = False  # something was emitted beyond the events of the request's journal
-        self._known_length = 0  # length of the journal before anything is generated
         self._buffered: list[Event] = []  # events that were not emitted yet
         self._lost_tokens = 0  # generated tokens that are not part of the answer
         self._regenerations = 0  # number of regenerations because no backend could continue the text
@@ -58,6 +56,7 @@ class HarmonyGeneration(BatchStream):
                         if events := self._to_emit(batch, reader, runner):
                             yield events
                 runner.session.resume()
+                # The results of approved calls belong to the conversation that the first prompt renders.
                 if reader.round is not None:
                     prepared = replace(prepared, conversation=reader.round.with_results(prepared.conversation))
             builder = PromptBuilder(
@@ -105,11 +104,13 @@ class HarmonyGeneration(BatchStream):
         Raises the error if the request ends.
         """
         transcript = reader.transcript
+        # A text backend cannot continue inside a character. Without its first bytes, the same backend may continue.
         continues_here = runner.session.has_slot and isinstance(error, CannotGoOn) and not reader.is_step_complete
         if continues_here and await settled(reader, transcript.drop_incomplete_character):
             return reader
+        # Server tools may have had effects, so an answer with tools never starts over. Neither does emitted output.
         can_restart = prepared.loop is None and not self._has_output
-        has_generated = can_restart and len(transcript.journal.numbers) > self._known_length
+        has_generated = can_restart and len(transcript.journal.numbers) > reader.known_length
         regenerable = self._regenerations < MAX_REGENERATIONS and (transcript.can_drop or has_generated)
         action = await runner.session.recover(
             error,
@@ -168,7 +169,6 @@ class HarmonyGeneration(BatchStream):
             hosted=prepared.hosted,
             violation=deps.violation,
         )
-        self._known_length = len(request.journal or reader.transcript.journal.numbers)
         if not request.journal:
             return reader, []
         return reader, await replay_journal(reader, request.journal, deps.renderer.opening(conversation))
@@ -215,7 +215,7 @@ class HarmonyGeneration(BatchStream):
                     yield events
                 continue
             reason = reason or FinishReason.STOP
-            if isinstance(reader.next_step, RunTools) and prepared.loop is not None:
+            if reader.should_run_tools and prepared.loop is not None:
                 if events:
                     yield events
                 runner.session.pause()
@@ -252,7 +252,7 @@ class HarmonyGeneration(BatchStream):
             reader.items.closed,
             opened=request.conversation.prefill or "",
             results=reader.items.results_by_call if reader.round is not None else None,
-            shown=() if request.hosting is None else request.hosting.shown,
+            visible=() if request.server_tools is None else request.server_tools.visible,
         )
         usage = await builder.count_prompt(reader.items.context) + finished.usage
         return replace(finished, usage=replace(usage, completion_tokens=usage.completion_tokens + self._lost_tokens))

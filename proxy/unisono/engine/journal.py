@@ -19,14 +19,11 @@ from typing import Final, TypeAlias
 
 from unisono.core.conversation import Json
 from unisono.core.events import Closed, Event, HostedCall, Repaired
-from unisono.core.generation import ENDOFTEXT, STOP_TOKENS, Capabilities, OutputForm
+from unisono.core.generation import ALL_STOP_TOKENS, Capabilities, OutputForm
 from unisono.errors import StoreUnreadable
 
 # Journal number after the last token of a step that another step followed. No token has this id.
 STEP_ENDED = 0xFFFF_FFFF
-
-
-LISTED: Final = "listed"
 
 
 # Numbers from here on are marks. They are far above every token id, and fit into 32 bits.
@@ -35,7 +32,6 @@ NOTE: Final = FIRST_MARK + 8
 # key of a note that belongs to the component that started the request; it does not affect the answer
 NOTED: Final = "noted"
 BYTES_PER_NUMBER: Final = 3  # bytes of a note per number, so that no number can be a mark
-STOPS: Final = frozenset({*STOP_TOKENS, ENDOFTEXT})  # tokens that end every generation
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,6 +73,7 @@ class JournalEntry:
         """Return the note as journal numbers."""
         text = json.dumps(self.value, ensure_ascii=False, separators=(",", ":"), sort_keys=True)
         data = text.encode("utf-8", "surrogatepass")
+        # The number of bytes stands before them, so that the padding is not read.
         padded = data + bytes(-len(data) % BYTES_PER_NUMBER)
         packed = [a << 16 | b << 8 | c for a, b, c in zip(padded[::3], padded[1::3], padded[2::3], strict=True)]
         return [NOTE, len(data), *packed]
@@ -106,6 +103,19 @@ def parts_of(journal: Sequence[int]) -> Iterator[Part]:
         yield journal[begin:]
 
 
+@dataclass(frozen=True, slots=True)
+class JournalSegment:
+    """The current step up to the last note.
+
+    `start` is the position in the journal after that note. `tail` is the tail of the step's prompt at that position.
+    `generated` is the number of tokens generated in the step before it.
+    """
+
+    start: int = 0
+    tail: Sequence[int] = ()
+    generated: int = 0
+
+
 class JournalWriter:
     """Writer of a journal, which also tracks the tail of the current step's prompt.
 
@@ -116,23 +126,26 @@ class JournalWriter:
     def __init__(self) -> None:
         self.numbers: list[int] = []
         self.source = TokenSource()
-        self.segment_start = 0  # position after the last entry or step mark
-        self._before: list[int] = []  # the tail before that position
-        self._generated = 0  # number of tokens generated in the step before that position
+        self._segment = JournalSegment()
+
+    @property
+    def read(self) -> int:
+        """Return the number of journal numbers after the last entry or step mark."""
+        return len(self.numbers) - self._segment.start
 
     @property
     def new_tokens(self) -> list[int]:
         """Return the tokens after the last entry."""
-        return [number for number in self.numbers[self.segment_start :] if number < FIRST_MARK]
+        return [number for number in self.numbers[self._segment.start :] if number < FIRST_MARK]
 
     @property
     def tail(self) -> list[int]:
         """Return the tail of the current step's prompt: generated and inserted tokens."""
-        return [*self._before, *self.new_tokens]
+        return [*self._segment.tail, *self.new_tokens]
 
     @property
     def tail_length(self) -> int:
-        return len(self._before) + len(self.new_tokens)
+        return len(self._segment.tail) + len(self.new_tokens)
 
     @property
     def inserted(self) -> int:
@@ -140,25 +153,24 @@ class JournalWriter:
 
         It is negative if tokens were cut.
         """
-        return len(self._before) - self._generated
+        return len(self._segment.tail) - self._segment.generated
 
     @property
     def is_ended(self) -> bool:
         """Return whether the step's last token ends every generation."""
-        last = self.numbers[-1:] if self.segment_start < len(self.numbers) else self._before[-1:]
-        return bool(last) and last[0] in STOPS
+        last = self.numbers[-1:] if self.read else self._segment.tail[-1:]
+        return bool(last) and last[0] in ALL_STOP_TOKENS
 
     def add_entry(self, entry: JournalEntry, tail: Sequence[int] | None = None) -> None:
         """Add an entry; `tail` replaces the tail if it is changed."""
-        self._generated += len(self.new_tokens)
-        self._before = self.tail if tail is None else list(tail)
+        generated = self._segment.generated + len(self.new_tokens)
+        tail = self.tail if tail is None else list(tail)
         self.numbers += entry.numbers()
-        self.segment_start = len(self.numbers)
+        self._segment = JournalSegment(len(self.numbers), tail, generated)
 
     def end_step(self) -> None:
         self.numbers.append(STEP_ENDED)
-        self.segment_start = len(self.numbers)
-        self._before, self._generated = [], 0
+        self._segment = JournalSegment(len(self.numbers))
 
     def set_source(self, source: TokenSource) -> None:
         if source != self.source:
@@ -219,13 +231,13 @@ def mended(tokens: Sequence[int], waiting: deque[Repaired], position: int = 0) -
 
     Repairs up to the end of the tokens are yielded and removed from `waiting`.
     """
-    shown = 0
+    begin = 0
     while waiting and waiting[0].position <= position + len(tokens):
-        upto = max(waiting[0].position - position, shown)
-        yield tokens[shown:upto]
+        upto = max(waiting[0].position - position, begin)
+        yield tokens[begin:upto]
         yield waiting.popleft()
-        shown = upto
-    yield tokens[shown:]
+        begin = upto
+    yield tokens[begin:]
 
 
 def must_be_kept(batch: Sequence[Event]) -> bool:

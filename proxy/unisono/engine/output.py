@@ -19,10 +19,10 @@ from unisono.engine.interventions.controller import InterventionController
 from unisono.engine.interventions.message_gate import MessageGate
 from unisono.engine.interventions.requirements import requirements_of
 from unisono.engine.interventions.stop_strings import StopStrings
-from unisono.engine.journal import LISTED, NOTED, JournalEntry, JournalMarker, TokenSource, parts_of
+from unisono.engine.journal import NOTED, JournalEntry, JournalMarker, TokenSource, parts_of
 from unisono.engine.request import GenerationRequest
-from unisono.engine.server_tools.calls import CALL, CallOutcome, ToolRound
-from unisono.engine.server_tools.tools import OfferedServerTools
+from unisono.engine.server_tools.calls import CALL, CallOutcome, Note, ToolRound
+from unisono.engine.server_tools.tools import LISTED, OfferedServerTools, decided_calls
 from unisono.engine.steps import (
     LATE_CALL,
     AnswerDone,
@@ -74,8 +74,9 @@ class OutputReader:
         self._recoveries = recoveries
         self._final_header = final_header
         self._state = AnswerState()  # at the end of the last step
-        self._is_call_cut = False  # server tool calls were dropped because the answer was cut
         self.tokens_before_step = 0  # tokens generated in earlier steps
+        # length of the journal before anything is generated
+        self.known_length = len(request.journal or self.transcript.journal.numbers)
         calls = () if self.round is None else tuple(self.round.calls)
         self.next_step: Step = RunTools(calls) if calls else Generate()  # action after the last step
 
@@ -103,11 +104,16 @@ class OutputReader:
     def is_step_complete(self) -> bool:
         """Return whether no backend can add anything to the current step."""
         transcript = self.transcript
-        return transcript.journal.is_ended or transcript.limits.is_broken_off or self.stop_sequence is not None
+        return transcript.journal.is_ended or transcript.is_broken_off or self.stop_sequence is not None
 
     @property
     def is_complete(self) -> bool:
         return isinstance(self.next_step, AnswerDone) or self.stop_sequence is not None
+
+    @property
+    def should_run_tools(self) -> bool:
+        """Return whether the calls of `round` follow the last step."""
+        return isinstance(self.next_step, RunTools)
 
     @property
     def is_handed_back(self) -> bool:
@@ -165,11 +171,8 @@ class OutputReader:
             self.round.start(self.next_step.calls)
             return events
         self._filter.drop_calls()
-        if self.stop_sequence is not None:
-            return events
-        if reason is FinishReason.STOP:
-            return events + self._record([Repaired(LATE_CALL, self.token_count)])
-        self._is_call_cut = True
+        if self.stop_sequence is None and reason is FinishReason.STOP:
+            events += self._record([Repaired(LATE_CALL, self.token_count)])
         return events
 
     def open_final(self) -> list[Event]:
@@ -186,15 +189,15 @@ class OutputReader:
         handed = paused or (self.is_handed_back and self._state.needs_client)
         self.transcript.controller.finish(handed=handed)
         finished = self.transcript.router.finished(reason, self.stop_sequence)
-        return replace(finished, cut_call=finished.cut_call or self._is_call_cut, paused=paused)
+        cut_call = finished.cut_call or (self._state.has_cut_tools and self.stop_sequence is None)
+        return replace(finished, cut_call=cut_call, paused=paused)
 
     # -- server tools
 
     def list_tools(self) -> list[Event]:
         """List the tools of the servers for the client, before anything else."""
         assert self.round is not None
-        self.transcript.add_entry(self.round.tools.note())
-        return self._record(self.round.tool_lists())
+        return self._record_note(self.round.tools.note(), self.round.tool_lists())
 
     def announce_call(self, *, late: bool) -> list[Event]:
         """Begin the next call of the round. `late`: the time for tools has passed."""
@@ -205,15 +208,18 @@ class OutputReader:
     def record_outcome(self, outcome: CallOutcome) -> list[Event]:
         """Report the outcome of the call that was emitted last."""
         assert self.round is not None
-        entry, events, result = self.round.record(outcome, self.token_count)
-        self.transcript.add_entry(entry)
+        note, events, result = self.round.record(outcome, self.token_count)
         if result is not None:
             self.items.add_result(result)
-        return self._record(events) + self._end_round()
+        return self._record_note(note, events) + self._end_round()
 
-    def _announce(self, entry: JournalEntry, events: list[Event]) -> list[Event]:
-        self.transcript.add_entry(entry)
-        return self._record(events) + self._end_round()
+    def _announce(self, note: Note, events: list[Event]) -> list[Event]:
+        return self._record_note(note, events) + self._end_round()
+
+    def _record_note(self, note: Note, events: list[Event]) -> list[Event]:
+        """Add a note to the journal, and record the events that a replay derives from it."""
+        self.transcript.add_entry(JournalEntry(note))
+        return self._record(events)
 
     def _end_round(self) -> list[Event]:
         """Decide on the next step and begin it, if the round is complete."""
@@ -226,18 +232,14 @@ class OutputReader:
             self.next_step = Generate()
             return []
         budget = self.round.budget
-        self._state = replace(
-            self._state,
-            has_run=True,
-            needs_client=self._state.needs_client or self.round.needs_approval,
-            exhausted=budget.exhausted,
-            paused=budget.paused,
+        self._state = self._state.after_tools(
+            needs_approval=self.round.needs_approval, exhausted=budget.exhausted, paused=budget.paused
         )
         self.next_step = next_step(self._state)
         match self.next_step:
             case Generate():
-                self.items.is_final_open = False
-                self.start_generation(())
+                self.items.start_step(is_final_open=False)
+                self.transcript.start_step((), is_first=False)
             case OpenFinal():
                 return self._start_final(self.next_step)
             case _:
@@ -268,8 +270,8 @@ class OutputReader:
     # -- internals
 
     def _start_final(self, step: OpenFinal) -> list[Event]:
-        self.items.is_final_open = True
-        self.start_generation(self._final_header())
+        self.items.start_step(is_final_open=True)
+        self.transcript.start_step(self._final_header(), is_first=False)
         return self._record([Repaired(step.rule, self.tokens_before_step)])
 
     def _end_step(self) -> None:
@@ -327,7 +329,11 @@ def transcript_of(
     violation: Violation | None,
 ) -> Transcript:
     """Return the transcript of an answer to `request`, at its beginning."""
-    requirements = requirements_of(request, tools, hosted)
+    approved, _ = (
+        ([], []) if request.server_tools is None else decided_calls(request.conversation, request.server_tools)
+    )
+    server_tools = None if hosted is None else hosted.every
+    requirements = requirements_of(request, tools, server_tools, [call.name for call in approved])
     controller = InterventionController(encoding, requirements)
     router = HarmonyRouter(
         encoding,
@@ -339,7 +345,7 @@ def transcript_of(
         parallel_calls=request.parallel_calls or hosted is not None,
         gate=MessageGate(controller, violation),
     )
-    transcript = Transcript(encoding, router, controller, is_noted=request.noted is not None)
-    if request.noted is not None and not request.journal:
-        transcript.add_entry(JournalEntry({NOTED: dict(request.noted)}))
+    transcript = Transcript(encoding, router, controller, is_noted=request.journal_note is not None)
+    if request.journal_note is not None and not request.journal:
+        transcript.add_entry(JournalEntry({NOTED: dict(request.journal_note)}))
     return transcript

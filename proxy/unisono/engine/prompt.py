@@ -30,10 +30,8 @@ from unisono.harmony.decode import Decoder, decoder_for
 from unisono.harmony.encoding import Encoding
 from unisono.harmony.header import Header
 from unisono.harmony.render import Renderer
+from unisono.harmony.retokenize import retokenized
 from unisono.harmony.tools import ToolSet
-from unisono.harmony.utf8_tail import unfinished
-
-DEFAULT_CONTEXT = 131_072  # context window of gpt-oss in tokens, for backends that do not report theirs
 
 # characters of text not rendered before; from this length on, encode in a thread (about 2 ms of work)
 OFF_LOOP_CHARS = 8_000
@@ -160,12 +158,12 @@ async def continue_prompt(
     `has_moved`: another backend generated before. `is_naming`: the prompt ends in the name of a tool. Raises CannotGoOn
     if a backend of these `capabilities` would read different tokens or could not continue there.
     """
-    asked = (encoding, rendered, tail, capabilities)
+    position = (encoding, rendered, tail, capabilities)
     if has_moved and tail:
-        _check_position(*asked, is_naming=is_naming)
+        _check_position(*position, is_naming=is_naming)
     if len(tail) > OFF_LOOP_TOKENS:
-        return await asyncio.to_thread(_continued, *asked, is_guessed)
-    return _continued(*asked, is_guessed)
+        return await asyncio.to_thread(_continued, *position, is_guessed)
+    return _continued(*position, is_guessed)
 
 
 def _check_position(
@@ -181,6 +179,7 @@ def _check_position(
     if not capabilities.prefill:
         raise CannotGoOn("This backend cannot continue an unfinished message; use a backend that accepts token ids.")
     marks = [token for token in tail if token >= FIRST_SPECIAL]
+    # Without any marker in the tail, the position follows from the prompt: in a header, unless it opens a body.
     in_header = marks[-1] in _HEADER if marks else not rendered.opening
     if capabilities.output is OutputForm.MARKERLESS and in_header and not is_naming:
         raise CannotGoOn(
@@ -194,28 +193,16 @@ def _continued(
     opening = Header(verbatim=True) if rendered.opening else None
     if not tail:
         return ContinuedPrompt(rendered.prompt, decoder_for(capabilities.output, encoding, opening))
+    # A backend would reject such a prompt or crash, and its failure would look like a fault of the backend.
     if not 0 <= min(tail) <= max(tail) < VOCABULARY:
         raise CannotGoOn(
             "This backend cannot continue the answer: it contains a token that the backend's model does not know."
         )
     decoder = decoder_for(capabilities.output, encoding, opening, tail)
-    exact = recut(encoding, tail) if is_guessed else tail
+    exact = retokenized(encoding, tail) if is_guessed else tail
     base = rendered.prompt
     text = None if base.text is None else base.text + _text_of(encoding, base.text, base.tokens, exact)
     return ContinuedPrompt(Prompt([*base.tokens, *exact], text), decoder, len(exact))
-
-
-def recut(encoding: Encoding, tail: Sequence[int]) -> list[int]:
-    """Return the same text between the same control tokens, cut as by the model's tokenizer."""
-    # An incomplete character is not text that can be cut again.
-    whole = len(tail) - unfinished(encoding, tail)
-    tail, rest = tail[:whole], tail[whole:]
-    recut: list[int] = []
-    begin = 0
-    for at in [at for at, token in enumerate(tail) if token >= FIRST_SPECIAL]:
-        recut += (*encoding.encode_generated(encoding.decode(tail[begin:at])), tail[at])
-        begin = at + 1
-    return [*recut, *encoding.encode_generated(encoding.decode(tail[begin:])), *rest]
 
 
 def _text_of(encoding: Encoding, before: str, tokens: Sequence[int], tail: Sequence[int]) -> str:

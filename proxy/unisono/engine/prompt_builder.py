@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from unisono.core.conversation import Conversation
-from unisono.core.generation import Capabilities, Chunk, OutputForm, Prompt, Usage
+from unisono.core.generation import DEFAULT_CONTEXT, Capabilities, Chunk, OutputForm, Prompt, Usage
 from unisono.core.matched_texts import OPENAI_PROMPT_TOO_LONG
 from unisono.core.prefix_blocks import blocks_of
 from unisono.core.route_protocol import RouteRequirements
-from unisono.engine.prompt import DEFAULT_CONTEXT, RenderedPrompt, fit, render, with_text
+from unisono.engine.prompt import ContinuedPrompt, RenderedPrompt, continue_prompt, fit, render, with_text
 from unisono.engine.request import GenerationReport, GenerationRequest
 from unisono.engine.steps import StepContext
 from unisono.errors import ContextTooLong
@@ -18,6 +18,19 @@ from unisono.harmony.render import Renderer
 from unisono.harmony.tools import ToolSet
 
 MIN_ANSWER_TOKENS = 1_024  # tokens reserved for an answer without a limit, if turns may be dropped for it
+
+
+@dataclass(frozen=True, slots=True)
+class StepPrompt:
+    """The rendered prompt of one step, and the same prompt with its text if a backend needed it."""
+
+    number: int
+    is_final_open: bool
+    rendered: RenderedPrompt
+    with_text: RenderedPrompt | None = None
+
+    def is_of(self, context: StepContext) -> bool:
+        return (self.number, self.is_final_open) == (context.number, context.is_final_open)
 
 
 class PromptBuilder:
@@ -40,9 +53,7 @@ class PromptBuilder:
         self._tools = tools
         self._report = report
         self._original = self.conversation = conversation
-        self._rendered = first
-        self._with_text: RenderedPrompt | None = None  # the same prompt with its text
-        self._step = (0, False)
+        self._current = None if first is None else StepPrompt(0, is_final_open=False, rendered=first)
         self._fitted_to = 0
         self.usage = Usage()
 
@@ -54,7 +65,7 @@ class PromptBuilder:
         `completed` is the number of generated tokens of the answer. `wants` are the constraint kinds that the backend
         should enforce.
         """
-        request, rendered = self._request, await self._prompt(context)
+        request, rendered = self._request, (await self._step_prompt(context)).rendered
         # Every block after generated tokens may differ from the prompt's, so they are computed only here.
         blocks: Sequence[int] = rendered.blocks
         if tail:
@@ -69,19 +80,43 @@ class PromptBuilder:
         if self._request.truncate and window != self._fitted_to:
             await self._fit(window)
         await self.count_prompt(context)
-        rendered = await self._prompt(context)
+        current = await self._step_prompt(context)
         if capabilities.prompt is not OutputForm.TEXT:
-            return rendered
-        if self._with_text is None:
-            conversation = context.extended(self.conversation)
-            self._with_text = await with_text(self._renderer, conversation, self._tools, rendered)
-        return self._with_text
+            return current.rendered
+        if current.with_text is not None:
+            return current.with_text
+        conversation = context.extended(self.conversation)
+        text = await with_text(self._renderer, conversation, self._tools, current.rendered)
+        self._current = replace(current, with_text=text)
+        return text
+
+    async def continued(
+        self,
+        rendered: RenderedPrompt,
+        tail: Sequence[int],
+        capabilities: Capabilities,
+        *,
+        is_guessed: bool,
+        has_moved: bool,
+        is_naming: bool,
+    ) -> ContinuedPrompt:
+        """Return the prompt that continues `rendered` after `tail`, as in `continue_prompt`."""
+        return await continue_prompt(
+            self._renderer.encoding,
+            rendered,
+            tail,
+            capabilities,
+            is_guessed=is_guessed,
+            has_moved=has_moved,
+            is_naming=is_naming,
+        )
 
     async def count_prompt(self, context: StepContext) -> Usage:
         """Return the known usage of the prompts, even without a backend."""
-        rendered = await self._prompt(context)
+        current = await self._step_prompt(context)
         if not self.usage.prompt_tokens:
-            first = rendered if not context.number else await self._render(self.conversation)
+            # A journal may begin in a later step, whose prompt also contains generated tokens.
+            first = current.rendered if not context.number else await self._render(self.conversation)
             self.usage = replace(self.usage, prompt_tokens=len(first.prompt.tokens))
             self._report.prompted = self.usage.prompt_tokens
         return self.usage
@@ -110,22 +145,22 @@ class PromptBuilder:
         if chunk.cached_tokens is not None and not self.usage.cached_tokens:
             self.usage = replace(self.usage, cached_tokens=min(chunk.cached_tokens, self.usage.prompt_tokens))
 
-    async def _prompt(self, context: StepContext) -> RenderedPrompt:
-        step = (context.number, context.is_final_open)
-        if self._rendered is None or step != self._step:
-            self._rendered, self._with_text = await self._render(context.extended(self.conversation)), None
-            self._step = step
+    async def _step_prompt(self, context: StepContext) -> StepPrompt:
+        if self._current is None or not self._current.is_of(context):
+            rendered = await self._render(context.extended(self.conversation))
+            self._current = StepPrompt(context.number, context.is_final_open, rendered)
             results = (self._renderer.item(result, self._tools) for result in context.results)
             self.usage = replace(self.usage, tool_output_tokens=sum(map(len, results)))
-        return self._rendered
+        return self._current
 
     async def _render(self, conversation: Conversation) -> RenderedPrompt:
         return await render(self._renderer, conversation, self._tools, self._request.cache_salt)
 
     async def _fit(self, window: int) -> None:
+        # In a small window, the room for the answer must not displace the conversation.
         wanted = min(self._request.max_tokens or MIN_ANSWER_TOKENS, window // 4)
         fitted = await fit(self._renderer, self._original, self._tools, window - wanted, self._request.cache_salt)
         if fitted.conversation is not self.conversation:
-            self.conversation, self._rendered = fitted.conversation, None
+            self.conversation, self._current = fitted.conversation, None
         self._fitted_to = window
         self._report.left_out = fitted.left_out

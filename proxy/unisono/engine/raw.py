@@ -11,14 +11,28 @@ from collections.abc import AsyncGenerator
 from contextlib import aclosing
 
 from unisono.core.events import Event
-from unisono.core.generation import Capabilities, CompletionJob, FinishReason, OutputForm, Prompt, Usage
+from unisono.core.generation import (
+    DEFAULT_CONTEXT,
+    Capabilities,
+    CompletionJob,
+    FinishReason,
+    OutputForm,
+    Prompt,
+    Usage,
+)
 from unisono.core.matched_texts import OPENAI_PROMPT_TOO_LONG
 from unisono.core.prefix_blocks import blocks_of
-from unisono.core.route_protocol import RouteRequirements, Slot
-from unisono.engine.attempt import AttemptTelemetry, Pauses, SlotSession, TokenCap, portions, receive
-from unisono.engine.deps import EngineDeps
+from unisono.core.route_protocol import DeploymentPool, RouteRequirements, Slot
+from unisono.engine.attempt import (
+    LONG_CHUNK_CHARS,
+    AttemptTelemetry,
+    Pauses,
+    SlotSession,
+    TokenCap,
+    portions,
+    receive,
+)
 from unisono.engine.failover import ENDS_EARLY, MAX_REGENERATIONS, Action, AttemptError, Progress
-from unisono.engine.prompt import DEFAULT_CONTEXT, OFF_LOOP_CHARS, OFF_LOOP_TOKENS, recut
 from unisono.engine.raw_text import RawText
 from unisono.engine.request import BatchStream, GenerationReport, GenerationRequest, RawPrompt
 from unisono.errors import (
@@ -31,6 +45,9 @@ from unisono.errors import (
 )
 from unisono.harmony.encoding import Encoding
 from unisono.harmony.raw_codec import plain_decoder
+from unisono.harmony.retokenize import retokenized
+
+LONG_OUTPUT_TOKENS = 2_000  # generated tokens that take a few milliseconds to encode again
 
 NOT_ENCODABLE = (
     "The backend of this model accepts only text, and no text is encoded as exactly these ids; send the prompt as text."
@@ -46,7 +63,7 @@ async def to_prompt(encoding: Encoding, raw: RawPrompt, param: str | None) -> li
     if raw.text is None:
         return list(raw.tokens)
     try:
-        if len(raw.text) > OFF_LOOP_CHARS:
+        if len(raw.text) > LONG_CHUNK_CHARS:
             return await asyncio.to_thread(encoding.encode_as_server, raw.text)
         return encoding.encode_as_server(raw.text)
     except ValueError as error:
@@ -56,13 +73,14 @@ async def to_prompt(encoding: Encoding, raw: RawPrompt, param: str | None) -> li
 class RawGeneration(BatchStream):
     """A raw completion in progress."""
 
-    def __init__(self, deps: EngineDeps, request: GenerationRequest, raw: RawPrompt) -> None:
+    def __init__(self, encoding: Encoding, pool: DeploymentPool, request: GenerationRequest, raw: RawPrompt) -> None:
         self.report = GenerationReport()
-        self._deps = deps
+        self._encoding = encoding
+        self._pool = pool
         self._request = request
         self._raw = raw
         self._prompt: list[int] = []
-        self._output = RawText(deps.encoding, raw, request.stop)
+        self._output = RawText(encoding, raw, request.stop)
         self._is_guessed = False  # some tokens were made from text
         self._has_output = False
         self._buffered: list[Event] = []  # events that were not emitted yet
@@ -71,15 +89,15 @@ class RawGeneration(BatchStream):
         self._regenerations = 0  # number of regenerations because no backend could continue the text
 
     async def _each(self) -> AsyncGenerator[list[Event]]:
-        session = SlotSession(self._deps.pool, self._request, self.report)
-        self._prompt = await to_prompt(self._deps.encoding, self._raw, self._request.fields.conversation)
+        session = SlotSession(self._pool, self._request, self.report)
+        self._prompt = await to_prompt(self._encoding, self._raw, self._request.fields.conversation)
         try:
             while self._output.ended is None:
                 try:
                     async with aclosing(self._generated(session)) as batches:
                         async for batch in batches:
-                            if shown := self._to_emit(batch):
-                                yield shown
+                            if events := self._to_emit(batch):
+                                yield events
                 except (BackendError, ContextTooLong) as error:
                     await self._recover(error, session)
             session.pause()
@@ -96,8 +114,8 @@ class RawGeneration(BatchStream):
             return []
         self._has_output = True
         self._publish()
-        shown, self._buffered = self._buffered, []
-        return shown
+        events, self._buffered = self._buffered, []
+        return events
 
     def _publish(self) -> None:
         """Publish the tokens so far in the report, for the batch that is yielded next."""
@@ -105,7 +123,7 @@ class RawGeneration(BatchStream):
 
     async def _usage(self) -> Usage:
         tokens = self._output.tokens
-        made = len(await asyncio.to_thread(recut, self._deps.encoding, tokens)) if self._is_guessed else len(tokens)
+        made = len(await asyncio.to_thread(retokenized, self._encoding, tokens)) if self._is_guessed else len(tokens)
         cached = min(self._cached, len(self._prompt))
         return Usage(prompt_tokens=len(self._prompt), completion_tokens=made + self._lost_tokens, cached_tokens=cached)
 
@@ -114,8 +132,9 @@ class RawGeneration(BatchStream):
 
         Raises the error if the request ends.
         """
-        said = self._output
-        if isinstance(error, CannotGoOn) and not said.tokens and not session.has_alternative:
+        output = self._output
+        # Nothing was generated, and no other deployment exists: the prompt itself cannot be sent.
+        if isinstance(error, CannotGoOn) and not output.tokens and not session.has_alternative:
             session.fail(error)
             raise UnsupportedValue(NOT_ENCODABLE, param=self._request.fields.conversation) from error
         action = await session.recover(
@@ -125,11 +144,11 @@ class RawGeneration(BatchStream):
             regenerable=self._regenerations < MAX_REGENERATIONS and not self._has_output,
         )
         match action:
-            case Action.STOP if said.ended is None:
-                self._buffered += said.end(FinishReason.LENGTH)
+            case Action.STOP if output.ended is None:
+                self._buffered += output.end(FinishReason.LENGTH)
                 self.report.notes.append(ENDS_EARLY)
             case Action.RESUME:
-                self._lost_tokens += said.forget_unfinished()
+                self._lost_tokens += output.forget_unfinished()
             case Action.RESTART | Action.RETRY:
                 self._regenerations += session.has_slot
                 session.release()
@@ -146,7 +165,7 @@ class RawGeneration(BatchStream):
         """Start over, and count the tokens of the failed attempt as lost; nothing was emitted."""
         self._lost_tokens += len(self._output.tokens) + self._output.forget_unfinished()
         self._buffered, self._is_guessed = [], False
-        self._output = RawText(self._deps.encoding, self._raw, self._request.stop)
+        self._output = RawText(self._encoding, self._raw, self._request.stop)
 
     # -- one generation
 
@@ -193,28 +212,29 @@ class RawGeneration(BatchStream):
         tokens = self._output.tokens
         if not self._is_guessed:
             return list(tokens)
-        if len(tokens) > OFF_LOOP_TOKENS:
-            return await asyncio.to_thread(recut, self._deps.encoding, tokens)
-        return recut(self._deps.encoding, tokens)
+        if len(tokens) > LONG_OUTPUT_TOKENS:
+            return await asyncio.to_thread(retokenized, self._encoding, tokens)
+        return retokenized(self._encoding, tokens)
 
-    async def _prompt_for(self, able: Capabilities, full: list[int], said: list[int]) -> Prompt:
+    async def _prompt_for(self, able: Capabilities, full: list[int], generated: list[int]) -> Prompt:
         """Return the prompt for a backend of these capabilities.
 
         Raises CannotGoOn if its text would be encoded to other tokens.
         """
+        # Token ids are read as they are, so only text has to be checked.
         if able.prompt is not OutputForm.TEXT:
             return Prompt(full)
-        return Prompt(full, await asyncio.to_thread(self._text_of, full, said))
+        return Prompt(full, await asyncio.to_thread(self._text_of, full, generated))
 
-    def _text_of(self, full: list[int], said: list[int]) -> str:
-        encoding, raw = self._deps.encoding, self._raw
-        if raw.text is not None and not said:
+    def _text_of(self, full: list[int], generated: list[int]) -> str:
+        encoding, raw = self._encoding, self._raw
+        if raw.text is not None and not generated:
             return raw.text
         try:
             text = encoding.decode(self._prompt) if raw.text is None else raw.text
             if raw.text is None and encoding.encode_as_server(text) != self._prompt:
                 raise CannotGoOn(NOT_ENCODABLE)
-            text += encoding.decode(said)
+            text += encoding.decode(generated)
             same = Encoding.special_ids(encoding.encode_as_server(text)) == Encoding.special_ids(full)
         except ValueError:
             same = False
@@ -226,10 +246,10 @@ class RawGeneration(BatchStream):
 
     async def _read(self, session: SlotSession, slot: Slot, job: CompletionJob) -> AsyncGenerator[list[Event]]:
         """Yield the events to emit for one generation, per network read."""
-        said, able, name = self._output, slot.capabilities, slot.deployment.name
-        decoder = plain_decoder(able.output, self._deps.encoding)
+        output, able, name = self._output, slot.capabilities, slot.deployment.name
+        decoder = plain_decoder(able.output, self._encoding)
         self._is_guessed = self._is_guessed or able.output is not OutputForm.IDS
-        cap = TokenCap(self._deps.encoding, job.max_tokens, guessed=able.output is not OutputForm.IDS)
+        cap = TokenCap(self._encoding, job.max_tokens, guessed=able.output is not OutputForm.IDS)
         pauses = Pauses()
         telemetry = AttemptTelemetry(self.report, self._request, name, job, 0)
         stream = slot.deployment.backend.complete(job)
@@ -243,14 +263,14 @@ class RawGeneration(BatchStream):
                 if chunk.cached_tokens is not None and not self._cached:
                     self._cached = chunk.cached_tokens
                 tokens, finish = await receive(chunk, cap, decoder, telemetry)
-                shown: list[Event] = []
+                events: list[Event] = []
                 for portion in portions(tokens):
-                    if shown:
-                        yield shown
+                    if events:
+                        yield events
                     await pauses.wait_before(portion)
-                    shown = said.feed(portion)
-                yield shown if finish is None else [*shown, *said.end(finish)]
+                    events = output.feed(portion)
+                yield events if finish is None else [*events, *output.end(finish)]
                 # After a stop token, the backend still reports its counts.
-                if finish is not None or said.broken_off:
+                if finish is not None or output.broken_off:
                     return
             raise BackendProtocolError("the backend ended its stream without saying why")

@@ -12,14 +12,11 @@ from typing import Final
 
 from unisono.core.conversation import Phase
 from unisono.core.events import Closed, Delta, Event, Finished, Opened, Text
-from unisono.core.generation import ENDOFTEXT, FIRST_SPECIAL, STOP_TOKENS, FinishReason, Usage
+from unisono.core.generation import ALL_STOP_TOKENS, FIRST_SPECIAL, FinishReason, Usage
 from unisono.core.token_ids import share_ids
 from unisono.engine.interventions.stop_strings import StopStrings
 from unisono.engine.request import RawPrompt
 from unisono.harmony.encoding import Encoding
-
-# Tokens that end every generation.
-STOPS: Final = frozenset({*STOP_TOKENS, ENDOFTEXT})
 
 ITEM: Final = Text(0, Phase.FINAL)
 
@@ -33,12 +30,12 @@ class RawText:
     def __init__(self, encoding: Encoding, raw: RawPrompt, stop: Sequence[str]) -> None:
         self._encoding = encoding
         self._raw = raw
-        self._stops = raw.stop_tokens | STOPS
+        self._stops = raw.stop_tokens | ALL_STOP_TOKENS
         self._strings = StopStrings(stop) if stop else None
         self._decoder = getincrementaldecoder("utf-8")("replace")
         self._unfinished: list[int] = []
         self._begun = ""  # text of the unfinished tokens, without the incomplete character
-        self._told: list[str] = []
+        self._emitted: list[str] = []
         self._opened = False
         self.tokens: list[int] = []  # all tokens that count, including the one that ended the output
         self.ended: FinishReason | None = None
@@ -50,7 +47,7 @@ class RawText:
     @property
     def broken_off(self) -> bool:
         """Return whether the output ended although the model would have continued."""
-        return self.ended is not None and not (self.tokens and self.tokens[-1] in STOPS)
+        return self.ended is not None and not (self.tokens and self.tokens[-1] in ALL_STOP_TOKENS)
 
     def feed(self, tokens: Sequence[int]) -> list[Event]:
         """Return the events to emit for more tokens.
@@ -59,33 +56,33 @@ class RawText:
         """
         if self.is_over():
             return []
-        told: list[str] = []
+        texts: list[str] = []
         for token in share_ids(tokens):
-            told.append(self._cut(self._text_of(token)))
+            texts.append(self._cut(self._text_of(token)))
             if self.is_over():
                 break
-        return self._events("".join(told))
+        return self._events("".join(texts))
 
     def end(self, reason: FinishReason) -> list[Event]:
         """Return the remaining text after the last token; an incomplete character becomes U+FFFD."""
-        told = ""
+        rest = ""
         if self.ended is None:
             self.tokens += self._unfinished
-            told = self._cut(self._begun + self._decoder.decode(b"", final=True))
+            rest = self._cut(self._begun + self._decoder.decode(b"", final=True))
         self.ended = self.ended or reason
         self._unfinished, self._begun = [], ""
         if self._strings is not None and not self._over:
             # A possible beginning of a stop string turned out not to be one.
-            told += "".join(e.text for e in self._strings.filter([Closed(ITEM, "")]) if isinstance(e, Delta))
+            rest += "".join(e.text for e in self._strings.filter([Closed(ITEM, "")]) if isinstance(e, Delta))
         self._over = True
-        return self._events(told)
+        return self._events(rest)
 
     def finished(self, usage: Usage) -> list[Event]:
         """Return the last events."""
         assert self.ended is not None
         stop = self._strings.matched if self._strings is not None else None
         opened: list[Event] = [] if self._opened else [Opened(ITEM)]
-        return [*opened, Closed(ITEM, "".join(self._told)), Finished(self.ended, usage, stop)]
+        return [*opened, Closed(ITEM, "".join(self._emitted)), Finished(self.ended, usage, stop)]
 
     def forget_unfinished(self) -> int:
         """Discard the tokens of an incomplete character; return their number.
@@ -112,6 +109,7 @@ class RawText:
             self.ended = FinishReason.STOP
             spelled = spelled if self._raw.shows_stop else ""
         self._begun += text + spelled
+        # The text waits until the character is complete; a special token or the end completes it with U+FFFD.
         if self._decoder.getstate()[0] and not special and self.ended is None:
             return ""
         text = self._begun
@@ -123,16 +121,16 @@ class RawText:
         """Return the part of the text that can be emitted: no beginning of a possible stop string."""
         if self._strings is None or not text:
             return text
-        told = "".join(event.text for event in self._strings.filter([Delta(ITEM, text)]) if isinstance(event, Delta))
+        visible = "".join(event.text for event in self._strings.filter([Delta(ITEM, text)]) if isinstance(event, Delta))
         if self._strings.matched is None:
-            return told
+            return visible
         self.ended = FinishReason.STOP
-        return told + self._strings.matched if self._raw.shows_stop else told
+        return visible + self._strings.matched if self._raw.shows_stop else visible
 
     def _events(self, text: str) -> list[Event]:
         if not text:
             return []
         opened: list[Event] = [] if self._opened else [Opened(ITEM)]
         self._opened = True
-        self._told.append(text)
+        self._emitted.append(text)
         return [*opened, Delta(ITEM, text)]

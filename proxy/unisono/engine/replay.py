@@ -56,8 +56,8 @@ def replay_answer(
     """
     hosted, conversation = None, request.conversation
     client = conversation.preamble.tools
-    if request.hosting is not None and request.hosting.servers:
-        hosted = OfferedServerTools(request.hosting, offers_in(journal) or (), [tool.name for tool in client])
+    if request.server_tools is not None and request.server_tools.servers:
+        hosted = OfferedServerTools(request.server_tools, offers_in(journal) or (), [tool.name for tool in client])
         tools, _ = hosted.plan(client, request.fields.tool, request.fields.tool_schema)
     else:
         tools = plan_tools(client)
@@ -65,7 +65,7 @@ def replay_answer(
     reader = OutputReader(
         encoding,
         tools,
-        replace(request, journal=tuple(journal), noted=noted_in(journal)),
+        replace(request, journal=tuple(journal), journal_note=noted_in(journal)),
         lambda: ids("call_"),
         [],
         final_header=lambda: renderer.opening(replace(conversation, prefill="")),
@@ -83,7 +83,7 @@ def replay_answer(
         return Replay(events)
     if reader.transcript.journal.is_ended:
         finish = FinishReason.STOP
-    elif reader.transcript.limits.is_broken_off:
+    elif reader.transcript.is_broken_off:
         finish = FinishReason.LENGTH
     return Replay([*events, *reader.end_generation(finish)])
 
@@ -96,7 +96,7 @@ def to_record(request: GenerationRequest) -> dict[str, Json]:
     """Return the record of a request."""
     record: dict[str, Json] = {name: getattr(request, name) for name in PLAIN_FIELDS}
     record["stop"] = list(request.stop)
-    record["unmended"] = [*sorted(request.unmended)]
+    record["unmended"] = [*sorted(request.disabled_rules)]
     record["prefill"] = request.conversation.prefill
     record["tools"] = [
         {
@@ -110,7 +110,7 @@ def to_record(request: GenerationRequest) -> dict[str, Json]:
     ]
     record["choice"] = None if request.choice is None else _choice(request.choice)
     record["form"] = None if request.form is None else _form(request.form)
-    record["hosting"] = None if request.hosting is None else _hosting(request.hosting)
+    record["hosting"] = None if request.server_tools is None else _hosting(request.server_tools)
     if request.raw is not None:
         record["raw"] = True
     return record
@@ -131,10 +131,10 @@ def to_request(model: str, record: Mapping[str, Any]) -> GenerationRequest:
                 Preamble(tools=tuple(FunctionTool(**tool) for tool in record["tools"])), prefill=record["prefill"]
             ),
             stop=tuple(record["stop"]),
-            unmended=frozenset(record["unmended"]),
+            disabled_rules=frozenset(record["unmended"]),
             choice=None if record["choice"] is None else _to_choice(record["choice"]),
             form=None if record["form"] is None else AnswerForm(**record["form"]),
-            hosting=None if hosting is None else _to_hosting(hosting),
+            server_tools=None if hosting is None else _to_hosting(hosting),
             **{name: record[name] for name in PLAIN_FIELDS},
         )
     except (KeyError, TypeError, ValueError) as error:

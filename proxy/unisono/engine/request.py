@@ -46,7 +46,7 @@ class ApprovalDecision:
 class ServerTools:
     """Tools that the gateway runs itself.
 
-    `announced`: labels of servers whose tools were already listed for the client; they are not listed again. `shown`:
+    `announced`: labels of servers whose tools were already listed for the client; they are not listed again. `visible`:
     labels of servers whose calls the client sees and sends back with their results. `decisions` are applied before
     anything is generated.
 
@@ -66,7 +66,7 @@ class ServerTools:
     pause_after: int | None = None
     total_s: float = 1800.0
     optional: bool = True
-    shown: frozenset[str] = frozenset()
+    visible: frozenset[str] = frozenset()
     claim_approval: Callable[[str], Awaitable[None]] | None = None
     # False: calls of an earlier stream may be missing from the journal, so that only idempotent tools are called.
     is_journal_complete: bool = True
@@ -170,19 +170,19 @@ class GenerationRequest:
     # The request's trace span, parent of the spans sent to backends and tool servers; None if the request is not
     # traced.
     span: TraceContext | None = None
-    recorded: bool = False  # include the prompts in the facts of the steps
+    records_prompts: bool = False  # include the prompts in the facts of the steps
     seed: str = ""  # seed of the call ids, so that a replayed journal has the same ids; empty for random ids
     # `GenerationReport.journal` of an earlier stream of this request; this stream continues after it. The first batch
     # then contains all events of the journal and nothing else. That batch may be empty, since no backend generates for
     # it.
     journal: Tokens = ()
-    lasting: bool = False  # the journal is stored, so that another stream can continue after it
+    is_journal_stored: bool = False  # the journal is stored, so that another stream can continue after it
     # Data of the component that starts the request, stored as the first entry of a new journal (`journal.noted_in`).
     # The engine ignores the content. A stream that continues such a journal must have it too: without it the journal is
     # rejected.
-    noted: Mapping[str, Json] | None = None
+    journal_note: Mapping[str, Json] | None = None
     truncate: bool = False  # drop whole oldest conversation turns if they leave no room for an answer
-    dated: bool = False  # keep the preamble's date, even if the conversation cache has another one
+    keeps_date: bool = False  # keep the preamble's date, even if the conversation cache has another one
     # Requests with the same value use the same deployment while it works, so that its prefix cache is reused; empty for
     # any deployment.
     sticky: str = ""
@@ -193,13 +193,13 @@ class GenerationRequest:
     has_other_kind: bool = False
     # deadline shared with the attempt of the other kind that produced no output; None for a deadline of its own
     deadline: Deadline | None = None
-    hosting: ServerTools | None = None  # tools that the gateway runs itself in this request
+    server_tools: ServerTools | None = None  # tools that the gateway runs itself in this request
     # None leaves the choice to the model. A forced choice applies to one call; afterwards the model chooses.
     choice: Choice | None = None
     form: AnswerForm | None = None  # required form of the final answer, also stated in the prompt
     # Limit of analysis tokens over the whole answer; then the model has to answer or to call a tool.
     reasoning_budget: int | None = None
-    unmended: frozenset[str] = frozenset()  # rules of `plan.SWITCHABLE` that are switched off
+    disabled_rules: frozenset[str] = frozenset()  # rules of `recovery_rules.SWITCHABLE` that are switched off
     # The original request, if pass-through deployments may answer it. The engine generates from the other fields.
     passthrough: PassthroughRequest | None = None
     fields: RequestFields = field(default_factory=RequestFields)
@@ -337,8 +337,8 @@ def identity_of(request: GenerationRequest) -> str:
     """
     if request.caller is not None and request.caller.key:
         return request.caller.key
-    said = repr(_options(request) or _beginning(request))
-    return f"request {blake2b(said.encode('utf-8', 'surrogatepass'), digest_size=8).hexdigest()}"
+    identity = repr(_options(request) or _beginning(request))
+    return f"request {blake2b(identity.encode('utf-8', 'surrogatepass'), digest_size=8).hexdigest()}"
 
 
 def _options(request: GenerationRequest) -> Mapping[str, object]:
@@ -350,16 +350,16 @@ def _options(request: GenerationRequest) -> Mapping[str, object]:
             for name in UNUSUAL_FIELDS
             if request.passthrough.body.get(name) is not None
         }
-    told: dict[str, object] = {
+    options: dict[str, object] = {
         field.name: value
         for field in fields(Sampling)
         if field.name != "seed" and (value := getattr(request.sampling, field.name)) != getattr(USUAL, field.name)
     }
     if request.stop:
-        told["stop"] = request.stop
+        options["stop"] = request.stop
     if tools := request.conversation.preamble.tools:
-        told["tools"] = [tool.name for tool in tools]
-    return told
+        options["tools"] = [tool.name for tool in tools]
+    return options
 
 
 def _beginning(request: GenerationRequest) -> object:

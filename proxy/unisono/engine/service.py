@@ -28,7 +28,7 @@ class Engine:
             request = replace(request, cache_salt=salt)
         if request.raw is None:
             return HarmonyGeneration(self._deps, request)
-        return RawGeneration(self._deps, request, request.raw)
+        return RawGeneration(self._deps.encoding, self._deps.pool, request, request.raw)
 
     async def count(self, request: GenerationRequest) -> int:
         if request.raw is not None:

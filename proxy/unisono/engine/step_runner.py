@@ -17,7 +17,15 @@ from typing import Final, TypeAlias, TypeVar
 
 from unisono.core.conversation import Tokens
 from unisono.core.events import Event
-from unisono.core.generation import FIRST_SPECIAL, Capabilities, CompletionJob, Constraint, FinishReason, OutputForm
+from unisono.core.generation import (
+    FIRST_SPECIAL,
+    Capabilities,
+    CompletionJob,
+    Constraint,
+    FinishReason,
+    OutputForm,
+    Prompt,
+)
 from unisono.core.observer import RefusedConstraint
 from unisono.core.route_protocol import Slot
 from unisono.engine.attempt import (
@@ -31,7 +39,6 @@ from unisono.engine.attempt import (
 )
 from unisono.engine.deps import EngineDeps, RefusedConstraints
 from unisono.engine.output import OutputReader, replay
-from unisono.engine.prompt import ContinuedPrompt, continue_prompt
 from unisono.engine.prompt_builder import PromptBuilder
 from unisono.engine.request import GenerationReport, GenerationRequest
 from unisono.errors import BackendError, BackendProtocolError, ConstraintRefused, UnsupportedValue
@@ -150,7 +157,7 @@ class StepRunner:
             return _only([], FinishReason.STOP)
         if transcript.journal.is_ended:
             return _end(reader, FinishReason.STOP)
-        if transcript.limits.is_broken_off or self.is_full:
+        if transcript.is_broken_off or self.is_full:
             return _end(reader, FinishReason.LENGTH)
         slot = await self.slot(builder, reader)
         if transcript.controller.step.last.constraint is not None:
@@ -162,6 +169,7 @@ class StepRunner:
         self._constraints.start()
         while True:
             try:
+                # A constraint is refused before the first token, so nothing was emitted yet.
                 async with aclosing(await self._generation(slot, builder, reader)) as batches:
                     async for batch in batches:
                         yield batch
@@ -188,8 +196,7 @@ class StepRunner:
         if self.session.has_moved:
             transcript.resume_elsewhere(enforced)
         tail = transcript.journal.tail
-        continued = await continue_prompt(
-            self._deps.encoding,
+        continued = await builder.continued(
             rendered,
             tail,
             capabilities,
@@ -197,36 +204,38 @@ class StepRunner:
             has_moved=self.session.has_moved,
             is_naming=transcript.controller.is_naming,
         )
-        room = self._room(builder, continued, capabilities, reader)
+        spent = reader.tokens_before_step + continued.tail_length - transcript.journal.inserted
+        room = self._room(builder, continued.prompt, capabilities, reader, spent)
         if room < 1:
             return _end(reader, FinishReason.LENGTH)
         self.session.has_moved = False
         reader.set_source(capabilities, enforced)
-        job = self._job(continued, slot, room, reader)
+        job = self._job(continued.prompt, slot, room, reader)
+        # Only the first prompt is what the client sent, so only its cached tokens are reported.
         is_first = not tail and not reader.items.step
         return self._read(slot, job, continued.decoder, reader, builder if is_first else None)
 
     def _room(
-        self, builder: PromptBuilder, continued: ContinuedPrompt, capabilities: Capabilities, reader: OutputReader
+        self, builder: PromptBuilder, prompt: Prompt, capabilities: Capabilities, reader: OutputReader, spent: int
     ) -> int:
-        """Return the number of tokens that may be generated.
+        """Return the number of tokens that may be generated after `prompt` and `spent` ones.
 
         Raises ContextTooLong if there is no room here, and either nothing was generated yet or another deployment may
         have room.
         """
-        spent = reader.tokens_before_step + continued.tail_length - reader.transcript.journal.inserted
-        room = builder.room(continued.prompt, capabilities, spent)
+        room = builder.room(prompt, capabilities, spent)
         limit = self._request.max_tokens
         if room < 1:
+            # With tokens left, only the window of this backend is full. Another one may be larger.
             may_move = (limit is None or spent < limit) and self.session.has_alternative
             if may_move or not reader.token_count:
-                raise builder.too_long(continued.prompt, capabilities)
+                raise builder.too_long(prompt, capabilities)
         return room
 
-    def _job(self, continued: ContinuedPrompt, slot: Slot, room: int, reader: OutputReader) -> CompletionJob:
+    def _job(self, prompt: Prompt, slot: Slot, room: int, reader: OutputReader) -> CompletionJob:
         constraint, attempts = reader.transcript.constraint, reader.transcript.controller.step.last.attempts
         return CompletionJob(
-            prompt=continued.prompt,
+            prompt=prompt,
             max_tokens=room,
             constraint=constraint,
             sampling=attempts.sampling(self._request.sampling, constrained=constraint is not None),
@@ -267,7 +276,8 @@ class StepRunner:
                         events = []
                     await pauses.wait_before(portion)
                     events += await feed(reader, portion)
-                if transcript.limits.is_broken_off:
+                if transcript.is_broken_off:
+                    # Clients treat an answer that the gateway ends like one that reached its token limit.
                     finish = FinishReason.LENGTH
                 if finish is not None:
                     if not reader.has_pending_edit:

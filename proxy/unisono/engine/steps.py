@@ -6,9 +6,9 @@ of server tools. It opens the next message if the model must not choose it.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from dataclasses import dataclass, replace
-from typing import Final, TypeAlias, assert_never
+from typing import Final, TypeAlias, TypeGuard, assert_never
 
 from unisono.core.conversation import (
     AssistantCall,
@@ -22,7 +22,7 @@ from unisono.core.conversation import (
 from unisono.core.events import Closed, Delta, Event, HostedCall, Listing, Opened, Reasoning, Text, ToolCall
 from unisono.core.events import Item as EventItem
 from unisono.core.generation import FinishReason
-from unisono.engine.server_tools.tools import OfferedServerTools, ServerToolCall
+from unisono.core.tools import ServerToolCall
 
 # Names of rules (see `core.recovery_rules.RULES`).
 ANALYSIS_ONLY: Final = "analysis-only"
@@ -44,6 +44,16 @@ class AnswerState:
     needs_client: bool = False  # the client has to act: its own calls, or requests for approval, are open
     exhausted: bool = False  # no more tools are run
     paused: bool = False  # no more tools are run until the client continues the answer
+
+    @property
+    def has_cut_tools(self) -> bool:
+        """Return whether calls of server tools are not run because the answer was cut."""
+        return self.reason is not FinishReason.STOP and bool(self.calls)
+
+    def after_tools(self, *, needs_approval: bool, exhausted: bool, paused: bool) -> AnswerState:
+        """Return the state after the calls of the step were run."""
+        needs_client = self.needs_client or needs_approval
+        return replace(self, has_run=True, needs_client=needs_client, exhausted=exhausted, paused=paused)
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,6 +117,7 @@ def next_step(answer: AnswerState) -> Step:
     """
     if answer.has_run:
         return _after_results(answer)
+    # A cut answer ends, even with complete calls: the model may have wanted to write more before their results.
     if answer.reason is not FinishReason.STOP:
         return AnswerDone()
     if answer.calls and not answer.exhausted:
@@ -117,9 +128,11 @@ def next_step(answer: AnswerState) -> Step:
 
 
 def _after_results(answer: AnswerState) -> Step:
+    # The model cannot continue before the client sends the results of its own calls.
     if answer.needs_client:
         return AnswerDone()
     if answer.exhausted:
+        # Text on `final` beside the calls is the answer; nothing has to be opened then.
         return AnswerDone() if answer.has_final else OpenFinal(TOOLS_ENDED)
     return AnswerDone(paused=True) if answer.paused else Generate()
 
@@ -147,22 +160,29 @@ class ServerToolFilter:
     """Filter that separates server tool calls from the other events of an answer.
 
     The calls can then be emitted one by one, each with its outcome. The remaining items are renumbered, so that the
-    client's indices have no gaps. With `parallel_calls` False, the filter keeps one call of the client; server tool
-    calls do not count.
+    client's indices have no gaps. `server_tools` contains the names whose calls the gateway handles. With
+    `parallel_calls` False, the filter passes one call of the client; server tool calls do not count.
     """
 
-    def __init__(self, tools: OfferedServerTools, *, parallel_calls: bool) -> None:
-        self._tools = tools
+    def __init__(self, server_tools: Container[str], *, parallel_calls: bool) -> None:
+        self._server_tools = server_tools
         self._parallel_calls = parallel_calls
         self._open: EventItem | None = None
         self._client_calls = 0
         self.item_count = 0  # items emitted so far, which is the next item's index
-        self.calls: list[ServerToolCall] = []  # complete calls of server tools in the current step
         self.step_items: list[Item] = []  # all items of the current step, including server tool calls
-        self.has_final = False  # text on `final` was emitted in the current step
+
+    @property
+    def calls(self) -> tuple[ServerToolCall, ...]:
+        """Return the complete calls of server tools in the current step."""
+        return tuple(
+            ServerToolCall(item.call_id, item.name, item.arguments, item.tokens)
+            for item in self.step_items
+            if self._is_server_call(item)
+        )
 
     def start_step(self) -> None:
-        self.calls, self.step_items, self.has_final = [], [], False
+        self.step_items = []
 
     def next_index(self) -> int:
         """Assign the index of an item that is emitted without passing the filter."""
@@ -171,11 +191,7 @@ class ServerToolFilter:
 
     def drop_calls(self) -> None:
         """Discard the server tool calls of the current step, which are not run."""
-        dropped = {call.call_id for call in self.calls}
-        self.step_items = [
-            item for item in self.step_items if not (isinstance(item, AssistantCall) and item.call_id in dropped)
-        ]
-        self.calls = []
+        self.step_items = [item for item in self.step_items if not self._is_server_call(item)]
 
     def filter(self, events: Sequence[Event]) -> list[Event]:
         out: list[Event] = []
@@ -198,7 +214,7 @@ class ServerToolFilter:
         """Return the item as it is emitted; None if it is not emitted."""
         match item:
             case ToolCall():
-                if item.name in self._tools or (self._client_calls and not self._parallel_calls):
+                if item.name in self._server_tools or (self._client_calls and not self._parallel_calls):
                     return None
                 return replace(item, index=self.item_count, call_index=self._client_calls)
             case Reasoning() | Text():
@@ -210,6 +226,7 @@ class ServerToolFilter:
 
     def _close(self, closed: Closed, out: list[Event]) -> None:
         item = closed.item
+        # A truncated call is not part of the conversation: the model would be asked for its result.
         whole_or_text = closed.complete or not isinstance(item, ToolCall)
         if whole_or_text and (own := to_item(closed)) is not None:
             self.step_items.append(own)
@@ -217,10 +234,10 @@ class ServerToolFilter:
             out.append(replace(closed, item=self._open))
             self.item_count += 1
             self._client_calls += isinstance(item, ToolCall)
-            self.has_final = self.has_final or (isinstance(item, Text) and item.phase is Phase.FINAL)
-        elif isinstance(item, ToolCall) and item.name in self._tools and closed.complete:
-            self.calls.append(ServerToolCall(item.call_id, item.name, closed.text, closed.tokens))
         self._open = None
+
+    def _is_server_call(self, item: Item) -> TypeGuard[AssistantCall]:
+        return isinstance(item, AssistantCall) and item.name in self._server_tools
 
 
 class AnswerItems:
@@ -231,22 +248,31 @@ class AnswerItems:
 
     def __init__(self, step_filter: ServerToolFilter | None) -> None:
         self._filter = step_filter
-        self._earlier: list[Item] = []  # items of earlier steps, with the results of server tools
-        self._prompted = 0  # number of earlier items when the current generation started
+        self.context = StepContext()  # what the steps before the current one add to the conversation
         self._closed_before = 0  # number of `closed` items that belong to earlier steps
         self.closed: list[Closed] = []
-        self.step = 0  # steps that ended and were followed by another one
         self.has_started = False  # a generation was started
-        self.is_final_open = False  # the step's prompt ends in the header of the answer
+
+    @property
+    def step(self) -> int:
+        """Return the number of steps that ended and were followed by another one."""
+        return self.context.number
 
     def start_generation(self) -> None:
+        """Begin a generation in the current step, after the results so far."""
         self.has_started = True
-        self._prompted = len(self._earlier)
+        results = (item for item in self.context.items if isinstance(item, ToolResult))
+        self.context = replace(self.context, results=tuple(results))
+
+    def start_step(self, *, is_final_open: bool) -> None:
+        """Begin the generation of another step."""
+        self.context = replace(self.context, is_final_open=is_final_open)
+        self.start_generation()
 
     def end_step(self) -> None:
-        self._earlier += self._of_step()
+        items = (*self.context.items, *self._of_step())
+        self.context = replace(self.context, number=self.step + 1, items=items)
         self._closed_before = len(self.closed)
-        self.step += 1
         if self._filter is not None:
             self._filter.start_step()
 
@@ -255,22 +281,16 @@ class AnswerItems:
         self._closed_before = len(self.closed)
 
     def add_result(self, result: ToolResult) -> None:
-        self._earlier.append(result)
+        self.context = replace(self.context, items=(*self.context.items, result))
 
     @property
     def results_by_call(self) -> dict[str, ToolResult]:
-        return {item.call_id: item for item in self._earlier if isinstance(item, ToolResult)}
-
-    @property
-    def context(self) -> StepContext:
-        """Return what the steps before the current one add to the conversation."""
-        results = (item for item in self._earlier[: self._prompted] if isinstance(item, ToolResult))
-        return StepContext(self.step, self.is_final_open, tuple(self._earlier), tuple(results))
+        return {item.call_id: item for item in self.context.items if isinstance(item, ToolResult)}
 
     @property
     def context_of_final(self) -> StepContext:
         """Return the context of the next step, if it opens an answer."""
-        return StepContext(self.step + 1, is_final_open=True, items=(*self._earlier, *self._of_step()))
+        return StepContext(self.step + 1, is_final_open=True, items=(*self.context.items, *self._of_step()))
 
     def state(self, reason: FinishReason, *, cut_call: bool, exhausted: bool) -> AnswerState:
         """Return the state of the answer at the end of a step."""
@@ -278,10 +298,10 @@ class AnswerItems:
         return AnswerState(
             reason,
             has_output=any(not isinstance(each.item, Reasoning) for each in closed),
-            has_final=self._filter is not None and self._filter.has_final,
+            has_final=any(isinstance(each.item, Text) and each.item.phase is Phase.FINAL for each in closed),
             cut_call=cut_call,
-            is_final_open=self.is_final_open,
-            calls=() if self._filter is None else tuple(self._filter.calls),
+            is_final_open=self.context.is_final_open,
+            calls=() if self._filter is None else self._filter.calls,
             needs_client=any(isinstance(each.item, ToolCall) and each.complete for each in closed),
             exhausted=exhausted,
         )

@@ -13,16 +13,17 @@ from typing import Final
 
 from unisono.core.conversation import Json, Tokens
 from unisono.core.events import Event, Repaired
-from unisono.core.generation import CALL, END, Constraint, FinishReason
-from unisono.engine.interventions.controller import REPETITION, InterventionController
+from unisono.core.generation import ALL_STOP_TOKENS, END, Constraint, FinishReason
+from unisono.core.recovery_rules import REPETITION
+from unisono.engine.interventions.controller import InterventionController
 from unisono.engine.interventions.reading_limits import ReadingLimits
-from unisono.engine.journal import NOTED, STOPS, JournalEntry, JournalWriter, TokenSource
+from unisono.engine.journal import NOTED, JournalEntry, JournalWriter, TokenSource
 from unisono.harmony.encoding import Encoding
 from unisono.harmony.header import Header
 from unisono.harmony.router import HarmonyRouter
 from unisono.harmony.utf8_tail import unfinished
 
-CLOSING_TOKENS: Final = STOPS | {END}
+CLOSING_TOKENS: Final = ALL_STOP_TOKENS | {END}
 
 ABLE: Final = "able"
 MOVED: Final = "moved"
@@ -31,10 +32,7 @@ UNREAD: Final = "unread"
 
 
 class Transcript:
-    """Token transcript of one answer.
-
-    `is_noted`: the request has the data that its journal begins with.
-    """
+    """Token transcript of one answer; `is_noted`: the request has a note for its journal."""
 
     def __init__(
         self,
@@ -48,7 +46,8 @@ class Transcript:
         self.router = router
         self.controller = controller
         self.journal = JournalWriter()
-        self.limits = ReadingLimits(encoding, router, controller, self.journal)
+        self._limits = ReadingLimits(encoding, router, controller.requirements, controller.obligations)
+        self.is_broken_off = False  # the answer ends here, because the model repeats itself
         self._is_noted = is_noted
         self._start = tuple(encoding.encode_marked("<|start|>assistant"))
         self._unchecked_to = 0  # journal length up to which only the router can stop the stream
@@ -109,18 +108,29 @@ class Transcript:
             return events
         events = []
         rest = tokens
-        while rest and self.controller.step.pending is None and not self.limits.is_broken_off:
-            if self.limits.ends_reasoning(rest[0]):
+        while rest and not self._is_stopped:
+            if self._ends_reasoning(rest[0]):
                 break
-            size = self.limits.portion(rest)
+            size = len(rest) if self.controller.is_naming else self._limits.portion(rest, self.journal.read)
             journal += rest[:size]
             events += self._read(rest[:size])
             rest = rest[size:]
         journal += rest
         self.router.count(len(rest))
-        is_stopped = self.controller.step.pending is not None or self.limits.is_broken_off
-        self._unchecked_to = 0 if is_stopped else len(journal) + self.limits.unchecked_tokens()
+        # The tokens of a tool's name are not read by the router, so each of them takes the slow path.
+        is_checked = self._is_stopped or self.controller.is_naming
+        self._unchecked_to = 0 if is_checked else len(journal) + self._limits.unchecked_tokens(self.journal.read)
         return events
+
+    @property
+    def _is_stopped(self) -> bool:
+        return self.is_broken_off or self.controller.step.pending is not None
+
+    def _ends_reasoning(self, token: int) -> bool:
+        if self._limits.has_room_for(token, lambda: self.journal.new_tokens):
+            return False
+        is_reasoning = self.router.is_reasoning is True
+        return self.controller.handle_spent_budget(self.journal.tail_length, is_reasoning=is_reasoning)
 
     def _read(self, tokens: Sequence[int]) -> list[Event]:
         if self.controller.is_naming:
@@ -129,8 +139,9 @@ class Transcript:
             return []
         events = self.router.feed(tokens)
         self._check_stop()
-        if self.controller.step.pending is None:
-            self.limits.check_repetition()
+        if self.controller.step.pending is None and self._limits.is_repeating(self.journal.numbers, self.journal.read):
+            is_reasoning, place = bool(self.router.is_reasoning), self.journal.tail_length
+            self.is_broken_off = not self.controller.handle_repetition(place, is_reasoning=is_reasoning)
         return events
 
     def _check_stop(self) -> None:
@@ -153,7 +164,7 @@ class Transcript:
         if controller.step.pending is None:
             controller.handle_end(reason, self.router.closed_to)
         self._ended = reason if controller.step.pending is not None else None
-        if self.limits.is_broken_off:
+        if self.is_broken_off:
             events.append(Repaired(REPETITION, self.router.usage.completion_tokens))
         return events
 
@@ -163,25 +174,14 @@ class Transcript:
         assert edit is not None
         if edit.trims:
             return self._trim()
-        said = self.journal.tail
-        events: list[Event] = []
-        kept = said[: edit.kept]
-        if edit.closes:
-            events += self.router.supply([END])
-            kept.append(END)
-        elif kept and kept[-1] in STOPS:
-            # A complete call keeps its own terminator, even if something follows; every other message ends with END.
-            kept[-1] = CALL if kept[-1] == CALL and self.controller.step.has_call else END
-        elif kept and kept[-1] != END:
-            kept.append(END)
-        if edit.between:
-            kept += edit.between if kept else edit.between[len(self._start) :]
-        begin = len(kept)
+        remaining = edit.applied_to(self.journal.tail, self._start, has_call=self.controller.step.has_call)
+        events = self.router.supply([END]) if edit.closes else []
+        begin = len(remaining)
         opened = bool(self.opening) and not begin
         added: Sequence[int] = () if opened else (*(self._start if begin else ()), *edit.header)
-        now = [*kept, *added]
+        now = [*remaining, *added]
         position = self.router.usage.completion_tokens
-        self._record_edit(edit.kept, kept, (*added, *edit.body), tail=[*now, *edit.body])
+        self._record_edit(edit.position, remaining, (*added, *edit.body), tail=[*now, *edit.body])
         events += self.router.reread(() if edit.naming else edit.header, begin, len(now))
         self.controller.record_edit(edit, begin, len(now))
         events += self.router.supply(edit.body)
@@ -192,24 +192,24 @@ class Transcript:
     def _trim(self) -> list[Event]:
         edit = self.controller.step.pending
         assert edit is not None
-        kept = self.journal.tail[: edit.kept]
-        body, stop = edit.body, edit.body[:0]
-        if body and body[-1] in STOPS:
-            body, stop = body[:-1], body[-1:]
+        remaining = self.journal.tail[: edit.position]
+        body, stop = edit.split_body
         position = self.router.usage.completion_tokens
-        self._record_edit(edit.kept, kept, edit.body, tail=[*kept, *edit.body])
-        self.router.trim(body, len(kept) + len(body))
-        self.controller.record_edit(edit, edit.kept, edit.kept)
-        self.limits.is_broken_off = edit.ends
+        self._record_edit(edit.position, remaining, edit.body, tail=[*remaining, *edit.body])
+        self.router.trim(body, len(remaining) + len(body))
+        self.controller.record_edit(edit, edit.position, edit.position)
+        self.is_broken_off = edit.ends
         return [Repaired(edit.rule, position), *self.router.supply(stop)]
 
-    def _record_edit(self, position: int, kept: Sequence[int], added: Sequence[int], *, tail: Sequence[int]) -> None:
+    def _record_edit(
+        self, position: int, remaining: Sequence[int], added: Sequence[int], *, tail: Sequence[int]
+    ) -> None:
         """Add the entry of an edit after `position`.
 
-        The edit leaves `kept` of the tail and appends `added`.
+        The edit leaves `remaining` of the tail and appends `added`.
         """
         ended, self._ended = self._ended, None
-        value: dict[str, Json] = {MOVED: [*kept[position:], *added], "kept": position}
+        value: dict[str, Json] = {MOVED: [*remaining[position:], *added], "kept": position}
         self.add_entry(JournalEntry(value | ({"ended": ended.value} if ended is not None else {})), tail)
 
     def replay_entry(self, entry: JournalEntry) -> list[Event] | None:
@@ -257,7 +257,7 @@ class Transcript:
         now = self.journal.tail[: max(controller.step.header_end, 0) if is_inserted else position]
         begin = position
         if not is_inserted and now:
-            now[-1:] = [END if now[-1] in STOPS else now[-1], *(() if now[-1] in CLOSING_TOKENS else (END,))]
+            now[-1:] = [END if now[-1] in ALL_STOP_TOKENS else now[-1], *(() if now[-1] in CLOSING_TOKENS else (END,))]
             begin = len(now)
             now += start
         header = self.opening[len(start) :] if self.opening and not position else controller.step.last.header

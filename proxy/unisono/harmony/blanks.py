@@ -89,9 +89,9 @@ class BlankFilter:
         if (self._scanner.run and self._scanner.run != before + len(text)) or not before:
             self._run_start = position
         text = self._pending + text
-        shown = len(text) - self._scanner.run
-        self._pending = text[shown:]
-        return text[:shown]
+        end = len(text) - self._scanner.run
+        self._pending = text[end:]
+        return text[:end]
 
     def trimmed(self, encoding: Encoding, body: Sequence[int]) -> tuple[int, ...]:
         """Return the body's tokens without the run of blanks at its end."""
@@ -99,8 +99,8 @@ class BlankFilter:
         # The first token of the run may also end a character that earlier tokens began.
         while begin and _is_continuation(encoding.decode_bytes(body[begin : self._run_start + 1])):
             begin -= 1
-        kept = encoding.decode(body[begin : self._run_start + 1]).rstrip(BLANKS)
-        return (*body[:begin], *encoding.encode_generated(kept))
+        rest = encoding.decode(body[begin : self._run_start + 1]).rstrip(BLANKS)
+        return (*body[:begin], *encoding.encode_generated(rest))
 
     def restart(self) -> None:
         """Continue after the body without the run."""

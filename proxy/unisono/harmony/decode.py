@@ -62,20 +62,20 @@ class Decoder(Protocol):
 
 
 def decoder_for(
-    form: OutputForm, encoding: Encoding, opening: Header | None = None, said: Sequence[int] = ()
+    form: OutputForm, encoding: Encoding, opening: Header | None = None, generated: Sequence[int] = ()
 ) -> Decoder:
     """Return the decoder for a backend's output.
 
-    `opening` is the header of the message that the prompt leaves open, if any. `said` are tokens generated
+    `opening` is the header of the message that the prompt leaves open, if any. `generated` are tokens generated
     after it earlier, if the prompt ends in them.
     """
     match form:
         case OutputForm.IDS:
             return AsIds()
         case OutputForm.TEXT:
-            return _Text(encoding, opening, said)
+            return _Text(encoding, opening, generated)
         case OutputForm.MARKERLESS:
-            return _Markerless(encoding, opening, said)
+            return _Markerless(encoding, opening, generated)
 
 
 class AsIds:
@@ -89,7 +89,7 @@ class AsIds:
 
 
 class _Text:
-    def __init__(self, encoding: Encoding, opening: Header | None, said: Sequence[int]) -> None:
+    def __init__(self, encoding: Encoding, opening: Header | None, generated: Sequence[int]) -> None:
         self._encoding = encoding
         self._buffer = ""
         self._in_body = opening is not None
@@ -100,7 +100,7 @@ class _Text:
         self._recipient = False
         self._header = ""
         self._before_answer = opening is not None and opening.channel != FINAL and not self._json
-        self._go_through(said)
+        self._go_through(generated)
 
     def feed(self, chunk: Chunk) -> Sequence[int]:
         self._buffer += chunk.text
@@ -134,15 +134,15 @@ class _Text:
         self._buffer = text[at:]
         return out
 
-    def _go_through(self, said: Sequence[int]) -> None:
+    def _go_through(self, generated: Sequence[int]) -> None:
         """Restore the state of the decoder that produced these tokens, except for held text."""
         begin = 0
-        for at, token in enumerate(said):
+        for at, token in enumerate(generated):
             if token >= FIRST_SPECIAL:
-                self._track(self._encoding.decode(said[begin:at]))
+                self._track(self._encoding.decode(generated[begin:at]))
                 self._structure(token)
                 begin = at + 1
-        self._track(self._encoding.decode(said[begin:]))
+        self._track(self._encoding.decode(generated[begin:]))
 
     def _text(self, text: str, out: list[int]) -> None:
         if text:
@@ -165,6 +165,7 @@ class _Text:
             self._value = self._in_string = self._escaped = False
             self._before_answer = not self._recipient and _BEFORE_ANSWER.match(self._header) is not None
         elif token in _STOPS or token in (START, CHANNEL):
+            # A channel marker in a header belongs to that header.
             if self._in_body or token != CHANNEL:
                 self._recipient, self._header = False, ""
             self._in_body = False
@@ -196,16 +197,17 @@ class _Text:
         if self._json and self._in_string:
             if token not in _STOPS:
                 return False
+            # A stop inside a string is meant only at the very end of the output, where the arguments were cut.
             return True if over and at == len(text) else (None if at == len(text) else False)
         if self._json:
             return True
         if token == END and self._before_answer:
-            behind = text[at : at + _ANSWER_LOOKAHEAD]
-            settled = over or len(behind) == _ANSWER_LOOKAHEAD
-            return _ends_before_answer(behind, settled, over)
-        behind = text[at : at + _LOOKAHEAD]
-        settled = over or len(behind) == _LOOKAHEAD
-        return _stop_is_meant(behind, settled) if token in _STOPS else _start_is_meant(behind, settled)
+            ahead = text[at : at + _ANSWER_LOOKAHEAD]
+            settled = over or len(ahead) == _ANSWER_LOOKAHEAD
+            return _ends_before_answer(ahead, settled, over)
+        ahead = text[at : at + _LOOKAHEAD]
+        settled = over or len(ahead) == _LOOKAHEAD
+        return _stop_is_meant(ahead, settled) if token in _STOPS else _start_is_meant(ahead, settled)
 
 
 def _id_of(marker: str) -> int:
@@ -264,6 +266,7 @@ def _start_is_meant(rest: str, settled: bool) -> bool | None:
             return None
         return settled and (_HEADER_START.match(rest) is not None or "assistant".startswith(words))
     between = rest[: following.start()]
+    # Headers are short and on one line; longer text before a marker is prose.
     headed = "\n" not in between.strip() and len(between.split()) <= 6
     after = _id_of(following[0])
     if after in _STOPS:
@@ -284,12 +287,12 @@ class _Markerless:
     A split is a channel word at the beginning of the output or after the word `assistant`.
     """
 
-    def __init__(self, encoding: Encoding, opening: Header | None, said: Sequence[int]) -> None:
+    def __init__(self, encoding: Encoding, opening: Header | None, generated: Sequence[int]) -> None:
         self._encoding = encoding
         self._buffer = ""
         start = encoding.encode_marked("<|start|>assistant")
-        self._at_start = list(said[-len(start) :]) == start if said else opening is None
-        self._has_started = not self._at_start and (opening is not None or MESSAGE in said)
+        self._at_start = list(generated[-len(start) :]) == start if generated else opening is None
+        self._has_started = not self._at_start and (opening is not None or MESSAGE in generated)
 
     def feed(self, chunk: Chunk) -> Sequence[int]:
         self._buffer += chunk.text

@@ -100,14 +100,14 @@ def is_whole_message(text: str, *, first: bool) -> bool:
     the output, other words without any markup count as well.
     """
     segment = text.rpartition(S)[2]
-    _, to, behind = segment.rpartition("to=")
+    _, to, rest = segment.rpartition("to=")
     if to:
-        return "{" in behind
-    _, channel, behind = segment.partition(C)
+        return "{" in rest
+    _, channel, rest = segment.partition(C)
     if not channel and (not first or segment.lstrip().startswith(ASSISTANT)):
         return False
-    said = channel + behind if channel else segment
-    return len(said.split()) > 1 and any(map(str.isalpha, "".join(_text_words(said))))
+    words = channel + rest if channel else segment
+    return len(words.split()) > 1 and any(map(str.isalpha, "".join(_text_words(words))))
 
 
 def _has_text(section: str) -> bool:

@@ -1,18 +1,22 @@
-"""Reader of one message: its item, the text so far, and how much of it was emitted."""
+"""Items of messages, and the reader of one message: its text and how much was emitted."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Final
 
 import openai_harmony
 
-from unisono.core.events import Delta, Event, Item
+from unisono.core.conversation import Phase
+from unisono.core.events import Delta, Event, Item, Reasoning, Text, ToolCall
 from unisono.core.generation import END
 from unisono.harmony.blanks import BlankFilter
 from unisono.harmony.encoding import Encoding
 from unisono.harmony.gate import Stopped
+from unisono.harmony.header import ANALYSIS, COMMENTARY, Header
 from unisono.harmony.message_parts import OpenPart
+from unisono.harmony.recipients import RecipientKind
+from unisono.harmony.tools import ToolSet
 
 # Replacement for every header in the library's parser. The parser reads a body the same after any header, and a
 # header token costs as much as a dozen body tokens.
@@ -43,6 +47,46 @@ class BodyParser:
 
     def end(self) -> None:
         self._parser.process(END)
+
+
+class ItemFactory:
+    """Items of the messages of one answer, numbered in their order.
+
+    Parameters as for `HarmonyRouter`.
+    """
+
+    # Rules.
+    # - A message with a recipient that is not a call, or that may not be one, is reasoning: nothing runs it.
+    # - An item is counted when it is closed. A message that is generated again keeps its index.
+
+    def __init__(
+        self, tools: ToolSet, new_call_id: Callable[[], str], *, calls_allowed: bool, parallel_calls: bool
+    ) -> None:
+        self._tools = tools
+        self._new_call_id = new_call_id
+        self._calls_allowed = calls_allowed
+        self._parallel_calls = parallel_calls
+        self._items = 0  # closed items, and so the next item's index
+        self._calls = 0  # closed calls
+
+    def new(self, header: Header) -> Item:
+        """Return the item of a message with this header."""
+        if header.is_call and self._calls_allowed:
+            of_client = header.recipient.kind is RecipientKind.FUNCTION
+            name = self._tools.client(header.recipient.name) if of_client else header.recipient.name
+            return ToolCall(self._items, self._calls, self._new_call_id(), name)
+        if header.recipient.kind is not RecipientKind.NONE or header.channel == ANALYSIS:
+            return Reasoning(self._items)
+        return Text(self._items, Phase.COMMENTARY if header.channel == COMMENTARY else Phase.FINAL)
+
+    def is_allowed(self, item: Item) -> bool:
+        """Return False for a second call if calls are not parallel."""
+        return not isinstance(item, ToolCall) or self._parallel_calls or self._calls == 0
+
+    def count(self, item: Item) -> None:
+        """Count an item that was closed."""
+        self._items += 1
+        self._calls += isinstance(item, ToolCall)
 
 
 class ItemReader:
@@ -97,6 +141,16 @@ class ItemReader:
         self._parser.end()
         self._parser.start(body)
         self.body[:] = body
+
+    def replace_end(self, encoding: Encoding, tokens: int, instead: Sequence[int]) -> bool:
+        """Replace the last `tokens` tokens; return False if more of their text was already emitted."""
+        if len(self.body) < tokens:
+            return False
+        body = [*self.body[:-tokens], *instead]
+        if len(encoding.decode(body)) < self.delivered:
+            return False
+        self.replace_body(body)
+        return True
 
     def restart_blanks(self) -> None:
         """Continue after a body without its run of blanks."""

@@ -93,6 +93,7 @@ class OpenMessage:
                 if self.header.is_call and not complete:
                     output.note_cut_call()
                 output.close(self.header, ClosedPart(token, complete, end))
+        # The position before a call without its terminator stays the end of the last message.
         if complete or not self.header.is_call:
             output.closed_to = end
 

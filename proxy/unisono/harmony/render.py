@@ -117,7 +117,7 @@ class Renderer:
     """
 
     def __init__(self, encoding: Encoding, *, cache_tokens: int = 2_000_000) -> None:
-        self._encoding = encoding
+        self.encoding = encoding
         self._messages: LruCache[bytes, Tokens] = LruCache(cache_tokens)
         self._checked: LruCache[bytes, bool] = LruCache(cache_tokens // ENTRY_WEIGHT)
         self._sections: LruCache[bytes, str] = LruCache(SECTION_CHARACTERS)
@@ -243,20 +243,20 @@ class Renderer:
         return rendered
 
     def _render(self, part: PromptPart) -> Tokens:
-        header = self._encoding.encode_marked(part.header) if part.name else self._headers[part.form]
+        header = self.encoding.encode_marked(part.header) if part.name else self._headers[part.form]
         ids = [*header, *self._encoded(part.text), *self._ends[part.form]]
         return tuple(map(self._ids.__getitem__, ids))
 
     def _encoded(self, text: str) -> list[int]:
         try:
-            return self._encoding.encode_text(text)
+            return self.encoding.encode_text(text)
         except ValueError as failure:
             raise InvalidRequest(RUN_TOO_LONG) from failure
 
     def _spelled(self, piece: Piece) -> str:
         if isinstance(piece, PromptPart):
             return piece.header + neutralise(well_formed(piece.text)) + piece.form.end
-        decode = self._encoding.decode
+        decode = self.encoding.decode
         texts: list[str] = []
         begin = 0
         for position in [position for position, token in enumerate(piece) if token >= FIRST_SPECIAL]:
@@ -266,23 +266,23 @@ class Renderer:
 
     def _check(self, text: str, tokens: Tokens | list[int]) -> None:
         try:
-            check_structure(self._encoding, text, tokens)
+            check_structure(self.encoding, text, tokens)
         except ValueError as failure:
             raise InvalidRequest(RUN_TOO_LONG) from failure
 
     def _section(self, tools: ToolSet) -> str:
         section = self._sections.get(tools.digest)
         if section is None:
-            section = tools_section(self._encoding.harmony, tools)
+            section = tools_section(self.encoding.harmony, tools)
             self._sections.put(tools.digest, section, len(section))
         return section
 
     def _system(self, preamble: Preamble, *, with_tools: bool) -> str:
-        told = (preamble.identity, preamble.knowledge_cutoff, preamble.date, preamble.effort, preamble.builtins)
-        key = (*told, with_tools)
+        fields = (preamble.identity, preamble.knowledge_cutoff, preamble.date, preamble.effort, preamble.builtins)
+        key = (*fields, with_tools)
         text = self._systems.get(key)
         if text is None:
-            text = system_text(self._encoding.harmony, preamble, with_tools=with_tools)
+            text = system_text(self.encoding.harmony, preamble, with_tools=with_tools)
             self._systems.put(key, text, 2 * len(text))
         return text
 

@@ -162,6 +162,7 @@ class Repair:
             output.note("embedded-call" if calls else "missing-end")
         # If the body decides, it also decides which rules are noted.
         output.note_header(header if header.if_json is None else Header())
+        # A dropped message does not count as a message that follows, so the text before it may still be the answer.
         if handling is not BodyHandling.DROP:
             output.settle(followed=True)
         opened = None

@@ -98,6 +98,7 @@ class RepairedOutput:
         if header.is_call and not complete:
             self.note_cut_call()
             return
+        # A start or the end of the output leaves the message without a terminator of its own.
         terminator = token if token in TERMINATORS else END
         body = self._encoding.encode_generated(header.body)
         self.add_message(header, body, ClosedPart(terminator, complete, end), start)

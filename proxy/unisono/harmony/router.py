@@ -10,16 +10,14 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from unisono.core.conversation import Phase
 from unisono.core.events import Closed, Delta, Event, Finished, Item, Opened, Reasoning, Repaired, Text, ToolCall
 from unisono.core.generation import FinishReason, Usage
 from unisono.harmony.blanks import BlankFilter
 from unisono.harmony.encoding import Encoding
 from unisono.harmony.gate import Gate, Stopped
-from unisono.harmony.header import ANALYSIS, COMMENTARY, Header
-from unisono.harmony.item_reader import BodyParser, ItemReader
+from unisono.harmony.header import Header
+from unisono.harmony.item_reader import BodyParser, ItemFactory, ItemReader
 from unisono.harmony.message_parts import BodyPart, ClosedPart, Legal, OpenPart
-from unisono.harmony.recipients import RecipientKind
 from unisono.harmony.repair import Repair
 from unisono.harmony.tools import ToolSet
 
@@ -48,16 +46,13 @@ class HarmonyRouter:
     ) -> None:
         self._encoding = encoding
         self._tools = tools
-        self._new_call_id = new_call_id
+        self._factory = ItemFactory(tools, new_call_id, calls_allowed=calls_allowed, parallel_calls=parallel_calls)
         self._hold_calls = hold_calls
         self._calls_allowed = calls_allowed
-        self._parallel_calls = parallel_calls
         self.canonical = canonical
         self._gate = gate
         self._parser = BodyParser(encoding)
         self.stopped: Stopped | None = None
-        self._items = 0  # closed items, and so the next item's index
-        self._calls = 0  # closed calls
         self._tokens = 0  # completion tokens, over all generations
         self._reasoning_tokens = 0
         self._is_answered = False  # this step has an answer or a call
@@ -129,12 +124,9 @@ class HarmonyRouter:
         Return False and change nothing if more of their text was already emitted.
         """
         opened = self._open
-        if opened is None or len(opened.body) < tokens:
+        if opened is None or not opened.replace_end(self._encoding, tokens, instead):
             return False
-        body = [*opened.body[:-tokens], *instead]
-        if len(self._encoding.decode(body)) < opened.delivered:
-            return False
-        opened.replace_body(body)
+        # The replaced tokens stay counted as generated, but positions follow the tokens that remain.
         less = tokens - len(instead)
         self._reasoning_tokens -= less if isinstance(opened.item, Reasoning) else 0
         self._repair.output.position -= less
@@ -248,31 +240,17 @@ class HarmonyRouter:
         return tokens
 
     def _open_message(self, part: OpenPart, tokens: tuple[int, ...], events: list[Event]) -> None:
-        item = self._item_of(part.header)
+        item = self._factory.new(part.header)
         is_held = isinstance(item, ToolCall) and self._hold_calls
         if isinstance(item, Text) and self._gate is not None:
             is_held = self._gate.is_buffered(part.header)
-        is_visible = not is_held and self._is_allowed(item)
+        is_visible = not is_held and self._factory.is_allowed(item)
         # A message that was read as a whole has no header after which the prompt could end.
         limits_blanks = self._gate is not None and not part.is_whole and self._gate.limits_blanks(part.header)
         blanks = BlankFilter() if limits_blanks else None
         self._open = ItemReader(item, part, tokens, self._parser, is_visible=is_visible, blanks=blanks)
         if is_visible:
             events.append(Opened(item))
-
-    def _item_of(self, header: Header) -> Item:
-        index = self._items
-        if header.is_call and self._calls_allowed:
-            of_client = header.recipient.kind is RecipientKind.FUNCTION
-            name = self._tools.client(header.recipient.name) if of_client else header.recipient.name
-            return ToolCall(index, self._calls, self._new_call_id(), name)
-        if header.recipient.kind is not RecipientKind.NONE or header.channel == ANALYSIS:
-            return Reasoning(index)
-        return Text(index, Phase.COMMENTARY if header.channel == COMMENTARY else Phase.FINAL)
-
-    def _is_allowed(self, item: Item) -> bool:
-        """Return False for a second call if calls are not parallel."""
-        return not isinstance(item, ToolCall) or self._parallel_calls or self._calls == 0
 
     def _read_body(self, tokens: Sequence[int], events: list[Event]) -> None:
         opened = self._open
@@ -288,7 +266,7 @@ class HarmonyRouter:
         opened.close()
         item, header = opened.item, opened.opened.header
         text, body = self._encoding.decode(opened.body), opened.body
-        is_passed = closed.complete and self._is_allowed(item)
+        is_passed = closed.complete and self._factory.is_allowed(item)
         if self._gate is not None and is_passed and not isinstance(item, Reasoning):
             content = self._gate.closes(header, text, held=not opened.is_visible)
             if opened.is_visible:
@@ -317,8 +295,7 @@ class HarmonyRouter:
             events.append(Delta(item, rest))
         tokens = (*opened.header_tokens, *body, closed.token) if closed.complete else ()
         events.append(Closed(item, text, tokens, closed.complete))
-        self._items += 1
-        self._calls += isinstance(item, ToolCall)
+        self._factory.count(item)
 
     def _recount(self, item: Item, body: list[int], canonical: list[int]) -> list[int]:
         """Count tokens as the model's own tokenizer makes them, not as the network split the text."""

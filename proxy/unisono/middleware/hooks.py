@@ -151,10 +151,10 @@ class HookedStream(BatchStream):
             request = await self._apply_before(hook, request)
         if request is not original and request.passthrough is not None:
             request = _without_passthrough(request, request.passthrough)
-        if not request.lasting or (request is original and not self.report.hooks):
+        if not request.is_journal_stored or (request is original and not self.report.hooks):
             # The request is never resumed, or there is nothing to note.
             return request
-        return replace(request, noted=to_note(original, request, self.report.hooks))
+        return replace(request, journal_note=to_note(original, request, self.report.hooks))
 
     async def _apply_before(self, hook: NamedHook, request: GenerationRequest) -> GenerationRequest:
         changes = await hook.call("before", request.request_id, _before(hook.hook, request))
@@ -171,7 +171,7 @@ class HookedStream(BatchStream):
             return request
         request, hooks = from_note(request, note)
         self.report.hooks |= hooks
-        return replace(request, noted=note)
+        return replace(request, journal_note=note)
 
     # -- after
 

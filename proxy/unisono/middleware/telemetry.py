@@ -94,7 +94,7 @@ class ObservedService(GenerationService):
     def start(self, request: GenerationRequest) -> GenerationStream:
         span = self._new_trace() if self._new_trace is not None else None
         if self._recorded:
-            request = replace(request, span=span, recorded=True, seed=request.seed or token_hex(16))
+            request = replace(request, span=span, records_prompts=True, seed=request.seed or token_hex(16))
         elif span is not None:
             request = replace(request, span=span)
         arrived = ARRIVED.get()

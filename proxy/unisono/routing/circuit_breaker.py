@@ -63,7 +63,10 @@ KINDS: Final[tuple[tuple[type[UnisonoError], BreakerFailure | None], ...]] = (
 
 
 def kind_of(error: UnisonoError) -> BreakerFailure | None:
-    return next(kind for row, kind in KINDS if isinstance(error, row))
+    for row, kind in KINDS:
+        if isinstance(error, row):
+            return kind
+    raise AssertionError(error)
 
 
 class CircuitPhase(StrEnum):
@@ -212,13 +215,14 @@ def after_success(circuits: Circuits, started_at: float = inf, *, probed: bool =
 
 def phase_of(circuits: Circuits, now: float) -> CircuitPhase:
     """Return the worst phase of all kinds. An overload ends by itself and is never half open."""
-    phases = {circuit.phase(now) for kind, circuit in circuits.items()}
-    if CircuitPhase.OPEN in phases:
-        return CircuitPhase.OPEN
-    halves = (kind for kind, circuit in circuits.items() if circuit.phase(now) is CircuitPhase.HALF_OPEN)
-    return (
-        CircuitPhase.HALF_OPEN if any(kind is not BreakerFailure.OVERLOADED for kind in halves) else CircuitPhase.CLOSED
-    )
+    worst = CircuitPhase.CLOSED
+    for kind, circuit in circuits.items():
+        phase = circuit.phase(now)
+        if phase is CircuitPhase.OPEN:
+            return phase
+        if phase is CircuitPhase.HALF_OPEN and kind is not BreakerFailure.OVERLOADED:
+            worst = phase
+    return worst
 
 
 def rests_for(circuits: Circuits, now: float) -> tuple[BreakerFailure, Circuit] | None:
@@ -263,8 +267,8 @@ def _overloaded(
 
     Without it, use a short cooldown that doubles while the overload lasts.
     """
-    asked = BREATH_S * 2.0 ** min(circuit.rests, 32) if retry_after_s is None else max(retry_after_s, 0.0)
-    until = now + min(asked, tolerance.cooldown_s) * (jitter if retry_after_s is None else 1.0)
+    pause_s = BREATH_S * 2.0 ** min(circuit.rests, 32) if retry_after_s is None else max(retry_after_s, 0.0)
+    until = now + min(pause_s, tolerance.cooldown_s) * (jitter if retry_after_s is None else 1.0)
     if circuit.phase(now) is CircuitPhase.OPEN:
         # Several requests were refused at once.
         return replace(circuit, failures=circuit.failures + 1, until=max(until, circuit.until))

@@ -42,6 +42,7 @@ from unisono.routing.rate_window import rate_of
 from unisono.routing.tie_break import number_of
 
 FAILURE_REMEMBERED_S = 2.0
+LOG_DELAY_S = 0.05  # from a failure to its log line
 DOUBTFUL = frozenset({BreakerFailure.UNREACHABLE, BreakerFailure.PROTOCOL})  # failures of a possibly dead deployment
 # Seconds between two probes of a deployment that may have died or recently did.
 DOUBTED_EVERY_S = 1.0
@@ -194,8 +195,9 @@ class LiveDeployment:
         jitter = uniform(0.9, 1.1)  # noqa: S311
         self.circuits = after_failure(self.circuits, error, now, self.tolerance, jitter, identity=identity)
         row = self.circuits[kind].failures
-        # Start the next attempt first: writing this line takes longer than preparing it.
-        asyncio.get_running_loop().call_soon(self._log_failure, error, kind, row)
+        # A client waits for the next attempt, and its first token can arrive within a millisecond. Writing this line
+        # takes longer than preparing that attempt, so it is written later.
+        asyncio.get_running_loop().call_later(LOG_DELAY_S, self._log_failure, error, kind, row)
         self._phased(before, kind, now)
         is_suspect = self._suspicion.failed(self.circuits, self.tolerance, now)
         if is_suspect and self.passes:

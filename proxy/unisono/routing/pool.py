@@ -67,7 +67,7 @@ class WatchState:
 class RoutingPool:
     """All groups by model name; `stand_ins` name fallback groups.
 
-    The deployments in `kept` come from an earlier pool and move to this one on start. Until then nothing
+    The deployments in `carried` come from an earlier pool and move to this one on start. Until then nothing
     changes for either pool.
     """
 
@@ -77,15 +77,15 @@ class RoutingPool:
         rules: RoutingRules | None = None,
         *,
         stand_ins: Mapping[str, StandIns] | None = None,
-        kept: Sequence[CarriedDeployment] = (),
+        carried: Sequence[CarriedDeployment] = (),
         prefixes: PrefixIndex | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.rules = rules or RoutingRules()
         self.prefixes = PrefixIndex() if prefixes is None else prefixes
         self._clock = clock
-        self._resources = list(kept)
-        taken_over = {id(one.live) for one in kept}
+        self._resources = list(carried)
+        taken_over = {id(one.live) for one in carried}
         # Set when a deployment should be probed now.
         self._doubts = asyncio.Event()
         # Time of the next check for due probes.
@@ -138,10 +138,10 @@ class RoutingPool:
 
         Needs a running loop.
         """
-        for kept in self._resources:
-            kept.pool.let_go(kept.live)
-            kept.live.become(kept.terms)
-        self._own([kept.live for kept in self._resources])
+        for carried in self._resources:
+            carried.pool.let_go(carried.live)
+            carried.live.become(carried.terms)
+        self._own([carried.live for carried in self._resources])
         self._resources.clear()
         self._watching = [
             asyncio.create_task(self._watch(), name="probe backends"),

@@ -102,6 +102,7 @@ class WaitingQueue(Generic[SlotT]):
             async with asyncio.timeout_at(until):
                 return await waiter.answer
         except TimeoutError:
+            # The slot may have been assigned in the same iteration of the event loop in which the time passed.
             if waiter.answer.done() and not waiter.answer.cancelled() and waiter.answer.exception() is None:
                 return waiter.answer.result()
             raise BackendOverloaded(
@@ -109,6 +110,7 @@ class WaitingQueue(Generic[SlotT]):
             ) from None
         except asyncio.CancelledError:
             answer = waiter.answer
+            # A slot that was assigned before the cancellation would never be returned.
             if answer.done() and not answer.cancelled() and answer.exception() is None:
                 held = answer.result()
                 if held is not None:
@@ -119,6 +121,7 @@ class WaitingQueue(Generic[SlotT]):
 
     def serve(self) -> None:
         """Assign free slots. Call it whenever a slot is returned or a deployment recovers."""
+        # An attempt may return a slot, which leads here again. A flag avoids the recursion.
         if self._serving:
             self._must_serve_again = True
             return
@@ -142,6 +145,7 @@ class WaitingQueue(Generic[SlotT]):
         for waiter in self._by_fairness():
             offer = waiter.attempt(barred)
             if offer.slot is None and offer.waits_for:
+                # A request with a later turn must not get a slot that this one waits for.
                 barred |= offer.waits_for
                 continue
             self._leave(waiter)
@@ -170,8 +174,8 @@ class WaitingQueue(Generic[SlotT]):
         else:
             line = self._owners.setdefault(waiter.owner, deque())
             self._waiting += 1
-        behind = next((place for place, other in enumerate(line) if other.number > waiter.number), len(line))
-        line.insert(behind, waiter)
+        index = next((place for place, other in enumerate(line) if other.number > waiter.number), len(line))
+        line.insert(index, waiter)
 
     def _leave(self, waiter: Waiter[SlotT]) -> None:
         if waiter.resumes:

@@ -106,6 +106,7 @@ class GroupFailoverRoute:
             current, excluded = self._at[0], excluded | self._at[1].candidate.bit
         for group in (self._group, *self._fallbacks):
             failures = self._failures.get(group.model, 0) + (group is current)
+            # The retry limit does not hold while a client reads the answer.
             if failures > group.rules.num_retries and not self._resumes:
                 continue
             for one in (live.candidate for live in group.members):

@@ -1,4 +1,4 @@
-"""What an Anthropic client makes of a stream: the events folded back into the message they stand for."""
+"""Rebuild an Anthropic message from its stream events, as a client does."""
 
 from __future__ import annotations
 
@@ -8,20 +8,20 @@ import orjson
 
 
 def named_events(stream: bytes) -> list[dict[str, Any]]:
-    """The JSON of every event but pings; each stands under its own name."""
-    found: list[dict[str, Any]] = []
+    """Parse all events except pings, and check that each event name matches its type."""
+    events: list[dict[str, Any]] = []
     assert stream.endswith(b"\n\n")
     for block in stream.split(b"\n\n")[:-1]:
         name, _, data = block.partition(b"\ndata: ")
         event = orjson.loads(data)
         assert name == b"event: " + event["type"].encode()
         if event["type"] != "ping":
-            found.append(event)
-    return found
+            events.append(event)
+    return events
 
 
 def fold(events: list[dict[str, Any]]) -> dict[str, Any]:
-    """The message, as a whole answer has it. Blocks are opened and stopped one after the other."""
+    """Rebuild the message of a non-streaming response, and check that blocks do not overlap."""
     first, *rest, last, end = events
     assert first["type"] == "message_start"
     assert (last["type"], end) == ("message_delta", {"type": "message_stop"})

@@ -1,4 +1,4 @@
-"""The Messages API over HTTP, in front of an engine that plays a script."""
+"""The Messages API over HTTP with a scripted generation service."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ async def seals() -> Sealer:
     return SEALER
 
 
-def gateway(turns: GenerationService, *, keep_alive_s: float = 10.0) -> FastAPI:
+def gateway(service: GenerationService, *, keep_alive_s: float = 10.0) -> FastAPI:
     ids = iter(range(1000))
     app = FastAPI(
         docs_url=None,
@@ -47,8 +47,8 @@ def gateway(turns: GenerationService, *, keep_alive_s: float = 10.0) -> FastAPI:
         ),
     )
     register(app)
-    means = MessagesDeps(
-        service=turns,
+    deps = MessagesDeps(
+        service=service,
         resolve=resolve,
         seals=seals,
         today=lambda: "2026-11-20",
@@ -56,12 +56,12 @@ def gateway(turns: GenerationService, *, keep_alive_s: float = 10.0) -> FastAPI:
         clock=lambda: 1700000000.7,
         keep_alive_s=keep_alive_s,
     )
-    mount(app, MESSAGES.routes, means)
+    mount(app, MESSAGES.routes, deps)
     return app
 
 
 def request(
-    turns: GenerationService, *, path: str = "/v1/messages", keep_alive_s: float = 10.0, **fields: Any
+    service: GenerationService, *, path: str = "/v1/messages", keep_alive_s: float = 10.0, **fields: Any
 ) -> Exchange:
     body = {"model": "gpt-oss-20b", "max_tokens": 100, "messages": [{"role": "user", "content": "Hi"}]} | fields
-    return Exchange(gateway(turns, keep_alive_s=keep_alive_s), "POST", path, json=body)
+    return Exchange(gateway(service, keep_alive_s=keep_alive_s), "POST", path, json=body)

@@ -1,4 +1,4 @@
-"""Messages over HTTP: answers whole and streamed, failures, headers."""
+"""The Messages API over HTTP: complete and streamed responses, errors, headers."""
 
 from __future__ import annotations
 
@@ -28,15 +28,15 @@ ANSWER: list[Event] = [*reasoning(0, "hm"), *final(1, "Hel", "lo"), finished()]
 
 
 @pytest.mark.parametrize("path", ["/v1/messages", "/messages"])
-async def test_a_question_is_answered(path: str) -> None:
-    turns = ScriptedTurns([ANSWER], report=lambda: GenerationReport("vllm-1", 1, ["missing-end", "trailing-stop"]))
-    answer = await request(turns, path=path, metadata={"user_id": "u"}, service_tier="auto").run()
-    assert answer.status == 200
-    assert answer.headers["content-type"] == "application/json"
-    assert answer.headers["x-unisono-backend"] == "vllm-1"
-    assert answer.headers["x-unisono-recoveries"] == "missing-end,trailing-stop"
-    assert answer.headers["request-id"] == answer.headers["x-request-id"] == "req_0"
-    assert answer.json() == {
+async def test_a_request_gets_a_complete_message(path: str) -> None:
+    service = ScriptedTurns([ANSWER], report=lambda: GenerationReport("vllm-1", 1, ["missing-end", "trailing-stop"]))
+    response = await request(service, path=path, metadata={"user_id": "u"}, service_tier="auto").run()
+    assert response.status == 200
+    assert response.headers["content-type"] == "application/json"
+    assert response.headers["x-unisono-backend"] == "vllm-1"
+    assert response.headers["x-unisono-recoveries"] == "missing-end,trailing-stop"
+    assert response.headers["request-id"] == response.headers["x-request-id"] == "req_0"
+    assert response.json() == {
         "id": "msg_abc",
         "type": "message",
         "role": "assistant",
@@ -59,14 +59,14 @@ async def test_a_question_is_answered(path: str) -> None:
             "notes": ["service_tier: no effect"],
         },
     }
-    assert turns.runs[0].closed == 1
+    assert service.runs[0].closed == 1
 
 
-async def test_a_stream_begins_with_the_message_and_ends_with_its_end() -> None:
-    turns = ScriptedTurns([ANSWER[:5], ANSWER[5:]], report=lambda: GenerationReport("vllm-1", prompted=11))
-    answer = await request(turns, stream=True).run()
-    assert answer.headers["content-type"] == "text/event-stream; charset=utf-8"
-    events = named_events(answer.body)
+async def test_a_stream_starts_with_message_start_and_ends_with_message_stop() -> None:
+    service = ScriptedTurns([ANSWER[:5], ANSWER[5:]], report=lambda: GenerationReport("vllm-1", prompted=11))
+    response = await request(service, stream=True).run()
+    assert response.headers["content-type"] == "text/event-stream; charset=utf-8"
+    events = named_events(response.body)
     assert [event["type"] for event in events] == [
         "message_start",
         "content_block_start",
@@ -83,36 +83,36 @@ async def test_a_stream_begins_with_the_message_and_ends_with_its_end() -> None:
         "output_tokens": 0,
     }
     assert fold(events)["content"] == [{"type": "text", "text": "Hello"}]
-    assert turns.runs[0].closed == 1
+    assert service.runs[0].closed == 1
 
 
-async def test_silence_is_filled_with_pings_behind_the_message_start() -> None:
-    turns = ScriptedTurns([0.2, ANSWER[:4], 0.2, ANSWER[4:]])
-    answer = await request(turns, stream=True, keep_alive_s=0.05).run()
-    first, second, *_ = answer.body.split(b"\n\n")
+async def test_pings_follow_message_start_while_the_backend_is_silent() -> None:
+    service = ScriptedTurns([0.2, ANSWER[:4], 0.2, ANSWER[4:]])
+    response = await request(service, stream=True, keep_alive_s=0.05).run()
+    first, second, *_ = response.body.split(b"\n\n")
     assert first.startswith(b"event: message_start\n")
     assert second == b'event: ping\ndata: {"type":"ping"}'
-    assert fold(named_events(answer.body))["content"] == [{"type": "text", "text": "Hello"}]
+    assert fold(named_events(response.body))["content"] == [{"type": "text", "text": "Hello"}]
 
 
 FAILURES: dict[str, tuple[UnisonoError, int, str]] = {
-    "too long": (ContextTooLong("too long", param="messages"), 400, "invalid_request_error"),
-    "busy": (BackendOverloaded("busy"), 503, "overloaded_error"),
-    "gone": (BackendUnavailable("gone"), 503, "overloaded_error"),
-    "late": (BackendTimeout("late"), 504, "timeout_error"),
-    "limited": (LimitReached("enough"), 429, "rate_limit_error"),
+    "context too long": (ContextTooLong("too long", param="messages"), 400, "invalid_request_error"),
+    "backend overloaded": (BackendOverloaded("busy"), 503, "overloaded_error"),
+    "backend unavailable": (BackendUnavailable("gone"), 503, "overloaded_error"),
+    "backend timeout": (BackendTimeout("late"), 504, "timeout_error"),
+    "limit reached": (LimitReached("enough"), 429, "rate_limit_error"),
 }
 
 
-@pytest.mark.parametrize("stream", [False, True], ids=["whole", "stream"])
+@pytest.mark.parametrize("stream", [False, True], ids=["complete", "stream"])
 @pytest.mark.parametrize(("error", "status", "kind"), FAILURES.values(), ids=FAILURES)
-async def test_a_failure_before_the_answer_is_an_http_error(
+async def test_a_failure_before_the_first_event_is_an_http_error(
     error: UnisonoError, status: int, kind: str, stream: bool
 ) -> None:
-    answer = await request(ScriptedTurns([error]), stream=stream).run()
-    assert answer.status == status
+    response = await request(ScriptedTurns([error]), stream=stream).run()
+    assert response.status == status
     message = f"{error.param}: {error.message}" if error.param else error.message
-    assert answer.json() == {
+    assert response.json() == {
         "type": "error",
         "error": {"type": kind, "message": message, "details": {"error_code": error.code}},
         "request_id": "req_0",
@@ -125,24 +125,26 @@ WINDOW: dict[str, tuple[ContextTooLong, str]] = {
 }
 
 
-@pytest.mark.parametrize("begun", [False, True], ids=["early", "late"])
+@pytest.mark.parametrize("stream_started", [False, True], ids=["before the stream", "during the stream"])
 @pytest.mark.parametrize(("error", "counts"), WINDOW.values(), ids=WINDOW)
-async def test_a_full_window_has_anthropics_words(error: ContextTooLong, counts: str, begun: bool) -> None:
-    batches = [[*final(0, "Hel")[:2]], error] if begun else [error]
-    answer = await request(ScriptedTurns(batches), stream=True).run()
-    body = named_events(answer.body)[-1] if begun else answer.json()
-    assert answer.headers.get("x-should-retry") == (None if begun else "false")
+async def test_a_context_overflow_has_anthropics_error_message(
+    error: ContextTooLong, counts: str, stream_started: bool
+) -> None:
+    batches = [[*final(0, "Hel")[:2]], error] if stream_started else [error]
+    response = await request(ScriptedTurns(batches), stream=True).run()
+    body = named_events(response.body)[-1] if stream_started else response.json()
+    assert response.headers.get("x-should-retry") == (None if stream_started else "false")
     assert (body["error"]["type"], body["error"]["message"]) == (
         "invalid_request_error",
         f"prompt is too long: {counts}",
     )
 
 
-async def test_a_failure_within_the_answer_ends_the_stream_and_closes_nothing() -> None:
-    turns = ScriptedTurns([[*final(0, "Hel", "lo")[:2]], BackendUnavailable("gone")])
-    answer = await request(turns, stream=True).run()
-    assert answer.status == 200
-    events = named_events(answer.body)
+async def test_a_failure_during_the_stream_ends_it_with_an_error_event() -> None:
+    service = ScriptedTurns([[*final(0, "Hel", "lo")[:2]], BackendUnavailable("gone")])
+    response = await request(service, stream=True).run()
+    assert response.status == 200
+    events = named_events(response.body)
     assert [event["type"] for event in events] == [
         "message_start",
         "content_block_start",
@@ -158,24 +160,30 @@ async def test_a_failure_within_the_answer_ends_the_stream_and_closes_nothing() 
 
 
 REFUSED: dict[str, tuple[dict[str, Any], int, str, str]] = {
-    "no bound": ({"max_tokens": None}, 400, "invalid_request_error", "max_tokens"),
+    "no max_tokens": ({"max_tokens": None}, 400, "invalid_request_error", "max_tokens"),
     "an unknown model": ({"model": "nothing"}, 404, "not_found_error", "model"),
     "a thread": ({"thread": {"type": "create"}}, 400, "invalid_request_error", "thread"),
     "no messages": ({"messages": []}, 400, "invalid_request_error", "messages"),
 }
 
 
-@pytest.mark.parametrize(("fields", "status", "kind", "named"), REFUSED.values(), ids=REFUSED)
-async def test_what_is_refused_names_its_field(fields: dict[str, Any], status: int, kind: str, named: str) -> None:
-    answer = await request(ScriptedTurns([ANSWER]), **fields).run()
-    assert answer.status == status
-    assert answer.json()["error"]["type"] == kind
-    assert named in answer.json()["error"]["message"]
+@pytest.mark.parametrize(("fields", "status", "kind", "name"), REFUSED.values(), ids=REFUSED)
+async def test_an_error_names_the_invalid_field(fields: dict[str, Any], status: int, kind: str, name: str) -> None:
+    response = await request(ScriptedTurns([ANSWER]), **fields).run()
+    assert response.status == status
+    assert response.json()["error"]["type"] == kind
+    assert name in response.json()["error"]["message"]
 
 
-DOOR: dict[str, tuple[str, str, dict[str, Any], int, str]] = {
+INVALID_HTTP_REQUESTS: dict[str, tuple[str, str, dict[str, Any], int, str]] = {
     "another host": ("POST", "/v1/messages", {"headers": [("host", "evil.example")]}, 403, "permission_error"),
-    "no JSON": ("POST", "/v1/messages", {"body": b"{", "headers": [("content-type", "text/plain")]}, 415, ""),
+    "another content type": (
+        "POST",
+        "/v1/messages",
+        {"body": b"{", "headers": [("content-type", "text/plain")]},
+        415,
+        "",
+    ),
     "too large": (
         "POST",
         "/v1/messages/count_tokens",
@@ -184,33 +192,35 @@ DOOR: dict[str, tuple[str, str, dict[str, Any], int, str]] = {
         "request_too_large",
     ),
     "another method": ("GET", "/v1/messages", {}, 405, ""),
-    "nothing there": ("POST", "/messages/batches", {"json": {}}, 404, "not_found_error"),
+    "an unknown path": ("POST", "/messages/batches", {"json": {}}, 404, "not_found_error"),
 }
 
 
-@pytest.mark.parametrize(("method", "path", "sent", "status", "kind"), DOOR.values(), ids=DOOR)
-async def test_the_door_refuses_in_the_same_shape(
+@pytest.mark.parametrize(
+    ("method", "path", "sent", "status", "kind"), INVALID_HTTP_REQUESTS.values(), ids=INVALID_HTTP_REQUESTS
+)
+async def test_http_level_errors_have_anthropics_error_shape(
     method: str, path: str, sent: dict[str, Any], status: int, kind: str
 ) -> None:
-    answer = await Exchange(gateway(ScriptedTurns([ANSWER])), method, path, **sent).run()
-    assert answer.status == status
-    body = answer.json()
+    response = await Exchange(gateway(ScriptedTurns([ANSWER])), method, path, **sent).run()
+    assert response.status == status
+    body = response.json()
     assert (body["type"], body["error"]["type"]) == ("error", kind or "invalid_request_error")
-    assert body["request_id"] == answer.headers["request-id"] == "req_0"
+    assert body["request_id"] == response.headers["request-id"] == "req_0"
 
 
-async def test_paths_of_others_keep_their_shape() -> None:
-    answer = await Exchange(gateway(ScriptedTurns([ANSWER])), "POST", "/v1/messagesx", json={}).run()
-    assert answer.status == 404
-    assert answer.json()["error"]["code"] == "not_found"
-    assert "request-id" not in answer.headers
+async def test_errors_of_other_paths_keep_the_openai_shape() -> None:
+    response = await Exchange(gateway(ScriptedTurns([ANSWER])), "POST", "/v1/messagesx", json={}).run()
+    assert response.status == 404
+    assert response.json()["error"]["code"] == "not_found"
+    assert "request-id" not in response.headers
 
 
-async def test_limits_are_told_in_both_spellings() -> None:
+async def test_rate_limit_headers_have_both_spellings() -> None:
     left = QuotaStatus(requests_left=4, requests_reset_s=12, tokens_left=900, tokens_reset_s=6)
-    standing = replace(left, limits=KeyLimits(rpm=5, tpm=1000))
-    turns = ScriptedTurns([ANSWER], report=lambda: GenerationReport(standing=standing))
-    headers = (await request(turns).run()).headers
+    quota_status = replace(left, limits=KeyLimits(rpm=5, tpm=1000))
+    service = ScriptedTurns([ANSWER], report=lambda: GenerationReport(standing=quota_status))
+    headers = (await request(service).run()).headers
     assert headers["x-ratelimit-remaining-requests"] == headers["anthropic-ratelimit-requests-remaining"] == "4"
     assert headers["anthropic-ratelimit-tokens-limit"] == "1000"
     assert headers["anthropic-ratelimit-requests-reset"] == "2023-11-14T22:13:32Z"
@@ -222,19 +232,19 @@ class CountingTurns(ScriptedTurns):
         return 42
 
 
-async def test_tokens_are_counted_without_a_bound_and_without_a_model() -> None:
-    turns = CountingTurns([])
-    answer = await request(turns, path="/v1/messages/count_tokens", max_tokens=None, system="Be brief.").run()
-    assert (answer.status, answer.json()) == (200, {"input_tokens": 42})
-    assert turns.turns[0].conversation.preamble.instructions == "Be brief."
-    assert not turns.runs
+async def test_tokens_are_counted_without_max_tokens_or_a_backend_request() -> None:
+    service = CountingTurns([])
+    response = await request(service, path="/v1/messages/count_tokens", max_tokens=None, system="Be brief.").run()
+    assert (response.status, response.json()) == (200, {"input_tokens": 42})
+    assert service.turns[0].conversation.preamble.instructions == "Be brief."
+    assert not service.runs
 
 
-async def test_calls_are_held_or_shown_as_the_operator_says() -> None:
+async def test_streamed_tool_calls_are_the_same_with_and_without_early_arguments() -> None:
     script = [[*commentary(0, "Let me see.")], [*call(1, 0, "f", '{"a"', ":1}"), finished()]]
     for model, pieces in {"gpt-oss-20b": ["", '{"a":1}'], "early": ["", '{"a":1}']}.items():
-        answer = await request(ScriptedTurns(script), model=model, stream=True).run()
-        events = named_events(answer.body)
+        response = await request(ScriptedTurns(script), model=model, stream=True).run()
+        events = named_events(response.body)
         deltas = [event["delta"] for event in events if event["type"] == "content_block_delta"]
         assert [delta["partial_json"] for delta in deltas if "partial_json" in delta] == pieces
         folded = fold(events)

@@ -1,4 +1,4 @@
-"""What Messages requests mean: the conversation, the tools, and everything that is asked of the engine."""
+"""Conversion of Messages requests to generation requests: conversation, tools, settings."""
 
 from __future__ import annotations
 
@@ -34,17 +34,17 @@ from unisono.errors import UnisonoError
 Json = dict[str, Any]
 TENANT = "team"
 MODEL = MessagesModel("gpt-oss")
-ASK: Json = {"role": "user", "content": "Hi"}
+QUESTION: Json = {"role": "user", "content": "Hi"}
 LOOK = {"name": "look", "description": "Looks.", "input_schema": {"type": "object"}}
 SEARCH = {"type": "web_search_20250305", "name": "web_search", "max_uses": 2, "allowed_domains": ["a.example"]}
 BROWSER = {"browser": ToolServer("pages", "https://pages.example", approval=Approval(otherwise=False))}
-THOUGHT = "Let me see."
+REASONING_TEXT = "Let me see."
 USE = {"type": "tool_use", "id": "toolu_1", "name": "look", "input": {"at": "it"}}
 CALL = AssistantCall("call_1", "look", '{"at":"it"}')
 
 
-def understood(model: MessagesModel = MODEL, **fields: Any) -> MessagesGeneration:
-    request = MessagesRequest.model_validate({"model": "m", "max_tokens": 100, "messages": [ASK], **fields})
+def generation_of(model: MessagesModel = MODEL, **fields: Any) -> MessagesGeneration:
+    request = MessagesRequest.model_validate({"model": "m", "max_tokens": 100, "messages": [QUESTION], **fields})
     return to_generation_request(
         request,
         model=model,
@@ -55,8 +55,8 @@ def understood(model: MessagesModel = MODEL, **fields: Any) -> MessagesGeneratio
     )
 
 
-def said(*messages: Json) -> tuple[Item, ...]:
-    return understood(messages=list(messages)).request.conversation.items
+def items_of(*messages: Json) -> tuple[Item, ...]:
+    return generation_of(messages=list(messages)).request.conversation.items
 
 
 def assistant(*blocks: Any) -> Json:
@@ -75,11 +75,15 @@ def result(call_id: str, **more: Any) -> Json:
     return {"type": "tool_result", "tool_use_id": call_id, **more}
 
 
-def thinking(words: str = THOUGHT) -> Json:
+def thinking(words: str = REASONING_TEXT) -> Json:
     return {"type": "thinking", "thinking": words, "signature": SEALER.sign(TENANT, words)}
 
 
-OMITTED = {"type": "thinking", "thinking": "", "signature": SEALER.seal(TENANT, [AssistantReasoning(THOUGHT, (1, 2))])}
+OMITTED = {
+    "type": "thinking",
+    "thinking": "",
+    "signature": SEALER.seal(TENANT, [AssistantReasoning(REASONING_TEXT, (1, 2))]),
+}
 REDACTED = {"type": "redacted_thinking", "data": OMITTED["signature"]}
 SEARCHED = AssistantCall("call_s", "browser.search", '{"query": "x"}', (3, 4))
 FOUND = ToolResult("call_s", "browser.search", "[0] What was found")
@@ -91,18 +95,18 @@ WEB = [
         "content": [{"type": "web_search_result", "title": "T", "url": "https://t.example", SEALED: "other"}],
     },
 ]
-OUR_WEB = [WEB[0], {**WEB[1], "content": [{**WEB[1]["content"][0], SEALED: SEALER.seal(TENANT, [SEARCHED, FOUND])}]}]
+SEALED_WEB = [WEB[0], {**WEB[1], "content": [{**WEB[1]["content"][0], SEALED: SEALER.seal(TENANT, [SEARCHED, FOUND])}]}]
 
-TALKS: dict[str, tuple[list[Json], list[Item]]] = {
-    "a string": ([ASK], [UserMessage("Hi")]),
+CONVERSATIONS: dict[str, tuple[list[Json], list[Item]]] = {
+    "a string": ([QUESTION], [UserMessage("Hi")]),
     "texts": ([user(text("One"), text("Two", cache_control={"type": "ephemeral"}))], [UserMessage("One\n\nTwo")]),
-    "nothing": ([user(), ASK], [UserMessage(""), UserMessage("Hi")]),
+    "empty content": ([user(), QUESTION], [UserMessage(""), UserMessage("Hi")]),
     "an answer": (
-        [ASK, {"role": "assistant", "content": "Hello."}, ASK],
+        [QUESTION, {"role": "assistant", "content": "Hello."}, QUESTION],
         [UserMessage("Hi"), AssistantMessage("Hello."), UserMessage("Hi")],
     ),
     "a preamble and an answer": (
-        [ASK, assistant(text("I look."), text("It is so.")), ASK],
+        [QUESTION, assistant(text("I look."), text("It is so.")), QUESTION],
         [
             UserMessage("Hi"),
             AssistantMessage("I look.", Phase.COMMENTARY),
@@ -110,13 +114,13 @@ TALKS: dict[str, tuple[list[Json], list[Item]]] = {
             UserMessage("Hi"),
         ],
     ),
-    "what other servers say beside": (
+    "blocks of other servers": (
         [
-            ASK,
+            QUESTION,
             assistant({"type": "compaction", "content": "We met."}, {"type": "fallback"}, text("It is so.")),
-            ASK,
+            QUESTION,
             assistant({"type": "compaction", "content": None}, {"type": "mcp_tool_listing"}),
-            ASK,
+            QUESTION,
         ],
         [
             UserMessage("Hi"),
@@ -126,8 +130,8 @@ TALKS: dict[str, tuple[list[Json], list[Item]]] = {
             UserMessage("Hi"),
         ],
     ),
-    "a result of ours whose call a client left out": (
-        [ASK, assistant(text("I look."), OUR_WEB[1], text("It is so.")), ASK],
+    "a sealed result without its call": (
+        [QUESTION, assistant(text("I look."), SEALED_WEB[1], text("It is so.")), QUESTION],
         [
             UserMessage("Hi"),
             AssistantMessage("I look.", Phase.COMMENTARY),
@@ -137,31 +141,35 @@ TALKS: dict[str, tuple[list[Json], list[Item]]] = {
             UserMessage("Hi"),
         ],
     ),
-    "an answer in pieces that cite": (
-        [ASK, assistant(text("It is ", citations=None), text("so.", citations=[{"type": "char_location"}])), ASK],
+    "an answer in parts with citations": (
+        [
+            QUESTION,
+            assistant(text("It is ", citations=None), text("so.", citations=[{"type": "char_location"}])),
+            QUESTION,
+        ],
         [UserMessage("Hi"), AssistantMessage("It is so."), UserMessage("Hi")],
     ),
-    "thoughts, a call and its result": (
-        [ASK, assistant(thinking(), text("I look."), USE), user(result("toolu_1", content="seen"))],
+    "thinking, a call and its result": (
+        [QUESTION, assistant(thinking(), text("I look."), USE), user(result("toolu_1", content="seen"))],
         [
             UserMessage("Hi"),
-            AssistantReasoning(THOUGHT),
+            AssistantReasoning(REASONING_TEXT),
             AssistantMessage("I look.", Phase.COMMENTARY),
             CALL,
             ToolResult("call_1", "look", "seen"),
         ],
     ),
-    "thoughts that were not shown": (
-        [ASK, assistant(OMITTED, USE), user(result("toolu_1"))],
-        [UserMessage("Hi"), AssistantReasoning(THOUGHT, (1, 2)), CALL, ToolResult("call_1", "look", "")],
+    "omitted thinking": (
+        [QUESTION, assistant(OMITTED, USE), user(result("toolu_1"))],
+        [UserMessage("Hi"), AssistantReasoning(REASONING_TEXT, (1, 2)), CALL, ToolResult("call_1", "look", "")],
     ),
-    "thoughts as data": (
-        [ASK, assistant(REDACTED, USE), user(result("toolu_1"))],
-        [UserMessage("Hi"), AssistantReasoning(THOUGHT, (1, 2)), CALL, ToolResult("call_1", "look", "")],
+    "redacted thinking": (
+        [QUESTION, assistant(REDACTED, USE), user(result("toolu_1"))],
+        [UserMessage("Hi"), AssistantReasoning(REASONING_TEXT, (1, 2)), CALL, ToolResult("call_1", "look", "")],
     ),
     "results in any order, then text": (
         [
-            ASK,
+            QUESTION,
             assistant(USE, thinking(), {**USE, "id": "toolu_2"}),
             user(text("And?"), result("toolu_2", content=[text("b"), text("c")]), result("toolu_1", content="a")),
         ],
@@ -169,15 +177,15 @@ TALKS: dict[str, tuple[list[Json], list[Item]]] = {
             UserMessage("Hi"),
             CALL,
             ToolResult("call_1", "look", "a"),
-            AssistantReasoning(THOUGHT),
+            AssistantReasoning(REASONING_TEXT),
             AssistantCall("call_2", "look", '{"at":"it"}'),
             ToolResult("call_2", "look", "b\n\nc"),
             UserMessage("And?"),
         ],
     ),
-    "results that failed": (
+    "failed results": (
         [
-            ASK,
+            QUESTION,
             assistant(USE, {**USE, "id": "toolu_2"}, {**USE, "id": "toolu_3"}),
             user(
                 result("toolu_1", is_error=True),
@@ -195,12 +203,12 @@ TALKS: dict[str, tuple[list[Json], list[Item]]] = {
             ToolResult("call_3", "look", "error: none"),
         ],
     ),
-    "ids of other makers": (
-        [ASK, assistant({**USE, "id": "x-1"}), user(result("x-1", content="seen"))],
+    "foreign call ids": (
+        [QUESTION, assistant({**USE, "id": "x-1"}), user(result("x-1", content="seen"))],
         [UserMessage("Hi"), AssistantCall("x-1", "look", '{"at":"it"}'), ToolResult("x-1", "look", "seen")],
     ),
-    "arguments that were no object": (
-        [ASK, assistant({**USE, "input": {"unparsed_arguments": '{"at'}}), user(result("toolu_1"))],
+    "arguments that are not an object": (
+        [QUESTION, assistant({**USE, "input": {"unparsed_arguments": '{"at'}}), user(result("toolu_1"))],
         [UserMessage("Hi"), AssistantCall("call_1", "look", '{"at'), ToolResult("call_1", "look", "")],
     ),
     "documents and search results": (
@@ -218,7 +226,7 @@ TALKS: dict[str, tuple[list[Json], list[Item]]] = {
         [UserMessage("D\nIt\n\nthat\n\nS\nhttps://s.example\nfound")],
     ),
     "a search by another server": (
-        [ASK, assistant(text("I look."), *WEB, text("It is so.")), ASK],
+        [QUESTION, assistant(text("I look."), *WEB, text("It is so.")), QUESTION],
         [
             UserMessage("Hi"),
             AssistantMessage("I look.", Phase.COMMENTARY),
@@ -229,54 +237,54 @@ TALKS: dict[str, tuple[list[Json], list[Item]]] = {
         ],
     ),
     "a search by this gateway": (
-        [ASK, assistant(*OUR_WEB, text("It is so.")), ASK],
+        [QUESTION, assistant(*SEALED_WEB, text("It is so.")), QUESTION],
         [UserMessage("Hi"), SEARCHED, FOUND, AssistantMessage("It is so."), UserMessage("Hi")],
     ),
     "instructions in the middle": (
-        [ASK, {"role": "system", "content": "Be brief."}, ASK],
+        [QUESTION, {"role": "system", "content": "Be brief."}, QUESTION],
         [UserMessage("Hi"), DeveloperMessage("Be brief."), UserMessage("Hi")],
     ),
 }
 
 
-@pytest.mark.parametrize(("messages", "items"), TALKS.values(), ids=TALKS)
-def test_messages_are_read_as_what_was_said(messages: list[Json], items: list[Item]) -> None:
-    assert said(*messages) == tuple(items)
+@pytest.mark.parametrize(("messages", "items"), CONVERSATIONS.values(), ids=CONVERSATIONS)
+def test_messages_become_conversation_items(messages: list[Json], items: list[Item]) -> None:
+    assert items_of(*messages) == tuple(items)
 
 
-SYSTEMS: dict[str, tuple[Json, str]] = {
+SYSTEM_PROMPTS: dict[str, tuple[Json, str]] = {
     "none": ({}, ""),
     "a string": ({"system": "Be brief."}, "Be brief."),
     "blocks": ({"system": [text("Be brief."), text("Be kind.")]}, "Be brief.\n\nBe kind."),
-    "what is billed": (
+    "a billing header": (
         {"system": [text("x-anthropic-billing-header: cc_version=2; cch=1f;"), text("Be brief.")]},
         "Be brief.",
     ),
-    "leading messages": ({"system": "A.", "messages": [{"role": "system", "content": "B."}, ASK]}, "A.\n\nB."),
+    "leading messages": ({"system": "A.", "messages": [{"role": "system", "content": "B."}, QUESTION]}, "A.\n\nB."),
 }
 
 
-@pytest.mark.parametrize(("fields", "instructions"), SYSTEMS.values(), ids=SYSTEMS)
-def test_instructions_stand_before_the_talk(fields: Json, instructions: str) -> None:
-    assert understood(**fields).request.conversation.preamble.instructions == instructions
+@pytest.mark.parametrize(("fields", "instructions"), SYSTEM_PROMPTS.values(), ids=SYSTEM_PROMPTS)
+def test_the_system_prompt_becomes_the_instructions(fields: Json, instructions: str) -> None:
+    assert generation_of(**fields).request.conversation.preamble.instructions == instructions
 
 
 PREFILLS: dict[str, tuple[Json, str | None]] = {
     "text": (assistant(text("The answer is (")), "The answer is ("),
-    "text behind thoughts": (assistant(thinking(), text("The")), "The"),
+    "text after thinking": (assistant(thinking(), text("The")), "The"),
     "a call": (assistant(USE), None),
-    "nothing but thoughts": (assistant(thinking()), None),
-    "a search that is not over": (assistant(text("I look."), *WEB), None),
+    "only thinking": (assistant(thinking()), None),
+    "an unfinished search": (assistant(text("I look."), *WEB), None),
 }
 
 
 @pytest.mark.parametrize(("last", "prefill"), PREFILLS.values(), ids=PREFILLS)
-def test_the_beginning_of_the_answer_may_be_given(last: Json, prefill: str | None) -> None:
-    assert understood(messages=[ASK, last]).request.conversation.prefill == prefill
+def test_a_trailing_assistant_text_becomes_the_prefill(last: Json, prefill: str | None) -> None:
+    assert generation_of(messages=[QUESTION, last]).request.conversation.prefill == prefill
 
 
-def test_what_is_asked_reaches_the_engine() -> None:
-    asked = understood(
+def test_request_fields_reach_the_engine() -> None:
+    generation = generation_of(
         tools=[{**LOOK, "strict": None}, {"type": "custom", "name": "go", "input_schema": {"type": "object"}}],
         tool_choice={"type": "tool", "name": "go", "disable_parallel_tool_use": True},
         stop_sequences=["END"],
@@ -285,22 +293,26 @@ def test_what_is_asked_reaches_the_engine() -> None:
         output_config={"effort": "max"},
         stream=True,
     )
-    turn = asked.request
-    assert turn.conversation.preamble.tools == (
+    request = generation.request
+    assert request.conversation.preamble.tools == (
         FunctionTool("look", "Looks.", {"type": "object"}),
         FunctionTool("go", "", {"type": "object"}),
     )
-    assert (turn.choice, turn.parallel_calls, turn.calls_allowed) == (ForcedCalls(frozenset({"go"})), False, True)
-    assert (turn.max_tokens, turn.stop, turn.surface, turn.whole) == (100, ("END",), "messages", False)
-    assert (turn.sampling.temperature, turn.sampling.top_k) == (0.5, 7)
-    assert turn.conversation.preamble.effort is Effort.HIGH
-    assert (asked.stream, asked.thinking, asked.notes) == (True, Thinking.HIDDEN, ())
+    assert (request.choice, request.parallel_calls, request.calls_allowed) == (
+        ForcedCalls(frozenset({"go"})),
+        False,
+        True,
+    )
+    assert (request.max_tokens, request.stop, request.surface, request.whole) == (100, ("END",), "messages", False)
+    assert (request.sampling.temperature, request.sampling.top_k) == (0.5, 7)
+    assert request.conversation.preamble.effort is Effort.HIGH
+    assert (generation.stream, generation.thinking, generation.notes) == (True, Thinking.HIDDEN, ())
 
 
-THOUGHTS: dict[str, tuple[Json, bool, tuple[Thinking, Effort, int | None]]] = {
-    "not asked for": ({}, True, (Thinking.HIDDEN, Effort.MEDIUM, 50)),
+THINKING_FIELDS: dict[str, tuple[Json, bool, tuple[Thinking, Effort, int | None]]] = {
+    "not requested": ({}, True, (Thinking.HIDDEN, Effort.MEDIUM, 50)),
     "a budget": ({"type": "enabled", "budget_tokens": 20}, True, (Thinking.SHOWN, Effort.MEDIUM, 20)),
-    "a budget over the operator's": (
+    "a budget above the operator's": (
         {"type": "enabled", "budget_tokens": 99},
         True,
         (Thinking.SHOWN, Effort.MEDIUM, 50),
@@ -312,87 +324,98 @@ THOUGHTS: dict[str, tuple[Json, bool, tuple[Thinking, Effort, int | None]]] = {
 }
 
 
-@pytest.mark.parametrize(("asked", "shows", "expected"), THOUGHTS.values(), ids=THOUGHTS)
-def test_thoughts_are_bounded_and_shown_as_asked(
-    asked: Json, shows: bool, expected: tuple[Thinking, Effort, int | None]
+@pytest.mark.parametrize(
+    ("thinking_field", "show_reasoning", "expected"), THINKING_FIELDS.values(), ids=THINKING_FIELDS
+)
+def test_the_thinking_field_sets_display_effort_and_budget(
+    thinking_field: Json, show_reasoning: bool, expected: tuple[Thinking, Effort, int | None]
 ) -> None:
-    model = MessagesModel("gpt-oss", show_reasoning=shows, rules=ModelRules(reasoning_budget=50))
-    made = understood(model, **({"thinking": asked} if asked else {}))
-    assert (made.thinking, made.request.conversation.preamble.effort, made.request.reasoning_budget) == expected
+    model = MessagesModel("gpt-oss", show_reasoning=show_reasoning, rules=ModelRules(reasoning_budget=50))
+    generation = generation_of(model, **({"thinking": thinking_field} if thinking_field else {}))
+    assert (
+        generation.thinking,
+        generation.request.conversation.preamble.effort,
+        generation.request.reasoning_budget,
+    ) == expected
 
 
-@pytest.mark.parametrize("at", ["output_config.format", "output_format"])
-def test_an_answer_may_have_to_be_of_a_schema(at: str) -> None:
-    form = {"type": "json_schema", "schema": {"type": "object", "required": ["a"]}}
-    turn = understood(**({"output_config": {"format": form}} if "." in at else {at: form})).request
-    assert turn.form is not None
-    assert turn.form.schema == form["schema"]
-    assert turn.calls_allowed is False
+@pytest.mark.parametrize("field", ["output_config.format", "output_format"])
+def test_an_output_schema_is_enforced_in_both_spellings(field: str) -> None:
+    response_format = {"type": "json_schema", "schema": {"type": "object", "required": ["a"]}}
+    request = generation_of(
+        **({"output_config": {"format": response_format}} if "." in field else {field: response_format})
+    ).request
+    assert request.form is not None
+    assert request.form.schema == response_format["schema"]
+    assert request.calls_allowed is False
 
 
-def test_server_tools_are_the_gateways_own_where_the_operator_has_them() -> None:
-    served = MessagesModel("gpt-oss", trained=BROWSER)
-    made = understood(served, tools=[LOOK, SEARCH], tool_choice={"type": "tool", "name": "web_search"})
-    assert made.server_tool_names == {"browser"}
-    assert made.request.hosting is not None
-    assert [server.label for server in made.request.hosting.servers] == ["builtin:browser"]
-    assert made.request.hosting.max_calls == 2
-    assert made.request.choice == ForcedCalls(frozenset(), frozenset({("builtin:browser", None)}))
-    assert [tool.name for tool in made.request.conversation.preamble.tools] == ["look"]
-    assert made.notes == ("tools.1.allowed_domains: no effect",)
-    none = understood(served, tools=[LOOK, SEARCH], tool_choice={"type": "none"}).request
-    assert (none.hosting, none.calls_allowed) == (None, False)
+def test_server_tools_use_the_tool_servers_of_the_operator() -> None:
+    model = MessagesModel("gpt-oss", trained=BROWSER)
+    generation = generation_of(model, tools=[LOOK, SEARCH], tool_choice={"type": "tool", "name": "web_search"})
+    assert generation.server_tool_names == {"browser"}
+    assert generation.request.server_tools is not None
+    assert [server.label for server in generation.request.server_tools.servers] == ["builtin:browser"]
+    assert generation.request.server_tools.max_calls == 2
+    assert generation.request.choice == ForcedCalls(frozenset(), frozenset({("builtin:browser", None)}))
+    assert [tool.name for tool in generation.request.conversation.preamble.tools] == ["look"]
+    assert generation.notes == ("tools.1.allowed_domains: no effect",)
+    without_calls = generation_of(model, tools=[LOOK, SEARCH], tool_choice={"type": "none"}).request
+    assert (without_calls.server_tools, without_calls.calls_allowed) == (None, False)
 
 
-def test_an_answer_pauses_where_its_client_sees_all_that_was_run() -> None:
+def test_a_response_pauses_only_if_the_client_sees_every_server_tool() -> None:
     docs = ToolServer("docs", "https://docs.example", approval=Approval(otherwise=False))
     model = MessagesModel("gpt-oss", trained=BROWSER, runnable=RunnableTools((docs,)), pause_after=3)
-    for fields, bound in (({}, 3), ({"unisono": {"run_tools": True}}, None)):
-        hosting = understood(model, tools=[SEARCH], **fields).request.hosting
+    for fields, pause_after in (({}, 3), ({"unisono": {"run_tools": True}}, None)):
+        hosting = generation_of(model, tools=[SEARCH], **fields).request.server_tools
         assert hosting is not None
-        assert (hosting.shown, hosting.pause_after) == ({"builtin:browser"}, bound)
+        assert (hosting.visible, hosting.pause_after) == ({"builtin:browser"}, pause_after)
 
 
-def test_an_answer_that_goes_on_has_made_the_forced_call_and_talks_to_the_same_server() -> None:
-    served = MessagesModel("gpt-oss", trained=BROWSER)
+def test_a_continued_response_drops_the_forced_call_and_keeps_its_session() -> None:
+    model = MessagesModel("gpt-oss", trained=BROWSER)
     use = {"type": "server_tool_use", "id": "srvtoolu_1", "name": "web_search", "input": {"query": "x"}}
     items = [AssistantCall("call_1", "browser.search", '{"query":"x"}'), ToolResult("call_1", "browser.search", "y")]
     foreign = {"type": "web_search_tool_result", "tool_use_id": "srvtoolu_1", "content": [{SEALED: "EqQBCg"}]}
     ours = {**foreign, "content": [{SEALED: SEALER.seal(TENANT, items, "a talk")}]}
     force: Json = {"tools": [SEARCH], "tool_choice": {"type": "any"}}
-    paused = understood(served, messages=[ASK, assistant(use, ours), assistant(use, foreign)], **force)
+    paused = generation_of(model, messages=[QUESTION, assistant(use, ours), assistant(use, foreign)], **force)
     assert paused.request.choice is None
     assert paused.session == "a talk"
-    over = understood(served, messages=[ASK, assistant(use, ours), ASK], **force)
-    assert over.request.choice == ForcedCalls()
-    assert understood(served, **force).session == f"{TENANT}\0req_1"
-    others = {**foreign, "content": [{SEALED: SEALER.seal("others", items, "their talk")}]}
-    assert understood(served, messages=[ASK, assistant(use, others)], **force).session == f"{TENANT}\0req_1"
+    next_turn = generation_of(model, messages=[QUESTION, assistant(use, ours), QUESTION], **force)
+    assert next_turn.request.choice == ForcedCalls()
+    assert generation_of(model, **force).session == f"{TENANT}\0req_1"
+    of_another_tenant = {**foreign, "content": [{SEALED: SEALER.seal("others", items, "their talk")}]}
+    assert (
+        generation_of(model, messages=[QUESTION, assistant(use, of_another_tenant)], **force).session
+        == f"{TENANT}\0req_1"
+    )
 
 
-def test_tools_that_are_not_there_are_left_out_beside_others() -> None:
-    made = understood(tools=[LOOK, SEARCH, {"type": "bash_20250124", "name": "bash"}])
-    assert [tool.name for tool in made.request.conversation.preamble.tools] == ["look"]
-    assert [note.partition(":")[0] for note in made.notes] == ["tools.1.type", "tools.2.type"]
-    assert "unisono.builtin_tools.browser" in made.notes[0]
+def test_unavailable_tools_are_skipped_with_a_note() -> None:
+    generation = generation_of(tools=[LOOK, SEARCH, {"type": "bash_20250124", "name": "bash"}])
+    assert [tool.name for tool in generation.request.conversation.preamble.tools] == ["look"]
+    assert [note.partition(":")[0] for note in generation.notes] == ["tools.1.type", "tools.2.type"]
+    assert "unisono.builtin_tools.browser" in generation.notes[0]
 
 
-def test_the_operators_tools_are_run_where_the_client_says_so() -> None:
+def test_the_operators_tools_run_only_on_request() -> None:
     docs = ToolServer("docs", "https://docs.example", approval=Approval(otherwise=False))
     model = MessagesModel("gpt-oss", runnable=RunnableTools((docs,)))
-    assert understood(model).request.hosting is None
-    hosting = understood(model, unisono={"run_tools": True}).request.hosting
+    assert generation_of(model).request.server_tools is None
+    hosting = generation_of(model, unisono={"run_tools": True}).request.server_tools
     assert hosting is not None
     assert [(server.label, server.owner) for server in hosting.servers] == [("docs", TENANT)]
     note = "unisono.run_tools: no effect, because there are no tools to run, or because of 'tool_choice'"
-    assert understood(unisono={"run_tools": True}).notes == (note,)
+    assert generation_of(unisono={"run_tools": True}).notes == (note,)
 
 
-def test_fields_without_effect_are_noted_and_those_of_caching_are_not() -> None:
-    made = understood(
+def test_fields_without_effect_are_noted_except_caching() -> None:
+    generation = generation_of(
         service_tier="auto", container=None, betas=["x"], cache_control={"type": "ephemeral"}, metadata={}
     )
-    assert made.notes == ("service_tier: no effect", "betas: no effect")
+    assert generation.notes == ("service_tier: no effect", "betas: no effect")
 
 
 IMAGE = {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": ""}}
@@ -401,65 +424,65 @@ FORGED = {**thinking(), "thinking": "Let me see about something else."}
 REFUSED: dict[str, tuple[Json, str]] = {
     "an image": ({"messages": [user(IMAGE)]}, "messages.0.content.0.type"),
     "an image in a result": (
-        {"messages": [ASK, assistant(USE), user(result("toolu_1", content=[IMAGE]))]},
+        {"messages": [QUESTION, assistant(USE), user(result("toolu_1", content=[IMAGE]))]},
         "messages.2.content.0.content.0.type",
     ),
-    "a document of bytes": ({"messages": [user(PDF)]}, "messages.0.content.0.source.type"),
-    "a block nobody knows": ({"messages": [user({"type": "smell"})]}, "messages.0.content.0.type"),
-    "a call of the user's": ({"messages": [user(USE)]}, "messages.0.content.0.type"),
-    "a result of the assistant's": (
-        {"messages": [ASK, assistant(USE, result("toolu_1"))]},
+    "a binary document": ({"messages": [user(PDF)]}, "messages.0.content.0.source.type"),
+    "an unknown block": ({"messages": [user({"type": "smell"})]}, "messages.0.content.0.type"),
+    "a call in a user message": ({"messages": [user(USE)]}, "messages.0.content.0.type"),
+    "a result in an assistant message": (
+        {"messages": [QUESTION, assistant(USE, result("toolu_1"))]},
         "messages.1.content.1.type",
     ),
-    "a container's file": ({"messages": [user({"type": "container_upload"})]}, "messages.0.content.0.type"),
-    "no name of a tool": ({"tools": [LOOK], "tool_choice": {"type": "tool", "name": ""}}, "tool_choice.name"),
-    "a result of another server's without its call": (
-        {"messages": [ASK, assistant(WEB[1]), ASK]},
+    "a container upload": ({"messages": [user({"type": "container_upload"})]}, "messages.0.content.0.type"),
+    "an empty tool name": ({"tools": [LOOK], "tool_choice": {"type": "tool", "name": ""}}, "tool_choice.name"),
+    "a foreign result without its call": (
+        {"messages": [QUESTION, assistant(WEB[1]), QUESTION]},
         "messages.1.content.0.tool_use_id",
     ),
-    "a result of nothing": ({"messages": [user(result("toolu_9"))]}, "messages.0.content.0.tool_use_id"),
-    "forged thoughts": ({"messages": [ASK, assistant(FORGED)]}, "messages.1.content.0.signature"),
-    "unsigned thoughts": (
-        {"messages": [ASK, assistant({"type": "thinking", "thinking": "Hm.", "signature": ""})]},
+    "a result without a call": ({"messages": [user(result("toolu_9"))]}, "messages.0.content.0.tool_use_id"),
+    "forged thinking": ({"messages": [QUESTION, assistant(FORGED)]}, "messages.1.content.0.signature"),
+    "unsigned thinking": (
+        {"messages": [QUESTION, assistant({"type": "thinking", "thinking": "Hm.", "signature": ""})]},
         "messages.1.content.0.signature",
     ),
-    "thoughts of another tenant": (
-        {"messages": [ASK, assistant({**thinking(), "signature": SEALER.sign("others", THOUGHT)})]},
+    "thinking of another tenant": (
+        {"messages": [QUESTION, assistant({**thinking(), "signature": SEALER.sign("others", REASONING_TEXT)})]},
         "messages.1.content.0.signature",
     ),
-    "omitted thoughts of others": (
-        {"messages": [ASK, assistant({**OMITTED, "signature": "EqQBCg"})]},
+    "omitted thinking of another server": (
+        {"messages": [QUESTION, assistant({**OMITTED, "signature": "EqQBCg"})]},
         "messages.1.content.0.signature",
     ),
-    "data of others": (
-        {"messages": [ASK, assistant({"type": "redacted_thinking", "data": "EqQBCg"})]},
+    "redacted thinking of another server": (
+        {"messages": [QUESTION, assistant({"type": "redacted_thinking", "data": "EqQBCg"})]},
         "messages.1.content.0.data",
     ),
-    "arguments that are text": ({"messages": [ASK, assistant({**USE, "input": "{}"})]}, "messages.1.content.0.input"),
-    "no schema": ({"tools": [{"name": "look"}]}, "tools.0.input_schema"),
-    "no name": ({"tools": [{"input_schema": {}}]}, "tools.0.name"),
-    "a schema that cannot be kept": (
+    "arguments as text": ({"messages": [QUESTION, assistant({**USE, "input": "{}"})]}, "messages.1.content.0.input"),
+    "no input schema": ({"tools": [{"name": "look"}]}, "tools.0.input_schema"),
+    "no tool name": ({"tools": [{"input_schema": {}}]}, "tools.0.name"),
+    "an open schema of a strict tool": (
         {"tools": [{**LOOK, "input_schema": {"type": "object", "properties": {"a": {}}}, "strict": True}]},
         "tools.0.input_schema",
     ),
-    "two tools of a name": ({"tools": [LOOK, LOOK]}, "tools.1.name"),
-    "a tool that is not there": ({"tools": [LOOK], "tool_choice": {"type": "tool", "name": "x"}}, "tool_choice"),
-    "a forced server tool that is not there": (
+    "two tools with one name": ({"tools": [LOOK, LOOK]}, "tools.1.name"),
+    "an undeclared tool": ({"tools": [LOOK], "tool_choice": {"type": "tool", "name": "x"}}, "tool_choice"),
+    "a forced server tool that is unavailable": (
         {"tools": [LOOK, SEARCH], "tool_choice": {"type": "tool", "name": "web_search"}},
         "tool_choice",
     ),
-    "nothing to call": ({"tool_choice": {"type": "any"}}, "tool_choice"),
-    "only tools that are not there": ({"tools": [SEARCH]}, "tools.0.type"),
-    "no tool named": ({"tools": [LOOK], "tool_choice": {"type": "tool"}}, "tool_choice.name"),
-    "a system block that is none": ({"system": [IMAGE]}, "system.0"),
+    "a forced call without tools": ({"tool_choice": {"type": "any"}}, "tool_choice"),
+    "only unavailable tools": ({"tools": [SEARCH]}, "tools.0.type"),
+    "a forced tool without a name": ({"tools": [LOOK], "tool_choice": {"type": "tool"}}, "tool_choice.name"),
+    "an image as a system block": ({"system": [IMAGE]}, "system.0"),
     "a thread": ({"thread": {"type": "create"}}, "thread"),
 }
 
 
 @pytest.mark.parametrize(("fields", "param"), REFUSED.values(), ids=REFUSED)
-def test_what_cannot_be_kept_is_refused_by_its_place(fields: Json, param: str) -> None:
+def test_an_invalid_field_is_refused_with_its_path(fields: Json, param: str) -> None:
     with pytest.raises((UnisonoError, ValidationError)) as caught:
-        understood(**fields)
+        generation_of(**fields)
     failure = failure_of(caught.value)
     assert failure.status == 400
     assert (failure.param or "").startswith(param)

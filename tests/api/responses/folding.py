@@ -1,6 +1,6 @@
-"""What a strict client makes of a Responses stream: every event is checked as it comes, and folded into the response.
+"""Rebuild a response from its stream events, with the checks of a strict client.
 
-Deltas must add up to what their done events say, done events to their items, and the items to the last response.
+Deltas must add up to their done events, done events to their items, and items to the final response.
 """
 
 from __future__ import annotations
@@ -17,31 +17,31 @@ TERMINAL = ("response.completed", "response.incomplete", "response.failed")
 
 Event = dict[str, Any]
 
-HOSTED = {
+# Item types of server tools, and the fields of each that are known only at its end.
+SERVER_TOOL_FIELDS = {
     "mcp_call": frozenset({"status", "output", "error"}),
     "mcp_list_tools": frozenset({"tools", "error"}),
     "mcp_approval_request": frozenset[str](),
     "web_search_call": frozenset({"status", "action"}),
     "code_interpreter_call": frozenset({"status", "outputs"}),
 }
-"""Items of tools that the gateway runs, and what of each is known only at its end."""
 
 
 def parsed(events: Iterable[WireEvent]) -> list[Event]:
-    """The events' JSON, each checked to be one whole server-sent event."""
-    found = []
+    """Parse the events, and check that each is one complete server-sent event."""
+    bodies = []
     for event in events:
         head, data, *rest = event.sse().split(b"\n")
         assert rest == [b"", b""]
         body = orjson.loads(data.removeprefix(b"data: "))
         assert head == f"event: {body['type']}".encode()
         assert (body["type"], body["sequence_number"]) == (event.type, event.number)
-        found.append(body)
-    return found
+        bodies.append(body)
+    return bodies
 
 
 class Folded:
-    """The response as a client has it after some events."""
+    """Response as rebuilt by a client from the events so far."""
 
     def __init__(self) -> None:
         self.response: Event = {}
@@ -55,13 +55,13 @@ class Folded:
     def take(self, number: int, event: Event) -> None:
         kind = event["type"]
         assert event["sequence_number"] == number
-        assert not self.ended, f"{kind} after the end"
+        assert not self.ended, f"{kind} after the terminal event"
         if kind in FIRST or kind in TERMINAL:
             self._frame(kind, event["response"])
         elif kind == "error":
             self.error = event
         elif kind == "response.output_item.added":
-            assert self._open is None, "an item before the last one is done"
+            assert self._open is None, "an item starts before the previous one is done"
             assert event["output_index"] == len(self.output)
             self._open = dict(event["item"])
             self._open["content"] = list(self._open["content"]) if "content" in self._open else None
@@ -77,7 +77,7 @@ class Folded:
             assert response["output"] == []
             assert response["status"] == ("queued" if kind == "response.queued" else self._status(response))
         else:
-            assert self._open is None, "the end inside an item"
+            assert self._open is None, "the terminal event is inside an item"
             assert response["output"] == self.output
             self.ended = True
         assert self.response.get("id") in (None, response["id"])
@@ -96,7 +96,7 @@ class Folded:
             self._finish(item, event["item"])
             return
         assert event["item_id"] == item["id"]
-        if name in HOSTED:
+        if name in SERVER_TOOL_FIELDS:
             assert kind_of(item) == name
             self._steps.append(step)
             return
@@ -104,7 +104,7 @@ class Folded:
             assert event["content_index"] == len(item["content"])
             item["content"].append(dict(event["part"]))
         elif kind == "content_part.done":
-            assert self._done, "a part is done before its text is"
+            assert self._done, "a part is done before its text"
             assert item["content"][event["content_index"]] == event["part"]
         elif name == "output_text.annotation":
             annotations = item["content"][event["content_index"]]["annotations"]
@@ -118,32 +118,32 @@ class Folded:
             field = {"output_text": "text", "refusal": "refusal", "reasoning_text": "text", "reasoning": "text"}[name]
             self._grow(item["content"][event["content_index"]], field, step, event)
 
-    def _grow(self, held: Event, field: str, step: str, event: Event) -> None:
-        assert field not in self._done, f"{field} goes on after it was done"
+    def _grow(self, target: Event, field: str, step: str, event: Event) -> None:
+        assert field not in self._done, f"{field} has a delta after it was done"
         if step == "delta":
-            assert event["delta"], "a delta of nothing"
-            held[field] += event["delta"]
+            assert event["delta"], "an empty delta"
+            target[field] += event["delta"]
         else:
-            assert event[field] == held[field], "the deltas are not the whole"
+            assert event[field] == target[field], "the deltas do not add up to the done event"
             self._done.add(field)
 
     def _finish(self, item: Event, done: Event) -> None:
-        if kind_of(item) in HOSTED:
+        if kind_of(item) in SERVER_TOOL_FIELDS:
             self._finish_hosted(item, done)
             return
         assert item["status"] == "in_progress"
         assert done["status"] in ("completed", "incomplete")
-        later = {"status": done["status"]} | {key: done[key] for key in ("encrypted_content",) if key in done}
+        late_values = {"status": done["status"]} | {key: done[key] for key in ("encrypted_content",) if key in done}
         content = {"content": item["content"]} if item["content"] is not None else {}
-        assert {**{key: value for key, value in item.items() if key != "content"}, **content, **later} == done
+        assert {**{key: value for key, value in item.items() if key != "content"}, **content, **late_values} == done
         self.output.append(done)
         self._open = None
 
     def _finish_hosted(self, item: Event, done: Event) -> None:
         kind = kind_of(item)
-        late = HOSTED[kind]
+        late_fields = SERVER_TOOL_FIELDS[kind]
         assert item.keys() - {"content"} == done.keys()
-        assert all(item[key] == done[key] for key in done.keys() - late)
+        assert all(item[key] == done[key] for key in done.keys() - late_fields)
         if kind == "mcp_approval_request":
             assert self._steps == []
         elif kind == "web_search_call":
@@ -151,13 +151,13 @@ class Folded:
             assert item["action"]["type"] == done["action"]["type"]
         elif kind == "code_interpreter_call":
             assert self._steps == ["in_progress", "interpreting", "completed"]
-            assert "code" in self._done, "a run is over before its code is known"
+            assert "code" in self._done, "a run is done before its code"
             assert item["outputs"] is None
         else:
             failed = done["error"] is not None or done.get("status") == "incomplete"
             assert self._steps == ["in_progress", "failed" if failed else "completed"]
         if kind == "mcp_call":
-            assert "arguments" in self._done, "a call is over before its arguments are"
+            assert "arguments" in self._done, "a call is done before its arguments"
             assert (item["status"], item["output"], item["error"]) == ("in_progress", None, None)
             assert done["status"] in ("completed", "failed", "incomplete")
             assert (done["output"] is not None) == (done["status"] == "completed")
@@ -166,15 +166,18 @@ class Folded:
 
 
 def kind_of(item: Event) -> str:
-    """The type of an item in any dialect."""
+    """Return the type of an item without the prefix of a dialect."""
     return str(item["type"]).removeprefix("unisono:")
 
 
 def fold(events: list[Event]) -> Folded:
-    """Fold a whole stream. It begins with `created` and ends with exactly one last event."""
+    """Rebuild the response of a complete stream.
+
+    The stream starts with `created` and ends with exactly one terminal event.
+    """
     folded = Folded()
     assert events[0]["type"] == "response.created"
     for number, event in enumerate(events):
         folded.take(number, event)
-    assert folded.ended, "no last event"
+    assert folded.ended, "no terminal event"
     return folded

@@ -1,4 +1,4 @@
-"""Frames, ids and streams that tests of the answer begin with."""
+"""Response frames, ids and streams for the tests of outbound events."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from unisono.api.responses.outbound.response import ResponseFrame, to_echo
 from unisono.api.responses.schema import ResponsesRequest
 from unisono.api.sampling import to_sampling
 from unisono.api.tools import CallForm, Toolbox
-from unisono.core import events as made
+from unisono.core import events as engine_events
 from unisono.core.state_store import StoredResponse
 from unisono.engine.request import GenerationReport
 
@@ -21,7 +21,7 @@ TOOLBOX = Toolbox(forms={"free": CallForm.CUSTOM}, origins={"files__read": ("fil
 
 
 def ids() -> Callable[[str], str]:
-    """Ids in the order they are asked for."""
+    """Return a function that appends a running number to a prefix."""
     numbers = count()
     return lambda prefix: f"{prefix}{next(numbers)}"
 
@@ -30,20 +30,22 @@ def request_of(**fields: Any) -> ResponsesRequest:
     return ResponsesRequest.model_validate({"model": "gpt-oss-20b", "input": "Hi"} | fields)
 
 
-def frame(asked: ResponsesRequest | None = None, **changes: Any) -> ResponseFrame:
-    request = asked or request_of()
-    settled: dict[str, Any] = {"toolbox": TOOLBOX, "request": to_echo(request, to_sampling(request))}
-    return ResponseFrame("resp_1", 1700000000, "gpt-oss-20b", **settled | changes)
+def frame(body: ResponsesRequest | None = None, **changes: Any) -> ResponseFrame:
+    request = body or request_of()
+    fields: dict[str, Any] = {"toolbox": TOOLBOX, "request": to_echo(request, to_sampling(request))}
+    return ResponseFrame("resp_1", 1700000000, "gpt-oss-20b", **fields | changes)
 
 
 def streamed(
-    batches: Iterable[Sequence[made.Event]], shown: ResponseFrame, report: GenerationReport | None = None
+    batches: Iterable[Sequence[engine_events.Event]],
+    response_frame: ResponseFrame,
+    report: GenerationReport | None = None,
 ) -> tuple[list[Event], StoredResponse]:
-    """A whole stream, and what is kept of it."""
-    events = ResponseEvents(shown, report or GenerationReport(), new_id=ids(), clock=lambda: NOW)
-    out = events.first_events()
+    """Return the parsed events of a complete stream and the stored response."""
+    events = ResponseEvents(response_frame, report or GenerationReport(), new_id=ids(), clock=lambda: NOW)
+    wire_events = events.first_events()
     for batch in batches:
-        out += events.write(batch)
+        wire_events += events.write(batch)
     assert events.ended
     assert events.stored is not None
-    return parsed([*out, events.last()]), events.stored
+    return parsed([*wire_events, events.last()]), events.stored

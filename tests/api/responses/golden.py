@@ -1,7 +1,7 @@
-"""The golden events: one stream of every sort, as they stand on OpenAI's wire.
+"""Golden events: one stream of every kind in OpenAI's wire format.
 
-The project's own tests hold the gateway to them, and the suites of the official SDKs read the same file with the SDK's
-own types. `python -m tests.api.responses.golden` writes it anew.
+The tests compare the gateway's events with the files. The suites of the official SDKs parse the same files with
+their own types. `python -m tests.api.responses.golden` regenerates the files.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from tests.api.responses.frames import NOW, TOOLBOX, frame, ids, request_of, str
 from tests.api.scripted import call, commentary, final, finished, hosted, listing, reasoning, request
 from unisono.api.responses.items import to_wire
 from unisono.api.responses.outbound.events import ResponseEvents
-from unisono.core import events as made
+from unisono.core import events as engine_events
 from unisono.core.conversation import DeveloperMessage, Phase, ToolResult, UserMessage
 from unisono.core.events import Closed, Delta, Opened, Text
 from unisono.core.generation import FinishReason
@@ -36,8 +36,8 @@ TOOLS = [
         "tools": [{"type": "function", "name": "read", "parameters": {"type": "object", "properties": {}}}],
     },
 ]
-CUT = Text(1, Phase.FINAL)
-STREAMS: list[list[made.Event]] = [
+TRUNCATED = Text(1, Phase.FINAL)
+STREAMS: list[list[engine_events.Event]] = [
     [*reasoning(0, "h", "m"), *final(1, "Hi", "!"), finished()],
     [*commentary(0, "Look."), *call(1, 0, "files__read", '{"path"', ':"a"}'), finished()],
     [*call(0, 0, "f"), *call(1, 1, "free", '{"input":"ls -l"}'), finished()],
@@ -52,15 +52,15 @@ STREAMS: list[list[made.Event]] = [
     ],
     [
         *reasoning(0, "hm"),
-        *(Opened(CUT), Delta(CUT, "Half an"), Closed(CUT, "Half an", complete=False)),
+        *(Opened(TRUNCATED), Delta(TRUNCATED, "Half an"), Closed(TRUNCATED, "Half an", complete=False)),
         finished(FinishReason.LENGTH),
     ],
 ]
 
 
 def events() -> Iterator[Event]:
-    """The streams one after the other, then one that waited, refused and failed."""
-    asked = request_of(
+    """Return the events of all streams, then of one that was queued, refused and failed."""
+    body = request_of(
         tools=TOOLS,
         instructions="Be brief.",
         conversation="conv_1",
@@ -72,16 +72,18 @@ def events() -> Iterator[Event]:
         user="u",
         max_output_tokens=100,
     )
-    shown = frame(asked, seal=lambda item: "sealed")
-    for said in STREAMS:
-        yield from streamed([[event] for event in said], shown, GenerationReport("vllm-1", 1, ["missing-end"]))[0]
-    broken = ResponseEvents(shown, GenerationReport(), new_id=ids(), clock=lambda: NOW)
-    begun = [*broken.first_events(queued=True), *broken.refuse("No."), *broken.write(final(1, "Hi")[:2])]
-    yield from parsed([*begun, *broken.fail(BackendUnavailable("It is gone.")), broken.last()])
+    response_frame = frame(body, seal=lambda item: "sealed")
+    for stream in STREAMS:
+        yield from streamed(
+            [[event] for event in stream], response_frame, GenerationReport("vllm-1", 1, ["missing-end"])
+        )[0]
+    failed = ResponseEvents(response_frame, GenerationReport(), new_id=ids(), clock=lambda: NOW)
+    first_events = [*failed.first_events(queued=True), *failed.refuse("No."), *failed.write(final(1, "Hi")[:2])]
+    yield from parsed([*first_events, *failed.fail(BackendUnavailable("It is gone.")), failed.last()])
 
 
 def items() -> Iterator[Event]:
-    """What only input has: the items of answers are in the events."""
+    """Return the items that occur only in input; the events cover the items of responses."""
     for number, item in enumerate(
         (UserMessage("Hi"), DeveloperMessage("Be brief."), ToolResult("c", "f", "x"), ToolResult("c", "free", "x"))
     ):

@@ -1,4 +1,4 @@
-"""The Responses API as the gateway mounts it, in process and for several callers: a bearer key is its tenant's name."""
+"""The Responses API in process for several tenants: each bearer key is the name of its tenant."""
 
 from __future__ import annotations
 
@@ -50,26 +50,26 @@ class Mounted:
         headers: Mapping[str, str] | None = None,
         **query: Any,
     ) -> Exchange:
-        sent = [("authorization", f"Bearer {as_}"), *(headers or {}).items()]
-        asked = Exchange(self.app, method, path, json=json, headers=sent)
-        asked.scope["query_string"] = urlencode(query, doseq=True).encode()
-        return asked
+        request_headers = [("authorization", f"Bearer {as_}"), *(headers or {}).items()]
+        exchange = Exchange(self.app, method, path, json=json, headers=request_headers)
+        exchange.scope["query_string"] = urlencode(query, doseq=True).encode()
+        return exchange
 
     async def respond(self, *, as_: str = "ann", **fields: Any) -> dict[str, Any]:
-        """A response, made."""
-        answer = await self.ask("POST", "/v1/responses", {"model": "gpt-oss", "input": "Hi", **fields}, as_=as_)
-        assert answer.status == 200, answer.body
-        return dict(answer.json())
+        """Create a response and return its body."""
+        response = await self.ask("POST", "/v1/responses", {"model": "gpt-oss", "input": "Hi", **fields}, as_=as_)
+        assert response.status == 200, response.body
+        return dict(response.json())
 
 
 @asynccontextmanager
 async def mounted(config: Mapping[str, Any], *, keep_alive_s: float = 10.0) -> AsyncIterator[Mounted]:
-    """What a gateway of this configuration serves, under another door."""
+    """Serve the Responses API of this configuration with a test authenticator."""
     settings = parse({"store": {"url": "memory://"}, **config}, {}).config
     gateway: Gateway = build(settings).state.gateway
     hosting = build_server_tools(settings)
-    means = responses_deps(gateway, build_engine(gateway.pool, hosting.host), hosting.rules)
-    runner = BackgroundRunner(means, process="0")
+    deps = responses_deps(gateway, build_engine(gateway.pool, hosting.host), hosting.rules)
+    runner = BackgroundRunner(deps, process="0")
     app = FastAPI(
         docs_url=None,
         openapi_url=None,
@@ -77,13 +77,13 @@ async def mounted(config: Mapping[str, Any], *, keep_alive_s: float = 10.0) -> A
         middleware=asgi_layers(authenticate=by_name, keyless=False, new_id=lambda: "0"),
     )
     register(app)
-    mount(app, CONVERSATIONS.routes, ConversationDeps(means.store, means.today, means.new_id, means.clock))
-    mount(app, [*RESPONSES.routes, *OPEN_RESPONSES_ROUTES.routes], ResponsesApi(means, runner, keep_alive_s))
+    mount(app, CONVERSATIONS.routes, ConversationDeps(deps.store, deps.today, deps.new_id, deps.clock))
+    mount(app, [*RESPONSES.routes, *OPEN_RESPONSES_ROUTES.routes], ResponsesApi(deps, runner, keep_alive_s))
     gateway.pool.start()
     await gateway.upkeep.start()
     runner.start()
     try:
-        yield Mounted(app, means.store)
+        yield Mounted(app, deps.store)
     finally:
         await runner.aclose()
         await hosting.host.aclose()

@@ -1,9 +1,9 @@
-"""A client of the Responses WebSocket, in process, and a gateway in front of scripted turns for it to talk to.
+"""In-process client of the Responses WebSocket, and a gateway with a scripted generation service.
 
-async with site(script, script) as there:
-    ann = await there.connect()
+async with scripted_gateway(script, script) as gateway:
+    ann = await gateway.connect()
     ann.send(input="Hi")
-    events = await ann.answer()
+    events = await ann.response_events()
 """
 
 from __future__ import annotations
@@ -41,57 +41,60 @@ from unisono.errors import UnknownModel
 from unisono.store import open_store
 
 HOSTNAME = (b"host", b"localhost")
-SHORT = "/short"
-"""A socket like any other, whose durations are those of the site."""
+# WebSocket path with the connection lifetime given to `scripted_gateway`.
+SHORT_LIVED_PATH = "/short"
 
 HELLO: list[Step] = [[*final(0, "Hel", "lo"), finished()]]
 
 
 class CountingTurns(ScriptedTurns):
-    """Counts characters for tokens."""
+    """Scripted service that counts characters as tokens."""
 
     async def count(self, turn: GenerationRequest) -> int:
         return sum(len(str(item)) for item in turn.conversation.items)
 
 
 @dataclass
-class Site:
+class ScriptedGateway:
     app: FastAPI
     store: Store
-    turns: CountingTurns
+    service: CountingTurns
 
     async def connect(self, path: str = "/v1/responses", *, key: str = "ann") -> Client:
-        return await Client(self.app, path, key).opened()
+        return await Client(self.app, path, key).open()
 
     async def post(self, path: str, json: Any = None, *, key: str = "ann", method: str = "POST") -> Exchange:
         return await Exchange(self.app, method, path, json=json, headers=[("authorization", f"Bearer {key}")]).run()
 
 
 @asynccontextmanager
-async def site(*scripts: Sequence[Step], lasts_s: float = 3600.0) -> AsyncIterator[Site]:
-    """Turn number k plays script k. Durations are those of a socket at `SHORT`."""
-    turns = CountingTurns(*(scripts or (HELLO,)))
+async def scripted_gateway(*scripts: Sequence[Step], lifetime_s: float = 3600.0) -> AsyncIterator[ScriptedGateway]:
+    """Serve the Responses API; generation request k gets script k.
+
+    `lifetime_s` applies to connections at `SHORT_LIVED_PATH`.
+    """
+    service = CountingTurns(*(scripts or (HELLO,)))
     store = open_store("memory://")
     await store.start()
-    means = means_of(turns, store)
+    deps = deps_of(service, store)
     app = FastAPI(
         openapi_url=None,
         redirect_slashes=False,
         middleware=asgi_layers(authenticate=by_name, keyless=False, new_id=lambda: "0"),
     )
     register(app)
-    api = ResponsesApi(means, BackgroundRunner(means, process="here"))
+    api = ResponsesApi(deps, BackgroundRunner(deps, process="here"))
     mount(app, [*RESPONSES.routes, *OPEN_RESPONSES_ROUTES.routes], api)
 
     async def short(socket: WebSocket) -> None:
-        await Connection(means, OPENAI, socket, lasts_s=lasts_s).run()
+        await Connection(deps, OPENAI, socket, lasts_s=lifetime_s).run()
 
-    app.router.routes.append(WebSocketRoute(SHORT, short))
-    yield Site(app, store, turns)
+    app.router.routes.append(WebSocketRoute(SHORT_LIVED_PATH, short))
+    yield ScriptedGateway(app, store, service)
     await store.aclose()
 
 
-def means_of(turns: CountingTurns, store: Store) -> ResponsesDeps:
+def deps_of(service: CountingTurns, store: Store) -> ResponsesDeps:
     sealer = Sealer(b"a salt for tests, long enough")
     numbers = count(1)
 
@@ -104,7 +107,7 @@ def means_of(turns: CountingTurns, store: Store) -> ResponsesDeps:
         return ResponsesModel("gpt-oss")
 
     return ResponsesDeps(
-        service=turns,
+        service=service,
         store=store,
         resolve=resolve,
         seals=seals,
@@ -115,7 +118,7 @@ def means_of(turns: CountingTurns, store: Store) -> ResponsesDeps:
 
 
 class Client:
-    """`reading` may be cleared: then nothing is taken from the server any more."""
+    """WebSocket client; clearing `can_receive` stops it from receiving messages."""
 
     def __init__(self, app: FastAPI, path: str, key: str) -> None:
         self._app = app
@@ -138,68 +141,68 @@ class Client:
         self._incoming: asyncio.Queue[Message] = asyncio.Queue()
         self._outgoing: asyncio.Queue[Message] = asyncio.Queue()
         self._task: asyncio.Task[None] | None = None
-        self.reading = asyncio.Event()
-        self.reading.set()
+        self.can_receive = asyncio.Event()
+        self.can_receive.set()
 
-    async def opened(self) -> Client:
+    async def open(self) -> Client:
         self._incoming.put_nowait({"type": "websocket.connect"})
         self._task = asyncio.create_task(self._app(self._scope, self._incoming.get, self._take))
         assert (await self._outgoing.get())["type"] == "websocket.accept"
         return self
 
     async def _take(self, message: Message) -> None:
-        await self.reading.wait()
+        await self.can_receive.wait()
         self._outgoing.put_nowait(message)
 
     def send(self, *, text: str | bytes | None = None, **fields: Any) -> None:
-        """A frame: `text` as it is, or a request for a response."""
+        """Send `text` unchanged, or a `response.create` frame with the given fields."""
         if text is None:
             text = orjson.dumps({"type": "response.create", "model": "gpt-oss", **fields}).decode()
         kind = "text" if isinstance(text, str) else "bytes"
         self._incoming.put_nowait({"type": "websocket.receive", kind: text})
 
-    async def event(self, within_s: float = 5.0) -> Any:
+    async def next_event(self, within_s: float = 5.0) -> Any:
         async with asyncio.timeout(within_s):
             message = await self._outgoing.get()
         assert message["type"] == "websocket.send", message
         return orjson.loads(message["text"])
 
-    async def answer(self) -> list[Any]:
-        """Events up to the end of a response, or to an error that is none of a response."""
-        events = [await self.event()]
+    async def response_events(self) -> list[Any]:
+        """Return the events up to the end of a response or to a connection-level error."""
+        events = [await self.next_event()]
         while events[-1]["type"] not in TERMINAL and "status" not in events[-1]:
-            events.append(await self.event())
+            events.append(await self.next_event())
         return events
 
-    async def asked(self, **fields: Any) -> Any:
-        """The finished response to a request."""
+    async def respond(self, **fields: Any) -> Any:
+        """Send a request and return the finished response."""
         self.send(**fields)
-        return (await self.answer())[-1]["response"]
+        return (await self.response_events())[-1]["response"]
 
-    async def refused(self, **fields: Any) -> Any:
-        """The error frame a frame is answered with."""
+    async def expect_error(self, **fields: Any) -> Any:
+        """Send a request and return its error frame."""
         self.send(**fields)
-        [error] = await self.answer()
+        [error] = await self.response_events()
         assert error["type"] == "error"
         return error
 
-    async def quiet(self) -> bool:
-        """Whether the server has nothing to say."""
+    async def is_silent(self) -> bool:
+        """Return whether the server sends nothing for a moment."""
         await asyncio.sleep(0.02)
         return self._outgoing.empty()
 
-    async def closed(self, within_s: float = 5.0) -> int:
-        """The code the server closes with."""
+    async def close_code(self, within_s: float = 5.0) -> int:
+        """Return the code with which the server closes the connection."""
         async with asyncio.timeout(within_s):
             message = await self._outgoing.get()
         assert message["type"] == "websocket.close", message
         return int(message["code"])
 
-    def leave(self) -> None:
+    def disconnect(self) -> None:
         self._incoming.put_nowait({"type": "websocket.disconnect", "code": 1005})
 
-    async def ended(self, within_s: float = 5.0) -> None:
-        """Return when nothing is done for this client any more."""
+    async def wait_until_done(self, within_s: float = 5.0) -> None:
+        """Wait until the server has finished all work for this client."""
         assert self._task is not None
         async with asyncio.timeout(within_s):
             await self._task

@@ -1,5 +1,4 @@
-"""Searches and runs of code as items: what a citation stands for, lives told once and again, and what a request's tool
-is to the model."""
+"""Output items of builtin tools: citations, live and replayed events, and tool servers."""
 
 from __future__ import annotations
 
@@ -24,7 +23,7 @@ from unisono.core.tools import Approval, Command, ToolFilter, ToolOutcome, ToolS
 from unisono.engine.request import GenerationReport
 
 VIEW = "[3] Paris (https://a.example/paris)\n**viewing lines [0 - 2] of 9**\n\nL0: \nL1: URL: \nL2: Capital."
-FOUND = (
+FIND_RESULT = (
     "[4] Find results for text: `x` in `Paris` (https://a.example/paris/find?pattern=x)\n"
     "**viewing lines [0 - 1] of 1**\n\nL0: # 【0†match at L2】\nL1: x"
 )
@@ -43,17 +42,17 @@ RESULTS_FACTS: Json = {
 }
 
 
-def seen() -> CitedPages:
-    pages = CitedPages([VIEW, FOUND, "Error: nothing", "[9] no view"])
+def cited_pages() -> CitedPages:
+    pages = CitedPages([VIEW, FIND_RESULT, "Error: nothing", "[9] no view"])
     pages.add_result(RESULTS, RESULTS_FACTS)
     return pages
 
 
-CITED: dict[str, tuple[str, list[tuple[str, str, str]]]] = {
+CITATIONS: dict[str, tuple[str, list[tuple[str, str, str]]]] = {
     "a line": ("So【3†L2】.", [("【3†L2】", "https://a.example/paris", "Paris")]),
     "lines": ("【3†L2-L9】", [("【3†L2-L9】", "https://a.example/paris", "Paris")]),
-    "lines, the short way": ("【3†L2-9】", [("【3†L2-9】", "https://a.example/paris", "Paris")]),
-    "a place that was found": ("【4†L1】", [("【4†L1】", "https://a.example/paris", "Paris")]),
+    "lines, short form": ("【3†L2-9】", [("【3†L2-9】", "https://a.example/paris", "Paris")]),
+    "a find result": ("【4†L1】", [("【4†L1】", "https://a.example/paris", "Paris")]),
     "a search result": ("【5†L4】", [("【5†L4】", "https://a.example/1", "One")]),
     "below a search result": ("【5†L5】", [("【5†L5】", "https://a.example/1", "One")]),
     "another search result": ("【5†L6-L7】", [("【5†L6-L7】", "https://b.example/2", "Two")]),
@@ -62,48 +61,48 @@ CITED: dict[str, tuple[str, list[tuple[str, str, str]]]] = {
         "a【3†L1】【5†L6】",
         [("【3†L1】", "https://a.example/paris", "Paris"), ("【5†L6】", "https://b.example/2", "Two")],
     ),
-    "a page nobody saw": ("【8†L1】", []),
-    "no view": ("【9†L1】", []),
-    "a bracket before it": ("【【3†L1】", [("【3†L1】", "https://a.example/paris", "Paris")]),
-    "never closed": ("【3†L1 and so on", []),
+    "an unknown page": ("【8†L1】", []),
+    "a page without a view header": ("【9†L1】", []),
+    "a bracket before the citation": ("【【3†L1】", [("【3†L1】", "https://a.example/paris", "Paris")]),
+    "an unclosed citation": ("【3†L1 and so on", []),
     "no citation": ("【note】 3†L1", []),
-    "an enormous number": ("【" + "9" * 40 + "†L1】", []),
+    "a huge page number": ("【" + "9" * 40 + "†L1】", []),
 }
 
 
-@pytest.mark.parametrize("case", CITED)
-def test_a_citation_is_found_however_the_text_is_cut(case: str) -> None:
-    text, expected = CITED[case]
+@pytest.mark.parametrize("case", CITATIONS)
+def test_citations_are_found_in_chunks_of_any_size(case: str) -> None:
+    text, expected = CITATIONS[case]
     for size in range(1, len(text) + 1):
-        citations = Citations(seen())
-        notes = [note for at in range(0, len(text), size) for note in citations.feed(text[at : at + size])]
+        citations = Citations(cited_pages())
+        notes = [note for start in range(0, len(text), size) for note in citations.feed(text[start : start + size])]
         assert [
             (text[note["start_index"] : note["end_index"]], note["url"], note["title"]) for note in notes
         ] == expected
 
 
-def test_brackets_that_never_close_hold_nothing_back() -> None:
-    citations = Citations(seen())
+def test_unclosed_brackets_are_not_buffered() -> None:
+    citations = Citations(cited_pages())
     assert citations.feed("【" * 100_000) == []
     assert citations.feed("x" * 1000) == []
     [note] = citations.feed("【3†L1】")
     assert note["start_index"] == 101_000
 
 
-# -- lives
+# -- events of items
 
 
-def hosted(index: int, name: str, tool: str, builtin: str) -> HostedCall:
+def builtin_call(index: int, name: str, tool: str, builtin: str) -> HostedCall:
     return HostedCall(index, f"call_{index}", name, f"builtin:{builtin}", tool)
 
 
-def made(item: HostedCall, said: str, outcome: ToolOutcome) -> list[Event]:
+def call_events(item: HostedCall, arguments: str, outcome: ToolOutcome) -> list[Event]:
     tokens = (1, 2, 3)
-    item = replace(item, arguments=read_arguments(item.name, said))
-    return [Opened(item), Delta(item, said), Closed(item, said, tokens), Ran(item, outcome, outcome.text)]
+    item = replace(item, arguments=read_arguments(item.name, arguments))
+    return [Opened(item), Delta(item, arguments), Closed(item, arguments, tokens), Ran(item, outcome, outcome.text)]
 
 
-def answered(index: int, *texts: str) -> list[Event]:
+def message_events(index: int, *texts: str) -> list[Event]:
     item = Text(index, Phase.FINAL)
     return [Opened(item), *(Delta(item, text) for text in texts), Closed(item, "".join(texts), (4,))]
 
@@ -111,26 +110,28 @@ def answered(index: int, *texts: str) -> list[Event]:
 FACTS: Json = {"cursor": 3, "url": "https://a.example/paris", "title": "Paris"}
 LISTED = ToolOutcome(RESULTS, structured=RESULTS_FACTS)
 BATCHES: list[list[Event]] = [
-    made(
-        hosted(0, "browser.search", "search", "browser"),
+    call_events(
+        builtin_call(0, "browser.search", "search", "browser"),
         '{"query":"x"}',
         ToolOutcome(RESULTS, structured=RESULTS_FACTS),
     ),
-    made(hosted(1, "browser.open", "open", "browser"), '{"id":0}', ToolOutcome(VIEW, structured=FACTS)),
-    made(hosted(2, "browser.find", "find", "browser"), '{"pattern":"x"}', ToolOutcome("nothing", is_error=True)),
-    made(hosted(3, "python", "python", "python"), "print(1)", ToolOutcome("1\n")),
-    made(hosted(4, "container.exec", "exec", "container"), '{"cmd":["ls"]}', ToolOutcome("a")),
-    [*answered(5, "So【3†", "L2】.", " And【5†L6】"), Finished(FinishReason.STOP, Usage())],
+    call_events(builtin_call(1, "browser.open", "open", "browser"), '{"id":0}', ToolOutcome(VIEW, structured=FACTS)),
+    call_events(
+        builtin_call(2, "browser.find", "find", "browser"), '{"pattern":"x"}', ToolOutcome("nothing", is_error=True)
+    ),
+    call_events(builtin_call(3, "python", "python", "python"), "print(1)", ToolOutcome("1\n")),
+    call_events(builtin_call(4, "container.exec", "exec", "container"), '{"cmd":["ls"]}', ToolOutcome("a")),
+    [*message_events(5, "So【3†", "L2】.", " And【5†L6】"), Finished(FinishReason.STOP, Usage())],
 ]
 
 
 def numbered() -> Callable[[str], str]:
-    """Makes ids that are numbered from 0."""
+    """Return a function that numbers ids from 0."""
     numbers = iter(range(1000))
     return lambda prefix: f"{prefix}{next(numbers)}"
 
 
-def told(
+def write_events(
     dialect: Dialect = OPENAI, *include: str, batches: list[list[Event]] = BATCHES
 ) -> tuple[list[Any], ResponseEvents]:
     frame = ResponseFrame("resp_1", 1, "m", {"tools": []}, dialect=dialect, include=frozenset(include))
@@ -141,25 +142,25 @@ def told(
 
 
 @pytest.mark.parametrize("dialect", [OPENAI, OPEN_RESPONSES], ids=["openai", "open-responses"])
-def test_a_stream_folds_to_what_is_kept(dialect: Dialect) -> None:
-    wire, events = told(dialect)
+def test_live_and_replayed_streams_equal_the_stored_response(dialect: Dialect) -> None:
+    wire, events = write_events(dialect)
     folded = fold(wire)
     assert events.stored is not None
     assert folded.output == [dialect.item(item.wire) for item in events.stored.output]
-    again = parsed(replay_events(events.stored, dialect))
-    assert fold(again).output == folded.output
+    replayed = parsed(replay_events(events.stored, dialect))
+    assert fold(replayed).output == folded.output
     steps = [event["type"] for event in wire if "delta" not in event]
-    assert [event["type"] for event in again if "delta" not in event] == steps
+    assert [event["type"] for event in replayed if "delta" not in event] == steps
 
 
-def test_items_say_what_was_done() -> None:
-    _, events = told()
+def test_items_describe_the_actions_of_builtin_tools() -> None:
+    _, events = write_events()
     assert events.stored is not None
-    search, opened, found, run, command, message = (dict(item.wire) for item in events.stored.output)
+    search, open_page, find, run, command, message = (dict(item.wire) for item in events.stored.output)
     assert search["action"] == {"type": "search", "query": "x", "queries": ["x"]}
-    assert opened["action"] == {"type": "open_page", "url": "https://a.example/paris"}
-    assert found["action"] == {"type": "find_in_page", "url": "https://a.example/paris", "pattern": "x"}
-    assert (found["status"], search["status"]) == ("failed", "completed")
+    assert open_page["action"] == {"type": "open_page", "url": "https://a.example/paris"}
+    assert find["action"] == {"type": "find_in_page", "url": "https://a.example/paris", "pattern": "x"}
+    assert (find["status"], search["status"]) == ("failed", "completed")
     assert (run["code"], run["outputs"], run["container_id"]) == ("print(1)", None, "cntr_1")
     assert (command["type"], command["server_label"], command["name"]) == ("mcp_call", "container", "exec")
     content: Any = message["content"]
@@ -169,14 +170,14 @@ def test_items_say_what_was_done() -> None:
     assert result == ToolResult("call_3", "python", "1\n")
 
 
-def test_where_a_link_leads_is_told_before_it_is_followed() -> None:
-    wire, _ = told()
-    added = [event["item"] for event in wire if event["type"] == "response.output_item.added"]
-    assert added[1]["action"] == {"type": "open_page", "url": "https://a.example/1"}
+def test_the_added_event_of_an_opened_link_has_its_url() -> None:
+    wire, _ = write_events()
+    added_items = [event["item"] for event in wire if event["type"] == "response.output_item.added"]
+    assert added_items[1]["action"] == {"type": "open_page", "url": "https://a.example/1"}
 
 
-def test_sources_and_outputs_are_shown_where_they_are_wanted() -> None:
-    _, events = told(OPENAI, "web_search_call.action.sources", "code_interpreter_call.outputs")
+def test_sources_and_outputs_are_included_on_request() -> None:
+    _, events = write_events(OPENAI, "web_search_call.action.sources", "code_interpreter_call.outputs")
     assert events.stored is not None
     search: Any = events.stored.output[0].wire
     run: Any = events.stored.output[3].wire
@@ -187,8 +188,8 @@ def test_sources_and_outputs_are_shown_where_they_are_wanted() -> None:
     assert run["outputs"] == [{"type": "logs", "logs": "1\n"}]
 
 
-def test_events_that_somebody_else_began_go_on_with_the_same_numbers() -> None:
-    whole, _ = told()
+def test_resumed_events_continue_with_the_same_numbers() -> None:
+    complete, _ = write_events()
     for cut in range(1, len(BATCHES)):
         frame = ResponseFrame("resp_1", 1, "m", {"tools": []})
         before = ResponseEvents(frame, GenerationReport(), new_id=numbered(), clock=lambda: 2.0)
@@ -196,11 +197,11 @@ def test_events_that_somebody_else_began_go_on_with_the_same_numbers() -> None:
         after = ResponseEvents(frame, GenerationReport(), new_id=numbered(), clock=lambda: 2.0)
         after.resume([event for batch in BATCHES[:cut] for event in batch], count)
         rest = [event for batch in BATCHES[cut:] for event in after.write(batch)]
-        assert parsed([*rest, after.last()]) == whole[count:]
+        assert parsed([*rest, after.last()]) == complete[count:]
 
 
 @pytest.mark.parametrize("cut", range(1, 4))
-def test_what_was_broken_off_is_incomplete(cut: int) -> None:
+def test_a_cancelled_call_is_incomplete(cut: int) -> None:
     frame = ResponseFrame("resp_1", 1, "m", {"tools": []})
     events = ResponseEvents(frame, GenerationReport(), new_id=numbered(), clock=lambda: 2.0)
     batch = BATCHES[3][:cut]
@@ -209,28 +210,28 @@ def test_what_was_broken_off_is_incomplete(cut: int) -> None:
     assert [item["status"] for item in items] == (["incomplete"] if cut == 3 else [])
 
 
-# -- servers
+# -- tool servers
 
 PAGES = ToolServer("pages", "http://127.0.0.1:9/mcp", configured=True)
-HERE = ToolServer(
+LOCAL_PYTHON = ToolServer(
     "here", command=Command(("x",)), transport=ToolTransport.STDIO, approval=Approval(always=ToolFilter())
 )
 
 
-def test_each_builtin_tool_has_one_server_and_asks_nobody_unless_it_is_said() -> None:
+def test_each_builtin_tool_has_one_server_and_its_own_approval_policy() -> None:
     kinds = ["web_search", "function", "web_search_preview", "code_interpreter", "container"]
     browser, python = to_builtin_servers(
-        map(builtin_for, kinds), {"browser": PAGES, "python": HERE}, owner="ann", session="ann\0talk"
+        map(builtin_for, kinds), {"browser": PAGES, "python": LOCAL_PYTHON}, owner="ann", session="ann\0talk"
     )
     assert (browser.builtin, browser.url, browser.owner) == ("browser", PAGES.url, "ann\0talk")
     assert browser.approval == Approval(otherwise=False)
-    assert (python.builtin, python.owner, python.approval) == ("python", "ann", HERE.approval)
+    assert (python.builtin, python.owner, python.approval) == ("python", "ann", LOCAL_PYTHON.approval)
     assert [builtin_of(server.label) for server in (browser, python, PAGES)] == ["browser", "python", ""]
 
 
-NOT_OURS = ("function", "mcp", "web_search_2025", "websearch", "file_search", "code_interpreter_2", "")
+OTHER_TYPES = ("function", "mcp", "web_search_2025", "websearch", "file_search", "code_interpreter_2", "")
 
 
-@pytest.mark.parametrize("kind", NOT_OURS)
-def test_other_kinds_are_none_of_them(kind: str) -> None:
+@pytest.mark.parametrize("kind", OTHER_TYPES)
+def test_other_tool_types_are_not_builtin(kind: str) -> None:
     assert builtin_for(kind) == ""

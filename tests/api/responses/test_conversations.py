@@ -1,4 +1,4 @@
-"""Conversations over HTTP, on a real store: made, read, changed, deleted, and never seen by another tenant."""
+"""Conversations over HTTP on a real store: create, read, update, delete, tenant isolation."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ LISTING = {"object", "data", "first_id", "last_id", "has_more"}
 HELLO = {"role": "user", "content": "Hello"}
 
 
-class Desk:
-    """Two callers, ann and bob, in front of one store."""
+class ConversationsApi:
+    """Conversations API of one store for the callers ann and bob."""
 
     def __init__(self, store: Store) -> None:
         self.store = store
@@ -44,34 +44,34 @@ class Desk:
         headers = [("authorization", f"Bearer {as_}")]
         if body is not None:
             headers.append(("content-type", "application/json"))
-        asked = Exchange(self.app, method, path, json=json, body=body, headers=headers)
-        asked.scope["query_string"] = urlencode(query, doseq=True).encode()
-        return await asked.run()
+        exchange = Exchange(self.app, method, path, json=json, body=body, headers=headers)
+        exchange.scope["query_string"] = urlencode(query, doseq=True).encode()
+        return await exchange.run()
 
-    async def made(self, *items: Any, as_: str = "ann", **fields: Any) -> str:
-        """The id of a new conversation."""
-        answer = await self.ask("POST", "/v1/conversations", {"items": list(items), **fields}, as_=as_)
-        assert answer.status == 200, answer.body
-        return str(answer.json()["id"])
+    async def create(self, *items: Any, as_: str = "ann", **fields: Any) -> str:
+        """Create a conversation and return its id."""
+        response = await self.ask("POST", "/v1/conversations", {"items": list(items), **fields}, as_=as_)
+        assert response.status == 200, response.body
+        return str(response.json()["id"])
 
     async def items(self, conversation: str, **query: Any) -> list[Any]:
-        answer = await self.ask("GET", f"/v1/conversations/{conversation}/items", **{"order": "asc", **query})
-        assert answer.status == 200, answer.body
-        return list(answer.json()["data"])
+        response = await self.ask("GET", f"/v1/conversations/{conversation}/items", **{"order": "asc", **query})
+        assert response.status == 200, response.body
+        return list(response.json()["data"])
 
 
 @pytest.fixture
-async def desk() -> AsyncIterator[Desk]:
+async def api() -> AsyncIterator[ConversationsApi]:
     store = open_store("memory://", bounds=StateLimits(item=200_000, conversation=500_000))
     await store.start()
-    yield Desk(store)
+    yield ConversationsApi(store)
     await store.aclose()
 
 
-def refused(answer: Exchange, status: int, param: str | None = None) -> str:
-    """The message of a refusal in OpenAI's shape."""
-    assert answer.status == status, answer.body
-    error = answer.json()["error"]
+def error_message(response: Exchange, status: int, param: str | None = None) -> str:
+    """Check that the response is an error in OpenAI's shape, and return its message."""
+    assert response.status == status, response.body
+    error = response.json()["error"]
     assert set(error) == {"message", "type", "param", "code"}
     assert error["param"] == param
     assert error["message"]
@@ -79,98 +79,98 @@ def refused(answer: Exchange, status: int, param: str | None = None) -> str:
 
 
 @pytest.mark.parametrize("prefix", ["/v1", ""])
-async def test_every_path_answers_with_and_without_the_prefix(desk: Desk, prefix: str) -> None:
-    made = (await desk.ask("POST", f"{prefix}/conversations", {"items": [HELLO]})).json()
-    one = f"{prefix}/conversations/{made['id']}"
-    assert (await desk.ask("GET", one)).json() == made
-    changed = (await desk.ask("POST", one, {"metadata": {"a": "b"}})).json()
-    assert changed == made | {"metadata": {"a": "b"}}
-    added = (await desk.ask("POST", f"{one}/items", {"items": [HELLO]})).json()
-    listed = (await desk.ask("GET", f"{one}/items")).json()
+async def test_every_route_works_with_and_without_the_prefix(api: ConversationsApi, prefix: str) -> None:
+    created = (await api.ask("POST", f"{prefix}/conversations", {"items": [HELLO]})).json()
+    path = f"{prefix}/conversations/{created['id']}"
+    assert (await api.ask("GET", path)).json() == created
+    changed = (await api.ask("POST", path, {"metadata": {"a": "b"}})).json()
+    assert changed == created | {"metadata": {"a": "b"}}
+    added = (await api.ask("POST", f"{path}/items", {"items": [HELLO]})).json()
+    listed = (await api.ask("GET", f"{path}/items")).json()
     assert listed["data"][0] == added["data"][0]
     item = listed["data"][0]["id"]
-    assert (await desk.ask("GET", f"{one}/items/{item}")).json() == listed["data"][0]
-    assert (await desk.ask("DELETE", f"{one}/items/{item}")).json() == changed
-    deleted = await desk.ask("DELETE", one)
-    assert deleted.json() == {"id": made["id"], "object": "conversation.deleted", "deleted": True}
+    assert (await api.ask("GET", f"{path}/items/{item}")).json() == listed["data"][0]
+    assert (await api.ask("DELETE", f"{path}/items/{item}")).json() == changed
+    deleted = await api.ask("DELETE", path)
+    assert deleted.json() == {"id": created["id"], "object": "conversation.deleted", "deleted": True}
     assert deleted.headers["content-type"] == "application/json"
 
 
-async def test_a_conversation_is_shown_as_openai_does(desk: Desk) -> None:
-    made = (await desk.ask("POST", "/v1/conversations", {"metadata": {"topic": "tea"}})).json()
-    assert set(made) == CONVERSATION
-    assert made["id"].startswith("conv_")
-    assert made["object"] == "conversation"
-    assert made["created_at"] == 1_790_000_000
-    assert isinstance(made["created_at"], int)
-    assert made["metadata"] == {"topic": "tea"}
+async def test_a_conversation_has_openais_shape(api: ConversationsApi) -> None:
+    created = (await api.ask("POST", "/v1/conversations", {"metadata": {"topic": "tea"}})).json()
+    assert set(created) == CONVERSATION
+    assert created["id"].startswith("conv_")
+    assert created["object"] == "conversation"
+    assert created["created_at"] == 1_790_000_000
+    assert isinstance(created["created_at"], int)
+    assert created["metadata"] == {"topic": "tea"}
 
 
-async def test_a_conversation_keeps_its_first_day(desk: Desk) -> None:
-    kept = await desk.store.conversation("ann", await desk.made())
-    assert kept is not None
-    assert (kept.first_day, kept.created_at) == ("2026-11-20", 1_790_000_000.75)
+async def test_a_conversation_stores_its_first_day(api: ConversationsApi) -> None:
+    stored = await api.store.conversation("ann", await api.create())
+    assert stored is not None
+    assert (stored.first_day, stored.created_at) == ("2026-11-20", 1_790_000_000.75)
 
 
-NOTHING: dict[str, dict[str, Any]] = {
+EMPTY_BODIES: dict[str, dict[str, Any]] = {
     "an empty object": {},
     "nulls": {"items": None, "metadata": None},
     "empty values": {"items": [], "metadata": {}},
-    "fields nobody knows": {"new_field": {"a": 1}},
+    "unknown fields": {"new_field": {"a": 1}},
 }
 
 
-@pytest.mark.parametrize("body", NOTHING.values(), ids=NOTHING)
-async def test_a_conversation_may_begin_with_nothing(desk: Desk, body: dict[str, Any]) -> None:
-    made = await desk.ask("POST", "/v1/conversations", body)
-    assert made.status == 200
-    assert made.json()["metadata"] == {}
-    listing = (await desk.ask("GET", f"/v1/conversations/{made.json()['id']}/items")).json()
+@pytest.mark.parametrize("body", EMPTY_BODIES.values(), ids=EMPTY_BODIES)
+async def test_a_conversation_can_be_created_empty(api: ConversationsApi, body: dict[str, Any]) -> None:
+    created = await api.ask("POST", "/v1/conversations", body)
+    assert created.status == 200
+    assert created.json()["metadata"] == {}
+    listing = (await api.ask("GET", f"/v1/conversations/{created.json()['id']}/items")).json()
     assert listing == {"object": "list", "data": [], "first_id": None, "last_id": None, "has_more": False}
 
 
-async def test_a_conversation_begins_with_its_items_in_order(desk: Desk) -> None:
+async def test_initial_items_keep_their_order(api: ConversationsApi) -> None:
     texts = [str(number) for number in range(20)]
-    conversation = await desk.made(*({"role": "user", "content": text} for text in texts))
-    assert [item["content"][0]["text"] for item in await desk.items(conversation)] == texts
+    conversation = await api.create(*({"role": "user", "content": text} for text in texts))
+    assert [item["content"][0]["text"] for item in await api.items(conversation)] == texts
 
 
-async def test_new_metadata_takes_the_place_of_all_there_was(desk: Desk) -> None:
-    conversation = await desk.made(HELLO, metadata={"a": "1", "b": "2"})
+async def test_new_metadata_replaces_the_old_metadata(api: ConversationsApi) -> None:
+    conversation = await api.create(HELLO, metadata={"a": "1", "b": "2"})
     path = f"/v1/conversations/{conversation}"
-    assert (await desk.ask("POST", path, {"metadata": {"c": "3"}})).json()["metadata"] == {"c": "3"}
-    assert (await desk.ask("GET", path)).json()["metadata"] == {"c": "3"}
-    assert (await desk.ask("POST", path, {"metadata": None})).json()["metadata"] == {}
-    assert len(await desk.items(conversation)) == 1
+    assert (await api.ask("POST", path, {"metadata": {"c": "3"}})).json()["metadata"] == {"c": "3"}
+    assert (await api.ask("GET", path)).json()["metadata"] == {"c": "3"}
+    assert (await api.ask("POST", path, {"metadata": None})).json()["metadata"] == {}
+    assert len(await api.items(conversation)) == 1
 
 
-async def test_a_deleted_conversation_is_gone_with_its_items(desk: Desk) -> None:
-    conversation = await desk.made(HELLO)
-    [item] = await desk.items(conversation)
+async def test_a_deleted_conversation_and_its_items_are_not_found(api: ConversationsApi) -> None:
+    conversation = await api.create(HELLO)
+    [item] = await api.items(conversation)
     path = f"/v1/conversations/{conversation}"
-    assert (await desk.ask("DELETE", path)).status == 200
+    assert (await api.ask("DELETE", path)).status == 200
     for method, where in (
         ("GET", path),
         ("DELETE", path),
         ("GET", f"{path}/items"),
         ("GET", f"{path}/items/{item['id']}"),
     ):
-        assert (await desk.ask(method, path + where)).status == 404
+        assert (await api.ask(method, path + where)).status == 404
 
 
-MANY = {str(number): "x" for number in range(17)}
+TOO_MUCH_METADATA = {str(number): "x" for number in range(17)}
 
-BAD: dict[str, tuple[dict[str, Any], str]] = {
-    # what is wrong with a new conversation: (its body, the field named)
+BAD_BODIES: dict[str, tuple[dict[str, Any], str]] = {
+    # case: (body of a new conversation, expected param)
     "metadata a list": ({"metadata": []}, "metadata"),
-    "too many labels": ({"metadata": MANY}, "metadata"),
-    "a label that is no text": ({"metadata": {"a": 1}}, "metadata.a"),
-    "a label too long": ({"metadata": {"a": "x" * 513}}, "metadata.a"),
-    "a label's name too long": ({"metadata": {"a" * 65: "x"}}, f"metadata.{'a' * 64}"),
+    "too many metadata entries": ({"metadata": TOO_MUCH_METADATA}, "metadata"),
+    "a metadata value that is not text": ({"metadata": {"a": 1}}, "metadata.a"),
+    "a metadata value too long": ({"metadata": {"a": "x" * 513}}, "metadata.a"),
+    "a metadata key too long": ({"metadata": {"a" * 65: "x"}}, f"metadata.{'a' * 64}"),
     "items a string": ({"items": "Hello"}, "items"),
     "too many items": ({"items": [HELLO] * 21}, "items"),
     "an item that is a string": ({"items": ["Hello"]}, "items.0"),
-    "an unknown kind": ({"items": [HELLO, {"type": "song"}]}, "items.1.type"),
+    "an unknown item type": ({"items": [HELLO, {"type": "song"}]}, "items.1.type"),
     "an unknown role": ({"items": [{"role": "critic", "content": "x"}]}, "items.0.role"),
     "no content": ({"items": [{"role": "user"}]}, "items.0.content"),
     "an image": ({"items": [{"role": "user", "content": [{"type": "input_image"}]}]}, "items.0.content.0.type"),
@@ -191,74 +191,74 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
 }
 
 
-@pytest.mark.parametrize(("body", "param"), BAD.values(), ids=BAD)
-async def test_a_bad_body_is_refused_by_the_name_of_its_field(desk: Desk, body: dict[str, Any], param: str) -> None:
-    refused(await desk.ask("POST", "/v1/conversations", body), 400, param)
+@pytest.mark.parametrize(("body", "param"), BAD_BODIES.values(), ids=BAD_BODIES)
+async def test_an_error_names_the_invalid_field(api: ConversationsApi, body: dict[str, Any], param: str) -> None:
+    error_message(await api.ask("POST", "/v1/conversations", body), 400, param)
 
 
 BAD_CHANGES: dict[str, tuple[dict[str, Any], str]] = {
-    "nothing": ({}, "metadata"),
+    "no fields": ({}, "metadata"),
     "metadata a string": ({"metadata": "tea"}, "metadata"),
-    "too many labels": ({"metadata": MANY}, "metadata"),
-    "a label that is null": ({"metadata": {"a": None}}, "metadata.a"),
+    "too many metadata entries": ({"metadata": TOO_MUCH_METADATA}, "metadata"),
+    "a metadata value of null": ({"metadata": {"a": None}}, "metadata.a"),
 }
 
 
 @pytest.mark.parametrize(("body", "param"), BAD_CHANGES.values(), ids=BAD_CHANGES)
-async def test_a_bad_change_leaves_the_metadata(desk: Desk, body: dict[str, Any], param: str) -> None:
-    path = f"/v1/conversations/{await desk.made(metadata={'a': 'b'})}"
-    refused(await desk.ask("POST", path, body), 400, param)
-    assert (await desk.ask("GET", path)).json()["metadata"] == {"a": "b"}
+async def test_an_invalid_update_keeps_the_metadata(api: ConversationsApi, body: dict[str, Any], param: str) -> None:
+    path = f"/v1/conversations/{await api.create(metadata={'a': 'b'})}"
+    error_message(await api.ask("POST", path, body), 400, param)
+    assert (await api.ask("GET", path)).json()["metadata"] == {"a": "b"}
 
 
 @pytest.mark.parametrize("body", [b"", b"[]", b"{", b'{"items":[{"role":"user","content":"\\ud800"}]}'])
 @pytest.mark.parametrize("suffix", ["", "/conv_0", "/conv_0/items"])
-async def test_what_is_no_json_object_is_refused(desk: Desk, suffix: str, body: bytes) -> None:
-    refused(await desk.ask("POST", f"/v1/conversations{suffix}", body=body), 400)
+async def test_a_body_that_is_not_a_json_object_is_refused(api: ConversationsApi, suffix: str, body: bytes) -> None:
+    error_message(await api.ask("POST", f"/v1/conversations{suffix}", body=body), 400)
 
 
+# Requests about a conversation; each gets a 404 error if it does not exist.
 ROUTES: dict[str, tuple[str, str, Any]] = {
     "a conversation": ("GET", "", None),
-    "a change": ("POST", "", {"metadata": {"a": "b"}}),
-    "its end": ("DELETE", "", None),
+    "an update": ("POST", "", {"metadata": {"a": "b"}}),
+    "deletion": ("DELETE", "", None),
     "new items": ("POST", "/items", {"items": [HELLO]}),
     "a new output": ("POST", "/items", {"items": [{"type": "function_call_output", "call_id": "c", "output": ""}]}),
-    "no new items": ("POST", "/items", {"items": []}),
+    "an empty list of new items": ("POST", "/items", {"items": []}),
     "its items": ("GET", "/items", None),
-    "the end of an item": ("DELETE", "/items/msg_1", None),
+    "deletion of an item": ("DELETE", "/items/msg_1", None),
 }
-"""Requests about a conversation, each of which says that it is not there."""
 
 
 @pytest.mark.parametrize(("method", "suffix", "json"), ROUTES.values(), ids=ROUTES)
-async def test_a_missing_a_deleted_and_a_foreign_conversation_are_the_same(
-    desk: Desk, method: str, suffix: str, json: Any
+async def test_missing_deleted_and_foreign_conversations_get_the_same_error(
+    api: ConversationsApi, method: str, suffix: str, json: Any
 ) -> None:
-    foreign, deleted = await desk.made(HELLO, as_="bob"), await desk.made(HELLO)
-    await desk.ask("DELETE", f"/v1/conversations/{deleted}")
+    foreign, deleted = await api.create(HELLO, as_="bob"), await api.create(HELLO)
+    await api.ask("DELETE", f"/v1/conversations/{deleted}")
     for conversation in (foreign, deleted, "conv_never"):
-        answer = await desk.ask(method, f"/v1/conversations/{conversation}{suffix}", json)
-        assert refused(answer, 404) == f"Conversation with id '{conversation}' not found."
-        assert answer.json()["error"]["code"] == "not_found"
-    assert len((await desk.ask("GET", f"/v1/conversations/{foreign}/items", as_="bob")).json()["data"]) == 1
+        response = await api.ask(method, f"/v1/conversations/{conversation}{suffix}", json)
+        assert error_message(response, 404) == f"Conversation with id '{conversation}' not found."
+        assert response.json()["error"]["code"] == "not_found"
+    assert len((await api.ask("GET", f"/v1/conversations/{foreign}/items", as_="bob")).json()["data"]) == 1
 
 
-async def test_a_missing_a_deleted_and_a_foreign_item_are_the_same(desk: Desk) -> None:
-    foreign, mine = await desk.made(HELLO, as_="bob"), await desk.made(HELLO)
-    [theirs] = (await desk.ask("GET", f"/v1/conversations/{foreign}/items", as_="bob")).json()["data"]
-    [deleted] = await desk.items(mine)
-    elsewhere = (await desk.items(await desk.made(HELLO)))[0]
-    assert (await desk.ask("DELETE", f"/v1/conversations/{mine}/items/{deleted['id']}")).status == 200
-    for item in (theirs["id"], deleted["id"], elsewhere["id"], "msg_never"):
+async def test_missing_deleted_and_foreign_items_get_the_same_error(api: ConversationsApi) -> None:
+    foreign, own = await api.create(HELLO, as_="bob"), await api.create(HELLO)
+    [foreign_item] = (await api.ask("GET", f"/v1/conversations/{foreign}/items", as_="bob")).json()["data"]
+    [deleted] = await api.items(own)
+    elsewhere = (await api.items(await api.create(HELLO)))[0]
+    assert (await api.ask("DELETE", f"/v1/conversations/{own}/items/{deleted['id']}")).status == 200
+    for item in (foreign_item["id"], deleted["id"], elsewhere["id"], "msg_never"):
         for method in ("GET", "DELETE"):
-            answer = await desk.ask(method, f"/v1/conversations/{mine}/items/{item}")
-            assert refused(answer, 404) == f"Item with id '{item}' not found in this conversation."
-        answer = await desk.ask("GET", f"/v1/conversations/{mine}/items", after=item)
-        assert refused(answer, 404, "after") == f"Item with id '{item}' not found in this conversation."
-    assert (await desk.ask("GET", f"/v1/conversations/{foreign}/items/{theirs['id']}")).status == 404
+            response = await api.ask(method, f"/v1/conversations/{own}/items/{item}")
+            assert error_message(response, 404) == f"Item with id '{item}' not found in this conversation."
+        response = await api.ask("GET", f"/v1/conversations/{own}/items", after=item)
+        assert error_message(response, 404, "after") == f"Item with id '{item}' not found in this conversation."
+    assert (await api.ask("GET", f"/v1/conversations/{foreign}/items/{foreign_item['id']}")).status == 404
 
 
-ODD = {
+MALFORMED_IDS = {
     "very long": "conv_" + "x" * 20_000,
     "a quote": "conv_'; DROP TABLE conversations; --",
     "a zero byte": "conv_\x00",
@@ -268,37 +268,37 @@ ODD = {
     "dots": "..",
     "a slash": "conv_1/x/y/z",
     "braces": "{conv}",
-    "nothing": "",
+    "an empty id": "",
 }
 
 
-@pytest.mark.parametrize("name", ODD.values(), ids=ODD)
-async def test_what_can_be_no_id_is_not_found(desk: Desk, name: str) -> None:
-    conversation = await desk.made(HELLO)
+@pytest.mark.parametrize("name", MALFORMED_IDS.values(), ids=MALFORMED_IDS)
+async def test_a_malformed_id_is_not_found(api: ConversationsApi, name: str) -> None:
+    conversation = await api.create(HELLO)
     for method, suffix, json in ROUTES.values():
-        answer = await desk.ask(method, f"/v1/conversations/{name}{suffix}", json)
-        assert answer.status == 404, answer.body
-        assert len(answer.body) < 1_000
+        response = await api.ask(method, f"/v1/conversations/{name}{suffix}", json)
+        assert response.status == 404, response.body
+        assert len(response.body) < 1_000
     for method in ("GET", "DELETE"):
-        assert (await desk.ask(method, f"/v1/conversations/{conversation}/items/{name}")).status == 404
-    assert len(await desk.items(conversation)) == 1
+        assert (await api.ask(method, f"/v1/conversations/{conversation}/items/{name}")).status == 404
+    assert len(await api.items(conversation)) == 1
 
 
-async def test_an_id_is_repeated_up_to_128_characters(desk: Desk) -> None:
-    answer = await desk.ask("GET", f"/v1/conversations/conv_{'x' * 500}")
-    assert refused(answer, 404) == f"Conversation with id 'conv_{'x' * 123}' not found."
+async def test_an_error_quotes_at_most_128_characters_of_an_id(api: ConversationsApi) -> None:
+    response = await api.ask("GET", f"/v1/conversations/conv_{'x' * 500}")
+    assert error_message(response, 404) == f"Conversation with id 'conv_{'x' * 123}' not found."
 
 
 @pytest.mark.parametrize("method", ["PUT", "PATCH"])
-async def test_another_method_is_not_allowed(desk: Desk, method: str) -> None:
-    assert (await desk.ask(method, f"/v1/conversations/{await desk.made()}", {})).status == 405
+async def test_another_method_is_not_allowed(api: ConversationsApi, method: str) -> None:
+    assert (await api.ask(method, f"/v1/conversations/{await api.create()}", {})).status == 405
 
 
-async def test_a_conversation_in_which_a_response_runs_is_not_changed_beside_it(desk: Desk) -> None:
-    conversation = await desk.made(HELLO)
-    [item] = await desk.items(conversation)
+async def test_a_conversation_with_a_running_response_cannot_be_changed(api: ConversationsApi) -> None:
+    conversation = await api.create(HELLO)
+    [item] = await api.items(conversation)
     path = f"/v1/conversations/{conversation}"
-    lease = await desk.store.acquire("ann", conversation, "a run", 60)
+    lease = await api.store.acquire("ann", conversation, "a run", 60)
     assert lease is not None
     call = {"type": "function_call", "call_id": "c", "name": "f", "arguments": "{}"}
     output = {"type": "function_call_output", "call_id": "c", "output": "1"}
@@ -308,20 +308,22 @@ async def test_a_conversation_in_which_a_response_runs_is_not_changed_beside_it(
         ("DELETE", f"{path}/items/{item['id']}", None),
         ("DELETE", path, None),
     ):
-        refused(await desk.ask(method, where, json), 409)
-    assert await desk.items(conversation) == [item]
-    assert (await desk.ask("POST", path, {"metadata": {"a": "b"}})).status == 200
-    await desk.store.release(lease)
-    assert (await desk.ask("POST", f"{path}/items", {"items": [call, output]})).status == 200
-    assert (await desk.ask("DELETE", path)).status == 200
+        error_message(await api.ask(method, where, json), 409)
+    assert await api.items(conversation) == [item]
+    assert (await api.ask("POST", path, {"metadata": {"a": "b"}})).status == 200
+    await api.store.release(lease)
+    assert (await api.ask("POST", f"{path}/items", {"items": [call, output]})).status == 200
+    assert (await api.ask("DELETE", path)).status == 200
 
 
 @pytest.mark.parametrize(
     ("method", "suffix", "json"), [*ROUTES.values(), ("GET", "/items/msg_1", None)], ids=[*ROUTES, "an item"]
 )
-async def test_a_store_that_is_away_is_said_to_be(desk: Desk, method: str, suffix: str, json: Any) -> None:
-    await desk.store.aclose()
-    answer = await desk.ask(method, f"/v1/conversations/conv_1{suffix}", json)
-    assert refused(answer, 503).startswith("the store is not open")
-    assert answer.headers["retry-after"] == "1"
-    assert (await desk.ask("POST", "/v1/conversations", {"items": [HELLO]})).status == 503
+async def test_a_closed_store_is_reported_as_unavailable(
+    api: ConversationsApi, method: str, suffix: str, json: Any
+) -> None:
+    await api.store.aclose()
+    response = await api.ask(method, f"/v1/conversations/conv_1{suffix}", json)
+    assert error_message(response, 503).startswith("the store is not open")
+    assert response.headers["retry-after"] == "1"
+    assert (await api.ask("POST", "/v1/conversations", {"items": [HELLO]})).status == 503

@@ -1,4 +1,4 @@
-"""Items of conversations over HTTP: in every kind, in pages both ways, and behind what others add meanwhile."""
+"""Items of conversations over HTTP: item types, pages, and concurrent changes."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tests.api.responses.test_conversations import HELLO, LISTING, Desk, refused
+from tests.api.responses.test_conversations import HELLO, LISTING, ConversationsApi, error_message
 from tests.contract.state import answered, response, said
 from unisono.api.body import OFF_LOOP_BYTES
 from unisono.api.responses.conversations.routes import TRIES
@@ -23,10 +23,10 @@ OUTPUT = {"type": "function_call_output", "call_id": "c", "output": "42"}
 
 
 @pytest.fixture
-async def desk() -> AsyncIterator[Desk]:
+async def api() -> AsyncIterator[ConversationsApi]:
     store = open_store("memory://", bounds=StateLimits(item=600_000, conversation=1_000_000))
     await store.start()
-    yield Desk(store)
+    yield ConversationsApi(store)
     await store.aclose()
 
 
@@ -38,18 +38,18 @@ def texts(items: Sequence[Any]) -> list[str]:
     return [item["content"][0]["text"] for item in items]
 
 
-async def add(desk: Desk, conversation: str, *items: Any, **query: Any) -> Any:
-    return await desk.ask("POST", f"/v1/conversations/{conversation}/items", {"items": list(items)}, **query)
+async def add(api: ConversationsApi, conversation: str, *items: Any, **query: Any) -> Any:
+    return await api.ask("POST", f"/v1/conversations/{conversation}/items", {"items": list(items)}, **query)
 
 
-async def kept(desk: Desk, conversation: str) -> tuple[StoredItem, ...]:
-    items = await desk.store.conversation_items("ann", conversation)
+async def stored_items(api: ConversationsApi, conversation: str) -> tuple[StoredItem, ...]:
+    items = await api.store.conversation_items("ann", conversation)
     assert items is not None
     return items
 
 
-SHOWN: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
-    # an item: (what is sent, how it is shown, its id apart)
+ITEM_FORMS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+    # case: (sent item, expected item without its id)
     "a message of the user": (
         HELLO,
         {
@@ -87,7 +87,7 @@ SHOWN: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
         {"type": "custom_tool_call", "call_id": "c", "name": "f", "input": "ls"},
         {"type": "custom_tool_call", "call_id": "c", "name": "f", "input": "ls", "status": "completed"},
     ),
-    "a call a server made": (
+    "a call by a server": (
         {"type": "mcp_call", "id": "mcp_x", "server_label": "docs", "name": "find", "arguments": "{}", "output": "1"},
         {
             "type": "mcp_call",
@@ -105,16 +105,16 @@ SHOWN: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
 }
 
 
-@pytest.mark.parametrize(("given", "shown"), SHOWN.values(), ids=SHOWN)
-async def test_an_item_is_shown_as_it_was_given_under_an_id_of_its_own(
-    desk: Desk, given: dict[str, Any], shown: dict[str, Any]
+@pytest.mark.parametrize(("sent", "expected"), ITEM_FORMS.values(), ids=ITEM_FORMS)
+async def test_an_item_is_returned_as_sent_with_a_new_id(
+    api: ConversationsApi, sent: dict[str, Any], expected: dict[str, Any]
 ) -> None:
-    conversation = await desk.made()
-    answer = (await add(desk, conversation, given)).json()
+    conversation = await api.create()
+    answer = (await add(api, conversation, sent)).json()
     assert set(answer) == LISTING
     [item] = answer["data"]
-    assert item["id"] != given.get("id")
-    assert item == shown | {"id": item["id"]}
+    assert item["id"] != sent.get("id")
+    assert item == expected | {"id": item["id"]}
     assert answer == {
         "object": "list",
         "data": [item],
@@ -122,12 +122,12 @@ async def test_an_item_is_shown_as_it_was_given_under_an_id_of_its_own(
         "last_id": item["id"],
         "has_more": False,
     }
-    assert (await desk.ask("GET", f"/v1/conversations/{conversation}/items/{item['id']}")).json() == item
-    [first] = await desk.items(await desk.made(given))
-    assert first == shown | {"id": first["id"]}
+    assert (await api.ask("GET", f"/v1/conversations/{conversation}/items/{item['id']}")).json() == item
+    [first] = await api.items(await api.create(sent))
+    assert first == expected | {"id": first["id"]}
 
 
-LEAST: dict[str, dict[str, Any]] = {
+MINIMAL_ITEMS: dict[str, dict[str, Any]] = {
     "message": HELLO,
     "function_call": CALL,
     "custom_tool_call": {"call_id": "c", "name": "f"},
@@ -135,45 +135,51 @@ LEAST: dict[str, dict[str, Any]] = {
     "custom_tool_call_output": {"call_id": "earlier", "output": "1"},
     "mcp_approval_response": {"approval_request_id": "asked", "approve": True},
 }
-ASKED = {"type": "mcp_approval_request", "id": "asked", "server_label": "docs", "name": "search", "arguments": "{}"}
+APPROVAL_REQUEST = {
+    "type": "mcp_approval_request",
+    "id": "asked",
+    "server_label": "docs",
+    "name": "search",
+    "arguments": "{}",
+}
 
 
 @pytest.mark.parametrize("kind", sorted(KINDS.keys() - {"item_reference"}))
-async def test_every_kind_of_item_can_be_added(desk: Desk, kind: str) -> None:
-    conversation = await desk.made(CALL | {"call_id": "earlier"}, ASKED)
-    answer = await add(desk, conversation, {**LEAST.get(kind, {}), "type": kind})
+async def test_every_kind_of_item_can_be_added(api: ConversationsApi, kind: str) -> None:
+    conversation = await api.create(CALL | {"call_id": "earlier"}, APPROVAL_REQUEST)
+    answer = await add(api, conversation, {**MINIMAL_ITEMS.get(kind, {}), "type": kind})
     assert answer.status == 200, answer.body
     [item] = answer.json()["data"]
     assert item["type"] == kind
-    assert (await desk.items(conversation))[2:] == [item]
+    assert (await api.items(conversation))[2:] == [item]
 
 
-async def test_items_are_added_in_order_behind_the_others(desk: Desk) -> None:
-    conversation = await desk.made(message("0"))
-    answer = await add(desk, conversation, *(message(str(number)) for number in range(1, 21)))
+async def test_new_items_are_appended_in_order(api: ConversationsApi) -> None:
+    conversation = await api.create(message("0"))
+    answer = await add(api, conversation, *(message(str(number)) for number in range(1, 21)))
     added = answer.json()
     assert texts(added["data"]) == [str(number) for number in range(1, 21)]
     assert (added["first_id"], added["last_id"]) == (added["data"][0]["id"], added["data"][-1]["id"])
-    assert (await desk.items(conversation, limit=100))[1:] == added["data"]
+    assert (await api.items(conversation, limit=100))[1:] == added["data"]
     assert len({item["id"] for item in added["data"]}) == 20
 
 
-async def test_nothing_can_be_added(desk: Desk) -> None:
-    conversation = await desk.made(HELLO)
-    answer = await add(desk, conversation)
+async def test_an_empty_list_of_items_is_accepted(api: ConversationsApi) -> None:
+    conversation = await api.create(HELLO)
+    answer = await add(api, conversation)
     assert answer.status == 200
     assert answer.json() == {"object": "list", "data": [], "first_id": None, "last_id": None, "has_more": False}
-    assert len(await desk.items(conversation)) == 1
+    assert len(await api.items(conversation)) == 1
 
 
 @pytest.mark.parametrize("order", ["asc", "desc"])
 @pytest.mark.parametrize("limit", [1, 3, 7, 8, 100])
-async def test_pages_follow_each_other_in_both_orders(desk: Desk, order: str, limit: int) -> None:
-    conversation = await desk.made(*(message(str(number)) for number in range(7)))
+async def test_pages_cover_all_items_in_both_orders(api: ConversationsApi, order: str, limit: int) -> None:
+    conversation = await api.create(*(message(str(number)) for number in range(7)))
     seen: list[Any] = []
     after: dict[str, Any] = {}
     while True:
-        answer = await desk.ask("GET", f"/v1/conversations/{conversation}/items", order=order, limit=limit, **after)
+        answer = await api.ask("GET", f"/v1/conversations/{conversation}/items", order=order, limit=limit, **after)
         page = answer.json()
         assert set(page) == LISTING
         assert 0 < len(page["data"]) <= limit
@@ -185,14 +191,14 @@ async def test_pages_follow_each_other_in_both_orders(desk: Desk, order: str, li
         after = {"after": page["last_id"]}
     numbers = [str(number) for number in range(7)]
     assert texts(seen) == (numbers if order == "asc" else numbers[::-1])
-    behind = await desk.items(conversation, order=order, after=seen[-1]["id"])
-    assert behind == []
+    past_the_end = await api.items(conversation, order=order, after=seen[-1]["id"])
+    assert past_the_end == []
 
 
-async def test_a_page_is_the_newest_twenty_unless_told_otherwise(desk: Desk) -> None:
-    conversation = await desk.made(*(message(str(number)) for number in range(20)))
-    await add(desk, conversation, message("20"), message("21"))
-    page = (await desk.ask("GET", f"/v1/conversations/{conversation}/items")).json()
+async def test_the_default_page_has_the_newest_twenty_items(api: ConversationsApi) -> None:
+    conversation = await api.create(*(message(str(number)) for number in range(20)))
+    await add(api, conversation, message("20"), message("21"))
+    page = (await api.ask("GET", f"/v1/conversations/{conversation}/items")).json()
     assert texts(page["data"]) == [str(number) for number in range(21, 1, -1)]
     assert page["has_more"] is True
 
@@ -201,11 +207,11 @@ BAD_QUERIES: dict[str, tuple[dict[str, Any], str]] = {
     "no items": ({"limit": 0}, "limit"),
     "too many items": ({"limit": 101}, "limit"),
     "a negative limit": ({"limit": -1}, "limit"),
-    "a limit that is no number": ({"limit": "all"}, "limit"),
-    "a limit of foreign digits": ({"limit": "２０"}, "limit"),
+    "a limit that is not a number": ({"limit": "all"}, "limit"),
+    "a limit in full-width digits": ({"limit": "２０"}, "limit"),
     "a huge limit": ({"limit": "9" * 5000}, "limit"),
     "an empty limit": ({"limit": ""}, "limit"),
-    "a broken limit": ({"limit": "2.5"}, "limit"),
+    "a fractional limit": ({"limit": "2.5"}, "limit"),
     "an unknown order": ({"order": "random"}, "order"),
     "an order in capitals": ({"order": "ASC"}, "order"),
     "an unknown field": ({"include": "everything"}, "include"),
@@ -214,39 +220,39 @@ BAD_QUERIES: dict[str, tuple[dict[str, Any], str]] = {
 
 
 @pytest.mark.parametrize(("query", "param"), BAD_QUERIES.values(), ids=BAD_QUERIES)
-async def test_a_bad_query_is_refused_by_the_name_of_its_field(desk: Desk, query: dict[str, Any], param: str) -> None:
-    conversation = await desk.made(HELLO)
-    refused(await desk.ask("GET", f"/v1/conversations/{conversation}/items", **query), 400, param)
+async def test_an_error_names_the_invalid_query_field(api: ConversationsApi, query: dict[str, Any], param: str) -> None:
+    conversation = await api.create(HELLO)
+    error_message(await api.ask("GET", f"/v1/conversations/{conversation}/items", **query), 400, param)
 
 
 @pytest.mark.parametrize("after", ["", "x" * 10_000, "\x00", "'", "ü"], ids=ascii)
-async def test_a_page_behind_what_can_be_no_item_is_not_found(desk: Desk, after: str) -> None:
-    conversation = await desk.made(HELLO)
-    refused(await desk.ask("GET", f"/v1/conversations/{conversation}/items", after=after), 404, "after")
+async def test_a_page_after_a_malformed_item_id_is_not_found(api: ConversationsApi, after: str) -> None:
+    conversation = await api.create(HELLO)
+    error_message(await api.ask("GET", f"/v1/conversations/{conversation}/items", after=after), 404, "after")
 
 
 @pytest.mark.parametrize("name", ["include", "include[]"])
-async def test_what_openai_can_include_may_be_asked_for_everywhere(desk: Desk, name: str) -> None:
-    conversation = await desk.made(HELLO)
-    [item] = await desk.items(conversation)
+async def test_every_route_accepts_openais_include_values(api: ConversationsApi, name: str) -> None:
+    conversation = await api.create(HELLO)
+    [item] = await api.items(conversation)
     names = ["reasoning.encrypted_content", "message.output_text.logprobs", "file_search_call.results"]
-    wanted, unknown = dict[str, Any]({name: names}), dict[str, Any]({name: "everything"})
+    known, unknown = dict[str, Any]({name: names}), dict[str, Any]({name: "everything"})
     path = f"/v1/conversations/{conversation}/items"
-    assert (await desk.ask("GET", path, **wanted)).json()["data"] == [item]
-    assert (await desk.ask("GET", f"{path}/{item['id']}", **wanted)).json() == item
-    assert (await add(desk, conversation, HELLO, **wanted)).status == 200
+    assert (await api.ask("GET", path, **known)).json()["data"] == [item]
+    assert (await api.ask("GET", f"{path}/{item['id']}", **known)).json() == item
+    assert (await add(api, conversation, HELLO, **known)).status == 200
     for method, where, json in (("GET", f"{path}/{item['id']}", None), ("POST", path, {"items": [HELLO]})):
-        refused(await desk.ask(method, where, json, **unknown), 400, "include")
-    assert len(await desk.items(conversation)) == 2
+        error_message(await api.ask(method, where, json, **unknown), 400, "include")
+    assert len(await api.items(conversation)) == 2
 
 
-async def test_a_deleted_item_leaves_the_others_and_answers_with_the_conversation(desk: Desk) -> None:
-    conversation = await desk.made(*map(message, "abc"), metadata={"topic": "tea"})
-    items = await desk.items(conversation)
-    answer = await desk.ask("DELETE", f"/v1/conversations/{conversation}/items/{items[1]['id']}")
-    assert answer.json() == (await desk.ask("GET", f"/v1/conversations/{conversation}")).json()
+async def test_deleting_an_item_keeps_the_others_and_returns_the_conversation(api: ConversationsApi) -> None:
+    conversation = await api.create(*map(message, "abc"), metadata={"topic": "tea"})
+    items = await api.items(conversation)
+    answer = await api.ask("DELETE", f"/v1/conversations/{conversation}/items/{items[1]['id']}")
+    assert answer.json() == (await api.ask("GET", f"/v1/conversations/{conversation}")).json()
     assert answer.json()["metadata"] == {"topic": "tea"}
-    assert await desk.items(conversation) == [items[0], items[2]]
+    assert await api.items(conversation) == [items[0], items[2]]
 
 
 BAD_ITEMS: dict[str, tuple[Any, str]] = {
@@ -255,101 +261,103 @@ BAD_ITEMS: dict[str, tuple[Any, str]] = {
     "a string": ({"items": "Hello"}, "items"),
     "too many": ({"items": [HELLO] * 21}, "items"),
     "far too many": ({"items": [HELLO] * 5000}, "items"),
-    "a bad one amid good ones": ({"items": [HELLO, {"role": "user", "content": [{"type": "text"}]}, HELLO]}, ""),
-    "an unknown kind": ({"items": [HELLO, {"type": "song"}]}, "items.1.type"),
-    "an output of nothing known": ({"items": [HELLO, OUTPUT | {"call_id": "d"}]}, "items.1.call_id"),
-    "outputs of which one has no call": ({"items": [OUTPUT, OUTPUT | {"call_id": "d"}]}, "items.1.call_id"),
+    "a bad item among good ones": ({"items": [HELLO, {"role": "user", "content": [{"type": "text"}]}, HELLO]}, ""),
+    "an unknown item type": ({"items": [HELLO, {"type": "song"}]}, "items.1.type"),
+    "an output of an unknown call": ({"items": [HELLO, OUTPUT | {"call_id": "d"}]}, "items.1.call_id"),
+    "two outputs, one without a call": ({"items": [OUTPUT, OUTPUT | {"call_id": "d"}]}, "items.1.call_id"),
 }
 
 
 @pytest.mark.parametrize(("body", "param"), BAD_ITEMS.values(), ids=BAD_ITEMS)
-async def test_a_bad_item_leaves_the_conversation_as_it_was(desk: Desk, body: Any, param: str) -> None:
-    conversation = await desk.made(HELLO, CALL)
-    before = await kept(desk, conversation), await desk.store.conversation("ann", conversation)
-    answer = await desk.ask("POST", f"/v1/conversations/{conversation}/items", body)
-    refused(answer, 400, param or "items.1.content.0.text")
-    assert (await kept(desk, conversation), await desk.store.conversation("ann", conversation)) == before
+async def test_an_invalid_item_leaves_the_conversation_unchanged(api: ConversationsApi, body: Any, param: str) -> None:
+    conversation = await api.create(HELLO, CALL)
+    before = await stored_items(api, conversation), await api.store.conversation("ann", conversation)
+    answer = await api.ask("POST", f"/v1/conversations/{conversation}/items", body)
+    error_message(answer, 400, param or "items.1.content.0.text")
+    assert (await stored_items(api, conversation), await api.store.conversation("ann", conversation)) == before
 
 
-@pytest.mark.parametrize("together", [True, False], ids=["in one request", "in a later one"])
-async def test_an_output_finds_its_call(desk: Desk, together: bool) -> None:
-    conversation = await desk.made(HELLO)
-    for request in [[CALL, OUTPUT]] if together else [[CALL], [OUTPUT]]:
-        assert (await add(desk, conversation, *request)).status == 200
-    said_there = [item.meaning for item in await kept(desk, conversation)]
-    assert said_there[1:] == [(AssistantCall("c", "f", "{}"),), (ToolResult("c", "f", "42"),)]
+@pytest.mark.parametrize("in_one_request", [True, False], ids=["in one request", "in two requests"])
+async def test_an_output_is_matched_with_its_call(api: ConversationsApi, in_one_request: bool) -> None:
+    conversation = await api.create(HELLO)
+    for request in [[CALL, OUTPUT]] if in_one_request else [[CALL], [OUTPUT]]:
+        assert (await add(api, conversation, *request)).status == 200
+    meanings = [item.meaning for item in await stored_items(api, conversation)]
+    assert meanings[1:] == [(AssistantCall("c", "f", "{}"),), (ToolResult("c", "f", "42"),)]
 
 
-async def test_an_output_does_not_find_the_call_of_another_conversation(desk: Desk) -> None:
-    await desk.made(CALL)
-    conversation = await desk.made(HELLO)
-    message = refused(await add(desk, conversation, OUTPUT), 400, "items.0.call_id")
+async def test_an_output_is_not_matched_with_a_call_of_another_conversation(api: ConversationsApi) -> None:
+    await api.create(CALL)
+    conversation = await api.create(HELLO)
+    message = error_message(await add(api, conversation, OUTPUT), 400, "items.0.call_id")
     assert "'c'" in message
 
 
-async def test_an_item_is_known_again_with_the_tokens_the_model_generated(desk: Desk) -> None:
-    ours = answered("Yes")
-    await desk.store.create("ann", response("resp_1", Status.COMPLETED, output=(ours,)))
-    conversation = await desk.made()
-    same = {"type": "message", "id": ours.id, "role": "assistant", "content": "Yes"}
-    await add(desk, conversation, same, same | {"content": "No"}, {"type": "item_reference", "id": ours.id})
-    again, other, referred = await kept(desk, conversation)
-    assert again.meaning == referred.meaning == ours.meaning
-    assert other.meaning != ours.meaning
-    assert {again.id, other.id, referred.id}.isdisjoint({ours.id})
-    assert referred.wire == {**ours.wire, "id": referred.id}
+async def test_an_unchanged_item_keeps_its_generated_tokens(api: ConversationsApi) -> None:
+    generated = answered("Yes")
+    await api.store.create("ann", response("resp_1", Status.COMPLETED, output=(generated,)))
+    conversation = await api.create()
+    same = {"type": "message", "id": generated.id, "role": "assistant", "content": "Yes"}
+    await add(api, conversation, same, same | {"content": "No"}, {"type": "item_reference", "id": generated.id})
+    unchanged, changed, referenced = await stored_items(api, conversation)
+    assert unchanged.meaning == referenced.meaning == generated.meaning
+    assert changed.meaning != generated.meaning
+    assert {unchanged.id, changed.id, referenced.id}.isdisjoint({generated.id})
+    assert referenced.wire == {**generated.wire, "id": referenced.id}
 
 
-@pytest.mark.parametrize("reference", ["msg_never", "x" * 100_000, "\x00", "ü"], ids=["unknown", "long", "zero", "odd"])
-async def test_a_reference_to_nothing_is_not_found(desk: Desk, reference: str) -> None:
-    conversation = await desk.made()
-    answer = await add(desk, conversation, HELLO, {"type": "item_reference", "id": reference})
-    assert len(refused(answer, 404, "items.1.id")) < 200
-    assert await desk.items(conversation) == []
+@pytest.mark.parametrize(
+    "reference", ["msg_never", "x" * 100_000, "\x00", "ü"], ids=["unknown", "long", "zero byte", "not ASCII"]
+)
+async def test_an_unknown_reference_is_not_found(api: ConversationsApi, reference: str) -> None:
+    conversation = await api.create()
+    answer = await add(api, conversation, HELLO, {"type": "item_reference", "id": reference})
+    assert len(error_message(answer, 404, "items.1.id")) < 200
+    assert await api.items(conversation) == []
 
 
-async def test_a_reference_to_an_item_of_another_tenant_is_not_found(desk: Desk) -> None:
-    foreign = await desk.made(HELLO, as_="bob")
-    theirs = await desk.store.conversation_items("bob", foreign)
-    assert theirs
-    body = {"items": [{"type": "item_reference", "id": theirs[0].id}]}
-    refused(await desk.ask("POST", "/v1/conversations", body), 404, "items.0.id")
-    assert (await desk.ask("POST", "/v1/conversations", body, as_="bob")).status == 200
+async def test_a_reference_to_an_item_of_another_tenant_is_not_found(api: ConversationsApi) -> None:
+    foreign = await api.create(HELLO, as_="bob")
+    foreign_items = await api.store.conversation_items("bob", foreign)
+    assert foreign_items
+    body = {"items": [{"type": "item_reference", "id": foreign_items[0].id}]}
+    error_message(await api.ask("POST", "/v1/conversations", body), 404, "items.0.id")
+    assert (await api.ask("POST", "/v1/conversations", body, as_="bob")).status == 200
 
 
-async def test_a_large_body_is_kept_and_one_too_large_leaves_nothing(desk: Desk) -> None:
+async def test_a_large_body_is_stored_and_one_over_the_limit_is_refused(api: ConversationsApi) -> None:
     words = "word " * (OFF_LOOP_BYTES // 5 + 1)
-    conversation = await desk.made(message(words))
-    assert texts(await desk.items(conversation)) == [words]
+    conversation = await api.create(message(words))
+    assert texts(await api.items(conversation)) == [words]
     for too_large in ([message(words + words)], [message(words)] * 3):
-        refused(await add(desk, conversation, HELLO, *too_large), 413)
-        refused(await desk.ask("POST", "/v1/conversations", {"items": [*too_large, message(words)]}), 413)
-    assert len(await desk.items(conversation)) == 1
+        error_message(await add(api, conversation, HELLO, *too_large), 413)
+        error_message(await api.ask("POST", "/v1/conversations", {"items": [*too_large, message(words)]}), 413)
+    assert len(await api.items(conversation)) == 1
 
 
-async def test_items_that_come_at_once_are_all_added(desk: Desk) -> None:
-    conversation = await desk.made()
-    answers = await asyncio.gather(*(add(desk, conversation, message(f"{n}"), message("+")) for n in range(20)))
+async def test_concurrent_items_are_all_added(api: ConversationsApi) -> None:
+    conversation = await api.create()
+    answers = await asyncio.gather(*(add(api, conversation, message(f"{n}"), message("+")) for n in range(20)))
     assert [answer.status for answer in answers] == [200] * 20
-    told = texts(await desk.items(conversation, limit=100))
-    assert sorted(told[::2], key=int) == [str(number) for number in range(20)]
-    assert told[1::2] == ["+"] * 20
+    stored_texts = texts(await api.items(conversation, limit=100))
+    assert sorted(stored_texts[::2], key=int) == [str(number) for number in range(20)]
+    assert stored_texts[1::2] == ["+"] * 20
 
 
-async def test_outputs_that_come_at_once_are_all_added(desk: Desk) -> None:
-    conversation = await desk.made(*(CALL | {"call_id": f"c{n}"} for n in range(TRIES)))
-    answers = await asyncio.gather(*(add(desk, conversation, OUTPUT | {"call_id": f"c{n}"}) for n in range(TRIES)))
+async def test_concurrent_outputs_are_all_added(api: ConversationsApi) -> None:
+    conversation = await api.create(*(CALL | {"call_id": f"c{n}"} for n in range(TRIES)))
+    answers = await asyncio.gather(*(add(api, conversation, OUTPUT | {"call_id": f"c{n}"}) for n in range(TRIES)))
     assert [answer.status for answer in answers] == [200] * TRIES
-    outputs = [item["call_id"] for item in await desk.items(conversation) if item["type"] == OUTPUT["type"]]
+    outputs = [item["call_id"] for item in await api.items(conversation) if item["type"] == OUTPUT["type"]]
     assert sorted(outputs) == [f"c{n}" for n in range(TRIES)]
 
 
-class Crowded(SqliteStore):
-    """A store in which somebody else acts right before every append."""
+class ContendedStore(SqliteStore):
+    """Store that runs `before_append` right before every append."""
 
     def __init__(self) -> None:
         super().__init__(None)
-        self.before: Callable[[str], Awaitable[object]] | None = None
+        self.before_append: Callable[[str], Awaitable[object]] | None = None
         self.appends = 0
 
     async def append(
@@ -362,74 +370,78 @@ class Crowded(SqliteStore):
         lease: Lease | None = None,
     ) -> int:
         self.appends += 1
-        if self.before is not None:
-            await self.before(conversation)
+        if self.before_append is not None:
+            await self.before_append(conversation)
         return await super().append(tenant, conversation, items, revision=revision, lease=lease)
 
-    async def another(self, conversation: str) -> None:
+    async def append_other(self, conversation: str) -> None:
         await super().append("ann", conversation, [said("another's")])
 
 
 @pytest.fixture
-async def crowd() -> AsyncIterator[Crowded]:
-    store = Crowded()
+async def contended_store() -> AsyncIterator[ContendedStore]:
+    store = ContendedStore()
     await store.start()
     yield store
     await store.aclose()
 
 
-async def test_an_output_goes_behind_what_others_add_a_few_times(crowd: Crowded) -> None:
-    desk = Desk(crowd)
-    conversation = await desk.made(CALL)
+async def test_an_output_is_appended_after_a_few_concurrent_appends(contended_store: ContendedStore) -> None:
+    api = ConversationsApi(contended_store)
+    conversation = await api.create(CALL)
 
-    async def twice(conversation: str) -> None:
-        if crowd.appends <= 2:
-            await crowd.another(conversation)
+    async def append_twice(conversation: str) -> None:
+        if contended_store.appends <= 2:
+            await contended_store.append_other(conversation)
 
-    crowd.before = twice
-    assert (await add(desk, conversation, OUTPUT)).status == 200
-    items = [item.meaning[0] for item in await kept(desk, conversation)]
+    contended_store.before_append = append_twice
+    assert (await add(api, conversation, OUTPUT)).status == 200
+    items = [item.meaning[0] for item in await stored_items(api, conversation)]
     assert items[1:3] == [UserMessage("another's")] * 2
     assert items[3:] == [ToolResult("c", "f", "42")]
 
 
-async def test_an_output_is_given_up_when_others_never_leave_off(crowd: Crowded) -> None:
-    desk = Desk(crowd)
-    conversation = await desk.made(CALL)
-    crowd.before = crowd.another
-    refused(await add(desk, conversation, OUTPUT), 409)
-    assert crowd.appends == TRIES
-    assert [item.meaning[0] for item in (await kept(desk, conversation))[1:]] == [UserMessage("another's")] * TRIES
+async def test_an_output_is_refused_after_too_many_concurrent_appends(contended_store: ContendedStore) -> None:
+    api = ConversationsApi(contended_store)
+    conversation = await api.create(CALL)
+    contended_store.before_append = contended_store.append_other
+    error_message(await add(api, conversation, OUTPUT), 409)
+    assert contended_store.appends == TRIES
+    assert [item.meaning[0] for item in (await stored_items(api, conversation))[1:]] == [
+        UserMessage("another's")
+    ] * TRIES
 
 
-async def test_items_that_lean_on_nothing_need_no_second_try(crowd: Crowded) -> None:
-    desk = Desk(crowd)
-    conversation = await desk.made()
-    crowd.before = crowd.another
-    assert (await add(desk, conversation, HELLO)).status == 200
-    assert crowd.appends == 1
+async def test_items_without_references_need_no_retry(contended_store: ContendedStore) -> None:
+    api = ConversationsApi(contended_store)
+    conversation = await api.create()
+    contended_store.before_append = contended_store.append_other
+    assert (await add(api, conversation, HELLO)).status == 200
+    assert contended_store.appends == 1
 
 
-async def test_an_output_whose_call_is_deleted_meanwhile_is_refused(crowd: Crowded) -> None:
-    desk = Desk(crowd)
-    conversation = await desk.made(CALL)
-    [call] = await desk.items(conversation)
-    crowd.before = lambda conversation: crowd.delete_item("ann", conversation, call["id"])
-    refused(await add(desk, conversation, OUTPUT), 400, "items.0.call_id")
-    assert await desk.items(conversation) == []
+async def test_an_output_is_refused_if_its_call_is_deleted_concurrently(contended_store: ContendedStore) -> None:
+    api = ConversationsApi(contended_store)
+    conversation = await api.create(CALL)
+    [call] = await api.items(conversation)
+    contended_store.before_append = lambda conversation: contended_store.delete_item("ann", conversation, call["id"])
+    error_message(await add(api, conversation, OUTPUT), 400, "items.0.call_id")
+    assert await api.items(conversation) == []
 
 
 @pytest.mark.parametrize("item", [HELLO, OUTPUT], ids=["a message", "an output"])
-async def test_a_conversation_deleted_meanwhile_is_not_found(crowd: Crowded, item: dict[str, Any]) -> None:
-    desk = Desk(crowd)
-    conversation = await desk.made(CALL)
-    crowd.before = lambda conversation: crowd.delete_conversation("ann", conversation)
-    assert conversation in refused(await add(desk, conversation, item), 404)
+async def test_a_conversation_deleted_concurrently_is_not_found(
+    contended_store: ContendedStore, item: dict[str, Any]
+) -> None:
+    api = ConversationsApi(contended_store)
+    conversation = await api.create(CALL)
+    contended_store.before_append = lambda conversation: contended_store.delete_conversation("ann", conversation)
+    assert conversation in error_message(await add(api, conversation, item), 404)
 
 
-async def test_a_response_that_begins_meanwhile_is_a_conflict(crowd: Crowded) -> None:
-    desk = Desk(crowd)
-    conversation = await desk.made(CALL)
-    crowd.before = lambda conversation: crowd.acquire("ann", conversation, "a run", 60)
-    refused(await add(desk, conversation, OUTPUT), 409)
-    assert crowd.appends == 1
+async def test_a_response_started_concurrently_is_a_conflict(contended_store: ContendedStore) -> None:
+    api = ConversationsApi(contended_store)
+    conversation = await api.create(CALL)
+    contended_store.before_append = lambda conversation: contended_store.acquire("ann", conversation, "a run", 60)
+    error_message(await add(api, conversation, OUTPUT), 409)
+    assert contended_store.appends == 1

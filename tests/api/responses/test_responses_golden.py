@@ -1,4 +1,4 @@
-"""The events that the official SDKs are shown are those the gateway makes."""
+"""The golden files that the suites of the official SDKs read match the gateway's output."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from tests.api.responses.folding import Event
 
 
 @pytest.mark.parametrize(
-    ("path", "made"), [(golden.EVENTS, golden.events), (golden.ITEMS, golden.items)], ids=["events", "items"]
+    ("path", "generate"), [(golden.EVENTS, golden.events), (golden.ITEMS, golden.items)], ids=["events", "items"]
 )
-def test_the_wire_is_what_it_was(path: Path, made: Callable[[], Iterator[Event]]) -> None:
-    kept = [orjson.loads(line) for line in path.read_bytes().splitlines()]
-    assert kept == list(made())
+def test_the_wire_format_matches_the_golden_file(path: Path, generate: Callable[[], Iterator[Event]]) -> None:
+    expected = [orjson.loads(line) for line in path.read_bytes().splitlines()]
+    assert expected == list(generate())

@@ -1,4 +1,4 @@
-"""Input to a conversation: every kind of item, in every form it exists in, and what is kept of it."""
+"""Conversion of input to conversation items: every item type and form, and stored input."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.api.responses.frames import TOOLBOX, ids
-from tests.api.responses.test_responses_schema import refusal_of, turn_of
+from tests.api.responses.test_responses_schema import generation_of, refusal_of
 from unisono.api.responses.inbound import referenced_ids
 from unisono.api.responses.input_conversion import READERS, KnownState
 from unisono.api.responses.input_items import KINDS, InputSilent
@@ -35,17 +35,17 @@ CALL = {"type": "function_call", "id": "fc_1", "call_id": "c", "name": "f", "arg
 CALLED = AssistantCall("c", "f", '{"a":1}')
 
 
-def items_of(given: Any, known: KnownState | None = None) -> list[Item]:
-    return list(turn_of(known, input=given).request.conversation.items)
+def items_of(raw_input: Any, known: KnownState | None = None) -> list[Item]:
+    return list(generation_of(known, input=raw_input).request.conversation.items)
 
 
 FIND = ToolNames().add("my docs", "find")
 
-READ: dict[str, tuple[Any, list[Item]]] = {
-    # a form of input: (what is sent, what it says)
+INPUT_FORMS: dict[str, tuple[Any, list[Item]]] = {
+    # case: (input, expected items)
     "a string": ("Hi", [UserMessage("Hi")]),
     "a message without a type": ([{"role": "user", "content": "Hi"}], [UserMessage("Hi")]),
-    "parts of all names": (
+    "text parts of every type": (
         [{"role": "user", "content": [{"type": kind, "text": kind[0]} for kind in ("text", "input_text")] + ["s"]}],
         [UserMessage("tis")],
     ),
@@ -77,7 +77,7 @@ READ: dict[str, tuple[Any, list[Item]]] = {
         [{"type": "reasoning", "id": "rs_1", "summary": [], "content": [{"type": "reasoning_text", "text": "hm"}]}],
         [AssistantReasoning("hm")],
     ),
-    "reasoning that is a string": ([{"type": "reasoning", "content": "hm"}], [AssistantReasoning("hm")]),
+    "reasoning as a string": ([{"type": "reasoning", "content": "hm"}], [AssistantReasoning("hm")]),
     "a call and its output": (
         [CALL, {"type": "function_call_output", "call_id": "c", "output": "42"}],
         [CALLED, ToolResult("c", "f", "42")],
@@ -93,7 +93,7 @@ READ: dict[str, tuple[Any, list[Item]]] = {
         ],
         [CALLED, ToolResult("c", "f", "42")],
     ),
-    "an output of nothing": (
+    "an output of null": (
         [CALL, {"type": "function_call_output", "call_id": "c", "output": None}],
         [CALLED, ToolResult("c", "f", "")],
     ),
@@ -126,11 +126,11 @@ READ: dict[str, tuple[Any, list[Item]]] = {
         ],
         [AssistantCall("c", "free", '{"input":"ls"}'), ToolResult("c", "free", "a b")],
     ),
-    "a custom call under our prefix": (
+    "a custom call with the unisono prefix": (
         [{"type": "unisono:custom_tool_call", "call_id": "c", "name": "free", "input": "ls"}],
         [AssistantCall("c", "free", '{"input":"ls"}')],
     ),
-    "a call a server answered": (
+    "a call answered by a server": (
         [
             {
                 "type": "mcp_call",
@@ -143,11 +143,11 @@ READ: dict[str, tuple[Any, list[Item]]] = {
         ],
         [AssistantCall("mcp_1", FIND, "{}"), ToolResult("mcp_1", FIND, "x")],
     ),
-    "a call a server failed": (
+    "a call failed by a server": (
         [{"type": "mcp_call", "id": "mcp_1", "server_label": "d", "name": "find", "arguments": "{}", "error": "gone"}],
         [AssistantCall("mcp_1", "d__find", "{}"), ToolResult("mcp_1", "d__find", "gone")],
     ),
-    "code that was run": (
+    "executed code": (
         [
             {
                 "type": "code_interpreter_call",
@@ -165,21 +165,21 @@ READ: dict[str, tuple[Any, list[Item]]] = {
 }
 
 
-@pytest.mark.parametrize(("given_input", "said"), READ.values(), ids=READ)
-def test_input_says_what_it_means(given_input: Any, said: list[Item]) -> None:
-    assert items_of(given_input) == said
+@pytest.mark.parametrize(("given_input", "expected"), INPUT_FORMS.values(), ids=INPUT_FORMS)
+def test_input_becomes_conversation_items(given_input: Any, expected: list[Item]) -> None:
+    assert items_of(given_input) == expected
 
 
-def test_there_is_a_reader_for_every_kind() -> None:
+def test_every_item_type_has_a_reader() -> None:
     assert set(READERS) == set(KINDS.values())
 
 
 @pytest.mark.parametrize("kind", [kind for kind, model in KINDS.items() if model is InputSilent])
-def test_a_kind_without_meaning_is_left_out_with_a_note(kind: str) -> None:
-    turn = turn_of(input=[{"type": kind, "id": "x_1", "anything": [1]}, {"role": "user", "content": "Hi"}])
-    assert turn.request.conversation.items == (UserMessage("Hi"),)
-    assert turn.notes == (f"input.0: no effect, because an item of type '{kind}' has no content for the model",)
-    assert turn.input[0].wire["anything"] == [1]
+def test_an_item_without_model_content_is_skipped_with_a_note(kind: str) -> None:
+    generation = generation_of(input=[{"type": kind, "id": "x_1", "anything": [1]}, {"role": "user", "content": "Hi"}])
+    assert generation.request.conversation.items == (UserMessage("Hi"),)
+    assert generation.notes == (f"input.0: no effect, because an item of type '{kind}' has no content for the model",)
+    assert generation.input[0].wire["anything"] == [1]
 
 
 JUNK = st.recursive(
@@ -192,7 +192,7 @@ JUNK = st.recursive(
 
 
 @given(JUNK, JUNK, JUNK, JUNK)
-def test_reasoning_from_elsewhere_never_fails(item_id: Any, content: Any, summary: Any, sealed: Any) -> None:
+def test_foreign_reasoning_is_always_accepted(item_id: Any, content: Any, summary: Any, sealed: Any) -> None:
     foreign = {"type": "reasoning", "id": item_id, "content": content, "summary": summary, "encrypted_content": sealed}
     items = items_of([foreign, {"role": "user", "content": "Hi"}])
     assert items[-1] == UserMessage("Hi")
@@ -208,25 +208,25 @@ def test_reasoning_from_elsewhere_never_fails(item_id: Any, content: Any, summar
         {"type": "reasoning"},
     ],
 )
-def test_reasoning_that_cannot_be_read_is_left_out(foreign: dict[str, Any]) -> None:
+def test_reasoning_without_readable_text_is_skipped(foreign: dict[str, Any]) -> None:
     assert items_of([foreign, {"role": "user", "content": "Hi"}]) == [UserMessage("Hi")]
 
 
-def known_of(*items: StoredItem, earlier: Sequence[Item] = (), sealed: Any = None) -> KnownState:
-    kept = {item.id: item for item in items}
-    return KnownState(earlier, kept.get, (sealed or {}).get)
+def known_state(*items: StoredItem, earlier: Sequence[Item] = (), sealed: Any = None) -> KnownState:
+    stored = {item.id: item for item in items}
+    return KnownState(earlier, stored.get, (sealed or {}).get)
 
 
-THOUGHT = AssistantReasoning("hm", (1, 2))
-KEPT = StoredItem("rs_1", (THOUGHT,), {"id": "rs_1", "type": "reasoning"})
-FOUND = StoredItem(
+REASONING = AssistantReasoning("hm", (1, 2))
+STORED_REASONING = StoredItem("rs_1", (REASONING,), {"id": "rs_1", "type": "reasoning"})
+STORED_CALL = StoredItem(
     "mcp_1",
     (AssistantCall("mcp_1", "d__find", '{"q":1}', (1,)), ToolResult("mcp_1", "d__find", "x")),
     {"id": "mcp_1", "type": "mcp_call", "arguments": '{"q":1}'},
 )
-EXACT: dict[str, tuple[dict[str, Any], StoredItem]] = {
-    "reasoning by its id": ({"type": "reasoning", "id": "rs_1", "summary": []}, KEPT),
-    "reasoning with its text": ({"type": "reasoning", "id": "rs_1", "content": [{"text": "hm"}]}, KEPT),
+STORED_ITEMS: dict[str, tuple[dict[str, Any], StoredItem]] = {
+    "reasoning by its id": ({"type": "reasoning", "id": "rs_1", "summary": []}, STORED_REASONING),
+    "reasoning with its text": ({"type": "reasoning", "id": "rs_1", "content": [{"text": "hm"}]}, STORED_REASONING),
     "a message": (
         {"id": "msg_1", "role": "assistant", "content": "Yes"},
         StoredItem("msg_1", (AssistantMessage("Yes", Phase.FINAL, (1,)),)),
@@ -244,7 +244,7 @@ EXACT: dict[str, tuple[dict[str, Any], StoredItem]] = {
         {"id": "msg_1"},
         StoredItem("msg_1", (AssistantMessage("Yes", Phase.FINAL, (1,)),), {"id": "msg_1", "type": "message"}),
     ),
-    "a call a server answered, without its output": (
+    "a call answered by a server, without its output": (
         {
             "type": "mcp_call",
             "id": "mcp_1",
@@ -253,22 +253,22 @@ EXACT: dict[str, tuple[dict[str, Any], StoredItem]] = {
             "arguments": '{"q":1}',
             "output": None,
         },
-        FOUND,
+        STORED_CALL,
     ),
-    "a call a server answered, spelled its own way": (
+    "a call answered by a server, with other white space": (
         {"type": "mcp_call", "id": "mcp_1", "name": "find", "arguments": '{ "q": 1 }', "output": "x"},
-        FOUND,
+        STORED_CALL,
     ),
 }
 
 
-@pytest.mark.parametrize(("sent", "kept"), EXACT.values(), ids=EXACT)
-def test_what_was_kept_comes_back_with_its_exact_tokens(sent: dict[str, Any], kept: StoredItem) -> None:
-    assert items_of([sent], known_of(kept)) == list(kept.meaning)
+@pytest.mark.parametrize(("sent", "stored"), STORED_ITEMS.values(), ids=STORED_ITEMS)
+def test_a_stored_item_is_restored_with_its_exact_tokens(sent: dict[str, Any], stored: StoredItem) -> None:
+    assert items_of([sent], known_state(stored)) == list(stored.meaning)
 
 
-def test_what_a_client_changed_is_what_it_says_now() -> None:
-    known = known_of(KEPT, StoredItem("msg_1", (AssistantMessage("Yes", Phase.FINAL, (1,)),)))
+def test_an_item_changed_by_the_client_has_its_new_content() -> None:
+    known = known_state(STORED_REASONING, StoredItem("msg_1", (AssistantMessage("Yes", Phase.FINAL, (1,)),)))
     sent = [
         {"type": "reasoning", "id": "rs_1", "content": [{"text": "other"}]},
         {"id": "msg_1", "role": "assistant", "content": "No"},
@@ -276,75 +276,78 @@ def test_what_a_client_changed_is_what_it_says_now() -> None:
     assert items_of(sent, known) == [AssistantReasoning("other"), AssistantMessage("No")]
 
 
-def test_sealed_content_is_opened() -> None:
-    known = known_of(sealed={"ours": (THOUGHT,), "earlier": (UserMessage("Hi"), AssistantMessage("Yes"))})
+def test_sealed_content_is_decrypted() -> None:
+    known = known_state(sealed={"ours": (REASONING,), "earlier": (UserMessage("Hi"), AssistantMessage("Yes"))})
     sent = [
         {"type": "compaction", "encrypted_content": "earlier"},
         {"type": "reasoning", "id": "rs_elsewhere", "summary": [], "encrypted_content": "ours"},
     ]
-    assert items_of(sent, known) == [UserMessage("Hi"), AssistantMessage("Yes"), THOUGHT]
-    turn = turn_of(known, input=[{"type": "compaction", "encrypted_content": "foreign"}, *sent])
-    assert turn.notes == ("input.0: no effect, because this gateway cannot decrypt it",)
+    assert items_of(sent, known) == [UserMessage("Hi"), AssistantMessage("Yes"), REASONING]
+    generation = generation_of(known, input=[{"type": "compaction", "encrypted_content": "foreign"}, *sent])
+    assert generation.notes == ("input.0: no effect, because this gateway cannot decrypt it",)
 
 
-def test_earlier_items_come_first_and_results_find_their_calls_there() -> None:
+def test_results_are_matched_with_calls_in_earlier_items() -> None:
     called, other = AssistantCall("c", "f", "{}", (1,)), AssistantCall("d", "g", "{}", (2,))
-    earlier = [UserMessage("Hi"), THOUGHT, called, other]
+    earlier = [UserMessage("Hi"), REASONING, called, other]
     sent = [
         {"type": "function_call_output", "call_id": "d", "output": "D"},
         {"type": "function_call_output", "call_id": "c", "output": "C"},
     ]
     results = [called, ToolResult("c", "f", "C"), other, ToolResult("d", "g", "D")]
-    assert items_of(sent, known_of(earlier=earlier)) == [UserMessage("Hi"), THOUGHT, *results]
+    assert items_of(sent, known_state(earlier=earlier)) == [UserMessage("Hi"), REASONING, *results]
 
 
-def test_a_result_whose_call_was_deleted_stays_where_it_is() -> None:
+def test_a_result_without_its_deleted_call_keeps_its_position() -> None:
     earlier = [UserMessage("Hi"), ToolResult("c", "f", "C")]
-    assert items_of("And?", known_of(earlier=earlier)) == [*earlier, UserMessage("And?")]
+    assert items_of("And?", known_state(earlier=earlier)) == [*earlier, UserMessage("And?")]
 
 
-def test_instructions_tools_and_effort_are_those_of_the_request() -> None:
+def test_instructions_tools_and_effort_come_from_the_request() -> None:
     earlier = [DeveloperMessage("Be kind."), UserMessage("Hi"), AssistantMessage("Hello")]
-    turn = turn_of(
-        known_of(earlier=earlier),
+    generation = generation_of(
+        known_state(earlier=earlier),
         input="And?",
         instructions="Be brief.",
         tools=[{"type": "function", "name": "f"}],
         reasoning={"effort": "high"},
     ).request
-    assert turn.conversation.preamble.instructions == "Be brief.\n\nBe kind."
-    assert [tool.name for tool in turn.conversation.preamble.tools] == ["f"]
-    assert turn.conversation.preamble.effort == "high"
-    assert turn.conversation.preamble.date == "2026-11-20"
-    assert turn.conversation.items == (*earlier[1:], UserMessage("And?"))
-    assert turn_of(known_of(earlier=earlier), input="And?").request.conversation.preamble.instructions == "Be kind."
+    assert generation.conversation.preamble.instructions == "Be brief.\n\nBe kind."
+    assert [tool.name for tool in generation.conversation.preamble.tools] == ["f"]
+    assert generation.conversation.preamble.effort == "high"
+    assert generation.conversation.preamble.date == "2026-11-20"
+    assert generation.conversation.items == (*earlier[1:], UserMessage("And?"))
+    assert (
+        generation_of(known_state(earlier=earlier), input="And?").request.conversation.preamble.instructions
+        == "Be kind."
+    )
 
 
-def test_a_conversation_may_be_continued_without_new_input() -> None:
-    turn = turn_of(known_of(earlier=[UserMessage("Hi")]), input=None, conversation={"id": "conv_1"})
-    assert turn.request.conversation.items == (UserMessage("Hi"),)
-    assert turn.input == ()
+def test_a_conversation_can_be_continued_without_new_input() -> None:
+    generation = generation_of(known_state(earlier=[UserMessage("Hi")]), input=None, conversation={"id": "conv_1"})
+    assert generation.request.conversation.items == (UserMessage("Hi"),)
+    assert generation.input == ()
 
 
-def test_input_is_kept_with_what_it_says_under_new_ids() -> None:
+def test_input_is_stored_with_its_items_under_new_ids() -> None:
     sent = [
         {"role": "user", "content": "Hi"},
         {**CALL, "id": "fc_foreign"},
         {"type": "function_call_output", "call_id": "c", "output": [{"type": "input_text", "text": "42"}]},
         {"type": "reasoning", "id": "__fake_id__", "content": [{"text": "hm"}], "summary": []},
     ]
-    kept = turn_of(input=sent).input
-    assert [item.id for item in kept] == ["msg_0", "fc_1", "fco_2", "rs_3"]
-    assert [item.wire["id"] for item in kept] == [item.id for item in kept]
-    assert meaning_of(kept) == (UserMessage("Hi"), CALLED, ToolResult("c", "f", "42"), AssistantReasoning("hm"))
-    assert kept[0].wire == {
+    stored = generation_of(input=sent).input
+    assert [item.id for item in stored] == ["msg_0", "fc_1", "fco_2", "rs_3"]
+    assert [item.wire["id"] for item in stored] == [item.id for item in stored]
+    assert meaning_of(stored) == (UserMessage("Hi"), CALLED, ToolResult("c", "f", "42"), AssistantReasoning("hm"))
+    assert stored[0].wire == {
         "id": "msg_0",
         "type": "message",
         "status": "completed",
         "role": "user",
         "content": [{"type": "input_text", "text": "Hi"}],
     }
-    assert kept[2].wire == {
+    assert stored[2].wire == {
         "id": "fco_2",
         "type": "function_call_output",
         "status": "completed",
@@ -353,17 +356,17 @@ def test_input_is_kept_with_what_it_says_under_new_ids() -> None:
     }
 
 
-def test_what_was_kept_says_the_same_when_it_is_read_again() -> None:
-    for sent, _ in READ.values():
-        first = turn_of(input=sent)
-        again = turn_of(known_of(earlier=meaning_of(first.input)), input=None, conversation="conv_1")
+def test_stored_input_converts_to_the_same_items_again() -> None:
+    for sent, _ in INPUT_FORMS.values():
+        first = generation_of(input=sent)
+        again = generation_of(known_state(earlier=meaning_of(first.input)), input=None, conversation="conv_1")
         assert again.request.conversation.items == first.request.conversation.items
         listed = [dict(item.wire) for item in first.input]
-        assert nameless(items_of(listed)) == nameless(first.request.conversation.items)
+        assert without_call_ids(items_of(listed)) == without_call_ids(first.request.conversation.items)
 
 
-def nameless(items: Sequence[Item]) -> list[Item]:
-    """Without the ids of calls: what a server called is known by the id of its item, which is a new one."""
+def without_call_ids(items: Sequence[Item]) -> list[Item]:
+    """Remove call ids: a call by a server takes the id of its item, which is new in each request."""
     return [replace(item, call_id="") if isinstance(item, AssistantCall | ToolResult) else item for item in items]
 
 
@@ -380,28 +383,28 @@ ITEMS: list[Item] = [
 ]
 
 
-def test_any_item_can_be_shown_and_read_back() -> None:
+def test_every_item_survives_conversion_to_the_wire_and_back() -> None:
     new_id = ids()
-    kept = [to_stored(item, new_id, TOOLBOX) for item in ITEMS]
-    assert meaning_of(kept) == tuple(ITEMS)
-    assert items_of([dict(item.wire) for item in kept]) == ITEMS
-    assert all(item.wire["id"] == item.id for item in kept)
+    stored = [to_stored(item, new_id, TOOLBOX) for item in ITEMS]
+    assert meaning_of(stored) == tuple(ITEMS)
+    assert items_of([dict(item.wire) for item in stored]) == ITEMS
+    assert all(item.wire["id"] == item.id for item in stored)
     assert to_wire(ITEMS[4], "fc_1", TOOLBOX)["namespace"] == "files"
 
 
-def test_a_listing_names_its_ends() -> None:
+def test_a_listing_has_its_first_and_last_id() -> None:
     new_id = ids()
-    kept = [to_stored(item, new_id, TOOLBOX) for item in ITEMS[:2]]
-    page = to_listing(kept, has_more=True)
+    stored = [to_stored(item, new_id, TOOLBOX) for item in ITEMS[:2]]
+    page = to_listing(stored, has_more=True)
     assert (page["object"], page["first_id"], page["last_id"], page["has_more"]) == ("list", "msg_0", "msg_1", True)
-    assert page["data"] == [item.wire for item in kept]
+    assert page["data"] == [item.wire for item in stored]
     assert to_listing([], has_more=False)["first_id"] is None
     custom = to_stored(ITEMS[6], new_id, TOOLBOX)
-    [shown] = to_listing([custom], has_more=False, show=OPEN_RESPONSES.item)["data"]
-    assert shown["type"] == "unisono:custom_tool_call"
+    [item] = to_listing([custom], has_more=False, show=OPEN_RESPONSES.item)["data"]
+    assert item["type"] == "unisono:custom_tool_call"
 
 
-def test_ids_that_a_request_leans_on_are_known_before_it_is_read() -> None:
+def test_referenced_ids_are_collected_before_conversion() -> None:
     sent = [{"id": "msg_1"}, {**CALL, "id": "fc_1"}, {"role": "user", "content": "Hi"}, {"id": "msg_1"}]
     request = ResponsesRequest.model_validate({"model": "m", "input": sent})
     assert referenced_ids(request) == ("msg_1", "fc_1")
@@ -409,7 +412,7 @@ def test_ids_that_a_request_leans_on_are_known_before_it_is_read() -> None:
 
 LONG = "a" * 300_000
 TOO_LONG: dict[str, tuple[dict[str, Any], str]] = {
-    # each part can be tokenized, all of them together cannot
+    # Each part is short enough for the tokenizer, all parts together are not.
     "message": ({"role": "user", "content": [LONG, LONG]}, "input.0.content"),
     "reasoning": ({"type": "reasoning", "content": [{"text": LONG}, {"text": LONG}]}, "input.0.content"),
     "code": ({"type": "code_interpreter_call", "outputs": [{"logs": LONG}, {"logs": LONG}]}, "input.0.outputs"),
@@ -417,5 +420,5 @@ TOO_LONG: dict[str, tuple[dict[str, Any], str]] = {
 
 
 @pytest.mark.parametrize(("sent", "param"), TOO_LONG.values(), ids=TOO_LONG)
-def test_parts_that_are_too_long_together_are_refused(sent: dict[str, Any], param: str) -> None:
+def test_parts_with_too_long_a_combined_text_are_refused(sent: dict[str, Any], param: str) -> None:
     assert refusal_of(input=[sent]).param == param

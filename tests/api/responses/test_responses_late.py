@@ -1,4 +1,4 @@
-"""A stream whose head went out before anything was known: keep-alives first, and one proper end whatever happens."""
+"""Streams with keep-alives before the first event: each has exactly one terminal event."""
 
 from __future__ import annotations
 
@@ -25,61 +25,61 @@ async def fake() -> AsyncIterator[FakeVllm]:
 
 
 @pytest.fixture
-async def desk(fake: FakeVllm) -> AsyncIterator[Mounted]:
+async def gateway(fake: FakeVllm) -> AsyncIterator[Mounted]:
     config = config_of(f"vllm@{fake.url}", router_settings={"num_retries": 0})
-    async with mounted(config, keep_alive_s=0.05) as here:
-        yield here
+    async with mounted(config, keep_alive_s=0.05) as running:
+        yield running
 
 
-async def frames(desk: Mounted, path: str = "/v1/responses", **fields: Any) -> list[str]:
+async def frames(gateway: Mounted, path: str = "/v1/responses", **fields: Any) -> list[str]:
     body = {"model": "gpt-oss", "input": "Hi", "stream": True, **fields}
-    answer = await desk.ask("POST", path, body)
-    assert answer.status == 200, answer.body
-    *found, rest = answer.body.decode().split("\n\n")
+    reply = await gateway.ask("POST", path, body)
+    assert reply.status == 200, reply.body
+    *received, rest = reply.body.decode().split("\n\n")
     assert rest == ""
-    return found
+    return received
 
 
-def folded(found: list[str]) -> dict[str, Any]:
-    """The response a stream ends with, keep-alives left out."""
-    told = [frame for frame in found if frame != KEEP_ALIVE]
-    assert told.pop() == "data: [DONE]"
-    return fold([json.loads(frame.split("\ndata: ")[1]) for frame in told]).response
+def response_of(received: list[str]) -> dict[str, Any]:
+    """Return the response at the end of a stream, ignoring keep-alives."""
+    event_frames = [frame for frame in received if frame != KEEP_ALIVE]
+    assert event_frames.pop() == "data: [DONE]"
+    return fold([json.loads(frame.split("\ndata: ")[1]) for frame in event_frames]).response
 
 
-async def test_a_silent_stream_is_kept_alive_between_events(desk: Mounted, fake: FakeVllm) -> None:
-    fake.script = lambda asked: VllmScript(tokens=ANSWER, first_delay_s=0.2, delay_s=0.12)
-    found = await frames(desk)
-    assert found[0] == KEEP_ALIVE
-    assert KEEP_ALIVE in found[found.index(next(f for f in found if f.startswith("event:"))) :]
-    assert folded(found)["status"] == "completed"
+async def test_a_silent_stream_gets_keep_alives_between_events(gateway: Mounted, fake: FakeVllm) -> None:
+    fake.script = lambda request: VllmScript(tokens=ANSWER, first_delay_s=0.2, delay_s=0.12)
+    received = await frames(gateway)
+    assert received[0] == KEEP_ALIVE
+    assert KEEP_ALIVE in received[received.index(next(f for f in received if f.startswith("event:"))) :]
+    assert response_of(received)["status"] == "completed"
 
 
 @pytest.mark.parametrize("path", ["/v1/responses", "/open-responses/v1/responses"])
-@pytest.mark.parametrize("store", [True, False], ids=["kept", "not kept"])
-async def test_a_failure_behind_a_keep_alive_is_a_failed_response(
-    desk: Mounted, fake: FakeVllm, store: bool, path: str
+@pytest.mark.parametrize("store", [True, False], ids=["stored", "not stored"])
+async def test_a_backend_failure_after_a_keep_alive_is_a_failed_response(
+    gateway: Mounted, fake: FakeVllm, store: bool, path: str
 ) -> None:
-    fake.script = lambda asked: VllmScript(tokens=ANSWER, first_delay_s=0.2, faults=(close_at(0),))
-    found = await frames(desk, path, store=store)
-    assert found[0] == KEEP_ALIVE
-    response = folded(found)
+    fake.script = lambda request: VllmScript(tokens=ANSWER, first_delay_s=0.2, faults=(close_at(0),))
+    received = await frames(gateway, path, store=store)
+    assert received[0] == KEEP_ALIVE
+    response = response_of(received)
     assert (response["status"], response["output"]) == ("failed", [])
-    kept = await desk.ask("GET", f"{path}/{response['id']}")
-    assert kept.status == (200 if store else 404)
+    stored = await gateway.ask("GET", f"{path}/{response['id']}")
+    assert stored.status == (200 if store else 404)
     if store:
-        assert kept.json() == response
+        assert stored.json() == response
 
 
-async def test_what_is_refused_behind_a_keep_alive_is_a_failed_response(fake: FakeVllm) -> None:
-    # So many items take a thread a moment, and only the last of them is wrong.
+async def test_an_invalid_input_after_a_keep_alive_is_a_failed_response(fake: FakeVllm) -> None:
+    # Converting this many items takes a moment, and only the last one is invalid.
     items = [{"role": "user", "content": f"{n} " + "word " * 20} for n in range(15_000)]
     wrong = {"type": "function_call_output", "call_id": "call_x", "output": "o"}
-    async with mounted(config_of(f"vllm@{fake.url}"), keep_alive_s=0.002) as desk:
-        found = await frames(desk, input=[*items, wrong])
-        assert found[0] == KEEP_ALIVE
-        response = folded(found)
+    async with mounted(config_of(f"vllm@{fake.url}"), keep_alive_s=0.002) as gateway:
+        received = await frames(gateway, input=[*items, wrong])
+        assert received[0] == KEEP_ALIVE
+        response = response_of(received)
         assert (response["status"], response["error"]["code"]) == ("failed", "invalid_prompt")
         assert "call_x" in response["error"]["message"]
         assert fake.requests == []
-        assert (await desk.ask("GET", f"/v1/responses/{response['id']}")).status == 404
+        assert (await gateway.ask("GET", f"/v1/responses/{response['id']}")).status == 404

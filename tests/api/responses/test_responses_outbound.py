@@ -1,4 +1,4 @@
-"""Events on the Responses wire: their order, their numbers, and that stream, whole and kept response say the same."""
+"""Outbound Responses events: order, numbers, and equality of streamed and stored responses."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from unisono.api.responses.outbound.dialects import OPEN_RESPONSES, OPENAI, Dial
 from unisono.api.responses.outbound.events import ResponseEvents
 from unisono.api.responses.outbound.response import ResponseFrame, to_response
 from unisono.api.responses.outbound.stored_stream import replay_events
-from unisono.core import events as made
+from unisono.core import events as engine_events
 from unisono.core.conversation import AssistantCall, AssistantMessage, AssistantReasoning, Item, Phase, ToolResult
 from unisono.core.events import Closed, Delta, Opened, Reasoning, Repaired, Text, ToolCall
 from unisono.core.generation import FinishReason
@@ -25,93 +25,107 @@ from unisono.engine.request import GenerationReport
 from unisono.engine.server_tools.policy import OUTCOME_UNKNOWN
 from unisono.errors import BackendOverloaded, BackendUnavailable, ContextTooLong, UnisonoError
 
-TEXT_LIFE = ["output_item.added", "content_part.added", "output_text.delta", "output_text.done"]
-TEXT_LIFE += ["content_part.done", "output_item.done"]
-REASONING_LIFE = ["output_item.added", "content_part.added", "reasoning_text.delta", "reasoning_text.done"]
-REASONING_LIFE += ["content_part.done", "output_item.done"]
-REFUSAL_LIFE = [name.replace("output_text", "refusal") for name in TEXT_LIFE]
-CALL_LIFE = ["output_item.added", "function_call_arguments.delta", "function_call_arguments.done", "output_item.done"]
-CUSTOM_LIFE = ["output_item.added", "custom_tool_call_input.delta", "custom_tool_call_input.done", "output_item.done"]
+TEXT_EVENTS = ["output_item.added", "content_part.added", "output_text.delta", "output_text.done"]
+TEXT_EVENTS += ["content_part.done", "output_item.done"]
+REASONING_EVENTS = ["output_item.added", "content_part.added", "reasoning_text.delta", "reasoning_text.done"]
+REASONING_EVENTS += ["content_part.done", "output_item.done"]
+REFUSAL_EVENTS = [name.replace("output_text", "refusal") for name in TEXT_EVENTS]
+CALL_EVENTS = ["output_item.added", "function_call_arguments.delta", "function_call_arguments.done", "output_item.done"]
+CUSTOM_CALL_EVENTS = [
+    "output_item.added",
+    "custom_tool_call_input.delta",
+    "custom_tool_call_input.done",
+    "output_item.done",
+]
 
 
-LIST_LIFE = ["output_item.added", "mcp_list_tools.in_progress", "mcp_list_tools.completed", "output_item.done"]
-HOSTED_LIFE = ["output_item.added", "mcp_call.in_progress", "mcp_call_arguments.delta", "mcp_call_arguments.done"]
-HOSTED_LIFE += ["mcp_call.completed", "output_item.done"]
+TOOL_LIST_EVENTS = ["output_item.added", "mcp_list_tools.in_progress", "mcp_list_tools.completed", "output_item.done"]
+SERVER_CALL_EVENTS = [
+    "output_item.added",
+    "mcp_call.in_progress",
+    "mcp_call_arguments.delta",
+    "mcp_call_arguments.done",
+]
+SERVER_CALL_EVENTS += ["mcp_call.completed", "output_item.done"]
 
 
-def failing(life: list[str]) -> list[str]:
-    return [name.replace(".completed", ".failed") for name in life]
+def failed(item_events: list[str]) -> list[str]:
+    return [name.replace(".completed", ".failed") for name in item_events]
 
 
-def without_delta(life: list[str]) -> list[str]:
-    return [name for name in life if not name.endswith(".delta")]
+def without_delta(item_events: list[str]) -> list[str]:
+    return [name for name in item_events if not name.endswith(".delta")]
 
 
-CASES: dict[str, tuple[list[made.Event], list[str], str]] = {
-    # what the engine says: (events, names between the frame's, the last one)
-    "an answer": ([*final(0, "Hi"), finished()], TEXT_LIFE, "completed"),
-    "nothing at all": ([finished()], [], "completed"),
-    "an answer that is not of its form": (
+CASES: dict[str, tuple[list[engine_events.Event], list[str], str]] = {
+    # case: (engine events, names of the item events, name of the terminal event)
+    "an answer": ([*final(0, "Hi"), finished()], TEXT_EVENTS, "completed"),
+    "no output": ([finished()], [], "completed"),
+    "an answer that violates its format": (
         [*reasoning(0, "hm"), *unfit(1, "No", "."), finished()],
-        [*REASONING_LIFE, *REFUSAL_LIFE],
+        [*REASONING_EVENTS, *REFUSAL_EVENTS],
         "completed",
     ),
-    "one that says nothing": ([*unfit(0), finished()], without_delta(REFUSAL_LIFE), "completed"),
-    "an empty answer has its whole life": ([*final(0), finished()], without_delta(TEXT_LIFE), "completed"),
-    "an item without deltas has its text": (
+    "an empty answer that violates its format": ([*unfit(0), finished()], without_delta(REFUSAL_EVENTS), "completed"),
+    "an empty answer": ([*final(0), finished()], without_delta(TEXT_EVENTS), "completed"),
+    "an item without deltas": (
         [Opened(Text(0, Phase.FINAL)), Closed(Text(0, Phase.FINAL), "Hi"), finished()],
-        TEXT_LIFE,
+        TEXT_EVENTS,
         "completed",
     ),
-    "an empty thought is none": ([*reasoning(0, ""), *final(1, "Hi"), finished()], TEXT_LIFE, "completed"),
-    "thought, then answer": (
+    "an empty reasoning item": ([*reasoning(0, ""), *final(1, "Hi"), finished()], TEXT_EVENTS, "completed"),
+    "reasoning and an answer": (
         [*reasoning(0, "hm"), *final(1, "Hi"), finished()],
-        [*REASONING_LIFE, *TEXT_LIFE],
+        [*REASONING_EVENTS, *TEXT_EVENTS],
         "completed",
     ),
     "a preamble and a call": (
         [*commentary(0, "Look."), *call(1, 0, "f", '{"a"', ":1}"), finished()],
-        [*TEXT_LIFE, *CALL_LIFE],
+        [*TEXT_EVENTS, *CALL_EVENTS],
         "completed",
     ),
-    "a call without arguments": ([*call(0, 0, "f"), finished()], without_delta(CALL_LIFE), "completed"),
-    "free text": ([*call(0, 0, "free", '{"input":"ls"}'), finished()], CUSTOM_LIFE, "completed"),
-    "a cut call is no call": ([*call(0, 0, "f", '{"a', complete=False), finished(cut_call=True)], [], "incomplete"),
-    "the budget is spent": (
+    "a call without arguments": ([*call(0, 0, "f"), finished()], without_delta(CALL_EVENTS), "completed"),
+    "free text": ([*call(0, 0, "free", '{"input":"ls"}'), finished()], CUSTOM_CALL_EVENTS, "completed"),
+    "a truncated call": ([*call(0, 0, "f", '{"a', complete=False), finished(cut_call=True)], [], "incomplete"),
+    "max_output_tokens reached": (
         [
             Opened(Text(0, Phase.FINAL)),
             Delta(Text(0, Phase.FINAL), "Hi"),
             Closed(Text(0, Phase.FINAL), "Hi", complete=False),
             finished(FinishReason.LENGTH),
         ],
-        TEXT_LIFE,
+        TEXT_EVENTS,
         "incomplete",
     ),
-    "a call and then the budget": (
+    "a call, then max_output_tokens reached": (
         [*call(0, 0, "f", "{}"), finished(FinishReason.LENGTH)],
-        CALL_LIFE,
+        CALL_EVENTS,
         "completed",
     ),
-    "tools, a call of one, and an answer": (
+    "a tool list, a server call and an answer": (
         [*listing(0, "find"), *hosted(0, '{"a"', ":1}"), *final(1, "Hi"), finished()],
-        [*LIST_LIFE, *HOSTED_LIFE, *TEXT_LIFE],
+        [*TOOL_LIST_EVENTS, *SERVER_CALL_EVENTS, *TEXT_EVENTS],
         "completed",
     ),
-    "no tools": ([*listing(0, error="It is gone."), finished()], failing(LIST_LIFE), "completed"),
-    "a call that failed": ([*hosted(0, "{}", said="no", error=True), finished()], failing(HOSTED_LIFE), "completed"),
-    "a call without arguments of its own": ([*hosted(0), finished()], without_delta(HOSTED_LIFE), "completed"),
-    "a call that was approved": ([*hosted(0, "{}", approval="mcpr_1"), finished()], HOSTED_LIFE, "completed"),
-    "a call that is to be approved": (
+    "a failed tool list": ([*listing(0, error="It is gone."), finished()], failed(TOOL_LIST_EVENTS), "completed"),
+    "a call that failed": (
+        [*hosted(0, "{}", said="no", error=True), finished()],
+        failed(SERVER_CALL_EVENTS),
+        "completed",
+    ),
+    "a server call without arguments": ([*hosted(0), finished()], without_delta(SERVER_CALL_EVENTS), "completed"),
+    "an approved call": ([*hosted(0, "{}", approval="mcpr_1"), finished()], SERVER_CALL_EVENTS, "completed"),
+    "an approval request": (
         [*request(0, '{"a"', ":1}"), finished()],
         ["output_item.added", "output_item.done"],
         "completed",
     ),
-    "tools of both": (
+    "a server call and a client call": (
         [*hosted(0, "{}"), *call(1, 0, "f", "{}"), finished()],
-        [*HOSTED_LIFE, *CALL_LIFE],
+        [*SERVER_CALL_EVENTS, *CALL_EVENTS],
         "completed",
     ),
-    "repairs are no events": ([Repaired("x", 1), *final(0, "a"), finished()], TEXT_LIFE, "completed"),
+    "a repair": ([Repaired("x", 1), *final(0, "a"), finished()], TEXT_EVENTS, "completed"),
 }
 
 
@@ -119,34 +133,38 @@ def names(events: list[Event]) -> list[str]:
     return [event["type"].removeprefix("response.") for event in events]
 
 
-@pytest.mark.parametrize(("said", "life", "last"), CASES.values(), ids=CASES)
-def test_events_come_in_the_order_of_the_catalogue(said: list[made.Event], life: list[str], last: str) -> None:
-    events, stored = streamed([said], frame())
-    assert names(events) == ["created", "in_progress", *life, last]
+@pytest.mark.parametrize(("stream", "item_events", "last"), CASES.values(), ids=CASES)
+def test_events_have_the_documented_order(stream: list[engine_events.Event], item_events: list[str], last: str) -> None:
+    events, stored = streamed([stream], frame())
+    assert names(events) == ["created", "in_progress", *item_events, last]
     folded = fold(events)
     assert folded.response == to_response(stored)
     assert folded.response["status"] == last
 
 
-@pytest.mark.parametrize(("said", "life", "last"), CASES.values(), ids=CASES)
-def test_the_whole_answer_is_what_the_stream_adds_up_to(said: list[made.Event], life: list[str], last: str) -> None:
-    same(said, frame())
+@pytest.mark.parametrize(("stream", "item_events", "last"), CASES.values(), ids=CASES)
+def test_complete_streamed_and_stored_responses_are_equal(
+    stream: list[engine_events.Event], item_events: list[str], last: str
+) -> None:
+    assert_equal_responses(stream, frame())
 
 
-def same(said: list[made.Event], shown: ResponseFrame) -> None:
+def assert_equal_responses(stream: list[engine_events.Event], response_frame: ResponseFrame) -> None:
     report = GenerationReport("vllm-1", 1, ["missing-end"])
-    events, kept = streamed([[event] for event in said], shown, report)
-    quiet = ResponseEvents(shown, report, new_id=ids(), clock=lambda: NOW, should_emit=False)
-    assert quiet.write(said) == []
-    whole = quiet.stored
-    assert whole is not None
-    assert kept == whole
-    assert fold(events).response == to_response(whole, shown.dialect)
-    assert fold(parsed(replay_events(whole, shown.dialect))).response == to_response(whole, shown.dialect)
+    events, stored = streamed([[event] for event in stream], response_frame, report)
+    silent = ResponseEvents(response_frame, report, new_id=ids(), clock=lambda: NOW, should_emit=False)
+    assert silent.write(stream) == []
+    complete = silent.stored
+    assert complete is not None
+    assert stored == complete
+    assert fold(events).response == to_response(complete, response_frame.dialect)
+    assert fold(parsed(replay_events(complete, response_frame.dialect))).response == to_response(
+        complete, response_frame.dialect
+    )
 
 
-HOSTED: dict[str, tuple[list[made.Event], list[Item], dict[str, Any]]] = {
-    # what the engine says: what is said to the model from now on, and what is shown
+SERVER_TOOL_ITEMS: dict[str, tuple[list[engine_events.Event], list[Item], dict[str, Any]]] = {
+    # case: (engine events, items for later prompts, fields of the wire item)
     "a call": (
         hosted(0, '{"a":1}', said="found"),
         [
@@ -174,17 +192,17 @@ HOSTED: dict[str, tuple[list[made.Event], list[Item], dict[str, Any]]] = {
             "error": {"type": "mcp_tool_execution_error", "content": [{"type": "text", "text": "no"}]},
         },
     ),
-    "a call that was approved says its result alone": (
+    "an approved call means its result only": (
         hosted(0, "{}", said="found", approval="mcpr_1"),
         [ToolResult("call_h0", "docs__find", "found")],
         {"status": "completed", "approval_request_id": "mcpr_1", "output": "found"},
     ),
-    "a request says the call": (
+    "an approval request means the call": (
         request(0, "{}"),
         [AssistantCall("call_h0", "docs__find", "{}", (200006, 0))],
         {"id": "mcpr_0", "type": "mcp_approval_request", "arguments": "{}", "name": "find", "server_label": "docs"},
     ),
-    "a list says nothing": (
+    "a tool list has no meaning": (
         listing(0, "find"),
         [],
         {
@@ -195,7 +213,7 @@ HOSTED: dict[str, tuple[list[made.Event], list[Item], dict[str, Any]]] = {
             "error": None,
         },
     ),
-    "a call that was broken off": (
+    "a cancelled call": (
         hosted(0, "{}")[:-1],
         [
             AssistantCall("call_h0", "docs__find", "{}", (200006, 0)),
@@ -206,23 +224,25 @@ HOSTED: dict[str, tuple[list[made.Event], list[Item], dict[str, Any]]] = {
 }
 
 
-@pytest.mark.parametrize(("events", "said", "shown"), HOSTED.values(), ids=HOSTED)
-def test_what_is_kept_of_a_hosted_tool(events: list[made.Event], said: list[Item], shown: dict[str, Any]) -> None:
-    telling = ResponseEvents(frame(), GenerationReport(), new_id=ids(), clock=lambda: NOW)
-    out = [*telling.write(events), *telling.cancel(), telling.last()]
-    fold(parsed(out))
-    assert telling.stored is not None
-    [item] = telling.stored.output
-    assert list(item.meaning) == said
-    assert item.wire.items() >= shown.items()
-    assert telling.acted is (item.wire["type"] == "mcp_call")
+@pytest.mark.parametrize(("events", "meaning", "fields"), SERVER_TOOL_ITEMS.values(), ids=SERVER_TOOL_ITEMS)
+def test_server_tool_items_are_stored_with_their_meaning(
+    events: list[engine_events.Event], meaning: list[Item], fields: dict[str, Any]
+) -> None:
+    writer = ResponseEvents(frame(), GenerationReport(), new_id=ids(), clock=lambda: NOW)
+    wire_events = [*writer.write(events), *writer.cancel(), writer.last()]
+    fold(parsed(wire_events))
+    assert writer.stored is not None
+    [item] = writer.stored.output
+    assert list(item.meaning) == meaning
+    assert item.wire.items() >= fields.items()
+    assert writer.acted is (item.wire["type"] == "mcp_call")
 
 
-def test_hosted_tools_have_names_of_our_own_in_open_responses() -> None:
-    said = [*listing(0, "find"), *hosted(0, "{}"), *request(1, "{}"), finished()]
-    told = streamed([said], frame(dialect=OPEN_RESPONSES))[0]
-    own = [event["type"] for event in told if "mcp" in event["type"]]
-    assert own == [
+def test_server_tool_events_have_the_unisono_prefix_in_open_responses() -> None:
+    stream = [*listing(0, "find"), *hosted(0, "{}"), *request(1, "{}"), finished()]
+    events = streamed([stream], frame(dialect=OPEN_RESPONSES))[0]
+    prefixed = [event["type"] for event in events if "mcp" in event["type"]]
+    assert prefixed == [
         "unisono:mcp_list_tools.in_progress",
         "unisono:mcp_list_tools.completed",
         "unisono:mcp_call.in_progress",
@@ -230,7 +250,7 @@ def test_hosted_tools_have_names_of_our_own_in_open_responses() -> None:
         "unisono:mcp_call_arguments.done",
         "unisono:mcp_call.completed",
     ]
-    kinds = [item["type"] for item in fold(told).output]
+    kinds = [item["type"] for item in fold(events).output]
     assert kinds == ["unisono:mcp_list_tools", "unisono:mcp_call", "unisono:mcp_approval_request"]
 
 
@@ -238,9 +258,9 @@ TEXTS = st.lists(st.text(max_size=6), max_size=3)
 
 
 @st.composite
-def streams(draw: st.DrawFn) -> list[made.Event]:
-    """Whatever an engine may say: also messages cut in the middle, thoughts without a word and calls that are cut."""
-    events: list[made.Event] = []
+def streams(draw: st.DrawFn) -> list[engine_events.Event]:
+    """Generate any engine output, with truncated messages, empty reasoning and truncated calls."""
+    events: list[engine_events.Event] = []
     calls = cut = 0
     for index in range(draw(st.integers(0, 6))):
         pieces, complete = draw(TEXTS), draw(st.booleans())
@@ -256,14 +276,14 @@ def streams(draw: st.DrawFn) -> list[made.Event]:
             continue
         if kind == "call":
             name = draw(st.sampled_from(["f", "free", "files__read"]))
-            life = call(index, calls, name, *pieces, complete=complete)
+            item_events = call(index, calls, name, *pieces, complete=complete)
             calls, cut = calls + 1, cut + (not complete)
         else:
-            life = {"reasoning": reasoning, "final": final, "commentary": commentary}[kind](index, *pieces)
-        [*begun, closed] = life
+            item_events = {"reasoning": reasoning, "final": final, "commentary": commentary}[kind](index, *pieces)
+        [*first_events, closed] = item_events
         assert isinstance(closed, Closed)
         tokens = (200006, index) if complete and draw(st.booleans()) else ()
-        events += [*begun, Closed(closed.item, closed.text, tokens, complete)]
+        events += [*first_events, Closed(closed.item, closed.text, tokens, complete)]
         if draw(st.booleans()):
             events.append(Repaired("rule", index))
     return [*events, finished(draw(st.sampled_from(FinishReason)), cut_call=bool(cut))]
@@ -273,55 +293,64 @@ DIALECTS = st.sampled_from([OPENAI, OPEN_RESPONSES])
 
 
 @given(streams(), DIALECTS, st.booleans(), st.booleans())
-def test_any_stream_folds_to_the_whole_answer(
-    said: list[made.Event], dialect: Dialect, shows: bool, seals: bool
+def test_any_stream_equals_the_complete_response(
+    stream: list[engine_events.Event], dialect: Dialect, show_reasoning: bool, seal_reasoning: bool
 ) -> None:
-    same(said, frame(dialect=dialect, show_reasoning=shows, seal=(lambda item: f"sealed {item!r}") if seals else None))
+    assert_equal_responses(
+        stream,
+        frame(
+            dialect=dialect,
+            show_reasoning=show_reasoning,
+            seal=(lambda item: f"sealed {item!r}") if seal_reasoning else None,
+        ),
+    )
 
 
 @given(streams(), st.lists(st.integers(0, 60), max_size=5))
-def test_cutting_the_batches_anywhere_changes_no_response(said: list[made.Event], cuts: list[int]) -> None:
-    places = [0, *sorted(cuts), len(said)]
-    batches = [said[start:stop] for start, stop in pairwise(places) if said[start:stop]]
-    assert streamed(batches, frame())[1] == streamed([said], frame())[1]
+def test_batch_boundaries_do_not_change_the_stored_response(stream: list[engine_events.Event], cuts: list[int]) -> None:
+    places = [0, *sorted(cuts), len(stream)]
+    batches = [stream[start:stop] for start, stop in pairwise(places) if stream[start:stop]]
+    assert streamed(batches, frame())[1] == streamed([stream], frame())[1]
 
 
 @given(streams())
-def test_calls_that_are_shown_early_still_make_a_sound_stream(said: list[made.Event]) -> None:
-    events, kept = streamed([said], frame(hold_calls=False))
+def test_calls_streamed_early_keep_the_stream_valid(stream: list[engine_events.Event]) -> None:
+    events, stored = streamed([stream], frame(hold_calls=False))
     folded = fold(events)
-    assert folded.response == to_response(kept)
+    assert folded.response == to_response(stored)
     cut = any(item.get("status") == "incomplete" and item["type"] == "function_call" for item in folded.output)
-    assert not cut or kept.status is Status.INCOMPLETE
+    assert not cut or stored.status is Status.INCOMPLETE
 
 
 @given(streams(), st.integers(0, 60), st.sampled_from(["fail", "cancel"]))
-def test_a_stream_that_breaks_anywhere_is_closed_properly(said: list[made.Event], where: int, how: str) -> None:
+def test_a_stream_failed_or_cancelled_anywhere_ends_properly(
+    stream: list[engine_events.Event], position: int, ending: str
+) -> None:
     events = ResponseEvents(frame(), GenerationReport(), new_id=ids(), clock=lambda: NOW)
-    out = events.write(said[: min(where, len(said) - 1)]) if where else []
-    out += events.fail(BackendUnavailable("It is gone.")) if how == "fail" else events.cancel()
-    folded = fold(parsed([*out, events.last()]))
-    assert folded.response["status"] == ("failed" if how == "fail" else "cancelled")
-    assert (folded.error is not None) == (how == "fail")
+    wire_events = events.write(stream[: min(position, len(stream) - 1)]) if position else []
+    wire_events += events.fail(BackendUnavailable("It is gone.")) if ending == "fail" else events.cancel()
+    folded = fold(parsed([*wire_events, events.last()]))
+    assert folded.response["status"] == ("failed" if ending == "fail" else "cancelled")
+    assert (folded.error is not None) == (ending == "fail")
     assert [item.get("status") for item in folded.output[:-1]].count("incomplete") == 0
 
 
 @given(streams())
-def test_only_the_last_item_is_incomplete(said: list[made.Event]) -> None:
-    output = fold(streamed([said], frame())[0]).output
+def test_only_the_last_item_is_incomplete(stream: list[engine_events.Event]) -> None:
+    output = fold(streamed([stream], frame())[0]).output
     assert not any(item.get("status") == "incomplete" for item in output[:-1])
 
 
-def test_ids_begin_as_their_kinds_do_and_are_kept() -> None:
-    said = [*reasoning(0, "hm"), *commentary(1, "Look."), *call(2, 0, "f", "{}"), *call(3, 1, "free", "x")]
-    events, kept = streamed([[*said, finished()]], frame())
-    assert [item.id for item in kept.output] == ["rs_0", "msg_1", "fc_2", "ctc_3"]
-    assert [item["id"] for item in fold(events).output] == [item.id for item in kept.output]
+def test_item_ids_have_the_prefix_of_their_type_and_are_stored() -> None:
+    stream = [*reasoning(0, "hm"), *commentary(1, "Look."), *call(2, 0, "f", "{}"), *call(3, 1, "free", "x")]
+    events, stored = streamed([[*stream, finished()]], frame())
+    assert [item.id for item in stored.output] == ["rs_0", "msg_1", "fc_2", "ctc_3"]
+    assert [item["id"] for item in fold(events).output] == [item.id for item in stored.output]
 
 
-def test_items_have_the_shape_of_the_catalogue() -> None:
-    said = [*reasoning(0, "hm"), *commentary(1, "Look."), *call(2, 0, "files__read", "{}"), *call(3, 1, "free", "x")]
-    events, _ = streamed([[*said, finished()]], frame())
+def test_items_have_the_documented_shape() -> None:
+    stream = [*reasoning(0, "hm"), *commentary(1, "Look."), *call(2, 0, "files__read", "{}"), *call(3, 1, "free", "x")]
+    events, _ = streamed([[*stream, finished()]], frame())
     added = [event["item"] for event in events if event["type"] == "response.output_item.added"]
     assert added[0] == {"id": "rs_0", "type": "reasoning", "status": "in_progress", "summary": [], "content": []}
     assert (added[1]["phase"], added[1]["content"]) == ("commentary", [])
@@ -361,26 +390,26 @@ def test_items_have_the_shape_of_the_catalogue() -> None:
     ]
 
 
-def test_deltas_of_one_batch_are_one_event_per_item() -> None:
+def test_deltas_of_one_batch_are_merged_per_item() -> None:
     first, second = Text(0, Phase.COMMENTARY), Text(1, Phase.FINAL)
-    batch: list[made.Event] = [Opened(first), Delta(first, "a"), Delta(first, "b"), Closed(first, "ab")]
+    batch: list[engine_events.Event] = [Opened(first), Delta(first, "a"), Delta(first, "b"), Closed(first, "ab")]
     batch += [Opened(second), Delta(second, "c"), Delta(second, "d"), Closed(second, "cd"), finished()]
     events, _ = streamed([batch], frame())
     assert [event["delta"] for event in events if "delta" in event] == ["ab", "cd"]
     assert [event["logprobs"] for event in events if event["type"] == "response.output_text.delta"] == [[], []]
 
 
-def test_a_cut_message_the_model_went_on_from_is_complete() -> None:
-    mended = [Opened(Text(0, Phase.COMMENTARY)), Closed(Text(0, Phase.COMMENTARY), "Lo", complete=False)]
-    events, kept = streamed([[*mended, *final(1, "Hi"), finished(FinishReason.LENGTH)]], frame())
+def test_a_truncated_message_followed_by_another_is_complete() -> None:
+    truncated = [Opened(Text(0, Phase.COMMENTARY)), Closed(Text(0, Phase.COMMENTARY), "Lo", complete=False)]
+    events, stored = streamed([[*truncated, *final(1, "Hi"), finished(FinishReason.LENGTH)]], frame())
     assert [item.get("status") for item in fold(events).output] == ["completed", "completed"]
-    assert kept.status is Status.INCOMPLETE
+    assert stored.status is Status.INCOMPLETE
 
 
-def test_an_incomplete_answer_says_why() -> None:
+def test_an_incomplete_response_has_its_reason() -> None:
     item = Text(0, Phase.FINAL)
-    said = [Opened(item), Delta(item, "Hi"), Closed(item, "Hi", complete=False), finished(FinishReason.LENGTH)]
-    folded = fold(streamed([said], frame())[0])
+    stream = [Opened(item), Delta(item, "Hi"), Closed(item, "Hi", complete=False), finished(FinishReason.LENGTH)]
+    folded = fold(streamed([stream], frame())[0])
     assert folded.response["incomplete_details"] == {"reason": "max_output_tokens"}
     assert folded.response["completed_at"] is None
     assert folded.output[-1]["status"] == "incomplete"
@@ -395,48 +424,56 @@ FAILURES: dict[str, tuple[UnisonoError, str]] = {
 
 @pytest.mark.parametrize(("error", "code"), FAILURES.values(), ids=FAILURES)
 @pytest.mark.parametrize("dialect", [OPENAI, OPEN_RESPONSES], ids=lambda dialect: dialect.name)
-def test_an_error_is_told_and_then_the_response_failed(error: UnisonoError, code: str, dialect: Dialect) -> None:
+def test_an_error_event_precedes_the_failed_response(error: UnisonoError, code: str, dialect: Dialect) -> None:
     events = ResponseEvents(frame(dialect=dialect), GenerationReport(), new_id=ids(), clock=lambda: NOW)
-    said = parsed([*events.first_events(), *events.write(final(0, "Hi")[:2]), *events.fail(error), events.last()])
-    assert names(said)[-5:] == ["output_text.done", "content_part.done", "output_item.done", "error", "failed"]
-    told = said[-2]
-    inner = told["error"] if dialect is OPEN_RESPONSES else told
-    assert (inner["code"], inner["message"], inner["param"]) == (error.code, error.message, None)
-    assert ("error" in told) == (dialect is OPEN_RESPONSES)
-    assert said[-1]["response"]["error"] == {"code": code, "message": error.message}
-    assert [item.get("status") for item in fold(said).output] == ["incomplete"]
+    events_on_wire = parsed(
+        [*events.first_events(), *events.write(final(0, "Hi")[:2]), *events.fail(error), events.last()]
+    )
+    assert names(events_on_wire)[-5:] == [
+        "output_text.done",
+        "content_part.done",
+        "output_item.done",
+        "error",
+        "failed",
+    ]
+    error_event = events_on_wire[-2]
+    error_body = error_event["error"] if dialect is OPEN_RESPONSES else error_event
+    assert (error_body["code"], error_body["message"], error_body["param"]) == (error.code, error.message, None)
+    assert ("error" in error_event) == (dialect is OPEN_RESPONSES)
+    assert events_on_wire[-1]["response"]["error"] == {"code": code, "message": error.message}
+    assert [item.get("status") for item in fold(events_on_wire).output] == ["incomplete"]
 
 
-def test_a_failure_after_the_end_takes_the_place_of_the_end() -> None:
+def test_a_failure_after_the_last_engine_event_fails_the_response() -> None:
     events = ResponseEvents(frame(), GenerationReport(), new_id=ids(), clock=lambda: NOW)
-    out = [*events.first_events(), *events.write([*final(0, "Hi"), finished()])]
-    out += events.fail(BackendUnavailable("It could not be kept."))
-    folded = fold(parsed([*out, events.last()]))
+    wire_events = [*events.first_events(), *events.write([*final(0, "Hi"), finished()])]
+    wire_events += events.fail(BackendUnavailable("It could not be kept."))
+    folded = fold(parsed([*wire_events, events.last()]))
     assert folded.response["status"] == "failed"
     assert folded.response["usage"]["output_tokens"] == 7
 
 
-def test_what_waits_begins_as_queued() -> None:
+def test_a_queued_response_starts_with_status_queued() -> None:
     events = ResponseEvents(frame(), GenerationReport(), new_id=ids(), clock=lambda: NOW)
-    said = parsed([*events.first_events(queued=True), *events.write([finished()]), events.last()])
-    assert names(said) == ["created", "queued", "in_progress", "completed"]
-    assert [event["response"]["status"] for event in said] == ["queued", "queued", "in_progress", "completed"]
-    assert fold(said).ended
+    events_on_wire = parsed([*events.first_events(queued=True), *events.write([finished()]), events.last()])
+    assert names(events_on_wire) == ["created", "queued", "in_progress", "completed"]
+    assert [event["response"]["status"] for event in events_on_wire] == ["queued", "queued", "in_progress", "completed"]
+    assert fold(events_on_wire).ended
 
 
-def test_a_refusal_has_a_part_of_its_own() -> None:
+def test_a_refusal_is_a_refusal_part() -> None:
     events = ResponseEvents(frame(), GenerationReport(), new_id=ids(), clock=lambda: NOW)
-    said = parsed([*events.first_events(), *events.refuse("No."), *events.write([finished()]), events.last()])
-    assert names(said)[2:-1] == [
+    events_on_wire = parsed([*events.first_events(), *events.refuse("No."), *events.write([finished()]), events.last()])
+    assert names(events_on_wire)[2:-1] == [
         *("output_item.added", "content_part.added", "refusal.delta", "refusal.done"),
         *("content_part.done", "output_item.done"),
     ]
-    assert fold(said).output[0]["content"] == [{"type": "refusal", "refusal": "No."}]
+    assert fold(events_on_wire).output[0]["content"] == [{"type": "refusal", "refusal": "No."}]
 
 
-def test_hidden_thoughts_have_a_life_without_words() -> None:
-    shown = frame(show_reasoning=False, seal=lambda item: "sealed")
-    events, _ = streamed([[*reasoning(0, "hm"), *final(1, "Hi"), finished()]], shown)
+def test_hidden_reasoning_has_item_events_without_text() -> None:
+    response_frame = frame(show_reasoning=False, seal=lambda item: "sealed")
+    events, _ = streamed([[*reasoning(0, "hm"), *final(1, "Hi"), finished()]], response_frame)
     assert names(events)[2:4] == ["output_item.added", "output_item.done"]
     assert "encrypted_content" not in events[2]["item"]
     assert events[3]["item"]["encrypted_content"] == "sealed"
@@ -444,35 +481,40 @@ def test_hidden_thoughts_have_a_life_without_words() -> None:
     assert "hm" not in str(events)
 
 
-def test_open_responses_has_its_own_names() -> None:
-    said = [*reasoning(0, "hm"), *call(1, 0, "free", '{"input":"ls"}'), finished()]
-    asked = request_of(tools=[{"type": "custom", "name": "free"}, {"type": "function", "name": "f"}])
-    events, kept = streamed([said], frame(asked, dialect=OPEN_RESPONSES))
+def test_open_responses_has_its_own_event_and_item_names() -> None:
+    stream = [*reasoning(0, "hm"), *call(1, 0, "free", '{"input":"ls"}'), finished()]
+    body = request_of(tools=[{"type": "custom", "name": "free"}, {"type": "function", "name": "f"}])
+    events, stored = streamed([stream], frame(body, dialect=OPEN_RESPONSES))
     assert "reasoning.delta" in names(events)
     assert not any("reasoning_text." in name for name in names(events))
     folded = fold(events)
     assert [item["type"] for item in folded.output] == ["reasoning", "unisono:custom_tool_call"]
     assert [tool["type"] for tool in folded.response["tools"]] == ["unisono:custom", "function"]
     assert "unisono:custom_tool_call_input.delta" in names(events)
-    assert [item.wire["type"] for item in kept.output] == ["reasoning", "custom_tool_call"]
+    assert [item.wire["type"] for item in stored.output] == ["reasoning", "custom_tool_call"]
 
 
-def test_the_answer_is_kept_with_the_exact_tokens() -> None:
-    thought, empty, preamble, called = Reasoning(0), Reasoning(1), Text(2, Phase.COMMENTARY), ToolCall(3, 0, "c", "f")
-    said: list[made.Event] = []
-    for item, text in ((thought, "hm"), (empty, ""), (preamble, "Look."), (called, "{}")):
-        said += [Opened(item), Closed(item, text, (item.index + 1,))]
-    _, kept = streamed([[*said, finished()]], frame())
+def test_the_output_is_stored_with_its_exact_tokens() -> None:
+    reasoning_item, empty, preamble, called = (
+        Reasoning(0),
+        Reasoning(1),
+        Text(2, Phase.COMMENTARY),
+        ToolCall(3, 0, "c", "f"),
+    )
+    stream: list[engine_events.Event] = []
+    for item, text in ((reasoning_item, "hm"), (empty, ""), (preamble, "Look."), (called, "{}")):
+        stream += [Opened(item), Closed(item, text, (item.index + 1,))]
+    _, stored = streamed([[*stream, finished()]], frame())
     expected: list[tuple[Item, ...]] = [
         (AssistantReasoning("hm", (1,)),),
         (AssistantReasoning("", (2,)), AssistantMessage("Look.", Phase.COMMENTARY, (3,))),
         (AssistantCall("c", "f", "{}", (4,)),),
     ]
-    assert [item.meaning for item in kept.output] == expected
+    assert [item.meaning for item in stored.output] == expected
 
 
-STRICT: dict[str, type | tuple[type, ...]] = {
-    # every field that a strict schema wants, and what it must be
+REQUIRED_FIELDS: dict[str, type | tuple[type, ...]] = {
+    # field: required type
     "id": str,
     "object": str,
     "created_at": int,
@@ -495,7 +537,7 @@ STRICT: dict[str, type | tuple[type, ...]] = {
     "reasoning": dict,
     "metadata": dict,
 }
-NULLABLE: dict[str, type] = {
+NULLABLE_FIELDS: dict[str, type] = {
     "completed_at": int,
     "error": dict,
     "incomplete_details": dict,
@@ -512,14 +554,14 @@ NULLABLE: dict[str, type] = {
 
 
 @given(streams(), DIALECTS)
-def test_every_field_a_strict_schema_wants_is_there(said: list[made.Event], dialect: Dialect) -> None:
-    asked = request_of(tools=[{"type": "function", "name": "f"}])
-    for event in streamed([said], frame(asked, dialect=dialect))[0]:
+def test_every_field_of_a_strict_schema_is_present(stream: list[engine_events.Event], dialect: Dialect) -> None:
+    body = request_of(tools=[{"type": "function", "name": "f"}])
+    for event in streamed([stream], frame(body, dialect=dialect))[0]:
         if "response" not in event:
             continue
         response: dict[str, Any] = event["response"]
-        assert all(isinstance(response[name], kind) for name, kind in STRICT.items())
-        assert all(response[name] is None or isinstance(response[name], kind) for name, kind in NULLABLE.items())
+        assert all(isinstance(response[name], kind) for name, kind in REQUIRED_FIELDS.items())
+        assert all(response[name] is None or isinstance(response[name], kind) for name, kind in NULLABLE_FIELDS.items())
         assert response["text"]["format"] == {"type": "text"}
         assert response["tools"][0].keys() >= {"type", "name", "description", "parameters", "strict"}
         for item in response["output"]:
@@ -528,7 +570,7 @@ def test_every_field_a_strict_schema_wants_is_there(said: list[made.Event], dial
             assert item["type"] != "reasoning" or item["summary"] == []
 
 
-def test_usage_comes_with_the_end_only() -> None:
+def test_only_the_terminal_event_has_usage() -> None:
     events, _ = streamed([[*final(0, "Hi"), finished()]], frame())
     assert [event["response"]["usage"] for event in events[:2]] == [None, None]
     assert events[-1]["response"]["usage"] == {
@@ -540,17 +582,17 @@ def test_usage_comes_with_the_end_only() -> None:
     }
 
 
-def test_only_the_last_event_says_how_the_answer_came_to_be() -> None:
+def test_only_the_terminal_event_has_the_unisono_object() -> None:
     report = GenerationReport("vllm-1", 1, ["missing-end"])
     events, _ = streamed([[*final(0, "a"), finished()]], frame(notes=("seed: no effect",)), report)
-    told = [number for number, event in enumerate(events) if "unisono" in event.get("response", {})]
-    assert told == [len(events) - 1]
-    about = {"recoveries": ["missing-end"], "failovers": 1, "backend": "vllm-1", "notes": ["seed: no effect"]}
-    assert events[-1]["response"]["unisono"] == about
+    numbers = [number for number, event in enumerate(events) if "unisono" in event.get("response", {})]
+    assert numbers == [len(events) - 1]
+    expected = {"recoveries": ["missing-end"], "failovers": 1, "backend": "vllm-1", "notes": ["seed: no effect"]}
+    assert events[-1]["response"]["unisono"] == expected
 
 
 @given(st.text())
-def test_any_text_survives_the_template(text: str) -> None:
+def test_any_text_is_encoded_correctly(text: str) -> None:
     folded = fold(streamed([[*reasoning(0, text), *final(1, text), *call(2, 0, "free", text), finished()]], frame())[0])
     texts = [item["content"][0]["text"] for item in folded.output if item["type"] != "custom_tool_call"]
     assert texts == ([text, text] if text else [text])

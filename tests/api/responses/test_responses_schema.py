@@ -1,4 +1,4 @@
-"""What a Responses request may hold, field by field: honoured, without effect and noted, or refused by name."""
+"""Fields of Responses requests: supported, noted as without effect, or refused by name."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from unisono.core.generation import Sampling
 from unisono.errors import InvalidRequest, UnisonoError
 
 
-def turn_of(known: KnownState | None = None, **fields: Any) -> ResponsesGeneration:
+def generation_of(known: KnownState | None = None, **fields: Any) -> ResponsesGeneration:
     request = ResponsesRequest.model_validate({"model": "gpt-oss-20b", "input": "Hi"} | fields)
     check(request)
     return to_generation_request(
@@ -36,18 +36,18 @@ def turn_of(known: KnownState | None = None, **fields: Any) -> ResponsesGenerati
 
 def refusal_of(**fields: Any) -> UnisonoError:
     with pytest.raises((ValidationError, InvalidRequest)) as caught:
-        turn_of(**fields)
+        generation_of(**fields)
     failure = failure_of(caught.value)
     assert failure.message
     return failure
 
 
-def item(**fields: Any) -> dict[str, Any]:
+def item_input(**fields: Any) -> dict[str, Any]:
     return {"input": [fields]}
 
 
-def said(content: Any, role: str = "user") -> dict[str, Any]:
-    return item(type="message", role=role, content=content)
+def message_input(content: Any, role: str = "user") -> dict[str, Any]:
+    return item_input(type="message", role=role, content=content)
 
 
 def tool(**fields: Any) -> dict[str, Any]:
@@ -55,63 +55,67 @@ def tool(**fields: Any) -> dict[str, Any]:
 
 
 REFUSED: dict[str, tuple[dict[str, Any], str | None, str]] = {
-    # what is wrong: (what is sent, the field named, the code)
-    "nothing to answer": ({"input": None}, "input", "invalid_value"),
+    # case: (fields, expected param, expected code)
+    "no input": ({"input": None}, "input", "invalid_value"),
     "no items": ({"input": []}, "input", "invalid_value"),
     "input a number": ({"input": 5}, "input", "invalid_value"),
     "item a number": ({"input": [5]}, "input.0", "invalid_value"),
-    "item of no kind": (item(type="dream"), "input.0.type", "invalid_value"),
-    "item type a number": (item(type=5), "input.0.type", "invalid_value"),
+    "item of an unknown type": (item_input(type="dream"), "input.0.type", "invalid_value"),
+    "item type a number": (item_input(type=5), "input.0.type", "invalid_value"),
     "model null": ({"model": None}, "model", "invalid_value"),
-    "role": (said("x", "owner"), "input.0.role", "invalid_value"),
-    "message without content": (item(role="user"), "input.0.content", "invalid_value"),
-    "content a number": (said(5), "input.0.content", "invalid_value"),
-    "part without text": (said([{"type": "input_text"}]), "input.0.content.0.text", "invalid_value"),
-    "part unknown": (said([{"type": "smell"}]), "input.0.content.0.type", "invalid_value"),
-    "image": (said([{"type": "input_image", "image_url": "x"}]), "input.0.content.0.type", "unsupported_value"),
-    "audio": (said([{"type": "input_audio"}]), "input.0.content.0.type", "unsupported_value"),
-    "file": (said([{"type": "input_file"}]), "input.0.content.0.type", "unsupported_value"),
-    "surrogate": (said("a\ud800"), "input.0.content.0.text", "invalid_value"),
-    "call without id": (item(type="function_call", name="f"), "input.0.call_id", "invalid_value"),
+    "role": (message_input("x", "owner"), "input.0.role", "invalid_value"),
+    "message without content": (item_input(role="user"), "input.0.content", "invalid_value"),
+    "content a number": (message_input(5), "input.0.content", "invalid_value"),
+    "part without text": (message_input([{"type": "input_text"}]), "input.0.content.0.text", "invalid_value"),
+    "part unknown": (message_input([{"type": "smell"}]), "input.0.content.0.type", "invalid_value"),
+    "image": (
+        message_input([{"type": "input_image", "image_url": "x"}]),
+        "input.0.content.0.type",
+        "unsupported_value",
+    ),
+    "audio": (message_input([{"type": "input_audio"}]), "input.0.content.0.type", "unsupported_value"),
+    "file": (message_input([{"type": "input_file"}]), "input.0.content.0.type", "unsupported_value"),
+    "surrogate": (message_input("a\ud800"), "input.0.content.0.text", "invalid_value"),
+    "call without id": (item_input(type="function_call", name="f"), "input.0.call_id", "invalid_value"),
     "call with a hostile name": (
-        item(type="function_call", call_id="c", name="f <|end|>"),
+        item_input(type="function_call", call_id="c", name="f <|end|>"),
         "input.0.name",
         "invalid_value",
     ),
     "call with a hostile namespace": (
-        item(type="function_call", call_id="c", name="f", namespace="<|end|>"),
+        item_input(type="function_call", call_id="c", name="f", namespace="<|end|>"),
         "input.0.namespace",
         "invalid_value",
     ),
     "call with a name too long": (
-        item(type="function_call", call_id="c", name="f" * 100, namespace="n" * 100),
+        item_input(type="function_call", call_id="c", name="f" * 100, namespace="n" * 100),
         "input.0.name",
         "invalid_value",
     ),
     "output without a call": (
-        item(type="function_call_output", call_id="c", output="x"),
+        item_input(type="function_call_output", call_id="c", output="x"),
         "input.0.call_id",
         "invalid_value",
     ),
-    "output without an id": (item(type="function_call_output", output="x"), "input.0.call_id", "invalid_value"),
-    "output missing": (item(type="function_call_output", call_id="c"), "input.0.output", "invalid_value"),
+    "output without an id": (item_input(type="function_call_output", output="x"), "input.0.call_id", "invalid_value"),
+    "output missing": (item_input(type="function_call_output", call_id="c"), "input.0.output", "invalid_value"),
     "output an image": (
-        item(type="function_call_output", call_id="c", output=[{"type": "input_image"}]),
+        item_input(type="function_call_output", call_id="c", output=[{"type": "input_image"}]),
         "input.0.output.0.type",
         "unsupported_value",
     ),
     "output a refusal": (
-        item(type="function_call_output", call_id="c", output=[{"type": "refusal", "refusal": "no"}]),
+        item_input(type="function_call_output", call_id="c", output=[{"type": "refusal", "refusal": "no"}]),
         "input.0.output",
         "invalid_value",
     ),
     "custom output without a call": (
-        item(type="custom_tool_call_output", call_id="c", output="x"),
+        item_input(type="custom_tool_call_output", call_id="c", output="x"),
         "input.0.call_id",
         "invalid_value",
     ),
-    "reference to nothing": (item(type="item_reference", id="msg_9"), "input.0.id", "not_found"),
-    "reference without an id": (item(type="item_reference"), "input.0.id", "invalid_value"),
+    "reference to nothing": (item_input(type="item_reference", id="msg_9"), "input.0.id", "not_found"),
+    "reference without an id": (item_input(type="item_reference"), "input.0.id", "invalid_value"),
     "both kinds of state": (
         {"previous_response_id": "resp_1", "conversation": "conv_1"},
         "previous_response_id",
@@ -120,7 +124,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str | None, str]] = {
     "conversation a number": ({"conversation": 5}, "conversation", "invalid_value"),
     "conversation without id": ({"conversation": {}}, "conversation.id", "invalid_value"),
     "background without store": ({"background": True, "store": False}, "store", "invalid_value"),
-    "tool of a kind that is no word": ({"tools": [{"type": []}]}, "tools.0.type", "invalid_value"),
+    "tool type a list": ({"tools": [{"type": []}]}, "tools.0.type", "invalid_value"),
     "tool without name": (tool(), "tools.0.name", "invalid_value"),
     "tool with a hostile name": (tool(name="f\n"), "tools.0.name", "invalid_value"),
     "tool parameters a list": (tool(name="f", parameters=[]), "tools.0.parameters", "invalid_value"),
@@ -130,7 +134,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str | None, str]] = {
         "invalid_value",
     ),
     "tool twice": ({"tools": [{"type": "function", "name": "f"}] * 2}, "tools.1.name", "invalid_value"),
-    "only foreign tools": ({"tools": [{"type": "web_search"}]}, "tools.0.type", "unsupported_value"),
+    "only unavailable tools": ({"tools": [{"type": "web_search"}]}, "tools.0.type", "unsupported_value"),
     "fault inside a namespace": (
         {"tools": [{"type": "namespace", "name": "n", "tools": [{"type": "custom", "name": "a b"}]}]},
         "tools.0.tools.0.name",
@@ -152,7 +156,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str | None, str]] = {
         "tool_choice",
         "invalid_value",
     ),
-    "tool_choice of a server that is not declared": (
+    "tool_choice of an undeclared server": (
         {**tool(name="g"), "tool_choice": {"type": "mcp", "server_label": "docs"}},
         "tool_choice",
         "invalid_value",
@@ -162,17 +166,17 @@ REFUSED: dict[str, tuple[dict[str, Any], str | None, str]] = {
         "tool_choice",
         "invalid_value",
     ),
-    "tool_choice of OpenAI's own that is not declared": (
+    "tool_choice of an undeclared builtin tool": (
         {**tool(name="g"), "tool_choice": {"type": "web_search_preview"}},
         "tool_choice",
         "invalid_value",
     ),
-    "tool_choice of OpenAI's own that is not here": (
+    "tool_choice of an unavailable builtin tool": (
         {"tools": [{"type": "function", "name": "g"}, {"type": "web_search"}], "tool_choice": {"type": "web_search"}},
         "tool_choice",
         "unsupported_value",
     ),
-    "allowed_tools of which none is here": (
+    "allowed_tools without an available tool": (
         {
             "tools": [{"type": "function", "name": "g"}, {"type": "file_search"}],
             "tool_choice": {"type": "allowed_tools", "mode": "required", "tools": [{"type": "file_search"}]},
@@ -181,18 +185,18 @@ REFUSED: dict[str, tuple[dict[str, Any], str | None, str]] = {
         "invalid_value",
     ),
     "allowed_tools without a list": ({"tool_choice": {"type": "allowed_tools"}}, "tool_choice", "invalid_value"),
-    "format of another kind": ({"text": {"format": {"type": "grammar"}}}, "text.format.type", "unsupported_value"),
-    "json schema that is none": (
+    "format of an unknown type": ({"text": {"format": {"type": "grammar"}}}, "text.format.type", "unsupported_value"),
+    "json schema a list": (
         {"text": {"format": {"type": "json_schema", "name": "n", "schema": []}}},
         "text.format.schema",
         "invalid_value",
     ),
-    "json schema with a keyword that is not honoured": (
+    "json schema with an unsupported keyword": (
         {"text": {"format": {"type": "json_schema", "name": "n", "schema": {"items": {"$dynamicRef": "#a"}}}}},
         "text.format.schema.items.$dynamicRef",
         "invalid_value",
     ),
-    "budget": ({"reasoning": {"max_tokens": True}}, "reasoning.max_tokens", "invalid_value"),
+    "reasoning budget a boolean": ({"reasoning": {"max_tokens": True}}, "reasoning.max_tokens", "invalid_value"),
     "verbosity": ({"text": {"verbosity": "chatty"}}, "text.verbosity", "invalid_value"),
     "effort": ({"reasoning": {"effort": "huge"}}, "reasoning.effort", "invalid_value"),
     "summary": ({"reasoning": {"summary": "poem"}}, "reasoning.summary", "invalid_value"),
@@ -216,13 +220,13 @@ REFUSED: dict[str, tuple[dict[str, Any], str | None, str]] = {
 
 
 @pytest.mark.parametrize(("fields", "param", "code"), REFUSED.values(), ids=REFUSED)
-def test_what_is_refused_is_named(fields: dict[str, Any], param: str | None, code: str) -> None:
+def test_an_error_names_the_invalid_field(fields: dict[str, Any], param: str | None, code: str) -> None:
     failure = refusal_of(**fields)
     assert (failure.param, failure.code) == (param, code)
     assert failure.status == (404 if code == "not_found" else 400)
 
 
-NEUTRAL: dict[str, dict[str, Any]] = {
+VALUES_WITHOUT_NOTES: dict[str, dict[str, Any]] = {
     "nulls": dict.fromkeys(
         (
             *("instructions", "tools", "tool_choice", "parallel_tool_calls", "max_tool_calls", "max_output_tokens"),
@@ -231,7 +235,7 @@ NEUTRAL: dict[str, dict[str, Any]] = {
             *("temperature", "top_p", "top_logprobs", "service_tier", "context_management", "moderation"),
         )
     ),
-    "what OpenAI's clients send anyway": {
+    "defaults of OpenAI's clients": {
         "include": [],
         "tools": [],
         "tool_choice": "auto",
@@ -242,7 +246,7 @@ NEUTRAL: dict[str, dict[str, Any]] = {
         "store": False,
         "stream_options": {"include_obfuscation": False},
     },
-    "honoured": {
+    "supported fields": {
         "include": ["reasoning.encrypted_content"],
         "prompt_cache_key": "k",
         "user": "u",
@@ -253,13 +257,13 @@ NEUTRAL: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.parametrize("fields", NEUTRAL.values(), ids=NEUTRAL)
-def test_neutral_and_honoured_values_need_no_note(fields: dict[str, Any]) -> None:
-    assert turn_of(**fields).notes == ()
+@pytest.mark.parametrize("fields", VALUES_WITHOUT_NOTES.values(), ids=VALUES_WITHOUT_NOTES)
+def test_neutral_and_supported_values_have_no_notes(fields: dict[str, Any]) -> None:
+    assert generation_of(**fields).notes == ()
 
 
 NOTED: dict[str, tuple[dict[str, Any], str]] = {
-    "a field nobody knows": ({"colour": "red"}, "colour: no effect"),
+    "an unknown field": ({"colour": "red"}, "colour: no effect"),
     "service tier": ({"service_tier": "flex"}, "service_tier: no effect"),
     "moderation": ({"moderation": {"model": "m"}}, "moderation: no effect"),
     "verbosity": ({"text": {"verbosity": "low"}}, "text.verbosity: no effect"),
@@ -268,7 +272,7 @@ NOTED: dict[str, tuple[dict[str, Any], str]] = {
         "reasoning.summary: no effect, because summaries are not supported",
     ),
     "include": ({"include": ["web_search_call.results"]}, "include: 'web_search_call.results' has no effect"),
-    "a tool that is not here": (
+    "an unavailable tool": (
         {"tools": [{"type": "web_search"}, {"type": "function", "name": "f"}]},
         "tools.0.type: skipped, tools of type 'web_search' are not available; "
         "the operator can enable them with `unisono.builtin_tools.browser`",
@@ -281,23 +285,23 @@ NOTED: dict[str, tuple[dict[str, Any], str]] = {
 
 
 @pytest.mark.parametrize(("fields", "note"), NOTED.values(), ids=NOTED)
-def test_what_has_no_effect_is_noted(fields: dict[str, Any], note: str) -> None:
-    assert turn_of(**fields).notes == (note,)
+def test_fields_without_effect_are_noted(fields: dict[str, Any], note: str) -> None:
+    assert generation_of(**fields).notes == (note,)
 
 
-@pytest.mark.parametrize("spelled", EFFORTS)
-def test_effort_is_taken_in_every_spelling(spelled: str) -> None:
-    assert turn_of(reasoning={"effort": spelled}).request.conversation.preamble.effort is EFFORTS[spelled]
+@pytest.mark.parametrize("spelling", EFFORTS)
+def test_every_spelling_of_effort_is_accepted(spelling: str) -> None:
+    assert generation_of(reasoning={"effort": spelling}).request.conversation.preamble.effort is EFFORTS[spelling]
 
 
 def test_sampling_reaches_the_engine_and_the_echo() -> None:
     request = ResponsesRequest.model_validate(
         {"model": "m", "input": "Hi", "temperature": 0.5, "top_p": 0.9, "presence_penalty": 1}
     )
-    turn = turn_of(temperature=0.5, top_p=0.9, presence_penalty=1, seed=7, max_output_tokens=9)
-    assert turn.request.sampling == Sampling(temperature=0.5, top_p=0.9, presence_penalty=1, seed=7)
-    assert turn.request.max_tokens == 9
-    echo = to_echo(request, turn.request.sampling)
+    generation = generation_of(temperature=0.5, top_p=0.9, presence_penalty=1, seed=7, max_output_tokens=9)
+    assert generation.request.sampling == Sampling(temperature=0.5, top_p=0.9, presence_penalty=1, seed=7)
+    assert generation.request.max_tokens == 9
+    echo = to_echo(request, generation.request.sampling)
     assert (echo["temperature"], echo["top_p"], echo["presence_penalty"]) == (0.5, 0.9, 1)
 
 
@@ -310,10 +314,10 @@ FLAGS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
 
 
 @pytest.mark.parametrize(("fields", "expected"), FLAGS.values(), ids=FLAGS)
-def test_flags_reach_the_turn(fields: dict[str, Any], expected: dict[str, Any]) -> None:
-    turn = turn_of(**fields).request
-    assert {name: getattr(turn, name) for name in expected} == expected
-    assert (turn.model, turn.tenant, turn.request_id) == ("group", "default", "req_1")
+def test_flags_reach_the_generation_request(fields: dict[str, Any], expected: dict[str, Any]) -> None:
+    request = generation_of(**fields).request
+    assert {name: getattr(request, name) for name in expected} == expected
+    assert (request.model, request.tenant, request.request_id) == ("group", "default", "req_1")
 
 
 def test_tools_are_echoed_with_every_field() -> None:
@@ -335,6 +339,6 @@ def test_tools_are_echoed_with_every_field() -> None:
     ]
 
 
-def test_every_kind_of_item_is_told_when_one_is_unknown() -> None:
-    message = refusal_of(**item(type="dream")).message
+def test_the_error_for_an_unknown_item_type_lists_all_types() -> None:
+    message = refusal_of(**item_input(type="dream")).message
     assert all(kind in message for kind in KINDS)

@@ -1,4 +1,4 @@
-"""What a request may ask of tool servers, what was said about their tools before, and what of it stays out of sight."""
+"""Server tools of Responses requests: server selection, approval history, sealed secrets."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def tool(name: str) -> HostedTool:
     return HostedTool("docs", name)
 
 
-def test_a_configured_server_is_the_operators_with_the_tenants_connections() -> None:
+def test_a_configured_server_is_owned_by_the_tenant() -> None:
     [server] = servers({"server_label": "docs"})
     assert server == ToolServer(
         "docs",
@@ -57,21 +57,21 @@ def test_a_configured_server_is_the_operators_with_the_tenants_connections() -> 
     )
 
 
-def test_by_its_exact_address_it_has_the_requests_label() -> None:
+def test_a_configured_server_named_by_url_has_the_label_of_the_request() -> None:
     [server] = servers({"server_label": "mine", "server_url": URL})
     assert (server.label, server.url, server.configured, server.allowed) == ("mine", URL, True, DOCS.allowed)
 
 
 @pytest.mark.parametrize(("path", "transport"), [("mcp", "streamable_http"), ("x/sse", "sse"), ("sse/", "sse")])
-def test_one_on_an_allowed_host_is_the_requests_own(path: str, transport: str) -> None:
+def test_a_server_on_an_allowed_host_needs_approval(path: str, transport: str) -> None:
     [server] = servers({"server_label": "mine", "server_url": f"https://ok.example.com/{path}", "authorization": "t"})
     assert (server.configured, server.transport, server.authorization) == (False, ToolTransport(transport), "t")
     assert server.approval.needed(tool("a"))
 
 
 REFUSED: dict[str, tuple[list[dict[str, Any]], type[UnisonoError], str]] = {
-    "unknown": ([{"server_label": "other"}], InvalidRequest, "tools.0.server_label"),
-    "elsewhere": (
+    "an unknown label": ([{"server_label": "other"}], InvalidRequest, "tools.0.server_label"),
+    "another address": (
         [{"server_label": "docs", "server_url": "https://evil.example.com"}],
         ToolServerNotAllowed,
         "tools.0.server_url",
@@ -94,7 +94,7 @@ REFUSED: dict[str, tuple[list[dict[str, Any]], type[UnisonoError], str]] = {
         "tools.0.headers",
     ),
     "a key for a program": ([{"server_label": "files", "authorization": "x"}], InvalidRequest, "tools.0"),
-    "too many": (
+    "too many servers": (
         [
             {"server_label": f"s{number}", "server_url": "https://ok.example.com/mcp"}
             for number in range(MAX_SERVERS + 1)
@@ -106,115 +106,126 @@ REFUSED: dict[str, tuple[list[dict[str, Any]], type[UnisonoError], str]] = {
 
 
 @pytest.mark.parametrize(("tools", "error", "param"), REFUSED.values(), ids=REFUSED)
-def test_what_is_refused_names_its_field(tools: list[dict[str, Any]], error: type[UnisonoError], param: str) -> None:
+def test_an_error_names_the_invalid_field(tools: list[dict[str, Any]], error: type[UnisonoError], param: str) -> None:
     with pytest.raises(error) as refused:
         servers(*tools)
     assert refused.value.param == param
 
 
-def test_a_model_has_no_more_servers_than_it_is_given() -> None:
+def test_a_model_can_use_only_its_own_servers() -> None:
     with pytest.raises(InvalidRequest):
         servers({"server_label": "docs"}, rules=RULES.for_model(["files"]))
-    # Nor by its address.
+    # The same applies to its URL.
     with pytest.raises(ToolServerNotAllowed):
         servers({"server_label": "docs", "server_url": URL}, rules=RULES.for_model(["files"]))
     assert len(servers({"server_label": "docs"}, rules=RULES.for_model(None))) == 1
 
 
 @pytest.mark.parametrize("allowed", [["b", "c"], {"tool_names": ["b", "c"]}], ids=["list", "object"])
-def test_a_request_narrows_and_never_widens(allowed: Any) -> None:
+def test_a_request_can_only_narrow_the_allowed_tools(allowed: Any) -> None:
     [server] = servers({"server_label": "docs", "allowed_tools": allowed})
     assert server.allowed is not None
     assert [name for name in "abc" if server.allowed.matches(tool(name))] == ["b"]
 
 
-def stored(kind: str, item_id: str, *said: Item, **shown: Any) -> StoredItem:
-    return StoredItem(item_id, said, {"type": kind, "id": item_id, **shown})
+def stored_item(kind: str, item_id: str, *meaning: Item, **fields: Any) -> StoredItem:
+    return StoredItem(item_id, meaning, {"type": kind, "id": item_id, **fields})
 
 
-A, B = AssistantCall("call_a", "docs__find", "{}", (1, 2)), AssistantCall("call_b", "docs__find", "{}")
-ASK_A, ASK_B = stored("mcp_approval_request", "mcpr_a", A), stored("mcp_approval_request", "mcpr_b", B)
-YES = stored("mcp_approval_response", "mcpa_1", approval_request_id="mcpr_a", approve=True)
-NO = stored("mcp_approval_response", "mcpa_2", approval_request_id="mcpr_a", approve=False, reason="No.")
-CAME = ToolResult("call_a", "docs__find", "found")
-CALLED = stored("mcp_call", "mcp_a", CAME, approval_request_id="mcpr_a")
-ASIDE, ANSWER = UserMessage("Hurry."), AssistantMessage("ok")
-NEVER = ToolResult("call_b", "docs__find", ApprovalDecision("", "", approved=False).denial)
+CALL_A, CALL_B = AssistantCall("call_a", "docs__find", "{}", (1, 2)), AssistantCall("call_b", "docs__find", "{}")
+REQUEST_A, REQUEST_B = (
+    stored_item("mcp_approval_request", "mcpr_a", CALL_A),
+    stored_item("mcp_approval_request", "mcpr_b", CALL_B),
+)
+APPROVED = stored_item("mcp_approval_response", "mcpa_1", approval_request_id="mcpr_a", approve=True)
+DENIED = stored_item("mcp_approval_response", "mcpa_2", approval_request_id="mcpr_a", approve=False, reason="No.")
+RESULT = ToolResult("call_a", "docs__find", "found")
+CALL_ITEM = stored_item("mcp_call", "mcp_a", RESULT, approval_request_id="mcpr_a")
+USER_MESSAGE, ANSWER = UserMessage("Hurry."), AssistantMessage("ok")
+DENIAL = ToolResult("call_b", "docs__find", ApprovalDecision("", "", approved=False).denial)
 
-SETTLED: dict[str, tuple[list[StoredItem], list[StoredItem], list[Item]]] = {
-    # before, in the input: the conversation
-    "nothing hosted": ([stored("message", "m", ASIDE)], [], [ASIDE]),
-    "asked and decided now": ([ASK_A], [YES], [A]),
-    "asked and unanswered": ([ASK_B], [stored("message", "m", ASIDE)], [B, NEVER, ASIDE]),
-    "one of two is decided now": ([ASK_A, ASK_B], [YES], [A, B, NEVER]),
-    "decided and made before": ([ASK_A, YES, CALLED], [], [A, CAME]),
-    "with something said between": (
-        [ASK_A, YES, stored("message", "m", ASIDE), CALLED],
+HISTORIES: dict[str, tuple[list[StoredItem], list[StoredItem], list[Item]]] = {
+    # case: (earlier items, input items, expected conversation)
+    "no server tools": ([stored_item("message", "m", USER_MESSAGE)], [], [USER_MESSAGE]),
+    "requested, decided now": ([REQUEST_A], [APPROVED], [CALL_A]),
+    "requested, not decided": (
+        [REQUEST_B],
+        [stored_item("message", "m", USER_MESSAGE)],
+        [CALL_B, DENIAL, USER_MESSAGE],
+    ),
+    "one of two decided now": ([REQUEST_A, REQUEST_B], [APPROVED], [CALL_A, CALL_B, DENIAL]),
+    "decided and called before": ([REQUEST_A, APPROVED, CALL_ITEM], [], [CALL_A, RESULT]),
+    "with a message between decision and call": (
+        [REQUEST_A, APPROVED, stored_item("message", "m", USER_MESSAGE), CALL_ITEM],
         [],
-        [A, CAME, ASIDE],
+        [CALL_A, RESULT, USER_MESSAGE],
     ),
-    "decided against before": (
-        [ASK_A, NO, stored("message", "m", ANSWER)],
+    "denied before": (
+        [REQUEST_A, DENIED, stored_item("message", "m", ANSWER)],
         [],
-        [A, ToolResult("call_a", "docs__find", ApprovalDecision("", "", approved=False, reason="No.").denial), ANSWER],
+        [
+            CALL_A,
+            ToolResult("call_a", "docs__find", ApprovalDecision("", "", approved=False, reason="No.").denial),
+            ANSWER,
+        ],
     ),
-    "decided before and nobody knows": (
-        [ASK_A, YES],
-        [stored("message", "m", ASIDE)],
-        [A, ToolResult("call_a", "docs__find", OUTCOME_UNKNOWN), ASIDE],
+    "decided before, outcome unknown": (
+        [REQUEST_A, APPROVED],
+        [stored_item("message", "m", USER_MESSAGE)],
+        [CALL_A, ToolResult("call_a", "docs__find", OUTCOME_UNKNOWN), USER_MESSAGE],
     ),
-    "carried by the client, made": (
+    "sent by the client, called": (
         [],
-        [ASK_A, YES, CALLED, stored("message", "m", ANSWER)],
-        [A, CAME, ANSWER],
+        [REQUEST_A, APPROVED, CALL_ITEM, stored_item("message", "m", ANSWER)],
+        [CALL_A, RESULT, ANSWER],
     ),
-    "carried by the client, decided now": ([], [ASK_A, YES], [A]),
+    "sent by the client, decided now": ([], [REQUEST_A, APPROVED], [CALL_A]),
 }
 
 
-@pytest.mark.parametrize(("before", "given", "said"), SETTLED.values(), ids=SETTLED)
-def test_every_call_that_was_asked_for_has_its_result_behind_it(
-    before: list[StoredItem], given: list[StoredItem], said: list[Item]
+@pytest.mark.parametrize(("earlier_items", "input_items", "expected"), HISTORIES.values(), ids=HISTORIES)
+def test_every_requested_call_is_followed_by_its_result(
+    earlier_items: list[StoredItem], input_items: list[StoredItem], expected: list[Item]
 ) -> None:
-    earlier, now = parted(given, server_tool_history(before))
-    items = [each for item in (*before, *given) for each in item.meaning]
-    assert list(settled(items, earlier, now)) == said
+    earlier, decided_now = parted(input_items, server_tool_history(earlier_items))
+    items = [meaning for item in (*earlier_items, *input_items) for meaning in item.meaning]
+    assert list(settled(items, earlier, decided_now)) == expected
 
 
-def test_a_request_is_known_by_the_clients_id_too() -> None:
-    carried = stored("mcp_approval_request", "mcpr_new", A, approval_request_id="theirs")
-    answer = stored("mcp_approval_response", "mcpa", approval_request_id="theirs", approve=True)
-    assert server_tool_history([carried, answer]).decisions == (ApprovalDecision("call_a", "theirs", approved=True),)
+def test_an_approval_is_matched_by_the_clients_request_id() -> None:
+    request = stored_item("mcp_approval_request", "mcpr_new", CALL_A, approval_request_id="theirs")
+    decision = stored_item("mcp_approval_response", "mcpa", approval_request_id="theirs", approve=True)
+    assert server_tool_history([request, decision]).decisions == (ApprovalDecision("call_a", "theirs", approved=True),)
 
 
-def test_lists_that_failed_are_told_again() -> None:
-    fine = stored("mcp_list_tools", "mcpl_1", server_label="docs", tools=[], error=None)
-    failed = stored("mcp_list_tools", "mcpl_2", server_label="files", tools=[], error="gone")
-    assert server_tool_history([fine, failed]) == ServerToolHistory(announced=frozenset({"docs"}))
+def test_failed_tool_lists_are_not_marked_as_announced() -> None:
+    listed = stored_item("mcp_list_tools", "mcpl_1", server_label="docs", tools=[], error=None)
+    failed = stored_item("mcp_list_tools", "mcpl_2", server_label="files", tools=[], error="gone")
+    assert server_tool_history([listed, failed]) == ServerToolHistory(announced=frozenset({"docs"}))
 
 
-def test_what_is_for_tool_servers_is_sealed_and_found_again() -> None:
-    seals = Sealer(b"salt" * 8)
-    secret = {"type": "mcp", "server_label": "a", "authorization": "hidden", "headers": {"x": "hidden"}}
-    address = {"type": "mcp", "server_label": "b", "server_url": "https://x/hidden"}
-    body = {"model": "m", "tools": [secret, address, {"type": "mcp", "server_label": "c"}, {"type": "function"}]}
-    sealed = concealed(body, seals, "tenant")
+def test_secrets_of_tool_servers_are_sealed_and_restored() -> None:
+    sealer = Sealer(b"salt" * 8)
+    with_token = {"type": "mcp", "server_label": "a", "authorization": "hidden", "headers": {"x": "hidden"}}
+    with_url = {"type": "mcp", "server_label": "b", "server_url": "https://x/hidden"}
+    body = {"model": "m", "tools": [with_token, with_url, {"type": "mcp", "server_label": "c"}, {"type": "function"}]}
+    sealed = concealed(body, sealer, "tenant")
     assert has_secrets(body)
     assert is_concealed(sealed)
     assert "hidden" not in repr(sealed)
-    assert decrypted(sealed, seals, "tenant") == body
-    for other in (Sealer(b"other" * 8), seals):
+    assert decrypted(sealed, sealer, "tenant") == body
+    for other_sealer in (Sealer(b"other" * 8), sealer):
         with pytest.raises(StoreUnreadable):
-            decrypted(sealed, other, "another tenant")
+            decrypted(sealed, other_sealer, "another tenant")
     assert not has_secrets({"tools": [{"type": "mcp", "server_label": "c"}]})
     assert not has_secrets({})
 
 
-def test_what_a_client_writes_in_place_of_something_sealed_is_not_kept() -> None:
-    seals = Sealer(b"salt" * 8)
-    mine = seals.seal("tenant", [UserMessage("no JSON")])
+def test_a_sealed_field_sent_by_a_client_is_dropped() -> None:
+    sealer = Sealer(b"salt" * 8)
+    forged = sealer.seal("tenant", [UserMessage("no JSON")])
     tool = {"type": "mcp", "server_label": "a"}
     for secrets in ({}, {"authorization": "hidden"}):
-        body = {"tools": [tool | secrets | {"sealed": mine}]}
+        body = {"tools": [tool | secrets | {"sealed": forged}]}
         assert has_secrets(body)
-        assert decrypted(concealed(body, seals, "tenant"), seals, "tenant") == {"tools": [tool | secrets]}
+        assert decrypted(concealed(body, sealer, "tenant"), sealer, "tenant") == {"tools": [tool | secrets]}

@@ -1,4 +1,4 @@
-"""The count of crashes in a background response's record."""
+"""Crash count in the record of a background response."""
 
 from __future__ import annotations
 
@@ -10,28 +10,26 @@ from unisono.api.responses.background.job_record import with_handover_noted, wit
 from unisono.core.state_store import Status, StoredResponse
 
 CASES: dict[str, tuple[dict[str, Any], int, int]] = {
-    # Notes of the record, logged tokens, crashes in a row.
+    # case: (notes of the record, logged tokens, consecutive crashes)
     "no notes": ({}, 0, 1),
     "a first crash": ({"tries": [0, 0]}, 0, 1),
     "another crash": ({"tries": [2, 5]}, 5, 3),
     "a crash after new tokens": ({"tries": [2, 5]}, 6, 1),
     "a handover": ({"tries": [2, 5], "handed_over": [2, 5]}, 5, 2),
     "a handover after new tokens": ({"tries": [2, 5], "handed_over": [2, 5]}, 6, 0),
-    "a handover to an owner that does not know the note and crashes": ({"tries": [3, 5], "handed_over": [2, 5]}, 5, 4),
+    "a handover to an owner that ignores the note and crashes": ({"tries": [3, 5], "handed_over": [2, 5]}, 5, 4),
     "a handover without a count": ({"handed_over": [0, 0]}, 0, 0),
 }
 
 
 @pytest.mark.parametrize(("notes", "tokens", "crashes"), CASES.values(), ids=CASES)
-def test_crashes_without_a_new_token_are_counted_and_handovers_are_not(
-    notes: dict[str, Any], tokens: int, crashes: int
-) -> None:
+def test_only_crashes_without_new_tokens_are_counted(notes: dict[str, Any], tokens: int, crashes: int) -> None:
     record = StoredResponse("resp_1", Status.QUEUED, "gpt-oss", 1.0, notes={"asked": {}, **notes})
     noted, counted = with_takeover_counted(record, tokens)
     assert counted == crashes
     assert noted.status is Status.IN_PROGRESS
     assert noted.notes == {"asked": {}, "tries": [crashes, tokens]}
-    # The owner hands it over without a token, and the next one crashes.
+    # The owner hands it over without a new token, and the next owner crashes.
     again, counted = with_takeover_counted(with_handover_noted(noted), tokens)
     assert (again, counted) == (noted, crashes)
     assert with_takeover_counted(again, tokens)[1] == crashes + 1

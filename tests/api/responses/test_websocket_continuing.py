@@ -1,4 +1,4 @@
-"""What goes on over a Responses WebSocket: stored responses, those only the connection knows, and warm-ups."""
+"""Continued responses over the Responses WebSocket: stored, unstored, and warm-ups."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from tests.api.responses.folding import fold
-from tests.api.responses.sockets import Site, site
+from tests.api.responses.sockets import ScriptedGateway, scripted_gateway
 from tests.api.scripted import Step, call, final, finished
 from unisono.core.conversation import AssistantCall, AssistantMessage, Item, ToolResult, UserMessage
 from unisono.core.state_store import StoredConversation
@@ -16,12 +16,12 @@ from unisono.errors import BackendUnavailable
 DIALECTS = ("/v1/responses", "/open-responses/v1/responses")
 
 
-def saying(*texts: str) -> list[list[Step]]:
+def scripts_of(*texts: str) -> list[list[Step]]:
     return [[[*final(0, text), finished()]] for text in texts]
 
 
-def said(there: Site, turn: int = -1) -> list[Item]:
-    return list(there.turns.turns[turn].conversation.items)
+def items_of_request(gateway: ScriptedGateway, index: int = -1) -> list[Item]:
+    return list(gateway.service.turns[index].conversation.items)
 
 
 ONE_TWO = [UserMessage("One?"), AssistantMessage("One."), UserMessage("Two?")]
@@ -30,57 +30,61 @@ ONE_TWO = [UserMessage("One?"), AssistantMessage("One."), UserMessage("Two?")]
 @pytest.mark.parametrize("path", DIALECTS)
 @pytest.mark.parametrize("store", [None, True, False])
 async def test_a_response_is_continued(path: str, store: bool | None) -> None:
-    async with site(*saying("One.", "Two.", "Three.")) as there:
-        ann = await there.connect(path)
-        one = await ann.asked(input="One?", store=store)
-        assert one["store"] is (store is not False)
-        two = await ann.asked(input="Two?", store=store, previous_response_id=one["id"])
-        assert two["previous_response_id"] == one["id"]
-        assert said(there) == ONE_TWO
-        await ann.asked(input="Three?", store=store, previous_response_id=two["id"])
-        assert said(there) == [*ONE_TWO, AssistantMessage("Two."), UserMessage("Three?")]
-        assert all(turn.dated for turn in there.turns.turns[1:])
-        kept = [await there.post(f"/v1/responses/{response['id']}", method="GET") for response in (one, two)]
-        assert [answer.status for answer in kept] == [404 if store is False else 200] * 2
+    async with scripted_gateway(*scripts_of("One.", "Two.", "Three.")) as gateway:
+        ann = await gateway.connect(path)
+        first = await ann.respond(input="One?", store=store)
+        assert first["store"] is (store is not False)
+        second = await ann.respond(input="Two?", store=store, previous_response_id=first["id"])
+        assert second["previous_response_id"] == first["id"]
+        assert items_of_request(gateway) == ONE_TWO
+        await ann.respond(input="Three?", store=store, previous_response_id=second["id"])
+        assert items_of_request(gateway) == [*ONE_TWO, AssistantMessage("Two."), UserMessage("Three?")]
+        assert all(request.keeps_date for request in gateway.service.turns[1:])
+        stored = [await gateway.post(f"/v1/responses/{response['id']}", method="GET") for response in (first, second)]
+        assert [answer.status for answer in stored] == [404 if store is False else 200] * 2
 
 
-async def test_a_stored_response_is_continued_on_any_connection_and_by_requests() -> None:
-    async with site(*saying("One.", "Two.", "Three.")) as there:
-        one = await (await there.connect()).asked(input="One?")
-        two = await (await there.connect()).asked(input="Two?", previous_response_id=one["id"])
-        assert said(there) == ONE_TWO
-        body = {"model": "gpt-oss", "input": "Three?", "previous_response_id": two["id"]}
-        assert (await there.post("/v1/responses", body)).status == 200
-        assert said(there) == [*ONE_TWO, AssistantMessage("Two."), UserMessage("Three?")]
+async def test_a_stored_response_is_continued_on_any_connection_and_over_http() -> None:
+    async with scripted_gateway(*scripts_of("One.", "Two.", "Three.")) as gateway:
+        first = await (await gateway.connect()).respond(input="One?")
+        second = await (await gateway.connect()).respond(input="Two?", previous_response_id=first["id"])
+        assert items_of_request(gateway) == ONE_TWO
+        body = {"model": "gpt-oss", "input": "Three?", "previous_response_id": second["id"]}
+        assert (await gateway.post("/v1/responses", body)).status == 200
+        assert items_of_request(gateway) == [*ONE_TWO, AssistantMessage("Two."), UserMessage("Three?")]
 
 
-def unknown(error: Any) -> bool:
+def is_unknown_response(error: Any) -> bool:
     return bool(
         error["error"]["code"] == "previous_response_not_found" and error["error"]["param"] == "previous_response_id"
     )
 
 
-async def test_what_is_not_stored_is_gone_with_its_connection() -> None:
-    async with site(*saying("One.")) as there:
-        ann = await there.connect()
-        one = await ann.asked(input="One?", store=False)
-        ann.leave()
-        await ann.ended()
-        assert unknown(await (await there.connect()).refused(input="Two?", store=False, previous_response_id=one["id"]))
+async def test_an_unstored_response_ends_with_its_connection() -> None:
+    async with scripted_gateway(*scripts_of("One.")) as gateway:
+        ann = await gateway.connect()
+        first = await ann.respond(input="One?", store=False)
+        ann.disconnect()
+        await ann.wait_until_done()
+        assert is_unknown_response(
+            await (await gateway.connect()).expect_error(input="Two?", store=False, previous_response_id=first["id"])
+        )
 
 
-async def test_a_lane_remembers_its_last_response_only() -> None:
-    async with site(*saying("One.", "Two.", "Again.")) as there:
-        ann = await there.connect()
-        one = await ann.asked(input="One?", store=False)
-        two = await ann.asked(input="Two?", store=False, previous_response_id=one["id"])
-        assert unknown(await ann.refused(input="Again?", store=False, previous_response_id=one["id"]))
-        await ann.asked(input="Again?", store=False, previous_response_id=two["id"])
-        assert len(said(there)) == 5
+async def test_a_lane_keeps_only_its_last_response() -> None:
+    async with scripted_gateway(*scripts_of("One.", "Two.", "Again.")) as gateway:
+        ann = await gateway.connect()
+        first = await ann.respond(input="One?", store=False)
+        second = await ann.respond(input="Two?", store=False, previous_response_id=first["id"])
+        assert is_unknown_response(
+            await ann.expect_error(input="Again?", store=False, previous_response_id=first["id"])
+        )
+        await ann.respond(input="Again?", store=False, previous_response_id=second["id"])
+        assert len(items_of_request(gateway)) == 5
 
 
 BAD_RESULT = {"type": "function_call_output", "call_id": "call_unknown", "output": "1"}
-FAILED_TURNS: dict[str, tuple[list[list[Step]], dict[str, Any]]] = {
+FAILED_CONTINUATIONS: dict[str, tuple[list[list[Step]], dict[str, Any]]] = {
     "a field out of range": ([], {"temperature": 9}),
     "an unknown model": ([], {"model": "another"}),
     "a result of an unknown call": ([], {"input": [BAD_RESULT]}),
@@ -91,93 +95,93 @@ FAILED_TURNS: dict[str, tuple[list[list[Step]], dict[str, Any]]] = {
 
 @pytest.mark.parametrize("path", DIALECTS)
 @pytest.mark.parametrize("stream_id", [None, "another"])
-@pytest.mark.parametrize(("script", "fields"), FAILED_TURNS.values(), ids=FAILED_TURNS)
+@pytest.mark.parametrize(("script", "fields"), FAILED_CONTINUATIONS.values(), ids=FAILED_CONTINUATIONS)
 async def test_a_failed_continuation_evicts_the_response_it_names(
     path: str, stream_id: str | None, script: list[list[Step]], fields: dict[str, Any]
 ) -> None:
     lane = {} if stream_id is None else {"stream_id": stream_id}
-    async with site(*saying("Other.", "One."), *script, *saying("Again.", "Two.")) as there:
-        ann = await there.connect(path)
-        other = await ann.asked(input="Other?", store=False, stream_id="other")
-        one = await ann.asked(input="One?", store=False)
-        follow_up: dict[str, Any] = {"input": "Two?", "store": False, "previous_response_id": one["id"]}
+    async with scripted_gateway(*scripts_of("Other.", "One."), *script, *scripts_of("Again.", "Two.")) as gateway:
+        ann = await gateway.connect(path)
+        other = await ann.respond(input="Other?", store=False, stream_id="other")
+        first = await ann.respond(input="One?", store=False)
+        follow_up: dict[str, Any] = {"input": "Two?", "store": False, "previous_response_id": first["id"]}
         ann.send(**{**follow_up, **fields, **lane})
-        end = (await ann.answer())[-1]
-        assert end["type"] in ("error", "response.failed")
-        assert unknown(await ann.refused(**follow_up))
+        terminal_event = (await ann.response_events())[-1]
+        assert terminal_event["type"] in ("error", "response.failed")
+        assert is_unknown_response(await ann.expect_error(**follow_up))
         # The client sends its full input instead, and other responses of the socket stay.
-        assert (await ann.asked(input="Again?", store=False))["status"] == "completed"
-        assert (await ann.asked(**{**follow_up, "previous_response_id": other["id"]}))["status"] == "completed"
+        assert (await ann.respond(input="Again?", store=False))["status"] == "completed"
+        assert (await ann.respond(**{**follow_up, "previous_response_id": other["id"]}))["status"] == "completed"
 
 
-async def test_a_failed_continuation_leaves_a_stored_response() -> None:
-    async with site(*saying("One."), [RuntimeError("planted")], *saying("Two.")) as there:
-        ann = await there.connect()
-        one = await ann.asked(input="One?")
+async def test_a_failed_continuation_keeps_a_stored_response() -> None:
+    async with scripted_gateway(*scripts_of("One."), [RuntimeError("planted")], *scripts_of("Two.")) as gateway:
+        ann = await gateway.connect()
+        first = await ann.respond(input="One?")
         for fields in ({"temperature": 9}, {"input": "Broken?"}):
-            await ann.refused(**{"input": "Two?", "previous_response_id": one["id"], **fields})
-        await ann.asked(input="Two?", previous_response_id=one["id"])
-        assert said(there) == ONE_TWO
+            await ann.expect_error(**{"input": "Two?", "previous_response_id": first["id"], **fields})
+        await ann.respond(input="Two?", previous_response_id=first["id"])
+        assert items_of_request(gateway) == ONE_TWO
 
 
-async def test_a_response_may_be_continued_in_another_lane() -> None:
-    async with site(*saying("One.", "Two.", "Three.")) as there:
-        ann = await there.connect()
-        one = await ann.asked(input="One?", store=False, stream_id="planner")
-        await ann.asked(input="Two?", store=False, stream_id="critic", previous_response_id=one["id"])
-        assert said(there) == ONE_TWO
-        await ann.asked(input="Two?", store=False, stream_id="planner", previous_response_id=one["id"])
-        assert said(there) == ONE_TWO
+async def test_a_response_can_be_continued_in_another_lane() -> None:
+    async with scripted_gateway(*scripts_of("One.", "Two.", "Three.")) as gateway:
+        ann = await gateway.connect()
+        first = await ann.respond(input="One?", store=False, stream_id="planner")
+        await ann.respond(input="Two?", store=False, stream_id="critic", previous_response_id=first["id"])
+        assert items_of_request(gateway) == ONE_TWO
+        await ann.respond(input="Two?", store=False, stream_id="planner", previous_response_id=first["id"])
+        assert items_of_request(gateway) == ONE_TWO
 
 
-async def test_turns_of_a_lane_go_to_one_deployment() -> None:
-    async with site(*saying("One.", "Two.")) as there:
-        ann = await there.connect()
-        one = await ann.asked(input="One?", store=False)
-        await ann.asked(input="Two?", store=False, previous_response_id=one["id"])
-        first, second = (turn.sticky for turn in there.turns.turns)
-        assert first == second != ""
+async def test_requests_of_a_lane_share_a_sticky_key() -> None:
+    async with scripted_gateway(*scripts_of("One.", "Two.")) as gateway:
+        ann = await gateway.connect()
+        response = await ann.respond(input="One?", store=False)
+        await ann.respond(input="Two?", store=False, previous_response_id=response["id"])
+        first_key, second_key = (request.sticky for request in gateway.service.turns)
+        assert first_key == second_key != ""
 
 
 @pytest.mark.parametrize("stored_first", [True, False])
-async def test_a_stored_response_holds_what_was_not_stored_before_it(stored_first: bool) -> None:
-    async with site(*saying("One.", "Two.", "Three.", "Four.")) as there:
-        ann = await there.connect()
-        one = await ann.asked(input="One?", store=stored_first)
-        two = await ann.asked(input="Two?", store=False, previous_response_id=one["id"])
-        three = await ann.asked(input="Three?", previous_response_id=two["id"])
-        bob = await there.connect()
-        await bob.asked(input="Four?", previous_response_id=three["id"])
-        assert said(there) == [
+async def test_a_stored_response_includes_the_unstored_history(stored_first: bool) -> None:
+    async with scripted_gateway(*scripts_of("One.", "Two.", "Three.", "Four.")) as gateway:
+        ann = await gateway.connect()
+        first = await ann.respond(input="One?", store=stored_first)
+        second = await ann.respond(input="Two?", store=False, previous_response_id=first["id"])
+        third = await ann.respond(input="Three?", previous_response_id=second["id"])
+        bob = await gateway.connect()
+        await bob.respond(input="Four?", previous_response_id=third["id"])
+        assert items_of_request(gateway) == [
             *ONE_TWO,
             *(AssistantMessage("Two."), UserMessage("Three?")),
             *(AssistantMessage("Three."), UserMessage("Four?")),
         ]
-        items = (await there.post(f"/v1/responses/{three['id']}/input_items", method="GET")).json()["data"]
+        items = (await gateway.post(f"/v1/responses/{third['id']}/input_items", method="GET")).json()["data"]
         assert len(items) == (3 if stored_first else 5)
         assert len({item["id"] for item in items}) == len(items)
 
 
-async def test_what_is_not_stored_can_be_referred_to() -> None:
-    async with site(*saying("One.", "Two.")) as there:
-        ann = await there.connect()
-        one = await ann.asked(input="One?", store=False)
-        reference = {"type": "item_reference", "id": one["output"][0]["id"]}
-        again = {"role": "user", "content": "Say that again."}
-        await ann.asked(input=[again, reference], store=False, previous_response_id=one["id"])
-        assert said(there)[2:] == [UserMessage("Say that again."), AssistantMessage("One.")]
+async def test_an_item_of_an_unstored_response_can_be_referenced() -> None:
+    async with scripted_gateway(*scripts_of("One.", "Two.")) as gateway:
+        ann = await gateway.connect()
+        first = await ann.respond(input="One?", store=False)
+        reference = {"type": "item_reference", "id": first["output"][0]["id"]}
+        question = {"role": "user", "content": "Say that again."}
+        await ann.respond(input=[question, reference], store=False, previous_response_id=first["id"])
+        assert items_of_request(gateway)[2:] == [UserMessage("Say that again."), AssistantMessage("One.")]
 
 
-async def test_a_call_is_answered_in_the_next_turn() -> None:
+async def test_a_tool_result_continues_the_response_with_its_call() -> None:
     script: list[Step] = [[*call(0, 0, "look", '{"at":"sky"}'), finished()]]
     tools = [{"type": "function", "name": "look", "parameters": {"type": "object"}}]
-    async with site(script, *saying("Blue.")) as there:
-        ann = await there.connect()
-        one = await ann.asked(input="What colour?", store=False, tools=tools)
-        [made] = one["output"]
-        output = {"type": "function_call_output", "call_id": made["call_id"], "output": "blue"}
-        await ann.asked(input=[output], store=False, tools=tools, previous_response_id=one["id"])
-        assert said(there) == [
+    async with scripted_gateway(script, *scripts_of("Blue.")) as gateway:
+        ann = await gateway.connect()
+        first = await ann.respond(input="What colour?", store=False, tools=tools)
+        [call_item] = first["output"]
+        output = {"type": "function_call_output", "call_id": call_item["call_id"], "output": "blue"}
+        await ann.respond(input=[output], store=False, tools=tools, previous_response_id=first["id"])
+        assert items_of_request(gateway) == [
             UserMessage("What colour?"),
             AssistantCall("call_0", "look", '{"at":"sky"}'),
             ToolResult("call_0", "look", "blue"),
@@ -185,45 +189,45 @@ async def test_a_call_is_answered_in_the_next_turn() -> None:
 
 
 @pytest.mark.parametrize("store", [True, False])
-async def test_nobody_continues_the_responses_of_others(store: bool) -> None:
-    async with site(*saying("One.")) as there:
-        ann, bob = await there.connect(), await there.connect(key="bob")
-        one = await ann.asked(input="One?", store=store)
-        assert unknown(await bob.refused(input="Two?", previous_response_id=one["id"]))
+async def test_a_response_of_another_tenant_cannot_be_continued(store: bool) -> None:
+    async with scripted_gateway(*scripts_of("One.")) as gateway:
+        ann, bob = await gateway.connect(), await gateway.connect(key="bob")
+        first = await ann.respond(input="One?", store=store)
+        assert is_unknown_response(await bob.expect_error(input="Two?", previous_response_id=first["id"]))
 
 
-async def test_a_conversation_goes_on_over_a_connection() -> None:
-    async with site(*saying("One.", "Two.")) as there:
+async def test_a_conversation_continues_over_a_connection() -> None:
+    async with scripted_gateway(*scripts_of("One.", "Two.")) as gateway:
         conversation = {"id": "conv_" + "a" * 32}
-        await make_conversation(there, conversation["id"])
-        ann = await there.connect()
-        one = await ann.asked(input="One?", conversation=conversation["id"], store=False)
-        await ann.asked(input="Two?", conversation=conversation)
-        assert said(there) == ONE_TWO
-        assert unknown(await ann.refused(input="Two?", previous_response_id=one["id"]))
+        await make_conversation(gateway, conversation["id"])
+        ann = await gateway.connect()
+        first = await ann.respond(input="One?", conversation=conversation["id"], store=False)
+        await ann.respond(input="Two?", conversation=conversation)
+        assert items_of_request(gateway) == ONE_TWO
+        assert is_unknown_response(await ann.expect_error(input="Two?", previous_response_id=first["id"]))
 
 
-async def make_conversation(there: Site, conversation_id: str) -> None:
-    await there.store.create_conversation("ann", StoredConversation(conversation_id, 1.0, "2026-11-20"), ())
+async def make_conversation(gateway: ScriptedGateway, conversation_id: str) -> None:
+    await gateway.store.create_conversation("ann", StoredConversation(conversation_id, 1.0, "2026-11-20"), ())
 
 
 # -- warm-ups
 
-WARM: dict[str, dict[str, Any]] = {
-    "nothing said": {"generate": False},
+WARM_UPS: dict[str, dict[str, Any]] = {
+    "without input": {"generate": False},
     "not stored": {"generate": False, "store": False},
     "an empty list": {"generate": False, "store": False, "input": []},
-    "a warm cache wanted": {"prompt_cache_options": {"prewarm": True}, "store": False},
+    "prewarm of the prompt cache": {"prompt_cache_options": {"prewarm": True}, "store": False},
 }
 
 
 @pytest.mark.parametrize("path", DIALECTS)
-@pytest.mark.parametrize("fields", WARM.values(), ids=WARM)
-async def test_a_warm_up_asks_no_model_and_is_continued(path: str, fields: dict[str, Any]) -> None:
-    async with site(*saying("One.")) as there:
-        ann = await there.connect(path)
+@pytest.mark.parametrize("fields", WARM_UPS.values(), ids=WARM_UPS)
+async def test_a_warm_up_runs_no_generation_and_can_be_continued(path: str, fields: dict[str, Any]) -> None:
+    async with scripted_gateway(*scripts_of("One.")) as gateway:
+        ann = await gateway.connect(path)
         ann.send(**fields)
-        events = await ann.answer()
+        events = await ann.response_events()
         assert [event["type"] for event in events] == [
             "response.created",
             "response.in_progress",
@@ -232,32 +236,32 @@ async def test_a_warm_up_asks_no_model_and_is_continued(path: str, fields: dict[
         warm = fold(events).response
         assert (warm["status"], warm["output"]) == ("completed", [])
         assert warm["usage"]["total_tokens"] == 0
-        assert not there.turns.runs
-        await ann.asked(input="One?", store=fields.get("store"), previous_response_id=warm["id"])
-        assert said(there) == [UserMessage("One?")]
+        assert not gateway.service.runs
+        await ann.respond(input="One?", store=fields.get("store"), previous_response_id=warm["id"])
+        assert items_of_request(gateway) == [UserMessage("One?")]
 
 
-async def test_what_a_warm_up_says_is_said_before_what_follows() -> None:
-    async with site(*saying("One.")) as there:
-        ann = await there.connect()
+async def test_the_input_of_a_warm_up_precedes_later_input() -> None:
+    async with scripted_gateway(*scripts_of("One.")) as gateway:
+        ann = await gateway.connect()
         rules = [{"role": "developer", "content": "Be brief."}, {"role": "user", "content": "Hi."}]
-        warm = await ann.asked(input=rules, generate=False, store=False)
-        await ann.asked(input="One?", store=False, previous_response_id=warm["id"])
-        assert said(there) == [UserMessage("Hi."), UserMessage("One?")]
-        assert there.turns.turns[0].conversation.preamble.instructions == "Be brief."
+        warm = await ann.respond(input=rules, generate=False, store=False)
+        await ann.respond(input="One?", store=False, previous_response_id=warm["id"])
+        assert items_of_request(gateway) == [UserMessage("Hi."), UserMessage("One?")]
+        assert gateway.service.turns[0].conversation.preamble.instructions == "Be brief."
 
 
-async def test_a_warm_up_is_refused_like_an_answer() -> None:
-    async with site() as there:
-        ann = await there.connect()
-        error = await ann.refused(generate=False, temperature=9)
+async def test_an_invalid_warm_up_is_refused() -> None:
+    async with scripted_gateway() as gateway:
+        ann = await gateway.connect()
+        error = await ann.expect_error(generate=False, temperature=9)
         assert error["error"]["param"] == "temperature"
-        error = await ann.refused(generate=False, previous_response_id="resp_" + "0" * 32)
-        assert unknown(error)
+        error = await ann.expect_error(generate=False, previous_response_id="resp_" + "0" * 32)
+        assert is_unknown_response(error)
 
 
-async def test_a_warm_up_is_only_for_connections() -> None:
-    async with site() as there:
-        answer = await there.post("/v1/responses", {"model": "gpt-oss", "generate": False})
+async def test_a_warm_up_over_http_is_refused() -> None:
+    async with scripted_gateway() as gateway:
+        answer = await gateway.post("/v1/responses", {"model": "gpt-oss", "generate": False})
         assert answer.status == 400
         assert answer.json()["error"]["param"] == "input"

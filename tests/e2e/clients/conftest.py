@@ -1,5 +1,8 @@
-"""The stage every suite stands on: gateways in processes of their own, started once and gone with whoever asked; and
-the asynchronous clients in front of them. Every client judges what it gets by the SDK's own types."""
+"""Gateways that all client suites share, and asynchronous OpenAI clients for them.
+
+The gateways run in processes of their own. They start once and end with the test process. The clients validate
+responses strictly against the SDK's types.
+"""
 
 from __future__ import annotations
 
@@ -13,17 +16,20 @@ import pytest_asyncio
 from tests.staging import staged
 
 if TYPE_CHECKING:
-    # The project's own pytest reads this file too, and has no SDK.
+    # The project's own pytest also imports this file, without the SDK.
     from openai import AsyncOpenAI
 
-PATIENCE_S = 30.0
-"""No request of the suites takes longer."""
+# Limit for each request.
+TIMEOUT_S = 30.0
 
 
 @dataclass(frozen=True)
 class Stage:
-    """Addresses without `/v1`. `demo` wants no key, `scripted` wants `key`. `tools` are those of the tool servers of
-    `scripted`, by their labels."""
+    """Base URLs of the gateways, without `/v1`.
+
+    `demo` requires no key, `scripted` requires `key`. `tools` maps the labels of the tool servers of `scripted` to
+    their URLs.
+    """
 
     demo: str
     scripted: str
@@ -33,20 +39,20 @@ class Stage:
 
 @pytest.fixture(scope="session")
 def stage() -> Iterator[Stage]:
-    """Both gateways."""
+    """Both gateways, started once per session."""
     with staged("tests.e2e.clients.stage") as addresses:
         yield Stage(**addresses)
 
 
 @pytest.fixture(scope="session")
 def usual() -> dict[str, Any]:
-    """Settings of a client where a check wants no others. They are strict about every answer."""
-    return {"api_key": "unused", "max_retries": 0, "timeout": PATIENCE_S, "_strict_response_validation": True}
+    """Default settings of a client, with strict validation of responses."""
+    return {"api_key": "unused", "max_retries": 0, "timeout": TIMEOUT_S, "_strict_response_validation": True}
 
 
 @pytest_asyncio.fixture
 async def async_demo(stage: Stage, usual: dict[str, Any]) -> AsyncIterator[AsyncOpenAI]:
-    """In front of mlx-lm and the demo model."""
+    """Client for the gateway of mlx-lm and the demo model."""
     import openai
 
     async with openai.AsyncOpenAI(base_url=f"{stage.demo}/v1", **usual) as client:
@@ -55,7 +61,7 @@ async def async_demo(stage: Stage, usual: dict[str, Any]) -> AsyncIterator[Async
 
 @pytest_asyncio.fixture
 async def async_scripted(stage: Stage, usual: dict[str, Any]) -> AsyncIterator[AsyncOpenAI]:
-    """In front of the scripted backend."""
+    """Client for the gateway of the scripted backend."""
     import openai
 
     async with openai.AsyncOpenAI(base_url=f"{stage.scripted}/v1", **{**usual, "api_key": stage.key}) as client:

@@ -17,9 +17,11 @@ def run_program(heading: str, address: str) -> tuple[str, str]:
     Returns its output and the output on the page.
     """
     section = GUIDE.read_text().partition(f"\n## {heading}\n")[2]
-    found = re.search(r"^```python\n(.*?)^```\n\n^```\n(.*?)^```$", section, re.S | re.M)
-    assert found is not None
-    program = found[1].replace("http://localhost:4000", address)
-    assert program != found[1]
-    ran = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=TIMEOUT_S)
-    return ran.stdout, found[2]
+    match = re.search(r"^```python\n(.*?)^```\n\n^```\n(.*?)^```$", section, re.S | re.M)
+    assert match is not None
+    program = match[1].replace("http://localhost:4000", address)
+    assert program != match[1]
+    process = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=TIMEOUT_S
+    )
+    return process.stdout, match[2]

@@ -1,8 +1,9 @@
-"""What the scripted backend writes, by the name a request's last user message gives: `script: slow`. With several
-names, `script: two calls, then: an answer`, each further one is for one more answer of a tool, the last one for all
-after it.
+"""Scripts of the scripted backend, chosen by the last user message: `script: slow`.
 
-Names that are not here are those of the malformed outputs in `tests.harmony.recoveries`.
+With several names, `script: two calls, then: an answer`, the model plays the next script after every tool result. The
+last one is repeated.
+
+Names that are not in `SCRIPTS` are malformed outputs of `tests.harmony.recoveries`.
 """
 
 from __future__ import annotations
@@ -44,8 +45,8 @@ ECHO = THOUGHT + "<|channel|>commentary to=functions.echo<|message|>" + '{"input
 TRAINED = THOUGHT + "<|channel|>analysis to={} code<|message|>{}<|call|>"
 CITING = THOUGHT + "<|channel|>final<|message|>It is Paris【1†L4】.<|return|>"
 RESULT_OF_A_TOOL = re.compile(r"<\|start\|>(?:functions\.|browser\.|python )")
+# Index of the faulty event: after the reasoning and a few words of the answer.
 BROKEN_AT = 24
-"""Which event of an answer is the fault: its thought and a few words are through by then."""
 
 
 def playing(text: str, **fields: Any) -> VllmScript:
@@ -91,47 +92,53 @@ SCRIPTS: dict[str, VllmScript | Refusal] = {
 ENDS = {generation.CALL, generation.END}
 
 
-def _is_alike(one: int, other: object) -> bool:
-    return one == other or (one in ENDS and other in ENDS)
+def _is_same_token(token: int, expected: object) -> bool:
+    return token == expected or (token in ENDS and expected in ENDS)
 
 
 def going_on(script: VllmScript, prompt: list[int]) -> VllmScript | None:
-    """What is left of a script that the prompt holds the beginning of; None where it holds nothing of it. A call that
-    another message follows ends as any message does."""
-    for place in [at for at, token in enumerate(prompt) if token == generation.START]:
-        said = prompt[place + 2 :]
-        written = script.tokens[: len(said)]
-        alike = len(written) == len(said) and all(map(_is_alike, said, written))
-        if prompt[place : place + 2] == ASSISTANT and said and alike:
-            return replace(script, tokens=script.tokens[len(said) :])
+    """Return the rest of a script after the tokens that the prompt already contains.
+
+    None if the prompt contains none of its tokens. The end tokens of a call and of any other message count as equal.
+    """
+    for start in [at for at, token in enumerate(prompt) if token == generation.START]:
+        generated = prompt[start + 2 :]
+        expected = script.tokens[: len(generated)]
+        is_prefix = len(expected) == len(generated) and all(map(_is_same_token, generated, expected))
+        if prompt[start : start + 2] == ASSISTANT and generated and is_prefix:
+            return replace(script, tokens=script.tokens[len(generated) :])
     return None
 
 
 def script_of() -> Callable[[dict[str, Any]], VllmScript | Refusal]:
-    """A fresh backend's behaviour. Two scripts look at more than their name: `fails once ...` answers from the second
-    time it is asked, and `n in reverse` lets the choice with the higher seed wait. It goes on behind what it said
-    itself; where it is kept to a schema otherwise it writes the least that is allowed, and behind any other header that
-    it did not write `I am sorry.`"""
-    asked_before: Counter[str] = Counter()
+    """Return the behaviour of a new backend.
 
-    def script(asked: dict[str, Any]) -> VllmScript | Refusal:
-        prompt = ENCODING.decode(asked["prompt"])
-        held = constraints.vllm(asked)
+    It continues after any tokens that it generated itself. Otherwise it writes the shortest text that the constraint of
+    the request allows, or `I am sorry.` after any other header.
+
+    Two scripts depend on more than their name: `fails once ...` answers from the second request on, and `n in reverse`
+    delays the choice with the higher seed.
+    """
+    request_counts: Counter[str] = Counter()
+
+    def script(body: dict[str, Any]) -> VllmScript | Refusal:
+        prompt = ENCODING.decode(body["prompt"])
+        constraint = constraints.vllm(body)
         own = SCRIPTS.get(prompt.rpartition("script: ")[2].partition("<|")[0].partition(", then: ")[0])
-        if isinstance(own, VllmScript) and (rest_of_it := going_on(own, asked["prompt"])) is not None:
-            return rest_of_it
-        if held is not None or prompt.endswith("<|message|>"):
-            return playing((held.example() if held is not None else "I am sorry.") + "<|return|>")
+        if isinstance(own, VllmScript) and (remaining := going_on(own, body["prompt"])) is not None:
+            return remaining
+        if constraint is not None or prompt.endswith("<|message|>"):
+            return playing((constraint.example() if constraint is not None else "I am sorry.") + "<|return|>")
         _, named, rest = prompt.rpartition("script: ")
         if not named:
-            return SCRIPTS["an answer"]  # the gateway looks whether anybody is there
+            return SCRIPTS["an answer"]  # a probe of the gateway
         names = rest.partition("<|")[0].split(", then: ")
         name = names[min(len(RESULT_OF_A_TOOL.findall(rest)), len(names) - 1)]
-        asked_before[name] += 1
+        request_counts[name] += 1
         if name.startswith("fails once"):
-            return SCRIPTS["an answer"] if asked_before[name] > 1 else refusing(503, "starting")
+            return SCRIPTS["an answer"] if request_counts[name] > 1 else refusing(503, "starting")
         if name == "n in reverse":
-            return playing(ANSWER, first_delay_s=0.3 * (asked["seed"] - 6))
+            return playing(ANSWER, first_delay_s=0.3 * (body["seed"] - 6))
         return SCRIPTS.get(name) or playing(CASES[name].output, finish=CASES[name].finish)
 
     return script

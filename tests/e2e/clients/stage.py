@@ -1,10 +1,8 @@
-"""What the SDKs are run against: gateways as users start them, one over a real engine, one over a scripted backend and
-with real tool servers.
+"""Gateways for the SDK suites: one with a real engine, one with a scripted backend.
 
-Runs in the project's own environment, as a process of its own: `python -m tests.e2e.clients.stage`. It writes one line
-of JSON, the addresses, once every gateway is ready, and ends all it started when its stdin ends, which is also what
-happens when the process that reads it dies. Its exit code is 1 when a gateway did not start, did not end by itself, or
-had a fault of its own meanwhile.
+Runs in the project's own environment, in its own process: `python -m tests.e2e.clients.stage`. It writes one line of
+JSON with the addresses when all gateways are ready. It stops everything when its stdin is closed, so also when its
+parent dies. The exit code is 1 if a gateway did not start, did not stop or logged an error.
 """
 
 from __future__ import annotations
@@ -32,12 +30,12 @@ START_S = 60.0
 END_S = 15.0
 ADDRESS = re.compile(rb"listens on (http://\S+)/v1")
 TOOL_ADDRESS = re.compile(rb" at (http://\S+)")
+# The only page that the browser tool can open, `capital.md`.
 PAGE = "# Capitals\n\nParis is the capital of France.\n"
-"""The one page of the web that the browser knows, `capital.md`."""
 
 
 class Broken(Exception):
-    """A gateway that is not what it should be."""
+    """Failure of a gateway to start, stop or run without errors."""
 
 
 def demo_config() -> dict[str, Any]:
@@ -45,15 +43,17 @@ def demo_config() -> dict[str, Any]:
         "model_list": [{"model_name": "gpt-oss-demo", "litellm_params": {"model": "mlx/demo"}}],
         "router_settings": {"model_group_alias": {"gpt-4o": "gpt-oss-demo"}},
         "store": {"url": "memory://"},
-        # The date stands in every prompt, and so small a model answers another way on some days.
+        # The date is part of every prompt, and a model this small answers differently on some days.
         "unisono": {"current_date": "2026-01-02"},
     }
 
 
 def scripted_config(url: str, free: str, closed: str, tools: dict[str, str]) -> dict[str, Any]:
-    """One scripted backend under several names, each with a setting of its own; `free` is one that cannot be kept to a
-    schema, `closed` is where nobody listens, `tools` the addresses of the tool servers by their labels. Of those,
-    `guarded` wants every call approved."""
+    """Return a configuration with one scripted backend under several names and settings.
+
+    `free` is a backend without constrained decoding, `closed` an address that refuses connections. `tools` maps labels
+    to addresses of tool servers. `guarded` requires approval of every call.
+    """
 
     def model(name: str, base: str = url, *, info: Any = None, ours: Any = None, **params: Any) -> dict[str, Any]:
         entry = {"model_name": name, "litellm_params": {"model": "vllm/tiny", "api_base": base, **params}}
@@ -76,8 +76,8 @@ def scripted_config(url: str, free: str, closed: str, tools: dict[str, str]) -> 
             for label, address in tools.items()
         },
         "general_settings": {"master_key": MASTER_KEY},
-        # Backends fail here on purpose and must be asked again.
-        # What a scene fails with is what the client is to see, without a pause.
+        # Backends fail on purpose here, so the circuit breaker must stay closed. Clients must see failures without
+        # retries.
         "router_settings": {"allowed_fails": 10_000, "num_retries": 0},
         "store": {"url": "memory://"},
         "unisono": {
@@ -92,7 +92,7 @@ def scripted_config(url: str, free: str, closed: str, tools: dict[str, str]) -> 
 
 @asynccontextmanager
 async def served(folder: Path, name: str, config: dict[str, Any]) -> AsyncIterator[str]:
-    """A running `unisono serve` on a free port: its address. Raises Broken."""
+    """Run `unisono serve` on a free port and yield its address. Raises Broken."""
     path, log_path = folder / f"{name}.json", folder / f"{name}.log"
     path.write_text(json.dumps(config))
     with log_path.open("wb") as log:
@@ -106,10 +106,10 @@ async def served(folder: Path, name: str, config: dict[str, Any]) -> AsyncIterat
     if code != 0:
         raise Broken(f"{name} ended with {code}: {log_path.read_text()}")
     if faults := [line for line in log_path.read_text().splitlines() if '"level": "error"' in line]:
-        raise Broken(f"{name} had faults of its own: " + "\n".join(faults))
+        raise Broken(f"{name} logged errors: " + "\n".join(faults))
 
 
-async def address_of(process: asyncio.subprocess.Process, trouble: Callable[[], str]) -> str:
+async def address_of(process: asyncio.subprocess.Process, message: Callable[[], str]) -> str:
     assert process.stdout is not None
     address = ""
     try:
@@ -121,7 +121,7 @@ async def address_of(process: asyncio.subprocess.Process, trouble: Callable[[], 
                     return address
     except TimeoutError:
         pass
-    raise Broken(trouble())
+    raise Broken(message())
 
 
 async def ended(process: asyncio.subprocess.Process) -> int:
@@ -139,7 +139,7 @@ async def ended(process: asyncio.subprocess.Process) -> int:
 
 @asynccontextmanager
 async def tool_server(*arguments: str | Path) -> AsyncIterator[str]:
-    """A running `unisono mcp serve` on a free port: its address. Raises Broken."""
+    """Run `unisono mcp serve` on a free port and yield its address. Raises Broken."""
     process = await asyncio.create_subprocess_exec(
         *(UNISONO, "mcp", "serve", *arguments, "--port", "0"), stdout=asyncio.subprocess.PIPE
     )
@@ -149,19 +149,21 @@ async def tool_server(*arguments: str | Path) -> AsyncIterator[str]:
         await ended(process)
 
 
-async def tool_address_of(process: asyncio.subprocess.Process, trouble: str) -> str:
+async def tool_address_of(process: asyncio.subprocess.Process, message: str) -> str:
     assert process.stdout is not None
     with suppress(TimeoutError):
         async with asyncio.timeout(START_S):
             async for line in process.stdout:
                 if found := TOOL_ADDRESS.search(line):
                     return found[1].decode()
-    raise Broken(trouble)
+    raise Broken(message)
 
 
 async def tool_servers(stack: AsyncExitStack, folder: Path) -> dict[str, str]:
-    """Addresses of tool servers by their labels: two of the SDK's for whatever there is to call, and the two that come
-    with the gateway, a browser of a folder and Python."""
+    """Start tool servers and return their addresses by label.
+
+    Two servers use the MCP SDK. The other two come with the gateway: a browser of a folder, and Python.
+    """
     _, upstream = stack.enter_context(start_upstream(folder))
     pages = folder / "pages"
     pages.mkdir()
@@ -175,25 +177,25 @@ async def tool_servers(stack: AsyncExitStack, folder: Path) -> dict[str, str]:
 
 @contextmanager
 def nobody_at() -> Iterator[str]:
-    """An address where connections are refused, and that nobody else can take meanwhile."""
+    """Yield an address that refuses connections and stays reserved."""
     with socket.socket() as closed:
-        # Bound and never listening.
+        # Bound, but not listening.
         closed.bind(("127.0.0.1", 0))
         yield f"http://127.0.0.1:{closed.getsockname()[1]}"
 
 
 async def until_told() -> None:
-    """Return when stdin ends, whatever it is, or at SIGTERM."""
-    loop, told = asyncio.get_running_loop(), asyncio.Event()
-    loop.add_signal_handler(signal.SIGTERM, told.set)
+    """Return when stdin is closed, or at SIGTERM."""
+    loop, stop = asyncio.get_running_loop(), asyncio.Event()
+    loop.add_signal_handler(signal.SIGTERM, stop.set)
 
     def read() -> None:
         sys.stdin.buffer.read()
-        loop.call_soon_threadsafe(told.set)
+        loop.call_soon_threadsafe(stop.set)
 
-    # A daemon: SIGTERM ends the process while it still reads.
+    # A daemon thread, because SIGTERM must end the process while it still reads.
     threading.Thread(target=read, daemon=True).start()
-    await told.wait()
+    await stop.wait()
 
 
 async def perform() -> None:
@@ -202,13 +204,13 @@ async def perform() -> None:
         fake = await stack.enter_async_context(FakeVllm(script=script_of()))
         free = await stack.enter_async_context(FakeVllm(script=script_of()))
         free.patient.constrains = False
-        nobody = stack.enter_context(nobody_at())
+        closed = stack.enter_context(nobody_at())
         async with asyncio.TaskGroup() as starting:
             demo = starting.create_task(stack.enter_async_context(served(folder, "demo", demo_config())))
             tools = await tool_servers(stack, folder)
             scripted = starting.create_task(
                 stack.enter_async_context(
-                    served(folder, "scripted", scripted_config(fake.url, free.url, nobody, tools))
+                    served(folder, "scripted", scripted_config(fake.url, free.url, closed, tools))
                 )
             )
         addresses = {"demo": demo.result(), "scripted": scripted.result(), "key": MASTER_KEY, "tools": tools}
@@ -217,12 +219,12 @@ async def perform() -> None:
 
 
 def run(perform: Callable[[], Coroutine[Any, Any, None]]) -> None:
-    # Ctrl-C reaches the whole process group; the end of stdin is what counts here.
+    # Ctrl-C reaches the whole process group, but only the end of stdin must stop this process.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     try:
         asyncio.run(perform())
-    except* Broken as trouble:
-        sys.exit("\n".join(map(str, trouble.exceptions)))
+    except* Broken as error:
+        sys.exit("\n".join(map(str, error.exceptions)))
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""What the suites of agents ask about, and what the demo model and the scripts answer."""
+"""Prompts of the agent suites, and the answers of the demo model and the scripts."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ SAID = "Here is the answer."
 
 
 class Asked:
-    """A function to make a tool of, which remembers what it was asked."""
+    """Weather function for a tool, which records its arguments."""
 
     def __init__(self, *answers: str) -> None:
         self.asked: list[str] = []

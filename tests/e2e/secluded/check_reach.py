@@ -1,5 +1,7 @@
-"""Whoever a request or a page names, the packets go where they were judged to go: with names that change their mind,
-with redirects, and with what a tool server says in the middle of a session."""
+"""SSRF tests: requests and pages must not reach internal addresses.
+
+They try names whose address changes, redirects, and messages of a tool server within a session.
+"""
 
 from __future__ import annotations
 
@@ -22,22 +24,26 @@ from tests.toolservers.running import called, command, text_of
 NAMED: Json = {"type": "mcp", "server_label": "far", "require_approval": "never"}
 CALL = THOUGHT + "<|channel|>commentary to=functions.far__act <|constrain|>json<|message|>{}<|call|>"
 TOOL = {"name": "act", "description": "Acts.", "inputSchema": {"type": "object"}}
-ABOUT = {"protocolVersion": "2025-06-18", "capabilities": {"tools": {}}, "serverInfo": {"name": "f", "version": "1"}}
-ELSEWHERE = [f"http://{address}:{PORT}/mcp" for address in INSIDE]
+INITIALIZE_RESULT = {
+    "protocolVersion": "2025-06-18",
+    "capabilities": {"tools": {}},
+    "serverInfo": {"name": "f", "version": "1"},
+}
+INTERNAL_URLS = [f"http://{address}:{PORT}/mcp" for address in INSIDE]
 STATUSES = (301, 302, 303, 307, 308)
 
-Answering = Callable[[web.Request], Awaitable[web.StreamResponse]]
+Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
 @asynccontextmanager
-async def outside(answer: Answering) -> AsyncIterator[None]:
-    """A server out on the Internet."""
+async def outside(answer: Handler) -> AsyncIterator[None]:
+    """Run a server with a public address."""
 
-    async def any_way(request: web.Request) -> web.StreamResponse:
+    async def handle(request: web.Request) -> web.StreamResponse:
         return await answer(request)
 
     app = web.Application()
-    app.router.add_route("*", "/{path:.*}", any_way)
+    app.router.add_route("*", "/{path:.*}", handle)
     runner = web.AppRunner(app, shutdown_timeout=0.1)
     await runner.setup()
     await web.TCPSite(runner, OUTSIDE, PORT).start()
@@ -51,60 +57,60 @@ def moved(status: int, target: str) -> web.Response:
     return web.Response(status=status, headers={"location": target})
 
 
-async def spoken(request: web.Request, **instead: web.Response) -> web.Response:
-    """What a well-behaved tool server answers, but for some methods."""
+async def mcp_response(request: web.Request, **instead: web.Response) -> web.Response:
+    """Answer like a correct tool server, except for some methods."""
     if request.method != "POST":
         return web.Response(status=405)
-    asked = await request.json()
-    method = asked["method"].replace("/", "_")
+    message = await request.json()
+    method = message["method"].replace("/", "_")
     if method in instead:
         return instead[method]
     results: Json = {
-        "initialize": ABOUT,
+        "initialize": INITIALIZE_RESULT,
         "tools_list": {"tools": [TOOL]},
         "tools_call": {"content": [{"type": "text", "text": "acted"}]},
     }
-    if "id" not in asked:
+    if "id" not in message:
         return web.Response(status=202)
     if method not in results:
         return web.Response(status=400)
-    return web.json_response({"jsonrpc": "2.0", "id": asked["id"], "result": results[method]})
+    return web.json_response({"jsonrpc": "2.0", "id": message["id"], "result": results[method]})
 
 
 @asynccontextmanager
 async def gateway() -> AsyncIterator[Line]:
     allowed = {"host": "*", "ports": [], "plain_http": True}
-    async with line(WIRES["vllm"], unisono={"mcp_allowed_hosts": [allowed]}) as here:
-        yield here
+    async with line(WIRES["vllm"], unisono={"mcp_allowed_hosts": [allowed]}) as harness:
+        yield harness
 
 
 def at(url: str) -> Json:
     return {"tools": [{**NAMED, "server_url": url}]}
 
 
-async def test_a_name_that_changes_its_mind_leads_nowhere_inside(names: Names, canaries: list[str]) -> None:
+async def test_dns_rebinding_does_not_reach_an_internal_server(names: Names, canaries: list[str]) -> None:
     names.known["fickle.test"] = [OUTSIDE, *INSIDE[:1]]
-    async with outside(spoken), gateway() as here:
-        here.say(CALL, ANSWER)
-        first = await here.whole(**at(f"http://fickle.test:{PORT}/mcp"))
-        # It really is reached where it was judged, and only looked up once.
+    async with outside(mcp_response), gateway() as harness:
+        harness.say(CALL, ANSWER)
+        first = await harness.whole(**at(f"http://fickle.test:{PORT}/mcp"))
+        # The server is reached at its checked address, and its name is resolved only once.
         assert [call["output"] for call in made(first)] == ["acted"]
         assert names.asked == ["fickle.test"]
-        # Another way to it is another connection, and that is judged anew.
-        here.say(ANSWER)
-        answer = await here.post(**at(f"http://fickle.test:{PORT}/other"))
+        # Another URL needs another connection, whose address is checked again.
+        harness.say(ANSWER)
+        answer = await harness.post(**at(f"http://fickle.test:{PORT}/other"))
         refusal(answer, 403, "tools.0.server_url", "tool_server_not_allowed")
         assert names.asked == ["fickle.test"] * 2
     assert canaries == []
 
 
 @pytest.mark.parametrize("address", INSIDE)
-async def test_a_name_of_a_place_inside_leads_nowhere(names: Names, canaries: list[str], address: str) -> None:
+async def test_internal_server_url_is_refused(names: Names, canaries: list[str], address: str) -> None:
     names.known["inside.test"] = [address]
-    async with gateway() as here:
+    async with gateway() as harness:
         for url in (f"http://inside.test:{PORT}/mcp", f"http://inside.test:{PORT}/sse", f"http://{address}:{PORT}/mcp"):
-            here.say(ANSWER)
-            refusal(await here.post(**at(url)), 403, "tools.0.server_url", "tool_server_not_allowed")
+            harness.say(ANSWER)
+            refusal(await harness.post(**at(url)), 403, "tools.0.server_url", "tool_server_not_allowed")
     assert canaries == []
 
 
@@ -112,90 +118,90 @@ async def test_a_name_of_a_place_inside_leads_nowhere(names: Names, canaries: li
     ("status", "moment"),
     [*((status, "tools_call") for status in STATUSES), *((307, each) for each in ("server_discover", "initialize"))],
 )
-async def test_redirects_of_a_named_server_lead_nowhere(
+async def test_tool_server_redirects_are_not_followed_to_internal_addresses(
     names: Names, canaries: list[str], status: int, moment: str
 ) -> None:
     names.known["far.test"] = [OUTSIDE]
-    asked: list[str] = []
-    target = ELSEWHERE[STATUSES.index(status) % len(ELSEWHERE)]
+    methods: list[str] = []
+    target = INTERNAL_URLS[STATUSES.index(status) % len(INTERNAL_URLS)]
 
     async def answer(request: web.Request) -> web.StreamResponse:
-        asked.append(request.method)
-        return await spoken(request, **{moment: moved(status, target)})
+        methods.append(request.method)
+        return await mcp_response(request, **{moment: moved(status, target)})
 
-    async with outside(answer), gateway() as here:
-        here.say(CALL, ANSWER)
-        response = await here.whole(**at(f"http://far.test:{PORT}/mcp"))
+    async with outside(answer), gateway() as harness:
+        harness.say(CALL, ANSWER)
+        response = await harness.whole(**at(f"http://far.test:{PORT}/mcp"))
         assert [call["output"] for call in made(response)] != ["acted"] or moment == "server_discover"
-    assert asked
+    assert methods
     assert canaries == []
 
 
 @pytest.mark.parametrize("status", STATUSES)
-async def test_a_redirected_event_stream_leads_nowhere(names: Names, canaries: list[str], status: int) -> None:
+async def test_sse_redirect_is_not_followed_to_an_internal_address(
+    names: Names, canaries: list[str], status: int
+) -> None:
     names.known["far.test"] = [OUTSIDE]
-    asked: list[str] = []
+    paths: list[str] = []
 
     async def answer(request: web.Request) -> web.StreamResponse:
-        asked.append(request.path)
-        return moved(status, ELSEWHERE[0])
+        paths.append(request.path)
+        return moved(status, INTERNAL_URLS[0])
 
-    async with outside(answer), gateway() as here:
-        here.say(ANSWER)
-        response = await here.whole(**at(f"http://far.test:{PORT}/sse"))
+    async with outside(answer), gateway() as harness:
+        harness.say(ANSWER)
+        response = await harness.whole(**at(f"http://far.test:{PORT}/sse"))
         assert made(response, "mcp_list_tools")[0]["error"]
-    assert asked == ["/sse"]
+    assert paths == ["/sse"]
     assert canaries == []
 
 
-@pytest.mark.parametrize("endpoint", [ELSEWHERE[0], "/moved"])
-async def test_an_event_stream_that_says_to_post_elsewhere_leads_nowhere(
+@pytest.mark.parametrize("endpoint", [INTERNAL_URLS[0], "/moved"])
+async def test_sse_endpoint_event_cannot_point_to_an_internal_address(
     names: Names, canaries: list[str], endpoint: str
 ) -> None:
     names.known |= {"far.test": [OUTSIDE], "inside.test": [INSIDE[0]]}
 
     async def answer(request: web.Request) -> web.StreamResponse:
         if request.method == "POST":
-            return moved(307, ELSEWHERE[0])
+            return moved(307, INTERNAL_URLS[0])
         stream = web.StreamResponse(headers={"content-type": "text/event-stream"})
         await stream.prepare(request)
         await stream.write(f"event: endpoint\ndata: {endpoint}\n\n".encode())
         await asyncio.sleep(3)
         return stream
 
-    async with outside(answer), gateway() as here:
-        here.say(ANSWER)
-        response = await here.whole(**at(f"http://far.test:{PORT}/sse"))
+    async with outside(answer), gateway() as harness:
+        harness.say(ANSWER)
+        response = await harness.whole(**at(f"http://far.test:{PORT}/sse"))
         assert made(response, "mcp_list_tools")[0]["error"]
     assert canaries == []
 
 
 SITES: dict[str, Any] = {
-    "a name inside": ("http://inside.test:{port}/", None),
-    "a name that changes its mind": ("http://fickle.test:{port}/away", "http://fickle.test:{port}/secret"),
-    "an address inside": ("http://169.254.169.254:{port}/latest/meta-data/", None),
-    **{
-        f"a redirect to {address}": ("http://far.test:{port}/away", f"http://{address}:{{port}}/") for address in INSIDE
-    },
-    "a redirect to a name inside": ("http://far.test:{port}/away", "http://inside.test:{port}/"),
-    "a redirect to another scheme": ("http://far.test:{port}/away", "file:///etc/passwd"),
+    "internal name": ("http://inside.test:{port}/", None),
+    "name with a changing address": ("http://fickle.test:{port}/away", "http://fickle.test:{port}/secret"),
+    "internal address": ("http://169.254.169.254:{port}/latest/meta-data/", None),
+    **{f"redirect to {address}": ("http://far.test:{port}/away", f"http://{address}:{{port}}/") for address in INSIDE},
+    "redirect to an internal name": ("http://far.test:{port}/away", "http://inside.test:{port}/"),
+    "redirect to another scheme": ("http://far.test:{port}/away", "file:///etc/passwd"),
 }
 
 
 @pytest.mark.parametrize(("url", "target"), SITES.values(), ids=SITES)
-async def test_no_page_leads_the_shipped_browser_inside(
+async def test_browser_tool_never_opens_an_internal_page(
     names: Names, canaries: list[str], url: str, target: str | None
 ) -> None:
-    """With a search engine whose results lead there: what it finds is opened by its number and by its address."""
+    """Results of the search engine point there too. They are opened by number and by address."""
     url = url.format(port=PORT)
     names.known |= {
         "far.test": [OUTSIDE], "inside.test": [INSIDE[0]], "fickle.test": [OUTSIDE, INSIDE[0]], "ok.test": [OUTSIDE],
     }  # fmt: skip
-    searched: list[str] = []
+    queries: list[str] = []
 
     async def answer(request: web.Request) -> web.StreamResponse:
         if request.path == "/search":
-            searched.append(request.query["q"])
+            queries.append(request.query["q"])
             links = (url, f"http://ok.test:{PORT}/ok")
             found = [{"url": link, "title": link, "content": "words"} for link in links]
             return web.json_response({"results": found})
@@ -210,11 +216,11 @@ async def test_no_page_leads_the_shipped_browser_inside(
         Client(lines[-1].split()[-1]) as client,
     ):
         assert "ok.test" in text_of(await called(client, "search", query="where"))
-        assert searched == ["where"]
+        assert queries == ["where"]
         for opened in ({"id": 0}, {"id": url}):
             names.known["fickle.test"] = [OUTSIDE, INSIDE[0]]
             result = await called(client, "open", cursor=0, **opened)
             assert "secret" not in json.dumps([text_of(result)])
-        # The way it is meant to be gone works.
+        # A permitted link works.
         assert "All is well." in text_of(await called(client, "open", id=1, cursor=0))
     assert canaries == []

@@ -1,6 +1,7 @@
-"""A machine with nothing but loopback, on which one address is out on the Internet and names mean what a test says.
+"""A machine with only loopback, one public address and its own name server.
 
-Runs in a network and a mount namespace of its own (see `tests/e2e/test_secluded.py`)."""
+The tests run in their own network and mount namespaces (see `tests/e2e/test_secluded.py`).
+"""
 
 from __future__ import annotations
 
@@ -35,7 +36,7 @@ def machine(tmp_path_factory: pytest.TempPathFactory) -> None:
 
 @dataclass
 class Names(asyncio.DatagramProtocol):
-    """A name server. Each name has the addresses it answers with, one after the other, the last one for ever."""
+    """A name server. Each name has a list of answers; the last one is repeated."""
 
     known: dict[str, list[str]] = field(default_factory=dict)
     asked: list[str] = field(default_factory=list)
@@ -44,19 +45,21 @@ class Names(asyncio.DatagramProtocol):
         self._transport = cast("asyncio.DatagramTransport", transport)
 
     def datagram_received(self, data: bytes, addr: tuple[str, int]) -> None:
-        labels, at = [], 12
-        while size := data[at]:
-            labels.append(data[at + 1 : at + 1 + size].decode())
-            at += 1 + size
-        question, (kind,) = data[12 : at + 5], struct.unpack("!H", data[at + 1 : at + 3])
+        labels, offset = [], 12
+        while size := data[offset]:
+            labels.append(data[offset + 1 : offset + 1 + size].decode())
+            offset += 1 + size
+        question, (kind,) = data[12 : offset + 5], struct.unpack("!H", data[offset + 1 : offset + 3])
         name = ".".join(labels)
         addresses = self.known.get(name)
-        found: list[str] = []
+        answers_found: list[str] = []
         if addresses and kind == 1:
             self.asked.append(name)
-            found = [addresses.pop(0) if len(addresses) > 1 else addresses[0]]
-        head = data[:2] + struct.pack("!HHHHH", 0x8180 if addresses else 0x8183, 1, len(found), 0, 0)
-        answers = [b"\xc0\x0c" + struct.pack("!HHIH", 1, 1, 0, 4) + socket.inet_aton(address) for address in found]
+            answers_found = [addresses.pop(0) if len(addresses) > 1 else addresses[0]]
+        head = data[:2] + struct.pack("!HHHHH", 0x8180 if addresses else 0x8183, 1, len(answers_found), 0, 0)
+        answers = [
+            b"\xc0\x0c" + struct.pack("!HHIH", 1, 1, 0, 4) + socket.inet_aton(address) for address in answers_found
+        ]
         self._transport.sendto(head + question + b"".join(answers), addr)
 
 
@@ -70,14 +73,14 @@ async def names() -> AsyncIterator[Names]:
 
 @pytest.fixture
 async def canaries() -> AsyncIterator[list[str]]:
-    """Listeners inside, and who was reached. None may be."""
+    """Listeners on internal addresses; yields the addresses that were reached."""
     reached: list[str] = []
 
-    async def sing(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def answer_secret(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         reached.append(writer.get_extra_info("sockname")[0])
         writer.write(b"HTTP/1.1 200 OK\r\nContent-Type: text/html\r\nContent-Length: 6\r\n\r\nsecret")
 
     async with AsyncExitStack() as stack:
         for address in INSIDE:
-            await stack.enter_async_context(listening(sing, address, PORT))
+            await stack.enter_async_context(listening(answer_secret, address, PORT))
         yield reached

@@ -105,7 +105,7 @@ def to_generation_request(
         caller=caller,
         request_id=request_id,
         surface="chat",
-        hosting=hosting,
+        server_tools=hosting,
         choice=to_choice(requested, OfferedTools(toolbox, hosts=hosting is not None), requested_at),
         form=form,
         reasoning_budget=smallest((*_budgets(request), rules.reasoning_budget)),
@@ -157,7 +157,7 @@ def _notes_on(request: ChatRequest, generation_request: GenerationRequest, choic
 
 
 def _notes_on_running(request: ChatRequest, generation_request: GenerationRequest) -> Iterator[str]:
-    if request.unisono and request.unisono.run_tools and generation_request.hosting is None:
+    if request.unisono and request.unisono.run_tools and generation_request.server_tools is None:
         yield "unisono.run_tools: no effect, because there are no tools to run, or because of 'tool_choice' or 'n'"
 
 

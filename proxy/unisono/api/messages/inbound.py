@@ -131,7 +131,7 @@ def to_generation_request(
         caller=caller,
         request_id=request_id,
         surface=SURFACE,
-        hosting=hosting,
+        server_tools=hosting,
         choice=_choice(request, requested, toolbox, servers),
         form=form,
         reasoning_budget=smallest((_budget(request), model.rules.reasoning_budget)),
@@ -231,7 +231,7 @@ def _notes_on(
 
 
 def _notes_on_running(request: MessagesInput, generation_request: GenerationRequest) -> Iterator[str]:
-    if request.unisono and request.unisono.run_tools and generation_request.hosting is None:
+    if request.unisono and request.unisono.run_tools and generation_request.server_tools is None:
         yield "unisono.run_tools: no effect, because there are no tools to run, or because of 'tool_choice'"
 
 

@@ -105,7 +105,7 @@ def with_server_tools(
     server_tools = bounded(server_tools, tools)
     labels = frozenset(server.label for server in served)
     seen = all(server.label in labels for server in server_tools.servers)
-    return replace(server_tools, shown=labels, pause_after=pause_after if seen else None)
+    return replace(server_tools, visible=labels, pause_after=pause_after if seen else None)
 
 
 def requested_choice(spec: ChoiceSpec | None, tools: Sequence[MessagesTool]) -> ToolChoice | None:

@@ -8,7 +8,7 @@ from typing import Any
 from unisono.api.messages.server_tool_blocks import FETCH, SEARCH
 from unisono.core.events import Finished
 from unisono.core.generation import FinishReason, Usage
-from unisono.engine.interventions.controller import REPETITION
+from unisono.core.recovery_rules import REPETITION
 from unisono.engine.interventions.requirements import UNMET_FORM
 from unisono.engine.request import GenerationReport
 

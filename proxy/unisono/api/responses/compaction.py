@@ -126,7 +126,7 @@ def to_generation_request(prepared: PreparedRequest) -> GenerationRequest:
         forbidden_tools=ForbiddenTools.KEEP,
         truncate=True,
         # The tools are in the prompt that a backend has cached; none of them is run.
-        hosting=None if request.hosting is None else replace(request.hosting, decisions=(), max_calls=0),
+        server_tools=None if request.server_tools is None else replace(request.server_tools, decisions=(), max_calls=0),
     )
 
 

@@ -121,9 +121,9 @@ def to_generation_request(
         surface="responses",
         seed=seed,
         truncate=request.truncation == "auto",
-        dated=dated,
+        keeps_date=dated,
         sticky=sticky,
-        hosting=hosting,
+        server_tools=hosting,
         fields=request_fields("input"),
     )
     generation = with_output_requirements(generation, request, on_offer(request, toolbox, servers), rules)
@@ -143,7 +143,7 @@ def with_output_requirements(
     Raises InvalidRequest for requirements that cannot be met.
     """
     form = request.form.to_answer_form("text.format") if request.form else None
-    callable_ = bool(offer.toolbox.tools) or generation_request.hosting is not None
+    callable_ = bool(offer.toolbox.tools) or generation_request.server_tools is not None
     generation_request = rules.applied_to(generation_request)
     return replace(
         generation_request,

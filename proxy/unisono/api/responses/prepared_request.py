@@ -190,7 +190,7 @@ async def assembled(
         rules=model.rules,
     )
     generation = await off_loop(parse, size)
-    approvals = Approvals(deps, sender.tenant, response_id, approvals_in(request, generation.request.hosting))
+    approvals = Approvals(deps, sender.tenant, response_id, approvals_in(request, generation.request.server_tools))
     generation = replace(generation, request=approvals.attach_to(generation.request))
     seal = _sealer(seals, sender.tenant) if request.seals_reasoning else None
     frame = _frame(sender, request, past, model, generation, response_id, created_at, today, seal)

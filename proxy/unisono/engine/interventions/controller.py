@@ -9,9 +9,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Final
 
 from unisono.core.generation import Constraint, FinishReason
+from unisono.core.recovery_rules import (
+    REASONING_BUDGET,
+    REGENERATED_ANSWER,
+    REGENERATED_CALL,
+    REPETITION,
+    TOOL_NOT_ALLOWED,
+)
 from unisono.engine.interventions.policy import (
     MAX_EDITS,
     MAX_REGENERATIONS,
@@ -22,20 +28,11 @@ from unisono.engine.interventions.policy import (
     Obligation,
 )
 from unisono.engine.interventions.prompt_edit import NONE_REJECTED, HeaderSpelling, PromptEdit, StepInterventions
-from unisono.engine.interventions.requirements import CODE_FENCE, Obligations, OutputRequirements
+from unisono.engine.interventions.requirements import Obligations, OutputRequirements
 from unisono.engine.interventions.tool_names import ToolNaming, header_for
 from unisono.harmony.encoding import Encoding
 from unisono.harmony.gate import Stopped
 from unisono.harmony.header import Header
-
-REGENERATED_CALL: Final = "regenerated-call"
-REGENERATED_ANSWER: Final = "regenerated-answer"
-REPETITION: Final = "repetition"
-BUDGET: Final = "reasoning-budget"
-NOT_ALLOWED: Final = "tool-not-allowed"
-
-# Rules that a request may switch off.
-SWITCHABLE: Final = frozenset({REGENERATED_CALL, REGENERATED_ANSWER, CODE_FENCE, REPETITION})
 
 
 class InterventionController:
@@ -95,18 +92,35 @@ class InterventionController:
         else:
             self._regenerate(at, message)
 
-    def end_reasoning(self, place: int, *, rule: str) -> None:
+    def handle_spent_budget(self, place: int, *, is_reasoning: bool) -> bool:
+        """Decide what follows a used-up reasoning budget at `place`; return whether reading stops."""
+        if is_reasoning:
+            self._end_reasoning(place, rule=REASONING_BUDGET)
+        # Between two messages there is nothing to end. The gate stops the next reasoning at its header.
+        self.obligations.is_late = True
+        return is_reasoning
+
+    def handle_repetition(self, place: int, *, is_reasoning: bool) -> bool:
+        """Decide what follows a repetition at `place`; return False if the answer ends there."""
+        # After reasoning, the model can still answer. It would repeat an answer in every further attempt.
+        if not is_reasoning or self.is_spent:
+            return False
+        self._end_reasoning(place, rule=REPETITION)
+        return True
+
+    def _end_reasoning(self, place: int, *, rule: str) -> None:
         """End the open reasoning at `place`."""
-        self.obligations.is_late = self.obligations.is_late or rule == BUDGET
+        self.obligations.is_late = self.obligations.is_late or rule == REASONING_BUDGET
         if self.obligations.is_call_owed:
             self._force(place, rule=rule, closes=True)
-        elif rule == BUDGET and self.requirements.tools:
+        elif rule == REASONING_BUDGET and self.requirements.tools:
             self.step.pending = PromptEdit(place, closes=True, rule=rule)
         else:
             self._open_answer(place, rule=rule, closes=True)
 
     def handle_end(self, reason: FinishReason, place: int) -> None:
         """Decide what follows a generation that ended; all messages end before `place`."""
+        # A generation that reached its limit has no room for another message.
         if reason is not FinishReason.STOP or self.is_spent:
             return
         if self.obligations.is_call_owed and self.step.regenerations_at_end < MAX_REGENERATIONS:
@@ -161,9 +175,9 @@ class InterventionController:
     def _handle_header(self, at: Stopped, message: MessageKind) -> None:
         act = OPENING[self.obligations.next, message]
         if act is HeaderAction.FORCE:
-            self._force(at.start, rule=BUDGET if message is MessageKind.LATE_THOUGHT else "")
+            self._force(at.start, rule=REASONING_BUDGET if message is MessageKind.LATE_THOUGHT else "")
         elif message is MessageKind.BARRED:
-            self._open_answer(at.start, rule=NOT_ALLOWED)
+            self._open_answer(at.start, rule=TOOL_NOT_ALLOWED)
         elif act is HeaderAction.GUIDE and message is MessageKind.ANSWER:
             self._open_answer(at.start)
         elif act is HeaderAction.GUIDE:
@@ -171,10 +185,10 @@ class InterventionController:
                 at.start, self._spelling.written(at), constraint=self.requirements.constraint_for(at.header)
             )
         elif self.step.has_skipped or not self.requirements.tools:
-            self._open_answer(at.start, rule=BUDGET)
+            self._open_answer(at.start, rule=REASONING_BUDGET)
         else:
             self.step.has_skipped = True
-            self.step.pending = PromptEdit(at.start, between=self._spelling.empty(at), rule=BUDGET)
+            self.step.pending = PromptEdit(at.start, between=self._spelling.empty(at), rule=REASONING_BUDGET)
 
     def _force(self, place: int, *, rule: str = "", closes: bool = False) -> None:
         """Open the required call, or the beginning of a call if several tools are possible."""
@@ -225,6 +239,7 @@ class InterventionController:
         self.step.attempts = self.step.attempts.reject(at.text or "", constrained=constrained, at=at)
         rule = REGENERATED_ANSWER if message is MessageKind.ANSWER else REGENERATED_CALL
         constraint = self.requirements.constraint_for(at.header)
+        # Without a constraint, the same header would lead to the same fault. The model may choose another tool.
         free = message is MessageKind.CALL and not self.can_guide(at.header)
         header = () if free else self._spelling.written(at)
         self.step.pending = PromptEdit(at.start, header, constraint=constraint, attempts=self.step.attempts, rule=rule)
@@ -234,7 +249,7 @@ class InterventionController:
         self.step.trims += 1
         is_last = self.step.trims > MAX_TRIMS and not at.is_complete
         rule = REGENERATED_ANSWER if message is MessageKind.ANSWER else REGENERATED_CALL
-        can_regenerate = not at.is_emitted and rule not in self.requirements.unmended
+        can_regenerate = not at.is_emitted and rule not in self.requirements.disabled_rules
         if is_last and can_regenerate and self.step.attempts.count < MAX_REGENERATIONS:
             self._regenerate(at, message)
             return
@@ -260,7 +275,7 @@ class InterventionController:
         The second time, open the answer instead.
         """
         if self._has_refused:
-            self._open_answer(at.start, rule=NOT_ALLOWED)
+            self._open_answer(at.start, rule=TOOL_NOT_ALLOWED)
             return
         self._has_refused = True
-        self.step.pending = PromptEdit(at.start, between=self._spelling.refused(at), rule=NOT_ALLOWED)
+        self.step.pending = PromptEdit(at.start, between=self._spelling.refused(at), rule=TOOL_NOT_ALLOWED)

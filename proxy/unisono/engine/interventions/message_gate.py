@@ -1,15 +1,18 @@
-"""Gate of the router: accepts messages or stops where an intervention is due. No I/O."""
+"""Gate of the router: accepts messages or stops where an intervention is due.
+
+A complete body is checked against the requirements of the request. No I/O.
+"""
 
 from __future__ import annotations
 
-from unisono.core.ports import Violation
-from unisono.engine.interventions.controller import (
-    REGENERATED_ANSWER,
-    REGENERATED_CALL,
-    REPETITION,
-    InterventionController,
-)
+import re
+from typing import Final
+
+from unisono.core.ports import Schema, Violation
+from unisono.core.recovery_rules import CODE_FENCE, REGENERATED_ANSWER, REGENERATED_CALL
+from unisono.engine.interventions.controller import InterventionController
 from unisono.engine.interventions.policy import (
+    CALLS,
     CLOSING,
     MAX_REGENERATIONS,
     OPENING,
@@ -17,11 +20,12 @@ from unisono.engine.interventions.policy import (
     BodyFault,
     HeaderAction,
     MessageKind,
+    fault_of,
 )
-from unisono.engine.interventions.prompt_edit import NONE_REJECTED
-from unisono.engine.interventions.requirements import CALLS, BodyChecks
+from unisono.engine.interventions.requirements import OutputRequirements
 from unisono.harmony.header import Header
 from unisono.harmony.message_parts import OpenPart
+from unisono.harmony.recipients import RecipientKind
 
 
 class MessageGate:
@@ -68,7 +72,7 @@ class MessageGate:
     def limits_blanks(self, header: Header) -> bool:
         message = self._obligations.message_kind(header)
         is_json = self._obligations.has_form(message) or self._checks.is_json_call(message, header)
-        return is_json and not self._controller.is_spent and REPETITION not in self._requirements.unmended
+        return is_json and not self._controller.is_spent and self._requirements.detects_repetition
 
     def closes(self, header: Header, text: str, *, held: bool) -> str | None:
         message = self._obligations.message_kind(header)
@@ -89,14 +93,76 @@ class MessageGate:
             case BodyAction.REGENERATE:
                 rule = REGENERATED_ANSWER if message is MessageKind.ANSWER else REGENERATED_CALL
                 step = self._controller.step
-                if rule in self._requirements.unmended or step.last.body:
+                if rule in self._requirements.disabled_rules or step.last.body:
                     return False
+                # After the last attempt, the first one is restored, and accepted although it has the same fault.
                 return step.attempts.count < MAX_REGENERATIONS or not step.attempts.is_first(header, text)
 
     def _record_message(self, message: MessageKind, fault: BodyFault) -> None:
-        step = self._controller.step
-        step.trims = 0
-        if message is not MessageKind.PREAMBLE:
-            step.attempts = NONE_REJECTED
-        step.has_call = step.has_call or message in CALLS
+        is_preamble = message is MessageKind.PREAMBLE
+        self._controller.step.record_message(is_preamble=is_preamble, is_call=message in CALLS)
         self._obligations.record_message(message, is_faulty=CLOSING[message, fault] is BodyAction.REGENERATE)
+
+
+class BodyChecks:
+    """Checks of message bodies against the requirements.
+
+    Without `violation`, schemas are not checked.
+    """
+
+    def __init__(self, requirements: OutputRequirements, violation: Violation | None) -> None:
+        self._requirements = requirements
+        self._violation = violation
+
+    def judged(self, message: MessageKind, header: Header, text: str, *, has_form: bool) -> tuple[BodyFault, str]:
+        """Return the fault of a body, and its text, without a code fence where that makes it valid."""
+        form = self._requirements.form
+        if form is not None and has_form:
+            fault = self._fault(text, form.schema, objects=form.schema is None)
+            if fault is BodyFault.NONE or CODE_FENCE in self._requirements.disabled_rules:
+                return fault, text
+            content = without_code_fence(text)
+            if content is not None and self._fault(content, form.schema, objects=form.schema is None) is BodyFault.NONE:
+                return BodyFault.NONE, content
+            return fault, text
+        if not self.is_json_call(message, header):
+            return BodyFault.NONE, text
+        schema = None if message is MessageKind.CALL else self._requirements.schemas.get(header.recipient.full_name)
+        return self._fault(text or "{}", schema, objects=True), text
+
+    def is_json_call(self, message: MessageKind, header: Header) -> bool:
+        """Return whether a message is a call whose arguments are checked here."""
+        requirements, recipient = self._requirements, header.recipient.full_name
+        if message not in CALLS or recipient in requirements.texts:
+            return False
+        if header.recipient.kind is not RecipientKind.FUNCTION and recipient not in requirements.schemas:
+            return False
+        # For other calls the content type decides. The model reads error results about invalid calls of server tools.
+        is_certain = message is not MessageKind.CALL
+        is_own = not requirements.has_server_tools or recipient in requirements.own
+        return is_certain or (header.content_type in (None, "json") and is_own)
+
+    def _fault(self, text: str, schema: Schema | None, *, objects: bool) -> BodyFault:
+        if (
+            (fault := fault_of(text, objects=objects)) is not BodyFault.NONE
+            or schema is None
+            or self._violation is None
+        ):
+            return fault
+        return fault if self._violation(schema, text) is None else BodyFault.UNLIKE
+
+
+FENCE: Final = "```"
+_LANGUAGE = re.compile(r"[A-Za-z0-9_-]*")
+
+
+def without_code_fence(text: str) -> str | None:
+    """Return the content of the code block that `text` consists of; None if it is anything else."""
+    # No regular expression reads the text: it is long, and the model and the prompt choose its content.
+    block = text.strip()
+    if not block.startswith(FENCE):
+        return None
+    opening, _, rest = block.removeprefix(FENCE).partition("\n")
+    if not rest.endswith(FENCE) or _LANGUAGE.fullmatch(opening.removesuffix("\r").rstrip(" \t")) is None:
+        return None
+    return rest.removesuffix(FENCE).rstrip(" \t").removesuffix("\n").removesuffix("\r")

@@ -94,6 +94,9 @@ class BodyAction(Enum):
 # Message kinds whose schema is checked.
 _JUDGED: Final = frozenset({MessageKind.WANTED, MessageKind.STRICT, MessageKind.ANSWER})
 
+# Message kinds that the client or the gateway has to process as calls.
+CALLS: Final = frozenset({MessageKind.WANTED, MessageKind.STRICT, MessageKind.CALL})
+
 # Action for a complete message that was not emitted, by message kind and fault.
 CLOSING: Final[dict[tuple[MessageKind, BodyFault], BodyAction]] = {
     (message, fault): BodyAction.REFUSE

@@ -6,12 +6,13 @@ journal on another replica. No I/O.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from hashlib import sha256
 from typing import Final
 
 from unisono.core.conversation import Tokens
-from unisono.core.generation import CALL, END, RETURN, Constraint, Sampling
+from unisono.core.generation import ALL_STOP_TOKENS, CALL, END, RETURN, Constraint, Sampling
 from unisono.harmony.encoding import Encoding
 from unisono.harmony.gate import Stopped
 from unisono.harmony.header import FINAL, Header
@@ -64,12 +65,12 @@ NONE_REJECTED: Final = RejectedAttempts()
 class PromptEdit:
     """An edit of the tokens at the end of a step's prompt.
 
-    Cut the tokens after position `kept`, insert the whole messages `between`, open a message with `header`, and
+    Cut the tokens after position `position`, insert the whole messages `between`, open a message with `header`, and
     continue. `header` follows `<|start|>assistant`; it is empty if the model chooses the header. With `closes`, an open
     message is closed first and stays in the prompt. With `naming`, the next generation is the name of a tool.
     """
 
-    kept: int = 0
+    position: int = 0
     header: Tokens = ()
     between: Tokens = ()
     closes: bool = False
@@ -77,10 +78,34 @@ class PromptEdit:
     naming: bool = False
     attempts: RejectedAttempts = NONE_REJECTED  # rejected attempts at the message that follows
     body: Tokens = ()  # whole body of the message, with its terminator; empty if the model writes it
-    # the open message stays open and continues with `body`; `kept` is the position after its header
+    # the open message stays open and continues with `body`; `position` is the position after its header
     trims: bool = False
     ends: bool = False  # nothing more is generated
     rule: str = ""
+
+    @property
+    def split_body(self) -> tuple[Tokens, Tokens]:
+        """Return the body without its terminator, and the terminator."""
+        end = len(self.body) - (len(self.body) > 0 and self.body[-1] in ALL_STOP_TOKENS)
+        return self.body[:end], self.body[end:]
+
+    def applied_to(self, tail: Sequence[int], start: Tokens, *, has_call: bool) -> list[int]:
+        """Return the part of `tail` that the edit leaves, and the messages `between`.
+
+        The last message of the tail is closed. The prompt ends in `start`. `has_call`: the step has a complete call.
+        """
+        remaining = [*tail[: self.position]]
+        if self.closes:
+            remaining.append(END)
+        elif remaining and remaining[-1] in ALL_STOP_TOKENS:
+            # A complete call keeps its own terminator, even if something follows; every other message ends with END.
+            remaining[-1] = CALL if remaining[-1] == CALL and has_call else END
+        elif remaining and remaining[-1] != END:
+            remaining.append(END)
+        if self.between:
+            # Without a tail, the start of the first message is in the prompt.
+            remaining += self.between if remaining else self.between[len(start) :]
+        return remaining
 
 
 NOT_AVAILABLE: Final = "This tool is not available now. Use another one, or answer without."
@@ -102,6 +127,14 @@ class StepInterventions:
     last: PromptEdit = field(default_factory=PromptEdit)  # the edit that was made last
     header_end: int = -1  # position after the header that was inserted last; -1 for none
     name_start: int = 0  # position of the message whose recipient is being named
+
+    def record_message(self, *, is_preamble: bool, is_call: bool) -> None:
+        """Record that a complete message was accepted."""
+        self.trims = 0
+        # A preamble may precede the message that was rejected, in every attempt at it.
+        if not is_preamble:
+            self.attempts = NONE_REJECTED
+        self.has_call = self.has_call or is_call
 
 
 class HeaderSpelling:
@@ -129,6 +162,7 @@ class HeaderSpelling:
 
     def body(self, at: Stopped) -> Tokens:
         """Return the body with its terminator."""
+        # A call is complete only with its own terminator.
         stop = CALL if at.header.is_call else RETURN
         return (*self._encoding.encode_generated(at.text or ""), stop)
 

@@ -8,12 +8,11 @@ never reads them all more than once.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Final
 
 from unisono.core.generation import FIRST_SPECIAL
-from unisono.engine.interventions.controller import BUDGET, REPETITION, InterventionController
-from unisono.engine.journal import JournalWriter
+from unisono.engine.interventions.requirements import Obligations, OutputRequirements
 from unisono.harmony.encoding import Encoding
 from unisono.harmony.router import HarmonyRouter
 from unisono.harmony.utf8_tail import MAX_CHARACTER_TOKENS, unfinished
@@ -26,52 +25,42 @@ _UNLIMITED: Final = 1 << 62
 
 
 class ReadingLimits:
-    """Limits at which reading stops between two tokens, so that the controller can decide.
+    """Positions between two tokens at which reading stops, so that the controller can decide.
 
-    `is_broken_off` is set when the answer ends here, because the model repeats itself.
+    `read` is the number of journal entries since the last note or step.
     """
 
     # Rules.
     # - Reasoning ends before the first token that the budget has no room for, but not inside a character.
     # - A marker ends reasoning by itself: a budget equal to its length is not exceeded.
     # - Repetition is checked at fixed positions of the journal, so that a replay stops at the same token.
-    # - Reasoning that repeats itself is ended once; an answer that repeats itself is broken off.
 
     def __init__(
-        self, encoding: Encoding, router: HarmonyRouter, controller: InterventionController, journal: JournalWriter
+        self, encoding: Encoding, router: HarmonyRouter, requirements: OutputRequirements, obligations: Obligations
     ) -> None:
         self._encoding = encoding
         self._router = router
-        self._controller = controller
-        self._journal = journal
-        self._budget = controller.requirements.budget  # limit of reasoning tokens
-        self._detects_repetition = REPETITION not in controller.requirements.unmended
-        self.is_broken_off = False
+        self._obligations = obligations
+        self._budget = requirements.budget  # limit of reasoning tokens
+        self._detects_repetition = requirements.detects_repetition
         if self._budget is not None and self._budget < 1:
-            controller.obligations.is_late = True
+            obligations.is_late = True
 
     @property
     def _has_budget(self) -> bool:
-        return self._budget is not None and not self._controller.obligations.is_late
+        return self._budget is not None and not self._obligations.is_late
 
-    def unchecked_tokens(self) -> int:
+    def unchecked_tokens(self, read: int) -> int:
         """Return the number of following tokens during which only the router can stop the stream."""
-        if self._controller.is_naming or self._has_budget:
+        if self._has_budget:
             return 0
-        return self._tokens_to_check if self._detects_repetition else _UNLIMITED
+        return _tokens_to_check(read) if self._detects_repetition else _UNLIMITED
 
-    @property
-    def _tokens_to_check(self) -> int:
-        journal = self._journal
-        return CHECK_INTERVAL_TOKENS - (len(journal.numbers) - journal.segment_start) % CHECK_INTERVAL_TOKENS
-
-    def portion(self, tokens: Sequence[int]) -> int:
+    def portion(self, tokens: Sequence[int], read: int) -> int:
         """Return the number of `tokens` that may be read before the next check."""
         size = len(tokens)
-        if self._controller.is_naming:
-            return size
         if self._detects_repetition:
-            size = min(size, self._tokens_to_check)
+            size = min(size, _tokens_to_check(read))
         if self._budget is not None and self._has_budget:
             # The router may hold back part of a header. A marker may show that these tokens were reasoning, and more
             # reasoning may follow.
@@ -80,32 +69,29 @@ class ReadingLimits:
                 size = min(size, max(self._budget - self._router.usage.reasoning_tokens, 1))
         return size
 
-    def ends_reasoning(self, token: int) -> bool:
-        """End reasoning before `token` if the budget has no room for it; return whether it ended."""
+    def has_room_for(self, token: int, tokens_read: Callable[[], Sequence[int]]) -> bool:
+        """Return whether the budget has room for `token`, or does not apply to it.
+
+        `tokens_read` returns the tokens since the last note or step.
+        """
         used, is_reasoning = self._router.usage.reasoning_tokens, self._router.is_reasoning
         if self._budget is None or not self._has_budget or used < self._budget:
-            return False
-        is_cut = used < self._budget + MAX_CHARACTER_TOKENS and unfinished(self._encoding, self._journal.new_tokens)
-        if is_cut or (is_reasoning and token >= FIRST_SPECIAL):
-            return False
-        if is_reasoning:
-            self._controller.end_reasoning(self._journal.tail_length, rule=BUDGET)
-        else:
-            self._controller.obligations.is_late = True
-        return is_reasoning is True
+            return True
+        # The rest of a character that bytes were read of may exceed the budget. Bytes that never make a character must
+        # not: hence the limit.
+        is_cut = used < self._budget + MAX_CHARACTER_TOKENS and unfinished(self._encoding, tokens_read())
+        return bool(is_cut or (is_reasoning and token >= FIRST_SPECIAL))
 
-    def check_repetition(self) -> None:
-        """Stop the stream if the model repeats itself; call it after each portion."""
-        if not self._detects_repetition or self._tokens_to_check != CHECK_INTERVAL_TOKENS:
-            return
-        is_reasoning = self._router.is_reasoning
-        length = REASONING_REPEAT_TOKENS if is_reasoning else REPEAT_TOKENS
-        if not repeats(self._journal.numbers, self._journal.segment_start, length):
-            return
-        if is_reasoning and not self._controller.is_spent:
-            self._controller.end_reasoning(self._journal.tail_length, rule=REPETITION)
-        else:
-            self.is_broken_off = True
+    def is_repeating(self, journal: Sequence[int], read: int) -> bool:
+        """Return whether the end of `journal` is a repetition; call it after each portion."""
+        if not self._detects_repetition or _tokens_to_check(read) != CHECK_INTERVAL_TOKENS:
+            return False
+        length = REASONING_REPEAT_TOKENS if self._router.is_reasoning else REPEAT_TOKENS
+        return repeats(journal, len(journal) - read, length)
+
+
+def _tokens_to_check(read: int) -> int:
+    return CHECK_INTERVAL_TOKENS - read % CHECK_INTERVAL_TOKENS
 
 
 def repeats(tokens: Sequence[int], begin: int, length: int = REPEAT_TOKENS) -> bool:

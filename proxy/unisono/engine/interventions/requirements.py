@@ -1,4 +1,4 @@
-"""Requirements of a request for its answer, and checks of message bodies against them.
+"""Requirements of a request for its answer, and the obligations that follow from them.
 
 They cover tools that have to be called or may be called, the schemas of their arguments, and the form of the answer.
 Tools are named by their recipients, as in headers: `functions.NAME`, `python`, `browser.search`. No I/O.
@@ -6,21 +6,20 @@ Tools are named by their recipients, as in headers: `functions.NAME`, `python`, 
 
 from __future__ import annotations
 
-import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
 from unisono.core.conversation import AnswerForm
 from unisono.core.generation import AnyJson, Constraint, JsonSchema, OneOf
-from unisono.core.ports import Schema, Violation
+from unisono.core.ports import Schema
+from unisono.core.recovery_rules import REPETITION
 from unisono.core.tools import HostedTool
-from unisono.engine.interventions.policy import BodyFault, MessageKind, Obligation, fault_of
+from unisono.engine.interventions.policy import CALLS, MessageKind, Obligation
 from unisono.engine.request import AllowedTools, ForcedCalls, GenerationRequest
-from unisono.engine.server_tools.tools import OfferedServerTools, decided_calls
 from unisono.harmony.builtin_tools import FUNCTIONS_OF, is_builtin
 from unisono.harmony.header import ANALYSIS, COMMENTARY, Header
-from unisono.harmony.recipients import FUNCTIONS, RecipientKind
+from unisono.harmony.recipients import FUNCTIONS
 from unisono.harmony.tools import ToolSet
 
 NO_ARGUMENTS: Final[Schema] = {"type": "object", "properties": {}, "additionalProperties": False}
@@ -29,8 +28,6 @@ UNMET_CALL: Final = "The model did not call a tool that it had to call."
 UNMET_NONE: Final = "None of the tools that had to be called is available."
 UNMET_ARGUMENTS: Final = "The arguments of a call do not match the tool's schema."
 UNMET_FORM: Final = "The answer does not have the form that was asked for."
-
-CALLS: Final = (MessageKind.WANTED, MessageKind.STRICT, MessageKind.CALL)
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +49,7 @@ class OutputRequirements:
     own: frozenset[str] = frozenset()  # the client's own tools
     form: AnswerForm | None = None
     budget: int | None = None
-    unmended: frozenset[str] = frozenset()
+    disabled_rules: frozenset[str] = frozenset()
     calls_allowed: bool = True
     hold_calls: bool = True
     # Nothing is emitted before the answer is complete, so that any part of it can still be replaced.
@@ -74,6 +71,11 @@ class OutputRequirements:
         """Return whether it matters which constraints a backend can enforce."""
         # An invalid call of a client tool is generated again, under its schema if possible.
         return self.forced is not None or self.form is not None or bool(self.own and self.tools)
+
+    @property
+    def detects_repetition(self) -> bool:
+        """Return whether output that repeats itself is ended."""
+        return REPETITION not in self.disabled_rules
 
     @property
     def form_constraint(self) -> Constraint:
@@ -169,14 +171,21 @@ class Obligations:
 
 
 def requirements_of(
-    request: GenerationRequest, tools: ToolSet, hosted: OfferedServerTools | None
+    request: GenerationRequest,
+    tools: ToolSet,
+    server_tools: Mapping[str, HostedTool] | None,
+    approved: Collection[str] = (),
 ) -> OutputRequirements:
-    """Return the requirements of `request`; `tools` are all declared tools."""
+    """Return the requirements of `request`; `tools` are all declared tools.
+
+    `server_tools` are the offered server tools, by the names that the model knows; None if the request has no server
+    tools. `approved` are the names of the approved calls, which run before any generation.
+    """
     # A message that the client began itself is not changed.
     free = request.conversation.prefill is None
     choice = request.choice if request.calls_allowed and free else None
     client = {f"{FUNCTIONS}{tools.wire(tool.name)}": tool for tool in request.conversation.preamble.tools}
-    every = {} if hosted is None else {_recipient(name, tools): tool for name, tool in hosted.every.items()}
+    every = {_recipient(name, tools): tool for name, tool in (server_tools or {}).items()}
     schemas: dict[str, Schema] = {
         name: tool.parameters or NO_ARGUMENTS for name, tool in client.items() if not tool.free_text
     }
@@ -185,7 +194,10 @@ def requirements_of(
     on_offer = [f"{FUNCTIONS}{declaration.name}" for declaration in tools.declarations]
     on_offer += [name for name in every if is_builtin(name)]
     meant = frozenset[str]() if choice is None else _meant(choice, tools, every, on_offer)
-    owed = isinstance(choice, ForcedCalls) and not _is_approved(meant, request, tools)
+    # A client that approves a call also repeats the choice that led to it. Without this check, it would have to approve
+    # calls forever.
+    is_approved = any(_recipient(name, tools) in meant for name in approved)
+    owed = isinstance(choice, ForcedCalls) and not is_approved
     return OutputRequirements(
         tools=tuple(on_offer) if request.calls_allowed else (),
         forced=tuple(name for name in on_offer if name in meant) if owed else None,
@@ -193,11 +205,11 @@ def requirements_of(
         schemas=schemas,
         texts=frozenset(name for name, tool in client.items() if tool.free_text),
         strict=frozenset(name for name, tool in client.items() if tool.strict and request.calls_allowed),
-        has_server_tools=hosted is not None,
+        has_server_tools=server_tools is not None,
         own=frozenset(client),
         form=request.form if free else None,
         budget=request.reasoning_budget,
-        unmended=request.unmended,
+        disabled_rules=request.disabled_rules,
         calls_allowed=request.calls_allowed,
         hold_calls=request.hold_calls,
         whole=request.whole,
@@ -219,16 +231,6 @@ def _meant(
     return frozenset(meant)
 
 
-def _is_approved(meant: frozenset[str], request: GenerationRequest, tools: ToolSet) -> bool:
-    """Return whether one of the approved calls, which run before any generation, is in `meant`.
-
-    A client that approves a call also repeats the choice that led to it. Without this check it would have to approve
-    calls forever.
-    """
-    approved, _ = ([], []) if request.hosting is None else decided_calls(request.conversation, request.hosting)
-    return any(_recipient(call.name, tools) in meant for call in approved)
-
-
 def _recipient(name: str, tools: ToolSet) -> str:
     return name if tools.trained(name) else f"{FUNCTIONS}{tools.wire(name)}"
 
@@ -236,70 +238,3 @@ def _recipient(name: str, tools: ToolSet) -> str:
 def constraint_of(schema: Schema | None) -> Constraint:
     """Return the backend constraint for a schema; without a schema, any JSON object."""
     return AnyJson() if schema is None else JsonSchema(schema)
-
-
-CODE_FENCE: Final = "code-fence"
-
-
-class BodyChecks:
-    """Checks of message bodies against the requirements.
-
-    Without `violation`, schemas are not checked.
-    """
-
-    def __init__(self, requirements: OutputRequirements, violation: Violation | None) -> None:
-        self._requirements = requirements
-        self._violation = violation
-
-    def judged(self, message: MessageKind, header: Header, text: str, *, has_form: bool) -> tuple[BodyFault, str]:
-        """Return the fault of a body, and its text, without a code fence where that makes it valid."""
-        form = self._requirements.form
-        if form is not None and has_form:
-            fault = self._fault(text, form.schema, objects=form.schema is None)
-            if fault is BodyFault.NONE or CODE_FENCE in self._requirements.unmended:
-                return fault, text
-            content = without_code_fence(text)
-            if content is not None and self._fault(content, form.schema, objects=form.schema is None) is BodyFault.NONE:
-                return BodyFault.NONE, content
-            return fault, text
-        if not self.is_json_call(message, header):
-            return BodyFault.NONE, text
-        schema = None if message is MessageKind.CALL else self._requirements.schemas.get(header.recipient.full_name)
-        return self._fault(text or "{}", schema, objects=True), text
-
-    def is_json_call(self, message: MessageKind, header: Header) -> bool:
-        """Return whether a message is a call whose arguments are checked here."""
-        requirements, recipient = self._requirements, header.recipient.full_name
-        if message not in (MessageKind.WANTED, MessageKind.STRICT, MessageKind.CALL) or recipient in requirements.texts:
-            return False
-        if header.recipient.kind is not RecipientKind.FUNCTION and recipient not in requirements.schemas:
-            return False
-        # For other calls the content type decides. The model reads error results about invalid calls of server tools.
-        is_certain = message is not MessageKind.CALL
-        is_own = not requirements.has_server_tools or recipient in requirements.own
-        return is_certain or (header.content_type in (None, "json") and is_own)
-
-    def _fault(self, text: str, schema: Schema | None, *, objects: bool) -> BodyFault:
-        if (
-            (fault := fault_of(text, objects=objects)) is not BodyFault.NONE
-            or schema is None
-            or self._violation is None
-        ):
-            return fault
-        return fault if self._violation(schema, text) is None else BodyFault.UNLIKE
-
-
-FENCE: Final = "```"
-_LANGUAGE = re.compile(r"[A-Za-z0-9_-]*")
-
-
-def without_code_fence(text: str) -> str | None:
-    """Return the content of the code block that `text` consists of; None if it is anything else."""
-    # No regular expression reads the text: it is long, and the model and the prompt choose its content.
-    block = text.strip()
-    if not block.startswith(FENCE):
-        return None
-    opening, _, rest = block.removeprefix(FENCE).partition("\n")
-    if not rest.endswith(FENCE) or _LANGUAGE.fullmatch(opening.removesuffix("\r").rstrip(" \t")) is None:
-        return None
-    return rest.removesuffix(FENCE).rstrip(" \t").removesuffix("\n").removesuffix("\r")

@@ -21,8 +21,8 @@ class StopStrings:
         self._stops = tuple(stops)
         self._firsts = frozenset(stop[0] for stop in stops)
         self._longest = max(map(len, stops)) - 1
-        self._held = ""
-        self._shown: list[str] = []
+        self._buffered = ""
+        self._emitted: list[str] = []
         self.matched: str | None = None  # the matched stop string; afterwards nothing passes
 
     def filter(self, events: Sequence[Event]) -> list[Event]:
@@ -33,29 +33,30 @@ class StopStrings:
                 break
             match event:
                 case Opened(item=Text()):
-                    self._held, self._shown = "", []
+                    # Stop strings do not span several texts.
+                    self._buffered, self._emitted = "", []
                     out.append(event)
                 case Delta(item=Text() as item):
                     self._text(item, event.text, out)
                 case Closed(item=Text() as item):
-                    if self._held:
-                        out.append(Delta(item, self._held))
+                    if self._buffered:
+                        out.append(Delta(item, self._buffered))
                     out.append(event)
                 case _:
                     out.append(event)
         return out
 
     def _text(self, item: Item, text: str, out: list[Event]) -> None:
-        text = self._held + text
+        text = self._buffered + text
         if (met := self._first_in(text)) is not None:
             end, length = met
             self.matched = text[end - length : end]
-            self._show(item, text[: end - length], out)
-            out.append(Closed(item, "".join(self._shown)))
+            self._emit(item, text[: end - length], out)
+            out.append(Closed(item, "".join(self._emitted)))
             return
         end = self._undecided_from(text)
-        self._held = text[end:]
-        self._show(item, text[:end], out)
+        self._buffered = text[end:]
+        self._emit(item, text[:end], out)
 
     def _undecided_from(self, text: str) -> int:
         """Return the start of the longest tail that may be the beginning of a stop string."""
@@ -74,7 +75,7 @@ class StopStrings:
         end, length = min(found)
         return end, -length
 
-    def _show(self, item: Item, text: str, out: list[Event]) -> None:
+    def _emit(self, item: Item, text: str, out: list[Event]) -> None:
         if text:
-            self._shown.append(text)
+            self._emitted.append(text)
             out.append(Delta(item, text))

@@ -61,16 +61,18 @@ class ToolNaming:
 
     def found(self, *, is_complete: bool) -> tuple[str | None, bool]:
         """Return the same for the tokens so far. `is_complete`: the name has ended."""
-        said = self.text
-        name = (_NAME.match(said) or [""])[0]
+        text = self.text
+        name = (_NAME.match(text) or [""])[0]
         begun = [recipient for tail, recipient in self._tails.items() if tail.startswith(name)]
         only = begun[0] if len(begun) == 1 and name.strip(".") else None
-        if is_complete or len(name) < len(said):
+        # A character that no tool name contains ends the name too.
+        if is_complete or len(name) < len(text):
             return self._tails.get(name) or only or self._repaired(name), True
         return only, only is not None
 
     def _repaired(self, name: str) -> str | None:
         declared = frozenset(each.removeprefix(FUNCTIONS) for each in self._recipients if each.startswith(FUNCTIONS))
+        # The name is read as in a header that the model wrote, with the same repairs of its spelling.
         word = f"{self._stem}{name}".removeprefix(" to=")
         meant = f"{FUNCTIONS}{read_recipient(word, declared).name}"
         return meant if meant in self._recipients else None

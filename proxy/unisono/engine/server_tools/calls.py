@@ -9,12 +9,12 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import TypeAlias
 
 from unisono.core.conversation import Conversation, Json, ToolResult
 from unisono.core.events import Closed, Delta, Event, HostedCall, Listed, Listing, Opened, Ran, Repaired
 from unisono.core.tool_arguments import ToolArguments, read_arguments
-from unisono.core.tools import ToolOutcome
-from unisono.engine.journal import JournalEntry
+from unisono.core.tools import ServerToolCall, ToolOutcome
 from unisono.engine.server_tools.policy import (
     ASK,
     MAX_CALLS,
@@ -23,8 +23,12 @@ from unisono.engine.server_tools.policy import (
     OUTCOME_UNKNOWN,
     REFUSALS,
     CallBudget,
+    RefusedCall,
 )
-from unisono.engine.server_tools.tools import OfferedServerTools, ServerToolCall, decided_calls, with_results
+from unisono.engine.server_tools.tools import OfferedServerTools, decided_calls, with_results
+
+# A note for the journal: a fact about a call as a JSON object.
+Note: TypeAlias = Mapping[str, Json]
 
 CALL, OF, VERDICT = "call", "of", "verdict"
 RAN, TEXT, ERROR, STRUCTURED, UNKNOWN, SAID, RULE = "ran", "text", "error", "structured", "unknown", "said", "rule"
@@ -69,10 +73,10 @@ class ToolRound:
     """Server tools of a request, and the calls of one step; at first the approved calls."""
 
     def __init__(self, tools: OfferedServerTools, conversation: Conversation) -> None:
-        limit = tools.hosting.max_calls
-        calls, denied = decided_calls(conversation, tools.hosting)
+        limit = tools.server_tools.max_calls
+        calls, denied = decided_calls(conversation, tools.server_tools)
         self.tools = tools
-        self.budget = CallBudget(tools, MAX_CALLS if limit is None else limit)
+        self.budget = CallBudget(MAX_CALLS if limit is None else limit, tools.server_tools.pause_after)
         self.calls = deque(calls)  # calls to be made
         self.pending: PendingCall | None = None
         self._arguments: ToolArguments | None = None
@@ -91,7 +95,7 @@ class ToolRound:
     def tool_lists(self) -> list[Event]:
         """Return the tool lists that the client does not know yet."""
         events: list[Event] = []
-        new = [offer for offer in self.tools.offers if offer.server not in self.tools.hosting.announced]
+        new = [offer for offer in self.tools.offers if offer.server not in self.tools.server_tools.announced]
         for index, offer in enumerate(new):
             listing = Listing(index, offer.server)
             events += (Opened(listing), Listed(listing, offer.tools, offer.error))
@@ -106,12 +110,17 @@ class ToolRound:
         call = self.calls[0]
         self._arguments = read_arguments(call.name, call.arguments)
 
-    def call(self, index: int, *, late: bool) -> tuple[JournalEntry, list[Event]]:
-        """Begin the next call, as item number `index`."""
+    def call(self, index: int, *, late: bool) -> tuple[Note, list[Event]]:
+        """Begin the next call, as item number `index`; return its note and its events."""
         call, arguments = self._next()
-        return self._call(call, arguments, index, self.budget.judge(call, arguments, late=late))
+        tool = self.tools.tool(call.name)
+        needs_approval = tool is not None and self.tools.server(tool).approval.needed(tool)
+        verdict = self.budget.judge(
+            call, arguments, is_known=tool is not None, needs_approval=needs_approval, late=late
+        )
+        return self._call(call, arguments, index, verdict)
 
-    def call_as_recorded(self, note: Mapping[str, Json], index: int) -> tuple[JournalEntry, list[Event]]:
+    def call_as_recorded(self, note: Note, index: int) -> tuple[Note, list[Event]]:
         """Begin the next call as it was noted.
 
         Raises ValueError if the note belongs to another call.
@@ -132,16 +141,17 @@ class ToolRound:
 
     def _call(
         self, call: ServerToolCall, arguments: ToolArguments, index: int, verdict: str
-    ) -> tuple[JournalEntry, list[Event]]:
+    ) -> tuple[Note, list[Event]]:
         server, tool = self.tools.place(call)
         item = HostedCall(index, call.call_id, call.name, server, tool, verdict == ASK, call.approval, arguments)
         self.budget.record(arguments, verdict)
+        # A call that needs an approval has no outcome in this answer. It is made in the next request.
         if verdict == ASK:
             self.needs_approval = True
         else:
             self.pending = PendingCall(item, call, arguments, verdict)
         deltas = [Delta(item, call.arguments)] if call.arguments else []
-        note = JournalEntry({CALL: call.call_id, OF: arguments.digest, VERDICT: verdict})
+        note: Note = {CALL: call.call_id, OF: arguments.digest, VERDICT: verdict}
         return note, [Opened(item), *deltas, Closed(item, call.arguments, call.tokens)]
 
     def refusal(self, pending: PendingCall) -> CallOutcome | None:
@@ -149,9 +159,15 @@ class ToolRound:
         text_of = REFUSALS.get(pending.verdict)
         if text_of is None:
             return None
-        return CallOutcome.refused(text_of(pending.call, pending.arguments, self.tools), pending.verdict)
+        refused = RefusedCall(
+            pending.call.name,
+            pending.arguments.problem,
+            self.tools.names_near(pending.call),
+            can_repeat=self.budget.pause_after is not None,
+        )
+        return CallOutcome.refused(text_of(refused), pending.verdict)
 
-    def record(self, result: CallOutcome, position: int) -> tuple[JournalEntry, list[Event], ToolResult | None]:
+    def record(self, result: CallOutcome, position: int) -> tuple[Note, list[Event], ToolResult | None]:
         """Record the outcome of the current call.
 
         The result is returned if it follows this answer's own items. `position` as in `Repaired`.
@@ -163,6 +179,7 @@ class ToolRound:
         if result.rule == NO_TIME_LEFT:
             self.budget.record_timeout()
         note: dict[str, Json] = {RAN: call.call_id, TEXT: outcome.text}
+        # Usual values are left out, since the note is stored with the journal.
         note |= {ERROR: True} if outcome.is_error else {}
         note |= {STRUCTURED: outcome.structured} if outcome.structured is not None else {}
         note |= {UNKNOWN: True} if outcome.outcome_unknown else {}
@@ -172,12 +189,13 @@ class ToolRound:
         if result.rule:
             events.append(Repaired(result.rule, position))
         item = ToolResult(call.call_id, call.name, result.text)
+        # An approved call is part of the conversation, so its result belongs there and not to the new items.
         if not call.approval:
-            return JournalEntry(note), events, item
+            return note, events, item
         self._decided.append(item)
-        return JournalEntry(note), events, None
+        return note, events, None
 
-    def recorded_outcome(self, note: Mapping[str, Json]) -> CallOutcome:
+    def recorded_outcome(self, note: Note) -> CallOutcome:
         """Return the noted outcome of the current call.
 
         Raises ValueError if the note belongs to another call.

@@ -11,11 +11,11 @@ from typing import Final
 
 from unisono.core.observer import ToolDone, ToolEnd
 from unisono.core.tool_arguments import ToolArguments
-from unisono.core.tools import HostedTool, ToolHost, ToolOutcome, ToolServer
+from unisono.core.tools import HostedTool, ServerToolCall, ToolHost, ToolOutcome, ToolServer
 from unisono.core.trace_context import DOING, TraceContext, tool_span
 from unisono.engine.request import GenerationReport, ServerTools
 from unisono.engine.server_tools.calls import CallOutcome, PendingCall, ToolRound
-from unisono.engine.server_tools.tools import ServerOffer, ServerToolCall
+from unisono.engine.server_tools.tools import ServerOffer
 from unisono.errors import InvalidRequest, ToolServerError, ToolServerNotAllowed, ToolServerTimeout
 
 DEADLINE_GRACE_S: Final = 2.0  # extra time after its deadline, for a tool host that exceeds it
@@ -32,7 +32,7 @@ class ToolLoop:
         self, host: ToolHost, server_tools: ServerTools, report: GenerationReport, span: TraceContext | None = None
     ) -> None:
         self._host = host
-        self._hosting = server_tools
+        self._server_tools = server_tools
         self._report = report
         self._span = span
         self._deadline = asyncio.get_running_loop().time() + server_tools.total_s
@@ -42,9 +42,9 @@ class ToolLoop:
 
         Raises errors of the request, and errors of servers that are not optional.
         """
-        asked = [self._offer(server) for server in self._hosting.servers]
+        listings = [self._offer(server) for server in self._server_tools.servers]
         offers: list[ServerOffer] = []
-        for offer in await asyncio.gather(*asked, return_exceptions=True):
+        for offer in await asyncio.gather(*listings, return_exceptions=True):
             if isinstance(offer, BaseException):
                 raise offer
             offers.append(offer)
@@ -67,7 +67,7 @@ class ToolLoop:
         else:
             tools = tuple(replace(tool, server=server.label) for tool in listed.tools)
             return ServerOffer(server.label, tools, left_out=listed.left_out)
-        if not self._hosting.optional:
+        if not self._server_tools.optional:
             raise error
         return ServerOffer(server.label, error=error.message)
 
@@ -85,12 +85,12 @@ class ToolLoop:
             return refused
         tool = calls.tools.tool(pending.call.name)
         # A call whose predecessors may be missing from the journal may itself be one that was already made.
-        may_repeat = may_repeat or not self._hosting.is_journal_complete
+        may_repeat = may_repeat or not self._server_tools.is_journal_complete
         if may_repeat and (tool is None or tool.name not in calls.tools.server(tool).idempotent):
             return CallOutcome.unknown()
         assert tool is not None
-        if pending.call.approval and self._hosting.claim_approval is not None:
-            await self._hosting.claim_approval(pending.call.approval)
+        if pending.call.approval and self._server_tools.claim_approval is not None:
+            await self._server_tools.claim_approval(pending.call.approval)
         outcome = await self._made(pending.call, calls.tools.server(tool), tool, pending.arguments)
         return CallOutcome.of(outcome, is_late=self.is_late)
 

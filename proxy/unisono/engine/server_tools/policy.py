@@ -5,12 +5,12 @@ Pure. Calls without effect and repeated calls are limited, so that every answer 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
 from unisono.core.tool_arguments import ToolArguments
-from unisono.engine.server_tools.tools import OfferedServerTools, ServerToolCall
+from unisono.core.tools import ServerToolCall
 
 # Verdicts, and names of rules (see `core.recovery_rules.RULES`).
 MAKE: Final = "make"
@@ -30,25 +30,40 @@ MAX_CALLS: Final = 512  # calls of a request without a limit of its own
 
 OUTCOME_UNKNOWN: Final = "It is not known whether the call was carried out; it was not repeated."
 
+# Faults that the model can correct, so it gets a few replies before its calling ends.
 MODEL_FAULTS: Final = frozenset({UNKNOWN_TOOL, BAD_ARGUMENTS})
 
 
-def _unknown(call: ServerToolCall, _: ToolArguments, tools: OfferedServerTools) -> str:
-    near = ", ".join(tools.names_near(call))
+@dataclass(frozen=True, slots=True)
+class RefusedCall:
+    """A call that is not made, with the facts that its error reply states.
+
+    `problem` describes invalid arguments. `names_near` are the names of tools that the model may mean. `can_repeat`:
+    the client may continue the answer later, with more time.
+    """
+
+    name: str
+    problem: str
+    names_near: Sequence[str]
+    can_repeat: bool
+
+
+def _unknown(call: RefusedCall) -> str:
+    near = ", ".join(call.names_near)
     return f"There is no tool {call.name!r}. " + (f"There is: {near}." if near else "There are no tools.")
 
 
-def _no_time_left(_: ServerToolCall, __: ToolArguments, tools: OfferedServerTools) -> str:
-    then = "Answer with what is known." if tools.hosting.pause_after is None else "It may be made again."
+def _no_time_left(call: RefusedCall) -> str:
+    then = "It may be made again." if call.can_repeat else "Answer with what is known."
     return f"No time is left for calls. The call was not made. {then}"
 
 
 ARGUMENTS_HINT: Final = "Give a JSON object that fits the tool."
 
 # text that the model reads instead of a result, by rule
-REFUSALS: Final[Mapping[str, Callable[[ServerToolCall, ToolArguments, OfferedServerTools], str]]] = {
+REFUSALS: Final[Mapping[str, Callable[[RefusedCall], str]]] = {
     UNKNOWN_TOOL: _unknown,
-    BAD_ARGUMENTS: lambda _, arguments, __: f"The arguments cannot be sent: {arguments.problem}. {ARGUMENTS_HINT}",
+    BAD_ARGUMENTS: lambda call: f"The arguments cannot be sent: {call.problem}. {ARGUMENTS_HINT}",
     REPEATED: lambda *_: "The same call was made before, with the same arguments. It was not made again.",
     NO_CALLS_LEFT: lambda *_: "No calls are left. The call was not made. Answer with what is known.",
     NO_TIME_LEFT: _no_time_left,
@@ -59,10 +74,13 @@ REFUSALS: Final[Mapping[str, Callable[[ServerToolCall, ToolArguments, OfferedSer
 
 @dataclass(slots=True)
 class CallBudget:
-    """The calls of a request so far; `limit` is the number of calls allowed."""
+    """The calls of a request so far.
 
-    tools: OfferedServerTools
+    `limit` is the number of calls allowed. `pause_after` as in `ServerTools`.
+    """
+
     limit: int
+    pause_after: int | None = None
     exhausted: bool = False  # no more calls are made
     _late: bool = False  # the time of the request has passed
     _rounds: int = 0
@@ -74,35 +92,38 @@ class CallBudget:
     @property
     def paused(self) -> bool:
         """Return whether the answer pauses after this round, to be continued by the client."""
-        after = self.tools.hosting.pause_after
-        return after is not None and (self._late or self._rounds >= after)
+        return self.pause_after is not None and (self._late or self._rounds >= self.pause_after)
 
     def start_round(self) -> None:
         self._rounds += 1
 
     def record_timeout(self) -> None:
         self._late = True
-        self.exhausted = self.exhausted or self.tools.hosting.pause_after is None
+        self.exhausted = self.exhausted or self.pause_after is None
 
-    def judge(self, call: ServerToolCall, arguments: ToolArguments, *, late: bool = False) -> str:
+    def judge(
+        self, call: ServerToolCall, arguments: ToolArguments, *, is_known: bool, needs_approval: bool, late: bool
+    ) -> str:
         """Return `MAKE`, `ASK` or the rule of an error reply.
 
-        `late`: the time of the request has passed.
+        `is_known`: the tool is offered. `needs_approval`: its server makes no such call without an approval. `late`:
+        the time of the request has passed.
         """
-        tool = self.tools.tool(call.name)
+        # Limits of the request precede faults of the call: otherwise the model would correct a call that is not made
+        # anyway.
         if self.exhausted:
             return ENDED
         if late:
             return NO_TIME_LEFT
         if self._made >= self.limit:
             return NO_CALLS_LEFT
-        if tool is None:
+        if not is_known:
             return VOID if call.approval else UNKNOWN_TOOL
         if arguments.problem:
             return BAD_ARGUMENTS
         if self._alike >= MAX_EQUAL_CALLS and arguments.digest == self._last:
             return REPEATED
-        if not call.approval and self.tools.server(tool).approval.needed(tool):
+        if needs_approval and not call.approval:
             return ASK
         return MAKE
 
@@ -112,6 +133,7 @@ class CallBudget:
         self._last = arguments.digest
         self._made += verdict == MAKE
         self._faults = self._faults + 1 if verdict in MODEL_FAULTS else 0
+        # The error reply names the repetition once. A model that repeats the call after it does not stop by itself.
         once_more = verdict == REPEATED and self._alike > MAX_EQUAL_CALLS + 1
         self.exhausted = self.exhausted or verdict == NO_CALLS_LEFT or self._faults >= MAX_FAULTS or once_more
         if verdict == NO_TIME_LEFT:

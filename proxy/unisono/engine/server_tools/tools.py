@@ -10,15 +10,16 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from unisono.core.conversation import AssistantCall, Builtin, Conversation, FunctionTool, Item, Json, Tokens, ToolResult
+from unisono.core.conversation import AssistantCall, Builtin, Conversation, FunctionTool, Item, Json, ToolResult
 from unisono.core.tool_names import SEPARATOR, ToolNames
-from unisono.core.tools import HostedTool, LeftOutTool, ToolServer
-from unisono.engine.journal import LISTED, NOTED, JournalEntry, parts_of
+from unisono.core.tools import HostedTool, LeftOutTool, ServerToolCall, ToolServer
+from unisono.engine.journal import NOTED, JournalEntry, parts_of
 from unisono.engine.request import ServerTools
 from unisono.errors import InvalidRequest
 from unisono.harmony.builtin_tools import FUNCTIONS_OF, namespace
 from unisono.harmony.tools import ToolSet, plan_tools
 
+LISTED: Final = "listed"  # key of the note that contains the offers
 LEFT_OUT: Final = "tool-left-out"  # rule: some server tools could not be declared
 MAX_NOTED_TOOLS: Final = 8  # left-out tools per server that the notes list
 MAX_NOTED_NAME_CHARS: Final = 64
@@ -45,7 +46,7 @@ class OfferedServerTools:
     """
 
     def __init__(self, server_tools: ServerTools, offers: Sequence[ServerOffer], client: Collection[str]) -> None:
-        self.hosting = server_tools
+        self.server_tools = server_tools
         self.offers = tuple(offers)
         self._client = frozenset(client)
         # tools that the model is not offered, by server; complete after `plan`
@@ -58,16 +59,18 @@ class OfferedServerTools:
         names = ToolNames(reserved=self._client)
         for offer in offers:
             builtin = self._builtin(offer)
+            # The name of a client function wins over the trained name of a builtin tool.
             trained = {} if self._is_taken(builtin) else _trained(builtin, offer.tools)
             self._trained |= trained
             if not trained:
                 self._tools |= {names.add(builtin or tool.server, tool.name): tool for tool in offer.tools}
 
-    def __contains__(self, name: str) -> bool:
+    def __contains__(self, name: object) -> bool:
         """Return whether a call of that name is handled by the gateway.
 
         If the request has tool servers, that is every name that is not a tool of the client.
         """
+        # Invented names count as server tools: the gateway can reply with the names that exist.
         return bool(self._servers) and name not in self._client
 
     def tool(self, name: str) -> HostedTool | None:
@@ -169,15 +172,15 @@ class OfferedServerTools:
         sayings = {label: server.description for label, server in self._servers.items()}
         return [_declared(name, tool, sayings.pop(tool.server, "")) for name, tool in self._tools.items()]
 
-    def note(self) -> JournalEntry:
-        """Return the offers as a journal entry."""
+    def note(self) -> Mapping[str, Json]:
+        """Return the offers as a note for the journal."""
         offers: list[Json] = []
         for offer in self.offers:
             tools: list[Json] = [
                 [tool.name, tool.description, dict(tool.schema), dict(tool.annotations)] for tool in offer.tools
             ]
             offers.append([offer.server, offer.error, tools])
-        return JournalEntry({LISTED: offers})
+        return {LISTED: offers}
 
 
 def notes_on_left_out(server: str, left_out: Sequence[LeftOutTool]) -> Iterator[str]:
@@ -278,18 +281,3 @@ def with_results(conversation: Conversation, results: Sequence[ToolResult]) -> C
         if isinstance(item, AssistantCall) and (result := by_call.pop(item.call_id, None)) is not None:
             items.append(result)
     return Conversation(conversation.preamble, tuple(items), conversation.prefill)
-
-
-@dataclass(frozen=True, slots=True)
-class ServerToolCall:
-    """A call of a server tool as the model wrote it; `arguments` is its unparsed text.
-
-    `approval` is the id of the granted approval, for a call that is in the conversation already. Such a call has no
-    tokens.
-    """
-
-    call_id: str
-    name: str
-    arguments: str
-    tokens: Tokens = ()
-    approval: str = ""

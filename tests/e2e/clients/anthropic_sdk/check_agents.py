@@ -1,4 +1,4 @@
-"""Agents that speak Anthropic's API: LangChain's ChatAnthropic and Pydantic AI's AnthropicModel."""
+"""Agents over the Messages API: LangChain's ChatAnthropic and Pydantic AI's AnthropicModel."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 THINKING: dict[str, Any] = {"type": "enabled", "budget_tokens": 1024}
 
 
-def langchain(stage: Stage, **fields: Any) -> ChatAnthropic:
+def langchain_model(stage: Stage, **fields: Any) -> ChatAnthropic:
     return ChatAnthropic(
         model="gpt-oss-demo",
         base_url=stage.demo,
@@ -33,41 +33,43 @@ def langchain(stage: Stage, **fields: Any) -> ChatAnthropic:
 
 
 @pytest.mark.parametrize("stream", [False, True], ids=["whole", "stream"])
-def test_langchain_asks_and_counts(stage: Stage, stream: bool) -> None:
-    model = langchain(stage, streaming=stream)
-    said = model.invoke("Hello")
-    assert said.text == HELLO
-    assert said.response_metadata["stop_reason"] == "end_turn"
-    usage = said.usage_metadata
+def test_langchain_reports_text_stop_reason_and_usage(stage: Stage, stream: bool) -> None:
+    model = langchain_model(stage, streaming=stream)
+    message = model.invoke("Hello")
+    assert message.text == HELLO
+    assert message.response_metadata["stop_reason"] == "end_turn"
+    usage = message.usage_metadata
     assert usage is not None
     assert usage["output_tokens"] == model.invoke("Hello").usage_metadata["output_tokens"]  # type: ignore[index]
     assert 0 < usage["input_tokens"] < 200
 
 
-@pytest.mark.parametrize("thinking", [None, THINKING], ids=["thoughts hidden", "thoughts shown"])
+@pytest.mark.parametrize("thinking", [None, THINKING], ids=["without thinking", "with thinking"])
 @pytest.mark.parametrize("stream", [False, True], ids=["whole", "stream"])
-def test_langchain_runs_the_loop(stage: Stage, stream: bool, thinking: Any) -> None:
-    asked = Asked()
-    more = {} if thinking is None else {"thinking": thinking}
-    model = langchain(stage, streaming=stream, **more).bind_tools([asked.get_weather])
-    talk: list[Any] = [HumanMessage(PARIS)]
-    first = model.invoke(talk)
+def test_langchain_completes_the_tool_loop(stage: Stage, stream: bool, thinking: Any) -> None:
+    weather = Asked()
+    fields = {} if thinking is None else {"thinking": thinking}
+    model = langchain_model(stage, streaming=stream, **fields).bind_tools([weather.get_weather])
+    messages: list[Any] = [HumanMessage(PARIS)]
+    first = model.invoke(messages)
     [call] = first.tool_calls
     assert (call["name"], call["args"]) == ("get_weather", {"location": "Paris"})
-    talk += [first, ToolMessage(asked.get_weather(**call["args"]), tool_call_id=call["id"])]
-    assert model.invoke(talk).text == ANSWER
+    messages += [first, ToolMessage(weather.get_weather(**call["args"]), tool_call_id=call["id"])]
+    assert model.invoke(messages).text == ANSWER
 
 
-@pytest.mark.parametrize("thinking", [None, THINKING], ids=["thoughts hidden", "thoughts shown"])
+@pytest.mark.parametrize("thinking", [None, THINKING], ids=["without thinking", "with thinking"])
 @pytest.mark.parametrize("stream", [False, True], ids=["whole", "stream"])
-async def test_pydantic_ai_runs_the_loop(stage: Stage, usual: dict[str, Any], stream: bool, thinking: Any) -> None:
-    asked = Asked()
+async def test_pydantic_ai_completes_the_tool_loop(
+    stage: Stage, usual: dict[str, Any], stream: bool, thinking: Any
+) -> None:
+    weather = Asked()
     settings = AnthropicModelSettings(max_tokens=2000)
     if thinking is not None:
         settings["anthropic_thinking"] = thinking
     async with AsyncAnthropic(base_url=stage.demo, **usual) as client:
         model = AnthropicModel("gpt-oss-demo", provider=AnthropicProvider(anthropic_client=client))
-        agent = Agent(model, tools=[asked.get_weather], model_settings=settings)
+        agent = Agent(model, tools=[weather.get_weather], model_settings=settings)
         if stream:
             async with agent.run_stream(PARIS) as running:
                 output = await running.get_output()
@@ -76,19 +78,19 @@ async def test_pydantic_ai_runs_the_loop(stage: Stage, usual: dict[str, Any], st
             run = await agent.run(PARIS)
             output, usage = run.output, run.usage
     assert output == ANSWER
-    assert asked.asked == ["Paris"]
+    assert weather.asked == ["Paris"]
     assert usage is not None
 
 
 @pytest.mark.parametrize("stream", [False, True], ids=["whole", "stream"])
-async def test_pydantic_ai_goes_on_behind_a_pause(stage: Stage, usual: dict[str, Any], stream: bool) -> None:
+async def test_pydantic_ai_continues_after_pause_turn(stage: Stage, usual: dict[str, Any], stream: bool) -> None:
     async with AsyncAnthropic(base_url=stage.scripted, **{**usual, "api_key": stage.key}) as client:
         model = AnthropicModel("scripted", provider=AnthropicProvider(anthropic_client=client))
         agent = Agent(model, capabilities=[NativeTool(WebSearchTool())])
-        asked = "script: a search, then: a page, then: an answer"
+        prompt = "script: a search, then: a page, then: an answer"
         if stream:
-            async with agent.run_stream(asked) as running:
+            async with agent.run_stream(prompt) as running:
                 output = await running.get_output()
         else:
-            output = (await agent.run(asked)).output
+            output = (await agent.run(prompt)).output
     assert output == SAID

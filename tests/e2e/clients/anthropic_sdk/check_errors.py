@@ -1,4 +1,4 @@
-"""Failures, as the SDK's exceptions."""
+"""Errors of the Messages API as exceptions of the SDK."""
 
 from __future__ import annotations
 
@@ -8,27 +8,27 @@ from typing import TYPE_CHECKING, Any
 import anthropic
 import pytest
 from anthropic import Anthropic
-from anthropic_sdk.messaging import THINKING, answered, asked, scene
+from anthropic_sdk.messaging import THINKING, create_message, message_request, scripted_request
 
 if TYPE_CHECKING:
     from conftest import Stage
 
-REFUSED: dict[str, tuple[dict[str, Any], type[anthropic.APIStatusError], str, str]] = {
+FAILURES: dict[str, tuple[dict[str, Any], type[anthropic.APIStatusError], str, str]] = {
     "an unknown model": ({"model": "nothing"}, anthropic.NotFoundError, "not_found_error", "model"),
-    "no bound": ({"max_tokens": 0}, anthropic.BadRequestError, "invalid_request_error", "max_tokens"),
+    "max_tokens of zero": ({"max_tokens": 0}, anthropic.BadRequestError, "invalid_request_error", "max_tokens"),
     "an image": (
         {"messages": [{"role": "user", "content": [{"type": "image", "source": {"type": "url", "url": "x"}}]}]},
         anthropic.BadRequestError,
         "invalid_request_error",
         "messages.0.content.0.type",
     ),
-    "a result of nothing": (
+    "a tool result without a call": (
         {"messages": [{"role": "user", "content": [{"type": "tool_result", "tool_use_id": "toolu_1"}]}]},
         anthropic.BadRequestError,
         "invalid_request_error",
         "messages.0.content.0.tool_use_id",
     ),
-    "a body that is too large": (
+    "an oversized body": (
         {"messages": [{"role": "user", "content": "word " * 120_000}]},
         anthropic.ContentTooLargeError,
         "request_too_large",
@@ -40,7 +40,7 @@ REFUSED: dict[str, tuple[dict[str, Any], type[anthropic.APIStatusError], str, st
         "overloaded_error",
         "",
     ),
-    "a prompt that is too long": (
+    "a prompt beyond the context": (
         {"model": "small", "messages": [{"role": "user", "content": "word " * 400}]},
         anthropic.BadRequestError,
         "invalid_request_error",
@@ -49,64 +49,68 @@ REFUSED: dict[str, tuple[dict[str, Any], type[anthropic.APIStatusError], str, st
 }
 
 
-@pytest.mark.parametrize(("fields", "kind", "type_", "named"), REFUSED.values(), ids=REFUSED)
-def test_a_failure_is_the_exception_it_should_be(
-    scripted: Anthropic, fields: dict[str, Any], kind: type[anthropic.APIStatusError], type_: str, named: str
+@pytest.mark.parametrize(("fields", "exception", "error_type", "message_part"), FAILURES.values(), ids=FAILURES)
+def test_a_failure_raises_the_matching_exception(
+    scripted: Anthropic,
+    fields: dict[str, Any],
+    exception: type[anthropic.APIStatusError],
+    error_type: str,
+    message_part: str,
 ) -> None:
-    with pytest.raises(kind) as caught:
-        scripted.messages.create(**scene("an answer", **fields))
+    with pytest.raises(exception) as caught:
+        scripted.messages.create(**scripted_request("an answer", **fields))
     error = caught.value
-    assert error.type == type_
-    assert named in (error.api_message or "")
+    assert error.type == error_type
+    assert message_part in (error.api_message or "")
     assert error.request_id
     assert error.request_id == error.body["request_id"]  # type: ignore[index]
 
 
 @pytest.mark.parametrize("header", ["x-api-key", "authorization"])
-def test_a_key_is_read_from_either_header(stage: Stage, connect: Callable[..., Anthropic], header: str) -> None:
+def test_a_key_is_accepted_in_either_header(stage: Stage, connect: Callable[..., Anthropic], header: str) -> None:
     right, wrong = stage.key, "sk-not-the-only-key"
 
     def client(key: str) -> Anthropic:
         value = key if header == "x-api-key" else f"Bearer {key}"
-        other = anthropic.Omit()
-        headers = {"X-Api-Key": other, "Authorization": other} | {header.title(): value}
+        omitted = anthropic.Omit()
+        headers = {"X-Api-Key": omitted, "Authorization": omitted} | {header.title(): value}
         return connect(stage.scripted, default_headers=headers)
 
-    assert client(right).messages.create(**scene("an answer")).content
+    assert client(right).messages.create(**scripted_request("an answer")).content
     with pytest.raises(anthropic.AuthenticationError) as caught:
-        client(wrong).messages.create(**scene("an answer"))
+        client(wrong).messages.create(**scripted_request("an answer"))
     assert caught.value.type == "authentication_error"
     assert wrong not in str(caught.value)
 
 
 @pytest.mark.parametrize("name", ["a reset later", "garbage later"])
-def test_a_failure_within_a_stream_is_raised(scripted: Anthropic, name: str) -> None:
+def test_a_failure_during_a_stream_is_raised(scripted: Anthropic, name: str) -> None:
     with pytest.raises(anthropic.APIStatusError) as caught:
-        answered(scripted, True, scene(name))
+        create_message(scripted, True, scripted_request(name))
     assert caught.value.type in ("overloaded_error", "api_error")
 
 
-def test_forged_thoughts_are_refused(scripted: Anthropic) -> None:
-    fields = scene("an answer", thinking=THINKING)
-    thought, said = scripted.messages.create(**fields).content
-    forged = thought.model_copy(update={"thinking": "Let me see about something else."})
-    for block, code in ((thought, None), (forged, "messages.1.content.0.signature")):
-        talk = [
+def test_forged_thinking_blocks_are_rejected(scripted: Anthropic) -> None:
+    fields = scripted_request("an answer", thinking=THINKING)
+    thinking_block, text_block = scripted.messages.create(**fields).content
+    forged = thinking_block.model_copy(update={"thinking": "Let me see about something else."})
+    for block, field in ((thinking_block, None), (forged, "messages.1.content.0.signature")):
+        messages = [
             *fields["messages"],
-            {"role": "assistant", "content": [block, said]},
+            {"role": "assistant", "content": [block, text_block]},
             {"role": "user", "content": "And?"},
         ]
-        if code is None:
-            assert scripted.messages.count_tokens(model="scripted", messages=talk).input_tokens
+        if field is None:
+            assert scripted.messages.count_tokens(model="scripted", messages=messages).input_tokens
         else:
-            with pytest.raises(anthropic.BadRequestError, match=code):
-                scripted.messages.create(**{**fields, "messages": talk})
+            with pytest.raises(anthropic.BadRequestError, match=field):
+                scripted.messages.create(**{**fields, "messages": messages})
 
 
-def test_tools_of_anthropics_models_are_refused_where_they_are_all_there_is(demo: Anthropic) -> None:
+def test_anthropic_defined_tools_alone_are_rejected(demo: Anthropic) -> None:
     for tool in (
         {"type": "bash_20250124", "name": "bash"},
         {"type": "web_search_20250305", "name": "web_search"},
     ):
         with pytest.raises(anthropic.BadRequestError, match=r"tools.0.type"):
-            demo.messages.create(**asked("Hello", tools=[tool]))
+            demo.messages.create(**message_request("Hello", tools=[tool]))

@@ -1,4 +1,4 @@
-"""Requests as the checks make them."""
+"""Requests to the Messages API, and the text of the answers."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ WEATHER: dict[str, Any] = {
 THINKING: dict[str, Any] = {"type": "adaptive"}
 
 
-def asked(text: str, **fields: Any) -> dict[str, Any]:
-    """Arguments for `create`, for the demo model unless `fields` name another; always the likeliest token."""
+def message_request(text: str, **fields: Any) -> dict[str, Any]:
+    """Return arguments for `create`; by default, the demo model at temperature 0."""
     messages = [{"role": "user", "content": text}]
     return {
         "model": "gpt-oss-demo",
@@ -28,13 +28,13 @@ def asked(text: str, **fields: Any) -> dict[str, Any]:
     }
 
 
-def scene(name: str, **fields: Any) -> dict[str, Any]:
-    """Arguments for `create` that make the scripted backend write the script of that name."""
-    return asked(f"script: {name}", **{"model": "scripted", **fields})
+def scripted_request(name: str, **fields: Any) -> dict[str, Any]:
+    """Return arguments for `create` that select a script of the scripted backend."""
+    return message_request(f"script: {name}", **{"model": "scripted", **fields})
 
 
-def answered(client: Any, stream: bool, fields: dict[str, Any]) -> Any:
-    """The message, whole or as the SDK's own helper folds a stream."""
+def create_message(client: Any, stream: bool, fields: dict[str, Any]) -> Any:
+    """Create a message; with `stream`, through the SDK's stream helper."""
     if not stream:
         return client.messages.create(**fields)
     with client.messages.stream(**fields) as streaming:
@@ -43,5 +43,5 @@ def answered(client: Any, stream: bool, fields: dict[str, Any]) -> Any:
         return streaming.get_final_message()
 
 
-def text(message: Any) -> str:
+def text_of(message: Any) -> str:
     return "".join(block.text for block in message.content if block.type == "text")

@@ -1,4 +1,4 @@
-"""Structured output in each of the ways that LangChain knows, and what it does with a refusal."""
+"""Structured output by each of LangChain's methods, and refusals."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from langchain_openai import ChatOpenAI
 from langchain_openai.chat_models.base import OpenAIRefusalError
 from pydantic import BaseModel, Field
 
-SORRY = "I would rather not."
-ON_ONE_LOOP = pytest.mark.asyncio(loop_scope="session")
-"""The library keeps its connections from one model to the next."""
+REFUSAL = "I would rather not."
+# The library reuses connections across models.
+ON_SESSION_LOOP = pytest.mark.asyncio(loop_scope="session")
 METHODS = ("json_schema", "function_calling")
 
 
@@ -35,14 +35,16 @@ SCHEMA: dict[str, Any] = {
 
 @pytest.mark.parametrize("strict", [False, True], ids=["loose", "strict"])
 @pytest.mark.parametrize("method", METHODS)
-def test_a_result_is_of_its_type(demo: Any, method: Any, strict: bool, on_responses: bool) -> None:
+def test_structured_output_is_parsed_into_the_model_class(
+    demo: Any, method: Any, strict: bool, on_responses: bool
+) -> None:
     model: ChatOpenAI = demo(use_responses_api=on_responses, max_tokens=400)
     place = model.with_structured_output(Place, method=method, strict=strict).invoke("Hello!")
     assert isinstance(place, Place)
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_a_result_of_a_plain_schema_is_a_dictionary(demo: Any, method: Any, on_responses: bool) -> None:
+def test_a_json_schema_yields_a_dictionary(demo: Any, method: Any, on_responses: bool) -> None:
     model: ChatOpenAI = demo(use_responses_api=on_responses, max_tokens=400)
     place = model.with_structured_output(SCHEMA, method=method).invoke("Hello!")
     assert isinstance(place, dict)
@@ -51,47 +53,47 @@ def test_a_result_of_a_plain_schema_is_a_dictionary(demo: Any, method: Any, on_r
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_what_came_can_be_had_beside_the_result(demo: Any, method: Any, on_responses: bool) -> None:
+def test_include_raw_returns_the_message_and_the_result(demo: Any, method: Any, on_responses: bool) -> None:
     model: ChatOpenAI = demo(use_responses_api=on_responses, max_tokens=400)
-    both = model.with_structured_output(Place, method=method, include_raw=True).invoke("Hello!")
-    assert isinstance(both, dict)
-    assert isinstance(both["parsed"], Place)
-    assert both["parsing_error"] is None
-    assert bool(both["raw"].tool_calls) is (method == "function_calling")
-    assert both["raw"].usage_metadata["output_tokens"] > 0
+    output = model.with_structured_output(Place, method=method, include_raw=True).invoke("Hello!")
+    assert isinstance(output, dict)
+    assert isinstance(output["parsed"], Place)
+    assert output["parsing_error"] is None
+    assert bool(output["raw"].tool_calls) is (method == "function_calling")
+    assert output["raw"].usage_metadata["output_tokens"] > 0
 
 
-# The library puts what was parsed where its own type says that there is nothing.
+# The library stores the parsed object in a field that its own type declares as None.
 @pytest.mark.filterwarnings("ignore:Pydantic serializer warnings:UserWarning")
 @pytest.mark.parametrize("method", METHODS)
-def test_a_streamed_result_is_of_its_type(demo: Any, method: Any, on_responses: bool) -> None:
+def test_streamed_structured_output_is_parsed(demo: Any, method: Any, on_responses: bool) -> None:
     model: ChatOpenAI = demo(use_responses_api=on_responses, max_tokens=400)
     *_, last = model.with_structured_output(Place, method=method).stream("Hello!")
     assert isinstance(last, Place)
 
 
-@ON_ONE_LOOP
-async def test_a_result_can_be_waited_for(demo: Any, on_responses: bool) -> None:
+@ON_SESSION_LOOP
+async def test_structured_output_works_asynchronously(demo: Any, on_responses: bool) -> None:
     model: ChatOpenAI = demo(use_responses_api=on_responses, max_tokens=400)
     assert isinstance(await model.with_structured_output(Place).ainvoke("Hello!"), Place)
 
 
-def test_json_without_a_schema_is_some_object(demo: Any, on_responses: bool) -> None:
+def test_json_mode_yields_an_object(demo: Any, on_responses: bool) -> None:
     model: ChatOpenAI = demo(use_responses_api=on_responses, max_tokens=400)
-    some = model.with_structured_output(None, method="json_mode").invoke("Hello!")
-    assert isinstance(some, dict)
+    output = model.with_structured_output(None, method="json_mode").invoke("Hello!")
+    assert isinstance(output, dict)
 
 
-def test_json_of_no_schema_is_checked_by_the_library(demo: Any) -> None:
+def test_json_mode_output_is_validated_by_the_library(demo: Any) -> None:
     model: ChatOpenAI = demo(max_tokens=400)
-    both = model.with_structured_output(Place, method="json_mode", include_raw=True).invoke("Hello!")
-    assert isinstance(both, dict)
-    assert isinstance(json.loads(both["raw"].text), dict)
-    assert both["parsed"] is None
-    assert both["parsing_error"] is not None
+    output = model.with_structured_output(Place, method="json_mode", include_raw=True).invoke("Hello!")
+    assert isinstance(output, dict)
+    assert isinstance(json.loads(output["raw"].text), dict)
+    assert output["parsed"] is None
+    assert output["parsing_error"] is not None
 
 
-def test_tools_may_be_called_before_the_result(scripted: Any, on_responses: bool) -> None:
+def test_tools_can_be_called_before_the_structured_output(scripted: Any, on_responses: bool) -> None:
     def get_weather(location: str) -> str:
         """Gets the weather."""
         return location
@@ -100,13 +102,13 @@ def test_tools_may_be_called_before_the_result(scripted: Any, on_responses: bool
     structured = model.with_structured_output(
         Place, method="json_schema", include_raw=True, tools=[get_weather], strict=True
     )
-    both = structured.invoke("script: two calls")
-    assert isinstance(both, dict)
-    assert [call["name"] for call in both["raw"].tool_calls] == ["get_weather"] * 2
-    assert both["parsed"] is None
+    output = structured.invoke("script: two calls")
+    assert isinstance(output, dict)
+    assert [call["name"] for call in output["raw"].tool_calls] == ["get_weather"] * 2
+    assert output["parsed"] is None
 
 
-def test_a_refusal_is_no_result(scripted: Any, on_responses: bool) -> None:
+def test_a_refusal_raises_an_error(scripted: Any, on_responses: bool) -> None:
     model: ChatOpenAI = scripted("free", use_responses_api=on_responses)
-    with pytest.raises(OpenAIRefusalError, match=SORRY):
+    with pytest.raises(OpenAIRefusalError, match=REFUSAL):
         model.with_structured_output(Place, method="json_schema").invoke("script: no JSON")

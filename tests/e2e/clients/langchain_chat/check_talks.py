@@ -1,4 +1,4 @@
-"""Talks through LangChain: thoughts, what an answer cost, responses that the gateway keeps, and errors."""
+"""Chats through LangChain: reasoning, usage, stored responses and errors."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from langchain_core.messages import AIMessage, HumanMessage
 from langchain_core.messages.ai import UsageMetadata
 
 HELLO = "Hello! How can I help you today?"
-THOUGHT = "Let me see."
+REASONING = "Let me see."
 
 
-def test_an_answer_is_the_same_whole_and_streamed(demo: Any, on_responses: bool) -> None:
+def test_a_streamed_answer_equals_the_whole_answer(demo: Any, on_responses: bool) -> None:
     model = demo(use_responses_api=on_responses)
     assert model.invoke("Hello!").text == HELLO
     pieces = [chunk.text for chunk in model.stream("Hello!")]
@@ -21,35 +21,38 @@ def test_an_answer_is_the_same_whole_and_streamed(demo: Any, on_responses: bool)
     assert sum(map(bool, pieces)) > 3
 
 
-# The library keeps its connections from one model to the next.
+# The library reuses connections across models.
 @pytest.mark.asyncio(loop_scope="session")
-async def test_many_may_be_asked_at_once(demo: Any, on_responses: bool) -> None:
+async def test_a_batch_of_requests_is_answered(demo: Any, on_responses: bool) -> None:
     answers = await demo(use_responses_api=on_responses).abatch(["Hello!"] * 4)
     assert [answer.text for answer in answers] == [HELLO] * 4
 
 
-def thoughts_in(message: AIMessage) -> list[dict[str, Any]]:
-    """What the library makes of reasoning; it reads summaries, and keeps everything else as it came."""
+def reasoning_in(message: AIMessage) -> list[dict[str, Any]]:
+    """Return the reasoning blocks of a message, as parsed by the library.
+
+    The library parses summaries and copies all other fields to `extras`.
+    """
     blocks: list[Any] = message.content_blocks
     return [block["extras"] for block in blocks if block["type"] == "reasoning"]
 
 
-def test_thoughts_are_told_apart_from_the_answer_on_responses(scripted: Any) -> None:
+def test_reasoning_is_separate_from_the_answer_on_responses(scripted: Any) -> None:
     message = scripted(use_responses_api=True).invoke("script: an answer")
-    [thought] = thoughts_in(message)
-    assert thought["content"] == [{"type": "reasoning_text", "text": THOUGHT}]
+    [reasoning] = reasoning_in(message)
+    assert reasoning["content"] == [{"type": "reasoning_text", "text": REASONING}]
     assert message.text == "Here is the answer."
 
 
-def test_thoughts_begin_an_item_of_their_own_in_a_stream(scripted: Any) -> None:
+def test_streamed_reasoning_is_one_item(scripted: Any) -> None:
     chunks = list(scripted(use_responses_api=True).stream("script: an answer"))
     message = sum(chunks[1:], start=chunks[0])
-    assert len(thoughts_in(message)) == 1
+    assert len(reasoning_in(message)) == 1
     assert message.text == "Here is the answer."
 
 
 @pytest.mark.parametrize("stream", [False, True], ids=["whole", "stream"])
-def test_what_an_answer_cost_is_told(scripted: Any, stream: bool, on_responses: bool) -> None:
+def test_usage_is_reported(scripted: Any, stream: bool, on_responses: bool) -> None:
     model = scripted(use_responses_api=on_responses, stream_usage=True)
     if stream:
         chunks = list(model.stream("script: an answer"))
@@ -62,19 +65,19 @@ def test_what_an_answer_cost_is_told(scripted: Any, stream: bool, on_responses: 
     assert usage["output_tokens"] > 4
 
 
-def test_a_talk_goes_on_from_what_the_gateway_keeps(demo: Any) -> None:
+def test_a_chat_continues_from_a_stored_response(demo: Any) -> None:
     model = demo(use_responses_api=True, use_previous_response_id=True)
     first = model.invoke("Hello!")
     assert first.response_metadata["id"].startswith("resp_")
-    talk = [HumanMessage("Hello!"), first, HumanMessage("Hello!")]
-    second = model.invoke(talk)
-    once = model.invoke("Hello!")
-    # What was said before stands in the prompt, though it was not sent again.
-    assert second.usage_metadata["input_tokens"] > once.usage_metadata["input_tokens"]
+    messages = [HumanMessage("Hello!"), first, HumanMessage("Hello!")]
+    second = model.invoke(messages)
+    single = model.invoke("Hello!")
+    # The prompt contains the earlier messages, which were not sent again.
+    assert second.usage_metadata["input_tokens"] > single.usage_metadata["input_tokens"]
     assert second.response_metadata["id"] != first.response_metadata["id"]
 
 
-def test_a_response_that_nobody_keeps_is_told_to_be_unknown(demo: Any) -> None:
+def test_an_unknown_previous_response_is_not_found(demo: Any) -> None:
     model = demo(use_responses_api=True, use_previous_response_id=True)
     unknown = AIMessage("Hi.", response_metadata={"id": "resp_nobody"})
     with pytest.raises(openai.NotFoundError):
@@ -82,23 +85,23 @@ def test_a_response_that_nobody_keeps_is_told_to_be_unknown(demo: Any) -> None:
 
 
 ERRORS: dict[str, tuple[str, str, dict[str, Any], type[Exception]]] = {
-    "a model that there is not": ("nobody", "Hello!", {}, openai.NotFoundError),
-    "a backend that is not there": ("down", "Hello!", {}, openai.InternalServerError),
-    "a backend that is busy": ("scripted", "script: busy", {}, openai.InternalServerError),
-    "a prompt that is too long": ("small", "word " * 600, {}, openai.BadRequestError),
-    "a field that is wrong": ("scripted", "Hello!", {"temperature": 9}, openai.BadRequestError),
+    "an unknown model": ("nobody", "Hello!", {}, openai.NotFoundError),
+    "an unreachable backend": ("down", "Hello!", {}, openai.InternalServerError),
+    "a busy backend": ("scripted", "script: busy", {}, openai.InternalServerError),
+    "a prompt beyond the context": ("small", "word " * 600, {}, openai.BadRequestError),
+    "an invalid field": ("scripted", "Hello!", {"temperature": 9}, openai.BadRequestError),
 }
 
 
-@pytest.mark.parametrize(("model", "given", "fields", "error"), ERRORS.values(), ids=ERRORS)
-def test_an_error_is_of_its_type(
-    scripted: Any, model: str, given: str, fields: dict[str, Any], error: type[Exception], on_responses: bool
+@pytest.mark.parametrize(("model", "prompt", "fields", "error"), ERRORS.values(), ids=ERRORS)
+def test_a_failure_raises_the_matching_exception(
+    scripted: Any, model: str, prompt: str, fields: dict[str, Any], error: type[Exception], on_responses: bool
 ) -> None:
     with pytest.raises(error):
-        scripted(model, use_responses_api=on_responses, **fields).invoke(given)
+        scripted(model, use_responses_api=on_responses, **fields).invoke(prompt)
 
 
-def test_a_tool_that_was_not_declared_is_an_error_that_names_the_choice(scripted: Any, on_responses: bool) -> None:
+def test_an_undeclared_tool_in_tool_choice_is_rejected(scripted: Any, on_responses: bool) -> None:
     model = scripted(use_responses_api=on_responses).bind(
         tools=[{"type": "function", "function": {"name": "f", "parameters": {"type": "object", "properties": {}}}}],
         tool_choice={"type": "function", "function": {"name": "g"}},

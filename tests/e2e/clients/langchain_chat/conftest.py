@@ -1,4 +1,4 @@
-"""LangChain's models in front of the gateways of the stage."""
+"""LangChain models for the test gateways."""
 
 from __future__ import annotations
 
@@ -9,47 +9,47 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import pytest
 
 if TYPE_CHECKING:
-    # The project's own pytest reads this file too, and has no such library.
+    # The project's own pytest also imports this file, without the library.
     from langchain_openai import ChatOpenAI
 
     from conftest import Stage
 
-PATIENCE_S = 30.0
+TIMEOUT_S = 30.0
 
 
 @pytest.fixture(autouse=True)
 def untraced(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The library would send what it does to where the environment says."""
+    """Disable LangSmith tracing, even if the environment enables it."""
     monkeypatch.setenv("LANGSMITH_TRACING", "false")
     monkeypatch.setenv("LANGCHAIN_TRACING_V2", "false")
 
 
-Making: TypeAlias = "Callable[..., ChatOpenAI]"
+ModelFactory: TypeAlias = "Callable[..., ChatOpenAI]"
 
 
 @pytest.fixture(params=[False, True], ids=["chat", "responses"])
 def on_responses(request: pytest.FixtureRequest) -> bool:
-    """Which of the two surfaces is spoken to."""
+    """Choice between Chat Completions (False) and the Responses API (True)."""
     return bool(request.param)
 
 
 @pytest.fixture
-def demo(stage: Stage) -> Making:
-    """Makes models in front of mlx-lm and the demo model."""
-    return partial(made, f"{stage.demo}/v1", "unused", model="gpt-oss-demo", temperature=0)
+def demo(stage: Stage) -> ModelFactory:
+    """Factory of models for the gateway of mlx-lm and the demo model."""
+    return partial(make_model, f"{stage.demo}/v1", "unused", model="gpt-oss-demo", temperature=0)
 
 
 @pytest.fixture
-def scripted(stage: Stage) -> Making:
-    """Makes models in front of the scripted backend."""
+def scripted(stage: Stage) -> ModelFactory:
+    """Factory of models for the gateway of the scripted backend."""
 
-    def named(model: str = "scripted", **fields: Any) -> ChatOpenAI:
-        return made(f"{stage.scripted}/v1", stage.key, model=model, **fields)
+    def make(model: str = "scripted", **fields: Any) -> ChatOpenAI:
+        return make_model(f"{stage.scripted}/v1", stage.key, model=model, **fields)
 
-    return named
+    return make
 
 
-def made(url: str, key: str, **fields: Any) -> ChatOpenAI:
+def make_model(url: str, key: str, **fields: Any) -> ChatOpenAI:
     from langchain_openai import ChatOpenAI
 
-    return ChatOpenAI(base_url=url, api_key=key, max_retries=0, timeout=PATIENCE_S, **fields)
+    return ChatOpenAI(base_url=url, api_key=key, max_retries=0, timeout=TIMEOUT_S, **fields)

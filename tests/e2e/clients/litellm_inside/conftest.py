@@ -1,5 +1,8 @@
-"""LiteLLM with Unisono inside, in front of a scripted backend on a real socket; and LiteLLM's proxy, as the docs have
-it configured. Every check runs in one process with the engine."""
+"""LiteLLM with the Unisono provider, and LiteLLM's proxy with the documented configuration.
+
+The backend is scripted and listens on a real socket. The provider runs in the process of the tests, the proxy in a
+process of its own.
+"""
 
 from __future__ import annotations
 
@@ -22,9 +25,9 @@ from urllib.request import urlopen
 import pytest
 
 ROOT = Path(__file__).parents[4]
-# The doubles are the project's own.
+# For the project's own fakes.
 sys.path.insert(0, str(ROOT))
-# Prices are looked up on the network otherwise.
+# LiteLLM otherwise looks prices up on the network.
 os.environ["LITELLM_LOCAL_MODEL_COST_MAP"] = "True"
 
 THOUGHT = "<|channel|>analysis<|message|>Let me see.<|end|><|start|>assistant"
@@ -39,14 +42,14 @@ SCRIPTS = {
     + '{"location":"Rome"}<|call|>',
     "a long answer": THOUGHT + "<|channel|>final<|message|>" + " word" * 1500 + "<|return|>",
 }
-NAMED = re.compile(r"script: ([a-z ]+)")
+SCRIPT_NAME = re.compile(r"script: ([a-z ]+)")
 START_S = 90.0
 PROXY_KEY = f"sk-{token_hex(24)}"
 MODEL = "unisono/vllm/openai/gpt-oss-20b"
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """What LiteLLM warns of is its own affair."""
+    """Ignore the warnings of LiteLLM."""
     for item in items:
         if item.path.parent == Path(__file__).parent:
             item.add_marker(pytest.mark.filterwarnings("ignore"))
@@ -54,48 +57,51 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @dataclass
 class Backend:
-    """A vLLM that writes the script a request's last user message names. `fails` is what becomes of the next one."""
+    """Fake vLLM server that writes the script named in the last user message of a request.
+
+    `faults` are the faults of the next requests, in this order.
+    """
 
     fake: Any
     url: str
     loop: asyncio.AbstractEventLoop
-    fails: list[Any] = field(default_factory=list)
+    faults: list[Any] = field(default_factory=list)
 
     @property
     def prompts(self) -> list[str]:
         from unisono.harmony.encoding import load_encoding
 
-        asked = (request.json for request in self.fake.requests if request.path == "/v1/completions")
-        return [load_encoding().decode(body["prompt"]) for body in asked]
+        bodies = (request.json for request in self.fake.requests if request.path == "/v1/completions")
+        return [load_encoding().decode(body["prompt"]) for body in bodies]
 
-    def answer(self, asked: dict[str, Any]) -> Any:
+    def answer(self, body: dict[str, Any]) -> Any:
         from tests.fakes import Refusal, VllmScript, constraints
         from unisono.harmony.encoding import load_encoding
 
         encoding = load_encoding()
-        prompt = encoding.decode(asked["prompt"])
-        named = NAMED.findall(prompt)
-        if not named:
+        prompt = encoding.decode(body["prompt"])
+        script_names = SCRIPT_NAME.findall(prompt)
+        if not script_names:
             return VllmScript(tokens=encoding.encode_marked(SCRIPTS["an answer"]))
-        if self.fails:
-            failing = self.fails.pop(0)
-            if isinstance(failing, Refusal):
-                return failing
-            return VllmScript(tokens=encoding.encode_marked(SCRIPTS[named[-1]]), faults=(failing,))
-        if (held := constraints.vllm(asked)) is not None:
-            return VllmScript(tokens=encoding.encode_marked(held.example() + "<|return|>"))
-        said = prompt.rpartition("<|end|><|start|>assistant")[2]
-        script = SCRIPTS[named[-1]]
+        if self.faults:
+            fault = self.faults.pop(0)
+            if isinstance(fault, Refusal):
+                return fault
+            return VllmScript(tokens=encoding.encode_marked(SCRIPTS[script_names[-1]]), faults=(fault,))
+        if (constraint := constraints.vllm(body)) is not None:
+            return VllmScript(tokens=encoding.encode_marked(constraint.example() + "<|return|>"))
+        continued = prompt.rpartition("<|end|><|start|>assistant")[2]
+        script = SCRIPTS[script_names[-1]]
         if "<|start|>functions." in prompt:
             script = SCRIPTS["an answer"]
-        rest = script.removeprefix(said) if script.startswith(said) else script
-        slow = {"delay_s": 0.02} if named[-1] == "a long answer" else {}
+        rest = script.removeprefix(continued) if script.startswith(continued) else script
+        slow = {"delay_s": 0.02} if script_names[-1] == "a long answer" else {}
         return VllmScript(tokens=encoding.encode_marked(rest), **slow)
 
 
 @pytest.fixture(scope="session")
 def backend() -> Iterator[Backend]:
-    """On a loop of its own, so that callers may block theirs."""
+    """Scripted backend on an event loop of its own, so that tests may block theirs."""
     from tests.fakes import FakeVllm
 
     loop = asyncio.new_event_loop()
@@ -118,7 +124,7 @@ def backend() -> Iterator[Backend]:
 
 @pytest.fixture(scope="session")
 def provider() -> Iterator[Any]:
-    """The handler, registered as the docs say."""
+    """Unisono's handler, registered with LiteLLM as documented."""
     import litellm
 
     from unisono.integrations.litellm_provider import handler
@@ -130,19 +136,19 @@ def provider() -> Iterator[Any]:
 
 
 @pytest.fixture
-def asked(provider: Any, backend: Backend) -> Callable[..., dict[str, Any]]:
-    """Arguments for `completion` that have the backend write a script."""
+def make_request(provider: Any, backend: Backend) -> Callable[..., dict[str, Any]]:
+    """Factory of arguments for `completion` that select a script of the backend."""
 
-    def asked(script: str, **fields: Any) -> dict[str, Any]:
+    def make_request(script: str, **fields: Any) -> dict[str, Any]:
         backend.fails.clear()
-        said = [{"role": "user", "content": f"script: {script}"}]
-        return {"model": MODEL, "api_base": backend.url, "messages": said, "num_retries": 0, **fields}
+        messages = [{"role": "user", "content": f"script: {script}"}]
+        return {"model": MODEL, "api_base": backend.url, "messages": messages, "num_retries": 0, **fields}
 
-    return asked
+    return make_request
 
 
-def config_in_the_docs(url: str) -> str:
-    """The proxy's configuration, but for where the server is."""
+def documented_config(url: str) -> str:
+    """Return the documented configuration of the proxy, with the URL of the backend."""
     text = (ROOT / "docs" / "litellm-provider.md").read_text()
     [config] = re.findall(r"```yaml\n(model_list:.*?)```", text, re.DOTALL)
     assert "http://localhost:8000" in config
@@ -151,31 +157,31 @@ def config_in_the_docs(url: str) -> str:
 
 @pytest.fixture(scope="session")
 def proxy(backend: Backend) -> Iterator[tuple[str, str]]:
-    """Its address and its key."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    with tempfile.TemporaryDirectory() as folder, tempfile.TemporaryFile("w+") as said:
+    """URL and key of the proxy."""
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        port = listener.getsockname()[1]
+    with tempfile.TemporaryDirectory() as folder, tempfile.TemporaryFile("w+") as log:
         config = Path(folder, "config.yaml")
-        config.write_text(config_in_the_docs(backend.url))
+        config.write_text(documented_config(backend.url))
         program = str(Path(sys.executable).with_name("litellm"))
         command = [program, "--config", str(config), "--host", "127.0.0.1", "--port", str(port)]
         environment = {**os.environ, "LITELLM_MASTER_KEY": PROXY_KEY}
-        process = subprocess.Popen(command, stdout=said, stderr=subprocess.STDOUT, cwd=folder, env=environment)
+        process = subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT, cwd=folder, env=environment)
         try:
-            _wait_for(f"http://127.0.0.1:{port}/health/liveliness", process)
+            _wait_until_ready(f"http://127.0.0.1:{port}/health/liveliness", process)
             yield f"http://127.0.0.1:{port}", PROXY_KEY
         except TimeoutError:
-            said.seek(0)
-            pytest.fail(f"LiteLLM's proxy did not start: {said.read()[-3000:]}")
+            log.seek(0)
+            pytest.fail(f"LiteLLM's proxy did not start: {log.read()[-3000:]}")
         finally:
             process.terminate()
             process.wait(30)
 
 
-def _wait_for(url: str, process: subprocess.Popen[bytes]) -> None:
-    until = time.monotonic() + START_S
-    while time.monotonic() < until and process.poll() is None:
+def _wait_until_ready(url: str, process: subprocess.Popen[bytes]) -> None:
+    deadline = time.monotonic() + START_S
+    while time.monotonic() < deadline and process.poll() is None:
         try:
             with urlopen(url, timeout=5):
                 return

@@ -1,4 +1,4 @@
-"""Results of a type, and tools that an agent has to use."""
+"""Structured output and forced tools of agents."""
 
 from __future__ import annotations
 
@@ -17,26 +17,26 @@ class Place(BaseModel):
     capital: bool
 
 
-def agent_of(model: OpenAIResponsesModel, *tools: Any, choice: str | None = None, **fields: Any) -> Agent[Any]:
+def make_agent(model: OpenAIResponsesModel, *tools: Any, choice: str | None = None, **fields: Any) -> Agent[Any]:
     settings = ModelSettings(temperature=0, tool_choice=choice)
     return Agent(name="asker", model=model, tools=list(tools), model_settings=settings, **fields)
 
 
-async def test_a_result_is_of_its_type(demo: OpenAIResponsesModel) -> None:
-    result = await Runner.run(agent_of(demo, output_type=Place), "Hello!")
+async def test_structured_output_is_parsed_into_the_output_type(demo: OpenAIResponsesModel) -> None:
+    result = await Runner.run(make_agent(demo, output_type=Place), "Hello!")
     assert isinstance(result.final_output, Place)
 
 
-async def test_a_streamed_result_is_of_its_type(demo: OpenAIResponsesModel) -> None:
-    running = Runner.run_streamed(agent_of(demo, output_type=Place), "Hello!")
+async def test_streamed_structured_output_is_parsed(demo: OpenAIResponsesModel) -> None:
+    running = Runner.run_streamed(make_agent(demo, output_type=Place), "Hello!")
     async for _ in running.stream_events():
         pass
     assert isinstance(running.final_output, Place)
 
 
 @pytest.mark.parametrize("choice", ["required", "look_up"])
-async def test_a_tool_is_used_once_where_it_has_to_be(demo: OpenAIResponsesModel, choice: str) -> None:
-    asked: list[str] = []
+async def test_a_forced_tool_is_called_once(demo: OpenAIResponsesModel, choice: str) -> None:
+    countries: list[str] = []
 
     @function_tool
     def look_up(country: Literal["France", "Japan"]) -> str:
@@ -45,15 +45,15 @@ async def test_a_tool_is_used_once_where_it_has_to_be(demo: OpenAIResponsesModel
         Args:
             country: Its name
         """
-        asked.append(country)
+        countries.append(country)
         return "18 degrees, sunny"
 
-    result = await Runner.run(agent_of(demo, look_up, choice=choice, output_type=Place), "Hello!", max_turns=3)
-    assert len(asked) == 1
+    result = await Runner.run(make_agent(demo, look_up, choice=choice, output_type=Place), "Hello!", max_turns=3)
+    assert len(countries) == 1
     assert isinstance(result.final_output, Place)
 
 
-async def test_a_refusal_is_no_result(async_scripted: AsyncOpenAI) -> None:
+async def test_a_refusal_raises_an_error(async_scripted: AsyncOpenAI) -> None:
     free = OpenAIResponsesModel("free", async_scripted)
     with pytest.raises(ModelRefusalError, match="I would rather not"):
-        await Runner.run(agent_of(free, output_type=Place), "script: no JSON", max_turns=1)
+        await Runner.run(make_agent(free, output_type=Place), "script: no JSON", max_turns=1)

@@ -1,4 +1,4 @@
-"""The program of the guide prints the output below it."""
+"""Agents SDK program of the guide to clients and frameworks."""
 
 from __future__ import annotations
 
@@ -10,6 +10,6 @@ if TYPE_CHECKING:
     from conftest import Stage
 
 
-def test_the_program_of_the_guide_prints_the_output_below_it(stage: Stage) -> None:
+def test_the_guide_program_prints_the_documented_output(stage: Stage) -> None:
     output, expected = run_program("OpenAI Agents SDK", stage.demo)
     assert output == expected

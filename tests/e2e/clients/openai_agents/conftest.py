@@ -1,4 +1,4 @@
-"""Models of the Agents SDK in front of the gateways of the stage, and no traces sent to anybody."""
+"""Models of the Agents SDK for the test gateways, without tracing."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from typing import TYPE_CHECKING
 import pytest
 
 if TYPE_CHECKING:
-    # The project's own pytest reads this file too, and has no SDK.
+    # The project's own pytest also imports this file, without the SDK.
     from agents import OpenAIResponsesModel
     from openai import AsyncOpenAI
 
 
 @pytest.fixture(scope="session", autouse=True)
 def untraced() -> None:
-    """The SDK would send what it does to OpenAI."""
+    """Disable the SDK's tracing, which sends data to OpenAI."""
     from agents import set_tracing_disabled
 
     set_tracing_disabled(True)

@@ -1,4 +1,4 @@
-"""Requests as the checks make them, and streams folded by the SDK's own accumulator."""
+"""Chat requests, and readers of completions and streams."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ WEATHER: dict[str, Any] = {
         "strict": True,
     },
 }
-ABOUT_PARIS = "What is the weather in Paris?"
+PARIS_QUESTION = "What is the weather in Paris?"
 
 
-def asked(text: str, **fields: Any) -> dict[str, Any]:
-    """Arguments for `create`, for the demo model unless `fields` name another; always the likeliest token."""
+def chat_request(text: str, **fields: Any) -> dict[str, Any]:
+    """Return arguments for `create`; by default, the demo model at temperature 0."""
     return {
         "model": "gpt-oss-demo",
         "messages": [{"role": "user", "content": text}],
@@ -35,13 +35,16 @@ def asked(text: str, **fields: Any) -> dict[str, Any]:
     }
 
 
-def scene(name: str, **fields: Any) -> dict[str, Any]:
-    """Arguments for `create` that make the scripted backend write the script of that name."""
-    return asked(f"script: {name}", **{"model": "scripted", **fields})
+def scripted_request(name: str, **fields: Any) -> dict[str, Any]:
+    """Return arguments for `create` that select a script of the scripted backend."""
+    return chat_request(f"script: {name}", **{"model": "scripted", **fields})
 
 
-def folded(chunks: Iterable[ChatCompletionChunk]) -> ChatCompletion:
-    """What the SDK makes of a stream. Its final completion would be the same, but for an answer that was cut."""
+def fold_chunks(chunks: Iterable[ChatCompletionChunk]) -> ChatCompletion:
+    """Return the completion that the SDK accumulates from a stream.
+
+    It equals the SDK's final completion, except for a truncated answer.
+    """
     state: Any = ChatCompletionStreamState()
     for chunk in chunks:
         state.handle_chunk(chunk)
@@ -49,20 +52,20 @@ def folded(chunks: Iterable[ChatCompletionChunk]) -> ChatCompletion:
     return completion
 
 
-def reasoning(said: Any) -> Any:
-    """The reasoning of a message or delta; it is in no type of the SDK and comes as an extra field."""
-    return (said.model_extra or {}).get("reasoning")
+def reasoning_of(message: Any) -> Any:
+    """Return the reasoning of a message or delta; the SDK has it only as an extra field."""
+    return (message.model_extra or {}).get("reasoning")
 
 
-def about(completion: Any) -> dict[str, Any]:
-    """How the answer came to be: the gateway's own object on a completion or a chunk."""
-    told = (completion.model_extra or {})["unisono"]
-    assert isinstance(told, dict)
-    return told
+def unisono_fields(completion: Any) -> dict[str, Any]:
+    """Return the gateway's own object on a completion or a chunk."""
+    fields = (completion.model_extra or {})["unisono"]
+    assert isinstance(fields, dict)
+    return fields
 
 
-def call_of(completion: Any) -> Any:
-    """The only tool call of the only choice."""
+def only_call(completion: Any) -> Any:
+    """Return the only tool call of the only choice."""
     (choice,) = completion.choices
     (call,) = choice.message.tool_calls
     return call

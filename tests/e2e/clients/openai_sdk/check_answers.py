@@ -1,6 +1,6 @@
-"""Answers as they were asked for: what the SDK parses, tools that have to be called, and refusals where neither is had.
+"""Structured output, forced tools and refusals through the OpenAI SDK.
 
-The demo's engine is kept to a schema; the backend behind `free` cannot be.
+The engine of the demo model enforces schemas; the backend of the model `free` cannot.
 """
 
 from __future__ import annotations
@@ -10,11 +10,11 @@ from typing import Any, Literal
 
 import pytest
 from openai import OpenAI, pydantic_function_tool
-from openai_sdk.asking import WEATHER, about, asked, call_of, folded, scene
+from openai_sdk.asking import WEATHER, chat_request, fold_chunks, only_call, scripted_request, unisono_fields
 from pydantic import BaseModel
 
-NAMED = {"type": "function", "function": {"name": "get_weather"}}
-SORRY = "I would rather not."
+NAMED_CHOICE = {"type": "function", "function": {"name": "get_weather"}}
+REFUSAL = "I would rather not."
 
 
 class Place(BaseModel):
@@ -38,21 +38,21 @@ class Lookup(BaseModel):
     country: Literal["France", "Japan"]
 
 
-def to_ask(text: str, **fields: Any) -> dict[str, Any]:
+def response_request(text: str, **fields: Any) -> dict[str, Any]:
     return {"model": "gpt-oss-demo", "input": text, "temperature": 0, **fields}
 
 
 @pytest.mark.parametrize("form", [Place, Trip], ids=lambda form: form.__name__)
-def test_chat_is_parsed(demo: OpenAI, form: type[BaseModel]) -> None:
-    completion = demo.chat.completions.parse(**asked("Hello!", max_tokens=400), response_format=form)
+def test_a_chat_completion_is_parsed(demo: OpenAI, form: type[BaseModel]) -> None:
+    completion = demo.chat.completions.parse(**chat_request("Hello!", max_tokens=400), response_format=form)
     message = completion.choices[0].message
     assert message.refusal is None
     assert isinstance(message.parsed, form)
-    assert "unmet" not in about(completion)
+    assert "unmet" not in unisono_fields(completion)
 
 
 def test_a_chat_stream_is_parsed(demo: OpenAI) -> None:
-    with demo.chat.completions.stream(**asked("Hello!", max_tokens=400), response_format=Place) as stream:
+    with demo.chat.completions.stream(**chat_request("Hello!", max_tokens=400), response_format=Place) as stream:
         kinds = {event.type for event in stream}
         parsed = stream.get_final_completion().choices[0].message.parsed
     assert isinstance(parsed, Place)
@@ -61,7 +61,7 @@ def test_a_chat_stream_is_parsed(demo: OpenAI) -> None:
 
 @pytest.mark.parametrize("form", [Place, Trip], ids=lambda form: form.__name__)
 def test_a_response_is_parsed(demo: OpenAI, form: type[BaseModel]) -> None:
-    response = demo.responses.parse(**to_ask("Hello!", max_output_tokens=400), text_format=form)
+    response = demo.responses.parse(**response_request("Hello!", max_output_tokens=400), text_format=form)
     assert isinstance(response.output_parsed, form)
     assert response.text is not None
     assert response.text.format is not None
@@ -70,67 +70,67 @@ def test_a_response_is_parsed(demo: OpenAI, form: type[BaseModel]) -> None:
 
 
 def test_a_response_stream_is_parsed(demo: OpenAI) -> None:
-    with demo.responses.stream(**to_ask("Hello!", max_output_tokens=400), text_format=Place) as stream:
+    with demo.responses.stream(**response_request("Hello!", max_output_tokens=400), text_format=Place) as stream:
         kinds = {event.type for event in stream}
         parsed = stream.get_final_response().output_parsed
     assert isinstance(parsed, Place)
     assert "response.output_text.delta" in kinds
 
 
-@pytest.mark.parametrize("choice", [NAMED, "required"], ids=["named", "required"])
+@pytest.mark.parametrize("choice", [NAMED_CHOICE, "required"], ids=["named", "required"])
 @pytest.mark.parametrize("stream", [False, True], ids=["whole", "stream"])
-def test_chat_calls_what_it_has_to(demo: OpenAI, choice: Any, stream: bool) -> None:
+def test_chat_calls_a_forced_tool(demo: OpenAI, choice: Any, stream: bool) -> None:
     answer: Any = demo.chat.completions.create(
-        **asked("Hello!", tools=[WEATHER], tool_choice=choice, max_tokens=200), stream=stream
+        **chat_request("Hello!", tools=[WEATHER], tool_choice=choice, max_tokens=200), stream=stream
     )
-    call = call_of(folded(answer) if stream else answer)
+    call = only_call(fold_chunks(answer) if stream else answer)
     assert call.function.name == "get_weather"
     assert list(json.loads(call.function.arguments)) == ["location"]
 
 
 @pytest.mark.parametrize("choice", [{"type": "function", "name": "get_weather"}, "required"], ids=["named", "required"])
 @pytest.mark.parametrize("stream", [False, True], ids=["whole", "stream"])
-def test_a_response_calls_what_it_has_to(demo: OpenAI, choice: Any, stream: bool) -> None:
-    fields = to_ask("Hello!", tools=[{"type": "function", **WEATHER["function"]}], tool_choice=choice)
+def test_a_response_calls_a_forced_tool(demo: OpenAI, choice: Any, stream: bool) -> None:
+    fields = response_request("Hello!", tools=[{"type": "function", **WEATHER["function"]}], tool_choice=choice)
     answer: Any = demo.responses.create(**fields, max_output_tokens=200, stream=stream)
     response = list(answer)[-1].response if stream else answer
     [call] = [item for item in response.output if item.type == "function_call"]
     assert list(json.loads(call.arguments)) == ["location"]
-    repeated = response.tool_choice
-    assert (repeated if isinstance(repeated, str) else repeated.model_dump()) == choice
+    echoed = response.tool_choice
+    assert (echoed if isinstance(echoed, str) else echoed.model_dump()) == choice
 
 
-def test_arguments_are_parsed(demo: OpenAI) -> None:
-    fields = asked("Hello!", tools=[pydantic_function_tool(Lookup)], tool_choice="required", max_tokens=100)
+def test_call_arguments_are_parsed(demo: OpenAI) -> None:
+    fields = chat_request("Hello!", tools=[pydantic_function_tool(Lookup)], tool_choice="required", max_tokens=100)
     completion = demo.chat.completions.parse(**fields)
-    assert isinstance(call_of(completion).function.parsed_arguments, Lookup)
+    assert isinstance(only_call(completion).function.parsed_arguments, Lookup)
 
 
-def test_what_is_no_json_is_a_refusal_that_is_not_parsed(scripted: OpenAI) -> None:
-    completion = scripted.chat.completions.parse(**scene("no JSON", model="free"), response_format=Place)
+def test_non_json_output_is_an_unparsed_refusal(scripted: OpenAI) -> None:
+    completion = scripted.chat.completions.parse(**scripted_request("no JSON", model="free"), response_format=Place)
     message = completion.choices[0].message
-    assert (message.parsed, message.content, message.refusal) == (None, None, SORRY)
-    assert about(completion)["unmet"]
+    assert (message.parsed, message.content, message.refusal) == (None, None, REFUSAL)
+    assert unisono_fields(completion)["unmet"]
 
 
 def test_a_streamed_refusal_is_not_parsed(scripted: OpenAI) -> None:
-    with scripted.chat.completions.stream(**scene("no JSON", model="free"), response_format=Place) as stream:
-        told = [event for event in stream if event.type == "refusal.done"]
+    with scripted.chat.completions.stream(**scripted_request("no JSON", model="free"), response_format=Place) as stream:
+        refusals = [event for event in stream if event.type == "refusal.done"]
         message = stream.get_final_completion().choices[0].message
-    assert [event.refusal for event in told] == [SORRY]
-    assert (message.parsed, message.refusal) == (None, SORRY)
+    assert [event.refusal for event in refusals] == [REFUSAL]
+    assert (message.parsed, message.refusal) == (None, REFUSAL)
 
 
 @pytest.mark.parametrize("stream", [False, True], ids=["whole", "stream"])
-def test_a_response_that_refuses_is_not_parsed(scripted: OpenAI, stream: bool) -> None:
+def test_a_refusal_in_a_response_is_not_parsed(scripted: OpenAI, stream: bool) -> None:
     fields = {"model": "free", "input": "script: no JSON"}
     if stream:
-        with scripted.responses.stream(**fields, text_format=Place) as told:
-            kinds = {event.type for event in told}
-            response = told.get_final_response()
+        with scripted.responses.stream(**fields, text_format=Place) as streaming:
+            kinds = {event.type for event in streaming}
+            response = streaming.get_final_response()
         assert {"response.refusal.delta", "response.refusal.done"} <= kinds
     else:
         response = scripted.responses.parse(**fields, text_format=Place)
     assert response.output_parsed is None
     [message] = [item for item in response.output if item.type == "message"]
-    assert [part.model_dump() for part in message.content] == [{"type": "refusal", "refusal": SORRY}]
+    assert [part.model_dump() for part in message.content] == [{"type": "refusal", "refusal": REFUSAL}]

@@ -1,4 +1,4 @@
-"""Clients that leave, and choices that come in any order."""
+"""Client disconnects, full queues, the order of choices and incremental streams."""
 
 from __future__ import annotations
 
@@ -9,28 +9,28 @@ from typing import Any
 import openai
 import pytest
 from openai import AsyncOpenAI, OpenAI
-from openai_sdk.asking import scene
+from openai_sdk.asking import scripted_request
 
-SOON_S = 3.0
-"""A tenth of what the slow script takes; its backend has a place for one."""
+# A tenth of the duration of the slow script, whose backend has one slot.
+RELEASE_TIMEOUT_S = 3.0
 
 
 def slow(**fields: Any) -> dict[str, Any]:
-    return scene("slow", model="one-at-a-time", **fields)
+    return scripted_request("slow", model="one-at-a-time", **fields)
 
 
-def check_place_is_free(client: OpenAI) -> None:
-    begun = time.monotonic()
-    completion = client.chat.completions.create(**scene("an answer", model="one-at-a-time"))
+def check_slot_is_free(client: OpenAI) -> None:
+    started = time.monotonic()
+    completion = client.chat.completions.create(**scripted_request("an answer", model="one-at-a-time"))
     assert completion.choices[0].message.content == "Here is the answer."
-    assert time.monotonic() - begun < SOON_S
+    assert time.monotonic() - started < RELEASE_TIMEOUT_S
 
 
 def test_closing_a_stream_frees_the_backend(scripted: OpenAI) -> None:
     stream = scripted.chat.completions.create(**slow(), stream=True)
     assert next(stream).choices[0].delta.role == "assistant"
     stream.close()
-    check_place_is_free(scripted)
+    check_slot_is_free(scripted)
 
 
 def test_leaving_the_stream_helper_frees_the_backend(scripted: OpenAI) -> None:
@@ -38,43 +38,43 @@ def test_leaving_the_stream_helper_frees_the_backend(scripted: OpenAI) -> None:
         for event in stream:
             if event.type == "content.delta":
                 break
-    check_place_is_free(scripted)
+    check_slot_is_free(scripted)
 
 
-def test_a_client_that_is_out_of_patience_frees_the_backend(scripted: OpenAI) -> None:
+def test_a_client_timeout_frees_the_backend(scripted: OpenAI) -> None:
     with pytest.raises(openai.APITimeoutError):
         scripted.with_options(timeout=0.5).chat.completions.create(**slow())
-    check_place_is_free(scripted)
+    check_slot_is_free(scripted)
 
 
-async def test_cancelled_tasks_free_the_backend_and_the_line(async_scripted: AsyncOpenAI) -> None:
-    asking = [asyncio.create_task(async_scripted.chat.completions.create(**slow())) for _ in range(3)]
+async def test_cancelled_tasks_free_the_backend_and_the_queue(async_scripted: AsyncOpenAI) -> None:
+    tasks = [asyncio.create_task(async_scripted.chat.completions.create(**slow())) for _ in range(3)]
     await asyncio.sleep(0.5)
-    assert not any(task.done() for task in asking)
-    for task in asking:
+    assert not any(task.done() for task in tasks)
+    for task in tasks:
         task.cancel()
-    await asyncio.gather(*asking, return_exceptions=True)
-    # The gateway may hear of the next request before it hears that the others are gone: then the SDK asks again.
-    patient = async_scripted.with_options(max_retries=1)
-    async with asyncio.timeout(SOON_S):
-        completion = await patient.chat.completions.create(**scene("an answer", model="one-at-a-time"))
+    await asyncio.gather(*tasks, return_exceptions=True)
+    # The next request may arrive before the gateway notices the disconnects; then the SDK retries.
+    retrying = async_scripted.with_options(max_retries=1)
+    async with asyncio.timeout(RELEASE_TIMEOUT_S):
+        completion = await retrying.chat.completions.create(**scripted_request("an answer", model="one-at-a-time"))
     assert completion.choices[0].message.content == "Here is the answer."
 
 
-async def test_a_line_that_is_full_says_when_to_come_back(async_scripted: AsyncOpenAI) -> None:
-    asking = [asyncio.create_task(async_scripted.chat.completions.create(**slow())) for _ in range(3)]
+async def test_a_full_queue_rejects_requests_with_retry_after(async_scripted: AsyncOpenAI) -> None:
+    tasks = [asyncio.create_task(async_scripted.chat.completions.create(**slow())) for _ in range(3)]
     await asyncio.sleep(0.5)
     with pytest.raises(openai.InternalServerError) as raised:
         await async_scripted.chat.completions.create(**slow())
     assert (raised.value.status_code, raised.value.code) == (503, "backend_overloaded")
     assert 1 <= int(raised.value.response.headers["retry-after"]) <= 60
-    for task in asking:
+    for task in tasks:
         task.cancel()
-    await asyncio.gather(*asking, return_exceptions=True)
+    await asyncio.gather(*tasks, return_exceptions=True)
 
 
-def test_choices_keep_their_place_whichever_is_first(scripted: OpenAI) -> None:
-    with scripted.chat.completions.stream(**scene("n in reverse", n=2, seed=7)) as stream:
+def test_choices_are_ordered_by_index(scripted: OpenAI) -> None:
+    with scripted.chat.completions.stream(**scripted_request("n in reverse", n=2, seed=7)) as stream:
         for _ in stream:
             continue
         final = stream.get_final_completion()
@@ -83,11 +83,11 @@ def test_choices_keep_their_place_whichever_is_first(scripted: OpenAI) -> None:
     assert [choice.finish_reason for choice in final.choices] == ["stop"] * 2
 
 
-def test_a_slow_answer_is_shown_as_it_comes(scripted: OpenAI) -> None:
-    begun = time.monotonic()
+def test_a_slow_answer_is_streamed_incrementally(scripted: OpenAI) -> None:
+    started = time.monotonic()
     times: list[float] = []
-    for chunk in scripted.chat.completions.create(**scene("slow", max_tokens=40), stream=True):
-        times.append(time.monotonic() - begun)
+    for chunk in scripted.chat.completions.create(**scripted_request("slow", max_tokens=40), stream=True):
+        times.append(time.monotonic() - started)
         last = chunk.choices[0].finish_reason
     assert last == "length"
     assert times[-1] > 0.6

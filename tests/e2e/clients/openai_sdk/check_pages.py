@@ -1,4 +1,4 @@
-"""Run the Python programs of the pages against the demo model and compare their output with the pages."""
+"""Python programs of the pages, run against the demo model."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 if TYPE_CHECKING:
-    # The project's own pytest reads this file too, and has no SDK.
+    # The project's own pytest also imports this file, without the SDK.
     from conftest import Stage
 
 ROOT = Path(__file__).parents[4]
@@ -23,10 +23,10 @@ PROGRAM = re.compile(r"^```python\n(.*?)^```\n+(?:^```\n(.*?)^```$)?", re.S | re
 def test_programs_on_a_page_print_the_output_below_them(page: str, stage: Stage) -> None:
     programs = PROGRAM.findall((ROOT / page).read_text())
     assert programs
-    names: dict[str, Any] = {}
-    for program, printed in programs:
-        assert program.replace("http://localhost:4000", stage.demo) != program or "client" in names
+    namespace: dict[str, Any] = {}
+    for program, expected in programs:
+        assert program.replace("http://localhost:4000", stage.demo) != program or "client" in namespace
         with contextlib.redirect_stdout(io.StringIO()) as output:
-            exec(program.replace("http://localhost:4000", stage.demo), names)
-        assert output.getvalue() == printed
-    names["client"].close()
+            exec(program.replace("http://localhost:4000", stage.demo), namespace)
+        assert output.getvalue() == expected
+    namespace["client"].close()

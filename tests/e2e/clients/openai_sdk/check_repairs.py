@@ -1,4 +1,4 @@
-"""Malformed output as an SDK sees it: an ordinary answer, and the repairs named beside it."""
+"""Recoveries of malformed output, as reported to the OpenAI SDK."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 from openai import OpenAI
-from openai_sdk.asking import WEATHER, about, folded, reasoning, scene
+from openai_sdk.asking import WEATHER, fold_chunks, reasoning_of, scripted_request, unisono_fields
 
-# name: (content, reasoning, names of the calls, rules)
+# Script: (content, reasoning, names of the calls, rules).
 SHAPES: dict[str, tuple[str, str | None, list[str], list[str]]] = {
     "an answer": ("Here is the answer.", "Let me see.", [], []),
     "two ends": ("Answer", None, [], ["trailing-stop"]),
@@ -24,32 +24,32 @@ TOOLS = [WEATHER, {"type": "function", "function": {"name": "f", "parameters": {
 
 
 @pytest.mark.parametrize("name", SHAPES)
-def test_a_whole_answer_names_its_repairs_in_a_header(scripted: OpenAI, name: str) -> None:
-    content, thoughts, calls, rules = SHAPES[name]
-    raw = scripted.chat.completions.with_raw_response.create(**scene(name, tools=TOOLS))
+def test_a_whole_answer_reports_recoveries_in_a_header(scripted: OpenAI, name: str) -> None:
+    content, reasoning, calls, rules = SHAPES[name]
+    raw = scripted.chat.completions.with_raw_response.create(**scripted_request(name, tools=TOOLS))
     assert raw.headers.get("x-unisono-recoveries", "") == ",".join(rules)
     completion = raw.parse()
-    check(completion, content, thoughts, calls)
-    assert about(completion)["recoveries"] == rules
+    assert_completion(completion, content, reasoning, calls)
+    assert unisono_fields(completion)["recoveries"] == rules
 
 
 @pytest.mark.parametrize("name", SHAPES)
-def test_a_stream_names_its_repairs_in_the_last_chunk(scripted: OpenAI, name: str) -> None:
-    content, thoughts, calls, rules = SHAPES[name]
-    chunks = list(scripted.chat.completions.create(**scene(name, tools=TOOLS), stream=True))
-    check(folded(chunks), content, thoughts, calls)
-    assert about(chunks[-1])["recoveries"] == rules
+def test_a_stream_reports_recoveries_in_the_last_chunk(scripted: OpenAI, name: str) -> None:
+    content, reasoning, calls, rules = SHAPES[name]
+    chunks = list(scripted.chat.completions.create(**scripted_request(name, tools=TOOLS), stream=True))
+    assert_completion(fold_chunks(chunks), content, reasoning, calls)
+    assert unisono_fields(chunks[-1])["recoveries"] == rules
     assert [chunk for chunk in chunks[:-1] if "unisono" in (chunk.model_extra or {})] == []
 
 
-def check(completion: Any, content: str, thoughts: str | None, calls: list[str]) -> None:
+def assert_completion(completion: Any, content: str, reasoning: str | None, calls: list[str]) -> None:
     (choice,) = completion.choices
     assert (choice.message.content or "") == content
-    assert reasoning(choice.message) == thoughts
+    assert reasoning_of(choice.message) == reasoning
     assert [call.function.name for call in choice.message.tool_calls or ()] == calls
     assert choice.finish_reason == ("tool_calls" if calls else "stop")
 
 
-def test_the_reasoning_field_is_a_setting_of_the_model(scripted: OpenAI) -> None:
-    completion = scripted.chat.completions.create(**scene("an answer", model="plain-reasoning"))
+def test_a_model_setting_selects_the_reasoning_field(scripted: OpenAI) -> None:
+    completion = scripted.chat.completions.create(**scripted_request("an answer", model="plain-reasoning"))
     assert completion.choices[0].message.model_extra == {"reasoning": "Let me see."}

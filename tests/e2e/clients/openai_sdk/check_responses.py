@@ -1,4 +1,4 @@
-"""The Responses API as an application uses it: answers whole and in pieces, by every way the SDK has to ask for one."""
+"""Responses API through the OpenAI SDK: whole answers, streams, helpers, headers and fields."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ from conftest import Stage
 HELLO = "Hello! How can I help you today?"
 
 
-def test_an_answer_and_its_reasoning(demo: OpenAI) -> None:
+def test_a_whole_response_has_reasoning_and_a_message(demo: OpenAI) -> None:
     response = demo.responses.create(**to_ask("Hello!"))
-    thought, said = response.output
-    assert thought.type == "reasoning"
-    assert (thought.status, thought.summary, thought.encrypted_content) == ("completed", [], None)
+    reasoning, message = response.output
+    assert reasoning.type == "reasoning"
+    assert (reasoning.status, reasoning.summary, reasoning.encrypted_content) == ("completed", [], None)
     assert thoughts_in(response) == "The user wants a short reply."
-    assert said.type == "message"
-    assert (said.role, said.status, said.phase) == ("assistant", "completed", "final_answer")
+    assert message.type == "message"
+    assert (message.role, message.status, message.phase) == ("assistant", "completed", "final_answer")
     assert response.output_text == HELLO
-    assert (thought.id[:3], said.id[:4], response.id[:5]) == ("rs_", "msg_", "resp_")
+    assert (reasoning.id[:3], message.id[:4], response.id[:5]) == ("rs_", "msg_", "resp_")
     assert (response.object, response.status, response.model) == ("response", "completed", "gpt-oss-demo")
     assert (response.error, response.incomplete_details, response.background) == (None, None, False)
     assert abs(response.created_at - time.time()) < 60
@@ -36,7 +36,7 @@ def test_an_answer_and_its_reasoning(demo: OpenAI) -> None:
     assert about(response) == {"recoveries": [], "failovers": 0, "backend": "mlx-1"}
 
 
-def test_usage_counts_thoughts_apart(demo: OpenAI) -> None:
+def test_usage_reports_reasoning_tokens(demo: OpenAI) -> None:
     usage = demo.responses.create(**to_ask("Hello!")).usage
     assert usage is not None
     assert usage.input_tokens > 50
@@ -45,7 +45,7 @@ def test_usage_counts_thoughts_apart(demo: OpenAI) -> None:
     assert 0 <= usage.input_tokens_details.cached_tokens < usage.input_tokens
 
 
-# name: (on the scripted backend, fields, status, types of the output)
+# Case: (whether on the scripted backend, fields, status, types of the output).
 STREAMS: dict[str, tuple[bool, dict[str, Any], str, list[str]]] = {
     "an answer": (False, to_ask("Hello!"), "completed", ["reasoning", "message"]),
     "a preamble and a call": (
@@ -54,40 +54,40 @@ STREAMS: dict[str, tuple[bool, dict[str, Any], str, list[str]]] = {
         "completed",
         ["reasoning", "message", "function_call"],
     ),
-    "no thought": (True, to_play("no channel"), "completed", ["message"]),
+    "no reasoning": (True, to_play("no channel"), "completed", ["message"]),
     "two calls": (
         True,
         to_play("two calls", tools=[WEATHER]),
         "completed",
         ["reasoning", "function_call", "function_call"],
     ),
-    "a call shown as it is written": (
+    "a call with early arguments": (
         True,
         to_play("two calls", model="early", tools=[WEATHER]),
         "completed",
         ["reasoning", "function_call", "function_call"],
     ),
     "a custom call": (True, to_play("a custom call", tools=[ECHO]), "completed", ["reasoning", "custom_tool_call"]),
-    "a call that was cut": (True, to_play("a cut call", tools=[WEATHER]), "incomplete", ["reasoning"]),
-    "a call cut in sight": (
+    "a truncated call": (True, to_play("a cut call", tools=[WEATHER]), "incomplete", ["reasoning"]),
+    "a truncated call with early arguments": (
         True,
         to_play("a cut call", model="early", tools=[WEATHER]),
         "incomplete",
         ["reasoning", "function_call"],
     ),
-    "the token limit in an answer": (
+    "the token limit in a message": (
         True,
         to_play("slow", max_output_tokens=20),
         "incomplete",
         ["reasoning", "message"],
     ),
-    "the token limit in a thought": (
+    "the token limit in reasoning": (
         True,
         to_play("an answer", max_output_tokens=5),
         "incomplete",
         ["reasoning"],
     ),
-    "sealed thoughts": (
+    "encrypted reasoning": (
         True,
         to_play("an answer", include=["reasoning.encrypted_content"]),
         "completed",
@@ -97,52 +97,54 @@ STREAMS: dict[str, tuple[bool, dict[str, Any], str, list[str]]] = {
 
 
 @pytest.mark.parametrize("name", STREAMS)
-def test_a_stream_adds_up_to_what_is_kept(demo: OpenAI, scripted: OpenAI, name: str) -> None:
+def test_a_stream_adds_up_to_the_stored_response(demo: OpenAI, scripted: OpenAI, name: str) -> None:
     on_scripted, fields, status, kinds = STREAMS[name]
     client = scripted if on_scripted else demo
     response = folded(watched(client, fields))
     assert response["status"] == status
     assert [item["type"] for item in response["output"]] == kinds
-    kept = client.responses.with_raw_response.retrieve(response["id"])
-    assert kept.http_response.json() == response
+    stored = client.responses.with_raw_response.retrieve(response["id"])
+    assert stored.http_response.json() == response
 
 
-@pytest.mark.parametrize("name", [name for name in STREAMS if name != "a call cut in sight"])
-def test_a_stream_is_the_whole_answer_in_pieces(demo: OpenAI, scripted: OpenAI, name: str) -> None:
+@pytest.mark.parametrize("name", [name for name in STREAMS if name != "a truncated call with early arguments"])
+def test_a_stream_matches_the_whole_response(demo: OpenAI, scripted: OpenAI, name: str) -> None:
     on_scripted, fields, _, _ = STREAMS[name]
     client = scripted if on_scripted else demo
     whole = client.responses.with_raw_response.create(**fields).http_response.json()
-    assert nameless(folded(watched(client, fields))) == nameless(whole)
+    assert comparable(folded(watched(client, fields))) == comparable(whole)
 
 
-def nameless(value: Any) -> Any:
-    """An answer without what differs from one time to the next: its names, its times, what was cached, and how much a
-    backend had said before it was stopped."""
+def comparable(value: Any) -> Any:
+    """Return a response without the fields that differ between two requests.
+
+    These are ids, times, cached tokens, and the number of tokens that a backend generated before it was stopped.
+    """
     if isinstance(value, list):
-        return [nameless(inner) for inner in value]
+        return [comparable(element) for element in value]
     if not isinstance(value, dict):
         return value
-    passing = ("id", "call_id", "created_at", "completed_at", "encrypted_content", "input_tokens_details")
-    passing += ("output_tokens", "total_tokens")
-    return {name: nameless(inner) for name, inner in value.items() if name not in passing}
+    volatile = ("id", "call_id", "created_at", "completed_at", "encrypted_content", "input_tokens_details")
+    volatile += ("output_tokens", "total_tokens")
+    return {name: comparable(element) for name, element in value.items() if name not in volatile}
 
 
-def test_thoughts_come_before_the_answer_and_text_comes_as_it_is_generated(demo: OpenAI) -> None:
-    shown: list[tuple[str, str]] = []
+def test_reasoning_streams_before_the_text(demo: OpenAI) -> None:
+    deltas: list[tuple[str, str]] = []
     for event in demo.responses.create(**to_ask("Count to 30."), stream=True):
         if event.type in ("response.reasoning_text.delta", "response.output_text.delta"):
-            shown.append((event.type, event.delta))
-    kinds = [kind for kind, _ in shown]
+            deltas.append((event.type, event.delta))
+    kinds = [kind for kind, _ in deltas]
     assert kinds == sorted(kinds, reverse=True)
     assert kinds.count("response.output_text.delta") > 10
-    said = "".join(text for kind, text in shown if kind == "response.output_text.delta")
-    assert said == ", ".join(map(str, range(1, 31))) + "."
+    answer = "".join(text for kind, text in deltas if kind == "response.output_text.delta")
+    assert answer == ", ".join(map(str, range(1, 31))) + "."
 
 
-def test_a_slow_answer_is_shown_as_it_comes(scripted: OpenAI) -> None:
-    begun = time.monotonic()
+def test_a_slow_answer_is_streamed_incrementally(scripted: OpenAI) -> None:
+    started = time.monotonic()
     times = [
-        time.monotonic() - begun
+        time.monotonic() - started
         for event in scripted.responses.create(**to_play("slow", max_output_tokens=40), stream=True)
         if event.type == "response.output_text.delta"
     ]
@@ -150,7 +152,7 @@ def test_a_slow_answer_is_shown_as_it_comes(scripted: OpenAI) -> None:
     assert sum(later - earlier > 0.005 for earlier, later in pairwise(times)) > 15
 
 
-def test_the_stream_helper(demo: OpenAI) -> None:
+def test_the_stream_helper_returns_the_stored_response(demo: OpenAI) -> None:
     snapshots: list[str] = []
     with demo.responses.stream(**to_ask("Hello!")) as stream:
         for event in stream:
@@ -159,9 +161,9 @@ def test_the_stream_helper(demo: OpenAI) -> None:
         final = stream.get_final_response()
     assert snapshots[-1] == final.output_text == HELLO
     assert all(HELLO.startswith(snapshot) for snapshot in snapshots)
-    kept = demo.responses.retrieve(final.id)
-    assert [item.to_dict()["id"] for item in final.output] == [item.to_dict()["id"] for item in kept.output]
-    assert (final.usage, final.output_text, final.status) == (kept.usage, kept.output_text, kept.status)
+    stored = demo.responses.retrieve(final.id)
+    assert [item.to_dict()["id"] for item in final.output] == [item.to_dict()["id"] for item in stored.output]
+    assert (final.usage, final.output_text, final.status) == (stored.usage, stored.output_text, stored.status)
 
 
 class Weather(BaseModel):
@@ -170,7 +172,7 @@ class Weather(BaseModel):
     location: str
 
 
-def test_the_stream_helper_shows_arguments_as_they_grow(scripted: OpenAI) -> None:
+def test_the_stream_helper_emits_arguments_incrementally(scripted: OpenAI) -> None:
     snapshots: list[str] = []
     with scripted.responses.stream(**to_play("two calls, slowly", model="early", tools=[WEATHER])) as stream:
         for event in stream:
@@ -192,7 +194,7 @@ def test_parse_reads_plain_text_and_arguments(demo: OpenAI) -> None:
     assert call_in(answer).parsed_arguments == Weather(location="Paris")
 
 
-def test_headers_of_an_answer(demo: OpenAI) -> None:
+def test_a_whole_response_has_headers(demo: OpenAI) -> None:
     raw = demo.responses.with_raw_response.create(**to_ask("ping"))
     assert (raw.status_code, raw.headers["content-type"]) == (200, "application/json")
     assert raw.headers["x-unisono-backend"] == "mlx-1"
@@ -203,21 +205,21 @@ def test_headers_of_an_answer(demo: OpenAI) -> None:
     assert response._request_id == raw.headers["x-request-id"]
 
 
-def test_headers_of_a_stream_come_before_its_first_event(demo: OpenAI) -> None:
+def test_stream_headers_precede_the_first_event(demo: OpenAI) -> None:
     raw = demo.responses.with_raw_response.create(**to_ask("ping"), stream=True)
     assert raw.headers["content-type"] == "text/event-stream; charset=utf-8"
     assert raw.headers["x-unisono-backend"] == "mlx-1"
     assert [event.type for event in raw.parse()][-1] == "response.completed"
 
 
-def test_repairs_are_named_beside_the_answer(demo: OpenAI) -> None:
+def test_recoveries_are_reported_in_a_header_and_in_the_body(demo: OpenAI) -> None:
     raw = demo.responses.with_raw_response.create(**to_ask("glitch double start"))
     assert raw.headers["x-unisono-recoveries"] == "doubled-start"
     response = raw.parse()
     assert (response.output_text, about(response)["recoveries"]) == ("Done.", ["doubled-start"])
 
 
-def test_what_was_asked_is_repeated(scripted: OpenAI) -> None:
+def test_a_response_echoes_the_fields_of_its_request(scripted: OpenAI) -> None:
     response = scripted.responses.create(
         **to_play(
             "an answer",
@@ -255,31 +257,31 @@ def test_fields_without_effect_are_accepted_and_noted(scripted: OpenAI) -> None:
 
 
 @pytest.mark.parametrize("effort", ["none", "minimal", "low", "medium", "high", "xhigh"])
-def test_every_effort_the_sdk_can_spell(scripted: OpenAI, effort: Any) -> None:
+def test_every_reasoning_effort_is_accepted(scripted: OpenAI, effort: Any) -> None:
     response = scripted.responses.create(**to_play("an answer", reasoning={"effort": effort}))
     assert response.reasoning is not None
     assert response.reasoning.effort in ("low", "medium", "high")
 
 
 @pytest.mark.parametrize("suffix", ["", "/", "/v1/"])
-def test_every_spelling_of_base_url(stage: Stage, connect: Callable[..., OpenAI], suffix: str) -> None:
+def test_every_form_of_base_url_works(stage: Stage, connect: Callable[..., OpenAI], suffix: str) -> None:
     client = connect(stage.demo + suffix)
     response = client.responses.create(**to_ask("ping"))
     assert client.responses.retrieve(response.id).output_text == response.output_text == "pong"
 
 
-async def test_an_async_client(async_demo: AsyncOpenAI) -> None:
+async def test_the_async_client_gets_whole_and_streamed_responses(async_demo: AsyncOpenAI) -> None:
     response = await async_demo.responses.create(**to_ask("ping"))
     assert response.output_text == "pong"
     async with async_demo.responses.stream(**to_ask("ping")) as stream:
         kinds = [event.type async for event in stream]
         final = await stream.get_final_response()
     assert (kinds[0], kinds[-1], final.output_text) == ("response.created", "response.completed", "pong")
-    kept = await async_demo.responses.retrieve(final.id)
-    assert kept.output_text == "pong"
+    stored = await async_demo.responses.retrieve(final.id)
+    assert stored.output_text == "pong"
 
 
-async def test_many_at_once_each_get_their_own(async_demo: AsyncOpenAI) -> None:
+async def test_concurrent_requests_get_their_own_answers(async_demo: AsyncOpenAI) -> None:
     expected = {"ping": "pong", "What is 2 + 2?": "2 + 2 is 4.", "What color is the sky?": "The sky is blue."}
 
     async def answer(question: str) -> str:

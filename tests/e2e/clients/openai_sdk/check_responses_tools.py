@@ -1,4 +1,4 @@
-"""The tool loop over the Responses API: continued by name, or with everything sent back, as agents do."""
+"""Tool loop over the Responses API, with `previous_response_id` or all items sent back."""
 
 from __future__ import annotations
 
@@ -14,77 +14,79 @@ PARIS = "What is the weather in Paris?"
 ANSWER = "It is sunny in Paris with 18 degrees."
 
 
-def answered(client: OpenAI, fields: dict[str, Any], stream: bool) -> Any:
-    """The answer, which may have come as a stream."""
+def create_response(client: OpenAI, fields: dict[str, Any], stream: bool) -> Any:
+    """Create a response, whole or streamed, and return it."""
     if not stream:
         return client.responses.create(**fields)
     return client.responses.retrieve(folded(watched(client, fields))["id"])
 
 
 @pytest.mark.parametrize("stream", [False, True], ids=["whole", "stream"])
-def test_the_loop_continued_by_name(demo: OpenAI, stream: bool) -> None:
-    first = answered(demo, to_ask(PARIS, tools=[WEATHER]), stream)
+def test_the_tool_loop_continues_by_previous_response_id(demo: OpenAI, stream: bool) -> None:
+    first = create_response(demo, to_ask(PARIS, tools=[WEATHER]), stream)
     call = call_in(first)
     assert (call.type, call.name, call.status) == ("function_call", "get_weather", "completed")
     assert (call.id[:3], call.call_id[:5]) == ("fc_", "call_")
     assert json.loads(call.arguments) == {"location": "Paris"}
     assert first.output_text == ""
 
-    second = answered(demo, to_ask([result_of(call)], previous_response_id=first.id, tools=[WEATHER]), stream)
+    second = create_response(demo, to_ask([result_of(call)], previous_response_id=first.id, tools=[WEATHER]), stream)
     assert (second.output_text, second.previous_response_id) == (ANSWER, first.id)
-    # The engine goes on from the very tokens it wrote, calls included.
+    # The engine continues from the tokens that it generated, including calls.
     assert second.usage.input_tokens_details.cached_tokens >= first.usage.total_tokens - 8
 
 
-# what is sent back: (kept, to include)
-SENT_BACK: dict[str, tuple[bool, list[Any]]] = {
-    "kept, open thoughts": (True, []),
-    "not kept, open thoughts": (False, []),
-    "not kept, sealed thoughts": (False, ["reasoning.encrypted_content"]),
+# Case: (store, include).
+HISTORY_MODES: dict[str, tuple[bool, list[Any]]] = {
+    "stored, plain reasoning": (True, []),
+    "not stored, plain reasoning": (False, []),
+    "not stored, encrypted reasoning": (False, ["reasoning.encrypted_content"]),
 }
 
 
-@pytest.mark.parametrize("how", SENT_BACK)
-def test_the_loop_with_everything_sent_back(demo: OpenAI, how: str) -> None:
-    store, include = SENT_BACK[how]
-    asking: dict[str, Any] = to_ask([{"role": "user", "content": PARIS}], tools=[WEATHER], store=store, include=include)
-    first = demo.responses.create(**asking)
-    asking["input"] += [*first.output, result_of(call_in(first))]
-    second = demo.responses.create(**asking)
+@pytest.mark.parametrize("mode", HISTORY_MODES)
+def test_the_tool_loop_continues_with_all_items_sent_back(demo: OpenAI, mode: str) -> None:
+    store, include = HISTORY_MODES[mode]
+    request: dict[str, Any] = to_ask(
+        [{"role": "user", "content": PARIS}], tools=[WEATHER], store=store, include=include
+    )
+    first = demo.responses.create(**request)
+    request["input"] += [*first.output, result_of(call_in(first))]
+    second = demo.responses.create(**request)
     assert second.output_text == ANSWER
-    asking["input"] += [*second.output, {"role": "user", "content": "ping"}]
-    third = demo.responses.create(**{**asking, "max_output_tokens": 8})
+    request["input"] += [*second.output, {"role": "user", "content": "ping"}]
+    third = demo.responses.create(**{**request, "max_output_tokens": 8})
     assert third.output[0].type == "reasoning"
 
 
-def test_the_loop_with_plain_dictionaries(demo: OpenAI) -> None:
-    asking: dict[str, Any] = to_ask([{"role": "user", "content": PARIS}], tools=[WEATHER], store=False)
-    said = demo.responses.create(**asking).to_dict()["output"]
-    assert isinstance(said, list)
-    call: Any = next(item for item in said if item["type"] == "function_call")
-    bare = {name: call[name] for name in ("type", "call_id", "name", "arguments")}
-    asking["input"] += [bare, {"type": "function_call_output", "call_id": call["call_id"], "output": RESULT}]
-    assert demo.responses.create(**asking).output_text == ANSWER
+def test_the_tool_loop_continues_with_plain_dictionaries(demo: OpenAI) -> None:
+    request: dict[str, Any] = to_ask([{"role": "user", "content": PARIS}], tools=[WEATHER], store=False)
+    output = demo.responses.create(**request).to_dict()["output"]
+    assert isinstance(output, list)
+    call: Any = next(item for item in output if item["type"] == "function_call")
+    bare_call = {name: call[name] for name in ("type", "call_id", "name", "arguments")}
+    request["input"] += [bare_call, {"type": "function_call_output", "call_id": call["call_id"], "output": RESULT}]
+    assert demo.responses.create(**request).output_text == ANSWER
 
 
-def test_two_calls_in_turn(demo: OpenAI) -> None:
+def test_sequential_calls_are_answered(demo: OpenAI) -> None:
     response = demo.responses.create(**to_ask("Compare the weather in London and Tokyo.", tools=[WEATHER]))
-    places = []
+    locations = []
     for weather in (RESULT, "11 degrees, rainy"):
         call = call_in(response)
-        places.append(json.loads(call.arguments)["location"])
+        locations.append(json.loads(call.arguments)["location"])
         response = demo.responses.create(
             **to_ask([result_of(call, weather)], previous_response_id=response.id, tools=[WEATHER])
         )
-    assert (places, response.output_text) == (["London", "Tokyo"], "I compared London and Tokyo.")
+    assert (locations, response.output_text) == (["London", "Tokyo"], "I compared London and Tokyo.")
 
 
 def test_a_preamble_is_a_message_of_its_own(demo: OpenAI) -> None:
-    asking = to_ask("Make a plan first, then check the weather in Oslo.", tools=[WEATHER])
-    first = demo.responses.create(**asking)
-    _, said, call = first.output
-    assert said.type == "message"
-    assert (said.phase, first.output_text) == ("commentary", "I will check the weather in Oslo first.")
+    request = to_ask("Make a plan first, then check the weather in Oslo.", tools=[WEATHER])
+    first = demo.responses.create(**request)
+    _, preamble, call = first.output
+    assert preamble.type == "message"
+    assert (preamble.phase, first.output_text) == ("commentary", "I will check the weather in Oslo first.")
     second = demo.responses.create(
         **to_ask([result_of(call, "3 degrees, cloudy")], previous_response_id=first.id, tools=[WEATHER])
     )
@@ -94,18 +96,20 @@ def test_a_preamble_is_a_message_of_its_own(demo: OpenAI) -> None:
 
 
 @pytest.mark.parametrize("stream", [False, True], ids=["whole", "stream"])
-def test_calls_side_by_side_are_answered_together(scripted: OpenAI, stream: bool) -> None:
-    first = answered(scripted, to_play("two calls", tools=[WEATHER]), stream)
+def test_parallel_calls_are_answered_together(scripted: OpenAI, stream: bool) -> None:
+    first = create_response(scripted, to_play("two calls", tools=[WEATHER]), stream)
     calls = [item for item in first.output if item.type == "function_call"]
     assert [json.loads(call.arguments)["location"] for call in calls] == ["Paris", "Rome"]
     assert len({call.call_id for call in calls}) == 2
     results = [result_of(call) for call in reversed(calls)]
-    then = [*results, {"role": "user", "content": "script: an answer"}]
-    second = answered(scripted, to_ask(then, model="scripted", previous_response_id=first.id, tools=[WEATHER]), stream)
+    input_items = [*results, {"role": "user", "content": "script: an answer"}]
+    second = create_response(
+        scripted, to_ask(input_items, model="scripted", previous_response_id=first.id, tools=[WEATHER]), stream
+    )
     assert second.output_text == "Here is the answer."
 
 
-def test_a_call_that_nobody_answered_is_refused(scripted: OpenAI) -> None:
+def test_an_output_for_an_unknown_call_is_rejected(scripted: OpenAI) -> None:
     with pytest.raises(openai.BadRequestError) as raised:
         scripted.responses.create(
             **to_ask([{"type": "function_call_output", "call_id": "call_none", "output": "x"}], model="scripted")
@@ -115,34 +119,34 @@ def test_a_call_that_nobody_answered_is_refused(scripted: OpenAI) -> None:
 
 @pytest.mark.parametrize("stream", [False, True], ids=["whole", "stream"])
 def test_a_custom_tool_takes_plain_text(scripted: OpenAI, stream: bool) -> None:
-    first = answered(scripted, to_play("a custom call", tools=[ECHO]), stream)
+    first = create_response(scripted, to_play("a custom call", tools=[ECHO]), stream)
     call = call_in(first)
     assert (call.type, call.id[:4], call.name, call.input) == ("custom_tool_call", "ctc_", "echo", 'said "so"')
-    then = [result_of(call), {"role": "user", "content": "script: an answer"}]
+    input_items = [result_of(call), {"role": "user", "content": "script: an answer"}]
     fields = {"model": "scripted", "tools": [ECHO]}
-    second = answered(scripted, to_ask(then, previous_response_id=first.id, **fields), stream)
+    second = create_response(scripted, to_ask(input_items, previous_response_id=first.id, **fields), stream)
     assert second.output_text == "Here is the answer."
-    everything = [{"role": "user", "content": "script: a custom call"}, *first.output, *then]
-    assert scripted.responses.create(**to_ask(everything, **fields)).output_text == "Here is the answer."
+    full_history = [{"role": "user", "content": "script: a custom call"}, *first.output, *input_items]
+    assert scripted.responses.create(**to_ask(full_history, **fields)).output_text == "Here is the answer."
     listed = scripted.responses.input_items.list(second.id, order="asc")
     assert [item.type for item in listed] == ["custom_tool_call_output", "message"]
 
 
-def test_no_call_is_made_where_none_is_wanted(demo: OpenAI) -> None:
+def test_tool_choice_none_suppresses_calls(demo: OpenAI) -> None:
     response = demo.responses.create(**to_ask(PARIS, tools=[WEATHER], tool_choice="none", max_output_tokens=60))
     assert response.tool_choice == "none"
     assert "function_call" not in [item.type for item in response.output]
 
 
-def test_tools_of_other_makers_are_passed_over(scripted: OpenAI) -> None:
+def test_unsupported_tool_types_are_ignored(scripted: OpenAI) -> None:
     response = scripted.responses.create(**to_play("an answer", tools=[WEATHER, {"type": "image_generation"}]))
     assert response.output_text == "Here is the answer."
     assert [tool.type for tool in response.tools] == ["function", "image_generation"]
 
 
-async def test_an_async_loop(async_scripted: AsyncOpenAI) -> None:
+async def test_the_async_client_completes_the_tool_loop(async_scripted: AsyncOpenAI) -> None:
     first = await async_scripted.responses.create(**to_play("a preamble", tools=[WEATHER]))
-    then = [result_of(call_in(first)), {"role": "user", "content": "script: an answer"}]
-    fields = to_ask(then, model="scripted", previous_response_id=first.id, tools=[WEATHER])
+    input_items = [result_of(call_in(first)), {"role": "user", "content": "script: an answer"}]
+    fields = to_ask(input_items, model="scripted", previous_response_id=first.id, tools=[WEATHER])
     async with async_scripted.responses.stream(**fields) as stream:
         assert (await stream.get_final_response()).output_text == "Here is the answer."

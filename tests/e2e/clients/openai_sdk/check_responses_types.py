@@ -1,4 +1,4 @@
-"""Events and items of the Responses API, read with the SDK's own types: every field it asks for is there."""
+"""Golden events and items of the Responses API, validated against the SDK's types."""
 
 from __future__ import annotations
 
@@ -15,36 +15,39 @@ from pydantic import TypeAdapter
 GOLDEN = Path(__file__).parents[3] / "golden" / "responses"
 
 
-def lines(name: str) -> list[dict[str, Any]]:
+def load_lines(name: str) -> list[dict[str, Any]]:
     return [json.loads(line) for line in (GOLDEN / name).read_text().splitlines()]
 
 
-def known(value: Any) -> Any:
-    """Without the errors of MCP calls where the SDK takes them for strings, which it did before version 3."""
+def without_call_errors(value: Any) -> Any:
+    """Return a value without the errors of MCP calls, if the SDK declares them as strings.
+
+    SDK versions before 3 do.
+    """
     if isinstance(value, list):
-        return [known(inner) for inner in value]
+        return [without_call_errors(element) for element in value]
     if not isinstance(value, dict):
         return value
     if value.get("type") == "mcp_call" and ERRORS_ARE_STRINGS:
         value = value | {"error": None}
-    return {name: known(inner) for name, inner in value.items()}
+    return {name: without_call_errors(element) for name, element in value.items()}
 
 
 ERRORS_ARE_STRINGS = McpCall.model_fields["error"].annotation == str | None
-EVENTS = known(lines("events.jsonl"))
+EVENTS = without_call_errors(load_lines("events.jsonl"))
 
 
 @pytest.mark.parametrize("event", EVENTS, ids=[f"{number}-{event['type']}" for number, event in enumerate(EVENTS)])
-def test_an_event_is_what_the_sdk_knows(event: dict[str, Any]) -> None:
-    read = EVENT_TYPES[event["type"]].model_validate(event)
+def test_an_event_matches_its_sdk_type(event: dict[str, Any]) -> None:
+    parsed = EVENT_TYPES[event["type"]].model_validate(event)
     for name, value in event.items():
-        assert getattr(read, name) is not None or value is None
+        assert getattr(parsed, name) is not None or value is None
 
 
-@pytest.mark.parametrize("item", lines("items.jsonl"), ids=lambda item: item["type"])
-def test_an_item_is_what_the_sdk_knows(item: dict[str, Any]) -> None:
+@pytest.mark.parametrize("item", load_lines("items.jsonl"), ids=lambda item: item["type"])
+def test_an_item_matches_its_sdk_type(item: dict[str, Any]) -> None:
     TypeAdapter(ResponseItem).validate_python(item)
 
 
-def test_the_golden_events_are_of_many_types() -> None:
+def test_the_golden_events_have_many_types() -> None:
     assert len({event["type"] for event in EVENTS}) >= 20

@@ -1,4 +1,4 @@
-"""Clients for the gateways of the stage. Every client judges what it gets by the SDK's own types."""
+"""Clients for the test gateways. They validate every response against the types of the SDK."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 if TYPE_CHECKING:
-    # The project's own pytest reads this file too, and has no SDK.
+    # The project's own pytest imports this file too, without the SDK installed.
     from openai import OpenAI
 
     from conftest import Stage
@@ -16,27 +16,27 @@ if TYPE_CHECKING:
 
 @pytest.fixture(scope="session")
 def connect(usual: dict[str, Any]) -> Iterator[Callable[..., OpenAI]]:
-    """A client for an address, with any other setting of the SDK; closed at the end."""
+    """Return a factory of clients for an address, with optional settings of the SDK."""
     import openai
 
-    made: list[OpenAI] = []
+    clients: list[OpenAI] = []
 
     def connect(url: str, **settings: Any) -> OpenAI:
-        made.append(openai.OpenAI(base_url=url, **{**usual, **settings}))
-        return made[-1]
+        clients.append(openai.OpenAI(base_url=url, **{**usual, **settings}))
+        return clients[-1]
 
     yield connect
-    for client in made:
+    for client in clients:
         client.close()
 
 
 @pytest.fixture(scope="session")
 def demo(stage: Stage, connect: Callable[..., OpenAI]) -> OpenAI:
-    """In front of mlx-lm and the demo model."""
+    """Client of the gateway with mlx-lm and the demo model."""
     return connect(f"{stage.demo}/v1")
 
 
 @pytest.fixture(scope="session")
 def scripted(stage: Stage, connect: Callable[..., OpenAI]) -> OpenAI:
-    """In front of the scripted backend."""
+    """Client of the gateway with the scripted backend."""
     return connect(f"{stage.scripted}/v1", api_key=stage.key)

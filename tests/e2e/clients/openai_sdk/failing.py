@@ -1,4 +1,4 @@
-"""What is refused and what fails, the same for every surface, and how the SDK has to raise it."""
+"""Failures common to all API surfaces, and the SDK exceptions that they must raise."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Ask = Callable[[], object]
 
 @dataclass(frozen=True)
 class Failure:
-    """A script or a model at which a request fails, and what the SDK raises for it."""
+    """A failing script or model, and the SDK exception that it causes."""
 
     script: str
     status: int
@@ -25,23 +25,23 @@ class Failure:
     model: str = "scripted"
 
     def asked(self, play: Callable[..., dict[str, Any]]) -> dict[str, Any]:
-        """The arguments `play` makes for it: `play(script, **fields)`."""
+        """Return the arguments that `play(script, **fields)` builds for this failure."""
         return play(self.script, model=self.model)
 
 
 FAILING = {
-    "nobody is there": Failure("an answer", 503, "backend_unavailable", model="down"),
-    "it is busy": Failure("busy", 503, "backend_overloaded"),
-    "it is broken": Failure("broken", 502, "backend_error"),
-    "it refuses our key": Failure("locked", 503, "backend_unavailable"),
-    "it rejects the request": Failure("rejected", 400, "backend_rejected_request", openai.BadRequestError),
-    "it has less context": Failure("too long", 400, "context_length_exceeded", openai.BadRequestError),
-    "it says nothing": Failure("silence later", 504, "backend_timeout", model="impatient"),
-    "its answer breaks off": Failure("a reset later", 502, "backend_protocol_error"),
+    "connection refused": Failure("an answer", 503, "backend_unavailable", model="down"),
+    "overloaded": Failure("busy", 503, "backend_overloaded"),
+    "status 500": Failure("broken", 502, "backend_error"),
+    "key rejected": Failure("locked", 503, "backend_unavailable"),
+    "request rejected": Failure("rejected", 400, "backend_rejected_request", openai.BadRequestError),
+    "context too long": Failure("too long", 400, "context_length_exceeded", openai.BadRequestError),
+    "silent": Failure("silence later", 504, "backend_timeout", model="impatient"),
+    "connection reset": Failure("a reset later", 502, "backend_protocol_error"),
 }
-BEFORE_THE_FIRST_WORD = ["nobody is there", "it is busy", "it is broken", "it has less context"]
+BEFORE_THE_FIRST_WORD = ["connection refused", "overloaded", "status 500", "context too long"]
 
-# what happens behind the first words: code
+# script of a failure after the first tokens: error code
 BREAKING = {
     "silence later": "backend_timeout",
     "a reset later": "backend_protocol_error",
@@ -50,7 +50,7 @@ BREAKING = {
 
 
 def check_refusal(ask: Ask, param: str, code: str) -> None:
-    """A bad request names its field."""
+    """Check a bad request: the error names its field."""
     with pytest.raises(openai.BadRequestError) as raised:
         ask()
     error = raised.value
@@ -63,7 +63,7 @@ def check_refusal(ask: Ask, param: str, code: str) -> None:
 
 
 def check_failure(ask: Ask, failure: Failure) -> None:
-    """A backend's failure has its class, status and code, and tells nothing about the backend."""
+    """Check a backend failure: class, status and code, and no detail of the backend."""
     with pytest.raises(openai.APIStatusError) as raised:
         ask()
     error = raised.value
@@ -74,7 +74,7 @@ def check_failure(ask: Ask, failure: Failure) -> None:
     assert ("retry-after" in error.response.headers) is (failure.status == 503)
 
 
-def check_beginning(said: str) -> None:
-    """What was said before an answer broke is some of its words, and nothing else."""
-    assert said
-    assert (" word" * 20).startswith(said)
+def check_beginning(text: str) -> None:
+    """Check the text before a failure: a non-empty prefix of the answer."""
+    assert text
+    assert (" word" * 20).startswith(text)

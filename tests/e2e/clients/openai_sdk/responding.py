@@ -1,4 +1,4 @@
-"""Responses as the checks ask for them, and their streams: judged event by event, and folded without the SDK's help."""
+"""Helpers for the Responses API: requests, validated stream events, and folding of streams."""
 
 from __future__ import annotations
 
@@ -36,58 +36,61 @@ Event = dict[str, Any]
 
 
 def to_ask(given: Any = None, **fields: Any) -> dict[str, Any]:
-    """Arguments for `responses.create`, for the demo model unless `fields` name another; always the likeliest token."""
-    asked = {} if given is None else {"input": given}
-    return {"model": "gpt-oss-demo", "temperature": 0, **asked, **fields}
+    """Return arguments for `responses.create`, with temperature 0.
+
+    The model is the demo model unless `fields` name another one.
+    """
+    body = {} if given is None else {"input": given}
+    return {"model": "gpt-oss-demo", "temperature": 0, **body, **fields}
 
 
 def to_play(name: str, **fields: Any) -> dict[str, Any]:
-    """Arguments that make the scripted backend write the script of that name."""
+    """Return arguments that make the scripted backend play the script of that name."""
     return to_ask(f"script: {name}", **{"model": "scripted", **fields})
 
 
 def result_of(call: Any, output: str = RESULT) -> dict[str, Any]:
-    """The input item that answers a call."""
+    """Return the input item with the output of a call."""
     return {"type": f"{call.type}_output", "call_id": call.call_id, "output": output}
 
 
 def call_in(response: Response) -> Any:
-    """The only call of an answer."""
+    """Return the only call of a response."""
     (call,) = [item for item in response.output if item.type in ("function_call", "custom_tool_call")]
     return call
 
 
 def thoughts_in(response: Response) -> str:
-    """The reasoning that is shown."""
+    """Return the reasoning text of a response."""
     parts = [part for item in response.output if item.type == "reasoning" for part in item.content or ()]
     return "".join(part.text for part in parts)
 
 
 def about(response: Any) -> dict[str, Any]:
-    """How the answer came to be: the gateway's own object."""
-    told = (response.model_extra or {})["unisono"]
-    assert isinstance(told, dict)
-    return told
+    """Return the gateway's own `unisono` object of a response."""
+    info = (response.model_extra or {})["unisono"]
+    assert isinstance(info, dict)
+    return info
 
 
 def watched(client: OpenAI, fields: Mapping[str, Any]) -> list[Event]:
-    """The events of a new response, as they came over the wire."""
+    """Create a response and return the events of its stream."""
     with client.responses.with_streaming_response.create(**fields, stream=True) as raw:
         assert raw.headers["content-type"] == "text/event-stream; charset=utf-8"
         return events_in(raw.iter_lines())
 
 
 def watched_again(client: OpenAI, response_id: str, **query: Any) -> list[Event]:
-    """The events of a response that is kept."""
+    """Return the events of a stored response."""
     with client.responses.with_streaming_response.retrieve(response_id, stream=True, **query) as raw:
         return events_in(raw.iter_lines())
 
 
 def events_in(lines: Iterable[str]) -> list[Event]:
-    """Events, each read strictly as the type the SDK has for it: no field is missing, or of another type."""
-    said = [line for line in lines if line and not line.startswith(":")]
-    assert said.pop() == "data: [DONE]"
-    names, data = said[::2], said[1::2]
+    """Parse stream events and validate each strictly against its SDK type."""
+    lines_with_data = [line for line in lines if line and not line.startswith(":")]
+    assert lines_with_data.pop() == "data: [DONE]"
+    names, data = lines_with_data[::2], lines_with_data[1::2]
     events = []
     for name, body in zip(names, data, strict=True):
         event = json.loads(body.removeprefix("data: "))
@@ -98,8 +101,10 @@ def events_in(lines: Iterable[str]) -> list[Event]:
 
 
 def folded(events: list[Event]) -> dict[str, Any]:
-    """The response object that a whole stream adds up to. What its events say piece by piece, and once more when a
-    piece is done, must be what the last one says."""
+    """Fold a stream into its response object.
+
+    Every partial event must agree with the corresponding final event.
+    """
     assert [event["sequence_number"] for event in events] == list(range(len(events)))
     beginning = [event["type"] for event in events if event["type"] in BEGINNINGS]
     assert beginning in (["response.created", "response.in_progress"], list(BEGINNINGS))
@@ -118,18 +123,18 @@ def folded(events: list[Event]) -> dict[str, Any]:
 
 
 def _grow(items: list[dict[str, Any]], event: Event) -> None:
-    kind, place = event["type"].removeprefix("response."), event["output_index"]
+    kind, index = event["type"].removeprefix("response."), event["output_index"]
     if kind == "output_item.added":
-        assert place == len(items)
+        assert index == len(items)
         items.append(deepcopy(event["item"]))
         return
-    assert place == len(items) - 1
-    item = items[place]
+    assert index == len(items) - 1
+    item = items[index]
     assert event.get("item_id", item["id"]) == item["id"]
     if kind == "output_item.done":
         settled = ("status", "encrypted_content", *KNOWN_AT_LAST.get(item["type"], ()))
         assert without(event["item"], *settled) == without(item, *settled)
-        items[place] = event["item"]
+        items[index] = event["item"]
         return
     FOLDS[kind](item, event)
 
@@ -172,24 +177,25 @@ def _has_grown(field: str) -> Callable[[dict[str, Any], Event], None]:
 
 
 def _step(item: dict[str, Any], event: Event) -> None:
-    """A step of what the gateway does itself: it is named after its item."""
+    """Check a progress event of a server tool: it is named after its item."""
     assert event["type"].split(".")[1] == item["type"]
 
 
-def _noted(item: dict[str, Any], event: Event) -> None:
+def _annotation_added(item: dict[str, Any], event: Event) -> None:
     notes = item["content"][event["content_index"]]["annotations"]
     assert event["annotation_index"] == len(notes)
     notes.append(event["annotation"])
 
 
+# Fields of an item that its events do not contain before the item is done.
 KNOWN_AT_LAST: dict[str, tuple[str, ...]] = {
     "mcp_list_tools": ("tools", "error"),
     "mcp_call": ("output", "error"),
     "web_search_call": ("action",),
     "code_interpreter_call": ("outputs",),
 }
-"""What of an item its events do not tell before it is done."""
 
+# Change of an item, by type of event.
 FOLDS: dict[str, Callable[[dict[str, Any], Event], None]] = {
     "content_part.added": _part_added,
     "content_part.done": _part_done,
@@ -205,7 +211,7 @@ FOLDS: dict[str, Callable[[dict[str, Any], Event], None]] = {
     "mcp_call_arguments.done": _has_grown("arguments"),
     "code_interpreter_call_code.delta": _grows("code"),
     "code_interpreter_call_code.done": _has_grown("code"),
-    "output_text.annotation.added": _noted,
+    "output_text.annotation.added": _annotation_added,
     **dict.fromkeys(
         (
             *("mcp_list_tools.in_progress", "mcp_list_tools.completed", "mcp_list_tools.failed"),
@@ -217,4 +223,3 @@ FOLDS: dict[str, Callable[[dict[str, Any], Event], None]] = {
         _step,
     ),
 }
-"""What an event does to the item it is about."""

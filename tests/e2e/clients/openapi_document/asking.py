@@ -1,5 +1,7 @@
-"""How schemathesis is to ask: of a model there is, and with ids there are. What it makes up would be refused at the
-door, and nothing behind it would be looked at."""
+"""Schemathesis hooks: existing models and valid ids in generated requests.
+
+Made-up models and ids would be rejected early, and the code after that check would not be tested.
+"""
 
 from __future__ import annotations
 
@@ -8,8 +10,8 @@ from typing import Any
 import schemathesis
 
 MODEL = "scripted"
-OURS = ("resp_", "conv_")
-"""How ids begin that the gateway gave."""
+# Prefixes of ids that the gateway issues.
+GATEWAY_ID_PREFIXES = ("resp_", "conv_")
 
 
 @schemathesis.hook
@@ -22,11 +24,11 @@ def before_call(context: Any, case: Any, kwargs: Any) -> None:
     if case.meta is None or case.meta.generation.mode.is_negative:
         return
     for name in ("previous_response_id", "conversation"):
-        if isinstance(body.get(name), str) and not body[name].startswith(OURS):
+        if isinstance(body.get(name), str) and not body[name].startswith(GATEWAY_ID_PREFIXES):
             del body[name]
     if "messages" not in body and not body.get("input"):
         body["input"] = "Hi"
     if not body.get("tools"):
-        # Nothing can be chosen where there is nothing.
+        # A tool choice is invalid without tools.
         body.pop("tool_choice", None)
         body.pop("function_call", None)

@@ -1,4 +1,4 @@
-"""Results of a type: as JSON the backend is kept to, as a tool that has to be called, and without either."""
+"""Structured results of Pydantic AI: native JSON schema, output tool, and the default mode."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pydantic_ai.settings import ModelSettings
 
 
 class Place(BaseModel):
-    """Where something is."""
+    """Facts about a place."""
 
     country: Literal["France", "Japan"]
     capital: bool
@@ -20,26 +20,26 @@ class Place(BaseModel):
 
 OUTPUTS: dict[str, Any] = {
     "native": NativeOutput(Place),
-    "a tool": ToolOutput(Place),
-    "as the library likes it": Place,
+    "tool": ToolOutput(Place),
+    "default": Place,
 }
 
 
 @pytest.mark.parametrize("output", OUTPUTS.values(), ids=OUTPUTS)
-async def test_a_result_is_of_its_type(demo: OpenAIResponsesModel, output: Any) -> None:
+async def test_result_has_the_output_type(demo: OpenAIResponsesModel, output: Any) -> None:
     agent: Agent[None, Place] = Agent(demo, output_type=output, model_settings=ModelSettings(temperature=0))
     result = await agent.run("Hello!")
     assert isinstance(result.output, Place)
     assert result.usage.requests == 1
 
 
-async def test_a_streamed_result_is_of_its_type(demo: OpenAIResponsesModel) -> None:
+async def test_streamed_result_has_the_output_type(demo: OpenAIResponsesModel) -> None:
     agent: Agent[None, Place] = Agent(demo, output_type=NativeOutput(Place))
     async with agent.run_stream("Hello!", model_settings=ModelSettings(temperature=0)) as result:
         assert isinstance(await result.get_output(), Place)
 
 
-async def test_a_refusal_is_no_result(scripted: OpenAIResponsesModel) -> None:
+async def test_refusal_raises_unexpected_model_behavior(scripted: OpenAIResponsesModel) -> None:
     free = OpenAIResponsesModel("free", provider=scripted._provider)
     agent: Agent[None, Place] = Agent(free, output_type=NativeOutput(Place), retries=0)
     with pytest.raises(UnexpectedModelBehavior):

@@ -1,4 +1,4 @@
-"""MCP servers as native tools of Pydantic AI: it names the server's address, and the gateway runs the tools."""
+"""Server tools in Pydantic AI: MCP servers by address, web search and code execution."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from pydantic_ai.models.openai import OpenAIResponsesModel, OpenAIResponsesModel
 
 from conftest import Stage
 
-SAID = "Here is the answer."
-ASKED = "script: a tool, then: an answer"
+ANSWER = "Here is the answer."
+PROMPT = "script: a tool, then: an answer"
 
 
 def agent_of(model: OpenAIResponsesModel, *tools: Any, **settings: Any) -> Agent[Any, Any]:
-    given: Any = {"temperature": 0, **settings}
-    return Agent(model, capabilities=[NativeTool(tool) for tool in tools], model_settings=given)
+    model_settings: Any = {"temperature": 0, **settings}
+    return Agent(model, capabilities=[NativeTool(tool) for tool in tools], model_settings=model_settings)
 
 
 def docs(stage: Stage, **fields: Any) -> MCPServerTool:
@@ -36,8 +36,8 @@ def parts_of(messages: Any) -> list[Any]:
     return [part for message in messages if isinstance(message, ModelResponse) for part in message.parts]
 
 
-def told(messages: Any) -> list[tuple[str, str]]:
-    """What the gateway ran, by the tool's name, and a call's return."""
+def tool_calls_of(messages: Any) -> list[tuple[str, str]]:
+    """Return the tools that the gateway ran, as pairs of native tool and tool name."""
     return [
         (part.tool_name, part.args_as_dict()["tool_name"])
         for part in parts_of(messages)
@@ -45,66 +45,66 @@ def told(messages: Any) -> list[tuple[str, str]]:
     ]
 
 
-async def test_a_tool_is_run_within_one_request(scripted: OpenAIResponsesModel, stage: Stage) -> None:
-    result = await agent_of(scripted, docs(stage)).run(ASKED)
-    assert (result.output, result.usage.requests) == (SAID, 1)
+async def test_server_tool_runs_within_one_request(scripted: OpenAIResponsesModel, stage: Stage) -> None:
+    result = await agent_of(scripted, docs(stage)).run(PROMPT)
+    assert (result.output, result.usage.requests) == (ANSWER, 1)
     parts = parts_of(result.all_messages())
     assert [type(part) for part in parts] == [
         *(NativeToolCallPart, NativeToolReturnPart, ThinkingPart),
         *(NativeToolCallPart, NativeToolReturnPart, ThinkingPart, TextPart),
     ]
-    listed, called = (part.content for part in parts if isinstance(part, NativeToolReturnPart))
-    assert "echo" in [tool["name"] for tool in listed["tools"]]
+    tool_list, called = (part.content for part in parts if isinstance(part, NativeToolReturnPart))
+    assert "echo" in [tool["name"] for tool in tool_list["tools"]]
     assert (called["output"], called["error"]) == ("hello", None)
-    assert told(result.all_messages()) == [("mcp_server:docs", "echo")]
+    assert tool_calls_of(result.all_messages()) == [("mcp_server:docs", "echo")]
 
 
-async def test_only_the_tools_that_are_allowed_are_listed(scripted: OpenAIResponsesModel, stage: Stage) -> None:
-    result = await agent_of(scripted, docs(stage, allowed_tools=["echo"])).run(ASKED)
+async def test_tool_list_contains_only_allowed_tools(scripted: OpenAIResponsesModel, stage: Stage) -> None:
+    result = await agent_of(scripted, docs(stage, allowed_tools=["echo"])).run(PROMPT)
     parts = parts_of(result.all_messages())
     listed = next(part.content for part in parts if isinstance(part, NativeToolReturnPart))
     assert [tool["name"] for tool in listed["tools"]] == ["echo"]
 
 
-async def test_a_streamed_run(scripted: OpenAIResponsesModel, stage: Stage) -> None:
-    async with agent_of(scripted, docs(stage)).run_stream(ASKED) as result:
-        assert await result.get_output() == SAID
+async def test_streamed_run_has_the_same_parts_as_a_whole_run(scripted: OpenAIResponsesModel, stage: Stage) -> None:
+    async with agent_of(scripted, docs(stage)).run_stream(PROMPT) as result:
+        assert await result.get_output() == ANSWER
         streamed = result.all_messages()
-    whole = (await agent_of(scripted, docs(stage)).run(ASKED)).all_messages()
-    assert told(streamed) == told(whole)
+    whole = (await agent_of(scripted, docs(stage)).run(PROMPT)).all_messages()
+    assert tool_calls_of(streamed) == tool_calls_of(whole)
     assert [type(part) for part in parts_of(streamed)] == [type(part) for part in parts_of(whole)]
 
 
-# how turns hang together: (settings of the model, whether the gateway hears again of the list of the server's tools)
-WAYS: dict[str, tuple[OpenAIResponsesModelSettings, bool]] = {
-    "items are named": ({"openai_send_reasoning_ids": True}, True),
-    "each answer names the one before": ({"openai_previous_response_id": "auto"}, True),
-    "only texts are sent back": ({"openai_send_reasoning_ids": False}, False),
-    "nothing is kept": ({"openai_store": False}, False),
+# how requests refer to earlier ones: (settings of the model, whether the tool list is sent back)
+HISTORY_SETTINGS: dict[str, tuple[OpenAIResponsesModelSettings, bool]] = {
+    "item ids": ({"openai_send_reasoning_ids": True}, True),
+    "previous_response_id": ({"openai_previous_response_id": "auto"}, True),
+    "texts only": ({"openai_send_reasoning_ids": False}, False),
+    "not stored": ({"openai_store": False}, False),
 }
 
 
-@pytest.mark.parametrize("way", WAYS)
-async def test_a_history_with_tools_goes_on(scripted: OpenAIResponsesModel, stage: Stage, way: str) -> None:
-    settings, listed = WAYS[way]
+@pytest.mark.parametrize("mode", HISTORY_SETTINGS)
+async def test_history_with_server_tools_is_continued(scripted: OpenAIResponsesModel, stage: Stage, mode: str) -> None:
+    settings, listed = HISTORY_SETTINGS[mode]
     agent = agent_of(scripted, docs(stage), **settings)
-    first = (await agent.run(ASKED)).all_messages()
+    first = (await agent.run(PROMPT)).all_messages()
     history = ModelMessagesTypeAdapter.validate_json(ModelMessagesTypeAdapter.dump_json(first))
     second = await agent.run("script: an answer", message_history=history)
-    assert second.output == SAID
+    assert second.output == ANSWER
     kinds = [type(part) for part in parts_of(second.new_messages())]
     assert kinds == [*(() if listed else (NativeToolCallPart, NativeToolReturnPart)), ThinkingPart, TextPart]
 
 
-async def test_the_web_is_searched(scripted: OpenAIResponsesModel) -> None:
+async def test_web_search_is_run_by_the_gateway(scripted: OpenAIResponsesModel) -> None:
     result = await agent_of(scripted, WebSearchTool()).run("script: a search, then: a page, then: a citation")
     assert result.output == "It is Paris【1†L4】."
     names = [part.tool_name for part in parts_of(result.all_messages()) if isinstance(part, NativeToolCallPart)]
     assert names == ["web_search", "web_search"]
 
 
-async def test_code_is_run(scripted: OpenAIResponsesModel) -> None:
+async def test_code_execution_is_run_by_the_gateway(scripted: OpenAIResponsesModel) -> None:
     result = await agent_of(scripted, CodeExecutionTool()).run("script: a program, then: an answer")
-    assert result.output == SAID
+    assert result.output == ANSWER
     [call] = [part for part in parts_of(result.all_messages()) if isinstance(part, NativeToolCallPart)]
     assert (call.tool_name, call.args_as_dict()["code"]) == ("code_execution", "print(6 * 7)")

@@ -1,4 +1,4 @@
-"""Models of Pydantic AI in front of the gateways of the stage."""
+"""Pydantic AI models in front of the test gateways."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 if TYPE_CHECKING:
-    # The project's own pytest reads this file too, and has no such library.
+    # The project's own pytest imports this file too, without Pydantic AI installed.
     from openai import AsyncOpenAI
     from pydantic_ai.models.openai import OpenAIResponsesModel
 

@@ -81,7 +81,7 @@ class BackgroundJob:
         self._journal = journal
         self._logged = logged
         self._engine_run = deps.service.start(
-            replace(prepared.generation.request, journal=journal, lasting=True, whole=False)
+            replace(prepared.generation.request, journal=journal, is_journal_stored=True, whole=False)
         )
         self._events = ResponseEvents(
             prepared.frame, self._engine_run.report, new_id=prepared.item_ids, clock=deps.clock

@@ -122,16 +122,16 @@ async def rebuild_request(deps: ResponsesDeps, tenant: str, response: StoredResp
 
 def later(request: GenerationRequest, spent_s: float) -> GenerationRequest:
     """Return the request with `spent_s` seconds subtracted from its time for tools."""
-    hosting = request.hosting
+    hosting = request.server_tools
     if hosting is None:
         return request
-    return replace(request, hosting=replace(hosting, total_s=max(hosting.total_s - spent_s, 0.0)))
+    return replace(request, server_tools=replace(hosting, total_s=max(hosting.total_s - spent_s, 0.0)))
 
 
 def with_incomplete_journal(prepared: PreparedRequest) -> PreparedRequest:
     """Mark the journal as incomplete: it may lack calls that were made."""
     request = prepared.generation.request
-    if request.hosting is None:
+    if request.server_tools is None:
         return prepared
-    request = replace(request, hosting=replace(request.hosting, is_journal_complete=False))
+    request = replace(request, server_tools=replace(request.server_tools, is_journal_complete=False))
     return replace(prepared, generation=replace(prepared.generation, request=request))

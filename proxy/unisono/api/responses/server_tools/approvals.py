@@ -96,9 +96,9 @@ class Approvals:
 
     def attach_to(self, request: GenerationRequest) -> GenerationRequest:
         """Return the request so that `mark_used` is called before each approved call is made."""
-        if request.hosting is None or not self._fields:
+        if request.server_tools is None or not self._fields:
             return request
-        return replace(request, hosting=replace(request.hosting, claim_approval=self.mark_used))
+        return replace(request, server_tools=replace(request.server_tools, claim_approval=self.mark_used))
 
     async def _mark(self, approval: str, for_s: float) -> None:
         store, response_id = self._deps.store, self._response_id
