@@ -41,7 +41,7 @@ class Site:
         self.fake.requests.clear()
 
     async def connect(self, **fields: Any) -> Client:
-        return await Client.asking(self.gateway, **fields)
+        return await Client.send(self.gateway, **fields)
 
 
 @dataclass

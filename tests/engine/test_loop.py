@@ -649,7 +649,7 @@ async def test_cancelling_the_stream_cancels_the_running_call() -> None:
     reading.cancel()
     await asyncio.gather(reading, return_exceptions=True)
     await run.aclose()
-    assert talk.host.left == ["search"]
+    assert talk.host.cancelled == ["search"]
 
 
 @pytest.mark.parametrize("whole", [True, False], ids=["whole", "streamed"])

@@ -140,7 +140,7 @@ def make_request(provider: Any, backend: Backend) -> Callable[..., dict[str, Any
     """Factory of arguments for `completion` that select a script of the backend."""
 
     def make_request(script: str, **fields: Any) -> dict[str, Any]:
-        backend.fails.clear()
+        backend.faults.clear()
         messages = [{"role": "user", "content": f"script: {script}"}]
         return {"model": MODEL, "api_base": backend.url, "messages": messages, "num_retries": 0, **fields}
 
