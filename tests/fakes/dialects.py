@@ -1,4 +1,4 @@
-"""The two dialects, as recorded from the real servers: vLLM 0.32 and mlx_lm.server 0.32.2."""
+"""Two dialects as recorded from the real servers: vLLM 0.32 and mlx_lm.server 0.32.2."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ STOP_IDS = (200002, 200012, 199999)
 
 @dataclass(frozen=True)
 class Refusal:
-    """An answer that is no stream. `version` is the HTTP version's last digit."""
+    """Response that is not a stream. `version` is the last digit of the HTTP version."""
 
     status: int
     body: bytes = b""
@@ -38,7 +38,7 @@ class Refusal:
 
 
 def vllm_context_error(limit: int = 4096, asked: int = 5000) -> Refusal:
-    """What vLLM answers when prompt and max_tokens do not fit."""
+    """Return the error of vLLM for a prompt and max_tokens that exceed the context."""
     message = (
         f"This model's maximum context length is {limit} tokens. However, you requested 100 output tokens and your "
         f"prompt contains at least {asked} input tokens, for a total of at least {asked + 100} tokens."
@@ -57,11 +57,11 @@ class Script:
     per_chunk: int = 1
     delay_s: float = 0.0
     first_delay_s: float = 0.0
+    # None: "stop", or "length" if max_tokens cut the answer.
     finish: str | None = None
-    """None: "stop", or "length" where max_tokens cut the answer."""
     faults: Sequence[Fault] = ()
+    # Prompt tokens in the reported usage; None for the correct number.
     prompt_tokens: object = None
-    """What usage claims; None: the truth."""
     cached_tokens: int = 0
 
     def paced(self, events: Iterable[bytes]) -> list[Step]:
@@ -86,10 +86,13 @@ class Script:
 
 @dataclass(frozen=True)
 class VllmScript(Script):
-    """`stop_reason` None: what vLLM says, null for `<|return|>` and the id for another stop token."""
+    """Script of vLLM.
 
+    A `stop_reason` of None means the behaviour of vLLM: null for `<|return|>` and the id of any other stop token.
+    """
+
+    # Token ids; other values are sent unchanged.
     tokens: Sequence[object] = ()
-    """Ids; anything else goes out as it is."""
     stop_reason: object = None
 
     def events(self, asked: dict[str, Any]) -> list[bytes]:
@@ -103,7 +106,7 @@ class VllmScript(Script):
             last = number == len(pieces) - 1
             choice: dict[str, object] = {
                 "index": 0,
-                # Wrong on purpose: the ids are what counts.
+                # Wrong on purpose, because only the ids matter.
                 "text": "?" * len(piece),
                 "logprobs": None,
                 "finish_reason": finish if last else None,
@@ -132,9 +135,11 @@ class VllmScript(Script):
 
 @dataclass(frozen=True)
 class MlxScript(Script):
-    """Text in pieces of `per_chunk` characters, or in `pieces`, each one token to `max_tokens`. Special tokens are
-    spelled out and the one that stopped it is not part of the text; nor is a space at its very beginning. In one piece
-    it is cut into the tokens it has, whose ids are told."""
+    """Text in pieces of `per_chunk` characters, or in `pieces`.
+
+    Each piece counts as one token for `max_tokens`. Special tokens are spelled as text. The stop token and a leading
+    space are not part of the text. A response without streaming is split into its tokens, and their ids are sent.
+    """
 
     text: str = ""
     pieces: Sequence[object] | None = None
@@ -199,7 +204,7 @@ class MlxScript(Script):
 
 
 def chunked(content_type: bytes, body: Iterable[Step]) -> list[Step]:
-    """An answer of HTTP/1.1 whose length is not known beforehand."""
+    """Return the steps of an HTTP/1.1 response with chunked transfer coding."""
     head = (
         b"HTTP/1.1 200 OK\r\ndate: Fri, 20 Nov 2026 18:00:00 GMT\r\nserver: uvicorn\r\n"
         b"content-type: " + content_type + b"\r\nTransfer-Encoding: chunked\r\n\r\n"
@@ -228,27 +233,30 @@ def sse_event(data: dict[str, object]) -> bytes:
 
 @dataclass
 class Patient:
-    """The model behind a fake, as the gateway's own examination meets it: a sound gpt-oss with its own tokenizer,
-    unless told otherwise. What it makes of clients' requests is another matter, and the fake's script's."""
+    """The model behind a fake server, for probes of the gateway.
+
+    By default it is a correct gpt-oss with its own tokenizer. Requests of clients are answered by the script of the
+    fake server instead.
+    """
 
     encode: Callable[[str], Sequence[int]] = field(default_factory=lambda: load_encoding().encode_as_server)
     answer: str = "<|channel|>analysis<|message|>They want OK.<|end|><|start|>assistant<|channel|>final<|message|>OK"
+    # Whether it has tokenizer endpoints.
     tokenizes: bool = True
-    """Whether its tokenizer can be asked."""
     hangs: bool = False
     strips_markers: bool = False
+    # Number of prompt tokens that it keeps.
     reads_at_most: int | None = None
-    """Tokens of a prompt it keeps."""
+    # Number of prompt tokens that it reports; None for the correct number.
     claims: object = None
-    """How many tokens it says it read; None: the truth."""
+    # Whether prompt ids are converted to text and tokenized again.
     rewrites_ids: bool = False
-    """Whether ids become text and ids again on their way in."""
     returns_ids: bool = True
     hides_stops: bool = False
     stops_at: Sequence[int] = STOP_IDS
     takes_bias: bool = True
+    # Whether it supports output constraints.
     constrains: bool = True
-    """Whether it keeps to a constraint, or knows no such word."""
     refusal: Refusal | None = None
     generations: int = 0
 
@@ -260,13 +268,13 @@ class Patient:
         tokens, finish = self._generated(asked, constraints.vllm(asked))
         if self.hides_stops and tokens[-1:] and tokens[-1] in STOP_IDS:
             tokens = tokens[:-1]
-        heard = VllmScript(
+        script = VllmScript(
             tokens=tokens,
             finish=finish,
             stop_reason=0 if self.hides_stops else None,
             prompt_tokens=self._claimed(prompt),
         )
-        return self._said(heard, asked if self.returns_ids else {**asked, "return_token_ids": False})
+        return self._script_steps(script, asked if self.returns_ids else {**asked, "return_token_ids": False})
 
     def mlx_server(self, seen: Seen) -> list[Step]:
         tokens, finish = self._generated(seen.json)
@@ -276,9 +284,9 @@ class Patient:
         if self.strips_markers:
             spelled = [text for text, token in zip(spelled, tokens, strict=False) if token < 199998]
         read = self._read(self.encode(seen.json["prompt"]))
-        return self._said(MlxScript(pieces=spelled, finish=finish, prompt_tokens=read), seen.json)
+        return self._script_steps(MlxScript(pieces=spelled, finish=finish, prompt_tokens=read), seen.json)
 
-    def _said(self, script: VllmScript | MlxScript, asked: dict[str, Any]) -> list[Step]:
+    def _script_steps(self, script: VllmScript | MlxScript, asked: dict[str, Any]) -> list[Step]:
         self.generations += 1
         if self.refusal is not None:
             return [*self.refusal.steps(), Close()]
@@ -303,7 +311,7 @@ class Patient:
         return min(len(prompt), self.reads_at_most or len(prompt))
 
     def _generated(self, asked: dict[str, Any], held: Held | None = None) -> tuple[list[int], str]:
-        """Ids and why they end: what it would say, or what a constraint or the bias makes it say."""
+        """Return ids and finish reason of the answer, or of output under a constraint or bias."""
         bias = asked.get("logit_bias") or {}
         answer = [*load_encoding().encode_marked(self.answer), STOP_IDS[0]]
         if held is not None and self.constrains:
@@ -319,7 +327,10 @@ class Patient:
 
 
 class FakeVllm(WireServer):
-    """vLLM. `api_key` set, it wants that key; `models` is what its list says, `pages` what it tells of its load."""
+    """vLLM server.
+
+    If `api_key` is set, requests need that key. `models` is its model list; `pages` report its load.
+    """
 
     def __init__(
         self,
@@ -366,7 +377,7 @@ class FakeVllm(WireServer):
 
 
 class FakeMlxServer(WireServer):
-    """mlx_lm.server. `healthy` is what /health says."""
+    """mlx_lm.server. `healthy` determines the response of /health."""
 
     def __init__(
         self,
@@ -392,7 +403,7 @@ class FakeMlxServer(WireServer):
         if seen.is_probe and seen.path == "/v1/completions" and isinstance(seen.json.get("prompt"), str):
             return self.patient.mlx_server(seen)
         if seen.path != "/v1/completions" or not isinstance(seen.json.get("prompt"), str):
-            # Ids make its tokenizer raise, and whatever is raised is a 404.
+            # Token ids make its tokenizer raise, and every exception becomes a 404.
             return Refusal(404, b'{"error": "text input must be of type `str`"}', version=0).steps()
         script = self.script(seen.json)
         if isinstance(script, Refusal):

@@ -124,7 +124,7 @@ class LlamaCppPatient(Patient):
         held = constraints.llamacpp(asked)
         tokens, finish = self._generated({"max_tokens": asked["n_predict"], "logit_bias": bias}, held)
         script = LlamaCppScript(tokens=tokens, finish=finish, prompt_tokens=self._read(asked["prompt"]))
-        return self._said(script, asked if self.returns_ids else {**asked, "return_tokens": False})
+        return self._script_steps(script, asked if self.returns_ids else {**asked, "return_tokens": False})
 
 
 class FakeLlamaCpp(WireServer):

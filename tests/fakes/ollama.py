@@ -113,7 +113,7 @@ class OllamaPatient(Patient):
             prompt_tokens=min(read, self.cuts_at or read),
             tells_context=self.tells_context,
         )
-        return self._said(script, asked)
+        return self._script_steps(script, asked)
 
 
 class FakeOllama(WireServer):

@@ -78,7 +78,7 @@ class SglangPatient(Patient):
             return Refusal(200, json.dumps({"text": load_encoding().decode(asked["tokens"])}).encode()).steps()
         tokens, finish = self._generated(asked, constraints.sglang(asked))
         script = SglangScript(tokens=tokens, finish=finish, prompt_tokens=self._read(asked["prompt"]))
-        return self._said(script, asked if self.returns_ids else {**asked, "return_token_ids": False})
+        return self._script_steps(script, asked if self.returns_ids else {**asked, "return_token_ids": False})
 
 
 class FakeSglang(WireServer):

@@ -47,7 +47,7 @@ def test_a_page_without_a_url_shows_none() -> None:
 
 
 @given(st.text(alphabet=st.characters(exclude_categories=("Cs", "Cc"), include_characters="\n\t"), max_size=3000))
-def test_lines_break_where_the_reference_breaks_them(text: str) -> None:
+def test_lines_break_like_the_reference(text: str) -> None:
     expected = [
         piece
         for line in text.split("\n")
