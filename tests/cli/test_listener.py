@@ -350,14 +350,14 @@ STALLED = {
 }
 
 
-@pytest.mark.parametrize("request", STALLED.values(), ids=STALLED)
-async def test_a_client_that_reads_nothing_is_disconnected(request: bytes) -> None:
+@pytest.mark.parametrize("sent", STALLED.values(), ids=STALLED)
+async def test_a_client_that_reads_nothing_is_disconnected(sent: bytes) -> None:
     endless_sizes.clear()
     async with listening() as port:
-        client = await over_http(f"http://127.0.0.1:{port}", request)
+        client = await over_http(f"http://127.0.0.1:{port}", sent)
         await client.cut_off(within_s=KEEP_ALIVE_S + 3 * WRITE_TIMEOUT_S)
         await client.end()
-        if b"endless" in request:
+        if b"endless" in sent:
             await asyncio.sleep(0.05)
             assert len(endless_sizes) == 1
             assert endless_sizes[0] < 150_000

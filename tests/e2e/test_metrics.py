@@ -181,14 +181,14 @@ LISTENER_REQUESTS: Mapping[str, tuple[bytes, bytes]] = {
 }
 
 
-@pytest.mark.parametrize(("request", "expected"), LISTENER_REQUESTS.values(), ids=LISTENER_REQUESTS)
-async def test_the_listener_serves_only_scrapes_of_this_machine(request: bytes, expected: bytes) -> None:
+@pytest.mark.parametrize(("sent", "expected"), LISTENER_REQUESTS.values(), ids=LISTENER_REQUESTS)
+async def test_the_listener_serves_only_scrapes_of_this_machine(sent: bytes, expected: bytes) -> None:
     port = free_port()
     async with FakeVllm() as fake, gateway_with(fake, unisono={"metrics_listen": f"127.0.0.1:{port}"}):
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
         response = b""
         try:
-            writer.write(request)
+            writer.write(sent)
             response = await reader.read()
         except ConnectionError:
             assert expected == b""
