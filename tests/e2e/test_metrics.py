@@ -194,7 +194,7 @@ async def test_the_listener_serves_only_scrapes_of_this_machine(sent: bytes, exp
             assert expected == b""
         writer.close()
         assert response.startswith(expected)
-        assert (b"unisono_build_info" in response) == (request.startswith(b"GET") and expected.endswith(b"OK"))
+        assert (b"unisono_build_info" in response) == (sent.startswith(b"GET") and expected.endswith(b"OK"))
 
 
 def free_port() -> int:

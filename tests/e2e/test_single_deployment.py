@@ -123,7 +123,7 @@ async def test_a_transient_failure_reaches_no_client_of_other_apis(stream: bool)
         async def check(name: str, path: str) -> None:
             failures = FAILURES[name]()
             url_path, fields = PATHS[path]
-            case = cases.add(SCRIPTS["thoughts and text"], failures)
+            case = cases.add(SCRIPTS["reasoning and text"], failures)
             response = await running.post(
                 url_path, json.dumps({"model": "gpt-oss", "stream": stream, **fields(case)}).encode()
             )
@@ -138,7 +138,7 @@ async def test_a_transient_failure_reaches_no_client_of_other_apis(stream: bool)
 
 
 async def test_retry_after_is_honoured_within_the_total_timeout() -> None:
-    async with staged(SCRIPTS["thoughts and text"], ["vllm"], config, timeout=5.0) as (play, running):
+    async with staged(SCRIPTS["reasoning and text"], ["vllm"], config, timeout=5.0) as (play, running):
         loop = asyncio.get_running_loop()
         play.failures = [Refusal(503, b"busy", headers={"Retry-After": "2"})]
         started = loop.time()
@@ -162,7 +162,7 @@ NOT_RETRIED: dict[str, tuple[int, Refusal]] = {
 @pytest.mark.parametrize("case", NOT_RETRIED)
 async def test_a_permanent_failure_is_not_retried(case: str) -> None:
     status, refusal = NOT_RETRIED[case]
-    async with staged(SCRIPTS["thoughts and text"], ["vllm"], config) as (play, running):
+    async with staged(SCRIPTS["reasoning and text"], ["vllm"], config) as (play, running):
         play.asked.clear()
         play.failures = [refusal]
         assert (await running.chat()).status == status
@@ -171,7 +171,7 @@ async def test_a_permanent_failure_is_not_retried(case: str) -> None:
 
 async def test_num_retries_limits_the_attempts() -> None:
     for num_retries in (0, 1, 2):
-        async with staged(SCRIPTS["thoughts and text"], ["vllm"], config, num_retries=num_retries) as (play, running):
+        async with staged(SCRIPTS["reasoning and text"], ["vllm"], config, num_retries=num_retries) as (play, running):
             play.asked.clear()
             play.failures = [Refusal(500, b"boom")] * 9
             response = await running.chat()
@@ -185,7 +185,7 @@ async def test_a_disconnect_during_a_retry_delay_frees_the_slot() -> None:
         result["model_list"][0]["litellm_params"]["max_parallel_requests"] = 1
         return result
 
-    async with staged(SCRIPTS["thoughts and text"], ["vllm"], one_at_a_time) as (play, running):
+    async with staged(SCRIPTS["reasoning and text"], ["vllm"], one_at_a_time) as (play, running):
         play.asked.clear()
         play.failures = [Refusal(503, b"busy", headers={"Retry-After": "30"})]
         task = asyncio.create_task(running.chat())
@@ -208,7 +208,7 @@ async def test_a_deployment_is_retried_while_the_other_one_is_down(name: str, nu
     def one_is_down(running_backend: str) -> dict[str, Any]:
         return config(running_backend, "vllm@http://127.0.0.1:9", num_retries=num_retries)
 
-    async with staged(SCRIPTS["thoughts and text"], ["vllm"], one_is_down) as (play, running):
+    async with staged(SCRIPTS["reasoning and text"], ["vllm"], one_is_down) as (play, running):
         assert running.app is not None
         await running.app.state.gateway.pool.settled(5)
         play.failures = FAILURES[name]()

@@ -306,6 +306,8 @@ class GenerationService(Protocol):
 
 
 USUAL: Final = Sampling()
+# The seed is left out: it may differ with every repetition of a request.
+SAMPLING_OPTIONS: Final = tuple(field.name for field in fields(Sampling) if field.name != "seed")
 # body fields of pass-through requests that a backend may fail on
 UNUSUAL_FIELDS: Final = (
     "logit_bias",
@@ -343,7 +345,6 @@ def identity_of(request: GenerationRequest) -> str:
 
 def _options(request: GenerationRequest) -> Mapping[str, object]:
     """Return the options that differ from the defaults."""
-    # The seed is excluded: it may differ with every repetition.
     if request.passthrough is not None:
         return {
             name: request.passthrough.body[name]
@@ -351,9 +352,7 @@ def _options(request: GenerationRequest) -> Mapping[str, object]:
             if request.passthrough.body.get(name) is not None
         }
     options: dict[str, object] = {
-        field.name: value
-        for field in fields(Sampling)
-        if field.name != "seed" and (value := getattr(request.sampling, field.name)) != getattr(USUAL, field.name)
+        name: value for name in SAMPLING_OPTIONS if (value := getattr(request.sampling, name)) != getattr(USUAL, name)
     }
     if request.stop:
         options["stop"] = request.stop
