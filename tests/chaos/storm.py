@@ -139,6 +139,8 @@ async def blow(rack: Rack, upstream: Upstream, todo: Sequence[Drawn]) -> Weather
             proxies[name] = await stack.enter_async_context(rack.proxy(slot, plan))
         doomed = {one.group: one.kinds for one in todo if one.doomed}
         async with gateway(_config(proxies, song, upstream, doomed)) as running:
+            # A deployment that is not probed yet ranks behind a probed one, whatever its order.
+            await _all_probed(running)
             await _run_talks(running, rack, upstream, todo, plan, weather)
             await rack.settled()
             weather.failures += await _busy_deployments(running)
@@ -154,10 +156,7 @@ def _config(
     proxies: Mapping[tuple[str, str], Proxy], song: FakeVllm, upstream: Upstream, ordered: Mapping[str, Sequence[str]]
 ) -> dict[str, Any]:
     def entry(group: str, kind: str, url: str) -> dict[str, Any]:
-        # Doomed talks have no fault that must time out. With a short limit, a busy machine would start them on the
-        # second backend, and a text backend cannot distinguish a spelled marker from a real one.
-        is_patient = group in ordered or group.startswith((CALM, CANARY))
-        patience_s = CALM_PATIENCE_S if is_patient else PATIENCE_S
+        patience_s = CALM_PATIENCE_S if group.startswith((CALM, CANARY)) else PATIENCE_S
         params = {"model": f"{kind}/tiny", "api_base": url, "stream_timeout": patience_s, "timeout": LONGEST_S}
         return {
             "model_name": group,
@@ -290,6 +289,14 @@ async def _busy_deployments(running: Gateway) -> list[str]:
             break
         await asyncio.sleep(0.05)
     return [f"still in the pool: {one}" for one in found]
+
+
+async def _all_probed(running: Gateway) -> None:
+    assert running.app is not None
+    pool = running.app.state.gateway.pool
+    async with asyncio.timeout(LONGEST_S):
+        while any(status.state == "unknown" for status in pool.status()):
+            await asyncio.sleep(0.05)
 
 
 async def _open_connections(proxies: Mapping[tuple[str, str], Proxy]) -> list[str]:
