@@ -10,6 +10,7 @@ import subprocess
 import tokenize
 import tomllib
 from collections.abc import Callable, Iterator
+from functools import cache
 from importlib.metadata import entry_points
 from pathlib import Path
 
@@ -25,6 +26,11 @@ BENCH = sorted((ROOT / "bench").rglob("*.py"))
 
 MAX_MODULE_LINES = 400
 MAX_FUNCTION_LINES = 50
+
+
+@cache
+def tree_of(path: Path) -> ast.Module:
+    return ast.parse(path.read_text())
 
 
 def offences(paths: list[Path], offence: Callable[[Path], object]) -> dict[str, object]:
@@ -52,7 +58,7 @@ def test_modules_and_functions_are_short() -> None:
 def long_functions(path: Path) -> list[str]:
     return [
         f"{node.name}: {node.end_lineno - node.lineno + 1} lines"
-        for node in functions(ast.parse(path.read_text()))
+        for node in functions(tree_of(path))
         if node.end_lineno is not None
         and node.end_lineno - node.lineno + 1 > MAX_FUNCTION_LINES
         # The length of a factory includes the functions that it defines, so factories are exempt.
@@ -65,7 +71,7 @@ def test_every_module_has_a_docstring() -> None:
 
 
 def has_no_docstring(path: Path) -> bool:
-    tree = ast.parse(path.read_text())
+    tree = tree_of(path)
     return bool(tree.body) and not ast.get_docstring(tree)
 
 
@@ -84,7 +90,7 @@ def leftovers(path: Path) -> list[str]:
 
 
 def empty_functions(path: Path) -> list[str]:
-    tree = ast.parse(path.read_text())
+    tree = tree_of(path)
     classes = [node for node in ast.walk(tree) if isinstance(node, ast.ClassDef)]
     protocols = [node for node in classes if any("Protocol" in ast.dump(base) for base in node.bases)]
     declared = {id(part) for protocol in protocols for part in protocol.body}
@@ -110,7 +116,7 @@ def test_only_error_responses_catches_all_exceptions() -> None:
 def broad_catches(path: Path) -> list[int]:
     """Return the lines that catch all exceptions without raising or using them."""
     broad = []
-    for node in ast.walk(ast.parse(path.read_text())):
+    for node in ast.walk(tree_of(path)):
         if not isinstance(node, ast.ExceptHandler):
             continue
         caught = node.type.id if isinstance(node.type, ast.Name) else ""
@@ -135,7 +141,7 @@ CANCELLATIONS = {"CancelledError", "BaseException"}
 def swallowed_cancellations(path: Path) -> list[int]:
     """Return the lines that suppress a cancellation, or catch it without raising it again."""
     swallowed = []
-    for node in ast.walk(ast.parse(path.read_text())):
+    for node in ast.walk(tree_of(path)):
         if isinstance(node, ast.Call):
             suppressed = any(names_in(kind) & CANCELLATIONS for kind in node.args)
             is_swallowed = "suppress" in names_in(node.func) and suppressed

@@ -151,7 +151,10 @@ def test_a_model_name_with_quotes_is_escaped_in_the_curl_command() -> None:
     assert json.loads(body)["model"] == name
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM], ids=["Ctrl-C", "SIGTERM"])
+@pytest.mark.parametrize(
+    "number",
+    [pytest.param(signal.SIGINT, id="Ctrl-C", marks=pytest.mark.slow), pytest.param(signal.SIGTERM, id="SIGTERM")],
+)
 def test_a_signal_stops_the_gateway_cleanly(number: signal.Signals, tmp_path: Path) -> None:
     with BackendThread() as fake, running_gateway(tmp_path, fake.url) as gateway:
         send_chat(gateway.url).read()

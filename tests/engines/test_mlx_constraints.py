@@ -132,6 +132,7 @@ async def test_choice_constraint_generates_one_of_the_texts(backend: Backend) ->
         assert await generate(backend, constrained_job(OneOf((text,)))) == text
 
 
+@pytest.mark.slow
 async def test_bias_does_not_override_the_constraint(backend: Backend) -> None:
     (hello,) = ENCODING.encode_text("Hello")
     job = constrained_job(OneOf(("yes", "no")))
