@@ -47,7 +47,7 @@ class AnswerState:
 
     @property
     def has_cut_tools(self) -> bool:
-        """Return whether calls of server tools are not run because the answer was cut."""
+        """Return whether server tool calls are dropped because the answer was cut off."""
         return self.reason is not FinishReason.STOP and bool(self.calls)
 
     def after_tools(self, *, needs_approval: bool, exhausted: bool, paused: bool) -> AnswerState:

@@ -77,7 +77,7 @@ class MessageGate:
     def closes(self, header: Header, text: str, *, held: bool) -> str | None:
         message = self._obligations.message_kind(header)
         has_form = self._obligations.has_form(message)
-        fault, content = self._checks.judged(message, header, text, has_form=has_form)
+        fault, content = self._checks.check(message, header, text, has_form=has_form)
         action = CLOSING[message, fault]
         if held and not self._controller.is_spent and self._is_rejected(action, message, header, text):
             return None
@@ -114,8 +114,8 @@ class BodyChecks:
         self._requirements = requirements
         self._violation = violation
 
-    def judged(self, message: MessageKind, header: Header, text: str, *, has_form: bool) -> tuple[BodyFault, str]:
-        """Return the fault of a body, and its text, without a code fence where that makes it valid."""
+    def check(self, message: MessageKind, header: Header, text: str, *, has_form: bool) -> tuple[BodyFault, str]:
+        """Return the fault of a body, and its text. A code fence is removed if the text is valid without it."""
         form = self._requirements.form
         if form is not None and has_form:
             fault = self._fault(text, form.schema, objects=form.schema is None)

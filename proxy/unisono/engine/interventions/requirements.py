@@ -74,7 +74,7 @@ class OutputRequirements:
 
     @property
     def detects_repetition(self) -> bool:
-        """Return whether output that repeats itself is ended."""
+        """Return whether the gateway ends output that repeats itself."""
         return REPETITION not in self.disabled_rules
 
     @property
