@@ -115,7 +115,10 @@ class BodyChecks:
         self._violation = violation
 
     def check(self, message: MessageKind, header: Header, text: str, *, has_form: bool) -> tuple[BodyFault, str]:
-        """Return the fault of a body, and its text. A code fence is removed if the text is valid without it."""
+        """Return the fault of a body, and its text.
+
+        A code fence is removed if the text is valid without it.
+        """
         form = self._requirements.form
         if form is not None and has_form:
             fault = self._fault(text, form.schema, objects=form.schema is None)

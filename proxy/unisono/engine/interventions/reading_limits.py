@@ -70,7 +70,7 @@ class ReadingLimits:
         return size
 
     def has_room_for(self, token: int, tokens_read: Callable[[], Sequence[int]]) -> bool:
-        """Return whether `token` fits into the reasoning budget; also True if the budget does not apply.
+        """Return whether `token` fits into the reasoning budget, or no budget applies.
 
         `tokens_read` returns the tokens since the last note or step.
         """
