@@ -84,7 +84,7 @@ async def test_a_changed_tool_list_is_logged_again(caplog: pytest.LogCaptureFixt
                     await request_object(harness, "responses", stream=False)
                 listed.append(BAD_NAME)
                 assert harness.gateway.app is not None
-                harness.gateway.app.state.gateway.parts.hosting.value.host._lists.clear()
+                harness.gateway.app.state.gateway.parts.server_tools.value.host._lists.clear()
                 for _ in range(2):
                     await request_object(harness, "responses", stream=False)
     assert len([record for record in caplog.records if record.name == "unisono.tools"]) == 2
