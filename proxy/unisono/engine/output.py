@@ -14,6 +14,7 @@ from unisono.core.conversation import Conversation, Tokens
 from unisono.core.events import Closed, Event, Finished, Repaired
 from unisono.core.generation import Capabilities, FinishReason
 from unisono.core.ports import Violation
+from unisono.core.recovery_rules import DANGLING_PREAMBLE
 from unisono.core.token_ids import share_ids
 from unisono.engine.interventions.controller import InterventionController
 from unisono.engine.interventions.message_gate import MessageGate
@@ -28,11 +29,13 @@ from unisono.engine.steps import (
     AnswerDone,
     AnswerItems,
     AnswerState,
+    ContinueTurn,
     Generate,
     OpenFinal,
     RunTools,
     ServerToolFilter,
     Step,
+    StepContext,
     next_step,
 )
 from unisono.engine.transcript import Transcript
@@ -48,8 +51,8 @@ class OutputReader:
     """Reader of one answer, step by step.
 
     Call order for each step: `start_generation`, `set_source`, `feed` (repeatedly), `end_generation`. Then act on
-    `next_step`: call `open_final`, or run the calls of `round`. `final_header` returns the tokens that open an answer
-    on `final`. `recoveries` collects rule names, each once.
+    `next_step`: call `start_next_step`, or run the calls of `round`. `final_header` returns the tokens that open an
+    answer on `final`. `recoveries` collects rule names, each once.
     """
 
     def __init__(
@@ -121,9 +124,14 @@ class OutputReader:
         return self._state.has_run and isinstance(self.next_step, AnswerDone)
 
     @property
-    def should_open_final(self) -> bool:
-        """Return whether the gateway has to open the answer after the last step."""
-        return isinstance(self.next_step, OpenFinal) and self.stop_sequence is None
+    def should_continue(self) -> bool:
+        """Return whether the model has to continue the answer after the last step, without calls between."""
+        return isinstance(self.next_step, ContinueTurn | OpenFinal) and self.stop_sequence is None
+
+    @property
+    def next_context(self) -> StepContext:
+        """Return the context of the step that `start_next_step` begins."""
+        return self.items.next_context(is_final_open=isinstance(self.next_step, OpenFinal))
 
     @contextmanager
     def detached(self) -> Iterator[None]:
@@ -162,7 +170,13 @@ class OutputReader:
         if self.has_pending_edit:
             return events
         exhausted = self.round is not None and self.round.budget.exhausted
-        self._state = self.items.state(reason, cut_call=self.transcript.router.cut_call, exhausted=exhausted)
+        self._state = self.items.state(
+            reason,
+            cut_call=self.transcript.router.cut_call,
+            exhausted=exhausted,
+            may_dangle=self.transcript.controller.requirements.rejects_dangling_preambles,
+            was_continued=DANGLING_PREAMBLE in self._recoveries,
+        )
         self.next_step = AnswerDone() if self.stop_sequence is not None else next_step(self._state)
         if not self._state.calls or self._filter is None or self.round is None:
             return events
@@ -175,11 +189,15 @@ class OutputReader:
             events += self._record([Repaired(LATE_CALL, self.token_count)])
         return events
 
-    def open_final(self) -> list[Event]:
-        """Begin another step, in the answer that is opened for it."""
-        assert isinstance(self.next_step, OpenFinal)
+    def start_next_step(self) -> list[Event]:
+        """Begin the step that follows without calls: the model continues, or its answer is opened."""
         self._end_step()
-        return self._start_final(self.next_step)
+        if isinstance(self.next_step, OpenFinal):
+            return self._start_final(self.next_step)
+        assert isinstance(self.next_step, ContinueTurn)
+        self.items.start_step(is_final_open=False)
+        self.transcript.start_step((), is_first=False)
+        return self._record([Repaired(self.next_step.rule, self.tokens_before_step)])
 
     def finish(self, reason: FinishReason) -> Finished:
         """Return the last event; its usage does not include the prompt."""
@@ -311,8 +329,8 @@ def replay(reader: OutputReader, journal: Sequence[int], opening: Tokens) -> lis
                 events += reader.replay_entry(part)
             case JournalMarker.STEP_ENDED:
                 events += reader.end_generation(FinishReason.STOP)
-                if isinstance(reader.next_step, OpenFinal):
-                    events += reader.open_final()
+                if reader.should_continue:
+                    events += reader.start_next_step()
             case tokens:
                 events += reader.feed(tokens)
     if reader.transcript.journal.numbers != list(journal):

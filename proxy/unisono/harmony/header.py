@@ -37,7 +37,13 @@ _LEGAL = re.compile(rf"(?: to={_NAME})?{C}(?:{'|'.join(CHANNELS)})(?: to={_NAME}
 # Minimum number of letters from which a truncated channel word is recognised.
 _MIN_STEM_LENGTH = 4
 
+_TOOL = re.compile(r"[A-Za-z_][A-Za-z0-9_.-]{0,127}")
+
 INVENTED_ROLES = frozenset({"user", "system", "developer", "tool"})
+
+
+# Recipients that models write and that are never tools.
+NO_TOOLS = frozenset({*CHANNELS, *TYPES, *INVENTED_ROLES, ASSISTANT, "functions", "functions.", "all"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +62,8 @@ class Header:
     if_called: Recipient = NOBODY
     # Header if the body is a JSON object (the recipient was spelled loosely).
     if_json: Header | None = None
+    # Recipient that has the form of a tool's name, but is not declared; empty if there is none.
+    unknown_tool: str = ""
     # Number of characters in meaningless header words.
     lost: int = 0
     body: str = ""
@@ -99,6 +107,7 @@ class HeaderWords:
     plain_type: str | None = None
     stray: list[str] = field(default_factory=list)
     rules: list[str] = field(default_factory=list)
+    unknown_tool: str = ""
 
     def note(self, rule: str) -> None:
         if rule not in self.rules:
@@ -117,7 +126,15 @@ def read_header(text: str, declared: frozenset[str] | None, *, role_given: bool,
     # A word may look like a recipient by chance. The body decides: only a call has a JSON object.
     respelled = respell(text, declared)
     called = header if respelled == text else _read_header(respelled, declared, role_given, supplied)
-    return replace(header, if_json=respelled_call(called), verbatim=False) if called.is_call else header
+    if called.is_call:
+        return replace(header, if_json=respelled_call(called), verbatim=False)
+    if not header.unknown_tool:
+        return header
+    # The same holds for the name of a tool that is not declared: arguments of a call are never text for the client.
+    rules = tuple(rule for rule in header.rules if rule not in ("not-a-tool", "type-as-recipient"))
+    recipient = Recipient(RecipientKind.FUNCTION, header.unknown_tool)
+    call = replace(header, channel=COMMENTARY, recipient=recipient, rules=rules, unknown_tool="", verbatim=False)
+    return replace(header, if_json=call, verbatim=False)
 
 
 def respelled_call(header: Header) -> Header:
@@ -279,7 +296,13 @@ def _judge(words: HeaderWords, declared: frozenset[str] | None, *, has_role: boo
     if words.stray:
         spelling = len(words.stray) == 1 and not any(c.isalpha() for c in words.stray[0])
         words.note("channel-spelling" if spelling else "stray-header-words")
-    return Header(channel, recipient, content_type, tuple(words.rules), lost=sum(map(len, words.stray)))
+    lost = sum(map(len, words.stray))
+    return Header(channel, recipient, content_type, tuple(words.rules), unknown_tool=words.unknown_tool, lost=lost)
+
+
+def may_be_tool(word: str) -> bool:
+    """Return whether a recipient that is not declared has the form of a tool's name."""
+    return _TOOL.fullmatch(word) is not None and word.casefold() not in NO_TOOLS
 
 
 def _judge_recipient(words: HeaderWords, declared: frozenset[str] | None) -> Recipient:
@@ -299,6 +322,7 @@ def _judge_recipient(words: HeaderWords, declared: frozenset[str] | None) -> Rec
         found = _bare_recipient(words, declared)
     if found is NOBODY and any(cleaned):
         words.note("not-a-tool")
+        words.unknown_tool = next(filter(may_be_tool, cleaned), "")
     if found.is_corrected or (bare and found is not NOBODY):
         words.note("recipient-spelling")
     return found

@@ -242,7 +242,7 @@ class HarmonyRouter:
     def _open_message(self, part: OpenPart, tokens: tuple[int, ...], events: list[Event]) -> None:
         item = self._factory.new(part.header)
         is_held = isinstance(item, ToolCall) and self._hold_calls
-        if isinstance(item, Text) and self._gate is not None:
+        if not is_held and not isinstance(item, Reasoning) and self._gate is not None:
             is_held = self._gate.is_buffered(part.header)
         is_visible = not is_held and self._factory.is_allowed(item)
         # A message that was read as a whole has no header after which the prompt could end.

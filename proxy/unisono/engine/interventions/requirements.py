@@ -8,21 +8,24 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
+from difflib import get_close_matches
 from typing import Final
 
 from unisono.core.conversation import AnswerForm
 from unisono.core.generation import AnyJson, Constraint, JsonSchema, OneOf
 from unisono.core.ports import Schema
-from unisono.core.recovery_rules import REPETITION
+from unisono.core.recovery_rules import DANGLING_PREAMBLE, REPETITION, UNDECLARED_TOOL
 from unisono.core.tools import HostedTool
 from unisono.engine.interventions.policy import CALLS, MessageKind, Obligation
 from unisono.engine.request import AllowedTools, ForcedCalls, GenerationRequest
 from unisono.harmony.builtin_tools import FUNCTIONS_OF, is_builtin
 from unisono.harmony.header import ANALYSIS, COMMENTARY, Header
-from unisono.harmony.recipients import FUNCTIONS
+from unisono.harmony.recipients import FUNCTIONS, RecipientKind
 from unisono.harmony.tools import ToolSet
 
 NO_ARGUMENTS: Final[Schema] = {"type": "object", "properties": {}, "additionalProperties": False}
+
+MAX_LISTED_TOOLS: Final = 30  # in the error result of a call of an undeclared tool
 
 UNMET_CALL: Final = "The model did not call a tool that it had to call."
 UNMET_NONE: Final = "None of the tools that had to be called is available."
@@ -78,6 +81,30 @@ class OutputRequirements:
         return REPETITION not in self.disabled_rules
 
     @property
+    def rejects_dangling_preambles(self) -> bool:
+        """Return whether a turn that ends after a preamble is continued."""
+        # Without tools, nothing can follow a preamble: then it is the answer.
+        return bool(self.tools) and DANGLING_PREAMBLE not in self.disabled_rules
+
+    def is_undeclared(self, header: Header) -> bool:
+        """Return whether a message calls a function that the request does not declare."""
+        # The model reads error results about unknown server tools, as about all other faults of their calls.
+        is_function = header.recipient.kind is RecipientKind.FUNCTION and not self.has_server_tools
+        return (
+            is_function and header.recipient.full_name not in self.tools and UNDECLARED_TOOL not in self.disabled_rules
+        )
+
+    def no_such_tool(self, header: Header) -> str:
+        """Return the result of a call of an undeclared tool: the names of the declared ones, the closest first."""
+        name = header.recipient.full_name.removeprefix(FUNCTIONS)
+        names = [tool.removeprefix(FUNCTIONS) for tool in self.tools]
+        close = get_close_matches(name, names, cutoff=0.5)
+        listed = [*close, *(other for other in names if other not in close)][:MAX_LISTED_TOOLS]
+        if not listed:
+            return f"There is no tool '{name}', and there are no other tools. Answer without tools."
+        return f"There is no tool '{name}'. Call one of these instead, or answer without: {', '.join(listed)}."
+
+    @property
     def form_constraint(self) -> Constraint:
         return AnyJson() if self.form is None else constraint_of(self.form.schema)
 
@@ -95,6 +122,8 @@ class OutputRequirements:
         if header.is_call and self.calls_allowed:
             if is_call_owed and recipient in (self.forced or ()):
                 return MessageKind.WANTED
+            if self.is_undeclared(header):
+                return MessageKind.UNDECLARED
             if self.allowed is not None and recipient not in self.allowed:
                 return MessageKind.BARRED
             return MessageKind.STRICT if recipient in self.strict else MessageKind.CALL
