@@ -190,16 +190,9 @@ async def test_a_deeply_nested_answer_is_not_an_error(
     await canary.fresh()
     async with asyncio.timeout(REQUEST_TIMEOUT_S):
         response = await post(running, surface, **fields)
-    print(
-        kind,
-        surface,
-        stream,
-        response.status,
-        len(response.raw),
-        response.raw[:100],
-        response.raw[-300:],
-        await canary.worst_s(),
-    )
     assert response.status == 200
     assert b'"error"' not in response.raw[-1000:]
+    if kind == "answer":
+        # All levels arrive, in one body or in the pieces of a stream.
+        assert response.raw.count(b"[") >= DEEP.count("[")
     assert await canary.worst_s() < LONGEST_GAP_S

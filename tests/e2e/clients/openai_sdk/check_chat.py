@@ -248,6 +248,8 @@ def test_closing_a_stream_frees_the_engine(demo: OpenAI, stage: Stage) -> None:
                 break
     pong = demo.chat.completions.create(**chat_request("ping"))
     assert pong.choices[0].message.content == "pong"
+    deadline = time.monotonic() + 30
     while metric(stage, "backend_requests_running"):
+        assert time.monotonic() < deadline
         time.sleep(0.1)
     assert metric(stage, "generation_tokens_total") - before < 12 * whole.completion_tokens

@@ -54,7 +54,9 @@ def test_the_tool_loop_reaches_the_final_answer(demo: OpenAI, stream: bool) -> N
     second = create_completion(demo, stream, request)
     assert second.choices[0].finish_reason == "stop"
     assert second.choices[0].message.content == ANSWER
-    assert unisono_fields(second) if not stream else True
+    if not stream:
+        # The SDK drops additional fields when it folds a stream.
+        assert unisono_fields(second)["recoveries"] == []
 
 
 @pytest.mark.parametrize("with_reasoning", [False, True], ids=["without reasoning", "with reasoning"])
