@@ -55,7 +55,7 @@ serve: $(SYNCED)
 
 # The checks of the SDK leave most of one core idle, and those of the code need only one. The unit tests use all cores.
 test: $(SYNCED) .state-server
-	@$(MAKE) --no-print-directory -j 2 test-sdk lint types imports
+	@$(MAKE) --no-print-directory -j 2 test-sdk lint types imports .collected
 	@$(MAKE) --no-print-directory unit
 
 lint: $(SYNCED)
@@ -74,6 +74,12 @@ imports: $(SYNCED)
 unit: $(SYNCED) .state-server
 	$(BIN)/pytest -m "not slow" -n $(WORKERS) --dist loadfile $(ARGS) || { [ $$? = 1 ] && \
 		$(BIN)/pytest -m "not slow" --last-failed --last-failed-no-failures none -v $(ARGS); }
+
+# pytest stores the compiled tests. Otherwise each worker of the unit tests would compile all of them.
+.PHONY: .collected
+.collected: $(SYNCED)
+	@mkdir -p .cache
+	@$(BIN)/pytest -m "not slow" --collect-only >.cache/collected.log || { cat .cache/collected.log; exit 1; }
 
 # OpenAI's client library, in a separate environment.
 test-sdk: $(SYNCED)

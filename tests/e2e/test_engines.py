@@ -77,7 +77,7 @@ def without_cache(message: Message) -> tuple[Any, ...]:
     return message.content, message.reasoning, message.calls, message.finish_reason, message.note, usage
 
 
-# Like the other separate servers, mlx_lm.server runs in `make test-slow` only. `make test` has a fake of it.
+# The start of mlx_lm.server is slow. Quick tests of this backend kind use a fake of the server.
 ENGINES = ["mlx", pytest.param("mlx_server", marks=pytest.mark.slow)]
 
 
