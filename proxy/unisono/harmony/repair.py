@@ -98,7 +98,8 @@ class Repair:
     # -- actions of tokens
 
     def _act(self, token: int) -> None:
-        self._flush()
+        if self._run:
+            self._flush()
         action, rule = STEPS[self._state, mark_of(token)]
         _METHODS[action](self, token, rule)
 
