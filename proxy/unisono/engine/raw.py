@@ -71,7 +71,10 @@ async def to_prompt(encoding: Encoding, raw: RawPrompt, param: str | None) -> li
 
 
 class EncodedPrompt:
-    """Prompt of a raw completion, and its form for each backend; `tokens` are empty before `encode`."""
+    """Prompt of a raw completion, and its form for each backend.
+
+    `tokens` are empty before `encode`.
+    """
 
     def __init__(self, encoding: Encoding, raw: RawPrompt) -> None:
         self._encoding = encoding
@@ -83,9 +86,11 @@ class EncodedPrompt:
         self.tokens = await to_prompt(self._encoding, self.raw, param)
 
     async def form_for(self, able: Capabilities, full: list[int], generated: list[int]) -> Prompt:
-        """Return the prompt for a backend of these capabilities; `full` are all tokens before the next one.
+        """Return the prompt for a backend of these capabilities.
 
-        Raises CannotGoOn if its text would be encoded to other tokens.
+        `generated` are the tokens of the answer so far, and `full` those of the prompt and the answer.
+
+        Raises CannotGoOn if the text of `full` would be encoded to other tokens.
         """
         # Token ids are read as they are, so only text has to be checked.
         if able.prompt is not OutputForm.TEXT:
