@@ -211,7 +211,7 @@ class MessageEvents:
     def _message_start(self) -> bytes:
         self._has_started = True
         usage = {
-            "input_tokens": self._report.prompted,
+            "input_tokens": self._report.facts.prompt_tokens,
             "cache_creation_input_tokens": 0,
             "cache_read_input_tokens": 0,
             "output_tokens": 0,

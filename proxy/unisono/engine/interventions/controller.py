@@ -47,7 +47,7 @@ class InterventionController:
         self.obligations = Obligations(requirements)
         self._has_refused = False  # a call of a tool that may not be called was refused once
         self.step = StepInterventions()
-        self.tool_naming = ToolNaming(encoding, requirements.forced or ())
+        self.tool_naming = ToolNaming(encoding, requirements.tools.forced or ())
         self.enforced_kinds: frozenset[str] = frozenset()  # constraint kinds that the backend enforces
 
     # -- state of the answer
@@ -113,7 +113,7 @@ class InterventionController:
         self.obligations.is_late = self.obligations.is_late or rule == REASONING_BUDGET
         if self.obligations.is_call_owed:
             self._force(place, rule=rule, closes=True)
-        elif rule == REASONING_BUDGET and self.requirements.tools:
+        elif rule == REASONING_BUDGET and self.requirements.tools.offered:
             self.step.pending = PromptEdit(place, closes=True, rule=rule)
         else:
             self._open_answer(place, rule=rule, closes=True)
@@ -184,7 +184,7 @@ class InterventionController:
             self.step.pending = PromptEdit(
                 at.start, self._spelling.written(at), constraint=self.requirements.constraint_for(at.header)
             )
-        elif self.step.has_skipped or not self.requirements.tools:
+        elif self.step.has_skipped or not self.requirements.tools.offered:
             self._open_answer(at.start, rule=REASONING_BUDGET)
         else:
             self.step.has_skipped = True
@@ -192,7 +192,7 @@ class InterventionController:
 
     def _force(self, place: int, *, rule: str = "", closes: bool = False) -> None:
         """Open the required call, or the beginning of a call if several tools are possible."""
-        forced = self.requirements.forced or ()
+        forced = self.requirements.tools.forced or ()
         if len(forced) == 1:
             header = header_for(forced[0])
             tokens = self._spelling.header(header)
