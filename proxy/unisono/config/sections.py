@@ -47,7 +47,7 @@ FallbackList = tuple[dict[Name, tuple[Name, ...]], ...]
 """LiteLLM's form: `[{model: [fallback, ...]}, ...]`.
 `*` stands for every model without its own list."""
 
-# The names are LiteLLM's, except for `prefix-aware`. `config/litellm_keys.py` maps its other strategies to these.
+# The names are LiteLLM's, except for `prefix-aware`.
 STRATEGIES = ("prefix-aware", "least-busy", "simple-shuffle")
 
 

@@ -98,8 +98,7 @@ def to_generation_request(
 
     Raises InvalidRequest for contradictory or unsupported fields, and NotFound for a reference to a missing item.
     """
-    # The order of these steps matters. The tools fix the names that calls in the history may have, and the history
-    # decides which server tools were announced.
+    # The tools fix the names of calls in the history, and the history decides which server tools were announced.
     toolbox = to_tools(request, servers)
     reading = InputConversion(known, names=ToolNames(reserved=(tool.name for tool in toolbox.tools)))
     reading.add(known.earlier)
