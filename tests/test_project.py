@@ -160,6 +160,58 @@ def names_in(node: ast.AST) -> set[str]:
     return names | {part.attr for part in ast.walk(node) if isinstance(part, ast.Attribute)}
 
 
+def test_every_test_can_be_collected_and_can_fail() -> None:
+    assert offences(TESTS, uncollected_tests) == {}
+    assert offences(TESTS, asserts_that_always_hold) == {}
+
+
+def uncollected_tests(path: Path) -> list[str]:
+    """Return the functions that pytest does not collect because of a missing underscore."""
+    names = [node.name for node in functions(tree_of(path))]
+    return [name for name in names if name.startswith("test") and not name.startswith("test_")]
+
+
+def asserts_that_always_hold(path: Path) -> list[int]:
+    return [node.lineno for node in ast.walk(tree_of(path)) if isinstance(node, ast.Assert) and can_hide(node.test)]
+
+
+def can_hide(test: ast.expr) -> bool:
+    """Return whether an assertion holds for all values of its variables, or for one side of its condition."""
+    match test:
+        case ast.Constant() | ast.JoinedStr() | ast.Lambda() | ast.GeneratorExp():
+            return True
+        case ast.Tuple(elts=parts) | ast.List(elts=parts) | ast.Set(elts=parts):
+            return bool(parts)
+        case ast.IfExp(body=body, orelse=orelse):
+            return can_hide(body) or can_hide(orelse)
+        case ast.BoolOp(values=values):
+            return any(map(can_hide, values))
+        case ast.UnaryOp(op=ast.Not(), operand=operand):
+            return can_hide(operand)
+    return False
+
+
+ALWAYS_HOLD = {
+    "constant": "assert True",
+    "tuple": "assert (x == 1, 'reason')",
+    "condition with a constant": "assert x if y else True",
+    "alternative that is constant": "assert x or not False",
+}
+
+
+@pytest.mark.parametrize("source", ALWAYS_HOLD.values(), ids=ALWAYS_HOLD)
+def test_an_assertion_that_always_holds_is_found(source: str, tmp_path: Path) -> None:
+    path = tmp_path / "module.py"
+    path.write_text(f"assert x == (1, True)\nassert x if y else z\n{source}\n")
+    assert asserts_that_always_hold(path) == [3]
+
+
+def test_a_test_without_the_underscore_is_found(tmp_path: Path) -> None:
+    path = tmp_path / "module.py"
+    path.write_text("def test_a(): ...\n\nasync def testing_b(): ...\n")
+    assert uncollected_tests(path) == ["testing_b"]
+
+
 COMMENTED_CODE = re.compile(r"^#\s*(def |class |import |from \w+ import |return |if .+:$|for .+:$|\w+ = \w+\()")
 
 

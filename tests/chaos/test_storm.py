@@ -7,7 +7,11 @@ error.
 from __future__ import annotations
 
 import importlib
+import os
+import subprocess
+import sys
 from collections.abc import AsyncIterator, Iterator, Sequence
+from pathlib import Path
 
 import pytest
 import pytest_asyncio
@@ -153,7 +157,22 @@ async def test_clients_get_a_prefix_and_an_error_if_all_backends_fail(backends: 
     assert_passed(await blow(backends, upstream, todo))
 
 
+@pytest.mark.slow
 def test_a_seed_always_draws_the_same_storm() -> None:
-    assert list(map(str, drawn(7))) == list(map(str, drawn(7)))
+    # Another order of hashes would change the storm if a draw depended on the order of a set.
+    program = f"from {drawn.__module__} import drawn; print(drawn(7))"
+    storms = [
+        subprocess.run(
+            [sys.executable, "-c", program],
+            cwd=Path(__file__).parents[2], env={**os.environ, "PYTHONHASHSEED": seed}, text=True, capture_output=True,
+            check=True,
+        ).stdout
+        for seed in ("1", "2")
+    ]  # fmt: skip
+    assert storms == [f"{drawn(7)}\n"] * 2
+
+
+def test_seeds_draw_different_storms_with_every_surface_and_backend() -> None:
+    assert len({str(drawn(seed)) for seed in range(9)}) == 9
     assert {one.surface for one in drawn(7, 200)} == set(SURFACES)
     assert {slot for seed in range(9) for one in drawn(seed) for slot in one.kinds} == set(SLOTS)

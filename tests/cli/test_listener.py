@@ -114,6 +114,7 @@ SLOW: dict[str, bytes] = {
 }
 
 
+@pytest.mark.sampled(one_in=2)
 @pytest.mark.parametrize("data", SLOW.values(), ids=SLOW)
 @pytest.mark.parametrize("before", [b"", GET], ids=["first request", "second request"])
 async def test_late_headers_get_408_and_close_the_connection(before: bytes, data: bytes) -> None:
@@ -183,6 +184,7 @@ async def test_a_response_does_not_depend_on_what_follows_its_request(following:
         writer.close()
 
 
+@pytest.mark.sampled(one_in=2)
 @pytest.mark.parametrize("following", [b"", *FOLLOWING.values()], ids=["nothing", *FOLLOWING])
 @pytest.mark.parametrize("before", [0, 2])
 async def test_a_half_closed_client_gets_responses_to_its_complete_requests(before: int, following: bytes) -> None:

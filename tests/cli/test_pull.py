@@ -158,7 +158,13 @@ REFUSED = {
 }
 
 
-@pytest.mark.parametrize(("model", "options", "reason"), REFUSED.values(), ids=REFUSED)
+@pytest.mark.parametrize(
+    ("model", "options", "reason"),
+    [
+        pytest.param(*case, id=name, marks=[pytest.mark.slow] * (name != "unknown model"))
+        for name, case in REFUSED.items()
+    ],
+)
 def test_an_unavailable_model_is_refused_with_the_reason(
     hub: Hub, tmp_path: Path, model: str, options: tuple[str, ...], reason: str
 ) -> None:
@@ -168,6 +174,7 @@ def test_an_unavailable_model_is_refused_with_the_reason(
     assert "Traceback" not in errors
 
 
+@pytest.mark.sampled(one_in=3)
 @pytest.mark.parametrize("content", [b"{", b"{}", None], ids=["not JSON", "no tokenizer", "no file"])
 def test_a_folder_with_a_broken_tokenizer_is_refused(tmp_path: Path, content: bytes | None) -> None:
     if content is not None:
@@ -194,6 +201,7 @@ def test_a_checksum_that_is_a_path_writes_nothing_outside_of_the_cache(hub: Hub,
     assert not outside.exists()
 
 
+@pytest.mark.sampled(one_in=2)
 @pytest.mark.parametrize("name", ["../../../outside.json", "{root}/outside.json"])
 def test_a_file_name_that_leaves_the_snapshot_is_refused(hub: Hub, tmp_path: Path, name: str) -> None:
     hub.files = {**hub.files, name.format(root=tmp_path): b"{}"}

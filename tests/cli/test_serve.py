@@ -164,7 +164,7 @@ def test_a_signal_stops_the_gateway_cleanly(number: signal.Signals, tmp_path: Pa
     assert "Traceback" not in log
 
 
-WORKERS = pytest.mark.parametrize("workers", [1, pytest.param(2, marks=pytest.mark.slow)])
+WORKERS = pytest.mark.parametrize("workers", [1, 2])
 
 
 @contextmanager
@@ -184,6 +184,7 @@ def starting(tmp_path: Path, workers: int) -> Iterator[tuple[subprocess.Popen[st
         process.communicate()
 
 
+@pytest.mark.slow
 @WORKERS
 def test_sigterm_stops_a_gateway_during_its_start(workers: int, tmp_path: Path) -> None:
     with starting(tmp_path, workers) as (process, pipe):
@@ -193,6 +194,7 @@ def test_sigterm_stops_a_gateway_during_its_start(workers: int, tmp_path: Path) 
         os.close(pipe)
 
 
+@pytest.mark.slow
 @WORKERS
 def test_sighup_during_the_start_reloads_the_configuration(workers: int, tmp_path: Path) -> None:
     first, second = (

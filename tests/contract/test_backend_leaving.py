@@ -105,7 +105,7 @@ async def test_closing_after_any_chunk_is_immediate(kind: Kind, tmp_path: Path) 
                 await stream.aclose()  # type: ignore[attr-defined]
 
 
-async def testclosing_the_backend_twice_is_harmless_and_ends_what_runs(kind: Kind, tmp_path: Path) -> None:
+async def test_closing_an_idle_backend_twice_is_harmless(kind: Kind, tmp_path: Path) -> None:
     async with kind.serve(tmp_path) as (backend, _):
         await collect(backend)
         await backend.aclose()

@@ -118,7 +118,7 @@ async def test_truncated_json_under_a_grammar_is_regenerated_or_marked_unmet(
     harness: Desk, ask: Any, stream: bool
 ) -> None:
     if not harness.kind.guided or harness.kind.name != "vllm":
-        return
+        pytest.skip("a JSON grammar of this backend allows no markers within strings")
     # A JSON grammar allows markers within strings.
     model = harness.think(ANSWER, bodies=['{"city":"Pa<|end|>', PARIS])
     outcome = await ask(harness, stream=stream, response_format=RESPONSE_FORMAT)

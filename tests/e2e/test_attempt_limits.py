@@ -86,7 +86,10 @@ async def pair(play: Play) -> AsyncIterator[Gateway]:
 
 @pytest.mark.parametrize("stream", [pytest.param(False, marks=pytest.mark.slow), True], ids=["whole", "stream"])
 @pytest.mark.parametrize("surface", ["chat", pytest.param("messages", marks=pytest.mark.slow)])
-@pytest.mark.parametrize("hang", HANGS.values(), ids=HANGS)
+@pytest.mark.parametrize(
+    "hang",
+    [pytest.param(hang, id=name, marks=[pytest.mark.slow] * (name == "headers only")) for name, hang in HANGS.items()],
+)
 async def test_hanging_backend_leaves_time_for_an_idle_one(hang: Any, surface: str, stream: bool) -> None:
     play = Play(SCRIPT)
     async with pair(play) as running:
@@ -101,7 +104,7 @@ async def test_hanging_backend_leaves_time_for_an_idle_one(hang: Any, surface: s
 
 
 @pytest.mark.parametrize("stream", [pytest.param(False, marks=pytest.mark.slow), True], ids=["whole", "stream"])
-@pytest.mark.parametrize("warm", [False, True], ids=["cold", "warm"])
+@pytest.mark.parametrize("warm", [pytest.param(False, marks=pytest.mark.slow), True], ids=["cold", "warm"])
 async def test_long_prompt_extends_the_first_token_limit(warm: bool, stream: bool) -> None:
     def script(body: dict[str, Any]) -> VllmScript:
         return VllmScript(tokens=ANSWER, first_delay_s=SLOW_S if len(body["prompt"]) > 2000 else 0.0)

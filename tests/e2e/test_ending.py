@@ -173,7 +173,7 @@ async def refused(stage: Stage) -> None:
 
 @pytest.mark.parametrize("workers", [1, pytest.param(2, marks=pytest.mark.slow)])
 async def test_readiness_fails_while_requests_are_still_answered(workers: int, tmp_path: Path) -> None:
-    async with staged(tmp_path, grace_s=20, workers=workers, first_delay_s=0.01) as stage:
+    async with staged(tmp_path, grace_s=20, notice_s=3.0, workers=workers, first_delay_s=0.01) as stage:
         for _ in range(2 * workers):
             # Each has its own connection, so that every worker answers once.
             async with aiohttp.ClientSession() as session, session.get(stage.process.url + READY) as answer:
@@ -257,7 +257,9 @@ async def test_websocket_response_fails_after_the_grace_period(tmp_path: Path) -
 
 
 @pytest.mark.parametrize("workers", [1, pytest.param(2, marks=pytest.mark.slow)])
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT], ids=["SIGTERM", "Ctrl-C"])
+@pytest.mark.parametrize(
+    "number", [signal.SIGTERM, pytest.param(signal.SIGINT, marks=pytest.mark.slow)], ids=["SIGTERM", "Ctrl-C"]
+)
 async def test_second_signal_ends_the_process_at_once_with_errors_to_clients(
     number: signal.Signals, workers: int, tmp_path: Path
 ) -> None:

@@ -77,7 +77,11 @@ def without_cache(message: Message) -> tuple[Any, ...]:
     return message.content, message.reasoning, message.calls, message.finish_reason, message.note, usage
 
 
-@pytest_asyncio.fixture(scope="module", loop_scope="module", params=["mlx", "mlx_server"])
+# The start of mlx_lm.server is slow. Quick tests of this backend kind use a fake of the server.
+ENGINES = ["mlx", pytest.param("mlx_server", marks=pytest.mark.slow)]
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module", params=ENGINES)
 async def site(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Site]:
     if request.param == "mlx":
         async with gateway(config_of("mlx/demo", unisono=PINNED)) as running:

@@ -16,7 +16,7 @@ from tests.e2e.test_engines import PINNED, mlx_lm_server
 from tests.example_tool import EXAMPLE_TOOL
 from tests.schemas.suite import closed
 
-pytestmark = [pytest.mark.engine, pytest.mark.asyncio(loop_scope="module")]
+pytestmark = [pytest.mark.slow, pytest.mark.engine, pytest.mark.asyncio(loop_scope="module")]
 
 TIME = {
     "type": "function",
@@ -57,7 +57,6 @@ def fields_for(surface: Any, text: str, max_tokens: int = 400) -> dict[str, Any]
     return {"input": text, "temperature": 0, "max_output_tokens": max_tokens}
 
 
-@pytest.mark.slow
 @both_forms
 @on_every_surface
 @pytest.mark.parametrize("choice", [NAMED, "required"], ids=["named", "required"])
@@ -71,7 +70,6 @@ async def test_forced_tool_is_called_by_a_model_that_would_not_call_it(
     assert (outcome.text, outcome.unmet) == ("", "")
 
 
-@pytest.mark.slow
 @on_every_surface
 async def test_required_tool_choice_calls_some_tool(harness: Desk, ask: Any) -> None:
     outcome = await ask(
@@ -86,7 +84,6 @@ async def test_required_tool_choice_calls_some_tool(harness: Desk, ask: Any) -> 
     Draft202012Validator(function["parameters"]).validate(json.loads(arguments))  # type: ignore[index]
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("ask", "stream"),
     [(SURFACES["chat"], True), (SURFACES["responses"], False), (SURFACES["messages"], True)],

@@ -50,6 +50,7 @@ def fields_for(surface: str, **fields: Any) -> dict[str, Any]:
     return {**fields, **limits, **({"max_tokens": 120_000} if surface == "messages" else {})}
 
 
+@pytest.mark.sampled(one_in=2)
 @both_forms
 @on_each
 @pytest.mark.parametrize("kind", ["answer", "call"])
@@ -169,7 +170,7 @@ def tool_for(surface: str) -> dict[str, Any]:
 @pytest.mark.parametrize(
     "kind", [pytest.param(kind, marks=pytest.mark.slow) for kind in ("object", "call")] + ["answer"]
 )
-@both_forms
+@pytest.mark.parametrize("stream", [pytest.param(False, marks=pytest.mark.slow), True], ids=["whole", "streamed"])
 @on_each
 async def test_a_deeply_nested_answer_is_not_an_error(
     site: tuple[Fake, Gateway, Canary], surface: str, stream: bool, kind: str
@@ -190,16 +191,9 @@ async def test_a_deeply_nested_answer_is_not_an_error(
     await canary.fresh()
     async with asyncio.timeout(REQUEST_TIMEOUT_S):
         response = await post(running, surface, **fields)
-    print(
-        kind,
-        surface,
-        stream,
-        response.status,
-        len(response.raw),
-        response.raw[:100],
-        response.raw[-300:],
-        await canary.worst_s(),
-    )
     assert response.status == 200
     assert b'"error"' not in response.raw[-1000:]
+    if kind == "answer":
+        # All levels arrive, in one body or in the pieces of a stream.
+        assert response.raw.count(b"[") >= DEEP.count("[")
     assert await canary.worst_s() < LONGEST_GAP_S

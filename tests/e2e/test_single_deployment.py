@@ -91,7 +91,7 @@ async def check_backend_kind(kind: str, *, stream: bool) -> None:
         await asyncio.gather(*(check(name, script) for name in FAILURES for script in SCRIPTS.values()))
 
 
-@pytest.mark.parametrize("stream", [False, True], ids=["whole", "stream"])
+@pytest.mark.parametrize("stream", [pytest.param(False, marks=pytest.mark.slow), True], ids=["whole", "stream"])
 async def test_a_transient_failure_reaches_no_client(stream: bool) -> None:
     # In parallel, because most of the time is spent in retry delays.
     await asyncio.gather(*(check_backend_kind(kind, stream=stream) for kind in KINDS))
@@ -140,10 +140,10 @@ async def test_a_transient_failure_reaches_no_client_of_other_apis(stream: bool)
 async def test_retry_after_is_honoured_within_the_total_timeout() -> None:
     async with staged(SCRIPTS["reasoning and text"], ["vllm"], config, timeout=5.0) as (play, running):
         loop = asyncio.get_running_loop()
-        play.failures = [Refusal(503, b"busy", headers={"Retry-After": "2"})]
+        play.failures = [Refusal(503, b"busy", headers={"Retry-After": "1"})]
         started = loop.time()
         assert (await running.chat()).status == 200
-        assert loop.time() - started >= 2.0
+        assert loop.time() - started >= 1.0
         # The delay would exceed the timeout, so the client gets the error at once.
         play.failures = [Refusal(503, b"busy", headers={"Retry-After": "9"})]
         started = loop.time()
@@ -170,7 +170,7 @@ async def test_a_permanent_failure_is_not_retried(case: str) -> None:
 
 
 async def test_num_retries_limits_the_attempts() -> None:
-    for num_retries in (0, 1, 2):
+    for num_retries in (0, 2):
         async with staged(SCRIPTS["reasoning and text"], ["vllm"], config, num_retries=num_retries) as (play, running):
             play.asked.clear()
             play.failures = [Refusal(500, b"boom")] * 9
@@ -202,6 +202,7 @@ async def test_a_disconnect_during_a_retry_delay_frees_the_slot() -> None:
         assert len(play.asked) == 3
 
 
+@pytest.mark.sampled(one_in=3)
 @pytest.mark.parametrize("name", ["reset before the first token", "500", "503", "reset at token 5"])
 @pytest.mark.parametrize("num_retries", [1, 2])
 async def test_a_deployment_is_retried_while_the_other_one_is_down(name: str, num_retries: int) -> None:

@@ -91,7 +91,7 @@ INVALID_TRACEPARENTS = {
 }
 
 
-@pytest.mark.sampled(one_in=2)
+@pytest.mark.sampled(one_in=5)
 @pytest.mark.parametrize("parent", INVALID_TRACEPARENTS.values(), ids=INVALID_TRACEPARENTS)
 async def test_an_invalid_traceparent_starts_a_new_trace(collector_: Collector, parent: str) -> None:
     async with FakeVllm(tokens=OUTPUT) as fake, gateway(config_of(f"vllm@{fake.url}", **traced(collector_))) as running:

@@ -9,7 +9,7 @@ import pytest
 
 from tests.engine.planning import ENCODING
 from tests.engine.scripted import IDS, DeploymentDouble, Line
-from tests.engine.test_plan import CASES, Case
+from tests.engine.test_plan import CASES, Case, applicable
 from tests.engine.test_plan_resuming import GUIDED, GUIDED_HIDDEN, STOPS, anonymous, tokens_of
 from tests.engine.test_resuming import flat
 from tests.harmony.fold import check_lifecycle
@@ -119,12 +119,14 @@ def _comparable(event: Event) -> Event:
 
 @pytest.mark.sampled(one_in=5)
 @pytest.mark.parametrize(
-    "capabilities", [IDS, GUIDED, GUIDED_HIDDEN], ids=["ids", "constrained", "constrained, stop hidden"]
+    ("case", "capabilities"),
+    applicable(
+        CASES,
+        {"ids": IDS, "constrained": GUIDED, "constrained, stop hidden": GUIDED_HIDDEN},
+        lambda case, capabilities: replace(capabilities, stop_visible=True) in case.told,
+    ),
 )
-@pytest.mark.parametrize("case", CASES.values(), ids=CASES)
 async def test_output_requirements_are_met_after_a_failure_at_any_token(case: Case, capabilities: Capabilities) -> None:
-    if replace(capabilities, stop_visible=True) not in case.told:
-        return
     outputs = [tokens_of(output) for output in case.outputs]
     for request, stride in ((case.turn, 2), (replace(case.turn, whole=True), 7)):
         expected, report = await run_request(request, Dying(Model(outputs), capabilities))

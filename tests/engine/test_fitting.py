@@ -78,7 +78,7 @@ async def test_truncation_drops_the_fewest_oldest_turns(
     context = size_of(remaining, encoding) + 50
     request = GenerationRequest("m", LONG, max_tokens=50, truncate=True)
     backend, report = await run(encoding, request, replace(capabilities, context=context))
-    assert report.left_out == left_out
+    assert report.facts.left_out == left_out
     first, second = (job.prompt for job in backend.jobs)
     assert list(first.tokens) == Renderer(encoding).prompt(remaining, plan_tools(remaining.preamble.tools))
     assert (first.text is not None) is (capabilities is TEXT)
@@ -103,7 +103,7 @@ async def test_truncation_leaves_room_for_the_answer(
     request = GenerationRequest("m", conversation, max_tokens=limit, truncate=True)
     backend, report = await run(encoding, request, replace(IDS, context=context))
     prompt_tokens = len(backend.jobs[0].prompt.tokens)
-    with_one_more_turn = replace(conversation, items=conversation.items[4 * report.left_out - 4 :])
+    with_one_more_turn = replace(conversation, items=conversation.items[4 * report.facts.left_out - 4 :])
     assert prompt_tokens <= context - room < size_of(with_one_more_turn, encoding)
 
 
@@ -114,7 +114,7 @@ async def test_the_last_turn_is_never_dropped(encoding: Encoding) -> None:
     backend = Scripted(encoding, [Step("x", FinishReason.LENGTH)], replace(IDS, context=size + 1))
     stream = Runner(encoding, backend).engine.start(request)
     assert [batch async for batch in stream]
-    assert (stream.report.left_out, backend.jobs[0].max_tokens) == (8, 1)
+    assert (stream.report.facts.left_out, backend.jobs[0].max_tokens) == (8, 1)
     full = Scripted(encoding, [Step("x")], replace(IDS, context=size))
     with pytest.raises(ContextTooLong) as raised:
         await anext(aiter(Runner(encoding, full).engine.start(request)))
@@ -138,7 +138,7 @@ async def test_a_resumed_answer_drops_the_same_turns(encoding: Encoding) -> None
     journal = encoding.encode_as_server(THOUGHT)
     resumed = Runner(encoding, backend).engine.start(replace(request, journal=tuple(journal)))
     assert [batch async for batch in resumed]
-    assert report.left_out == resumed.report.left_out == 3
+    assert report.facts.left_out == resumed.report.facts.left_out == 3
     assert list(backend.jobs[0].prompt.tokens) == [*first.jobs[0].prompt.tokens, *journal]
 
 

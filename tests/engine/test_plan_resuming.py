@@ -25,7 +25,7 @@ from tests.engine.planning import (
     turn,
 )
 from tests.engine.scripted import IDS, TEXT, DeploymentDouble, Line
-from tests.engine.test_plan import CASES, Case
+from tests.engine.test_plan import CASES, Case, applicable
 from tests.engine.test_resuming import HIDDEN, VISIBLE, bare, flat, outputs, until_stop
 from tests.harmony.fold import check_lifecycle
 from unisono.core.events import Closed, Delta, Event, Finished, Opened, ToolCall
@@ -185,16 +185,17 @@ def anonymous(event: Event) -> Event:
     return event
 
 
+def does_apply(case: Case, capabilities: Capabilities) -> bool:
+    return (capabilities.prompt, capabilities.constrain) in [(each.prompt, each.constrain) for each in case.told]
+
+
 def tokens_of(output: Any) -> list[int]:
     return until_stop(ENCODING.encode_as_server(output if isinstance(output, str) else output.output))
 
 
 @pytest.mark.sampled(one_in=5)
-@pytest.mark.parametrize("capabilities", [*BACKENDS.values(), *TEXTS.values()], ids=[*BACKENDS, *TEXTS])
-@pytest.mark.parametrize("case", CASES.values(), ids=CASES)
+@pytest.mark.parametrize(("case", "capabilities"), applicable(CASES, BACKENDS | TEXTS, does_apply))
 async def test_a_run_resumed_after_any_batch_gives_the_same_answer(case: Case, capabilities: Capabilities) -> None:
-    if all((capabilities.prompt, capabilities.constrain) != (each.prompt, each.constrain) for each in case.told):
-        return
     talk = Talk([tokens_of(output) for output in case.outputs], case.turn, capabilities)
     whole, report, _ = await talk.ask()
     check_lifecycle([event for batch in whole for event in batch])

@@ -66,6 +66,7 @@ async def test_probe_reports_the_capabilities(backend: Backend) -> None:
     )
 
 
+@pytest.mark.sampled(one_in=3)
 @pytest.mark.parametrize(("user", "expected"), CHATS.values(), ids=CHATS)
 async def test_chat_is_answered_exactly_as_trained(backend: Backend, user: str, expected: str) -> None:
     tokens, finish = await answer(backend, greedy(prompt_for(user)))
@@ -148,7 +149,7 @@ async def test_joining_a_running_batch_does_not_change_it(backend: Backend) -> N
     assert [token for chunk in chunks for token in chunk.tokens] == alone
 
 
-@pytest.mark.parametrize("max_tokens", [1, 2, 7])
+@pytest.mark.parametrize("max_tokens", [*(pytest.param(few, marks=pytest.mark.slow) for few in (1, 2)), 7])
 async def test_max_tokens_ends_an_answer_with_finish_reason_length(backend: Backend, max_tokens: int) -> None:
     tokens, finish = await answer(backend, greedy(prompt_for("Hello!"), max_tokens))
 
@@ -174,6 +175,7 @@ REFUSED = {
 }
 
 
+@pytest.mark.sampled(one_in=3)
 @pytest.mark.parametrize(("job", "error", "message"), REFUSED.values(), ids=REFUSED)
 async def test_invalid_request_is_refused_without_affecting_others(
     backend: Backend, job: CompletionJob, error: type[Exception], message: str
@@ -193,6 +195,7 @@ SAME_AS_GREEDY = {
 }
 
 
+@pytest.mark.sampled(one_in=2)
 @pytest.mark.parametrize("sampling", SAME_AS_GREEDY.values(), ids=SAME_AS_GREEDY)
 async def test_sampling_settings_with_one_candidate_are_greedy(backend: Backend, sampling: Sampling) -> None:
     tokens, _ = await answer(backend, replace(greedy(prompt_for("Hello!")), sampling=sampling))

@@ -36,6 +36,7 @@ async def test_call_returns_text_for_each_content_type(host: McpHost, upstream: 
     assert (facts.text, facts.structured) == ('{"answer":42}', {"answer": 42})
 
 
+@pytest.mark.sampled(one_in=2)
 @pytest.mark.parametrize("transport", TRANSPORTS)
 async def test_tool_error_is_an_outcome(host: McpHost, upstream: Upstream, transport: str) -> None:
     server = upstream.server(transport)
@@ -56,6 +57,7 @@ async def test_progress_is_reported(host: McpHost, upstream: Upstream, transport
     assert sorted(progress_events) == [(1, 3, "step 1"), (2, 3, "step 2"), (3, 3, "step 3")]
 
 
+@pytest.mark.sampled(one_in=2)
 @pytest.mark.parametrize("transport", TRANSPORTS)
 async def test_long_result_is_truncated(upstream: Upstream, transport: str) -> None:
     host = McpHost(limits=McpLimits(output_bytes=1000))
@@ -93,6 +95,7 @@ async def test_oversized_arguments_are_not_sent(host: McpHost, upstream: Upstrea
     assert upstream.noted("xxxx") == []
 
 
+@pytest.mark.sampled(one_in=2)
 @pytest.mark.parametrize("transport", TRANSPORTS)
 async def test_long_number_in_arguments_is_sent_unchanged(host: McpHost, upstream: Upstream, transport: str) -> None:
     digits = "7" * 4_000
@@ -109,6 +112,7 @@ async def test_unreadable_arguments_are_an_immediate_error(host: McpHost, upstre
     assert (await host.call(upstream.server(transport), "echo", sent({"text": "next"}))).text == "next"
 
 
+@pytest.mark.sampled(one_in=2)
 @pytest.mark.parametrize("transport", TRANSPORTS)
 async def test_call_timeout_cancels_the_call_on_the_server(host: McpHost, upstream: Upstream, transport: str) -> None:
     server = upstream.server(transport, timeouts=ToolTimeouts(call_s=0.3, connect_s=20))
@@ -189,6 +193,7 @@ async def test_call_that_times_out_in_the_queue_is_not_sent(host: McpHost, upstr
     assert upstream.noted("waits") == upstream.noted("leaves") == []
 
 
+@pytest.mark.sampled(one_in=3)
 @pytest.mark.parametrize("transport", ["modern", "modern_json", "legacy", "legacy_json", "sse"])
 async def test_call_to_a_server_that_dies_has_an_unknown_outcome(host: McpHost, tmp_path: Path, transport: str) -> None:
     with start_upstream(tmp_path) as (_, upstream):

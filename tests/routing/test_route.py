@@ -126,18 +126,25 @@ async def test_a_resumed_answer_passes_waiting_requests() -> None:
     with await route.place(REQUIREMENTS):
         waiting = asyncio.create_task(pool.route(REQUEST).place(REQUIREMENTS))
         await asyncio.sleep(0)
+        assert not waiting.done()
     # The released slot went to the waiting request. The resumed answer gets it next, before new requests.
     other = await waiting
     new_request = asyncio.create_task(pool.route(REQUEST).place(REQUIREMENTS))
     await asyncio.sleep(0)
     again = asyncio.create_task(route.place(RESUMED))
     await asyncio.sleep(0)
+    assert not new_request.done()
+    assert not again.done()
     with other:
         pass
+    [first], _ = await asyncio.wait([new_request, again], timeout=5, return_when=asyncio.FIRST_COMPLETED)
+    assert first is again
     with await again:
+        await asyncio.sleep(0)
         assert not new_request.done()
-    with await new_request:
-        pass
+    async with asyncio.timeout(5):
+        with await new_request:
+            pass
 
 
 MOVES: dict[str, tuple[list[UnisonoError | None], int]] = {

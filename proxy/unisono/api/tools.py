@@ -151,6 +151,8 @@ def to_toolbox(tools: Iterable[DeclaredTool], *, others: bool = False) -> Toolbo
     found = _Collected()
     for declared in tools:
         _add(found, declared, None)
+    # An agent that declares one unavailable tool among others can still work. With only unavailable tools, the
+    # request cannot mean anything else.
     if found.skipped and not found.tools and not others:
         path, reason = found.skipped[0]
         raise UnsupportedValue(f"'{path}': {reason}.", param=path)
@@ -169,6 +171,7 @@ def _add(found: _Collected, declared: DeclaredTool, namespace: str | None) -> No
             found.notes.append(f"{declared.at}.format: no effect")
     elif declared.kind != "namespace":
         found.skipped.append((f"{declared.path}.type", _unsupported(declared.kind, declared.setting)))
+    # Names have the form `namespace__tool`. A second level could not be mapped back without ambiguity.
     elif namespace is not None:
         found.skipped.append((f"{declared.path}.type", "a namespace cannot contain a namespace"))
     else:
@@ -199,6 +202,8 @@ def _to_tool(name: str, spec: FunctionSpec | CustomSpec, at: str) -> FunctionToo
     """
     if isinstance(spec, CustomSpec):
         return FunctionTool(name, spec.description or "", CUSTOM_PARAMETERS, free_text=True)
+    # Without `strict`, a schema is a description for the model. With it, the arguments must match, so the schema must
+    # be enforceable.
     if spec.strict and spec.parameters is not None:
         check(spec.parameters, at, strict=True)
     return FunctionTool(name, spec.description or "", spec.parameters, bool(spec.strict))
@@ -214,6 +219,7 @@ def unwrap_input(arguments: str) -> str:
 
     Arguments of another shape are returned unchanged.
     """
+    # The model may ignore the declared form and write the free text itself.
     try:
         value = orjson.loads(arguments)
     except orjson.JSONDecodeError:

@@ -44,7 +44,7 @@ def to_about(reports: Sequence[GenerationReport], notes: Sequence[str]) -> dict[
     model, served = _models(reports)
     if served != model:
         about["served_model"] = served
-    if left_out := max((report.left_out for report in reports), default=0):
+    if left_out := max((report.facts.left_out for report in reports), default=0):
         about["left_out"] = left_out
     if unmet := " ".join(dict.fromkeys(report.unmet for report in reports if report.unmet)):
         about["unmet"] = unmet

@@ -32,6 +32,7 @@ def allowed_model(catalogue: ModelRegistry, name: str, caller: Caller) -> Served
     Raises UnknownModel or ModelNotAllowed. A caller with restricted models cannot learn from the latter which other
     models exist.
     """
+    # For a key with restricted models, an unknown model and a forbidden one must give the same answer.
     model = None
     try:
         model = catalogue.resolve(name)
@@ -53,6 +54,7 @@ def answer_modes(catalogue: ModelRegistry) -> FindWay | None:
         model = allowed_model(catalogue, name, caller)
         return ServedName(model.name, catalogue.answer_mode(model), catalogue.stores_responses(model))
 
+    # Most configurations pass nothing through. Their requests skip the lookup.
     return way_of if catalogue.passes else None
 
 
@@ -150,6 +152,7 @@ def readiness(pool: RoutingPool, upkeep: Upkeep, *, unaccounted: int = 0) -> Rea
 
     A failed store is only a reason, because requests without state are still answered.
     """
+    # A model is ready if one of its deployments is.
     models: dict[str, bool] = {}
     reasons = [upkeep.reason] if upkeep.reason else []
     if unaccounted:

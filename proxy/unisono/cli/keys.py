@@ -19,6 +19,7 @@ Command = TypeVar("Command", bound=Callable[..., Any])
 
 JSON = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 
+# Options have the names of the gateway and those of the LiteLLM proxy, so that scripts keep working.
 MAY = (
     click.option("--name", "--key-alias", "name", type=LINE, help="Name of the key in lists."),
     click.option("--models", type=NAMES, help="Allowed models or aliases: names with commas, or all."),
@@ -133,6 +134,7 @@ def given_options(options: Mapping[str, Any]) -> dict[str, Any]:
 
     None removes a value, as an empty tag does.
     """
+    # An option that was not given has no `OptionValue`. This distinguishes it from one that removes a value.
     values = {name: option.value for name, option in options.items() if isinstance(option, OptionValue)}
     if options["raw"] is not None:
         values["raw"] = options["raw"]

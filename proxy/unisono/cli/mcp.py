@@ -38,6 +38,7 @@ def serve() -> None:
 def listening(port: int) -> Callable[[Command], Command]:
     """Return a decorator that adds the options common to all servers."""
 
+    # click lists options in the reverse order of their decorators.
     def decorated(command: Command) -> Command:
         for option in (
             click.option("--key-variable", help="Environment variable with the key that clients must send."),
@@ -84,6 +85,7 @@ def browser(
     from unisono.toolservers.browser.server import browser_server
     from unisono.toolservers.browser.web import Web
 
+    # The search has exactly one source. Pages may come from several.
     if (searxng is None) == (folder is None):
         raise click.UsageError("give either --searxng or --folder")
     searching: SearchEngine
@@ -97,6 +99,7 @@ def browser(
         if not searxng.startswith(("http://", "https://")):
             raise click.UsageError("--searxng: must be an http or https URL")
         searching = SearxNG(searxng)
+    # A search engine finds web pages, so they must be readable too.
     opens_web = searxng is not None or web
     if opens_web:
         readings.append(Web(private=allow_private))
@@ -144,6 +147,7 @@ def python(
     from unisono.toolservers.python.sandbox_probe import close_to_inspection, find_sandbox
     from unisono.toolservers.python.server import python_server
 
+    # This precedes everything else: code that runs later must not read this process.
     close_to_inspection()
     way = _checked(partial(find_sandbox, interpreter, as_root=as_root, unsafe=unsafe))
     limits = RunLimits(seconds=seconds, cpu_s=cpu_seconds, memory=memory_mib * MIB, processes=processes)
@@ -181,6 +185,7 @@ def _serve(
 
     from unisono.toolservers.transports import application, serve_http, serve_stdio
 
+    # In stdio mode, clients read standard output as messages of the protocol.
     say = partial(click.echo, err=stdio)
     if stdio:
         for remark in remarks:

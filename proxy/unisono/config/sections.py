@@ -29,6 +29,8 @@ class GeneralSettings(Section):
     """Model for requests that name no model or an unknown one.
     By default such requests are rejected."""
 
+    # An empty key would make every request pass that sends an empty key. This usually means that an environment
+    # variable is not set.
     @model_validator(mode="after")
     def _key_is_usable(self) -> GeneralSettings:
         if self.master_key is None:
@@ -45,6 +47,7 @@ FallbackList = tuple[dict[Name, tuple[Name, ...]], ...]
 """LiteLLM's form: `[{model: [fallback, ...]}, ...]`.
 `*` stands for every model without its own list."""
 
+# The names are LiteLLM's, except for `prefix-aware`.
 STRATEGIES = ("prefix-aware", "least-busy", "simple-shuffle")
 
 
@@ -132,6 +135,7 @@ class StoreSettings(Section):
     spool_max_bytes: Count = 64 * 1024 * 1024
     """Maximum size of the spool of one process, in bytes."""
 
+    # The default would be a local file. Replicas would then silently not share their state.
     @model_validator(mode="after")
     def _url_is_given(self) -> StoreSettings:
         if self.url is not None and not self.url.get_secret_value().strip():
@@ -139,6 +143,7 @@ class StoreSettings(Section):
         return self
 
 
+# Minimum number of characters of a salt. A shorter one could be guessed by someone who can read the store.
 MIN_SALT_LENGTH = 16
 
 
@@ -249,6 +254,7 @@ class Config(Section):
 
     @property
     def num_retries(self) -> int:
+        # LiteLLM reads `num_retries` in both sections; the section of the router wins.
         for value in (self.router_settings.num_retries, self.litellm_settings.num_retries):
             if value is not None:
                 return value
@@ -256,6 +262,8 @@ class Config(Section):
 
     def timeouts(self, entry: ModelEntry) -> Timeouts:
         """Return an entry's timeouts: its own, else the router's, LiteLLM's, or the defaults."""
+        # LiteLLM's precedence: the entry, then the router, then the defaults of all requests. Only the limits for
+        # connecting and for the first token are settings of this gateway alone.
         params, router, default = entry.litellm_params, self.router_settings, Timeouts()
         return Timeouts(
             connect_s=entry.unisono.connect_timeout_s,

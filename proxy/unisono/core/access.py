@@ -37,9 +37,11 @@ class Period:
         if self.kind == "every":
             start = since + (now - since) // self.seconds * self.seconds
             return start, start + self.seconds
+        # Calendar periods begin at midnight UTC on every replica, independent of the time zone of the machine.
         first = datetime.fromtimestamp(now, UTC).replace(hour=0, minute=0, second=0, microsecond=0)
         if self.kind == "day":
             return first.timestamp(), (first + timedelta(days=1)).timestamp()
+        # Every month has at least 28 days, so 32 days after its first day lies in the next month.
         first = first.replace(day=1)
         return first.timestamp(), (first + timedelta(days=32)).replace(day=1).timestamp()
 

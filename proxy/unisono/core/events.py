@@ -80,7 +80,13 @@ class Listing:
     server: str
 
 
+# Every kind of item has a branch in each API surface; `assert_never` there makes mypy report a kind that is missing.
 Item: TypeAlias = Reasoning | Text | ToolCall | HostedCall | Listing
+
+
+# -- events
+# The lifecycle of an item is Opened, then any number of Deltas, then Closed. Nothing is emitted for an item before
+# its Opened or after its Closed.
 
 
 @dataclass(frozen=True, slots=True)

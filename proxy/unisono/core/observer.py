@@ -135,6 +135,8 @@ class GenerationFacts:
     steps: list[StepDone] = field(default_factory=list)
     tools: list[ToolDone] = field(default_factory=list)
     refused_constraints: list[RefusedConstraint] = field(default_factory=list)
+    prompt_tokens: int = 0  # tokens of the first rendered prompt; 0 before it is rendered
+    left_out: int = 0  # oldest conversation turns dropped because the conversation was too long
 
     @property
     def usage(self) -> Usage:

@@ -35,6 +35,10 @@ class Status(StrEnum):
         return self not in (Status.QUEUED, Status.IN_PROGRESS)
 
 
+# -- what is stored
+# A record is never changed in place. A store replaces it, or appends to it, under the lease of its anchor.
+
+
 @dataclass(frozen=True, slots=True)
 class StoredItem:
     """One item under its id.
@@ -96,6 +100,11 @@ class StoredConversation:
     revision: int = 0
 
 
+# -- writing
+# A process that was paused may believe that it still holds a lease. The fence therefore travels with every write, and
+# the store compares it. The clock of the process decides nothing.
+
+
 @dataclass(frozen=True, slots=True)
 class Lease:
     """Right to write under an anchor.
@@ -138,6 +147,9 @@ class BackgroundRun:
 
     tenant: str
     response: str
+
+
+# -- limits
 
 
 @dataclass(frozen=True, slots=True)
@@ -187,6 +199,10 @@ class Store(KeyStore, AccountStore, TraceStore, Protocol):
         `beginning` is a response before anything of it is generated; it is not written. Raises `StoreTooLarge`.
         """
         ...
+
+    # -- responses
+    # The log is written in the same operation as the response. A reader therefore never sees a finished response
+    # without its last events.
 
     async def create(
         self,
@@ -242,6 +258,10 @@ class Store(KeyStore, AccountStore, TraceStore, Protocol):
         """
         ...
 
+    # -- logs
+    # Events and tokens are numbered by the writer. A repeated write is recognised by its numbers, and a gap is
+    # refused, so that a log is always a beginning of the answer.
+
     async def log(self, lease: Lease, response: str, write: LogWrite) -> None:
         """Append to the log of a response that runs under `lease`.
 
@@ -270,6 +290,10 @@ class Store(KeyStore, AccountStore, TraceStore, Protocol):
     async def tokens(self, tenant: str, response: str) -> Tokens:
         """Return the token ids logged so far; empty if there is no log."""
         ...
+
+    # -- conversations
+    # The revision counts changes of the items. A response appends to the revision that it has read, so two answers to
+    # the same state cannot both be appended.
 
     async def create_conversation(
         self, tenant: str, conversation: StoredConversation, items: Sequence[StoredItem] = ()
@@ -328,6 +352,8 @@ class Store(KeyStore, AccountStore, TraceStore, Protocol):
         """
         ...
 
+    # -- leases
+
     async def acquire(self, tenant: str, anchor: str, owner: str, for_s: float, *, force: bool = False) -> Lease | None:
         """Acquire the lease of `anchor` for `for_s` seconds; return None if another owner has it.
 
@@ -341,6 +367,10 @@ class Store(KeyStore, AccountStore, TraceStore, Protocol):
 
     async def release(self, lease: Lease) -> None: ...
 
+    # -- background responses
+    # A replica that runs a response repeats `watch` more often than it expires. What expires belongs to a replica
+    # that stopped.
+
     async def watch(self, run: BackgroundRun, for_s: float) -> None:
         """Report the job through `lapsed` unless this is called again within `for_s` seconds."""
         ...
@@ -353,6 +383,8 @@ class Store(KeyStore, AccountStore, TraceStore, Protocol):
         Each is returned until a replica watches or unwatches it.
         """
         ...
+
+    # -- idempotency keys, secrets, counters
 
     async def claim(self, tenant: str, key: str, digest: str, response: str, *, for_s: float | None = None) -> str:
         """Bind an idempotency key to a body (its digest) and a response id.

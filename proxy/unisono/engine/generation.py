@@ -72,6 +72,7 @@ class HarmonyGeneration(BatchStream):
                             if events := self._to_emit(batch, reader, runner):
                                 yield events
                 except (BackendError, ContextTooLong) as error:
+                    # Errors of the request itself are raised. Errors of a backend go to the failover policy.
                     reader = await self._recover(error, prepared, runner, reader)
                 else:
                     break
@@ -87,6 +88,7 @@ class HarmonyGeneration(BatchStream):
         Events that no client sees are buffered until a visible one follows. If an answer is cut inside a message of
         which nothing was emitted, that message is generated again from its beginning.
         """
+        # A complete answer is built from its items at the end. One delta per item is enough for that.
         if self._request.whole:
             self._buffered += _with_whole_deltas(batch)
             return []
@@ -181,6 +183,7 @@ class HarmonyGeneration(BatchStream):
 
         Nothing of that attempt was emitted.
         """
+        # A client must not read about recoveries of an attempt that it never sees.
         self.report.recoveries.clear()
         self._buffered = []
         runner.restart()
@@ -229,7 +232,8 @@ class HarmonyGeneration(BatchStream):
                 events = []
             elif reader.should_continue:
                 slot = await runner.slot(builder, reader)
-                if not await builder.has_room(reader.next_context, slot.capabilities, reader.token_count):
+                context = reader.items.next_context(reader.next_step)
+                if not await builder.has_room(context, slot.capabilities, reader.token_count):
                     yield [*events, await self._finish(runner, builder, reader, FinishReason.LENGTH)]
                     return
                 # One batch: there is no token between its events at which a journal could be cut.

@@ -14,7 +14,6 @@ from unisono.core.conversation import Conversation, Tokens
 from unisono.core.events import Closed, Event, Finished, Repaired
 from unisono.core.generation import Capabilities, FinishReason
 from unisono.core.ports import Violation
-from unisono.core.recovery_rules import DANGLING_PREAMBLE
 from unisono.core.token_ids import share_ids
 from unisono.engine.interventions.controller import InterventionController
 from unisono.engine.interventions.message_gate import MessageGate
@@ -35,7 +34,6 @@ from unisono.engine.steps import (
     RunTools,
     ServerToolFilter,
     Step,
-    StepContext,
     next_step,
 )
 from unisono.engine.transcript import Transcript
@@ -72,14 +70,14 @@ class OutputReader:
         # calls of server tools that run after the last step
         self.round = None if hosted is None else ToolRound(hosted, conversation)
         self._filter = None if hosted is None else ServerToolFilter(hosted, parallel_calls=request.parallel_calls)
-        self.items = AnswerItems(self._filter)
+        rejects_preambles = self.transcript.controller.requirements.rejects_dangling_preambles
+        self.items = AnswerItems(self._filter, rejects_preambles=rejects_preambles)
         self._stops = StopStrings(request.stop) if request.stop else None
         self._recoveries = recoveries
         self._final_header = final_header
         self._state = AnswerState()  # at the end of the last step
         self.tokens_before_step = 0  # tokens generated in earlier steps
-        # length of the journal before anything is generated
-        self.known_length = len(request.journal or self.transcript.journal.numbers)
+        self.known_length = len(request.journal or self.transcript.journal.numbers)  # journal length at the start
         calls = () if self.round is None else tuple(self.round.calls)
         self.next_step: Step = RunTools(calls) if calls else Generate()  # action after the last step
 
@@ -128,11 +126,6 @@ class OutputReader:
         """Return whether the model has to continue the answer after the last step, without calls between."""
         return isinstance(self.next_step, ContinueTurn | OpenFinal) and self.stop_sequence is None
 
-    @property
-    def next_context(self) -> StepContext:
-        """Return the context of the step that `start_next_step` begins."""
-        return self.items.next_context(is_final_open=isinstance(self.next_step, OpenFinal))
-
     @contextmanager
     def detached(self) -> Iterator[None]:
         """Work on copies of the journal and recoveries; merge them if the block raises no error."""
@@ -170,13 +163,7 @@ class OutputReader:
         if self.has_pending_edit:
             return events
         exhausted = self.round is not None and self.round.budget.exhausted
-        self._state = self.items.state(
-            reason,
-            cut_call=self.transcript.router.cut_call,
-            exhausted=exhausted,
-            may_dangle=self.transcript.controller.requirements.rejects_dangling_preambles,
-            was_continued=DANGLING_PREAMBLE in self._recoveries,
-        )
+        self._state = self.items.state(reason, cut_call=self.transcript.router.cut_call, exhausted=exhausted)
         self.next_step = AnswerDone() if self.stop_sequence is not None else next_step(self._state)
         if not self._state.calls or self._filter is None or self.round is None:
             return events
@@ -191,13 +178,9 @@ class OutputReader:
 
     def start_next_step(self) -> list[Event]:
         """Begin the step that follows without calls: the model continues, or its answer is opened."""
+        assert isinstance(self.next_step, ContinueTurn | OpenFinal)
         self._end_step()
-        if isinstance(self.next_step, OpenFinal):
-            return self._start_final(self.next_step)
-        assert isinstance(self.next_step, ContinueTurn)
-        self.items.start_step(is_final_open=False)
-        self.transcript.start_step((), is_first=False)
-        return self._record([Repaired(self.next_step.rule, self.tokens_before_step)])
+        return self._start_step(self.next_step)
 
     def finish(self, reason: FinishReason) -> Finished:
         """Return the last event; its usage does not include the prompt."""
@@ -256,10 +239,10 @@ class OutputReader:
         self.next_step = next_step(self._state)
         match self.next_step:
             case Generate():
-                self.items.start_step(is_final_open=False)
+                self.items.start_step(self.next_step)
                 self.transcript.start_step((), is_first=False)
             case OpenFinal():
-                return self._start_final(self.next_step)
+                return self._start_step(self.next_step)
             case _:
                 pass
         return []
@@ -287,9 +270,10 @@ class OutputReader:
 
     # -- internals
 
-    def _start_final(self, step: OpenFinal) -> list[Event]:
-        self.items.start_step(is_final_open=True)
-        self.transcript.start_step(self._final_header(), is_first=False)
+    def _start_step(self, step: ContinueTurn | OpenFinal) -> list[Event]:
+        self.items.start_step(step)
+        opening = self._final_header() if isinstance(step, OpenFinal) else ()
+        self.transcript.start_step(opening, is_first=False)
         return self._record([Repaired(step.rule, self.tokens_before_step)])
 
     def _end_step(self) -> None:

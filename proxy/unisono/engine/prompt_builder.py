@@ -118,7 +118,7 @@ class PromptBuilder:
             # A journal may begin in a later step, whose prompt also contains generated tokens.
             first = current.rendered if not context.number else await self._render(self.conversation)
             self.usage = replace(self.usage, prompt_tokens=len(first.prompt.tokens))
-            self._report.prompted = self.usage.prompt_tokens
+            self._report.facts.prompt_tokens = self.usage.prompt_tokens
         return self.usage
 
     async def has_room(self, context: StepContext, capabilities: Capabilities, completed: int) -> bool:
@@ -163,4 +163,4 @@ class PromptBuilder:
         if fitted.conversation is not self.conversation:
             self.conversation, self._current = fitted.conversation, None
         self._fitted_to = window
-        self._report.left_out = fitted.left_out
+        self._report.facts.left_out = fitted.left_out

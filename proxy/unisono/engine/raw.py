@@ -70,6 +70,52 @@ async def to_prompt(encoding: Encoding, raw: RawPrompt, param: str | None) -> li
         raise InvalidRequest("The prompt cannot be tokenised.", param=param) from error
 
 
+class EncodedPrompt:
+    """Prompt of a raw completion, and its form for each backend.
+
+    `tokens` are empty before `encode`.
+    """
+
+    def __init__(self, encoding: Encoding, raw: RawPrompt) -> None:
+        self._encoding = encoding
+        self.raw = raw
+        self.tokens: list[int] = []
+
+    async def encode(self, param: str | None) -> None:
+        """Encode the prompt; raises InvalidRequest for text that cannot be tokenised."""
+        self.tokens = await to_prompt(self._encoding, self.raw, param)
+
+    async def form_for(self, able: Capabilities, full: list[int], generated: list[int]) -> Prompt:
+        """Return the prompt for a backend of these capabilities.
+
+        `generated` are the tokens of the answer so far, and `full` those of the prompt and the answer.
+
+        Raises CannotGoOn if the text of `full` would be encoded to other tokens.
+        """
+        # Token ids are read as they are, so only text has to be checked.
+        if able.prompt is not OutputForm.TEXT:
+            return Prompt(full)
+        return Prompt(full, await asyncio.to_thread(self._text_of, full, generated))
+
+    def _text_of(self, full: list[int], generated: list[int]) -> str:
+        encoding, raw = self._encoding, self.raw
+        if raw.text is not None and not generated:
+            return raw.text
+        try:
+            text = encoding.decode(self.tokens) if raw.text is None else raw.text
+            if raw.text is None and encoding.encode_as_server(text) != self.tokens:
+                raise CannotGoOn(NOT_ENCODABLE)
+            text += encoding.decode(generated)
+            same = Encoding.special_ids(encoding.encode_as_server(text)) == Encoding.special_ids(full)
+        except ValueError:
+            same = False
+        if not same:
+            raise CannotGoOn(
+                "The answer so far spells special tokens; only a backend that accepts token ids can continue it."
+            )
+        return text
+
+
 class RawGeneration(BatchStream):
     """A raw completion in progress."""
 
@@ -78,8 +124,7 @@ class RawGeneration(BatchStream):
         self._encoding = encoding
         self._pool = pool
         self._request = request
-        self._raw = raw
-        self._prompt: list[int] = []
+        self._prompt = EncodedPrompt(encoding, raw)
         self._output = RawText(encoding, raw, request.stop)
         self._is_guessed = False  # some tokens were made from text
         self._has_output = False
@@ -90,7 +135,7 @@ class RawGeneration(BatchStream):
 
     async def _each(self) -> AsyncGenerator[list[Event]]:
         session = SlotSession(self._pool, self._request, self.report)
-        self._prompt = await to_prompt(self._encoding, self._raw, self._request.fields.conversation)
+        await self._prompt.encode(self._request.fields.conversation)
         try:
             while self._output.ended is None:
                 try:
@@ -124,8 +169,9 @@ class RawGeneration(BatchStream):
     async def _usage(self) -> Usage:
         tokens = self._output.tokens
         made = len(await asyncio.to_thread(retokenized, self._encoding, tokens)) if self._is_guessed else len(tokens)
-        cached = min(self._cached, len(self._prompt))
-        return Usage(prompt_tokens=len(self._prompt), completion_tokens=made + self._lost_tokens, cached_tokens=cached)
+        prompt_tokens = len(self._prompt.tokens)
+        cached = min(self._cached, prompt_tokens)
+        return Usage(prompt_tokens=prompt_tokens, completion_tokens=made + self._lost_tokens, cached_tokens=cached)
 
     async def _recover(self, error: AttemptError, session: SlotSession) -> None:
         """Carry out the failover policy's action for a failed attempt.
@@ -165,14 +211,14 @@ class RawGeneration(BatchStream):
         """Start over, and count the tokens of the failed attempt as lost; nothing was emitted."""
         self._lost_tokens += len(self._output.tokens) + self._output.forget_unfinished()
         self._buffered, self._is_guessed = [], False
-        self._output = RawText(self._encoding, self._raw, self._request.stop)
+        self._output = RawText(self._encoding, self._prompt.raw, self._request.stop)
 
     # -- one generation
 
     async def _generated(self, session: SlotSession) -> AsyncGenerator[list[Event]]:
         request = self._request
         tokens = await self._exact()
-        full = [*self._prompt, *tokens]
+        full = [*self._prompt.tokens, *tokens]
         left = (request.max_tokens or DEFAULT_CONTEXT) - len(tokens)
         if left < 1:
             yield self._output.end(FinishReason.LENGTH)
@@ -191,9 +237,9 @@ class RawGeneration(BatchStream):
             )
             raise ContextTooLong(message, param=request.fields.conversation, tokens=len(full), limit=limit)
         self.report.unmet = (
-            NO_SPECIAL_TOKENS if able.output is OutputForm.MARKERLESS and not self._raw.hides_special else ""
+            NO_SPECIAL_TOKENS if able.output is OutputForm.MARKERLESS and not self._prompt.raw.hides_special else ""
         )
-        prompt = await self._prompt_for(able, full, tokens)
+        prompt = await self._prompt.form_for(able, full, tokens)
         job = CompletionJob(
             prompt=prompt,
             max_tokens=min(left, room),
@@ -215,34 +261,6 @@ class RawGeneration(BatchStream):
         if len(tokens) > LONG_OUTPUT_TOKENS:
             return await asyncio.to_thread(retokenized, self._encoding, tokens)
         return retokenized(self._encoding, tokens)
-
-    async def _prompt_for(self, able: Capabilities, full: list[int], generated: list[int]) -> Prompt:
-        """Return the prompt for a backend of these capabilities.
-
-        Raises CannotGoOn if its text would be encoded to other tokens.
-        """
-        # Token ids are read as they are, so only text has to be checked.
-        if able.prompt is not OutputForm.TEXT:
-            return Prompt(full)
-        return Prompt(full, await asyncio.to_thread(self._text_of, full, generated))
-
-    def _text_of(self, full: list[int], generated: list[int]) -> str:
-        encoding, raw = self._encoding, self._raw
-        if raw.text is not None and not generated:
-            return raw.text
-        try:
-            text = encoding.decode(self._prompt) if raw.text is None else raw.text
-            if raw.text is None and encoding.encode_as_server(text) != self._prompt:
-                raise CannotGoOn(NOT_ENCODABLE)
-            text += encoding.decode(generated)
-            same = Encoding.special_ids(encoding.encode_as_server(text)) == Encoding.special_ids(full)
-        except ValueError:
-            same = False
-        if not same:
-            raise CannotGoOn(
-                "The answer so far spells special tokens; only a backend that accepts token ids can continue it."
-            )
-        return text
 
     async def _read(self, session: SlotSession, slot: Slot, job: CompletionJob) -> AsyncGenerator[list[Event]]:
         """Yield the events to emit for one generation, per network read."""

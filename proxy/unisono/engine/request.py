@@ -221,8 +221,6 @@ class GenerationReport:
     # gateway's own actions (see `journal.py`). After each yielded batch, the journal matches the events so far: with
     # both, another stream can continue the answer. It only grows.
     journal: list[int] = field(default_factory=list)
-    prompted: int = 0  # tokens of the first rendered prompt; 0 before it is rendered
-    left_out: int = 0  # oldest conversation turns dropped because the conversation was too long
     # Reason why a forced call or the required answer form is missing; empty if the requirements are met or there are
     # none.
     unmet: str = ""

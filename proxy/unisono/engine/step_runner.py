@@ -200,7 +200,7 @@ class StepRunner:
             rendered,
             tail,
             capabilities,
-            is_guessed=transcript.router.canonical,
+            is_guessed=transcript.router.counter.canonical,
             has_moved=self.session.has_moved,
             is_naming=transcript.controller.is_naming,
         )

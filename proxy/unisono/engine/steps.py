@@ -65,10 +65,12 @@ class StepContext:
 
     `number` is the number of those steps. `items` are their items with the results of server tools; `results` are the
     results that a prompt already contains. With `is_final_open`, the prompt ends in the header of the answer.
+    `was_continued`: one of those steps ended after a preamble.
     """
 
     number: int = 0
     is_final_open: bool = False
+    was_continued: bool = False
     items: tuple[Item, ...] = ()
     results: tuple[ToolResult, ...] = ()
 
@@ -256,11 +258,13 @@ class ServerToolFilter:
 class AnswerItems:
     """Items of an answer: those of the current step, and those of the steps before it.
 
-    Without server tools, `step_filter` is None, and the items of the current step follow from its events.
+    Without server tools, `step_filter` is None, and the items of the current step follow from its events. With
+    `rejects_preambles`, a preamble without a call or an answer after it is not an answer.
     """
 
-    def __init__(self, step_filter: ServerToolFilter | None) -> None:
+    def __init__(self, step_filter: ServerToolFilter | None, *, rejects_preambles: bool) -> None:
         self._filter = step_filter
+        self._rejects_preambles = rejects_preambles
         self.context = StepContext()  # what the steps before the current one add to the conversation
         self._closed_before = 0  # number of `closed` items that belong to earlier steps
         self.closed: list[Closed] = []
@@ -277,10 +281,14 @@ class AnswerItems:
         results = (item for item in self.context.items if isinstance(item, ToolResult))
         self.context = replace(self.context, results=tuple(results))
 
-    def start_step(self, *, is_final_open: bool) -> None:
+    def start_step(self, step: Generate | ContinueTurn | OpenFinal) -> None:
         """Begin the generation of another step."""
-        self.context = replace(self.context, is_final_open=is_final_open)
+        self.context = self._context_of(step, self.context)
         self.start_generation()
+
+    def _context_of(self, step: Step, context: StepContext) -> StepContext:
+        was_continued = context.was_continued or isinstance(step, ContinueTurn)
+        return replace(context, is_final_open=isinstance(step, OpenFinal), was_continued=was_continued)
 
     def end_step(self) -> None:
         items = (*self.context.items, *self._of_step())
@@ -300,18 +308,13 @@ class AnswerItems:
     def results_by_call(self) -> dict[str, ToolResult]:
         return {item.call_id: item for item in self.context.items if isinstance(item, ToolResult)}
 
-    def next_context(self, *, is_final_open: bool) -> StepContext:
-        """Return the context of the step that would follow the current one without any calls."""
+    def next_context(self, step: Step) -> StepContext:
+        """Return the context of `step`, if it follows the current one without any calls."""
         items = (*self.context.items, *self._of_step())
-        return StepContext(self.step + 1, is_final_open=is_final_open, items=items)
+        return self._context_of(step, replace(self.context, number=self.step + 1, items=items))
 
-    def state(
-        self, reason: FinishReason, *, cut_call: bool, exhausted: bool, may_dangle: bool, was_continued: bool
-    ) -> AnswerState:
-        """Return the state of the answer at the end of a step.
-
-        `may_dangle`: a preamble without a call or an answer after it is not an answer.
-        """
+    def state(self, reason: FinishReason, *, cut_call: bool, exhausted: bool) -> AnswerState:
+        """Return the state of the answer at the end of a step."""
         output = [each.item for each in self.closed[self._closed_before :] if not isinstance(each.item, Reasoning)]
         preambles = [item for item in output if isinstance(item, Text) and item.phase is Phase.COMMENTARY]
         closed = self.closed[self._closed_before :]
@@ -320,8 +323,8 @@ class AnswerItems:
             has_output=bool(output),
             has_final=any(isinstance(item, Text) and item.phase is Phase.FINAL for item in output),
             cut_call=cut_call,
-            is_dangling=may_dangle and bool(preambles) and len(preambles) == len(output),
-            was_continued=was_continued,
+            is_dangling=self._rejects_preambles and bool(preambles) and len(preambles) == len(output),
+            was_continued=self.context.was_continued,
             is_final_open=self.context.is_final_open,
             calls=() if self._filter is None else self._filter.calls,
             needs_client=any(isinstance(each.item, ToolCall) and each.complete for each in closed),

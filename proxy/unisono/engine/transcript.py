@@ -83,7 +83,8 @@ class Transcript:
         if source != self.journal.source:
             self.journal.set_source(source)
             # A message with guessed tokens may also contain tokens of the model's own, so this flag is never reset.
-            self.router.canonical = self.router.canonical or source.guessed
+            counter = self.router.counter
+            counter.canonical = counter.canonical or source.guessed
         if self.controller.requirements.needs_constraints and able != self.controller.enforced_kinds:
             self.controller.enforced_kinds = able
             kinds: list[Json] = [*sorted(able)]

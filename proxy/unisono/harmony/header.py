@@ -16,6 +16,7 @@ from unisono.harmony.recipients import (
     NOBODY,
     Recipient,
     RecipientKind,
+    may_be_tool,
     offered,
     read_recipient,
     respell,
@@ -37,13 +38,7 @@ _LEGAL = re.compile(rf"(?: to={_NAME})?{C}(?:{'|'.join(CHANNELS)})(?: to={_NAME}
 # Minimum number of letters from which a truncated channel word is recognised.
 _MIN_STEM_LENGTH = 4
 
-_TOOL = re.compile(r"[A-Za-z_][A-Za-z0-9_.-]{0,127}")
-
 INVENTED_ROLES = frozenset({"user", "system", "developer", "tool"})
-
-
-# Recipients that models write and that are never tools.
-NO_TOOLS = frozenset({*CHANNELS, *TYPES, *INVENTED_ROLES, ASSISTANT, "functions", "functions.", "all"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,8 +57,6 @@ class Header:
     if_called: Recipient = NOBODY
     # Header if the body is a JSON object (the recipient was spelled loosely).
     if_json: Header | None = None
-    # Recipient that has the form of a tool's name, but is not declared; empty if there is none.
-    unknown_tool: str = ""
     # Number of characters in meaningless header words.
     lost: int = 0
     body: str = ""
@@ -107,7 +100,7 @@ class HeaderWords:
     plain_type: str | None = None
     stray: list[str] = field(default_factory=list)
     rules: list[str] = field(default_factory=list)
-    unknown_tool: str = ""
+    unknown_tool: str = ""  # recipient in the form of a tool's name that is not declared
 
     def note(self, rule: str) -> None:
         if rule not in self.rules:
@@ -120,20 +113,20 @@ def read_header(text: str, declared: frozenset[str] | None, *, role_given: bool,
     `role_given` means that `text` begins with the role, because the output contains the `<|start|>`. `supplied`
     means that repair inserted the start, so a bare channel word is expected.
     """
-    header = _read_header(text, declared, role_given, supplied)
+    header, unknown_tool = _read_header(text, declared, role_given, supplied)
     if header.recipient is not NOBODY or header.dropped or header.if_called is not NOBODY:
         return header
     # A word may look like a recipient by chance. The body decides: only a call has a JSON object.
     respelled = respell(text, declared)
-    called = header if respelled == text else _read_header(respelled, declared, role_given, supplied)
+    called = header if respelled == text else _read_header(respelled, declared, role_given, supplied)[0]
     if called.is_call:
         return replace(header, if_json=respelled_call(called), verbatim=False)
-    if not header.unknown_tool:
+    if not unknown_tool:
         return header
     # The same holds for the name of a tool that is not declared: arguments of a call are never text for the client.
     rules = tuple(rule for rule in header.rules if rule not in ("not-a-tool", "type-as-recipient"))
-    recipient = Recipient(RecipientKind.FUNCTION, header.unknown_tool)
-    call = replace(header, channel=COMMENTARY, recipient=recipient, rules=rules, unknown_tool="", verbatim=False)
+    recipient = Recipient(RecipientKind.FUNCTION, unknown_tool)
+    call = replace(header, channel=COMMENTARY, recipient=recipient, rules=rules, verbatim=False)
     return replace(header, if_json=call, verbatim=False)
 
 
@@ -142,7 +135,8 @@ def respelled_call(header: Header) -> Header:
     return replace(header, rules=tuple(dict.fromkeys((*header.rules, "recipient-spelling"))), verbatim=False)
 
 
-def _read_header(text: str, declared: frozenset[str] | None, role_given: bool, supplied: bool) -> Header:
+def _read_header(text: str, declared: frozenset[str] | None, role_given: bool, supplied: bool) -> tuple[Header, str]:
+    """Return the meaning of a header, and the name of a tool in it that is not declared."""
     *earlier, segment = text.split(S)
     words = HeaderWords()
     carried = _read_earlier(earlier, words, role_given)
@@ -158,8 +152,9 @@ def _read_header(text: str, declared: frozenset[str] | None, role_given: bool, s
         words.channels = words.channels or carried.channels
     header = _judge(words, declared, has_role=role_given or bool(earlier), supplied=supplied)
     if role:
-        return _foreign(role, header, words, declared)
-    return replace(header, verbatim=not header.rules and not supplied and _LEGAL.match(segment) is not None)
+        return _foreign(role, header, words, declared), ""
+    verbatim = not header.rules and not supplied and _LEGAL.match(segment) is not None
+    return replace(header, verbatim=verbatim), words.unknown_tool
 
 
 def as_offered(header: Header, declared: frozenset[str] | None, builtins: frozenset[str]) -> Header:
@@ -296,13 +291,7 @@ def _judge(words: HeaderWords, declared: frozenset[str] | None, *, has_role: boo
     if words.stray:
         spelling = len(words.stray) == 1 and not any(c.isalpha() for c in words.stray[0])
         words.note("channel-spelling" if spelling else "stray-header-words")
-    lost = sum(map(len, words.stray))
-    return Header(channel, recipient, content_type, tuple(words.rules), unknown_tool=words.unknown_tool, lost=lost)
-
-
-def may_be_tool(word: str) -> bool:
-    """Return whether a recipient that is not declared has the form of a tool's name."""
-    return _TOOL.fullmatch(word) is not None and word.casefold() not in NO_TOOLS
+    return Header(channel, recipient, content_type, tuple(words.rules), lost=sum(map(len, words.stray)))
 
 
 def _judge_recipient(words: HeaderWords, declared: frozenset[str] | None) -> Recipient:

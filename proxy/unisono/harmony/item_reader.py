@@ -8,11 +8,11 @@ from typing import Any, Final
 import openai_harmony
 
 from unisono.core.conversation import Phase
-from unisono.core.events import Delta, Event, Item, Reasoning, Text, ToolCall
+from unisono.core.events import Closed, Delta, Event, Item, Opened, Reasoning, Text, ToolCall
 from unisono.core.generation import END
 from unisono.harmony.blanks import BlankFilter
 from unisono.harmony.encoding import Encoding
-from unisono.harmony.gate import Stopped
+from unisono.harmony.gate import Gate, Stopped
 from unisono.harmony.header import ANALYSIS, COMMENTARY, Header
 from unisono.harmony.message_parts import OpenPart
 from unisono.harmony.recipients import RecipientKind
@@ -52,7 +52,10 @@ class BodyParser:
 class ItemFactory:
     """Items of the messages of one answer, numbered in their order.
 
-    Parameters as for `HarmonyRouter`.
+    `new_call_id` returns the id of each tool call. With `hold_calls` a call is emitted only when it is complete;
+    otherwise its arguments are emitted as they arrive, and a truncated call closes as incomplete. If `calls_allowed` is
+    False, calls become reasoning, since nothing may run them. Without `parallel_calls`, only one call is emitted.
+    `gate` decides which other messages are emitted only when complete.
     """
 
     # Rules.
@@ -60,18 +63,46 @@ class ItemFactory:
     # - An item is counted when it is closed. A message that is generated again keeps its index.
 
     def __init__(
-        self, tools: ToolSet, new_call_id: Callable[[], str], *, calls_allowed: bool, parallel_calls: bool
+        self,
+        encoding: Encoding,
+        tools: ToolSet,
+        new_call_id: Callable[[], str],
+        gate: Gate | None,
+        *,
+        hold_calls: bool,
+        calls_allowed: bool,
+        parallel_calls: bool,
     ) -> None:
         self._tools = tools
         self._new_call_id = new_call_id
-        self._calls_allowed = calls_allowed
+        self._gate = gate
+        self._hold_calls = hold_calls
+        self.calls_allowed = calls_allowed
         self._parallel_calls = parallel_calls
+        self._parser = BodyParser(encoding)
         self._items = 0  # closed items, and so the next item's index
         self._calls = 0  # closed calls
 
-    def new(self, header: Header) -> Item:
-        """Return the item of a message with this header."""
-        if header.is_call and self._calls_allowed:
+    def open(self, part: OpenPart, tokens: tuple[int, ...], events: list[Event]) -> ItemReader:
+        """Return the reader of an opened message, and add the first event of its item to `events`.
+
+        `tokens` are the message's header as reported.
+        """
+        gate, header = self._gate, part.header
+        item = self._item(header)
+        is_held = isinstance(item, ToolCall) and self._hold_calls
+        if not is_held and not isinstance(item, Reasoning) and gate is not None:
+            is_held = gate.is_buffered(header)
+        is_visible = not is_held and self.is_allowed(item)
+        # A message that was read as a whole has no header after which the prompt could end.
+        limits_blanks = gate is not None and not part.is_whole and gate.limits_blanks(header)
+        blanks = BlankFilter() if limits_blanks else None
+        if is_visible:
+            events.append(Opened(item))
+        return ItemReader(item, part, tokens, self._parser, is_visible=is_visible, blanks=blanks)
+
+    def _item(self, header: Header) -> Item:
+        if header.is_call and self.calls_allowed:
             of_client = header.recipient.kind is RecipientKind.FUNCTION
             name = self._tools.client(header.recipient.name) if of_client else header.recipient.name
             return ToolCall(self._items, self._calls, self._new_call_id(), name)
@@ -160,6 +191,17 @@ class ItemReader:
     def close(self) -> None:
         """End the message in the parser; the item cannot be read further."""
         self._parser.end()
+
+    def emit_end(self, closed: Closed, events: list[Event]) -> None:
+        """Add the last events of the item to `events`; `closed` has the item as it is emitted."""
+        # The parser's deltas are a prefix of the text: it withholds the bytes of an incomplete character and all text
+        # after such bytes in the same token.
+        rest = closed.text[self.delivered :] if self.is_visible else closed.text
+        if not self.is_visible:
+            events.append(Opened(closed.item))
+        if rest:
+            events.append(Delta(closed.item, rest))
+        events.append(closed)
 
     def stopped_at(self, end: int, text: str) -> Stopped:
         """Return the stop after a message that a gate rejected, with its `text`."""

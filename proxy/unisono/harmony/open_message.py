@@ -72,7 +72,8 @@ class OpenMessage:
 
     def add(self, tokens: Sequence[int]) -> None:
         if self.handling is BodyHandling.FORWARD:
-            self._emit_opened()
+            if self._opened is not None:
+                self._emit_opened(self._opened)
             self._output.add_body(tokens)
         else:
             self._buffered += tokens
@@ -89,7 +90,8 @@ class OpenMessage:
             case BodyHandling.BUFFER:
                 self._decide(ClosedPart(token, complete, end), terminated=terminated)
             case BodyHandling.FORWARD:
-                self._emit_opened()
+                if self._opened is not None:
+                    self._emit_opened(self._opened)
                 if self.header.is_call and not complete:
                     output.note_cut_call()
                 output.close(self.header, ClosedPart(token, complete, end))
@@ -101,10 +103,9 @@ class OpenMessage:
         """Close the message at the beginning of another one."""
         self.close(END, end, complete=not self.header.is_call, terminated=False)
 
-    def _emit_opened(self) -> None:
-        if self._opened is not None:
-            self._output.open(self._opened)
-            self._opened = None
+    def _emit_opened(self, opened: OpenPart) -> None:
+        self._output.open(opened)
+        self._opened = None
 
     def _decide(self, closed: ClosedPart, *, terminated: bool) -> None:
         output = self._output

@@ -8,17 +8,18 @@ decides.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from typing import Final
 
 from unisono.core.generation import CALL, CHANNEL, END, FIRST_SPECIAL, RETURN, START, FinishReason
 from unisono.harmony.encoding import Encoding
 from unisono.harmony.grammar import STEPS, GrammarAction, State, mark_of
 from unisono.harmony.header import COMMENTARY, Header
-from unisono.harmony.held_header import MAX_REREAD_LENGTH, HeaderReader, HeldHeader
-from unisono.harmony.incomplete_header import is_whole_message, may_be_answer, may_be_header, without_markers
+from unisono.harmony.header_buffer import HeaderBuffer
+from unisono.harmony.held_header import HeaderReader, HeldHeader
 from unisono.harmony.message_parts import Legal, OpenPart
 from unisono.harmony.open_message import BodyHandling, OpenMessage
-from unisono.harmony.recipients import RecipientKind, respell
-from unisono.harmony.repaired_output import TERMINATORS, RepairedOutput
+from unisono.harmony.recipients import RecipientKind
+from unisono.harmony.repaired_output import RepairedOutput
 
 
 class Repair:
@@ -54,32 +55,15 @@ class Repair:
         closed_to: int = 0,
     ) -> None:
         self._encoding = encoding
-        self._reader = HeaderReader(encoding, declared, builtins)
+        reader = HeaderReader(encoding, declared, builtins)
         self.output = RepairedOutput(
-            encoding, self._reader, position=position, origin=origin, closed_to=closed_to, has_answer=answered
+            encoding, reader, position=position, origin=origin, closed_to=closed_to, has_answer=answered
         )
         self._state = State.HEADER if opening is None else State.BODY
         self._message = OpenMessage(self.output, encoding, opening or Header())
-        self._held = HeldHeader()
+        self._header = HeaderBuffer(self.output, reader)
         self._run: list[int] = []  # body tokens of the current portion
-        self._is_first = True  # no header was read yet
         self.has_restored_stop = False
-        self._actions: Mapping[GrammarAction, Callable[[int, str | None], None]] = {
-            GrammarAction.PASS: self._pass,
-            GrammarAction.HOLD: self._hold,
-            GrammarAction.OPEN: self._open,
-            GrammarAction.RESOLVE: self._resolve,
-            GrammarAction.CLOSE: self._close,
-            GrammarAction.CLOSE_TEXT: self._close_text,
-            GrammarAction.CUT: self._cut,
-            GrammarAction.BODYLESS: self._bodyless,
-            GrammarAction.CHANNEL: self._channel,
-            GrammarAction.RESTART: self._restart,
-            GrammarAction.SUPPLY_START: self._supply_start,
-            GrammarAction.LEAVE_GAP: self._leave_gap,
-            GrammarAction.DROP_GAP: self._drop_gap,
-            GrammarAction.DROP: self._drop,
-        }
 
     def feed(self, tokens: Sequence[int]) -> list[Legal]:
         """Return the parts that further generated tokens give."""
@@ -114,9 +98,10 @@ class Repair:
     # -- actions of tokens
 
     def _act(self, token: int) -> None:
-        self._flush()
+        if self._run:
+            self._flush()
         action, rule = STEPS[self._state, mark_of(token)]
-        self._actions[action](token, rule)
+        _METHODS[action](self, token, rule)
 
     def _flush(self) -> None:
         """Pass the body tokens of the current portion on."""
@@ -138,26 +123,26 @@ class Repair:
 
     def _hold(self, token: int, rule: str | None) -> None:
         if self._state is State.BETWEEN:
-            self._state, self._held = State.GAP, HeldHeader()
-        self._held.tokens.append(token)
+            self._start(State.GAP, HeldHeader())
+        self._header.held.tokens.append(token)
 
     def _open(self, token: int, rule: str | None) -> None:
-        self._start_header(HeldHeader(role_given=True))
+        self._start(State.HEADER, HeldHeader(role_given=True))
 
     def _supply_start(self, token: int, rule: str | None) -> None:
         self._note(rule)
-        self._start_header(HeldHeader(is_supplied=True))
+        self._start(State.HEADER, HeldHeader(is_supplied=True))
         self._act(token)
 
-    def _start_header(self, held: HeldHeader) -> None:
-        self._state, self._held = State.HEADER, held
+    def _start(self, state: State, held: HeldHeader) -> None:
+        self._state, self._header.held = state, held
 
     def _resolve(self, token: int, rule: str | None) -> None:
         """Interpret the complete header and open its message."""
         output = self.output
-        header = self._reader.read(self._held, self._held_text())
+        header = self._header.read()
         handling = BodyHandling.of(header)
-        if self._held.cuts_preamble:
+        if self._header.held.cuts_preamble:
             calls = header.recipient.kind is not RecipientKind.NONE
             output.note("embedded-call" if calls else "missing-end")
         # If the body decides, it also decides which rules are noted.
@@ -167,71 +152,38 @@ class Repair:
             output.settle(followed=True)
         opened = None
         if handling is BodyHandling.FORWARD:
-            opened = OpenPart(header, self._reader.legal(self._held, header), output.closed_to, output.position)
+            opened = OpenPart(header, self._header.legal(header), output.closed_to, output.position)
         self._message = OpenMessage(output, self._encoding, header, handling, opened)
-        self._state, self._is_first = State.BODY, False
-
-    def _held_text(self) -> str:
-        text, whole = self._reader.text(self._held)
-        if not whole:
-            self.output.note("undecodable-header")
-        return text
+        self._state, self._header.is_first = State.BODY, False
 
     def _channel(self, token: int, rule: str | None) -> None:
         """Handle `<|channel|>` in a header: a part of it, or the next header after a missing end."""
-        first = self._is_first and not self._held.role_given
-        if self._is_short() and is_whole_message(respell(self._held_text(), self._reader.declared), first=first):
+        if self._header.is_whole_message():
             self._bodyless(START, None)
             self._supply_start(token, "missing-start")
         else:
-            self._held.tokens.append(token)
+            self._header.held.tokens.append(token)
 
     def _restart(self, token: int, rule: str | None) -> None:
         """Handle `<|start|>` in a header.
 
         The same header begins again, or the next one begins after a message without a body.
         """
-        if self._is_short() and self._is_empty():
-            self._held.tokens.append(token)
+        if self._header.is_restarted():
+            self._header.held.tokens.append(token)
         else:
             self._bodyless(token, None)
             self._open(token, None)
 
-    def _is_short(self) -> bool:
-        return self._held.may_be_short and len(self._held_text()) <= MAX_REREAD_LENGTH
-
-    def _is_empty(self) -> bool:
-        text = self._held_text()
-        return not text.strip() or not self._read_bodyless(text).body
-
-    def _read_bodyless(self, text: str) -> Header:
-        return self._reader.read_bodyless(self._held, text, first=self._is_first)
-
     def _bodyless(self, token: int, rule: str | None) -> None:
         """Interpret the buffer as header and body in one; `token` ended it."""
-        output = self.output
-        header = self._read_bodyless(self._held_text())
-        # A start belongs to the next message.
-        start, end = output.closed_to, output.position - (token == START)
-        self._note_cut_preamble()
-        output.note_header(header)
+        header = self._header.read_bodyless()
+        self._header.note_cut_preamble()
+        self.output.note_header(header)
         if rule is not None:
-            output.note(rule)
-        self._is_first, self._state = False, State.BETWEEN
-        if header.dropped or (not header.body and not header.is_call):
-            return
-        output.settle(followed=True)
-        if header.thought and token in (END, START):
-            output.hold_text(header, start, end)
-            output.closed_to = end
-            return
-        # Neither the end of the text nor the next message completes a call.
-        complete = token in TERMINATORS or not header.is_call
-        output.add_bodyless(header, token, start, end, complete=complete)
-
-    def _note_cut_preamble(self) -> None:
-        if self._held.cuts_preamble:
-            self.output.note("missing-end")
+            self.output.note(rule)
+        self._state, self._header.is_first = State.BETWEEN, False
+        self.output.add_ended_header(header, token)
 
     # -- bodies
 
@@ -256,43 +208,35 @@ class Repair:
         if not cuts_preamble:
             self._note(rule)
         if token == START:
-            self._start_header(HeldHeader(role_given=True))
+            self._start(State.HEADER, HeldHeader(role_given=True))
         else:
-            self._start_header(HeldHeader(is_supplied=True, cuts_preamble=cuts_preamble, tokens=[token]))
+            self._start(State.HEADER, HeldHeader(is_supplied=True, cuts_preamble=cuts_preamble, tokens=[token]))
 
     # -- text between messages
 
     def _leave_gap(self, token: int, rule: str | None) -> None:
-        text = self._held_text()
-        if not may_be_header(text, self._reader.declared):
+        if self._header.start_from_text():
+            self._state = State.HEADER
+            self._act(token)
+        else:
             self._drop_gap_text()
             self._supply_start(token, "missing-start")
-            return
-        self.output.note("missing-start")
-        role_given = text.startswith("assistant")
-        self._start_header(HeldHeader(role_given, is_supplied=True, tokens=self._held.tokens))
-        self._act(token)
 
     def _drop_gap(self, token: int, rule: str | None) -> None:
         output = self.output
-        if token == START or not self._holds_answer():
+        if token == START or not self._header.holds_answer():
             self._drop_gap_text()
         else:
             output.settle(followed=True)
-            body = without_markers(self._held_text())
-            header = Header(rules=("missing-start", "missing-channel"), body=body, stray=True)
-            output.hold_text(header, output.closed_to, output.position)
+            output.hold_text(self._header.read_answer(), output.closed_to, output.position)
             self._state = State.BETWEEN
         action, _ = STEPS[State.BETWEEN, mark_of(token)]
         # The dropped text is the repair; a terminator after it belongs to it.
         if action is not GrammarAction.DROP:
-            self._actions[action](token, None)
-
-    def _holds_answer(self) -> bool:
-        return not self.output.has_answer and may_be_answer(self._held_text(), self._reader.declared)
+            _METHODS[action](self, token, None)
 
     def _drop_gap_text(self) -> None:
-        self.output.note("free-text-between", dropped=len(self._held_text()))
+        self.output.note("free-text-between", dropped=len(self._header.text()))
         self._state = State.BETWEEN
 
     # -- end of the output
@@ -301,9 +245,9 @@ class Repair:
         """Read the stop token that the backend does not send."""
         if self._state is State.BODY:
             is_call = self._message.may_be_call
-        elif self._state is State.HEADER and not self._is_empty():
-            is_call = self._read_bodyless(self._held_text()).recipient.kind is not RecipientKind.NONE
-        elif self._state is State.GAP and self._holds_answer():
+        elif self._state is State.HEADER and not self._header.is_empty():
+            is_call = self._header.read_bodyless().recipient.kind is not RecipientKind.NONE
+        elif self._state is State.GAP and self._header.holds_answer():
             is_call = False
         else:
             return
@@ -312,20 +256,8 @@ class Repair:
         self._act(CALL if is_call else RETURN)
 
     def _end_in_header(self, reason: FinishReason) -> None:
-        output = self.output
-        text = self._held_text()
-        self._note_cut_preamble()
-        if not text.strip() and (self._is_first or not text):
-            return
-        header = self._read_bodyless(text)
-        # The start of a truncated recipient: the tokenizer splits ` to` from `=functions`.
-        begun = reason is FinishReason.LENGTH and not header.thought and header.body in ("t", "to")
-        if not text.strip() or not header.body or (begun and header.rules == ("header-without-message",)):
-            output.note("cut-header")
-            output.has_cut_call = output.has_cut_call or header.is_call or "to=functions." in text
-            return
-        output.note_header(header)
-        if not header.dropped:
+        header, output = self._header.read_unfinished(reason), self.output
+        if header is not None:
             output.settle(followed=True)
             complete = reason is FinishReason.STOP and not header.is_call
             output.add_bodyless(header, END, output.closed_to, output.position, complete=complete)
@@ -333,3 +265,22 @@ class Repair:
     def _end_in_body(self, reason: FinishReason) -> None:
         complete = reason is FinishReason.STOP and not self._message.header.is_call
         self._message.close(END, self.output.position, complete=complete, terminated=False)
+
+
+# Method for each action of the grammar.
+_METHODS: Final[Mapping[GrammarAction, Callable[[Repair, int, str | None], None]]] = {
+    GrammarAction.PASS: Repair._pass,
+    GrammarAction.HOLD: Repair._hold,
+    GrammarAction.OPEN: Repair._open,
+    GrammarAction.RESOLVE: Repair._resolve,
+    GrammarAction.CLOSE: Repair._close,
+    GrammarAction.CLOSE_TEXT: Repair._close_text,
+    GrammarAction.CUT: Repair._cut,
+    GrammarAction.BODYLESS: Repair._bodyless,
+    GrammarAction.CHANNEL: Repair._channel,
+    GrammarAction.RESTART: Repair._restart,
+    GrammarAction.SUPPLY_START: Repair._supply_start,
+    GrammarAction.LEAVE_GAP: Repair._leave_gap,
+    GrammarAction.DROP_GAP: Repair._drop_gap,
+    GrammarAction.DROP: Repair._drop,
+}

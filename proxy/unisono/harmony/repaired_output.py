@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from unisono.core.events import Repaired
-from unisono.core.generation import CALL, END, RETURN
+from unisono.core.generation import CALL, END, RETURN, START
 from unisono.harmony.encoding import Encoding
 from unisono.harmony.header import ANALYSIS, FINAL, Header
 from unisono.harmony.held_header import HeaderReader
@@ -103,6 +103,21 @@ class RepairedOutput:
         body = self._encoding.encode_generated(header.body)
         self.add_message(header, body, ClosedPart(terminator, complete, end), start)
         self.closed_to = end
+
+    def add_ended_header(self, header: Header, token: int) -> None:
+        """Add the message of a header that `token` ended without a body, or hold its text."""
+        if header.dropped or (not header.body and not header.is_call):
+            return
+        # A start belongs to the next message.
+        start, end = self.closed_to, self.position - (token == START)
+        self.settle(followed=True)
+        if header.thought and token in (END, START):
+            self.hold_text(header, start, end)
+            self.closed_to = end
+            return
+        # Neither the end of the text nor the next message completes a call.
+        complete = token in TERMINATORS or not header.is_call
+        self.add_bodyless(header, token, start, end, complete=complete)
 
     # -- unsettled text
 

@@ -10,25 +10,22 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from unisono.core.events import Closed, Delta, Event, Finished, Item, Opened, Reasoning, Repaired, Text, ToolCall
+from unisono.core.events import Closed, Event, Finished, Reasoning, Repaired, Text, ToolCall
 from unisono.core.generation import FinishReason, Usage
-from unisono.harmony.blanks import BlankFilter
 from unisono.harmony.encoding import Encoding
 from unisono.harmony.gate import Gate, Stopped
 from unisono.harmony.header import Header
-from unisono.harmony.item_reader import BodyParser, ItemFactory, ItemReader
+from unisono.harmony.item_reader import ItemFactory, ItemReader
 from unisono.harmony.message_parts import BodyPart, ClosedPart, Legal, OpenPart
 from unisono.harmony.repair import Repair
+from unisono.harmony.token_counter import TokenCounter
 from unisono.harmony.tools import ToolSet
 
 
 class HarmonyRouter:
     """Router of one answer, across all of its generations.
 
-    `new_call_id` returns the id of each tool call. With `hold_calls` a call is emitted only when it is
-    complete; otherwise its arguments are emitted as they arrive, and a truncated call closes as incomplete. If
-    `calls_allowed` is False, calls become reasoning, since nothing may run them. `canonical` re-encodes each
-    closed text, for backends whose ids are guesses; it may be set at any time. If a `gate` stops reading,
+    The options of items are described in `ItemFactory`, and `canonical` in `TokenCounter`. If a `gate` stops reading,
     `stopped` holds the position, and nothing more is read until `reread`.
     """
 
@@ -46,15 +43,18 @@ class HarmonyRouter:
     ) -> None:
         self._encoding = encoding
         self._tools = tools
-        self._factory = ItemFactory(tools, new_call_id, calls_allowed=calls_allowed, parallel_calls=parallel_calls)
-        self._hold_calls = hold_calls
-        self._calls_allowed = calls_allowed
-        self.canonical = canonical
+        self._factory = ItemFactory(
+            encoding,
+            tools,
+            new_call_id,
+            gate,
+            hold_calls=hold_calls,
+            calls_allowed=calls_allowed,
+            parallel_calls=parallel_calls,
+        )
+        self.counter = TokenCounter(encoding, canonical=canonical)
         self._gate = gate
-        self._parser = BodyParser(encoding)
         self.stopped: Stopped | None = None
-        self._tokens = 0  # completion tokens, over all generations
-        self._reasoning_tokens = 0
         self._is_answered = False  # this step has an answer or a call
         self._repair = self._new_repair()
         self._open: ItemReader | None = None
@@ -92,7 +92,7 @@ class HarmonyRouter:
         self._discard()
         if header is not None:
             tokens = tuple(opening)
-            self._open_message(OpenPart(header, tokens), tokens, self._pending)
+            self._open = self._factory.open(OpenPart(header, tokens), tokens, self._pending)
 
     def _discard(self) -> None:
         """Discard the open message, and continue after a stop."""
@@ -128,7 +128,7 @@ class HarmonyRouter:
             return False
         # The replaced tokens stay counted as generated, but positions follow the tokens that remain.
         less = tokens - len(instead)
-        self._reasoning_tokens -= less if isinstance(opened.item, Reasoning) else 0
+        self.counter.reasoning -= less if isinstance(opened.item, Reasoning) else 0
         self._repair.output.position -= less
         self._repair.output.origin += less
         return True
@@ -146,7 +146,7 @@ class HarmonyRouter:
 
     def count(self, tokens: int) -> None:
         """Count generated tokens that are not read."""
-        self._tokens += tokens
+        self.counter.completion += tokens
         self._repair.output.origin += tokens
 
     @property
@@ -179,7 +179,7 @@ class HarmonyRouter:
 
     def feed(self, tokens: Sequence[int]) -> list[Event]:
         """Return the events of further generated tokens. Never raises because of tokens."""
-        self._tokens += len(tokens)
+        self.counter.completion += len(tokens)
         return self._route(self._repair.feed(tokens))
 
     def end(self, reason: FinishReason, *, stop_hidden: bool = False) -> list[Event]:
@@ -189,7 +189,7 @@ class HarmonyRouter:
         """
         events = self._route(self._repair.end(reason, stop_hidden=stop_hidden))
         # The model generated the stop token, but the backend does not send it.
-        self._tokens += self._repair.has_restored_stop
+        self.counter.completion += self._repair.has_restored_stop
         return events
 
     def finished(self, reason: FinishReason, stop_sequence: str | None = None) -> Finished:
@@ -199,12 +199,12 @@ class HarmonyRouter:
     @property
     def usage(self) -> Usage:
         """Output tokens so far, over all generations."""
-        return Usage(completion_tokens=self._tokens, reasoning_tokens=self._reasoning_tokens)
+        return Usage(completion_tokens=self.counter.completion, reasoning_tokens=self.counter.reasoning)
 
     @property
     def cut_call(self) -> bool:
         """True if an allowed call was begun and never completed."""
-        return self._repair.output.has_cut_call and self._calls_allowed
+        return self._repair.output.has_cut_call and self._factory.calls_allowed
 
     # -- from legal messages to events
 
@@ -218,7 +218,7 @@ class HarmonyRouter:
                     if self._gate is not None and not self._gate.opens(part):
                         self.stopped = Stopped(part.header, part.tokens, part.start, part.end, part.end)
                     else:
-                        self._open_message(part, self._reported_header(part), events)
+                        self._open = self._factory.open(part, self.counter.header(part), events)
                 case ClosedPart():
                     self._close_message(part, events)
                 case Repaired():
@@ -228,35 +228,11 @@ class HarmonyRouter:
                 break
         return events
 
-    def _reported_header(self, part: OpenPart) -> tuple[int, ...]:
-        """Return the tokens of a header, re-encoded as one if they came as text.
-
-        The network may split text anywhere, so tokens of single chunks are not canonical.
-        """
-        if not (self.canonical and part.header.verbatim):
-            return part.tokens
-        tokens = tuple(self._encoding.encode_marked(self._encoding.decode(part.tokens)))
-        self._tokens += len(tokens) - len(part.tokens)
-        return tokens
-
-    def _open_message(self, part: OpenPart, tokens: tuple[int, ...], events: list[Event]) -> None:
-        item = self._factory.new(part.header)
-        is_held = isinstance(item, ToolCall) and self._hold_calls
-        if not is_held and not isinstance(item, Reasoning) and self._gate is not None:
-            is_held = self._gate.is_buffered(part.header)
-        is_visible = not is_held and self._factory.is_allowed(item)
-        # A message that was read as a whole has no header after which the prompt could end.
-        limits_blanks = self._gate is not None and not part.is_whole and self._gate.limits_blanks(part.header)
-        blanks = BlankFilter() if limits_blanks else None
-        self._open = ItemReader(item, part, tokens, self._parser, is_visible=is_visible, blanks=blanks)
-        if is_visible:
-            events.append(Opened(item))
-
     def _read_body(self, tokens: Sequence[int], events: list[Event]) -> None:
         opened = self._open
         assert opened is not None
         if isinstance(opened.item, Reasoning):
-            self._reasoning_tokens += len(tokens)
+            self.counter.reasoning += len(tokens)
         if not opened.read(tokens, events):
             self.stopped = opened.stopped_at_blanks(self._encoding)
 
@@ -278,29 +254,12 @@ class HarmonyRouter:
                 events.append(Repaired("code-fence", self._generated, dropped=len(text) - len(content)))
                 text, body = content, self._encoding.encode_generated(content)
         self._is_answered = self._is_answered or header.is_answer
-        if self.canonical:
-            body = self._recount(item, body, self._encoding.encode_generated(text))
-        if opened.is_visible:
-            # The parser's deltas are a prefix of the text: it withholds the bytes of an incomplete character and
-            # all text after such bytes in the same token.
-            rest = text[opened.delivered :]
-        elif isinstance(item, ToolCall) and not is_passed:
+        body = self.counter.body(item, body, text)
+        if not opened.is_visible and not is_passed and isinstance(item, ToolCall):
             return
-        else:
-            if isinstance(item, Text) and is_passed and self._gate is not None and self._gate.unfit:
-                item = replace(item, unfit=True)
-            events.append(Opened(item))
-            rest = text
-        if rest:
-            events.append(Delta(item, rest))
+        is_unfit = not opened.is_visible and is_passed and self._gate is not None and self._gate.unfit
+        if is_unfit and isinstance(item, Text):
+            item = replace(item, unfit=True)
         tokens = (*opened.header_tokens, *body, closed.token) if closed.complete else ()
-        events.append(Closed(item, text, tokens, closed.complete))
+        opened.emit_end(Closed(item, text, tokens, closed.complete), events)
         self._factory.count(item)
-
-    def _recount(self, item: Item, body: list[int], canonical: list[int]) -> list[int]:
-        """Count tokens as the model's own tokenizer makes them, not as the network split the text."""
-        more = len(canonical) - len(body)
-        self._tokens += more
-        if isinstance(item, Reasoning):
-            self._reasoning_tokens += more
-        return canonical

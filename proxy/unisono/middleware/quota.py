@@ -274,7 +274,7 @@ class MeteredStream(WrappedStream):
         """Return the usage of a stream without an end, including the journal that it continues."""
         facts, before = self.report.facts.usage, self._journal_usage
         # The prompt of a continued answer ends in its journal, which already counts as output.
-        prompt = self.report.prompted or before.prompt_tokens or facts.prompt_tokens
+        prompt = self.report.facts.prompt_tokens or before.prompt_tokens or facts.prompt_tokens
         generated = before.completion_tokens + facts.completion_tokens
         cached = min(facts.cached_tokens, prompt)
         return replace(facts, prompt_tokens=prompt, completion_tokens=generated, cached_tokens=cached)

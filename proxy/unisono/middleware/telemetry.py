@@ -227,7 +227,7 @@ def to_done(
         tries=report.tries,
         backend=report.backend,
         failovers=report.failovers,
-        left_out=report.left_out,
+        left_out=facts.left_out,
         unmet=report.unmet,
         journal=report.journal,
         output=seen.collected,

@@ -88,6 +88,8 @@ class Instruments:
         self._define_tools()
         self._define_process()
 
+    # Names and labels are public: dashboards and alerts use them. The library adds `_total` to the names of counters.
+    # No label has values that clients can choose freely, because every value costs memory for ever.
     def _define_http(self) -> None:
         self.http = self._counter("http_requests", "HTTP requests, by route.", "route", "method", "status")
         self.http_s = self._histogram(
@@ -102,6 +104,7 @@ class Instruments:
         self.requests = self._counter(
             "requests", "Generation requests, by outcome.", *request_labels, "outcome", "error"
         )
+        # A gauge is the sum over all workers, unless `over` selects another aggregation.
         self.in_flight = self._gauge("requests_in_flight", "Generation requests in progress.", "model")
         self.duration = self._histogram(
             "request_duration", "Time from a request to the end of its answer.", *request_labels, bounds=WHOLE_S
@@ -140,6 +143,7 @@ class Instruments:
             *backend,
             bounds=FIRST_S,
         )
+        # Observed in batches, so that a token costs no lookup of its own.
         self.gaps = self._histogram(
             "inter_token_latency",
             "Time between tokens of a backend; tokens that arrive together share it equally.",
@@ -147,9 +151,10 @@ class Instruments:
             bounds=GAPS_S,
         )
         self.prefilled = self._counter("backend_prompt_tokens", "Prompt tokens sent to backends.", *backend)
-        self.answers_with_recoveries = self._counter(
+        self.prefilled_cached = self._counter(
             "backend_prompt_tokens_cached", "Prompt tokens sent to backends that they reported as cached.", *backend
         )
+        # Every worker probes the backends itself. The most pessimistic one decides, so that an alert fires early.
         self.up = self._gauge("backend_up", "1 if a backend is ready, else 0.", *backend, over="livemin")
         self.circuit = self._gauge(
             "backend_circuit_state",
@@ -200,6 +205,7 @@ class Instruments:
         buckets = tuple(bounds)
         return KnownHistogram(f"unisono_{name}_seconds", about, labels, registry=self.registry, buckets=buckets)
 
+    # Several workers write their values to files in one folder. The collector reads all of them for every scrape.
     def registry_to_scrape(self) -> CollectorRegistry | MultiProcessCollector:
         """Return the registry to scrape: the values of all workers if there are several."""
         folder = os.environ.get(FOLDER)

@@ -141,7 +141,7 @@ class Metrics(Observer):
         every.generations.labels(model, backend, step.failure or "ok").inc()
         every.prefilled.labels(model, backend).inc(step.prompt_tokens)
         if step.cached_tokens:
-            every.answers_with_recoveries.labels(model, backend).inc(step.cached_tokens)
+            every.prefilled_cached.labels(model, backend).inc(step.cached_tokens)
         if step.first_token_s is not None:
             every.backend_first.labels(model, backend).observe(step.first_token_s - step.started_s)
             every.gaps.labels(model, backend).add(step.gaps, step.gaps_s)

@@ -18,6 +18,7 @@ from unisono.core.trace_context import TraceContext, step_span, tool_span, try_s
 Value: TypeAlias = str | bool | int | float | Sequence[str]
 
 PROVIDER: Final = "unisono"
+# Values of `error.type`. A call whose outcome is unknown may have been carried out.
 TOOL_ERRORS: Final = {ToolEnd.ERROR: "tool_error", ToolEnd.UNKNOWN: "outcome_unknown", ToolEnd.LEFT: "cancelled"}
 LEFT: Final = "cancelled"
 
@@ -57,6 +58,8 @@ def spans_of(done: GenerationDone, kinds: Mapping[str, str]) -> list[Span]:
         return []
     started_at = done.start.at
     spans = [_generation_span(done, request_span)]
+    # An attempt is one generation on one backend. The attempts of a step follow each other, because they are recorded
+    # in order.
     tries = enumerate(done.steps)
     for number, group in groupby(tries, key=lambda each: each[1].step):
         each = list(group)
@@ -77,6 +80,8 @@ def _operation(began: GenerationStarted) -> str:
 
 def _generation_span(done: GenerationDone, at: TraceContext) -> Span:
     began, usage = done.start, done.usage
+    # Names with the prefix `gen_ai` are those of the OpenTelemetry conventions for generative AI. All others belong
+    # to this gateway.
     attributes: dict[str, Value] = {
         "gen_ai.operation.name": _operation(began),
         "gen_ai.provider.name": PROVIDER,
@@ -102,6 +107,7 @@ def _generation_span(done: GenerationDone, at: TraceContext) -> Span:
             "gen_ai.usage.cache_read.input_tokens": usage.cached_tokens,
             "gen_ai.usage.reasoning.output_tokens": usage.reasoning_tokens,
         }
+    # A client that disconnects is no error of the gateway, but its span has to show why it ended.
     error = LEFT if done.outcome is GenerationOutcome.LEFT else done.error
     times = 0.0, done.ended_s
     return _span(

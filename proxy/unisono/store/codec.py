@@ -218,6 +218,7 @@ def _to_names(names: Json) -> frozenset[str] | None:
 
 def encode_tokens(tokens: Tokens) -> bytes:
     """Encode tokens with four bytes each, little-endian."""
+    # Machines of both byte orders may share one store.
     packed = array.array("I", tokens)
     if sys.byteorder == "big":
         packed.byteswap()

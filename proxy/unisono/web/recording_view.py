@@ -14,6 +14,7 @@ from unisono.errors import InvalidRequest, UnisonoError
 from unisono.harmony.encoding import Encoding
 from unisono.web.segments import Segment, Segments, describe_action, shortened
 
+# Fields of a recording that the page shows, by the type of their value. A new field of recordings is added here.
 WORDS: Final = (
     "id", "gateway", "surface", "model", "outcome", "error", "finish", "backend", "unmet",
 )  # fmt: skip
@@ -21,6 +22,7 @@ NUMBERS: Final = ("at", "first_s", "ended_s", "failovers", "left_out_turns")
 GENERATION_WORDS: Final = ("deployment", "finish", "failure")
 GENERATION_NUMBERS: Final = ("began_s", "first_token_s", "ended_s", "prompt_tokens", "cached_tokens", "generated")
 USAGE: Final = ("prompt_tokens", "completion_tokens", "reasoning_tokens", "cached_tokens", "tool_output_tokens")
+# JavaScript represents integers exactly up to this value.
 LARGEST: Final = 1 << 53
 
 
@@ -34,6 +36,7 @@ def recounted(document: Mapping[str, Any], encoding: Encoding) -> dict[str, Any]
             "tools": [_tool(one) for one in document["tools"]],
             "left_out": [shortened(one) for one in document["left_out"]],
         }
+    # Anybody can upload a recording, so its values may have any type.
     except (KeyError, TypeError, ValueError, IndexError, AttributeError, OverflowError, UnisonoError) as error:
         raise InvalidRequest("This recording is damaged.", param="trace") from error
 
@@ -134,6 +137,7 @@ def _outputs(document: Mapping[str, Any], encoding: Encoding) -> Iterator[list[S
         match part:
             case JournalMarker.STEP_ENDED:
                 yield segments.pop_new()
+            # The page explains what the tokens alone do not show, such as tokens that were derived from text.
             case TokenSource():
                 segments.add_remark(
                     f"token ids derived from text: {part.guessed}; stop token hidden: {part.stop_hidden}"

@@ -13,6 +13,7 @@ from tests.api.messages.mounted import gateway, request
 from tests.api.scripted import ScriptedTurns, call, commentary, final, finished, reasoning
 from unisono.core.access import KeyLimits
 from unisono.core.events import Event
+from unisono.core.observer import GenerationFacts
 from unisono.core.quotas import QuotaStatus
 from unisono.engine.request import GenerationReport, GenerationRequest
 from unisono.errors import (
@@ -63,7 +64,8 @@ async def test_a_request_gets_a_complete_message(path: str) -> None:
 
 
 async def test_a_stream_starts_with_message_start_and_ends_with_message_stop() -> None:
-    service = ScriptedTurns([ANSWER[:5], ANSWER[5:]], report=lambda: GenerationReport("vllm-1", prompted=11))
+    facts = GenerationFacts(prompt_tokens=11)
+    service = ScriptedTurns([ANSWER[:5], ANSWER[5:]], report=lambda: GenerationReport("vllm-1", facts=facts))
     response = await request(service, stream=True).run()
     assert response.headers["content-type"] == "text/event-stream; charset=utf-8"
     events = named_events(response.body)

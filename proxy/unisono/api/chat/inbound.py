@@ -187,6 +187,8 @@ def to_conversation(
 ) -> tuple[Conversation, list[str]]:
     """Return the conversation, and notes on the fields that were left out."""
     leading = 0
+    # For the model, instructions are one message in front of the conversation. Later system messages keep their
+    # position.
     while leading < len(messages) and messages[leading].role in {"system", "developer"}:
         leading += 1
     instructions = join((_text(message.content) for message in messages[:leading]), "\n\n", param="messages")
@@ -195,6 +197,7 @@ def to_conversation(
     history = _History()
     for offset, message in enumerate(rest):
         history.add(leading + offset, message)
+    # An assistant message at the end is the beginning of the answer. The model continues it.
     if rest and rest[-1].role == "assistant" and not _has_calls(rest[-1]):
         prefill = history.history.pop_prefill()
     preamble = Preamble(instructions=instructions, tools=toolbox.tools, effort=effort, date=today)
@@ -235,11 +238,15 @@ class _History:
     def _add_assistant(self, position: int, message: ChatMessage) -> None:
         reasoning = _reasoning(message)
         self.history.add(*([AssistantReasoning(reasoning)] if reasoning else []))
+        # Text beside calls was a preamble when the model wrote it. As `final`, it would end the turn in the prompt,
+        # and the renderer would drop the reasoning before it.
         visible = Phase.COMMENTARY if _has_calls(message) or message.phase == Phase.COMMENTARY else Phase.FINAL
         self.history.add(*split_markers(_text(message.content) or message.refusal or "", visible))
         for call in message.tool_calls or ():
             self.history.call(_to_call(call))
         if message.function_call is not None:
+            # The legacy form has no call ids. A result names only its function, so it belongs to the oldest call
+            # without one.
             call_id = f"function_call_{position}"
             self._legacy.setdefault(message.function_call.name, deque()).append(call_id)
             self.history.call(AssistantCall(call_id, message.function_call.name, message.function_call.arguments))
@@ -286,6 +293,8 @@ def _to_call(call: ChatToolCall) -> AssistantCall:
 
 
 def _effort(request: ChatRequest) -> Effort:
+    # Clients of OpenRouter, vLLM, Ollama and Anthropic spell the effort differently. The first one that is set
+    # counts.
     spelled = (
         request.reasoning_effort,
         request.reasoning.effort if request.reasoning else None,

@@ -103,6 +103,8 @@ class HistoryReader:
                 self._result(at, block)
             else:
                 others.append((at, block))
+        # A message with only results is no message for the model. An empty message is one, because the client sent it
+        # on purpose.
         text = text_of(others, self.notes)
         if text or not blocks:
             self.history.add(UserMessage(text))
@@ -113,6 +115,7 @@ class HistoryReader:
         output = text_of(inner, self.notes)
         if block.is_error and not output.lower().startswith(FAILED.lower()):
             output = f"{FAILED}: {output}" if output else FAILED
+        # Harmony names the tool in the header of a result. Anthropic's result has only the id of its call.
         name = self.history.name_of(call_id, f"{at}.tool_use_id", block.tool_use_id)
         self.history.result(ToolResult(call_id, name, output))
 
@@ -125,6 +128,7 @@ class HistoryReader:
         self._served_calls = frozenset(known_id(block.id) for _, block in blocks if isinstance(block, ServerUseBlock))
         # Text between the calls of one message does not move their results.
         self.history.add()
+        # The last text is the answer only if no call follows it. Otherwise the model wrote it as a preamble.
         calls = [place for place, (_, block) in enumerate(blocks) if isinstance(block, ToolUseBlock | ServerUseBlock)]
         texts = [place for place, (_, block) in enumerate(blocks) if isinstance(block, TextBlock) and block.text]
         hands_over = any(isinstance(block, ToolUseBlock) for _, block in blocks)
@@ -194,6 +198,8 @@ class HistoryReader:
         return (call, result) if call.call_id == result.call_id == known_id(block.tool_use_id) else None
 
     def _reasoning_items(self, at: str, block: ThinkingBlock) -> Sequence[Item]:
+        # A signature without text is reasoning that was omitted: the signature then contains it, sealed. Unsigned
+        # reasoning could be written by anybody, so it is refused.
         if self._seals is not None and block.thinking:
             if self._seals.signed(self._tenant, block.thinking, block.signature):
                 return [AssistantReasoning(block.thinking)]

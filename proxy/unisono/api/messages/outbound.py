@@ -49,6 +49,9 @@ from unisono.engine.collect import CollectedAnswer
 from unisono.engine.request import GenerationReport
 from unisono.errors import UnisonoError
 
+# -- templates of the stream
+# Only the JSON of the text differs between the deltas of one block.
+
 PING: Final = named_event(b"ping", b'{"type":"ping"}')
 _DELTA: Final = b'event: content_block_delta\ndata: {"type":"content_block_delta","index":%d,"delta":{"type":%b:'
 _TEXT, _THINKING, _JSON = b'"text_delta","text"', b'"thinking_delta","thinking"', b'"input_json_delta","partial_json"'
@@ -101,12 +104,15 @@ class MessageFrame:
 
         For omitted reasoning, it is the sealed reasoning itself.
         """
+        # The client returns the block with the next request. From the signature alone, the gateway then knows the
+        # reasoning.
         if self.thinking is Thinking.OMITTED:
             return self.seal([AssistantReasoning(closed.text, closed.tokens)], "")
         return self.sign(closed.text)
 
     def result(self, closed: Closed, ran: Ran) -> dict[str, Any]:
         """Return the result block of an emitted call."""
+        # The sealed call has its exact tokens. The block itself contains only its JSON.
         item = ran.item
         call = AssistantCall(item.call_id, item.name, closed.text, closed.tokens)
         return to_result(ran, self.seal([call, ToolResult(item.call_id, item.name, ran.text_for_model)], self.session))
@@ -211,7 +217,7 @@ class MessageEvents:
     def _message_start(self) -> bytes:
         self._has_started = True
         usage = {
-            "input_tokens": self._report.prompted,
+            "input_tokens": self._report.facts.prompt_tokens,
             "cache_creation_input_tokens": 0,
             "cache_read_input_tokens": 0,
             "output_tokens": 0,

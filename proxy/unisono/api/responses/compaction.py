@@ -79,6 +79,7 @@ async def compacted(deps: ResponsesDeps, sender: Sender, body: Mapping[str, Any]
     Raises the errors that would refuse a response, and StoreTooLarge for a conversation that can be neither
     summarized nor sealed.
     """
+    # Clients send the whole request of their conversation. Its output options do not apply to a summary.
     effective = {name: value for name, value in body.items() if name in EFFECTIVE_FIELDS}
     request = await validate_body({**effective, "reasoning": _reasoning(body.get("reasoning")), "store": False}, size)
     model = deps.resolve(request.model, sender.caller)
@@ -94,6 +95,7 @@ async def compacted(deps: ResponsesDeps, sender: Sender, body: Mapping[str, Any]
         result = await collect_run(stream)
     finally:
         await stream.aclose()
+    # The summary replaces everything that the model has seen, including earlier responses.
     history = (*past.earlier, *meaning_of(prepared.generation.input))
     preserved, sealed = shortened(history, summary_of(result), seals, sender.tenant)
     ignored = without_effect("", {name: value for name, value in body.items() if name not in EFFECTIVE_FIELDS})

@@ -98,6 +98,7 @@ def to_generation_request(
 
     Raises InvalidRequest for contradictory or unsupported fields, and NotFound for a reference to a missing item.
     """
+    # The tools fix the names of calls in the history, and the history decides which server tools were announced.
     toolbox = to_tools(request, servers)
     reading = InputConversion(known, names=ToolNames(reserved=(tool.name for tool in toolbox.tools)))
     reading.add(known.earlier)
@@ -142,6 +143,7 @@ def with_output_requirements(
 
     Raises InvalidRequest for requirements that cannot be met.
     """
+    # A request with a format but without tools must not lead to a call.
     form = request.form.to_answer_form("text.format") if request.form else None
     callable_ = bool(offer.toolbox.tools) or generation_request.server_tools is not None
     generation_request = rules.applied_to(generation_request)
@@ -166,6 +168,7 @@ def to_tools(request: ResponsesRequest, servers: tuple[ToolServer, ...]) -> Tool
 
 
 def to_preamble(request: ResponsesRequest, toolbox: Toolbox, today: str) -> Preamble:
+    # The default effort of gpt-oss, as in its own chat template.
     effort = request.reasoning.effort if request.reasoning else None
     return Preamble(request.instructions or "", toolbox.tools, effort or Effort.MEDIUM, today)
 
@@ -242,6 +245,7 @@ def _to_wire(item: InputItem, reading: InputConversion) -> Wire:
         summary = item.summary if isinstance(item.summary, list) else []
         sealed = {"encrypted_content": item.encrypted_content} if item.encrypted_content else {}
         return {"type": "reasoning", "summary": summary, "content": parts, **sealed}
+    # Items are listed as the client sent them, completed by the fields that the SDKs require.
     wire = item.model_dump(mode="json", exclude_none=True)
     match item.type:
         case "message":
@@ -273,6 +277,7 @@ def declared(
     """
     for position, tool in enumerate(tools):
         at = f"{path}.{position}"
+        # Namespaces may contain the names of builtin types, which are then plain functions.
         if path == "tools" and (tool.type == MCP or builtin_for(tool.type) in builtins):
             continue
         form = CallForm.CUSTOM if tool.type == "custom" else CallForm.FUNCTION

@@ -128,6 +128,8 @@ class InputConversion:
 
         This requires a stored item with that id and the same content.
         """
+        # The id alone proves nothing: a client may have edited the item. Only with equal content are the generated
+        # tokens what the client means.
         stored = self.known.stored_item(item_id) if item_id else None
         if stored is not None and stored.meaning and _bare(stored.meaning[-1]) == _bare(item):
             return stored.meaning
@@ -158,6 +160,8 @@ def _message(reading: InputConversion, item: InputItem, param: str) -> Sequence[
 def _reasoning(reading: InputConversion, input_item: InputItem, param: str) -> Sequence[Item]:
     assert isinstance(input_item, InputReasoning)
     text = join(input_item.content, param=f"{param}.content")
+    # Clients return reasoning in three ways: by its id, sealed, or as text. Stored and sealed reasoning has the exact
+    # tokens. Text that differs from them was edited and wins.
     stored = reading.known.stored_item(input_item.id) if input_item.id else None
     sealed = reading.known.opened(input_item.encrypted_content) if input_item.encrypted_content else None
     for own_items in (stored.meaning if stored else (), sealed or ()):
@@ -215,10 +219,12 @@ def _mcp_call(reading: InputConversion, item: InputItem, param: str) -> Sequence
     An approved call is replaced by its result, because the call is already in the history.
     """
     assert isinstance(item, InputMcpCall)
+    # A failed call has no output; the model then reads the error.
     output = text_of(item.output, param=f"{param}.output") or _error_text(item.error)
     stored = reading.known.stored_item(item.id) if item.id else None
     if stored is not None and _matches(stored, item.arguments, output) and reading.has_calls_of(stored.meaning):
         return stored.meaning
+    # The approval request already put the call into the history.
     request = reading.requests.get(item.approval_request_id or "")
     if request is not None:
         return (ToolResult(request.call_id, request.name, output),)
@@ -305,6 +311,7 @@ def _code_call(reading: InputConversion, item: InputItem, param: str) -> Sequenc
     ):
         return stored.meaning
     outputs = item.outputs if isinstance(item.outputs, list) else []
+    # Images and files among the outputs have no text for the model.
     logs = [output.get("logs") for output in outputs if isinstance(output, dict)]
     output = join((log for log in logs if isinstance(log, str)), param=f"{param}.outputs")
     call_id = item.id or reading.unnamed(param)
@@ -317,6 +324,8 @@ def _code_call(reading: InputConversion, item: InputItem, param: str) -> Sequenc
 
 def _sealed(reading: InputConversion, item: InputItem, param: str) -> Sequence[Item]:
     assert isinstance(item, InputSealed)
+    # A compaction of another server, or of another tenant, cannot be opened. The conversation continues without it,
+    # with a note.
     opened = reading.known.opened(item.encrypted_content) if item.encrypted_content else None
     if opened is None:
         reading.notes.append(f"{param}: no effect, because this gateway cannot decrypt it")

@@ -101,6 +101,7 @@ async def understood(
 
     `recalled` reads the prior state. Raises the error that refuses the request.
     """
+    # The lease is acquired before the conversation is read, so that no other response can append to it in between.
     model = deps.resolve(request.model, sender.caller)
     if request.conversation is None:
         prepared = await _understood(deps, sender, request, model, response_id, size, recalled)
@@ -146,6 +147,7 @@ async def _understood(
         lease=lease,
         size=size,
     )
+    # The answer costs a generation. A store that would refuse the result is therefore asked before it begins.
     if request.stored:
         await deps.store.check(replace(prepared.frame.stored(Status.IN_PROGRESS), input=prepared.generation.input))
     return prepared
@@ -169,8 +171,12 @@ async def assembled(
         past.earlier, (past.stored_items or {}).get, _opener(seals, sender.tenant), past.hosted, past.now
     )
     rules = deps.servers.for_model(model.tool_servers).for_caller(sender.caller)
+    # A server keeps the resources of a conversation, such as a shell or a browser page, for one session. Without a
+    # sticky key, every response has a session of its own.
     sticky = _sticky(sender, request, past, response_id)
     servers = _servers(sender, request, rules, sticky or f"{sender.tenant}\0{response_id}")
+    # The date of the first response stays in all later prompts: another date would change the prompt from its first
+    # line on.
     today = past.first_day or deps.today()
     parse = partial(
         to_generation_request,
@@ -192,6 +198,7 @@ async def assembled(
     generation = await off_loop(parse, size)
     approvals = Approvals(deps, sender.tenant, response_id, approvals_in(request, generation.request.server_tools))
     generation = replace(generation, request=approvals.attach_to(generation.request))
+    # The seal binds reasoning to its tenant, so that another tenant cannot send it back.
     seal = _sealer(seals, sender.tenant) if request.seals_reasoning else None
     frame = _frame(sender, request, past, model, generation, response_id, created_at, today, seal)
     return PreparedRequest(sender, request, generation, frame, approvals, lease, past.revision)
@@ -257,6 +264,7 @@ def _sticky(sender: Sender, request: ResponsesRequest, past: PriorState, respons
 
     It is the client's own key, or the first response or conversation.
     """
+    # Without a stored response there is nothing that later requests have in common, unless the client names it.
     if request.prompt_cache_key:
         origin = f"key {request.prompt_cache_key}"
     elif request.conversation is not None:

@@ -24,6 +24,7 @@ from unisono.engine.interventions.policy import (
     MAX_REGENERATIONS,
     MAX_TRIMS,
     OPENING,
+    REFUSED,
     HeaderAction,
     MessageKind,
     Obligation,
@@ -55,7 +56,7 @@ class InterventionController:
         self._refusals: frozenset[str] = frozenset()  # rules of the refusals that the model has read
         self.has_call_as_text = False  # a call of an undeclared tool was emitted as text
         self.step = StepInterventions()
-        self.tool_naming = ToolNaming(encoding, requirements.forced or ())
+        self.tool_naming = ToolNaming(encoding, requirements.tools.forced or ())
         self.enforced_kinds: frozenset[str] = frozenset()  # constraint kinds that the backend enforces
 
     # -- state of the answer
@@ -95,10 +96,8 @@ class InterventionController:
             self._trim(at, message)
         elif at.text is None:
             self._handle_header(at, message)
-        elif message is MessageKind.BARRED:
-            self._refuse(at, TOOL_NOT_ALLOWED)
-        elif message is MessageKind.UNDECLARED:
-            self._refuse(at, UNDECLARED_TOOL)
+        elif message in REFUSED:
+            self._refuse(at, TOOL_NOT_ALLOWED if message is MessageKind.BARRED else UNDECLARED_TOOL)
         else:
             self._regenerate(at, message)
 
@@ -123,7 +122,7 @@ class InterventionController:
         self.obligations.is_late = self.obligations.is_late or rule == REASONING_BUDGET
         if self.obligations.is_call_owed:
             self._force(place, rule=rule, closes=True)
-        elif rule == REASONING_BUDGET and self.requirements.tools:
+        elif rule == REASONING_BUDGET and self.requirements.tools.offered:
             self.step.pending = PromptEdit(place, closes=True, rule=rule)
         else:
             self._open_answer(place, rule=rule, closes=True)
@@ -194,7 +193,7 @@ class InterventionController:
             self.step.pending = PromptEdit(
                 at.start, self._spelling.written(at), constraint=self.requirements.constraint_for(at.header)
             )
-        elif self.step.has_skipped or not self.requirements.tools:
+        elif self.step.has_skipped or not self.requirements.tools.offered:
             self._open_answer(at.start, rule=REASONING_BUDGET)
         else:
             self.step.has_skipped = True
@@ -202,7 +201,7 @@ class InterventionController:
 
     def _force(self, place: int, *, rule: str = "", closes: bool = False) -> None:
         """Open the required call, or the beginning of a call if several tools are possible."""
-        forced = self.requirements.forced or ()
+        forced = self.requirements.tools.forced or ()
         if len(forced) == 1:
             header = header_for(forced[0])
             tokens = self._spelling.header(header)
@@ -286,12 +285,11 @@ class InterventionController:
         """
         if rule not in self._refusals:
             self._refusals |= {rule}
-            result = NOT_AVAILABLE if rule == TOOL_NOT_ALLOWED else self.requirements.no_such_tool(at.header)
+            result = NOT_AVAILABLE if rule == TOOL_NOT_ALLOWED else self.requirements.tools.no_such_tool(at.header)
             self.step.pending = PromptEdit(at.start, between=self._spelling.refused(at, result), rule=rule)
         elif rule == TOOL_NOT_ALLOWED or self.obligations.is_form_owed:
             self._open_answer(at.start, rule=rule)
         else:
             self.has_call_as_text = self.step.is_answering = True
-            self.step.pending = PromptEdit(
-                at.start, self._spelling.answer, body=self._spelling.call_as_text(at), rule=rule
-            )
+            body = self._spelling.call_as_text(at)
+            self.step.pending = PromptEdit(at.start, self._spelling.answer, body=body, rule=rule)

@@ -58,7 +58,7 @@ class MessageGate:
         is_inserted = message.end == step.header_end
         if is_inserted or self._controller.is_spent or (act is HeaderAction.SKIP and step.is_answering):
             return True
-        if kind is MessageKind.BARRED and not self._requirements.hold_calls:
+        if kind is MessageKind.BARRED and not self._requirements.tools.hold_calls:
             return False
         return act is HeaderAction.PASS or (
             act is HeaderAction.GUIDE and not self._controller.can_guide(message.header)
@@ -115,6 +115,7 @@ class BodyChecks:
 
     def __init__(self, requirements: OutputRequirements, violation: Violation | None) -> None:
         self._requirements = requirements
+        self._tools = requirements.tools
         self._violation = violation
 
     def check(self, message: MessageKind, header: Header, text: str, *, has_form: bool) -> tuple[BodyFault, str]:
@@ -133,19 +134,19 @@ class BodyChecks:
             return fault, text
         if not self.is_json_call(message, header):
             return BodyFault.NONE, text
-        schema = None if message is MessageKind.CALL else self._requirements.schemas.get(header.recipient.full_name)
+        schema = None if message is MessageKind.CALL else self._tools.schemas.get(header.recipient.full_name)
         return self._fault(text or "{}", schema, objects=True), text
 
     def is_json_call(self, message: MessageKind, header: Header) -> bool:
         """Return whether a message is a call whose arguments are checked here."""
-        requirements, recipient = self._requirements, header.recipient.full_name
-        if message not in CALLS or recipient in requirements.texts:
+        tools, recipient = self._tools, header.recipient.full_name
+        if message not in CALLS or recipient in tools.texts:
             return False
-        if header.recipient.kind is not RecipientKind.FUNCTION and recipient not in requirements.schemas:
+        if header.recipient.kind is not RecipientKind.FUNCTION and recipient not in tools.schemas:
             return False
         # For other calls the content type decides. The model reads error results about invalid calls of server tools.
         is_certain = message is not MessageKind.CALL
-        is_own = not requirements.has_server_tools or recipient in requirements.own
+        is_own = not tools.has_server_tools or recipient in tools.own
         return is_certain or (header.content_type in (None, "json") and is_own)
 
     def _fault(self, text: str, schema: Schema | None, *, objects: bool) -> BodyFault:

@@ -20,7 +20,7 @@ from unisono.engine.interventions.policy import CALLS, MessageKind, Obligation
 from unisono.engine.request import AllowedTools, ForcedCalls, GenerationRequest
 from unisono.harmony.builtin_tools import FUNCTIONS_OF, is_builtin
 from unisono.harmony.header import ANALYSIS, COMMENTARY, Header
-from unisono.harmony.recipients import FUNCTIONS, RecipientKind
+from unisono.harmony.recipients import FUNCTIONS
 from unisono.harmony.tools import ToolSet
 
 NO_ARGUMENTS: Final[Schema] = {"type": "object", "properties": {}, "additionalProperties": False}
@@ -34,15 +34,15 @@ UNMET_FORM: Final = "The answer does not have the form that was asked for."
 
 
 @dataclass(frozen=True, slots=True)
-class OutputRequirements:
-    """Requirements for the output of one answer.
+class ToolRequirements:
+    """Tools of one answer, and the calls that the client requires or allows.
 
-    `tools` are the offered recipients, in the order of their declaration. `forced` are those of which one has to be
+    `offered` are the offered recipients, in the order of their declaration. `forced` are those of which one has to be
     called; None if none has to. `allowed` are all that may be called; None for any. `schemas` are the argument schemas
     of tools that take JSON.
     """
 
-    tools: tuple[str, ...] = ()
+    offered: tuple[str, ...] = ()
     forced: tuple[str, ...] | None = None
     allowed: frozenset[str] | None = None
     schemas: Mapping[str, Schema] = field(default_factory=dict)
@@ -50,21 +50,61 @@ class OutputRequirements:
     strict: frozenset[str] = frozenset()
     has_server_tools: bool = False  # the model reads error results about invalid calls of tools outside `own`
     own: frozenset[str] = frozenset()  # the client's own tools
-    form: AnswerForm | None = None
-    budget: int | None = None
-    disabled_rules: frozenset[str] = frozenset()
     calls_allowed: bool = True
     hold_calls: bool = True
+    refuses_undeclared: bool = True  # a call of a function that is not offered is never emitted as a call
+
+    @property
+    def constraint_kinds(self) -> set[str]:
+        """Return the constraint kinds for the forced calls."""
+        forced = self.forced or ()
+        kinds = {constraint_of(self.schemas[name]).kind for name in forced if name in self.schemas}
+        if len(forced) > 1:
+            kinds.add(OneOf.kind)
+        return kinds
+
+    @property
+    def needs_constraints(self) -> bool:
+        """Return whether it matters which constraints a backend can enforce."""
+        # An invalid call of a client tool is generated again, under its schema if possible.
+        return self.forced is not None or bool(self.own and self.offered)
+
+    def call_kind(self, recipient: str, *, is_call_owed: bool) -> MessageKind:
+        """Return the role of a call."""
+        if is_call_owed and recipient in (self.forced or ()):
+            return MessageKind.WANTED
+        if recipient.startswith(FUNCTIONS) and recipient not in self.offered and self.refuses_undeclared:
+            return MessageKind.UNDECLARED
+        if self.allowed is not None and recipient not in self.allowed:
+            return MessageKind.BARRED
+        return MessageKind.STRICT if recipient in self.strict else MessageKind.CALL
+
+    def no_such_tool(self, header: Header) -> str:
+        """Return the result of a call of an undeclared tool: the names of the declared ones, the closest first."""
+        name = header.recipient.full_name.removeprefix(FUNCTIONS)
+        names = [tool.removeprefix(FUNCTIONS) for tool in self.offered]
+        close = get_close_matches(name, names, cutoff=0.5)
+        listed = [*close, *(other for other in names if other not in close)][:MAX_LISTED_TOOLS]
+        if not listed:
+            return f"There is no tool '{name}', and there are no other tools. Answer without tools."
+        return f"There is no tool '{name}'. Call one of these instead, or answer without: {', '.join(listed)}."
+
+
+@dataclass(frozen=True, slots=True)
+class OutputRequirements:
+    """Requirements for the output of one answer: its calls, its form and its limits."""
+
+    tools: ToolRequirements = field(default_factory=ToolRequirements)
+    form: AnswerForm | None = None
+    budget: int | None = None  # limit of reasoning tokens
+    disabled_rules: frozenset[str] = frozenset()
     # Nothing is emitted before the answer is complete, so that any part of it can still be replaced.
     whole: bool = False
 
     @property
     def constraint_kinds(self) -> frozenset[str]:
         """Return the constraint kinds that a backend should enforce."""
-        forced = self.forced or ()
-        kinds = {constraint_of(self.schemas[name]).kind for name in forced if name in self.schemas}
-        if len(forced) > 1:
-            kinds.add(OneOf.kind)
+        kinds = self.tools.constraint_kinds
         if self.form is not None:
             kinds.add(constraint_of(self.form.schema).kind)
         return frozenset(kinds)
@@ -72,8 +112,7 @@ class OutputRequirements:
     @property
     def needs_constraints(self) -> bool:
         """Return whether it matters which constraints a backend can enforce."""
-        # An invalid call of a client tool is generated again, under its schema if possible.
-        return self.forced is not None or self.form is not None or bool(self.own and self.tools)
+        return self.form is not None or self.tools.needs_constraints
 
     @property
     def detects_repetition(self) -> bool:
@@ -84,25 +123,7 @@ class OutputRequirements:
     def rejects_dangling_preambles(self) -> bool:
         """Return whether a turn that ends after a preamble is continued."""
         # Without tools, nothing can follow a preamble: then it is the answer.
-        return bool(self.tools) and DANGLING_PREAMBLE not in self.disabled_rules
-
-    def is_undeclared(self, header: Header) -> bool:
-        """Return whether a message calls a function that the request does not declare."""
-        # The model reads error results about unknown server tools, as about all other faults of their calls.
-        is_function = header.recipient.kind is RecipientKind.FUNCTION and not self.has_server_tools
-        return (
-            is_function and header.recipient.full_name not in self.tools and UNDECLARED_TOOL not in self.disabled_rules
-        )
-
-    def no_such_tool(self, header: Header) -> str:
-        """Return the result of a call of an undeclared tool: the names of the declared ones, the closest first."""
-        name = header.recipient.full_name.removeprefix(FUNCTIONS)
-        names = [tool.removeprefix(FUNCTIONS) for tool in self.tools]
-        close = get_close_matches(name, names, cutoff=0.5)
-        listed = [*close, *(other for other in names if other not in close)][:MAX_LISTED_TOOLS]
-        if not listed:
-            return f"There is no tool '{name}', and there are no other tools. Answer without tools."
-        return f"There is no tool '{name}'. Call one of these instead, or answer without: {', '.join(listed)}."
+        return bool(self.tools.offered) and DANGLING_PREAMBLE not in self.disabled_rules
 
     @property
     def form_constraint(self) -> Constraint:
@@ -113,24 +134,19 @@ class OutputRequirements:
         recipient = header.recipient.full_name
         if not recipient:
             return self.form_constraint
-        schema = self.schemas.get(recipient)
+        schema = self.tools.schemas.get(recipient)
         return None if schema is None else constraint_of(schema)
 
     def message_kind(self, header: Header, *, is_call_owed: bool, is_late: bool) -> MessageKind:
         """Return the role of a message. `is_late`: the reasoning budget is used up."""
         recipient = header.recipient.full_name
-        if header.is_call and self.calls_allowed:
-            if is_call_owed and recipient in (self.forced or ()):
-                return MessageKind.WANTED
-            if self.is_undeclared(header):
-                return MessageKind.UNDECLARED
-            if self.allowed is not None and recipient not in self.allowed:
-                return MessageKind.BARRED
-            return MessageKind.STRICT if recipient in self.strict else MessageKind.CALL
+        if header.is_call and self.tools.calls_allowed:
+            return self.tools.call_kind(recipient, is_call_owed=is_call_owed)
         if recipient or header.channel == ANALYSIS:
             return MessageKind.LATE_THOUGHT if is_late else MessageKind.THOUGHT
         # Without tools, nothing can follow a preamble.
-        return MessageKind.PREAMBLE if header.channel == COMMENTARY and self.tools else MessageKind.ANSWER
+        is_preamble = header.channel == COMMENTARY and self.tools.offered
+        return MessageKind.PREAMBLE if is_preamble else MessageKind.ANSWER
 
 
 class Obligations:
@@ -147,11 +163,11 @@ class Obligations:
 
     def __init__(self, requirements: OutputRequirements) -> None:
         self._requirements = requirements
-        self.is_call_owed = bool(requirements.forced)
+        self.is_call_owed = bool(requirements.tools.forced)
         self.is_form_owed = requirements.form is not None
         self.is_late = False  # the reasoning budget is used up
         self.is_unfit = False  # the answer does not have the required form
-        self.unmet = UNMET_NONE if requirements.forced == () else ""
+        self.unmet = UNMET_NONE if requirements.tools.forced == () else ""
 
     @property
     def next(self) -> Obligation:
@@ -228,19 +244,23 @@ def requirements_of(
     is_approved = any(_recipient(name, tools) in meant for name in approved)
     owed = isinstance(choice, ForcedCalls) and not is_approved
     return OutputRequirements(
-        tools=tuple(on_offer) if request.calls_allowed else (),
-        forced=tuple(name for name in on_offer if name in meant) if owed else None,
-        allowed=meant if isinstance(choice, AllowedTools) else None,
-        schemas=schemas,
-        texts=frozenset(name for name, tool in client.items() if tool.free_text),
-        strict=frozenset(name for name, tool in client.items() if tool.strict and request.calls_allowed),
-        has_server_tools=server_tools is not None,
-        own=frozenset(client),
+        tools=ToolRequirements(
+            offered=tuple(on_offer) if request.calls_allowed else (),
+            forced=tuple(name for name in on_offer if name in meant) if owed else None,
+            allowed=meant if isinstance(choice, AllowedTools) else None,
+            schemas=schemas,
+            texts=frozenset(name for name, tool in client.items() if tool.free_text),
+            strict=frozenset(name for name, tool in client.items() if tool.strict and request.calls_allowed),
+            has_server_tools=server_tools is not None,
+            own=frozenset(client),
+            calls_allowed=request.calls_allowed,
+            hold_calls=request.hold_calls,
+            # The model reads error results about unknown server tools, as about all other faults of their calls.
+            refuses_undeclared=server_tools is None and UNDECLARED_TOOL not in request.disabled_rules,
+        ),
         form=request.form if free else None,
         budget=request.reasoning_budget,
         disabled_rules=request.disabled_rules,
-        calls_allowed=request.calls_allowed,
-        hold_calls=request.hold_calls,
         whole=request.whole,
     )
 

@@ -115,6 +115,7 @@ class RedisStore(KeptKeys, RedisAccounts, RedisTraces):
         log: LogWrite,
         revision: int | None,
     ) -> None:
+        # The order of the arguments is that in which the script reads them.
         head, input, output = await self._encoded(response)
         anchor, retention = response.anchor, self._retention
         named = [*keys.response(tenant, anchor, response.id), *keys.lease(tenant, anchor)]
@@ -134,6 +135,9 @@ class RedisStore(KeptKeys, RedisAccounts, RedisTraces):
             *of_log(log),
         ]
         await self._link.act(scripts.SAVE, [*named, *keys.conversation(tenant, anchor)], args)
+        # An item is found by its id alone, and a response by an id of its own, although it lies under its
+        # conversation. A pointer may exist without its target, but a target is never acknowledged without its
+        # pointer.
         ttl = milliseconds(retention.response_s)
         pointers = self._index_commands(tenant, response.input + response.output, ["r", anchor, response.id], ttl)
         if anchor != response.id:
@@ -153,6 +157,7 @@ class RedisStore(KeptKeys, RedisAccounts, RedisTraces):
     async def responses(self, tenant: str, ids: Sequence[str]) -> tuple[StoredResponse | None, ...]:
         if not ids:
             return ()
+        # Most responses lie under their own id. One round trip reads them, and tells where the others lie.
         commands: list[Command] = [_record(tenant, id, id) for id in ids]
         commands += [("GET", keys.anchor(tenant, id)) for id in ids]
         answers = await self._link.read(*commands)
@@ -177,6 +182,7 @@ class RedisStore(KeptKeys, RedisAccounts, RedisTraces):
         if place is None:
             return None
         kind, *where = orjson.loads(place)
+        # Pointers name a conversation, or the anchor and the id of a response.
         if kind == "c":
             return await self.conversation_item(tenant, where[0], item)
         (record,) = await self._link.read(_record(tenant, *where))

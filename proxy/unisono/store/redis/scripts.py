@@ -150,6 +150,11 @@ class Script:
         object.__setattr__(self, "sha", hashlib.sha1(self.text.encode(), usedforsecurity=False).hexdigest())
 
 
+# Writes a response: its record, the rest of its event log and, with a revision, the items of its conversation.
+# - A new response must not exist. Equal content counts as written, so that a write may be repeated.
+# - A finished response does not change any more.
+# - The conversation must have the given revision, or must already contain these items (`last` is their digest).
+# - The end of a response closes its stream. The log then expires after the shorter `log_ttl`.
 SAVE = Script(
     """
 local record, stream, tokens, lease, fence, key, items, order = unpack(KEYS)
@@ -198,6 +203,8 @@ return {'ok'}
 """
 )
 
+# Appends events and tokens to the log of a response in progress. The event numbers are the stream ids, so that a
+# repeated event is recognised and a gap is refused.
 LOG = Script(
     """
 local record, stream, tokens, lease, fence = unpack(KEYS)
@@ -220,6 +227,9 @@ return {'ok'}
 """
 )
 
+# Takes over a response after its process stopped, under the lease of the new owner. Returns 0 if writes of the former
+# owner may have been lost in a failover. The mark `incomplete` remains on the record: a third process must learn it
+# too.
 INHERIT = Script(
     """
 local record, stream, tokens, lease, fence = unpack(KEYS)
@@ -236,6 +246,7 @@ return {'ok', {incomplete and 0 or 1, now}}
 """
 )
 
+# Deletes a response and its log. The publication wakes readers that wait for its next event.
 FORGET = Script(
     """
 local record, stream, tokens = unpack(KEYS)
@@ -246,6 +257,8 @@ return {'ok', there}
 """
 )
 
+# Creates a conversation with its first items. Items of an expired conversation with the same id may remain, because
+# its keys expire one by one. They are deleted.
 CREATE_CONVERSATION = Script(
     """
 local key, items, order = unpack(KEYS)
@@ -265,6 +278,8 @@ return {'ok'}
 """
 )
 
+# Appends items to a conversation. Only one writer holds its lease. With a revision, the items are appended only to
+# that state. A repetition of the last write is recognised by its digest.
 APPEND = Script(
     """
 local key, items, order, lease, fence = unpack(KEYS)
@@ -283,6 +298,8 @@ return {'ok', was.revision}
 """
 )
 
+# Reads items in the order of their positions. `after` is the id of an item with a prefix, or empty. Lua limits the
+# number of values that `unpack` returns, so the items are read in groups of 1,000.
 READ_ITEMS = Script(
     """
 local key, items, order = unpack(KEYS)
@@ -308,6 +325,7 @@ return {'ok', found}
     is_read=True,
 )
 
+# Replaces the metadata of a conversation if nobody changed it meanwhile; every write renews the lifetime of all keys.
 SET_HEAD = Script(
     """
 local key, items, order = unpack(KEYS)
@@ -323,6 +341,8 @@ return {'ok'}
 """
 )
 
+# Deletes one item. A conversation with a response in progress is refused, because that response was generated from
+# its items. Without a digest in `last`, an earlier write cannot count as a repetition.
 DELETE_ITEM = Script(
     """
 local key, items, order, lease, fence = unpack(KEYS)

@@ -22,10 +22,12 @@ def create(act: Transaction, tenant: str, conversation: StoredConversation, item
         "SELECT head, revision, last FROM conversations WHERE tenant = ? AND id = ? AND expires > ?",
         (tenant, conversation.id, act.now),
     ).fetchone()
+    # A repeated call finds exactly what it would write. The items are compared by their digest.
     if row is not None:
         if row == (head, 0, last):
             return
         raise refusal("exists")
+    # An expired conversation of the same id may still have rows.
     _forget(act, tenant, conversation.id)
     act.db.execute(
         "INSERT INTO conversations VALUES (?, ?, ?, 0, 0, 0, ?, ?)",
@@ -52,6 +54,7 @@ def _add(
     size += sum(len(data) for _, data in encoded)
     if size > act.bounds.conversation:
         raise refusal("large")
+    # Ids are unique in a conversation, because clients page by them.
     if len({item for item, _ in encoded}) != len(encoded):
         raise refusal("repeated")
     expires = act.now + act.retention.conversation_s
@@ -85,6 +88,7 @@ def append(
     if row is None:
         raise refusal("missing")
     current, upto, size, before = row
+    # This append is already written: its reply was lost. The check precedes the lease, which may have ended since.
     if revision is not None and current == revision + 1 and before == last:
         return int(current)
     check_lease(act, tenant, conversation, lease)
@@ -128,6 +132,7 @@ def _position(act: Transaction, tenant: str, conversation: str, item: str) -> in
     return row and int(row[0])
 
 
+# Conditions for reading in both directions from the position of an item.
 AFTER = {
     False: "position > ? ORDER BY position",
     True: "position < ? ORDER BY position DESC",
@@ -139,6 +144,7 @@ def items(
 ) -> tuple[StoredItem, ...] | None:
     if head(act, tenant, conversation) is None:
         return None
+    # Without `after`, the position lies outside of all items.
     start: int | None = (1 << 62) if newest_first else -1
     if after is not None:
         start = _position(act, tenant, conversation, after)
@@ -176,6 +182,7 @@ def delete_item(act: Transaction, tenant: str, conversation: str, item: str) -> 
         "DELETE FROM conversation_items WHERE tenant = ? AND conversation = ? AND id = ?",
         (tenant, conversation, item),
     )
+    # No digest remains in `last`: an append before the deletion must not count as repeated after it.
     act.db.execute(
         "UPDATE conversations SET revision = revision + 1, last = NULL, bytes = bytes - ?, expires = ? "
         "WHERE tenant = ? AND id = ?",

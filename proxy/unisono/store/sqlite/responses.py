@@ -27,6 +27,7 @@ def save(
         "SELECT head, input, output, terminal FROM responses WHERE tenant = ? AND id = ? AND expires > ?",
         (tenant, response.id, act.now),
     ).fetchone()
+    # The order of the checks is that of the Redis script `SAVE`, so that both stores refuse alike.
     if new and row is not None:
         if row[:3] == parts:
             return
@@ -49,6 +50,7 @@ def _write(
     act: Transaction, tenant: str, response: StoredResponse, new: bool, parts: tuple[bytes, bytes, bytes]
 ) -> None:
     expires = act.now + act.retention.response_s
+    # A finished response has its items. Its log serves only clients that reconnect, and is deleted earlier.
     log_expires = act.now + act.retention.log_s if response.status.terminal else expires
     head, input, output = parts
     terminal = response.status.terminal
@@ -68,6 +70,7 @@ def _write(
 
 def _append(act: Transaction, tenant: str, response: StoredResponse) -> None:
     expires = act.now + act.retention.response_s
+    # Clients refer to an item by its id alone. This table leads to the response or conversation that contains it.
     act.db.executemany(
         "REPLACE INTO places VALUES (?, ?, ?, NULL, ?)",
         [(tenant, item.id, response.id, expires) for item in response.input + response.output],
@@ -158,12 +161,14 @@ def _extend_tokens(act: Transaction, tenant: str, response: str, write: LogWrite
         raise refusal("gap")
     if not write.tokens:
         return
+    # Each write of tokens is one row, so that an append never rewrites earlier tokens.
     if first == upto:
         act.db.execute(
             "INSERT INTO tokens VALUES (?, ?, ?, ?, ?)",
             (tenant, response, first, after, codec.encode_tokens(write.tokens)),
         )
         return
+    # A repeated write must contain the same tokens and nothing new.
     there = tokens(act, tenant, response)
     if after > upto or there[first:after] != write.tokens:
         raise refusal("differs")
@@ -175,6 +180,7 @@ def events(act: Transaction, tenant: str, response: str, first: int, limit: int)
         "FROM responses AS r WHERE tenant = ? AND id = ? AND min(expires, log_expires) > ?",
         (tenant, response, act.now),
     ).fetchone()
+    # There is a log only if it has an event: a log that expired looks like none.
     if row is None or row[1] is None:
         return None
     terminal, last = row

@@ -24,6 +24,8 @@ from unisono.toolservers.browser.visited_pages import (
     lines_of,
 )
 
+# Names, defaults and error texts of the actions are those of the reference tool that gpt-oss was trained with. The
+# model reacts to them as it was trained.
 VIEW_TOKENS: Final = 1024
 MAX_RESULTS: Final = 20
 MAX_MATCHES: Final = 50
@@ -84,6 +86,7 @@ class Browser:
         if isinstance(id, str):
             page = await self._read(address(id), view_source)
         else:
+            # A number is a link of a page that is open. Without one, another part of the page itself is opened.
             page = session.get(cursor)
             if id >= 0:
                 if id >= len(page.targets):
@@ -93,6 +96,7 @@ class Browser:
                 page = known or await self._read(url, view_source)
             elif view_source and page.kind is PageKind.PAGE:
                 page = await self._read(page.url, view_source)
+        # A match is shown with some lines before it.
         if loc < 0:
             loc = 0 if line is None else line - LINES_BEFORE if line > LINES_BEFORE else line
         return self._view(session, page, "open", loc, num_lines)
@@ -104,6 +108,7 @@ class Browser:
             raise BrowsingError("Cannot run `find` on search results page or find results page")
         if not pattern.strip() or len(pattern) > MAX_QUERY_LENGTH:
             raise BrowsingError(f"`pattern` must have 1 to {MAX_QUERY_LENGTH} characters")
+        # Pages have up to megabytes of text.
         found = await asyncio.to_thread(found_page, page, cleaned(pattern).lower())
         return self._view(session, found, "find", 0)
 
@@ -188,6 +193,7 @@ def found_page(page: VisitedPage, pattern: str) -> VisitedPage:
     parts: list[str] = []
     targets: list[Target] = []
     at = 0
+    # Matches do not overlap: the lines of one match are not searched again.
     while at < len(lines) and len(targets) < MAX_MATCHES:
         if pattern not in lines[at].lower():
             at += 1

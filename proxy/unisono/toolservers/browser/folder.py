@@ -39,6 +39,7 @@ TEXT: Final = HTML | frozenset(_TEXT_NAMES.split())
 
 _WORD = re.compile(r"\w+")
 _HEADING = re.compile(r"^\s{0,3}#{1,6}\s+(.+)$", re.MULTILINE)
+# Parameters of BM25: saturation of the term frequency, and normalisation by the length of a document.
 _K1, _B = 1.2, 0.75
 _TITLE_WEIGHT = 4
 MAX_WORD_LENGTH = 40
@@ -84,6 +85,7 @@ class Folder:
         return url[:5].lower() == "file:"
 
     async def read(self, url: str) -> Document:
+        # The model may open a file that it knows, without a search before it.
         if not self._entries:
             await self._refreshed()
         entry = self._entries.get(_normalized(url))
@@ -107,6 +109,7 @@ class Folder:
         for path, stamp in _files(self._root):
             url = PREFIX + quote(path.relative_to(self._root).as_posix())
             known = self._entries.get(url)
+            # Only changed files are read again.
             if known is not None and known.stamp == stamp:
                 entries[url] = known
                 continue

@@ -149,9 +149,12 @@ def test_parameters_reach_the_backend(make_request: RequestFactory, backend: Any
         **make_request("an answer", temperature=0.25, seed=7, max_tokens=3, top_k=9, min_p=0.1, n=2)
     )
     assert [choice.finish_reason for choice in answer.choices] == ["length", "length"]
-    sent = [request.json for request in backend.fake.requests if request.path == "/v1/completions"][-1]
-    assert (sent["temperature"], sent["max_tokens"], sent["top_k"], sent["min_p"]) == (0.25, 3, 9, 0.1)
-    assert (sent["seed"], sent["model"]) in ((7, "openai/gpt-oss-20b"), (6, "openai/gpt-oss-20b"))
+    sent = [request.json for request in backend.fake.requests if request.path == "/v1/completions"][-2:]
+    for body in sent:
+        assert (body["temperature"], body["max_tokens"], body["top_k"], body["min_p"]) == (0.25, 3, 9, 0.1)
+        assert body["model"] == "openai/gpt-oss-20b"
+    # Every choice has its own seed, so that the choices differ.
+    assert sorted(body["seed"] for body in sent) == [6, 7]
 
 
 def test_an_answer_carries_the_unisono_object(make_request: RequestFactory) -> None:

@@ -13,6 +13,8 @@ from openai import OpenAI, pydantic_function_tool
 from openai_sdk.asking import WEATHER, chat_request, fold_chunks, only_call, scripted_request, unisono_fields
 from pydantic import BaseModel
 
+pytestmark = pytest.mark.slow
+
 NAMED_CHOICE = {"type": "function", "function": {"name": "get_weather"}}
 REFUSAL = "I would rather not."
 

@@ -46,7 +46,7 @@ def test_usage_reports_reasoning_tokens(demo: OpenAI) -> None:
     assert usage.prompt_tokens_details.cached_tokens is not None
 
 
-@pytest.mark.parametrize("question", ["Hello!", "What is 2 + 2?"])
+@pytest.mark.parametrize("question", ["Hello!", pytest.param("What is 2 + 2?", marks=pytest.mark.slow)])
 def test_a_stream_matches_the_whole_answer(demo: OpenAI, question: str) -> None:
     whole = demo.chat.completions.create(**chat_request(question))
     chunks = list(demo.chat.completions.create(**chat_request(question), stream=True))
@@ -91,7 +91,7 @@ def test_include_usage_adds_a_last_chunk(demo: OpenAI) -> None:
     assert all(chunk.usage is None and len(chunk.choices) == 1 for chunk in before)
 
 
-@pytest.mark.parametrize("stream", [False, True], ids=["whole", "stream"])
+@pytest.mark.parametrize("stream", [pytest.param(False, marks=pytest.mark.slow), True], ids=["whole", "stream"])
 def test_n_returns_several_choices(demo: OpenAI, stream: bool) -> None:
     answer: Any = demo.chat.completions.create(**chat_request("Hello!", n=2), stream=stream)
     completion = fold_chunks(answer) if stream else answer
@@ -101,7 +101,7 @@ def test_n_returns_several_choices(demo: OpenAI, stream: bool) -> None:
         assert choice.message.content == "Hello! How can I help you today?"
 
 
-@pytest.mark.parametrize("stream", [False, True], ids=["whole", "stream"])
+@pytest.mark.parametrize("stream", [pytest.param(False, marks=pytest.mark.slow), True], ids=["whole", "stream"])
 @pytest.mark.parametrize(
     ("fields", "content", "finish_reason"),
     [
@@ -164,7 +164,7 @@ def test_fields_without_effect_are_accepted_and_noted(demo: OpenAI) -> None:
     assert "store" not in noted
 
 
-@pytest.mark.parametrize("suffix", ["", "/", "/v1/"])
+@pytest.mark.parametrize("suffix", [*(pytest.param(suffix, marks=pytest.mark.slow) for suffix in ("", "/")), "/v1/"])
 def test_every_form_of_base_url_works(stage: Stage, connect: Callable[..., OpenAI], suffix: str) -> None:
     client = connect(stage.demo + suffix)
     assert client.chat.completions.create(**chat_request("ping")).choices[0].message.content == "pong"
@@ -220,6 +220,7 @@ async def test_the_async_client_gets_whole_and_streamed_answers(async_demo: Asyn
     assert fold_chunks([chunk async for chunk in stream]).choices[0].message.content == "pong"
 
 
+@pytest.mark.slow
 async def test_concurrent_requests_get_their_own_answers(async_demo: AsyncOpenAI) -> None:
     expected = {"ping": "pong", "What is 2 + 2?": "2 + 2 is 4.", "What color is the sky?": "The sky is blue."}
 
@@ -248,6 +249,8 @@ def test_closing_a_stream_frees_the_engine(demo: OpenAI, stage: Stage) -> None:
                 break
     pong = demo.chat.completions.create(**chat_request("ping"))
     assert pong.choices[0].message.content == "pong"
+    deadline = time.monotonic() + 30
     while metric(stage, "backend_requests_running"):
+        assert time.monotonic() < deadline
         time.sleep(0.1)
     assert metric(stage, "generation_tokens_total") - before < 12 * whole.completion_tokens

@@ -263,7 +263,7 @@ def test_every_reasoning_effort_is_accepted(scripted: OpenAI, effort: Any) -> No
     assert response.reasoning.effort in ("low", "medium", "high")
 
 
-@pytest.mark.parametrize("suffix", ["", "/", "/v1/"])
+@pytest.mark.parametrize("suffix", [*(pytest.param(suffix, marks=pytest.mark.slow) for suffix in ("", "/")), "/v1/"])
 def test_every_form_of_base_url_works(stage: Stage, connect: Callable[..., OpenAI], suffix: str) -> None:
     client = connect(stage.demo + suffix)
     response = client.responses.create(**to_ask("ping"))
@@ -281,6 +281,7 @@ async def test_the_async_client_gets_whole_and_streamed_responses(async_demo: As
     assert stored.output_text == "pong"
 
 
+@pytest.mark.slow
 async def test_concurrent_requests_get_their_own_answers(async_demo: AsyncOpenAI) -> None:
     expected = {"ping": "pong", "What is 2 + 2?": "2 + 2 is 4.", "What color is the sky?": "The sky is blue."}
 

@@ -21,7 +21,7 @@ def create_response(client: OpenAI, fields: dict[str, Any], stream: bool) -> Any
     return client.responses.retrieve(folded(watched(client, fields))["id"])
 
 
-@pytest.mark.parametrize("stream", [False, True], ids=["whole", "stream"])
+@pytest.mark.parametrize("stream", [pytest.param(False, marks=pytest.mark.slow), True], ids=["whole", "stream"])
 def test_the_tool_loop_continues_by_previous_response_id(demo: OpenAI, stream: bool) -> None:
     first = create_response(demo, to_ask(PARIS, tools=[WEATHER]), stream)
     call = call_in(first)
@@ -44,7 +44,14 @@ HISTORY_MODES: dict[str, tuple[bool, list[Any]]] = {
 }
 
 
-@pytest.mark.parametrize("mode", HISTORY_MODES)
+@pytest.mark.parametrize(
+    "mode",
+    [
+        pytest.param("stored, plain reasoning", marks=pytest.mark.slow),
+        pytest.param("not stored, plain reasoning", marks=pytest.mark.slow),
+        "not stored, encrypted reasoning",
+    ],
+)
 def test_the_tool_loop_continues_with_all_items_sent_back(demo: OpenAI, mode: str) -> None:
     store, include = HISTORY_MODES[mode]
     request: dict[str, Any] = to_ask(
@@ -59,6 +66,7 @@ def test_the_tool_loop_continues_with_all_items_sent_back(demo: OpenAI, mode: st
     assert third.output[0].type == "reasoning"
 
 
+@pytest.mark.slow
 def test_the_tool_loop_continues_with_plain_dictionaries(demo: OpenAI) -> None:
     request: dict[str, Any] = to_ask([{"role": "user", "content": PARIS}], tools=[WEATHER], store=False)
     output = demo.responses.create(**request).to_dict()["output"]
@@ -69,6 +77,7 @@ def test_the_tool_loop_continues_with_plain_dictionaries(demo: OpenAI) -> None:
     assert demo.responses.create(**request).output_text == ANSWER
 
 
+@pytest.mark.slow
 def test_sequential_calls_are_answered(demo: OpenAI) -> None:
     response = demo.responses.create(**to_ask("Compare the weather in London and Tokyo.", tools=[WEATHER]))
     locations = []

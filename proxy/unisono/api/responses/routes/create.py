@@ -91,6 +91,7 @@ async def _create(request: Request, api: ResponsesApi, dialect: Dialect) -> Resp
     parsed = await validate_body(body, size)
     notes = (NO_EFFECT,) if HEADER in request.headers and not parsed.stored else ()
     sender = Sender(request.state.caller, request.state.request_id, dialect, notes)
+    # A key can only return a response that is stored.
     claim = await claim_of(request, sender.tenant) if parsed.stored else None
     posted = ResponseCreation(deps, runner, sender, parsed, body, size)
     try:
@@ -201,11 +202,14 @@ class ResponseCreation:
         Raises ClientGone when the client disconnects during the wait for that response.
         """
         response_id = self._deps.new_id("resp_")
+        # Without a key, there is no earlier request to look for.
         if claim is None:
             await self._wait_for_record(response_id)
             return response_id
         while True:
             owner = await owner_of(self._deps, claim, response_id)
+            # The loop ends when this response has started, or the response of the key's owner has. A lost key leads
+            # to another attempt.
             if owner == response_id and await self._has_started(claim, response_id):
                 return response_id
             if owner != response_id:
