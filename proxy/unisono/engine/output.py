@@ -123,7 +123,7 @@ class OutputReader:
 
     @property
     def should_continue(self) -> bool:
-        """Return whether the model has to continue the answer after the last step, without calls between."""
+        """Return whether the model continues the answer after the last step, without calls."""
         return isinstance(self.next_step, ContinueTurn | OpenFinal) and self.stop_sequence is None
 
     @contextmanager

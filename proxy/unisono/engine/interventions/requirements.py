@@ -80,7 +80,7 @@ class ToolRequirements:
         return MessageKind.STRICT if recipient in self.strict else MessageKind.CALL
 
     def no_such_tool(self, header: Header) -> str:
-        """Return the result of a call of an undeclared tool: the names of the declared ones, the closest first."""
+        """Return the result of a call of an undeclared tool: the declared ones, the closest first."""
         name = header.recipient.full_name.removeprefix(FUNCTIONS)
         names = [tool.removeprefix(FUNCTIONS) for tool in self.offered]
         close = get_close_matches(name, names, cutoff=0.5)
