@@ -14,9 +14,10 @@ from dataclasses import dataclass, replace
 
 from tests.engine import test_plan
 from tests.engine.hosting import ANSWER, ENCODING, SEARCH, Servers, Talk, call, calls_of, tool
-from tests.engine.planning import FINAL, ask, turn
+from tests.engine.planning import FINAL, PARIS, PREAMBLE, WEATHER, ask, turn
 from tests.engine.scripted import Step
 from tests.engine.test_loop import decided, hosting, lost, other
+from tests.engine.test_unfinished_turns import UNKNOWN
 from tests.harmony.fold import items_of, new_router, rules_of
 from tests.harmony.recoveries import CASES, C, F, P, R
 from unisono.core.events import Event
@@ -104,6 +105,13 @@ PLANNED: Mapping[str, tuple[str, str]] = {
 }
 
 
+# Steps of a turn that ends early, or that calls a tool which does not exist.
+UNFINISHED: Mapping[str, list[str]] = {
+    "dangling-preamble": [PREAMBLE + "<|return|>", WEATHER + PARIS + "<|call|>"],
+    "undeclared-tool": [UNKNOWN, WEATHER + PARIS + "<|call|>"],
+}
+
+
 async def answer_examples() -> Mapping[str, Example]:
     found: dict[str, Example] = {}
     for rule, (name, condition) in PLANNED.items():
@@ -119,6 +127,9 @@ async def answer_examples() -> Mapping[str, Example]:
     reasoning_only = ["<|channel|>analysis<|message|>Hm.<|return|>", "It rains.<|return|>"]
     answered = await ask(reasoning_only, turn())
     found["analysis-only"] = Example(reasoning_only, visible(answered.events), answered.report.recoveries)
+    for rule, outputs in UNFINISHED.items():
+        answered = await ask(outputs, turn())
+        found[rule] = Example(outputs, visible(answered.events), answered.report.recoveries)
     answered = await ask([FINAL + "la " * 6000], turn(), spare=True)
     [(answer,)] = [answered.items]
     assert isinstance(answer, F)

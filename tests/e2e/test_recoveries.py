@@ -48,10 +48,11 @@ def mlx_script(request: dict[str, Any]) -> MlxScript:
 
 
 def config_without_regeneration(deployment: str) -> dict[str, Any]:
-    """Configuration without regeneration of broken calls: the scripts would repeat the output."""
+    """Configuration without another generation: the scripts would repeat the output."""
     config = config_of(deployment)
     for entry in config["model_list"]:
-        entry["unisono"] = {"recoveries": {"regenerated-call": False}}
+        rules = ("regenerated-call", "dangling-preamble", "undeclared-tool")
+        entry["unisono"] = {"recoveries": dict.fromkeys(rules, False)}
     return config
 
 

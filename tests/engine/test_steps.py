@@ -10,7 +10,17 @@ from unisono.core.conversation import AssistantCall, AssistantMessage, Assistant
 from unisono.core.events import Closed, HostedCall, Listing, Reasoning, Text, ToolCall
 from unisono.core.generation import FinishReason
 from unisono.core.tools import ServerToolCall
-from unisono.engine.steps import AnswerDone, AnswerState, Generate, OpenFinal, RunTools, Step, next_step, to_item
+from unisono.engine.steps import (
+    AnswerDone,
+    AnswerState,
+    ContinueTurn,
+    Generate,
+    OpenFinal,
+    RunTools,
+    Step,
+    next_step,
+    to_item,
+)
 
 LENGTH = FinishReason.LENGTH
 CALLS = (ServerToolCall("call_1", "docs__search", "{}", (4,)),)
@@ -20,6 +30,14 @@ RAN = replace(CALLED, has_run=True)
 CASES: dict[str, tuple[AnswerState, Step]] = {
     "answer or client call": (AnswerState(has_output=True), AnswerDone()),
     "only reasoning or empty output": (AnswerState(), OpenFinal()),
+    "preamble": (AnswerState(has_output=True, is_dangling=True), ContinueTurn()),
+    "second preamble": (
+        AnswerState(has_output=True, is_dangling=True, was_continued=True),
+        OpenFinal("dangling-preamble"),
+    ),
+    "preamble up to the limit": (AnswerState(LENGTH, has_output=True, is_dangling=True), AnswerDone()),
+    "preamble and an incomplete call": (AnswerState(has_output=True, is_dangling=True, cut_call=True), AnswerDone()),
+    "preamble and a server call": (replace(CALLED, has_output=True, is_dangling=True), RunTools(CALLS)),
     "reasoning up to the limit": (AnswerState(LENGTH), AnswerDone()),
     "reasoning and an incomplete call": (AnswerState(cut_call=True), AnswerDone()),
     "only reasoning in an opened answer": (AnswerState(is_final_open=True), AnswerDone()),

@@ -11,14 +11,18 @@ from typing import Final
 
 # Names of rules that several modules report or compare.
 CODE_FENCE: Final = "code-fence"
+DANGLING_PREAMBLE: Final = "dangling-preamble"
 REASONING_BUDGET: Final = "reasoning-budget"
 REGENERATED_ANSWER: Final = "regenerated-answer"
 REGENERATED_CALL: Final = "regenerated-call"
 REPETITION: Final = "repetition"
 TOOL_NOT_ALLOWED: Final = "tool-not-allowed"
+UNDECLARED_TOOL: Final = "undeclared-tool"
 
 # Rules that a request may switch off.
-SWITCHABLE: Final = frozenset({REGENERATED_CALL, REGENERATED_ANSWER, CODE_FENCE, REPETITION})
+SWITCHABLE: Final = frozenset(
+    {REGENERATED_CALL, REGENERATED_ANSWER, CODE_FENCE, REPETITION, DANGLING_PREAMBLE, UNDECLARED_TOOL}
+)
 
 # Recoveries from malformed Harmony output.
 PARSING_RULES: Final[Mapping[str, str]] = {
@@ -64,12 +68,16 @@ OF_THE_ANSWER: Final[Mapping[str, str]] = {
     "analysis-only": "The model stopped after its reasoning, without an answer; an answer was opened and the model "
     "continued.",
     CODE_FENCE: "A code fence surrounded an answer that must be JSON; the fence was removed.",
+    DANGLING_PREAMBLE: "The model ended its turn after a preamble, without a call or an answer; it continued. The "
+    "second time, an answer was opened.",
     REASONING_BUDGET: "The reasoning budget was used up; the model had to answer or to call a tool.",
     REGENERATED_ANSWER: "An answer did not have the required format; it was generated again.",
     REGENERATED_CALL: "A call had invalid arguments; it was generated again.",
     REPETITION: "The output repeated itself. Reasoning was closed, blanks in JSON were removed, or the output was "
     "stopped.",
     TOOL_NOT_ALLOWED: "The model called a tool that the request does not allow; the call was not emitted.",
+    UNDECLARED_TOOL: "The model called a tool that the request does not declare, and was informed of the declared "
+    "tools. The second time, the call was emitted as text.",
 }
 
 # Recoveries from invalid calls of server tools.

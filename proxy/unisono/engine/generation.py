@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator, Iterator, Sequence
 from contextlib import aclosing
 from dataclasses import replace
+from typing import Final
 
 from unisono.core.events import Closed, Delta, Event, Finished, Repaired
 from unisono.core.generation import FinishReason
@@ -24,6 +25,8 @@ from unisono.engine.prompt_builder import PromptBuilder
 from unisono.engine.request import BatchStream, GenerationReport, GenerationRequest
 from unisono.engine.step_runner import StepRunner, replay_journal, settled
 from unisono.errors import BackendError, CannotGoOn, ContextTooLong
+
+CALL_AS_TEXT: Final = "the model called a tool that the request does not declare; the answer contains the call as text"
 
 
 class HarmonyGeneration(BatchStream):
@@ -227,13 +230,14 @@ class HarmonyGeneration(BatchStream):
                         yield batch
                 runner.session.resume()
                 events = []
-            elif reader.should_open_final:
+            elif reader.should_continue:
                 slot = await runner.slot(builder, reader)
-                if not await builder.has_room(reader.items.context_of_final, slot.capabilities, reader.token_count):
+                context = reader.items.next_context(reader.next_step)
+                if not await builder.has_room(context, slot.capabilities, reader.token_count):
                     yield [*events, await self._finish(runner, builder, reader, FinishReason.LENGTH)]
                     return
                 # One batch: there is no token between its events at which a journal could be cut.
-                yield [*events, *reader.open_final()]
+                yield [*events, *reader.start_next_step()]
                 continue
             if reader.is_complete:
                 yield [*events, await self._finish(runner, builder, reader, reason)]
@@ -249,6 +253,8 @@ class HarmonyGeneration(BatchStream):
         runner.session.pause()
         finished = reader.finish(reason)
         request = self._request
+        if reader.transcript.controller.has_call_as_text:
+            self.report.notes.append(CALL_AS_TEXT)
         self.report.unmet = reader.transcript.controller.obligations.unmet
         self._deps.memory.record(
             request.tenant,

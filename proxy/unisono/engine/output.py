@@ -28,6 +28,7 @@ from unisono.engine.steps import (
     AnswerDone,
     AnswerItems,
     AnswerState,
+    ContinueTurn,
     Generate,
     OpenFinal,
     RunTools,
@@ -48,8 +49,8 @@ class OutputReader:
     """Reader of one answer, step by step.
 
     Call order for each step: `start_generation`, `set_source`, `feed` (repeatedly), `end_generation`. Then act on
-    `next_step`: call `open_final`, or run the calls of `round`. `final_header` returns the tokens that open an answer
-    on `final`. `recoveries` collects rule names, each once.
+    `next_step`: call `start_next_step`, or run the calls of `round`. `final_header` returns the tokens that open an
+    answer on `final`. `recoveries` collects rule names, each once.
     """
 
     def __init__(
@@ -69,14 +70,14 @@ class OutputReader:
         # calls of server tools that run after the last step
         self.round = None if hosted is None else ToolRound(hosted, conversation)
         self._filter = None if hosted is None else ServerToolFilter(hosted, parallel_calls=request.parallel_calls)
-        self.items = AnswerItems(self._filter)
+        rejects_preambles = self.transcript.controller.requirements.rejects_dangling_preambles
+        self.items = AnswerItems(self._filter, rejects_preambles=rejects_preambles)
         self._stops = StopStrings(request.stop) if request.stop else None
         self._recoveries = recoveries
         self._final_header = final_header
         self._state = AnswerState()  # at the end of the last step
         self.tokens_before_step = 0  # tokens generated in earlier steps
-        # length of the journal before anything is generated
-        self.known_length = len(request.journal or self.transcript.journal.numbers)
+        self.known_length = len(request.journal or self.transcript.journal.numbers)  # journal length at the start
         calls = () if self.round is None else tuple(self.round.calls)
         self.next_step: Step = RunTools(calls) if calls else Generate()  # action after the last step
 
@@ -121,9 +122,9 @@ class OutputReader:
         return self._state.has_run and isinstance(self.next_step, AnswerDone)
 
     @property
-    def should_open_final(self) -> bool:
-        """Return whether the gateway has to open the answer after the last step."""
-        return isinstance(self.next_step, OpenFinal) and self.stop_sequence is None
+    def should_continue(self) -> bool:
+        """Return whether the model continues the answer after the last step, without calls."""
+        return isinstance(self.next_step, ContinueTurn | OpenFinal) and self.stop_sequence is None
 
     @contextmanager
     def detached(self) -> Iterator[None]:
@@ -175,11 +176,11 @@ class OutputReader:
             events += self._record([Repaired(LATE_CALL, self.token_count)])
         return events
 
-    def open_final(self) -> list[Event]:
-        """Begin another step, in the answer that is opened for it."""
-        assert isinstance(self.next_step, OpenFinal)
+    def start_next_step(self) -> list[Event]:
+        """Begin the step that follows without calls: the model continues, or its answer is opened."""
+        assert isinstance(self.next_step, ContinueTurn | OpenFinal)
         self._end_step()
-        return self._start_final(self.next_step)
+        return self._start_step(self.next_step)
 
     def finish(self, reason: FinishReason) -> Finished:
         """Return the last event; its usage does not include the prompt."""
@@ -238,10 +239,10 @@ class OutputReader:
         self.next_step = next_step(self._state)
         match self.next_step:
             case Generate():
-                self.items.start_step(is_final_open=False)
+                self.items.start_step(self.next_step)
                 self.transcript.start_step((), is_first=False)
             case OpenFinal():
-                return self._start_final(self.next_step)
+                return self._start_step(self.next_step)
             case _:
                 pass
         return []
@@ -269,9 +270,10 @@ class OutputReader:
 
     # -- internals
 
-    def _start_final(self, step: OpenFinal) -> list[Event]:
-        self.items.start_step(is_final_open=True)
-        self.transcript.start_step(self._final_header(), is_first=False)
+    def _start_step(self, step: ContinueTurn | OpenFinal) -> list[Event]:
+        self.items.start_step(step)
+        opening = self._final_header() if isinstance(step, OpenFinal) else ()
+        self.transcript.start_step(opening, is_first=False)
         return self._record([Repaired(step.rule, self.tokens_before_step)])
 
     def _end_step(self) -> None:
@@ -311,8 +313,8 @@ def replay(reader: OutputReader, journal: Sequence[int], opening: Tokens) -> lis
                 events += reader.replay_entry(part)
             case JournalMarker.STEP_ENDED:
                 events += reader.end_generation(FinishReason.STOP)
-                if isinstance(reader.next_step, OpenFinal):
-                    events += reader.open_final()
+                if reader.should_continue:
+                    events += reader.start_next_step()
             case tokens:
                 events += reader.feed(tokens)
     if reader.transcript.journal.numbers != list(journal):

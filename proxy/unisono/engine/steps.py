@@ -22,6 +22,7 @@ from unisono.core.conversation import (
 from unisono.core.events import Closed, Delta, Event, HostedCall, Listing, Opened, Reasoning, Text, ToolCall
 from unisono.core.events import Item as EventItem
 from unisono.core.generation import FinishReason
+from unisono.core.recovery_rules import DANGLING_PREAMBLE
 from unisono.core.tools import ServerToolCall
 
 # Names of rules (see `core.recovery_rules.RULES`).
@@ -38,6 +39,8 @@ class AnswerState:
     has_output: bool = False  # the step contains anything but reasoning
     has_final: bool = False  # the step contains text on `final`
     cut_call: bool = False
+    is_dangling: bool = False  # the step ends after a preamble that announces more
+    was_continued: bool = False  # the model was already asked to continue after a preamble
     is_final_open: bool = False  # the gateway opened the step's message, so its outcome is final
     calls: tuple[ServerToolCall, ...] = ()  # complete calls of server tools in the step
     has_run: bool = False  # the calls were run, which ends the step
@@ -62,10 +65,12 @@ class StepContext:
 
     `number` is the number of those steps. `items` are their items with the results of server tools; `results` are the
     results that a prompt already contains. With `is_final_open`, the prompt ends in the header of the answer.
+    `was_continued`: one of those steps ended after a preamble.
     """
 
     number: int = 0
     is_final_open: bool = False
+    was_continued: bool = False
     items: tuple[Item, ...] = ()
     results: tuple[ToolResult, ...] = ()
 
@@ -93,6 +98,13 @@ class Generate:
 
 
 @dataclass(frozen=True, slots=True)
+class ContinueTurn:
+    """Let the model continue the turn that it ended after a preamble."""
+
+    rule: str = DANGLING_PREAMBLE
+
+
+@dataclass(frozen=True, slots=True)
 class OpenFinal:
     """Open the answer that the model owes and let it continue."""
 
@@ -106,14 +118,15 @@ class RunTools:
     calls: tuple[ServerToolCall, ...]
 
 
-Step: TypeAlias = AnswerDone | Generate | OpenFinal | RunTools
+Step: TypeAlias = AnswerDone | Generate | ContinueTurn | OpenFinal | RunTools
 
 
 def next_step(answer: AnswerState) -> Step:
     """Return the next step of an answer.
 
-    Calls run while any are allowed, and the model continues after their results. If the answer contains only reasoning,
-    or no more calls are allowed, the final message is opened once. Otherwise the answer is complete.
+    Calls run while any are allowed, and the model continues after their results. After a dangling preamble it continues
+    once. If the answer contains only reasoning, no more calls are allowed, or a second preamble dangles, the final
+    message is opened once. Otherwise the answer is complete.
     """
     if answer.has_run:
         return _after_results(answer)
@@ -122,6 +135,8 @@ def next_step(answer: AnswerState) -> Step:
         return AnswerDone()
     if answer.calls and not answer.exhausted:
         return RunTools(answer.calls)
+    if answer.is_dangling and not answer.cut_call and not answer.is_final_open:
+        return OpenFinal(DANGLING_PREAMBLE) if answer.was_continued else ContinueTurn()
     if answer.has_output or answer.cut_call or answer.is_final_open:
         return AnswerDone()
     return OpenFinal(TOOLS_ENDED) if answer.calls else OpenFinal()
@@ -243,11 +258,13 @@ class ServerToolFilter:
 class AnswerItems:
     """Items of an answer: those of the current step, and those of the steps before it.
 
-    Without server tools, `step_filter` is None, and the items of the current step follow from its events.
+    Without server tools, `step_filter` is None, and the items of the current step follow from its events. With
+    `rejects_preambles`, a preamble without a call or an answer after it is not an answer.
     """
 
-    def __init__(self, step_filter: ServerToolFilter | None) -> None:
+    def __init__(self, step_filter: ServerToolFilter | None, *, rejects_preambles: bool) -> None:
         self._filter = step_filter
+        self._rejects_preambles = rejects_preambles
         self.context = StepContext()  # what the steps before the current one add to the conversation
         self._closed_before = 0  # number of `closed` items that belong to earlier steps
         self.closed: list[Closed] = []
@@ -264,10 +281,14 @@ class AnswerItems:
         results = (item for item in self.context.items if isinstance(item, ToolResult))
         self.context = replace(self.context, results=tuple(results))
 
-    def start_step(self, *, is_final_open: bool) -> None:
+    def start_step(self, step: Generate | ContinueTurn | OpenFinal) -> None:
         """Begin the generation of another step."""
-        self.context = replace(self.context, is_final_open=is_final_open)
+        self.context = self._context_of(step, self.context)
         self.start_generation()
+
+    def _context_of(self, step: Step, context: StepContext) -> StepContext:
+        was_continued = context.was_continued or isinstance(step, ContinueTurn)
+        return replace(context, is_final_open=isinstance(step, OpenFinal), was_continued=was_continued)
 
     def end_step(self) -> None:
         items = (*self.context.items, *self._of_step())
@@ -287,19 +308,23 @@ class AnswerItems:
     def results_by_call(self) -> dict[str, ToolResult]:
         return {item.call_id: item for item in self.context.items if isinstance(item, ToolResult)}
 
-    @property
-    def context_of_final(self) -> StepContext:
-        """Return the context of the next step, if it opens an answer."""
-        return StepContext(self.step + 1, is_final_open=True, items=(*self.context.items, *self._of_step()))
+    def next_context(self, step: Step) -> StepContext:
+        """Return the context of `step`, if it follows the current one without any calls."""
+        items = (*self.context.items, *self._of_step())
+        return self._context_of(step, replace(self.context, number=self.step + 1, items=items))
 
     def state(self, reason: FinishReason, *, cut_call: bool, exhausted: bool) -> AnswerState:
         """Return the state of the answer at the end of a step."""
+        output = [each.item for each in self.closed[self._closed_before :] if not isinstance(each.item, Reasoning)]
+        preambles = [item for item in output if isinstance(item, Text) and item.phase is Phase.COMMENTARY]
         closed = self.closed[self._closed_before :]
         return AnswerState(
             reason,
-            has_output=any(not isinstance(each.item, Reasoning) for each in closed),
-            has_final=any(isinstance(each.item, Text) and each.item.phase is Phase.FINAL for each in closed),
+            has_output=bool(output),
+            has_final=any(isinstance(item, Text) and item.phase is Phase.FINAL for item in output),
             cut_call=cut_call,
+            is_dangling=self._rejects_preambles and bool(preambles) and len(preambles) == len(output),
+            was_continued=self.context.was_continued,
             is_final_open=self.context.is_final_open,
             calls=() if self._filter is None else self._filter.calls,
             needs_client=any(isinstance(each.item, ToolCall) and each.complete for each in closed),

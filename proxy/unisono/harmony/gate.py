@@ -17,7 +17,7 @@ class Gate(Protocol):
         ...
 
     def is_buffered(self, header: Header) -> bool:
-        """Return whether a text is emitted only when complete, like a call."""
+        """Return whether a text or a call is emitted only when complete."""
         ...
 
     def closes(self, header: Header, text: str, *, held: bool) -> str | None:

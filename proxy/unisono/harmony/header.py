@@ -16,6 +16,7 @@ from unisono.harmony.recipients import (
     NOBODY,
     Recipient,
     RecipientKind,
+    may_be_tool,
     offered,
     read_recipient,
     respell,
@@ -99,6 +100,7 @@ class HeaderWords:
     plain_type: str | None = None
     stray: list[str] = field(default_factory=list)
     rules: list[str] = field(default_factory=list)
+    unknown_tool: str = ""  # recipient in the form of a tool's name that is not declared
 
     def note(self, rule: str) -> None:
         if rule not in self.rules:
@@ -111,13 +113,21 @@ def read_header(text: str, declared: frozenset[str] | None, *, role_given: bool,
     `role_given` means that `text` begins with the role, because the output contains the `<|start|>`. `supplied`
     means that repair inserted the start, so a bare channel word is expected.
     """
-    header = _read_header(text, declared, role_given, supplied)
+    header, unknown_tool = _read_header(text, declared, role_given, supplied)
     if header.recipient is not NOBODY or header.dropped or header.if_called is not NOBODY:
         return header
     # A word may look like a recipient by chance. The body decides: only a call has a JSON object.
     respelled = respell(text, declared)
-    called = header if respelled == text else _read_header(respelled, declared, role_given, supplied)
-    return replace(header, if_json=respelled_call(called), verbatim=False) if called.is_call else header
+    called = header if respelled == text else _read_header(respelled, declared, role_given, supplied)[0]
+    if called.is_call:
+        return replace(header, if_json=respelled_call(called), verbatim=False)
+    if not unknown_tool:
+        return header
+    # The same holds for the name of a tool that is not declared: arguments of a call are never text for the client.
+    rules = tuple(rule for rule in header.rules if rule not in ("not-a-tool", "type-as-recipient"))
+    recipient = Recipient(RecipientKind.FUNCTION, unknown_tool)
+    call = replace(header, channel=COMMENTARY, recipient=recipient, rules=rules, verbatim=False)
+    return replace(header, if_json=call, verbatim=False)
 
 
 def respelled_call(header: Header) -> Header:
@@ -125,7 +135,8 @@ def respelled_call(header: Header) -> Header:
     return replace(header, rules=tuple(dict.fromkeys((*header.rules, "recipient-spelling"))), verbatim=False)
 
 
-def _read_header(text: str, declared: frozenset[str] | None, role_given: bool, supplied: bool) -> Header:
+def _read_header(text: str, declared: frozenset[str] | None, role_given: bool, supplied: bool) -> tuple[Header, str]:
+    """Return the meaning of a header, and the name of a tool in it that is not declared."""
     *earlier, segment = text.split(S)
     words = HeaderWords()
     carried = _read_earlier(earlier, words, role_given)
@@ -141,8 +152,9 @@ def _read_header(text: str, declared: frozenset[str] | None, role_given: bool, s
         words.channels = words.channels or carried.channels
     header = _judge(words, declared, has_role=role_given or bool(earlier), supplied=supplied)
     if role:
-        return _foreign(role, header, words, declared)
-    return replace(header, verbatim=not header.rules and not supplied and _LEGAL.match(segment) is not None)
+        return _foreign(role, header, words, declared), ""
+    verbatim = not header.rules and not supplied and _LEGAL.match(segment) is not None
+    return replace(header, verbatim=verbatim), words.unknown_tool
 
 
 def as_offered(header: Header, declared: frozenset[str] | None, builtins: frozenset[str]) -> Header:
@@ -299,6 +311,7 @@ def _judge_recipient(words: HeaderWords, declared: frozenset[str] | None) -> Rec
         found = _bare_recipient(words, declared)
     if found is NOBODY and any(cleaned):
         words.note("not-a-tool")
+        words.unknown_tool = next(filter(may_be_tool, cleaned), "")
     if found.is_corrected or (bare and found is not NOBODY):
         words.note("recipient-spelling")
     return found

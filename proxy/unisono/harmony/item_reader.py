@@ -55,7 +55,7 @@ class ItemFactory:
     `new_call_id` returns the id of each tool call. With `hold_calls` a call is emitted only when it is complete;
     otherwise its arguments are emitted as they arrive, and a truncated call closes as incomplete. If `calls_allowed` is
     False, calls become reasoning, since nothing may run them. Without `parallel_calls`, only one call is emitted.
-    `gate` decides which texts are emitted only when complete.
+    `gate` decides which other messages are emitted only when complete.
     """
 
     # Rules.
@@ -91,7 +91,7 @@ class ItemFactory:
         gate, header = self._gate, part.header
         item = self._item(header)
         is_held = isinstance(item, ToolCall) and self._hold_calls
-        if isinstance(item, Text) and gate is not None:
+        if not is_held and not isinstance(item, Reasoning) and gate is not None:
             is_held = gate.is_buffered(header)
         is_visible = not is_held and self.is_allowed(item)
         # A message that was read as a whole has no header after which the prompt could end.

@@ -17,6 +17,12 @@ from unisono.harmony.builtin_tools import FUNCTIONS_OF, namespace
 FUNCTIONS = "functions."
 _ILLEGAL = re.compile("[^A-Za-z0-9_-]")
 _GLUED_TYPES = ("json", "code")
+_TOOL = re.compile(r"[A-Za-z_][A-Za-z0-9_.-]{0,127}")
+# Recipients that models write and that are never tools: roles, channels and content types.
+NO_TOOLS = frozenset(
+    {"assistant", "user", "system", "developer", "tool", "all", "functions", "functions."}
+    | {"analysis", "commentary", "final", "json", "code", "text"}
+)
 _PREFIX = re.compile(r"\A(?:functions?[.:/]+)+", re.IGNORECASE)
 # Any case, `:` for `=`, and no space after the preceding word. A name ends at a space, an argument or a marker.
 _LOOSE = re.compile(
@@ -99,6 +105,11 @@ def read_recipient(word: str, declared: frozenset[str] | None) -> Recipient:
 
 # Kinds of recipient that make a message a call.
 CALLS = frozenset({RecipientKind.FUNCTION, RecipientKind.HOSTED})
+
+
+def may_be_tool(word: str) -> bool:
+    """Return whether a recipient that is not declared has the form of a tool's name."""
+    return _TOOL.fullmatch(word) is not None and word.casefold() not in NO_TOOLS
 
 
 def offered(recipient: Recipient, declared: frozenset[str] | None, builtins: frozenset[str]) -> Recipient:

@@ -98,7 +98,6 @@ def to_generation_request(
 
     Raises InvalidRequest for contradictory or unsupported fields, and NotFound for a reference to a missing item.
     """
-    # The tools fix the names of calls in the history, and the history decides which server tools were announced.
     toolbox = to_tools(request, servers)
     reading = InputConversion(known, names=ToolNames(reserved=(tool.name for tool in toolbox.tools)))
     reading.add(known.earlier)

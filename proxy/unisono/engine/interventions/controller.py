@@ -17,17 +17,25 @@ from unisono.core.recovery_rules import (
     REGENERATED_CALL,
     REPETITION,
     TOOL_NOT_ALLOWED,
+    UNDECLARED_TOOL,
 )
 from unisono.engine.interventions.policy import (
     MAX_EDITS,
     MAX_REGENERATIONS,
     MAX_TRIMS,
     OPENING,
+    REFUSED,
     HeaderAction,
     MessageKind,
     Obligation,
 )
-from unisono.engine.interventions.prompt_edit import NONE_REJECTED, HeaderSpelling, PromptEdit, StepInterventions
+from unisono.engine.interventions.prompt_edit import (
+    NONE_REJECTED,
+    NOT_AVAILABLE,
+    HeaderSpelling,
+    PromptEdit,
+    StepInterventions,
+)
 from unisono.engine.interventions.requirements import Obligations, OutputRequirements
 from unisono.engine.interventions.tool_names import ToolNaming, header_for
 from unisono.harmony.encoding import Encoding
@@ -45,7 +53,8 @@ class InterventionController:
         self._spelling = HeaderSpelling(encoding)
         self.requirements = requirements
         self.obligations = Obligations(requirements)
-        self._has_refused = False  # a call of a tool that may not be called was refused once
+        self._refusals: frozenset[str] = frozenset()  # rules of the refusals that the model has read
+        self.has_call_as_text = False  # a call of an undeclared tool was emitted as text
         self.step = StepInterventions()
         self.tool_naming = ToolNaming(encoding, requirements.tools.forced or ())
         self.enforced_kinds: frozenset[str] = frozenset()  # constraint kinds that the backend enforces
@@ -87,8 +96,8 @@ class InterventionController:
             self._trim(at, message)
         elif at.text is None:
             self._handle_header(at, message)
-        elif message is MessageKind.BARRED:
-            self._refuse(at)
+        elif message in REFUSED:
+            self._refuse(at, TOOL_NOT_ALLOWED if message is MessageKind.BARRED else UNDECLARED_TOOL)
         else:
             self._regenerate(at, message)
 
@@ -269,13 +278,18 @@ class InterventionController:
         assert first is not None
         self.step.pending = PromptEdit(place, self._spelling.written(first), body=self._spelling.body(first))
 
-    def _refuse(self, at: Stopped) -> None:
+    def _refuse(self, at: Stopped, rule: str) -> None:
         """Insert the call with an error result that the model can read.
 
-        The second time, open the answer instead.
+        The second time, open the answer instead. A call of an undeclared tool then becomes the answer's text.
         """
-        if self._has_refused:
-            self._open_answer(at.start, rule=TOOL_NOT_ALLOWED)
-            return
-        self._has_refused = True
-        self.step.pending = PromptEdit(at.start, between=self._spelling.refused(at), rule=TOOL_NOT_ALLOWED)
+        if rule not in self._refusals:
+            self._refusals |= {rule}
+            result = NOT_AVAILABLE if rule == TOOL_NOT_ALLOWED else self.requirements.tools.no_such_tool(at.header)
+            self.step.pending = PromptEdit(at.start, between=self._spelling.refused(at, result), rule=rule)
+        elif rule == TOOL_NOT_ALLOWED or self.obligations.is_form_owed:
+            self._open_answer(at.start, rule=rule)
+        else:
+            self.has_call_as_text = self.step.is_answering = True
+            body = self._spelling.call_as_text(at)
+            self.step.pending = PromptEdit(at.start, self._spelling.answer, body=body, rule=rule)

@@ -65,9 +65,12 @@ class MessageGate:
         )
 
     def is_buffered(self, header: Header) -> bool:
+        message = self._obligations.message_kind(header)
+        if message is MessageKind.UNDECLARED:
+            return True
         # A backend that enforces a form may still break it off: a marker inside a string ends the message.
         is_free = self._controller.constraint is None or self._requirements.whole
-        return is_free and self._obligations.has_form(self._obligations.message_kind(header))
+        return is_free and self._obligations.has_form(message)
 
     def limits_blanks(self, header: Header) -> bool:
         message = self._obligations.message_kind(header)

@@ -31,6 +31,7 @@ class MessageKind(Enum):
     STRICT = auto()  # a call of a tool whose arguments have to match its schema
     CALL = auto()
     BARRED = auto()  # a call of a tool that may not be called
+    UNDECLARED = auto()  # a call of a tool that the request does not declare
 
 
 class HeaderAction(Enum):
@@ -52,6 +53,7 @@ _BY_OBLIGATION: Final[dict[Obligation, dict[MessageKind, HeaderAction]]] = {
         MessageKind.STRICT: HeaderAction.FORCE,
         MessageKind.CALL: HeaderAction.FORCE,
         MessageKind.BARRED: HeaderAction.FORCE,
+        MessageKind.UNDECLARED: HeaderAction.FORCE,
     },
     Obligation.FORM: {MessageKind.ANSWER: HeaderAction.GUIDE},
 }
@@ -88,7 +90,8 @@ class BodyAction(Enum):
 
     EMIT = auto()
     REGENERATE = auto()  # generate the message again; after the last attempt, emit it as it is
-    REFUSE = auto()  # tell the model that the tool is not available; the second time, open the answer
+    # Tell the model that the tool is not available. The second time, open the answer, or emit the call as text.
+    REFUSE = auto()
 
 
 # Message kinds whose schema is checked.
@@ -97,10 +100,13 @@ _JUDGED: Final = frozenset({MessageKind.WANTED, MessageKind.STRICT, MessageKind.
 # Message kinds that the client or the gateway has to process as calls.
 CALLS: Final = frozenset({MessageKind.WANTED, MessageKind.STRICT, MessageKind.CALL})
 
+# Message kinds of calls that are never emitted as calls.
+REFUSED: Final = frozenset({MessageKind.BARRED, MessageKind.UNDECLARED})
+
 # Action for a complete message that was not emitted, by message kind and fault.
 CLOSING: Final[dict[tuple[MessageKind, BodyFault], BodyAction]] = {
     (message, fault): BodyAction.REFUSE
-    if message is MessageKind.BARRED
+    if message in REFUSED
     else BodyAction.REGENERATE
     if fault is BodyFault.BROKEN or (fault is BodyFault.UNLIKE and message in _JUDGED)
     else BodyAction.EMIT

@@ -16,6 +16,7 @@ from unisono.core.generation import ALL_STOP_TOKENS, CALL, END, RETURN, Constrai
 from unisono.harmony.encoding import Encoding
 from unisono.harmony.gate import Stopped
 from unisono.harmony.header import FINAL, Header
+from unisono.harmony.recipients import FUNCTIONS
 
 MIN_REDRAW_TEMPERATURE: Final = 0.6  # lowest temperature of an attempt that repeats a rejected one
 SEED_BYTES: Final = 4
@@ -170,9 +171,14 @@ class HeaderSpelling:
         """Return the message without its body."""
         return (*self._start, *self.written(at), END)
 
-    def refused(self, at: Stopped) -> Tokens:
-        """Return the call as the model wrote it, with a result that states why it was not run."""
+    def refused(self, at: Stopped, reason: str) -> Tokens:
+        """Return the call as the model wrote it, with the result `reason`, which states why it was not run."""
         header = f"<|start|>{at.header.recipient.full_name} to=assistant<|channel|>{at.header.channel}<|message|>"
         body = self._encoding.encode_generated(at.text or "")
-        result = (*self._encoding.encode_marked(header), *self._encoding.encode_text(NOT_AVAILABLE), END)
+        result = (*self._encoding.encode_marked(header), *self._encoding.encode_text(reason), END)
         return (*self._start, *self.written(at), *body, CALL, *result)
+
+    def call_as_text(self, at: Stopped) -> Tokens:
+        """Return the body of an answer that shows the call, with its terminator."""
+        text = f"{at.header.recipient.full_name.removeprefix(FUNCTIONS)}({at.text or ''})"
+        return (*self._encoding.encode_generated(text), RETURN)

@@ -8,12 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
+from difflib import get_close_matches
 from typing import Final
 
 from unisono.core.conversation import AnswerForm
 from unisono.core.generation import AnyJson, Constraint, JsonSchema, OneOf
 from unisono.core.ports import Schema
-from unisono.core.recovery_rules import REPETITION
+from unisono.core.recovery_rules import DANGLING_PREAMBLE, REPETITION, UNDECLARED_TOOL
 from unisono.core.tools import HostedTool
 from unisono.engine.interventions.policy import CALLS, MessageKind, Obligation
 from unisono.engine.request import AllowedTools, ForcedCalls, GenerationRequest
@@ -23,6 +24,8 @@ from unisono.harmony.recipients import FUNCTIONS
 from unisono.harmony.tools import ToolSet
 
 NO_ARGUMENTS: Final[Schema] = {"type": "object", "properties": {}, "additionalProperties": False}
+
+MAX_LISTED_TOOLS: Final = 30  # in the error result of a call of an undeclared tool
 
 UNMET_CALL: Final = "The model did not call a tool that it had to call."
 UNMET_NONE: Final = "None of the tools that had to be called is available."
@@ -49,6 +52,7 @@ class ToolRequirements:
     own: frozenset[str] = frozenset()  # the client's own tools
     calls_allowed: bool = True
     hold_calls: bool = True
+    refuses_undeclared: bool = True  # a call of a function that is not offered is never emitted as a call
 
     @property
     def constraint_kinds(self) -> set[str]:
@@ -69,9 +73,21 @@ class ToolRequirements:
         """Return the role of a call."""
         if is_call_owed and recipient in (self.forced or ()):
             return MessageKind.WANTED
+        if recipient.startswith(FUNCTIONS) and recipient not in self.offered and self.refuses_undeclared:
+            return MessageKind.UNDECLARED
         if self.allowed is not None and recipient not in self.allowed:
             return MessageKind.BARRED
         return MessageKind.STRICT if recipient in self.strict else MessageKind.CALL
+
+    def no_such_tool(self, header: Header) -> str:
+        """Return the result of a call of an undeclared tool: the declared ones, the closest first."""
+        name = header.recipient.full_name.removeprefix(FUNCTIONS)
+        names = [tool.removeprefix(FUNCTIONS) for tool in self.offered]
+        close = get_close_matches(name, names, cutoff=0.5)
+        listed = [*close, *(other for other in names if other not in close)][:MAX_LISTED_TOOLS]
+        if not listed:
+            return f"There is no tool '{name}', and there are no other tools. Answer without tools."
+        return f"There is no tool '{name}'. Call one of these instead, or answer without: {', '.join(listed)}."
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,6 +118,12 @@ class OutputRequirements:
     def detects_repetition(self) -> bool:
         """Return whether the gateway ends output that repeats itself."""
         return REPETITION not in self.disabled_rules
+
+    @property
+    def rejects_dangling_preambles(self) -> bool:
+        """Return whether a turn that ends after a preamble is continued."""
+        # Without tools, nothing can follow a preamble: then it is the answer.
+        return bool(self.tools.offered) and DANGLING_PREAMBLE not in self.disabled_rules
 
     @property
     def form_constraint(self) -> Constraint:
@@ -233,6 +255,8 @@ def requirements_of(
             own=frozenset(client),
             calls_allowed=request.calls_allowed,
             hold_calls=request.hold_calls,
+            # The model reads error results about unknown server tools, as about all other faults of their calls.
+            refuses_undeclared=server_tools is None and UNDECLARED_TOOL not in request.disabled_rules,
         ),
         form=request.form if free else None,
         budget=request.reasoning_budget,
