@@ -171,7 +171,9 @@ def _hosting(server_tools: ServerTools) -> dict[str, Json]:
 
 def _to_hosting(hosting: Mapping[str, Any]) -> ServerTools:
     if hosting["decisions"]:
-        raise InvalidRequest("The turn began with calls that somebody had approved; those are in no recording.")
+        raise InvalidRequest(
+            "This recording cannot be replayed: the answer began with approved tool calls, which are not recorded."
+        )
     servers = tuple(ToolServer(label=one["label"], builtin=one["builtin"]) for one in hosting["servers"])
     return ServerTools(
         servers,

@@ -177,7 +177,11 @@ class GroupFailoverRoute:
         return not self._moved and kind in DEATHS and not (self._paused and kind is BreakerFailure.ERROR)
 
     def _pause_s(self, error: UnisonoError, *, resumes: bool, pending: bool) -> float | None:
-        """Return the seconds until a failed deployment may be retried; None if none may."""
+        """Return the seconds until a failed deployment may be retried; None if none may.
+
+        `resumes`: the answer has begun and would be continued. `pending`: the failure of the current deployment is not
+        recorded yet.
+        """
         assert self._at is not None
         back = self._back | (self._at[1].candidate.bit if pending and _is_transient(error) else 0)
         groups = (self._group, *self._larger, *self._fallbacks)
