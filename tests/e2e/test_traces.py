@@ -35,7 +35,8 @@ RECOVERY_LINE = "^ missing-end: A message began inside another; the first was cl
 def config_with_recording(*deployments: str, **traces: Any) -> dict[str, Any]:
     config = config_of(*deployments, unisono={"traces": {"mode": "all", "keep": MAX_RECORDINGS, **traces}})
     for entry in config["model_list"]:
-        entry["unisono"] = {"recoveries": {"regenerated-call": False}}
+        rules = ("regenerated-call", "dangling-preamble", "undeclared-tool")
+        entry["unisono"] = {"recoveries": dict.fromkeys(rules, False)}
     return config
 
 

@@ -61,7 +61,8 @@ def scripted_config(url: str, free: str, closed: str, tools: dict[str, str]) -> 
 
     return {
         "model_list": [
-            model("scripted"),
+            # Scripts give their output again for every request, so a turn cannot be continued.
+            model("scripted", ours={"recoveries": {"dangling-preamble": False}}),
             model("openai/gpt-oss-20b"),
             model("one-at-a-time", max_parallel_requests=1),
             model("impatient", stream_timeout=0.5),
