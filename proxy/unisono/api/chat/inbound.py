@@ -105,6 +105,7 @@ def to_generation_request(
         caller=caller,
         request_id=request_id,
         surface="chat",
+        recoveries=request.recoveries,
         server_tools=hosting,
         choice=to_choice(requested, OfferedTools(toolbox, hosts=hosting is not None), requested_at),
         form=form,
@@ -112,7 +113,7 @@ def to_generation_request(
         sticky=_sticky(request, caller),
     )
     generation_request = rules.applied_to(generation_request)
-    notes = [*_notes_on(request, generation_request, requested_at), *toolbox.notes, *notes]
+    notes = [*_notes_on(request, generation_request, requested_at), *toolbox.notes, *request.media_notes, *notes]
     return ChatGeneration(
         request=generation_request,
         choices=request.n or 1,

@@ -119,6 +119,7 @@ def to_generation_request(
         caller=caller,
         request_id=request_id,
         surface="responses",
+        recoveries=request.recoveries,
         seed=seed,
         truncate=request.truncation == "auto",
         keeps_date=dated,
@@ -132,7 +133,7 @@ def to_generation_request(
 
 def notes_of(request: ResponsesRequest, toolbox: Toolbox, reading: InputConversion) -> tuple[str, ...]:
     """Return notes on fields that were accepted without effect."""
-    return (*notes_on_fields(request), *toolbox.notes, *reading.notes)[:MAX_NOTES]
+    return (*notes_on_fields(request), *toolbox.notes, *request.media_notes, *reading.notes)[:MAX_NOTES]
 
 
 def with_output_requirements(
