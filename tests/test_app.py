@@ -89,7 +89,7 @@ REFUSED: dict[str, tuple[list[dict[str, Any]], str]] = {
     "unknown recovery": (
         [entry("gpt-oss", "vllm/a", unisono={"recoveries": {"repetition": "off", "typos": "off"}})],
         "model_list[0].unisono.recoveries.typos: `typos` is not a rule that can be switched off; rules: code-fence, "
-        "regenerated-answer, regenerated-call, repetition",
+        "dangling-preamble, regenerated-answer, regenerated-call, repetition, undeclared-tool",
     ),
     "model other than gpt-oss": (
         [entry("qwen", "mlx/qwen3")],

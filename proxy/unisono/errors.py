@@ -97,11 +97,6 @@ class InternalError(UnisonoError):
     """Fault of the gateway itself."""
 
 
-# -- faults of the request: 400 to 431
-# The caller can correct them. Except after a timeout, a repetition without a change fails again, so most of these
-# answers carry `x-should-retry: false` (see `api/error_responses.py`).
-
-
 class InvalidRequest(UnisonoError):
     status, type, code = 400, "invalid_request_error", "invalid_value"
 
@@ -199,10 +194,6 @@ class ConnectionTooOld(InvalidRequest):
     code = "websocket_connection_limit_reached"
 
 
-# -- limits of keys: 429
-# The vendors' clients wait for `Retry-After` and repeat the request. `type` tells them which kind of limit it was.
-
-
 class LimitReached(UnisonoError):
     """Limit of a key exceeded; `quota` is the key's status, if known."""
 
@@ -230,10 +221,6 @@ class QuotaExceeded(LimitReached):
     type, code = "insufficient_quota", "insufficient_quota"
 
 
-# -- access: 401 and 403
-# The messages for a forbidden model or tool server and a missing one are equal, so that nobody can probe for names.
-
-
 class NotAuthenticated(UnisonoError):
     status, type, code = 401, "invalid_request_error", "invalid_api_key"
 
@@ -252,11 +239,6 @@ class ToolServerNotAllowed(NotAllowed):
     """Forbidden tool server; all reasons read alike, to reveal nothing about the network."""
 
     code = "tool_server_not_allowed"
-
-
-# -- backends: mostly 502 to 504
-# The failover policy (`engine/failover.py`) and the circuit breaker (`routing/circuit_breaker.py`) decide by these
-# classes. `permanent` and `symptom` refine them where the adapter knows more.
 
 
 class BackendError(UnisonoError):
@@ -327,10 +309,6 @@ class ConstraintRefused(BackendRejected):
     code = "constraint_refused"
 
 
-# -- state
-# A store either writes everything or refuses. Only `StoreUnavailable` leaves open whether the write took effect.
-
-
 class StoreError(UnisonoError):
     """State could not be stored or read; nothing is half-written."""
 
@@ -368,10 +346,6 @@ class StoreUnreadable(StoreError):
     """Record written by a newer version, or damaged."""
 
     code = "state_unreadable"
-
-
-# -- tool servers and hooks
-# These end the request. An error during a call does not: the model reads it as the result of its call.
 
 
 class ToolServerError(UnisonoError):
@@ -418,7 +392,6 @@ class ShuttingDown(UnisonoError):
     status, code = 503, "shutting_down"
 
 
-# -- errors for the operator: no client sees them
 class PullError(Exception):
     """Model cannot be downloaded or used; the message states the reason and a remedy."""
 

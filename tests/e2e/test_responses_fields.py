@@ -219,13 +219,10 @@ async def test_a_call_is_returned_in_the_form_of_its_tool(
 
 @STREAM_MODES
 async def test_a_call_of_an_unknown_tool_can_be_sent_back(harness: Line, stream: bool) -> None:
-    harness.say(THOUGHT + CALL_TEMPLATE.format("lo!ok?", "{}"))
-    first = await harness.responds(stream=stream, tools=[TOOL])
-    call = first["output"][-1]
-    assert call["name"] == "lo_ok_"
     harness.say(ANSWER)
-    result = {"type": "function_call_output", "call_id": call["call_id"], "output": "There is no such tool."}
-    history = [{"role": "user", "content": "Hi"}, *first["output"], result]
+    call = {"type": "function_call", "call_id": "call_1", "name": "lo_ok_", "arguments": "{}"}
+    result = {"type": "function_call_output", "call_id": "call_1", "output": "There is no such tool."}
+    history = [{"role": "user", "content": "Hi"}, call, result]
     assert (await harness.responds(stream=stream, input=history, tools=[TOOL]))["status"] == "completed"
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import pytest_asyncio
 
-from tests.e2e.responses import CALL, TOOL, Line, line, refusal
+from tests.e2e.responses import ANSWER, CALL, TOOL, Line, line, refusal
 from tests.e2e.wires import WIRES
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -268,6 +268,7 @@ async def test_an_item_reference_renders_the_referenced_item(harness: Line) -> N
     references = [{"type": "item_reference", "id": item["id"]} for item in (*listed, *first["output"])]
     call_id = first["output"][-1]["call_id"]
     result = {"type": "function_call_output", "call_id": call_id, "output": "o"}
+    harness.say(ANSWER)
     for store in (True, False):
         await harness.whole(input=[*references, result], store=store)
         # Exactly the same tokens: the recipient stays where the model put it.

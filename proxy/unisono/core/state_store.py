@@ -35,10 +35,6 @@ class Status(StrEnum):
         return self not in (Status.QUEUED, Status.IN_PROGRESS)
 
 
-# -- what is stored
-# A record is never changed in place. A store replaces it, or appends to it, under the lease of its anchor.
-
-
 @dataclass(frozen=True, slots=True)
 class StoredItem:
     """One item under its id.
@@ -147,9 +143,6 @@ class BackgroundRun:
 
     tenant: str
     response: str
-
-
-# -- limits
 
 
 @dataclass(frozen=True, slots=True)
@@ -352,8 +345,6 @@ class Store(KeyStore, AccountStore, TraceStore, Protocol):
         """
         ...
 
-    # -- leases
-
     async def acquire(self, tenant: str, anchor: str, owner: str, for_s: float, *, force: bool = False) -> Lease | None:
         """Acquire the lease of `anchor` for `for_s` seconds; return None if another owner has it.
 
@@ -367,10 +358,6 @@ class Store(KeyStore, AccountStore, TraceStore, Protocol):
 
     async def release(self, lease: Lease) -> None: ...
 
-    # -- background responses
-    # A replica that runs a response repeats `watch` more often than it expires. What expires belongs to a replica
-    # that stopped.
-
     async def watch(self, run: BackgroundRun, for_s: float) -> None:
         """Report the job through `lapsed` unless this is called again within `for_s` seconds."""
         ...
@@ -383,8 +370,6 @@ class Store(KeyStore, AccountStore, TraceStore, Protocol):
         Each is returned until a replica watches or unwatches it.
         """
         ...
-
-    # -- idempotency keys, secrets, counters
 
     async def claim(self, tenant: str, key: str, digest: str, response: str, *, for_s: float | None = None) -> str:
         """Bind an idempotency key to a body (its digest) and a response id.
