@@ -24,10 +24,14 @@ class ModelRules:
     forbidden_tools: ForbiddenTools = ForbiddenTools.REMOVE
     strips_media: bool = False
 
-    def applied_to(self, request: GenerationRequest) -> GenerationRequest:
-        """Apply the rules that a request cannot change."""
+    def applied_to(self, request: GenerationRequest, recoveries: tuple[str, ...] = ()) -> GenerationRequest:
+        """Apply the rules that a request cannot change; `recoveries` were applied to its body."""
         return replace(
-            request, disabled_rules=self.unmended, failover=self.failover, forbidden_tools=self.forbidden_tools
+            request,
+            disabled_rules=self.unmended,
+            failover=self.failover,
+            forbidden_tools=self.forbidden_tools,
+            recoveries=recoveries,
         )
 
 

@@ -105,14 +105,13 @@ def to_generation_request(
         caller=caller,
         request_id=request_id,
         surface="chat",
-        recoveries=request.recoveries,
         server_tools=hosting,
         choice=to_choice(requested, OfferedTools(toolbox, hosts=hosting is not None), requested_at),
         form=form,
         reasoning_budget=smallest((*_budgets(request), rules.reasoning_budget)),
         sticky=_sticky(request, caller),
     )
-    generation_request = rules.applied_to(generation_request)
+    generation_request = rules.applied_to(generation_request, request.recoveries)
     notes = [*_notes_on(request, generation_request, requested_at), *toolbox.notes, *request.media_notes, *notes]
     return ChatGeneration(
         request=generation_request,

@@ -131,14 +131,13 @@ def to_generation_request(
         caller=caller,
         request_id=request_id,
         surface=SURFACE,
-        recoveries=request.recoveries,
         server_tools=hosting,
         choice=_choice(request, requested, toolbox, servers),
         form=form,
         reasoning_budget=smallest((_budget(request), model.rules.reasoning_budget)),
         fields=request_fields("messages", tool_schema="input_schema"),
     )
-    generation_request = model.rules.applied_to(generation_request)
+    generation_request = model.rules.applied_to(generation_request, request.recoveries)
     every = [*_notes_on(request, generation_request, hosted, form_at), *toolbox.notes, *request.media_notes, *notes]
     return MessagesGeneration(
         generation_request, bool(request.stream), _thinking(request, model), hosted, session, tuple(every[:MAX_NOTES])

@@ -119,7 +119,6 @@ def to_generation_request(
         caller=caller,
         request_id=request_id,
         surface="responses",
-        recoveries=request.recoveries,
         seed=seed,
         truncate=request.truncation == "auto",
         keeps_date=dated,
@@ -146,7 +145,7 @@ def with_output_requirements(
     # A request with a format but without tools must not lead to a call.
     form = request.form.to_answer_form("text.format") if request.form else None
     callable_ = bool(offer.toolbox.tools) or generation_request.server_tools is not None
-    generation_request = rules.applied_to(generation_request)
+    generation_request = rules.applied_to(generation_request, request.recoveries)
     return replace(
         generation_request,
         # Without tools, an invented call would replace the JSON that the client expects.

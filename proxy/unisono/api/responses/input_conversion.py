@@ -15,6 +15,7 @@ import orjson
 from unisono.api.content_parts import join, text_of
 from unisono.api.field_types import shortened
 from unisono.api.history_builder import History, split_markers
+from unisono.api.responses.client_tools import output_texts
 from unisono.api.responses.input_items import (
     InputApprovalRequest,
     InputApprovalResponse,
@@ -357,25 +358,8 @@ def _client_tool_output(reading: InputConversion, item: InputItem, param: str) -
     if call_id is None:
         reading.notes.append(f"{param}: no effect, because the input has no call with this id")
         return ()
-    parts = item.output if isinstance(item.output, list) else [item.output]
-    text = join(map(_output_text, parts), "\n", param=f"{param}.output")
+    text = join(output_texts(item.output), "\n", param=f"{param}.output")
     return (ToolResult(call_id, name, text or item.status or ""),)
-
-
-def _output_text(part: object) -> str:
-    """Return the text of a result, or of one command of `shell`: its streams, and how it ended."""
-    match part:
-        case None:
-            return ""
-        case str():
-            return part
-        case {"stdout": stdout, "stderr": stderr}:
-            outcome = part.get("outcome")
-            code = outcome.get("exit_code") if isinstance(outcome, dict) else None
-            ended = f"exit code {code}" if code is not None else "timed out" if outcome == {"type": "timeout"} else ""
-            return "\n".join(str(text) for text in (stdout, stderr, ended) if text)
-        case _:
-            return orjson.dumps(part).decode()
 
 
 def _without_meaning(reading: InputConversion, item: InputItem, param: str) -> Sequence[Item]:
