@@ -64,9 +64,9 @@ def _never() -> bool:
 
 
 def strips_newest(resolve: Callable[..., Any], body: Mapping[str, Any], caller: Any) -> dict[str, Callable[[], bool]]:
-    """Return the validation context for a body: whether its model strips media from the newest user message.
+    """Return the validation context for `body`, with the rule of its model.
 
-    The model is looked up only if that message has media.
+    The model is looked up only if the newest user message has media, which the rule may strip.
     """
 
     def is_stripped() -> bool:
