@@ -20,9 +20,17 @@ from tests.engine.test_loop import decided, hosting, lost, other
 from tests.engine.test_unfinished_turns import UNKNOWN
 from tests.harmony.fold import items_of, new_router, rules_of
 from tests.harmony.recoveries import CASES, C, F, P, R
+from unisono.api.chat.schema import ChatRequest
 from unisono.core.events import Event
 from unisono.core.generation import FinishReason
-from unisono.core.recovery_rules import OF_HOSTED_TOOLS, OF_THE_ANSWER, PARSING_RULES, SWITCHABLE
+from unisono.core.recovery_rules import (
+    MEDIA_LEFT_OUT,
+    OF_HOSTED_TOOLS,
+    OF_THE_ANSWER,
+    OF_THE_REQUEST,
+    PARSING_RULES,
+    SWITCHABLE,
+)
 from unisono.engine.request import ApprovalDecision
 
 COMMAND = "python -m tests.docs.mended > docs/recoveries.md"
@@ -164,6 +172,20 @@ async def server_tool_examples() -> Mapping[str, Example]:
     return found
 
 
+def request_examples() -> Mapping[str, Example]:
+    """Return an example of each rule for requests. It validates a request with media."""
+    image = {"type": "image_url", "image_url": {"url": "data:image/png;base64,AAAA"}}
+    messages = [
+        {"role": "user", "content": [{"type": "text", "text": "See."}, image]},
+        {"role": "assistant", "content": "I see."},
+        {"role": "user", "content": "Go on."},
+    ]
+    request = ChatRequest.model_validate({"model": "gpt-oss", "messages": messages})
+    line = request.messages[0].content[1].text
+    sent = 'user: "See." and an image\nassistant: "I see."\nuser: "Go on."'
+    return {MEDIA_LEFT_OUT: Example([sent], [f"the model reads `{line}`"], request.recoveries)}
+
+
 HEAD = f"""# Recoveries from malformed output
 
 This page lists every recovery rule, with an example. Read it when an answer reports a recovery and you want to know
@@ -199,6 +221,7 @@ async def _parts() -> list[str]:
         *_part("Reading malformed output", PARSING_RULES, parsing_examples()),
         *_part("Meeting the requirements of the request", OF_THE_ANSWER, await answer_examples()),
         *_part("Running server tools", OF_HOSTED_TOOLS, await server_tool_examples()),
+        *_part("Requests with content that the model cannot read", OF_THE_REQUEST, request_examples()),
     ]
 
 
@@ -208,7 +231,7 @@ def _part(title: str, rules: Mapping[str, str], examples: Mapping[str, Example])
         yield f"\n### `{rule}`\n\n{sentence}\n"
         example = examples[rule]
         assert rule in example.rules, (rule, example)
-        steps = "\n".join(step.replace("\n", "\\n") for step in example.outputs)
+        steps = "\n".join(step if rule in OF_THE_REQUEST else step.replace("\n", "\\n") for step in example.outputs)
         others = [f"`{other}`" for other in example.rules if other != rule]
         also = f" Also reported: {', '.join(others)}." if others else ""
         result = "; ".join(text.replace("\n", "\\n") for text in example.result)

@@ -207,12 +207,6 @@ REJECTED: dict[str, tuple[Any, int, str, str | None]] = {
     ),
     "file": ([content("user", {"type": "input_file", "file_id": "f"})], 400, "input.0.content.0.type", None),
     "audio": ([content("user", {"type": "input_audio"})], 400, "input.0.content.0.type", "unsupported_value"),
-    "image in a tool output": (
-        ["u", call(), output([{"type": "input_image", "image_url": "data:,"}])],
-        400,
-        "input.2.output.0.type",
-        "unsupported_value",
-    ),
     "unknown part type": ([content("user", {"type": "hologram"})], 400, "input.0.content.0.type", "invalid_value"),
     "part without text": ([content("user", {"type": "input_text"})], 400, "input.0.content.0.text", None),
     "output without a call": (["u", output("o")], 400, "input.1.call_id", "invalid_value"),

@@ -63,6 +63,9 @@ class History:
         self._exchange.setdefault(call.call_id, deque()).append(pending)
         self._entries.append(pending)
 
+    def has_call(self, call_id: str) -> bool:
+        return call_id in self._names
+
     def name_of(self, call_id: str, param: str, default: str = "") -> str:
         """Return the name of the tool that was called under an id.
 

@@ -14,18 +14,24 @@ class ModelRules:
 
     `reasoning_budget` is the maximum number of reasoning tokens, None for no limit; a request may set a lower one.
     `unmended` names disabled recovery rules. `failover` permits another deployment to continue after a failure when
-    output was already emitted. `forbidden_tools` applies to requests that allow no call.
+    output was already emitted. `forbidden_tools` applies to requests that allow no call. With
+    `strips_media`, images in the newest user message are removed like earlier ones.
     """
 
     reasoning_budget: int | None = None
     unmended: frozenset[str] = frozenset()
     failover: bool = True
     forbidden_tools: ForbiddenTools = ForbiddenTools.REMOVE
+    strips_media: bool = False
 
-    def applied_to(self, request: GenerationRequest) -> GenerationRequest:
-        """Apply the rules that a request cannot change."""
+    def applied_to(self, request: GenerationRequest, recoveries: tuple[str, ...] = ()) -> GenerationRequest:
+        """Apply the rules that a request cannot change; `recoveries` were applied to its body."""
         return replace(
-            request, disabled_rules=self.unmended, failover=self.failover, forbidden_tools=self.forbidden_tools
+            request,
+            disabled_rules=self.unmended,
+            failover=self.failover,
+            forbidden_tools=self.forbidden_tools,
+            recoveries=recoveries,
         )
 
 

@@ -61,7 +61,13 @@ def answer_modes(catalogue: ModelRegistry) -> FindWay | None:
 def model_rules(model: ServedModel) -> ModelRules:
     settings = model.settings
     forbidden_tools = ForbiddenTools(settings.forbidden_tools)
-    return ModelRules(settings.reasoning_budget, settings.disabled_recoveries, settings.failover, forbidden_tools)
+    return ModelRules(
+        settings.reasoning_budget,
+        settings.disabled_recoveries,
+        settings.failover,
+        forbidden_tools,
+        strips_media=settings.media == "strip",
+    )
 
 
 def chat_model(catalogue: ModelRegistry, name: str, setup: ServerToolSetup, caller: Caller) -> ChatModel:

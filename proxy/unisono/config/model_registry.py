@@ -14,7 +14,7 @@ from unisono.errors import ConfigError, UnknownModel
 
 CLIENT_VISIBLE = (
     *("reasoning_field", "stream_tool_arguments", "mcp_servers", "run_tools"),
-    *("reasoning_budget", "recoveries", "forbidden_tools"),
+    *("reasoning_budget", "recoveries", "forbidden_tools", "media"),
 )
 """Settings that clients can observe; equal for all entries of one `model_name`."""
 

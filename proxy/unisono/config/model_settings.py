@@ -108,6 +108,10 @@ class ModelSettings(Section):
     """Treatment of the tools in the prompt if `tool_choice` is `none`. `remove` omits them.
     `note` keeps them and adds a message that forbids calls: the cached prefix stays valid, but small models ignore
     the message."""
+    media: Literal["refuse", "strip"] = "refuse"
+    """Treatment of images and other media in the newest user message.
+    `refuse` rejects the request with 400. `strip` replaces them by a line of text, as in all earlier messages and in
+    tool results."""
     failover: bool = True
     """True lets another backend continue an answer whose backend failed.
     With false, an answer that the client has partly received ends with an error."""

@@ -12,6 +12,7 @@ from typing import Final
 # Names of rules that several modules report or compare.
 CODE_FENCE: Final = "code-fence"
 DANGLING_PREAMBLE: Final = "dangling-preamble"
+MEDIA_LEFT_OUT: Final = "media-left-out"
 REASONING_BUDGET: Final = "reasoning-budget"
 REGENERATED_ANSWER: Final = "regenerated-answer"
 REGENERATED_CALL: Final = "regenerated-call"
@@ -100,4 +101,9 @@ OF_HOSTED_TOOLS: Final[Mapping[str, str]] = {
     "tools.",
 }
 
-RULES: Final[Mapping[str, str]] = {**PARSING_RULES, **OF_THE_ANSWER, **OF_HOSTED_TOOLS}
+# Recoveries from requests that the model cannot read as they are.
+OF_THE_REQUEST: Final[Mapping[str, str]] = {
+    MEDIA_LEFT_OUT: "The history contained images or other media. Each was replaced by a line of text.",
+}
+
+RULES: Final[Mapping[str, str]] = {**PARSING_RULES, **OF_THE_ANSWER, **OF_HOSTED_TOOLS, **OF_THE_REQUEST}

@@ -199,6 +199,7 @@ class GenerationRequest:
     form: AnswerForm | None = None  # required form of the final answer, also stated in the prompt
     # Limit of analysis tokens over the whole answer; then the model has to answer or to call a tool.
     reasoning_budget: int | None = None
+    recoveries: tuple[str, ...] = ()  # recovery rules that were applied to the request itself
     disabled_rules: frozenset[str] = frozenset()  # rules of `recovery_rules.SWITCHABLE` that are switched off
     # The original request, if pass-through deployments may answer it. The engine generates from the other fields.
     passthrough: PassthroughRequest | None = None

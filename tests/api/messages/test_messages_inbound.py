@@ -423,10 +423,6 @@ PDF = {"type": "document", "source": {"type": "base64", "media_type": "applicati
 FORGED = {**thinking(), "thinking": "Let me see about something else."}
 REFUSED: dict[str, tuple[Json, str]] = {
     "an image": ({"messages": [user(IMAGE)]}, "messages.0.content.0.type"),
-    "an image in a result": (
-        {"messages": [QUESTION, assistant(USE), user(result("toolu_1", content=[IMAGE]))]},
-        "messages.2.content.0.content.0.type",
-    ),
     "a binary document": ({"messages": [user(PDF)]}, "messages.0.content.0.source.type"),
     "an unknown block": ({"messages": [user({"type": "smell"})]}, "messages.0.content.0.type"),
     "a call in a user message": ({"messages": [user(USE)]}, "messages.0.content.0.type"),

@@ -111,8 +111,8 @@ def to_generation_request(
         reasoning_budget=smallest((*_budgets(request), rules.reasoning_budget)),
         sticky=_sticky(request, caller),
     )
-    generation_request = rules.applied_to(generation_request)
-    notes = [*_notes_on(request, generation_request, requested_at), *toolbox.notes, *notes]
+    generation_request = rules.applied_to(generation_request, request.recoveries)
+    notes = [*_notes_on(request, generation_request, requested_at), *toolbox.notes, *request.media_notes, *notes]
     return ChatGeneration(
         request=generation_request,
         choices=request.n or 1,

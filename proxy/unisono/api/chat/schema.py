@@ -44,6 +44,7 @@ from unisono.api.field_types import (
     to_effort,
 )
 from unisono.api.gateway_tools import GatewayOptions
+from unisono.api.media import MediaHistory
 from unisono.api.response_format import ResponseFormat
 from unisono.api.sampling import SamplingFields
 from unisono.api.tool_choice import ChosenFunction, ChosenTools
@@ -238,7 +239,7 @@ class TemplateOptions(OpenModel):
     thinking_budget: Budget | None = None
 
 
-class ChatInput(OpenModel):
+class ChatInput(MediaHistory):
     """Model, messages, tools and output options of a request."""
 
     model: ModelName

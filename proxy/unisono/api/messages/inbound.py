@@ -137,8 +137,8 @@ def to_generation_request(
         reasoning_budget=smallest((_budget(request), model.rules.reasoning_budget)),
         fields=request_fields("messages", tool_schema="input_schema"),
     )
-    generation_request = model.rules.applied_to(generation_request)
-    every = [*_notes_on(request, generation_request, hosted, form_at), *toolbox.notes, *notes]
+    generation_request = model.rules.applied_to(generation_request, request.recoveries)
+    every = [*_notes_on(request, generation_request, hosted, form_at), *toolbox.notes, *request.media_notes, *notes]
     return MessagesGeneration(
         generation_request, bool(request.stream), _thinking(request, model), hosted, session, tuple(every[:MAX_NOTES])
     )

@@ -25,6 +25,7 @@ from unisono.api.field_types import (
     invalid_field,
 )
 from unisono.api.gateway_tools import GatewayOptions
+from unisono.api.media import MediaHistory
 from unisono.api.messages.content_blocks import Content, TextBlock
 from unisono.api.sampling import SamplingFields
 
@@ -96,7 +97,7 @@ def _to_system(value: Any) -> Any:
     return [{"type": "text", "text": value}] if isinstance(value, str) else value
 
 
-class MessagesInput(SamplingFields):
+class MessagesInput(SamplingFields, MediaHistory):
     """Model, messages, tools and output options of a request."""
 
     model: ModelName

@@ -132,7 +132,7 @@ def to_generation_request(
 
 def notes_of(request: ResponsesRequest, toolbox: Toolbox, reading: InputConversion) -> tuple[str, ...]:
     """Return notes on fields that were accepted without effect."""
-    return (*notes_on_fields(request), *toolbox.notes, *reading.notes)[:MAX_NOTES]
+    return (*notes_on_fields(request), *toolbox.notes, *request.media_notes, *reading.notes)[:MAX_NOTES]
 
 
 def with_output_requirements(
@@ -145,7 +145,7 @@ def with_output_requirements(
     # A request with a format but without tools must not lead to a call.
     form = request.form.to_answer_form("text.format") if request.form else None
     callable_ = bool(offer.toolbox.tools) or generation_request.server_tools is not None
-    generation_request = rules.applied_to(generation_request)
+    generation_request = rules.applied_to(generation_request, request.recoveries)
     return replace(
         generation_request,
         # Without tools, an invented call would replace the JSON that the client expects.

@@ -15,11 +15,14 @@ import orjson
 from unisono.api.content_parts import join, text_of
 from unisono.api.field_types import shortened
 from unisono.api.history_builder import History, split_markers
+from unisono.api.responses.client_tools import output_texts
 from unisono.api.responses.input_items import (
     InputApprovalRequest,
     InputApprovalResponse,
     InputCall,
     InputCallOutput,
+    InputClientToolCall,
+    InputClientToolOutput,
     InputCodeCall,
     InputCustomCall,
     InputItem,
@@ -340,6 +343,25 @@ def _search(reading: InputConversion, item: InputItem, param: str) -> Sequence[I
     return _without_meaning(reading, item, param)
 
 
+def _client_tool_call(reading: InputConversion, item: InputItem, param: str) -> Sequence[Item]:
+    assert isinstance(item, InputClientToolCall)
+    details = item.action if item.action is not None else item.operation
+    call_id = item.call_id or item.id or reading.unnamed(param)
+    return (AssistantCall(call_id, item.type.removesuffix("_call"), orjson.dumps(details).decode()),)
+
+
+def _client_tool_output(reading: InputConversion, item: InputItem, param: str) -> Sequence[Item]:
+    """Convert the result of a client's built-in tool. Without its call, it has no effect."""
+    assert isinstance(item, InputClientToolOutput)
+    name = item.type.removesuffix("_call_output")
+    call_id = next((known for known in (item.call_id, item.id) if known and reading.history.has_call(known)), None)
+    if call_id is None:
+        reading.notes.append(f"{param}: no effect, because the input has no call with this id")
+        return ()
+    text = join(output_texts(item.output), "\n", param=f"{param}.output")
+    return (ToolResult(call_id, name, text or item.status or ""),)
+
+
 def _without_meaning(reading: InputConversion, item: InputItem, param: str) -> Sequence[Item]:
     reading.notes.append(f"{param}: no effect, because an item of type '{item.type}' has no content for the model")
     return ()
@@ -361,4 +383,6 @@ READERS: Mapping[type[InputItem], Callable[[InputConversion, InputItem, str], Se
     InputSealed: _sealed,
     InputSearch: _search,
     InputSilent: _without_meaning,
+    InputClientToolCall: _client_tool_call,
+    InputClientToolOutput: _client_tool_output,
 }

@@ -173,6 +173,22 @@ class InputSearch(InputItem):
     """Call of the web search tool, as clients send it back: it contains no results."""
 
 
+class InputClientToolCall(InputItem):
+    """Call of a built-in tool that the client runs: `shell`, `local_shell` or `apply_patch`."""
+
+    call_id: Word = None
+    action: Any = None
+    operation: Any = None
+
+
+class InputClientToolOutput(InputItem):
+    """Result of such a call. The result of `local_shell` has the id of its call as its own `id`."""
+
+    call_id: Word = None
+    output: Any = None
+    status: Word = None
+
+
 class InputSilent(InputItem):
     """A kind of item without content for the model."""
 
@@ -180,8 +196,7 @@ class InputSilent(InputItem):
 # Kinds without effect here: they need server tools that the gateway lacks, or control them.
 SILENT_KINDS = (
     *("file_search_call", "image_generation_call", "tool_search_call", "tool_search_output"),
-    *("computer_call", "computer_call_output", "local_shell_call", "local_shell_call_output"),
-    *("shell_call", "shell_call_output", "apply_patch_call", "apply_patch_call_output"),
+    *("computer_call", "computer_call_output"),
     *("additional_tools", "configuration_update", "compaction_trigger", "program", "program_output"),
 )
 
@@ -203,6 +218,10 @@ KINDS: Mapping[str, type[InputItem]] = {
     "compaction": InputSealed,
     "compaction_summary": InputSealed,
     **dict.fromkeys(SILENT_KINDS, InputSilent),
+    **dict.fromkeys(("shell_call", "local_shell_call", "apply_patch_call"), InputClientToolCall),
+    **dict.fromkeys(
+        (f"{kind}_output" for kind in ("shell_call", "local_shell_call", "apply_patch_call")), InputClientToolOutput
+    ),
 }
 
 

@@ -15,6 +15,7 @@ from typing import Any
 from unisono.api.body import off_loop
 from unisono.api.builtin_tools import browser_results, builtin_for, to_builtin_servers
 from unisono.api.field_types import shortened
+from unisono.api.media import strips_newest
 from unisono.api.responses.deps import ItemSealing, ResponsesDeps, ResponsesModel
 from unisono.api.responses.inbound import ResponsesGeneration, check, mcp_specs, to_generation_request
 from unisono.api.responses.input_conversion import KnownState, nothing_stored
@@ -73,14 +74,16 @@ class PreparedRequest:
         return DerivedIds(self.frame.id, "item")
 
 
-async def validate_body(body: Mapping[str, Any], size: int, *, answered: bool = True) -> ResponsesRequest:
+async def validate_body(
+    deps: ResponsesDeps, caller: Caller, body: Mapping[str, Any], size: int, *, answered: bool = True
+) -> ResponsesRequest:
     """Validate a body of `size` bytes. Raises InvalidRequest.
 
     A request that is not `answered` only prepares a later one.
     """
 
     def judge() -> ResponsesRequest:
-        request = ResponsesRequest.model_validate(body)
+        request = ResponsesRequest.model_validate(body, context=strips_newest(deps.resolve, body, caller))
         check(request, answered=answered)
         return request
 

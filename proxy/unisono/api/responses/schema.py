@@ -28,6 +28,7 @@ from unisono.api.field_types import (
     only_neutral,
     refused,
 )
+from unisono.api.media import MediaHistory
 from unisono.api.response_format import TextFormat
 from unisono.api.responses.input_items import GivenItem
 from unisono.api.responses.server_tools.mcp_spec import MCP, McpSpec
@@ -142,11 +143,13 @@ Input = Annotated[Items, BeforeValidator(_to_items), FieldInput(str | Items | No
 Included = Annotated[str, Field(json_schema_extra={"enum": [*INCLUDABLE]})]
 
 
-class ResponsesInput(OpenModel):
+class ResponsesInput(MediaHistory):
     """Model, input, tools, and output and storage options.
 
     `input` is a string or a list of items.
     """
+
+    HISTORY = "input"
 
     model: ModelName
     input: Input = Field(default_factory=list)
