@@ -1,4 +1,4 @@
-"""Decompression of request bodies (`Content-Encoding: gzip` and `zstd`), bounded in size, ratio and members.
+"""Decompression of request bodies (gzip and zstd), bounded in size, ratio and members.
 
 A few kilobytes can stand for gigabytes. Each call therefore returns one piece of limited size, and the work stops at
 the first piece that exceeds a limit.
