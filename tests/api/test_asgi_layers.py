@@ -278,14 +278,14 @@ MEDIA: dict[str, tuple[list[tuple[str, str]], int]] = {
     "a form": ([("content-type", "application/x-www-form-urlencoded")], 415),
     "list of types": ([("content-type", "text/plain, application/json")], 415),
     "two content-type headers": ([("content-type", "application/json"), ("content-type", "text/plain")], 415),
-    "gzip": ([("content-type", "application/json"), ("content-encoding", "gzip")], 415),
+    "deflate": ([("content-type", "application/json"), ("content-encoding", "deflate")], 415),
     "two encodings": ([("content-type", "application/json"), ("content-encoding", "identity, br")], 415),
     "identity": ([("content-type", "application/json"), ("content-encoding", "identity")], 200),
 }
 
 
 @pytest.mark.parametrize(("headers", "status"), MEDIA.values(), ids=MEDIA)
-async def test_only_uncompressed_utf8_json_bodies_are_accepted(headers: list[tuple[str, str]], status: int) -> None:
+async def test_only_utf8_json_bodies_in_known_codings_are_accepted(headers: list[tuple[str, str]], status: int) -> None:
     sent = [("content-length", "7"), BEARER, *headers]
     response = await Exchange(keyed_gateway(), "POST", "/v1/echo", body=b'{"a":1}', headers=sent).run()
     assert response.status == status

@@ -152,7 +152,7 @@ async def test_an_excessive_content_length_is_rejected_before_the_body(site: Sit
 
 
 HEADERS: dict[str, tuple[dict[str, str], int]] = {
-    "gzip": ({"content-encoding": "gzip"}, 415),
+    "deflate": ({"content-encoding": "deflate"}, 415),
     "br": ({"content-encoding": "br"}, 415),
     "two encodings": ({"content-encoding": "gzip, identity"}, 415),
     "text": ({"content-type": "text/plain"}, 415),
@@ -174,10 +174,10 @@ async def test_unsupported_headers_are_rejected(site: Site, case: str) -> None:
     check_error(await within(REQUEST_TIMEOUT_S, site.send(body, **headers)), status)
 
 
-async def test_a_gzip_bomb_is_not_decompressed(site: Site) -> None:
+async def test_a_gzip_bomb_is_refused(site: Site) -> None:
     bomb = gzip.compress(b" " * 50_000_000)
     await site.canary.fresh()
-    check_error(await within(REQUEST_TIMEOUT_S, site.send(bomb, content_encoding="gzip")), 415)
+    check_error(await within(REQUEST_TIMEOUT_S, site.send(bomb, content_encoding="gzip")), 413)
 
 
 # Values of the wrong type: the error names the field

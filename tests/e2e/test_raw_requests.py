@@ -98,7 +98,8 @@ CODINGS: dict[str, Case] = {
     "chunk size beyond 64 bits": (post(CHUNKED, rest=b"\r\nffffffffffffffffff\r\n"), *REFUSED),
     "chunk longer than its size": (post(CHUNKED, rest=b"\r\n2\r\nabcdef\r\n0\r\n\r\n"), *REFUSED),
     "chunked with bare line feeds": (post(CHUNKED, rest=b"\r\n" + CHUNKED_BODY.replace(b"\r\n", b"\n")), *REFUSED),
-    "compressed body": (post(b"content-encoding: gzip\r\n", LENGTH), [415], OPEN),
+    "plain body declared as gzip": (post(b"content-encoding: gzip\r\n", LENGTH), [400], OPEN),
+    "unknown content coding": (post(b"content-encoding: br\r\n", LENGTH), [415], OPEN),
     "another charset": (CHAT_REQUEST.replace(b"json\r\n", b"json; charset=utf-16\r\n", 1), [415], OPEN),
 }
 HEADERS: dict[str, Case] = {

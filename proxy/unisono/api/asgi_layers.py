@@ -19,6 +19,7 @@ from starlette.datastructures import MutableHeaders
 from starlette.middleware import Middleware
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from unisono.api.content_coding import CODINGS, Unpacking
 from unisono.api.error_responses import FORMAT, ErrorResponses, Formats, format_at
 from unisono.core.access import Caller
 from unisono.core.trace_context import ARRIVED, TraceContext
@@ -260,9 +261,9 @@ def presented_key(scope: Scope) -> str | None:
 
 
 class BodyLimits:
-    """Layer that limits bodies: plain uncompressed JSON, bounded size, a deadline in seconds.
+    """Layer that limits bodies: JSON, plain or compressed, bounded size, a deadline in seconds.
 
-    Bytes are counted on arrival, independent of Content-Length.
+    Bytes are counted on arrival, independent of Content-Length, and again when they are unpacked.
     """
 
     def __init__(self, app: ASGIApp, *, max_bytes: int = MAX_BODY_BYTES, deadline_s: float = BODY_DEADLINE_S) -> None:
@@ -274,7 +275,7 @@ class BodyLimits:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        self._check_headers(scope)
+        coding = self._check_headers(scope)
         until = asyncio.get_running_loop().time() + self._deadline_s
         received, complete = 0, False
 
@@ -293,23 +294,58 @@ class BodyLimits:
                 raise self._too_large()
             return message
 
-        await self._app(scope, limited, send)
+        await self._app(scope, self._unpacked(limited, coding) if coding else limited, send)
 
-    def _check_headers(self, scope: Scope) -> None:
+    def _unpacked(self, packed: Receive, coding: str) -> Receive:
+        """Return the source of the unpacked body. Each piece is unpacked in a thread."""
+        unpacking = Unpacking(coding, self._max_bytes)
+        has_more = True
+
+        async def unpacked() -> Message:
+            nonlocal has_more
+            while True:
+                if piece := await asyncio.to_thread(unpacking.piece):
+                    return {"type": "http.request", "body": piece, "more_body": True}
+                if not has_more:
+                    unpacking.finish()
+                    return {"type": "http.request", "body": b"", "more_body": False}
+                message = await packed()
+                if message["type"] != "http.request":
+                    return message
+                has_more = message.get("more_body", False)
+                unpacking.feed(message.get("body", b""))
+
+        complete = False
+
+        async def received() -> Message:
+            nonlocal complete
+            if complete:
+                return await packed()
+            message = await unpacked()
+            complete = not message.get("more_body", False)
+            return message
+
+        return received
+
+    def _check_headers(self, scope: Scope) -> str:
+        """Return the coding of the body; empty if it is not compressed."""
         lengths = header_values(scope, b"content-length")
         if len(set(lengths)) > 1 or any(not (value.isascii() and value.isdigit()) for value in lengths):
             raise InvalidRequest("'Content-Length' must be a single decimal number.")
         if lengths and (len(lengths[0]) > 18 or int(lengths[0]) > self._max_bytes):
             raise self._too_large()
-        for coding in header_values(scope, b"content-encoding"):
-            if coding.strip().lower() not in {"", "identity"}:
-                raise UnsupportedMediaType(
-                    f"Compressed bodies are not accepted: omit 'Content-Encoding: {coding[:MAX_QUOTED_LENGTH]}'."
-                )
+        codings = [coding.strip().lower() for coding in header_values(scope, b"content-encoding")]
+        codings = [coding for coding in codings if coding not in {"", "identity"}]
+        if len(codings) > 1 or any(coding not in CODINGS for coding in codings):
+            raise UnsupportedMediaType(
+                f"'Content-Encoding: {', '.join(codings)[:MAX_QUOTED_LENGTH]}' is not supported: use one of gzip and "
+                "zstd, or send the body uncompressed."
+            )
         has_body = (bool(lengths) and int(lengths[0]) > 0) or bool(header_values(scope, b"transfer-encoding"))
         types = header_values(scope, b"content-type")
         if scope["method"] in BODY_METHODS and (has_body or types) and not _is_json(types):
             raise UnsupportedMediaType("The body must be JSON in UTF-8, with 'Content-Type: application/json'.")
+        return codings[0] if codings else ""
 
     def _too_large(self) -> BodyTooLarge:
         return BodyTooLarge(f"The body is larger than {self._max_bytes:,} bytes.")

@@ -41,8 +41,8 @@ MAX_NAME_LENGTH = 64
 BEGINNINGS = {
     b"\xff\xfe": "it is encoded in UTF-16; send UTF-8",
     b"\xfe\xff": "it is encoded in UTF-16; send UTF-8",
-    b"\x1f\x8b": "it is compressed; send it uncompressed",
-    b"\x28\xb5\x2f\xfd": "it is compressed; send it uncompressed",
+    b"\x1f\x8b": "it is compressed; add 'Content-Encoding: gzip'",
+    b"\x28\xb5\x2f\xfd": "it is compressed; add 'Content-Encoding: zstd'",
 }
 NO_NUMBER = re.compile(r"NaN|Infinity")
 
