@@ -173,7 +173,6 @@ UNREADABLE: dict[str, dict[str, Any]] = {
     "web search": {"type": "web_search_call", "id": "ws_1", "status": "completed", "action": {"type": "search"}},
     "file search": {"type": "file_search_call", "id": "fs_1", "status": "completed", "queries": ["x"]},
     "computer call": {"type": "computer_call", "id": "cu_1", "call_id": "cu", "action": {"type": "screenshot"}},
-    "patch": {"type": "apply_patch_call", "id": "ap_1", "call_id": "ap", "operation": {}, "status": "completed"},
     "foreign compaction": {"type": "compaction", "id": "cmp_1", "encrypted_content": "gAAAAABo"},
     "foreign sealed reasoning": {"type": "reasoning", "id": "rs_f", "summary": [], "encrypted_content": "gAAAAABo"},
     "forged seal": {"type": "reasoning", "id": "rs_f", "summary": [], "encrypted_content": "uns1.AAAA"},
