@@ -162,6 +162,7 @@ def build(config: Config, *, keep: Gateway | None = None, share: int = 1) -> Fas
     )
     hooks = build_hooks(config.unisono.hooks, parts.observing.hook_failed)
     salts = cache_salts(shared=config.unisono.share_prompt_caches)
+    # From the inside out: engine, pass-through, hooks, quotas. A request that exceeds its quota reaches no hook.
     engine = MeteredService(
         hooks.wrap(PassthroughService(build_engine(pool, hosting.host, parts, salts), pool)),
         ledger,
@@ -189,6 +190,8 @@ async def _running(
 ) -> AsyncIterator[None]:
     """Start the components, and close them in reverse order at the end."""
     async with AsyncExitStack() as opened:
+        # The stack closes in reverse order: background responses need the store until they are handed over, and all
+        # generations need the pool.
         opened.push_async_callback(gateway.pool.aclose)
         opened.push_async_callback(hooks.aclose)
         gateway.pool.start()

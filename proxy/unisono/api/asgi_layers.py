@@ -190,6 +190,8 @@ class LocalOnly:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] in REQUESTS:
+            # A web page can send requests to localhost. With DNS rebinding it names its own host; otherwise the browser
+            # adds its origin.
             hosts = header_values(scope, b"host")
             if len(hosts) != 1 or not is_loopback(f"//{hosts[0]}"):
                 raise NotAllowed(
@@ -247,11 +249,8 @@ class Authentication:
 
 
 def presented_key(scope: Scope) -> str | None:
-    """Return the key of `Authorization: Bearer` or of `x-api-key`, or None.
-
-    None also if a header occurs twice, which no client does, or if both headers hold different keys: the gateway
-    must not choose between them.
-    """
+    """Return the key of `Authorization: Bearer` or of `x-api-key`; None if it is missing or ambiguous."""
+    # No client sends one of these headers twice. Of two different keys the gateway must not choose one.
     authorization, named = header_values(scope, b"authorization"), header_values(scope, b"x-api-key")
     if len(authorization) > 1 or len(named) > 1:
         return None
@@ -276,6 +275,7 @@ class BodyLimits:
             await self._app(scope, receive, send)
             return
         coding = self._check_headers(scope)
+        # One deadline for the whole body. A client that sends single bytes gains no time.
         until = asyncio.get_running_loop().time() + self._deadline_s
         received, complete = 0, False
 
@@ -378,6 +378,8 @@ def asgi_layers(
     """
     listed = frozenset(origins)
     local = [Middleware(LocalOnly, origins=listed)] if keyless else []
+    # CORS is outside of the error responses, so that a page can read errors. It precedes the key, because a preflight
+    # carries none. No byte of a body is read without a valid key.
     return [
         Middleware(RequestIds, new_id=new_id, answered=answered, formats=formats),
         Middleware(Cors, origins=listed),

@@ -136,6 +136,7 @@ def too_many_values(body: bytes) -> bool:
 
 def _without_escapes(body: bytes) -> bytes:
     """Return `body` with quotes only where strings start and end."""
+    # Pairs of backslashes first: in `\\"` the quote ends the string.
     return body.replace(b"\\\\", b"").replace(b'\\"', b"")
 
 
@@ -150,6 +151,7 @@ def check_shape(value: dict[str, Any]) -> int:
     Raises InvalidRequest for a value nested too deeply, and for a string that the tokenizer cannot process.
     """
     members = 0
+    # A recursive check would itself exceed the recursion limit.
     stack: list[tuple[Any, tuple[Any, ...], int]] = [(value, (), 0)]
     while stack:
         node, path, depth = stack.pop()
@@ -163,6 +165,7 @@ def check_shape(value: dict[str, Any]) -> int:
         if isinstance(node, dict):
             members += len(node)
         for key, child in node.items() if isinstance(node, dict) else enumerate(node):
+            # Other values need no check. A body may have hundreds of thousands of them.
             if isinstance(child, (dict, list)) or (isinstance(child, str) and len(child) >= MAX_RUN):
                 stack.append((child, (path, key), depth + 1))
     return members
@@ -177,11 +180,9 @@ def _field_path(path: tuple[Any, ...]) -> str:
 
 
 def has_piece_of_length(text: str, length: int) -> bool:
-    """Return True if `length` consecutive characters of `text` may form one tokenizer piece.
-
-    Linear time: such a run covers one of every `length` positions. Only these positions are checked, in both
-    directions.
-    """
+    """Return True if `length` consecutive characters of `text` may form one tokenizer piece."""
+    # A run of this length covers one of every `length` positions. Only these are checked, in both directions, so the
+    # time is linear.
     for middle in range(length - 1, len(text), length):
         before = text[middle - length + 1 : middle][::-1]
         for pattern in _RUNS:

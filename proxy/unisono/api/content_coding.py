@@ -59,6 +59,7 @@ class GzipMember:
         return self._inner.unused_data
 
     def decompress(self, data: bytes, max_length: int) -> bytes:
+        # zlib returns the input that it has not processed yet; zstd buffers it.
         return self._inner.decompress(self._inner.unconsumed_tail + data, max_length)
 
 

@@ -49,6 +49,7 @@ EFFORTS = {
     "max": Effort.HIGH,
 }
 
+# A bias on these tokens could keep the model from ending a message or a call.
 STRUCTURAL_IDS = frozenset({RETURN, CONSTRAIN, CHANNEL, START, END, MESSAGE, CALL, ENDOFTEXT})
 
 # Maximum number of messages. A message takes at least four tokens, so no context window holds more.
@@ -97,6 +98,7 @@ class FieldInput:
 
 
 def _encodable(text: str) -> str:
+    # ASCII is always valid, and `isascii` takes constant time.
     if not text.isascii():
         try:
             text.encode()

@@ -83,6 +83,7 @@ async def collect_all(streams: Sequence[GenerationStream]) -> list[CollectedAnsw
     try:
         return await asyncio.gather(*tasks)
     finally:
+        # After a failure the others still run. They must end before their streams are closed.
         await _cancel(tasks)
         await close_all(streams)
 

@@ -122,6 +122,7 @@ def _used(schemas: dict[str, Schema], *places: Schema) -> dict[str, Schema]:
     """
     places = tuple({name: value for name, value in each.items() if name != "schemas"} for each in places)
     found = list(dict.fromkeys(_SCHEMA.findall(json.dumps(places))))
+    # The list grows during the iteration, so references within referenced schemas are found too.
     for name in found:
         found += [other for other in _SCHEMA.findall(json.dumps(schemas[name])) if other not in found]
     return {name: schemas[name] for name in sorted(found)}

@@ -98,6 +98,7 @@ def to_passthrough(api: Api, body: Mapping[str, Json], way: AnswerMode) -> Passt
     if stream is not None and not isinstance(stream, bool):
         raise InvalidRequest("Invalid value for 'stream': must be true or false.", param="stream")
     options = body.get("stream_options")
+    # The Responses API always reports usage, Chat Completions only on request.
     wants_usage = api is not Api.CHAT or (isinstance(options, dict) and options.get("include_usage") is True)
     choices = body.get("n")
     # A backend may apply any of several limits.
@@ -126,6 +127,7 @@ def to_generation_request(
     return GenerationRequest(
         model=model,
         conversation=Conversation(Preamble(), tuple(_items(passthrough.body, field))),
+        # Every choice may use the whole limit.
         max_tokens=None if passthrough.max_tokens is None else passthrough.max_tokens * passthrough.choices,
         whole=not passthrough.stream,
         tenant=caller.tenant,
@@ -206,6 +208,7 @@ class PassthroughSource(ByteSource):
     async def _each(self) -> AsyncGenerator[bytes]:
         async for batch in self._stream:
             yield to_bytes(batch, self._api)
+        # Only streams of Chat Completions end with `[DONE]`.
         if self._api is Api.CHAT:
             yield DONE
 

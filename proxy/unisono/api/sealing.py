@@ -64,6 +64,7 @@ class Sealer:
         # The nonce is derived from the content: another process that seals the same items makes the same bytes, and no
         # nonce is used for two contents.
         nonce = hmac.digest(self._nonce_key, _bound_to(tenant) + b"\0" + content, "sha256")[:NONCE_BYTES]
+        # The tenant is authenticated with the content, so no other tenant can open the seal.
         sealed = nonce + self._cipher.encrypt(nonce, zlib.compress(content, 1), _bound_to(tenant))
         return PREFIX + _written(sealed)
 
@@ -101,6 +102,7 @@ class Sealer:
     def sign(self, tenant: str, text: str) -> str:
         """Return the signature as ASCII, equal for equal text."""
         owner, data = _bound_to(tenant), text.encode("utf-8", "surrogatepass")
+        # The length separates tenant and text. No other pair has the same bytes.
         whole = len(owner).to_bytes(8, "big") + owner + data
         return SIGNED + _written(hmac.digest(self._signing_key, whole, "sha256"))
 
@@ -135,6 +137,7 @@ def _read(text: str) -> bytes:
 def _unpacked(packed: bytes) -> bytes:
     """Decompress. Raises ValueError and zlib.error."""
     reading = zlib.decompressobj()
+    # A small seal could unpack to gigabytes.
     content = reading.decompress(packed, LARGEST)
     if not reading.eof:
         raise ValueError("too large or truncated")

@@ -167,6 +167,7 @@ class EventStream(Response):
         finally:
             scope["state"].pop(PROBE)
             await _end(pump, disconnect, pulse, *probes)
+            # The source holds slots on backends, so it is closed on every path.
             await self._source.aclose()
 
     async def _pump(self, send: Send) -> UnisonoError | None:
@@ -179,6 +180,7 @@ class EventStream(Response):
 
     async def _write(self, send: Send, data: bytes, *, last: bool = False) -> None:
         async with self._lock:
+            # The head is sent with the first bytes. Until then a failure can be an HTTP error.
             if not self._is_head_sent:
                 await send(self._head())
                 self._is_head_sent = True

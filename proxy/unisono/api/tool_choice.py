@@ -94,6 +94,7 @@ def to_tool_choice(value: Any) -> ToolChoice | None:
         return ToolChoice(WORDS[kind])
     if kind != ALLOWED_TOOLS:
         return ToolChoice(ChoiceMode.REQUIRED, (_named(value),), one=True)
+    # Chat Completions has the list in an object of this name, the Responses API has it flat.
     listed = value.get(ALLOWED_TOOLS)
     listed = listed if isinstance(listed, dict) else value
     tools = listed.get("tools")
@@ -187,6 +188,7 @@ def to_choice(choice: ToolChoice | None, offer: OfferedTools, param: str = "tool
         elif (found := offer.hosted(tool)) is not None:
             hosted.add(found)
     if choice.mode is ChoiceMode.AUTO:
+        # `auto` with a list is a restriction: the model calls these tools or none.
         return AllowedTools(frozenset(own), frozenset(hosted))
     if not (own or hosted):
         raise InvalidRequest(f"'{param}': none of the named tools is available.", param=param)
@@ -200,6 +202,7 @@ def _client_tool_name(tool: NamedTool, toolbox: Toolbox, param: str) -> str:
     """
     if any(each.name == tool.name for each in toolbox.tools):
         return tool.name
+    # Without its namespace, the name must occur in one namespace only.
     inside = [name for name, (_, own) in toolbox.origins.items() if own == tool.name]
     if len(inside) == 1:
         return inside[0]

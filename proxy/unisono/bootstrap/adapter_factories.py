@@ -65,6 +65,7 @@ class Factories:
     def _provider(self, entry: ModelEntry, path: str) -> Factory:
         """Return the litellm factory; raises ConfigError if litellm is not installed."""
         model = entry.litellm_params.model
+        # The import of litellm takes seconds, so only its presence is checked here.
         if find_spec("litellm") is None:
             hint = f" Or {entry.harmony_hint}." if entry.harmony_hint else ""
             kinds = ", ".join(sorted(self._found))
@@ -90,4 +91,6 @@ def provider_settings(entry: ModelEntry, config: Config) -> dict[str, Any]:
 
 
 def _installed(group: str) -> dict[str, EntryPoint]:
+    # Listing entry points imports no adapter. An installed adapter with missing libraries does no harm until a model
+    # uses it.
     return {point.name: point for point in entry_points(group=group)}

@@ -51,6 +51,7 @@ def build_pool(
         if not entry.harmony:
             # Logged for an operator whose gpt-oss has another name.
             log.info("not gpt-oss: requests pass through", extra={"model": entry.model_name, "backend": name})
+        # Settings whose change requires a new backend. Limits, weights and timeouts are applied to the existing one.
         identity = (
             entry.harmony,
             options.kind,
@@ -63,6 +64,7 @@ def build_pool(
         )
         same = next((one for one in earlier if one.identity == identity), None)
         if same is not None and keep is not None:
+            # Each old deployment is reused once, because two equal entries are two deployments.
             earlier.remove(same)
             carried.append(CarriedDeployment(same, terms, keep))
             live[id(entry)] = same
@@ -86,6 +88,7 @@ def routing_rules(config: Config, share: int = 1) -> RoutingRules:
     return RoutingRules(
         strategy=Strategy(router.routing_strategy),
         bounds=QueueConfig(
+            # 0 means that no request waits. `_part` would return 1.
             length=_part(gateway.max_queue, share) if gateway.max_queue else 0,
             per_owner=_part(per_key, share) if per_key else per_key,
             timeout_s=gateway.queue_timeout_s,
@@ -96,6 +99,7 @@ def routing_rules(config: Config, share: int = 1) -> RoutingRules:
 
 
 def _part(limit: int, share: int) -> int:
+    # Every process needs at least one slot. A limit below the number of processes is therefore exceeded.
     return max(1, limit // share)
 
 
@@ -142,6 +146,7 @@ def deployment_names(entries: Iterable[ModelEntry]) -> list[str]:
     names: list[str] = []
     for index, entry in enumerate(entries):
         kind = entry.kind or "litellm"
+        # The number counts all entries of the kind, with or without an id. An id therefore renames no other entry.
         counts[kind] = counts.get(kind, 0) + 1
         name = entry.model_info.id or f"{kind}-{counts[kind]}"
         if name in names:

@@ -37,6 +37,7 @@ class Hookset:
         return HookedService(service, self.hooks) if self.hooks else service
 
     async def aclose(self) -> None:
+        # A hook that fails to close must not prevent the others from closing.
         for named in self.hooks:
             try:
                 await named.hook.aclose()
@@ -67,6 +68,7 @@ def _hook(entry: HookSettings, path: str, installed: dict[str, EntryPoint]) -> H
     if entry.name not in installed:
         known = ", ".join(sorted(installed)) or "none"
         raise ConfigError(f"{path}: unknown hook `{entry.name}`; installed hooks: {known}")
+    # Hooks are foreign code, so any exception is possible. `SystemExit` would end the process.
     try:
         factory: HookFactory = installed[entry.name].load()
     except (Exception, SystemExit) as error:

@@ -38,6 +38,7 @@ if TYPE_CHECKING:
 # Store operations that wait for an event; their duration says nothing about the store.
 WAITING = frozenset({"events"})
 
+# Operations at the start and at the end of the process, which delay no request.
 ALWAYS_ON = frozenset({"start", "aclose"})
 
 
@@ -102,6 +103,7 @@ class Observing:
         """Observe these components while the context is open."""
         async with AsyncExitStack() as opened:
             if self.exporter is not None:
+                # A reload may reuse the exporter, while the deployments change.
                 self.exporter.value.kinds = kinds_of(config)
                 await opened.enter_async_context(self.exporter)
             if self.metrics is not None:
@@ -130,6 +132,7 @@ def share_metrics(config: Config, place: int) -> None:
 def build_observing(config: Config, old: Observing | None, share: int = 1) -> Observing:
     """Build the observability components. Raises ConfigError."""
     settings = config.unisono
+    # The counters continue after a reload. Starting at zero again would look like a restart of the process.
     metrics = old.metrics if old is not None else None
     if settings.metrics and metrics is None:
         from unisono.observe.metrics import Metrics
@@ -215,6 +218,7 @@ class _Timed:
             started_at, error = monotonic(), ""
             try:
                 return await operation(*arguments, **options)
+            # Other exceptions, such as a cancellation, are no outcome of the store.
             except UnisonoError as failure:
                 error = failure.code
                 raise

@@ -31,6 +31,8 @@ class Salt:
     async def __call__(self) -> bytes:
         if self._configured is not None:
             return self._configured.get_secret_value().encode()
+        # The store adopts the given value only if it has none, and returns the one it has. Replicas that start together
+        # thus agree, and a store that lost the secret gets it back.
         self._secret = await self._store.secret(NAME, self._secret or token_bytes(BYTES))
         return self._secret
 
@@ -44,6 +46,7 @@ def cache_salts(*, shared: bool) -> Callable[[str], str]:
     def salt_of(tenant: str) -> str:
         if shared or tenant in {LOCAL_TENANT, MASTER_TENANT}:
             return ""
+        # A digest separates tenants without their names, which backends need not know.
         return blake2b(tenant.encode("utf-8", "surrogatepass"), digest_size=16, person=b"unisono cache").hexdigest()
 
     return salt_of

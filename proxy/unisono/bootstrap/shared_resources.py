@@ -36,6 +36,8 @@ class SharedResource(Generic[T]):
         return self
 
     async def __aexit__(self, *error: object) -> None:
+        # At a reload, the new application opens the resource before the old one closes it. The count therefore reaches
+        # zero only at the end.
         self._users -= 1
         if not self._users:
             await self._close()

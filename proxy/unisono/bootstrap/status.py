@@ -38,6 +38,7 @@ class Overview:
     clock: Callable[[], float]
 
     def __call__(self, caller: Caller) -> dict[str, Any]:
+        # Only the operator has no key id: with the master key, or on a gateway without keys.
         whole = not caller.key
         of_model: dict[str, list[DeploymentStatus]] = defaultdict(list)
         for status in self.pool.status():

@@ -53,4 +53,5 @@ def store_address(settings: StoreSettings) -> str:
     """Return the configured URL, which may hold a password, or a file in the user's data folder."""
     if settings.url is not None:
         return settings.url.get_secret_value()
+    # The folder may contain characters with a meaning in URLs, such as `?`.
     return f"sqlite:///{quote(data_folder().removeprefix('/'))}/state.db"

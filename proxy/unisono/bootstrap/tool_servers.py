@@ -19,6 +19,8 @@ from unisono.core.tool_arguments import ToolArguments
 from unisono.core.tools import Approval, LeftOutTool, Progress, ToolFilter, ToolHost, ToolList, ToolOutcome, ToolServer
 from unisono.errors import ConfigError, InvalidRequest, ToolServerNotAllowed
 
+# Bounds of the remembered lists and of one log line. Tool servers choose the names, and may change their lists at any
+# time.
 LOGGED_LISTS: Final = 512
 LOGGED_TOOLS: Final = 8
 LOGGED_NAME: Final = 64
@@ -66,6 +68,8 @@ class ServerToolSetup:
         named = {server.label for server in rules.trained.values()}
         others = [server for label, server in rules.configured.items() if label not in named]
         servers = (*others, *(allowed(server, builtin) for builtin, server in rules.trained.items()))
+        # Without a policy of the operator every call needs approval. Chat Completions and Messages have no way to ask
+        # for it.
         return tuple(
             replace(server, allowed=(server.allowed or ToolFilter()) & ToolFilter(unasked=server.approval))
             for server in servers
@@ -112,6 +116,7 @@ def build_server_tools(config: Config) -> ServerToolSetup:
     from unisono.net.ssrf_guard import AllowedHost, SsrfGuard
 
     servers = {label: settings.server(label) for label, settings in config.mcp_servers.items()}
+    # A header that cannot be sent is an error at start, not at the first call.
     for label, server in servers.items():
         try:
             check_headers(server.headers, server.authorization)

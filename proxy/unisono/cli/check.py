@@ -81,6 +81,7 @@ class StoreReport:
 
 def check(config_path: Path | None, *, as_json: bool) -> None:
     """Probe everything, print a table or JSON, and exit with the exit code."""
+    # Exit code 1 stands for unusable backends here. click ends with 1 for its own errors, so they are converted.
     try:
         ready = prepared(config_path)
         reports, store = asyncio.run(probe_all(ready.loaded.config))
@@ -113,6 +114,7 @@ async def probe_all(config: Config) -> tuple[list[DeploymentReport], StoreReport
         raise ConfigError("`model_list` is empty; add a model")
     # The report contains everything that the probes would log.
     logging.getLogger("unisono").addHandler(logging.NullHandler())
+    # An invalid hook would prevent a start, so the hooks are built here too.
     build_hooks(config.unisono.hooks)
     store = build_store(config.store)
     try:
@@ -125,6 +127,7 @@ async def probe_all(config: Config) -> tuple[list[DeploymentReport], StoreReport
 
 
 async def _probe_store(store: Store, address: str) -> StoreReport:
+    # User and password end at the last `@`. The query may contain a password too.
     scheme, _, rest = address.partition("?")[0].partition("://")
     public_address = f"{scheme}://{rest.rpartition('@')[2]}"
     try:
@@ -143,6 +146,8 @@ async def _probe_deployments(config: Config) -> list[DeploymentReport]:
             try:
                 return await deployment.check()
             except BackendUnfit as error:
+                # The probe itself succeeded and excludes the backend. All its findings are reported, not only the fatal
+                # one.
                 return deployment.examined or error
             except UnisonoError as error:
                 return error
@@ -230,6 +235,7 @@ def table(reports: Sequence[DeploymentReport], width: int) -> Iterator[str]:
     columns = [[report.name, *_cells(report, checks)] for report in reports]
     first = max(map(len, labels))
     while columns:
+        # At least one column is printed even if it exceeds the width.
         count, room = 0, width - first
         while count < len(columns) and (count == 0 or room >= 2 + max(map(len, columns[count]))):
             room -= 2 + max(map(len, columns[count]))

@@ -50,6 +50,7 @@ async def discover(ports: Mapping[str, int] = PORTS) -> list[DiscoveredBackend]:
     Kinds without a port are skipped.
     """
     timeout = aiohttp.ClientTimeout(total=TIMEOUT_S)
+    # `trust_env=False`: requests to this machine must not reach a proxy that the environment names.
     async with aiohttp.ClientSession(timeout=timeout, trust_env=False) as session:
         found = await asyncio.gather(
             *(FINDERS[kind](session, f"http://127.0.0.1:{port}") for kind, port in ports.items())
@@ -57,6 +58,8 @@ async def discover(ports: Mapping[str, int] = PORTS) -> list[DiscoveredBackend]:
     return [backend for backends in found for backend in backends]
 
 
+# Any program may listen on a well-known port. Each finder therefore first requests a path that identifies the server;
+# every OpenAI-compatible server has a model list.
 async def _vllm(session: aiohttp.ClientSession, base: str) -> list[DiscoveredBackend]:
     if not isinstance((await _get(session, f"{base}/version")).get("version"), str):
         return []
@@ -123,10 +126,13 @@ async def _models(session: aiohttp.ClientSession, base: str) -> list[dict[str, A
 
 
 def _is_gpt_oss(model: Mapping[str, Any]) -> bool:
+    # With an alias as `id`, vLLM reports the original name or the folder of the model in `root`.
     return any("gpt-oss" in str(model.get(key, "")).lower() for key in ("id", "root"))
 
 
 async def _speaks_harmony(session: aiohttp.ClientSession, base: str) -> bool:
+    # `default_model` is the model that mlx_lm.server was started with. For any other name it would load that model
+    # first.
     body = {"model": "default_model", "prompt": QUESTION, "max_tokens": 1, "temperature": 0.0}
     answer = await _get_json(session, "POST", f"{base}/v1/completions", json=body, timeout_s=FIRST_TOKEN_TIMEOUT_S)
     match answer:
@@ -146,10 +152,12 @@ async def _get_json(
     """Return the response as a JSON object, or an empty one for any other response."""
     timeout = aiohttp.ClientTimeout(total=timeout_s)
     try:
+        # A redirect could lead to another machine, so none is followed.
         async with session.request(method, url, json=json, timeout=timeout, allow_redirects=False) as response:
             if response.status != 200:
                 return {}
             content = await response.content.read(MAX_ANSWER_BYTES)
+            # One `read` returns only the bytes that have arrived.
             while not response.content.at_eof() and len(content) < MAX_ANSWER_BYTES:
                 content += await response.content.read(MAX_ANSWER_BYTES)
         answer = _parsed(content)

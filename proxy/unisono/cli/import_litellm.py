@@ -24,6 +24,7 @@ def run(source: Path, target: Path | None) -> None:
         click.echo(text, nl=False)
         return
     try:
+        # O_EXCL refuses to overwrite a file. The mode applies from the creation on, so no other user can read the keys.
         opened = os.open(target, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
         with os.fdopen(opened, "w", encoding="utf-8") as file:
             file.write(text)

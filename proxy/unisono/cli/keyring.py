@@ -102,6 +102,7 @@ def rotate(config_path: Path, key_id: str, grace_s: int, *, as_json: bool) -> No
         mint, latest = await opened.mint(), ""
 
         def another(record: KeyRecord) -> KeyRecord:
+            # The change may run again after a conflict. Only the secret of the last run is stored.
             nonlocal latest
             if record.revoked_at is not None:
                 raise click.ClickException(f"{key_id} is revoked; create a new key with `unisono keys create`")
@@ -151,6 +152,7 @@ async def _change(store: Store, key_id: str, change: Callable[[KeyRecord], KeyRe
         if was is None:
             raise click.ClickException(f"unknown key {key_id!r}; run `unisono keys list` for all keys")
         now = change(was)
+        # A write without a change would only cause conflicts with concurrent changes.
         if now == was:
             return was
         try:
@@ -166,6 +168,7 @@ def changed(record: KeyRecord, options: Mapping[str, Any]) -> KeyRecord:
     own = {name: value for name, value in options.items() if name not in LIMITS}
     limits = {name: value for name, value in options.items() if name in LIMITS}
     if "tags" in own:
+        # New tags are added to those of the key. An empty value removes a tag.
         own["tags"] = {key: value for key, value in {**record.tags, **own["tags"]}.items() if value}
     return replace(record, **own, limits=replace(record.limits, **limits))
 
@@ -248,6 +251,7 @@ def _print_new_key(new: Issued, *, as_json: bool) -> None:
         document = {"key": new.plaintext, **to_json(new.record, time.time())}
         click.echo(json.dumps(document, ensure_ascii=False, indent=2))
         return
+    # Only the key is written to standard output, so that a script can capture it.
     click.echo(f"{new.record.id}, of tenant {new.record.tenant}. This is shown once:", err=True)
     click.echo(new.plaintext)
 

@@ -89,6 +89,7 @@ def _money(text: str) -> int | None:
 def _period(text: str) -> Period:
     if text in PERIODS:
         return PERIODS[text]
+    # A period of zero seconds would never contain any usage.
     if (read := seconds(text)) == 0:
         raise ValueError(text)
     return Period("every", read)
@@ -100,6 +101,7 @@ def _moment(text: str) -> float | None:
     if re.fullmatch(r"\d+[smhdw]", text, re.ASCII):
         return time.time() + seconds(text)
     read = datetime.fromisoformat(text)
+    # A time without a zone is UTC, like all times in the output.
     at = (read if read.tzinfo else read.replace(tzinfo=UTC)).timestamp()
     # Raises for times outside the calendar, which could not be printed.
     datetime.fromtimestamp(at, UTC)

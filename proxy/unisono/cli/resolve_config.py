@@ -86,6 +86,7 @@ def without_config(found: list[DiscoveredBackend], missing: str | None, environ:
 
 
 def _entry(name: str, kind: str, model: str, api_base: str | None = None) -> dict[str, Any]:
+    # Discovery has identified the model as gpt-oss. Its name alone may not show it, so `harmony` is set.
     params = {"model": f"{kind}/{model}"} | ({"api_base": api_base} if api_base else {})
     return {"model_name": name, "litellm_params": params, "model_info": {"harmony": True}}
 

@@ -53,6 +53,7 @@ def load_again(config_path: Path | None, host: str) -> Config:
     if config_path is None:
         raise ConfigError("there is no file to reload, because the gateway was started without --config")
     loaded = load(config_path)
+    # The address stays the same, but the new file may lack the key that it requires.
     refuse_to_be_open(loaded.config, host)
     warn(loaded)
     return loaded.config
@@ -83,6 +84,7 @@ def serve_by_workers(order: Serve, listener: socket.socket, read_again: Callable
 
     def checked() -> Config:
         config = read_again()
+        # An error is found here once, before any worker receives the configuration.
         build(config, share=order.share)
         return config
 

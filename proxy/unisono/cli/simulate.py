@@ -67,6 +67,7 @@ def build_plan(
             raise ConfigError(
                 "backends: both the plan and the configuration define backends; remove them from the plan"
             )
+        # The configuration replaces the backends of the example and the queue settings.
         data |= _configured(config_path, model, speeds)
     elif speeds or model:
         raise ConfigError("--speed and --model need --config")

@@ -101,5 +101,6 @@ async def _run_with_host(host: ToolHost, act: Callable[[ToolHost], Awaitable[T]]
 
 
 def _first_line(text: str) -> str:
+    # Descriptions are foreign text, in which control sequences could change the terminal.
     line = harmless(text.strip().partition("\n")[0])
     return line if len(line) <= WIDEST else f"{line[: WIDEST - 1]}…"

@@ -72,6 +72,7 @@ def trace(name: str | None, config_path: Path | None, tenant: str, *, as_json: b
 
 
 def _is_file(name: str) -> bool:
+    # Ids contain no slash.
     return name.endswith(".json") or "/" in name
 
 
@@ -143,6 +144,7 @@ async def _tenants(config: Config, store: Store, tenant: str) -> list[str]:
     """Return the given tenant, else the operator's own and those of all current and former keys."""
     if tenant:
         return [tenant]
+    # The store has no list of tenants. The records of keys name them, and remain after a revocation.
     own = LOCAL_TENANT if config.general_settings.master_key is None else MASTER_TENANT
     return list(dict.fromkeys([own, *(record.tenant for record in await store.keys())]))
 
@@ -175,6 +177,7 @@ def _with_store(config: Config, work: Callable[[Store], Awaitable[Result]]) -> R
 
 def read_document(document: Document) -> Replay:
     """Parse a recording with the current parser and return its events. Raises Unreplayable."""
+    # A replay needs the request, all tokens, and the recorded events to compare with.
     missing = {"asked", "output", "said"} & set(document.get("left_out", ()))
     if missing or document.get("asked") is None:
         raise Unreplayable("this recording is incomplete because of its size limit and cannot be replayed")
@@ -183,6 +186,8 @@ def read_document(document: Document) -> Replay:
         output = [int(number) for number in document["output"]]
         finish = None
         if document["outcome"] == "completed" and document["finish"]:
+            # The parser needs the reason that the backend gave for the last step. `finish` is the reason in the answer
+            # to the client, which may differ.
             ended = document["steps"][-1]["finish"] if document["steps"] else ""
             finish = FinishReason(ended or document["finish"])
         encoding = load_encoding()

@@ -78,6 +78,7 @@ class Painter:
     def _text(self, tokens: Sequence[int]) -> str:
         if not tokens:
             return ""
+        # Text that spells a special token gets a backslash, so that it differs from a real one even without colours.
         text = harmless(self._encoding.decode(tokens)).replace("<|", "\\<|")
         return click.style(text, dim=True) if self._in_header else click.style(text, fg=self._colour)
 
@@ -116,6 +117,7 @@ def painted(document: Mapping[str, Any], encoding: Encoding) -> Iterator[str]:
             yield _generation(document["steps"][at])
         if generations:
             prompt = prompts[generations[0]]
+            # The beginning that equals the previous prompt is not printed again. The first prompt is printed whole.
             reused = document["steps"][generations[0]]["prompt"]["same"] if painted_steps else 0
             yield click.style(
                 f"prompt{f', after {reused} tokens of the previous prompt' if reused else ''}:", bold=True

@@ -96,6 +96,7 @@ def to_chart(by: str, rows: Rows) -> str:
     width = max((len(_on_one_line(name)) for name, _ in rows), default=0)
     lines = []
     for name, used in rows:
+        # Unicode has blocks of one to seven eighths of a character.
         eighths = round(used.tokens * WIDTH * 8 / most) if most else 0
         bar = "█" * (eighths // 8) + ("▏▎▍▌▋▊▉"[eighths % 8 - 1] if eighths % 8 else "")
         lines.append(f"{_on_one_line(name).ljust(width)}  {bar.ljust(WIDTH)}  {used.tokens:,} tokens, {_usd(used)} USD")

@@ -32,6 +32,8 @@ def stand_ins(config: Config, groups: Sequence[str], aliases: Mapping[str, str])
     known = _Names(groups, aliases)
     fallbacks, larger, default = _fallbacks(config, known), _larger(config, known), _default(config, known)
     found = {
+        # The most specific list applies: the model's own, then `*`, then `default_fallbacks`. A model never falls back
+        # to itself, although a list for `*` may name it.
         model: StandIns(
             tuple(name for name in fallbacks.get(model, fallbacks.get(ANY, default)) if name != model),
             tuple(name for name in larger.get(model, larger.get(ANY, ())) if name != model),
@@ -58,6 +60,7 @@ class _Names:
             for model, names in row.items():
                 entry_path = f"{path}[{index}].{model}"
                 targets = [self.resolve(name, f"{entry_path}[{at}]") for at, name in enumerate(names)]
+                # An alias and its model have one list, so a list under each of the two names is a contradiction.
                 origin = model if model == ANY else self.resolve(model, entry_path)
                 if origin in found:
                     raise ConfigError(

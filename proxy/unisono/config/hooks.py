@@ -24,6 +24,7 @@ class HookSettings(Section):
     """Options of the hook itself."""
 
 
+# Options that the gateway reads itself. All others belong to the hook.
 OURS = frozenset({"timeout_s", "fail"})
 
 
@@ -36,6 +37,7 @@ def _to_hook(value: Any) -> Any:
     if not isinstance(value, Mapping) or len(value) != 1:
         raise ValueError("must be the name of a hook, or `{name: {options}}`")
     [(name, options)] = value.items()
+    # In YAML, `- name:` without options has the value null.
     values = {} if options is None else options
     if not isinstance(values, Mapping):
         raise ValueError("the options of a hook must be a mapping")  # noqa: TRY004 - pydantic expects ValueError

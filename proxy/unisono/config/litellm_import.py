@@ -30,6 +30,7 @@ def imported(path: Path) -> str:
     text = yaml.safe_dump(tree, sort_keys=False, allow_unicode=True, width=120)
     # Validate the result as at start. Every environment variable counts as set.
     loaded = parse(yaml.safe_load(text), dict.fromkeys(_NAMED.findall(text), "1"))
+    # A warning that the result still causes is listed once, under the settings to review.
     left_out = tuple(line for line in left_out if line not in loaded.warnings)
     return "\n".join([HEAD, *_comment_block(LEFT_OUT, left_out), *_comment_block(TO_SEE, loaded.warnings), text])
 
@@ -39,6 +40,7 @@ def _as_ours(entry: dict[str, Any]) -> None:
     params = entry.get("litellm_params")
     if not isinstance(params, dict):
         return
+    # The loader collects litellm's own options under `provider`. In a file they are siblings of the other keys.
     params |= params.pop("provider", {})
     kind, slash, name = str(params.get("model", "")).partition("/")
     if slash and kind in KIND_ALIASES:

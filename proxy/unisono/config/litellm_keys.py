@@ -84,6 +84,7 @@ _MCP_SERVERS = (
     "aws_* is_byok byok_* rpm source_url"
 )
 
+# An entry that litellm serves passes most keys of `_PARAMS` to litellm. For all other entries they have no effect.
 FOREIGN: dict[str, Mapping[str, str]] = {
     "": {LITELLM: _TOP, FRAGMENT: "x-* .*"},
     "model_list[]": {LITELLM: "model_group blocked tpm rpm", LATER: "fallbacks"},
@@ -141,6 +142,7 @@ def unused_reason(section: str, key: str) -> str | None:
 
     `section` is a path with `[]` for any index.
     """
+    # The matching is case-sensitive on every system, as key names are.
     for reason, patterns in FOREIGN.get(section, {}).items():
         if any(fnmatchcase(key, pattern) for pattern in patterns.split()):
             return reason

@@ -83,6 +83,7 @@ def read(path: Path) -> object:
         mark = error.problem_mark
         where = f", line {mark.line + 1}, column {mark.column + 1}" if mark else ""
         raise ConfigError(f"{path}{where}: invalid YAML: {error.problem or 'syntax error'}") from None
+    # The parser recurses, so deeply nested input exceeds the recursion limit of Python.
     except (yaml.YAMLError, RecursionError):
         raise ConfigError(f"{path}: the file is not valid YAML") from None
     return {} if raw is None else raw
@@ -102,6 +103,7 @@ def parse(raw: object, environ: Mapping[str, str]) -> Loaded:
     """Validate a parsed file. Raises ConfigError."""
     if not isinstance(raw, Mapping):
         raise ConfigError(f"the configuration must be a mapping of sections, not {_described(raw)}")
+    # As in LiteLLM, references in all other sections may name a variable of this section.
     reading = _Reading({**environ, **_own_environment(raw)})
     tree = reading.all_of(raw)
     _refuse_lone_surrogates(tree, "")
@@ -169,6 +171,8 @@ class _Reading:
         handed = model is LitellmParams and is_of_litellm(raw.get("model"))
         for key, value in self._with_canonical_keys(raw, model, path).items():
             key_path = f"{path}.{key}" if path else str(key)
+            # The keys of this section are names of variables, so none is unknown. Its values are plain text, in which
+            # references are not resolved.
             if not path and key == "environment_variables":
                 effective[str(key)] = dict(_own_environment(raw))
                 continue
@@ -180,6 +184,8 @@ class _Reading:
                 self._unused(_general(path), str(key), key_path, tuple(model.model_fields))
             elif (why := default_reason(_general(path), str(key), value)) is not None:
                 self.warnings.append(f"{key_path}: `{value}` {why}")
+            # YAML parses a key without a value as null. It then counts as missing, unless null is a valid value of the
+            # key.
             elif value is not None or _may_be_empty(model, str(key)):
                 effective[str(key)] = self._value(value, model, str(key), key_path)
         return {**effective, PROVIDER: more} if more else effective
@@ -188,6 +194,7 @@ class _Reading:
         """Replace synonyms of keys. Raises ConfigError if both names of a key are present."""
         if model is not LitellmParams or "base_url" not in raw:
             return raw
+        # LiteLLM accepts both names. Two addresses would leave open which one is used.
         if raw.get("api_base") is not None:
             raise ConfigError(f"{path}.base_url: same setting as `api_base`; remove one of them")
         return {("api_base" if key == "base_url" else key): value for key, value in raw.items()}
@@ -256,6 +263,7 @@ def _refuse_lone_surrogates(value: object, path: str) -> None:
         case Mapping():
             for key, inner in value.items():
                 key_path = f"{path}.{key}".lstrip(".")
+                # The key may be the invalid text itself. The message with its path must be valid Unicode all the same.
                 _refuse_lone_surrogates(key, well_formed(key_path))
                 _refuse_lone_surrogates(inner, key_path)
         case list():
@@ -265,6 +273,7 @@ def _refuse_lone_surrogates(value: object, path: str) -> None:
 
 def _may_be_empty(model: type[BaseModel], key: str) -> bool:
     """Return whether a key without a value differs from a missing key."""
+    # Types such as `int | None` name None among their arguments.
     return type(None) in get_args(model.model_fields[key].annotation)
 
 

@@ -26,6 +26,7 @@ from unisono.core.tools import (
 ServerLabel = Annotated[str, Field(pattern=r"^[A-Za-z][A-Za-z0-9_-]{0,63}$")]
 """Name of a server in requests, and prefix of its tool names for the model."""
 
+# `http` is LiteLLM's name for the transport that the protocol calls Streamable HTTP.
 TRANSPORTS = {
     "http": ToolTransport.STREAMABLE_HTTP,
     "streamable_http": ToolTransport.STREAMABLE_HTTP,
@@ -81,6 +82,8 @@ class ApprovalSettings(Section):
         """Return the policy, never `Approval()`, which stands for no setting."""
         always = None if self.always is None else self.always.filter()
         never = None if self.never is None else self.never.filter()
+        # `Approval()` means that the operator has set no policy and the request decides. A policy that requires
+        # approval of every call must differ from it.
         approval = Approval(always, never, self.otherwise == "always")
         return Approval(always=ToolFilter()) if approval == Approval() else approval
 
@@ -214,6 +217,7 @@ def _to_host(value: Any) -> Any:
 
 
 def _plain_host(value: str) -> str:
+    # A single colon precedes a port. An IPv6 address has several.
     if value != value.lower() or "/" in value or (":" in value and "[" not in value and value.count(":") == 1):
         raise ValueError("must be only a host name in lower case, without scheme or path; set ports in `ports`")
     return value

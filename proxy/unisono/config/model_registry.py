@@ -129,6 +129,8 @@ class ModelRegistry:
             if "*" not in name:
                 yield name, model
         for alias, name in self._aliases.items():
+            # A group with the name of an alias is already in the list. Requests with that name reach the target of the
+            # alias.
             if alias not in self._hidden and alias not in self._groups:
                 yield alias, self._groups[name]
 
@@ -142,6 +144,8 @@ def _groups(entries: tuple[ModelEntry, ...]) -> Iterator[ServedModel]:
     names = dict.fromkeys(entry.model_name for entry in entries)
     for name in names:
         indexed = [(index, entry) for index, entry in enumerate(entries) if entry.model_name == name]
+        # Clients do not choose among the entries of a model. Settings that they can observe must not depend on the
+        # entry that answers.
         settings = indexed[0][1].unisono
         for index, entry in indexed[1:]:
             for field in CLIENT_VISIBLE:

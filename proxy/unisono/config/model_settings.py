@@ -137,6 +137,7 @@ class ModelSettings(Section):
 def is_of_litellm(model: object) -> bool:
     """Return whether a `litellm_params.model` names no backend kind of Unisono."""
     kind, slash, name = model.partition("/") if isinstance(model, str) else ("", "", "")
+    # Without a slash, the whole text is a model name that litellm knows, such as `gpt-4o`.
     if not slash:
         return bool(kind)
     return bool(kind and name) and KIND_ALIASES.get(kind, kind) not in KINDS
@@ -186,10 +187,13 @@ class ModelEntry(Section):
     def harmony(self) -> bool:
         if self.model_info.harmony is not None:
             return self.model_info.harmony
+        # Other providers render Harmony themselves. Their gpt-oss models are reached through their own APIs.
         return self.kind in KINDS and self.is_gpt_oss
 
     @property
     def is_gpt_oss(self) -> bool:
+        # Aliases and folders may have any name, so either of the two names may identify the model. Some spell it
+        # `gpt_oss`.
         names = f"{self.model_name} {self.litellm_params.model}".lower().replace("_", "-")
         return "gpt-oss" in names
 

@@ -26,12 +26,15 @@ TYPES: Final[Mapping[str, str]] = {
     ".css": "text/css; charset=utf-8",
     ".js": "text/javascript; charset=utf-8",
 }
+# A request selects from these names only, so no path can leave the folder.
 FILES: Final = frozenset(path.name for path in FOLDER.iterdir() if path.suffix in TYPES)
 # Routes of the page. The layers of `api.asgi_layers` must run first, with PATHS open.
 PAGE: Final = RouteTable("page", prefixes=("",))
 # Paths that need no key.
 PATHS: Final = frozenset({"/", *(f"{PREFIX}{name}" for name in FILES if name != "index.html")})
 
+# The page executes and loads only its own files, and cannot be embedded. Recorded text can therefore run no script and
+# send no data away.
 HEADERS: Final[Mapping[str, str]] = {
     "content-security-policy": (
         "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src 'self' data:; "
@@ -75,6 +78,7 @@ async def get_file(request: Request) -> Response:
 
 def _answer(request: Request, name: str) -> Response:
     file = file_of(name)
+    # A proxy that compresses the file marks the tag as weak.
     tags = [tag.strip().removeprefix("W/") for tag in request.headers.get("if-none-match", "").split(",")]
     if file.headers["etag"] in tags:
         return Response(status_code=304, headers=dict(file.headers))

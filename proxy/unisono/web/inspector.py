@@ -66,6 +66,8 @@ def _read(request: InspectRequest, encoding: Encoding) -> dict[str, Any]:
     segments = Segments(encoding)
     segments.add(prompt)
     prompt_segments = segments.pop_new()
+    # Each repair is displayed at its position between the tokens. A repair at the end of the output follows the last
+    # token.
     waiting = deque(one for one in events if isinstance(one, Repaired))
     for piece in (*mended(output, waiting), *waiting):
         if isinstance(piece, Repaired):
@@ -94,6 +96,7 @@ def _cut_text(text: str, all_output: bool) -> tuple[str, str]:
     """
     if all_output:
         return "", text
+    # Several assistant messages after the last foreign one belong to the same answer.
     foreign = [found.end() for found in _FOREIGN.finditer(text)]
     begin = text.find(_ASSISTANT, foreign[-1] if foreign else 0)
     if begin < 0:
@@ -126,6 +129,7 @@ def _encoded(text: str, encoding: Encoding) -> list[int]:
 
 
 def _decoded(text: str, encoding: Encoding) -> list[int]:
+    # Pasted text is treated like the output of a text backend: spelled markers become special tokens.
     decoder = decoder_for(OutputForm.TEXT, encoding)
     return [*decoder.feed(Chunk(text=text)), *decoder.end()]
 
@@ -135,6 +139,7 @@ def _toolset(names: Sequence[str]) -> ToolSet:
 
 
 def _routed(encoding: Encoding, tools: ToolSet, tokens: Sequence[int]) -> list[Event]:
+    # The inspection has no request from which ids could be derived.
     ids = count(1)
     router = HarmonyRouter(encoding, tools, lambda: f"call_{next(ids)}", hold_calls=False)
     return [*router.feed(tokens), *router.end(FinishReason.STOP)]

@@ -110,6 +110,7 @@ def _prompt(prompt: Mapping[str, Any] | None, encoding: Encoding) -> dict[str, A
         return None
     segments = Segments(encoding)
     tokens, gap = [_id(token) for token in prompt["tokens"]], prompt["gap"]
+    # The recorder shortens a large prompt in the middle. `at` is the position of the omitted tokens.
     at = len(tokens) if gap is None else int(gap["at"])
     segments.add(tokens[:at])
     if gap is not None:
@@ -120,6 +121,7 @@ def _prompt(prompt: Mapping[str, Any] | None, encoding: Encoding) -> dict[str, A
 
 def _id(token: object) -> int:
     """Return a token id. Raises TypeError for any other value."""
+    # `True` is an `int` for isinstance, so the exact type is compared.
     if type(token) is not int or abs(token) >= LARGEST:
         raise TypeError("not a token id")
     return token

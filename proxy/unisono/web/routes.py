@@ -49,6 +49,7 @@ class InspectionReader:
 
     async def inspect(self, request: InspectRequest) -> Mapping[str, Any]:
         """Run an inspection. Raises InvalidRequest, and LimitReached if the queue is full."""
+        # Every queued inspection holds its recording in memory.
         if self._queued >= MAX_QUEUED_INSPECTIONS:
             raise LimitReached("Too many inspections are in progress; try again in a moment.", retry_after_s=1.0)
         self._queued += 1
@@ -198,6 +199,7 @@ async def inspect(
     """Parse a recording, Harmony text or token ids, and return the output with its recoveries."""
     inspection.check()
     if inspection.id is not None:
+        # The id is resolved with the tenant of the caller, so other tenants' recordings are not found.
         inspection = InspectRequest(trace=await _document(deps.traces, caller, inspection.id))
     return _json(await deps.inspections.inspect(inspection))
 

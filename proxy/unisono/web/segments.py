@@ -95,6 +95,7 @@ class Segments:
         try:
             text = self._bytes.decode()
         except UnicodeDecodeError as error:
+            # Further tokens may complete the character. Invalid bytes never become valid.
             half = error.reason == "unexpected end of data" and len(self._ids) < MAX_CHARACTER_TOKENS
             if not half:
                 self._flush()
@@ -136,6 +137,7 @@ def body_of(header: str, *, role_given: bool) -> str:
     role = first[0] if first else ""
     if role in ROLES and (role_given or role != TOOL_BODY):
         return role
+    # The author of a tool result is the tool itself, such as `functions.search`, and the recipient is the assistant.
     if role_given and (role.startswith("functions") or f"to={ASSISTANT}" in header):
         return TOOL_BODY
     read = read_header(header, None, role_given=role_given)

@@ -62,6 +62,7 @@ class ChatGeneration:
         """
         if index == 0:
             return self.request
+        # A seed is a signed 64-bit integer. The seeds of further choices therefore lie towards zero.
         seed = self.request.sampling.seed
         sampling = (
             self.request.sampling
@@ -128,6 +129,7 @@ def _sticky(request: ChatRequest, caller: Caller) -> str:
 
     The client identifies a conversation by `prompt_cache_key`; its requests go to one backend.
     """
+    # The tenant is part of the key, so equal keys of two tenants are different conversations.
     return f"{caller.tenant}\0key {request.prompt_cache_key}" if request.prompt_cache_key else ""
 
 

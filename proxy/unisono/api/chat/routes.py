@@ -126,6 +126,7 @@ class ChatRoute:
             runnable=model.runnable,
             rules=model.rules,
         )
+        # Several choices are several generations. One pass-through answer could not replace them all.
         if way.passes and generation.choices == 1:
             generation = replace(generation, request=with_passthrough(generation.request, Api.CHAT, body, way))
         return chat, model, generation

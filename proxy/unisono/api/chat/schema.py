@@ -151,6 +151,7 @@ class ChatMessage(OpenModel):
             return []
         if isinstance(value, str):
             return [{"type": "text", "text": value}]
+        # Some frameworks send the result of a tool as bare JSON instead of text.
         if info.data.get("role") in {"tool", "function"} and _is_plain_data(value):
             return [{"type": "text", "text": orjson.dumps(value).decode()}]
         if not isinstance(value, list):

@@ -79,6 +79,7 @@ class SearchResultBlock(ContentBlock):
 class BlockSource(OpenModel):
     type: Literal["text", "content"]
     data: Text = ""
+    # `to_blocks` and `GivenBlock` are defined below, because documents and results contain blocks themselves.
     content: Annotated[list[GivenBlock], BeforeValidator(lambda value: to_blocks(value)), AnyContent] = Field(
         default_factory=list
     )
@@ -147,6 +148,7 @@ def to_block(value: Any) -> ContentBlock:
     if not isinstance(value, dict):
         raise invalid_field("must be an object")
     kind = value.get("type")
+    # The base class refuses unknown kinds, with a list of the known ones.
     model = KINDS.get(kind, ContentBlock) if isinstance(kind, str) else ContentBlock
     return model.model_validate(value)
 

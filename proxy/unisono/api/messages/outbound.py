@@ -204,6 +204,7 @@ class MessageEvents:
 
     def keep_alive(self) -> bytes:
         """Return a keep-alive event, after the stream's first event."""
+        # Clients expect `message_start` as the first event.
         return PING if self._has_started else self._message_start() + PING
 
     def broken(self, error: UnisonoError) -> bytes:
@@ -216,6 +217,7 @@ class MessageEvents:
 
     def _message_start(self) -> bytes:
         self._has_started = True
+        # The tokens from a cache are unknown before the answer. `message_delta` has the final numbers.
         usage = {
             "input_tokens": self._report.facts.prompt_tokens,
             "cache_creation_input_tokens": 0,
@@ -279,6 +281,7 @@ class MessageEvents:
 
     def _start_call(self, item: ToolCall) -> bytes:
         self._blocks.calls += 1
+        # As in Anthropic's own streams, the first delta of the input is empty.
         return self._start(_call(item, {}), _JSON) + self._delta + b'""' + _END
 
     def _arguments_delta(self, text: str) -> bytes:
@@ -306,6 +309,7 @@ class MessageEvents:
                 self._server_calls[item.call_id] = closed
                 use = to_call_block(item)
                 self._blocks.server_calls.append(use["name"])
+                # In a stream, a block starts with an empty input. Deltas bring its JSON.
                 start = self._start({**use, "input": {}}, _JSON)
                 return start + self._delta + orjson.dumps(orjson.dumps(use["input"]).decode()) + _END + self._stop()
             case Listing():

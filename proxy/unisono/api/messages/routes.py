@@ -133,6 +133,7 @@ async def understood(deps: MessagesDeps, request: Request, kind: type[Kind]) -> 
     context = strips_newest(deps.resolve, body, caller)
     parsed = await off_loop(lambda: kind.model_validate(body, context=context), size)
     model = deps.resolve(parsed.model, caller)
+    # The secret may be in the store. A request without sealed data must not depend on it.
     seals = await deps.seals() if needs_seals(parsed) else None
 
     def turned() -> MessagesGeneration:

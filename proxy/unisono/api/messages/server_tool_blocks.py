@@ -76,6 +76,7 @@ def to_result(ran: Ran, sealed: str) -> dict[str, Any]:
         content = {"type": f"{name}_tool_result_error", "error_code": code, SEALED: sealed}
     elif name == SEARCH:
         content = [
+            # The seal covers the whole call, so only the first result carries it.
             {"type": "web_search_result", "url": url, "title": title, "page_age": None, SEALED: sealed * (not place)}
             for place, (url, title) in enumerate(_results(facts))
         ]

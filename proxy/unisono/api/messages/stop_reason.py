@@ -58,6 +58,7 @@ def stop_fields(
 
 
 def _reason(finished: Finished, blocks: ShownBlocks, report: GenerationReport, max_tokens: int | None) -> str:
+    # In order of precedence. The client can run complete calls independent of what ended the answer afterwards.
     if blocks.calls and not blocks.cut:
         return "tool_use"
     if finished.stop_sequence is not None:
