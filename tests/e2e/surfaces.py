@@ -124,3 +124,20 @@ SURFACES = {
     "pass-through": CHAT,
     "pass-through responses": RESPONSES,
 }
+
+
+def unisono_object(response: Answer) -> dict[str, Any]:
+    """Return the last `unisono` object of a response, streamed or not."""
+    objects: list[Any] = []
+
+    def search(value: Any) -> None:
+        if isinstance(value, dict):
+            objects.extend([value["unisono"]] if isinstance(value.get("unisono"), dict) else [])
+            for inner in value.values():
+                search(inner)
+
+    search(response.body)
+    for event in response.events:
+        search(event)
+    assert response.status == 200, response.raw
+    return dict(objects[-1])

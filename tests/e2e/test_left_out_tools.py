@@ -3,36 +3,18 @@
 from __future__ import annotations
 
 import logging
-from typing import Any
 
 import pytest
 
-from tests.e2e.gateway import Answer
 from tests.e2e.hosting import DOCS
 from tests.e2e.responses import ANSWER, Json, Line, line
+from tests.e2e.surfaces import unisono_object
 from tests.e2e.wires import WIRES
 from tests.mcp.hostile import TOOL, Hostile, answer, text
 
 UNDECLARABLE = {"name": "odd", "inputSchema": {"type": "object", "properties": {"a\nb": {"type": "string"}}}}
 BAD_NAME = {"name": "line\nbreak", "inputSchema": {"type": "object"}}
 RUN = {"unisono": {"run_tools": True}}
-
-
-def unisono_object(response: Answer) -> Json:
-    """Return the last `unisono` object of a response, streamed or not."""
-    objects: list[Any] = []
-
-    def search(value: Any) -> None:
-        if isinstance(value, dict):
-            objects.extend([value["unisono"]] if isinstance(value.get("unisono"), dict) else [])
-            for inner in value.values():
-                search(inner)
-
-    search(response.body)
-    for event in response.events:
-        search(event)
-    assert response.status == 200, response.raw
-    return dict(objects[-1])
 
 
 async def request_object(harness: Line, surface: str, *, stream: bool) -> Json:

@@ -10,7 +10,7 @@ import pytest_asyncio
 
 from tests.e2e.gateway import Answer, gateway
 from tests.e2e.responses import ANSWER, Line, line
-from tests.e2e.test_left_out_tools import unisono_object
+from tests.e2e.surfaces import unisono_object
 from tests.e2e.wires import WIRES
 
 Json = dict[str, Any]

@@ -11,7 +11,7 @@ import pytest_asyncio
 
 from tests.e2e.gateway import Answer
 from tests.e2e.responses import Line, line
-from tests.e2e.test_left_out_tools import unisono_object
+from tests.e2e.surfaces import unisono_object
 from tests.e2e.wires import WIRES
 
 Json = dict[str, Any]

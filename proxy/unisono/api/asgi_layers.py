@@ -249,7 +249,7 @@ class Authentication:
 
 
 def presented_key(scope: Scope) -> str | None:
-    """Return the key of `Authorization: Bearer` or of `x-api-key`; None if it is missing or ambiguous."""
+    """Return the key of `Authorization: Bearer` or `x-api-key`; None if missing or ambiguous."""
     # No client sends one of these headers twice. Of two different keys the gateway must not choose one.
     authorization, named = header_values(scope, b"authorization"), header_values(scope, b"x-api-key")
     if len(authorization) > 1 or len(named) > 1:
@@ -299,33 +299,25 @@ class BodyLimits:
     def _unpacked(self, packed: Receive, coding: str) -> Receive:
         """Return the source of the unpacked body. Each piece is unpacked in a thread."""
         unpacking = Unpacking(coding, self._max_bytes)
-        has_more = True
+        has_more, complete = True, False
 
         async def unpacked() -> Message:
-            nonlocal has_more
-            while True:
+            nonlocal has_more, complete
+            while not complete:
                 if piece := await asyncio.to_thread(unpacking.piece):
                     return {"type": "http.request", "body": piece, "more_body": True}
                 if not has_more:
                     unpacking.finish()
+                    complete = True
                     return {"type": "http.request", "body": b"", "more_body": False}
                 message = await packed()
                 if message["type"] != "http.request":
                     return message
                 has_more = message.get("more_body", False)
                 unpacking.feed(message.get("body", b""))
+            return await packed()
 
-        complete = False
-
-        async def received() -> Message:
-            nonlocal complete
-            if complete:
-                return await packed()
-            message = await unpacked()
-            complete = not message.get("more_body", False)
-            return message
-
-        return received
+        return unpacked
 
     def _check_headers(self, scope: Scope) -> str:
         """Return the coding of the body; empty if it is not compressed."""

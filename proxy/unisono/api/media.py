@@ -8,12 +8,14 @@ fail every later request of the session. Each of them is replaced by one line of
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, ClassVar, Final, Self
+from typing import Any, ClassVar, Final, Protocol, Self
 
 from pydantic import ModelWrapValidatorHandler, PrivateAttr, ValidationInfo, model_validator
 
 from unisono.api.content_parts import MEDIA_PARTS
 from unisono.api.field_types import OpenModel
+from unisono.api.model_rules import ModelRules
+from unisono.core.access import Caller
 from unisono.core.recovery_rules import MEDIA_LEFT_OUT
 from unisono.errors import UnisonoError
 
@@ -43,7 +45,7 @@ class MediaHistory(OpenModel):
         if not isinstance(items, list):
             return handler(value)
         removal = MediaRemoval(cls.HISTORY, (info.context or {}).get("strips_newest", _never))
-        remaining = removal.items(items)
+        remaining = removal.without_media(items)
         request = handler({**value, cls.HISTORY: remaining} if removal.notes else value)
         request._removed = tuple(removal.notes)
         return request
@@ -63,20 +65,30 @@ def _never() -> bool:
     return False
 
 
-def strips_newest(resolve: Callable[..., Any], body: Mapping[str, Any], caller: Any) -> dict[str, Callable[[], bool]]:
+class ModelWithRules(Protocol):
+    """Settings of a model on any API surface."""
+
+    @property
+    def rules(self) -> ModelRules: ...
+
+
+def media_context(
+    resolve: Callable[[str, Caller], ModelWithRules], body: Mapping[str, Any], caller: Caller
+) -> dict[str, Callable[[], bool]]:
     """Return the validation context for `body`, with the rule of its model.
 
     The model is looked up only if the newest user message has media, which the rule may strip.
     """
 
-    def is_stripped() -> bool:
+    def strips_newest() -> bool:
+        name = body.get("model")
         try:
-            return bool(resolve(str(body.get("model") or ""), caller).rules.strips_media)
+            return isinstance(name, str) and resolve(name, caller).rules.strips_media
         except UnisonoError:
             # The lookup after the validation raises this error again.
             return False
 
-    return {"strips_newest": is_stripped}
+    return {"strips_newest": strips_newest}
 
 
 class MediaRemoval:
@@ -91,7 +103,7 @@ class MediaRemoval:
         self._strips_newest = strips_newest
         self.notes: list[str] = []
 
-    def items(self, items: Sequence[Any]) -> list[Any]:
+    def without_media(self, items: Sequence[Any]) -> list[Any]:
         """Return the items without their media."""
         newest = next((index for index in range(len(items) - 1, -1, -1) if _is_user_message(items[index])), -1)
         remaining = []

@@ -35,16 +35,14 @@ def build_pool(
     Limits are divided by `share`, the number of processes. Deployments of `keep` continue with their state.
     """
     check_recoveries(config)
-    factories = Factories(config)
-    names = deployment_names(config.model_list)
+    factories, names = Factories(config), deployment_names(config.model_list)
     rules = routing_rules(config, share)
     earlier = _reusable(keep)
     carried: list[CarriedDeployment] = []
     live: dict[int, LiveDeployment] = {}
     for index, (entry, name) in enumerate(zip(config.model_list, names, strict=True)):
         path = f"model_list[{index}]"
-        options = _options(entry)
-        terms = _terms(entry, name, config, share)
+        options, terms = _options(entry), _terms(entry, name, config, share)
         context = entry.model_info.max_input_tokens
         # Always built: only the adapter knows if the settings are valid.
         backend = _backend(entry, options, path, factories)

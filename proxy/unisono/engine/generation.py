@@ -38,7 +38,7 @@ class HarmonyGeneration(BatchStream):
         self._request = request
         # A journal is replayed once for each attempt, with the same call ids.
         self._seed = request.seed or (deps.new_call_id() if request.journal else "")
-        self._request_recoveries = request.recoveries  # those that precede the first token
+        self._recoveries_at_start: tuple[str, ...] = ()  # recoveries from the request and its preparation
         self._has_output = False  # something was emitted beyond the events of the request's journal
         self._buffered: list[Event] = []  # events that were not emitted yet
         self._lost_tokens = 0  # generated tokens that are not part of the answer
@@ -48,7 +48,7 @@ class HarmonyGeneration(BatchStream):
         request = self._request
         runner = StepRunner(self._deps, request, self.report)
         prepared = await self._deps.prepare(request, self.report)
-        self._request_recoveries = tuple(self.report.recoveries)
+        self._recoveries_at_start = tuple(self.report.recoveries)
         reader, known = await self._new_reader(prepared)
         if request.journal:
             self._publish(reader)
@@ -186,7 +186,7 @@ class HarmonyGeneration(BatchStream):
         Nothing of that attempt was emitted.
         """
         # A client must not read about recoveries of an attempt that it never sees.
-        self.report.recoveries[:] = self._request_recoveries
+        self.report.recoveries[:] = self._recoveries_at_start
         self._buffered = []
         runner.restart()
         restarted, _ = await self._new_reader(prepared)

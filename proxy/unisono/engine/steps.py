@@ -74,6 +74,11 @@ class StepContext:
     items: tuple[Item, ...] = ()
     results: tuple[ToolResult, ...] = ()
 
+    def before(self, step: Step) -> StepContext:
+        """Return this context, with the prompt in which `step` begins."""
+        was_continued = self.was_continued or isinstance(step, ContinueTurn)
+        return replace(self, is_final_open=isinstance(step, OpenFinal), was_continued=was_continued)
+
     def extended(self, conversation: Conversation) -> Conversation:
         """Return the conversation that the current step continues."""
         if not self.number:
@@ -283,12 +288,8 @@ class AnswerItems:
 
     def start_step(self, step: Generate | ContinueTurn | OpenFinal) -> None:
         """Begin the generation of another step."""
-        self.context = self._context_of(step, self.context)
+        self.context = self.context.before(step)
         self.start_generation()
-
-    def _context_of(self, step: Step, context: StepContext) -> StepContext:
-        was_continued = context.was_continued or isinstance(step, ContinueTurn)
-        return replace(context, is_final_open=isinstance(step, OpenFinal), was_continued=was_continued)
 
     def end_step(self) -> None:
         items = (*self.context.items, *self._of_step())
@@ -311,13 +312,13 @@ class AnswerItems:
     def next_context(self, step: Step) -> StepContext:
         """Return the context of `step`, if it follows the current one without any calls."""
         items = (*self.context.items, *self._of_step())
-        return self._context_of(step, replace(self.context, number=self.step + 1, items=items))
+        return replace(self.context, number=self.step + 1, items=items).before(step)
 
     def state(self, reason: FinishReason, *, cut_call: bool, exhausted: bool) -> AnswerState:
         """Return the state of the answer at the end of a step."""
-        output = [each.item for each in self.closed[self._closed_before :] if not isinstance(each.item, Reasoning)]
-        preambles = [item for item in output if isinstance(item, Text) and item.phase is Phase.COMMENTARY]
         closed = self.closed[self._closed_before :]
+        output = [each.item for each in closed if not isinstance(each.item, Reasoning)]
+        preambles = [item for item in output if isinstance(item, Text) and item.phase is Phase.COMMENTARY]
         return AnswerState(
             reason,
             has_output=bool(output),

@@ -17,7 +17,7 @@ from unisono.api.chat.inbound import ChatGeneration, to_generation_request
 from unisono.api.chat.outbound import ChatFrame, ChatStreamChunks, to_completion
 from unisono.api.chat.schema import ChatRequest
 from unisono.api.gateway_tools import NOTHING_TO_RUN, RunnableTools
-from unisono.api.media import strips_newest
+from unisono.api.media import media_context
 from unisono.api.model_rules import NO_RULES, ModelRules
 from unisono.api.n_choices import ChunkSource, collect_all, start_all
 from unisono.api.passthrough_routes import (
@@ -114,7 +114,7 @@ class ChatRoute:
     def _parse(
         self, body: Mapping[str, Any], caller: Caller, request_id: str, way: AnswerMode
     ) -> tuple[ChatRequest, ChatModel, ChatGeneration]:
-        chat = ChatRequest.model_validate(body, context=strips_newest(self.resolve, body, caller))
+        chat = ChatRequest.model_validate(body, context=media_context(self.resolve, body, caller))
         model = self.resolve(chat.model, caller)
         generation = to_generation_request(
             chat,

@@ -11,7 +11,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from unisono.api.body import off_loop, read_json
-from unisono.api.media import strips_newest
+from unisono.api.media import media_context
 from unisono.api.messages.answers import Message, MessageEvent, MessageTokens
 from unisono.api.messages.error_bodies import ANTHROPIC
 from unisono.api.messages.history import SealedBlocks
@@ -130,7 +130,7 @@ async def understood(deps: MessagesDeps, request: Request, kind: type[Kind]) -> 
     body = await read_json(request)
     size = len(await request.body())
     caller: Caller = request.state.caller
-    context = strips_newest(deps.resolve, body, caller)
+    context = media_context(deps.resolve, body, caller)
     parsed = await off_loop(lambda: kind.model_validate(body, context=context), size)
     model = deps.resolve(parsed.model, caller)
     # The secret may be in the store. A request without sealed data must not depend on it.

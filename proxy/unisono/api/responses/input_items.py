@@ -174,7 +174,7 @@ class InputSearch(InputItem):
 
 
 class InputClientToolCall(InputItem):
-    """Call of a built-in tool that the client runs: `shell`, `local_shell` or `apply_patch`."""
+    """Call of one of `CLIENT_TOOLS`. `apply_patch` has an operation, the others an action."""
 
     call_id: Word = None
     action: Any = None
@@ -200,6 +200,9 @@ SILENT_KINDS = (
     *("additional_tools", "configuration_update", "compaction_trigger", "program", "program_output"),
 )
 
+# Built-in tools that the client runs.
+CLIENT_TOOLS = ("shell", "local_shell", "apply_patch")
+
 # All kinds of items.
 KINDS: Mapping[str, type[InputItem]] = {
     "message": InputMessage,
@@ -218,10 +221,8 @@ KINDS: Mapping[str, type[InputItem]] = {
     "compaction": InputSealed,
     "compaction_summary": InputSealed,
     **dict.fromkeys(SILENT_KINDS, InputSilent),
-    **dict.fromkeys(("shell_call", "local_shell_call", "apply_patch_call"), InputClientToolCall),
-    **dict.fromkeys(
-        (f"{kind}_output" for kind in ("shell_call", "local_shell_call", "apply_patch_call")), InputClientToolOutput
-    ),
+    **dict.fromkeys((f"{tool}_call" for tool in CLIENT_TOOLS), InputClientToolCall),
+    **dict.fromkeys((f"{tool}_call_output" for tool in CLIENT_TOOLS), InputClientToolOutput),
 }
 
 

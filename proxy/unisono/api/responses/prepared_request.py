@@ -15,7 +15,7 @@ from typing import Any
 from unisono.api.body import off_loop
 from unisono.api.builtin_tools import browser_results, builtin_for, to_builtin_servers
 from unisono.api.field_types import shortened
-from unisono.api.media import strips_newest
+from unisono.api.media import media_context
 from unisono.api.responses.deps import ItemSealing, ResponsesDeps, ResponsesModel
 from unisono.api.responses.inbound import ResponsesGeneration, check, mcp_specs, to_generation_request
 from unisono.api.responses.input_conversion import KnownState, nothing_stored
@@ -83,7 +83,7 @@ async def validate_body(
     """
 
     def judge() -> ResponsesRequest:
-        request = ResponsesRequest.model_validate(body, context=strips_newest(deps.resolve, body, caller))
+        request = ResponsesRequest.model_validate(body, context=media_context(deps.resolve, body, caller))
         check(request, answered=answered)
         return request
 
