@@ -5,10 +5,12 @@ from __future__ import annotations
 from itertools import count
 
 from unisono.core.conversation import (
+    AddedTools,
     AssistantCall,
     AssistantMessage,
     AssistantReasoning,
     DeveloperMessage,
+    FunctionTool,
     Phase,
     ToolResult,
     UserMessage,
@@ -46,6 +48,10 @@ EVERY_ITEM = (
         {"type": "mcp_call", "deep": {"list": [1, 2.5, None, True, {"a": "b"}]}},
     ),
     StoredItem(fresh("ws"), (), {"type": "web_search_call"}),
+    StoredItem(
+        fresh("at"),
+        (AddedTools((FunctionTool("a__f", "F.", {"type": "object"}, namespace="a"), FunctionTool("g"))),),
+    ),
 )
 
 

@@ -21,6 +21,7 @@ from openai_harmony import Conversation as LibraryConversation
 
 from tests.depth import examples
 from unisono.core.conversation import (
+    AddedTools,
     AssistantCall,
     AssistantMessage,
     AssistantReasoning,
@@ -399,3 +400,45 @@ def test_the_next_turn_of_a_long_conversation_encodes_only_new_text(encoding: En
     assert renderer.cold_chars(conversation, TOOLS) == 0
     grown = Conversation(DATED, (*items, UserMessage("And then?")))
     assert renderer.cold_chars(grown, TOOLS) == len("And then?")
+
+
+ASKED = UserMessage("What time is it?")
+SEARCHED = (AssistantCall("c1", "tool_search", "{}"), ToolResult("c1", "tool_search", "Found: get_weather"))
+FINDING = Preamble(tools=(FunctionTool("tool_search"),), date="2026-11-20")
+
+
+def prompt_of(renderer: Renderer, conversation: Conversation) -> list[int]:
+    return renderer.prompt(conversation, plan_tools(conversation.tools))
+
+
+def test_added_tools_extend_the_prompt_before_them(renderer: Renderer, encoding: Encoding) -> None:
+    before = Conversation(FINDING, (ASKED, *SEARCHED))
+    after = Conversation(FINDING, (*before.items, AddedTools((WEATHER,)), UserMessage("Go on.")))
+    # The end is the beginning of the answer.
+    first, later = prompt_of(renderer, before)[:-2], prompt_of(renderer, after)
+    assert later[: len(first)] == first
+    added = encoding.decode(later[len(first) :])
+    assert "get_weather" not in encoding.decode(first).replace("Found: get_weather", "")
+    assert added.startswith("<|start|>developer<|message|># Tools\n\n## functions\n\nnamespace functions {")
+    assert "type get_weather = (_: {" in added
+
+
+def test_tools_are_declared_once(renderer: Renderer, encoding: Encoding) -> None:
+    again = (AddedTools((WEATHER,)), UserMessage("Go on."), AddedTools((WEATHER, CLOCK)), AddedTools((CLOCK,)))
+    text = encoding.decode(prompt_of(renderer, Conversation(FINDING, (ASKED, *again))))
+    assert text.count("type get_weather =") == 1
+    assert text.count("# Tools") == 3
+
+
+def test_the_text_prompt_of_added_tools_has_the_same_tokens(renderer: Renderer, encoding: Encoding) -> None:
+    conversation = Conversation(FINDING, (ASKED, AddedTools((WEATHER, CLOCK))))
+    tools = plan_tools(conversation.tools)
+    assert encoding.encode_marked(renderer.text_prompt(conversation, tools)) == renderer.prompt(conversation, tools)
+    assert renderer.cold_chars(conversation, tools) == 0
+    assert Renderer(encoding).cold_chars(conversation, tools) > len(WEATHER.description)
+
+
+def test_the_last_definition_of_a_tool_counts() -> None:
+    newer = FunctionTool("get_weather", "Newer.")
+    conversation = Conversation(Preamble(tools=(WEATHER,)), (AddedTools((CLOCK,)), AddedTools((newer,))))
+    assert conversation.tools == (newer, CLOCK)

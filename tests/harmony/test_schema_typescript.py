@@ -167,7 +167,7 @@ def declared(schema: object, name: str = "f", description: str = "") -> ToolSet:
 
 def written(encoding: Encoding, schema: object, description: str = "") -> str:
     """Return the declaration of one tool without its namespace."""
-    section = tools_section(encoding.harmony, declared(schema, description=description))
+    section = tools_section(encoding.harmony, declared(schema, description=description).declarations)
     opening = "# Tools\n\n## functions\n\nnamespace functions {\n\n"
     closing = "\n\n} // namespace functions"
     assert section.startswith(opening)
@@ -195,7 +195,7 @@ def test_a_property_is_rendered_as_typescript(encoding: Encoding, case: str) -> 
 @pytest.mark.parametrize("case", FIELDS | INTENDED_ANY)
 def test_the_library_renders_the_same_declaration(encoding: Encoding, case: str) -> None:
     tools = declared({"type": "object", "properties": {"p": (FIELDS | INTENDED_ANY)[case][0]}, "$defs": DEFS})
-    assert tools_section(encoding.harmony, tools) == by_library(encoding, tools)
+    assert tools_section(encoding.harmony, tools.declarations) == by_library(encoding, tools)
 
 
 ROOTS: dict[str, tuple[object, str]] = {
@@ -330,7 +330,7 @@ def test_no_schema_breaks_out_of_its_declaration(encoding: Encoding, schema: obj
     if refused:
         assert refused == "tools.0.function.parameters"
         return
-    section = tools_section(encoding.harmony, tools)
+    section = tools_section(encoding.harmony, tools.declarations)
     bare = code(section)
     assert balanced(bare)
     assert bare.count("namespace functions {") == 1
@@ -343,7 +343,7 @@ def test_no_schema_breaks_out_of_its_declaration(encoding: Encoding, schema: obj
 def test_a_large_valid_tool_set_is_accepted(encoding: Encoding) -> None:
     properties: dict[str, Any] = {f"p{i}": {"type": "string", "description": f"Parameter {i}"} for i in range(20)}
     tools = plan_tools([FunctionTool(f"f{i}", "Does it", {"properties": properties}) for i in range(200)])
-    section = tools_section(encoding.harmony, tools)
+    section = tools_section(encoding.harmony, tools.declarations)
     assert section.count("=> any;") == 200
     assert section == by_library(encoding, tools)
     assert json.dumps(tools.declarations[0].parameters)

@@ -1,23 +1,23 @@
 """Conversion of declared tools to functions, and of calls back to the client's form.
 
 The model knows only functions. A custom (free text) tool is a function with one string `input`. A namespace is
-flattened to `namespace__tool`, and `Toolbox.origins` maps back. The legacy `functions` list declares tools whose
-calls are returned in the legacy form.
+flattened to `namespace__tool`, also within another namespace, and `Toolbox.origins` maps back. The legacy
+`functions` list declares tools whose calls are returned in the legacy form.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import Enum
-from typing import Any
+from typing import Any, Literal
 
 import orjson
 from pydantic import BaseModel, GetJsonSchemaHandler
 from pydantic.json_schema import JsonSchemaValue
 
 from unisono.api.field_types import MAX_TOOLS, OpenModel, Parameters, Text, ToolName
-from unisono.core.conversation import FunctionTool, Json
+from unisono.core.conversation import AddedTools, FunctionTool, Item, Json
 from unisono.errors import InvalidRequest, UnsupportedValue
 from unisono.schemas import check
 
@@ -35,16 +35,43 @@ CUSTOM_PARAMETERS: dict[str, Json] = {
 }
 
 
+SEARCH_PARAMETERS: dict[str, Json] = {
+    "type": "object",
+    "properties": {"query": {"type": "string", "description": "What the tool should do."}},
+    "required": ["query"],
+}
+
+
 class FunctionSpec(OpenModel):
     name: ToolName
     description: Text | None = None
     parameters: Parameters | None = None
     strict: bool | None = None
+    defer_loading: bool | None = None
 
 
 class CustomSpec(OpenModel):
     name: ToolName
     description: Text | None = None
+    defer_loading: bool | None = None
+
+
+# Name under which the model calls the client's tool search.
+TOOL_SEARCH = "tool_search"
+
+
+class SearchSpec(OpenModel):
+    """Search for tools, run by the client; without `execution: client` by the server."""
+
+    execution: Literal["server", "client"] | None = None
+    description: Text | None = None
+    parameters: Parameters | None = None
+
+    @property
+    def function(self) -> FunctionSpec:
+        """The search as the model knows it."""
+        description = self.description or "Search for more tools. Tools that are found can be called afterwards."
+        return FunctionSpec(name=TOOL_SEARCH, description=description, parameters=self.parameters or SEARCH_PARAMETERS)
 
 
 def described(
@@ -69,6 +96,7 @@ class CallForm(Enum):
     FUNCTION = "function"
     CUSTOM = "custom"
     LEGACY = "function_call"
+    SEARCH = "tool_search"
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,6 +131,22 @@ class Toolbox:
     forms: Mapping[str, CallForm] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
     origins: Mapping[str, tuple[str, str]] = field(default_factory=dict)
+
+    def with_added(self, items: Iterable[Item]) -> Toolbox:
+        """Return the tools with those that a conversation adds. The last definition counts."""
+        added = {tool.name: tool for item in items if isinstance(item, AddedTools) for tool in item.tools}
+        if not added:
+            return self
+        tools = {tool.name: tool for tool in self.tools} | added
+        forms = {name: form for name, form in self.forms.items() if name not in added}
+        forms |= {tool.name: CallForm.CUSTOM for tool in added.values() if tool.free_text}
+        forms |= {tool.name: CallForm.SEARCH for tool in added.values() if tool.is_search}
+        origins = {
+            tool.name: (tool.namespace, tool.name.removeprefix(in_namespace(tool.namespace, "")))
+            for tool in added.values()
+            if tool.namespace
+        }
+        return Toolbox(tuple(tools.values()), forms, self.notes, {**self.origins, **origins})
 
     def form_of(self, name: str) -> CallForm:
         return self.forms.get(name, CallForm.FUNCTION)
@@ -164,19 +208,18 @@ def _add(found: _Collected, declared: DeclaredTool, namespace: str | None) -> No
     spec = declared.spec
     if spec is not None:
         name = in_namespace(namespace, spec.name)
-        found.add(_to_tool(name, spec, f"{declared.at}.{declared.schema_field}"), declared.form, declared.at)
+        tool = _to_tool(name, spec, f"{declared.at}.{declared.schema_field}")
+        tool = replace(tool, namespace=namespace or "", is_search=declared.form is CallForm.SEARCH)
+        found.add(tool, declared.form, declared.at)
         if namespace is not None:
             found.origins[name] = (namespace, spec.name)
         if isinstance(spec, CustomSpec) and (spec.model_extra or {}).get("format") not in (None, {"type": "text"}):
             found.notes.append(f"{declared.at}.format: no effect")
     elif declared.kind != "namespace":
         found.skipped.append((f"{declared.path}.type", _unsupported(declared.kind, declared.setting)))
-    # Names have the form `namespace__tool`. A second level could not be mapped back without ambiguity.
-    elif namespace is not None:
-        found.skipped.append((f"{declared.path}.type", "a namespace cannot contain a namespace"))
     else:
         for inner in declared.inner:
-            _add(found, inner, declared.name)
+            _add(found, inner, in_namespace(namespace, declared.name))
         if not declared.inner:
             found.skipped.append((f"{declared.path}.tools", "the namespace contains no tools"))
 

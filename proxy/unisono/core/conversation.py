@@ -45,7 +45,8 @@ def join_messages(texts: Iterable[str]) -> str:
 class FunctionTool:
     """Tool that the client runs.
 
-    `name` is the client's own; `parameters` is JSON Schema, None for no parameters.
+    `name` is the client's own; `parameters` is JSON Schema, None for no parameters. The name of a tool in a
+    `namespace` begins with it: `namespace__tool`.
     """
 
     name: str
@@ -54,6 +55,9 @@ class FunctionTool:
     strict: bool = False
     # True if arguments that are not JSON are valid too. The whole text is then the tool's input.
     free_text: bool = False
+    namespace: str = ""
+    # True for the client's search for more tools.
+    is_search: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,7 +151,19 @@ class ToolResult:
     output: str
 
 
-Item: TypeAlias = UserMessage | DeveloperMessage | AssistantReasoning | AssistantMessage | AssistantCall | ToolResult
+@dataclass(frozen=True, slots=True)
+class AddedTools:
+    """Tools that the model may call from here on, such as the result of a tool search.
+
+    Leading ones belong to the preamble.
+    """
+
+    tools: tuple[FunctionTool, ...]
+
+
+# Item with a text of its own.
+Message: TypeAlias = UserMessage | DeveloperMessage | AssistantReasoning | AssistantMessage | AssistantCall | ToolResult
+Item: TypeAlias = Message | AddedTools
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,3 +176,17 @@ class Conversation:
     preamble: Preamble
     items: tuple[Item, ...] = ()
     prefill: str | None = None
+
+    @property
+    def tools(self) -> tuple[FunctionTool, ...]:
+        """All tools that the model may call: those of the preamble, then the added ones.
+
+        The last definition of a name counts.
+        """
+        added = [item for item in self.items if isinstance(item, AddedTools)]
+        if not added:
+            return self.preamble.tools
+        # Two equal names within one list stay, so that they are refused.
+        later = {tool.name: tool for item in added for tool in item.tools}
+        first = tuple(later.pop(tool.name, tool) for tool in self.preamble.tools)
+        return (*first, *later.values())

@@ -10,10 +10,12 @@ from collections.abc import Callable, Mapping
 from typing import cast
 
 from unisono.core.conversation import (
+    AddedTools,
     AssistantCall,
     AssistantMessage,
     AssistantReasoning,
     DeveloperMessage,
+    FunctionTool,
     Item,
     Json,
     Phase,
@@ -37,6 +39,45 @@ def _tokens(record: Record) -> Tokens:
     return tuple(cast("list[int]", record.get("tokens", ())))
 
 
+def tool_record(tool: FunctionTool) -> Record:
+    """Convert a tool to a record."""
+    # Older versions refuse fields that they do not know, so these are written only where they are needed.
+    more: Record = {"namespace": tool.namespace} if tool.namespace else {}
+    if tool.is_search:
+        more["is_search"] = True
+    return {
+        "name": tool.name,
+        "description": tool.description,
+        "parameters": None if tool.parameters is None else dict(tool.parameters),
+        "strict": tool.strict,
+        "free_text": tool.free_text,
+        **more,
+    }
+
+
+def to_tool(record: Record) -> FunctionTool:
+    """Convert a record to a tool. Raises KeyError or TypeError for an invalid record."""
+    parameters = record["parameters"]
+    if not isinstance(parameters, dict | None):
+        raise TypeError("parameters")
+    return FunctionTool(
+        text_of(record, "name"),
+        text_of(record, "description"),
+        parameters,
+        bool(record["strict"]),
+        bool(record["free_text"]),
+        text_of(record, "namespace") if "namespace" in record else "",
+        bool(record.get("is_search")),
+    )
+
+
+def _added_tools(record: Record) -> AddedTools:
+    tools = record["tools"]
+    if not isinstance(tools, list):
+        raise TypeError("tools")
+    return AddedTools(tuple(to_tool(cast("Record", tool)) for tool in tools))
+
+
 # Kind name and reader for each type of item.
 MESSAGE_KINDS: Mapping[str, tuple[type[Item], Callable[[Record], Item]]] = {
     "user": (UserMessage, lambda r: UserMessage(text_of(r))),
@@ -48,6 +89,7 @@ MESSAGE_KINDS: Mapping[str, tuple[type[Item], Callable[[Record], Item]]] = {
         lambda r: AssistantCall(text_of(r, "call_id"), text_of(r, "name"), text_of(r, "arguments"), _tokens(r)),
     ),
     "result": (ToolResult, lambda r: ToolResult(text_of(r, "call_id"), text_of(r, "name"), text_of(r, "output"))),
+    "tools": (AddedTools, _added_tools),
 }
 
 KIND = {kind: name for name, (kind, _) in MESSAGE_KINDS.items()}
@@ -55,6 +97,8 @@ KIND = {kind: name for name, (kind, _) in MESSAGE_KINDS.items()}
 
 def to_record(item: Item) -> Record:
     record: Record = {"kind": KIND[type(item)]}
+    if isinstance(item, AddedTools):
+        return {**record, "tools": [tool_record(tool) for tool in item.tools]}
     for key in type(item).__slots__:
         value = getattr(item, key)
         if key != "tokens":

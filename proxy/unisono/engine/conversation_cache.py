@@ -17,6 +17,7 @@ from dataclasses import dataclass, replace
 from sys import getsizeof
 
 from unisono.core.conversation import (
+    AddedTools,
     AssistantCall,
     AssistantMessage,
     AssistantReasoning,
@@ -108,7 +109,7 @@ class ConversationCache:
                 case AssistantCall():
                     items += self._recall_call(tenant, turn, item, sent)
                     turn = []
-                case UserMessage() | DeveloperMessage() | ToolResult():
+                case UserMessage() | DeveloperMessage() | ToolResult() | AddedTools():
                     items += self._recall_answer(tenant, turn)
                     turn = []
                     items.append(item)

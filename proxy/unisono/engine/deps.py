@@ -214,7 +214,7 @@ class EngineDeps:
     async def _prepared(
         self, request: GenerationRequest, loop: ToolLoop | None, offers: Sequence[ServerOffer] | None = None
     ) -> PreparedConversation:
-        client = request.conversation.preamble.tools
+        client = request.conversation.tools
         hosted = None
         if loop is not None:
             offers = await loop.offers() if offers is None else offers

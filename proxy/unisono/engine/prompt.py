@@ -12,7 +12,7 @@ from codecs import getincrementaldecoder
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from unisono.core.conversation import AssistantCall, Conversation, Item, Tokens, ToolResult, UserMessage
+from unisono.core.conversation import AddedTools, AssistantCall, Conversation, Item, Tokens, ToolResult, UserMessage
 from unisono.core.generation import (
     CHANNEL,
     CONSTRAIN,
@@ -132,7 +132,9 @@ def _fitted(
     renderer: Renderer, conversation: Conversation, starts: Sequence[int], tools: ToolSet, limit: int, salt: str
 ) -> FittedConversation:
     def later(turn: int) -> Conversation:
-        return replace(conversation, items=conversation.items[starts[turn] :])
+        dropped, kept = conversation.items[: starts[turn]], conversation.items[starts[turn] :]
+        # The model may still call the tools that a dropped turn added.
+        return replace(conversation, items=(*(item for item in dropped if isinstance(item, AddedTools)), *kept))
 
     def fits(turn: int) -> bool:
         return len(renderer.prompt(later(turn), tools)) <= limit

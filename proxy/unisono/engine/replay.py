@@ -17,6 +17,7 @@ from unisono.core.conversation import AnswerForm, Conversation, FunctionTool, Js
 from unisono.core.events import Event
 from unisono.core.generation import FinishReason
 from unisono.core.ids import DerivedIds
+from unisono.core.item_records import tool_record
 from unisono.core.ports import Violation
 from unisono.core.tools import ToolServer
 from unisono.engine.journal import noted_in
@@ -55,7 +56,7 @@ def replay_answer(
     invalid tools.
     """
     hosted, conversation = None, request.conversation
-    client = conversation.preamble.tools
+    client = conversation.tools
     if request.server_tools is not None and request.server_tools.servers:
         hosted = OfferedServerTools(request.server_tools, offers_in(journal) or (), [tool.name for tool in client])
         tools, _ = hosted.plan(client, request.fields.tool, request.fields.tool_schema)
@@ -98,16 +99,7 @@ def to_record(request: GenerationRequest) -> dict[str, Json]:
     record["stop"] = list(request.stop)
     record["unmended"] = [*sorted(request.disabled_rules)]
     record["prefill"] = request.conversation.prefill
-    record["tools"] = [
-        {
-            "name": tool.name,
-            "description": tool.description,
-            "parameters": None if tool.parameters is None else dict(tool.parameters),
-            "strict": tool.strict,
-            "free_text": tool.free_text,
-        }
-        for tool in request.conversation.preamble.tools
-    ]
+    record["tools"] = [tool_record(tool) for tool in request.conversation.tools]
     record["choice"] = None if request.choice is None else _choice(request.choice)
     record["form"] = None if request.form is None else _form(request.form)
     record["hosting"] = None if request.server_tools is None else _hosting(request.server_tools)

@@ -355,7 +355,7 @@ def _options(request: GenerationRequest) -> Mapping[str, object]:
     }
     if request.stop:
         options["stop"] = request.stop
-    if tools := request.conversation.preamble.tools:
+    if tools := request.conversation.tools:
         options["tools"] = [tool.name for tool in tools]
     return options
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from openai_harmony import (
@@ -28,7 +28,7 @@ from unisono.core.conversation import AnswerForm, Effort, Preamble
 from unisono.core.generation import MESSAGE
 from unisono.errors import InvalidRequest
 from unisono.harmony.builtin_tools import namespaces
-from unisono.harmony.tools import Declaration, ToolSet
+from unisono.harmony.tools import Declaration
 from unisono.harmony.ts_types import LibrarySchema
 
 EFFORTS = {
@@ -78,13 +78,13 @@ def system_text(harmony: HarmonyEncoding, preamble: Preamble, *, with_tools: boo
     return mask.reveal(_written(harmony, Role.SYSTEM, content, with_tools=with_tools))
 
 
-def tools_section(harmony: HarmonyEncoding, tools: ToolSet) -> str:
+def tools_section(harmony: HarmonyEncoding, declarations: Iterable[Declaration]) -> str:
     """Return `# Tools` and the namespace of function tools.
 
     Raises InvalidRequest if the library cannot write them.
     """
     mask = Mask()
-    described = [_description(declaration, mask) for declaration in tools.declarations]
+    described = [_description(declaration, mask) for declaration in declarations]
     content = DeveloperContent.new().with_function_tools(described)
     try:
         return mask.reveal(_written(harmony, Role.DEVELOPER, content, with_tools=True))

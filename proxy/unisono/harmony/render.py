@@ -16,18 +16,20 @@ from __future__ import annotations
 
 import re
 from array import array
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Iterator, Sequence
 from enum import Enum
 from hashlib import sha256
 from typing import NamedTuple, TypeAlias, assert_never
 
 from unisono.core.conversation import (
+    AddedTools,
     AssistantCall,
     AssistantMessage,
     AssistantReasoning,
     Conversation,
     DeveloperMessage,
     Item,
+    Message,
     Phase,
     Preamble,
     Tokens,
@@ -40,7 +42,7 @@ from unisono.harmony.encoding import Encoding
 from unisono.harmony.injection_guard import check_structure, neutralise
 from unisono.harmony.lru_cache import LruCache
 from unisono.harmony.prompt_head import form_section, system_text, tools_section
-from unisono.harmony.tools import ToolSet
+from unisono.harmony.tools import Declaration, ToolSet
 
 # Tokens that a cached message counts in addition to its own, for its key and entry.
 ENTRY_WEIGHT = 32
@@ -177,17 +179,18 @@ class Renderer:
     def cold_chars(self, conversation: Conversation, tools: ToolSet) -> int:
         """Return the number of uncached characters that `prompt` would have to tokenise."""
         cold = len(conversation.prefill or "")
-        if tools.declared and self._sections.get(tools.digest) is None:
-            # Writing the section is the expensive part, so it is not written for counting.
+        declared = declarations_by_message(conversation, tools)
+        if any(names and self._sections.get(_section_key(tools, names)) is None for names in declared):
+            # Writing a section is the expensive part, so none is written for counting.
             cold += tools.characters + len(conversation.preamble.instructions)
-            parts = self._messages_of(conversation, tools)
+            parts = self._messages_of(conversation, tools, iter(()))
         else:
             parts = self._pieces(conversation, tools)
         texts = [part for part in parts if isinstance(part, PromptPart)]
         known = self._messages.get_all(part.key for part in texts)
         return cold + sum(len(part.text) for part, tokens in zip(texts, known, strict=True) if tokens is None)
 
-    def item(self, item: Item, tools: ToolSet) -> Tokens:
+    def item(self, item: Message, tools: ToolSet) -> Tokens:
         """Return one message of a conversation, from `<|start|>` to its terminator."""
         [tokens] = self._rendered([_piece(item, tools)])
         return tokens
@@ -195,24 +198,35 @@ class Renderer:
     def _pieces(self, conversation: Conversation, tools: ToolSet) -> list[Piece]:
         preamble = conversation.preamble
         pieces: list[Piece] = [PromptPart(HeaderForm.SYSTEM, self._system(preamble, with_tools=bool(tools.declared)))]
+        first, *later = declarations_by_message(conversation, tools)
         sections = []
         if preamble.instructions:
             sections.append(INSTRUCTIONS + preamble.instructions)
-        if tools.declared:
-            sections.append(self._section(tools))
+        if first:
+            sections.append(self._section(tools, first))
         if preamble.form is not None:
             sections.append(form_section(preamble.form))
         if sections:
             pieces.append(PromptPart(HeaderForm.DEVELOPER, "\n\n".join(sections)))
-        return pieces + self._messages_of(conversation, tools)
+        return pieces + self._messages_of(conversation, tools, iter(later))
 
-    def _messages_of(self, conversation: Conversation, tools: ToolSet) -> list[Piece]:
-        """Return the messages of the prompt, without the reasoning before the last final answer."""
+    def _messages_of(
+        self, conversation: Conversation, tools: ToolSet, added: Iterator[tuple[Declaration, ...]]
+    ) -> list[Piece]:
+        """Return the messages of the prompt, without the reasoning before the last final answer.
+
+        `added` has the new declarations of each item with tools; without a value, the item is left out.
+        """
         answered = _last_answer(conversation.items)
         aside: set[str] = set()
         pieces: list[Piece] = []
         for index, item in enumerate(conversation.items):
             if isinstance(item, AssistantReasoning) and index < answered:
+                continue
+            if isinstance(item, AddedTools):
+                # Declarations are appended where the tools were found, so that the prompt before them stays the same.
+                if new := next(added, ()):
+                    pieces.append(PromptPart(HeaderForm.DEVELOPER, self._section(tools, new)))
                 continue
             piece = _piece(item, tools)
             if isinstance(item, AssistantCall) and tools.trained(item.name) and self._is_aside(piece):
@@ -270,11 +284,12 @@ class Renderer:
         except ValueError as failure:
             raise InvalidRequest(RUN_TOO_LONG) from failure
 
-    def _section(self, tools: ToolSet) -> str:
-        section = self._sections.get(tools.digest)
+    def _section(self, tools: ToolSet, declarations: tuple[Declaration, ...]) -> str:
+        key = _section_key(tools, declarations)
+        section = self._sections.get(key)
         if section is None:
-            section = tools_section(self.encoding.harmony, tools)
-            self._sections.put(tools.digest, section, len(section))
+            section = tools_section(self.encoding.harmony, declarations)
+            self._sections.put(key, section, len(section))
         return section
 
     def _system(self, preamble: Preamble, *, with_tools: bool) -> str:
@@ -287,7 +302,34 @@ class Renderer:
         return text
 
 
-def _piece(item: Item, tools: ToolSet) -> Piece:
+def declarations_by_message(conversation: Conversation, tools: ToolSet) -> list[tuple[Declaration, ...]]:
+    """Return the declarations of the first developer message and of each `AddedTools` item.
+
+    An item declares only tools that no earlier message declared.
+    """
+    added = [item for item in conversation.items if isinstance(item, AddedTools)]
+    if not added:
+        return [tools.declarations]
+    first = {tools.wire(tool.name) for tool in conversation.preamble.tools}
+    waiting = {tools.wire(tool.name) for item in added for tool in item.tools} - first
+    # Server tools are declared in the first message, too.
+    by_message = [tuple(each for each in tools.declarations if each.name not in waiting)]
+    by_name = {each.name: each for each in tools.declarations if each.name in waiting}
+    for item in added:
+        names = dict.fromkeys(tools.wire(tool.name) for tool in item.tools)
+        by_message.append(tuple(by_name.pop(name) for name in names if name in by_name))
+    return by_message
+
+
+def _section_key(tools: ToolSet, declarations: tuple[Declaration, ...]) -> bytes:
+    if declarations is tools.declarations:
+        return tools.digest
+    # The names come in an order that depends on the conversation.
+    names = "\0".join(each.name for each in declarations)
+    return sha256(tools.digest + names.encode(), usedforsecurity=False).digest()
+
+
+def _piece(item: Message, tools: ToolSet) -> Piece:
     match item:
         case UserMessage():
             return PromptPart(HeaderForm.USER, item.text)

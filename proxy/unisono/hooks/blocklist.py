@@ -9,7 +9,7 @@ import asyncio
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Final
 
-from unisono.core.conversation import AssistantCall, Conversation, Json, ToolResult
+from unisono.core.conversation import AddedTools, AssistantCall, Conversation, Json, ToolResult
 from unisono.core.hooks import Annotation, Answer, Changes, Hook, Request
 from unisono.errors import ConfigError, Refused
 from unisono.schemas.patterns import BadPattern, Expression
@@ -88,6 +88,8 @@ def _texts(conversation: Conversation) -> Iterator[str]:
                 yield arguments
             case ToolResult(output=output):
                 yield output
+            case AddedTools():
+                pass  # declarations are not read, wherever they stand
             case _:
                 yield item.text
     yield conversation.prefill or ""

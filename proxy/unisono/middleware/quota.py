@@ -18,7 +18,7 @@ from typing import Final
 from unisono.access.prices import PriceList
 from unisono.access.usage_ledger import UsageLedger
 from unisono.core.access import Caller
-from unisono.core.conversation import AssistantCall, Conversation, Preamble, Tokens, ToolResult
+from unisono.core.conversation import AddedTools, AssistantCall, Conversation, Preamble, Tokens, ToolResult
 from unisono.core.events import Event, Finished
 from unisono.core.generation import FinishReason, Usage
 from unisono.core.quotas import Account, LedgerLine, QuotaKind, QuotaReservation, QuotaStatus, TokenUsage, UsageRecord
@@ -308,7 +308,7 @@ def _byte_length(text: str) -> int:
 def _texts(conversation: Conversation) -> Iterator[str]:
     preamble = conversation.preamble
     yield preamble.instructions
-    for tool in preamble.tools:
+    for tool in conversation.tools:
         yield tool.name
         yield tool.description
         yield str(tool.parameters or "")
@@ -321,6 +321,8 @@ def _texts(conversation: Conversation) -> Iterator[str]:
                 yield arguments
             case ToolResult(output=output):
                 yield output
+            case AddedTools():
+                pass  # `conversation.tools` includes them
             case _:
                 yield item.text
     yield conversation.prefill or ""

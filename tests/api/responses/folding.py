@@ -133,7 +133,9 @@ class Folded:
             return
         assert item["status"] == "in_progress"
         assert done["status"] in ("completed", "incomplete")
-        late_values = {"status": done["status"]} | {key: done[key] for key in ("encrypted_content",) if key in done}
+        # The arguments of a tool search are an object, so they have no deltas.
+        late_fields = ("encrypted_content", *(("arguments",) if kind_of(item) == "tool_search_call" else ()))
+        late_values = {"status": done["status"]} | {key: done[key] for key in late_fields if key in done}
         content = {"content": item["content"]} if item["content"] is not None else {}
         assert {**{key: value for key, value in item.items() if key != "content"}, **content, **late_values} == done
         self.output.append(done)

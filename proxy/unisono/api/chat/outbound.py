@@ -121,7 +121,7 @@ def to_call(item: ToolCall, arguments: str, form: CallForm) -> dict[str, Any]:
     In the legacy form, it is the value of `function_call`.
     """
     match form:
-        case CallForm.FUNCTION:
+        case CallForm.FUNCTION | CallForm.SEARCH:
             return {"id": item.call_id, "type": "function", "function": {"name": item.name, "arguments": arguments}}
         case CallForm.CUSTOM:
             return {
@@ -318,7 +318,7 @@ class ChoiceChunks:
     def _announce(self, index: int, item: ToolCall, form: CallForm) -> bytes:
         """Return the first chunk of a call: everything but its arguments."""
         match form:
-            case CallForm.FUNCTION:
+            case CallForm.FUNCTION | CallForm.SEARCH:
                 call = {"type": "function", "function": {"name": item.name, "arguments": ""}}
             case CallForm.CUSTOM:
                 call = {"type": "custom", "custom": {"name": item.name, "input": ""}}
@@ -330,7 +330,7 @@ class ChoiceChunks:
 
     def _arguments(self, index: int, form: CallForm, text: str) -> bytes:
         match form:
-            case CallForm.FUNCTION:
+            case CallForm.FUNCTION | CallForm.SEARCH:
                 call: dict[str, Any] = {"index": index, "function": {"arguments": text}}
             case CallForm.CUSTOM:
                 call = {"index": index, "custom": {"input": text}}

@@ -106,6 +106,12 @@ class ToolResultBlock(ContentBlock):
     is_error: bool | None = None
 
 
+class ToolReferenceBlock(ContentBlock):
+    """A deferred tool that a search of the client found."""
+
+    tool_name: Text
+
+
 class CompactionBlock(ContentBlock):
     """A summary of the earlier conversation by another server, or null if compaction failed."""
 
@@ -136,7 +142,7 @@ KINDS: Final[Mapping[str, type[ContentBlock]]] = {
     "mcp_tool_use": ServerUseBlock,
     "mcp_tool_result": ServerResultBlock,
     "compaction": CompactionBlock,
-    "tool_reference": SilentBlock,
+    "tool_reference": ToolReferenceBlock,
     "mcp_tool_listing": SilentBlock,
     "fallback": SilentBlock,
 }

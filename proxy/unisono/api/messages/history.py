@@ -7,7 +7,7 @@ one text. Reasoning is accepted only with a signature of this gateway.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import groupby
 from typing import Final, Protocol
 
@@ -25,6 +25,7 @@ from unisono.api.messages.content_blocks import (
     SilentBlock,
     TextBlock,
     ThinkingBlock,
+    ToolReferenceBlock,
     ToolResultBlock,
     ToolUseBlock,
 )
@@ -33,9 +34,11 @@ from unisono.api.messages.schema import MessageParam
 from unisono.api.messages.server_tool_blocks import result_text, sealed_in
 from unisono.api.messages.tool_input import to_arguments
 from unisono.core.conversation import (
+    AddedTools,
     AssistantCall,
     AssistantReasoning,
     DeveloperMessage,
+    FunctionTool,
     Item,
     Phase,
     ToolResult,
@@ -64,13 +67,19 @@ class SealedBlocks(Protocol):
 
 
 class HistoryReader:
-    """Converter of messages, in order. `seals` may be None if no block is sealed or signed."""
+    """Converter of messages, in order.
 
-    def __init__(self, tenant: str, seals: SealedBlocks | None = None) -> None:
+    `seals` may be None if no block is sealed or signed. `deferred` are the tools that exist from a reference on.
+    """
+
+    def __init__(
+        self, tenant: str, seals: SealedBlocks | None = None, deferred: Mapping[str, FunctionTool] | None = None
+    ) -> None:
         self.history = History()
         self.notes: list[str] = []
         self._tenant = tenant
         self._seals = seals
+        self._deferred = deferred or {}
         # Calls of the current message, as this gateway made them.
         self._sealed: dict[str, tuple[AssistantCall, ToolResult]] = {}
         # Calls of server tools in the current message.
@@ -118,6 +127,10 @@ class HistoryReader:
         # Harmony names the tool in the header of a result. Anthropic's result has only the id of its call.
         name = self.history.name_of(call_id, f"{at}.tool_use_id", block.tool_use_id)
         self.history.result(ToolResult(call_id, name, output))
+        references = [part.tool_name for part in block.content if isinstance(part, ToolReferenceBlock)]
+        if found := tuple(self._deferred[name] for name in references if name in self._deferred):
+            # The results of parallel calls may follow.
+            self.history.add_within_exchange(AddedTools(found))
 
     def _assistant(self, blocks: Sequence[tuple[str, ContentBlock]]) -> None:
         self._sealed = {
@@ -242,6 +255,8 @@ def text_of(blocks: Iterable[tuple[str, ContentBlock]], notes: list[str]) -> str
                 texts.append(_document(at, block, notes))
             case CompactionBlock():
                 texts.append(block.content or "")
+            case ToolReferenceBlock():
+                texts.append(f"Found: {block.tool_name}")
             case SilentBlock():
                 notes.append(f"{at}: no effect")
             case _:

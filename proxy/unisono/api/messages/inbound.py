@@ -30,7 +30,7 @@ from unisono.api.sampling import to_sampling
 from unisono.api.tool_choice import ChoiceMode, ToolChoice
 from unisono.api.tools import Toolbox, to_toolbox
 from unisono.core.access import Caller
-from unisono.core.conversation import AnswerForm, Conversation, Effort, Preamble
+from unisono.core.conversation import AnswerForm, Conversation, Effort, FunctionTool, Preamble
 from unisono.core.tools import ToolServer
 from unisono.engine.request import Choice, GenerationRequest
 from unisono.errors import ThreadsUnsupported
@@ -39,6 +39,8 @@ SURFACE = "messages"
 # Prefix of a system prompt block that is not an instruction. It differs in every request of Claude Code, and would
 # make each prompt miss the cache.
 BILLING = "x-anthropic-billing-header:"
+# Prefix of the types of tools that search for deferred tools on the server.
+SERVER_SEARCH = "tool_search_tool_"
 
 
 class Thinking(Enum):
@@ -144,11 +146,30 @@ def to_generation_request(
     )
 
 
+def deferred_tools(request: MessagesInput, tools: Sequence[FunctionTool]) -> dict[str, FunctionTool]:
+    """Return the tools that the model sees once a search of the client found them, by name."""
+    declared_tools = request.tools or ()
+    # A search that this gateway would have to run finds nothing, so the model sees all tools from the start.
+    if any(tool.type.startswith(SERVER_SEARCH) for tool in declared_tools):
+        return {}
+    names = {tool.name for tool in declared_tools if tool.defer_loading}
+    # Without another tool there is nothing to search with. A required tool must be known.
+    if request.tool_choice is not None:
+        names.discard(request.tool_choice.name)
+    found = {tool.name: tool for tool in tools if tool.name in names}
+    return found if len(found) < len(tools) else {}
+
+
 def to_conversation(
     request: MessagesInput, preamble: Preamble, tenant: str, seals: SealedBlocks | None
 ) -> tuple[Conversation, list[str]]:
-    """Return the conversation, and notes on the fields that were left out."""
-    reading = HistoryReader(tenant, seals)
+    """Return the conversation, and notes on the fields that were left out.
+
+    `preamble` has all tools of the request. Deferred ones move to the position where they were found.
+    """
+    deferred = deferred_tools(request, preamble.tools)
+    preamble = replace(preamble, tools=tuple(tool for tool in preamble.tools if tool.name not in deferred))
+    reading = HistoryReader(tenant, seals, deferred)
     messages = request.messages
     leading = next((at for at, message in enumerate(messages) if message.role != "system"), len(messages))
     instructions = [block.text for block in request.system if not block.text.startswith(BILLING)]

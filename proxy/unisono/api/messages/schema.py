@@ -49,6 +49,7 @@ class MessagesTool(OpenModel):
     description: Text | None = None
     input_schema: Parameters | None = Field(None, validate_default=True)
     strict: bool | None = None
+    defer_loading: bool | None = None
 
     @field_validator("name", "input_schema")
     @classmethod

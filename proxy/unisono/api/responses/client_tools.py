@@ -1,11 +1,13 @@
-"""Results of built-in tools that the client runs, as text for the model."""
+"""Results of tools in the input, as text for the model, and comparison of arguments."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import orjson
+
+from unisono.core.conversation import AddedTools, Item
 
 
 def output_texts(output: Any) -> Iterator[str]:
@@ -34,3 +36,32 @@ def _ending(outcome: Any) -> str:
             return "The command exceeded its time limit."
         case _:
             return ""
+
+
+def found_text(items: Iterable[Item]) -> str:
+    """Return the result of a tool search, which the declarations of the found tools follow."""
+    names = [tool.name for item in items if isinstance(item, AddedTools) for tool in item.tools]
+    return f"Found: {', '.join(names)}" if names else "No tool was found."
+
+
+def error_text(error: object) -> str:
+    """Return the text of an error in any of its forms."""
+    match error:
+        case None | "" | {} | []:
+            return ""
+        case str():
+            return error
+        case {"content": [{"text": str(text)}]} | {"message": str(text)}:
+            return text
+        case _:
+            return orjson.dumps(error).decode()
+
+
+def same_json(one: str, other: str) -> bool:
+    """Return whether both are the same text, or the same JSON."""
+    if one == other:
+        return True
+    try:
+        return bool(orjson.loads(one) == orjson.loads(other))
+    except orjson.JSONDecodeError:
+        return False

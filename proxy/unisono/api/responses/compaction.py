@@ -21,6 +21,7 @@ from unisono.api.responses.prior_state import recall
 from unisono.api.tools import Toolbox
 from unisono.api.unisono_object import to_about
 from unisono.core.conversation import (
+    AddedTools,
     AssistantCall,
     AssistantMessage,
     AssistantReasoning,
@@ -151,8 +152,9 @@ def shortened(
     rest = [_without_tokens(item) for item in items]
     if summary:
         preserved = tuple(newest_messages(items))
-        # The model must not rephrase instructions.
-        rest = [*(item for item in rest if isinstance(item, DeveloperMessage)), UserMessage(HEADING + summary)]
+        # The model must not rephrase instructions, and it keeps the tools that were added.
+        kept = (item for item in rest if isinstance(item, DeveloperMessage | AddedTools))
+        rest = [*kept, UserMessage(HEADING + summary)]
     sealed = seals.seal(tenant, rest)
     if seals.open(tenant, sealed) is None:
         raise StoreTooLarge("The content of the compaction item is too large; shorten the conversation.")

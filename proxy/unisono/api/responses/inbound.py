@@ -10,25 +10,26 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from unisono.api.builtin_tools import builtin_for, builtin_notes, missing_setting
+from unisono.api.builtin_tools import builtin_for, builtin_notes
 from unisono.api.content_parts import join
 from unisono.api.field_types import MAX_MESSAGES, OpenModel, smallest
 from unisono.api.model_rules import NO_RULES, ModelRules
 from unisono.api.notes import MAX_NOTES, without_effect
 from unisono.api.request_fields import request_fields
+from unisono.api.responses.declared_tools import declared, is_client_search
 from unisono.api.responses.input_conversion import InputConversion, KnownState
 from unisono.api.responses.input_items import InputApprovalRequest, InputItem, InputReasoning, InputReference
 from unisono.api.responses.items import COMPLETED, NewId, Wire, prefix_of
-from unisono.api.responses.schema import INCLUDABLE, ResponsesRequest, ResponsesTool
+from unisono.api.responses.schema import INCLUDABLE, ResponsesRequest
 from unisono.api.responses.server_tools.approval_history import CLIENTS_ID, ServerToolHistory, parted, settled
-from unisono.api.responses.server_tools.mcp_spec import MCP, McpSpec
+from unisono.api.responses.server_tools.mcp_spec import McpSpec
 from unisono.api.responses.server_tools.server_tool_choice import on_offer
 from unisono.api.responses.server_tools.servers import notes_on
 from unisono.api.sampling import to_sampling
 from unisono.api.tool_choice import OfferedTools, to_choice
-from unisono.api.tools import CallForm, DeclaredTool, Toolbox, to_toolbox
+from unisono.api.tools import SearchSpec, Toolbox, to_toolbox
 from unisono.core.access import Caller
-from unisono.core.conversation import Conversation, DeveloperMessage, Effort, Item, Preamble
+from unisono.core.conversation import AddedTools, Conversation, DeveloperMessage, Effort, Item, Preamble
 from unisono.core.state_store import StoredItem
 from unisono.core.tool_names import ToolNames
 from unisono.core.tools import ToolServer
@@ -99,11 +100,10 @@ def to_generation_request(
     Raises InvalidRequest for contradictory or unsupported fields, and NotFound for a reference to a missing item.
     """
     toolbox = to_tools(request, servers)
-    reading = InputConversion(known, names=ToolNames(reserved=(tool.name for tool in toolbox.tools)))
-    reading.add(known.earlier)
+    reading = _conversion(known, toolbox)
     entries = to_entries(request.input, reading, new_id)
-    earlier, now = parted(entries, known.hosted)
-    now = known.now + now
+    earlier, new = parted(entries, known.hosted)
+    now = known.now + new
     hosting = to_server_tools(request, earlier, now, servers)
     history = settled(tuple(reading.history), earlier, now)
     generation = GenerationRequest(
@@ -126,8 +126,16 @@ def to_generation_request(
         server_tools=hosting,
         fields=request_fields("input"),
     )
-    generation = with_output_requirements(generation, request, on_offer(request, toolbox, servers), rules)
-    return ResponsesGeneration(generation, entries, toolbox, notes_of(request, toolbox, reading))
+    toolbox = toolbox.with_added(history)
+    required = with_output_requirements(generation, request, on_offer(request, toolbox, servers), rules)
+    return ResponsesGeneration(required, entries, toolbox, notes_of(request, toolbox, reading))
+
+
+def _conversion(known: KnownState, toolbox: Toolbox) -> InputConversion:
+    """Return the conversion of new input after the items of earlier responses."""
+    reading = InputConversion(known, names=ToolNames(reserved=(tool.name for tool in toolbox.tools)))
+    reading.add(known.earlier)
+    return reading
 
 
 def notes_of(request: ResponsesRequest, toolbox: Toolbox, reading: InputConversion) -> tuple[str, ...]:
@@ -161,7 +169,9 @@ def with_output_requirements(
 def to_tools(request: ResponsesRequest, servers: tuple[ToolServer, ...]) -> Toolbox:
     """Return the client's tools, with the notes on all tools."""
     builtins = frozenset(server.builtin for server in servers if server.builtin)
-    toolbox = to_toolbox(declared(request.tools or (), "tools", builtins), others=bool(servers))
+    tools = request.tools or ()
+    defers = any(map(is_client_search, tools))
+    toolbox = to_toolbox(declared(tools, "tools", builtins, defers=defers), others=bool(servers))
     on_servers = (*notes_on(mcp_specs(request)), *notes_on_builtins(request, builtins))
     return replace(toolbox, notes=(*on_servers, *toolbox.notes))
 
@@ -196,22 +206,27 @@ def mcp_specs(request: ResponsesRequest) -> list[tuple[str, McpSpec]]:
 
 
 def to_conversation(items: Sequence[Item], preamble: Preamble) -> Conversation:
-    """Build the conversation. Leading developer messages join the instructions.
+    """Build the conversation. Leading developer messages and tools join the preamble.
 
-    For the model both are one message, in every request.
+    For the model they are one message, in every request.
     """
     leading = 0
     texts = [preamble.instructions]
+    tools = {tool.name: tool for tool in preamble.tools}
     for item in items:
-        if not isinstance(item, DeveloperMessage):
+        if isinstance(item, DeveloperMessage):
+            texts.append(item.text)
+        elif isinstance(item, AddedTools):
+            tools |= {tool.name: tool for tool in item.tools}
+        else:
             break
-        texts.append(item.text)
         leading += 1
     if len(items) > MAX_MESSAGES:
         raise InvalidRequest(
             f"The conversation contains more than {MAX_MESSAGES:,} messages, calls and results.", param="input"
         )
-    whole = Preamble(join(texts, "\n\n", param="input"), preamble.tools, preamble.effort, preamble.date)
+    instructions = join(texts, "\n\n", param="input")
+    whole = Preamble(instructions, tuple(tools.values()), preamble.effort, preamble.date)
     return Conversation(whole, tuple(items[leading:]))
 
 
@@ -267,28 +282,12 @@ def _part(part: Wire, role: str) -> Wire:
     return {"type": "input_text", "text": part["text"]}
 
 
-def declared(
-    tools: Sequence[ResponsesTool], path: str, builtins: frozenset[str] = frozenset()
-) -> Iterator[DeclaredTool]:
-    """Yield the tools that are functions for the model, and unavailable ones.
-
-    Tools in `builtins` are available without being functions, and are skipped.
-    """
-    for position, tool in enumerate(tools):
-        at = f"{path}.{position}"
-        # Namespaces may contain the names of builtin types, which are then plain functions.
-        if path == "tools" and (tool.type == MCP or builtin_for(tool.type) in builtins):
-            continue
-        form = CallForm.CUSTOM if tool.type == "custom" else CallForm.FUNCTION
-        spec = None if isinstance(tool.spec, McpSpec) else tool.spec
-        inner = tuple(declared(tool.tools or (), f"{at}.tools"))
-        yield DeclaredTool(tool.type, at, at, spec, tool.name or "", inner, form, missing_setting(tool.type))
-
-
 def notes_on_builtins(request: ResponsesRequest, builtins: frozenset[str]) -> Iterator[str]:
     for index, tool in enumerate(request.tools or ()):
         if builtin_for(tool.type) in builtins:
             yield from builtin_notes(f"tools.{index}", tool.model_extra or {})
+        if isinstance(tool.spec, SearchSpec) and not is_client_search(tool):
+            yield f"tools.{index}: no effect, because the model sees all tools from the start"
 
 
 def notes_on_fields(request: ResponsesRequest) -> Iterator[str]:

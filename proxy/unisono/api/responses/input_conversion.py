@@ -15,8 +15,10 @@ import orjson
 from unisono.api.content_parts import join, text_of
 from unisono.api.field_types import shortened
 from unisono.api.history_builder import History, split_markers
-from unisono.api.responses.client_tools import output_texts
+from unisono.api.responses.client_tools import error_text, found_text, output_texts, same_json
+from unisono.api.responses.declared_tools import declared
 from unisono.api.responses.input_items import (
+    InputAddedTools,
     InputApprovalRequest,
     InputApprovalResponse,
     InputCall,
@@ -33,12 +35,15 @@ from unisono.api.responses.input_items import (
     InputReference,
     InputSealed,
     InputSearch,
+    InputSearchCall,
+    InputSearchOutput,
     InputSilent,
 )
 from unisono.api.responses.items import SPOKEN
 from unisono.api.responses.server_tools.approval_history import NOTHING_HOSTED, ServerToolHistory
-from unisono.api.tools import MAX_NAME, in_namespace, wrap_input
+from unisono.api.tools import MAX_NAME, TOOL_SEARCH, in_namespace, to_toolbox, wrap_input
 from unisono.core.conversation import (
+    AddedTools,
     AssistantCall,
     AssistantMessage,
     AssistantReasoning,
@@ -104,6 +109,9 @@ class InputConversion:
                     self.history.call(item)
                 case ToolResult():
                     self.history.result(item)
+                case AddedTools():
+                    # The results of parallel calls may follow.
+                    self.history.add_within_exchange(item)
                 case _:
                     self.history.add(item)
 
@@ -223,7 +231,7 @@ def _mcp_call(reading: InputConversion, item: InputItem, param: str) -> Sequence
     """
     assert isinstance(item, InputMcpCall)
     # A failed call has no output; the model then reads the error.
-    output = text_of(item.output, param=f"{param}.output") or _error_text(item.error)
+    output = text_of(item.output, param=f"{param}.output") or error_text(item.error)
     stored = reading.known.stored_item(item.id) if item.id else None
     if stored is not None and _matches(stored, item.arguments, output) and reading.has_calls_of(stored.meaning):
         return stored.meaning
@@ -242,29 +250,7 @@ def _matches(stored: StoredItem, arguments: str, output: str) -> bool:
     Pydantic AI omits the output and reformats the arguments.
     """
     results = [item.output for item in stored.meaning if isinstance(item, ToolResult)]
-    return _same_json(str(stored.wire.get("arguments")), arguments) and (results == [output] or not output)
-
-
-def _same_json(one: str, other: str) -> bool:
-    if one == other:
-        return True
-    try:
-        return bool(orjson.loads(one) == orjson.loads(other))
-    except orjson.JSONDecodeError:
-        return False
-
-
-def _error_text(error: object) -> str:
-    """Return the text of an error in any of its forms."""
-    match error:
-        case None | "" | {} | []:
-            return ""
-        case str():
-            return error
-        case {"content": [{"text": str(text)}]} | {"message": str(text)}:
-            return text
-        case _:
-            return orjson.dumps(error).decode()
+    return same_json(str(stored.wire.get("arguments")), arguments) and (results == [output] or not output)
 
 
 def _mcp_list(reading: InputConversion, item: InputItem, param: str) -> Sequence[Item]:
@@ -362,6 +348,29 @@ def _client_tool_output(reading: InputConversion, item: InputItem, param: str) -
     return (ToolResult(call_id, name, text or item.status or ""),)
 
 
+def _added_tools(reading: InputConversion, item: InputItem, param: str) -> Sequence[Item]:
+    assert isinstance(item, InputAddedTools)
+    toolbox = to_toolbox(declared(item.tools, f"{param}.tools"), others=True)
+    reading.notes += toolbox.notes
+    return (AddedTools(toolbox.tools),) if toolbox.tools else ()
+
+
+def _search_call(reading: InputConversion, item: InputItem, param: str) -> Sequence[Item]:
+    assert isinstance(item, InputSearchCall)
+    if not item.call_id:  # run by another server; only its result matters
+        return _without_meaning(reading, item, param)
+    arguments = item.arguments if isinstance(item.arguments, str) else orjson.dumps(item.arguments or {}).decode()
+    return reading.exact(AssistantCall(item.call_id, TOOL_SEARCH, arguments), item.id)
+
+
+def _search_output(reading: InputConversion, item: InputItem, param: str) -> Sequence[Item]:
+    assert isinstance(item, InputSearchOutput)
+    added = _added_tools(reading, item, param)
+    if not item.call_id or not reading.history.has_call(item.call_id):
+        return added
+    return (ToolResult(item.call_id, TOOL_SEARCH, found_text(added)), *added)
+
+
 def _without_meaning(reading: InputConversion, item: InputItem, param: str) -> Sequence[Item]:
     reading.notes.append(f"{param}: no effect, because an item of type '{item.type}' has no content for the model")
     return ()
@@ -383,6 +392,9 @@ READERS: Mapping[type[InputItem], Callable[[InputConversion, InputItem, str], Se
     InputSealed: _sealed,
     InputSearch: _search,
     InputSilent: _without_meaning,
+    InputAddedTools: _added_tools,
+    InputSearchCall: _search_call,
+    InputSearchOutput: _search_output,
     InputClientToolCall: _client_tool_call,
     InputClientToolOutput: _client_tool_output,
 }

@@ -13,7 +13,8 @@ import orjson
 from pydantic import BeforeValidator, ConfigDict, Field, PlainValidator, field_validator
 
 from unisono.api.content_parts import TEXT_PARTS, ContentPart
-from unisono.api.field_types import Arguments, FieldInput, Id, OpenModel, Text, ToolName, invalid_field
+from unisono.api.field_types import MAX_TOOLS, Arguments, FieldInput, Id, OpenModel, Text, ToolName, invalid_field
+from unisono.api.responses.declared_tools import ResponsesTool
 
 # Prefix of item and event types that Open Responses does not define.
 PREFIX = "unisono:"
@@ -189,15 +190,33 @@ class InputClientToolOutput(InputItem):
     status: Word = None
 
 
+class InputAddedTools(InputItem):
+    """Tools that exist from this item on."""
+
+    tools: list[ResponsesTool] = Field(default_factory=list, max_length=MAX_TOOLS)
+
+
+class InputSearchCall(InputItem):
+    """Search for tools. `call_id` is absent if the server ran it."""
+
+    call_id: Word = None
+    arguments: Any = None
+
+
+class InputSearchOutput(InputAddedTools):
+    """Tools that such a search found."""
+
+    call_id: Word = None
+
+
 class InputSilent(InputItem):
     """A kind of item without content for the model."""
 
 
 # Kinds without effect here: they need server tools that the gateway lacks, or control them.
 SILENT_KINDS = (
-    *("file_search_call", "image_generation_call", "tool_search_call", "tool_search_output"),
-    *("computer_call", "computer_call_output"),
-    *("additional_tools", "configuration_update", "compaction_trigger", "program", "program_output"),
+    *("file_search_call", "image_generation_call", "computer_call", "computer_call_output"),
+    *("configuration_update", "compaction_trigger", "program", "program_output"),
 )
 
 # Built-in tools that the client runs.
@@ -220,6 +239,9 @@ KINDS: Mapping[str, type[InputItem]] = {
     "web_search_call": InputSearch,
     "compaction": InputSealed,
     "compaction_summary": InputSealed,
+    "additional_tools": InputAddedTools,
+    "tool_search_call": InputSearchCall,
+    "tool_search_output": InputSearchOutput,
     **dict.fromkeys(SILENT_KINDS, InputSilent),
     **dict.fromkeys((f"{tool}_call" for tool in CLIENT_TOOLS), InputClientToolCall),
     **dict.fromkeys((f"{tool}_call_output" for tool in CLIENT_TOOLS), InputClientToolOutput),

@@ -10,12 +10,16 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, assert_never
 
-from unisono.api.tools import CallForm, Toolbox, unwrap_input
+import orjson
+
+from unisono.api.tools import TOOL_SEARCH, CallForm, Toolbox, in_namespace, unwrap_input
 from unisono.core.conversation import (
+    AddedTools,
     AssistantCall,
     AssistantMessage,
     AssistantReasoning,
     DeveloperMessage,
+    FunctionTool,
     Item,
     Phase,
     ToolResult,
@@ -44,9 +48,28 @@ PREFIXES = {
     "web_search_call": "ws_",
     "file_search_call": "fs_",
     "code_interpreter_call": "ci_",
+    "tool_search_call": "tsc_",
+    "tool_search_output": "tso_",
+    "additional_tools": "at_",
     "compaction": "cmp_",
 }
 OTHER_PREFIX = "item_"
+
+# Item types of a call and of its result, by the form of the call.
+CALL_TYPES = {
+    CallForm.FUNCTION: "function_call",
+    CallForm.LEGACY: "function_call",
+    CallForm.CUSTOM: "custom_tool_call",
+    CallForm.SEARCH: "tool_search_call",
+}
+RESULT_TYPES = {
+    CallForm.FUNCTION: "function_call_output",
+    CallForm.LEGACY: "function_call_output",
+    CallForm.CUSTOM: "custom_tool_call_output",
+    CallForm.SEARCH: "tool_search_output",
+}
+# Fields of a tool search that the client runs.
+BY_CLIENT = {"execution": "client"}
 
 PHASES = {Phase.COMMENTARY: "commentary", Phase.FINAL: "final_answer"}
 # Known values of `phase` from clients; any other value means a final answer.
@@ -102,11 +125,20 @@ def call(item_id: str, call_id: str, name: str, arguments: str, toolbox: Toolbox
     """Return a call in the form of its tool. `name` and `arguments` are the model's."""
     namespace, own_name = toolbox.origins.get(name, (None, name))
     origin = {"namespace": namespace} if namespace is not None else {}
-    if toolbox.form_of(name) is CallForm.CUSTOM:
-        kind, fields = "custom_tool_call", {"input": unwrap_input(arguments)}
-    else:
-        kind, fields = "function_call", {"arguments": arguments}
-    return {"id": item_id, "type": kind, "status": status, "call_id": call_id, "name": own_name, **fields, **origin}
+    form = toolbox.form_of(name)
+    item = {"id": item_id, "type": CALL_TYPES[form], "status": status, "call_id": call_id}
+    if form is CallForm.SEARCH:
+        return {**item, **BY_CLIENT, "arguments": _parsed(arguments)}
+    fields = {"input": unwrap_input(arguments)} if form is CallForm.CUSTOM else {"arguments": arguments}
+    return {**item, "name": own_name, **fields, **origin}
+
+
+def _parsed(arguments: str) -> Any:
+    """Return the arguments as JSON; as text if they are not JSON, and an empty object for none."""
+    try:
+        return orjson.loads(arguments) if arguments else {}
+    except orjson.JSONDecodeError:
+        return arguments
 
 
 def to_item(closed: Closed) -> Item | None:
@@ -150,17 +182,27 @@ def to_wire(item: Item, item_id: str, toolbox: Toolbox) -> Wire:
         case AssistantCall():
             return call(item_id, item.call_id, item.name, item.arguments, toolbox, COMPLETED)
         case ToolResult():
-            custom = toolbox.form_of(item.name) is CallForm.CUSTOM
-            kind = "custom_tool_call_output" if custom else "function_call_output"
-            return {
-                "id": item_id,
-                "type": kind,
-                "status": COMPLETED,
-                "call_id": item.call_id,
-                "output": item.output,
-            }
+            form = toolbox.form_of(item.name)
+            result = {"id": item_id, "type": RESULT_TYPES[form], "status": COMPLETED, "call_id": item.call_id}
+            return result | ({**BY_CLIENT, "tools": []} if form is CallForm.SEARCH else {"output": item.output})
+        case AddedTools():
+            tools = [_tool(tool) for tool in item.tools]
+            return {"id": item_id, "type": "additional_tools", "role": "developer", "tools": tools}
         case _:
             assert_never(item)
+
+
+def _tool(tool: FunctionTool) -> Wire:
+    """Return a tool as clients declare it."""
+    if tool.is_search:
+        return {"type": TOOL_SEARCH, **BY_CLIENT, "description": tool.description, "parameters": tool.parameters}
+    name = tool.name.removeprefix(in_namespace(tool.namespace, "")) if tool.namespace else tool.name
+    wire: Wire = {"type": "custom" if tool.free_text else "function", "name": name, "description": tool.description}
+    if not tool.free_text:
+        wire |= {"parameters": tool.parameters, "strict": tool.strict}
+    if not tool.namespace:
+        return wire
+    return {"type": "namespace", "name": tool.namespace, "description": "", "tools": [wire]}
 
 
 def kind_of(item: Item, toolbox: Toolbox) -> str:

@@ -8,9 +8,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, Field, GetJsonSchemaHandler, field_validator, model_validator
-from pydantic.json_schema import JsonSchemaValue, SkipJsonSchema
-from pydantic_core import CoreSchema
+from pydantic import BeforeValidator, Field, field_validator
 
 from unisono.api.field_types import (
     MAX_MESSAGES,
@@ -30,11 +28,10 @@ from unisono.api.field_types import (
 )
 from unisono.api.media import MediaHistory
 from unisono.api.response_format import TextFormat
+from unisono.api.responses.declared_tools import ResponsesTool
 from unisono.api.responses.input_items import GivenItem
-from unisono.api.responses.server_tools.mcp_spec import MCP, McpSpec
 from unisono.api.sampling import SamplingFields
 from unisono.api.tool_choice import ChoiceMode, ChosenTools
-from unisono.api.tools import CustomSpec, FunctionSpec, described
 
 ENCRYPTED_REASONING = "reasoning.encrypted_content"
 SOURCES = "web_search_call.action.sources"
@@ -55,53 +52,6 @@ MAX_METADATA = 16
 MetadataKey = Annotated[Text, Field(max_length=64)]
 Metadata = Annotated[dict[MetadataKey, Annotated[Text, Field(max_length=512)]], Field(max_length=MAX_METADATA)]
 Label = Annotated[Text, Field(max_length=512)]
-
-
-class ResponsesTool(OpenModel):
-    """A flat tool of any kind.
-
-    A function or custom tool may also be nested, as in Chat Completions.
-    """
-
-    type: Annotated[str, Field(min_length=1, max_length=64)]
-    name: Text | None = None
-    spec: SkipJsonSchema[FunctionSpec | CustomSpec | McpSpec | None] = None
-    tools: list[ResponsesTool] | None = None
-
-    @classmethod
-    def __get_pydantic_json_schema__(cls, schema: CoreSchema, handler: GetJsonSchemaHandler) -> JsonSchemaValue:
-        return described(handler(schema), SPECS, handler)
-
-    @model_validator(mode="before")
-    @classmethod
-    def _flat(cls, value: Any) -> Any:
-        if isinstance(value, dict):
-            kind = value.get("type")
-            if isinstance(kind, str) and kind in SPECS and isinstance(value.get(kind), dict) and "name" not in value:
-                return {"type": kind, **value[kind]}
-        return value
-
-    @model_validator(mode="wrap")
-    @classmethod
-    def _with_spec(cls, value: Any, handler: Any) -> Any:
-        """Parse the tool's own fields, so that an error names the field in its place."""
-        if isinstance(value, dict):
-            value = {key: inner for key, inner in value.items() if key != "spec"}
-        tool = handler(value)
-        spec = SPECS.get(tool.type)
-        if spec is None:
-            return tool
-        fields = {"name": tool.name, **(tool.model_extra or {})}
-        if tool.name is None:
-            del fields["name"]
-        return tool.model_copy(update={"spec": spec.model_validate(fields)})
-
-
-SPECS: dict[str, type[FunctionSpec | CustomSpec | McpSpec]] = {
-    "function": FunctionSpec,
-    "custom": CustomSpec,
-    MCP: McpSpec,
-}
 
 
 class ResponsesReasoningOptions(OpenModel):

@@ -229,7 +229,7 @@ def requirements_of(
     # A message that the client began itself is not changed.
     free = request.conversation.prefill is None
     choice = request.choice if request.calls_allowed and free else None
-    client = {f"{FUNCTIONS}{tools.wire(tool.name)}": tool for tool in request.conversation.preamble.tools}
+    client = {f"{FUNCTIONS}{tools.wire(tool.name)}": tool for tool in request.conversation.tools}
     every = {_recipient(name, tools): tool for name, tool in (server_tools or {}).items()}
     schemas: dict[str, Schema] = {
         name: tool.parameters or NO_ARGUMENTS for name, tool in client.items() if not tool.free_text

@@ -19,6 +19,7 @@ from unisono.api.responses.outbound import mcp_items
 from unisono.api.responses.outbound.citations import Citations
 from unisono.api.responses.outbound.item_lifecycle import (
     ARGUMENTS,
+    CALLS,
     HOSTED,
     INPUT,
     REASONING,
@@ -39,7 +40,7 @@ from unisono.api.responses.outbound.response import (
     to_status,
 )
 from unisono.api.responses.outbound.serializer import EventSerializer, WireEvent
-from unisono.api.tools import CallForm, unwrap_input
+from unisono.api.tools import unwrap_input
 from unisono.api.unisono_object import to_about
 from unisono.core.conversation import AssistantMessage, Item, Phase
 from unisono.core.events import (
@@ -199,10 +200,9 @@ class ResponseEvents:
             case ToolCall():
                 if not self._frame.hold_calls and self._lifecycle(item) is ARGUMENTS:
                     self._show(item)
-            case HostedCall():
-                if not item.needs_approval and not mcp_items.kind_of(item).settled:
-                    self._show(item)
-            case Listing():
+            case HostedCall() if item.needs_approval or mcp_items.kind_of(item).settled:
+                pass
+            case HostedCall() | Listing():
                 self._show(item)
             case _:
                 assert_never(item)
@@ -292,7 +292,7 @@ class ResponseEvents:
             case Text():
                 return REFUSAL if item.unfit else TEXT
             case ToolCall():
-                return INPUT if self._frame.toolbox.form_of(item.name) is CallForm.CUSTOM else ARGUMENTS
+                return CALLS[self._frame.toolbox.form_of(item.name)]
             case HostedCall() | Listing():
                 return mcp_items.kind_of(item).lifecycle
             case _:

@@ -9,6 +9,7 @@ from io import StringIO
 from unisono.api.responses.items import Wire, annotated, reasoning_part, refusal_part, text_part
 from unisono.api.responses.outbound.citations import Citations
 from unisono.api.responses.outbound.serializer import DeltaForm
+from unisono.api.tools import CallForm
 from unisono.core.conversation import Item
 from unisono.core.events import Closed
 from unisono.core.events import Item as Made
@@ -40,6 +41,13 @@ INPUT = ItemLifecycle("response.custom_tool_call_input", "input")
 CODE = ItemLifecycle("response.code_interpreter_call_code", "code")
 # Life cycle without deltas.
 WORDLESS = ItemLifecycle("", "")
+# Life cycles of the client's calls.
+CALLS = {
+    CallForm.FUNCTION: ARGUMENTS,
+    CallForm.LEGACY: ARGUMENTS,
+    CallForm.CUSTOM: INPUT,
+    CallForm.SEARCH: WORDLESS,
+}
 
 
 @dataclass(frozen=True, slots=True)

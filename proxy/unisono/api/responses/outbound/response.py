@@ -6,7 +6,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, assert_never, cast
 
+from unisono.api.responses.declared_tools import ResponsesTool
 from unisono.api.responses.items import (
+    CALL_TYPES,
     NewId,
     Wire,
     annotated,
@@ -24,10 +26,10 @@ from unisono.api.responses.outbound.citations import CitedPages
 from unisono.api.responses.outbound.dialects import OPENAI, Dialect
 from unisono.api.responses.outbound.item_lifecycle import OpenItem
 from unisono.api.responses.outbound.mcp_items import kind_of, to_stored_call, to_stored_listing
-from unisono.api.responses.schema import OUTPUTS, SOURCES, ResponsesRequest, ResponsesTool
+from unisono.api.responses.schema import OUTPUTS, SOURCES, ResponsesRequest
 from unisono.api.responses.server_tools.mcp_spec import McpSpec
 from unisono.api.responses.server_tools.mcp_spec import to_echo as to_mcp_echo
-from unisono.api.tools import CallForm, CustomSpec, FunctionSpec, Toolbox
+from unisono.api.tools import CustomSpec, FunctionSpec, SearchSpec, Toolbox
 from unisono.core.conversation import Effort, Item
 from unisono.core.events import Closed, Finished, HostedCall, Listing, Reasoning, Text, ToolCall
 from unisono.core.events import Item as Made
@@ -141,8 +143,7 @@ class ResponseFrame:
             case Text():
                 return new_id(prefix_of("message"))
             case ToolCall():
-                custom = self.toolbox.form_of(item.name) is CallForm.CUSTOM
-                return new_id(prefix_of("custom_tool_call" if custom else "function_call"))
+                return new_id(prefix_of(CALL_TYPES[self.toolbox.form_of(item.name)]))
             case HostedCall():
                 return new_id(prefix_of("mcp_approval_request" if item.needs_approval else kind_of(item).type))
             case Listing():
@@ -207,6 +208,8 @@ def _tool(tool: ResponsesTool) -> Wire:
             )
         case McpSpec() as spec:
             return to_mcp_echo(spec, more)
+        case SearchSpec() as spec:
+            return more | {"type": tool.type} | spec.model_dump(exclude_none=True)
         case None:
             named = {} if tool.name is None else {"name": tool.name}
             inner = {} if tool.tools is None else {"tools": [_tool(each) for each in tool.tools]}

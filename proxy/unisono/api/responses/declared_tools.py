@@ -1,0 +1,101 @@
+"""Tools of a Responses request, declared in `tools` or by an item of `input`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Annotated, Any, TypeAlias
+
+from pydantic import Field, GetJsonSchemaHandler, model_validator
+from pydantic.json_schema import JsonSchemaValue, SkipJsonSchema
+from pydantic_core import CoreSchema
+
+from unisono.api.builtin_tools import builtin_for, missing_setting
+from unisono.api.field_types import OpenModel, Text
+from unisono.api.responses.server_tools.mcp_spec import MCP, McpSpec
+from unisono.api.tools import TOOL_SEARCH, CallForm, CustomSpec, DeclaredTool, FunctionSpec, SearchSpec, described
+
+ToolSpec: TypeAlias = FunctionSpec | CustomSpec | McpSpec | SearchSpec
+
+
+class ResponsesTool(OpenModel):
+    """A flat tool of any kind.
+
+    A function or custom tool may also be nested, as in Chat Completions.
+    """
+
+    type: Annotated[str, Field(min_length=1, max_length=64)]
+    name: Text | None = None
+    spec: SkipJsonSchema[ToolSpec | None] = None
+    tools: list[ResponsesTool] | None = None
+
+    @classmethod
+    def __get_pydantic_json_schema__(cls, schema: CoreSchema, handler: GetJsonSchemaHandler) -> JsonSchemaValue:
+        return described(handler(schema), SPECS, handler)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _flat(cls, value: Any) -> Any:
+        if isinstance(value, dict):
+            kind = value.get("type")
+            if isinstance(kind, str) and kind in SPECS and isinstance(value.get(kind), dict) and "name" not in value:
+                return {"type": kind, **value[kind]}
+        return value
+
+    @model_validator(mode="wrap")
+    @classmethod
+    def _with_spec(cls, value: Any, handler: Any) -> Any:
+        """Parse the tool's own fields, so that an error names the field in its place."""
+        if isinstance(value, dict):
+            value = {key: inner for key, inner in value.items() if key != "spec"}
+        tool = handler(value)
+        spec = SPECS.get(tool.type)
+        if spec is None:
+            return tool
+        fields = {"name": tool.name, **(tool.model_extra or {})}
+        if tool.name is None:
+            del fields["name"]
+        return tool.model_copy(update={"spec": spec.model_validate(fields)})
+
+
+SPECS: dict[str, type[ToolSpec]] = {
+    "function": FunctionSpec,
+    "custom": CustomSpec,
+    MCP: McpSpec,
+    TOOL_SEARCH: SearchSpec,
+}
+
+
+def is_client_search(tool: ResponsesTool) -> bool:
+    """Return whether a tool is a search for tools that the client runs."""
+    return isinstance(tool.spec, SearchSpec) and tool.spec.execution == "client"
+
+
+def declared(
+    tools: Sequence[ResponsesTool], path: str, builtins: frozenset[str] = frozenset(), *, defers: bool = False
+) -> Iterator[DeclaredTool]:
+    """Yield the tools that are functions for the model, and unavailable ones.
+
+    Tools in `builtins` are available without being functions, and are skipped. If the list `defers`, tools with
+    `defer_loading` are skipped too: a later item declares them.
+    """
+    for position, tool in enumerate(tools):
+        at = f"{path}.{position}"
+        # Namespaces may contain the names of builtin types, which are then plain functions.
+        if path == "tools" and (tool.type == MCP or builtin_for(tool.type) in builtins):
+            continue
+        spec = tool.spec
+        match spec:
+            case SearchSpec():
+                # A search of the server has nothing to find, because all tools are declared.
+                if is_client_search(tool):
+                    yield DeclaredTool(tool.type, at, at, spec.function, form=CallForm.SEARCH)
+            case FunctionSpec() | CustomSpec():
+                form = CallForm.CUSTOM if isinstance(spec, CustomSpec) else CallForm.FUNCTION
+                if not (defers and spec.defer_loading):
+                    yield DeclaredTool(tool.type, at, at, spec, form=form)
+            case _:
+                inner = tuple(declared(tool.tools or (), f"{at}.tools", defers=defers))
+                # A namespace may consist of deferred tools only.
+                if inner or not (defers and tool.tools):
+                    setting = missing_setting(tool.type)
+                    yield DeclaredTool(tool.type, at, at, None, tool.name or "", inner, setting=setting)

@@ -1,0 +1,161 @@
+"""Tools that arrive as input items: `additional_tools`, and the search for tools that the client runs."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from tests.api.responses.frames import ids
+from tests.api.responses.test_responses_inbound import items_of
+from tests.api.responses.test_responses_schema import generation_of, refusal_of
+from unisono.api.responses.items import call, to_stored
+from unisono.api.tools import CallForm
+from unisono.core.conversation import AddedTools, AssistantCall, Conversation, FunctionTool, ToolResult, UserMessage
+from unisono.core.item_records import to_item, to_record
+
+Json = dict[str, Any]
+ASKED = {"role": "user", "content": "Hi"}
+FIND = {"type": "function", "name": "find", "description": "Find.", "parameters": {"type": "object", "properties": {}}}
+EXEC = {"type": "custom", "name": "exec", "description": "Run.", "format": {"type": "text"}}
+SEARCH = {"type": "tool_search", "execution": "client", "description": "Look.", "parameters": {"type": "object"}}
+DEFERRED = {**FIND, "name": "later", "defer_loading": True}
+CRM = {"type": "namespace", "name": "crm", "description": "Customers.", "tools": [DEFERRED]}
+SEARCHED = {"type": "tool_search_call", "call_id": "c1", "execution": "client", "arguments": {"query": "x"}}
+
+
+def added(*tools: Json) -> Json:
+    return {"type": "additional_tools", "role": "developer", "tools": [*tools]}
+
+
+def found(*tools: Json, call_id: str | None = "c1") -> Json:
+    return {"type": "tool_search_output", "call_id": call_id, "execution": "client", "tools": [*tools]}
+
+
+def conversation_of(*items: Json, **fields: Any) -> Conversation:
+    return generation_of(input=[*items], **fields).request.conversation
+
+
+def names_of(tools: tuple[FunctionTool, ...]) -> list[str]:
+    return [tool.name for tool in tools]
+
+
+# Tools of the item, and the names that the model knows.
+DECLARATIONS: dict[str, tuple[Json, list[str]]] = {
+    "a function": (added(FIND), ["find"]),
+    "the plain namespace": (added({"type": "namespace", "name": "functions", "tools": [EXEC]}), ["exec"]),
+    "a namespace": (added(CRM), ["crm__later"]),
+    "a namespace in the plain one": (added({"type": "namespace", "name": "functions", "tools": [CRM]}), ["crm__later"]),
+    "a namespace in another": (added({"type": "namespace", "name": "a", "tools": [CRM]}), ["a__crm__later"]),
+    "a search": (added(SEARCH), ["tool_search"]),
+    "unavailable tools beside others": (added({"type": "image_generation"}, FIND), ["find"]),
+    "only unavailable tools": (added({"type": "image_generation"}), []),
+    "no tools": (added(), []),
+}
+
+
+@pytest.mark.parametrize(("item", "names"), DECLARATIONS.values(), ids=DECLARATIONS)
+def test_leading_tools_belong_to_the_first_developer_message(item: Json, names: list[str]) -> None:
+    conversation = conversation_of(item, ASKED)
+    assert names_of(conversation.preamble.tools) == names
+    assert conversation.items == (UserMessage("Hi"),)
+
+
+@pytest.mark.parametrize(("item", "names"), DECLARATIONS.values(), ids=DECLARATIONS)
+def test_later_tools_keep_their_position(item: Json, names: list[str]) -> None:
+    conversation = conversation_of(ASKED, item, ASKED)
+    assert conversation.preamble.tools == ()
+    assert names_of(conversation.tools) == names
+    places = [index for index, each in enumerate(conversation.items) if isinstance(each, AddedTools)]
+    assert places == ([1] if names else [])
+
+
+def test_calls_of_added_tools_have_the_form_of_the_tool() -> None:
+    nested = {"type": "namespace", "name": "a", "tools": [{"type": "namespace", "name": "b", "tools": [EXEC]}]}
+    toolbox = generation_of(input=[ASKED, added(nested, FIND, SEARCH)]).toolbox
+    wire = call("ctc_1", "c", "a__b__exec", '{"input":"ls"}', toolbox, "completed")
+    assert (wire["type"], wire["namespace"], wire["name"], wire["input"]) == ("custom_tool_call", "a__b", "exec", "ls")
+    assert toolbox.form_of("find") is CallForm.FUNCTION
+    wire = call("tsc_1", "c", "tool_search", '{"query": "x"}', toolbox, "completed")
+    assert wire == {
+        "id": "tsc_1",
+        "type": "tool_search_call",
+        "status": "completed",
+        "call_id": "c",
+        "execution": "client",
+        "arguments": {"query": "x"},
+    }
+
+
+@pytest.mark.parametrize("arguments", ["", "{", '"x"'])
+def test_a_search_with_any_arguments_is_returned(arguments: str) -> None:
+    toolbox = generation_of(input=[ASKED], tools=[SEARCH]).toolbox
+    expected = {"": {}, "{": "{", '"x"': "x"}[arguments]
+    assert call("tsc_1", "c", "tool_search", arguments, toolbox, "completed")["arguments"] == expected
+
+
+def test_deferred_tools_are_declared_when_they_are_found() -> None:
+    tools = [SEARCH, FIND, DEFERRED, CRM]
+    before = conversation_of(ASKED, tools=tools)
+    assert names_of(before.tools) == ["tool_search", "find"]
+    after = conversation_of(ASKED, SEARCHED, found(CRM), ASKED, tools=tools)
+    assert after.preamble == before.preamble
+    assert names_of(after.tools) == ["tool_search", "find", "crm__later"]
+    assert after.items[1:3] == (
+        AssistantCall("c1", "tool_search", '{"query":"x"}'),
+        ToolResult("c1", "tool_search", "Found: crm__later"),
+    )
+
+
+@pytest.mark.parametrize("search", [[], [{"type": "tool_search"}], [{"type": "tool_search", "execution": "server"}]])
+def test_deferred_tools_are_declared_from_the_start_without_a_search_of_the_client(search: list[Json]) -> None:
+    generation = generation_of(input=[ASKED], tools=[DEFERRED, *search])
+    assert names_of(generation.request.conversation.preamble.tools) == ["later"]
+    expected = ("tools.1: no effect, because the model sees all tools from the start",) * len(search)
+    assert generation.notes == expected
+
+
+def test_results_of_parallel_calls_stay_with_their_calls() -> None:
+    other = {"type": "function_call", "call_id": "c2", "name": "find", "arguments": "{}"}
+    result = {"type": "function_call_output", "call_id": "c2", "output": "ok"}
+    items = conversation_of(ASKED, SEARCHED, other, found(CRM), result).items
+    assert [type(item).__name__ for item in items[1:]] == [
+        "AssistantCall",
+        "ToolResult",
+        "AssistantCall",
+        "ToolResult",
+        "AddedTools",
+    ]
+
+
+def test_a_search_that_found_nothing_says_so() -> None:
+    assert items_of([ASKED, SEARCHED, found()])[-1] == ToolResult("c1", "tool_search", "No tool was found.")
+
+
+def test_the_tools_of_another_servers_search_are_kept() -> None:
+    items = items_of([ASKED, {**SEARCHED, "call_id": None, "execution": "server"}, found(CRM, call_id=None)])
+    assert [type(item).__name__ for item in items] == ["UserMessage", "AddedTools"]
+
+
+def test_a_repeated_tool_is_no_error() -> None:
+    assert names_of(conversation_of(added(FIND), added(FIND), ASKED, added(FIND), tools=[FIND]).tools) == ["find"]
+
+
+@pytest.mark.parametrize(
+    ("items", "param"),
+    [
+        ([added({"type": "function"}), ASKED], "input.0.tools.0.name"),
+        ([ASKED, added(FIND, FIND)], "input.1.tools.1.name"),
+        ([ASKED, {"type": "additional_tools", "tools": "x"}], "input.1.tools"),
+    ],
+)
+def test_an_invalid_tool_is_named(items: list[Json], param: str) -> None:
+    assert refusal_of(input=items).param == param
+
+
+def test_added_tools_survive_storage() -> None:
+    [item] = [each for each in items_of([ASKED, added(FIND, EXEC, CRM, SEARCH)]) if isinstance(each, AddedTools)]
+    assert to_item(to_record(item)) == item
+    stored = to_stored(item, ids(), generation_of(input=[ASKED]).toolbox)
+    assert stored.id.startswith("at_")
+    assert items_of([ASKED, dict(stored.wire)])[-1] == item
