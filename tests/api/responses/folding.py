@@ -96,6 +96,9 @@ class Folded:
             self._finish(item, event["item"])
             return
         assert event["item_id"] == item["id"]
+        if kind == "compaction.compacting":
+            assert kind_of(item) == "compaction"
+            return
         if name in SERVER_TOOL_FIELDS:
             assert kind_of(item) == name
             self._steps.append(step)
@@ -130,6 +133,12 @@ class Folded:
     def _finish(self, item: Event, done: Event) -> None:
         if kind_of(item) in SERVER_TOOL_FIELDS:
             self._finish_hosted(item, done)
+            return
+        if kind_of(item) == "compaction":
+            # It has no status and is complete from the start.
+            assert {key: value for key, value in item.items() if key != "content"} == done
+            self.output.append(done)
+            self._open = None
             return
         assert item["status"] == "in_progress"
         assert done["status"] in ("completed", "incomplete")

@@ -10,7 +10,7 @@ from collections.abc import AsyncGenerator, Callable
 
 from unisono.api.error_responses import failure_of
 from unisono.api.responses.deps import ResponsesDeps
-from unisono.api.responses.outbound.events import ResponseEvents
+from unisono.api.responses.outbound.compaction_events import to_events
 from unisono.api.responses.outbound.serializer import WireEvent
 from unisono.api.responses.persistence import store_response
 from unisono.api.responses.prepared_request import PreparedRequest
@@ -26,9 +26,7 @@ async def answer_whole(deps: ResponsesDeps, prepared: PreparedRequest) -> tuple[
     run by then, a failed response is returned instead.
     """
     stream = deps.service.start(prepared.generation.request)
-    events = ResponseEvents(
-        prepared.frame, stream.report, new_id=prepared.item_ids, clock=deps.clock, should_emit=False
-    )
+    events = to_events(prepared.frame, stream.report, new_id=prepared.item_ids, clock=deps.clock, should_emit=False)
     try:
         async for batch in stream:
             events.write(batch)
@@ -65,7 +63,7 @@ async def answer_events(
     A failure before the first event is raised, unless `too_late` returns True. Later failures are emitted as events.
     `on_complete` receives the finished response before its end is emitted.
     """
-    events = ResponseEvents(prepared.frame, stream.report, new_id=prepared.item_ids, clock=deps.clock)
+    events = to_events(prepared.frame, stream.report, new_id=prepared.item_ids, clock=deps.clock)
     has_started = False
     try:
         try:

@@ -25,6 +25,7 @@ from unisono.api.responses.server_tools.approval_history import CLIENTS_ID, Serv
 from unisono.api.responses.server_tools.mcp_spec import McpSpec
 from unisono.api.responses.server_tools.server_tool_choice import on_offer
 from unisono.api.responses.server_tools.servers import notes_on
+from unisono.api.responses.summary import summary_request
 from unisono.api.sampling import to_sampling
 from unisono.api.tool_choice import OfferedTools, to_choice
 from unisono.api.tools import SearchSpec, Toolbox, to_toolbox
@@ -148,8 +149,12 @@ def with_output_requirements(
 ) -> GenerationRequest:
     """Add the requirements on calls, format and reasoning to the generation request.
 
+    A compaction is the request for a summary, which they do not apply to.
+
     Raises InvalidRequest for requirements that cannot be met.
     """
+    if request.is_compaction:
+        return summary_request(rules.applied_to(generation_request, request.recoveries))
     # A request with a format but without tools must not lead to a call.
     form = request.form.to_answer_form("text.format") if request.form else None
     callable_ = bool(offer.toolbox.tools) or generation_request.server_tools is not None

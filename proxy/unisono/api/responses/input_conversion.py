@@ -38,6 +38,7 @@ from unisono.api.responses.input_items import (
     InputSearchCall,
     InputSearchOutput,
     InputSilent,
+    InputTrigger,
 )
 from unisono.api.responses.items import SPOKEN
 from unisono.api.responses.server_tools.approval_history import NOTHING_HOSTED, ServerToolHistory
@@ -92,9 +93,8 @@ class InputConversion:
     notes: list[str] = field(default_factory=list)
     # The model's names for server tools.
     names: ToolNames = field(default_factory=ToolNames)
-    # Calls with an approval request, by the id of that request.
+    # Calls with an approval request, by the id of that request, and the ids of answered requests.
     requests: dict[str, AssistantCall] = field(default_factory=dict)
-    # Ids of answered approval requests.
     answered: set[str] = field(default_factory=set)
 
     def __post_init__(self) -> None:
@@ -255,7 +255,6 @@ def _matches(stored: StoredItem, arguments: str, output: str) -> bool:
 
 def _mcp_list(reading: InputConversion, item: InputItem, param: str) -> Sequence[Item]:
     """Ignore the list: the tools of a server are declared again for every answer."""
-    assert isinstance(item, InputMcpList)
     return ()
 
 
@@ -392,6 +391,7 @@ READERS: Mapping[type[InputItem], Callable[[InputConversion, InputItem, str], Se
     InputSealed: _sealed,
     InputSearch: _search,
     InputSilent: _without_meaning,
+    InputTrigger: lambda *_: (),
     InputAddedTools: _added_tools,
     InputSearchCall: _search_call,
     InputSearchOutput: _search_output,

@@ -209,6 +209,10 @@ class InputSearchOutput(InputAddedTools):
     call_id: Word = None
 
 
+class InputTrigger(InputItem):
+    """Last item of a request whose answer is a compaction. Elsewhere it was answered before."""
+
+
 class InputSilent(InputItem):
     """A kind of item without content for the model."""
 
@@ -216,7 +220,7 @@ class InputSilent(InputItem):
 # Kinds without effect here: they need server tools that the gateway lacks, or control them.
 SILENT_KINDS = (
     *("file_search_call", "image_generation_call", "computer_call", "computer_call_output"),
-    *("configuration_update", "compaction_trigger", "program", "program_output"),
+    *("configuration_update", "program", "program_output"),
 )
 
 # Built-in tools that the client runs.
@@ -239,6 +243,7 @@ KINDS: Mapping[str, type[InputItem]] = {
     "web_search_call": InputSearch,
     "compaction": InputSealed,
     "compaction_summary": InputSealed,
+    "compaction_trigger": InputTrigger,
     "additional_tools": InputAddedTools,
     "tool_search_call": InputSearchCall,
     "tool_search_output": InputSearchOutput,

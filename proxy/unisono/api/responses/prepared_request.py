@@ -19,13 +19,15 @@ from unisono.api.media import media_context
 from unisono.api.responses.deps import ItemSealing, ResponsesDeps, ResponsesModel
 from unisono.api.responses.inbound import ResponsesGeneration, check, mcp_specs, to_generation_request
 from unisono.api.responses.input_conversion import KnownState, nothing_stored
+from unisono.api.responses.items import meaning_of
 from unisono.api.responses.lease_keeper import hold_lease
 from unisono.api.responses.outbound.dialects import OPENAI, Dialect
-from unisono.api.responses.outbound.response import ResponseFrame, Seal, to_echo
+from unisono.api.responses.outbound.response import ResponseFrame, to_echo
 from unisono.api.responses.prior_state import OUR_ID, PriorState, Recall, no_conversation, recall
 from unisono.api.responses.schema import ResponsesRequest
 from unisono.api.responses.server_tools.approvals import Approvals, approvals_in
 from unisono.api.responses.server_tools.servers import ServerRules, to_servers
+from unisono.api.responses.summary import CompactionSeal
 from unisono.core.access import Caller
 from unisono.core.conversation import Item
 from unisono.core.ids import DerivedIds
@@ -201,9 +203,7 @@ async def assembled(
     generation = await off_loop(parse, size)
     approvals = Approvals(deps, sender.tenant, response_id, approvals_in(request, generation.request.server_tools))
     generation = replace(generation, request=approvals.attach_to(generation.request))
-    # The seal binds reasoning to its tenant, so that another tenant cannot send it back.
-    seal = _sealer(seals, sender.tenant) if request.seals_reasoning else None
-    frame = _frame(sender, request, past, model, generation, response_id, created_at, today, seal)
+    frame = _frame(sender, request, past, model, generation, response_id, created_at, today, seals)
     return PreparedRequest(sender, request, generation, frame, approvals, lease, past.revision)
 
 
@@ -222,8 +222,11 @@ def _frame(
     response_id: str,
     created_at: int,
     today: str,
-    seal: Seal | None,
+    seals: ItemSealing | None,
 ) -> ResponseFrame:
+    compaction = None
+    if request.is_compaction and seals is not None:
+        compaction = CompactionSeal((*past.earlier, *meaning_of(generation.input)), seals, sender.tenant)
     return ResponseFrame(
         id=response_id,
         created_at=created_at,
@@ -234,17 +237,20 @@ def _frame(
         dialect=sender.dialect,
         hold_calls=generation.request.hold_calls,
         show_reasoning=model.show_reasoning,
-        seal=seal,
+        # The seal binds reasoning to its tenant, so that another tenant cannot send it back.
+        seal=_sealer(seals, sender.tenant) if request.seals_reasoning else None,
         first_day=today,
         ancestors=past.ancestors,
         conversation=request.conversation.id if request.conversation else None,
         include=frozenset(request.include or ()),
         browsed=browser_results(generation.request.conversation.items),
+        compaction=compaction,
     )
 
 
 def _needs_seals(request: ResponsesRequest) -> bool:
-    return request.seals_reasoning or any(getattr(item, "encrypted_content", None) for item in request.input)
+    has_sealed = any(getattr(item, "encrypted_content", None) for item in request.input)
+    return has_sealed or request.seals_reasoning or request.is_compaction
 
 
 def _opener(seals: ItemSealing | None, tenant: str) -> Any:

@@ -88,10 +88,18 @@ async def _chain(store: Store, tenant: str, parent_id: str, stored: Mapping[str,
     chain.append(parent)
     # A chain may start in a conversation: then it begins with the conversation's items at that time.
     before = await _conversation_before(store, tenant, chain[0]) if chain[0].conversation is not None else ()
-    items = (*before, *(item for response in chain for item in (*response.input, *response.output)))
+    items = list(before)
+    for response in chain:
+        # A compaction replaces everything before it.
+        items = [*([] if is_compacted(response) else [*items, *response.input]), *response.output]
     return PriorState(
         meaning_of(items), stored, (*parent.ancestors, parent.id), parent.first_day, hosted=server_tool_history(items)
     )
+
+
+def is_compacted(response: StoredResponse) -> bool:
+    """Return whether a response is the answer to a compaction trigger."""
+    return any(item.wire.get("type") == "compaction" for item in response.output)
 
 
 async def _conversation_before(store: Store, tenant: str, response: StoredResponse) -> Sequence[StoredItem]:

@@ -29,7 +29,7 @@ from unisono.api.field_types import (
 from unisono.api.media import MediaHistory
 from unisono.api.response_format import TextFormat
 from unisono.api.responses.declared_tools import ResponsesTool
-from unisono.api.responses.input_items import GivenItem
+from unisono.api.responses.input_items import GivenItem, InputTrigger
 from unisono.api.sampling import SamplingFields
 from unisono.api.tool_choice import ChoiceMode, ChosenTools
 
@@ -157,6 +157,11 @@ class ResponsesInput(MediaHistory):
     def form(self) -> TextFormat | None:
         """Format of the answer that `text.format` requires; None without one."""
         return self.text.format if self.text else None
+
+    @property
+    def is_compaction(self) -> bool:
+        """True if the answer is a compaction of the conversation."""
+        return bool(self.input) and isinstance(self.input[-1], InputTrigger)
 
     @property
     def seals_reasoning(self) -> bool:

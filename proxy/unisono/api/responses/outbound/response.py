@@ -29,6 +29,7 @@ from unisono.api.responses.outbound.mcp_items import kind_of, to_stored_call, to
 from unisono.api.responses.schema import OUTPUTS, SOURCES, ResponsesRequest
 from unisono.api.responses.server_tools.mcp_spec import McpSpec
 from unisono.api.responses.server_tools.mcp_spec import to_echo as to_mcp_echo
+from unisono.api.responses.summary import CompactionSeal
 from unisono.api.tools import CustomSpec, FunctionSpec, SearchSpec, Toolbox
 from unisono.core.conversation import Effort, Item
 from unisono.core.events import Closed, Finished, HostedCall, Listing, Reasoning, Text, ToolCall
@@ -90,6 +91,8 @@ class ResponseFrame:
     include: frozenset[str] = frozenset()
     # Results of the browser in earlier responses.
     browsed: tuple[str, ...] = ()
+    # Conversation that the answer replaces by one compaction item; None for any other answer.
+    compaction: CompactionSeal | None = None
 
     def trained(self) -> BuiltinCalls:
         """Return the renderer of builtin tool calls, in its initial state."""

@@ -1,0 +1,128 @@
+"""Summary of a conversation by the model, which replaces the conversation.
+
+What replaces it is encrypted for its tenant. If the model writes no summary, that is the conversation itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+
+from unisono.api.responses.deps import ItemSealing
+from unisono.core.conversation import (
+    AddedTools,
+    AssistantCall,
+    AssistantMessage,
+    AssistantReasoning,
+    DeveloperMessage,
+    Item,
+    Phase,
+    UserMessage,
+)
+from unisono.core.events import Closed, Text
+from unisono.engine.request import ForbiddenTools, GenerationRequest
+from unisono.errors import StoreTooLarge
+
+# Maximum tokens of a summary and its reasoning.
+MAX_SUMMARY_TOKENS = 8_192
+# Maximum characters of user messages that are preserved unchanged.
+MAX_PRESERVED_CHARACTERS = 64_000
+
+INSTRUCTIONS = (
+    "Sum up our conversation up to here. From now on you will see your summary and my newest messages, and nothing "
+    "else of what is above. So put in everything you need to go on: what I asked for and the limits I set; what was "
+    "done and found out, with names, numbers, paths, identifiers and quotations exactly as they are; what was decided "
+    "and why; what failed; what is still open, and the next step. Do not go on with the work, do not call a tool and "
+    "do not address me: answer with the summary alone."
+)
+# Prefix of a summary in the message to the model.
+HEADING = "[Summary of the conversation before this point, as you wrote it]\n\n"
+
+
+def summary_request(request: GenerationRequest) -> GenerationRequest:
+    """Return the request for a summary of the conversation of `request`.
+
+    A conversation that is already too long is summarized without its oldest messages.
+    """
+    items = (*request.conversation.items, UserMessage(INSTRUCTIONS))
+    return replace(
+        request,
+        conversation=replace(request.conversation, items=items),
+        max_tokens=MAX_SUMMARY_TOKENS,
+        # Requirements on the answer do not apply to the summary.
+        choice=None,
+        form=None,
+        stop=(),
+        calls_allowed=False,
+        forbidden_tools=ForbiddenTools.KEEP,
+        truncate=True,
+        # The tools are in the prompt that a backend has cached; none of them is run.
+        server_tools=None if request.server_tools is None else replace(request.server_tools, decisions=(), max_calls=0),
+    )
+
+
+def summary_of(answer: Iterable[Closed]) -> str:
+    """Return the summary, or "" if the model wrote only reasoning or calls."""
+    texts = [(closed.item.phase, closed.text) for closed in answer if isinstance(closed.item, Text)]
+    final = "\n\n".join(text for phase, text in texts if phase is Phase.FINAL).strip()
+    return final or "\n\n".join(text for _, text in texts).strip()
+
+
+def shortened(items: Sequence[Item], summary: str) -> tuple[list[UserMessage], list[Item]]:
+    """Return the messages that stay unchanged, and the items that replace the others."""
+    rest = [_without_tokens(item) for item in items]
+    if not summary:
+        return [], rest
+    # The model must not rephrase instructions, and it keeps the tools that were added.
+    kept = (item for item in rest if isinstance(item, DeveloperMessage | AddedTools))
+    return newest_messages(items), [*kept, UserMessage(HEADING + summary)]
+
+
+def sealed_items(items: Sequence[Item], seals: ItemSealing, tenant: str) -> str:
+    """Return the items encrypted, for a compaction item. Raises StoreTooLarge."""
+    sealed = seals.seal(tenant, items)
+    if seals.open(tenant, sealed) is None:
+        raise StoreTooLarge("The content of the compaction item is too large; shorten the conversation.")
+    return sealed
+
+
+@dataclass(frozen=True, slots=True)
+class CompactionSeal:
+    """Conversation of a tenant that one compaction item replaces."""
+
+    items: Sequence[Item]
+    seals: ItemSealing
+    tenant: str
+
+    def replacement(self, answer: Iterable[Closed]) -> tuple[tuple[Item, ...], str]:
+        """Return the items that replace the conversation, plain and encrypted.
+
+        `answer` is the model's. Raises StoreTooLarge.
+        """
+        preserved, rest = shortened(self.items, summary_of(answer))
+        summary = rest[-1:] if preserved else []
+        items = (*rest[: len(rest) - len(summary)], *preserved, *summary)
+        return items, sealed_items(items, self.seals, self.tenant)
+
+
+def newest_messages(items: Sequence[Item]) -> list[UserMessage]:
+    """Return the user's newest messages, in order, within the limit `MAX_PRESERVED_CHARACTERS`."""
+    preserved: list[UserMessage] = []
+    room = MAX_PRESERVED_CHARACTERS
+    for message in reversed(items):
+        if not isinstance(message, UserMessage) or message.text.startswith(HEADING):
+            continue
+        room -= len(message.text)
+        if room < 0:
+            break
+        preserved.append(message)
+    return preserved[::-1]
+
+
+def _without_tokens(item: Item) -> Item:
+    """Remove the token ids, which only save time and are twice as long as the text."""
+    match item:
+        case AssistantReasoning() | AssistantMessage() | AssistantCall():
+            return replace(item, tokens=())
+        case _:
+            return item
