@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import time
 from typing import Any
 
@@ -295,6 +296,29 @@ def test_a_custom_tool_becomes_a_function_with_one_string() -> None:
     assert tool.parameters["required"] == ["input"]
     assert box.form_of("shell") is CallForm.CUSTOM
     assert box.notes == ("tools.0.custom.format: no effect",)
+
+
+GRAMMAR = {"syntax": "lark", "definition": 'start: "a"+'}
+
+
+@pytest.mark.parametrize("format", [{"type": "grammar", **GRAMMAR}, {"type": "grammar", "grammar": GRAMMAR}])
+def test_the_model_reads_the_grammar_of_a_custom_tool(format: dict[str, Any]) -> None:
+    box = toolbox_of({"type": "custom", "custom": {"name": "shell", "description": "Run.", "format": format}})
+    assert box.tools[0].description == 'Run.\n\nThe input must match this grammar (lark):\nstart: "a"+'
+    assert box.notes == ("tools.0.custom.format: shown to the model, but not enforced",)
+
+
+PATCH = "*** Begin Patch\n*** End Patch"
+
+
+@pytest.mark.parametrize("arguments", [{"patch": PATCH}, {"input": PATCH}, {"input": PATCH, "patch": "x"}])
+def test_a_patch_is_unwrapped_from_any_name(arguments: dict[str, str]) -> None:
+    assert unwrap_input(json.dumps(arguments)) == PATCH
+
+
+@pytest.mark.parametrize("arguments", ['{"patch": "a", "at": "b"}', '{"patch": 5}', '{"patch": "a"'])
+def test_other_objects_with_a_patch_are_the_input_themselves(arguments: str) -> None:
+    assert unwrap_input(arguments) == arguments
 
 
 def test_a_namespace_is_flattened() -> None:

@@ -52,6 +52,30 @@ async def test_the_list_has_openais_format(prefix: str) -> None:
     ]
 
 
+ANTHROPIC = (("anthropic-version", "2023-06-01"),)
+
+
+async def test_the_list_has_anthropics_format_for_its_clients() -> None:
+    body = (await Exchange(app(), "GET", "/v1/models", headers=ANTHROPIC).run()).json()
+    assert {name: body[name] for name in ("has_more", "first_id", "last_id")} == {
+        "has_more": False,
+        "first_id": "gpt-oss-120b",
+        "last_id": "openai/gpt-oss-20b",
+    }
+    assert body["data"][0] == {
+        "id": "gpt-oss-120b",
+        "type": "model",
+        "display_name": "gpt-oss-120b",
+        "created_at": "2023-11-14T22:13:20Z",
+        "lifecycle": "active",
+        "max_input_tokens": 131072,
+        "max_tokens": 131072,
+    }
+    one = (await Exchange(app(), "GET", "/v1/models/gpt-oss-120b", headers=ANTHROPIC).run()).json()
+    assert one == body["data"][0]
+    assert body["data"][1]["max_input_tokens"] is None
+
+
 @pytest.mark.parametrize("name", ["gpt-oss-120b", "openai/gpt-oss-20b"])
 async def test_one_model_is_found_by_its_name(name: str) -> None:
     assert (await Exchange(app(), "GET", f"/v1/models/{name}").run()).json()["id"] == name

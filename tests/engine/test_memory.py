@@ -71,6 +71,27 @@ def test_a_call_is_recognised_with_numbers_in_double_precision() -> None:
     )
 
 
+# Arguments that the client sends back for `{"path":"a","all":true}`, and if they are those of the call.
+SENT_ARGUMENTS = {
+    '{"path":"a","all":true,"replace_all":false}': True,
+    '{"all":true,"path":"a","limit":null,"note":"","more":[]}': True,
+    '{"path":"a","all":true,"replace_all":true}': False,
+    '{"path":"a","all":false}': False,
+    '{"path":"a"}': False,
+    '{"path":"","all":true}': False,
+    "[]": False,
+}
+
+
+@pytest.mark.parametrize(("arguments", "is_known"), SENT_ARGUMENTS.items())
+def test_a_call_is_recognised_with_defaults_that_the_client_added(arguments: str, is_known: bool) -> None:
+    cache = ConversationCache()
+    cache.record("team", [replace(CALL, text='{"path":"a","all":true}')])
+    sent = replace(SENT_CALL, arguments=arguments)
+    found = cache.recall("team", conversation(ASK, sent, RESULT)).items[1]
+    assert found == (replace(EXACT[2], arguments='{"path":"a","all":true}') if is_known else sent)
+
+
 def test_entries_are_separate_for_each_tenant() -> None:
     cache = ConversationCache()
     cache.record("team", [THOUGHT, PREAMBLE, CALL])

@@ -1,4 +1,6 @@
-"""Model lists: OpenAI's `/v1/models` and LiteLLM's `/model/info`, from the same cards.
+"""Model lists from the same cards: `/v1/models`, and LiteLLM's `/model/info`.
+
+`/v1/models` has the format of Anthropic for its clients, and that of OpenAI for all others.
 
 A card contains no address and no key, so these lists cannot reveal backends.
 """
@@ -7,7 +9,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from typing import Annotated, Literal, Protocol
+
+from fastapi import Header
 
 from unisono.api.answer_types import ABSENT, AnswerModel, Count, Moment
 from unisono.api.route_table import READ_404, CurrentCaller, PathId, RouteTable, provided
@@ -47,6 +52,7 @@ class ModelCards:
 
 
 Cards = Annotated[ModelCards, provided(ModelCards)]
+AnthropicVersion = Annotated[str | None, Header(description="Version of Anthropic's API.")]
 
 
 class Model(AnswerModel):
@@ -63,6 +69,25 @@ class Model(AnswerModel):
 class ModelList(AnswerModel):
     object: Literal["list"]
     data: list[Model]
+
+
+class AnthropicModel(AnswerModel):
+    """Anthropic's model object. Claude Code reads the size of the context window from it."""
+
+    id: str
+    type: Literal["model"]
+    display_name: str
+    created_at: str
+    lifecycle: Literal["active"]
+    max_input_tokens: Count | None
+    max_tokens: Count | None
+
+
+class AnthropicModelList(AnswerModel):
+    data: list[AnthropicModel]
+    has_more: Literal[False]
+    first_id: str | None
+    last_id: str | None
 
 
 class ModelParams(AnswerModel):
@@ -100,6 +125,18 @@ def to_model(card: ModelCard, created: int) -> Model:
     )
 
 
+def to_anthropic_model(card: ModelCard, created: int) -> AnthropicModel:
+    return AnthropicModel(
+        id=card.id,
+        type="model",
+        display_name=card.id,
+        created_at=datetime.fromtimestamp(created, UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
+        lifecycle="active",
+        max_input_tokens=card.context,
+        max_tokens=card.context,
+    )
+
+
 def to_litellm_model(card: ModelCard) -> LiteLlmModel:
     return LiteLlmModel(
         model_name=card.id,
@@ -117,18 +154,31 @@ def to_litellm_model(card: ModelCard) -> LiteLlmModel:
 
 
 @MODELS.add("GET", "/models", response_model_exclude_unset=True)
-async def list_models(known: Cards, caller: CurrentCaller) -> ModelList:
-    """List the models that the key may use."""
-    return ModelList(object="list", data=[to_model(card, known.created) for card in known.cards(caller)])
+async def list_models(
+    known: Cards, caller: CurrentCaller, anthropic_version: AnthropicVersion = None
+) -> ModelList | AnthropicModelList:
+    """List the models that the key may use.
+
+    Requests with `anthropic-version` get Anthropic's format.
+    """
+    cards = known.cards(caller)
+    if anthropic_version is None:
+        return ModelList(object="list", data=[to_model(card, known.created) for card in cards])
+    models = [to_anthropic_model(card, known.created) for card in cards]
+    ends = (models[0].id, models[-1].id) if models else (None, None)
+    return AnthropicModelList(data=models, has_more=False, first_id=ends[0], last_id=ends[1])
 
 
 # Names contain slashes: `openai/gpt-oss-120b`.
 @MODELS.add("GET", "/models/{model:path}", READ_404, response_model_exclude_unset=True)
-async def get_model(known: Cards, caller: CurrentCaller, model: PathId) -> Model:
-    """Retrieve a model by its name."""
+async def get_model(
+    known: Cards, caller: CurrentCaller, model: PathId, anthropic_version: AnthropicVersion = None
+) -> Model | AnthropicModel:
+    """Retrieve a model, in Anthropic's format for requests with `anthropic-version`."""
+    convert = to_model if anthropic_version is None else to_anthropic_model
     for card in known.cards(caller):
         if card.id == model:
-            return to_model(card, known.created)
+            return convert(card, known.created)
     raise UnknownModel(f"The model '{model[:256]}' does not exist.", param="model")
 
 

@@ -214,7 +214,8 @@ def _add(found: _Collected, declared: DeclaredTool, namespace: str | None) -> No
         if namespace is not None:
             found.origins[name] = (namespace, spec.name)
         if isinstance(spec, CustomSpec) and (spec.model_extra or {}).get("format") not in (None, {"type": "text"}):
-            found.notes.append(f"{declared.at}.format: no effect")
+            shown = "shown to the model, but not enforced" if _grammar(spec) else "no effect"
+            found.notes.append(f"{declared.at}.format: {shown}")
     elif declared.kind != "namespace":
         found.skipped.append((f"{declared.path}.type", _unsupported(declared.kind, declared.setting)))
     else:
@@ -244,12 +245,26 @@ def _to_tool(name: str, spec: FunctionSpec | CustomSpec, at: str) -> FunctionToo
     Raises InvalidRequest for an unsupported strict schema.
     """
     if isinstance(spec, CustomSpec):
-        return FunctionTool(name, spec.description or "", CUSTOM_PARAMETERS, free_text=True)
+        description = "\n\n".join(filter(None, (spec.description, _grammar(spec))))
+        return FunctionTool(name, description, CUSTOM_PARAMETERS, free_text=True)
     # Without `strict`, a schema is a description for the model. With it, the arguments must match, so the schema must
     # be enforceable.
     if spec.strict and spec.parameters is not None:
         check(spec.parameters, at, strict=True)
     return FunctionTool(name, spec.description or "", spec.parameters, bool(spec.strict))
+
+
+def _grammar(spec: CustomSpec) -> str:
+    """Return the grammar of a custom tool's input as text for the model, or ""."""
+    # Chat Completions nests the definition, Responses does not.
+    match (spec.model_extra or {}).get("format"):
+        case {"type": "grammar", "grammar": {"definition": str(definition), "syntax": str(syntax)}}:
+            pass
+        case {"type": "grammar", "definition": str(definition), "syntax": str(syntax)}:
+            pass
+        case _:
+            return ""
+    return f"The input must match this grammar ({syntax}):\n{definition}"
 
 
 def wrap_input(text: str) -> str:
@@ -262,11 +277,14 @@ def unwrap_input(arguments: str) -> str:
 
     Arguments of another shape are returned unchanged.
     """
-    # The model may ignore the declared form and write the free text itself.
+    # The model may ignore the declared form and write the free text itself, or name its content instead.
     try:
         value = orjson.loads(arguments)
     except orjson.JSONDecodeError:
         return arguments
-    if isinstance(value, dict) and isinstance(value.get("input"), str):
-        return str(value["input"])
-    return arguments
+    if not isinstance(value, dict):
+        return arguments
+    text = value.get("input")
+    if text is None and value.keys() == {"patch"}:
+        text = value["patch"]
+    return text if isinstance(text, str) else arguments

@@ -15,6 +15,7 @@ from collections import OrderedDict
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from sys import getsizeof
+from typing import Final
 
 from unisono.core.conversation import (
     AddedTools,
@@ -24,6 +25,7 @@ from unisono.core.conversation import (
     Conversation,
     DeveloperMessage,
     Item,
+    Json,
     Phase,
     ToolResult,
     UserMessage,
@@ -75,6 +77,10 @@ def _texts(item: StoredItem) -> tuple[str, ...]:
             return item.call_id, item.name, item.output
         case _:
             return (item.text,)
+
+
+# Values of optional arguments that a client may add to a call without changing it.
+EMPTY: Final[tuple[Json, ...]] = (None, False, "", [], {})
 
 
 class ConversationCache:
@@ -270,13 +276,17 @@ def _same_turn(stored: Sequence[StoredItem], turn: Sequence[Generated], call: As
 def _same_arguments(stored: str, given: str) -> bool:
     """Return whether both are the same text, or the same JSON.
 
-    Some APIs pass arguments as an object, and the client then serializes it differently. Numbers are compared with the
-    precision of common JSON readers.
+    Members that clients add are ignored. Some APIs pass arguments as an object, and the client then serializes it
+    differently. Numbers are compared with the precision of common JSON readers.
     """
     if stored == given:
         return True
     try:
-        return bool(json.loads(stored, parse_int=float) == json.loads(given, parse_int=float))
+        own, other = json.loads(stored, parse_int=float), json.loads(given, parse_int=float)
+        if isinstance(own, dict) and isinstance(other, dict):
+            # Claude Code sends a call back with the defaults of its tool, such as `"replace_all": false`.
+            other = {name: value for name, value in other.items() if name in own or value not in EMPTY}
+        return bool(own == other)
     except (ValueError, RecursionError):
         return False
 
