@@ -17,9 +17,10 @@ from unisono.api.model_rules import NO_RULES, ModelRules
 from unisono.api.notes import MAX_NOTES, without_effect
 from unisono.api.request_fields import request_fields
 from unisono.api.responses.declared_tools import declared, is_client_search
-from unisono.api.responses.input_conversion import InputConversion, KnownState
+from unisono.api.responses.input_conversion import InputConversion
 from unisono.api.responses.input_items import InputApprovalRequest, InputItem, InputReasoning, InputReference
 from unisono.api.responses.items import COMPLETED, NewId, Wire, prefix_of
+from unisono.api.responses.known_state import UNCHANGED, Configuration, KnownState
 from unisono.api.responses.schema import INCLUDABLE, ResponsesRequest
 from unisono.api.responses.server_tools.approval_history import CLIENTS_ID, ServerToolHistory, parted, settled
 from unisono.api.responses.server_tools.mcp_spec import McpSpec
@@ -109,7 +110,7 @@ def to_generation_request(
     history = settled(tuple(reading.history), earlier, now)
     generation = GenerationRequest(
         model=model,
-        conversation=to_conversation(history, to_preamble(request, toolbox, today)),
+        conversation=to_conversation(history, to_preamble(request, toolbox, today, reading.configuration)),
         sampling=to_sampling(request),
         max_tokens=request.max_output_tokens,
         parallel_calls=request.parallel_tool_calls is not False,
@@ -127,8 +128,8 @@ def to_generation_request(
         server_tools=hosting,
         fields=request_fields("input"),
     )
-    toolbox = toolbox.with_added(history)
-    required = with_output_requirements(generation, request, on_offer(request, toolbox, servers), rules)
+    offer = on_offer(request, toolbox := toolbox.with_added(history), servers)
+    required = with_output_requirements(generation, request, offer, rules, reading.configuration)
     return ResponsesGeneration(required, entries, toolbox, notes_of(request, toolbox, reading))
 
 
@@ -145,7 +146,11 @@ def notes_of(request: ResponsesRequest, toolbox: Toolbox, reading: InputConversi
 
 
 def with_output_requirements(
-    generation_request: GenerationRequest, request: ResponsesRequest, offer: OfferedTools, rules: ModelRules
+    generation_request: GenerationRequest,
+    request: ResponsesRequest,
+    offer: OfferedTools,
+    rules: ModelRules,
+    configuration: Configuration = UNCHANGED,
 ) -> GenerationRequest:
     """Add the requirements on calls, format and reasoning to the generation request.
 
@@ -156,7 +161,8 @@ def with_output_requirements(
     if request.is_compaction:
         return summary_request(rules.applied_to(generation_request, request.recoveries))
     # A request with a format but without tools must not lead to a call.
-    form = request.form.to_answer_form("text.format") if request.form else None
+    text_format = configuration.form or request.form
+    form = text_format.to_answer_form("text.format") if text_format else None
     callable_ = bool(offer.toolbox.tools) or generation_request.server_tools is not None
     generation_request = rules.applied_to(generation_request, request.recoveries)
     return replace(
@@ -181,9 +187,11 @@ def to_tools(request: ResponsesRequest, servers: tuple[ToolServer, ...]) -> Tool
     return replace(toolbox, notes=(*on_servers, *toolbox.notes))
 
 
-def to_preamble(request: ResponsesRequest, toolbox: Toolbox, today: str) -> Preamble:
+def to_preamble(
+    request: ResponsesRequest, toolbox: Toolbox, today: str, configuration: Configuration = UNCHANGED
+) -> Preamble:
     # The default effort of gpt-oss, as in its own chat template.
-    effort = request.reasoning.effort if request.reasoning else None
+    effort = configuration.effort or (request.reasoning.effort if request.reasoning else None)
     return Preamble(request.instructions or "", toolbox.tools, effort or Effort.MEDIUM, today)
 
 

@@ -26,6 +26,7 @@ from unisono.api.responses.input_items import (
     InputClientToolCall,
     InputClientToolOutput,
     InputCodeCall,
+    InputConfiguration,
     InputCustomCall,
     InputItem,
     InputMcpCall,
@@ -41,7 +42,7 @@ from unisono.api.responses.input_items import (
     InputTrigger,
 )
 from unisono.api.responses.items import SPOKEN
-from unisono.api.responses.server_tools.approval_history import NOTHING_HOSTED, ServerToolHistory
+from unisono.api.responses.known_state import UNCHANGED, Configuration, KnownState
 from unisono.api.tools import MAX_NAME, TOOL_SEARCH, in_namespace, to_toolbox, wrap_input
 from unisono.core.conversation import (
     AddedTools,
@@ -61,26 +62,6 @@ from unisono.errors import InvalidRequest, NotFound
 _ILLEGAL = re.compile(r"[^A-Za-z0-9_-]")
 
 
-def nothing_stored(_: str) -> None:
-    """Return None: the item is neither stored nor sealed here."""
-
-
-@dataclass(frozen=True, slots=True)
-class KnownState:
-    """State that a request depends on, read beforehand.
-
-    `earlier` holds the history before the request's input. `stored_item` finds one by its id, and `opened` opens
-    a sealed text. `hosted` is the earlier history of server tools. `now` is that of an input which is already in
-    `earlier`.
-    """
-
-    earlier: Sequence[Item] = ()
-    stored_item: Callable[[str], StoredItem | None] = nothing_stored
-    opened: Callable[[str], Sequence[Item] | None] = nothing_stored
-    hosted: ServerToolHistory = NOTHING_HOSTED
-    now: ServerToolHistory = NOTHING_HOSTED
-
-
 @dataclass(slots=True)
 class InputConversion:
     """Conversion of the input items of one request to items of the model's history.
@@ -97,7 +78,10 @@ class InputConversion:
     requests: dict[str, AssistantCall] = field(default_factory=dict)
     answered: set[str] = field(default_factory=set)
 
+    configuration: Configuration = UNCHANGED
+
     def __post_init__(self) -> None:
+        self.configuration = self.known.configuration
         self.requests |= self.known.hosted.requests
         self.answered |= {decision.call_id for decision in self.known.hosted.decisions}
 
@@ -370,6 +354,12 @@ def _search_output(reading: InputConversion, item: InputItem, param: str) -> Seq
     return (ToolResult(item.call_id, TOOL_SEARCH, found_text(added)), *added)
 
 
+def _configuration(reading: InputConversion, item: InputItem, param: str) -> Sequence[Item]:
+    assert isinstance(item, InputConfiguration)
+    reading.configuration = reading.configuration.updated(item.reasoning, item.text)
+    return ()
+
+
 def _without_meaning(reading: InputConversion, item: InputItem, param: str) -> Sequence[Item]:
     reading.notes.append(f"{param}: no effect, because an item of type '{item.type}' has no content for the model")
     return ()
@@ -392,6 +382,7 @@ READERS: Mapping[type[InputItem], Callable[[InputConversion, InputItem, str], Se
     InputSearch: _search,
     InputSilent: _without_meaning,
     InputTrigger: lambda *_: (),
+    InputConfiguration: _configuration,
     InputAddedTools: _added_tools,
     InputSearchCall: _search_call,
     InputSearchOutput: _search_output,

@@ -15,6 +15,7 @@ from pydantic import BeforeValidator, ConfigDict, Field, PlainValidator, field_v
 from unisono.api.content_parts import TEXT_PARTS, ContentPart
 from unisono.api.field_types import MAX_TOOLS, Arguments, FieldInput, Id, OpenModel, Text, ToolName, invalid_field
 from unisono.api.responses.declared_tools import ResponsesTool
+from unisono.api.responses.known_state import CONFIGURATION_UPDATE, ConfigurationUpdate
 
 # Prefix of item and event types that Open Responses does not define.
 PREFIX = "unisono:"
@@ -209,6 +210,10 @@ class InputSearchOutput(InputAddedTools):
     call_id: Word = None
 
 
+class InputConfiguration(InputItem, ConfigurationUpdate):
+    """Settings for the responses after this item."""
+
+
 class InputTrigger(InputItem):
     """Last item of a request whose answer is a compaction. Elsewhere it was answered before."""
 
@@ -220,7 +225,7 @@ class InputSilent(InputItem):
 # Kinds without effect here: they need server tools that the gateway lacks, or control them.
 SILENT_KINDS = (
     *("file_search_call", "image_generation_call", "computer_call", "computer_call_output"),
-    *("configuration_update", "program", "program_output"),
+    *("program", "program_output"),
 )
 
 # Built-in tools that the client runs.
@@ -244,6 +249,7 @@ KINDS: Mapping[str, type[InputItem]] = {
     "compaction": InputSealed,
     "compaction_summary": InputSealed,
     "compaction_trigger": InputTrigger,
+    CONFIGURATION_UPDATE: InputConfiguration,
     "additional_tools": InputAddedTools,
     "tool_search_call": InputSearchCall,
     "tool_search_output": InputSearchOutput,

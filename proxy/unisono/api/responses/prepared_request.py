@@ -18,8 +18,8 @@ from unisono.api.field_types import shortened
 from unisono.api.media import media_context
 from unisono.api.responses.deps import ItemSealing, ResponsesDeps, ResponsesModel
 from unisono.api.responses.inbound import ResponsesGeneration, check, mcp_specs, to_generation_request
-from unisono.api.responses.input_conversion import KnownState, nothing_stored
 from unisono.api.responses.items import meaning_of
+from unisono.api.responses.known_state import KnownState, nothing_stored
 from unisono.api.responses.lease_keeper import hold_lease
 from unisono.api.responses.outbound.dialects import OPENAI, Dialect
 from unisono.api.responses.outbound.response import ResponseFrame, to_echo
@@ -172,9 +172,7 @@ async def assembled(
 ) -> PreparedRequest:
     """Build the generation request and the frame from a request and its prior state."""
     seals = await deps.seals() if _needs_seals(request) else None
-    known = KnownState(
-        past.earlier, (past.stored_items or {}).get, _opener(seals, sender.tenant), past.hosted, past.now
-    )
+    known = _known(past, seals, sender.tenant)
     rules = deps.servers.for_model(model.tool_servers).for_caller(sender.caller)
     # A server keeps the resources of a conversation, such as a shell or a browser page, for one session. Without a
     # sticky key, every response has a session of its own.
@@ -251,6 +249,11 @@ def _frame(
 def _needs_seals(request: ResponsesRequest) -> bool:
     has_sealed = any(getattr(item, "encrypted_content", None) for item in request.input)
     return has_sealed or request.seals_reasoning or request.is_compaction
+
+
+def _known(past: PriorState, seals: ItemSealing | None, tenant: str) -> KnownState:
+    stored = (past.stored_items or {}).get
+    return KnownState(past.earlier, stored, _opener(seals, tenant), past.hosted, past.now, past.configuration)
 
 
 def _opener(seals: ItemSealing | None, tenant: str) -> Any:

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from unisono.api.field_types import shortened
 from unisono.api.responses.inbound import referenced_ids, references
 from unisono.api.responses.items import meaning_of
+from unisono.api.responses.known_state import UNCHANGED, Configuration, configuration_in
 from unisono.api.responses.schema import ResponsesRequest
 from unisono.api.responses.server_tools.approval_history import NOTHING_HOSTED, ServerToolHistory, server_tool_history
 from unisono.core.conversation import Item
@@ -37,6 +38,8 @@ class PriorState:
     revision: int | None = None
     hosted: ServerToolHistory = NOTHING_HOSTED
     now: ServerToolHistory = NOTHING_HOSTED
+    # Settings that earlier items changed.
+    configuration: Configuration = UNCHANGED
 
 
 # Read the complete prior state of a tenant's request.
@@ -89,11 +92,17 @@ async def _chain(store: Store, tenant: str, parent_id: str, stored: Mapping[str,
     # A chain may start in a conversation: then it begins with the conversation's items at that time.
     before = await _conversation_before(store, tenant, chain[0]) if chain[0].conversation is not None else ()
     items = list(before)
+    configuration = configuration_in([*before, *(item for response in chain for item in response.input)])
     for response in chain:
         # A compaction replaces everything before it.
         items = [*([] if is_compacted(response) else [*items, *response.input]), *response.output]
     return PriorState(
-        meaning_of(items), stored, (*parent.ancestors, parent.id), parent.first_day, hosted=server_tool_history(items)
+        meaning_of(items),
+        stored,
+        (*parent.ancestors, parent.id),
+        parent.first_day,
+        hosted=server_tool_history(items),
+        configuration=configuration,
     )
 
 
@@ -122,7 +131,8 @@ async def _conversation(
     items = await store.conversation_items(tenant, conversation_id) if head is not None else None
     if head is None or items is None:
         raise no_conversation(conversation_id)
-    return PriorState(meaning_of(items), stored, (), head.first_day, head.revision, server_tool_history(items))
+    hosted, configuration = server_tool_history(items), configuration_in(items)
+    return PriorState(meaning_of(items), stored, (), head.first_day, head.revision, hosted, configuration=configuration)
 
 
 def no_conversation(conversation_id: str) -> NotFound:

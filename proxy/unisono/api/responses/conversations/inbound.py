@@ -9,9 +9,10 @@ import re
 from collections.abc import Sequence
 
 from unisono.api.responses.inbound import to_entries
-from unisono.api.responses.input_conversion import InputConversion, KnownState
+from unisono.api.responses.input_conversion import InputConversion
 from unisono.api.responses.input_items import InputApprovalResponse, InputCallOutput, InputItem
 from unisono.api.responses.items import NewId
+from unisono.api.responses.known_state import KnownState
 from unisono.core.state_store import StoredItem
 
 _POSSIBLE = re.compile(r"[A-Za-z0-9_-]{1,128}")

@@ -19,9 +19,9 @@ from unisono.api.field_types import shortened
 from unisono.api.responses.answers import Item, ItemPage
 from unisono.api.responses.conversations.inbound import depends_on_earlier, is_possible_id, referenced_ids, to_added
 from unisono.api.responses.conversations.schema import AddedItems, ChangedConversation, NewConversation
-from unisono.api.responses.input_conversion import KnownState
 from unisono.api.responses.input_items import InputItem
 from unisono.api.responses.items import NewId, meaning_of, to_listing
+from unisono.api.responses.known_state import KnownState
 from unisono.api.responses.queries import ItemQuery, PageQuery
 from unisono.api.responses.server_tools.approval_history import server_tool_history
 from unisono.api.route_table import (

@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 
 from unisono.api.responses.inbound import referenced_ids
 from unisono.api.responses.items import meaning_of
+from unisono.api.responses.known_state import configuration_in
 from unisono.api.responses.persistence import JOINS
 from unisono.api.responses.prepared_request import PreparedRequest
 from unisono.api.responses.prior_state import PriorState, recall
@@ -103,5 +104,6 @@ class Continuation:
             ancestors=self._prior.ancestors,
             first_day=prepared.frame.first_day,
             hosted=self._prior.hosted + server_tool_history(new, self._prior.hosted),
+            configuration=configuration_in(new, self._prior.configuration),
         )
         return CachedResponse(past, (*(self._found.loose if self._found else ()), *new))

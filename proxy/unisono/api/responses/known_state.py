@@ -1,0 +1,81 @@
+"""State before the input of a request: history, and settings that items changed.
+
+An item of the input can change the effort and the format for the responses after it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+
+from unisono.api.field_types import OpenModel, SpelledEffort
+from unisono.api.response_format import TextFormat
+from unisono.api.responses.server_tools.approval_history import NOTHING_HOSTED, ServerToolHistory
+from unisono.core.conversation import Effort, Item
+from unisono.core.state_store import StoredItem
+
+CONFIGURATION_UPDATE = "configuration_update"
+
+
+class ConfiguredReasoning(OpenModel):
+    effort: SpelledEffort = None
+
+
+class ConfiguredText(OpenModel):
+    format: TextFormat
+
+
+@dataclass(frozen=True, slots=True)
+class Configuration:
+    """Settings in force, instead of those of the request. None if no item changed one."""
+
+    effort: Effort | None = None
+    form: TextFormat | None = None
+
+    def updated(self, reasoning: ConfiguredReasoning | None, text: ConfiguredText | None) -> Configuration:
+        """Return the settings after an update. What it does not contain stays."""
+        effort = reasoning.effort if reasoning is not None else None
+        return replace(self, effort=effort or self.effort, form=text.format if text is not None else self.form)
+
+
+UNCHANGED = Configuration()
+
+
+class ConfigurationUpdate(OpenModel):
+    """Content of a `configuration_update` item."""
+
+    reasoning: ConfiguredReasoning | None = None
+    text: ConfiguredText | None = None
+
+
+def configuration_in(items: Iterable[StoredItem], configuration: Configuration = UNCHANGED) -> Configuration:
+    """Return the settings after stored items, which were validated when they were stored.
+
+    `configuration` has the settings before them.
+    """
+    for item in items:
+        if item.wire.get("type") == CONFIGURATION_UPDATE:
+            update = ConfigurationUpdate.model_validate(item.wire)
+            configuration = configuration.updated(update.reasoning, update.text)
+    return configuration
+
+
+def nothing_stored(_: str) -> None:
+    """Return None: the item is neither stored nor sealed here."""
+
+
+@dataclass(frozen=True, slots=True)
+class KnownState:
+    """State that a request depends on, read beforehand.
+
+    `earlier` holds the history before the request's input. `stored_item` finds one by its id, and `opened` opens
+    a sealed text. `hosted` is the earlier history of server tools. `now` is that of an input which is already in
+    `earlier`. `configuration` has the settings that earlier items changed.
+    """
+
+    earlier: Sequence[Item] = ()
+    stored_item: Callable[[str], StoredItem | None] = nothing_stored
+    opened: Callable[[str], Sequence[Item] | None] = nothing_stored
+    hosted: ServerToolHistory = NOTHING_HOSTED
+    now: ServerToolHistory = NOTHING_HOSTED
+    configuration: Configuration = UNCHANGED
