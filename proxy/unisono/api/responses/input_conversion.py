@@ -197,6 +197,11 @@ def _checked_name(name: str, param: str) -> str:
 def _output(reading: InputConversion, item: InputItem, param: str) -> Sequence[Item]:
     assert isinstance(item, InputCallOutput)
     output = text_of(item.output, param=f"{param}.output")
+    if item.call_id is None:
+        if not item.name:
+            reading.notes.append(f"{param}: no effect, because it has neither 'call_id' nor 'name'")
+            return ()
+        return (ToolResult(reading.unnamed(param), in_namespace(item.namespace, item.name)[:MAX_NAME], output),)
     return (ToolResult(item.call_id, reading.history.name_of(item.call_id, f"{param}.call_id"), output),)
 
 

@@ -112,9 +112,14 @@ class InputCustomCall(InputItem):
 
 
 class InputCallOutput(InputItem):
-    """Result of a call to a function or a custom tool, sent by the client."""
+    """Result of a call to a function or a custom tool, sent by the client.
 
-    call_id: Id
+    Without `call_id`, `name` and `namespace` say which tool produced it.
+    """
+
+    call_id: Id | None = None
+    name: Word = None
+    namespace: Word = None
     output: Output
 
     @field_validator("output")
