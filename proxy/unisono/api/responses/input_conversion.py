@@ -306,7 +306,10 @@ def _sealed(reading: InputConversion, item: InputItem, param: str) -> Sequence[I
     opened = reading.known.opened(item.encrypted_content) if item.encrypted_content else None
     if opened is None:
         reading.notes.append(f"{param}: no effect, because this gateway cannot decrypt it")
-    return opened or ()
+        return ()
+    # Codex sends its messages and instructions again before the item that contains them.
+    known = [item for item in reading.history if isinstance(item, UserMessage | DeveloperMessage | AddedTools)]
+    return [item for item in opened if item not in known]
 
 
 def _search(reading: InputConversion, item: InputItem, param: str) -> Sequence[Item]:
