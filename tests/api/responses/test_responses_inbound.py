@@ -126,10 +126,6 @@ INPUT_FORMS: dict[str, tuple[Any, list[Item]]] = {
         ],
         [UserMessage("Hi"), ToolResult("input.1.1", "n__f", "x")],
     ),
-    "a result of no tool": (
-        [{"role": "user", "content": "Hi"}, {"type": "function_call_output", "output": "x"}],
-        [UserMessage("Hi")],
-    ),
     "a call in the plain namespace": ([{**CALL, "namespace": "functions"}], [CALLED]),
     "a custom call and its output": (
         [

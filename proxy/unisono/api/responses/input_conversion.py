@@ -198,10 +198,8 @@ def _output(reading: InputConversion, item: InputItem, param: str) -> Sequence[I
     assert isinstance(item, InputCallOutput)
     output = text_of(item.output, param=f"{param}.output")
     if item.call_id is None:
-        if not item.name:
-            reading.notes.append(f"{param}: no effect, because it has neither 'call_id' nor 'name'")
-            return ()
-        return (ToolResult(reading.unnamed(param), in_namespace(item.namespace, item.name)[:MAX_NAME], output),)
+        name = in_namespace(item.namespace, item.name or "")[:MAX_NAME]
+        return (ToolResult(reading.unnamed(param), name, output),)
     return (ToolResult(item.call_id, reading.history.name_of(item.call_id, f"{param}.call_id"), output),)
 
 

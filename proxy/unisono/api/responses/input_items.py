@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from typing import Annotated, Any, Literal, TypeAlias, Union
 
 import orjson
-from pydantic import BeforeValidator, ConfigDict, Field, PlainValidator, field_validator
+from pydantic import BeforeValidator, ConfigDict, Field, PlainValidator, ValidationInfo, field_validator
 
 from unisono.api.content_parts import TEXT_PARTS, ContentPart
 from unisono.api.field_types import MAX_TOOLS, Arguments, FieldInput, Id, OpenModel, Text, ToolName, invalid_field
@@ -117,10 +117,17 @@ class InputCallOutput(InputItem):
     Without `call_id`, `name` and `namespace` say which tool produced it.
     """
 
-    call_id: Id | None = None
     name: Word = None
     namespace: Word = None
+    call_id: Id | None = Field(None, validate_default=True)
     output: Output
+
+    @field_validator("call_id")
+    @classmethod
+    def _check_named(cls, value: str | None, info: ValidationInfo) -> str | None:
+        if value is None and not info.data.get("name"):
+            raise invalid_field("is required without 'name'")
+        return value
 
     @field_validator("output")
     @classmethod

@@ -60,6 +60,9 @@ def item_of(kind: str) -> Json:
     # Some kinds have a default type, and ids that their results refer to.
     if "type" in hints:
         item.setdefault("type", example(hints["type"]))
+    # A result names its call or its tool.
+    if "output" in item and "name" in hints:
+        item.setdefault("name", WORD)
     return {"id": ID, **item} if "id" in hints else item
 
 
