@@ -138,15 +138,17 @@ class Toolbox:
         if not added:
             return self
         tools = {tool.name: tool for tool in self.tools} | added
+        # A new definition replaces the old one completely.
         forms = {name: form for name, form in self.forms.items() if name not in added}
+        origins = {name: origin for name, origin in self.origins.items() if name not in added}
         forms |= {tool.name: CallForm.CUSTOM for tool in added.values() if tool.free_text}
         forms |= {tool.name: CallForm.SEARCH for tool in added.values() if tool.is_search}
-        origins = {
+        origins |= {
             tool.name: (tool.namespace, tool.name.removeprefix(in_namespace(tool.namespace, "")))
             for tool in added.values()
             if tool.namespace
         }
-        return Toolbox(tuple(tools.values()), forms, self.notes, {**self.origins, **origins})
+        return Toolbox(tuple(tools.values()), forms, self.notes, origins)
 
     def form_of(self, name: str) -> CallForm:
         return self.forms.get(name, CallForm.FUNCTION)
@@ -277,7 +279,7 @@ def unwrap_input(arguments: str) -> str:
 
     Arguments of another shape are returned unchanged.
     """
-    # The model may ignore the declared form and write the free text itself, or name its content instead.
+    # The model may ignore the declared form and write the free text itself, or use another name for it.
     try:
         value = orjson.loads(arguments)
     except orjson.JSONDecodeError:

@@ -13,11 +13,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from unisono.core.conversation import AnswerForm, Conversation, FunctionTool, Json, Preamble
+from unisono.core.conversation import AnswerForm, Conversation, Json, Preamble
 from unisono.core.events import Event
 from unisono.core.generation import FinishReason
 from unisono.core.ids import DerivedIds
-from unisono.core.item_records import tool_record
+from unisono.core.item_records import to_tool, tool_record
 from unisono.core.ports import Violation
 from unisono.core.tools import ToolServer
 from unisono.engine.journal import noted_in
@@ -120,7 +120,7 @@ def to_request(model: str, record: Mapping[str, Any]) -> GenerationRequest:
         return GenerationRequest(
             model=model,
             conversation=Conversation(
-                Preamble(tools=tuple(FunctionTool(**tool) for tool in record["tools"])), prefill=record["prefill"]
+                Preamble(tools=tuple(to_tool(tool) for tool in record["tools"])), prefill=record["prefill"]
             ),
             stop=tuple(record["stop"]),
             disabled_rules=frozenset(record["unmended"]),

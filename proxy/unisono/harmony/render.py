@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import re
 from array import array
-from collections.abc import Hashable, Iterator, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from enum import Enum
 from hashlib import sha256
 from typing import NamedTuple, TypeAlias, assert_never
@@ -179,11 +179,12 @@ class Renderer:
     def cold_chars(self, conversation: Conversation, tools: ToolSet) -> int:
         """Return the number of uncached characters that `prompt` would have to tokenise."""
         cold = len(conversation.prefill or "")
-        declared = declarations_by_message(conversation, tools)
-        if any(names and self._sections.get(_section_key(tools, names)) is None for names in declared):
+        first, added = declarations_by_message(conversation, tools)
+        sections = [declarations for declarations in (first, *added.values()) if declarations]
+        if any(self._sections.get(_section_key(tools, section)) is None for section in sections):
             # Writing a section is the expensive part, so none is written for counting.
             cold += tools.characters + len(conversation.preamble.instructions)
-            parts = self._messages_of(conversation, tools, iter(()))
+            parts = self._messages_of(conversation, tools, {})
         else:
             parts = self._pieces(conversation, tools)
         texts = [part for part in parts if isinstance(part, PromptPart)]
@@ -198,7 +199,7 @@ class Renderer:
     def _pieces(self, conversation: Conversation, tools: ToolSet) -> list[Piece]:
         preamble = conversation.preamble
         pieces: list[Piece] = [PromptPart(HeaderForm.SYSTEM, self._system(preamble, with_tools=bool(tools.declared)))]
-        first, *later = declarations_by_message(conversation, tools)
+        first, added = declarations_by_message(conversation, tools)
         sections = []
         if preamble.instructions:
             sections.append(INSTRUCTIONS + preamble.instructions)
@@ -208,14 +209,14 @@ class Renderer:
             sections.append(form_section(preamble.form))
         if sections:
             pieces.append(PromptPart(HeaderForm.DEVELOPER, "\n\n".join(sections)))
-        return pieces + self._messages_of(conversation, tools, iter(later))
+        return pieces + self._messages_of(conversation, tools, added)
 
     def _messages_of(
-        self, conversation: Conversation, tools: ToolSet, added: Iterator[tuple[Declaration, ...]]
+        self, conversation: Conversation, tools: ToolSet, added: Mapping[int, tuple[Declaration, ...]]
     ) -> list[Piece]:
         """Return the messages of the prompt, without the reasoning before the last final answer.
 
-        `added` has the new declarations of each item with tools; without a value, the item is left out.
+        `added` has the declarations of `AddedTools` items by position; an item without declarations is left out.
         """
         answered = _last_answer(conversation.items)
         aside: set[str] = set()
@@ -225,7 +226,7 @@ class Renderer:
                 continue
             if isinstance(item, AddedTools):
                 # Declarations are appended where the tools were found, so that the prompt before them stays the same.
-                if new := next(added, ()):
+                if new := added.get(index):
                     pieces.append(PromptPart(HeaderForm.DEVELOPER, self._section(tools, new)))
                 continue
             piece = _piece(item, tools)
@@ -302,29 +303,32 @@ class Renderer:
         return text
 
 
-def declarations_by_message(conversation: Conversation, tools: ToolSet) -> list[tuple[Declaration, ...]]:
-    """Return the declarations of the first developer message and of each `AddedTools` item.
+def declarations_by_message(
+    conversation: Conversation, tools: ToolSet
+) -> tuple[tuple[Declaration, ...], dict[int, tuple[Declaration, ...]]]:
+    """Return the declarations of the first developer message, and of `AddedTools` items.
 
-    An item declares only tools that no earlier message declared.
+    The latter are by position in the conversation. An item declares only tools that no earlier message declared.
     """
-    added = [item for item in conversation.items if isinstance(item, AddedTools)]
+    added = {index: item for index, item in enumerate(conversation.items) if isinstance(item, AddedTools)}
     if not added:
-        return [tools.declarations]
-    first = {tools.wire(tool.name) for tool in conversation.preamble.tools}
-    waiting = {tools.wire(tool.name) for item in added for tool in item.tools} - first
-    # Server tools are declared in the first message, too.
-    by_message = [tuple(each for each in tools.declarations if each.name not in waiting)]
-    by_name = {each.name: each for each in tools.declarations if each.name in waiting}
-    for item in added:
+        return tools.declarations, {}
+    in_preamble = {tools.wire(tool.name) for tool in conversation.preamble.tools}
+    later = {tools.wire(tool.name) for item in added.values() for tool in item.tools} - in_preamble
+    # Server tools are in the first message, like those of the preamble.
+    first = tuple(each for each in tools.declarations if each.name not in later)
+    undeclared = {each.name: each for each in tools.declarations if each.name in later}
+    by_position = {}
+    for index, item in added.items():
         names = dict.fromkeys(tools.wire(tool.name) for tool in item.tools)
-        by_message.append(tuple(by_name.pop(name) for name in names if name in by_name))
-    return by_message
+        by_position[index] = tuple(undeclared.pop(name) for name in names if name in undeclared)
+    return first, by_position
 
 
 def _section_key(tools: ToolSet, declarations: tuple[Declaration, ...]) -> bytes:
     if declarations is tools.declarations:
         return tools.digest
-    # The names come in an order that depends on the conversation.
+    # The order of the names depends on the conversation.
     names = "\0".join(each.name for each in declarations)
     return sha256(tools.digest + names.encode(), usedforsecurity=False).digest()
 

@@ -89,7 +89,7 @@ def _texts(conversation: Conversation) -> Iterator[str]:
             case ToolResult(output=output):
                 yield output
             case AddedTools():
-                pass  # declarations are not read, wherever they stand
+                pass  # tool declarations are not checked
             case _:
                 yield item.text
     yield conversation.prefill or ""

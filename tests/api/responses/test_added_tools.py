@@ -87,6 +87,13 @@ def test_calls_of_added_tools_have_the_form_of_the_tool() -> None:
     }
 
 
+def test_a_new_definition_replaces_the_namespace_too() -> None:
+    plain = {**FIND, "name": "crm__later"}
+    toolbox = generation_of(tools=[CRM], input=[ASKED, added(plain)]).toolbox
+    wire = call("fc_1", "c", "crm__later", "{}", toolbox, "completed")
+    assert (wire["name"], "namespace" in wire) == ("crm__later", False)
+
+
 @pytest.mark.parametrize("arguments", ["", "{", '"x"'])
 def test_a_search_with_any_arguments_is_returned(arguments: str) -> None:
     toolbox = generation_of(input=[ASKED], tools=[SEARCH]).toolbox

@@ -44,6 +44,24 @@ async def test_a_response_is_continued(path: str, store: bool | None) -> None:
         assert [answer.status for answer in stored] == [404 if store is False else 200] * 2
 
 
+@pytest.mark.parametrize("store", [None, False])
+async def test_a_compaction_replaces_the_responses_before_it(store: bool | None) -> None:
+    async with scripted_gateway(*scripts_of("One.", "Summary.", "Two.", "Three.")) as gateway:
+        ann = await gateway.connect()
+        first = await ann.respond(input="One?", store=store)
+        trigger = [{"type": "compaction_trigger"}]
+        compacted = await ann.respond(input=trigger, store=store, previous_response_id=first["id"])
+        assert [item["type"] for item in compacted["output"]] == ["compaction"]
+        second = await ann.respond(input="Two?", store=store, previous_response_id=compacted["id"])
+        asked, summary, newest = items_of_request(gateway)
+        assert (asked, newest) == (UserMessage("One?"), UserMessage("Two?"))
+        assert isinstance(summary, UserMessage)
+        assert summary.text.endswith("Summary.")
+        # A stored response takes over the items of the unstored ones before it.
+        await ann.respond(input="Three?", previous_response_id=second["id"])
+        assert items_of_request(gateway)[:3] == [asked, summary, newest]
+
+
 async def test_a_stored_response_is_continued_on_any_connection_and_over_http() -> None:
     async with scripted_gateway(*scripts_of("One.", "Two.", "Three.")) as gateway:
         first = await (await gateway.connect()).respond(input="One?")

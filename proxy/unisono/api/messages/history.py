@@ -69,7 +69,8 @@ class SealedBlocks(Protocol):
 class HistoryReader:
     """Converter of messages, in order.
 
-    `seals` may be None if no block is sealed or signed. `deferred` are the tools that exist from a reference on.
+    `seals` may be None if no block is sealed or signed. `deferred` maps names to tools that are
+    declared where a `tool_reference` names them.
     """
 
     def __init__(

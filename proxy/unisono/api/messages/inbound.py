@@ -147,9 +147,9 @@ def to_generation_request(
 
 
 def deferred_tools(request: MessagesInput, tools: Sequence[FunctionTool]) -> dict[str, FunctionTool]:
-    """Return the tools that the model sees once a search of the client found them, by name."""
+    """Return the deferred tools by name. The model sees them after a `tool_reference`."""
     declared_tools = request.tools or ()
-    # A search that this gateway would have to run finds nothing, so the model sees all tools from the start.
+    # The gateway runs no searches, so the model must see all tools from the start.
     if any(tool.type.startswith(SERVER_SEARCH) for tool in declared_tools):
         return {}
     names = {tool.name for tool in declared_tools if tool.defer_loading}

@@ -18,7 +18,7 @@ from unisono.api.responses.outbound.dialects import Dialect
 from unisono.api.responses.outbound.response import to_usage
 from unisono.api.responses.prepared_request import Sender, assembled, validate_body
 from unisono.api.responses.prior_state import recall
-from unisono.api.responses.summary import sealed_items, shortened, summary_of, summary_request
+from unisono.api.responses.summary import replacement_of, sealed_items, summary_of, summary_request
 from unisono.api.tools import Toolbox
 from unisono.api.unisono_object import to_about
 from unisono.core.conversation import (
@@ -76,11 +76,11 @@ async def compacted(deps: ResponsesDeps, sender: Sender, body: Mapping[str, Any]
         await stream.aclose()
     # The summary replaces everything that the model has seen, including earlier responses.
     history = (*past.earlier, *meaning_of(prepared.generation.input))
-    preserved, rest = shortened(history, summary_of(result.items))
-    sealed = sealed_items(rest, seals, sender.tenant)
+    replacement = replacement_of(history, summary_of(result.items))
+    sealed = sealed_items((*replacement.kept, *replacement.summary), seals, sender.tenant)
     ignored = without_effect("", {name: value for name, value in body.items() if name not in EFFECTIVE_FIELDS})
     notes = (*prepared.generation.notes, *ignored)[:MAX_NOTES]
-    return Compacted(response_id, created_at, tuple(preserved), sealed, result, stream.report, notes)
+    return Compacted(response_id, created_at, replacement.newest, sealed, result, stream.report, notes)
 
 
 def _reasoning(reasoning: Any) -> Any:

@@ -86,7 +86,7 @@ def declared(
         spec = tool.spec
         match spec:
             case SearchSpec():
-                # A search of the server has nothing to find, because all tools are declared.
+                # The gateway runs no searches: without one of the client, all tools are declared.
                 if is_client_search(tool):
                     yield DeclaredTool(tool.type, at, at, spec.function, form=CallForm.SEARCH)
             case FunctionSpec() | CustomSpec():

@@ -10,7 +10,7 @@ from collections.abc import AsyncGenerator, Callable
 
 from unisono.api.error_responses import failure_of
 from unisono.api.responses.deps import ResponsesDeps
-from unisono.api.responses.outbound.compaction_events import to_events
+from unisono.api.responses.outbound.compaction_events import events_type
 from unisono.api.responses.outbound.serializer import WireEvent
 from unisono.api.responses.persistence import store_response
 from unisono.api.responses.prepared_request import PreparedRequest
@@ -26,7 +26,9 @@ async def answer_whole(deps: ResponsesDeps, prepared: PreparedRequest) -> tuple[
     run by then, a failed response is returned instead.
     """
     stream = deps.service.start(prepared.generation.request)
-    events = to_events(prepared.frame, stream.report, new_id=prepared.item_ids, clock=deps.clock, should_emit=False)
+    events = events_type(prepared.frame)(
+        prepared.frame, stream.report, new_id=prepared.item_ids, clock=deps.clock, should_emit=False
+    )
     try:
         async for batch in stream:
             events.write(batch)
@@ -63,7 +65,7 @@ async def answer_events(
     A failure before the first event is raised, unless `too_late` returns True. Later failures are emitted as events.
     `on_complete` receives the finished response before its end is emitted.
     """
-    events = to_events(prepared.frame, stream.report, new_id=prepared.item_ids, clock=deps.clock)
+    events = events_type(prepared.frame)(prepared.frame, stream.report, new_id=prepared.item_ids, clock=deps.clock)
     has_started = False
     try:
         try:

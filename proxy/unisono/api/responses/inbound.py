@@ -20,7 +20,7 @@ from unisono.api.responses.declared_tools import declared, is_client_search
 from unisono.api.responses.input_conversion import InputConversion
 from unisono.api.responses.input_items import InputApprovalRequest, InputItem, InputReasoning, InputReference
 from unisono.api.responses.items import COMPLETED, NewId, Wire, prefix_of
-from unisono.api.responses.known_state import UNCHANGED, Configuration, KnownState
+from unisono.api.responses.known_state import Configuration, KnownState
 from unisono.api.responses.schema import INCLUDABLE, ResponsesRequest
 from unisono.api.responses.server_tools.approval_history import CLIENTS_ID, ServerToolHistory, parted, settled
 from unisono.api.responses.server_tools.mcp_spec import McpSpec
@@ -28,7 +28,7 @@ from unisono.api.responses.server_tools.server_tool_choice import on_offer
 from unisono.api.responses.server_tools.servers import notes_on
 from unisono.api.responses.summary import summary_request
 from unisono.api.sampling import to_sampling
-from unisono.api.tool_choice import OfferedTools, to_choice
+from unisono.api.tool_choice import to_choice
 from unisono.api.tools import SearchSpec, Toolbox, to_toolbox
 from unisono.core.access import Caller
 from unisono.core.conversation import AddedTools, Conversation, DeveloperMessage, Effort, Item, Preamble
@@ -128,8 +128,8 @@ def to_generation_request(
         server_tools=hosting,
         fields=request_fields("input"),
     )
-    offer = on_offer(request, toolbox := toolbox.with_added(history), servers)
-    required = with_output_requirements(generation, request, offer, rules, reading.configuration)
+    toolbox = toolbox.with_added(history)
+    required = with_output_requirements(generation, request, toolbox, servers, rules, reading.configuration)
     return ResponsesGeneration(required, entries, toolbox, notes_of(request, toolbox, reading))
 
 
@@ -148,28 +148,28 @@ def notes_of(request: ResponsesRequest, toolbox: Toolbox, reading: InputConversi
 def with_output_requirements(
     generation_request: GenerationRequest,
     request: ResponsesRequest,
-    offer: OfferedTools,
+    toolbox: Toolbox,
+    servers: Sequence[ToolServer],
     rules: ModelRules,
-    configuration: Configuration = UNCHANGED,
+    configuration: Configuration,
 ) -> GenerationRequest:
     """Add the requirements on calls, format and reasoning to the generation request.
 
-    A compaction is the request for a summary, which they do not apply to.
-
-    Raises InvalidRequest for requirements that cannot be met.
+    They do not apply to a compaction, which becomes the request for a summary. Raises InvalidRequest for requirements
+    that cannot be met.
     """
     if request.is_compaction:
         return summary_request(rules.applied_to(generation_request, request.recoveries))
     # A request with a format but without tools must not lead to a call.
     text_format = configuration.form or request.form
     form = text_format.to_answer_form("text.format") if text_format else None
-    callable_ = bool(offer.toolbox.tools) or generation_request.server_tools is not None
+    callable_ = bool(toolbox.tools) or generation_request.server_tools is not None
     generation_request = rules.applied_to(generation_request, request.recoveries)
     return replace(
         generation_request,
         # Without tools, an invented call would replace the JSON that the client expects.
         calls_allowed=not request.has_no_calls and (form is None or callable_),
-        choice=to_choice(request.tool_choice, offer),
+        choice=to_choice(request.tool_choice, on_offer(request, toolbox, servers)),
         form=form,
         reasoning_budget=smallest(
             (request.reasoning.max_tokens if request.reasoning else None, rules.reasoning_budget)
@@ -187,9 +187,7 @@ def to_tools(request: ResponsesRequest, servers: tuple[ToolServer, ...]) -> Tool
     return replace(toolbox, notes=(*on_servers, *toolbox.notes))
 
 
-def to_preamble(
-    request: ResponsesRequest, toolbox: Toolbox, today: str, configuration: Configuration = UNCHANGED
-) -> Preamble:
+def to_preamble(request: ResponsesRequest, toolbox: Toolbox, today: str, configuration: Configuration) -> Preamble:
     # The default effort of gpt-oss, as in its own chat template.
     effort = configuration.effort or (request.reasoning.effort if request.reasoning else None)
     return Preamble(request.instructions or "", toolbox.tools, effort or Effort.MEDIUM, today)

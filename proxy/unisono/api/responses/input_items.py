@@ -114,7 +114,7 @@ class InputCustomCall(InputItem):
 class InputCallOutput(InputItem):
     """Result of a call to a function or a custom tool, sent by the client.
 
-    Without `call_id`, `name` and `namespace` say which tool produced it.
+    Without `call_id`, `name` and `namespace` identify the tool that produced it.
     """
 
     name: Word = None
@@ -204,7 +204,7 @@ class InputClientToolOutput(InputItem):
 
 
 class InputAddedTools(InputItem):
-    """Tools that exist from this item on."""
+    """Tools that the model may call after this item."""
 
     tools: list[ResponsesTool] = Field(default_factory=list, max_length=MAX_TOOLS)
 
@@ -217,7 +217,7 @@ class InputSearchCall(InputItem):
 
 
 class InputSearchOutput(InputAddedTools):
-    """Tools that such a search found."""
+    """Result of a search for tools: the tools that it found."""
 
     call_id: Word = None
 
@@ -227,7 +227,7 @@ class InputConfiguration(InputItem, ConfigurationUpdate):
 
 
 class InputTrigger(InputItem):
-    """Last item of a request whose answer is a compaction. Elsewhere it was answered before."""
+    """Request for a compaction, as the last item. At any other position it has no effect."""
 
 
 class InputSilent(InputItem):

@@ -6,7 +6,10 @@ An item of the input can change the effort and the format for the responses afte
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
+
+from pydantic import ValidationError
 
 from unisono.api.field_types import OpenModel, SpelledEffort
 from unisono.api.response_format import TextFormat
@@ -27,13 +30,13 @@ class ConfiguredText(OpenModel):
 
 @dataclass(frozen=True, slots=True)
 class Configuration:
-    """Settings in force, instead of those of the request. None if no item changed one."""
+    """Settings that items changed; they replace those of the request. None: not changed."""
 
     effort: Effort | None = None
     form: TextFormat | None = None
 
     def updated(self, reasoning: ConfiguredReasoning | None, text: ConfiguredText | None) -> Configuration:
-        """Return the settings after an update. What it does not contain stays."""
+        """Return the settings after an update; settings that it does not contain stay the same."""
         effort = reasoning.effort if reasoning is not None else None
         return replace(self, effort=effort or self.effort, form=text.format if text is not None else self.form)
 
@@ -49,14 +52,13 @@ class ConfigurationUpdate(OpenModel):
 
 
 def configuration_in(items: Iterable[StoredItem], configuration: Configuration = UNCHANGED) -> Configuration:
-    """Return the settings after stored items, which were validated when they were stored.
-
-    `configuration` has the settings before them.
-    """
+    """Return the settings after stored items. `configuration` has the settings before them."""
     for item in items:
         if item.wire.get("type") == CONFIGURATION_UPDATE:
-            update = ConfigurationUpdate.model_validate(item.wire)
-            configuration = configuration.updated(update.reasoning, update.text)
+            # Older versions stored these items without validation.
+            with suppress(ValidationError):
+                update = ConfigurationUpdate.model_validate(item.wire)
+                configuration = configuration.updated(update.reasoning, update.text)
     return configuration
 
 

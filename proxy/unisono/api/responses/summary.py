@@ -1,6 +1,6 @@
 """Summary of a conversation by the model, which replaces the conversation.
 
-What replaces it is encrypted for its tenant. If the model writes no summary, that is the conversation itself.
+The replacement is encrypted for its tenant. If the model writes no summary, it is the conversation itself.
 """
 
 from __future__ import annotations
@@ -68,14 +68,26 @@ def summary_of(answer: Iterable[Closed]) -> str:
     return final or "\n\n".join(text for _, text in texts).strip()
 
 
-def shortened(items: Sequence[Item], summary: str) -> tuple[list[UserMessage], list[Item]]:
-    """Return the messages that stay unchanged, and the items that replace the others."""
-    rest = [_without_tokens(item) for item in items]
+@dataclass(frozen=True, slots=True)
+class Replacement:
+    """Items that replace a conversation, in this order.
+
+    Without a summary, `kept` is the conversation itself.
+    """
+
+    kept: tuple[Item, ...]
+    newest: tuple[UserMessage, ...] = ()
+    summary: tuple[UserMessage, ...] = ()
+
+
+def replacement_of(items: Sequence[Item], summary: str) -> Replacement:
+    """Return what replaces a conversation with this summary, which may be empty."""
+    bare = tuple(_without_tokens(item) for item in items)
     if not summary:
-        return [], rest
-    # The model must not rephrase instructions, and it keeps the tools that were added.
-    kept = (item for item in rest if isinstance(item, DeveloperMessage | AddedTools))
-    return newest_messages(items), [*kept, UserMessage(HEADING + summary)]
+        return Replacement(bare)
+    # The model must not rephrase instructions, and tools that were added remain.
+    kept = tuple(item for item in bare if isinstance(item, DeveloperMessage | AddedTools))
+    return Replacement(kept, tuple(newest_messages(items)), (UserMessage(HEADING + summary),))
 
 
 def sealed_items(items: Sequence[Item], seals: ItemSealing, tenant: str) -> str:
@@ -95,13 +107,12 @@ class CompactionSeal:
     tenant: str
 
     def replacement(self, answer: Iterable[Closed]) -> tuple[tuple[Item, ...], str]:
-        """Return the items that replace the conversation, plain and encrypted.
+        """Return the items that replace the conversation, and the same items encrypted.
 
-        `answer` is the model's. Raises StoreTooLarge.
+        `answer` has the finished items of the model's answer. Raises StoreTooLarge.
         """
-        preserved, rest = shortened(self.items, summary_of(answer))
-        summary = rest[-1:] if preserved else []
-        items = (*rest[: len(rest) - len(summary)], *preserved, *summary)
+        replacement = replacement_of(self.items, summary_of(answer))
+        items = (*replacement.kept, *replacement.newest, *replacement.summary)
         return items, sealed_items(items, self.seals, self.tenant)
 
 

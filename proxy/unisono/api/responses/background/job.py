@@ -21,7 +21,7 @@ from unisono.api.responses.background.interrupted_answer import fail_response
 from unisono.api.responses.background.job_record import with_handover_noted
 from unisono.api.responses.deps import ResponsesDeps
 from unisono.api.responses.lease_keeper import RENEWALS
-from unisono.api.responses.outbound.compaction_events import to_events
+from unisono.api.responses.outbound.compaction_events import events_type
 from unisono.api.responses.outbound.serializer import WireEvent
 from unisono.api.responses.persistence import retry_while_down, revision_for, to_stored
 from unisono.api.responses.prepared_request import PreparedRequest
@@ -83,7 +83,9 @@ class BackgroundJob:
         self._engine_run = deps.service.start(
             replace(prepared.generation.request, journal=journal, is_journal_stored=True, whole=False)
         )
-        self._events = to_events(prepared.frame, self._engine_run.report, new_id=prepared.item_ids, clock=deps.clock)
+        self._events = events_type(prepared.frame)(
+            prepared.frame, self._engine_run.report, new_id=prepared.item_ids, clock=deps.clock
+        )
         self._log = GrowingLog(
             deps,
             lease,

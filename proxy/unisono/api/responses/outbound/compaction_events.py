@@ -2,34 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from typing import Any
 
-from unisono.api.responses.items import NewId, Wire
+from unisono.api.responses.items import Wire
 from unisono.api.responses.outbound.events import ResponseEvents
 from unisono.api.responses.outbound.response import ResponseFrame
 from unisono.api.responses.outbound.serializer import WireEvent
-from unisono.api.responses.summary import CompactionSeal
 from unisono.core.conversation import Item
 from unisono.core.events import Closed, Event, Finished
 from unisono.core.state_store import Status, StoredItem
-from unisono.engine.request import GenerationReport
 
 
 class CompactionEvents(ResponseEvents):
     """Events of a compaction: one item, made of what the model writes."""
 
-    def __init__(
-        self,
-        frame: ResponseFrame,
-        report: GenerationReport,
-        compaction: CompactionSeal,
-        *,
-        new_id: NewId,
-        clock: Callable[[], float],
-        should_emit: bool = True,
-    ) -> None:
-        super().__init__(frame, report, new_id=new_id, clock=clock, should_emit=should_emit)
-        self._compaction = compaction
+    def __init__(self, frame: ResponseFrame, *args: Any, **options: Any) -> None:
+        super().__init__(frame, *args, **options)
+        assert frame.compaction is not None
+        self._compaction = frame.compaction
         self._answer: list[Closed] = []
 
     def write(self, batch: Sequence[Event]) -> list[WireEvent]:
@@ -55,15 +46,6 @@ class CompactionEvents(ResponseEvents):
         self._end(Status.COMPLETED, finished=finished)
 
 
-def to_events(
-    frame: ResponseFrame,
-    report: GenerationReport,
-    *,
-    new_id: NewId,
-    clock: Callable[[], float],
-    should_emit: bool = True,
-) -> ResponseEvents:
-    """Return the events of an answer in this frame."""
-    if frame.compaction is None:
-        return ResponseEvents(frame, report, new_id=new_id, clock=clock, should_emit=should_emit)
-    return CompactionEvents(frame, report, frame.compaction, new_id=new_id, clock=clock, should_emit=should_emit)
+def events_type(frame: ResponseFrame) -> type[ResponseEvents]:
+    """Return the class that writes the events of an answer in this frame."""
+    return ResponseEvents if frame.compaction is None else CompactionEvents

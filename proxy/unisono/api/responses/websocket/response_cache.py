@@ -6,6 +6,7 @@ so that it can be continued anywhere.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
@@ -14,11 +15,12 @@ from unisono.api.responses.items import meaning_of
 from unisono.api.responses.known_state import configuration_in
 from unisono.api.responses.persistence import JOINS
 from unisono.api.responses.prepared_request import PreparedRequest
-from unisono.api.responses.prior_state import PriorState, recall
+from unisono.api.responses.prior_state import PriorState, is_compacted, recall
 from unisono.api.responses.schema import ResponsesRequest
 from unisono.api.responses.server_tools.approval_history import server_tool_history
 from unisono.api.responses.websocket.frames import Lane
-from unisono.core.conversation import Item
+from unisono.core.conversation import AddedTools, Item
+from unisono.core.item_records import to_record
 from unisono.core.state_store import Store, StoredItem, StoredResponse
 
 # Capacity of a socket's cache in characters and tokens. The content of a model's window is far smaller, for each of a
@@ -62,7 +64,13 @@ class ResponseCache:
 
 def weight(items: Iterable[Item]) -> int:
     """Return the size of items in characters and tokens."""
-    values = (getattr(item, name) for item in items for name in type(item).__slots__)
+    return sum(map(_weight_of, items))
+
+
+def _weight_of(item: Item) -> int:
+    if isinstance(item, AddedTools):
+        return len(json.dumps(to_record(item)))
+    values = (getattr(item, name) for name in type(item).__slots__)
     return sum(len(value) for value in values if isinstance(value, str | tuple))
 
 
@@ -99,11 +107,15 @@ class Continuation:
         if request.stored or request.conversation is not None or response.status not in JOINS:
             return None
         new = (*prepared.generation.input, *response.output)
+        loose = (*(self._found.loose if self._found else ()), *new)
+        earlier = (*self._prior.earlier, *meaning_of(new))
+        if is_compacted(response):
+            loose, earlier = response.output, meaning_of(response.output)
         past = PriorState(
-            earlier=(*self._prior.earlier, *meaning_of(new)),
+            earlier=earlier,
             ancestors=self._prior.ancestors,
             first_day=prepared.frame.first_day,
             hosted=self._prior.hosted + server_tool_history(new, self._prior.hosted),
             configuration=configuration_in(new, self._prior.configuration),
         )
-        return CachedResponse(past, (*(self._found.loose if self._found else ()), *new))
+        return CachedResponse(past, loose)
