@@ -16,9 +16,9 @@ from tests.e2e.wires import ENCODING
 from tests.fakes import FakeVllm
 from unisono.bootstrap.hooks import Hookset, build_hooks
 from unisono.config import HookSettings, load, parse
-from unisono.engine.service import Engine
+from unisono.core.conversation import Conversation, Preamble
+from unisono.engine.request import GenerationRequest
 from unisono.errors import ConfigError
-from unisono.middleware.hooks import HookedService
 
 PAGE = Path(__file__).parent.parent / "docs" / "hooks.md"
 ANSWER = ENCODING.encode_marked("<|channel|>final<|message|>Four.<|return|>")
@@ -87,15 +87,17 @@ def test_an_invalid_hook_is_rejected_at_start(hooks: Any, message: str) -> None:
     assert str(refused.value).startswith(message)
 
 
-async def test_the_engine_is_not_wrapped_without_hooks() -> None:
+async def test_a_generation_has_no_gate_without_hooks() -> None:
     async with FakeVllm(tokens=ANSWER) as fake, gateway(config_with(fake, [])) as running:
         assert running.app is not None
         assert build_hooks(()) == Hookset()
         response = await running.chat()
         assert "hooks" not in response.body["unisono"]
-    engine = object.__new__(Engine)
-    assert build_hooks(()).wrap(engine) is engine
-    assert isinstance(build_hooks(settings_of(["hearing"])).wrap(engine), HookedService)
+    assert build_hooks(()).gates(REQUEST) is None
+    assert build_hooks(settings_of(["hearing"])).gates(REQUEST) is not None
+
+
+REQUEST = GenerationRequest("gpt-oss", Conversation(Preamble()))
 
 
 def config_with(fake: FakeVllm, hooks: Any) -> dict[str, Any]:

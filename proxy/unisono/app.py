@@ -74,8 +74,8 @@ from unisono.engine.service import Engine
 from unisono.errors import ConfigError, InvalidRequest
 from unisono.harmony.encoding import load_encoding
 from unisono.harmony.render import Renderer
-from unisono.middleware.drain import DrainingService
-from unisono.middleware.quota import MeteredService
+from unisono.middleware.pipeline import GuardedService
+from unisono.middleware.quota import Metering
 from unisono.observe.recorder import Recorder
 from unisono.passthrough.dispatch import PassthroughService
 from unisono.routing.pool import RoutingPool
@@ -162,21 +162,23 @@ def build(config: Config, *, keep: Gateway | None = None, share: int = 1) -> Fas
     )
     hooks = build_hooks(config.unisono.hooks, parts.observing.hook_failed)
     salts = cache_salts(shared=config.unisono.share_prompt_caches)
-    # From the inside out: engine, pass-through, hooks, quotas. A request that exceeds its quota reaches no hook.
-    engine = MeteredService(
-        hooks.wrap(PassthroughService(build_engine(pool, hosting.host, parts, salts), pool)),
+    engine = PassthroughService(build_engine(pool, hosting.host, parts, salts), pool)
+    metering = Metering(
+        engine,
         ledger,
         build_prices(config, catalogue),
         lenient=config.unisono.when_store_is_down == "known_keys",
     )
-    # Background responses belong to no request: at shutdown, other processes take them over.
     observing = parts.observing
     recorder = observing.recorder(config.unisono.traces, store)
-    in_background = observing.wrap(engine, background=True, recorder=recorder)
-    background = replace(responses_deps(gateway, in_background, hosting.rules), charge_journal=engine.charge_journal)
+    # A request that exceeds its quota reaches no hook.
+    gates = (metering, hooks.gates)
+    # Background responses belong to no request: at shutdown, other processes take them over.
+    in_background = GuardedService(engine, (observing.gates(recorder, background=True), *gates))
+    background = replace(responses_deps(gateway, in_background, hosting.rules), charge_journal=metering.charge_journal)
     runner = BackgroundRunner(background, process=token_hex(8))
     gateway = replace(gateway, runner=runner)
-    service = observing.wrap(DrainingService(engine), recorder=recorder)
+    service = GuardedService(engine, (observing.gates(recorder), *gates), can_drain=True)
 
     app = _make_app(gateway, lambda _: _running(gateway, hooks, ledger, recorder, runner))
     mount(app, ROUTES, *_state_dependencies(gateway, ledger, share), *_api_dependencies(gateway, service, runner))

@@ -20,7 +20,8 @@ from unisono.core.generation import Capabilities, FinishReason
 from unisono.core.observer import GenerationDone, GenerationStarted, Observer
 from unisono.engine.request import GenerationRequest, GenerationService
 from unisono.errors import BackendUnavailable
-from unisono.middleware.telemetry import ObservedService
+from unisono.middleware.pipeline import GuardedService
+from unisono.middleware.telemetry import GenerationObservation
 from unisono.observe.recording import Document, checked, dumped, to_document
 
 MAX_BYTES = 1 << 22
@@ -46,7 +47,7 @@ async def record(service: GenerationService, request: GenerationRequest, *, batc
     After `batches` event batches the client disconnects.
     """
     observer = KeepingObserver()
-    run = ObservedService(service, [observer], recorded=True).start(request)
+    run = GuardedService(service, [GenerationObservation([observer], recorded=True)]).start(request)
     received = 0
     async for _ in run:
         received += 1
@@ -142,7 +143,9 @@ async def test_an_answer_with_a_failover_is_replayed_exactly(
 async def test_a_failed_answer_is_replayed_up_to_its_failure(dies_after: int) -> None:
     case = planned.tokens_of("<|channel|>analysis<|message|>Hm.<|channel|>final<|message|>one two three<|return|>")
     observer = KeepingObserver()
-    service = ObservedService(_engine([failing.Mortal([case], dies_after=dies_after)]), [observer], recorded=True)
+    service = GuardedService(
+        _engine([failing.Mortal([case], dies_after=dies_after)]), [GenerationObservation([observer], recorded=True)]
+    )
     with pytest.raises(BackendUnavailable):
         async for _ in service.start(failing.TURN):
             pass

@@ -16,7 +16,8 @@ from unisono.core.trace_context import TraceContext
 from unisono.engine.request import GenerationReport, GenerationRequest, GenerationService, GenerationStream
 from unisono.errors import BackendTimeout, UnisonoError
 from unisono.harmony.encoding import load_encoding
-from unisono.middleware.telemetry import ObservedService
+from unisono.middleware.pipeline import GuardedService
+from unisono.middleware.telemetry import GenerationObservation
 
 ITEM = Reasoning(0)
 TOKENS = tuple(load_encoding().encode_marked("<|start|>assistant<|channel|>analysis<|message|>Hm, so.<|end|>"))
@@ -97,12 +98,16 @@ class RecordingObserver:
             raise KeyError("not mine")
 
 
+def observed(stream: ScriptedStream, *observers: RecordingObserver) -> GenerationService:
+    return GuardedService(SingleStreamService(stream), [GenerationObservation(observers)])
+
+
 REQUEST = GenerationRequest("gpt-oss", Conversation(Preamble()), surface="chat", tenant="a", request_id="req_1")
 
 
 async def test_an_observer_is_called_at_the_start_and_end_of_an_answer() -> None:
     observer = RecordingObserver()
-    stream = ObservedService(SingleStreamService(ScriptedStream([FIRST, LAST], None)), [observer]).start(REQUEST)
+    stream = observed(ScriptedStream([FIRST, LAST], None), observer).start(REQUEST)
     assert observer.calls == []
     assert [batch async for batch in stream] == [FIRST, LAST]
     start, done = observer.calls
@@ -117,7 +122,7 @@ async def test_an_observer_is_called_at_the_start_and_end_of_an_answer() -> None
 async def test_tokens_of_an_earlier_generation_are_not_counted_again() -> None:
     observer = RecordingObserver()
     request = GenerationRequest("gpt-oss", Conversation(Preamble()), journal=(1, 2))
-    stream = ObservedService(SingleStreamService(ScriptedStream([LAST[:1], LAST[1:]], None)), [observer]).start(request)
+    stream = observed(ScriptedStream([LAST[:1], LAST[1:]], None), observer).start(request)
     assert len([batch async for batch in stream]) == 2
     assert observer.calls[0].resumed
     assert observer.calls[1].channels == {}
@@ -125,14 +130,12 @@ async def test_tokens_of_an_earlier_generation_are_not_counted_again() -> None:
 
 async def test_failures_and_client_disconnects_have_different_outcomes() -> None:
     observer = RecordingObserver()
-    stream = ObservedService(SingleStreamService(ScriptedStream([FIRST], BackendTimeout("late"))), [observer]).start(
-        REQUEST
-    )
+    stream = observed(ScriptedStream([FIRST], BackendTimeout("late")), observer).start(REQUEST)
     with pytest.raises(BackendTimeout):
         assert [batch async for batch in stream]
     assert (observer.calls[1].outcome, observer.calls[1].error) == (GenerationOutcome.FAILED, "backend_timeout")
     scripted = ScriptedStream([FIRST, LAST], None)
-    abandoned = ObservedService(SingleStreamService(scripted), [observer]).start(REQUEST)
+    abandoned = observed(scripted, observer).start(REQUEST)
     async for _ in abandoned:
         break
     await abandoned.aclose()
@@ -144,7 +147,7 @@ async def test_a_failing_observer_does_not_affect_the_stream_or_other_observers(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     failing, other = RecordingObserver(fails=True), RecordingObserver()
-    stream = ObservedService(SingleStreamService(ScriptedStream([FIRST, LAST], None)), [failing, other]).start(REQUEST)
+    stream = observed(ScriptedStream([FIRST, LAST], None), failing, other).start(REQUEST)
     with caplog.at_level(logging.ERROR, "unisono.middleware.telemetry"):
         assert [batch async for batch in stream] == [FIRST, LAST]
     assert len(failing.calls) == len(other.calls) == 2

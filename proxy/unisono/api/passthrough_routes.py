@@ -43,7 +43,7 @@ from unisono.core.conversation import (
 )
 from unisono.core.events import Event, Passed
 from unisono.core.passthrough_request import AnswerMode, Api, PassthroughRequest, ServedName
-from unisono.engine.request import GenerationRequest, GenerationService, GenerationStream, WrappedStream
+from unisono.engine.request import BatchStream, GenerationRequest, GenerationService, GenerationStream
 from unisono.errors import InvalidRequest, UnisonoError, UnsupportedValue
 
 # Select the answer mode of a model name. Raises UnknownModel, and ModelNotAllowed.
@@ -237,16 +237,21 @@ BROKEN: Final[Mapping[Api, Callable[[UnisonoError], bytes]]] = {
 }
 
 
-class StartedStream(WrappedStream):
+class StartedStream(BatchStream):
     """Generation stream whose first batch was already read; it is yielded first, then the rest.
 
     The first batch shows whether the answer is passed through (see `start_stream`).
     """
 
     def __init__(self, stream: GenerationStream, first: list[Event] | None, rest: AsyncIterator[list[Event]]) -> None:
-        super().__init__(stream)
+        self.report = stream.report
+        self._stream = stream
         self._first = first
         self._rest = rest
+
+    async def aclose(self) -> None:
+        await super().aclose()
+        await self._stream.aclose()
 
     async def _each(self) -> AsyncGenerator[list[Event]]:
         if self._first is not None:

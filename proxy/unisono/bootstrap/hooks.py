@@ -14,9 +14,8 @@ from importlib.metadata import EntryPoint, entry_points
 from unisono.bootstrap.backends import AdapterSettings
 from unisono.config import HookSettings
 from unisono.core.hooks import Hook, HookFactory
-from unisono.engine.request import GenerationService
 from unisono.errors import ConfigError
-from unisono.middleware.hooks import FAULTS, Failed, HookedService, NamedHook
+from unisono.middleware.hooks import FAULTS, Failed, Hooking, NamedHook
 
 # Entry-point group of hooks, and the configuration key that names the active ones.
 HOOKS = "unisono.hooks"
@@ -32,9 +31,9 @@ class Hookset:
 
     hooks: tuple[NamedHook, ...] = ()
 
-    def wrap(self, service: GenerationService) -> GenerationService:
-        """Wrap `service` with the hooks; return `service` itself if there are none."""
-        return HookedService(service, self.hooks) if self.hooks else service
+    @property
+    def gates(self) -> Hooking:
+        return Hooking(self.hooks)
 
     async def aclose(self) -> None:
         # A hook that fails to close must not prevent the others from closing.

@@ -22,10 +22,9 @@ from unisono.config import Config, ModelRegistry, TraceSettings
 from unisono.core.observer import Observer
 from unisono.core.recordings import TraceStore
 from unisono.core.state_store import Store
-from unisono.engine.request import GenerationService
 from unisono.errors import ConfigError, UnisonoError
 from unisono.middleware.hooks import Failed
-from unisono.middleware.telemetry import ObservedService, spans_of
+from unisono.middleware.telemetry import GenerationObservation, spans_of
 from unisono.observe.recent_stats import RecentStats
 from unisono.routing.pool import RoutingPool
 from unisono.store.health_monitor import Upkeep
@@ -52,10 +51,8 @@ class Observing:
     sample: float = 1.0
     recent: RecentStats = field(default_factory=RecentStats)
 
-    def wrap(
-        self, service: GenerationService, *, background: bool = False, recorder: Recorder | None = None
-    ) -> GenerationService:
-        """Wrap `service` so that all observers and `recorder` see every generation."""
+    def gates(self, recorder: Recorder | None, *, background: bool = False) -> GenerationObservation:
+        """Return the gates with which all observers and `recorder` see every generation."""
         observers: list[Observer] = [self.recent, *([] if self.metrics is None else [self.metrics])]
         if self.exporter is not None:
             observers.append(self.exporter.value)
@@ -63,7 +60,7 @@ class Observing:
             observers.append(recorder)
         new_trace = None if self.exporter is None else spans_of(self.sample)
         recorded = recorder is not None
-        return ObservedService(service, observers, background=background, recorded=recorded, new_trace=new_trace)
+        return GenerationObservation(observers, background=background, recorded=recorded, new_trace=new_trace)
 
     def recorder(self, settings: TraceSettings, store: TraceStore) -> Recorder | None:
         """Return the recorder of answers; None if recording is off."""

@@ -366,21 +366,3 @@ def _beginning(request: GenerationRequest) -> object:
         return raw.tokens[:IDENTITY_CHARS] if raw.text is None else raw.text[:IDENTITY_CHARS]
     first = next((item.text for item in conversation.items if isinstance(item, UserMessage)), "")
     return conversation.preamble.instructions[:IDENTITY_CHARS], first[:IDENTITY_CHARS]
-
-
-class WrappedStream(BatchStream):
-    """Stream that wraps `stream` and shares its report.
-
-    `aclose` closes its own batches first, then `stream`.
-    """
-
-    def __init__(self, stream: GenerationStream) -> None:
-        self.report = stream.report
-        self._stream = stream
-
-    async def admit(self) -> None:
-        await self._stream.admit()
-
-    async def aclose(self) -> None:
-        await super().aclose()
-        await self._stream.aclose()

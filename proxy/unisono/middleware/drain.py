@@ -8,13 +8,10 @@ request and are not handled here.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from time import monotonic
 
-from unisono.core.events import Event
-from unisono.engine.request import GenerationRequest, GenerationService, GenerationStream, WrappedStream
 from unisono.errors import ShuttingDown
 
 # Retry delay sent to clients, in seconds.
@@ -38,7 +35,7 @@ class OpenRequest:
 
     task: asyncio.Task[object]
     socket: bool = False
-    streams: set[DrainingStream] = field(default_factory=set)
+    streams: set[Interruption] = field(default_factory=set)
     active_at: float = 0.0
     ended: bool = False
 
@@ -65,56 +62,55 @@ class OpenRequest:
 OPEN: ContextVar[OpenRequest | None] = ContextVar("OPEN", default=None)
 
 
-class DrainingService(GenerationService):
-    """Generation service whose streams end with their request."""
+class Interruption:
+    """Interruption of a generation stream by the shutdown of the gateway.
 
-    def __init__(self, service: GenerationService) -> None:
-        self._service = service
+    A stream without `request` is never interrupted.
+    """
 
-    def start(self, generation_request: GenerationRequest) -> GenerationStream:
-        stream, request = self._service.start(generation_request), OPEN.get()
-        return stream if request is None else DrainingStream(stream, request)
+    # Rules.
+    # - Only a wait for the next batch is interrupted. Between `pause` and `resume`, the consumer handles a batch.
+    # - A failure while nothing waits is raised by the next wait.
 
-    async def count(self, request: GenerationRequest) -> int:
-        return await self._service.count(request)
+    __slots__ = ("_has_failed", "_request", "_waiting_task")
 
-
-class DrainingStream(WrappedStream):
-    """Generation stream that can be made to fail from outside."""
-
-    def __init__(self, stream: GenerationStream, request: OpenRequest) -> None:
-        super().__init__(stream)
+    def __init__(self, request: OpenRequest | None) -> None:
         self._request = request
-        # Task that waits for the next batch.
-        self._read_task: asyncio.Task[object] | None = None
-        self._failed = asyncio.Event()
+        self._waiting_task: asyncio.Task[object] | None = None
+        self._has_failed = False
 
     def fail(self) -> None:
         """Raise `ShuttingDown` in the consumer, now or at its next batch."""
-        if not self._failed.is_set():
-            self._failed.set()
-            if self._read_task is not None:
-                self._read_task.cancel()
+        if not self._has_failed:
+            self._has_failed = True
+            if self._waiting_task is not None:
+                self._waiting_task.cancel()
 
-    async def _each(self) -> AsyncGenerator[list[Event]]:
-        batches = aiter(self._stream)
-        self._request.streams.add(self)
-        try:
-            while True:
-                if self._failed.is_set():
-                    raise shutdown_error()
-                self._read_task = waiting = asyncio.current_task()
-                try:
-                    batch = await anext(batches)
-                except StopAsyncIteration:
-                    return
-                except asyncio.CancelledError:
-                    # If the client left at the same moment, the failure has no reader either.
-                    if not self._failed.is_set() or waiting is None or waiting.uncancel():
-                        raise
-                    raise shutdown_error() from None
-                finally:
-                    self._read_task = None
-                yield batch
-        finally:
+    def enter(self) -> None:
+        """Add the stream to its request and begin to wait."""
+        if self._request is not None:
+            self._request.streams.add(self)
+        self.resume()
+
+    def pause(self) -> None:
+        """End a wait: a batch is emitted."""
+        self._waiting_task = None
+
+    def resume(self) -> None:
+        """Begin to wait for the next batch. Raises ShuttingDown."""
+        if self._request is not None:
+            if self._has_failed:
+                raise shutdown_error()
+            self._waiting_task = asyncio.current_task()
+
+    def leave(self) -> None:
+        """Remove the stream, which has ended, from its request."""
+        self._waiting_task = None
+        if self._request is not None:
             self._request.streams.discard(self)
+
+    def undo_cancellation(self) -> bool:
+        """Return whether the wait was cancelled by `fail`, after undoing that in the task."""
+        task = self._waiting_task
+        # If the client left at the same moment, the failure has no reader either.
+        return self._has_failed and task is not None and not task.uncancel()

@@ -10,8 +10,7 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
-from contextlib import aclosing
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Final, TypeAlias, TypeVar
 
@@ -22,9 +21,10 @@ from unisono.core.events import Closed, Event, Finished
 from unisono.core.hooks import Annotation, Answer, Changes, Hook, Request
 from unisono.core.passthrough_request import AnswerMode, PassthroughRequest
 from unisono.engine.journal import noted_in
-from unisono.engine.request import BatchStream, GenerationReport, GenerationRequest, GenerationService, GenerationStream
+from unisono.engine.request import GenerationRequest
 from unisono.errors import HookFailed, Refused
 from unisono.middleware.hook_changes import changed, from_note, to_note
+from unisono.middleware.pipeline import Gate
 
 # Maximum size of a hook's annotation, in characters of JSON.
 LONGEST: Final = 10_000
@@ -85,69 +85,32 @@ class NamedHook:
         return type(self.hook).after is not Hook.after
 
 
-class HookedService(GenerationService):
-    """Generation service that calls hooks in order."""
+class Hooking:
+    """Factory of gates that call hooks in order."""
 
-    def __init__(self, service: GenerationService, hooks: Sequence[NamedHook]) -> None:
-        self.service = service
+    def __init__(self, hooks: Sequence[NamedHook]) -> None:
         self.hooks = tuple(hooks)
         self.answer_hooks = tuple(hook for hook in self.hooks if hook.checks_answers)
 
-    def start(self, request: GenerationRequest) -> GenerationStream:
-        return HookedStream(self, request)
+    def __call__(self, request: GenerationRequest) -> HookGate | None:
+        if not self.hooks:
+            return None
+        return (AnswerHookGate if self.answer_hooks else HookGate)(self)
 
-    async def count(self, request: GenerationRequest) -> int:
-        return await self.service.count(request)
 
+class HookGate(Gate):
+    """Gate that calls the hooks of one generation on its admission."""
 
-class HookedStream(BatchStream):
-    """Stream of the request as changed by hooks, which are called on admission or iteration."""
+    def __init__(self, hooking: Hooking) -> None:
+        self._hooking = hooking
 
-    def __init__(self, hooked: HookedService, request: GenerationRequest) -> None:
-        self.report = GenerationReport()
-        self._service = hooked
-        self._request = request
-        self._stream: GenerationStream | None = None
-
-    async def admit(self) -> None:
-        if self._stream is None:
-            self._stream = await self._start_stream()
-        await self._stream.admit()
-
-    async def aclose(self) -> None:
-        await super().aclose()
-        if self._stream is not None:
-            await self._stream.aclose()
-
-    async def _each(self) -> AsyncGenerator[list[Event]]:
-        stream = await self._start_stream() if self._stream is None else self._stream
-        async with aclosing(stream):
-            if not self._service.answer_hooks:
-                async for batch in stream:
-                    yield batch
-                return
-            closed_items: list[Closed] = []
-            async for batch in stream:
-                closed_items += (event for event in batch if type(event) is Closed)
-                if batch and isinstance(last := batch[-1], Finished):
-                    await self._after(closed_items, last)
-                yield batch
-
-    # -- before
-
-    async def _start_stream(self) -> GenerationStream:
-        self._request = (
-            self._restore_changes(self._request) if self._request.journal else await self._before(self._request)
-        )
-        stream = self._service.service.start(self._request)
-        # The consumer of this stream already holds its report.
-        stream.report = self.report
-        return stream
+    async def admit(self, request: GenerationRequest) -> GenerationRequest:
+        return self._restore_changes(request) if request.journal else await self._before(request)
 
     async def _before(self, request: GenerationRequest) -> GenerationRequest:
         """Call `before` of all hooks. Raises `Refused`, `HookFailed`."""
         original = request
-        for hook in self._service.hooks:
+        for hook in self._hooking.hooks:
             request = await self._apply_before(hook, request)
         if request is not original and request.passthrough is not None:
             request = _without_passthrough(request, request.passthrough)
@@ -173,13 +136,32 @@ class HookedStream(BatchStream):
         self.report.hooks |= hooks
         return replace(request, journal_note=note)
 
-    # -- after
+    def _annotate(self, hook: NamedHook, annotation: dict[str, Json] | None) -> None:
+        if annotation:
+            self.report.hooks[hook.name] = self.report.hooks.get(hook.name, {}) | annotation
 
-    async def _after(self, closed: Sequence[Closed], finished: Finished) -> None:
+
+class AnswerHookGate(HookGate):
+    """Gate that also calls hooks before the end of the answer is emitted."""
+
+    def __init__(self, hooking: Hooking) -> None:
+        super().__init__(hooking)
+        self._request: GenerationRequest | None = None
+        self._closed: list[Closed] = []
+
+    async def admit(self, request: GenerationRequest) -> GenerationRequest:
+        self._request = await super().admit(request)
+        return self._request
+
+    def observe(self, batch: Sequence[Event]) -> None:
+        self._closed += (event for event in batch if type(event) is Closed)
+
+    async def finish(self, finished: Finished) -> None:
         """Call `after` of all hooks. Raises `Refused` if nothing was emitted, and `HookFailed`."""
+        assert self._request is not None
         request = request_of(self._request)
-        answer = Answer(tuple(closed), finished.reason, finished.usage, tuple(self.report.recoveries))
-        for hook in self._service.answer_hooks:
+        answer = Answer(tuple(self._closed), finished.reason, finished.usage, tuple(self.report.recoveries))
+        for hook in self._hooking.answer_hooks:
             try:
                 annotation = await hook.call("after", request.request_id, _after(hook.hook, request, answer))
             except Refused as refusal:
@@ -187,10 +169,6 @@ class HookedStream(BatchStream):
                     raise
                 annotation = {"refused": {"message": refusal.message, "code": refusal.code}}
             self._annotate(hook, annotation)
-
-    def _annotate(self, hook: NamedHook, annotation: dict[str, Json] | None) -> None:
-        if annotation:
-            self.report.hooks[hook.name] = self.report.hooks.get(hook.name, {}) | annotation
 
 
 def _without_passthrough(request: GenerationRequest, passthrough: PassthroughRequest) -> GenerationRequest:

@@ -8,8 +8,8 @@ budget is never exceeded.
 from __future__ import annotations
 
 import time
-from collections.abc import AsyncGenerator, Callable, Iterator, Mapping
-from contextlib import aclosing, suppress
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from secrets import token_hex
@@ -19,12 +19,13 @@ from unisono.access.prices import PriceList
 from unisono.access.usage_ledger import UsageLedger
 from unisono.core.access import Caller
 from unisono.core.conversation import AddedTools, AssistantCall, Conversation, Preamble, Tokens, ToolResult
-from unisono.core.events import Event, Finished
+from unisono.core.events import Finished
 from unisono.core.generation import FinishReason, Usage
 from unisono.core.quotas import Account, LedgerLine, QuotaKind, QuotaReservation, QuotaStatus, TokenUsage, UsageRecord
 from unisono.engine.journal import generated_in
-from unisono.engine.request import GenerationRequest, GenerationService, GenerationStream, WrappedStream
-from unisono.errors import LimitReached, QuotaExceeded, StoreUnavailable, TokensLimited, UnisonoError
+from unisono.engine.request import GenerationRequest, GenerationService
+from unisono.errors import LimitReached, QuotaExceeded, ShuttingDown, StoreUnavailable, TokensLimited, UnisonoError
+from unisono.middleware.pipeline import Gate
 
 # Bytes per token for estimates, fewer than most text has: estimates are rather too high.
 BYTES_PER_TOKEN: Final = 3
@@ -63,12 +64,13 @@ REFUSALS: Final[Mapping[QuotaKind, Refusal]] = {
 }
 
 
-class MeteredService(GenerationService):
-    """Generation service that enforces quotas and records usage.
+class Metering:
+    """Factory of gates that enforce quotas and record usage.
 
-    A request reserves at the highest of `prices` that its answer may have, and settles at the price of the deployment
-    that answered. While the store accepts no writes, keys with a budget are refused, and this process alone counts
-    other limits; with `lenient`, requests are unlimited then. `clock` gives seconds since 1970.
+    `service` counts the tokens of prompts. A request reserves at the highest of `prices` that its answer may have, and
+    settles at the price of the deployment that answered. While the store accepts no writes, keys with a budget are
+    refused, and this process alone counts other limits; with `lenient`, requests are unlimited then. `clock` gives
+    seconds since 1970.
     """
 
     def __init__(
@@ -86,11 +88,8 @@ class MeteredService(GenerationService):
         self.is_lenient = lenient
         self.clock = clock
 
-    def start(self, request: GenerationRequest) -> GenerationStream:
-        return MeteredStream(self, request)
-
-    async def count(self, request: GenerationRequest) -> int:
-        return await self.service.count(request)
+    def __call__(self, request: GenerationRequest) -> QuotaGate:
+        return QuotaGate(self, request)
 
     async def claim(self, request: GenerationRequest, caller: Caller) -> QuotaReservation:
         """Return the reservation for a request. Raises the errors of an invalid conversation."""
@@ -166,92 +165,70 @@ class MeteredService(GenerationService):
         return UsageRecord(request.seed or token_hex(12), entry, claim)
 
 
-class MeteredStream(WrappedStream):
-    """Stream with quotas; a stream that is never iterated is not counted."""
+class QuotaGate(Gate):
+    """Gate that reserves quota for one generation and settles its usage."""
 
-    def __init__(self, metered: MeteredService, request: GenerationRequest) -> None:
-        super().__init__(metered.service.start(request))
-        self._metered = metered
+    def __init__(self, metering: Metering, request: GenerationRequest) -> None:
+        self._metering = metering
         self._request = request
-        self._reserved = False
-        self._is_reserved = False
         self._reservation: QuotaReservation | None = None
+        # True from the admission until the usage is recorded.
+        self._is_owed = False
         # True if the budget limits the answer.
         self._is_capped = False
         # Usage of earlier streams, whose journal this stream continues.
         self._journal_usage = Usage()
 
-    async def admit(self) -> None:
-        """Reserve quota and admit the stream.
+    async def admit(self, request: GenerationRequest) -> GenerationRequest:
+        """Reserve quota. Raises `LimitReached` and `StoreUnavailable`."""
+        self._request = request
+        if request.caller is not None and request.caller.limits.limited:
+            request = await self._reserve(request, request.caller)
+        self._journal_usage = await self._metering.journal_usage(request)
+        self._is_owed = True
+        return request
 
-        Raises `LimitReached`, `StoreUnavailable`, and refusals of the inner stream. Such a refusal is an error in the
-        ledger, and nothing is generated.
+    async def finish(self, finished: Finished) -> None:
+        if self._is_capped and finished.reason is FinishReason.LENGTH and not self.report.unmet:
+            self.report.unmet = "The budget of this key had no room for a longer answer."
+        self._is_owed = False
+        await self._metering.ledger.settle(self._settlement(finished.usage))
+
+    def end(self, error: BaseException | None) -> None:
+        """Record the usage so far, if the end of the answer has not settled it.
+
+        The usage of a refused request is an error without tokens.
         """
-        await self._reserve_once()
-        try:
-            await self._stream.admit()
-        except Exception:
-            self._is_reserved = True
-            self._metered.ledger.record(self._settlement(Usage(), errors=1))
-            raise
+        if self._is_owed:
+            self._is_owed = False
+            # The end of the process is no error of the request.
+            has_failed = isinstance(error, Exception) and not isinstance(error, ShuttingDown)
+            self._metering.ledger.record(self._settlement(self._usage_so_far(), errors=int(has_failed)))
 
-    async def _reserve_once(self) -> None:
-        caller = self._request.caller
-        if not self._reserved and caller is not None and caller.limits.limited:
-            await self._reserve(caller)
-        self._reserved = True
+    def release(self) -> None:
+        if self._is_owed and self._reservation is not None:
+            self._metering.ledger.release(self._reservation)
+        self._is_owed = False
 
-    async def aclose(self) -> None:
-        if self._batches is not None:
-            await self._batches.aclose()
-        if self._reservation is not None and not self._is_reserved:
-            self._metered.ledger.release(self._reservation)
-            self._reservation = None
-        await self._stream.aclose()
-
-    async def _each(self) -> AsyncGenerator[list[Event]]:
-        books = self._metered.ledger
-        await self._reserve_once()
-        self._journal_usage = await self._metered.journal_usage(self._request)
-        self._is_reserved = True
-        settled, failed = False, False
-        try:
-            async with aclosing(self._stream) as stream:
-                async for batch in stream:
-                    if batch and isinstance(last := batch[-1], Finished):
-                        self._record_finish(last)
-                        settled = True
-                        await books.settle(self._settlement(last.usage))
-                    yield batch
-        except Exception:
-            failed = True
-            raise
-        finally:
-            if not settled:
-                books.record(self._settlement(self._usage_so_far(), errors=int(failed)))
-
-    async def _reserve(self, caller: Caller) -> None:
-        metered, request = self._metered, self._request
-        claim = await metered.claim(request, caller)
+    async def _reserve(self, request: GenerationRequest, caller: Caller) -> GenerationRequest:
+        """Return the request with the token limit of its reservation."""
+        claim = await self._metering.claim(request, caller)
         if (status := await self._status(claim)) is None:
-            return
+            return request
         if status.refused is not None:
             raise refused(status.refused, status)
         self._reservation = claim
         self.report.standing = status
         if status.output is None:
-            return
+            return request
         self._is_capped = status.output < claim.max_output
         # No context holds more than MOST; a pass-through request states its limit itself.
-        if self._is_capped or request.passthrough is not None:
-            stream = metered.service.start(replace(request, max_tokens=status.output))
-            # The consumer of this stream already holds its report.
-            stream.report = self.report
-            self._stream = stream
+        is_limited = self._is_capped or request.passthrough is not None
+        return replace(request, max_tokens=status.output) if is_limited else request
 
     async def _status(self, claim: QuotaReservation) -> QuotaStatus | None:
         """Return the status of a claim; None if the request is unlimited because the store is down."""
-        books, is_lenient = self._metered.ledger, self._metered.is_lenient
+        books, is_lenient = self._metering.ledger, self._metering.is_lenient
         # A budget must not be overdrawn, and this process does not know how much of it others spend.
         can_count_locally = not is_lenient and not claim.limits.has_budget
         # A request does not wait for a store that just failed.
@@ -266,10 +243,6 @@ class MeteredStream(WrappedStream):
                 return None
             raise
 
-    def _record_finish(self, finished: Finished) -> None:
-        if self._is_capped and finished.reason is FinishReason.LENGTH and not self.report.unmet:
-            self.report.unmet = "The budget of this key had no room for a longer answer."
-
     def _usage_so_far(self) -> Usage:
         """Return the usage of a stream without an end, including the journal that it continues."""
         facts, before = self.report.facts.usage, self._journal_usage
@@ -282,7 +255,7 @@ class MeteredStream(WrappedStream):
     def _settlement(self, usage: Usage, errors: int = 0) -> UsageRecord:
         request, report = self._request, self.report
         served = "" if report.served_model == request.model else report.served_model
-        return self._metered.settlement(request, usage, report.backend, served, self._reservation, errors)
+        return self._metering.settlement(request, usage, report.backend, served, self._reservation, errors)
 
 
 def refused(limit: QuotaKind, status: QuotaStatus) -> LimitReached:

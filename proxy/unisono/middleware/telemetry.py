@@ -9,8 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import AsyncGenerator, Callable, Sequence
-from contextlib import aclosing
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from random import random
 from secrets import token_hex
@@ -34,14 +33,9 @@ from unisono.core.generation import MESSAGE
 from unisono.core.observer import GenerationDone, GenerationOutcome, GenerationStarted, Observer
 from unisono.core.trace_context import ARRIVED, TraceContext
 from unisono.engine.replay import to_record
-from unisono.engine.request import (
-    GenerationReport,
-    GenerationRequest,
-    GenerationService,
-    GenerationStream,
-    WrappedStream,
-)
+from unisono.engine.request import GenerationReport, GenerationRequest
 from unisono.errors import InternalError, UnisonoError
+from unisono.middleware.pipeline import Gate
 
 log = logging.getLogger("unisono.middleware.telemetry")
 
@@ -69,8 +63,8 @@ def spans_of(sample: float) -> NewTrace:
     return new
 
 
-class ObservedService(GenerationService):
-    """Generation service that reports every generation to observers.
+class GenerationObservation:
+    """Factory of gates that report every generation to observers.
 
     `background` marks generations that no request waits for. With `recorded`, the report includes the request, the
     prompts of its steps and the output. A recorded generation has a seed, so that replaying it gives the same ids.
@@ -78,20 +72,18 @@ class ObservedService(GenerationService):
 
     def __init__(
         self,
-        service: GenerationService,
         observers: Sequence[Observer],
         *,
         background: bool = False,
         recorded: bool = False,
         new_trace: NewTrace | None = None,
     ) -> None:
-        self._service = service
         self._observers = tuple(observers)
         self._background = background
         self._recorded = recorded
         self._new_trace = new_trace
 
-    def start(self, request: GenerationRequest) -> GenerationStream:
+    def __call__(self, request: GenerationRequest) -> ObservationGate:
         span = self._new_trace() if self._new_trace is not None else None
         if self._recorded:
             request = replace(request, span=span, records_prompts=True, seed=request.seed or token_hex(16))
@@ -111,10 +103,7 @@ class ObservedService(GenerationService):
             span_parent=arrived.span_id if arrived is not None else "",
             recorded_request=to_record(request) if self._recorded else None,
         )
-        return ObservedStream(self._service.start(request), began, self._observers)
-
-    async def count(self, request: GenerationRequest) -> int:
-        return await self._service.count(request)
+        return ObservationGate(request, began, self._observers)
 
 
 @dataclass(slots=True)
@@ -162,47 +151,59 @@ def _channel(item: Item) -> str:
     return "" if isinstance(item, Listing) else CHANNELS[type(item)]
 
 
-class ObservedStream(WrappedStream):
-    """Stream with the batches of `stream`, reported to observers if it is ever iterated."""
+class ObservationGate(Gate):
+    """Gate that reports one generation to observers, if it is ever iterated."""
 
-    def __init__(self, stream: GenerationStream, began: GenerationStarted, observers: Sequence[Observer]) -> None:
-        super().__init__(stream)
+    def __init__(self, request: GenerationRequest, began: GenerationStarted, observers: Sequence[Observer]) -> None:
+        self._request = request
         self._start = began
         self._observers = observers
+        self._seen: ObservedProgress | None = None
+        # The first batch of a resumed generation repeats an earlier one's output, which was already reported.
+        self._is_repeated = began.resumed
 
-    async def _each(self) -> AsyncGenerator[list[Event]]:
+    async def admit(self, request: GenerationRequest) -> GenerationRequest:
+        # This gate is the outermost, so `request` is the original one.
+        return self._request
+
+    def start(self) -> None:
+        self._seen = ObservedProgress()
         for observer in self._observers:
             _call_observer(observer.generation_started, self._start)
-        seen, outcome, error = ObservedProgress(), GenerationOutcome.LEFT, ""
-        # The first batch of a resumed stream repeats an earlier one's output, which was already reported.
-        has_started, recorded = self._start.resumed, self._start.recorded_request is not None
-        try:
-            async with aclosing(self._stream):
-                async for batch in self._stream:
-                    if recorded:
-                        seen.collect(batch)
-                    if has_started:
-                        has_started = False
-                    else:
-                        if seen.first_s is None:
-                            seen.first_s = self.report.now_s()
-                        seen.count(batch)
-                    yield batch
-            outcome = GenerationOutcome.COMPLETED
-        except UnisonoError as failure:
-            outcome, error = GenerationOutcome.FAILED, failure.code
-            raise
-        except (asyncio.CancelledError, GeneratorExit):
+
+    def observe(self, batch: Sequence[Event]) -> None:
+        seen = self._seen
+        assert seen is not None
+        if self._start.recorded_request is not None:
+            seen.collect(batch)
+        if self._is_repeated:
+            self._is_repeated = False
+            return
+        if seen.first_s is None:
+            seen.first_s = self.report.now_s()
+        seen.count(batch)
+
+    def end(self, error: BaseException | None) -> None:
+        if self._seen is None:
+            return
+        outcome, code = _outcome(error, has_finished=self._seen.finished is not None)
+        done = to_done(self._start, self.report, self._seen, outcome, code)
+        for observer in self._observers:
+            _call_observer(observer.ended, done)
+
+
+def _outcome(error: BaseException | None, *, has_finished: bool) -> tuple[GenerationOutcome, str]:
+    """Return the outcome of a generation, and the code of the error that ended it."""
+    match error:
+        case None:
+            return GenerationOutcome.COMPLETED, ""
+        case UnisonoError():
+            return GenerationOutcome.FAILED, error.code
+        case asyncio.CancelledError() | GeneratorExit():
             # After the last event, consumers do not iterate to the end.
-            outcome = GenerationOutcome.LEFT if seen.finished is None else GenerationOutcome.COMPLETED
-            raise
-        except BaseException:
-            outcome, error = GenerationOutcome.FAILED, InternalError.code
-            raise
-        finally:
-            done = to_done(self._start, self.report, seen, outcome, error)
-            for observer in self._observers:
-                _call_observer(observer.ended, done)
+            return (GenerationOutcome.COMPLETED if has_finished else GenerationOutcome.LEFT), ""
+        case _:
+            return GenerationOutcome.FAILED, InternalError.code
 
 
 def to_done(

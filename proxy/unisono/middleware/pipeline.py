@@ -1,0 +1,158 @@
+"""Gates around a generation: one loop that calls all of them with every batch.
+
+Part of the composition root, unknown to API surfaces and engine. A gate admits the request, sees the batches and
+accepts the end of the answer. Gates are ordered from the outside in: the first admits first and sees a batch last.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Callable, Sequence
+from contextlib import aclosing
+from typing import TypeAlias
+
+from unisono.core.events import Event, Finished
+from unisono.engine.request import BatchStream, GenerationReport, GenerationRequest, GenerationService, GenerationStream
+from unisono.middleware.drain import OPEN, Interruption, shutdown_error
+
+
+class Gate:
+    """One concern of one generation. Each method does nothing by default.
+
+    `report` is the report of the generation. The iteration calls `start`, `observe` for each batch, `finish` for the
+    last event, and `end`. `admit` is called once, before the iteration or at its beginning. If it fails before the
+    iteration, `end` follows. `release` is called if there was no iteration.
+    """
+
+    report: GenerationReport
+
+    async def admit(self, request: GenerationRequest) -> GenerationRequest:
+        """Return the request for the next gate. Raise the error that refuses it."""
+        return request
+
+    def start(self) -> None:
+        """See that the iteration begins. The request may not be admitted yet."""
+
+    def observe(self, batch: Sequence[Event]) -> None:
+        """See a batch before it is emitted."""
+
+    async def finish(self, finished: Finished) -> None:
+        """See the last event before it is emitted. An error ends the answer instead."""
+
+    def end(self, error: BaseException | None) -> None:
+        """See the error that ended the iteration or the admission, if any. Must not raise."""
+
+    def release(self) -> None:
+        """Give back what was acquired on admission."""
+
+
+# Creates the gate of one generation; None if it needs none.
+GateFactory: TypeAlias = Callable[[GenerationRequest], Gate | None]
+
+
+class GuardedService(GenerationService):
+    """Generation service with gates. With `can_drain`, the shutdown of the gateway ends its streams."""
+
+    def __init__(self, service: GenerationService, gates: Sequence[GateFactory], *, can_drain: bool = False) -> None:
+        self._service = service
+        self._gates = tuple(gates)
+        self._can_drain = can_drain
+
+    def start(self, request: GenerationRequest) -> GenerationStream:
+        gates = [gate for create in self._gates if (gate := create(request)) is not None]
+        return GuardedStream(self._service, request, gates, Interruption(OPEN.get() if self._can_drain else None))
+
+    async def count(self, request: GenerationRequest) -> int:
+        return await self._service.count(request)
+
+
+class GuardedStream(BatchStream):
+    """Stream of a generation behind its gates."""
+
+    def __init__(
+        self,
+        service: GenerationService,
+        request: GenerationRequest,
+        gates: Sequence[Gate],
+        interruption: Interruption,
+    ) -> None:
+        self.report = GenerationReport(recoveries=[*request.recoveries])
+        self._service = service
+        self._request = request
+        self._gates = gates
+        self._interruption = interruption
+        self._stream: GenerationStream | None = None
+        self._is_iterated = False
+        for gate in gates:
+            gate.report = self.report
+
+    async def admit(self) -> None:
+        if self._stream is None:
+            try:
+                self._stream = await self._admit()
+            except Exception as error:
+                self._end(error)
+                raise
+
+    async def _admit(self) -> GenerationStream:
+        """Return the stream of the request as the gates changed it.
+
+        Raises the error of the gate that refuses the request.
+        """
+        request = self._request
+        for gate in self._gates:
+            request = await gate.admit(request)
+        stream = self._service.start(request)
+        # The consumer already holds the report.
+        stream.report = self.report
+        await stream.admit()
+        return stream
+
+    async def aclose(self) -> None:
+        await super().aclose()
+        if not self._is_iterated:
+            for gate in reversed(self._gates):
+                gate.release()
+        if self._stream is not None:
+            await self._stream.aclose()
+
+    async def _each(self) -> AsyncGenerator[list[Event]]:
+        self._is_iterated = True
+        interruption = self._interruption
+        for gate in self._gates:
+            gate.start()
+        failure: BaseException | None = None
+        try:
+            interruption.enter()
+            stream = self._stream = self._stream or await self._admit()
+            async with aclosing(stream):
+                outward = [*reversed(self._gates)]
+                observers = [gate.observe for gate in outward if type(gate).observe is not Gate.observe]
+                async for batch in stream:
+                    if batch and isinstance(last := batch[-1], Finished):
+                        # Each gate accepts the end after the gates inside of it.
+                        for gate in outward:
+                            gate.observe(batch)
+                            await gate.finish(last)
+                    else:
+                        for observe in observers:
+                            observe(batch)
+                    interruption.pause()
+                    yield batch
+                    interruption.resume()
+        except asyncio.CancelledError as error:
+            if not interruption.undo_cancellation():
+                failure = error
+                raise
+            failure = shutdown_error()
+            raise failure from None
+        except BaseException as error:
+            failure = error
+            raise
+        finally:
+            interruption.leave()
+            self._end(failure)
+
+    def _end(self, error: BaseException | None) -> None:
+        for gate in reversed(self._gates):
+            gate.end(error)
