@@ -51,7 +51,10 @@ GateFactory: TypeAlias = Callable[[GenerationRequest], Gate | None]
 
 
 class GuardedService(GenerationService):
-    """Generation service with gates. With `can_drain`, the shutdown of the gateway ends its streams."""
+    """Generation service with gates.
+
+    With `can_drain`, the shutdown of the gateway ends its streams.
+    """
 
     def __init__(self, service: GenerationService, gates: Sequence[GateFactory], *, can_drain: bool = False) -> None:
         self._service = service
