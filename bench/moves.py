@@ -24,7 +24,7 @@ from unisono.core.probe import Probe
 from unisono.engine.conversation_cache import ConversationCache
 from unisono.engine.deps import EngineDeps
 from unisono.engine.output import transcript_of
-from unisono.engine.request import Choice, ForcedCalls, GenerationRequest
+from unisono.engine.request import AnswerOptions, Choice, ForcedCalls, GenerationRequest
 from unisono.engine.service import Engine
 from unisono.harmony.encoding import load_encoding
 from unisono.harmony.render import Renderer
@@ -141,13 +141,15 @@ async def run(ask: Ask) -> Told:
     )
     preamble = Preamble(tools=case.tools, date="2026-01-01", form=case.form)
     turn = GenerationRequest(
-        "m", Conversation(preamble, (UserMessage("Is it wet?"),)), choice=case.choice, form=case.form
+        "m",
+        Conversation(preamble, (UserMessage("Is it wet?"),)),
+        answer=AnswerOptions(choice=case.choice, form=case.form),
     )
     taken, generations = [], 0
     for number in range(ask.times):
         model.prompts.clear()
         begun = time.perf_counter()
-        started = engine.start(replace(turn, request_id=str(number)))
+        started = engine.start(replace(turn, origin=replace(turn.origin, request_id=str(number))))
         events = [event for batch in [batch async for batch in started] for event in batch]
         taken.append(1e3 * (time.perf_counter() - begun))
         generations += len(model.prompts)

@@ -98,9 +98,13 @@ async def test_the_engine_receives_the_requested_settings() -> None:
     service = ScriptedTurns([ANSWER])
     await request(service, model="gpt-4o", reasoning_effort="high", max_tokens=9, stop="x", tools=[TOOL]).run()
     [generation] = service.turns
-    assert (generation.model, generation.tenant, generation.request_id) == ("gpt-oss-20b", "local", "req_0")
-    assert generation.caller == Caller("local", raw=True)
-    assert (generation.max_tokens, generation.stop) == (9, ("x",))
+    assert (generation.model, generation.origin.tenant, generation.origin.request_id) == (
+        "gpt-oss-20b",
+        "local",
+        "req_0",
+    )
+    assert generation.origin.caller == Caller("local", raw=True)
+    assert (generation.answer.max_tokens, generation.answer.stop) == (9, ("x",))
     assert generation.conversation.items == (UserMessage("Hi"),)
     assert generation.conversation.preamble.effort is Effort.HIGH
     assert generation.conversation.preamble.date == "2026-11-20"
@@ -143,7 +147,7 @@ async def test_tool_calls_are_buffered_unless_the_model_streams_arguments() -> N
     for model, stream, buffered in [("gpt-oss-20b", True, True), ("early", True, False), ("early", False, True)]:
         service = ScriptedTurns([[*call(0, 0, "f", "{}"), finished()]])
         response = await request(service, model=model, stream=stream, tools=[TOOL]).run()
-        assert service.turns[0].hold_calls is buffered
+        assert service.turns[0].answer.hold_calls is buffered
         choice = fold(response.events())[0] if stream else response.json()["choices"][0]
         assert choice["finish_reason"] == "tool_calls"
 

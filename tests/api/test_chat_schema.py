@@ -386,7 +386,7 @@ def test_effort_defaults_to_medium_and_reasoning_effort_takes_precedence(fields:
 
 
 def test_sampling_has_the_requested_values_and_defaults() -> None:
-    assert generation_of().request.sampling == Sampling()
+    assert generation_of().request.answer.sampling == Sampling()
     requested = {
         "temperature": 0,
         "top_p": 0.5,
@@ -398,8 +398,8 @@ def test_sampling_has_the_requested_values_and_defaults() -> None:
         "seed": -7,
     }
     expected = Sampling(0, 0.5, 20, 0.1, -2, 2, 1.1, -7, {17: -100.0, 201087: 5.0})
-    assert generation_of(**requested, logit_bias={"17": -100, "201087": 5}).request.sampling == expected
-    assert generation_of(top_k=-1).request.sampling.top_k == 0
+    assert generation_of(**requested, logit_bias={"17": -100, "201087": 5}).request.answer.sampling == expected
+    assert generation_of(top_k=-1).request.answer.sampling.top_k == 0
 
 
 @pytest.mark.parametrize(
@@ -408,30 +408,30 @@ def test_sampling_has_the_requested_values_and_defaults() -> None:
     ids=str,
 )
 def test_max_completion_tokens_takes_precedence_over_max_tokens(fields: dict[str, int], limit: int | None) -> None:
-    assert generation_of(**fields).request.max_tokens == limit
+    assert generation_of(**fields).request.answer.max_tokens == limit
 
 
 def test_stop_is_one_string_or_several() -> None:
-    assert generation_of(stop="END").request.stop == ("END",)
-    assert generation_of(stop=["a"] * 16).request.stop == ("a",) * 16
+    assert generation_of(stop="END").request.answer.stop == ("END",)
+    assert generation_of(stop=["a"] * 16).request.answer.stop == ("a",) * 16
 
 
 def test_switches_reach_the_generation_request() -> None:
-    assert generation_of().request.calls_allowed
-    assert not generation_of(tools=[FUNCTION], tool_choice="none").request.calls_allowed
-    assert not generation_of(functions=[{"name": "f"}], function_call="none").request.calls_allowed
-    assert generation_of().request.parallel_calls
-    assert not generation_of(parallel_tool_calls=False).request.parallel_calls
-    assert not generation_of(functions=[{"name": "f"}]).request.parallel_calls
+    assert generation_of().request.answer.calls_allowed
+    assert not generation_of(tools=[FUNCTION], tool_choice="none").request.answer.calls_allowed
+    assert not generation_of(functions=[{"name": "f"}], function_call="none").request.answer.calls_allowed
+    assert generation_of().request.answer.parallel_calls
+    assert not generation_of(parallel_tool_calls=False).request.answer.parallel_calls
+    assert not generation_of(functions=[{"name": "f"}]).request.answer.parallel_calls
     assert generation_of(stream=True, stream_options={"include_usage": True}).include_usage
-    assert generation_of().request.hold_calls
+    assert generation_of().request.answer.hold_calls
 
 
 def test_choices_differ_in_seed_and_request_id_only() -> None:
     generation = generation_of(n=3, seed=2**63 - 1)
     requests = [generation.request_of(index) for index in range(generation.choices)]
-    assert len({request.request_id for request in requests}) == 3
-    assert len({request.sampling.seed for request in requests}) == 3
-    assert all(-(2**63) <= (request.sampling.seed or 0) < 2**63 for request in requests)
+    assert len({request.origin.request_id for request in requests}) == 3
+    assert len({request.answer.sampling.seed for request in requests}) == 3
+    assert all(-(2**63) <= (request.answer.sampling.seed or 0) < 2**63 for request in requests)
     assert len({request.conversation for request in requests}) == 1
-    assert {generation_of(n=2).request_of(index).sampling.seed for index in range(2)} == {None}
+    assert {generation_of(n=2).request_of(index).answer.sampling.seed for index in range(2)} == {None}

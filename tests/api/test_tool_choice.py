@@ -123,7 +123,7 @@ CHOICES: dict[str, tuple[dict[str, Any], Choice | None]] = {
 
 @pytest.mark.parametrize(("fields", "expected"), CHOICES.values(), ids=CHOICES)
 def test_a_choice_of_client_tools_reaches_the_engine(fields: dict[str, Any], expected: Choice | None) -> None:
-    assert chat(**CLIENT_TOOLS, **fields).request.choice == expected
+    assert chat(**CLIENT_TOOLS, **fields).request.answer.choice == expected
 
 
 MCP, SEARCH = {"type": "mcp", "server_label": "docs"}, {"type": "web_search"}
@@ -141,14 +141,14 @@ SERVER_TOOL_CHOICES: dict[str, tuple[Any, Choice]] = {
 
 @pytest.mark.parametrize(("choice", "expected"), SERVER_TOOL_CHOICES.values(), ids=SERVER_TOOL_CHOICES)
 def test_a_choice_of_server_tools_reaches_the_engine(choice: Any, expected: Choice) -> None:
-    assert responses(tools=[MCP, SEARCH, {"type": "file_search"}], tool_choice=choice).choice == expected
+    assert responses(tools=[MCP, SEARCH, {"type": "file_search"}], tool_choice=choice).answer.choice == expected
 
 
 def test_a_tool_in_a_namespace_is_found_by_either_name() -> None:
     namespace = {"type": "namespace", "name": "crm", "tools": [{"type": "function", "name": "find"}]}
     for name in ("find", "crm__find"):
         request = responses(tools=[namespace], tool_choice={"type": "function", "name": name})
-        assert request.choice == ForcedCalls(frozenset({"crm__find"}))
+        assert request.answer.choice == ForcedCalls(frozenset({"crm__find"}))
 
 
 def test_a_prefilled_answer_ignores_tool_choice_and_response_format() -> None:
@@ -178,7 +178,7 @@ BUDGETS: dict[str, tuple[dict[str, Any], int | None]] = {
 @pytest.mark.parametrize(("fields", "budget"), BUDGETS.values(), ids=BUDGETS)
 def test_a_reasoning_budget_is_read_in_every_spelling(fields: dict[str, Any], budget: int | None) -> None:
     generation = chat(**fields)
-    assert generation.request.reasoning_budget == budget
+    assert generation.request.answer.reasoning_budget == budget
     assert generation.notes == ()
 
 
@@ -186,7 +186,7 @@ def test_a_reasoning_budget_is_read_in_every_spelling(fields: dict[str, Any], bu
 def test_the_operators_reasoning_budget_is_an_upper_limit(requested: int | None, effective: int) -> None:
     rules = ModelRules(reasoning_budget=100, unmended=frozenset({"repetition"}))
     request = chat(rules, thinking_token_budget=requested).request
-    assert (request.reasoning_budget, request.disabled_rules) == (effective, {"repetition"})
+    assert (request.answer.reasoning_budget, request.answer.disabled_rules) == (effective, {"repetition"})
 
 
 def test_disabled_thinking_is_low_effort() -> None:
@@ -216,10 +216,10 @@ ANSWERS: dict[str, tuple[Any, AnswerForm | None]] = {
 
 @pytest.mark.parametrize(("response_format", "form"), ANSWERS.values(), ids=ANSWERS)
 def test_response_formats_become_answer_forms(response_format: Any, form: AnswerForm | None) -> None:
-    assert chat(response_format=response_format).request.form == form
+    assert chat(response_format=response_format).request.answer.form == form
     if "json_schema" in response_format:
         response_format = {"type": "json_schema", **response_format["json_schema"]}
-    assert responses(text={"format": response_format}).form == form
+    assert responses(text={"format": response_format}).answer.form == form
 
 
 def test_the_response_echoes_the_requested_settings() -> None:

@@ -20,7 +20,7 @@ from unisono.app import build_engine
 from unisono.bootstrap.backends import build_pool
 from unisono.config import ModelRegistry, parse
 from unisono.core.conversation import Conversation, Preamble, UserMessage
-from unisono.engine.request import GenerationRequest
+from unisono.engine.request import GenerationRequest, RequestOrigin
 from unisono.errors import BackendError, BackendOverloaded, ShareExceeded
 from unisono.harmony.encoding import load_encoding
 from unisono.routing.retry_budget import RESERVE, RESERVE_S, SHARE
@@ -143,7 +143,9 @@ async def test_one_tenant_is_hardly_slowed_by_a_greedy_tenant() -> None:
         refusals: list[BackendError] = []
 
         async def asks(owner: str) -> float:
-            turn = GenerationRequest("gpt-oss", Conversation(Preamble(), (UserMessage("Hi"),)), tenant=owner)
+            turn = GenerationRequest(
+                "gpt-oss", Conversation(Preamble(), (UserMessage("Hi"),)), origin=RequestOrigin(tenant=owner)
+            )
             began = time.monotonic()
             run = engine.start(turn)
             async for _ in run:

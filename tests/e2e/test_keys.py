@@ -292,7 +292,7 @@ async def test_a_takeover_uses_the_current_state_of_the_responses_key(tmp_path: 
         site = running.app.state.gateway
         deps = responses_deps(site, build_engine(site.pool))
         generation_job = await rebuild_request(deps, "team", stored, Lease("team", stored.anchor, "another process", 2))
-        assert generation_job.generation.request.caller == current.caller
+        assert generation_job.generation.request.origin.caller == current.caller
         # A model that the key may no longer use is refused.
         await keys.store.put_key(replace(current, models=frozenset(), revision=current.revision + 1))
         with pytest.raises(ModelNotAllowed):

@@ -15,7 +15,7 @@ from unisono.core.tool_arguments import ToolArguments
 from unisono.core.tools import Approval, HostedTool, Progress, ToolHost, ToolList, ToolOutcome, ToolServer
 from unisono.engine.conversation_cache import ConversationCache
 from unisono.engine.deps import EngineDeps
-from unisono.engine.request import GenerationReport, GenerationRequest, ServerTools
+from unisono.engine.request import GenerationReport, GenerationRequest, RequestOrigin, Resumption, ServerTools
 from unisono.engine.service import Engine
 from unisono.errors import UnisonoError
 from unisono.harmony.encoding import load_encoding
@@ -112,7 +112,13 @@ class Talk:
     caps: Capabilities = IDS
     per_chunk: int = 4
     turn: GenerationRequest = field(
-        default_factory=lambda: GenerationRequest("m", CONVERSATION, seed="a seed", tenant="team", server_tools=HOSTING)
+        default_factory=lambda: GenerationRequest(
+            "m",
+            CONVERSATION,
+            server_tools=HOSTING,
+            resumption=Resumption(seed="a seed"),
+            origin=RequestOrigin(tenant="team"),
+        )
     )
     bases: list[CompletionJob] = field(default_factory=list)
 
@@ -137,7 +143,9 @@ class Talk:
         self, journal: Sequence[int] = (), *, cut: int | None = None, backends: Sequence[Continuing] = ()
     ) -> tuple[list[list[Event]], GenerationReport]:
         """Return the batches up to number `cut`, without requesting later ones, and the report."""
-        run = self.engine(*backends).start(replace(self.turn, journal=tuple(journal)))
+        run = self.engine(*backends).start(
+            replace(self.turn, resumption=replace(self.turn.resumption, journal=tuple(journal)))
+        )
         batches: list[list[Event]] = []
         async for batch in run:
             batches.append(batch)

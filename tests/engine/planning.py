@@ -5,13 +5,19 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
+from tests.engine.options import changed
 from tests.engine.scripted import IDS, TEXT, Runner, Scripted, Step
 from tests.harmony.fold import check_lifecycle, items_of, rules_of
 from tests.harmony.recoveries import C, F, P, R
 from unisono.core.conversation import AnswerForm, Conversation, FunctionTool, Json, Preamble, UserMessage
 from unisono.core.events import Event, Finished
 from unisono.core.generation import CONSTRAINT_KINDS, Capabilities, CompletionJob, Constraint
-from unisono.engine.request import Choice, ForcedCalls, GenerationReport, GenerationRequest
+from unisono.engine.request import (
+    Choice,
+    ForcedCalls,
+    GenerationReport,
+    GenerationRequest,
+)
 from unisono.harmony.encoding import load_encoding
 from unisono.schemas import violation
 
@@ -50,7 +56,7 @@ ANY = ForcedCalls()
 
 
 def turn(choice: Choice | None = None, conversation: Conversation = CONVERSATION, **more: object) -> GenerationRequest:
-    return replace(GenerationRequest("m", conversation, choice=choice, tenant="team"), **more)  # type: ignore[arg-type]
+    return changed(GenerationRequest("m", conversation), choice=choice, tenant="team", **more)
 
 
 @dataclass

@@ -19,7 +19,7 @@ from unisono.core.probe import Probe
 from unisono.core.route_protocol import Attempt, Prospects, RouteRequest, RouteRequirements
 from unisono.engine.conversation_cache import ConversationCache
 from unisono.engine.deps import EngineDeps
-from unisono.engine.request import GenerationReport, GenerationRequest
+from unisono.engine.request import AnswerOptions, GenerationReport, GenerationRequest, RequestOrigin
 from unisono.engine.service import Engine
 from unisono.errors import BackendUnavailable, UnisonoError
 from unisono.harmony.encoding import Encoding
@@ -241,9 +241,12 @@ class Runner:
         failover: bool = True,
     ) -> Outcome:
         request = GenerationRequest(
-            "m", conversation, max_tokens=max_tokens, stop=stop, calls_allowed=calls_allowed, tenant="team"
+            "m",
+            conversation,
+            answer=AnswerOptions(max_tokens=max_tokens, stop=stop, calls_allowed=calls_allowed),
+            origin=RequestOrigin(tenant="team"),
         )
-        request = replace(request, failover=failover)
+        request = replace(request, routing=replace(request.routing, failover=failover))
         run = self.engine.start(request)
         batches = [batch async for batch in run]
         assert all(batches)

@@ -20,7 +20,7 @@ from unisono.core.probe import Probe
 from unisono.engine.conversation_cache import ConversationCache
 from unisono.engine.deps import EngineDeps
 from unisono.engine.failover import ENDS_EARLY
-from unisono.engine.request import GenerationReport, GenerationRequest
+from unisono.engine.request import GenerationReport, GenerationRequest, RequestOrigin, Resumption
 from unisono.engine.service import Engine
 from unisono.errors import BackendUnavailable, UnisonoError
 from unisono.harmony.utf8_tail import unfinished
@@ -139,11 +139,11 @@ async def run_failover(
     finally:
         assert pool.slots_in_use == 0
         assert pool.max_slots_in_use <= 1
-    assert all(batches[1:] if request.journal else batches)
+    assert all(batches[1:] if request.resumption.journal else batches)
     return FailoverOutcome(flat(batches), stream.report, pool)
 
 
-TURN = GenerationRequest("m", CONVERSATION, seed="a seed", tenant="team")
+TURN = GenerationRequest("m", CONVERSATION, resumption=Resumption(seed="a seed"), origin=RequestOrigin(tenant="team"))
 FORMS = {"ids": IDS, "ids, stop hidden": HIDDEN, "text": TEXT, "text, stop visible": VISIBLE}
 
 
@@ -165,7 +165,7 @@ async def test_the_answer_is_unchanged_after_a_failure_at_any_token(
     case: Case, whole: bool, capabilities: Capabilities
 ) -> None:
     # Positions, counts, ids and stored tokens are compared too.
-    request = replace(TURN, whole=whole)
+    request = replace(TURN, answer=replace(TURN.answer, whole=whole))
     undisturbed = await run_failover(request, *mortals([capabilities], [], case))
     check_lifecycle(undisturbed.events)
     for cut in cuts(0, len(tokens_of(case.output)) + 1):
@@ -197,7 +197,7 @@ SAME = {n: case for n, case in CASES.items() if case.on_text and not case.output
 async def test_the_answer_is_unchanged_after_failures_of_mixed_backend_kinds(
     case: Case, failures: tuple[list[Capabilities], list[int]], per_chunk: int, whole: bool, hold: bool
 ) -> None:
-    request = replace(TURN, whole=whole, hold_calls=hold)
+    request = replace(TURN, answer=replace(TURN.answer, whole=whole, hold_calls=hold))
     undisturbed = await run_failover(request, *mortals(failures[0][-1:], [], case, per_chunk))
     backends = mortals(*failures, case, per_chunk)
     outcome = await run_failover(request, *backends)
@@ -211,7 +211,9 @@ async def test_the_answer_is_unchanged_after_failures_of_mixed_backend_kinds(
     assert outcome.finished.reason is undisturbed.finished.reason
     [last] = mortals(failures[0][-1:], [], case)
     replayed = await run_failover(
-        replace(request, journal=tuple(outcome.report.journal)), last, bases=backends[0].bases
+        replace(request, resumption=replace(request.resumption, journal=tuple(outcome.report.journal))),
+        last,
+        bases=backends[0].bases,
     )
     assert items_of(replayed.events) == items_of(outcome.events)
 
@@ -221,7 +223,7 @@ async def test_the_answer_is_unchanged_after_failures_of_mixed_backend_kinds(
 async def test_any_output_is_unchanged_after_failures_of_token_id_backends(
     output: list[int], capabilities: Capabilities, cuts: list[int], hold: bool
 ) -> None:
-    request = replace(TURN, stop=("ok", "zzz"), hold_calls=hold)
+    request = replace(TURN, answer=replace(TURN.answer, stop=("ok", "zzz"), hold_calls=hold))
     steps = [output, tokens_of(OPENED)]
     # Single tokens, since the number of tokens that arrive with the end of a stop string depends on the network.
     undisturbed = await run_failover(request, Mortal(steps, capabilities, per_chunk=1))

@@ -99,7 +99,7 @@ async def run_request(request: GenerationRequest, *backends: Dying) -> tuple[lis
             violation=violation,
         )
     )
-    stream = engine.start(replace(request, seed="a seed"))
+    stream = engine.start(replace(request, resumption=replace(request.resumption, seed="a seed")))
     events = flat([batch async for batch in stream], exact=False)
     check_lifecycle(events)
     assert pool.slots_in_use == 0
@@ -128,7 +128,7 @@ def _comparable(event: Event) -> Event:
 )
 async def test_output_requirements_are_met_after_a_failure_at_any_token(case: Case, capabilities: Capabilities) -> None:
     outputs = [tokens_of(output) for output in case.outputs]
-    for request, stride in ((case.turn, 2), (replace(case.turn, whole=True), 7)):
+    for request, stride in ((case.turn, 2), (replace(case.turn, answer=replace(case.turn.answer, whole=True)), 7)):
         expected, report = await run_request(request, Dying(Model(outputs), capabilities))
         assert isinstance(expected[-1], Finished)
         for lives in range(1, expected[-1].usage.completion_tokens + 1, stride):

@@ -28,7 +28,16 @@ from unisono.core.route_protocol import RouteRequest
 from unisono.engine.conversation_cache import ConversationCache
 from unisono.engine.deps import CountedPrompts, EngineDeps, PreparedConversation
 from unisono.engine.prompt import RenderedPrompt
-from unisono.engine.request import GenerationReport, GenerationRequest, RequestFields
+from unisono.engine.request import (
+    AnswerOptions,
+    GenerationReport,
+    GenerationRequest,
+    PromptOptions,
+    RequestFields,
+    RequestOrigin,
+    Resumption,
+    RoutingOptions,
+)
 from unisono.engine.service import Engine
 from unisono.errors import ContextTooLong, InvalidRequest
 from unisono.harmony.encoding import Encoding, load_encoding
@@ -76,7 +85,7 @@ async def test_truncation_drops_the_fewest_oldest_turns(
 ) -> None:
     remaining = replace(LONG, items=LONG.items[4 * left_out :])
     context = size_of(remaining, encoding) + 50
-    request = GenerationRequest("m", LONG, max_tokens=50, truncate=True)
+    request = GenerationRequest("m", LONG, answer=AnswerOptions(max_tokens=50), prompt=PromptOptions(truncate=True))
     backend, report = await run(encoding, request, replace(capabilities, context=context))
     assert report.facts.left_out == left_out
     first, second = (job.prompt for job in backend.jobs)
@@ -100,7 +109,9 @@ async def test_truncation_leaves_room_for_the_answer(
     limit: int | None, context: int, room: int, encoding: Encoding
 ) -> None:
     conversation = replace(CONVERSATION, items=turns(400, words=2))
-    request = GenerationRequest("m", conversation, max_tokens=limit, truncate=True)
+    request = GenerationRequest(
+        "m", conversation, answer=AnswerOptions(max_tokens=limit), prompt=PromptOptions(truncate=True)
+    )
     backend, report = await run(encoding, request, replace(IDS, context=context))
     prompt_tokens = len(backend.jobs[0].prompt.tokens)
     with_one_more_turn = replace(conversation, items=conversation.items[4 * report.facts.left_out - 4 :])
@@ -109,7 +120,12 @@ async def test_truncation_leaves_room_for_the_answer(
 
 async def test_the_last_turn_is_never_dropped(encoding: Encoding) -> None:
     last = replace(LONG, items=LONG.items[-1:])
-    request = GenerationRequest("m", LONG, max_tokens=50, truncate=True, fields=RequestFields("input"))
+    request = GenerationRequest(
+        "m",
+        LONG,
+        answer=AnswerOptions(max_tokens=50),
+        prompt=PromptOptions(truncate=True, fields=RequestFields("input")),
+    )
     size = size_of(last, encoding)
     backend = Scripted(encoding, [Step("x", FinishReason.LENGTH)], replace(IDS, context=size + 1))
     stream = Runner(encoding, backend).engine.start(request)
@@ -132,11 +148,19 @@ async def test_a_long_conversation_is_rejected_without_truncation(encoding: Enco
 
 async def test_a_resumed_answer_drops_the_same_turns(encoding: Encoding) -> None:
     capabilities = replace(IDS, context=size_of(replace(LONG, items=LONG.items[12:]), encoding) + 60)
-    request = GenerationRequest("m", LONG, max_tokens=50, truncate=True, seed="s")
+    request = GenerationRequest(
+        "m",
+        LONG,
+        answer=AnswerOptions(max_tokens=50),
+        prompt=PromptOptions(truncate=True),
+        resumption=Resumption(seed="s"),
+    )
     first, report = await run(encoding, request, capabilities)
     backend = Scripted(encoding, [Step(ANSWER)], capabilities)
     journal = encoding.encode_as_server(THOUGHT)
-    resumed = Runner(encoding, backend).engine.start(replace(request, journal=tuple(journal)))
+    resumed = Runner(encoding, backend).engine.start(
+        replace(request, resumption=replace(request.resumption, journal=tuple(journal)))
+    )
     assert [batch async for batch in resumed]
     assert report.facts.left_out == resumed.report.facts.left_out == 3
     assert list(backend.jobs[0].prompt.tokens) == [*first.jobs[0].prompt.tokens, *journal]
@@ -157,11 +181,13 @@ async def test_count_returns_the_size_of_the_sent_prompt(conversation: Conversat
 FORM = AnswerForm("answer", {"type": "object"}, "", strict=True)
 CHANGES: dict[str, Callable[[GenerationRequest], GenerationRequest]] = {
     "unchanged": lambda request: request,
-    "another limit": lambda request: replace(request, max_tokens=7),
+    "another limit": lambda request: replace(request, answer=replace(request.answer, max_tokens=7)),
     "another conversation": lambda request: replace(request, conversation=LONG),
-    "response format": lambda request: replace(request, form=FORM),
+    "response format": lambda request: replace(request, answer=replace(request.answer, form=FORM)),
     "prefill": lambda request: replace(request, conversation=replace(CONVERSATION, prefill="Once upon")),
-    "journal": lambda request: replace(request, seed="s", journal=tuple(IDS_OF_THOUGHT)),
+    "journal": lambda request: replace(
+        request, resumption=replace(request.resumption, seed="s", journal=tuple(IDS_OF_THOUGHT))
+    ),
 }
 IDS_OF_THOUGHT = load_encoding().encode_as_server(THOUGHT)
 
@@ -175,7 +201,7 @@ async def test_counting_a_request_does_not_change_its_prompt(
     for is_counted in (False, True):
         backend = Scripted(encoding, [Step(ANSWER)] * 3, capabilities)
         runner = Runner(encoding, backend)
-        request = GenerationRequest("m", CONVERSATION, tenant="team")
+        request = GenerationRequest("m", CONVERSATION, origin=RequestOrigin(tenant="team"))
         if is_counted:
             await runner.engine.count(request)
         async for _ in runner.engine.start(change(request)):
@@ -199,7 +225,7 @@ async def test_a_counted_prompt_is_not_rendered_again(encoding: Encoding, monkey
     monkeypatch.setattr(Renderer, "prompt", counted)
     await runner.engine.count(request)
     assert len(rendered) == 1
-    async for _ in runner.engine.start(replace(request, max_tokens=9)):
+    async for _ in runner.engine.start(replace(request, answer=replace(request.answer, max_tokens=9))):
         pass
     assert len(rendered) == 1
     async for _ in runner.engine.start(replace(request, conversation=replace(CONVERSATION))):
@@ -209,7 +235,7 @@ async def test_a_counted_prompt_is_not_rendered_again(encoding: Encoding, monkey
 
 async def test_counted_prompts_are_dropped_with_their_request() -> None:
     counted_prompts, request = CountedPrompts(), GenerationRequest("m", CONVERSATION)
-    copy = replace(request, max_tokens=9)
+    copy = replace(request, answer=replace(request.answer, max_tokens=9))
     counted_prompts.record(
         request, PreparedConversation(CONVERSATION, plan_tools(()), rendered=RenderedPrompt(Prompt([1]), ()))
     )
@@ -227,7 +253,7 @@ async def test_counting_uses_cached_tokens_of_earlier_answers(encoding: Encoding
     runner = Runner(encoding, backend)
     await runner.ask(CONVERSATION)
     continued = replace(CONVERSATION, items=(*CONVERSATION.items, AssistantMessage("one  two"), UserMessage("And?")))
-    counted = await runner.engine.count(GenerationRequest("m", continued, tenant="team"))
+    counted = await runner.engine.count(GenerationRequest("m", continued, origin=RequestOrigin(tenant="team")))
     await runner.ask(continued)
     assert counted == len(backend.jobs[1].prompt.tokens)
 
@@ -242,7 +268,9 @@ async def test_an_invalid_tool_is_reported_at_its_request_field(
 ) -> None:
     runner = Runner(encoding, Scripted(encoding, [Step(ANSWER)]))
     request = GenerationRequest(
-        "m", Conversation(Preamble(tools=(INVALID_TOOL,)), CONVERSATION.items), fields=RequestFields(tool=tool_field)
+        "m",
+        Conversation(Preamble(tools=(INVALID_TOOL,)), CONVERSATION.items),
+        prompt=PromptOptions(fields=RequestFields(tool=tool_field)),
     )
     for call in (runner.engine.count(request), anext(aiter(runner.engine.start(request)))):
         with pytest.raises(InvalidRequest) as raised:
@@ -284,7 +312,11 @@ async def test_the_route_request_has_model_tenant_and_sticky_key(encoding: Encod
             new_call_id=lambda: "call_1",
         )
     )
-    async for _ in engine.start(GenerationRequest("m", CONVERSATION, sticky="conv_1", tenant="team")):
+    async for _ in engine.start(
+        GenerationRequest(
+            "m", CONVERSATION, routing=RoutingOptions(sticky="conv_1"), origin=RequestOrigin(tenant="team")
+        )
+    ):
         pass
     assert pool.request == RouteRequest("m", owner="team", sticky="conv_1")
 
@@ -294,7 +326,9 @@ async def test_call_ids_are_derived_from_the_seed(seed: str, encoding: Encoding)
     call = "<|channel|>commentary to=functions.f<|message|>{}<|call|>"
     runner = Runner(encoding, Scripted(encoding, [Step(call + "<|start|>assistant" + call)]))
     events = [
-        event async for batch in runner.engine.start(GenerationRequest("m", CONVERSATION, seed=seed)) for event in batch
+        event
+        async for batch in runner.engine.start(GenerationRequest("m", CONVERSATION, resumption=Resumption(seed=seed)))
+        for event in batch
     ]
     call_ids = [
         event.item.call_id for event in events if isinstance(event, Closed) and isinstance(event.item, ToolCall)

@@ -14,7 +14,7 @@ from unisono.core.generation import RETURN, Capabilities, Chunk, CompletionJob, 
 from unisono.engine.attempt import TokenCap
 from unisono.engine.conversation_cache import ConversationCache
 from unisono.engine.deps import EngineDeps
-from unisono.engine.request import GenerationRequest, GenerationStream
+from unisono.engine.request import AnswerOptions, GenerationRequest, GenerationStream
 from unisono.engine.service import Engine
 from unisono.harmony.encoding import Encoding
 from unisono.harmony.render import Renderer
@@ -74,7 +74,7 @@ async def test_an_endless_backend_stops_at_max_tokens(
     capabilities: Capabilities, per_chunk: int, max_tokens: int, encoding: Encoding
 ) -> None:
     backend = Endless(encoding, capabilities, per_chunk)
-    stream = start(encoding, backend, GenerationRequest("m", CONVERSATION, max_tokens=max_tokens))
+    stream = start(encoding, backend, GenerationRequest("m", CONVERSATION, answer=AnswerOptions(max_tokens=max_tokens)))
     events = [event async for batch in stream for event in batch]
     check_lifecycle(events)
     finished = events[-1]

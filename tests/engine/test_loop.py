@@ -119,14 +119,17 @@ async def test_usage_counts_prompt_output_and_tool_results() -> None:
 async def test_max_tokens_applies_to_all_steps_together() -> None:
     size = len(ENCODING.encode_as_server(SEARCH))
     talk = Talk([SEARCH, ANSWER])
-    talk = replace(talk, turn=replace(talk.turn, max_tokens=size + 5))
+    talk = replace(talk, turn=replace(talk.turn, answer=replace(talk.turn.answer, max_tokens=size + 5)))
     await talk.events()
     assert [job.max_tokens for job in talk.bases] == [size + 5, 5]
 
 
 async def test_the_answer_ends_after_a_call_that_uses_up_max_tokens() -> None:
     talk = Talk([SEARCH, ANSWER])
-    talk = replace(talk, turn=replace(talk.turn, max_tokens=len(ENCODING.encode_as_server(SEARCH))))
+    talk = replace(
+        talk,
+        turn=replace(talk.turn, answer=replace(talk.turn.answer, max_tokens=len(ENCODING.encode_as_server(SEARCH)))),
+    )
     events, _ = await talk.events()
     assert calls_of(events) == [("docs", "search", "search of one")]
     assert len(talk.bases) == 1
@@ -301,7 +304,7 @@ async def test_server_calls_run_and_client_calls_are_returned() -> None:
 async def test_without_parallel_calls_one_client_call_is_returned() -> None:
     first, second = call("f").removesuffix("<|call|>"), SEARCH.removesuffix("<|call|>")
     talk = Talk([f"{second}<|end|><|start|>assistant{first}<|end|><|start|>assistant{call('a')}"])
-    talk = replace(talk, turn=replace(talk.turn, parallel_calls=False))
+    talk = replace(talk, turn=replace(talk.turn, answer=replace(talk.turn.answer, parallel_calls=False)))
     events, _ = await talk.events()
     assert items_of(events) == (R("I look."), C("f"))
     assert calls_of(events) == [("docs", "search", "search of one")]
@@ -310,7 +313,7 @@ async def test_without_parallel_calls_one_client_call_is_returned() -> None:
 @pytest.mark.parametrize("per_chunk", [1, 1000])
 async def test_server_calls_are_buffered_while_client_calls_stream(per_chunk: int) -> None:
     talk = Talk([SEARCH, call("f", '{"a":1}')], per_chunk=per_chunk)
-    talk = replace(talk, turn=replace(talk.turn, hold_calls=False))
+    talk = replace(talk, turn=replace(talk.turn, answer=replace(talk.turn.answer, hold_calls=False)))
     events, _ = await talk.events()
     assert items_of(events) == (R("I look."), C("f", '{"a":1}'))
     assert calls_of(events) == [("docs", "search", "search of one")]
@@ -333,7 +336,7 @@ async def test_calls_of_one_step_run_in_order() -> None:
 
 async def test_a_server_call_is_reasoning_if_calls_are_not_allowed() -> None:
     talk = Talk([call("docs__search"), "It is so.<|return|>"])
-    talk = replace(talk, turn=replace(talk.turn, calls_allowed=False))
+    talk = replace(talk, turn=replace(talk.turn, answer=replace(talk.turn.answer, calls_allowed=False)))
     events, _ = await talk.events()
     assert items_of(events) == (R("{}"), F("It is so."))
     assert talk.host.made == []
@@ -342,7 +345,7 @@ async def test_a_server_call_is_reasoning_if_calls_are_not_allowed() -> None:
 async def test_a_call_does_not_run_if_a_stop_string_ends_the_answer() -> None:
     output = SEARCH.removesuffix("<|call|>") + "<|end|><|start|>assistant<|channel|>final<|message|>so STOP<|return|>"
     talk = Talk([output])
-    talk = replace(talk, turn=replace(talk.turn, stop=("STOP",)))
+    talk = replace(talk, turn=replace(talk.turn, answer=replace(talk.turn.answer, stop=("STOP",))))
     events, _ = await talk.events()
     assert items_of(events) == (R("I look."), F("so "))
     assert talk.host.made == []
@@ -371,7 +374,12 @@ RETURNED: dict[str, tuple[str, str]] = {
 @pytest.mark.parametrize(("output", "unmet"), RETURNED.values(), ids=RETURNED)
 async def test_a_missing_form_is_reported_only_without_returned_calls(output: str, unmet: str) -> None:
     talk = hosting(Talk([output]), servers=(FILES,))
-    talk = replace(talk, turn=replace(talk.turn, form=FORM, disabled_rules=frozenset({"regenerated-answer"})))
+    talk = replace(
+        talk,
+        turn=replace(
+            talk.turn, answer=replace(talk.turn.answer, form=FORM, disabled_rules=frozenset({"regenerated-answer"}))
+        ),
+    )
     _, report = await talk.events()
     assert report.unmet == unmet
 
@@ -506,7 +514,7 @@ FAULTS: dict[str, tuple[str, Servers, str, str]] = {
 async def test_the_model_reads_an_error_result_and_continues(step: str, host: Servers, error: str, rule: str) -> None:
     host = replace(host, made=[])
     talk = Talk([step, ANSWER], host)
-    talk.turn = replace(talk.turn, disabled_rules=frozenset({"repetition"}))
+    talk.turn = replace(talk.turn, answer=replace(talk.turn.answer, disabled_rules=frozenset({"repetition"})))
     events, report = await talk.events()
     [ran] = [event for event in events if isinstance(event, Ran)]
     assert ran.outcome.is_error
@@ -655,7 +663,7 @@ async def test_cancelling_the_stream_cancels_the_running_call() -> None:
 @pytest.mark.parametrize("whole", [True, False], ids=["whole", "streamed"])
 async def test_another_backend_continues_after_tool_results(whole: bool) -> None:
     talk = Talk([SEARCH, ANSWER])
-    talk = replace(talk, turn=replace(talk.turn, whole=whole))
+    talk = replace(talk, turn=replace(talk.turn, answer=replace(talk.turn.answer, whole=whole)))
     first = talk.backend(outputs=[talk.backend().outputs[0]], name="first")
 
     class Failing(type(first)):  # type: ignore[misc]

@@ -16,7 +16,7 @@ from unisono.core.conversation import FunctionTool, Json
 from unisono.core.events import Closed, HostedCall
 from unisono.core.generation import Capabilities
 from unisono.core.tools import HostedTool, ToolOutcome, ToolServer
-from unisono.engine.request import GenerationRequest, ServerTools
+from unisono.engine.request import GenerationRequest, RequestOrigin, Resumption, ServerTools
 from unisono.errors import ToolServerUnavailable, UnisonoError
 
 BROWSER = ToolServer("web", "http://127.0.0.1:9/mcp", approval=FREE, builtin="browser")
@@ -38,7 +38,13 @@ def answer(name: str, arguments: Mapping[str, Json]) -> ToolOutcome:
 def talk(
     *outputs: str, capabilities: Capabilities = IDS, servers: tuple[ToolServer, ...] = (BROWSER, PYTHON, SHELL)
 ) -> Talk:
-    request = GenerationRequest("m", CONVERSATION, seed="a seed", tenant="team", server_tools=ServerTools(servers))
+    request = GenerationRequest(
+        "m",
+        CONVERSATION,
+        server_tools=ServerTools(servers),
+        resumption=Resumption(seed="a seed"),
+        origin=RequestOrigin(tenant="team"),
+    )
     return Talk(outputs, Servers(OFFERED, answer), caps=capabilities, turn=request)
 
 

@@ -62,7 +62,15 @@ def talk_of(outputs: Sequence[str], hosting: ServerTools | None = None, **more: 
     conversation: Conversation = more.pop("conversation", CONVERSATION)
     hosting = hosting or ServerTools((DOCS, FILES))
     noted = more.pop("noted", None)
-    talk = replace(talk, turn=replace(talk.turn, conversation=conversation, server_tools=hosting, journal_note=noted))
+    talk = replace(
+        talk,
+        turn=replace(
+            talk.turn,
+            conversation=conversation,
+            server_tools=hosting,
+            resumption=replace(talk.turn.resumption, journal_note=noted),
+        ),
+    )
     return replace(talk, **more)
 
 

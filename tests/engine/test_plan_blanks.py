@@ -50,9 +50,14 @@ async def test_a_run_of_blanks_is_removed(
     per_chunk: int,
     capabilities: Capabilities,
 ) -> None:
-    forced = generation_request.choice is not None
+    forced = generation_request.answer.choice is not None
     steps = [ANSWERED, *outputs] if forced or capabilities.constrain else [FINAL + outputs[0], *outputs[1:]]
-    outcome = await ask(steps, replace(generation_request, whole=whole), capabilities, per_chunk=per_chunk)
+    outcome = await ask(
+        steps,
+        replace(generation_request, answer=replace(generation_request.answer, whole=whole)),
+        capabilities,
+        per_chunk=per_chunk,
+    )
     [item] = outcome.items
     assert item == expected
     assert outcome.finished.reason is FinishReason.STOP

@@ -271,7 +271,11 @@ async def test_repetition_detection_can_be_switched_off() -> None:
 async def test_a_forced_server_tool_runs_and_then_the_model_chooses() -> None:
     steps = [RAIN, '{"q":"one"}<|call|>', ANSWER]
     talk = ServerToolTalk(
-        steps, turn=replace(ServerToolTalk([]).turn, choice=ForcedCalls(hosted=frozenset({("docs", "search")})))
+        steps,
+        turn=replace(
+            ServerToolTalk([]).turn,
+            answer=replace(ServerToolTalk([]).turn.answer, choice=ForcedCalls(hosted=frozenset({("docs", "search")}))),
+        ),
     )
     events, report = await talk.events()
     assert calls_of(events) == [("docs", "search", "search of one")]
@@ -284,7 +288,11 @@ async def test_a_forced_server_tool_runs_and_then_the_model_chooses() -> None:
 async def test_a_forced_server_accepts_any_of_its_tools() -> None:
     steps = [RAIN, ".docs__fetch<|message|>", '{"q":"one"}<|call|>', ANSWER]
     talk = ServerToolTalk(
-        steps, turn=replace(ServerToolTalk([]).turn, choice=ForcedCalls(hosted=frozenset({("docs", None)})))
+        steps,
+        turn=replace(
+            ServerToolTalk([]).turn,
+            answer=replace(ServerToolTalk([]).turn.answer, choice=ForcedCalls(hosted=frozenset({("docs", None)}))),
+        ),
     )
     events, _ = await talk.events()
     assert calls_of(events) == [("docs", "fetch", "fetch of one")]
@@ -292,7 +300,11 @@ async def test_a_forced_server_accepts_any_of_its_tools() -> None:
 
 async def test_the_form_is_enforced_after_tool_results() -> None:
     steps = [call("docs__search", '{"q":"one"}'), FINAL + PARIS + "<|return|>"]
-    talk = ServerToolTalk(steps, caps=GUIDED, turn=replace(ServerToolTalk([]).turn, form=CITY_FORM))
+    talk = ServerToolTalk(
+        steps,
+        caps=GUIDED,
+        turn=replace(ServerToolTalk([]).turn, answer=replace(ServerToolTalk([]).turn.answer, form=CITY_FORM)),
+    )
     backend = talk.backend()
     batches, report = await talk.batches(backends=[backend])
     assert texts_of([event for batch in batches for event in batch]) == [PARIS]
@@ -303,7 +315,9 @@ async def test_the_form_is_enforced_after_tool_results() -> None:
 async def test_the_form_is_enforced_after_the_tool_limit() -> None:
     calls = [call("docs__nothing", "{}")] * 3
     talk = ServerToolTalk(
-        [*calls, PARIS + "<|return|>"], caps=GUIDED, turn=replace(ServerToolTalk([]).turn, form=CITY_FORM)
+        [*calls, PARIS + "<|return|>"],
+        caps=GUIDED,
+        turn=replace(ServerToolTalk([]).turn, answer=replace(ServerToolTalk([]).turn.answer, form=CITY_FORM)),
     )
     events, report = await talk.events()
     assert texts_of(events) == [PARIS]

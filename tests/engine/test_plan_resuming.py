@@ -138,7 +138,9 @@ class Talk:
                 violation=violation,
             )
         )
-        run = engine.start(replace(self.turn, seed="a seed", journal=tuple(journal)))
+        run = engine.start(
+            replace(self.turn, resumption=replace(self.turn.resumption, seed="a seed", journal=tuple(journal)))
+        )
         batches: list[list[Event]] = []
         async for batch in run:
             batches.append(batch)

@@ -8,13 +8,19 @@ from typing import Any
 
 import pytest
 
+from tests.engine.options import changed
 from tests.engine.scripted import IDS, TEXT, Runner, Scripted, Step
 from tests.harmony.fold import check_lifecycle
 from unisono.core.conversation import Conversation, Preamble, UserMessage
 from unisono.core.events import Closed, Delta, Event, Finished
 from unisono.core.generation import Capabilities, Chunk, CompletionJob, FinishReason, OutputForm
 from unisono.engine.raw_text import RawText
-from unisono.engine.request import GenerationReport, GenerationRequest, RawPrompt, RequestFields
+from unisono.engine.request import (
+    GenerationReport,
+    GenerationRequest,
+    RawPrompt,
+    RequestFields,
+)
 from unisono.errors import BackendUnavailable, ContextTooLong, UnisonoError, UnsupportedValue
 from unisono.harmony.encoding import load_encoding
 
@@ -88,14 +94,8 @@ class Raw(Runner):
 
     async def complete(self, raw: RawPrompt, **fields: Any) -> tuple[str, Finished, GenerationReport]:
         conversation = Conversation(Preamble(), (UserMessage("-"),))
-        request = GenerationRequest(
-            "m",
-            conversation,
-            raw=raw,
-            max_tokens=fields.pop("max_tokens", 100),
-            fields=RequestFields("prompt"),
-            **fields,
-        )
+        options = {"max_tokens": 100, "fields": RequestFields("prompt"), **fields}
+        request = changed(GenerationRequest("m", conversation, raw=raw), **options)
         run = self.engine.start(request)
         batches = [batch async for batch in run]
         assert all(batches)

@@ -202,7 +202,7 @@ SERVER_ERROR, DISCONNECT = BackendError("x", symptom=FAILED), BackendError("x", 
 async def test_an_answer_without_the_failed_constraint_is_validated(error: BackendError, whole: bool) -> None:
     backend = failing("a", [UNFIT_ANSWER, WRONG, RIGHT], error)
     built, line = engine(backend)
-    events, report = await run_request(built, replace(REQUEST, whole=whole))
+    events, report = await run_request(built, replace(REQUEST, answer=replace(REQUEST.answer, whole=whole)))
     assert items_of(events) == (R("Hm."), F(PARIS))
     assert backend.constrained == [JsonSchema(CITY)]
     assert (line.failures, report.failovers, report.unmet) == ([], 0, "")

@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.depth import cuts, examples
+from tests.engine.options import changed
 from tests.engine.scripted import CONVERSATION, IDS, TEXT, THOUGHT, DeploymentDouble, Line, Outcome
 from tests.harmony.fold import check_lifecycle, items_of
 from tests.harmony.recoveries import CASES, C, Case, F, R
@@ -32,7 +33,7 @@ from unisono.engine.conversation_cache import ConversationCache
 from unisono.engine.deps import EngineDeps
 from unisono.engine.failover import ENDS_EARLY
 from unisono.engine.journal import STEP_ENDED
-from unisono.engine.request import GenerationReport, GenerationRequest
+from unisono.engine.request import AnswerOptions, GenerationReport, GenerationRequest, RequestOrigin, Resumption
 from unisono.engine.service import Engine
 from unisono.errors import BackendUnavailable, BackendUnfit, StoreUnreadable, UnisonoError
 from unisono.harmony.encoding import Encoding, load_encoding
@@ -130,7 +131,9 @@ class Talk:
     finish: FinishReason = FinishReason.STOP
     per_chunk: int = 4
     turn: GenerationRequest = field(
-        default_factory=lambda: GenerationRequest("m", CONVERSATION, seed="a seed", tenant="team")
+        default_factory=lambda: GenerationRequest(
+            "m", CONVERSATION, resumption=Resumption(seed="a seed"), origin=RequestOrigin(tenant="team")
+        )
     )
     bases: list[CompletionJob] = field(default_factory=list)
 
@@ -153,7 +156,7 @@ class Talk:
                 new_call_id=lambda: "call_random",
             )
         )
-        run = engine.start(replace(self.turn, journal=tuple(journal), **changes))  # type: ignore[arg-type]
+        run = engine.start(changed(self.turn, journal=tuple(journal), **changes))
         batches: list[list[Event]] = []
         async for batch in run:
             batches.append(batch)
@@ -280,7 +283,9 @@ def outputs(draw: st.DrawFn) -> list[int]:
 async def test_any_output_can_be_resumed(
     output: list[int], capabilities: Capabilities, finish: FinishReason, hold: bool, per_chunk: int, data: st.DataObject
 ) -> None:
-    request = GenerationRequest("m", CONVERSATION, seed="s", stop=("ok", "zzz"), hold_calls=hold)
+    request = GenerationRequest(
+        "m", CONVERSATION, resumption=Resumption(seed="s"), answer=AnswerOptions(stop=("ok", "zzz"), hold_calls=hold)
+    )
     finish = FinishReason.STOP if output[-1] in STOPS else finish
     talk = Talk([output, tokens_of(OPENED)], capabilities, finish, per_chunk, request)
     whole, _ = await talk.ask([talk.backend()])
@@ -296,7 +301,9 @@ async def test_an_opened_answer_resumes_in_either_step(
     capabilities: Capabilities, per_chunk: int, conversation: Conversation
 ) -> None:
     output = THOUGHT if conversation is CONVERSATION else " a time<|end|>"
-    request = GenerationRequest("m", conversation, seed="s", stop=("never",))
+    request = GenerationRequest(
+        "m", conversation, resumption=Resumption(seed="s"), answer=AnswerOptions(stop=("never",))
+    )
     talk = Talk([tokens_of(output), tokens_of(OPENED)], capabilities, per_chunk=per_chunk, turn=request)
     whole, _ = await talk.ask([talk.backend()])
     assert await check_every_cut(talk) == len(whole) - 1
@@ -400,7 +407,11 @@ async def test_a_complete_journal_needs_no_generation(output: str, stop: tuple[s
     output_tokens = tokens_of(output)[:limit]
     finish = FinishReason.STOP if output_tokens[-1] in STOPS else FinishReason.LENGTH
     talk = Talk(
-        [output_tokens], finish=finish, turn=GenerationRequest("m", CONVERSATION, max_tokens=limit, stop=stop, seed="s")
+        [output_tokens],
+        finish=finish,
+        turn=GenerationRequest(
+            "m", CONVERSATION, answer=AnswerOptions(max_tokens=limit, stop=stop), resumption=Resumption(seed="s")
+        ),
     )
     whole, report = await talk.ask([talk.backend()])
     backend = talk.backend()
@@ -411,7 +422,9 @@ async def test_a_complete_journal_needs_no_generation(output: str, stop: tuple[s
 
 async def test_replayed_tokens_count_against_the_limit() -> None:
     talk = Talk(
-        [tokens_of(LONG_ANSWER)], turn=GenerationRequest("m", CONVERSATION, max_tokens=50, seed="s"), per_chunk=5
+        [tokens_of(LONG_ANSWER)],
+        turn=GenerationRequest("m", CONVERSATION, answer=AnswerOptions(max_tokens=50), resumption=Resumption(seed="s")),
+        per_chunk=5,
     )
     journal = await cut_after(talk, 1)
     backend = talk.backend()
@@ -421,7 +434,10 @@ async def test_replayed_tokens_count_against_the_limit() -> None:
 
 async def test_replayed_text_counts_in_canonical_tokens_against_the_limit() -> None:
     talk = Talk(
-        [tokens_of(LONG_ANSWER)], TEXT, per_chunk=1, turn=GenerationRequest("m", CONVERSATION, max_tokens=50, seed="s")
+        [tokens_of(LONG_ANSWER)],
+        TEXT,
+        per_chunk=1,
+        turn=GenerationRequest("m", CONVERSATION, answer=AnswerOptions(max_tokens=50), resumption=Resumption(seed="s")),
     )
     _, report = await talk.ask([talk.backend()], cut=len("Internationalisation"))
     backend = talk.backend()
@@ -461,7 +477,7 @@ async def test_a_marker_in_ordinary_tokens_is_not_sent_to_a_text_backend(text: s
 
 
 async def test_a_marker_split_between_prefill_and_output_is_not_sent_as_text() -> None:
-    request = GenerationRequest("m", replace(CONVERSATION, prefill="The marker <|en"), seed="s")
+    request = GenerationRequest("m", replace(CONVERSATION, prefill="The marker <|en"), resumption=Resumption(seed="s"))
     output = ENCODING.encode_text("d|> is text")
     texts = Talk([output], TEXT, turn=request)
     backend = texts.backend()
@@ -496,7 +512,7 @@ async def test_a_resumed_call_keeps_its_id() -> None:
         ids += [e.item.call_id for b in batches for e in b if isinstance(e, Closed) and isinstance(e.item, ToolCall)]
     assert len(ids) == 3
     assert len(set(ids)) == 1
-    other = replace(talk, turn=replace(talk.turn, seed="another seed"))
+    other = replace(talk, turn=replace(talk.turn, resumption=replace(talk.turn.resumption, seed="another seed")))
     batches, _ = await other.ask([other.backend()])
     assert ids[0] not in str(batches)
 
@@ -504,7 +520,7 @@ async def test_a_resumed_call_keeps_its_id() -> None:
 async def test_a_backend_that_fails_before_new_output_is_replaced() -> None:
     call = "<|channel|>commentary to=functions.f<|message|>{}<|call|>"
     output = [*ENCODING.encode_as_server(call[:-8] + "<|end|><|start|>assistant"), *tokens_of(OTHER)]
-    talk = Talk([output], turn=GenerationRequest("m", CONVERSATION, tenant="team"))
+    talk = Talk([output], turn=GenerationRequest("m", CONVERSATION, origin=RequestOrigin(tenant="team")))
     whole, _ = await talk.ask([talk.backend()])
     failing, other = talk.backend(failure=BackendUnavailable("gone"), name="gone"), talk.backend(name="other")
     second, report = await talk.ask([failing, other], output[:-3])
@@ -571,7 +587,13 @@ def outcome(batches: list[list[Event]], report: GenerationReport) -> Outcome:
 
 async def test_streamed_calls_can_be_resumed() -> None:
     call = '<|channel|>commentary to=functions.f<|message|>{"location": "Paris", "unit": "celsius"}<|call|>'
-    talk = Talk([tokens_of(call)], per_chunk=1, turn=GenerationRequest("m", CONVERSATION, hold_calls=False, seed="s"))
+    talk = Talk(
+        [tokens_of(call)],
+        per_chunk=1,
+        turn=GenerationRequest(
+            "m", CONVERSATION, answer=AnswerOptions(hold_calls=False), resumption=Resumption(seed="s")
+        ),
+    )
     whole, report = await talk.ask([talk.backend()])
     assert len(whole) > 5
     assert items_of(outcome(whole, report).events) == (C("f", '{"location": "Paris", "unit": "celsius"}'),)

@@ -10,7 +10,7 @@ from tests.harmony.recoveries import C, F, R
 from unisono.core.conversation import AssistantMessage, Conversation, UserMessage
 from unisono.core.events import Finished
 from unisono.core.generation import Capabilities, FinishReason, OutputForm, Usage
-from unisono.engine.request import GenerationRequest
+from unisono.engine.request import AnswerOptions, GenerationRequest
 from unisono.errors import BackendRejected, BackendUnavailable, CannotGoOn, ContextTooLong, UnisonoError
 from unisono.harmony.encoding import Encoding
 
@@ -170,7 +170,7 @@ STUCK = {
 @pytest.mark.parametrize("steps", STUCK.values(), ids=STUCK)
 async def test_an_answer_that_no_backend_can_continue_ends(steps: list[Step], encoding: Encoding) -> None:
     backend = Scripted(encoding, steps * 9)
-    run = Runner(encoding, backend).engine.start(GenerationRequest("m", CONVERSATION, whole=True))
+    run = Runner(encoding, backend).engine.start(GenerationRequest("m", CONVERSATION, answer=AnswerOptions(whole=True)))
     events = [event async for batch in run for event in batch]
     check_lifecycle(events)
     assert items_of(events)[0] == R("Hm.")

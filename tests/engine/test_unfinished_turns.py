@@ -152,7 +152,7 @@ async def test_text_for_an_unknown_recipient_stays_text(text: str) -> None:
 
 async def test_every_portion_of_tokens_gives_the_same_events() -> None:
     outputs = [T + S + FOREIGN, PREAMBLE + "<|return|>", WEATHER + PARIS + "<|call|>"]
-    request = replace(turn(), seed="resp_1")
+    request = replace(turn(), resumption=replace(turn().resumption, seed="resp_1"))
     outcomes = [await ask(outputs, request, IDS, per_chunk=size) for size in (1, 2, 5, 100)]
     assert len({outcome.items for outcome in outcomes}) == 1
     assert len({tuple(outcome.suffixes) for outcome in outcomes}) == 1

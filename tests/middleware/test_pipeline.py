@@ -12,12 +12,18 @@ import pytest
 from unisono.core.conversation import Conversation, Preamble
 from unisono.core.events import Event, Finished, Opened, Reasoning
 from unisono.core.generation import FinishReason, Usage
-from unisono.engine.request import GenerationReport, GenerationRequest, GenerationService, GenerationStream
+from unisono.engine.request import (
+    GenerationReport,
+    GenerationRequest,
+    GenerationService,
+    GenerationStream,
+    RequestOrigin,
+)
 from unisono.errors import LimitReached, ShuttingDown, UnisonoError
 from unisono.middleware.drain import OPEN, OpenRequest
 from unisono.middleware.pipeline import Gate, GuardedService
 
-REQUEST = GenerationRequest("gpt-oss", Conversation(Preamble()), recoveries=("media-left-out",))
+REQUEST = GenerationRequest("gpt-oss", Conversation(Preamble()), origin=RequestOrigin(recoveries=("media-left-out",)))
 FIRST: list[Event] = [Opened(Reasoning(0))]
 LAST: list[Event] = [Finished(FinishReason.STOP, Usage(3, 9))]
 REFUSAL = LimitReached("too many requests")
@@ -77,7 +83,7 @@ class Recorded(Gate):
         self.calls.append(f"{self.name}.admit")
         if self.refuses == "admit":
             raise REFUSAL
-        return replace(request, request_id=request.request_id + self.name)
+        return replace(request, origin=replace(request.origin, request_id=request.origin.request_id + self.name))
 
     def start(self) -> None:
         self.calls.append(f"{self.name}.start")
@@ -134,7 +140,7 @@ async def test_gates_are_called_in_order(
     with nullcontext() if error is None else pytest.raises(error):
         assert [batch async for batch in stream] == [FIRST, LAST]
     assert calls == expected
-    assert [request.request_id for request in script.requests] == ([] if refuses == "admit" else ["ab"])
+    assert [request.origin.request_id for request in script.requests] == ([] if refuses == "admit" else ["ab"])
     await stream.aclose()
     assert calls == expected
 

@@ -13,7 +13,14 @@ from unisono.core.events import Closed, Event, Finished, Opened, Reasoning
 from unisono.core.generation import FinishReason, Usage
 from unisono.core.observer import GAPS_S, GenerationDone, GenerationOutcome, GenerationStarted, Pace
 from unisono.core.trace_context import TraceContext
-from unisono.engine.request import GenerationReport, GenerationRequest, GenerationService, GenerationStream
+from unisono.engine.request import (
+    GenerationReport,
+    GenerationRequest,
+    GenerationService,
+    GenerationStream,
+    RequestOrigin,
+    Resumption,
+)
 from unisono.errors import BackendTimeout, UnisonoError
 from unisono.harmony.encoding import load_encoding
 from unisono.middleware.pipeline import GuardedService
@@ -102,7 +109,9 @@ def observed(stream: ScriptedStream, *observers: RecordingObserver) -> Generatio
     return GuardedService(SingleStreamService(stream), [GenerationObservation(observers)])
 
 
-REQUEST = GenerationRequest("gpt-oss", Conversation(Preamble()), surface="chat", tenant="a", request_id="req_1")
+REQUEST = GenerationRequest(
+    "gpt-oss", Conversation(Preamble()), origin=RequestOrigin(surface="chat", tenant="a", request_id="req_1")
+)
 
 
 async def test_an_observer_is_called_at_the_start_and_end_of_an_answer() -> None:
@@ -121,7 +130,7 @@ async def test_an_observer_is_called_at_the_start_and_end_of_an_answer() -> None
 
 async def test_tokens_of_an_earlier_generation_are_not_counted_again() -> None:
     observer = RecordingObserver()
-    request = GenerationRequest("gpt-oss", Conversation(Preamble()), journal=(1, 2))
+    request = GenerationRequest("gpt-oss", Conversation(Preamble()), resumption=Resumption(journal=(1, 2)))
     stream = observed(ScriptedStream([LAST[:1], LAST[1:]], None), observer).start(request)
     assert len([batch async for batch in stream]) == 2
     assert observer.calls[0].resumed

@@ -28,10 +28,9 @@ class ModelRules:
         """Apply the rules that a request cannot change; `recoveries` were applied to its body."""
         return replace(
             request,
-            disabled_rules=self.unmended,
-            failover=self.failover,
-            forbidden_tools=self.forbidden_tools,
-            recoveries=recoveries,
+            answer=replace(request.answer, disabled_rules=self.unmended, forbidden_tools=self.forbidden_tools),
+            routing=replace(request.routing, failover=self.failover),
+            origin=replace(request.origin, recoveries=recoveries),
         )
 
 

@@ -43,7 +43,15 @@ from unisono.core.conversation import (
 )
 from unisono.core.events import Event, Passed
 from unisono.core.passthrough_request import AnswerMode, Api, PassthroughRequest, ServedName
-from unisono.engine.request import BatchStream, GenerationRequest, GenerationService, GenerationStream
+from unisono.engine.request import (
+    AnswerOptions,
+    BatchStream,
+    GenerationRequest,
+    GenerationService,
+    GenerationStream,
+    PromptOptions,
+    RequestOrigin,
+)
 from unisono.errors import InvalidRequest, UnisonoError, UnsupportedValue
 
 # Select the answer mode of a model name. Raises UnknownModel, and ModelNotAllowed.
@@ -127,15 +135,14 @@ def to_generation_request(
     return GenerationRequest(
         model=model,
         conversation=Conversation(Preamble(), tuple(_items(passthrough.body, field))),
-        # Every choice may use the whole limit.
-        max_tokens=None if passthrough.max_tokens is None else passthrough.max_tokens * passthrough.choices,
-        whole=not passthrough.stream,
-        tenant=caller.tenant,
-        caller=caller,
-        request_id=request_id,
-        surface=surface,
         passthrough=passthrough,
-        fields=request_fields(field),
+        answer=AnswerOptions(
+            # Every choice may use the whole limit.
+            max_tokens=None if passthrough.max_tokens is None else passthrough.max_tokens * passthrough.choices,
+            whole=not passthrough.stream,
+        ),
+        origin=RequestOrigin(tenant=caller.tenant, caller=caller, request_id=request_id, surface=surface),
+        prompt=PromptOptions(fields=request_fields(field)),
     )
 
 

@@ -40,19 +40,27 @@ class SlotSession:
         """`passing` selects deployments that answer in OpenAI's own API."""
         self._request = request
         self._report = report
-        owner = request.caller.key if request.caller is not None and request.caller.key else request.tenant
+        owner = (
+            request.origin.caller.key
+            if request.origin.caller is not None and request.origin.caller.key
+            else request.origin.tenant
+        )
         identity = partial(identity_of, request)
-        self._route = pool.route(RouteRequest(request.model, owner, request.sticky, passing=passing, identity=identity))
+        self._route = pool.route(
+            RouteRequest(request.model, owner, request.routing.sticky, passing=passing, identity=identity)
+        )
         # An answer that cannot continue elsewhere must not get a shortened silence limit either.
-        self._can_resume = request.failover and not passing
+        self._can_resume = request.routing.failover and not passing
         self._earlier = tuple(report.tries)
-        self._deadline = request.deadline or Deadline(self._now())
+        self._deadline = request.routing.deadline or Deadline(self._now())
         self.slot: Slot | None = None
         self._exit_stack = ExitStack()
         self._is_used = False
         self._timeouts: Timeouts | None = None
         self._is_failover = False  # the next slot counts as a failover
-        self.has_moved = bool(request.journal)  # the answer's tokens so far come from another deployment or a journal
+        self.has_moved = bool(
+            request.resumption.journal
+        )  # the answer's tokens so far come from another deployment or a journal
 
     @property
     def has_alternative(self) -> bool:
@@ -115,7 +123,7 @@ class SlotSession:
             timeouts,
             retries_left=route.retries_left,
             elsewhere=route.elsewhere,
-            other_kind=self._request.has_other_kind,
+            other_kind=self._request.routing.has_other_kind,
         )
         if timeouts.total_s <= 0.0:
             raise BackendTimeout(f"The answer was not complete within {slot.deployment.timeouts.total_s:g} seconds.")
@@ -123,9 +131,9 @@ class SlotSession:
 
     def trace_span(self, step: int) -> TraceContext | None:
         """Return the trace span of the next generation, a child of its step's span."""
-        if self._request.span is None:
+        if self._request.origin.span is None:
             return None
-        return self._request.span.child(step_span(step)).child(try_span(len(self._report.facts.steps)))
+        return self._request.origin.span.child(step_span(step)).child(try_span(len(self._report.facts.steps)))
 
     async def recover(
         self, error: AttemptError, progress: Progress, *, resumable: bool, regenerable: bool = False
@@ -143,7 +151,9 @@ class SlotSession:
         found = self._route.prospects(error, resumes=resumes, held=self.has_slot)
         options = Options(
             available=found.available and remaining_s > 0.0,
-            later=not self._request.has_other_kind and found.later_s is not None and found.later_s < remaining_s,
+            later=not self._request.routing.has_other_kind
+            and found.later_s is not None
+            and found.later_s < remaining_s,
             resumable=resumable,
             regenerable=regenerable and self.has_slot,
         )
@@ -203,7 +213,7 @@ class AttemptTelemetry:
         self, report: GenerationReport, request: GenerationRequest, deployment: str, job: CompletionJob, step: int
     ) -> None:
         self._report = report
-        self._records_prompts = request.records_prompts
+        self._records_prompts = request.prompt.records_prompts
         self._deployment = deployment
         self._job = job
         self._step = step

@@ -147,15 +147,19 @@ class CountedPrompts:
         return len(self._prompts)
 
     def record(self, request: GenerationRequest, prepared: PreparedConversation) -> None:
-        self._prompts[request.key] = CountedPrompt(request.conversation, request.form, prepared)
+        self._prompts[request.origin.key] = CountedPrompt(request.conversation, request.answer.form, prepared)
 
     def find(self, request: GenerationRequest) -> PreparedConversation | None:
         """Return the counted prompt of a request.
 
         None if it was not counted, or if a hook changed its conversation or form.
         """
-        counted = self._prompts.get(request.key)
-        if counted is None or counted.conversation is not request.conversation or counted.form is not request.form:
+        counted = self._prompts.get(request.origin.key)
+        if (
+            counted is None
+            or counted.conversation is not request.conversation
+            or counted.form is not request.answer.form
+        ):
             return None
         return counted.prepared
 
@@ -193,7 +197,7 @@ class EngineDeps:
         loop = self._tool_loop(request, report)
         if loop is None and (counted := self.counted_prompts.find(request)) is not None:
             return counted
-        prepared = await self._prepared(request, loop, None if loop is None else offers_in(request.journal))
+        prepared = await self._prepared(request, loop, None if loop is None else offers_in(request.resumption.journal))
         if prepared.has_left_out:
             report.recoveries.append(LEFT_OUT)
         for server, left_out in prepared.left_out_tools.items():
@@ -219,16 +223,16 @@ class EngineDeps:
         if loop is not None:
             offers = await loop.offers() if offers is None else offers
             hosted = OfferedServerTools(request.server_tools or ServerTools(), offers, [tool.name for tool in client])
-        conversation = self.memory.recall(request.tenant, request.conversation, dated=request.keeps_date)
-        if request.form is not None:
-            conversation = replace(conversation, preamble=replace(conversation.preamble, form=request.form))
-        if client and not request.calls_allowed:
+        conversation = self.memory.recall(request.origin.tenant, request.conversation, dated=request.prompt.keeps_date)
+        if request.answer.form is not None:
+            conversation = replace(conversation, preamble=replace(conversation.preamble, form=request.answer.form))
+        if client and not request.answer.calls_allowed:
             # A model that reads about tools plans a call, which then shows up in its reasoning instead of an answer.
-            if request.forbidden_tools is ForbiddenTools.REMOVE:
+            if request.answer.forbidden_tools is ForbiddenTools.REMOVE:
                 client = ()
-            elif request.forbidden_tools is ForbiddenTools.NOTE:
+            elif request.answer.forbidden_tools is ForbiddenTools.NOTE:
                 conversation = replace(conversation, items=(*conversation.items, DeveloperMessage(NO_CALLS)))
-        at = (request.fields.tool, request.fields.tool_schema)
+        at = (request.prompt.fields.tool, request.prompt.fields.tool_schema)
         # Reading a schema may take half a second; the thread lets other streams continue.
         if hosted is not None:
             tools, is_whole = await asyncio.to_thread(hosted.plan, client, *at)
@@ -251,5 +255,5 @@ class EngineDeps:
         if server_tools is None or not (server_tools.servers or server_tools.decisions):
             return None
         if self.tools is None:
-            raise UnsupportedValue("This gateway runs no tools itself.", param=request.fields.tools)
-        return ToolLoop(self.tools, server_tools, report, request.span)
+            raise UnsupportedValue("This gateway runs no tools itself.", param=request.prompt.fields.tools)
+        return ToolLoop(self.tools, server_tools, report, request.origin.span)

@@ -33,11 +33,11 @@ class HarmonyGeneration(BatchStream):
     """A Harmony answer in progress."""
 
     def __init__(self, deps: EngineDeps, request: GenerationRequest) -> None:
-        self.report = GenerationReport(recoveries=[*request.recoveries])
+        self.report = GenerationReport(recoveries=[*request.origin.recoveries])
         self._deps = deps
         self._request = request
         # A journal is replayed once for each attempt, with the same call ids.
-        self._seed = request.seed or (deps.new_call_id() if request.journal else "")
+        self._seed = request.resumption.seed or (deps.new_call_id() if request.resumption.journal else "")
         self._recoveries_at_start: tuple[str, ...] = ()  # recoveries from the request and its preparation
         self._has_output = False  # something was emitted beyond the events of the request's journal
         self._buffered: list[Event] = []  # events that were not emitted yet
@@ -50,7 +50,7 @@ class HarmonyGeneration(BatchStream):
         prepared = await self._deps.prepare(request, self.report)
         self._recoveries_at_start = tuple(self.report.recoveries)
         reader, known = await self._new_reader(prepared)
-        if request.journal:
+        if request.resumption.journal:
             self._publish(reader)
             yield known
         try:
@@ -91,7 +91,7 @@ class HarmonyGeneration(BatchStream):
         which nothing was emitted, that message is generated again from its beginning.
         """
         # A complete answer is built from its items at the end. One delta per item is enough for that.
-        if self._request.whole:
+        if self._request.answer.whole:
             self._buffered += _with_whole_deltas(batch)
             return []
         self._buffered += batch
@@ -123,7 +123,7 @@ class HarmonyGeneration(BatchStream):
             error,
             self._progress(reader),
             # Server tools must not run again, so the answer continues after their results.
-            resumable=self._request.failover or not (can_restart or self._has_output),
+            resumable=self._request.routing.failover or not (can_restart or self._has_output),
             regenerable=regenerable,
         )
         match action:
@@ -136,7 +136,7 @@ class HarmonyGeneration(BatchStream):
                 if not (has_slot and transcript.can_drop):
                     return await self._restart(prepared, runner, reader)
                 transcript.drop_message()
-            case Action.RETRY if not self._request.failover and can_restart:
+            case Action.RETRY if not self._request.routing.failover and can_restart:
                 return await self._restart(prepared, runner, reader)
         return reader
 
@@ -152,7 +152,7 @@ class HarmonyGeneration(BatchStream):
 
         These are the lists of server tools, approved calls, and calls that an earlier stream was about to make.
         """
-        if not self._request.journal and (lists := reader.list_tools()):
+        if not self._request.resumption.journal and (lists := reader.list_tools()):
             yield lists
         async with aclosing(_tool_batches(prepared, reader)) as batches:
             async for batch in batches:
@@ -176,9 +176,9 @@ class HarmonyGeneration(BatchStream):
             hosted=prepared.hosted,
             violation=deps.violation,
         )
-        if not request.journal:
+        if not request.resumption.journal:
             return reader, []
-        return reader, await replay_journal(reader, request.journal, deps.renderer.opening(conversation))
+        return reader, await replay_journal(reader, request.resumption.journal, deps.renderer.opening(conversation))
 
     async def _restart(self, prepared: PreparedConversation, runner: StepRunner, reader: OutputReader) -> OutputReader:
         """Start over with a new reader, and count the tokens of the failed attempt as lost.
@@ -259,7 +259,7 @@ class HarmonyGeneration(BatchStream):
             self.report.notes.append(CALL_AS_TEXT)
         self.report.unmet = reader.transcript.controller.obligations.unmet
         self._deps.memory.record(
-            request.tenant,
+            request.origin.tenant,
             reader.items.closed,
             opened=request.conversation.prefill or "",
             results=reader.items.results_by_call if reader.round is not None else None,

@@ -69,15 +69,19 @@ class OutputReader:
         self.transcript = transcript_of(encoding, tools, request, hosted, new_call_id, violation)
         # calls of server tools that run after the last step
         self.round = None if hosted is None else ToolRound(hosted, conversation)
-        self._filter = None if hosted is None else ServerToolFilter(hosted, parallel_calls=request.parallel_calls)
+        self._filter = (
+            None if hosted is None else ServerToolFilter(hosted, parallel_calls=request.answer.parallel_calls)
+        )
         rejects_preambles = self.transcript.controller.requirements.rejects_dangling_preambles
         self.items = AnswerItems(self._filter, rejects_preambles=rejects_preambles)
-        self._stops = StopStrings(request.stop) if request.stop else None
+        self._stops = StopStrings(request.answer.stop) if request.answer.stop else None
         self._recoveries = recoveries
         self._final_header = final_header
         self._state = AnswerState()  # at the end of the last step
         self.tokens_before_step = 0  # tokens generated in earlier steps
-        self.known_length = len(request.journal or self.transcript.journal.numbers)  # journal length at the start
+        self.known_length = len(
+            request.resumption.journal or self.transcript.journal.numbers
+        )  # journal length at the start
         calls = () if self.round is None else tuple(self.round.calls)
         self.next_step: Step = RunTools(calls) if calls else Generate()  # action after the last step
 
@@ -341,13 +345,13 @@ def transcript_of(
         encoding,
         tools,
         new_call_id,
-        hold_calls=request.hold_calls,
-        calls_allowed=request.calls_allowed,
+        hold_calls=request.answer.hold_calls,
+        calls_allowed=request.answer.calls_allowed,
         # Calls of server tools are separated after the router.
-        parallel_calls=request.parallel_calls or hosted is not None,
+        parallel_calls=request.answer.parallel_calls or hosted is not None,
         gate=MessageGate(controller, violation),
     )
-    transcript = Transcript(encoding, router, controller, is_noted=request.journal_note is not None)
-    if request.journal_note is not None and not request.journal:
-        transcript.add_entry(JournalEntry({NOTED: dict(request.journal_note)}))
+    transcript = Transcript(encoding, router, controller, is_noted=request.resumption.journal_note is not None)
+    if request.resumption.journal_note is not None and not request.resumption.journal:
+        transcript.add_entry(JournalEntry({NOTED: dict(request.resumption.journal_note)}))
     return transcript

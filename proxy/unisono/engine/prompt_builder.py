@@ -69,15 +69,15 @@ class PromptBuilder:
         # Every block after generated tokens may differ from the prompt's, so they are computed only here.
         blocks: Sequence[int] = rendered.blocks
         if tail:
-            blocks = blocks_of([*rendered.prompt.tokens, *tail], request.cache_salt)
-        wants |= {"logit_bias"} if request.sampling.logit_bias else set()
-        limit = None if request.max_tokens is None else max(request.max_tokens - completed, 1)
+            blocks = blocks_of([*rendered.prompt.tokens, *tail], request.routing.cache_salt)
+        wants |= {"logit_bias"} if request.answer.sampling.logit_bias else set()
+        limit = None if request.answer.max_tokens is None else max(request.answer.max_tokens - completed, 1)
         return RouteRequirements(len(rendered.prompt.tokens) + len(tail), blocks, limit, wants, resumes)
 
     async def prompt(self, context: StepContext, capabilities: Capabilities) -> RenderedPrompt:
         """Return the current step's prompt for such a backend; the first prompt is counted."""
         window = capabilities.context or DEFAULT_CONTEXT
-        if self._request.truncate and window != self._fitted_to:
+        if self._request.prompt.truncate and window != self._fitted_to:
             await self._fit(window)
         await self.count_prompt(context)
         current = await self._step_prompt(context)
@@ -129,7 +129,7 @@ class PromptBuilder:
     def room(self, prompt: Prompt, capabilities: Capabilities, spent: int) -> int:
         """Return the tokens that may still be generated after `spent` ones; below 1 for none."""
         room = (capabilities.context or DEFAULT_CONTEXT) - len(prompt.tokens)
-        return room if self._request.max_tokens is None else min(room, self._request.max_tokens - spent)
+        return room if self._request.answer.max_tokens is None else min(room, self._request.answer.max_tokens - spent)
 
     def too_long(self, prompt: Prompt, capabilities: Capabilities) -> ContextTooLong:
         context = capabilities.context or DEFAULT_CONTEXT
@@ -137,7 +137,7 @@ class PromptBuilder:
         message = OPENAI_PROMPT_TOO_LONG.template.format(
             limit=context, subject="the messages (and tools)", tokens=tokens, length="their length"
         )
-        return ContextTooLong(message, param=self._request.fields.conversation, tokens=tokens, limit=context)
+        return ContextTooLong(message, param=self._request.prompt.fields.conversation, tokens=tokens, limit=context)
 
     def record_cached(self, chunk: Chunk) -> None:
         """Add the backend's cache count of the first prompt."""
@@ -154,12 +154,14 @@ class PromptBuilder:
         return self._current
 
     async def _render(self, conversation: Conversation) -> RenderedPrompt:
-        return await render(self._renderer, conversation, self._tools, self._request.cache_salt)
+        return await render(self._renderer, conversation, self._tools, self._request.routing.cache_salt)
 
     async def _fit(self, window: int) -> None:
         # In a small window, the room for the answer must not displace the conversation.
-        wanted = min(self._request.max_tokens or MIN_ANSWER_TOKENS, window // 4)
-        fitted = await fit(self._renderer, self._original, self._tools, window - wanted, self._request.cache_salt)
+        wanted = min(self._request.answer.max_tokens or MIN_ANSWER_TOKENS, window // 4)
+        fitted = await fit(
+            self._renderer, self._original, self._tools, window - wanted, self._request.routing.cache_salt
+        )
         if fitted.conversation is not self.conversation:
             self.conversation, self._current = fitted.conversation, None
         self._fitted_to = window

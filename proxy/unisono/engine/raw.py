@@ -125,7 +125,7 @@ class RawGeneration(BatchStream):
         self._pool = pool
         self._request = request
         self._prompt = EncodedPrompt(encoding, raw)
-        self._output = RawText(encoding, raw, request.stop)
+        self._output = RawText(encoding, raw, request.answer.stop)
         self._is_guessed = False  # some tokens were made from text
         self._has_output = False
         self._buffered: list[Event] = []  # events that were not emitted yet
@@ -135,7 +135,7 @@ class RawGeneration(BatchStream):
 
     async def _each(self) -> AsyncGenerator[list[Event]]:
         session = SlotSession(self._pool, self._request, self.report)
-        await self._prompt.encode(self._request.fields.conversation)
+        await self._prompt.encode(self._request.prompt.fields.conversation)
         try:
             while self._output.ended is None:
                 try:
@@ -155,7 +155,7 @@ class RawGeneration(BatchStream):
     def _to_emit(self, batch: list[Event]) -> list[Event]:
         """Return the events to emit after another batch, including the buffered ones."""
         self._buffered += batch
-        if self._request.whole or not batch:
+        if self._request.answer.whole or not batch:
             return []
         self._has_output = True
         self._publish()
@@ -182,11 +182,11 @@ class RawGeneration(BatchStream):
         # Nothing was generated, and no other deployment exists: the prompt itself cannot be sent.
         if isinstance(error, CannotGoOn) and not output.tokens and not session.has_alternative:
             session.fail(error)
-            raise UnsupportedValue(NOT_ENCODABLE, param=self._request.fields.conversation) from error
+            raise UnsupportedValue(NOT_ENCODABLE, param=self._request.prompt.fields.conversation) from error
         action = await session.recover(
             error,
             self._progress(),
-            resumable=self._request.failover,
+            resumable=self._request.routing.failover,
             regenerable=self._regenerations < MAX_REGENERATIONS and not self._has_output,
         )
         match action:
@@ -211,7 +211,7 @@ class RawGeneration(BatchStream):
         """Start over, and count the tokens of the failed attempt as lost; nothing was emitted."""
         self._lost_tokens += len(self._output.tokens) + self._output.forget_unfinished()
         self._buffered, self._is_guessed = [], False
-        self._output = RawText(self._encoding, self._prompt.raw, self._request.stop)
+        self._output = RawText(self._encoding, self._prompt.raw, self._request.answer.stop)
 
     # -- one generation
 
@@ -219,23 +219,25 @@ class RawGeneration(BatchStream):
         request = self._request
         tokens = await self._exact()
         full = [*self._prompt.tokens, *tokens]
-        left = (request.max_tokens or DEFAULT_CONTEXT) - len(tokens)
+        left = (request.answer.max_tokens or DEFAULT_CONTEXT) - len(tokens)
         if left < 1:
             yield self._output.end(FinishReason.LENGTH)
             return
-        wants = frozenset({"logit_bias"} if request.sampling.logit_bias else ())
-        blocks = blocks_of(full, request.cache_salt)
+        wants = frozenset({"logit_bias"} if request.answer.sampling.logit_bias else ())
+        blocks = blocks_of(full, request.routing.cache_salt)
         slot = await session.acquire(RouteRequirements(len(full), blocks, left, wants, bool(tokens)))
         able = slot.capabilities
-        if request.sampling.logit_bias and not able.logit_bias:
-            raise UnsupportedValue("The backend of this model cannot bias tokens.", param=request.fields.logit_bias)
+        if request.answer.sampling.logit_bias and not able.logit_bias:
+            raise UnsupportedValue(
+                "The backend of this model cannot bias tokens.", param=request.prompt.fields.logit_bias
+            )
         room = (able.context or DEFAULT_CONTEXT) - len(full)
         if room < 1:
             limit = able.context or DEFAULT_CONTEXT
             message = OPENAI_PROMPT_TOO_LONG.template.format(
                 limit=limit, subject="the prompt", tokens=len(full), length="its length"
             )
-            raise ContextTooLong(message, param=request.fields.conversation, tokens=len(full), limit=limit)
+            raise ContextTooLong(message, param=request.prompt.fields.conversation, tokens=len(full), limit=limit)
         self.report.unmet = (
             NO_SPECIAL_TOKENS if able.output is OutputForm.MARKERLESS and not self._prompt.raw.hides_special else ""
         )
@@ -243,10 +245,10 @@ class RawGeneration(BatchStream):
         job = CompletionJob(
             prompt=prompt,
             max_tokens=min(left, room),
-            sampling=request.sampling,
+            sampling=request.answer.sampling,
             timeouts=session.start_attempt(slot),
-            request_id=request.request_id,
-            cache_salt=request.cache_salt,
+            request_id=request.origin.request_id,
+            cache_salt=request.routing.cache_salt,
             trace=session.trace_span(0),
         )
         async with aclosing(self._read(session, slot, job)) as batches:

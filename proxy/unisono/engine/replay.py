@@ -22,7 +22,15 @@ from unisono.core.ports import Violation
 from unisono.core.tools import ToolServer
 from unisono.engine.journal import noted_in
 from unisono.engine.output import OutputReader, replay
-from unisono.engine.request import AllowedTools, Choice, ForcedCalls, GenerationRequest, ServerTools
+from unisono.engine.request import (
+    AllowedTools,
+    AnswerOptions,
+    Choice,
+    ForcedCalls,
+    GenerationRequest,
+    Resumption,
+    ServerTools,
+)
 from unisono.engine.server_tools.tools import OfferedServerTools, offers_in
 from unisono.errors import InvalidRequest, StoreUnreadable
 from unisono.harmony.encoding import Encoding
@@ -59,14 +67,16 @@ def replay_answer(
     client = conversation.tools
     if request.server_tools is not None and request.server_tools.servers:
         hosted = OfferedServerTools(request.server_tools, offers_in(journal) or (), [tool.name for tool in client])
-        tools, _ = hosted.plan(client, request.fields.tool, request.fields.tool_schema)
+        tools, _ = hosted.plan(client, request.prompt.fields.tool, request.prompt.fields.tool_schema)
     else:
         tools = plan_tools(client)
-    ids = DerivedIds(request.seed, "call")
+    ids = DerivedIds(request.resumption.seed, "call")
     reader = OutputReader(
         encoding,
         tools,
-        replace(request, journal=tuple(journal), journal_note=noted_in(journal)),
+        replace(
+            request, resumption=replace(request.resumption, journal=tuple(journal), journal_note=noted_in(journal))
+        ),
         lambda: ids("call_"),
         [],
         final_header=lambda: renderer.opening(replace(conversation, prefill="")),
@@ -89,19 +99,20 @@ def replay_answer(
     return Replay([*events, *reader.end_generation(finish)])
 
 
-# fields of a request that are JSON values themselves
-PLAIN_FIELDS = ("calls_allowed", "parallel_calls", "hold_calls", "whole", "reasoning_budget", "seed")
+# options of an answer that are JSON values themselves
+PLAIN_OPTIONS = ("calls_allowed", "parallel_calls", "hold_calls", "whole", "reasoning_budget")
 
 
 def to_record(request: GenerationRequest) -> dict[str, Json]:
     """Return the record of a request."""
-    record: dict[str, Json] = {name: getattr(request, name) for name in PLAIN_FIELDS}
-    record["stop"] = list(request.stop)
-    record["unmended"] = [*sorted(request.disabled_rules)]
+    record: dict[str, Json] = {name: getattr(request.answer, name) for name in PLAIN_OPTIONS}
+    record["seed"] = request.resumption.seed
+    record["stop"] = list(request.answer.stop)
+    record["unmended"] = [*sorted(request.answer.disabled_rules)]
     record["prefill"] = request.conversation.prefill
     record["tools"] = [tool_record(tool) for tool in request.conversation.tools]
-    record["choice"] = None if request.choice is None else _choice(request.choice)
-    record["form"] = None if request.form is None else _form(request.form)
+    record["choice"] = None if request.answer.choice is None else _choice(request.answer.choice)
+    record["form"] = None if request.answer.form is None else _form(request.answer.form)
     record["hosting"] = None if request.server_tools is None else _hosting(request.server_tools)
     if request.raw is not None:
         record["raw"] = True
@@ -122,12 +133,15 @@ def to_request(model: str, record: Mapping[str, Any]) -> GenerationRequest:
             conversation=Conversation(
                 Preamble(tools=tuple(to_tool(tool) for tool in record["tools"])), prefill=record["prefill"]
             ),
-            stop=tuple(record["stop"]),
-            disabled_rules=frozenset(record["unmended"]),
-            choice=None if record["choice"] is None else _to_choice(record["choice"]),
-            form=None if record["form"] is None else AnswerForm(**record["form"]),
             server_tools=None if hosting is None else _to_hosting(hosting),
-            **{name: record[name] for name in PLAIN_FIELDS},
+            resumption=Resumption(seed=record["seed"]),
+            answer=AnswerOptions(
+                **{name: record[name] for name in PLAIN_OPTIONS},
+                stop=tuple(record["stop"]),
+                disabled_rules=frozenset(record["unmended"]),
+                choice=None if record["choice"] is None else _to_choice(record["choice"]),
+                form=None if record["form"] is None else AnswerForm(**record["form"]),
+            ),
         )
     except (KeyError, TypeError, ValueError) as error:
         raise InvalidRequest("The recording does not contain a valid request.") from error

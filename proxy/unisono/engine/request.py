@@ -145,23 +145,33 @@ class RequestKey:
 
 
 @dataclass(frozen=True, slots=True)
-class GenerationRequest:
-    """A request of an API surface to the engine.
+class AnswerOptions:
+    """Requirements on the answer, and how it is emitted.
 
-    `model` is the model group's name after alias resolution. `max_tokens` None stands for the rest of the context
-    window. `stop` are the client's stop strings; the gateway matches them against visible text.
+    `max_tokens` None stands for the rest of the context window. `stop` are the client's stop strings; the gateway
+    matches them against visible text.
     """
 
-    model: str
-    conversation: Conversation
     sampling: Sampling = field(default_factory=Sampling)
     max_tokens: int | None = None
     stop: tuple[str, ...] = ()
     calls_allowed: bool = True  # False for `tool_choice: none`: no call reaches the client
     forbidden_tools: ForbiddenTools = ForbiddenTools.REMOVE
     parallel_calls: bool = True  # False: emit one call of the answer and drop the later ones
+    # None leaves the choice to the model. A forced choice applies to one call; afterwards the model chooses.
+    choice: Choice | None = None
+    form: AnswerForm | None = None  # required form of the final answer, also stated in the prompt
+    # Limit of analysis tokens over the whole answer; then the model has to answer or to call a tool.
+    reasoning_budget: int | None = None
+    disabled_rules: frozenset[str] = frozenset()  # rules of `recovery_rules.SWITCHABLE` that are switched off
     hold_calls: bool = True  # False: emit a call's arguments while they are generated (`stream_tool_arguments`)
     whole: bool = False  # emit the answer as one batch at its end
+
+
+@dataclass(frozen=True, slots=True)
+class RequestOrigin:
+    """Sender and identity of a request."""
+
     tenant: str = ""
     # owner of the API key that usage is charged to; None for requests of the gateway itself
     caller: Caller | None = None
@@ -170,19 +180,24 @@ class GenerationRequest:
     # The request's trace span, parent of the spans sent to backends and tool servers; None if the request is not
     # traced.
     span: TraceContext | None = None
-    records_prompts: bool = False  # include the prompts in the facts of the steps
-    seed: str = ""  # seed of the call ids, so that a replayed journal has the same ids; empty for random ids
-    # `GenerationReport.journal` of an earlier stream of this request; this stream continues after it. The first batch
-    # then contains all events of the journal and nothing else. That batch may be empty, since no backend generates for
-    # it.
-    journal: Tokens = ()
-    is_journal_stored: bool = False  # the journal is stored, so that another stream can continue after it
-    # Data of the component that starts the request, stored as the first entry of a new journal (`journal.noted_in`).
-    # The engine ignores the content. A stream that continues such a journal must have it too: without it the journal is
-    # rejected.
-    journal_note: Mapping[str, Json] | None = None
+    recoveries: tuple[str, ...] = ()  # recovery rules that were applied to the request itself
+    key: RequestKey = field(default_factory=RequestKey, compare=False, repr=False)
+
+
+@dataclass(frozen=True, slots=True)
+class PromptOptions:
+    """Options for the prompt of a conversation."""
+
     truncate: bool = False  # drop whole oldest conversation turns if they leave no room for an answer
     keeps_date: bool = False  # keep the preamble's date, even if the conversation cache has another one
+    records_prompts: bool = False  # include the prompts in the facts of the steps
+    fields: RequestFields = field(default_factory=RequestFields)
+
+
+@dataclass(frozen=True, slots=True)
+class RoutingOptions:
+    """Options for the choice of deployments."""
+
     # Requests with the same value use the same deployment while it works, so that its prefix cache is reused; empty for
     # any deployment.
     sticky: str = ""
@@ -193,22 +208,45 @@ class GenerationRequest:
     has_other_kind: bool = False
     # deadline shared with the attempt of the other kind that produced no output; None for a deadline of its own
     deadline: Deadline | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Resumption:
+    """Earlier output that a generation continues, and data for a later continuation."""
+
+    seed: str = ""  # seed of the call ids, so that a replayed journal has the same ids; empty for random ids
+    # `GenerationReport.journal` of an earlier stream of this request; this stream continues after it. The first batch
+    # then contains all events of the journal and nothing else. That batch may be empty, since no backend generates for
+    # it.
+    journal: Tokens = ()
+    is_journal_stored: bool = False  # the journal is stored, so that another stream can continue after it
+    # Data of the component that starts the request, stored as the first entry of a new journal (`journal.noted_in`).
+    # The engine ignores the content. A stream that continues such a journal must have it too: without it the journal is
+    # rejected.
+    journal_note: Mapping[str, Json] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class GenerationRequest:
+    """A request of an API surface to the engine.
+
+    `model` is the model group's name after alias resolution.
+    """
+
+    model: str
+    conversation: Conversation
+    answer: AnswerOptions = field(default_factory=AnswerOptions)
+    origin: RequestOrigin = field(default_factory=RequestOrigin)
+    prompt: PromptOptions = field(default_factory=PromptOptions)
+    routing: RoutingOptions = field(default_factory=RoutingOptions)
+    resumption: Resumption = field(default_factory=Resumption)
     server_tools: ServerTools | None = None  # tools that the gateway runs itself in this request
-    # None leaves the choice to the model. A forced choice applies to one call; afterwards the model chooses.
-    choice: Choice | None = None
-    form: AnswerForm | None = None  # required form of the final answer, also stated in the prompt
-    # Limit of analysis tokens over the whole answer; then the model has to answer or to call a tool.
-    reasoning_budget: int | None = None
-    recoveries: tuple[str, ...] = ()  # recovery rules that were applied to the request itself
-    disabled_rules: frozenset[str] = frozenset()  # rules of `recovery_rules.SWITCHABLE` that are switched off
     # The original request, if pass-through deployments may answer it. The engine generates from the other fields.
     passthrough: PassthroughRequest | None = None
-    fields: RequestFields = field(default_factory=RequestFields)
     # Replaces the rendered conversation, which then contains the prompt as one user message for observers. The answer
     # is one text item, and `GenerationReport.journal` contains its tokens. Such a request has a token limit, but no
     # tools, no answer form and no earlier journal.
     raw: RawPrompt | None = None
-    key: RequestKey = field(default_factory=RequestKey, compare=False, repr=False)
 
 
 @dataclass(slots=True)
@@ -336,8 +374,8 @@ def identity_of(request: GenerationRequest) -> str:
     options, or else of the beginning of the conversation. A client that repeats or continues a request therefore has
     the same identity.
     """
-    if request.caller is not None and request.caller.key:
-        return request.caller.key
+    if request.origin.caller is not None and request.origin.caller.key:
+        return request.origin.caller.key
     identity = repr(_options(request) or _beginning(request))
     return f"request {blake2b(identity.encode('utf-8', 'surrogatepass'), digest_size=8).hexdigest()}"
 
@@ -351,10 +389,12 @@ def _options(request: GenerationRequest) -> Mapping[str, object]:
             if request.passthrough.body.get(name) is not None
         }
     options: dict[str, object] = {
-        name: value for name in SAMPLING_OPTIONS if (value := getattr(request.sampling, name)) != getattr(USUAL, name)
+        name: value
+        for name in SAMPLING_OPTIONS
+        if (value := getattr(request.answer.sampling, name)) != getattr(USUAL, name)
     }
-    if request.stop:
-        options["stop"] = request.stop
+    if request.answer.stop:
+        options["stop"] = request.answer.stop
     if tools := request.conversation.tools:
         options["tools"] = [tool.name for tool in tools]
     return options

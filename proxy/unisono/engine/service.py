@@ -24,13 +24,13 @@ class Engine:
 
     def start(self, request: GenerationRequest) -> GenerationStream:
         """Return a stream for the request, with the tenant's cache salt."""
-        if salt := self._salt_of(request.tenant):
-            request = replace(request, cache_salt=salt)
+        if salt := self._salt_of(request.origin.tenant):
+            request = replace(request, routing=replace(request.routing, cache_salt=salt))
         if request.raw is None:
             return HarmonyGeneration(self._deps, request)
         return RawGeneration(self._deps.encoding, self._deps.pool, request, request.raw)
 
     async def count(self, request: GenerationRequest) -> int:
         if request.raw is not None:
-            return len(await to_prompt(self._deps.encoding, request.raw, request.fields.conversation))
-        return await self._deps.count(request, self._salt_of(request.tenant))
+            return len(await to_prompt(self._deps.encoding, request.raw, request.prompt.fields.conversation))
+        return await self._deps.count(request, self._salt_of(request.origin.tenant))

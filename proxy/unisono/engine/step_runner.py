@@ -144,7 +144,7 @@ class StepRunner:
 
     def restart(self) -> None:
         """Reset to the state in which only the request's journal was generated."""
-        self.session.has_moved = bool(self._request.journal)
+        self.session.has_moved = bool(self._request.resumption.journal)
 
     async def step(self, builder: PromptBuilder, reader: OutputReader) -> Generated:
         """Run the current step from its current state to its end.
@@ -186,8 +186,8 @@ class StepRunner:
 
     async def _generation(self, slot: Slot, builder: PromptBuilder, reader: OutputReader) -> Generated:
         capabilities, transcript = slot.capabilities, reader.transcript
-        if self._request.sampling.logit_bias and not capabilities.logit_bias:
-            param = self._request.fields.logit_bias
+        if self._request.answer.sampling.logit_bias and not capabilities.logit_bias:
+            param = self._request.prompt.fields.logit_bias
             raise UnsupportedValue("The backend of this model cannot bias tokens.", param=param)
         rendered = await builder.prompt(reader.items.context, capabilities)
         if not reader.items.has_started:
@@ -224,7 +224,7 @@ class StepRunner:
         have room.
         """
         room = builder.room(prompt, capabilities, spent)
-        limit = self._request.max_tokens
+        limit = self._request.answer.max_tokens
         if room < 1:
             # With tokens left, only the window of this backend is full. Another one may be larger.
             may_move = (limit is None or spent < limit) and self.session.has_alternative
@@ -238,10 +238,10 @@ class StepRunner:
             prompt=prompt,
             max_tokens=room,
             constraint=constraint,
-            sampling=attempts.sampling(self._request.sampling, constrained=constraint is not None),
+            sampling=attempts.sampling(self._request.answer.sampling, constrained=constraint is not None),
             timeouts=self.session.start_attempt(slot),
-            request_id=self._request.request_id,
-            cache_salt=self._request.cache_salt,
+            request_id=self._request.origin.request_id,
+            cache_salt=self._request.routing.cache_salt,
             trace=self.session.trace_span(reader.items.step),
         )
 

@@ -42,7 +42,7 @@ def changed(request: GenerationRequest, changes: Changes) -> GenerationRequest:
 
     Raises TypeError, ValueError or AttributeError for invalid ones.
     """
-    conversation, sampling = request.conversation, request.sampling
+    conversation, sampling = request.conversation, request.answer.sampling
     if changes.items is not None:
         conversation = _with_items(conversation, changes.items)
     preamble = conversation.preamble
@@ -56,10 +56,10 @@ def changed(request: GenerationRequest, changes: Changes) -> GenerationRequest:
         sampling = changes.sampling
     if preamble is not conversation.preamble:
         conversation = replace(conversation, preamble=preamble)
-    if conversation is request.conversation and sampling is request.sampling:
+    if conversation is request.conversation and sampling is request.answer.sampling:
         return request
     raw = request.raw if request.raw is None else _raw(request.raw, request.conversation, conversation)
-    return replace(request, conversation=conversation, sampling=sampling, raw=raw)
+    return replace(request, conversation=conversation, raw=raw, answer=replace(request.answer, sampling=sampling))
 
 
 def _raw(raw: RawPrompt, old: Conversation, new: Conversation) -> RawPrompt:
@@ -113,9 +113,9 @@ def to_note(
         note[INSTRUCTIONS] = new.preamble.instructions
     if new.preamble.effort != old.preamble.effort:
         note[EFFORT] = new.preamble.effort.value
-    if after.sampling != before.sampling:
-        bias: list[Json] = [[token, amount] for token, amount in after.sampling.logit_bias.items()]
-        note[SAMPLING] = {**asdict(after.sampling), "logit_bias": bias}
+    if after.answer.sampling != before.answer.sampling:
+        bias: list[Json] = [[token, amount] for token, amount in after.answer.sampling.logit_bias.items()]
+        note[SAMPLING] = {**asdict(after.answer.sampling), "logit_bias": bias}
     if annotations:
         note[SAID] = {name: dict(words) for name, words in annotations.items()}
     return note

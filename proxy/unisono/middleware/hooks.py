@@ -105,7 +105,7 @@ class HookGate(Gate):
         self._hooking = hooking
 
     async def admit(self, request: GenerationRequest) -> GenerationRequest:
-        return self._restore_changes(request) if request.journal else await self._before(request)
+        return self._restore_changes(request) if request.resumption.journal else await self._before(request)
 
     async def _before(self, request: GenerationRequest) -> GenerationRequest:
         """Call `before` of all hooks. Raises `Refused`, `HookFailed`."""
@@ -114,13 +114,15 @@ class HookGate(Gate):
             request = await self._apply_before(hook, request)
         if request is not original and request.passthrough is not None:
             request = _without_passthrough(request, request.passthrough)
-        if not request.is_journal_stored or (request is original and not self.report.hooks):
+        if not request.resumption.is_journal_stored or (request is original and not self.report.hooks):
             # The request is never resumed, or there is nothing to note.
             return request
-        return replace(request, journal_note=to_note(original, request, self.report.hooks))
+        return replace(
+            request, resumption=replace(request.resumption, journal_note=to_note(original, request, self.report.hooks))
+        )
 
     async def _apply_before(self, hook: NamedHook, request: GenerationRequest) -> GenerationRequest:
-        changes = await hook.call("before", request.request_id, _before(hook.hook, request))
+        changes = await hook.call("before", request.origin.request_id, _before(hook.hook, request))
         if changes is None:
             return request
         request, annotation = changes
@@ -129,12 +131,12 @@ class HookGate(Gate):
 
     def _restore_changes(self, request: GenerationRequest) -> GenerationRequest:
         """Return the request as hooks changed it when its journal began. Raises `StoreUnreadable`."""
-        note = noted_in(request.journal)
+        note = noted_in(request.resumption.journal)
         if note is None:
             return request
         request, hooks = from_note(request, note)
         self.report.hooks |= hooks
-        return replace(request, journal_note=note)
+        return replace(request, resumption=replace(request.resumption, journal_note=note))
 
     def _annotate(self, hook: NamedHook, annotation: dict[str, Json] | None) -> None:
         if annotation:
@@ -194,16 +196,16 @@ async def _after(hook: Hook, request: Request, answer: Answer) -> dict[str, Json
 
 
 def request_of(request: GenerationRequest) -> Request:
-    caller = request.caller
+    caller = request.origin.caller
     return Request(
-        request_id=request.request_id,
-        tenant=request.tenant,
+        request_id=request.origin.request_id,
+        tenant=request.origin.tenant,
         key=caller.key if caller is not None else "",
         model=request.model,
-        surface=request.surface,
+        surface=request.origin.surface,
         conversation=request.conversation,
-        sampling=request.sampling,
-        whole=request.whole,
+        sampling=request.answer.sampling,
+        whole=request.answer.whole,
         tags=caller.tags if caller is not None else {},
     )
 

@@ -79,7 +79,7 @@ class GuardedStream(BatchStream):
         gates: Sequence[Gate],
         interruption: Interruption,
     ) -> None:
-        self.report = GenerationReport(recoveries=[*request.recoveries])
+        self.report = GenerationReport(recoveries=[*request.origin.recoveries])
         self._service = service
         self._request = request
         self._gates = gates

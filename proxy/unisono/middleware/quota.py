@@ -23,7 +23,7 @@ from unisono.core.events import Finished
 from unisono.core.generation import FinishReason, Usage
 from unisono.core.quotas import Account, LedgerLine, QuotaKind, QuotaReservation, QuotaStatus, TokenUsage, UsageRecord
 from unisono.engine.journal import generated_in
-from unisono.engine.request import GenerationRequest, GenerationService
+from unisono.engine.request import GenerationRequest, GenerationService, RequestOrigin, Resumption
 from unisono.errors import LimitReached, QuotaExceeded, ShuttingDown, StoreUnavailable, TokensLimited, UnisonoError
 from unisono.middleware.pipeline import Gate
 
@@ -96,41 +96,44 @@ class Metering:
         limits, price = caller.limits, self.prices.ceiling(request.model)
         sent = await self.service.count(request) if limits.has_budget else _estimated_tokens(request)
         # No answer is longer, whatever number a client sends; stores and prices compute with the reserved amount.
-        most = MOST if request.max_tokens is None else min(request.max_tokens, MOST)
+        most = MOST if request.answer.max_tokens is None else min(request.answer.max_tokens, MOST)
         least = min(most, EXPECTED)
         if limits.tpm is not None:
             # A request that fits into a minute at all is not refused because of an estimate.
             least = max(1, min(least, limits.tpm - sent))
         start, ends = limits.budget_period.window(self.clock(), limits.budget_since)
         return QuotaReservation(
-            account=Account(request.tenant, caller.key),
+            account=Account(request.origin.tenant, caller.key),
             once=token_hex(12),
             limits=limits,
             input=sent,
-            expected_output=least + len(request.journal),
+            expected_output=least + len(request.resumption.journal),
             max_output=most,
             for_s=self.ledger.reservation_s,
             input_cost=price.input_cost(sent),
             output_price=price.output,
             period=f"{limits.budget_period.kind}:{start:.0f}",
             period_ends=ends,
-            is_owed=bool(request.journal),
+            is_owed=bool(request.resumption.journal),
         )
 
     async def journal_usage(self, request: GenerationRequest) -> Usage:
         """Return the usage of the earlier streams whose journal `request` continues."""
-        if not request.journal:
+        if not request.resumption.journal:
             return Usage()
         prompt = 0
         # The stream raises the same error.
         with suppress(UnisonoError):
             prompt = await self.service.count(request)
-        return Usage(prompt_tokens=prompt, completion_tokens=generated_in(request.journal))
+        return Usage(prompt_tokens=prompt, completion_tokens=generated_in(request.resumption.journal))
 
     def charge_journal(self, tenant: str, key: str, model: str, response_id: str, journal: Tokens) -> None:
         """Charge the journal of a response that fails before another stream can continue it."""
         request = GenerationRequest(
-            model, Conversation(Preamble()), tenant=tenant, caller=Caller(tenant, key), seed=response_id
+            model,
+            Conversation(Preamble()),
+            origin=RequestOrigin(tenant=tenant, caller=Caller(tenant, key)),
+            resumption=Resumption(seed=response_id),
         )
         usage = Usage(completion_tokens=generated_in(journal))
         self.ledger.record(self.settlement(request, usage, "", "", None, errors=1))
@@ -160,9 +163,9 @@ class Metering:
             cost=price.input_cost(sent, usage.cached_tokens) + price.output_cost(generated),
         )
         day = datetime.fromtimestamp(self.clock(), UTC).date().isoformat()
-        key = request.caller.key if request.caller is not None else ""
-        entry = LedgerLine(Account(request.tenant, key), request.model, day, used, served)
-        return UsageRecord(request.seed or token_hex(12), entry, claim)
+        key = request.origin.caller.key if request.origin.caller is not None else ""
+        entry = LedgerLine(Account(request.origin.tenant, key), request.model, day, used, served)
+        return UsageRecord(request.resumption.seed or token_hex(12), entry, claim)
 
 
 class QuotaGate(Gate):
@@ -182,8 +185,8 @@ class QuotaGate(Gate):
     async def admit(self, request: GenerationRequest) -> GenerationRequest:
         """Reserve quota. Raises `LimitReached` and `StoreUnavailable`."""
         self._request = request
-        if request.caller is not None and request.caller.limits.limited:
-            request = await self._reserve(request, request.caller)
+        if request.origin.caller is not None and request.origin.caller.limits.limited:
+            request = await self._reserve(request, request.origin.caller)
         self._journal_usage = await self._metering.journal_usage(request)
         self._is_owed = True
         return request
@@ -224,7 +227,7 @@ class QuotaGate(Gate):
         self._is_capped = status.output < claim.max_output
         # No context holds more than MOST; a pass-through request states its limit itself.
         is_limited = self._is_capped or request.passthrough is not None
-        return replace(request, max_tokens=status.output) if is_limited else request
+        return replace(request, answer=replace(request.answer, max_tokens=status.output)) if is_limited else request
 
     async def _status(self, claim: QuotaReservation) -> QuotaStatus | None:
         """Return the status of a claim; None if the request is unlimited because the store is down."""

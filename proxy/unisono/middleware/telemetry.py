@@ -86,19 +86,24 @@ class GenerationObservation:
     def __call__(self, request: GenerationRequest) -> ObservationGate:
         span = self._new_trace() if self._new_trace is not None else None
         if self._recorded:
-            request = replace(request, span=span, records_prompts=True, seed=request.seed or token_hex(16))
+            request = replace(
+                request,
+                origin=replace(request.origin, span=span),
+                prompt=replace(request.prompt, records_prompts=True),
+                resumption=replace(request.resumption, seed=request.resumption.seed or token_hex(16)),
+            )
         elif span is not None:
-            request = replace(request, span=span)
+            request = replace(request, origin=replace(request.origin, span=span))
         arrived = ARRIVED.get()
         began = GenerationStarted(
-            request_id=request.request_id,
-            tenant=request.tenant,
-            key=request.caller.key if request.caller is not None else "",
-            surface=request.surface,
+            request_id=request.origin.request_id,
+            tenant=request.origin.tenant,
+            key=request.origin.caller.key if request.origin.caller is not None else "",
+            surface=request.origin.surface,
             model=request.model,
             background=self._background,
             at=time.time(),
-            resumed=bool(request.journal),
+            resumed=bool(request.resumption.journal),
             span=span,
             span_parent=arrived.span_id if arrived is not None else "",
             recorded_request=to_record(request) if self._recorded else None,

@@ -72,7 +72,9 @@ class EitherGeneration(BatchStream):
         deadline = Deadline(asyncio.get_running_loop().time())
         has_output = False
         try:
-            first = replace(self._request, has_other_kind=True, deadline=deadline)
+            first = replace(
+                self._request, routing=replace(self._request.routing, has_other_kind=True, deadline=deadline)
+            )
             async with aclosing(self._start(first, passing=passes_first)) as stream:
                 async for batch in stream:
                     has_output = True
@@ -85,7 +87,7 @@ class EitherGeneration(BatchStream):
             return
         # Attempts of the first stream count as a failover.
         self.report.failovers += bool(self.report.tries)
-        second = replace(self._request, deadline=deadline)
+        second = replace(self._request, routing=replace(self._request.routing, deadline=deadline))
         async with aclosing(self._start(second, passing=not passes_first)) as stream:
             async for batch in stream:
                 yield batch

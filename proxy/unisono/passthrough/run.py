@@ -42,7 +42,7 @@ class PassthroughGeneration(BatchStream):
     async def _each(self) -> AsyncGenerator[list[Event]]:
         places = SlotSession(self._pool, self._request, self.report, passing=True)
         # The token estimate is rather high. A quarter is subtracted, so that no deployment is excluded because of it.
-        demand = RouteRequirements(self._passthrough.tokens * 3 // 4, max_tokens=self._request.max_tokens)
+        demand = RouteRequirements(self._passthrough.tokens * 3 // 4, max_tokens=self._request.answer.max_tokens)
         try:
             while True:
                 has_started = False
@@ -107,11 +107,11 @@ class PassthroughGeneration(BatchStream):
         request, passthrough = self._request, self._passthrough
         return PassthroughJob(
             passthrough.api,
-            sent_body(passthrough, request.max_tokens),
+            sent_body(passthrough, request.answer.max_tokens),
             passthrough.stream,
             starred(request.model, passthrough.model),
             places.start_attempt(place),
-            request.request_id,
+            request.origin.request_id,
             places.trace_span(0),
         )
 

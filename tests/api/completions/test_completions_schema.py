@@ -109,22 +109,31 @@ def test_fields_reach_the_generation_request() -> None:
         max_tokens=7, stop="end", seed=3, temperature=0.5, stop_token_ids=[200007], skip_special_tokens=False
     ).requests
     assert request.raw is not None
-    assert (request.max_tokens, request.stop, request.sampling.seed, request.sampling.temperature) == (
+    assert (
+        request.answer.max_tokens,
+        request.answer.stop,
+        request.answer.sampling.seed,
+        request.answer.sampling.temperature,
+    ) == (
         7,
         ("end",),
         3,
         0.5,
     )
     assert (request.raw.stop_tokens, request.raw.hides_special) == (frozenset({200007}), False)
-    assert (request.surface, request.fields.conversation, request.tenant) == ("completions", "prompt", "team")
-    assert generations_of().requests[0].max_tokens == 16
+    assert (request.origin.surface, request.prompt.fields.conversation, request.origin.tenant) == (
+        "completions",
+        "prompt",
+        "team",
+    )
+    assert generations_of().requests[0].answer.max_tokens == 16
 
 
 def test_every_choice_of_every_prompt_has_its_own_request() -> None:
     generations = generations_of(prompt=["a", "b"], n=2, seed=5, echo=True, best_of=2)
     assert [request.raw.text for request in generations.requests if request.raw] == ["a", "a", "b", "b"]
-    assert [request.sampling.seed for request in generations.requests] == [5, 4, 5, 4]
-    assert [request.request_id for request in generations.requests] == ["req", "req-1", "req-2", "req-3"]
+    assert [request.answer.sampling.seed for request in generations.requests] == [5, 4, 5, 4]
+    assert [request.origin.request_id for request in generations.requests] == ["req", "req-1", "req-2", "req-3"]
     assert (generations.texts, generations.per_prompt) == (("a", "a", "b", "b"), 2)
 
 

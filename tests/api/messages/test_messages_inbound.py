@@ -298,13 +298,18 @@ def test_request_fields_reach_the_engine() -> None:
         FunctionTool("look", "Looks.", {"type": "object"}),
         FunctionTool("go", "", {"type": "object"}),
     )
-    assert (request.choice, request.parallel_calls, request.calls_allowed) == (
+    assert (request.answer.choice, request.answer.parallel_calls, request.answer.calls_allowed) == (
         ForcedCalls(frozenset({"go"})),
         False,
         True,
     )
-    assert (request.max_tokens, request.stop, request.surface, request.whole) == (100, ("END",), "messages", False)
-    assert (request.sampling.temperature, request.sampling.top_k) == (0.5, 7)
+    assert (request.answer.max_tokens, request.answer.stop, request.origin.surface, request.answer.whole) == (
+        100,
+        ("END",),
+        "messages",
+        False,
+    )
+    assert (request.answer.sampling.temperature, request.answer.sampling.top_k) == (0.5, 7)
     assert request.conversation.preamble.effort is Effort.HIGH
     assert (generation.stream, generation.thinking, generation.notes) == (True, Thinking.HIDDEN, ())
 
@@ -335,7 +340,7 @@ def test_the_thinking_field_sets_display_effort_and_budget(
     assert (
         generation.thinking,
         generation.request.conversation.preamble.effort,
-        generation.request.reasoning_budget,
+        generation.request.answer.reasoning_budget,
     ) == expected
 
 
@@ -345,9 +350,9 @@ def test_an_output_schema_is_enforced_in_both_spellings(field: str) -> None:
     request = generation_of(
         **({"output_config": {"format": response_format}} if "." in field else {field: response_format})
     ).request
-    assert request.form is not None
-    assert request.form.schema == response_format["schema"]
-    assert request.calls_allowed is False
+    assert request.answer.form is not None
+    assert request.answer.form.schema == response_format["schema"]
+    assert request.answer.calls_allowed is False
 
 
 def test_server_tools_use_the_tool_servers_of_the_operator() -> None:
@@ -357,11 +362,11 @@ def test_server_tools_use_the_tool_servers_of_the_operator() -> None:
     assert generation.request.server_tools is not None
     assert [server.label for server in generation.request.server_tools.servers] == ["builtin:browser"]
     assert generation.request.server_tools.max_calls == 2
-    assert generation.request.choice == ForcedCalls(frozenset(), frozenset({("builtin:browser", None)}))
+    assert generation.request.answer.choice == ForcedCalls(frozenset(), frozenset({("builtin:browser", None)}))
     assert [tool.name for tool in generation.request.conversation.preamble.tools] == ["look"]
     assert generation.notes == ("tools.1.allowed_domains: no effect",)
     without_calls = generation_of(model, tools=[LOOK, SEARCH], tool_choice={"type": "none"}).request
-    assert (without_calls.server_tools, without_calls.calls_allowed) == (None, False)
+    assert (without_calls.server_tools, without_calls.answer.calls_allowed) == (None, False)
 
 
 def test_a_response_pauses_only_if_the_client_sees_every_server_tool() -> None:
@@ -381,10 +386,10 @@ def test_a_continued_response_drops_the_forced_call_and_keeps_its_session() -> N
     ours = {**foreign, "content": [{SEALED: SEALER.seal(TENANT, items, "a talk")}]}
     force: Json = {"tools": [SEARCH], "tool_choice": {"type": "any"}}
     paused = generation_of(model, messages=[QUESTION, assistant(use, ours), assistant(use, foreign)], **force)
-    assert paused.request.choice is None
+    assert paused.request.answer.choice is None
     assert paused.session == "a talk"
     next_turn = generation_of(model, messages=[QUESTION, assistant(use, ours), QUESTION], **force)
-    assert next_turn.request.choice == ForcedCalls()
+    assert next_turn.request.answer.choice == ForcedCalls()
     assert generation_of(model, **force).session == f"{TENANT}\0req_1"
     of_another_tenant = {**foreign, "content": [{SEALED: SEALER.seal("others", items, "their talk")}]}
     assert (

@@ -79,11 +79,11 @@ async def test_the_summary_request_follows_the_unchanged_conversation() -> None:
         preamble = request.conversation.preamble
         assert (preamble.instructions, preamble.effort) == ("Be a butler.", Effort.LOW)
         assert [tool.name for tool in preamble.tools] == ["look"]
-        assert not request.calls_allowed
-        assert request.whole
-        assert request.truncate
-        assert request.max_tokens is not None
-        assert request.max_tokens <= 8192
+        assert not request.answer.calls_allowed
+        assert request.answer.whole
+        assert request.prompt.truncate
+        assert request.answer.max_tokens is not None
+        assert request.answer.max_tokens <= 8192
         assert gateway.service.runs[0].closed
 
 

@@ -294,9 +294,9 @@ def test_sampling_reaches_the_engine_and_the_echo() -> None:
         {"model": "m", "input": "Hi", "temperature": 0.5, "top_p": 0.9, "presence_penalty": 1}
     )
     generation = generation_of(temperature=0.5, top_p=0.9, presence_penalty=1, seed=7, max_output_tokens=9)
-    assert generation.request.sampling == Sampling(temperature=0.5, top_p=0.9, presence_penalty=1, seed=7)
-    assert generation.request.max_tokens == 9
-    echo = to_echo(request, generation.request.sampling)
+    assert generation.request.answer.sampling == Sampling(temperature=0.5, top_p=0.9, presence_penalty=1, seed=7)
+    assert generation.request.answer.max_tokens == 9
+    echo = to_echo(request, generation.request.answer.sampling)
     assert (echo["temperature"], echo["top_p"], echo["presence_penalty"]) == (0.5, 0.9, 1)
 
 
@@ -311,8 +311,8 @@ FLAGS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
 @pytest.mark.parametrize(("fields", "expected"), FLAGS.values(), ids=FLAGS)
 def test_flags_reach_the_generation_request(fields: dict[str, Any], expected: dict[str, Any]) -> None:
     request = generation_of(**fields).request
-    assert {name: getattr(request, name) for name in expected} == expected
-    assert (request.model, request.tenant, request.request_id) == ("group", "default", "req_1")
+    assert {name: getattr(request.answer, name) for name in expected} == expected
+    assert (request.model, request.origin.tenant, request.origin.request_id) == ("group", "default", "req_1")
 
 
 def test_tools_are_echoed_with_every_field() -> None:

@@ -38,8 +38,8 @@ async def test_a_request_is_answered_on_every_path(path: str) -> None:
         folded = fold(await ann.response_events())
         assert folded.response["status"] == "completed"
         assert folded.output[0]["content"][0]["text"] == "Hello"
-        assert gateway.service.turns[0].tenant == "ann"
-        assert not gateway.service.turns[0].whole
+        assert gateway.service.turns[0].origin.tenant == "ann"
+        assert not gateway.service.turns[0].answer.whole
 
 
 @pytest.mark.parametrize("path", PATHS)

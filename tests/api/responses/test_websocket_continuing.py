@@ -39,7 +39,7 @@ async def test_a_response_is_continued(path: str, store: bool | None) -> None:
         assert items_of_request(gateway) == ONE_TWO
         await ann.respond(input="Three?", store=store, previous_response_id=second["id"])
         assert items_of_request(gateway) == [*ONE_TWO, AssistantMessage("Two."), UserMessage("Three?")]
-        assert all(request.keeps_date for request in gateway.service.turns[1:])
+        assert all(request.prompt.keeps_date for request in gateway.service.turns[1:])
         stored = [await gateway.post(f"/v1/responses/{response['id']}", method="GET") for response in (first, second)]
         assert [answer.status for answer in stored] == [404 if store is False else 200] * 2
 
@@ -157,7 +157,7 @@ async def test_requests_of_a_lane_share_a_sticky_key() -> None:
         ann = await gateway.connect()
         response = await ann.respond(input="One?", store=False)
         await ann.respond(input="Two?", store=False, previous_response_id=response["id"])
-        first_key, second_key = (request.sticky for request in gateway.service.turns)
+        first_key, second_key = (request.routing.sticky for request in gateway.service.turns)
         assert first_key == second_key != ""
 
 

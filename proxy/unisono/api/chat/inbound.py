@@ -34,7 +34,14 @@ from unisono.core.conversation import (
     ToolResult,
     UserMessage,
 )
-from unisono.engine.request import GenerationRequest, ServerTools
+from unisono.engine.request import (
+    AnswerOptions,
+    GenerationRequest,
+    PromptOptions,
+    RequestOrigin,
+    RoutingOptions,
+    ServerTools,
+)
 from unisono.errors import InvalidRequest
 
 
@@ -63,13 +70,17 @@ class ChatGeneration:
         if index == 0:
             return self.request
         # A seed is a signed 64-bit integer. The seeds of further choices therefore lie towards zero.
-        seed = self.request.sampling.seed
+        seed = self.request.answer.sampling.seed
         sampling = (
-            self.request.sampling
+            self.request.answer.sampling
             if seed is None
-            else replace(self.request.sampling, seed=seed - index if seed > 0 else seed + index)
+            else replace(self.request.answer.sampling, seed=seed - index if seed > 0 else seed + index)
         )
-        return replace(self.request, sampling=sampling, request_id=f"{self.request.request_id}-{index}")
+        return replace(
+            self.request,
+            answer=replace(self.request.answer, sampling=sampling),
+            origin=replace(self.request.origin, request_id=f"{self.request.origin.request_id}-{index}"),
+        )
 
 
 def to_generation_request(
@@ -92,25 +103,24 @@ def to_generation_request(
     form = request.response_format.form("response_format") if request.response_format else None
     generation_request = GenerationRequest(
         model=model,
-        fields=request_fields("messages", tool="tools.{index}.function"),
         conversation=conversation,
-        sampling=to_sampling(request),
-        max_tokens=request.max_completion_tokens or request.max_tokens,
-        stop=tuple(request.stop),
-        # Without tools, an invented call would replace the JSON that the client expects.
-        calls_allowed=not forbidden and (form is None or bool(toolbox.tools) or hosting is not None),
-        parallel_calls=request.parallel_tool_calls is not False and not request.functions,  # the old form: one call
-        hold_calls=hold_calls or not request.stream,
-        whole=not request.stream,
-        tenant=caller.tenant,
-        caller=caller,
-        request_id=request_id,
-        surface="chat",
         server_tools=hosting,
-        choice=to_choice(requested, OfferedTools(toolbox, hosts=hosting is not None), requested_at),
-        form=form,
-        reasoning_budget=smallest((*_budgets(request), rules.reasoning_budget)),
-        sticky=_sticky(request, caller),
+        prompt=PromptOptions(fields=request_fields("messages", tool="tools.{index}.function")),
+        answer=AnswerOptions(
+            sampling=to_sampling(request),
+            max_tokens=request.max_completion_tokens or request.max_tokens,
+            stop=tuple(request.stop),
+            # Without tools, an invented call would replace the JSON that the client expects.
+            calls_allowed=not forbidden and (form is None or bool(toolbox.tools) or hosting is not None),
+            parallel_calls=request.parallel_tool_calls is not False and not request.functions,
+            hold_calls=hold_calls or not request.stream,
+            whole=not request.stream,
+            choice=to_choice(requested, OfferedTools(toolbox, hosts=hosting is not None), requested_at),
+            form=form,
+            reasoning_budget=smallest((*_budgets(request), rules.reasoning_budget)),
+        ),
+        origin=RequestOrigin(tenant=caller.tenant, caller=caller, request_id=request_id, surface="chat"),
+        routing=RoutingOptions(sticky=_sticky(request, caller)),
     )
     generation_request = rules.applied_to(generation_request, request.recoveries)
     notes = [*_notes_on(request, generation_request, requested_at), *toolbox.notes, *request.media_notes, *notes]
@@ -154,7 +164,8 @@ def _notes_on(request: ChatRequest, generation_request: GenerationRequest, choic
     yield from _notes_on_fields(request)
     yield from _notes_on_running(request, generation_request)
     yield from notes_on_prefill(
-        generation_request, {choice_at: generation_request.choice, "response_format": generation_request.form}
+        generation_request,
+        {choice_at: generation_request.answer.choice, "response_format": generation_request.answer.form},
     )
 
 

@@ -141,7 +141,7 @@ class ChatRoute:
             toolbox=generation.toolbox,
             notes=generation.notes,
             include_usage=generation.include_usage,
-            hold_calls=generation.request.hold_calls,
+            hold_calls=generation.request.answer.hold_calls,
         )
 
     def _stream(self, frame: ChatFrame, streams: list[GenerationStream], *, passes: bool) -> EventStream:

@@ -17,7 +17,14 @@ from unisono.api.request_fields import request_fields
 from unisono.api.sampling import to_sampling
 from unisono.core.access import Caller
 from unisono.core.conversation import Conversation, Preamble, UserMessage
-from unisono.engine.request import GenerationRequest, RawPrompt
+from unisono.engine.request import (
+    AnswerOptions,
+    GenerationRequest,
+    PromptOptions,
+    RawPrompt,
+    RequestOrigin,
+    RoutingOptions,
+)
 from unisono.errors import InvalidRequest, NotAllowed, UnsupportedValue
 
 # OpenAI's default for this API only.
@@ -93,14 +100,7 @@ def to_generation_requests(
             text, raw = spell(prompt), _raw(request, None, prompt)
         first = _generation_request(request, raw, text, model=model, caller=caller, request_id=request_id, rules=rules)
         texts += [text if request.echo else ""] * each
-        for again in range(each):
-            place = len(requests)
-            requests.append(replace(first, request_id=f"{request_id}-{place}") if place else first)
-            if again and first.sampling.seed is not None:
-                # With equal seeds all answers would be the same.
-                seed = first.sampling.seed
-                sampling = replace(first.sampling, seed=seed - again if seed > 0 else seed + again)
-                requests[-1] = replace(requests[-1], sampling=sampling)
+        requests += [_choice(first, len(requests) + again, again) for again in range(each)]
     options = request.stream_options
     extras = [("", request.model_extra), ("stream_options.", options.model_extra if options else None)]
     notes = [note for prefix, fields in extras for note in without_effect(prefix, fields or {})]
@@ -113,6 +113,19 @@ def to_generation_requests(
         texts=tuple(texts),
         notes=tuple(notes[:MAX_NOTES]),
     )
+
+
+def _choice(first: GenerationRequest, position: int, repetition: int) -> GenerationRequest:
+    """Return the request of the choice at `position`; `repetition` counts those of its prompt."""
+    if position:
+        request_id = f"{first.origin.request_id}-{position}"
+        first = replace(first, origin=replace(first.origin, request_id=request_id))
+    sampling = first.answer.sampling
+    if repetition and sampling.seed is not None:
+        # With equal seeds all answers would be the same.
+        seed = sampling.seed - repetition if sampling.seed > 0 else sampling.seed + repetition
+        first = replace(first, answer=replace(first.answer, sampling=replace(sampling, seed=seed)))
+    return first
 
 
 def _generation_request(
@@ -128,17 +141,16 @@ def _generation_request(
     return GenerationRequest(
         model=model,
         conversation=Conversation(Preamble(), (UserMessage(text),)),
-        sampling=to_sampling(request),
-        max_tokens=request.max_tokens or DEFAULT_MAX_TOKENS,
-        stop=tuple(request.stop),
-        whole=not request.stream,
-        tenant=caller.tenant,
-        caller=caller,
-        request_id=request_id,
-        surface="completions",
-        failover=rules.failover,
-        fields=request_fields("prompt"),
         raw=raw,
+        answer=AnswerOptions(
+            sampling=to_sampling(request),
+            max_tokens=request.max_tokens or DEFAULT_MAX_TOKENS,
+            stop=tuple(request.stop),
+            whole=not request.stream,
+        ),
+        origin=RequestOrigin(tenant=caller.tenant, caller=caller, request_id=request_id, surface="completions"),
+        routing=RoutingOptions(failover=rules.failover),
+        prompt=PromptOptions(fields=request_fields("prompt")),
     )
 
 

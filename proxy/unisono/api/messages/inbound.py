@@ -32,7 +32,7 @@ from unisono.api.tools import Toolbox, to_toolbox
 from unisono.core.access import Caller
 from unisono.core.conversation import AnswerForm, Conversation, Effort, FunctionTool, Preamble
 from unisono.core.tools import ToolServer
-from unisono.engine.request import Choice, GenerationRequest
+from unisono.engine.request import AnswerOptions, Choice, GenerationRequest, PromptOptions, RequestOrigin
 from unisono.errors import ThreadsUnsupported
 
 SURFACE = "messages"
@@ -121,23 +121,22 @@ def to_generation_request(
     generation_request = GenerationRequest(
         model=model.group,
         conversation=conversation,
-        sampling=to_sampling(request),
-        max_tokens=request.max_tokens,
-        stop=tuple(request.stop_sequences or ()),
-        # Without tools, an invented call would replace the JSON that the client expects.
-        calls_allowed=not forbidden and (form is None or bool(toolbox.tools) or hosting is not None),
-        parallel_calls=not (request.tool_choice and request.tool_choice.disable_parallel_tool_use),
-        hold_calls=not model.stream_tool_arguments or not request.stream,
-        whole=not request.stream,
-        tenant=caller.tenant,
-        caller=caller,
-        request_id=request_id,
-        surface=SURFACE,
         server_tools=hosting,
-        choice=_choice(request, requested, toolbox, servers),
-        form=form,
-        reasoning_budget=smallest((_budget(request), model.rules.reasoning_budget)),
-        fields=request_fields("messages", tool_schema="input_schema"),
+        answer=AnswerOptions(
+            sampling=to_sampling(request),
+            max_tokens=request.max_tokens,
+            stop=tuple(request.stop_sequences or ()),
+            # Without tools, an invented call would replace the JSON that the client expects.
+            calls_allowed=not forbidden and (form is None or bool(toolbox.tools) or hosting is not None),
+            parallel_calls=not (request.tool_choice and request.tool_choice.disable_parallel_tool_use),
+            hold_calls=not model.stream_tool_arguments or not request.stream,
+            whole=not request.stream,
+            choice=_choice(request, requested, toolbox, servers),
+            form=form,
+            reasoning_budget=smallest((_budget(request), model.rules.reasoning_budget)),
+        ),
+        origin=RequestOrigin(tenant=caller.tenant, caller=caller, request_id=request_id, surface=SURFACE),
+        prompt=PromptOptions(fields=request_fields("messages", tool_schema="input_schema")),
     )
     generation_request = model.rules.applied_to(generation_request, request.recoveries)
     every = [*_notes_on(request, generation_request, hosted, form_at), *toolbox.notes, *request.media_notes, *notes]
@@ -247,7 +246,7 @@ def _notes_on(
     yield from notes_on(request.tools or (), hosted)
     yield from _notes_on_running(request, generation_request)
     yield from notes_on_prefill(
-        generation_request, {"tool_choice": generation_request.choice, form_at: generation_request.form}
+        generation_request, {"tool_choice": generation_request.answer.choice, form_at: generation_request.answer.form}
     )
 
 

@@ -161,7 +161,7 @@ async def understood(deps: MessagesDeps, request: Request, kind: type[Kind]) -> 
         session=generation.session,
         notes=generation.notes,
         max_tokens=parsed.max_tokens,
-        hold_calls=generation.request.hold_calls,
+        hold_calls=generation.request.answer.hold_calls,
         **more,
     )
     return PreparedMessage(generation, frame)

@@ -35,7 +35,15 @@ from unisono.core.conversation import AddedTools, Conversation, DeveloperMessage
 from unisono.core.state_store import StoredItem
 from unisono.core.tool_names import ToolNames
 from unisono.core.tools import ToolServer
-from unisono.engine.request import GenerationRequest, ServerTools
+from unisono.engine.request import (
+    AnswerOptions,
+    GenerationRequest,
+    PromptOptions,
+    RequestOrigin,
+    Resumption,
+    RoutingOptions,
+    ServerTools,
+)
 from unisono.errors import InvalidRequest
 
 
@@ -111,22 +119,19 @@ def to_generation_request(
     generation = GenerationRequest(
         model=model,
         conversation=to_conversation(history, to_preamble(request, toolbox, today, reading.configuration)),
-        sampling=to_sampling(request),
-        max_tokens=request.max_output_tokens,
-        parallel_calls=request.parallel_tool_calls is not False,
-        hold_calls=hold_calls or not request.stream,
-        # A whole answer could start again, but the effects of tools remain.
-        whole=not request.stream and hosting is None,
-        tenant=caller.tenant,
-        caller=caller,
-        request_id=request_id,
-        surface="responses",
-        seed=seed,
-        truncate=request.truncation == "auto",
-        keeps_date=dated,
-        sticky=sticky,
         server_tools=hosting,
-        fields=request_fields("input"),
+        answer=AnswerOptions(
+            sampling=to_sampling(request),
+            max_tokens=request.max_output_tokens,
+            parallel_calls=request.parallel_tool_calls is not False,
+            hold_calls=hold_calls or not request.stream,
+            # A whole answer could start again, but the effects of tools remain.
+            whole=not request.stream and hosting is None,
+        ),
+        origin=RequestOrigin(tenant=caller.tenant, caller=caller, request_id=request_id, surface="responses"),
+        resumption=Resumption(seed=seed),
+        prompt=PromptOptions(truncate=request.truncation == "auto", keeps_date=dated, fields=request_fields("input")),
+        routing=RoutingOptions(sticky=sticky),
     )
     toolbox = toolbox.with_added(history)
     required = with_output_requirements(generation, request, toolbox, servers, rules, reading.configuration)
@@ -167,12 +172,15 @@ def with_output_requirements(
     generation_request = rules.applied_to(generation_request, request.recoveries)
     return replace(
         generation_request,
-        # Without tools, an invented call would replace the JSON that the client expects.
-        calls_allowed=not request.has_no_calls and (form is None or callable_),
-        choice=to_choice(request.tool_choice, on_offer(request, toolbox, servers)),
-        form=form,
-        reasoning_budget=smallest(
-            (request.reasoning.max_tokens if request.reasoning else None, rules.reasoning_budget)
+        answer=replace(
+            generation_request.answer,
+            # Without tools, an invented call would replace the JSON that the client expects.
+            calls_allowed=not request.has_no_calls and (form is None or callable_),
+            choice=to_choice(request.tool_choice, on_offer(request, toolbox, servers)),
+            form=form,
+            reasoning_budget=smallest(
+                (request.reasoning.max_tokens if request.reasoning else None, rules.reasoning_budget)
+            ),
         ),
     )
 

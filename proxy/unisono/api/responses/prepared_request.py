@@ -229,11 +229,11 @@ def _frame(
         id=response_id,
         created_at=created_at,
         model=request.model,
-        request=to_echo(request, generation.request.sampling),
+        request=to_echo(request, generation.request.answer.sampling),
         toolbox=generation.toolbox,
         notes=(*sender.notes, *generation.notes),
         dialect=sender.dialect,
-        hold_calls=generation.request.hold_calls,
+        hold_calls=generation.request.answer.hold_calls,
         show_reasoning=model.show_reasoning,
         # The seal binds reasoning to its tenant, so that another tenant cannot send it back.
         seal=_sealer(seals, sender.tenant) if request.seals_reasoning else None,

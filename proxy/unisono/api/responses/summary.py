@@ -48,16 +48,19 @@ def summary_request(request: GenerationRequest) -> GenerationRequest:
     return replace(
         request,
         conversation=replace(request.conversation, items=items),
-        max_tokens=MAX_SUMMARY_TOKENS,
-        # Requirements on the answer do not apply to the summary.
-        choice=None,
-        form=None,
-        stop=(),
-        calls_allowed=False,
-        forbidden_tools=ForbiddenTools.KEEP,
-        truncate=True,
         # The tools are in the prompt that a backend has cached; none of them is run.
         server_tools=None if request.server_tools is None else replace(request.server_tools, decisions=(), max_calls=0),
+        answer=replace(
+            request.answer,
+            max_tokens=MAX_SUMMARY_TOKENS,
+            # Requirements on the answer do not apply to the summary.
+            choice=None,
+            form=None,
+            stop=(),
+            calls_allowed=False,
+            forbidden_tools=ForbiddenTools.KEEP,
+        ),
+        prompt=replace(request.prompt, truncate=True),
     )
 
 

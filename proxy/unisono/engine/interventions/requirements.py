@@ -228,7 +228,7 @@ def requirements_of(
     """
     # A message that the client began itself is not changed.
     free = request.conversation.prefill is None
-    choice = request.choice if request.calls_allowed and free else None
+    choice = request.answer.choice if request.answer.calls_allowed and free else None
     client = {f"{FUNCTIONS}{tools.wire(tool.name)}": tool for tool in request.conversation.tools}
     every = {_recipient(name, tools): tool for name, tool in (server_tools or {}).items()}
     schemas: dict[str, Schema] = {
@@ -245,23 +245,23 @@ def requirements_of(
     owed = isinstance(choice, ForcedCalls) and not is_approved
     return OutputRequirements(
         tools=ToolRequirements(
-            offered=tuple(on_offer) if request.calls_allowed else (),
+            offered=tuple(on_offer) if request.answer.calls_allowed else (),
             forced=tuple(name for name in on_offer if name in meant) if owed else None,
             allowed=meant if isinstance(choice, AllowedTools) else None,
             schemas=schemas,
             texts=frozenset(name for name, tool in client.items() if tool.free_text),
-            strict=frozenset(name for name, tool in client.items() if tool.strict and request.calls_allowed),
+            strict=frozenset(name for name, tool in client.items() if tool.strict and request.answer.calls_allowed),
             has_server_tools=server_tools is not None,
             own=frozenset(client),
-            calls_allowed=request.calls_allowed,
-            hold_calls=request.hold_calls,
+            calls_allowed=request.answer.calls_allowed,
+            hold_calls=request.answer.hold_calls,
             # The model reads error results about unknown server tools, as about all other faults of their calls.
-            refuses_undeclared=server_tools is None and UNDECLARED_TOOL not in request.disabled_rules,
+            refuses_undeclared=server_tools is None and UNDECLARED_TOOL not in request.answer.disabled_rules,
         ),
-        form=request.form if free else None,
-        budget=request.reasoning_budget,
-        disabled_rules=request.disabled_rules,
-        whole=request.whole,
+        form=request.answer.form if free else None,
+        budget=request.answer.reasoning_budget,
+        disabled_rules=request.answer.disabled_rules,
+        whole=request.answer.whole,
     )
 
 

@@ -81,7 +81,11 @@ class BackgroundJob:
         self._journal = journal
         self._logged = logged
         self._engine_run = deps.service.start(
-            replace(prepared.generation.request, journal=journal, is_journal_stored=True, whole=False)
+            replace(
+                prepared.generation.request,
+                resumption=replace(prepared.generation.request.resumption, journal=journal, is_journal_stored=True),
+                answer=replace(prepared.generation.request.answer, whole=False),
+            )
         )
         self._events = events_type(prepared.frame)(
             prepared.frame, self._engine_run.report, new_id=prepared.item_ids, clock=deps.clock

@@ -97,8 +97,11 @@ class Continuation:
         generation = prepared.generation
         if prepared.request.stored and self._found is not None:
             generation = replace(generation, input=(*self._found.loose, *generation.input))
-        if not generation.request.sticky:
-            generation = replace(generation, request=replace(generation.request, sticky=sticky))
+        if not generation.request.routing.sticky:
+            generation = replace(
+                generation,
+                request=replace(generation.request, routing=replace(generation.request.routing, sticky=sticky)),
+            )
         return replace(prepared, generation=generation)
 
     def cached_response(self, prepared: PreparedRequest, response: StoredResponse) -> CachedResponse | None:
