@@ -23,6 +23,7 @@ from unisono.api.responses.known_state import KnownState, nothing_stored
 from unisono.api.responses.lease_keeper import hold_lease
 from unisono.api.responses.outbound.dialects import OPENAI, Dialect
 from unisono.api.responses.outbound.response import ResponseFrame, to_echo
+from unisono.api.responses.outbound.summary_events import SUMMARY_CHARS
 from unisono.api.responses.prior_state import OUR_ID, PriorState, Recall, no_conversation, recall
 from unisono.api.responses.schema import ResponsesRequest
 from unisono.api.responses.server_tools.approvals import Approvals, approvals_in
@@ -231,7 +232,7 @@ def _frame(
         model=request.model,
         request=to_echo(request, generation.request.sampling),
         toolbox=generation.toolbox,
-        notes=(*sender.notes, *generation.notes),
+        notes=(*sender.notes, *generation.notes, *_notes_on_summary(request, model)),
         dialect=sender.dialect,
         hold_calls=generation.request.hold_calls,
         show_reasoning=model.show_reasoning,
@@ -242,8 +243,14 @@ def _frame(
         conversation=request.conversation.id if request.conversation else None,
         include=frozenset(request.include or ()),
         browsed=browser_results(generation.request.conversation.items),
+        summary_chars=SUMMARY_CHARS[request.summary],
         compaction=compaction,
     )
+
+
+def _notes_on_summary(request: ResponsesRequest, model: ResponsesModel) -> tuple[str, ...]:
+    is_without_effect = request.summary is not None and not model.show_reasoning
+    return ("reasoning.summary: no effect, because this model hides its reasoning",) if is_without_effect else ()
 
 
 def _needs_seals(request: ResponsesRequest) -> bool:
