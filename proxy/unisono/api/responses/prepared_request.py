@@ -15,7 +15,7 @@ from typing import Any
 from unisono.api.body import off_loop
 from unisono.api.builtin_tools import browser_results, builtin_for, to_builtin_servers
 from unisono.api.field_types import shortened
-from unisono.api.media import media_context
+from unisono.api.media import MediaSource, media_context
 from unisono.api.responses.deps import ItemSealing, ResponsesDeps, ResponsesModel
 from unisono.api.responses.inbound import ResponsesGeneration, check, mcp_specs, to_generation_request
 from unisono.api.responses.items import meaning_of
@@ -78,15 +78,24 @@ class PreparedRequest:
 
 
 async def validate_body(
-    deps: ResponsesDeps, caller: Caller, body: Mapping[str, Any], size: int, *, answered: bool = True
+    deps: ResponsesDeps,
+    caller: Caller,
+    body: Mapping[str, Any],
+    size: int,
+    request_id: str,
+    *,
+    answered: bool = True,
+    counted: bool = False,
 ) -> ResponsesRequest:
     """Validate a body of `size` bytes. Raises InvalidRequest.
 
-    A request that is not `answered` only prepares a later one.
+    A request that is not `answered` only prepares a later one. For one that is only `counted`, no image is described.
     """
+    source = MediaSource(body, caller, ResponsesRequest.HISTORY, request_id, size, can_ask=not counted)
+    context = await media_context(deps.resolve, source, deps.describer)
 
     def judge() -> ResponsesRequest:
-        request = ResponsesRequest.model_validate(body, context=media_context(deps.resolve, body, caller))
+        request = ResponsesRequest.model_validate(body, context=context)
         check(request, answered=answered)
         return request
 
