@@ -430,6 +430,22 @@ CONTRADICTIONS: dict[str, tuple[dict[str, Any], str]] = {
         {"model_list": [entry("a", unisono={"mcp_servers": ["docs"]})]},
         "model_list[0].unisono.mcp_servers[0]: unknown tool server `docs`; add it to `mcp_servers`",
     ),
+    "no vision model": (
+        {"model_list": [entry("a", unisono={"media": "describe"})]},
+        "model_list[0].unisono.media: `describe` needs a vision model; set `media_model`",
+    ),
+    "vision model without effect": (
+        {"model_list": [entry("a", unisono={"media": "strip", "media_model": "a"})]},
+        "model_list[0].unisono.media_model: has no effect; set `media: describe` or remove it",
+    ),
+    "unknown vision model": (
+        {"model_list": [entry("a", unisono={"media": "describe", "media_model": "vl"})]},
+        "model_list[0].unisono.media_model: unknown model `vl`; use a `model_name` from `model_list`",
+    ),
+    "vision model that reads text only": (
+        {"model_list": [entry("a"), entry("b", unisono={"media": "describe", "media_model": "a"})]},
+        "model_list[1].unisono.media_model: `a` cannot describe images; use a model that passes through, without `*`",
+    ),
     "different reasoning fields in one group": (
         {"model_list": [entry("a"), entry("b"), entry("a", unisono={"reasoning_field": "none"})]},
         "model_list[2].unisono.reasoning_field: differs from model_list[0], which has the same model_name `a`; set "

@@ -28,6 +28,7 @@ from unisono.api.chat.routes import CHAT, ChatRoute
 from unisono.api.completions.routes import COMPLETIONS, CompletionRoute
 from unisono.api.error_responses import register
 from unisono.api.health import HEALTH, ReadinessCheck
+from unisono.api.image_descriptions import DescriptionCache
 from unisono.api.messages.routes import FORMATS, MESSAGES
 from unisono.api.messages.routes import MessagesDeps as MessagesMeans
 from unisono.api.metrics import METRICS, MetricsSource
@@ -47,6 +48,7 @@ from unisono.bootstrap.models import (
     answer_modes,
     cards,
     chat_model,
+    image_describer,
     messages_model,
     raw_model,
     readiness,
@@ -58,11 +60,7 @@ from unisono.bootstrap.shared_resources import SharedResource, reuse_or_build
 from unisono.bootstrap.status import Overview
 from unisono.bootstrap.store import build_spool, build_store
 from unisono.bootstrap.tool_servers import ServerToolSetup, build_server_tools
-from unisono.config import (
-    Config,
-    GatewaySettings,
-    ModelRegistry,
-)
+from unisono.config import Config, GatewaySettings, ModelRegistry
 from unisono.core.access import Caller
 from unisono.core.conversation import Json
 from unisono.core.state_store import Store
@@ -133,6 +131,7 @@ class Parts:
     store: SharedResource[tuple[Store, Upkeep]]
     server_tools: SharedResource[ServerToolSetup]
     memory: ConversationCache
+    descriptions: DescriptionCache
     renderer: Renderer
     observing: Observing
 
@@ -262,7 +261,8 @@ def _state_dependencies(gateway: Gateway, ledger: UsageLedger, share: int) -> tu
 def _api_dependencies(gateway: Gateway, service: GenerationService, runner: BackgroundRunner) -> tuple[object, ...]:
     """Return the dependencies of the routes of the APIs that generate."""
     config, catalogue, hosting = gateway.config, gateway.catalogue, gateway.parts.server_tools.value
-    deps = responses_deps(gateway, service, hosting.rules)
+    describer = image_describer(catalogue, service, gateway.parts.descriptions)
+    deps = replace(responses_deps(gateway, service, hosting.rules), describer=describer)
     return (
         ChatRoute(
             service=service,
@@ -272,6 +272,7 @@ def _api_dependencies(gateway: Gateway, service: GenerationService, runner: Back
             clock=time.time,
             fingerprint=f"unisono-{__version__}",
             find_way=answer_modes(catalogue),
+            describer=describer,
         ),
         CompletionRoute(
             service=service,
@@ -285,7 +286,7 @@ def _api_dependencies(gateway: Gateway, service: GenerationService, runner: Back
         ),
         ConversationDeps(gateway.store, deps.today, deps.new_id, time.time),
         ResponsesApi(deps, runner),
-        messages_deps(gateway, service, hosting),
+        replace(messages_deps(gateway, service, hosting), describer=describer),
     )
 
 
@@ -339,6 +340,7 @@ def build_parts(config: Config, old: Parts | None, share: int) -> Parts:
         store=reuse_or_build(None if old is None else old.store, config.store, store),
         server_tools=reuse_or_build(None if old is None else old.server_tools, settings, hosting),
         memory=ConversationCache() if old is None else old.memory,
+        descriptions=DescriptionCache() if old is None else old.descriptions,
         renderer=Renderer(load_encoding()) if old is None else old.renderer,
         observing=observing,
     )

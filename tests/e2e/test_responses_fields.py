@@ -82,15 +82,11 @@ async def test_sampling_reaches_the_backend(harness: Line) -> None:
 
 IGNORED: dict[str, tuple[Json, str]] = {
     "unknown field": ({"colour": "red"}, "colour: no effect"),
-    "unknown nested field": ({"reasoning": {"generate_summary": "auto"}}, "reasoning.generate_summary: no effect"),
+    "unknown nested field": ({"reasoning": {"colour": "red"}}, "reasoning.colour: no effect"),
     "service tier": ({"service_tier": "flex"}, "service_tier: no effect"),
     "cache retention": ({"prompt_cache_retention": "24h"}, "prompt_cache_retention: no effect"),
     "context management": ({"context_management": [{"type": "compaction"}]}, "context_management: no effect"),
     "verbosity": ({"text": {"verbosity": "low"}}, "text.verbosity: no effect"),
-    "summary": (
-        {"reasoning": {"summary": "auto"}},
-        "reasoning.summary: no effect, because summaries are not supported",
-    ),
     "included results": (
         {"include": ["file_search_call.results"]},
         "include: 'file_search_call.results' has no effect",

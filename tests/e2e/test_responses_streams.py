@@ -42,6 +42,10 @@ READ = '<|channel|>commentary to=functions.files__read <|constrain|>json<|messag
 
 REASONING = ["content_part.added", "reasoning_text.delta", "reasoning_text.done", "content_part.done"]
 TEXT = ["content_part.added", "output_text.delta", "output_text.done", "content_part.done"]
+SUMMARY = ["reasoning_summary_part.added", "reasoning_summary_text.delta"]
+SUMMARY += ["reasoning_summary_text.done", "reasoning_summary_part.done"]
+SUMMARIZED = [*REASONING[:2], *SUMMARY, *REASONING[2:]]
+AUTO: Json = {"reasoning": {"summary": "auto"}}
 ARGUMENTS = ["function_call_arguments.delta", "function_call_arguments.done"]
 INPUT = ["custom_tool_call_input.delta", "custom_tool_call_input.done"]
 
@@ -68,6 +72,9 @@ CASES: dict[str, Case] = {
     "truncated during the reasoning": Case(ANSWER, [REASONING], "incomplete", {"max_output_tokens": 4}),
     "truncated during the answer": Case(OK[:-10] + " and so on", [TEXT], "incomplete", {"max_output_tokens": 5}),
     "truncated during a call": Case(CALL, [REASONING], "incomplete", {"max_output_tokens": 18, "tools": [TOOL]}),
+    "summary and answer": Case(ANSWER, [SUMMARIZED, TEXT], fields=AUTO),
+    "summary of truncated reasoning": Case(ANSWER, [SUMMARIZED], "incomplete", {"max_output_tokens": 4, **AUTO}),
+    "summary of broken reasoning": Case(ANSWER, [SUMMARIZED], "failed", AUTO, faults=(reset_at(4),)),
     "broken during the reasoning": Case(ANSWER, [REASONING], "failed", faults=(reset_at(4),)),
     "broken during the answer": Case(OK[:-10] + " and so on", [TEXT], "failed", faults=(close_at(5),)),
     "broken during a call": Case(CALL, [REASONING], "failed", {"tools": [TOOL]}, faults=(reset_at(18),)),

@@ -2,18 +2,22 @@
 
 gpt-oss reads text only. An image in the newest user message is refused, because the answer could not refer to it.
 Images before it, and images in tool results, come from programs that send their whole history again: a refusal would
-fail every later request of the session. Each of them is replaced by one line of text.
+fail every later request of the session. Each of them is replaced by one line of text. If the operator names a vision
+model, the line describes the image, also in the newest message. Descriptions are made before the validation, which does
+no I/O.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any, ClassVar, Final, Protocol, Self
 
 from pydantic import ModelWrapValidatorHandler, PrivateAttr, ValidationInfo, model_validator
 
 from unisono.api.content_parts import MEDIA_PARTS
 from unisono.api.field_types import OpenModel
+from unisono.api.image_descriptions import ImageDescriber, ImageDescription, VisionRequest
 from unisono.api.model_rules import ModelRules
 from unisono.core.access import Caller
 from unisono.core.recovery_rules import MEDIA_LEFT_OUT
@@ -26,6 +30,26 @@ PART_FIELDS: Final = ("content", "output")
 
 # Text in place of a removed part, for the model.
 LINE: Final = "[{kind} removed here: this model reads text only.]"
+DESCRIBED: Final = "[Image: {text}]"
+
+
+def _never() -> bool:
+    return False
+
+
+@dataclass(frozen=True, slots=True)
+class MediaRules:
+    """Treatment of the media in one request.
+
+    `strips_newest` tells whether the newest user message loses its media too. `descriptions` are those of images, by
+    the positions of their parts.
+    """
+
+    strips_newest: Callable[[], bool] = _never
+    descriptions: Mapping[str, ImageDescription] = field(default_factory=dict)
+
+
+NO_MEDIA_RULES: Final = MediaRules()
 
 
 class MediaHistory(OpenModel):
@@ -36,7 +60,8 @@ class MediaHistory(OpenModel):
 
     HISTORY: ClassVar[str] = "messages"
 
-    _removed: tuple[str, ...] = PrivateAttr(())
+    _replaced: tuple[str, ...] = PrivateAttr(())
+    _has_lost_media: bool = PrivateAttr(False)
 
     @model_validator(mode="wrap")
     @classmethod
@@ -44,25 +69,22 @@ class MediaHistory(OpenModel):
         items = value.get(cls.HISTORY) if isinstance(value, dict) else None
         if not isinstance(items, list):
             return handler(value)
-        removal = MediaRemoval(cls.HISTORY, (info.context or {}).get("strips_newest", _never))
+        removal = MediaRemoval(cls.HISTORY, (info.context or {}).get("media", NO_MEDIA_RULES))
         remaining = removal.without_media(items)
         request = handler({**value, cls.HISTORY: remaining} if removal.notes else value)
-        request._removed = tuple(removal.notes)
+        request._replaced = tuple(removal.notes)
+        request._has_lost_media = removal.has_lost_media
         return request
 
     @property
     def media_notes(self) -> tuple[str, ...]:
-        """Notes on the removed parts, with their positions."""
-        return self._removed
+        """Notes on the replaced parts, with their positions."""
+        return self._replaced
 
     @property
     def recoveries(self) -> tuple[str, ...]:
         """Recovery rules that were applied to the request itself."""
-        return (MEDIA_LEFT_OUT,) if self._removed else ()
-
-
-def _never() -> bool:
-    return False
+        return (MEDIA_LEFT_OUT,) if self._has_lost_media else ()
 
 
 class ModelWithRules(Protocol):
@@ -72,36 +94,75 @@ class ModelWithRules(Protocol):
     def rules(self) -> ModelRules: ...
 
 
-def media_context(
-    resolve: Callable[[str, Caller], ModelWithRules], body: Mapping[str, Any], caller: Caller
-) -> dict[str, Callable[[], bool]]:
-    """Return the validation context for `body`, with the rule of its model.
+@dataclass(frozen=True, slots=True)
+class MediaSource:
+    """Body of a request whose media are to be replaced, with its sender.
 
-    The model is looked up only if the newest user message has media, which the rule may strip.
+    `history` names its field with the history; `size` is in bytes. Without `can_ask`, no vision model is asked, as for
+    a count of tokens.
     """
 
-    def strips_newest() -> bool:
-        name = body.get("model")
+    body: Mapping[str, Any]
+    caller: Caller
+    history: str
+    request_id: str = ""
+    size: int = 0
+    can_ask: bool = True
+
+
+async def media_context(
+    resolve: Callable[[str, Caller], ModelWithRules], source: MediaSource, describer: ImageDescriber | None = None
+) -> dict[str, MediaRules]:
+    """Return the validation context for a body: rules of its model, and descriptions.
+
+    Without a describer, the model is looked up only if the newest user message has media, which the rule may strip.
+    """
+
+    def rules() -> ModelRules | None:
+        name = source.body.get("model")
         try:
-            return isinstance(name, str) and resolve(name, caller).rules.strips_media
+            return resolve(name, source.caller).rules if isinstance(name, str) else None
         except UnisonoError:
             # The lookup after the validation raises this error again.
-            return False
+            return None
 
-    return {"strips_newest": strips_newest}
+    def strips_newest() -> bool:
+        return (found := rules()) is not None and found.strips_media
+
+    model = found.vision_model if describer is not None and (found := rules()) is not None else None
+    images = _images_in(source) if model is not None else {}
+    if describer is None or model is None or not images:
+        return {"media": MediaRules(strips_newest)}
+    vision = VisionRequest(model, source.caller, source.request_id, source.size, can_ask=source.can_ask)
+    return {"media": MediaRules(strips_newest, await describer.describe(images, vision))}
+
+
+def _images_in(source: MediaSource) -> dict[str, Mapping[str, Any]]:
+    """Return the image parts of a body by position, oldest first."""
+    items = source.body.get(source.history)
+    removal = MediaRemoval(source.history, MediaRules(lambda: True))
+    if isinstance(items, list):
+        removal.without_media(items)
+    return removal.images
 
 
 class MediaRemoval:
-    """Removal of media from the items of one history; `notes` name what was removed."""
+    """Replacement of media in the items of one history.
+
+    `notes` name what was replaced, and `images` are the replaced images by position. `has_lost_media` is True if the
+    model gets no description of a part.
+    """
 
     # Rules.
     # - The newest user message keeps its media, so that validation refuses them. Results of tools in it lose theirs.
     # - Lists and objects are copied only where something is removed.
 
-    def __init__(self, path: str, strips_newest: Callable[[], bool]) -> None:
+    def __init__(self, path: str, rules: MediaRules) -> None:
         self._path = path
-        self._strips_newest = strips_newest
+        self._rules = rules
         self.notes: list[str] = []
+        self.images: dict[str, Mapping[str, Any]] = {}
+        self.has_lost_media = False
 
     def without_media(self, items: Sequence[Any]) -> list[Any]:
         """Return the items without their media."""
@@ -134,10 +195,23 @@ class MediaRemoval:
             without = self._parts(inner, f"{path}.source.content", keeps=keeps)
             return part if without is inner else {**part, "source": {**source, "content": without}}
         kind = MEDIA_PARTS.get(str(part.get("type")))
-        if kind is None or (keeps and not self._strips_newest()):
+        if kind is None or (keeps and not self._rules.strips_newest()):
             return part
-        self.notes.append(f"{path}: replaced by a line of text, because the model does not support {kind} input")
-        return {"type": "text", "text": LINE.format(kind=kind.capitalize())}
+        if kind == "image":
+            self.images[path] = part
+        return {"type": "text", "text": self._line(kind, path)}
+
+    def _line(self, kind: str, path: str) -> str:
+        description = self._rules.descriptions.get(path)
+        if description is not None and description.text:
+            self.notes.append(f"{path}: replaced by a description, because the model does not support {kind} input")
+            return DESCRIBED.format(text=description.text)
+        self.has_lost_media = True
+        problem = f"; {description.problem}" if description is not None else ""
+        self.notes.append(
+            f"{path}: replaced by a line of text, because the model does not support {kind} input{problem}"
+        )
+        return LINE.format(kind=kind.capitalize())
 
 
 def _is_user_message(item: Any) -> bool:

@@ -14,8 +14,8 @@ class ModelRules:
 
     `reasoning_budget` is the maximum number of reasoning tokens, None for no limit; a request may set a lower one.
     `unmended` names disabled recovery rules. `failover` permits another deployment to continue after a failure when
-    output was already emitted. `forbidden_tools` applies to requests that allow no call. With
-    `strips_media`, images in the newest user message are removed like earlier ones.
+    output was already emitted. `forbidden_tools` applies to requests that allow no call. With `strips_media`, images in
+    the newest user message are replaced like earlier ones. `vision_model` is the group that describes them, or None.
     """
 
     reasoning_budget: int | None = None
@@ -23,6 +23,7 @@ class ModelRules:
     failover: bool = True
     forbidden_tools: ForbiddenTools = ForbiddenTools.REMOVE
     strips_media: bool = False
+    vision_model: str | None = None
 
     def applied_to(self, request: GenerationRequest, recoveries: tuple[str, ...] = ()) -> GenerationRequest:
         """Apply the rules that a request cannot change; `recoveries` were applied to its body."""

@@ -11,6 +11,7 @@ from unisono.api.chat.routes import ChatModel
 from unisono.api.completions.routes import RawModel
 from unisono.api.gateway_tools import RunnableTools
 from unisono.api.health import Readiness
+from unisono.api.image_descriptions import DescriptionCache, ImageDescriber
 from unisono.api.messages.inbound import MessagesModel
 from unisono.api.model_rules import ModelRules
 from unisono.api.passthrough_routes import FindWay
@@ -20,7 +21,7 @@ from unisono.bootstrap.tool_servers import ServerToolSetup
 from unisono.config import ModelRegistry, ServedModel
 from unisono.core.access import Caller
 from unisono.core.passthrough_request import AnswerMode, ServedName
-from unisono.engine.request import ForbiddenTools
+from unisono.engine.request import ForbiddenTools, GenerationService
 from unisono.errors import ModelNotAllowed, UnknownModel, UnsupportedValue
 from unisono.routing.pool import RoutingPool
 from unisono.store.health_monitor import Upkeep
@@ -58,7 +59,7 @@ def answer_modes(catalogue: ModelRegistry) -> FindWay | None:
     return way_of if catalogue.passes else None
 
 
-def model_rules(model: ServedModel) -> ModelRules:
+def model_rules(catalogue: ModelRegistry, model: ServedModel) -> ModelRules:
     settings = model.settings
     forbidden_tools = ForbiddenTools(settings.forbidden_tools)
     return ModelRules(
@@ -66,8 +67,17 @@ def model_rules(model: ServedModel) -> ModelRules:
         settings.disabled_recoveries,
         settings.failover,
         forbidden_tools,
-        strips_media=settings.media == "strip",
+        strips_media=settings.media != "refuse",
+        vision_model=settings.media_model and catalogue.resolve_alias(settings.media_model, "media_model"),
     )
+
+
+def image_describer(
+    catalogue: ModelRegistry, service: GenerationService, cache: DescriptionCache
+) -> ImageDescriber | None:
+    """Return a describer of images; None if no model has a vision model."""
+    has_vision_model = any(model.settings.media_model for model in catalogue.groups())
+    return ImageDescriber(service, cache) if has_vision_model else None
 
 
 def chat_model(catalogue: ModelRegistry, name: str, setup: ServerToolSetup, caller: Caller) -> ChatModel:
@@ -80,14 +90,14 @@ def chat_model(catalogue: ModelRegistry, name: str, setup: ServerToolSetup, call
         runnable=RunnableTools(
             setup.servers_without_approval(model.settings.mcp_servers, caller), model.settings.run_tools
         ),
-        rules=model_rules(model),
+        rules=model_rules(catalogue, model),
     )
 
 
 def raw_model(catalogue: ModelRegistry, name: str, caller: Caller) -> RawModel:
     """Return the settings of a model for raw prompts. Raises as `allowed_model`."""
     model = allowed_model(catalogue, name, caller)
-    return RawModel(model.name, model_rules(model))
+    return RawModel(model.name, model_rules(catalogue, model))
 
 
 def responses_model(catalogue: ModelRegistry, name: str, caller: Caller) -> ResponsesModel:
@@ -106,7 +116,7 @@ def responses_model(catalogue: ModelRegistry, name: str, caller: Caller) -> Resp
         show_reasoning=model.settings.reasoning_field != "none",
         stream_tool_arguments=model.settings.stream_tool_arguments,
         tool_servers=None if model.settings.mcp_servers is None else frozenset(model.settings.mcp_servers),
-        rules=model_rules(model),
+        rules=model_rules(catalogue, model),
     )
 
 
@@ -125,7 +135,7 @@ def messages_model(
         stream_tool_arguments=model.settings.stream_tool_arguments,
         runnable=RunnableTools(setup.servers_without_approval(labels, caller), model.settings.run_tools),
         trained=setup.rules.for_model(labels).for_caller(caller).trained,
-        rules=model_rules(model),
+        rules=model_rules(catalogue, model),
         pause_after=pause_after,
     )
 

@@ -14,7 +14,7 @@ from unisono.errors import ConfigError, UnknownModel
 
 CLIENT_VISIBLE = (
     *("reasoning_field", "stream_tool_arguments", "mcp_servers", "run_tools"),
-    *("reasoning_budget", "recoveries", "forbidden_tools", "media"),
+    *("reasoning_budget", "recoveries", "forbidden_tools", "media", "media_model"),
 )
 """Settings that clients can observe; equal for all entries of one `model_name`."""
 
@@ -55,6 +55,8 @@ class ModelRegistry:
             self._aliases[alias] = self._existing(name, path).name
             if isinstance(target, AliasTarget) and target.hidden:
                 self._hidden.add(alias)
+        for index, entry in enumerate(config.model_list):
+            self._check_media(entry, f"model_list[{index}].unisono")
         self.stand_ins: dict[str, StandIns] = stand_ins(config, tuple(self._groups), self._aliases)
         """Fallback models, by model."""
         default = config.general_settings.completion_model
@@ -71,6 +73,21 @@ class ModelRegistry:
         if model is None:
             raise ConfigError(f"{path}: unknown model `{name}`; use a `model_name` from `model_list`")
         return model
+
+    def _check_media(self, entry: ModelEntry, path: str) -> None:
+        """Check the vision model of an entry. Raises ConfigError."""
+        name, describes = entry.unisono.media_model, entry.unisono.media == "describe"
+        if describes and name is None:
+            raise ConfigError(f"{path}.media: `describe` needs a vision model; set `media_model`")
+        if name is None:
+            return
+        if not describes:
+            raise ConfigError(f"{path}.media_model: has no effect; set `media: describe` or remove it")
+        model = self._groups[self.resolve_alias(name, f"{path}.media_model")]
+        if _kinds(model) != {False} or "*" in model.name:
+            raise ConfigError(
+                f"{path}.media_model: `{name}` cannot describe images; use a model that passes through, without `*`"
+            )
 
     def resolve(self, requested: str | None) -> ServedModel:
         """Return the group for a client's name. Raises UnknownModel.

@@ -108,10 +108,13 @@ class ModelSettings(Section):
     """Treatment of the tools in the prompt if `tool_choice` is `none`. `remove` omits them.
     `note` keeps them and adds a message that forbids calls: the cached prefix stays valid, but small models ignore
     the message."""
-    media: Literal["refuse", "strip"] = "refuse"
+    media: Literal["refuse", "strip", "describe"] = "refuse"
     """Treatment of images and other media in the newest user message.
     `refuse` rejects the request with 400. `strip` replaces them by a line of text, as in all earlier messages and in
-    tool results."""
+    tool results. `describe` is `strip` with descriptions of images by `media_model`, in all messages."""
+    media_model: Name | None = None
+    """Model that describes images if `media` is `describe`.
+    A `model_name` of this file that passes through and reads images."""
     failover: bool = True
     """True lets another backend continue an answer whose backend failed.
     With false, an answer that the client has partly received ends with an error."""

@@ -65,6 +65,9 @@ class Folded:
             assert event["output_index"] == len(self.output)
             self._open = dict(event["item"])
             self._open["content"] = list(self._open["content"]) if "content" in self._open else None
+            if "summary" in self._open:
+                assert self._open["summary"] == []
+                self._open["summary"] = []
             self._done = set()
             self._steps = []
         else:
@@ -103,6 +106,9 @@ class Folded:
             assert kind_of(item) == name
             self._steps.append(step)
             return
+        if name.startswith("reasoning_summary"):
+            self._summarize(item["summary"], kind, event)
+            return
         if kind == "content_part.added":
             assert event["content_index"] == len(item["content"])
             item["content"].append(dict(event["part"]))
@@ -120,6 +126,21 @@ class Folded:
         else:
             field = {"output_text": "text", "refusal": "refusal", "reasoning_text": "text", "reasoning": "text"}[name]
             self._grow(item["content"][event["content_index"]], field, step, event)
+
+    def _summarize(self, parts: list[Event], kind: str, event: Event) -> None:
+        if kind == "reasoning_summary_part.added":
+            assert event["summary_index"] == len(parts)
+            assert event["part"] == {"type": "summary_text", "text": ""}
+            parts.append(dict(event["part"]))
+        elif kind == "reasoning_summary_text.delta":
+            assert event["delta"], "an empty delta"
+            parts[event["summary_index"]]["text"] += event["delta"]
+        elif kind == "reasoning_summary_text.done":
+            assert event["text"] == parts[event["summary_index"]]["text"]
+        else:
+            assert kind == "reasoning_summary_part.done"
+            assert event["part"] == parts[event["summary_index"]]
+            assert event.get("status") in (None, "incomplete")
 
     def _grow(self, target: Event, field: str, step: str, event: Event) -> None:
         assert field not in self._done, f"{field} has a delta after it was done"

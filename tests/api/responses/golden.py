@@ -72,7 +72,7 @@ def events() -> Iterator[Event]:
         user="u",
         max_output_tokens=100,
     )
-    response_frame = frame(body, seal=lambda item: "sealed")
+    response_frame = frame(body, seal=lambda item: "sealed", summary_chars=600)
     for stream in STREAMS:
         yield from streamed(
             [[event] for event in stream], response_frame, GenerationReport("vllm-1", 1, ["missing-end"])

@@ -292,15 +292,19 @@ def streams(draw: st.DrawFn) -> list[engine_events.Event]:
 DIALECTS = st.sampled_from([OPENAI, OPEN_RESPONSES])
 
 
-@given(streams(), DIALECTS, st.booleans(), st.booleans())
+SUMMARIES = st.sampled_from([0, 8, 600])
+
+
+@given(streams(), DIALECTS, st.booleans(), st.booleans(), SUMMARIES)
 def test_any_stream_equals_the_complete_response(
-    stream: list[engine_events.Event], dialect: Dialect, show_reasoning: bool, seal_reasoning: bool
+    stream: list[engine_events.Event], dialect: Dialect, show_reasoning: bool, seal_reasoning: bool, summary_chars: int
 ) -> None:
     assert_equal_responses(
         stream,
         frame(
             dialect=dialect,
             show_reasoning=show_reasoning,
+            summary_chars=summary_chars,
             seal=(lambda item: f"sealed {item!r}") if seal_reasoning else None,
         ),
     )
@@ -310,7 +314,7 @@ def test_any_stream_equals_the_complete_response(
 def test_batch_boundaries_do_not_change_the_stored_response(stream: list[engine_events.Event], cuts: list[int]) -> None:
     places = [0, *sorted(cuts), len(stream)]
     batches = [stream[start:stop] for start, stop in pairwise(places) if stream[start:stop]]
-    assert streamed(batches, frame())[1] == streamed([stream], frame())[1]
+    assert streamed(batches, frame(summary_chars=8))[1] == streamed([stream], frame(summary_chars=8))[1]
 
 
 @given(streams())
@@ -326,7 +330,7 @@ def test_calls_streamed_early_keep_the_stream_valid(stream: list[engine_events.E
 def test_a_stream_failed_or_cancelled_anywhere_ends_properly(
     stream: list[engine_events.Event], position: int, ending: str
 ) -> None:
-    events = ResponseEvents(frame(), GenerationReport(), new_id=ids(), clock=lambda: NOW)
+    events = ResponseEvents(frame(summary_chars=600), GenerationReport(), new_id=ids(), clock=lambda: NOW)
     wire_events = events.write(stream[: min(position, len(stream) - 1)]) if position else []
     wire_events += events.fail(BackendUnavailable("It is gone.")) if ending == "fail" else events.cancel()
     folded = fold(parsed([*wire_events, events.last()]))
@@ -472,13 +476,52 @@ def test_a_refusal_is_a_refusal_part() -> None:
 
 
 def test_hidden_reasoning_has_item_events_without_text() -> None:
-    response_frame = frame(show_reasoning=False, seal=lambda item: "sealed")
+    response_frame = frame(show_reasoning=False, seal=lambda item: "sealed", summary_chars=600)
     events, _ = streamed([[*reasoning(0, "hm"), *final(1, "Hi"), finished()]], response_frame)
     assert names(events)[2:4] == ["output_item.added", "output_item.done"]
     assert "encrypted_content" not in events[2]["item"]
     assert events[3]["item"]["encrypted_content"] == "sealed"
     assert events[3]["item"]["content"] == []
     assert "hm" not in str(events)
+
+
+THOUGHT = ["Count 2.", " Then", " add.\n", "Fin"]
+SUMMARY_EVENTS = [
+    *("output_item.added", "content_part.added", "reasoning_text.delta", "reasoning_text.delta"),
+    *("reasoning_summary_part.added", "reasoning_summary_text.delta"),
+    *("reasoning_text.delta", "reasoning_summary_text.delta", "reasoning_text.delta", "reasoning_summary_text.delta"),
+    *("reasoning_summary_text.done", "reasoning_summary_part.done"),
+    *("reasoning_text.done", "content_part.done", "output_item.done"),
+]
+
+
+@pytest.mark.parametrize("dialect", [OPENAI, OPEN_RESPONSES], ids=lambda dialect: dialect.name)
+def test_a_summary_is_emitted_by_the_sentence_in_both_dialects(dialect: Dialect) -> None:
+    stream = [*reasoning(0, *THOUGHT), *final(1, "Hi"), finished()]
+    events, stored = streamed([[event] for event in stream], frame(summary_chars=600, dialect=dialect))
+    item_events = [name.replace("reasoning.", "reasoning_text.") for name in names(events)[2:17]]
+    assert item_events == SUMMARY_EVENTS
+    summary_events = [event for event in events if "summary" in event["type"]]
+    assert {(event["output_index"], event["summary_index"]) for event in summary_events} == {(0, 0)}
+    deltas = [event["delta"] for event in summary_events if "delta" in event]
+    assert deltas == ["Count 2.", " Then add.", "\nFin"]
+    assert stored.output[0].wire["summary"] == [{"type": "summary_text", "text": "Count 2. Then add.\nFin"}]
+    assert fold(events).output[0]["summary"] == stored.output[0].wire["summary"]
+
+
+def test_an_interrupted_summary_has_whole_sentences_and_its_status() -> None:
+    events = ResponseEvents(frame(summary_chars=600), GenerationReport(), new_id=ids(), clock=lambda: NOW)
+    wire_events = [*events.write(reasoning(0, *THOUGHT)[:-1]), *events.cancel(), events.last()]
+    folded = fold(parsed(wire_events))
+    assert folded.output[0]["summary"] == [{"type": "summary_text", "text": "Count 2. Then add."}]
+    [ended] = [event for event in parsed(wire_events) if event["type"] == "response.reasoning_summary_part.done"]
+    assert ended["status"] == "incomplete"
+
+
+def test_reasoning_without_a_sentence_has_no_summary() -> None:
+    events, _ = streamed([[*reasoning(0, " \n"), finished()]], frame(summary_chars=600))
+    assert fold(events).output[0]["summary"] == []
+    assert not any("summary" in name for name in names(events))
 
 
 def test_open_responses_has_its_own_event_and_item_names() -> None:

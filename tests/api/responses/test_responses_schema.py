@@ -262,10 +262,6 @@ NOTED: dict[str, tuple[dict[str, Any], str]] = {
     "service tier": ({"service_tier": "flex"}, "service_tier: no effect"),
     "moderation": ({"moderation": {"model": "m"}}, "moderation: no effect"),
     "verbosity": ({"text": {"verbosity": "low"}}, "text.verbosity: no effect"),
-    "summary": (
-        {"reasoning": {"summary": "auto"}},
-        "reasoning.summary: no effect, because summaries are not supported",
-    ),
     "include": ({"include": ["web_search_call.results"]}, "include: 'web_search_call.results' has no effect"),
     "an unavailable tool": (
         {"tools": [{"type": "web_search"}, {"type": "function", "name": "f"}]},

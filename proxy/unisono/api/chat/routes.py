@@ -17,7 +17,8 @@ from unisono.api.chat.inbound import ChatGeneration, to_generation_request
 from unisono.api.chat.outbound import ChatFrame, ChatStreamChunks, to_completion
 from unisono.api.chat.schema import ChatRequest
 from unisono.api.gateway_tools import NOTHING_TO_RUN, RunnableTools
-from unisono.api.media import media_context
+from unisono.api.image_descriptions import ImageDescriber
+from unisono.api.media import MediaRules, MediaSource, media_context
 from unisono.api.model_rules import NO_RULES, ModelRules
 from unisono.api.n_choices import ChunkSource, collect_all, start_all
 from unisono.api.passthrough_routes import (
@@ -72,6 +73,7 @@ class ChatRoute:
     clock: Callable[[], float]
     fingerprint: str | None = None
     find_way: FindWay | None = None
+    describer: ImageDescriber | None = None
     keep_alive_s: float = KEEP_ALIVE_S
 
     async def complete(self, request: Request) -> Response:
@@ -84,9 +86,12 @@ class ChatRoute:
         )
         if way is AnswerMode.PASSING:
             return await pass_through()
-        parse = partial(self._parse, body, caller, request.state.request_id, way)
+        size = len(await request.body())
+        source = MediaSource(body, caller, ChatRequest.HISTORY, request.state.request_id, size)
+        context = await media_context(self.resolve, source, self.describer)
+        parse = partial(self._parse, body, caller, request.state.request_id, way, context)
         try:
-            chat, model, generation = await off_loop(parse, len(await request.body()))
+            chat, model, generation = await off_loop(parse, size)
         except (InvalidRequest, ValidationError):
             if way is not AnswerMode.PASSING_THEN_ENGINE:
                 raise
@@ -112,9 +117,14 @@ class ChatRoute:
         return to_whole(to_completion(results, reports, frame), headers)
 
     def _parse(
-        self, body: Mapping[str, Any], caller: Caller, request_id: str, way: AnswerMode
+        self,
+        body: Mapping[str, Any],
+        caller: Caller,
+        request_id: str,
+        way: AnswerMode,
+        context: Mapping[str, MediaRules],
     ) -> tuple[ChatRequest, ChatModel, ChatGeneration]:
-        chat = ChatRequest.model_validate(body, context=media_context(self.resolve, body, caller))
+        chat = ChatRequest.model_validate(body, context=context)
         model = self.resolve(chat.model, caller)
         generation = to_generation_request(
             chat,

@@ -11,7 +11,8 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from unisono.api.body import off_loop, read_json
-from unisono.api.media import media_context
+from unisono.api.image_descriptions import ImageDescriber
+from unisono.api.media import MediaSource, media_context
 from unisono.api.messages.answers import Message, MessageEvent, MessageTokens
 from unisono.api.messages.error_bodies import ANTHROPIC
 from unisono.api.messages.history import SealedBlocks
@@ -61,6 +62,7 @@ class MessagesDeps:
     today: Callable[[], str]
     new_id: Callable[[], str]
     clock: Callable[[], float]
+    describer: ImageDescriber | None = None
     keep_alive_s: float = KEEP_ALIVE_S
 
 
@@ -130,7 +132,10 @@ async def understood(deps: MessagesDeps, request: Request, kind: type[Kind]) -> 
     body = await read_json(request)
     size = len(await request.body())
     caller: Caller = request.state.caller
-    context = media_context(deps.resolve, body, caller)
+    # A count must cost nothing.
+    can_ask = kind is MessagesRequest
+    source = MediaSource(body, caller, kind.HISTORY, request.state.request_id, size, can_ask)
+    context = await media_context(deps.resolve, source, deps.describer)
     parsed = await off_loop(lambda: kind.model_validate(body, context=context), size)
     model = deps.resolve(parsed.model, caller)
     # The secret may be in the store. A request without sealed data must not depend on it.

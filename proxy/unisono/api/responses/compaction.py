@@ -60,7 +60,7 @@ async def compacted(deps: ResponsesDeps, sender: Sender, body: Mapping[str, Any]
     # Clients send the whole request of their conversation. Its output options do not apply to a summary.
     effective = {name: value for name, value in body.items() if name in EFFECTIVE_FIELDS}
     effective["reasoning"] = _reasoning(body.get("reasoning"))
-    request = await validate_body(deps, sender.caller, {**effective, "store": False}, size)
+    request = await validate_body(deps, sender.caller, {**effective, "store": False}, size, sender.request_id)
     model = deps.resolve(request.model, sender.caller)
     past = await recall(deps.store, sender.tenant, request)
     response_id, created_at = deps.new_id("resp_"), int(deps.clock())

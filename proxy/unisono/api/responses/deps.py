@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from unisono.api.image_descriptions import ImageDescriber
 from unisono.api.model_rules import NO_RULES, ModelRules
 from unisono.api.passthrough_routes import FindWay
 from unisono.api.responses.items import NewId
@@ -89,6 +90,7 @@ class ResponsesDeps:
     caller_of: CallerSource = unlimited
     charge_journal: ChargeJournal = charge_nothing
     find_way: FindWay | None = None
+    describer: ImageDescriber | None = None
 
 
 class SealsSource(Protocol):

@@ -321,8 +321,6 @@ def notes_on_fields(request: ResponsesRequest) -> Iterator[str]:
         yield from without_effect(prefix, (fields.model_extra if fields is not None else None) or {})
     if request.text and request.text.verbosity not in (None, "medium"):
         yield "text.verbosity: no effect"
-    if request.reasoning and request.reasoning.summary not in (None, "none"):
-        yield "reasoning.summary: no effect, because summaries are not supported"
     for name in request.include or ():
         if not INCLUDABLE[name]:
             yield f"include: '{name}' has no effect"

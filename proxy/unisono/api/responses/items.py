@@ -116,8 +116,10 @@ def message(item_id: str, phase: Phase, parts: Sequence[Wire], status: str) -> W
     }
 
 
-def reasoning(item_id: str, parts: Sequence[Wire], status: str, sealed: str | None = None) -> Wire:
-    item = {"id": item_id, "type": "reasoning", "status": status, "summary": [], "content": list(parts)}
+def reasoning(
+    item_id: str, parts: Sequence[Wire], status: str, sealed: str | None = None, summary: Sequence[Wire] = ()
+) -> Wire:
+    item = {"id": item_id, "type": "reasoning", "status": status, "summary": list(summary), "content": list(parts)}
     return item if sealed is None else item | {"encrypted_content": sealed}
 
 

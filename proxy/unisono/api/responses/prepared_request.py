@@ -15,7 +15,7 @@ from typing import Any
 from unisono.api.body import off_loop
 from unisono.api.builtin_tools import browser_results, builtin_for, to_builtin_servers
 from unisono.api.field_types import shortened
-from unisono.api.media import media_context
+from unisono.api.media import MediaSource, media_context
 from unisono.api.responses.deps import ItemSealing, ResponsesDeps, ResponsesModel
 from unisono.api.responses.inbound import ResponsesGeneration, check, mcp_specs, to_generation_request
 from unisono.api.responses.items import meaning_of
@@ -23,6 +23,7 @@ from unisono.api.responses.known_state import KnownState, nothing_stored
 from unisono.api.responses.lease_keeper import hold_lease
 from unisono.api.responses.outbound.dialects import OPENAI, Dialect
 from unisono.api.responses.outbound.response import ResponseFrame, to_echo
+from unisono.api.responses.outbound.summary_events import SUMMARY_CHARS
 from unisono.api.responses.prior_state import OUR_ID, PriorState, Recall, no_conversation, recall
 from unisono.api.responses.schema import ResponsesRequest
 from unisono.api.responses.server_tools.approvals import Approvals, approvals_in
@@ -77,15 +78,24 @@ class PreparedRequest:
 
 
 async def validate_body(
-    deps: ResponsesDeps, caller: Caller, body: Mapping[str, Any], size: int, *, answered: bool = True
+    deps: ResponsesDeps,
+    caller: Caller,
+    body: Mapping[str, Any],
+    size: int,
+    request_id: str,
+    *,
+    answered: bool = True,
+    counted: bool = False,
 ) -> ResponsesRequest:
     """Validate a body of `size` bytes. Raises InvalidRequest.
 
-    A request that is not `answered` only prepares a later one.
+    A request that is not `answered` only prepares a later one. For one that is only `counted`, no image is described.
     """
+    source = MediaSource(body, caller, ResponsesRequest.HISTORY, request_id, size, can_ask=not counted)
+    context = await media_context(deps.resolve, source, deps.describer)
 
     def judge() -> ResponsesRequest:
-        request = ResponsesRequest.model_validate(body, context=media_context(deps.resolve, body, caller))
+        request = ResponsesRequest.model_validate(body, context=context)
         check(request, answered=answered)
         return request
 
@@ -231,7 +241,7 @@ def _frame(
         model=request.model,
         request=to_echo(request, generation.request.answer.sampling),
         toolbox=generation.toolbox,
-        notes=(*sender.notes, *generation.notes),
+        notes=(*sender.notes, *generation.notes, *_notes_on_summary(request, model)),
         dialect=sender.dialect,
         hold_calls=generation.request.answer.hold_calls,
         show_reasoning=model.show_reasoning,
@@ -242,8 +252,14 @@ def _frame(
         conversation=request.conversation.id if request.conversation else None,
         include=frozenset(request.include or ()),
         browsed=browser_results(generation.request.conversation.items),
+        summary_chars=SUMMARY_CHARS[request.summary],
         compaction=compaction,
     )
+
+
+def _notes_on_summary(request: ResponsesRequest, model: ResponsesModel) -> tuple[str, ...]:
+    is_without_effect = request.summary is not None and not model.show_reasoning
+    return ("reasoning.summary: no effect, because this model hides its reasoning",) if is_without_effect else ()
 
 
 def _needs_seals(request: ResponsesRequest) -> bool:

@@ -54,10 +54,15 @@ Metadata = Annotated[dict[MetadataKey, Annotated[Text, Field(max_length=512)]], 
 Label = Annotated[Text, Field(max_length=512)]
 
 
+Summary = Literal["auto", "concise", "detailed", "none"]
+
+
 class ResponsesReasoningOptions(OpenModel):
     effort: SpelledEffort = None
     max_tokens: Budget | None = None
-    summary: Literal["auto", "concise", "detailed", "none"] | None = None
+    summary: Summary | None = None
+    # OpenAI's deprecated name of `summary`.
+    generate_summary: Summary | None = None
 
 
 class TextOptions(OpenModel):
@@ -157,6 +162,13 @@ class ResponsesInput(MediaHistory):
     def form(self) -> TextFormat | None:
         """Format of the answer that `text.format` requires; None without one."""
         return self.text.format if self.text else None
+
+    @property
+    def summary(self) -> str | None:
+        """Kind of the reasoning summaries; None for none."""
+        options = self.reasoning or ResponsesReasoningOptions()
+        kind = options.summary or options.generate_summary
+        return None if kind == "none" else kind
 
     @property
     def is_compaction(self) -> bool:

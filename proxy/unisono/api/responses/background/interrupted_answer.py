@@ -18,6 +18,8 @@ from unisono.api.responses.items import INCOMPLETE, Wire
 from unisono.api.responses.outbound.dialects import OPENAI
 from unisono.api.responses.outbound.item_lifecycle import ARGUMENTS, INPUT, REASONING, REFUSAL, TEXT, ItemLifecycle
 from unisono.api.responses.outbound.response import LAST_EVENTS, to_error, to_notes, to_response
+from unisono.api.responses.outbound.summary_events import DELTA as SUMMARY_DELTA
+from unisono.api.responses.outbound.summary_events import last_events, summary_part
 from unisono.api.responses.persistence import retry_while_down
 from unisono.core.state_store import BackgroundRun, Lease, LogWrite, Status, StoredItem, StoredResponse
 from unisono.errors import UnisonoError
@@ -78,6 +80,8 @@ class InterruptedAnswer:
         self._open: Wire | None = None
         self._part: Wire | None = None
         self._texts: list[str] = []
+        # Deltas of the reasoning summary.
+        self._summary: list[str] = []
 
     def read(self, events: Iterable[bytes]) -> None:
         for data in events:
@@ -87,12 +91,14 @@ class InterruptedAnswer:
     def _read_event(self, event: Wire) -> None:
         kind = event["type"]
         if kind == ADDED:
-            self._open, self._part, self._texts = event["item"], None, []
+            self._open, self._part, self._texts, self._summary = event["item"], None, [], []
         elif kind == DONE:
             self.output.append(event["item"])
             self._open = None
         elif kind == PART_ADDED:
             self._part = event["part"]
+        elif kind == SUMMARY_DELTA:
+            self._summary.append(event["delta"])
         elif kind.endswith(".delta"):
             self._texts.append(event["delta"])
 
@@ -108,6 +114,10 @@ class InterruptedAnswer:
         where = {"item_id": item["id"], "output_index": len(self.output)}
         text = "".join(self._texts)
         events: list[Wire] = []
+        if self._summary:
+            summary = "".join(self._summary)
+            events += [{"type": name, **body} for name, body in last_events(where, summary, INCOMPLETE)]
+            item = {**item, "summary": [summary_part(summary)]}
         if self._part is not None:
             lifecycle = PARTS[self._part["type"]]
             assert lifecycle.part is not None

@@ -7,7 +7,6 @@ from dataclasses import replace
 from typing import Any
 
 from unisono.api.body import off_loop
-from unisono.api.media import media_context
 from unisono.api.responses.deps import ResponsesDeps
 from unisono.api.responses.items import meaning_of
 from unisono.api.responses.persistence import retry_while_down, to_stored
@@ -89,8 +88,7 @@ async def rebuild_request(deps: ResponsesDeps, tenant: str, response: StoredResp
     if is_concealed(body):
         body = decrypted(body, await retry_while_down(deps.seals), tenant)
     caller = await retry_while_down(lambda: deps.caller_of(tenant, key_of(response)))
-    context = media_context(deps.resolve, body, caller)
-    request = await off_loop(lambda: ResponsesRequest.model_validate(body, context=context), size)
+    request = await off_loop(lambda: ResponsesRequest.model_validate(body), size)
     past = await retry_while_down(lambda: chain_of(deps.store, tenant, response))
     revision = note.get("revision")
     if past.revision != revision:

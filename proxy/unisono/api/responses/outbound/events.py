@@ -21,7 +21,6 @@ from unisono.api.responses.outbound.item_lifecycle import (
     ARGUMENTS,
     CALLS,
     HOSTED,
-    INPUT,
     REASONING,
     REFUSAL,
     TEXT,
@@ -32,6 +31,7 @@ from unisono.api.responses.outbound.item_lifecycle import (
 from unisono.api.responses.outbound.response import (
     LAST_EVENTS,
     ResponseFrame,
+    complete_text,
     is_in_answer,
     silent_items,
     to_error,
@@ -40,7 +40,7 @@ from unisono.api.responses.outbound.response import (
     to_status,
 )
 from unisono.api.responses.outbound.serializer import EventSerializer, WireEvent
-from unisono.api.tools import unwrap_input
+from unisono.api.responses.outbound.summary_events import SummaryEvents
 from unisono.api.unisono_object import to_about
 from unisono.core.conversation import AssistantMessage, Item, Phase
 from unisono.core.events import (
@@ -227,7 +227,7 @@ class ResponseEvents:
                 self._silent_items += silent_items(closed)
                 return
             open_item = self._show(closed.item)
-        text = self._complete_text(open_item.lifecycle, closed)
+        text = complete_text(closed, open_item.lifecycle)
         emitted = open_item.text.getvalue()
         self._emit_delta(open_item, text[len(emitted) :])
         open_item.closed = closed
@@ -242,13 +242,6 @@ class ResponseEvents:
         elif closed.complete:
             self._settle(COMPLETED)
         # A truncated item waits: if the model continues, it was repaired. Only the last item can be incomplete.
-
-    @staticmethod
-    def _complete_text(lifecycle: ItemLifecycle, closed: Closed) -> str:
-        """Return the text that the deltas of a finished item must add up to."""
-        if isinstance(closed.item, HostedCall):
-            return mcp_items.complete_text(closed.item, closed.text)
-        return unwrap_input(closed.text) if lifecycle is INPUT else closed.text
 
     # -- tools the gateway runs
 
@@ -308,6 +301,9 @@ class ResponseEvents:
         opened.delta = self._writer.form(f"{lifecycle.event}.delta", opened.location, lifecycle.more)
         if lifecycle is TEXT:
             opened.citations = Citations(self._builtins.pages)
+        # A summary would reveal hidden reasoning.
+        if lifecycle is REASONING and not hidden and self._frame.summary_chars:
+            opened.summary = SummaryEvents(self._add, opened.place, self._frame.summary_chars)
         self._open_item = opened
         self._silent_items = []
         added = self._added(item, item_id)
@@ -337,6 +333,8 @@ class ResponseEvents:
         open_item.text.write(text)
         if not open_item.hidden and open_item.delta is not None:
             self._writer.delta(open_item.delta, text)
+        if open_item.summary is not None:
+            open_item.summary.feed(text)
         for annotation in open_item.citations.feed(text) if open_item.citations is not None else ():
             number = {"annotation_index": len(open_item.annotations), "annotation": annotation}
             self._add("response.output_text.annotation.added", {**open_item.location, **number})
@@ -347,6 +345,8 @@ class ResponseEvents:
         open_item = self._open_item
         if open_item is None:
             return
+        if open_item.summary is not None:
+            open_item.summary.end(status)
         text = open_item.text.getvalue()
         closed = open_item.closed or Closed(open_item.made, text, complete=False)
         item = self._frame.output(closed, open_item.id, status, open_item)

@@ -9,6 +9,7 @@ from io import StringIO
 from unisono.api.responses.items import Wire, annotated, reasoning_part, refusal_part, text_part
 from unisono.api.responses.outbound.citations import Citations
 from unisono.api.responses.outbound.serializer import DeltaForm
+from unisono.api.responses.outbound.summary_events import SummaryEvents
 from unisono.api.tools import CallForm
 from unisono.core.conversation import Item
 from unisono.core.events import Closed
@@ -94,12 +95,17 @@ class OpenItem:
     delta: DeltaForm | None = None
     citations: Citations | None = None
     annotations: list[Wire] = field(default_factory=list)
+    summary: SummaryEvents | None = None
+
+    @property
+    def place(self) -> Wire:
+        """Fields that locate the item."""
+        return {"item_id": self.id, "output_index": self.index}
 
     @property
     def location(self) -> Wire:
-        """Fields that locate the item, the same in all its events."""
-        where: Wire = {"item_id": self.id, "output_index": self.index}
-        return where if self.lifecycle.part is None else where | {"content_index": 0}
+        """Fields that locate the text of the item, the same in all its events."""
+        return self.place if self.lifecycle.part is None else self.place | {"content_index": 0}
 
     def part(self, text: str) -> Wire:
         """Return the item's content part with `text` and its annotations."""

@@ -24,13 +24,14 @@ from unisono.api.responses.items import (
 from unisono.api.responses.outbound.builtin_calls import BuiltinCalls
 from unisono.api.responses.outbound.citations import CitedPages
 from unisono.api.responses.outbound.dialects import OPENAI, Dialect
-from unisono.api.responses.outbound.item_lifecycle import OpenItem
+from unisono.api.responses.outbound.item_lifecycle import INPUT, ItemLifecycle, OpenItem
+from unisono.api.responses.outbound.mcp_items import complete_text as complete_server_text
 from unisono.api.responses.outbound.mcp_items import kind_of, to_stored_call, to_stored_listing
 from unisono.api.responses.schema import OUTPUTS, SOURCES, ResponsesRequest
 from unisono.api.responses.server_tools.mcp_spec import McpSpec
 from unisono.api.responses.server_tools.mcp_spec import to_echo as to_mcp_echo
 from unisono.api.responses.summary import CompactionSeal
-from unisono.api.tools import CustomSpec, FunctionSpec, SearchSpec, Toolbox
+from unisono.api.tools import CustomSpec, FunctionSpec, SearchSpec, Toolbox, unwrap_input
 from unisono.core.conversation import Effort, Item
 from unisono.core.events import Closed, Finished, HostedCall, Listing, Reasoning, Text, ToolCall
 from unisono.core.events import Item as Made
@@ -91,6 +92,8 @@ class ResponseFrame:
     include: frozenset[str] = frozenset()
     # Results of the browser in earlier responses.
     browsed: tuple[str, ...] = ()
+    # Maximum characters of the summary of a reasoning item; 0 for no summary.
+    summary_chars: int = 0
     # Conversation that the answer replaces by one compaction item; None for any other answer.
     compaction: CompactionSeal | None = None
 
@@ -123,7 +126,8 @@ class ResponseFrame:
             case Reasoning():
                 parts = [reasoning_part(closed.text)] if closed.text and self.show_reasoning else []
                 sealed = self.seal(meaning) if self.seal is not None and meaning is not None else None
-                wire = reasoning(item_id, parts, status, sealed)
+                summary = so_far.summary.parts if so_far is not None and so_far.summary is not None else ()
+                wire = reasoning(item_id, parts, status, sealed, summary)
             case Text():
                 part = refusal_part(closed.text) if item.unfit else text_part(closed.text)
                 wire = message(
@@ -173,7 +177,7 @@ def to_echo(request: ResponsesRequest, sampling: Sampling) -> Wire:
         "presence_penalty": sampling.presence_penalty,
         "previous_response_id": request.previous_response_id,
         "prompt_cache_key": request.prompt_cache_key,
-        "reasoning": {"effort": effort.value, "summary": reasoning.summary if reasoning else None} | budget,
+        "reasoning": {"effort": effort.value, "summary": request.summary} | budget,
         "safety_identifier": request.safety_identifier,
         "service_tier": "default",
         "store": request.stored,
@@ -314,6 +318,13 @@ def is_in_answer(closed: Closed) -> bool:
             return False
         case _:
             assert_never(closed.item)
+
+
+def complete_text(closed: Closed, lifecycle: ItemLifecycle) -> str:
+    """Return the text that the deltas of a finished item must add up to."""
+    if isinstance(closed.item, HostedCall):
+        return complete_server_text(closed.item, closed.text)
+    return unwrap_input(closed.text) if lifecycle is INPUT else closed.text
 
 
 def silent_items(closed: Closed) -> tuple[Item, ...]:

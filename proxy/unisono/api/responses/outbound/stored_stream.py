@@ -27,6 +27,7 @@ from unisono.api.responses.outbound.item_lifecycle import (
 )
 from unisono.api.responses.outbound.response import LAST_EVENTS, to_response
 from unisono.api.responses.outbound.serializer import WireEvent
+from unisono.api.responses.outbound.summary_events import delta_event, first_event, last_events
 from unisono.core.state_store import Status, StoredResponse
 
 PARTS: Mapping[str, ItemLifecycle] = {"output_text": TEXT, "refusal": REFUSAL, "reasoning_text": REASONING}
@@ -71,6 +72,8 @@ def _item_events(item: Wire, place: int) -> Iterator[Wire]:
         bare[call.full] = ""
     elif "content" in item:
         bare["content"] = []
+    if "summary" in item:
+        bare["summary"] = []
     yield {"type": "response.output_item.added", **where, "item": bare}
     at = {"item_id": item["id"], **where}
     hosted = {**HOSTED, MCP_LIST.type: MCP_LIST}.get(item["type"])
@@ -80,6 +83,7 @@ def _item_events(item: Wire, place: int) -> Iterator[Wire]:
         yield from _text_events(call, at, item[call.full], {name: item[name] for name in call.copied})
     for step in hosted.made if hosted is not None else ():
         yield {"type": f"response.{item['type']}.{step}", **at}
+    yield from _summary_events(at, item)
     for index, part in enumerate(item.get("content") or ()):
         lifecycle = PARTS[part["type"]]
         assert lifecycle.part is not None
@@ -91,6 +95,13 @@ def _item_events(item: Wire, place: int) -> Iterator[Wire]:
         has_succeeded = item.get("error") is None and item.get("status") not in (INCOMPLETE, FAILED)
         yield {"type": f"response.{hosted.type}.{'completed' if has_succeeded else hosted.failed}", **at}
     yield {"type": "response.output_item.done", **where, "item": item}
+
+
+def _summary_events(at: Wire, item: Wire) -> Iterator[Wire]:
+    for part in item.get("summary") or ():
+        text = part["text"]
+        for name, body in (first_event(at), delta_event(at, text), *last_events(at, text, item["status"])):
+            yield {"type": name, **body}
 
 
 def _text_events(

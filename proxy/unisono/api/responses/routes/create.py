@@ -88,7 +88,7 @@ async def _create(request: Request, api: ResponsesApi, dialect: Dialect) -> Resp
             check_stateless(body)
         return await passed_through(request, deps.service, Api.RESPONSES, body, served.group, keep_alive_s=keep_alive_s)
     size = len(await request.body())
-    parsed = await validate_body(deps, request.state.caller, body, size)
+    parsed = await validate_body(deps, request.state.caller, body, size, request.state.request_id)
     notes = (NO_EFFECT,) if HEADER in request.headers and not parsed.stored else ()
     sender = Sender(request.state.caller, request.state.request_id, dialect, notes)
     # A key can only return a response that is stored.

@@ -33,7 +33,8 @@ class CountRequest(ResponsesRequest):
 
 async def counted(deps: ResponsesDeps, sender: Sender, body: dict[str, Any], size: int) -> int:
     # A count is not stored, so the store is read only for the prior state.
-    request = await validate_body(deps, sender.caller, {**body, "store": False, "background": False}, size)
+    effective = {**body, "store": False, "background": False}
+    request = await validate_body(deps, sender.caller, effective, size, sender.request_id, counted=True)
     model = deps.resolve(request.model, sender.caller)
     past = await recall(deps.store, sender.tenant, request)
     prepared = await assembled(

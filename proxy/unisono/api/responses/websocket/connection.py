@@ -204,7 +204,9 @@ class Connection:
         # A socket outlives its first request: the key may be revoked or restricted meanwhile.
         caller = await self._socket.state.caller_again()
         sender = replace(self._sender, caller=caller, request_id=self._id_of(create))
-        request = await validate_body(self._deps, caller, create.body, create.size, answered=create.should_generate)
+        request = await validate_body(
+            self._deps, caller, create.body, create.size, sender.request_id, answered=create.should_generate
+        )
         continuation = Continuation(self._cache.find(request.previous_response_id))
         async with understood(
             self._deps,

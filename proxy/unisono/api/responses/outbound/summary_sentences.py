@@ -1,0 +1,131 @@
+"""Selection of the sentences of a reasoning text that form its summary.
+
+A sentence ends at its punctuation or at the end of its line. The summary is the first sentences that fit, unchanged.
+A sentence that is longer than a whole summary is omitted. If no other sentence is left, its beginning is the summary,
+cut after a word and marked with "…". The selection does not depend on how the text is split.
+"""
+
+from __future__ import annotations
+
+import re
+from io import StringIO
+
+CUT_MARK = "…"
+PUNCTUATION, CLOSING = ".!?…", "\"'”’»)]*_`"
+CJK_PUNCTUATION, CJK_CLOSING = "。！？", "」』”’）】"
+MARKS = PUNCTUATION + CLOSING + CJK_PUNCTUATION + CJK_CLOSING
+# The character after a sentence is part of the rule: until it arrives, the end of the sentence is unknown. The
+# quantifiers are possessive and start at the beginning of a run, so that a long run of periods costs linear time.
+SENTENCE_END = re.compile(
+    rf"(?<![{PUNCTUATION}])[{PUNCTUATION}]++[{re.escape(CLOSING)}]*+(?=\s)"
+    rf"|(?<![{CJK_PUNCTUATION}])[{CJK_PUNCTUATION}]++[{CJK_CLOSING}]*+(?=[^{re.escape(MARKS)}])"
+    r"|(?=\n)"
+)
+# Words whose period ends no sentence.
+ABBREVIATIONS = frozenset({"e.g.", "i.e.", "vs.", "cf.", "approx.", "resp.", "mr.", "mrs.", "ms.", "dr."})
+OPENING = "\"'“‘«([*_`"
+ITEM_NUMBER = re.compile(r"\d{1,3}\.")
+
+
+class SummarySentences:
+    """Summary of a text that arrives in pieces. It has at most `limit` characters."""
+
+    def __init__(self, limit: int) -> None:
+        self._limit = limit
+        self._summary = StringIO()
+        self._length = 0
+        self._is_full = False
+        # Text after the last sentence, and the position in it up to which no sentence ends.
+        self._pending = ""
+        self._searched = 0
+        # What separates the next sentence from the last one: a new line, a blank or nothing.
+        self._separator = ""
+        # Beginning of the first sentence that was too long.
+        self._too_long = ""
+
+    @property
+    def text(self) -> str:
+        """The summary so far."""
+        return self._summary.getvalue()
+
+    def feed(self, text: str) -> str:
+        """Read the next piece of the text. Return what it adds to the summary."""
+        if self._is_full:
+            return ""
+        length = self._length
+        self._pending += text
+        if not text.strip(MARKS):
+            return ""  # no end yet, and no search: a run of periods may be long
+        while not self._is_full and self._read_sentence():
+            pass
+        return self.text[length:]
+
+    def end(self, *, is_complete: bool) -> str:
+        """Return what the end of the text adds to the summary.
+
+        The last sentence of a complete text may lack its punctuation. Otherwise it is incomplete and omitted.
+        """
+        length = self._length
+        last = self._pending.strip()
+        if not self._is_full and last and is_complete:
+            self._add(last)
+        beginning = self._too_long or last
+        if not self._length and beginning:
+            self._append(_cut(beginning, self._limit))
+        self._is_full = True
+        return self.text[length:]
+
+    def _read_sentence(self) -> bool:
+        """Read one sentence of the pending text. Return False if its end has not arrived."""
+        text = self._pending.lstrip()
+        blanks = self._pending[: len(self._pending) - len(text)]
+        if blanks:
+            self._separator = "\n" if "\n" in self._separator + blanks else " "
+        self._searched = max(0, self._searched - len(blanks))
+        self._pending = text
+        for end in SENTENCE_END.finditer(text, self._searched):
+            sentence = text[: end.end()].rstrip()
+            if not _has_no_end(sentence):
+                self._pending, self._searched = text[end.end() :], 0
+                self._add(sentence)
+                return True
+        # Only the marks at the end of the text can become the end of a sentence.
+        self._searched = len(text.rstrip(MARKS))
+        return False
+
+    def _add(self, sentence: str) -> None:
+        if len(sentence) > self._limit:
+            self._too_long = self._too_long or sentence[: self._limit]
+            return
+        separator = self._separator if self._length else ""
+        if self._length + len(separator) + len(sentence) > self._limit:
+            self._is_full = True
+            self._pending = ""
+            return
+        self._append(separator + sentence)
+        self._separator = ""
+
+    def _append(self, text: str) -> None:
+        self._summary.write(text)
+        self._length += len(text)
+
+
+def _has_no_end(sentence: str) -> bool:
+    """Return True if the last period belongs to an abbreviation or to the number of a list item."""
+    last_word = sentence.rpartition(" ")[2].lstrip(OPENING).lower()
+    return last_word in ABBREVIATIONS or ITEM_NUMBER.fullmatch(sentence) is not None
+
+
+def _cut(text: str, limit: int) -> str:
+    """Return the beginning of a text, without its last word, which may be incomplete."""
+    words = text[: limit - len(CUT_MARK)]
+    whole_words, blank, _ = words.rpartition(" ")
+    return (whole_words.rstrip() if blank else words) + CUT_MARK
+
+
+def summarize(text: str, limit: int, *, is_complete: bool = True) -> str:
+    """Return the summary of a whole text."""
+    sentences = SummarySentences(limit)
+    sentences.feed(text)
+    sentences.end(is_complete=is_complete)
+    return sentences.text
