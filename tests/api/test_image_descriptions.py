@@ -109,8 +109,8 @@ async def test_an_image_is_described_once_per_tenant_and_model() -> None:
     other = VisionRequest("vl", Caller("other"), "req_2")
     assert (await describer.describe({"a": image()}, other))["a"].text == "Two."
     assert (await describer.describe({"a": image()}, VisionRequest("vl-2", Caller("team"))))["a"].text == "Three."
-    assert {turn.tenant for turn in service.turns} == {"team", "other"}
-    assert service.turns[0].request_id == "req_1-image"
+    assert {turn.origin.tenant for turn in service.turns} == {"team", "other"}
+    assert service.turns[0].origin.request_id == "req_1-image"
 
 
 async def test_concurrent_requests_agree_on_one_description() -> None:
