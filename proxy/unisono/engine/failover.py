@@ -8,10 +8,14 @@ whether another attempt is possible, and reports it in `Options`.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from enum import Enum, auto
+from hashlib import blake2b
 from typing import Final, TypeAlias
 
+from unisono.core.conversation import UserMessage
+from unisono.core.generation import Sampling
+from unisono.engine.request import GenerationRequest
 from unisono.errors import (
     BackendError,
     BackendOverloaded,
@@ -141,3 +145,69 @@ def decide(kind: FailureKind, progress: Progress, options: Options) -> Action:
     if onward is not None and options.later and kind in TRANSIENT_FAILURES:
         return Action.WAIT
     return Action.RAISE
+
+
+USUAL: Final = Sampling()
+# The seed is left out: it may differ with every repetition of a request.
+SAMPLING_OPTIONS: Final = tuple(field.name for field in fields(Sampling) if field.name != "seed")
+# body fields of pass-through requests that a backend may fail on
+UNUSUAL_FIELDS: Final = (
+    "logit_bias",
+    "stop",
+    "tools",
+    "temperature",
+    "top_p",
+    "top_k",
+    "min_p",
+    "presence_penalty",
+    "frequency_penalty",
+    "repetition_penalty",
+)
+
+
+# Characters of each text that an identity is made of. The next attempt waits for it, so its cost must not grow with the
+# prompt.
+IDENTITY_CHARS: Final = 1_000
+
+
+def identity_of(request: GenerationRequest) -> str:
+    """Return the identity of the client for routing.
+
+    It is the key's public id, or a digest of the request without a key.
+
+    Failures of a single identity do not make a deployment unavailable to others. The digest is that of the unusual
+    options, or else of the beginning of the conversation. A client that repeats or continues a request therefore has
+    the same identity.
+    """
+    if request.origin.caller is not None and request.origin.caller.key:
+        return request.origin.caller.key
+    identity = repr(_options(request) or _beginning(request))
+    return f"request {blake2b(identity.encode('utf-8', 'surrogatepass'), digest_size=8).hexdigest()}"
+
+
+def _options(request: GenerationRequest) -> Mapping[str, object]:
+    """Return the options that differ from the defaults."""
+    if request.passthrough is not None:
+        return {
+            name: request.passthrough.body[name]
+            for name in UNUSUAL_FIELDS
+            if request.passthrough.body.get(name) is not None
+        }
+    options: dict[str, object] = {
+        name: value
+        for name in SAMPLING_OPTIONS
+        if (value := getattr(request.answer.sampling, name)) != getattr(USUAL, name)
+    }
+    if request.answer.stop:
+        options["stop"] = request.answer.stop
+    if tools := request.conversation.tools:
+        options["tools"] = [tool.name for tool in tools]
+    return options
+
+
+def _beginning(request: GenerationRequest) -> object:
+    raw, conversation = request.raw, request.conversation
+    if raw is not None:
+        return raw.tokens[:IDENTITY_CHARS] if raw.text is None else raw.text[:IDENTITY_CHARS]
+    first = next((item.text for item in conversation.items if isinstance(item, UserMessage)), "")
+    return conversation.preamble.instructions[:IDENTITY_CHARS], first[:IDENTITY_CHARS]

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from enum import StrEnum
-from hashlib import blake2b
 from time import monotonic
-from typing import Final, Protocol, TypeAlias
+from typing import Protocol, TypeAlias
 
 from unisono.core.access import Caller
-from unisono.core.conversation import AnswerForm, Conversation, Json, Tokens, UserMessage
+from unisono.core.conversation import AnswerForm, Conversation, Json, Tokens
 from unisono.core.deadline import Deadline
 from unisono.core.events import Event
 from unisono.core.generation import Sampling
@@ -340,69 +339,3 @@ class GenerationService(Protocol):
         Raises the errors of an invalid conversation or invalid tools.
         """
         ...
-
-
-USUAL: Final = Sampling()
-# The seed is left out: it may differ with every repetition of a request.
-SAMPLING_OPTIONS: Final = tuple(field.name for field in fields(Sampling) if field.name != "seed")
-# body fields of pass-through requests that a backend may fail on
-UNUSUAL_FIELDS: Final = (
-    "logit_bias",
-    "stop",
-    "tools",
-    "temperature",
-    "top_p",
-    "top_k",
-    "min_p",
-    "presence_penalty",
-    "frequency_penalty",
-    "repetition_penalty",
-)
-
-
-# Characters of each text that an identity is made of. The next attempt waits for it, so its cost must not grow with the
-# prompt.
-IDENTITY_CHARS: Final = 1_000
-
-
-def identity_of(request: GenerationRequest) -> str:
-    """Return the identity of the client for routing.
-
-    It is the key's public id, or a digest of the request without a key.
-
-    Failures of a single identity do not make a deployment unavailable to others. The digest is that of the unusual
-    options, or else of the beginning of the conversation. A client that repeats or continues a request therefore has
-    the same identity.
-    """
-    if request.origin.caller is not None and request.origin.caller.key:
-        return request.origin.caller.key
-    identity = repr(_options(request) or _beginning(request))
-    return f"request {blake2b(identity.encode('utf-8', 'surrogatepass'), digest_size=8).hexdigest()}"
-
-
-def _options(request: GenerationRequest) -> Mapping[str, object]:
-    """Return the options that differ from the defaults."""
-    if request.passthrough is not None:
-        return {
-            name: request.passthrough.body[name]
-            for name in UNUSUAL_FIELDS
-            if request.passthrough.body.get(name) is not None
-        }
-    options: dict[str, object] = {
-        name: value
-        for name in SAMPLING_OPTIONS
-        if (value := getattr(request.answer.sampling, name)) != getattr(USUAL, name)
-    }
-    if request.answer.stop:
-        options["stop"] = request.answer.stop
-    if tools := request.conversation.tools:
-        options["tools"] = [tool.name for tool in tools]
-    return options
-
-
-def _beginning(request: GenerationRequest) -> object:
-    raw, conversation = request.raw, request.conversation
-    if raw is not None:
-        return raw.tokens[:IDENTITY_CHARS] if raw.text is None else raw.text[:IDENTITY_CHARS]
-    first = next((item.text for item in conversation.items if isinstance(item, UserMessage)), "")
-    return conversation.preamble.instructions[:IDENTITY_CHARS], first[:IDENTITY_CHARS]
