@@ -9,9 +9,8 @@ from __future__ import annotations
 from typing import Final
 
 from unisono.api.answer_types import Object
+from unisono.core.generation import DEFAULT_CONTEXT
 
-# Context window that all gpt-oss models are trained for. It is assumed until a backend reports its own.
-TRAINED_CONTEXT_TOKENS: Final = 131_072
 MAX_TOOL_OUTPUT_TOKENS: Final = 10_000
 
 # A catalogue without instructions would leave the model without any: Codex sends those of the entry instead of its own.
@@ -71,7 +70,7 @@ LEVELS: Final = {
 # the whole list if a field is missing that its version needs. The fields below are accepted by all versions.
 def to_codex_model(name: str, context: int | None, priority: int) -> Object:
     """Return the entry of a gpt-oss model; Codex lists models by `priority`."""
-    window = context or TRAINED_CONTEXT_TOKENS
+    window = context or DEFAULT_CONTEXT
     return {
         "slug": name,
         "display_name": name,
