@@ -80,7 +80,7 @@ class ModelList(AnswerModel):
 
 
 class AnthropicModel(AnswerModel):
-    """Anthropic's model object. Claude Code reads the size of the context window from it."""
+    """Anthropic's model object. `max_input_tokens` is the context window."""
 
     id: str
     type: Literal["model"]
