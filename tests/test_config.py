@@ -368,13 +368,31 @@ def test_harmony_models_are_recognised_by_name_or_setting(raw: dict[str, Any], h
 
 
 def registry(names: list[str], **sections: Any) -> ModelRegistry:
-    return ModelRegistry(parse({"model_list": [entry(name) for name in names], **sections}, {}).config)
+    """Build a registry of gpt-oss models; `qwen` is another model."""
+    entries = [entry(name, "vllm/qwen3") if name == "qwen" else entry(name) for name in names]
+    return ModelRegistry(parse({"model_list": entries, **sections}, {}).config)
 
 
 ALIASES = {"router_settings": {"model_group_alias": {"gpt-4o": "gpt-oss-120b", "o3": {"model": "b", "hidden": True}}}}
+AUXILIARY = "codex-auto-review"
 RESOLVED: dict[str, tuple[list[str], dict[str, Any], str | None, str]] = {
     "group name": (["a", "b"], {}, "b", "b"),
     "alias": (["gpt-oss-120b", "b"], ALIASES, "gpt-4o", "gpt-oss-120b"),
+    "auxiliary name with one model": (["gpt-oss-120b", "qwen"], {}, AUXILIARY, "gpt-oss-120b"),
+    "auxiliary name with a default": (
+        ["gpt-oss-120b", "gpt-oss-20b"],
+        {"general_settings": {"completion_model": "gpt-oss-20b"}},
+        AUXILIARY,
+        "gpt-oss-20b",
+    ),
+    "auxiliary name as an alias": (
+        ["gpt-oss-120b", "qwen"],
+        {"router_settings": {"model_group_alias": {AUXILIARY: "qwen"}}},
+        AUXILIARY,
+        "qwen",
+    ),
+    "auxiliary name as a model": (["gpt-oss-120b", AUXILIARY], {}, AUXILIARY, AUXILIARY),
+    "auxiliary name with a pattern": (["gpt-oss-120b", "codex-*"], {}, AUXILIARY, "codex-*"),
     "hidden alias": (["gpt-oss-120b", "b"], ALIASES, "o3", "b"),
     "catch-all pattern": (["a", "*"], {}, "gpt-5", "*"),
     "most specific pattern": (["*", "gpt-*", "gpt-4*"], {}, "gpt-4.1", "gpt-4*"),
@@ -406,6 +424,12 @@ def test_an_unknown_model_error_lists_the_known_models(requested: str | None) ->
     assert unknown.value.param == "model"
     if requested:
         assert "a, b" in unknown.value.message
+
+
+@pytest.mark.parametrize("names", [["gpt-oss-120b", "gpt-oss-20b"], ["qwen"]], ids=["several gpt-oss models", "none"])
+def test_an_auxiliary_name_never_selects_among_models(names: list[str]) -> None:
+    with pytest.raises(UnknownModel):
+        registry(names).resolve(AUXILIARY)
 
 
 def test_the_model_list_omits_patterns_and_hidden_aliases() -> None:

@@ -30,7 +30,7 @@ class Exchange:
         state: dict[str, Any] | None = None,
         endless: bool = False,
     ) -> None:
-        """Prepare a request.
+        """Prepare a request; `path` may have a query.
 
         A sequence of pieces as `body` arrives in one message per piece; an empty sequence stands for a body
         that was read already. With `endless`, the last message announces more body data.
@@ -44,6 +44,7 @@ class Exchange:
         sent = [("host", "localhost:4000")] if not any(name == "host" for name, _ in headers) else []
         if json is not None:
             sent += [("content-type", "application/json"), ("content-length", str(len(pieces[0])))]
+        path, _, query = path.partition("?")
         self.scope: dict[str, Any] = {
             "type": "http",
             "asgi": {"version": "3.0"},
@@ -51,7 +52,7 @@ class Exchange:
             "method": method,
             "path": path,
             "raw_path": path.encode(),
-            "query_string": b"",
+            "query_string": query.encode(),
             "root_path": "",
             "scheme": "http",
             "server": ("127.0.0.1", 4000),

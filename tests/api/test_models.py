@@ -1,8 +1,10 @@
-"""Model list in OpenAI's and in LiteLLM's format."""
+"""Model lists in the formats of OpenAI, Codex, Anthropic and LiteLLM."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import pytest
 from fastapi import FastAPI
@@ -23,14 +25,16 @@ class Card:
     passes: bool = False
 
 
-def app() -> FastAPI:
+CARDS = (Card("gpt-oss-120b", 131072), Card("openai/gpt-oss-20b", None))
+
+
+def app(cards: Sequence[Card] = CARDS) -> FastAPI:
     gateway = FastAPI(
         docs_url=None,
         openapi_url=None,
         middleware=asgi_layers(authenticate=NoKeys().identify, keyless=True, new_id=lambda: "0"),
     )
     register(gateway)
-    cards = [Card("gpt-oss-120b", 131072), Card("openai/gpt-oss-20b", None)]
     mount(gateway, MODELS.routes, ModelCards(lambda _: cards, created=1700000000))
     return gateway
 
@@ -74,6 +78,94 @@ async def test_the_list_has_anthropics_format_for_its_clients() -> None:
     one = (await Exchange(app(), "GET", "/v1/models/gpt-oss-120b", headers=ANTHROPIC).run()).json()
     assert one == body["data"][0]
     assert body["data"][1]["max_input_tokens"] is None
+
+
+NAMES = ("a", "b", "c", "d")
+# Query; names of the page; whether there are more.
+PAGES: dict[str, tuple[str, str, bool]] = {
+    "no limit": ("", "abcd", False),
+    "the limit of Claude Code": ("limit=1000", "abcd", False),
+    "first page": ("limit=3", "abc", True),
+    "last page": ("limit=3&after_id=c", "d", False),
+    "after the last": ("after_id=d", "", False),
+    "page before": ("limit=2&before_id=d", "bc", True),
+    "first page, from behind": ("limit=2&before_id=c", "ab", False),
+    "before the first": ("limit=2&before_id=a", "", False),
+    "between two": ("after_id=a&before_id=d", "bc", False),
+    "beginning after the end": ("after_id=c&before_id=b", "", False),
+}
+
+
+@pytest.mark.parametrize(("query", "names", "has_more"), PAGES.values(), ids=PAGES)
+async def test_anthropics_list_has_pages(query: str, names: str, has_more: bool) -> None:
+    gateway = app([Card(name, None) for name in NAMES])
+    body = (await Exchange(gateway, "GET", f"/v1/models?{query}", headers=ANTHROPIC).run()).json()
+    assert [model["id"] for model in body["data"]] == [*names]
+    assert body["has_more"] is has_more
+    assert (body["first_id"], body["last_id"]) == ((names[0], names[-1]) if names else (None, None))
+
+
+BAD_PAGES = {
+    "limit=0": "limit",
+    "limit=1001": "limit",
+    "limit=x": "limit",
+    "limit=": "limit",
+    "after_id=z": "after_id",
+    "before_id=": "before_id",
+}
+
+
+@pytest.mark.parametrize(("query", "field"), BAD_PAGES.items(), ids=BAD_PAGES)
+async def test_a_wrong_page_is_rejected_in_anthropics_format_only(query: str, field: str) -> None:
+    response = await Exchange(app(), "GET", f"/v1/models?{query}", headers=ANTHROPIC).run()
+    assert (response.status, response.json()["error"]["param"]) == (400, field)
+    assert (await Exchange(app(), "GET", f"/v1/models?{query}").run()).status == 200
+
+
+async def codex_catalogue(*cards: Card) -> list[Any]:
+    body = (await Exchange(app(cards), "GET", "/v1/models?client_version=0.169.0").run()).json()
+    assert [model["id"] for model in body["data"]] == [card.id for card in cards]
+    catalogue: list[Any] = body["models"]
+    return catalogue
+
+
+# Fields without which Codex 0.169.0 rejects the list.
+REQUIRED = {
+    *("slug", "display_name", "supported_reasoning_levels", "shell_type", "visibility", "supported_in_api"),
+    *("priority", "base_instructions", "support_verbosity", "truncation_policy", "experimental_supported_tools"),
+    *("description", "availability_nux", "upgrade", "default_verbosity", "apply_patch_tool_type"),
+    *("supports_parallel_tool_calls", "supports_reasoning_summaries"),
+}
+
+
+async def test_codex_finds_its_catalogue_beside_the_list() -> None:
+    first, second = await codex_catalogue(*CARDS)
+    assert first.keys() >= REQUIRED
+    assert first["slug"] == first["auto_review_model_override"] == "gpt-oss-120b"
+    assert [level["effort"] for level in first["supported_reasoning_levels"]] == ["low", "medium", "high"]
+    assert (first["apply_patch_tool_type"], first["shell_type"]) == ("freeform", "shell_command")
+    assert first["input_modalities"] == ["text"]
+    assert [model["priority"] for model in (first, second)] == [0, 1]
+
+
+CONTEXTS = {"known": (65536, 65536), "unknown": (None, 131072)}
+
+
+@pytest.mark.parametrize(("context", "window"), CONTEXTS.values(), ids=CONTEXTS)
+async def test_codex_reads_the_context_window_of_the_backend(context: int | None, window: int) -> None:
+    (model,) = await codex_catalogue(Card("gpt-oss", context))
+    assert model["context_window"] == model["max_context_window"] == window
+
+
+async def test_codexs_catalogue_has_no_pass_through_models() -> None:
+    assert [model["slug"] for model in await codex_catalogue(Card("gpt-5.5", None, passes=True), *CARDS)] == [
+        "gpt-oss-120b",
+        "openai/gpt-oss-20b",
+    ]
+
+
+async def test_other_clients_get_no_catalogue() -> None:
+    assert (await Exchange(app(), "GET", "/v1/models").run()).json().keys() == {"object", "data"}
 
 
 @pytest.mark.parametrize("name", ["gpt-oss-120b", "openai/gpt-oss-20b"])

@@ -16,6 +16,7 @@ from click.testing import CliRunner
 from tests.docs.pages import ROOT, blocks
 from unisono.api.usage import to_usage
 from unisono.cli import main
+from unisono.cli.agent_configs import PROGRAMS, GatewayTarget
 from unisono.config import imported
 from unisono.core.access import Caller
 from unisono.core.quotas import Account, LedgerLine, TokenUsage, UsageRecord
@@ -109,3 +110,9 @@ def test_the_routing_page_lists_all_log_messages_of_routing() -> None:
 def test_the_example_log_line_has_an_existing_message() -> None:
     [text] = [text for where, text in blocks("json") if where.startswith("observability.md ")]
     assert json.loads(text)["message"] in set(logged("routing"))
+
+
+def test_the_page_on_agents_has_the_configuration_of_every_program() -> None:
+    target = GatewayTarget("http://localhost:4000", "gpt-oss-120b", 131072, "UNISONO_API_KEY")
+    found = {words[-1]: output for words, output in commands_with_output("agents.md")}
+    assert found == {name: program.render(target) for name, program in PROGRAMS.items()}

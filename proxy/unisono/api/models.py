@@ -1,6 +1,7 @@
 """Model lists from the same cards: `/v1/models`, and LiteLLM's `/model/info`.
 
-`/v1/models` has the format of Anthropic for its clients, and that of OpenAI for all others.
+`/v1/models` has the format of Anthropic for its clients, and that of OpenAI for all others. Codex finds its own
+catalogue beside the latter.
 
 A card contains no address and no key, so these lists cannot reveal backends.
 """
@@ -12,14 +13,18 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Annotated, Literal, Protocol
 
-from fastapi import Header
+from fastapi import Header, Query
+from pydantic import Field
 
-from unisono.api.answer_types import ABSENT, AnswerModel, Count, Moment
+from unisono.api.answer_types import ABSENT, AnswerModel, Count, Moment, Object
+from unisono.api.codex_models import to_codex_model
+from unisono.api.field_types import OpenModel
 from unisono.api.route_table import READ_404, CurrentCaller, PathId, RouteTable, provided
 from unisono.core.access import Caller
-from unisono.errors import UnknownModel
+from unisono.errors import InvalidRequest, UnknownModel
 
 MODELS = RouteTable("models")
+MAX_PAGE_SIZE = 1000
 
 
 class ModelCard(Protocol):
@@ -67,12 +72,15 @@ class Model(AnswerModel):
 
 
 class ModelList(AnswerModel):
+    """OpenAI's list; `models` is Codex's catalogue."""
+
     object: Literal["list"]
     data: list[Model]
+    models: list[Object] = ABSENT
 
 
 class AnthropicModel(AnswerModel):
-    """Anthropic's model object. Claude Code reads the size of the context window from it."""
+    """Anthropic's model object. `max_input_tokens` is the context window."""
 
     id: str
     type: Literal["model"]
@@ -85,7 +93,7 @@ class AnthropicModel(AnswerModel):
 
 class AnthropicModelList(AnswerModel):
     data: list[AnthropicModel]
-    has_more: Literal[False]
+    has_more: bool
     first_id: str | None
     last_id: str | None
 
@@ -153,20 +161,70 @@ def to_litellm_model(card: ModelCard) -> LiteLlmModel:
     )
 
 
+class ModelsQuery(OpenModel):
+    """Query parameters of Codex and of Anthropic's clients."""
+
+    client_version: Annotated[str, Field(description="Version of Codex; adds its catalogue `models`.")] | None = None
+    limit: Annotated[str, Field(description="Page size in Anthropic's format; by default all models.")] | None = None
+    after_id: str | None = None
+    before_id: str | None = None
+
+
+def select_page(cards: Sequence[ModelCard], query: ModelsQuery) -> tuple[Sequence[ModelCard], bool]:
+    """Return a page of Anthropic's list, and whether there are more models in its direction.
+
+    Raises InvalidRequest for an invalid page size or an unknown id.
+    """
+    size = _page_size(query.limit, len(cards))
+    names = [card.id for card in cards]
+    for field, name in (("after_id", query.after_id), ("before_id", query.before_id)):
+        if name is not None and name not in names:
+            raise InvalidRequest(f"{field}: unknown model '{name[:256]}'; use an id of this list.", param=field)
+    first = 0 if query.after_id is None else names.index(query.after_id) + 1
+    end = len(names) if query.before_id is None else names.index(query.before_id)
+    rest = cards[first:end]
+    page = rest[:size] if query.before_id is None else rest[max(0, len(rest) - size) :]
+    return page, len(page) < len(rest)
+
+
+def _page_size(limit: str | None, default: int) -> int:
+    if limit is None:
+        return default
+    if limit.isascii() and limit.isdigit() and 1 <= int(limit[:5]) <= MAX_PAGE_SIZE:
+        return int(limit)
+    raise InvalidRequest(f"limit: must be a number from 1 to {MAX_PAGE_SIZE}.", param="limit")
+
+
+def to_anthropic_list(cards: Sequence[ModelCard], created: int, query: ModelsQuery) -> AnthropicModelList:
+    selected, has_more = select_page(cards, query)
+    models = [to_anthropic_model(card, created) for card in selected]
+    ends = (models[0].id, models[-1].id) if models else (None, None)
+    return AnthropicModelList(data=models, has_more=has_more, first_id=ends[0], last_id=ends[1])
+
+
+def to_codex_catalogue(cards: Sequence[ModelCard]) -> list[Object]:
+    # Codex knows more about the models of other providers than the gateway.
+    return [to_codex_model(card.id, card.context, place) for place, card in enumerate(cards) if not card.passes]
+
+
 @MODELS.add("GET", "/models", response_model_exclude_unset=True)
 async def list_models(
-    known: Cards, caller: CurrentCaller, anthropic_version: AnthropicVersion = None
+    known: Cards,
+    caller: CurrentCaller,
+    query: Annotated[ModelsQuery, Query()],
+    anthropic_version: AnthropicVersion = None,
 ) -> ModelList | AnthropicModelList:
     """List the models that the key may use.
 
     Requests with `anthropic-version` get Anthropic's format.
     """
     cards = known.cards(caller)
-    if anthropic_version is None:
-        return ModelList(object="list", data=[to_model(card, known.created) for card in cards])
-    models = [to_anthropic_model(card, known.created) for card in cards]
-    ends = (models[0].id, models[-1].id) if models else (None, None)
-    return AnthropicModelList(data=models, has_more=False, first_id=ends[0], last_id=ends[1])
+    if anthropic_version is not None:
+        return to_anthropic_list(cards, known.created, query)
+    listed = ModelList(object="list", data=[to_model(card, known.created) for card in cards])
+    # Every version of Codex that reads the list sends its version, whatever the name of its program. OpenAI's SDKs
+    # accept an unknown key, but strict clients may not, and the instructions for Codex are long.
+    return listed if query.client_version is None else listed.model_copy(update={"models": to_codex_catalogue(cards)})
 
 
 # Names contain slashes: `openai/gpt-oss-120b`.

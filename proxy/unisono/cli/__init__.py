@@ -15,7 +15,7 @@ import click
 from unisono import __version__
 from unisono.cli.keys import keys
 from unisono.cli.mcp import mcp
-from unisono.cli.options import CONFIG, CONFIG_REQUIRED, CommandGroup
+from unisono.cli.options import CONFIG, CONFIG_REQUIRED, CommandGroup, for_gateway
 
 
 @click.group(cls=CommandGroup, context_settings={"help_option_names": ["-h", "--help"]})
@@ -106,6 +106,34 @@ def import_litellm(source: Path, target: Path | None) -> None:
     from unisono.cli.import_litellm import run
 
     run(source, target)
+
+
+# The names of the tables in `agent_configs`, which are imported only when a command runs.
+@main.command()
+@click.argument("program", type=click.Choice(["codex", "claude", "opencode", "open-webui", "continue"]))
+@for_gateway
+def config(program: str, url: str, model: str | None, key_env: str) -> None:
+    """Print the configuration of a program for a running gateway.
+
+    A comment says where to put it. If the gateway does not answer, --model is required.
+    """
+    from unisono.cli.agents import show_config
+
+    show_config(program, url, model, key_env)
+
+
+@main.command()
+@click.argument("agent", type=click.Choice(["codex", "claude", "opencode"]))
+@click.argument("arguments", metavar="[-- ARGUMENTS]...", nargs=-1, type=click.UNPROCESSED)
+@for_gateway
+def launch(agent: str, arguments: tuple[str, ...], url: str, model: str | None, key_env: str) -> None:
+    """Start an installed coding agent on a running gateway.
+
+    No file is changed: the configuration holds for this process only. Arguments after -- are for the agent.
+    """
+    from unisono.cli.agents import launch as run
+
+    run(agent, url, model, key_env, arguments)
 
 
 @main.command()

@@ -2,15 +2,39 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any, TypeVar
 
 import click
 
 from unisono.core.surrogates import is_well_formed
 
+Command = TypeVar("Command", bound=Callable[..., Any])
+
 HELP = "Configuration file in YAML or JSON; config.example.yaml shows all settings."
 CONFIG = click.option("--config", "config_path", type=click.Path(path_type=Path), help=HELP)
 CONFIG_REQUIRED = click.option("--config", "config_path", type=click.Path(path_type=Path), required=True, help=HELP)
+
+# Options of the commands that configure another program, in the order of the help.
+GATEWAY = (
+    click.option("--url", default="http://localhost:4000", show_default=True, help="Address of the gateway."),
+    click.option("--model", help="Model to use; by default the first one of the gateway."),
+    click.option(
+        "--key-env",
+        default="UNISONO_API_KEY",
+        show_default=True,
+        metavar="NAME",
+        help="Environment variable with the key of the gateway.",
+    ),
+)
+
+
+def for_gateway(command: Command) -> Command:
+    """Add the options for a running gateway."""
+    for option in reversed(GATEWAY):
+        command = option(command)
+    return command
 
 
 class TextCommand(click.Command):

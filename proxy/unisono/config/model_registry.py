@@ -19,6 +19,9 @@ CLIENT_VISIBLE = (
 """Settings that clients can observe; equal for all entries of one `model_name`."""
 
 
+AUXILIARY_NAMES = frozenset({"codex-auto-review"})
+"""Model names that a program requests besides the model that its user selects."""
+
 STATEFUL_PROVIDERS = ("openai", "azure")
 """Providers whose Responses API stores responses."""
 
@@ -61,6 +64,8 @@ class ModelRegistry:
         """Fallback models, by model."""
         default = config.general_settings.completion_model
         self._default = default and self.resolve_alias(default, "general_settings.completion_model")
+        harmony = [model for model in self._groups.values() if True in _kinds(model)]
+        self._only_harmony = harmony[0] if len(harmony) == 1 else None
         # Most specific pattern first: the one with the most characters besides `*`.
         patterns = [name for name in self._groups if "*" in name]
         self._patterns = sorted(patterns, key=lambda pattern: len(pattern.replace("*", "")), reverse=True)
@@ -92,7 +97,8 @@ class ModelRegistry:
     def resolve(self, requested: str | None) -> ServedModel:
         """Return the group for a client's name. Raises UnknownModel.
 
-        The order is alias, exact name, wildcard, default model.
+        The order is alias, exact name, wildcard, default model. After these, an auxiliary name means the only gpt-oss
+        model.
         """
         if requested:
             name = self._aliases.get(requested, requested)
@@ -103,6 +109,10 @@ class ModelRegistry:
                     return self._groups[pattern]
         if self._default:
             return self._groups[self._default]
+        # Codex rejects every action that it cannot have reviewed. With several gpt-oss models, the choice is the
+        # operator's: an alias.
+        if requested in AUXILIARY_NAMES and self._only_harmony:
+            return self._only_harmony
         if not requested:
             raise UnknownModel("you must provide a model parameter", param="model")
         known = ", ".join(name for name, _ in self.listed())
