@@ -187,8 +187,9 @@ class QuotaGate(Gate):
         self._request = request
         if request.origin.caller is not None and request.origin.caller.limits.limited:
             request = await self._reserve(request, request.origin.caller)
-        self._journal_usage = await self._metering.journal_usage(request)
+        # A cancellation from here on settles the reservation.
         self._is_owed = True
+        self._journal_usage = await self._metering.journal_usage(request)
         return request
 
     async def finish(self, finished: Finished) -> None:
