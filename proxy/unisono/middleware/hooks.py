@@ -154,7 +154,8 @@ class HookedStream(BatchStream):
         if not request.is_journal_stored or (request is original and not self.report.hooks):
             # The request is never resumed, or there is nothing to note.
             return request
-        return replace(request, journal_note=to_note(original, request, self.report.hooks))
+        note = {**(request.journal_note or {}), **to_note(original, request, self.report.hooks)}
+        return replace(request, journal_note=note)
 
     async def _apply_before(self, hook: NamedHook, request: GenerationRequest) -> GenerationRequest:
         changes = await hook.call("before", request.request_id, _before(hook.hook, request))

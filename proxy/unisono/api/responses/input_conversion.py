@@ -43,6 +43,7 @@ from unisono.api.responses.input_items import (
 )
 from unisono.api.responses.items import SPOKEN
 from unisono.api.responses.known_state import UNCHANGED, Configuration, KnownState
+from unisono.api.summary import replaces_history
 from unisono.api.tools import MAX_NAME, TOOL_SEARCH, in_namespace, to_toolbox, wrap_input
 from unisono.core.conversation import (
     AddedTools,
@@ -305,6 +306,9 @@ def _sealed(reading: InputConversion, item: InputItem, param: str) -> Sequence[I
     if opened is None:
         reading.notes.append(f"{param}: no effect, because this gateway cannot decrypt it")
         return ()
+    # A client that still has the model's output before the item has its whole history there.
+    if reading.history.has_output and replaces_history(opened):
+        reading.history.clear()
     # Codex sends its messages and instructions again before the item that contains them.
     known = [item for item in reading.history if isinstance(item, UserMessage | DeveloperMessage | AddedTools)]
     return [item for item in opened if item not in known]
