@@ -194,7 +194,9 @@ def to_conversation(
             reading.add(position, message)
         elif position == compacted[0]:
             reading.add_compacted(messages, *compacted)
-    prefill = reading.history.pop_prefill() if messages[-1].role == "assistant" else None
+    # A summary is wanted of a finished answer too.
+    has_prefill = messages[-1].role == "assistant" and request.compaction is None
+    prefill = reading.history.pop_prefill() if has_prefill else None
     preamble = replace(preamble, instructions=join(instructions, BETWEEN, param="system"))
     return Conversation(preamble, reading.items(), prefill), reading.notes
 
