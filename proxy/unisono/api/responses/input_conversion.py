@@ -241,11 +241,6 @@ def _matches(stored: StoredItem, arguments: str, output: str) -> bool:
     return same_json(str(stored.wire.get("arguments")), arguments) and (results == [output] or not output)
 
 
-def _mcp_list(reading: InputConversion, item: InputItem, param: str) -> Sequence[Item]:
-    """Ignore the list: the tools of a server are declared again for every answer."""
-    return ()
-
-
 def _approval_request(reading: InputConversion, input_item: InputItem, param: str) -> Sequence[Item]:
     assert isinstance(input_item, InputApprovalRequest)
     request_id = input_item.id or reading.unnamed(param)
@@ -384,7 +379,8 @@ READERS: Mapping[type[InputItem], Callable[[InputConversion, InputItem, str], Se
     InputCallOutput: _output,
     InputReference: _reference,
     InputMcpCall: _mcp_call,
-    InputMcpList: _mcp_list,
+    # The tools of a server are declared again for every answer.
+    InputMcpList: lambda *_: (),
     InputApprovalRequest: _approval_request,
     InputApprovalResponse: _approval_response,
     InputCodeCall: _code_call,

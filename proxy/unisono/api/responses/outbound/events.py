@@ -251,8 +251,6 @@ class ResponseEvents:
             return mcp_items.complete_text(closed.item, closed.text)
         return unwrap_input(closed.text) if lifecycle is INPUT else closed.text
 
-    # -- tools the gateway runs
-
     def _request(self, closed: Closed) -> None:
         self._settle(COMPLETED)
         place = {"output_index": len(self._output)}
