@@ -295,7 +295,7 @@ def responses_deps(gateway: Gateway, service: GenerationService, servers: Server
     return ResponsesDeps(
         service=service,
         store=gateway.store,
-        resolve=lambda name, caller: responses_model(gateway.catalogue, name, caller),
+        resolve=lambda name, caller: responses_model(gateway.catalogue, gateway.pool, name, caller),
         seals=gateway.sealer,
         today=lambda: current_date(gateway.config.unisono),
         new_id=lambda prefix: prefix + token_hex(16),
@@ -313,7 +313,7 @@ def messages_deps(gateway: Gateway, service: GenerationService, setup: ServerToo
     pause_after = gateway.config.unisono.pause_after_rounds
     return MessagesMeans(
         service=service,
-        resolve=lambda name, caller: messages_model(gateway.catalogue, name, setup, caller, pause_after),
+        resolve=lambda name, caller: messages_model(gateway.catalogue, gateway.pool, name, setup, caller, pause_after),
         seals=gateway.sealer,
         today=lambda: current_date(gateway.config.unisono),
         new_id=lambda: token_hex(12),

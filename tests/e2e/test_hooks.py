@@ -338,6 +338,38 @@ async def test_takeover_continues_the_prompt_as_changed_by_hooks(tmp_path: Path)
             }
 
 
+async def test_takeover_continues_a_compacted_conversation_as_changed_by_hooks(tmp_path: Path) -> None:
+    model = Model(delay_s=0.02)
+    async with FakeVllm(script=model.script) as fake:
+        config = config_of(
+            f"vllm@{fake.url}",
+            store={"url": f"sqlite:///{str(tmp_path / 'state.db').removeprefix('/')}", "lease_s": 0.4},
+            unisono={"hooks": [{"replacing": {"word": "Ann", "other": "the cat"}}]},
+        )
+        async with gateway(config) as running, aiohttp.ClientSession() as session:
+            client = Client(running.url, session)
+            body = {
+                "model": "gpt-oss",
+                "input": [{"role": "assistant", "content": "once " * 1500}, {"role": "user", "content": QUESTION}],
+                "context_management": [{"type": "compaction", "compact_threshold": 1000}],
+                "background": True,
+            }
+            created = await client.post("/v1/responses", body)
+            changed = QUESTION.replace("Ann", "the cat")
+            async with asyncio.timeout(10):
+                while len(prompts_about(fake, changed)) < 2:
+                    await asyncio.sleep(0.005)
+            await asyncio.sleep(0.3)
+            crash_background_tasks()
+            stored = await client.over(created["id"])
+            assert [item["type"] for item in stored["output"]] == ["compaction", "reasoning", "message"]
+            assert text_of(stored) == model.text
+            summary, first, second = prompts_about(fake, changed)
+            assert len(first) < len(second) < len(summary)
+            assert second[: len(first)] == first
+            assert prompts_about(fake, QUESTION) == []
+
+
 async def test_takeover_without_the_hooks_fails_the_response(tmp_path: Path) -> None:
     model = Model(delay_s=0.02)
     async with FakeVllm(script=model.script) as fake, aiohttp.ClientSession() as session:

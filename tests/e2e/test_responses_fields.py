@@ -85,7 +85,6 @@ IGNORED: dict[str, tuple[Json, str]] = {
     "unknown nested field": ({"reasoning": {"colour": "red"}}, "reasoning.colour: no effect"),
     "service tier": ({"service_tier": "flex"}, "service_tier: no effect"),
     "cache retention": ({"prompt_cache_retention": "24h"}, "prompt_cache_retention: no effect"),
-    "context management": ({"context_management": [{"type": "compaction"}]}, "context_management: no effect"),
     "verbosity": ({"text": {"verbosity": "low"}}, "text.verbosity: no effect"),
     "included results": (
         {"include": ["file_search_call.results"]},

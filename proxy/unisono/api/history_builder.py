@@ -6,6 +6,7 @@ import re
 from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Final
 
 from unisono.api.field_types import shortened
 from unisono.core.conversation import AssistantCall, AssistantMessage, AssistantReasoning, Item, Phase, ToolResult
@@ -23,6 +24,9 @@ class _Pending:
 
     call: AssistantCall
     results: list[str]
+
+
+OUTPUT: Final = (AssistantReasoning, AssistantMessage, _Pending, ToolResult)
 
 
 class History:
@@ -56,6 +60,15 @@ class History:
     def add_within_exchange(self, *items: Item) -> None:
         """Add messages and reasoning between calls of one exchange."""
         self._entries += items
+
+    @property
+    def has_output(self) -> bool:
+        """True if it contains an item of the model, or a result."""
+        return any(isinstance(entry, OUTPUT) for entry in self._entries)
+
+    def clear(self) -> None:
+        """Remove all items. The names of calls stay known, for their results."""
+        self._entries, self._exchange = [], {}
 
     def call(self, call: AssistantCall) -> None:
         pending = _Pending(call, [])

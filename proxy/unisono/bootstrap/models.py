@@ -6,6 +6,7 @@ A lookup gives the group that serves a name, checks the caller's permission, and
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 
 from unisono.api.chat.routes import ChatModel
 from unisono.api.completions.routes import RawModel
@@ -100,7 +101,7 @@ def raw_model(catalogue: ModelRegistry, name: str, caller: Caller) -> RawModel:
     return RawModel(model.name, model_rules(catalogue, model))
 
 
-def responses_model(catalogue: ModelRegistry, name: str, caller: Caller) -> ResponsesModel:
+def responses_model(catalogue: ModelRegistry, pool: RoutingPool, name: str, caller: Caller) -> ResponsesModel:
     """Return the settings of a model for the Responses API.
 
     Raises as `allowed_model`, and UnsupportedValue for a pass-through model, whose answers are not stored.
@@ -117,11 +118,12 @@ def responses_model(catalogue: ModelRegistry, name: str, caller: Caller) -> Resp
         stream_tool_arguments=model.settings.stream_tool_arguments,
         tool_servers=None if model.settings.mcp_servers is None else frozenset(model.settings.mcp_servers),
         rules=model_rules(catalogue, model),
+        window=partial(pool.context, model.name),
     )
 
 
 def messages_model(
-    catalogue: ModelRegistry, name: str, setup: ServerToolSetup, caller: Caller, pause_after: int
+    catalogue: ModelRegistry, pool: RoutingPool, name: str, setup: ServerToolSetup, caller: Caller, pause_after: int
 ) -> MessagesModel:
     """Return the settings of a model for Messages. Raises as `allowed_model`.
 
@@ -137,6 +139,7 @@ def messages_model(
         trained=setup.rules.for_model(labels).for_caller(caller).trained,
         rules=model_rules(catalogue, model),
         pause_after=pause_after,
+        window=partial(pool.context, model.name),
     )
 
 

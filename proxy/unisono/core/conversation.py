@@ -170,12 +170,14 @@ Item: TypeAlias = Message | AddedTools
 class Conversation:
     """Conversation for one prompt.
 
-    `prefill` is the beginning of the answer, written by the client; the model continues it.
+    `prefill` is the beginning of the answer, written by the client; the model continues it. Reasoning before the item
+    at the position `reasoning_from` is left out of the prompt.
     """
 
     preamble: Preamble
     items: tuple[Item, ...] = ()
     prefill: str | None = None
+    reasoning_from: int = 0
 
     @property
     def tools(self) -> tuple[FunctionTool, ...]:

@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
+from unisono.core.conversation import Item as ConversationItem
 from unisono.core.conversation import Json, Phase, Tokens
 from unisono.core.generation import FinishReason, Usage
 from unisono.core.tool_arguments import ToolArguments
@@ -156,6 +157,20 @@ class Repaired:
 
 
 @dataclass(frozen=True, slots=True)
+class Compacted:
+    """Compaction of the conversation before its answer; no other event precedes it.
+
+    `items` replace the conversation. If the model wrote no `summary`, the conversation is answered as it was. `usage`
+    is that of the summary. With `ends_answer`, the answer contains nothing else.
+    """
+
+    items: tuple[ConversationItem, ...]
+    summary: str
+    usage: Usage
+    ends_answer: bool = False
+
+
+@dataclass(frozen=True, slots=True)
 class Finished:
     """Last event of an answer.
 
@@ -181,4 +196,4 @@ class Passed:
     body: Mapping[str, Json]
 
 
-Event: TypeAlias = Opened | Delta | Closed | Ran | Listed | Repaired | Finished | Passed
+Event: TypeAlias = Opened | Delta | Closed | Ran | Listed | Repaired | Compacted | Finished | Passed

@@ -9,7 +9,7 @@ from collections.abc import AsyncIterable, Iterable
 from dataclasses import dataclass
 from typing import assert_never
 
-from unisono.core.events import Closed, Delta, Event, Finished, Listed, Opened, Passed, Ran, Repaired
+from unisono.core.events import Closed, Compacted, Delta, Event, Finished, Listed, Opened, Passed, Ran, Repaired
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,13 +17,14 @@ class CollectedAnswer:
     """A finished answer.
 
     `items` are its Closed events in order, including cut ones. `repaired` are its repairs, `ran` the outcomes of server
-    tool calls.
+    tool calls. `compacted` is the compaction before the answer, if any.
     """
 
     items: tuple[Closed, ...]
     repaired: tuple[Repaired, ...]
     finished: Finished
     ran: tuple[Ran, ...] = ()
+    compacted: Compacted | None = None
 
 
 def collect(events: Iterable[Event]) -> CollectedAnswer:
@@ -34,6 +35,7 @@ def collect(events: Iterable[Event]) -> CollectedAnswer:
     items: list[Closed] = []
     repaired: list[Repaired] = []
     ran: list[Ran] = []
+    compacted: Compacted | None = None
     finished: Finished | None = None
     for event in events:
         if finished is not None:
@@ -47,6 +49,8 @@ def collect(events: Iterable[Event]) -> CollectedAnswer:
                 finished = event
             case Ran():
                 ran.append(event)
+            case Compacted():
+                compacted = event
             case Opened() | Delta() | Listed():
                 pass  # a Closed contains the text of its deltas
             case Passed():
@@ -55,7 +59,7 @@ def collect(events: Iterable[Event]) -> CollectedAnswer:
                 assert_never(event)
     if finished is None:
         raise ValueError("the events end without Finished")
-    return CollectedAnswer(tuple(items), tuple(repaired), finished, tuple(ran))
+    return CollectedAnswer(tuple(items), tuple(repaired), finished, tuple(ran), compacted)
 
 
 async def collect_run(batches: AsyncIterable[list[Event]]) -> CollectedAnswer:

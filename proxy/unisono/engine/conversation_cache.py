@@ -108,7 +108,10 @@ class ConversationCache:
         items: list[Item] = []
         turn: list[Generated] = []
         sent = frozenset(item.call_id for item in conversation.items if isinstance(item, AssistantCall))
-        for item in conversation.items:
+        for position, item in enumerate(conversation.items):
+            if position == conversation.reasoning_from:
+                # Here, because the cache restores reasoning that the client left out.
+                items = [known for known in items if not isinstance(known, AssistantReasoning)]
             match item:
                 case AssistantReasoning() | AssistantMessage():
                     turn.append(item)
@@ -120,7 +123,7 @@ class ConversationCache:
                     turn = []
                     items.append(item)
         items += self._recall_answer(tenant, turn)
-        recalled = replace(conversation, items=tuple(items))
+        recalled = replace(conversation, items=tuple(items), reasoning_from=0)
         if dated:
             return recalled
         return replace(recalled, preamble=replace(conversation.preamble, date=self._date(tenant, conversation)))

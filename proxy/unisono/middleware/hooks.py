@@ -117,9 +117,8 @@ class HookGate(Gate):
         if not request.resumption.is_journal_stored or (request is original and not self.report.hooks):
             # The request is never resumed, or there is nothing to note.
             return request
-        return replace(
-            request, resumption=replace(request.resumption, journal_note=to_note(original, request, self.report.hooks))
-        )
+        note = {**(request.resumption.journal_note or {}), **to_note(original, request, self.report.hooks)}
+        return replace(request, resumption=replace(request.resumption, journal_note=note))
 
     async def _apply_before(self, hook: NamedHook, request: GenerationRequest) -> GenerationRequest:
         changes = await hook.call("before", request.origin.request_id, _before(hook.hook, request))

@@ -49,7 +49,8 @@ def fold(events: list[dict[str, Any]]) -> dict[str, Any]:
             case other:
                 raise AssertionError(other)
     assert not opened
-    return {**message, **last["delta"], "usage": last["usage"], "unisono": last["unisono"]}
+    ending = {name: last[name] for name in ("usage", "context_management", "unisono") if name in last}
+    return {**message, **last["delta"], **ending}
 
 
 def _add(block: dict[str, Any], delta: dict[str, Any]) -> str:
@@ -61,6 +62,9 @@ def _add(block: dict[str, Any], delta: dict[str, Any]) -> str:
         case "signature_delta":
             assert block["signature"] == ""
             block["signature"] = delta["signature"]
+        case "compaction_delta":
+            assert block == {"type": "compaction", "content": None, "encrypted_content": None}
+            block |= {**delta, "type": "compaction"}
         case "input_json_delta":
             return str(delta["partial_json"])
         case other:

@@ -14,6 +14,7 @@ from unisono.api.messages.inbound import MessagesGeneration, MessagesModel, Thin
 from unisono.api.messages.schema import MessagesRequest
 from unisono.api.messages.server_tool_blocks import SEALED
 from unisono.api.model_rules import ModelRules
+from unisono.api.summary import HEADING
 from unisono.core.access import Caller
 from unisono.core.conversation import (
     AssistantCall,
@@ -123,8 +124,7 @@ CONVERSATIONS: dict[str, tuple[list[Json], list[Item]]] = {
             QUESTION,
         ],
         [
-            UserMessage("Hi"),
-            AssistantMessage("We met.", Phase.COMMENTARY),
+            UserMessage(HEADING + "We met."),
             AssistantMessage("It is so."),
             UserMessage("Hi"),
             UserMessage("Hi"),

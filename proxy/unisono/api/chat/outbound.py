@@ -26,6 +26,7 @@ from unisono.api.unisono_object import to_about
 from unisono.core.conversation import MESSAGE_SEPARATOR, join_messages
 from unisono.core.events import (
     Closed,
+    Compacted,
     Delta,
     Event,
     Finished,
@@ -276,7 +277,7 @@ class ChoiceChunks:
             case _:
                 assert_never(item)
 
-    def _entry(self, entry: Opened | Closed | Ran | Listed | Repaired | Finished | Passed) -> bytes:
+    def _entry(self, entry: Opened | Closed | Ran | Listed | Repaired | Compacted | Finished | Passed) -> bytes:
         match entry:
             case Opened():
                 return self._opened(entry.item)
@@ -285,7 +286,7 @@ class ChoiceChunks:
             case Finished():
                 self.finished = entry
                 return b""
-            case Repaired() | Ran() | Listed() | Passed():
+            case Repaired() | Ran() | Listed() | Compacted() | Passed():
                 return b""
             case _:
                 assert_never(entry)

@@ -33,7 +33,13 @@ class AnsweredToolResult(AnswerModel):
     content: Any
 
 
-AnsweredBlock = AnsweredText | AnsweredThinking | AnsweredToolUse | AnsweredToolResult
+class AnsweredCompaction(AnswerModel):
+    type: Literal["compaction"]
+    content: str | None
+    encrypted_content: str | None
+
+
+AnsweredBlock = AnsweredText | AnsweredThinking | AnsweredToolUse | AnsweredToolResult | AnsweredCompaction
 
 
 class RefusalDetails(AnswerModel):
@@ -53,6 +59,18 @@ class MessageUsage(AnswerModel):
     output_tokens: Count
     output_tokens_details: OutputDetails
     server_tool_use: Object = ABSENT
+    iterations: list[Object] = ABSENT
+
+
+class ClearedContext(AnswerModel):
+    type: Literal["clear_tool_uses_20250919", "clear_thinking_20251015"]
+    cleared_input_tokens: Count
+    cleared_tool_uses: Count = ABSENT
+    cleared_thinking_turns: Count = ABSENT
+
+
+class AppliedEdits(AnswerModel):
+    applied_edits: list[ClearedContext]
 
 
 class Message(AnswerModel):
@@ -67,12 +85,14 @@ class Message(AnswerModel):
         "stop_sequence",
         "tool_use",
         "pause_turn",
+        "compaction",
         "refusal",
         "model_context_window_exceeded",
     ]
     stop_sequence: str | None
     stop_details: RefusalDetails | None
     usage: MessageUsage
+    context_management: AppliedEdits = ABSENT
     unisono: About
 
 
@@ -83,7 +103,13 @@ class MessageEvent(AnswerModel):
     content_block: AnsweredBlock = ABSENT
     delta: Object = ABSENT
     usage: Object = ABSENT
+    context_management: AppliedEdits = ABSENT
+
+
+class OriginalTokens(AnswerModel):
+    original_input_tokens: Count
 
 
 class MessageTokens(AnswerModel):
     input_tokens: Count
+    context_management: OriginalTokens = ABSENT

@@ -113,9 +113,13 @@ class ToolReferenceBlock(ContentBlock):
 
 
 class CompactionBlock(ContentBlock):
-    """A summary of the earlier conversation by another server, or null if compaction failed."""
+    """A summary of the earlier conversation, or null if there is none.
+
+    A block of this gateway has everything that replaces the conversation in `encrypted_content`.
+    """
 
     content: Text | None = None
+    encrypted_content: Text | None = None
 
 
 class SilentBlock(ContentBlock):

@@ -33,6 +33,7 @@ from unisono.api.messages.ids import known_id
 from unisono.api.messages.schema import MessageParam
 from unisono.api.messages.server_tool_blocks import result_text, sealed_in
 from unisono.api.messages.tool_input import to_arguments
+from unisono.api.summary import HEADING
 from unisono.core.conversation import (
     AddedTools,
     AssistantCall,
@@ -86,10 +87,10 @@ class HistoryReader:
         # Calls of server tools in the current message.
         self._served_calls: frozenset[str] = frozenset()
 
-    def add(self, position: int, message: MessageParam) -> None:
-        """Add a message. Raises InvalidRequest, naming the block."""
+    def add(self, position: int, message: MessageParam, begin: int = 0) -> None:
+        """Add a message from its block `begin` on. Raises InvalidRequest, naming the block."""
         at = f"messages.{position}.content"
-        blocks = [(f"{at}.{place}", block) for place, block in enumerate(message.content)]
+        blocks = [(f"{at}.{place}", block) for place, block in enumerate(message.content[begin:], begin)]
         match message.role:
             case "user":
                 self._user(blocks)
@@ -97,6 +98,24 @@ class HistoryReader:
                 self._assistant(blocks)
             case "system":
                 self.history.add(DeveloperMessage(text_of(blocks, self.notes)))
+
+    def add_compacted(self, messages: Sequence[MessageParam], position: int, place: int) -> None:
+        """Add the message with a compaction block at `place`, which replaces everything before it."""
+        message = messages[position]
+        block = message.content[place]
+        assert isinstance(block, CompactionBlock)
+        summary = UserMessage(HEADING + (block.content or ""))
+        sealed = block.encrypted_content
+        opened = self._seals.open(self._tenant, sealed) if sealed and self._seals is not None else None
+        # The block of another server has only the summary. A summary that the client changed wins.
+        items: Sequence[Item] = opened if opened is not None and summary in opened else (summary,)
+        if len(message.content) == 1:
+            # The answer paused after the compaction, and the client may have sent its newest messages again.
+            later = {_user_text(each) for each in messages[position + 1 :] if each.role == "user"}
+            items = [item for item in items if not (isinstance(item, UserMessage) and item.text in later)]
+        self.history.add(*items)
+        if message.content[place + 1 :]:
+            self.add(position, message, place + 1)
 
     def items(self) -> tuple[Item, ...]:
         items = tuple(self.history)
@@ -228,11 +247,28 @@ class HistoryReader:
         return items
 
 
+def last_compaction(messages: Sequence[MessageParam]) -> tuple[int, int] | None:
+    """Return the position of the newest compaction block, and its place in that message."""
+    return next(
+        (
+            (position, place)
+            for position in reversed(range(len(messages)))
+            for place in reversed(range(len(messages[position].content)))
+            if isinstance(block := messages[position].content[place], CompactionBlock) and block.content
+        ),
+        None,
+    )
+
+
 def _not_ours(param: str) -> InvalidRequest:
     return InvalidRequest(
         f"'{param}' does not match this block, or is not from this gateway. Return thinking unchanged, or omit it.",
         param=param,
     )
+
+
+def _user_text(message: MessageParam) -> str:
+    return text_of([("", block) for block in message.content if isinstance(block, TextBlock)], [])
 
 
 def _has_citations(blocks: Iterable[tuple[str, ContentBlock]]) -> bool:

@@ -6,11 +6,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import Enum
 
+from unisono.api.compacting import CompactionPlan, Window, threshold_of, unknown_window
 from unisono.api.content_parts import join
 from unisono.api.field_types import smallest
 from unisono.api.gateway_tools import NOTHING_TO_RUN, RunnableTools, server_tools_of
-from unisono.api.messages.content_blocks import RedactedBlock, ServerResultBlock, ThinkingBlock
-from unisono.api.messages.history import BETWEEN, HistoryReader, SealedBlocks, text_of
+from unisono.api.messages.content_blocks import CompactionBlock, RedactedBlock, ServerResultBlock, ThinkingBlock
+from unisono.api.messages.history import BETWEEN, HistoryReader, SealedBlocks, last_compaction, text_of
 from unisono.api.messages.schema import MessagesInput
 from unisono.api.messages.server_tool_blocks import sealed_in
 from unisono.api.messages.server_tool_setup import (
@@ -30,10 +31,10 @@ from unisono.api.sampling import to_sampling
 from unisono.api.tool_choice import ChoiceMode, ToolChoice
 from unisono.api.tools import Toolbox, to_toolbox
 from unisono.core.access import Caller
-from unisono.core.conversation import AnswerForm, Conversation, Effort, FunctionTool, Preamble
+from unisono.core.conversation import AnswerForm, Conversation, Effort, FunctionTool, Item, Preamble
 from unisono.core.tools import ToolServer
 from unisono.engine.request import AnswerOptions, Choice, GenerationRequest, PromptOptions, RequestOrigin
-from unisono.errors import ThreadsUnsupported
+from unisono.errors import InvalidRequest, ThreadsUnsupported
 
 SURFACE = "messages"
 # Prefix of a system prompt block that is not an instruction. It differs in every request of Claude Code, and would
@@ -57,7 +58,7 @@ class MessagesModel:
     """Model data for the Messages API: its group, the form of its answers, and its tools.
 
     `trained` holds the servers for the tools that gpt-oss was trained on. An answer pauses after `pause_after`
-    rounds of calls; None means never.
+    rounds of calls; None means never. `window` looks up the context window.
     """
 
     group: str
@@ -67,6 +68,7 @@ class MessagesModel:
     trained: Mapping[str, ToolServer] = field(default_factory=dict)
     rules: ModelRules = NO_RULES
     pause_after: int | None = None
+    window: Window = unknown_window
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,6 +84,7 @@ class MessagesGeneration:
     server_tool_names: frozenset[str]
     session: str
     notes: tuple[str, ...]
+    compaction: CompactionPlan | None = None
 
 
 def needs_seals(request: MessagesInput) -> bool:
@@ -90,7 +93,9 @@ def needs_seals(request: MessagesInput) -> bool:
         return True
     if any(builtin_for(tool.type) for tool in request.tools or ()):
         return True
-    sealed = (ThinkingBlock, RedactedBlock, ServerResultBlock)
+    if request.compaction is not None or request.compact_edit is not None:
+        return True
+    sealed = (ThinkingBlock, RedactedBlock, ServerResultBlock, CompactionBlock)
     return any(isinstance(block, sealed) for message in request.messages for block in message.content)
 
 
@@ -104,8 +109,7 @@ def to_generation_request(
     seals: SealedBlocks | None = None,
 ) -> MessagesGeneration:
     """Convert a request; `today` is YYYY-MM-DD. Raises InvalidRequest if it cannot be met."""
-    if request.thread:
-        raise ThreadsUnsupported("'thread' is not supported: send all messages of the conversation.", param="thread")
+    _check(request)
     tools = request.tools or []
     requested = requested_choice(request.tool_choice, tools)
     forbidden = requested is not None and requested.mode is ChoiceMode.NONE
@@ -145,6 +149,13 @@ def to_generation_request(
     )
 
 
+def _check(request: MessagesInput) -> None:
+    if request.thread:
+        raise ThreadsUnsupported("'thread' is not supported: send all messages of the conversation.", param="thread")
+    if request.compaction is not None and request.context_management is not None:
+        raise InvalidRequest("'compaction' and 'context_management' cannot be combined; omit one.", param="compaction")
+
+
 def deferred_tools(request: MessagesInput, tools: Sequence[FunctionTool]) -> dict[str, FunctionTool]:
     """Return the deferred tools by name. The model sees them after a `tool_reference`."""
     declared_tools = request.tools or ()
@@ -176,11 +187,34 @@ def to_conversation(
         at = f"messages.{position}.content"
         blocks = [(f"{at}.{place}", block) for place, block in enumerate(message.content)]
         instructions.append(text_of(blocks, reading.notes))
+    compacted = last_compaction(messages)
     for position, message in enumerate(messages[leading:], leading):
-        reading.add(position, message)
-    prefill = reading.history.pop_prefill() if messages[-1].role == "assistant" else None
+        if compacted is None or position > compacted[0]:
+            reading.add(position, message)
+        elif position == compacted[0]:
+            reading.add_compacted(messages, *compacted)
+    # A summary is wanted of a finished answer too.
+    has_prefill = messages[-1].role == "assistant" and request.compaction is None
+    prefill = reading.history.pop_prefill() if has_prefill else None
     preamble = replace(preamble, instructions=join(instructions, BETWEEN, param="system"))
     return Conversation(preamble, reading.items(), prefill), reading.notes
+
+
+def to_compaction_plan(request: MessagesInput, conversation: Conversation, window: Window) -> CompactionPlan | None:
+    """Return the compaction that the request wants, now or from a threshold on."""
+
+    def rebuilt(items: Sequence[Item]) -> Conversation:
+        return replace(conversation, items=tuple(items), reasoning_from=0)
+
+    if request.compaction is not None:
+        instructions = request.compaction.instructions or ""
+        return CompactionPlan(conversation.items, rebuilt, ends_answer=True, instructions=instructions.strip())
+    edit = request.compact_edit
+    if edit is None:
+        return None
+    threshold = threshold_of(edit.trigger.value if edit.trigger else None, window)
+    pauses = bool(edit.pause_after_compaction)
+    return CompactionPlan(conversation.items, rebuilt, threshold, pauses, (edit.instructions or "").strip())
 
 
 def _runnable(
@@ -263,5 +297,7 @@ def _notes_on_fields(request: MessagesInput) -> Iterator[str]:
         ("tool_choice.", request.tool_choice and request.tool_choice.model_extra),
         ("unisono.", request.unisono and request.unisono.model_extra),
     )
-    for prefix, fields in nested:
+    edits = request.context_management.edits if request.context_management else ()
+    every = (*nested, *((f"context_management.edits.{at}.", edit.model_extra) for at, edit in enumerate(edits)))
+    for prefix, fields in every:
         yield from without_effect(prefix, fields or {})

@@ -30,6 +30,7 @@ from unisono.core.conversation import AssistantCall, AssistantReasoning, ToolRes
 from unisono.core.conversation import Item as Said
 from unisono.core.events import (
     Closed,
+    Compacted,
     Delta,
     Event,
     Finished,
@@ -81,7 +82,10 @@ class MessageFrame:
     notes: tuple[str, ...] = ()
     max_tokens: int | None = None
     hold_calls: bool = True
+    # Edits of the context that were applied; None if the request wanted none.
+    applied_edits: Sequence[dict[str, Any]] | None = None
     sign: Callable[[str], str] = _nothing
+    seal_history: Callable[[Sequence[Said]], str] = _nothing
     seal: Callable[[Sequence[Said], str], str] = _nothing
 
     def message(self, content: Sequence[Any], usage: dict[str, Any]) -> dict[str, Any]:
@@ -95,6 +99,16 @@ class MessageFrame:
             "stop_sequence": None,
             "usage": usage,
         }
+
+    def end(self, report: GenerationReport) -> dict[str, Any]:
+        """Return the fields that follow the usage: applied edits, and the `unisono` object."""
+        edits = {} if self.applied_edits is None else {"context_management": {"applied_edits": [*self.applied_edits]}}
+        return {**edits, "unisono": to_about([report], self.notes)}
+
+    def compaction(self, compacted: Compacted) -> dict[str, Any]:
+        """Return the block of a compaction, without content if the model wrote no summary."""
+        sealed = self.seal_history(compacted.items) if compacted.summary else None
+        return {"type": "compaction", "content": compacted.summary or None, "encrypted_content": sealed}
 
     def is_emitted(self, item: HostedCall) -> bool:
         return builtin_of(item.server) in self.server_tool_names and bool(name_of(item))
@@ -121,7 +135,9 @@ class MessageFrame:
 def to_message(result: CollectedAnswer, report: GenerationReport, frame: MessageFrame) -> dict[str, Any]:
     """Return the whole answer."""
     content: list[dict[str, Any]] = []
-    blocks = ShownBlocks()
+    blocks = ShownBlocks(compacted=result.compacted)
+    if result.compacted is not None:
+        content.append(frame.compaction(result.compacted))
     ran = {each.item.call_id: each for each in result.ran}
     for closed in result.items:
         item = closed.item
@@ -150,7 +166,7 @@ def to_message(result: CollectedAnswer, report: GenerationReport, frame: Message
                 assert_never(item)
     message = frame.message(content, to_usage(result.finished.usage, blocks))
     ending = stop_fields(result.finished, blocks, report, frame.max_tokens)
-    return message | ending | {"unisono": to_about([report], frame.notes)}
+    return message | ending | frame.end(report)
 
 
 def _call(item: ToolCall, arguments: Any) -> dict[str, Any]:
@@ -260,7 +276,7 @@ class MessageEvents:
         self._index += 1
         return stop
 
-    def _entry(self, entry: Opened | Closed | Ran | Listed | Repaired | Finished | Passed) -> bytes:
+    def _entry(self, entry: Opened | Closed | Ran | Listed | Repaired | Compacted | Finished | Passed) -> bytes:
         match entry:
             case Opened():
                 if self._frame.hold_calls or not isinstance(entry.item, ToolCall):
@@ -272,6 +288,8 @@ class MessageEvents:
             case Ran():
                 closed = self._server_calls.pop(entry.item.call_id, None)
                 return b"" if closed is None else self._whole_block(self._frame.result(closed, entry))
+            case Compacted():
+                return self._compacted(entry)
             case Finished():
                 return self._finish(entry)
             case Repaired() | Listed() | Passed():
@@ -340,13 +358,20 @@ class MessageEvents:
         """Return a block without deltas."""
         return self._start(block, _TEXT) + self._stop()
 
+    def _compacted(self, compacted: Compacted) -> bytes:
+        self._blocks.compacted = compacted
+        block = self._frame.compaction(compacted)
+        start = self._start({**block, "content": None, "encrypted_content": None}, b"")
+        delta = {"type": "content_block_delta", "index": self._index, "delta": {**block, "type": "compaction_delta"}}
+        return start + named_event(b"content_block_delta", orjson.dumps(delta)) + self._stop()
+
     def _finish(self, finished: Finished) -> bytes:
         ending = stop_fields(finished, self._blocks, self._report, self._frame.max_tokens)
         last = {
             "type": "message_delta",
             "delta": ending,
             "usage": to_usage(finished.usage, self._blocks),
-            "unisono": to_about([self._report], self._frame.notes),
+            **self._frame.end(self._report),
         }
         return named_event(b"message_delta", orjson.dumps(last)) + named_event(
             b"message_stop", b'{"type":"message_stop"}'

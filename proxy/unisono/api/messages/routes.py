@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import Any, Final, Protocol, TypeVar
 
@@ -11,16 +11,25 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from unisono.api.body import off_loop, read_json
+from unisono.api.compacting import start_answer
 from unisono.api.image_descriptions import ImageDescriber
 from unisono.api.media import MediaSource, media_context
 from unisono.api.messages.answers import Message, MessageEvent, MessageTokens
+from unisono.api.messages.context_editing import EditedRequest, edited
 from unisono.api.messages.error_bodies import ANTHROPIC
 from unisono.api.messages.history import SealedBlocks
-from unisono.api.messages.inbound import MessagesGeneration, MessagesModel, needs_seals, to_generation_request
+from unisono.api.messages.inbound import (
+    MessagesGeneration,
+    MessagesModel,
+    needs_seals,
+    to_compaction_plan,
+    to_generation_request,
+)
 from unisono.api.messages.outbound import MessageEvents, MessageFrame, to_message
 from unisono.api.messages.schema import MessagesInput, MessagesRequest
 from unisono.api.route_table import ANSWER_HEADERS, MODEL_CALL_ERRORS, RouteTable, dependency
 from unisono.api.sse import CLIENT_CLOSED_REQUEST, KEEP_ALIVE_S, ClientGone, EventStream, until_disconnect
+from unisono.api.summary import sealed_items
 from unisono.api.unisono_object import backend_header, recoveries_header
 from unisono.api.whole import to_whole
 from unisono.core.access import Caller
@@ -68,10 +77,14 @@ class MessagesDeps:
 
 @dataclass(frozen=True, slots=True)
 class PreparedMessage:
-    """Request that is ready for generation."""
+    """Request that is ready for generation.
+
+    `edits` is the result of its `context_management`, None without one.
+    """
 
     generation: MessagesGeneration
     frame: MessageFrame
+    edits: EditedRequest | None = None
 
 
 @MESSAGES.add(
@@ -88,7 +101,8 @@ async def create_message(request: Request) -> Response:
     """Create a message in Anthropic's format, complete or as a stream of events."""
     deps = dependency(request, MessagesDeps)
     prepared = await understood(deps, request, MessagesRequest)
-    stream = deps.service.start(prepared.generation.request)
+    generation = prepared.generation
+    stream = start_answer(deps.service, generation.request, generation.compaction)
     report = stream.report
     request.state.reports = [report]
     if prepared.generation.stream:
@@ -117,18 +131,24 @@ async def count_message_tokens(request: Request) -> Response:
     deps = dependency(request, MessagesDeps)
     prepared = await understood(deps, request, MessagesInput)
     try:
-        tokens = await until_disconnect(request.receive, _counted(deps.service, prepared.generation))
+        tokens = await until_disconnect(request.receive, _counted(deps.service, prepared))
     except ClientGone:
         return Response(status_code=CLIENT_CLOSED_REQUEST)
-    return to_whole({"input_tokens": tokens})
+    return to_whole(tokens)
 
 
-async def _counted(service: GenerationService, generation: MessagesGeneration) -> int:
-    return await service.count(generation.request)
+async def _counted(service: GenerationService, prepared: PreparedMessage) -> dict[str, Any]:
+    edits = prepared.edits
+    known = None if edits is None else edits.tokens
+    tokens = await service.count(prepared.generation.request) if known is None else known
+    if edits is None:
+        return {"input_tokens": tokens}
+    original = tokens if edits.original_tokens is None else edits.original_tokens
+    return {"input_tokens": tokens, "context_management": {"original_input_tokens": original}}
 
 
 async def understood(deps: MessagesDeps, request: Request, kind: type[Kind]) -> PreparedMessage:
-    """Validate and convert a request. Raises the error that refuses it."""
+    """Validate and convert a request, and edit its context. Raises the error that refuses it."""
     body = await read_json(request)
     size = len(await request.body())
     caller: Caller = request.state.caller
@@ -152,12 +172,31 @@ async def understood(deps: MessagesDeps, request: Request, kind: type[Kind]) -> 
         )
 
     generation = await off_loop(turned, size)
+    edits = None
+    if parsed.context_management is not None:
+        edits = await edited(deps.service, generation.request, parsed.context_management.edits)
+        generation = replace(generation, request=edits.request)
+    plan = to_compaction_plan(parsed, generation.request.conversation, model.window)
+    generation = replace(generation, compaction=plan)
+    frame = _frame(deps, request, parsed, generation, edits, seals)
+    return PreparedMessage(generation, frame, edits)
+
+
+def _frame(
+    deps: MessagesDeps,
+    request: Request,
+    parsed: MessagesInput,
+    generation: MessagesGeneration,
+    edits: EditedRequest | None,
+    seals: Sealing | None,
+) -> MessageFrame:
+    tenant: str = request.state.caller.tenant
     more: dict[str, Any] = {}
     if seals is not None:
-        tenant = caller.tenant
         more["sign"] = lambda text: seals.sign(tenant, text)
+        more["seal_history"] = lambda items: sealed_items(items, seals, tenant)
         more["seal"] = lambda items, talk: seals.seal(tenant, items, talk)
-    frame = MessageFrame(
+    return MessageFrame(
         id=f"msg_{deps.new_id()}",
         model=parsed.model,
         request_id=request.state.request_id,
@@ -167,9 +206,9 @@ async def understood(deps: MessagesDeps, request: Request, kind: type[Kind]) -> 
         notes=generation.notes,
         max_tokens=parsed.max_tokens,
         hold_calls=generation.request.answer.hold_calls,
+        applied_edits=None if edits is None else edits.applied,
         **more,
     )
-    return PreparedMessage(generation, frame)
 
 
 async def collected(stream: GenerationStream) -> CollectedAnswer:

@@ -27,6 +27,7 @@ from unisono.api.field_types import (
 from unisono.api.gateway_tools import GatewayOptions
 from unisono.api.media import MediaHistory
 from unisono.api.messages.content_blocks import Content, TextBlock
+from unisono.api.messages.context_edits import CompactEdit, CompactionOptions, ContextEdits
 from unisono.api.sampling import SamplingFields
 
 MAX_STOPS = 16
@@ -117,9 +118,16 @@ class MessagesInput(SamplingFields, MediaHistory):
     ) = None
     stream: bool | None = None
     metadata: Metadata | None = None
+    context_management: ContextEdits | None = None
+    compaction: CompactionOptions | None = None
     cache_control: Any = None
     thread: Any = None
     unisono: GatewayOptions | None = None
+
+    @property
+    def compact_edit(self) -> CompactEdit | None:
+        edits = self.context_management.edits if self.context_management is not None else ()
+        return next((edit for edit in edits if isinstance(edit, CompactEdit)), None)
 
 
 class MessagesRequest(MessagesInput):

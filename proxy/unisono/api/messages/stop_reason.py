@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from unisono.api.messages.server_tool_blocks import FETCH, SEARCH
-from unisono.core.events import Finished
+from unisono.core.events import Compacted, Finished
 from unisono.core.generation import FinishReason, Usage
 from unisono.core.recovery_rules import REPETITION
 from unisono.engine.interventions.requirements import UNMET_FORM
@@ -18,24 +18,33 @@ class ShownBlocks:
     """Record of the emitted blocks.
 
     `calls` is the number of emitted client calls, and `cut` is true if one of them was truncated. `server_calls` names
-    the server tool calls. `refused` is true if a text violated its required format.
+    the server tool calls. `refused` is true if a text violated its required format. `compacted` is the compaction
+    before the answer.
     """
 
     calls: int = 0
     cut: bool = False
     server_calls: list[str] = field(default_factory=list)
     refused: bool = False
+    compacted: Compacted | None = None
 
 
-def to_usage(usage: Usage, blocks: ShownBlocks) -> dict[str, Any]:
-    """Return the usage. Here `input_tokens` excludes cached tokens."""
-    fields: dict[str, Any] = {
+def _tokens(usage: Usage) -> dict[str, Any]:
+    # Here `input_tokens` excludes cached tokens.
+    return {
         "input_tokens": max(0, usage.prompt_tokens - usage.cached_tokens),
         "cache_creation_input_tokens": 0,
         "cache_read_input_tokens": usage.cached_tokens,
         "output_tokens": usage.completion_tokens,
-        "output_tokens_details": {"thinking_tokens": usage.reasoning_tokens},
     }
+
+
+def to_usage(usage: Usage, blocks: ShownBlocks) -> dict[str, Any]:
+    """Return the usage of the answer; that of a compaction is in `iterations` only."""
+    fields = {**_tokens(usage), "output_tokens_details": {"thinking_tokens": usage.reasoning_tokens}}
+    if (compacted := blocks.compacted) is not None:
+        answer = [] if compacted.ends_answer else [{"type": "message", **_tokens(usage)}]
+        fields["iterations"] = [{"type": "compaction", **_tokens(compacted.usage)}, *answer]
     if blocks.server_calls:
         fields["server_tool_use"] = {
             "web_search_requests": blocks.server_calls.count(SEARCH),
@@ -58,6 +67,8 @@ def stop_fields(
 
 
 def _reason(finished: Finished, blocks: ShownBlocks, report: GenerationReport, max_tokens: int | None) -> str:
+    if blocks.compacted is not None and blocks.compacted.ends_answer:
+        return "compaction"
     # In order of precedence. The client can run complete calls independent of what ended the answer afterwards.
     if blocks.calls and not blocks.cut:
         return "tool_use"

@@ -18,7 +18,7 @@ from unisono.api.responses.outbound.dialects import Dialect
 from unisono.api.responses.outbound.response import to_usage
 from unisono.api.responses.prepared_request import Sender, assembled, validate_body
 from unisono.api.responses.prior_state import recall
-from unisono.api.responses.summary import replacement_of, sealed_items, summary_of, summary_request
+from unisono.api.summary import replacement_of, sealed_items, summary_of, summary_request
 from unisono.api.tools import Toolbox
 from unisono.api.unisono_object import to_about
 from unisono.core.conversation import (
@@ -36,7 +36,7 @@ EFFECTIVE_FIELDS = frozenset(
 
 
 @dataclass(frozen=True, slots=True)
-class Compacted:
+class CompactedConversation:
     """Result of a compaction.
 
     `preserved` holds user messages; `sealed` holds everything else.
@@ -51,7 +51,7 @@ class Compacted:
     notes: tuple[str, ...]
 
 
-async def compacted(deps: ResponsesDeps, sender: Sender, body: Mapping[str, Any], size: int) -> Compacted:
+async def compacted(deps: ResponsesDeps, sender: Sender, body: Mapping[str, Any], size: int) -> CompactedConversation:
     """Compact the conversation in `body`, of `size` bytes.
 
     Raises the errors that would refuse a response, and StoreTooLarge for a conversation that can be neither
@@ -80,7 +80,7 @@ async def compacted(deps: ResponsesDeps, sender: Sender, body: Mapping[str, Any]
     sealed = sealed_items((*replacement.kept, *replacement.summary), seals, sender.tenant)
     ignored = without_effect("", {name: value for name, value in body.items() if name not in EFFECTIVE_FIELDS})
     notes = (*prepared.generation.notes, *ignored)[:MAX_NOTES]
-    return Compacted(response_id, created_at, replacement.newest, sealed, result, stream.report, notes)
+    return CompactedConversation(response_id, created_at, replacement.newest, sealed, result, stream.report, notes)
 
 
 def _reasoning(reasoning: Any) -> Any:
@@ -93,7 +93,7 @@ def _reasoning(reasoning: Any) -> Any:
     return reasoning
 
 
-def to_compaction(done: Compacted, dialect: Dialect, new_id: NewId) -> Wire:
+def to_compaction(done: CompactedConversation, dialect: Dialect, new_id: NewId) -> Wire:
     """Return the body of the answer to `POST /responses/compact`."""
     return {
         "id": done.id,
@@ -105,7 +105,7 @@ def to_compaction(done: Compacted, dialect: Dialect, new_id: NewId) -> Wire:
     }
 
 
-def _output(done: Compacted, new_id: NewId) -> Iterator[Wire]:
+def _output(done: CompactedConversation, new_id: NewId) -> Iterator[Wire]:
     for message in done.preserved:
         yield to_wire(message, new_id("msg_"), Toolbox())
     yield {"id": new_id("cmp_"), "type": "compaction", "encrypted_content": done.sealed}

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from unisono.api.compacting import Window, unknown_window
 from unisono.api.image_descriptions import ImageDescriber
 from unisono.api.model_rules import NO_RULES, ModelRules
 from unisono.api.passthrough_routes import FindWay
 from unisono.api.responses.items import NewId
 from unisono.api.responses.server_tools.servers import ServerRules
+from unisono.api.summary import ItemSealing
 from unisono.core.access import Caller
-from unisono.core.conversation import Item, Tokens
+from unisono.core.conversation import Tokens
 from unisono.core.state_store import Retention, Store
 from unisono.engine.request import GenerationService
 
@@ -22,7 +24,7 @@ class ResponsesModel:
     """Model data for the Responses API.
 
     Holds the group that serves the model and the form of its answers. `tool_servers` names the operator's tool
-    servers that it may use; None means all.
+    servers that it may use; None means all. `window` looks up its context window.
     """
 
     group: str
@@ -30,16 +32,7 @@ class ResponsesModel:
     stream_tool_arguments: bool = False
     tool_servers: frozenset[str] | None = None
     rules: ModelRules = NO_RULES
-
-
-class ItemSealing(Protocol):
-    """Encryption of items that only this gateway can decrypt."""
-
-    def seal(self, tenant: str, items: Sequence[Item]) -> str: ...
-
-    def open(self, tenant: str, text: str) -> tuple[Item, ...] | None:
-        """Return the items, or None for a text that is foreign, damaged, or another tenant's."""
-        ...
+    window: Window = unknown_window
 
 
 async def unlimited(tenant: str, key: str) -> Caller:

@@ -25,7 +25,7 @@ async def answer_whole(deps: ResponsesDeps, prepared: PreparedRequest) -> tuple[
     Raises the errors of the generation, and the StoreError family if the response cannot be stored. If tools have
     run by then, a failed response is returned instead.
     """
-    stream = deps.service.start(prepared.generation.request)
+    stream = prepared.start(deps.service)
     events = events_type(prepared.frame)(
         prepared.frame, stream.report, new_id=prepared.item_ids, clock=deps.clock, should_emit=False
     )

@@ -11,6 +11,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from unisono.api.builtin_tools import builtin_for, builtin_notes
+from unisono.api.compacting import CompactionPlan, Window, threshold_of, unknown_window
 from unisono.api.content_parts import join
 from unisono.api.field_types import MAX_MESSAGES, OpenModel, smallest
 from unisono.api.model_rules import NO_RULES, ModelRules
@@ -26,7 +27,6 @@ from unisono.api.responses.server_tools.approval_history import CLIENTS_ID, Serv
 from unisono.api.responses.server_tools.mcp_spec import McpSpec
 from unisono.api.responses.server_tools.server_tool_choice import on_offer
 from unisono.api.responses.server_tools.servers import notes_on
-from unisono.api.responses.summary import summary_request
 from unisono.api.sampling import to_sampling
 from unisono.api.tool_choice import to_choice
 from unisono.api.tools import SearchSpec, Toolbox, to_toolbox
@@ -55,6 +55,7 @@ class ResponsesGeneration:
     input: tuple[StoredItem, ...]
     toolbox: Toolbox
     notes: tuple[str, ...]
+    compaction: CompactionPlan | None = None
 
 
 def check(request: ResponsesRequest, *, answered: bool = True) -> None:
@@ -104,6 +105,7 @@ def to_generation_request(
     sticky: str = "",
     servers: tuple[ToolServer, ...] = (),
     rules: ModelRules = NO_RULES,
+    window: Window = unknown_window,
 ) -> ResponsesGeneration:
     """Convert a request to a generation request and stored items; `today` is YYYY-MM-DD.
 
@@ -112,13 +114,11 @@ def to_generation_request(
     toolbox = to_tools(request, servers)
     reading = _conversion(known, toolbox)
     entries = to_entries(request.input, reading, new_id)
-    earlier, new = parted(entries, known.hosted)
-    now = known.now + new
-    hosting = to_server_tools(request, earlier, now, servers)
-    history = settled(tuple(reading.history), earlier, now)
+    hosting, history = _with_approvals(request, reading, entries, servers)
+    preamble = to_preamble(request, toolbox, today, reading.configuration)
     generation = GenerationRequest(
         model=model,
-        conversation=to_conversation(history, to_preamble(request, toolbox, today, reading.configuration)),
+        conversation=to_conversation(history, preamble),
         server_tools=hosting,
         answer=AnswerOptions(
             sampling=to_sampling(request),
@@ -135,7 +135,34 @@ def to_generation_request(
     )
     toolbox = toolbox.with_added(history)
     required = with_output_requirements(generation, request, toolbox, servers, rules, reading.configuration)
-    return ResponsesGeneration(required, entries, toolbox, notes_of(request, toolbox, reading))
+    compaction = to_compaction_plan(request, history, preamble, window)
+    return ResponsesGeneration(required, entries, toolbox, notes_of(request, toolbox, reading), compaction)
+
+
+def _with_approvals(
+    request: ResponsesRequest,
+    reading: InputConversion,
+    entries: Sequence[StoredItem],
+    servers: tuple[ToolServer, ...],
+) -> tuple[ServerTools | None, tuple[Item, ...]]:
+    """Return the server tools, and the history with a result after every decided call."""
+    earlier, new = parted(entries, reading.known.hosted)
+    now = reading.known.now + new
+    return to_server_tools(request, earlier, now, servers), settled(tuple(reading.history), earlier, now)
+
+
+def to_compaction_plan(
+    request: ResponsesRequest, history: Sequence[Item], preamble: Preamble, window: Window
+) -> CompactionPlan | None:
+    """Return the compaction that the request wants, now or from a threshold on."""
+
+    def rebuilt(items: Sequence[Item]) -> Conversation:
+        return to_conversation(items, preamble)
+
+    if request.is_compaction:
+        return CompactionPlan(history, rebuilt, ends_answer=True)
+    thresholds = [threshold_of(entry.compact_threshold, window) for entry in request.context_management or ()]
+    return CompactionPlan(history, rebuilt, min(thresholds)) if thresholds else None
 
 
 def _conversion(known: KnownState, toolbox: Toolbox) -> InputConversion:
@@ -160,11 +187,10 @@ def with_output_requirements(
 ) -> GenerationRequest:
     """Add the requirements on calls, format and reasoning to the generation request.
 
-    They do not apply to a compaction, which becomes the request for a summary. Raises InvalidRequest for requirements
-    that cannot be met.
+    They do not apply to an answer that is a compaction. Raises InvalidRequest for requirements that cannot be met.
     """
     if request.is_compaction:
-        return summary_request(rules.applied_to(generation_request, request.recoveries))
+        return rules.applied_to(generation_request, request.recoveries)
     # A request with a format but without tools must not lead to a call.
     text_format = configuration.form or request.form
     form = text_format.to_answer_form("text.format") if text_format else None

@@ -43,6 +43,7 @@ from unisono.api.responses.input_items import (
 )
 from unisono.api.responses.items import SPOKEN
 from unisono.api.responses.known_state import UNCHANGED, Configuration, KnownState
+from unisono.api.summary import replaces_history
 from unisono.api.tools import MAX_NAME, TOOL_SEARCH, in_namespace, to_toolbox, wrap_input
 from unisono.core.conversation import (
     AddedTools,
@@ -240,11 +241,6 @@ def _matches(stored: StoredItem, arguments: str, output: str) -> bool:
     return same_json(str(stored.wire.get("arguments")), arguments) and (results == [output] or not output)
 
 
-def _mcp_list(reading: InputConversion, item: InputItem, param: str) -> Sequence[Item]:
-    """Ignore the list: the tools of a server are declared again for every answer."""
-    return ()
-
-
 def _approval_request(reading: InputConversion, input_item: InputItem, param: str) -> Sequence[Item]:
     assert isinstance(input_item, InputApprovalRequest)
     request_id = input_item.id or reading.unnamed(param)
@@ -305,6 +301,9 @@ def _sealed(reading: InputConversion, item: InputItem, param: str) -> Sequence[I
     if opened is None:
         reading.notes.append(f"{param}: no effect, because this gateway cannot decrypt it")
         return ()
+    # A client that still has the model's output before the item has its whole history there.
+    if reading.history.has_output and replaces_history(opened):
+        reading.history.clear()
     # Codex sends its messages and instructions again before the item that contains them.
     known = [item for item in reading.history if isinstance(item, UserMessage | DeveloperMessage | AddedTools)]
     return [item for item in opened if item not in known]
@@ -380,7 +379,8 @@ READERS: Mapping[type[InputItem], Callable[[InputConversion, InputItem, str], Se
     InputCallOutput: _output,
     InputReference: _reference,
     InputMcpCall: _mcp_call,
-    InputMcpList: _mcp_list,
+    # The tools of a server are declared again for every answer.
+    InputMcpList: lambda *_: (),
     InputApprovalRequest: _approval_request,
     InputApprovalResponse: _approval_response,
     InputCodeCall: _code_call,

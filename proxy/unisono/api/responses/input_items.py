@@ -19,6 +19,7 @@ from unisono.api.responses.known_state import CONFIGURATION_UPDATE, Configuratio
 
 # Prefix of item and event types that Open Responses does not define.
 PREFIX = "unisono:"
+COMPACTION_TRIGGER = "compaction_trigger"
 
 
 def _to_parts(value: Any) -> Any:
@@ -260,7 +261,7 @@ KINDS: Mapping[str, type[InputItem]] = {
     "web_search_call": InputSearch,
     "compaction": InputSealed,
     "compaction_summary": InputSealed,
-    "compaction_trigger": InputTrigger,
+    COMPACTION_TRIGGER: InputTrigger,
     CONFIGURATION_UPDATE: InputConfiguration,
     "additional_tools": InputAddedTools,
     "tool_search_call": InputSearchCall,

@@ -14,11 +14,11 @@ from typing import Any
 
 from unisono.api.body import off_loop
 from unisono.api.builtin_tools import browser_results, builtin_for, to_builtin_servers
+from unisono.api.compacting import start_answer
 from unisono.api.field_types import shortened
 from unisono.api.media import MediaSource, media_context
-from unisono.api.responses.deps import ItemSealing, ResponsesDeps, ResponsesModel
+from unisono.api.responses.deps import ResponsesDeps, ResponsesModel
 from unisono.api.responses.inbound import ResponsesGeneration, check, mcp_specs, to_generation_request
-from unisono.api.responses.items import meaning_of
 from unisono.api.responses.known_state import KnownState, nothing_stored
 from unisono.api.responses.lease_keeper import hold_lease
 from unisono.api.responses.outbound.dialects import OPENAI, Dialect
@@ -28,12 +28,13 @@ from unisono.api.responses.prior_state import OUR_ID, PriorState, Recall, no_con
 from unisono.api.responses.schema import ResponsesRequest
 from unisono.api.responses.server_tools.approvals import Approvals, approvals_in
 from unisono.api.responses.server_tools.servers import ServerRules, to_servers
-from unisono.api.responses.summary import CompactionSeal
+from unisono.api.summary import ItemSealing, sealed_items
 from unisono.core.access import Caller
 from unisono.core.conversation import Item
 from unisono.core.ids import DerivedIds
 from unisono.core.state_store import Lease, Status
 from unisono.core.tools import ToolServer
+from unisono.engine.request import GenerationService, GenerationStream
 from unisono.errors import StoreConflict
 
 
@@ -70,6 +71,10 @@ class PreparedRequest:
     approvals: Approvals
     lease: Lease | None = None
     revision: int | None = None
+
+    def start(self, service: GenerationService) -> GenerationStream:
+        """Start the generation, after a compaction of the conversation if it is needed."""
+        return start_answer(service, self.generation.request, self.generation.compaction)
 
     @property
     def item_ids(self) -> DerivedIds:
@@ -207,6 +212,7 @@ async def assembled(
         sticky=sticky,
         servers=servers,
         rules=model.rules,
+        window=model.window,
     )
     generation = await off_loop(parse, size)
     approvals = Approvals(deps, sender.tenant, response_id, approvals_in(request, generation.request.server_tools))
@@ -232,9 +238,6 @@ def _frame(
     today: str,
     seals: ItemSealing | None,
 ) -> ResponseFrame:
-    compaction = None
-    if request.is_compaction and seals is not None:
-        compaction = CompactionSeal((*past.earlier, *meaning_of(generation.input)), seals, sender.tenant)
     return ResponseFrame(
         id=response_id,
         created_at=created_at,
@@ -253,7 +256,7 @@ def _frame(
         include=frozenset(request.include or ()),
         browsed=browser_results(generation.request.conversation.items),
         summary_chars=SUMMARY_CHARS[request.summary],
-        compaction=compaction,
+        seal_history=_history_sealer(seals, sender.tenant) if generation.compaction is not None else None,
     )
 
 
@@ -264,7 +267,7 @@ def _notes_on_summary(request: ResponsesRequest, model: ResponsesModel) -> tuple
 
 def _needs_seals(request: ResponsesRequest) -> bool:
     has_sealed = any(getattr(item, "encrypted_content", None) for item in request.input)
-    return has_sealed or request.seals_reasoning or request.is_compaction
+    return has_sealed or request.seals_reasoning or request.is_compaction or bool(request.context_management)
 
 
 def _known(past: PriorState, seals: ItemSealing | None, tenant: str) -> KnownState:
@@ -285,6 +288,11 @@ def _opener(seals: ItemSealing | None, tenant: str) -> Any:
 def _sealer(seals: ItemSealing | None, tenant: str) -> Any:
     assert seals is not None
     return lambda item: seals.seal(tenant, [item])
+
+
+def _history_sealer(seals: ItemSealing | None, tenant: str) -> Any:
+    assert seals is not None
+    return lambda items: sealed_items(items, seals, tenant)
 
 
 def _sticky(sender: Sender, request: ResponsesRequest, past: PriorState, response_id: str) -> str:

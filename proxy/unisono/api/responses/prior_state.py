@@ -13,6 +13,7 @@ from unisono.api.responses.items import meaning_of
 from unisono.api.responses.known_state import UNCHANGED, Configuration, configuration_in
 from unisono.api.responses.schema import ResponsesRequest
 from unisono.api.responses.server_tools.approval_history import NOTHING_HOSTED, ServerToolHistory, server_tool_history
+from unisono.api.summary import replaces_history
 from unisono.core.conversation import Item
 from unisono.core.matched_texts import PREVIOUS_RESPONSE_NOT_FOUND
 from unisono.core.state_store import Store, StoredItem, StoredResponse
@@ -97,7 +98,7 @@ async def _chain(store: Store, tenant: str, parent_id: str, stored: Mapping[str,
         # A compaction replaces everything before it.
         items = [*([] if is_compacted(response) else [*items, *response.input]), *response.output]
     return PriorState(
-        meaning_of(items),
+        continued((), items),
         stored,
         (*parent.ancestors, parent.id),
         parent.first_day,
@@ -107,8 +108,16 @@ async def _chain(store: Store, tenant: str, parent_id: str, stored: Mapping[str,
 
 
 def is_compacted(response: StoredResponse) -> bool:
-    """Return whether a response is the answer to a compaction trigger."""
+    """Return True if the output of a response replaces the conversation before it."""
     return any(item.wire.get("type") == "compaction" for item in response.output)
+
+
+def continued(earlier: Sequence[Item], items: Sequence[StoredItem]) -> tuple[Item, ...]:
+    """Return the content of `earlier` and `items`, without what a compaction replaces."""
+    for at in reversed(range(len(items))):
+        if items[at].wire.get("type") == "compaction" and replaces_history(items[at].meaning):
+            return meaning_of(items[at:])
+    return (*earlier, *meaning_of(items))
 
 
 async def _conversation_before(store: Store, tenant: str, response: StoredResponse) -> Sequence[StoredItem]:
@@ -132,7 +141,9 @@ async def _conversation(
     if head is None or items is None:
         raise no_conversation(conversation_id)
     hosted, configuration = server_tool_history(items), configuration_in(items)
-    return PriorState(meaning_of(items), stored, (), head.first_day, head.revision, hosted, configuration=configuration)
+    return PriorState(
+        continued((), items), stored, (), head.first_day, head.revision, hosted, configuration=configuration
+    )
 
 
 def no_conversation(conversation_id: str) -> NotFound:

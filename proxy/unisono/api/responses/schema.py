@@ -48,6 +48,9 @@ INCLUDABLE = {
 }
 LOGPROBS = "message.output_text.logprobs"
 
+# OpenAI's minimum of `compact_threshold`, in tokens.
+MIN_COMPACT_THRESHOLD = 1_000
+MAX_ENTRIES = 16
 MAX_METADATA = 16
 MetadataKey = Annotated[Text, Field(max_length=64)]
 Metadata = Annotated[dict[MetadataKey, Annotated[Text, Field(max_length=512)]], Field(max_length=MAX_METADATA)]
@@ -72,6 +75,13 @@ class TextOptions(OpenModel):
 
 class ResponsesStreamOptions(OpenModel):
     include_obfuscation: bool | None = None
+
+
+class CompactionEntry(OpenModel):
+    """Compaction of the conversation when its prompt has that many tokens."""
+
+    type: Literal["compaction"]
+    compact_threshold: Annotated[int, Field(ge=MIN_COMPACT_THRESHOLD)] | None = None
 
 
 class ConversationRef(OpenModel):
@@ -127,6 +137,7 @@ class ResponsesInput(MediaHistory):
     stream_options: ResponsesStreamOptions | None = None
     truncation: Literal["auto", "disabled"] | None = None
     metadata: Metadata | None = None
+    context_management: Annotated[list[CompactionEntry], Field(max_length=MAX_ENTRIES)] | None = None
     prompt_cache_key: Label | None = None
     safety_identifier: Label | None = None
     user: Label | None = None

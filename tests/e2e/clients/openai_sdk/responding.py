@@ -218,7 +218,7 @@ FOLDS: dict[str, Callable[[dict[str, Any], Event], None]] = {
             *("mcp_call.in_progress", "mcp_call.completed", "mcp_call.failed"),
             *("web_search_call.in_progress", "web_search_call.searching", "web_search_call.completed"),
             *("code_interpreter_call.in_progress", "code_interpreter_call.interpreting"),
-            "code_interpreter_call.completed",
+            *("code_interpreter_call.completed", "compaction.compacting"),
         ),
         _step,
     ),

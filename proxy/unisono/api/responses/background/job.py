@@ -15,6 +15,7 @@ from dataclasses import replace
 from enum import Enum, auto
 from typing import Any
 
+from unisono.api.compacting import start_answer
 from unisono.api.error_responses import failure_of
 from unisono.api.responses.background.event_log import PATIENCE_S, GrowingLog
 from unisono.api.responses.background.interrupted_answer import fail_response
@@ -80,13 +81,13 @@ class BackgroundJob:
         self._lease = lease
         self._journal = journal
         self._logged = logged
-        self._engine_run = deps.service.start(
-            replace(
-                prepared.generation.request,
-                resumption=replace(prepared.generation.request.resumption, journal=journal, is_journal_stored=True),
-                answer=replace(prepared.generation.request.answer, whole=False),
-            )
+        request = prepared.generation.request
+        request = replace(
+            request,
+            resumption=replace(request.resumption, journal=journal, is_journal_stored=True),
+            answer=replace(request.answer, whole=False),
         )
+        self._engine_run = start_answer(deps.service, request, prepared.generation.compaction)
         self._events = events_type(prepared.frame)(
             prepared.frame, self._engine_run.report, new_id=prepared.item_ids, clock=deps.clock
         )

@@ -8,10 +8,10 @@ from typing import Any
 
 from unisono.api.body import off_loop
 from unisono.api.responses.deps import ResponsesDeps
-from unisono.api.responses.items import meaning_of
+from unisono.api.responses.input_items import COMPACTION_TRIGGER
 from unisono.api.responses.persistence import retry_while_down, to_stored
 from unisono.api.responses.prepared_request import PreparedRequest, Sender, assembled
-from unisono.api.responses.prior_state import chain_of
+from unisono.api.responses.prior_state import chain_of, continued
 from unisono.api.responses.schema import ResponsesRequest
 from unisono.api.responses.server_tools.approval_history import parted
 from unisono.api.responses.server_tools.secrets import concealed, decrypted, has_secrets, is_concealed
@@ -87,6 +87,9 @@ async def rebuild_request(deps: ResponsesDeps, tenant: str, response: StoredResp
     body = note.get("body") or {}
     if is_concealed(body):
         body = decrypted(body, await retry_while_down(deps.seals), tenant)
+    # The trigger changes what the answer is. All other input is in the prior state.
+    if response.input and response.input[-1].wire.get("type") == COMPACTION_TRIGGER:
+        body = {**body, "input": [{"type": COMPACTION_TRIGGER}]}
     caller = await retry_while_down(lambda: deps.caller_of(tenant, key_of(response)))
     request = await off_loop(lambda: ResponsesRequest.model_validate(body), size)
     past = await retry_while_down(lambda: chain_of(deps.store, tenant, response))
@@ -98,7 +101,7 @@ async def rebuild_request(deps: ResponsesDeps, tenant: str, response: StoredResp
     hosted, now = parted(response.input, past.hosted)
     past = replace(
         past,
-        earlier=(*past.earlier, *meaning_of(response.input)),
+        earlier=continued(past.earlier, response.input),
         hosted=hosted,
         now=now,
     )

@@ -45,6 +45,7 @@ from unisono.api.unisono_object import to_about
 from unisono.core.conversation import AssistantMessage, Item, Phase
 from unisono.core.events import (
     Closed,
+    Compacted,
     Delta,
     Event,
     Finished,
@@ -174,7 +175,7 @@ class ResponseEvents:
 
     # -- events of the engine
 
-    def _entry(self, entry: Opened | Closed | Ran | Listed | Repaired | Finished | Passed) -> None:
+    def _entry(self, entry: Opened | Closed | Ran | Listed | Repaired | Compacted | Finished | Passed) -> None:
         match entry:
             case Opened():
                 self._opened(entry.item)
@@ -186,8 +187,8 @@ class ResponseEvents:
                 self._end(status, finished=entry)
             case Ran() | Listed():
                 self._add_entry(entry)
-            case Repaired() | Passed():
-                pass  # the last event reports repairs; a Harmony answer has no Passed
+            case Repaired() | Compacted() | Passed():
+                pass  # reported by the last event, or written by `CompactionEvents`; a Harmony answer has no Passed
             case _:
                 assert_never(entry)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, assert_never, cast
 
@@ -30,7 +30,6 @@ from unisono.api.responses.outbound.mcp_items import kind_of, to_stored_call, to
 from unisono.api.responses.schema import OUTPUTS, SOURCES, ResponsesRequest
 from unisono.api.responses.server_tools.mcp_spec import McpSpec
 from unisono.api.responses.server_tools.mcp_spec import to_echo as to_mcp_echo
-from unisono.api.responses.summary import CompactionSeal
 from unisono.api.tools import CustomSpec, FunctionSpec, SearchSpec, Toolbox, unwrap_input
 from unisono.core.conversation import Effort, Item
 from unisono.core.events import Closed, Finished, HostedCall, Listing, Reasoning, Text, ToolCall
@@ -58,6 +57,7 @@ FAILURES: Mapping[str, type[UnisonoError]] = {
 
 # Encrypt an item, so that only this gateway can decrypt it.
 Seal = Callable[[Item], str]
+SealHistory = Callable[[Sequence[Item]], str]
 
 # Last events of a stream by status. OpenAI has none for a cancelled response.
 LAST_EVENTS = {
@@ -94,8 +94,8 @@ class ResponseFrame:
     browsed: tuple[str, ...] = ()
     # Maximum characters of the summary of a reasoning item; 0 for no summary.
     summary_chars: int = 0
-    # Conversation that the answer replaces by one compaction item; None for any other answer.
-    compaction: CompactionSeal | None = None
+    # Encrypt the conversation for a compaction item; None if the answer has none.
+    seal_history: SealHistory | None = None
 
     def trained(self) -> BuiltinCalls:
         """Return the renderer of builtin tool calls, in its initial state."""

@@ -158,7 +158,7 @@ class ResponseCreation:
             async with understood(
                 self._deps, self._sender, self._requested, response_id=response_id, size=self._size
             ) as prepared:
-                stream = self._deps.service.start(prepared.generation.request)
+                stream = prepared.start(self._deps.service)
                 async with aclosing(answer_events(self._deps, prepared, stream, too_late=too_late)) as answering:
                     async for batch in answering:
                         report.backend, report.failovers = stream.report.backend, stream.report.failovers

@@ -22,7 +22,7 @@ from unisono.api.sse import CLIENT_CLOSED_REQUEST, ClientGone, until_disconnect
 from unisono.api.whole import to_whole
 
 # Fields that affect a count, which is never stored.
-EFFECTIVE_FIELDS = frozenset(ResponsesRequest.model_fields) - {"store", "background"}
+EFFECTIVE_FIELDS = frozenset(ResponsesRequest.model_fields) - {"store", "background", "context_management"}
 
 
 class CountRequest(ResponsesRequest):

@@ -7,8 +7,8 @@ from typing import Any
 
 import orjson
 
-from unisono.api.responses.deps import ItemSealing
 from unisono.api.responses.server_tools.mcp_spec import MCP
+from unisono.api.summary import ItemSealing
 from unisono.core.conversation import UserMessage
 from unisono.errors import StoreUnreadable
 

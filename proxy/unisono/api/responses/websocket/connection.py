@@ -245,7 +245,7 @@ class Connection:
         return answer_events(
             self._deps,
             prepared_request,
-            self._deps.service.start(prepared_request.generation.request),
+            prepared_request.start(self._deps.service),
             on_complete=on_complete,
         )
 

@@ -15,7 +15,7 @@ from unisono.api.responses.items import meaning_of
 from unisono.api.responses.known_state import configuration_in
 from unisono.api.responses.persistence import JOINS
 from unisono.api.responses.prepared_request import PreparedRequest
-from unisono.api.responses.prior_state import PriorState, is_compacted, recall
+from unisono.api.responses.prior_state import PriorState, continued, is_compacted, recall
 from unisono.api.responses.schema import ResponsesRequest
 from unisono.api.responses.server_tools.approval_history import server_tool_history
 from unisono.api.responses.websocket.frames import Lane
@@ -111,7 +111,7 @@ class Continuation:
             return None
         new = (*prepared.generation.input, *response.output)
         loose = (*(self._found.loose if self._found else ()), *new)
-        earlier = (*self._prior.earlier, *meaning_of(new))
+        earlier = continued(self._prior.earlier, new)
         if is_compacted(response):
             loose, earlier = response.output, meaning_of(response.output)
         past = PriorState(

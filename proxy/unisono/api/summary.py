@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from typing import Protocol
 
-from unisono.api.responses.deps import ItemSealing
 from unisono.core.conversation import (
     AddedTools,
     AssistantCall,
@@ -20,7 +20,7 @@ from unisono.core.conversation import (
     UserMessage,
 )
 from unisono.core.events import Closed, Text
-from unisono.engine.request import ForbiddenTools, GenerationRequest
+from unisono.engine.request import ForbiddenTools, GenerationRequest, RequestKey
 from unisono.errors import StoreTooLarge
 
 # Maximum tokens of a summary and its reasoning.
@@ -39,15 +39,33 @@ INSTRUCTIONS = (
 HEADING = "[Summary of the conversation before this point, as you wrote it]\n\n"
 
 
-def summary_request(request: GenerationRequest) -> GenerationRequest:
+# Introduction of a client's own instructions for the summary. They are often as short as "Focus on the code", with
+# which the model would not write a summary at all.
+FURTHER_INSTRUCTIONS = "\n\nFor this summary I have further instructions, which take precedence:\n"
+
+
+class ItemSealing(Protocol):
+    """Encryption of items that only this gateway can decrypt."""
+
+    def seal(self, tenant: str, items: Sequence[Item]) -> str: ...
+
+    def open(self, tenant: str, text: str) -> tuple[Item, ...] | None:
+        """Return the items, or None for a text that is foreign, damaged, or another tenant's."""
+        ...
+
+
+def summary_request(request: GenerationRequest, further: str = "") -> GenerationRequest:
     """Return the request for a summary of the conversation of `request`.
 
-    A conversation that is already too long is summarized without its oldest messages.
+    A conversation that is already too long is summarized without its oldest messages. `further` are the client's
+    instructions for the summary.
     """
-    items = (*request.conversation.items, UserMessage(INSTRUCTIONS))
+    instructions = INSTRUCTIONS + (FURTHER_INSTRUCTIONS + further if further else "")
+    items = (*request.conversation.items, UserMessage(instructions))
     return replace(
         request,
-        conversation=replace(request.conversation, items=items),
+        conversation=replace(request.conversation, items=items, prefill=None),
+        origin=replace(request.origin, key=RequestKey()),
         # The tools are in the prompt that a backend has cached; none of them is run.
         server_tools=None if request.server_tools is None else replace(request.server_tools, decisions=(), max_calls=0),
         answer=replace(
@@ -83,14 +101,14 @@ class Replacement:
     summary: tuple[UserMessage, ...] = ()
 
 
-def replacement_of(items: Sequence[Item], summary: str) -> Replacement:
+def replacement_of(items: Sequence[Item], summary: str, room: int = MAX_PRESERVED_CHARACTERS) -> Replacement:
     """Return what replaces a conversation with this summary, which may be empty."""
     bare = tuple(_without_tokens(item) for item in items)
     if not summary:
         return Replacement(bare)
     # The model must not rephrase instructions, and tools that were added remain.
     kept = tuple(item for item in bare if isinstance(item, DeveloperMessage | AddedTools))
-    return Replacement(kept, tuple(newest_messages(items)), (UserMessage(HEADING + summary),))
+    return Replacement(kept, tuple(newest_messages(items, room)), (UserMessage(HEADING + summary),))
 
 
 def sealed_items(items: Sequence[Item], seals: ItemSealing, tenant: str) -> str:
@@ -101,28 +119,37 @@ def sealed_items(items: Sequence[Item], seals: ItemSealing, tenant: str) -> str:
     return sealed
 
 
-@dataclass(frozen=True, slots=True)
-class CompactionSeal:
-    """Conversation of a tenant that one compaction item replaces."""
+def compacted_items(items: Sequence[Item], summary: str, room: int = MAX_PRESERVED_CHARACTERS) -> tuple[Item, ...]:
+    """Return the items that replace a conversation with this summary.
 
-    items: Sequence[Item]
-    seals: ItemSealing
-    tenant: str
-
-    def replacement(self, answer: Iterable[Closed]) -> tuple[tuple[Item, ...], str]:
-        """Return the items that replace the conversation, and the same items encrypted.
-
-        `answer` has the finished items of the model's answer. Raises StoreTooLarge.
-        """
-        replacement = replacement_of(self.items, summary_of(answer))
-        items = (*replacement.kept, *replacement.newest, *replacement.summary)
-        return items, sealed_items(items, self.seals, self.tenant)
+    Without a summary, they are the conversation itself. At most `room` characters of messages before it are preserved.
+    """
+    # The model has to answer what the user wrote last, so it stays behind the summary.
+    end = len(items) - len(newest_input(items))
+    replacement = replacement_of(items[:end], summary, room)
+    return (*replacement.kept, *replacement.newest, *replacement.summary, *items[end:])
 
 
-def newest_messages(items: Sequence[Item]) -> list[UserMessage]:
-    """Return the user's newest messages, in order, within the limit `MAX_PRESERVED_CHARACTERS`."""
+def newest_input(items: Sequence[Item]) -> Sequence[Item]:
+    """Return the end of the conversation to which the model has said nothing yet."""
+    start = len(items)
+    while start and isinstance(items[start - 1], UserMessage | DeveloperMessage | AddedTools):
+        start -= 1
+    return items[start:]
+
+
+def replaces_history(items: Iterable[Item]) -> bool:
+    """Return True if a compaction contains the user's messages too, not only their summary."""
+    return any(
+        not isinstance(item, DeveloperMessage | AddedTools)
+        and not (isinstance(item, UserMessage) and item.text.startswith(HEADING))
+        for item in items
+    )
+
+
+def newest_messages(items: Sequence[Item], room: int = MAX_PRESERVED_CHARACTERS) -> list[UserMessage]:
+    """Return the user's newest messages, in order, within `room` characters."""
     preserved: list[UserMessage] = []
-    room = MAX_PRESERVED_CHARACTERS
     for message in reversed(items):
         if not isinstance(message, UserMessage) or message.text.startswith(HEADING):
             continue

@@ -1,0 +1,213 @@
+"""Answer to a conversation that may have to be compacted first: a summary, then the answer."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from contextlib import aclosing
+from dataclasses import asdict, dataclass, fields, replace
+from typing import Any, Final, TypeAlias
+
+from unisono.api.summary import MAX_PRESERVED_CHARACTERS, compacted_items, newest_input, summary_of, summary_request
+from unisono.core.conversation import Conversation, Item, Json
+from unisono.core.events import Compacted, Delta, Event, Finished
+from unisono.core.generation import DEFAULT_CONTEXT, FinishReason, Usage
+from unisono.engine.collect import CollectedAnswer, collect
+from unisono.engine.journal import noted_in
+from unisono.engine.request import (
+    BatchStream,
+    GenerationReport,
+    GenerationRequest,
+    GenerationService,
+    GenerationStream,
+    RequestKey,
+)
+from unisono.errors import StoreUnreadable
+
+# Tokens of a prompt from which it is compacted, if the client does not say. The value is Anthropic's.
+DEFAULT_THRESHOLD_TOKENS: Final = 150_000
+# Share of the context window from which a prompt is compacted in any case. The rest has room for the summary.
+MAX_WINDOW_SHARE: Final = 0.9
+# Preserved characters for each token of the threshold: about half of the prompt, so that it becomes shorter.
+PRESERVED_CHARACTERS_PER_TOKEN: Final = 2
+# Key of a compaction in the journal's note.
+NOTE: Final = "compaction"
+NO_SUMMARY: Final = "context_management: the model wrote no summary, so the conversation was not compacted"
+
+
+@dataclass(frozen=True, slots=True)
+class CompactionPlan:
+    """Compaction of a conversation before its answer.
+
+    `items` is the conversation, and `rebuilt` makes the new one of the items that replace it. It is compacted if its
+    prompt has at least `threshold` tokens; without a threshold, in any case. With `ends_answer`, the compaction is the
+    whole answer. `instructions` are the client's for the summary.
+    """
+
+    items: Sequence[Item]
+    rebuilt: Callable[[Sequence[Item]], Conversation]
+    threshold: int | None = None
+    ends_answer: bool = False
+    instructions: str = ""
+
+    def replacement(self, summary: str) -> tuple[Item, ...]:
+        """Return the items that replace the conversation."""
+        room = MAX_PRESERVED_CHARACTERS
+        if self.threshold is not None:
+            room = min(room, self.threshold * PRESERVED_CHARACTERS_PER_TOKEN)
+        return compacted_items(self.items, summary, room)
+
+    def is_applicable(self, request: GenerationRequest) -> bool:
+        """Return False if there is nothing to summarize, or a call whose approval must not be lost."""
+        if self.threshold is None:
+            return True
+        has_decisions = request.server_tools is not None and bool(request.server_tools.decisions)
+        return not has_decisions and len(newest_input(self.items)) < len(self.items)
+
+
+# Look up the context window of a model in tokens; None if it is unknown.
+Window: TypeAlias = Callable[[], int | None]
+
+
+def unknown_window() -> None:
+    """Default window of a model."""
+
+
+def threshold_of(wanted: int | None, window: Window) -> int:
+    """Return the threshold in tokens from which a prompt is compacted."""
+    # A prompt over the window could not be answered, so a client that wants compaction gets it earlier.
+    largest = max(1, int((window() or DEFAULT_CONTEXT) * MAX_WINDOW_SHARE))
+    return min(wanted or DEFAULT_THRESHOLD_TOKENS, largest)
+
+
+def start_answer(
+    service: GenerationService, request: GenerationRequest, plan: CompactionPlan | None
+) -> GenerationStream:
+    """Start the answer to a request, with the planned compaction before it."""
+    if plan is None or not plan.is_applicable(request):
+        return service.start(request)
+    return CompactingStream(service, request, plan)
+
+
+class CompactingStream(BatchStream):
+    """Stream of an answer, after a summary of its conversation if that is too long.
+
+    The events of an answer after a compaction begin with Compacted. The journal contains the answer, and the summary
+    in its note. A stream without a journal therefore begins again with the summary.
+    """
+
+    def __init__(self, service: GenerationService, request: GenerationRequest, plan: CompactionPlan) -> None:
+        self.report = GenerationReport(recoveries=[*request.origin.recoveries])
+        self._service = service
+        self._request = request
+        self._plan = plan
+        self._stream: GenerationStream | None = None
+        self._is_summary = False
+        self._compacted: Compacted | None = None
+        # Facts of the summary that belong to the report of the answer.
+        self._recoveries: list[str] = []
+        self._failovers = 0
+        self._notes: list[str] = []
+
+    async def admit(self) -> None:
+        await (await self._first_stream()).admit()
+
+    async def aclose(self) -> None:
+        await super().aclose()
+        if self._stream is not None:
+            await self._stream.aclose()
+
+    async def _each(self) -> AsyncGenerator[list[Event]]:
+        stream = await self._first_stream()
+        if self._is_summary:
+            # The first batch is empty, so that the client learns that its answer has begun.
+            async with aclosing(self._summarize(stream)) as batches:
+                async for batch in batches:
+                    yield batch
+            assert self._compacted is not None
+            if self._plan.ends_answer:
+                yield [self._compacted, Finished(FinishReason.STOP, Usage(), paused=True)]
+                return
+            stream = self._stream = self._answer()
+        first: Sequence[Event] = () if self._compacted is None else (self._compacted,)
+        async with aclosing(stream):
+            async for batch in stream:
+                self._publish(stream.report)
+                yield [*first, *batch] if first else batch
+                first = ()
+
+    async def _first_stream(self) -> GenerationStream:
+        """Start the summary if it is needed, or else the answer, unless it was started."""
+        if self._stream is None:
+            if self._request.resumption.journal:
+                self._compacted = self._noted_compaction()
+            self._is_summary = not self._request.resumption.journal and await self._is_due()
+            self._stream = (
+                self._service.start(summary_request(self._request, self._plan.instructions))
+                if self._is_summary
+                else self._answer()
+            )
+        return self._stream
+
+    async def _is_due(self) -> bool:
+        threshold = self._plan.threshold
+        return threshold is None or await self._service.count(self._request) >= threshold
+
+    async def _summarize(self, stream: GenerationStream) -> AsyncGenerator[list[Event]]:
+        """Generate the summary, and yield one empty batch when it has begun."""
+        events: list[Event] = []
+        has_begun = False
+        async with aclosing(stream):
+            async for batch in stream:
+                if not has_begun:
+                    has_begun = True
+                    yield []
+                events += (event for event in batch if not isinstance(event, Delta))
+        self._publish(stream.report, with_journal=False)
+        self._recoveries, self._failovers = [*self.report.recoveries], self.report.failovers
+        self._compacted = self._to_compacted(collect(events))
+
+    def _to_compacted(self, result: CollectedAnswer) -> Compacted:
+        summary = summary_of(result.items)
+        if not summary and not self._plan.ends_answer:
+            self._notes = [NO_SUMMARY]
+        return Compacted(
+            self._plan.replacement(summary), summary, result.finished.usage, ends_answer=self._plan.ends_answer
+        )
+
+    def _answer(self) -> GenerationStream:
+        request, compacted = self._request, self._compacted
+        if compacted is None:
+            return self._service.start(request)
+        if compacted.summary:
+            # The key is that of a prompt, and this is another one.
+            request = replace(
+                request,
+                conversation=self._plan.rebuilt(compacted.items),
+                origin=replace(request.origin, key=RequestKey()),
+            )
+        if request.resumption.is_journal_stored:
+            note: dict[str, Json] = {"summary": compacted.summary, "usage": asdict(compacted.usage)}
+            request = replace(request, resumption=replace(request.resumption, journal_note={NOTE: note}))
+        return self._service.start(request)
+
+    def _noted_compaction(self) -> Compacted | None:
+        """Return the compaction before the journal. Raises StoreUnreadable."""
+        noted: Mapping[str, Any] = noted_in(self._request.resumption.journal) or {}
+        if (note := noted.get(NOTE)) is None:
+            return None
+        try:
+            summary, usage = str(note["summary"]), Usage(**note["usage"])
+        except (KeyError, TypeError) as failure:
+            raise StoreUnreadable("The compaction in what was generated so far cannot be read.") from failure
+        return Compacted(self._plan.replacement(summary), summary, usage)
+
+    def _publish(self, report: GenerationReport, *, with_journal: bool = True) -> None:
+        """Copy the facts of a generation to this stream's report, which the consumer already has."""
+        for field in fields(GenerationReport):
+            if field.name != "journal":
+                setattr(self.report, field.name, getattr(report, field.name))
+        self.report.recoveries = [*self._recoveries, *report.recoveries]
+        self.report.failovers += self._failovers
+        self.report.notes = [*self._notes, *report.notes]
+        if with_journal:
+            self.report.journal += report.journal[len(self.report.journal) :]

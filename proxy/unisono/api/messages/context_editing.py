@@ -1,0 +1,128 @@
+"""Edits of a conversation before its prompt is made: clear old results and reasoning.
+
+An edit that clears too few tokens, or none, changes nothing, so that the prompt still matches the backend's cache.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Final, assert_never
+
+from unisono.api.builtin_tools import BROWSER, PYTHON
+from unisono.api.messages.context_edits import ALL, ClearThinking, ClearToolUses, CompactEdit, Edit
+from unisono.api.messages.server_tool_blocks import CODE, NAMES
+from unisono.core.conversation import (
+    AssistantCall,
+    AssistantReasoning,
+    Conversation,
+    Item,
+    ToolResult,
+    UserMessage,
+)
+from unisono.engine.request import GenerationRequest, GenerationService, RequestKey
+
+# Text in place of a cleared result, for the model.
+CLEARED_RESULT: Final = "[The result of this old tool call was cleared to save space.]"
+CLEARED_ARGUMENTS: Final = "{}"
+# Names that clients know for the server tools, by the model's names.
+CLIENT_NAMES: Final = {f"{BROWSER}.{tool}": name for (_, tool), name in NAMES.items()} | {PYTHON: CODE}
+# Fields of the numbers of cleared entries, by the type of the edit.
+COUNTED: Final = {"clear_tool_uses_20250919": "cleared_tool_uses", "clear_thinking_20251015": "cleared_thinking_turns"}
+
+
+@dataclass(frozen=True, slots=True)
+class EditedRequest:
+    """Request after its edits, with the reports on those that were applied.
+
+    `tokens` is the length of its prompt, and `original_tokens` that without edits; None if they were not counted.
+    """
+
+    request: GenerationRequest
+    applied: tuple[dict[str, Any], ...] = ()
+    original_tokens: int | None = None
+    tokens: int | None = None
+
+
+async def edited(service: GenerationService, request: GenerationRequest, edits: Sequence[Edit]) -> EditedRequest:
+    """Apply the edits in order. Raises the errors of an invalid conversation or invalid tools."""
+    applied: list[dict[str, Any]] = []
+    original = tokens = None
+    for edit in edits:
+        conversation, count = _cleared(request.conversation, edit)
+        if not count or isinstance(edit, CompactEdit):
+            continue
+        if tokens is None:
+            original = tokens = await service.count(request)
+        if tokens <= edit.trigger_tokens:
+            continue
+        changed = replace(request, conversation=conversation, origin=replace(request.origin, key=RequestKey()))
+        left = await service.count(changed)
+        if tokens - left < max(1, edit.least_tokens):
+            continue
+        applied.append({"type": edit.type, COUNTED[edit.type]: count, "cleared_input_tokens": tokens - left})
+        request, tokens = changed, left
+    return EditedRequest(request, tuple(applied), original, tokens)
+
+
+def _cleared(conversation: Conversation, edit: Edit) -> tuple[Conversation, int]:
+    """Return the conversation after an edit, and the number of cleared tool uses or turns."""
+    match edit:
+        case ClearToolUses():
+            return without_tool_uses(conversation, edit)
+        case ClearThinking():
+            return without_thinking(conversation, edit)
+        case CompactEdit():
+            return conversation, 0
+        case _:
+            assert_never(edit)
+
+
+def without_tool_uses(conversation: Conversation, edit: ClearToolUses) -> tuple[Conversation, int]:
+    """Clear the results of all tool uses but the newest ones."""
+    items = list(conversation.items)
+    results = [position for position, item in enumerate(items) if isinstance(item, ToolResult)]
+    if edit.trigger.type == "tool_uses" and len(results) <= edit.trigger.value:
+        return conversation, 0
+    cleared: set[str] = set()
+    count = 0
+    for position in results[: max(0, len(results) - edit.keep.value)]:
+        result = items[position]
+        assert isinstance(result, ToolResult)
+        if not _is_named(result.name, edit.exclude_tools or ()):
+            items[position] = replace(result, output=CLEARED_RESULT)
+            cleared.add(result.call_id)
+            count += 1
+    return replace(conversation, items=tuple(_without_arguments(item, cleared, edit) for item in items)), count
+
+
+def _without_arguments(item: Item, cleared: Collection[str], edit: ClearToolUses) -> Item:
+    wanted = edit.clear_tool_inputs
+    if not isinstance(item, AssistantCall) or item.call_id not in cleared or not wanted:
+        return item
+    if wanted is True or _is_named(item.name, wanted):
+        return replace(item, arguments=CLEARED_ARGUMENTS, tokens=())
+    return item
+
+
+def _is_named(name: str, names: Collection[str]) -> bool:
+    return name in names or CLIENT_NAMES.get(name) in names
+
+
+def without_thinking(conversation: Conversation, edit: ClearThinking) -> tuple[Conversation, int]:
+    """Leave out the reasoning of all turns but the newest ones.
+
+    A turn is everything between two messages of the user, such as a whole loop of tool calls.
+    """
+    if edit.keep.type == ALL:
+        return conversation, 0
+    starts: list[int] = []
+    before_turn = True
+    for position, item in enumerate(conversation.items):
+        if isinstance(item, UserMessage):
+            before_turn = True
+        elif before_turn and isinstance(item, AssistantReasoning | AssistantCall):
+            starts.append(position)
+            before_turn = False
+    old = len(starts) - (edit.keep.value or 1)
+    return (replace(conversation, reasoning_from=starts[old]), old) if old > 0 else (conversation, 0)
