@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from bench import vllm_wire
-from bench.material import Answer
+from bench.prose import Answer
 from bench.vllm_wire import CREATED, MODEL, Template, framed, json_response, template
 from unisono.core.generation import FIRST_SPECIAL, MESSAGE
 
@@ -34,7 +34,7 @@ def _choice(delta: dict[str, str], finish: str | None = None) -> dict[str, objec
 
 
 @dataclass(frozen=True, slots=True)
-class Rendered:
+class RenderedChat:
     """An answer as the chunks of its stream, one entry of `rest` per `tokens_per_chunk` tokens."""
 
     answer: Answer
@@ -48,7 +48,7 @@ class Rendered:
         return vllm_wire.end(totals if counted else b"")
 
 
-def render(answer: Answer, tokens_per_chunk: int) -> Rendered:
+def render(answer: Answer, tokens_per_chunk: int) -> RenderedChat:
     fields = _fields(answer)
     rest = []
     count = len(answer.tokens)
@@ -62,7 +62,7 @@ def render(answer: Answer, tokens_per_chunk: int) -> Rendered:
         if end == count:
             events.append(_event(vllm_wire.ID_MARK, [_choice({}, answer.finish)]))
         rest.append(template(*events))
-    return Rendered(answer, tuple(rest))
+    return RenderedChat(answer, tuple(rest))
 
 
 def _fields(answer: Answer) -> list[str]:

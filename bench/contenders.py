@@ -19,7 +19,7 @@ KEY = "sk-bench-4b1d6f0c9a7e42538d"
 
 
 @dataclass(frozen=True, slots=True)
-class Setting:
+class ContenderSetup:
     """Where a contender works: a folder for its files, the fake backend's port, its own, and those of the run's Redis,
     tool server and second backend, of its metrics and of whoever takes its spans; 0 for contenders that need none."""
 
@@ -44,17 +44,17 @@ class Contender:
     serves, empty for listening; `redis` says that it keeps its state in one."""
 
     wire: str
-    command: Callable[[Setting], list[str]] | None
+    command: Callable[[ContenderSetup], list[str]] | None
     ready: str = ""
     env: Mapping[str, str] = field(default_factory=dict)
-    redis: bool = False
-    tools: bool = False
+    has_redis: bool = False
+    has_tools: bool = False
     """Whether a tool server and a model that calls it are behind it."""
-    paired: bool = False
+    has_backend_pair: bool = False
     """Whether two backends that break off are behind it."""
     team: Team | None = None
     """What of keys and of watching it was told to have on or off; its clients send a key accordingly."""
-    everywhere: bool = False
+    has_all_cpus: bool = False
     """Whether it may use every CPU there is, and shares them with the rest of the run."""
 
 
@@ -80,14 +80,14 @@ mcp_servers:
         if port
     )
     # Backends that break off each of their answers are to get the next one all the same.
-    patient = "router_settings:\n  allowed_fails: 1000000\n"
+    router_settings = "router_settings:\n  allowed_fails: 1000000\n"
     return f"""\
 model_list:
 {models}{price}general_settings:
   master_key: {KEY}
 store:
   url: {store}
-{server if tools else ""}{patient if second else ""}{team}"""
+{server if tools else ""}{router_settings if second else ""}{team}"""
 
 
 def litellm_config(upstream: int) -> str:
@@ -115,32 +115,32 @@ LITELLM_ENV = {
 }
 
 
-def _unisono(setting: Setting, workers: int = 1, team: Team | None = None) -> list[str]:
-    store = f"redis://127.0.0.1:{setting.redis}/0" if setting.redis else "memory://"
-    more = {}
+def _unisono(setup: ContenderSetup, workers: int = 1, team: Team | None = None) -> list[str]:
+    store = f"redis://127.0.0.1:{setup.redis}/0" if setup.redis else "memory://"
+    extra = {}
     if team is not None:
         # What answers cost is measured, and not what becomes of them where Redis has no CPU for a moment.
         store += "\n  deadline_s: 5"
-        more = {"price": PRICE, "team": sections(team, setting.metrics, setting.spans)}
-    setting.config.write_text(gateway_config(setting.upstream, store, setting.tools, setting.second, **more))
-    serve = ["serve", "--config", str(setting.config), "--port", str(setting.port), "--workers", str(workers)]
+        extra = {"price": PRICE, "team": sections(team, setup.metrics, setup.spans)}
+    setup.config.write_text(gateway_config(setup.upstream, store, setup.tools, setup.second, **extra))
+    serve = ["serve", "--config", str(setup.config), "--port", str(setup.port), "--workers", str(workers)]
     return [str(PROGRAM), *serve]
 
 
-def _team(*, redis: bool = True, keyed: bool = False, traced: bool = False) -> Contender:
-    team = Team(keyed, traced)
-    return Contender("chat", partial(_unisono, team=team), ready="/health/readiness", redis=redis, team=team)
+def _team(*, has_redis: bool = True, has_key: bool = False, has_traces: bool = False) -> Contender:
+    team = Team(has_key, has_traces)
+    return Contender("chat", partial(_unisono, team=team), ready="/health/readiness", has_redis=has_redis, team=team)
 
 
-def _litellm(setting: Setting) -> list[str]:
-    config = setting.folder / "litellm.yaml"
-    config.write_text(litellm_config(setting.upstream))
-    serve = ["--config", str(config), "--host", "127.0.0.1", "--port", str(setting.port), "--num_workers", "1"]
+def _litellm(setup: ContenderSetup) -> list[str]:
+    config = setup.folder / "litellm.yaml"
+    config.write_text(litellm_config(setup.upstream))
+    serve = ["--config", str(config), "--host", "127.0.0.1", "--port", str(setup.port), "--num_workers", "1"]
     return [str(litellm_env.program()), *serve, "--telemetry", "False"]
 
 
-def _module(name: str) -> Callable[[Setting], list[str]]:
-    return lambda setting: [sys.executable, "-m", f"bench.{name}", str(setting.port), str(setting.upstream)]
+def _module(name: str) -> Callable[[ContenderSetup], list[str]]:
+    return lambda setup: [sys.executable, "-m", f"bench.{name}", str(setup.port), str(setup.upstream)]
 
 
 CONTENDERS: dict[str, Contender] = {
@@ -149,16 +149,16 @@ CONTENDERS: dict[str, Contender] = {
     "relay": Contender("vllm", _module("relay")),
     "aiohttp": Contender("vllm", _module("aiohttp_relay"), ready="/health"),
     "unisono": Contender("chat", _unisono, ready="/health/readiness"),
-    "unisono+redis": Contender("chat", _unisono, ready="/health/readiness", redis=True),
-    "unisono+tools": Contender("chat", _unisono, ready="/health/readiness", tools=True),
-    "unisono+pair": Contender("chat", _unisono, ready="/health/readiness", paired=True),
-    "unisono+one": Contender("chat", _unisono, ready="/health/readiness", redis=True, everywhere=True),
+    "unisono+redis": Contender("chat", _unisono, ready="/health/readiness", has_redis=True),
+    "unisono+tools": Contender("chat", _unisono, ready="/health/readiness", has_tools=True),
+    "unisono+pair": Contender("chat", _unisono, ready="/health/readiness", has_backend_pair=True),
+    "unisono+one": Contender("chat", _unisono, ready="/health/readiness", has_redis=True, has_all_cpus=True),
     "unisono+two": Contender(
-        "chat", partial(_unisono, workers=2), ready="/health/readiness", redis=True, everywhere=True
+        "chat", partial(_unisono, workers=2), ready="/health/readiness", has_redis=True, has_all_cpus=True
     ),
-    "team+bare": _team(redis=False),
+    "team+bare": _team(has_redis=False),
     "team+store": _team(),
-    "team+keys": _team(keyed=True),
-    "team+all": _team(keyed=True, traced=True),
+    "team+keys": _team(has_key=True),
+    "team+all": _team(has_key=True, has_traces=True),
     "litellm": Contender("chat", _litellm, ready="/health/readiness", env=LITELLM_ENV),
 }

@@ -13,11 +13,11 @@ from typing import cast
 import httptools
 
 
-class Lost(Exception):
+class ConnectionLostError(Exception):
     """The server closed the connection in the middle of an answer."""
 
 
-class Connection(asyncio.Protocol):
+class ClientConnection(asyncio.Protocol):
     """One HTTP/1.1 connection, one request at a time."""
 
     def __init__(self) -> None:
@@ -38,7 +38,7 @@ class Connection(asyncio.Protocol):
         """Send `message` and give `sink` the body bytes of each read. Returns the status after the last. Raises
         Lost."""
         if self._transport is None or self._transport.is_closing():
-            raise Lost("the connection is closed")
+            raise ConnectionLostError("the connection is closed")
         self._parser = httptools.HttpResponseParser(self)
         self._sink, self._complete, self.reusable = sink, False, False
         self._done = asyncio.get_running_loop().create_future()
@@ -52,7 +52,7 @@ class Connection(asyncio.Protocol):
         try:
             parser.feed_data(data)
         except httptools.HttpParserError as error:
-            done.set_exception(Lost(f"not HTTP: {error}"))
+            done.set_exception(ConnectionLostError(f"not HTTP: {error}"))
             return
         if self._bodies:
             self._sink(b"".join(self._bodies))
@@ -70,19 +70,19 @@ class Connection(asyncio.Protocol):
     def connection_lost(self, exc: Exception | None) -> None:
         self.reusable = False
         if self._done is not None and not self._done.done():
-            self._done.set_exception(Lost("the server closed the connection"))
+            self._done.set_exception(ConnectionLostError("the server closed the connection"))
 
     def close(self) -> None:
         if self._transport is not None:
             self._transport.close()
 
 
-async def connect(port: int) -> Connection:
-    _, connection = await asyncio.get_running_loop().create_connection(Connection, "127.0.0.1", port)
+async def connect(port: int) -> ClientConnection:
+    _, connection = await asyncio.get_running_loop().create_connection(ClientConnection, "127.0.0.1", port)
     return connection
 
 
-async def once(port: int, request: bytes, sink: Callable[[bytes], None]) -> int:
+async def request_once(port: int, request: bytes, sink: Callable[[bytes], None]) -> int:
     """One request on a connection of its own; returns the status. Raises Lost, and OSError."""
     connection = await connect(port)
     try:

@@ -11,12 +11,12 @@ import subprocess
 import sys
 from pathlib import Path
 
-from bench.processes import DidNotStart
+from bench.processes import StartError
 
 ROOT = Path(__file__).parents[1]
 PINS = Path(__file__).parent / "litellm.txt"
-PLACE = ROOT / ".envs" / "litellm"
-INSTALLED = PLACE / ".installed"
+ENV_FOLDER = ROOT / ".envs" / "litellm"
+INSTALLED = ENV_FOLDER / ".installed"
 """Holds the pins that are installed, once all of them are."""
 
 
@@ -25,12 +25,12 @@ def program() -> Path:
     pins = f"{sys.version}\n{PINS.read_text()}"
     if not INSTALLED.exists() or INSTALLED.read_text() != pins:
         print("installing LiteLLM's proxy into .envs/litellm", file=sys.stderr)
-        python = str(PLACE / "bin" / "python")
-        _uv("venv", "--clear", "--python", sys.executable, str(PLACE))
+        python = str(ENV_FOLDER / "bin" / "python")
+        _uv("venv", "--clear", "--python", sys.executable, str(ENV_FOLDER))
         # Compiled now: what is compared is a start, not a first start.
         _uv("pip", "sync", "--compile-bytecode", "--python", python, str(PINS))
         INSTALLED.write_text(pins)
-    return PLACE / "bin" / "litellm"
+    return ENV_FOLDER / "bin" / "litellm"
 
 
 def version() -> str:
@@ -40,16 +40,16 @@ def version() -> str:
 
 
 def _uv(*arguments: str) -> None:
-    found = shutil.which("uv") or str(ROOT / ".cache" / "uv" / "bin" / "uv")
+    uv = shutil.which("uv") or str(ROOT / ".cache" / "uv" / "bin" / "uv")
     try:
         subprocess.run(
-            [found, *arguments, "--quiet"],
+            [uv, *arguments, "--quiet"],
             env=os.environ | {"UV_PYTHON_DOWNLOADS": "never"},
             check=True,
             capture_output=True,
             text=True,
         )
     except OSError as error:
-        raise DidNotStart(f"uv is not here ({error}); `make bench` brings it along") from error
+        raise StartError(f"uv is not here ({error}); `make bench` brings it along") from error
     except subprocess.CalledProcessError as error:
-        raise DidNotStart(f"uv {arguments[0]} failed:\n{error.stderr[-2000:]}") from error
+        raise StartError(f"uv {arguments[0]} failed:\n{error.stderr[-2000:]}") from error

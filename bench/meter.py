@@ -12,7 +12,7 @@ LINUX = (PROC / "self" / "stat").exists()
 TICK = os.sysconf("SC_CLK_TCK")
 
 
-def family(pid: int) -> list[int]:
+def process_tree(pid: int) -> list[int]:
     """`pid` and all its living descendants."""
     if LINUX:
         found = [pid]
@@ -23,21 +23,21 @@ def family(pid: int) -> list[int]:
     pairs = [line.split() for line in _ps("-axo", "pid=,ppid=").splitlines()]
     found = [pid]
     for parent in found:
-        found.extend(int(child) for child, of in pairs if int(of) == parent)
+        found.extend(int(child) for child, ppid in pairs if int(ppid) == parent)
     return found
 
 
 def cpu_seconds(pid: int) -> float:
     """User and system time of `pid`, its living descendants and those they have waited for."""
-    return sum(_cpu_of(member) for member in family(pid))
+    return sum(_cpu_of(member) for member in process_tree(pid))
 
 
 def resident_mib(pid: int) -> float:
     """Resident memory of `pid` and its living descendants; pages shared between them count in each."""
     if LINUX:
         page = os.sysconf("SC_PAGE_SIZE")
-        return sum(int((PROC / str(m) / "statm").read_text().split()[1]) * page for m in family(pid)) / 2**20
-    return sum(int(_ps("-o", "rss=", "-p", str(member))) for member in family(pid)) / 1024
+        return sum(int((PROC / str(m) / "statm").read_text().split()[1]) * page for m in process_tree(pid)) / 2**20
+    return sum(int(_ps("-o", "rss=", "-p", str(member))) for member in process_tree(pid)) / 1024
 
 
 def _cpu_of(pid: int) -> float:
@@ -49,9 +49,9 @@ def _cpu_of(pid: int) -> float:
     return seconds_of(_ps("-o", "time=", "-p", str(pid)))
 
 
-def seconds_of(spelled: str) -> float:
+def seconds_of(ps_time: str) -> float:
     """Seconds of ps's `[[dd-]hh:]mm:ss.cc`."""
-    days, _, rest = spelled.strip().rpartition("-")
+    days, _, rest = ps_time.strip().rpartition("-")
     total = 0.0
     for part in rest.split(":"):
         total = total * 60 + float(part)

@@ -36,7 +36,7 @@ def free_port() -> int:
         return int(probe.getsockname()[1])
 
 
-class DidNotStart(Exception):
+class StartError(Exception):
     """A process ended or stayed silent; the message holds the end of its log."""
 
 
@@ -76,16 +76,16 @@ class Process:
     def wait_ready(self, port: int, path: str, limit_s: float = 120.0) -> float:
         """Wait until `GET path` answers 200 (an empty path: until something listens). Returns the seconds it took.
         Raises DidNotStart."""
-        begun = time.monotonic()
-        while time.monotonic() - begun < limit_s:
+        started_at = time.monotonic()
+        while time.monotonic() - started_at < limit_s:
             if self._child.poll() is not None:
-                raise DidNotStart(f"{self.name} ended with {self._child.returncode}:\n{self.log_end()}")
-            if _answers(port, path):
-                return time.monotonic() - begun
+                raise StartError(f"{self.name} ended with {self._child.returncode}:\n{self.log_tail()}")
+            if _is_ready(port, path):
+                return time.monotonic() - started_at
             time.sleep(0.02)
-        raise DidNotStart(f"{self.name} did not answer within {limit_s:.0f} s:\n{self.log_end()}")
+        raise StartError(f"{self.name} did not answer within {limit_s:.0f} s:\n{self.log_tail()}")
 
-    def log_end(self) -> str:
+    def log_tail(self) -> str:
         return self._log.read_text(errors="replace")[-2000:]
 
     def __enter__(self) -> Process:
@@ -105,7 +105,7 @@ class Process:
                 pipe.close()
 
 
-def call(port: int, method: str, path: str, body: bytes | None = None) -> tuple[int, bytes]:
+def http_call(port: int, method: str, path: str, body: bytes | None = None) -> tuple[int, bytes]:
     connection = http.client.HTTPConnection("127.0.0.1", port, timeout=5)
     try:
         connection.request(method, path, body)
@@ -115,10 +115,10 @@ def call(port: int, method: str, path: str, body: bytes | None = None) -> tuple[
         connection.close()
 
 
-def _answers(port: int, path: str) -> bool:
+def _is_ready(port: int, path: str) -> bool:
     try:
         if path:
-            return call(port, "GET", path)[0] == 200
+            return http_call(port, "GET", path)[0] == 200
         socket.create_connection(("127.0.0.1", port), timeout=1).close()
     except (OSError, http.client.HTTPException):
         return False

@@ -9,7 +9,7 @@ from typing import Any, ClassVar, Protocol, TypeAlias
 
 import orjson
 
-from bench.material import Answer
+from bench.prose import Answer
 
 Checks: TypeAlias = Sequence[tuple[bool, str]]
 """What has to hold, each with what is said where it does not."""
@@ -54,7 +54,7 @@ class Events:
         self.raw = b""
         """The first bytes that came, for error reports."""
 
-    def whole(self, data: bytes) -> list[bytes]:
+    def split(self, data: bytes) -> list[bytes]:
         """Those that end in `data`, as they came."""
         if len(self.raw) < 300:
             self.raw += data[:300]
@@ -63,7 +63,7 @@ class Events:
 
     def feed(self, data: bytes) -> list[bytes]:
         """The data of those that have no name."""
-        return [event[6:] for event in self.whole(data) if event.startswith(b"data: ")]
+        return [event[6:] for event in self.split(data) if event.startswith(b"data: ")]
 
 
 class NamedReader(ABC):
@@ -81,12 +81,12 @@ class NamedReader(ABC):
 
     def feed(self, data: bytes) -> None:
         kind = ""
-        for event in self._events.whole(data):
+        for event in self._events.split(data):
             name, _, body = event.partition(b"\n")
             if name == b"event: error":
                 self._error = body
-            elif shown := self._text(name, body[6:]):
-                kind, text = shown
+            elif found := self._text(name, body[6:]):
+                kind, text = found
                 self._texts[kind].append(text)
         if kind:
             self.clock.mark(kind)
@@ -96,7 +96,7 @@ class NamedReader(ABC):
         return _first_fault(
             (status == 200, f"HTTP {status}: {self._events.raw!r}"),
             (not self._error, f"error in the stream: {self._error[:200]!r}"),
-            *self._ended(expected),
+            *self._end_checks(expected),
             ("".join(self._texts["reasoning"]) == expected.reasoning, f"{reasoning} differs"),
             ("".join(self._texts["content"]) == expected.content, f"{content} differs"),
         )
@@ -106,11 +106,11 @@ class NamedReader(ABC):
         """The kind and the text of what an event shows, where it shows any."""
 
     @abstractmethod
-    def _ended(self, expected: Answer) -> Checks:
+    def _end_checks(self, expected: Answer) -> Checks:
         """What has to be right about the end."""
 
 
-class WholeReader:
+class BodyReader:
     """Reads an answer that does not stream, on the completions or the chat wire."""
 
     def __init__(self) -> None:
@@ -121,22 +121,22 @@ class WholeReader:
         self._body += data
 
     @property
-    def said(self) -> bytes:
+    def body_start(self) -> bytes:
         """The beginning of the answer, for error reports."""
         return self._body[:300]
 
     def fault(self, status: int, expected: Answer) -> str | None:
         self.clock.mark("whole")
-        return self._judged(expected) if status == 200 else f"HTTP {status}: {self.said!r}"
+        return self._check_body(expected) if status == 200 else f"HTTP {status}: {self.body_start!r}"
 
-    def _judged(self, expected: Answer) -> str | None:
+    def _check_body(self, expected: Answer) -> str | None:
         choice = orjson.loads(self._body)["choices"][0]
-        said = choice.get("message")
-        if said is None:
+        message = choice.get("message")
+        if message is None:
             return None if choice["text"] == "".join(expected.texts) else "text differs"
         return _first_fault(
-            ((said.get("reasoning_content") or said.get("reasoning")) == expected.reasoning, "reasoning differs"),
-            (said["content"] == expected.content, "content differs"),
+            ((message.get("reasoning_content") or message.get("reasoning")) == expected.reasoning, "reasoning differs"),
+            (message["content"] == expected.content, "content differs"),
         )
 
 
@@ -225,7 +225,7 @@ class ChatReader:
         )
 
 
-class ResponsesReader(NamedReader):
+class ResponseStreamReader(NamedReader):
     """Reads the events of a response."""
 
     def __init__(self) -> None:
@@ -236,28 +236,28 @@ class ResponsesReader(NamedReader):
     def fault(self, status: int, expected: Answer) -> str | None:
         return super().fault(status, expected) or response_fault(self._end, expected)
 
-    def began(self, response_id: str) -> None:
+    def on_created(self, response_id: str) -> None:
         """The first event came."""
 
     def _text(self, name: bytes, data: bytes) -> tuple[str, str] | None:
-        if kind := DELTAS.get(name):
+        if kind := DELTA_EVENTS.get(name):
             return kind, orjson.loads(data)["delta"]
-        if name in ENDS:
+        if name in END_EVENTS:
             self._end, self.ended_at = orjson.loads(data)["response"], time.monotonic()
-        elif name == BEGIN:
-            self.began(orjson.loads(data)["response"]["id"])
+        elif name == CREATED_EVENT:
+            self.on_created(orjson.loads(data)["response"]["id"])
         return None
 
-    def _ended(self, expected: Answer) -> Checks:
+    def _end_checks(self, expected: Answer) -> Checks:
         return [(bool(self._end), "no last event")]
 
 
-BEGIN = b"event: response.created"
-DELTAS = {
+CREATED_EVENT = b"event: response.created"
+DELTA_EVENTS = {
     b"event: response.reasoning_text.delta": "reasoning",
     b"event: response.output_text.delta": "content",
 }
-ENDS = (b"event: response.completed", b"event: response.incomplete", b"event: response.failed")
+END_EVENTS = (b"event: response.completed", b"event: response.incomplete", b"event: response.failed")
 
 
 def response_fault(response: Mapping[str, Any], expected: Answer) -> str | None:
@@ -272,7 +272,7 @@ def response_fault(response: Mapping[str, Any], expected: Answer) -> str | None:
     )
 
 
-class ResponseReader(WholeReader):
+class ResponseBodyReader(BodyReader):
     """Reads a response that does not stream."""
 
     @property
@@ -280,11 +280,11 @@ class ResponseReader(WholeReader):
         """Of whatever was answered with 200; empty where it has none."""
         return str(orjson.loads(self._body).get("id") or "")
 
-    def _judged(self, expected: Answer) -> str | None:
+    def _check_body(self, expected: Answer) -> str | None:
         return response_fault(orjson.loads(self._body), expected)
 
 
-class MessagesReader(NamedReader):
+class MessageStreamReader(NamedReader):
     """Reads the events of a message."""
 
     names = ("thinking", "text")
@@ -306,7 +306,7 @@ class MessagesReader(NamedReader):
             self._stopped = True
         return None
 
-    def _ended(self, expected: Answer) -> Checks:
+    def _end_checks(self, expected: Answer) -> Checks:
         counted = self._end.get("usage", {}).get("output_tokens")
         return [
             (self._stopped, "no message_stop"),

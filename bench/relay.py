@@ -9,7 +9,7 @@ from typing import cast
 import uvloop
 
 
-class End(asyncio.Protocol):
+class RelayEnd(asyncio.Protocol):
     """One side of a relayed connection; what it reads goes to the other side."""
 
     def __init__(self) -> None:
@@ -46,7 +46,7 @@ class End(asyncio.Protocol):
             self.peer.close()
 
 
-class Front(End):
+class ClientEnd(RelayEnd):
     """The client's side: opens the other one."""
 
     def __init__(self, upstream: int) -> None:
@@ -61,7 +61,7 @@ class Front(End):
         if self.transport is None:
             return
         try:
-            transport, back = await asyncio.get_running_loop().create_connection(End, "127.0.0.1", self._upstream)
+            transport, back = await asyncio.get_running_loop().create_connection(RelayEnd, "127.0.0.1", self._upstream)
         except OSError:
             self.transport.close()
             return
@@ -72,7 +72,7 @@ class Front(End):
 
 
 async def serve(port: int, upstream: int) -> asyncio.Server:
-    return await asyncio.get_running_loop().create_server(lambda: Front(upstream), "127.0.0.1", port, backlog=1024)
+    return await asyncio.get_running_loop().create_server(lambda: ClientEnd(upstream), "127.0.0.1", port, backlog=1024)
 
 
 async def main(port: int, upstream: int) -> None:

@@ -5,16 +5,16 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from bench.fake_vllm import Pace
-from bench.load import Cold
+from bench.load import ColdPrompts
 
 FULL_SPEED = Pace()
 
 
 @dataclass(frozen=True, slots=True)
-class Past:
+class PriorTurns:
     """What requests of responses continue: see `bench.pasts`. Each of `count` pasts is continued by as many of them."""
 
-    how: str
+    variant: str
     turns: int
     count: int
 
@@ -30,12 +30,12 @@ class Work:
     spread_s: float = 0.0
     history: int = 0
     fresh: bool = False
-    leave_s: float = 0.0
-    cold: Cold | None = None
+    disconnect_after_s: float = 0.0
+    cold: ColdPrompts | None = None
     pace: Pace = FULL_SPEED
     wire: str = ""
     """Which of a contender's wires, where it is not its first."""
-    past: Past | None = None
+    prior: PriorTurns | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,11 +43,11 @@ class Launch:
     """A process of its own, from nothing to its first healthy answer and its end; meanwhile, with `held`, so many
     streams at once."""
 
-    held: Work | Behind | None = None
+    memory_load: Work | BackgroundWork | None = None
 
 
 @dataclass(frozen=True, slots=True)
-class Behind:
+class BackgroundWork:
     """Responses in the background: see `bench.background`."""
 
     streams: int
@@ -58,16 +58,16 @@ class Behind:
 
 
 @dataclass(frozen=True, slots=True)
-class Rendering:
+class RenderWork:
     """A conversation rendered without a server: see `bench.renders`."""
 
-    how: str
+    variant: str
     words: int
     times: int
 
 
 @dataclass(frozen=True, slots=True)
-class Looping:
+class ToolLoopWork:
     """Turns in which tools are called: see `bench.loops`."""
 
     streams: int
@@ -76,32 +76,32 @@ class Looping:
 
 
 @dataclass(frozen=True, slots=True)
-class Moving:
+class InterventionWork:
     """Answers as they were asked for, without a server: see `bench.moves`."""
 
-    how: str
+    variant: str
     times: int
 
 
 @dataclass(frozen=True, slots=True)
-class Choosing:
+class SelectionWork:
     """A deployment chosen among many, without a server: see `bench.choosing`."""
 
-    how: str
+    variant: str
     times: int
 
 
 @dataclass(frozen=True, slots=True)
-class Breaking:
+class FailoverWork:
     """Streams that break off and go on elsewhere: see `bench.breaks`."""
 
-    how: str
+    variant: str
     streams: int
     requests: int
     words: int
 
 
-Task = Work | Launch | Behind | Rendering | Looping | Moving | Choosing | Breaking
+Task = Work | Launch | BackgroundWork | RenderWork | ToolLoopWork | InterventionWork | SelectionWork | FailoverWork
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,11 +125,11 @@ class Verdict:
     difference: bool = False
     aim: float | None = None
     at_least: bool = False
-    less: tuple[str, str] | None = None
+    baselines: tuple[str, str] | None = None
 
     @property
     def arms(self) -> tuple[str, ...]:
-        return (self.of, *([self.against] if self.against else ()), *(self.less or ()))
+        return (self.of, *([self.against] if self.against else ()), *(self.baselines or ()))
 
 
 @dataclass(frozen=True, slots=True)

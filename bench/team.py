@@ -8,7 +8,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
-from bench.processes import DidNotStart, Process, free_port
+from bench.processes import Process, StartError, free_port
 
 PROGRAM = Path(sys.executable).parent / "unisono"
 LIMITS = {
@@ -30,20 +30,20 @@ PRICE = """\
 class Team:
     """What is on."""
 
-    keyed: bool = False
+    has_key: bool = False
     """Clients send a virtual key with limits and budgets; metrics are counted, and read once a second."""
-    traced: bool = False
+    has_traces: bool = False
     """Every answer is recorded, and spans are exported."""
 
 
 def sections(team: Team, metrics: int, spans: int) -> str:
     """What a gateway's configuration says of it. Metrics are read at the port `metrics`, spans taken at `spans`."""
-    lines = ["unisono:", f"  traces: {{mode: '{'all' if team.traced else 'off'}'}}"]
-    if team.keyed:
+    lines = ["unisono:", f"  traces: {{mode: '{'all' if team.has_traces else 'off'}'}}"]
+    if team.has_key:
         lines += ["  metrics: true", f"  metrics_listen: 127.0.0.1:{metrics}"]
     else:
         lines += ["  metrics: false"]
-    if team.traced:
+    if team.has_traces:
         lines += [f"  otel: {{endpoint: 'http://127.0.0.1:{spans}/v1/traces'}}"]
     return "\n".join(lines) + "\n"
 
@@ -52,10 +52,10 @@ def issue_key(config: Path) -> str:
     """A virtual key of the gateway with this configuration. Raises DidNotStart."""
     limits = [word for option in LIMITS.items() for word in option]
     command = [str(PROGRAM), "keys", "create", "--config", str(config), *limits]
-    made = subprocess.run(command, capture_output=True, text=True, check=False)
-    if made.returncode:
-        raise DidNotStart(f"no key was made:\n{made.stderr[-2000:]}")
-    return made.stdout.strip()
+    completed = subprocess.run(command, capture_output=True, text=True, check=False)
+    if completed.returncode:
+        raise StartError(f"no key was made:\n{completed.stderr[-2000:]}")
+    return completed.stdout.strip()
 
 
 def start_monitor(stack: ExitStack, metrics: int, folder: Path, cpus: frozenset[int]) -> int:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import orjson
 
-from bench.material import Answer
+from bench.prose import Answer
 from unisono.core.generation import VOCABULARY
 
 MODEL = "gpt-oss-bench"
@@ -21,8 +21,8 @@ CREATED = 1_763_640_000
 ID_MARK = "f0" * 16
 """Stands for a request id, as long as one, until there is one."""
 
-ASKED_WORDS = 12
-ASKED_END = 3
+QUESTION_KEY_WORDS = 12
+ANSWER_START_TOKENS = 3
 """`<|end|><|start|>assistant` stands behind a question."""
 
 DONE = b"data: [DONE]\n\n"
@@ -108,7 +108,7 @@ def template(*events: bytes) -> Template:
 
 
 @dataclass(frozen=True, slots=True)
-class Rendered:
+class RenderedCompletion:
     """An answer as the chunks of its stream. The first one is made per request: it repeats the prompt's ids."""
 
     answer: Answer
@@ -125,7 +125,7 @@ class Rendered:
         return end(totals if counted else b"")
 
 
-def render(answer: Answer, tokens_per_chunk: int) -> Rendered:
+def render(answer: Answer, tokens_per_chunk: int) -> RenderedCompletion:
     rest = []
     count = len(answer.tokens)
     for start in range(tokens_per_chunk, count, tokens_per_chunk):
@@ -133,7 +133,7 @@ def render(answer: Answer, tokens_per_chunk: int) -> Rendered:
         text, tokens = "".join(answer.texts[start:stop]), answer.tokens[start:stop]
         finish = answer.finish if stop == count else None
         rest.append(template(_event(ID_MARK, [_choice(text, tokens, finish, None)])))
-    return Rendered(answer, min(tokens_per_chunk, count), tuple(rest))
+    return RenderedCompletion(answer, min(tokens_per_chunk, count), tuple(rest))
 
 
 def whole(answer: Answer, request_id: str, prompt: Sequence[int]) -> bytes:
@@ -159,9 +159,9 @@ def prompt(body: dict[str, object]) -> Sequence[int]:
     return ids
 
 
-def asked(prompt: Sequence[int]) -> str:
+def question_key(prompt: Sequence[int]) -> str:
     """What tells one question of a measurement from the others: the last words before the frame of the answer."""
-    return " ".join(map(str, prompt[-ASKED_END - ASKED_WORDS : -ASKED_END]))
+    return " ".join(map(str, prompt[-ANSWER_START_TOKENS - QUESTION_KEY_WORDS : -ANSWER_START_TOKENS]))
 
 
 def refusal(body: object) -> bytes | None:

@@ -16,7 +16,7 @@ from statistics import median
 
 import orjson
 
-from bench.tally import Tally, answer_lines
+from bench.worker import WorkerResult, serve_lines
 from unisono.core.conversation import AnswerForm, Conversation, FunctionTool, Json, Preamble, UserMessage
 from unisono.core.events import Closed, Reasoning
 from unisono.core.generation import CONSTRAINT_KINDS, Capabilities, Chunk, CompletionJob, FinishReason, OutputForm
@@ -34,26 +34,30 @@ from unisono.routing.deployment import LiveDeployment
 from unisono.routing.pool import RoutingPool
 from unisono.schemas import violation
 
-CITY: dict[str, Json] = {
+CITY_SCHEMA: dict[str, Json] = {
     "type": "object",
     "properties": {"city": {"type": "string"}},
     "required": ["city"],
     "additionalProperties": False,
 }
-PLACE = '{"city":"Paris"}'
-THOUGHT = "<|channel|>analysis<|message|>" + "The user asks, and I think about it a little. " * 6 + "<|end|>"
-START = "<|start|>assistant"
-FINAL = THOUGHT + START + "<|channel|>final<|message|>"
-PROSE = FINAL + "It rains in Paris, and it will for a while. " * 6 + "<|return|>"
-JSON = FINAL + PLACE + "<|return|>"
-CALL = PLACE + "<|call|>"
-ONE = (FunctionTool("get_weather", "The weather.", CITY),)
-SEVERAL = (*ONE, FunctionTool("get_time", "The time.", CITY), FunctionTool("add", "Adds.", CITY))
-ROUTED_TOKENS = 50_000
+CITY_ARGUMENTS = '{"city":"Paris"}'
+REASONING = "<|channel|>analysis<|message|>" + "The user asks, and I think about it a little. " * 6 + "<|end|>"
+ANSWER_START = "<|start|>assistant"
+FINAL_START = REASONING + ANSWER_START + "<|channel|>final<|message|>"
+TEXT_ANSWER = FINAL_START + "It rains in Paris, and it will for a while. " * 6 + "<|return|>"
+JSON_ANSWER = FINAL_START + CITY_ARGUMENTS + "<|return|>"
+CALL_END = CITY_ARGUMENTS + "<|call|>"
+ONE_TOOL = (FunctionTool("get_weather", "The weather.", CITY_SCHEMA),)
+SEVERAL_TOOLS = (
+    *ONE_TOOL,
+    FunctionTool("get_time", "The time.", CITY_SCHEMA),
+    FunctionTool("add", "Adds.", CITY_SCHEMA),
+)
+ROUTER_TOKENS = 50_000
 
 
 @dataclass(frozen=True, slots=True)
-class Case:
+class InterventionCase:
     """`outputs` is what the model says, generation by generation, and then again."""
 
     outputs: Sequence[str]
@@ -63,32 +67,34 @@ class Case:
     guided: bool = False
 
 
-FORM = AnswerForm("city", CITY, strict=True)
-NAMED = ForcedCalls(frozenset({"get_weather"}))
-CASES: dict[str, Case] = {
-    "plain": Case((PROSE,), SEVERAL),
-    "named": Case((PROSE, CALL), SEVERAL, NAMED),
-    "named, guided": Case((PROSE, CALL), SEVERAL, NAMED, guided=True),
-    "required, one tool": Case((PROSE, CALL), ONE, ForcedCalls()),
-    "required, several": Case((PROSE, ".get_time", CALL), SEVERAL, ForcedCalls()),
-    "required, several, guided": Case((PROSE, ".get_time", CALL), SEVERAL, ForcedCalls(), guided=True),
-    "schema": Case((JSON,), form=FORM),
-    "schema, guided": Case((JSON, PLACE + "<|return|>"), form=FORM, guided=True),
-    "schema, wrong once": Case((PROSE, PLACE + "<|return|>"), form=FORM),
+ANSWER_FORM = AnswerForm("city", CITY_SCHEMA, strict=True)
+NAMED_TOOL = ForcedCalls(frozenset({"get_weather"}))
+CASES: dict[str, InterventionCase] = {
+    "plain": InterventionCase((TEXT_ANSWER,), SEVERAL_TOOLS),
+    "named": InterventionCase((TEXT_ANSWER, CALL_END), SEVERAL_TOOLS, NAMED_TOOL),
+    "named, guided": InterventionCase((TEXT_ANSWER, CALL_END), SEVERAL_TOOLS, NAMED_TOOL, guided=True),
+    "required, one tool": InterventionCase((TEXT_ANSWER, CALL_END), ONE_TOOL, ForcedCalls()),
+    "required, several": InterventionCase((TEXT_ANSWER, ".get_time", CALL_END), SEVERAL_TOOLS, ForcedCalls()),
+    "required, several, guided": InterventionCase(
+        (TEXT_ANSWER, ".get_time", CALL_END), SEVERAL_TOOLS, ForcedCalls(), guided=True
+    ),
+    "schema": InterventionCase((JSON_ANSWER,), form=ANSWER_FORM),
+    "schema, guided": InterventionCase((JSON_ANSWER, CITY_ARGUMENTS + "<|return|>"), form=ANSWER_FORM, guided=True),
+    "schema, wrong once": InterventionCase((TEXT_ANSWER, CITY_ARGUMENTS + "<|return|>"), form=ANSWER_FORM),
 }
-ROUTES = ("router alone", "with the plan")
+ROUTER_VARIANTS = ("router alone", "with the plan")
 
 
 @dataclass(frozen=True, slots=True)
-class Ask:
+class InterventionJob:
     """One of the cases, so many `times`; or one of the routes."""
 
-    how: str
+    variant: str
     times: int
 
 
 @dataclass(slots=True)
-class Told(Tally):
+class InterventionResult(WorkerResult):
     generations: float = 0.0
     """Per answer."""
     ms_per_answer: float = 0.0
@@ -96,7 +102,7 @@ class Told(Tally):
 
 
 @dataclass
-class Model:
+class ScriptedBackend:
     """A backend that says its outputs one after the other."""
 
     outputs: Sequence[Sequence[int]]
@@ -121,62 +127,62 @@ class Model:
         """There is nothing to close."""
 
 
-async def run(ask: Ask) -> Told:
-    told = Told()
-    if ask.how in ROUTES:
-        told.us_per_token = min(_routed(ask.how) for _ in range(ask.times))
-        return told
-    case = CASES[ask.how]
+async def run(job: InterventionJob) -> InterventionResult:
+    result = InterventionResult()
+    if job.variant in ROUTER_VARIANTS:
+        result.us_per_token = min(_router_us_per_token(job.variant) for _ in range(job.times))
+        return result
+    case = CASES[job.variant]
     encoding = load_encoding()
-    model = Model([encoding.encode_marked(output) for output in case.outputs], case.guided)
+    backend = ScriptedBackend([encoding.encode_marked(output) for output in case.outputs], case.guided)
     engine = Engine(
         EngineDeps(
             encoding=encoding,
             renderer=Renderer(encoding),
-            pool=RoutingPool({"m": [LiveDeployment("model", model)]}),
+            pool=RoutingPool({"m": [LiveDeployment("model", backend)]}),
             memory=ConversationCache(),
             new_call_id=lambda: "call_1",
             violation=violation,
         )
     )
     preamble = Preamble(tools=case.tools, date="2026-01-01", form=case.form)
-    turn = GenerationRequest(
+    request = GenerationRequest(
         "m",
         Conversation(preamble, (UserMessage("Is it wet?"),)),
         answer=AnswerOptions(choice=case.choice, form=case.form),
     )
-    taken, generations = [], 0
-    for number in range(ask.times):
-        model.prompts.clear()
-        begun = time.perf_counter()
-        started = engine.start(replace(turn, origin=replace(turn.origin, request_id=str(number))))
+    durations_ms, generations = [], 0
+    for number in range(job.times):
+        backend.prompts.clear()
+        started_at = time.perf_counter()
+        started = engine.start(replace(request, origin=replace(request.origin, request_id=str(number))))
         events = [event for batch in [batch async for batch in started] for event in batch]
-        taken.append(1e3 * (time.perf_counter() - begun))
-        generations += len(model.prompts)
-        if fault := wrong(case, model, [e for e in events if isinstance(e, Closed)], started.report.unmet):
-            told.fault(f"{ask.how}: {fault}")
-    told.ms_per_answer, told.generations = median(taken), generations / ask.times
-    return told
+        durations_ms.append(1e3 * (time.perf_counter() - started_at))
+        generations += len(backend.prompts)
+        if fault := find_fault(case, backend, [e for e in events if isinstance(e, Closed)], started.report.unmet):
+            result.add_fault(f"{job.variant}: {fault}")
+    result.ms_per_answer, result.generations = median(durations_ms), generations / job.times
+    return result
 
 
-def wrong(case: Case, model: Model, closed: Sequence[Closed], unmet: str) -> str:
+def find_fault(case: InterventionCase, backend: ScriptedBackend, closed: Sequence[Closed], unmet: str) -> str:
     """What is wrong with an answer, and with the prompts it took; empty for nothing."""
-    wanted = PLACE if case.choice is not None or case.form is not None else ""
-    if unmet or (wanted and closed[-1].text != wanted):
+    expected = CITY_ARGUMENTS if case.choice is not None or case.form is not None else ""
+    if unmet or (expected and closed[-1].text != expected):
         return unmet or f"the answer is {closed[-1].text[:60]!r}"
-    if len(model.prompts) != len(case.outputs):
-        return f"{len(model.prompts)} generations, not {len(case.outputs)}"
-    thought = _said(closed[0]) if isinstance(closed[0].item, Reasoning) else ()
-    kept = [*model.prompts[0], *thought]
-    for prompt in model.prompts[1:]:
-        if list(prompt[: len(kept)]) != kept:
+    if len(backend.prompts) != len(case.outputs):
+        return f"{len(backend.prompts)} generations, not {len(case.outputs)}"
+    reasoning = _body_tokens(closed[0]) if isinstance(closed[0].item, Reasoning) else ()
+    prefix = [*backend.prompts[0], *reasoning]
+    for prompt in backend.prompts[1:]:
+        if list(prompt[: len(prefix)]) != prefix:
             return "a prompt does not extend the one before it by what was said"
     return ""
 
 
-def _said(closed: Closed) -> Sequence[int]:
+def _body_tokens(closed: Closed) -> Sequence[int]:
     """A message's tokens behind the start that its prompt ends in."""
-    return closed.tokens[len(load_encoding().encode_marked(START)) :]
+    return closed.tokens[len(load_encoding().encode_marked(ANSWER_START)) :]
 
 
 @cache
@@ -184,31 +190,31 @@ def _long_answer() -> list[int]:
     encoding = load_encoding()
     # Numbered, since nothing is to repeat itself.
     text = "".join(f"Row {row} of the list says that it is {row * 7919 % 10_007} metres. " for row in range(4_000))
-    return [*encoding.encode_marked("<|channel|>final<|message|>"), *encoding.encode_text(text)[:ROUTED_TOKENS]]
+    return [*encoding.encode_marked("<|channel|>final<|message|>"), *encoding.encode_text(text)[:ROUTER_TOKENS]]
 
 
-def _routed(how: str) -> float:
+def _router_us_per_token(variant: str) -> float:
     """Microseconds of CPU per token that comes by itself, and is kept in a journal either way."""
     encoding, tools = load_encoding(), plan_tools(())
-    turn = GenerationRequest("m", Conversation(Preamble(), (UserMessage("Hi"),)))
+    request = GenerationRequest("m", Conversation(Preamble(), (UserMessage("Hi"),)))
     tokens = _long_answer()
     router = HarmonyRouter(encoding, tools, lambda: "call_1")
-    transcript = transcript_of(encoding, tools, turn, None, lambda: "call_1", violation)
+    transcript = transcript_of(encoding, tools, request, None, lambda: "call_1", violation)
     transcript.start_step((), is_first=True)
     journal: list[int] = []
-    begun = time.process_time()
-    if how == "with the plan":
+    started_at = time.process_time()
+    if variant == "with the plan":
         for token in tokens:
             transcript.feed((token,))
     else:
         for token in tokens:
             journal += (token,)
             router.feed((token,))
-    return 1e6 * (time.process_time() - begun) / len(tokens)
+    return 1e6 * (time.process_time() - started_at) / len(tokens)
 
 
 def main() -> None:
-    answer_lines(lambda line: run(Ask(**orjson.loads(line))))
+    serve_lines(lambda line: run(InterventionJob(**orjson.loads(line))))
 
 
 if __name__ == "__main__":

@@ -11,12 +11,12 @@ from typing import Any
 import orjson
 import uvloop
 
-EXAMPLES = 3
+MAX_EXAMPLES = 3
 """Faults that are told in words."""
 
 
 @dataclass(slots=True)
-class Tally:
+class WorkerResult:
     """How long a load took, and its faults."""
 
     seconds: float = 0.0
@@ -25,13 +25,13 @@ class Tally:
     faults: int = 0
     examples: list[str] = field(default_factory=list)
 
-    def fault(self, said: str) -> None:
+    def add_fault(self, message: str) -> None:
         self.faults += 1
-        if len(self.examples) < EXAMPLES:
-            self.examples.append(said)
+        if len(self.examples) < MAX_EXAMPLES:
+            self.examples.append(message)
 
 
-def answer_lines(answer: Callable[[str], Coroutine[Any, Any, object]]) -> None:
+def serve_lines(answer: Callable[[str], Coroutine[Any, Any, object]]) -> None:
     """Answer each line of stdin with one of JSON, all on one event loop, until there are no more."""
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         for line in sys.stdin:

@@ -58,9 +58,9 @@ that patience is a material like hemp: it can be spun thin, but it has to be dry
 misspelled it, and kept the page for thirty years in a tin that had once held liquorice.
 """
 
-FRAME = 10
+FRAME_TOKENS = 10
 """Tokens of an answer that carry no text: the two headers and the two terminators."""
-SHORTEST = FRAME + 2
+MIN_ANSWER_TOKENS = FRAME_TOKENS + 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +76,7 @@ class Answer:
 
 
 @dataclass(frozen=True)
-class Material:
+class Corpus:
     """`pieces` are ordinary tokens as (id, bytes), to be repeated for as long as an answer lasts; `words` are those
     that spell one word with its space, so that a prompt of N of them is N tokens; `names` are the ids of header
     names."""
@@ -91,31 +91,31 @@ class Material:
         """An answer of exactly `length` tokens, stop token included; a third is reasoning. Shorter than the frame
         allows, it is the beginning of one, ended by the limit."""
         assistant, analysis, final = self.names
-        bodies = max(length - FRAME, SHORTEST - FRAME)
-        thought = self._body(0, max(1, bodies // 3))
-        said = self._body(len(self.pieces) // 2, bodies - len(thought))
-        marked: list[tuple[int, bytes]] = [
+        bodies = max(length - FRAME_TOKENS, MIN_ANSWER_TOKENS - FRAME_TOKENS)
+        reasoning = self._body(0, max(1, bodies // 3))
+        content = self._body(len(self.pieces) // 2, bodies - len(reasoning))
+        sequence: list[tuple[int, bytes]] = [
             (CHANNEL, b"<|channel|>"),
             (analysis, b"analysis"),
             (MESSAGE, b"<|message|>"),
-            *thought,
+            *reasoning,
             (END, b"<|end|>"),
             (START, b"<|start|>"),
             (assistant, b"assistant"),
             (CHANNEL, b"<|channel|>"),
             (final, b"final"),
             (MESSAGE, b"<|message|>"),
-            *said,
+            *content,
             (RETURN, b""),
         ]
-        marked = marked[:length]
+        sequence = sequence[:length]
         decoder = codecs.getincrementaldecoder("utf-8")()
         return Answer(
-            tokens=tuple(token for token, _ in marked),
-            texts=tuple(decoder.decode(data) for _, data in marked),
-            reasoning=b"".join(data for _, data in thought).decode(),
-            content=b"".join(data for _, data in said).decode(),
-            finish="stop" if length >= SHORTEST else "length",
+            tokens=tuple(token for token, _ in sequence),
+            texts=tuple(decoder.decode(data) for _, data in sequence),
+            reasoning=b"".join(data for _, data in reasoning).decode(),
+            content=b"".join(data for _, data in content).decode(),
+            finish="stop" if length >= MIN_ANSWER_TOKENS else "length",
         )
 
     def _body(self, first: int, length: int) -> list[tuple[int, bytes]]:
@@ -130,37 +130,37 @@ class Material:
 
     def prompt(self, length: int, seed: int) -> tuple[list[int], str]:
         """`length` words drawn by `seed`, as ids and as text: as many tokens as words."""
-        drawn = random.Random(seed).choices(self.words, k=length)
-        return [token for token, _ in drawn], "".join(word for _, word in drawn)
+        words = random.Random(seed).choices(self.words, k=length)
+        return [token for token, _ in words], "".join(word for _, word in words)
 
 
-def build(encoding: Encoding) -> Material:
+def build(encoding: Encoding) -> Corpus:
     """Material from the real vocabulary."""
     pieces = tuple((token, encoding.decode_bytes([token])) for token in encoding.encode_text(PROSE))
     words = {token: data.decode() for token, data in pieces if re.fullmatch(rb" [a-z]{2,}", data)}
     (filler,) = encoding.encode_text(" ok")
     (assistant,), (analysis,), (final,) = (encoding.encode_text(name) for name in ("assistant", "analysis", "final"))
-    return Material(pieces, tuple(words.items()), (filler, b" ok"), (assistant, analysis, final))
+    return Corpus(pieces, tuple(words.items()), (filler, b" ok"), (assistant, analysis, final))
 
 
-def save(material: Material, path: Path) -> None:
+def save(corpus: Corpus, path: Path) -> None:
     path.write_bytes(
         orjson.dumps(
             {
-                "pieces": [(token, data.hex()) for token, data in material.pieces],
-                "words": material.words,
-                "filler": (material.filler[0], material.filler[1].hex()),
-                "names": material.names,
+                "pieces": [(token, data.hex()) for token, data in corpus.pieces],
+                "words": corpus.words,
+                "filler": (corpus.filler[0], corpus.filler[1].hex()),
+                "names": corpus.names,
             }
         )
     )
 
 
-def load(path: Path) -> Material:
+def load(path: Path) -> Corpus:
     """What `save` wrote, so that only one process of a run has to build the encoding."""
     saved = orjson.loads(path.read_bytes())
     assistant, analysis, final = saved["names"]
-    return Material(
+    return Corpus(
         pieces=tuple((token, bytes.fromhex(data)) for token, data in saved["pieces"]),
         words=tuple((token, word) for token, word in saved["words"]),
         filler=(saved["filler"][0], bytes.fromhex(saved["filler"][1])),

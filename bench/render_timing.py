@@ -16,8 +16,8 @@ import orjson
 from openai_harmony import Conversation as LibraryConversation
 from openai_harmony import Message, Role
 
-from bench import material, wires
-from bench.material import Material
+from bench import prose, wires
+from bench.prose import Corpus
 from unisono.core.conversation import AssistantMessage, Conversation, Item, Preamble, UserMessage
 from unisono.harmony.encoding import load_encoding
 from unisono.harmony.render import Renderer
@@ -25,62 +25,62 @@ from unisono.harmony.tools import plan_tools
 
 
 @dataclass(frozen=True, slots=True)
-class Ask:
+class RenderJob:
     """A conversation of `words` words in messages of the usual length, rendered by a renderer that never saw it
     (`cold`), by one that saw it a turn ago (`next`), or by openai-harmony (`library`). The median of `times`."""
 
-    how: str
+    variant: str
     words: int
     times: int
     seed: int
 
 
-def conversation(stuff: Material, words: int, seed: int) -> Conversation:
+def conversation(corpus: Corpus, words: int, seed: int) -> Conversation:
     roles = (UserMessage, AssistantMessage)
-    texts = (stuff.prompt(wires.TURN_WORDS, hash((seed, i)))[1] for i in range(words // wires.TURN_WORDS))
+    texts = (corpus.prompt(wires.MESSAGE_WORDS, hash((seed, i)))[1] for i in range(words // wires.MESSAGE_WORDS))
     items: list[Item] = [roles[i % 2](text) for i, text in enumerate(texts)]
     return Conversation(Preamble(), (*items, UserMessage("And then?")))
 
 
-def milliseconds(stuff: Material, ask: Ask) -> float:
-    taken = []
-    for i in range(ask.times):
-        render = RENDERS[ask.how](stuff, ask.words, hash((ask.seed, i)))
-        begun = time.process_time()
+def milliseconds(corpus: Corpus, job: RenderJob) -> float:
+    durations_ms = []
+    for i in range(job.times):
+        render = RENDERS[job.variant](corpus, job.words, hash((job.seed, i)))
+        started_at = time.process_time()
         render()
-        taken.append(1e3 * (time.process_time() - begun))
-    return median(taken)
+        durations_ms.append(1e3 * (time.process_time() - started_at))
+    return median(durations_ms)
 
 
-def _cold(stuff: Material, words: int, seed: int) -> Callable[[], object]:
+def _cold(corpus: Corpus, words: int, seed: int) -> Callable[[], object]:
     renderer, tools = Renderer(load_encoding()), plan_tools([])
-    asked = conversation(stuff, words, seed)
-    return lambda: renderer.prompt(asked, tools)
+    chat = conversation(corpus, words, seed)
+    return lambda: renderer.prompt(chat, tools)
 
 
-def _next(stuff: Material, words: int, seed: int) -> Callable[[], object]:
+def _next(corpus: Corpus, words: int, seed: int) -> Callable[[], object]:
     renderer, tools = Renderer(load_encoding()), plan_tools([])
-    renderer.prompt(conversation(stuff, words, seed), tools)
+    renderer.prompt(conversation(corpus, words, seed), tools)
     # The next request brings equal text, in objects of its own.
-    again = conversation(stuff, words, seed).items
-    asked = Conversation(Preamble(), (*again, AssistantMessage("Nothing."), UserMessage("Why?")))
-    return lambda: renderer.prompt(asked, tools)
+    items = conversation(corpus, words, seed).items
+    chat = Conversation(Preamble(), (*items, AssistantMessage("Nothing."), UserMessage("Why?")))
+    return lambda: renderer.prompt(chat, tools)
 
 
-def _library(stuff: Material, words: int, seed: int) -> Callable[[], object]:
+def _library(corpus: Corpus, words: int, seed: int) -> Callable[[], object]:
     harmony = load_encoding().harmony
     messages = [
         Message.from_role_and_content(Role.ASSISTANT, item.text).with_channel("final")
         if isinstance(item, AssistantMessage)
         else Message.from_role_and_content(Role.USER, item.text)
-        for item in conversation(stuff, words, seed).items
+        for item in conversation(corpus, words, seed).items
         if isinstance(item, UserMessage | AssistantMessage)
     ]
-    asked = LibraryConversation.from_messages(messages)
-    return lambda: harmony.render_conversation_for_completion(asked, Role.ASSISTANT)
+    chat = LibraryConversation.from_messages(messages)
+    return lambda: harmony.render_conversation_for_completion(chat, Role.ASSISTANT)
 
 
-RENDERS: dict[str, Callable[[Material, int, int], Callable[[], object]]] = {
+RENDERS: dict[str, Callable[[Corpus, int, int], Callable[[], object]]] = {
     "cold": _cold,
     "next": _next,
     "library": _library,
@@ -88,9 +88,9 @@ RENDERS: dict[str, Callable[[Material, int, int], Callable[[], object]]] = {
 
 
 def main(path: Path) -> None:
-    stuff = material.load(path)
+    corpus = prose.load(path)
     for line in sys.stdin:
-        print(milliseconds(stuff, Ask(**orjson.loads(line))), flush=True)
+        print(milliseconds(corpus, RenderJob(**orjson.loads(line))), flush=True)
 
 
 if __name__ == "__main__":
