@@ -1,4 +1,4 @@
-"""`python -m bench`: run scenarios, print their tables, write RESULTS.md."""
+"""Command `python -m bench`: run scenarios, print their tables, write RESULTS.md."""
 
 from __future__ import annotations
 
@@ -27,7 +27,9 @@ NOTES = "Conditions, and reasons for missed aims: [NOTES.md](NOTES.md)\n"
 
 def arguments(argv: list[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m bench", description="CPU, latency and throughput as ratios")
-    parser.add_argument("scenarios", nargs="*", metavar="scenario", help=f"of: {', '.join(SCENARIOS)}")
+    parser.add_argument(
+        "scenarios", nargs="*", metavar="scenario", help=f"default: all usual ones; names: {', '.join(SCENARIOS)}"
+    )
     parser.add_argument("--rounds", type=int, default=3, help="interleaved rounds of every scenario (3)")
     parser.add_argument("--quick", action="store_true", help="one round of a third of the load; no RESULTS.md")
     parser.add_argument("--only", metavar="NAME,...", help=f"contenders, of: {', '.join(CONTENDERS)}")
@@ -53,8 +55,11 @@ def selected(args: argparse.Namespace) -> dict[str, Scenario]:
 def measure(
     rig: Rig, scenario: Scenario, arms: list[Arm], rounds: int, not_started: set[str]
 ) -> dict[str, list[Sample]]:
-    """Rounds over all arms, one after the other, so that a slow minute hits every arm alike. Who does not start is
-    reported, added to `down` and left out."""
+    """Sample all arms of a scenario, round by round.
+
+    A round runs all arms in turn, so that a slow minute affects all of them. A contender that fails to start is
+    reported, added to `not_started` and skipped.
+    """
     samples: dict[str, list[Sample]] = {arm.label: [] for arm in scenario.arms}
     for _ in range(rounds):
         for arm in arms:
@@ -63,7 +68,7 @@ def measure(
             try:
                 samples[arm.label].append(rig.sample(arm))
             except StartError as error:
-                print(f"{arm.contender} is left out: {error}", file=sys.stderr)
+                print(f"{arm.contender} is skipped: {error}", file=sys.stderr)
                 not_started.add(arm.contender)
     return samples
 
@@ -76,7 +81,7 @@ def arms_of(scenario: Scenario, args: argparse.Namespace) -> list[Arm]:
 
 def heading(argv: list[str], load_before: float) -> str:
     return (
-        "# What the gateway costs\n\n"
+        "# Cost of the gateway\n\n"
         "Compare ratios inside one table; absolute figures depend on the machine. Every answer was compared byte by\n"
         "byte with what the backend sent. Cells show the median (minimum-maximum) of the rounds. Comparisons show the\n"
         "median of the comparisons of each round.\n\n"

@@ -1,7 +1,8 @@
-"""Responses that run in the background, many at once: begun, some of them watched, and each seen to its logged end.
+"""Worker process that starts background responses and waits until their end is stored.
 
-A process of its own, driven by lines of JSON: one `Ask` in, one `Told` out. That an answer is logged is read from the
-store, past the gateway, and only looked for once the backend has sent all of it: looking costs the store something.
+The worker reads one `BackgroundJob` per line of JSON and answers with one `BackgroundResult`. It reads the store
+directly, without the gateway, to see when a response has ended. It reads only responses whose answer the backend has
+sent completely, because each read is load on the store.
 """
 
 from __future__ import annotations
@@ -25,32 +26,37 @@ from unisono.store.redis import RedisStore
 
 POLL_INTERVAL_S = 0.05
 MAX_IDS_PER_READ = 50
+# Deadline of one read. Long, because a busy store is judged by the time of its last log entry.
 STORE_DEADLINE_S = 5.0
-"""The deadline of a look: a store that is busy is measured by what it has logged."""
 
 
 @dataclass(frozen=True, slots=True)
 class BackgroundJob:
-    """`streams` responses of `tokens` tokens begun over `spread_s` seconds; `watched` of them are streamed to the
-    client that begins them."""
+    """Responses to start: `streams` of `tokens` tokens each, over `spread_s` seconds.
+
+    `watched` of them are streamed to the client that starts them.
+    """
 
     port: int
     upstream: int
+    # Port of the Redis that the gateway logs to.
     store: int
-    """The port of the Redis the gateway logs to."""
     key: str
     streams: int
     watched: int
     tokens: int
     spread_s: float
     seed: int
+    # Responses that have not ended by then count as one fault.
     limit_s: float = 120.0
-    """After this what is not over counts as a fault."""
 
 
 @dataclass(slots=True)
 class BackgroundResult(WorkerResult):
-    """Seconds between the backend's last byte and the end in the log (`logged`), or at the client (`watched`)."""
+    """Delays after the last byte of the backend, in seconds.
+
+    `logged` is the delay until the end is in the store, `watched` the delay until a streaming client receives it.
+    """
 
     logged_p50_s: float = 0.0
     logged_max_s: float = 0.0
@@ -59,7 +65,7 @@ class BackgroundResult(WorkerResult):
 
 
 class BackgroundClients:
-    """The responses of one `Ask`, by what tells their questions apart at the backend."""
+    """Clients of one `BackgroundJob`; responses are identified by their question keys."""
 
     def __init__(self, corpus: Corpus, job: BackgroundJob, store: RedisStore) -> None:
         self._corpus, self._job, self._store = corpus, job, store
@@ -79,7 +85,7 @@ class BackgroundClients:
                 for number in range(job.streams):
                     group.create_task(self._run_one(number))
         except TimeoutError:
-            result.add_fault(f"{len(self._logged)} of {job.streams} logged after {job.limit_s:.0f} s")
+            result.add_fault(f"{len(self._logged)} of {job.streams} responses logged after {job.limit_s:.0f} s")
         result.seconds, result.cpu_s = time.monotonic() - started_at, time.process_time() - cpu
         logged = [at - self._sent[question_key] for question_key, at in self._logged.items()]
         client_delays = [
@@ -92,10 +98,10 @@ class BackgroundClients:
         return result
 
     async def _run_one(self, number: int) -> None:
-        """Begin a response, and watch it where it is one of those."""
+        """Start one response, and read its stream if it is one of the watched ones."""
         job = self._job
         await asyncio.sleep(job.spread_s * number / job.streams)
-        # The watched ones are spread over all of them.
+        # The watched responses are distributed evenly over all.
         watched = number * job.watched // job.streams != (number + 1) * job.watched // job.streams
         seed = job.seed * 1_000_003 + number
         words, _ = self._corpus.prompt(wires.QUESTION_WORDS, seed)
@@ -115,7 +121,7 @@ class BackgroundClients:
             self._watched_ends[question_key] = reader.ended_at
 
     async def _watch_ends(self) -> None:
-        """Return when every response that was begun is over in the store."""
+        """Poll the store until every started response has ended."""
         job = self._job
         upstream = await http_client.connect(job.upstream)
         try:
@@ -144,14 +150,14 @@ class BackgroundClients:
 
 
 class CreatedReader(readers.ResponseBodyReader):
-    """Reads the answer to a request for a response in the background."""
+    """Reader of the answer to a request for a background response."""
 
     def __init__(self, ids: dict[str, str], question_key: str) -> None:
         super().__init__()
         self._ids, self._question_key = ids, question_key
 
     def fault(self, status: int, expected: Answer) -> str | None:
-        del expected  # it comes later
+        del expected  # The answer is stored later.
         if status != 200 or not self.id:
             return f"HTTP {status}: {self.body_start!r}"
         self._ids[self._question_key] = self.id
@@ -159,7 +165,7 @@ class CreatedReader(readers.ResponseBodyReader):
 
 
 class WatchingReader(readers.ResponseStreamReader):
-    """Reads a response's events, and notes its id with the first."""
+    """Reader of the events of a response; it records the id from the first event."""
 
     def __init__(self, ids: dict[str, str], question_key: str) -> None:
         super().__init__()
@@ -171,14 +177,14 @@ class WatchingReader(readers.ResponseStreamReader):
 
 def _stored_fault(response: StoredResponse | None, expected: Answer) -> str | None:
     if response is None:
-        return "a response is gone"
+        return "a response is missing in the store"
     fields = {"status": response.status.value, "output": [item.wire for item in response.output]}
     usage = {"output_tokens": response.usage.completion_tokens} if response.usage else None
     return readers.response_fault({**fields, "usage": usage}, expected)
 
 
 async def _fetch_sent(upstream: ClientConnection) -> dict[str, float]:
-    """What the backend has sent to its end since it was asked last."""
+    """Return the end times of the answers that the backend completed since the last call."""
     parts = list[bytes]()
     await upstream.request(http_client.message("/bench/ended", b""), parts.append)
     sent: dict[str, float] = orjson.loads(b"".join(parts))

@@ -1,8 +1,8 @@
-"""A backend that breaks off its answers after so many tokens, and goes on with those that another one began.
+"""Fake backend that breaks off its answers, and continues answers of another one.
 
-Two of these stand behind one gateway. Whichever is asked first breaks off and notes when; whichever is asked to go on
-notes when that was and when its first token went. Each of them knows only its own times, so what is compared between
-processes is how long something took.
+One gateway uses two of these. The first one that is requested breaks off and records when. The one that gets the
+continuation records when it received the request and sent its first token. Each process knows only its own times, so
+only durations are compared between processes.
 """
 
 from __future__ import annotations
@@ -25,31 +25,34 @@ from bench.fake_vllm import BackendConnection, BackendState, BackendWire
 from bench.prose import Answer, Corpus
 
 ANSWER_TOKENS = 64
+# Tokens sent before the break, so that it is in the middle of the visible text.
 BREAK_AFTER_TOKENS = 40
-"""Tokens that come before the break: it is in the middle of what the client reads."""
+# Tokens that the break may lose on the way to the gateway. They are requested again.
 MAX_LOST_TOKENS = 4
-"""Tokens that may have been under way when it broke, and are asked for again."""
 FIRST_TOKEN_S = 0.02
 INTERVAL_S = 0.004
+# Time between the last token and the break, so that the stream is lost and not the token.
 BREAK_DELAY_S = INTERVAL_S / 2
-"""Between the last token and the break, so that it is the stream that is lost and not the token."""
+# Only answers on this path break off.
 COMPLETIONS_PATH = b"/v1/completions"
-"""The one path on which answers break off."""
+# A POST sets the kind of break, and returns and clears the recorded times.
 BREAKS_PATH = b"/bench/breaks"
-"""Where it is told how to break off, and its times are read and forgotten."""
 
 
 @dataclass(slots=True)
 class BreakTimes:
-    """By question, in seconds of `time.monotonic`: when the last token went and when the stream broke; when the rest
-    was asked for and when its first token went."""
+    """Times by question key, in seconds of `time.monotonic`.
+
+    `broken`: when the last token was sent and when the stream broke. `resumed`: when the continuation was requested and
+    when its first token was sent.
+    """
 
     broken: dict[str, tuple[float, float]] = field(default_factory=dict)
     resumed: dict[str, tuple[float, float]] = field(default_factory=dict)
 
 
 class BreakingBackend(BackendState):
-    """What all connections share."""
+    """State shared by all connections of the backend."""
 
     def __init__(self, corpus: Corpus) -> None:
         super().__init__(corpus)
@@ -59,7 +62,7 @@ class BreakingBackend(BackendState):
         self.rest = lru_cache(maxsize=2 * MAX_LOST_TOKENS)(self._rest)
 
     def generated(self, prompt: Sequence[int], limit: int) -> int:
-        """How many tokens of an answer a prompt ends in."""
+        """Return the number of tokens of the answer at the end of the prompt."""
         if limit == ANSWER_TOKENS:
             return 0
         expected = self._corpus.answer(ANSWER_TOKENS).tokens
@@ -73,7 +76,7 @@ class BreakingBackend(BackendState):
 
 
 class BreakingStream:
-    """An answer on its way out, `written` tokens of which are in its prompt."""
+    """Answer in progress; `generated` of its tokens are in the prompt."""
 
     def __init__(
         self,
@@ -120,7 +123,7 @@ class BreakingStream:
 
 
 def _reset(transport: asyncio.Transport) -> None:
-    # Closed like this, the kernel says RST instead of FIN.
+    # With SO_LINGER and a timeout of 0 the kernel sends RST instead of FIN.
     transport.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
     transport.abort()
 
@@ -129,12 +132,12 @@ def _end(transport: asyncio.Transport) -> None:
     transport.write(vllm_wire.LAST_CHUNK)
 
 
+# `reset` resets the connection. `end` closes the HTTP body correctly, without a last token and `[DONE]`.
 BREAKERS: dict[str, Callable[[asyncio.Transport], None]] = {"reset": _reset, "end": _end}
-"""A connection that is reset, and a stream that ends well as HTTP but has no last token and no end mark."""
 
 
 class BreakingConnection(BackendConnection):
-    """A connection to the model."""
+    """Server connection of the backend."""
 
     def __init__(self, backend: BreakingBackend) -> None:
         super().__init__(backend)
@@ -161,7 +164,7 @@ class BreakingConnection(BackendConnection):
         prompt, limit = wire.prompt(body), body.get("max_tokens") or 16
         generated = self._backend.generated(prompt, limit)
         if limit != ANSWER_TOKENS and not BREAK_AFTER_TOKENS - MAX_LOST_TOKENS < generated <= BREAK_AFTER_TOKENS:
-            # Whoever wants something else wants to know who is there.
+            # Other requests are probes of the gateway.
             return super().complete(wire, content)
         self._breaking = BreakingStream(self._backend, self._transport, prompt, generated, self._received_at)
         return b""

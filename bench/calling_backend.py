@@ -1,8 +1,8 @@
-"""A backend whose model calls a tool so many times and then answers, and notes when it was asked and had answered.
+"""Fake backend whose model calls a tool several times and then answers.
 
-Which step a prompt is for is the number of calls in it, and whose loop it belongs to is told by its question, so that
-a gateway needs no change to be measured. An answer goes out at once but for its last token, which comes when the rest
-has been read, as it does from a model: what follows that is the gateway's time.
+The number of calls in a prompt determines the step, and the question identifies the loop. The gateway therefore needs
+no change to be measured. All of an answer except the last token is sent at once. The last token follows when the
+gateway has read the rest, as it does from a real model. The time after it is the time of the gateway.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ from unisono.harmony.encoding import Encoding, load_encoding
 
 SERVER_LABEL = "bench"
 TOOL_NAME = "echo"
+# A request returns and clears the times of all loops, by loop number.
 TIMES_PATH = b"/bench/loops"
-"""Where the times of all loops are read, by their numbers, and forgotten."""
 LAST_TOKEN_S = 0.02
+# Tool calls before the answer.
 STEPS = 5
-"""Calls before the answer."""
 ANSWER_TOKENS = 64
 CALL_TEMPLATE = (
     "<|channel|>analysis<|message|>{thought}<|end|><|start|>assistant<|channel|>commentary to=functions."
@@ -42,15 +42,17 @@ REASONING = "The harbour office keeps a list of every ship, so I look there befo
 
 @dataclass(slots=True)
 class ToolLoop:
-    """One turn: the number its calls carry, and for each of its prompts when it came and when its answer was sent,
-    in seconds of `time.monotonic`."""
+    """One tool loop: its number, which its calls contain, and the times of its prompts.
+
+    Each pair in `times` is when a prompt was received and when its answer was sent, in seconds of `time.monotonic`.
+    """
 
     number: int
     times: list[tuple[float, float]] = field(default_factory=list)
 
 
 class CallingBackend(BackendState):
-    """What all connections share."""
+    """State shared by all connections of the backend."""
 
     def __init__(self, corpus: Corpus, encoding: Encoding) -> None:
         super().__init__(corpus)
@@ -65,8 +67,8 @@ class CallingBackend(BackendState):
         return self._corpus.answer(ANSWER_TOKENS)
 
     def loop(self, prompt: Sequence[int]) -> ToolLoop:
-        """The loop a prompt belongs to, which may begin with it."""
-        # No word of a prompt is spelled like the header, which has no space in front.
+        """Return the loop of a prompt; a new question starts a new loop."""
+        # The words of a prompt start with a space, so none equals the header.
         header = len(prompt) - 1 - prompt[::-1].index(self.user_token)
         question = " ".join(map(str, prompt[header + 2 : header + 2 + QUESTION_WORDS]))
         if question not in self.loops:
@@ -83,7 +85,7 @@ class CallingBackend(BackendState):
 
 
 class CallingConnection(BackendConnection):
-    """A connection to the model."""
+    """Server connection of the backend."""
 
     def __init__(self, backend: CallingBackend) -> None:
         super().__init__(backend)
@@ -104,7 +106,7 @@ class CallingConnection(BackendConnection):
         if error is not None:
             return error
         if (body.get("max_tokens") or 16) <= ANSWER_TOKENS:
-            # Whoever wants so little wants to know who is there.
+            # Requests for so few tokens are probes of the gateway.
             return super().complete(wire, content)
         prompt = wire.prompt(body)
         loop, step = self._backend.loop(prompt), prompt.count(CALL)

@@ -1,9 +1,9 @@
-"""Compare two checkouts of the gateway: pairs of quick runs, one after the other, and the ratio with its interval.
+"""Comparison of two checkouts of the gateway: pairs of quick runs, and their ratio.
 
 python -m bench.compare ../before . --pairs 20 --out bench/FAILOVER.md
 
-Each checkout measures with its own environment and its own bench. The order alternates from pair to pair, so that a
-machine that becomes slower during the run slows both alike.
+Each checkout uses its own environment and its own `bench`. The order alternates from pair to pair, so that a machine
+that slows down during the run affects both.
 """
 
 from __future__ import annotations
@@ -19,21 +19,21 @@ from pathlib import Path
 from random import Random
 from statistics import median
 
+# Scenarios and their options: the gap at a failover, and the CPU time of a token.
 SCENARIOS: Mapping[str, tuple[str, ...]] = {
     "gap": ("--only", "unisono+pair"),
     "paced": ("--only", "unisono"),
 }
-"""Scenarios and their options. What a reader compares: the gap at a failover, and the cost of a token."""
 COLUMNS = {"gap": ("added p50 ms", "added p99 ms"), "paced": ("CPU µs/token",)}
 BOOTSTRAP_SAMPLES = 4_000
+# A 95 % interval of a median does not exist for fewer pairs.
 MIN_PAIRS = 6
-"""With fewer pairs no 95 % interval of a median exists."""
 
 Figures = dict[str, float]
 
 
 def figures_of(report: str, columns: Sequence[str]) -> Figures:
-    """The figures of a bench report, by `row, column`."""
+    """Parse the figures of a report, by `row, column`."""
     found: Figures = {}
     header: list[str] = []
     for line in report.splitlines():
@@ -50,7 +50,7 @@ def figures_of(report: str, columns: Sequence[str]) -> Figures:
 
 
 def measure(tree: Path, folder: Path) -> Figures:
-    """One quick run of all scenarios in one checkout. Raises CalledProcessError if a run fails."""
+    """Run all scenarios quickly in one checkout. Raises CalledProcessError if a run fails."""
     found: Figures = {}
     for scenario, options in SCENARIOS.items():
         out = folder / "report.md"
@@ -61,7 +61,7 @@ def measure(tree: Path, folder: Path) -> Figures:
 
 
 def interval(ratios: Sequence[float]) -> tuple[float, float, float]:
-    """Median of the ratios and its 95 % interval, by resampling the pairs."""
+    """Return the median of the ratios and its 95 % interval, from resampled pairs."""
     rng = Random(1)
     logs = [math.log(ratio) for ratio in ratios]
     medians = sorted(median(rng.choices(logs, k=len(logs))) for _ in range(BOOTSTRAP_SAMPLES))

@@ -1,6 +1,6 @@
-"""Who is measured: how each is started in front of the fake backend, and which wire its clients speak.
+"""Contenders: the command that starts each one, and the wire of its clients.
 
-A row is all it takes to measure something else, another gateway for instance.
+A new row is enough to measure another gateway.
 """
 
 from __future__ import annotations
@@ -14,14 +14,17 @@ from pathlib import Path
 from bench import litellm_env, vllm_wire
 from bench.team import PRICE, PROGRAM, Team, sections
 
+# Master key of the gateways, sent by the clients.
 KEY = "sk-bench-4b1d6f0c9a7e42538d"
-"""What gateways are told to ask for, and clients to send."""
 
 
 @dataclass(frozen=True, slots=True)
 class ContenderSetup:
-    """Where a contender works: a folder for its files, the fake backend's port, its own, and those of the run's Redis,
-    tool server and second backend, of its metrics and of whoever takes its spans; 0 for contenders that need none."""
+    """Folder and ports for one contender; a port that it does not use is 0.
+
+    `upstream` is the fake backend and `second` the second one. `redis`, `tools` and `spans` belong to other processes
+    of the run; `metrics` and `port` belong to the contender.
+    """
 
     folder: Path
     upstream: int
@@ -34,34 +37,37 @@ class ContenderSetup:
 
     @property
     def config(self) -> Path:
-        """The file of a gateway that is configured by one."""
+        """Path of the configuration file of a gateway."""
         return self.folder / f"gateway-{self.port}.yaml"
 
 
 @dataclass(frozen=True, slots=True)
 class Contender:
-    """`command` None is the direct connection; it may raise DidNotStart. `ready` is the path that answers 200 once it
-    serves, empty for listening; `redis` says that it keeps its state in one."""
+    """Command, wire and needs of a contender.
+
+    `command` is None for the direct connection, and may raise StartError. `ready` is the path that returns 200 once the
+    contender serves; if it is empty, an open port is enough. `has_redis` contenders store their state in Redis.
+    """
 
     wire: str
     command: Callable[[ContenderSetup], list[str]] | None
     ready: str = ""
     env: Mapping[str, str] = field(default_factory=dict)
     has_redis: bool = False
+    # It uses a tool server and a model that calls tools.
     has_tools: bool = False
-    """Whether a tool server and a model that calls it are behind it."""
+    # It uses two backends that break off their answers.
     has_backend_pair: bool = False
-    """Whether two backends that break off are behind it."""
+    # Enabled features of a team. Its clients send a virtual key if the team has one.
     team: Team | None = None
-    """What of keys and of watching it was told to have on or off; its clients send a key accordingly."""
+    # It may use every CPU, and shares them with the rest of the run.
     has_all_cpus: bool = False
-    """Whether it may use every CPU there is, and shares them with the rest of the run."""
 
 
 def gateway_config(
     upstream: int, store: str = "memory://", tools: int = 0, second: int = 0, *, price: str = "", team: str = ""
 ) -> str:
-    """`price` is the model's, `team` further sections."""
+    """Return a gateway configuration with the YAML of a `price` and of `team` sections."""
     server = f"""\
 mcp_servers:
   bench:
@@ -79,7 +85,7 @@ mcp_servers:
         for port in (upstream, second)
         if port
     )
-    # Backends that break off each of their answers are to get the next one all the same.
+    # Circuits must stay closed although each answer breaks off.
     router_settings = "router_settings:\n  allowed_fails: 1000000\n"
     return f"""\
 model_list:
@@ -91,7 +97,10 @@ store:
 
 
 def litellm_config(upstream: int) -> str:
-    """The same model as plain chat, and what LiteLLM's guide advises for production."""
+    """Return a LiteLLM configuration for the same model as plain chat.
+
+    The settings are those that LiteLLM's guide recommends for production.
+    """
     return f"""\
 model_list:
   - model_name: {vllm_wire.MODEL}
@@ -107,7 +116,7 @@ general_settings:
 
 
 LITELLM_ENV = {
-    # Prices from the package and not from the network.
+    # Read prices from the package and not from the network.
     "LITELLM_LOCAL_MODEL_COST_MAP": "True",
     "LITELLM_TELEMETRY": "False",
     "LITELLM_MODE": "PRODUCTION",
@@ -119,7 +128,7 @@ def _unisono(setup: ContenderSetup, workers: int = 1, team: Team | None = None) 
     store = f"redis://127.0.0.1:{setup.redis}/0" if setup.redis else "memory://"
     extra = {}
     if team is not None:
-        # What answers cost is measured, and not what becomes of them where Redis has no CPU for a moment.
+        # A long deadline: the measurement is the cost of answers, not of errors when Redis has no CPU.
         store += "\n  deadline_s: 5"
         extra = {"price": PRICE, "team": sections(team, setup.metrics, setup.spans)}
     setup.config.write_text(gateway_config(setup.upstream, store, setup.tools, setup.second, **extra))

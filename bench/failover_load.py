@@ -1,9 +1,9 @@
-"""Streams whose backend breaks off in the middle, while another one goes on; a process of its own.
+"""Worker process with streams whose backend breaks off and another one continues.
 
-Driven by lines of JSON: one `Ask` in, one `Told` out. A gap is what a client sees, from the last text before the break
-to the first behind it. What the gateway adds to it is the gap without the second backend's own time to its first token
-and without the time the first one took to die: both backends say how long that was. The text has to be, byte for byte,
-that of an answer nobody disturbed.
+The worker reads one `FailoverJob` per line of JSON and answers with one `FailoverResult`. A gap is the time that a
+client waits between the last text before the break and the first text after it. The added time is this gap without two
+durations that the backends report: the first one's delay before the break, and the second one's time to its first
+token. The text must equal that of an undisturbed answer byte for byte.
 """
 
 from __future__ import annotations
@@ -29,8 +29,11 @@ from bench.worker import WorkerResult, serve_lines
 
 @dataclass(frozen=True, slots=True)
 class FailoverJob:
-    """`streams` clients at once, each with `requests` answers behind a conversation of `words` words, its own each
-    time. `models` are the ports of the two backends, which break off as `how` says."""
+    """Load of `streams` concurrent clients with `requests` answers each.
+
+    Each answer follows a new conversation of `words` words. `backend_ports` are the two backends, which break off as
+    `variant` names.
+    """
 
     variant: str
     port: int
@@ -40,8 +43,8 @@ class FailoverJob:
     requests: int
     words: int
     seed: int
+    # Streams that have not ended by then count as one fault.
     limit_s: float = 120.0
-    """After this what is not over counts as a fault."""
 
 
 @dataclass(slots=True)
@@ -58,14 +61,14 @@ Spans = Mapping[str, tuple[float, float]]
 
 @dataclass(frozen=True, slots=True)
 class BackendTimes:
-    """What one backend noted (`break_model.Times`)."""
+    """Times that one backend recorded (`breaking_backend.BreakTimes`)."""
 
     broken: Spans = field(default_factory=dict)
     resumed: Spans = field(default_factory=dict)
 
 
 class ArrivalClock(readers.Clock):
-    """When text arrived, in seconds of `time.monotonic`, which is one clock for all processes."""
+    """Arrival times of text, in seconds of `time.monotonic`, which all processes share."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -105,19 +108,19 @@ async def run(corpus: Corpus, job: FailoverJob) -> FailoverResult:
 def compute_gaps(
     result: FailoverResult, arrival_times: Mapping[str, Sequence[float]], backend_times: Sequence[BackendTimes]
 ) -> None:
-    """The gaps of all streams, by when text arrived and by what the backends noted."""
+    """Add the gaps of all streams to `result`, from arrival times and the backends' times."""
     gaps, added = list[float](), list[float]()
     for question, times in arrival_times.items():
         first = next((notes for notes in backend_times if question in notes.broken), None)
         second = next((notes for notes in backend_times if question in notes.resumed), None)
         if first is None or second is None or first is second:
-            result.add_fault("broken off by nobody" if first is None else "continued by nobody else")
+            result.add_fault("no backend broke off" if first is None else "no other backend continued")
             continue
         last_at, broke_at = first.broken[question]
         requested_at, sent_at = second.resumed[question]
         next_index = bisect_left(times, sent_at)
         if not 0 < next_index < len(times):
-            result.add_fault("nothing came before the break, or behind it")
+            result.add_fault("no text arrived before or after the break")
             continue
         gaps.append(times[next_index] - times[next_index - 1])
         added.append(gaps[-1] - (broke_at - last_at) - (sent_at - requested_at))
@@ -127,7 +130,7 @@ def compute_gaps(
 
 
 def _request(corpus: Corpus, job: FailoverJob, index: int) -> tuple[str, bytes]:
-    """A request, and what tells its question from the others at a backend."""
+    """Return the question key of a request, and the request."""
     seed = job.seed * 1_000_003 + index
     question = wires.Question(seed, history=job.words, history_seed=seed)
     words, _ = corpus.prompt(question.words, seed)
@@ -136,7 +139,7 @@ def _request(corpus: Corpus, job: FailoverJob, index: int) -> tuple[str, bytes]:
 
 
 async def _run_one(corpus: Corpus, port: int, request: bytes) -> tuple[Sequence[float], str | None]:
-    """When the text of an answer came, and what was wrong with it."""
+    """Return the arrival times of an answer, and its fault."""
     reader, arrivals = readers.ChatReader(), ArrivalClock()
     reader.clock = arrivals
     try:
@@ -147,7 +150,7 @@ async def _run_one(corpus: Corpus, port: int, request: bytes) -> tuple[Sequence[
 
 
 async def _fetch_times(port: int, variant: str) -> BackendTimes:
-    """What a backend noted since it was asked last; from now on it breaks off like this."""
+    """Return and clear the times of a backend, and set its kind of break."""
     parts = list[bytes]()
     await http_client.request_once(
         port, http_client.message(BREAKS_PATH.decode(), orjson.dumps({"variant": variant})), parts.append

@@ -1,4 +1,4 @@
-"""What stands behind and before a gateway with two backends that break off: both of them, and clients."""
+"""Processes for a gateway with two backends that break off: the backends and the clients."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from bench.worker_client import ask_worker
 
 @dataclass(frozen=True, slots=True)
 class FailoverRig:
-    """`models` are the ports of the two backends."""
+    """Ports of the two backends, and the worker process with the clients."""
 
     backend_ports: tuple[int, int]
     clients: Process
 
     def sample(self, port: int, work: FailoverWork, seed: int) -> Sample:
-        """What the clients say of the gateway at `port`."""
+        """Measure the gateway at `port`."""
         job = failover_load.FailoverJob(
             variant=work.variant,
             port=port,
@@ -48,7 +48,7 @@ class FailoverRig:
 
 
 def start_failover_rig(stack: ExitStack, folder: Path, corpus: Path, cpus: frozenset[int]) -> FailoverRig:
-    """All of it, ended with `stack`. Raises DidNotStart."""
+    """Start all processes; they end with `stack`. Raises StartError."""
     modules = [sys.executable, "-m"]
     ports = free_port(), free_port()
     for number, port in enumerate(ports):

@@ -1,7 +1,7 @@
-"""A vLLM server without a model: both of its wires at a steady pace or as fast as the reader takes it.
+"""Fake vLLM server without a model: completions and chat, at a fixed pace or at full speed.
 
-`max_tokens` is the length of the answer, so that a gateway in front of it needs no change to be measured. The pace is
-set for all later requests by `POST /bench/pace`. Paced streams keep an absolute schedule: lateness never adds up.
+`max_tokens` is the length of the answer, so that a gateway in front needs no change to be measured. `POST /bench/pace`
+sets the pace of all later requests. Paced streams follow an absolute schedule, so that delays do not accumulate.
 """
 
 from __future__ import annotations
@@ -26,8 +26,11 @@ from bench.prose import Answer, Corpus
 
 @dataclass(frozen=True, slots=True)
 class Pace:
-    """`interval_us` is the time of one token, 0 for full speed; then `burst` chunks go out per write. A request's own
-    `stream_interval` overrules `tokens_per_chunk`, as it does at the server."""
+    """Speed and chunk size of the streams.
+
+    `interval_us` is the time of one token; 0 means full speed, with `burst` chunks per write. The field
+    `stream_interval` of a request overrides `tokens_per_chunk`, as in vLLM.
+    """
 
     interval_us: int = 0
     tokens_per_chunk: int = 1
@@ -36,7 +39,7 @@ class Pace:
 
 @dataclass(slots=True)
 class BackendCounters:
-    """Counters of this process, shown by `GET /bench/served`."""
+    """Counters of this process, returned by `GET /bench/served`."""
 
     requests: int = 0
     tokens: int = 0
@@ -44,7 +47,7 @@ class BackendCounters:
 
 
 class RenderedAnswer(Protocol):
-    """An answer as its stream: what comes at once, what comes token by token, what comes last."""
+    """Bytes of a streamed answer: the first chunk, the chunks of the tokens, the end."""
 
     @property
     def answer(self) -> Answer: ...
@@ -55,7 +58,7 @@ class RenderedAnswer(Protocol):
 
 
 class BackendWire(Protocol):
-    """What a server says on one path; the modules `vllm_wire` and `chat_wire` are two."""
+    """Responses of a server on one path, implemented by the modules `vllm_wire` and `chat_wire`."""
 
     def __hash__(self) -> int: ...
     def refusal(self, body: object, /) -> bytes | None: ...
@@ -65,14 +68,13 @@ class BackendWire(Protocol):
 
 
 class BackendState:
-    """What all connections share."""
+    """State shared by all connections of the backend."""
 
     def __init__(self, corpus: Corpus) -> None:
         self.pace = Pace()
         self.counters = BackendCounters()
+        # When each streamed answer ended, by question key. `POST /bench/ended` returns and clears them.
         self.end_times: dict[str, float] = {}
-        """When each streamed answer was sent to its end, by `vllm_wire.asked`; read and forgotten by
-        `POST /bench/ended`."""
         self._corpus = corpus
         self.rendered = lru_cache(maxsize=64)(self._render)
 
@@ -81,14 +83,14 @@ class BackendState:
 
 
 class AnswerStream:
-    """One answer on its way out."""
+    """Streamed answer in progress."""
 
     def __init__(
         self, server: BackendState, wire: BackendWire, transport: asyncio.Transport, body: dict[str, object]
     ) -> None:
         prompt, limit = wire.prompt(body), body.get("max_tokens") or 16
         if not isinstance(limit, int):
-            raise TypeError("the request was not checked")
+            raise TypeError("`max_tokens` is not an integer; check the request with `refusal` first")
         self._server, self._transport = server, transport
         self._pace = server.pace
         requested_interval = body.get("stream_interval")
@@ -149,14 +151,14 @@ class AnswerStream:
 
 
 class BackendConnection(asyncio.Protocol):
-    """HTTP/1.1 with keep-alive, one request at a time. Leaving in the middle of an answer ends it."""
+    """Server connection with HTTP/1.1 and keep-alive; a disconnect ends its answer."""
 
     def __init__(self, server: BackendState) -> None:
         self._server = server
         self._stream: AnswerStream | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        # uvloop's transports are not asyncio's by inheritance.
+        # The transports of uvloop are no subclasses of those of asyncio.
         self._transport = cast("asyncio.Transport", transport)
         self._parser = httptools.HttpRequestParser(self)
 

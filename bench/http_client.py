@@ -1,7 +1,7 @@
-"""A client connection that hands over what each socket read brought, and does nothing else.
+"""HTTP client connection that passes on the bytes of each socket read.
 
-A general client costs more per chunk than the relay under test; this one is small enough for one process to drive a
-gateway to its limit.
+A general client needs more CPU per chunk than the relay under test. With this one, a single process can drive a gateway
+to its limit.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ import httptools
 
 
 class ConnectionLostError(Exception):
-    """The server closed the connection in the middle of an answer."""
+    """The server closed the connection before the end of an answer."""
 
 
 class ClientConnection(asyncio.Protocol):
-    """One HTTP/1.1 connection, one request at a time."""
+    """One HTTP/1.1 connection, with one request at a time."""
 
     def __init__(self) -> None:
         self._transport: asyncio.Transport | None = None
@@ -27,16 +27,18 @@ class ClientConnection(asyncio.Protocol):
         self._sink: Callable[[bytes], None] = self._bodies.append
         self._done: asyncio.Future[int] | None = None
         self._complete = False
+        # True if the last answer was complete and the server keeps the connection open.
         self.reusable = False
-        """Whether the last answer was complete and the server keeps the connection open."""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        # uvloop's transports are not asyncio's by inheritance.
+        # The transports of uvloop are no subclasses of those of asyncio.
         self._transport = cast("asyncio.Transport", transport)
 
     async def request(self, message: bytes, sink: Callable[[bytes], None]) -> int:
-        """Send `message` and give `sink` the body bytes of each read. Returns the status after the last. Raises
-        Lost."""
+        """Send `message`, pass body bytes to `sink` after each read, return the status.
+
+        Raises ConnectionLostError.
+        """
         if self._transport is None or self._transport.is_closing():
             raise ConnectionLostError("the connection is closed")
         self._parser = httptools.HttpResponseParser(self)
@@ -52,7 +54,7 @@ class ClientConnection(asyncio.Protocol):
         try:
             parser.feed_data(data)
         except httptools.HttpParserError as error:
-            done.set_exception(ConnectionLostError(f"not HTTP: {error}"))
+            done.set_exception(ConnectionLostError(f"the answer is not valid HTTP: {error}"))
             return
         if self._bodies:
             self._sink(b"".join(self._bodies))
@@ -83,7 +85,10 @@ async def connect(port: int) -> ClientConnection:
 
 
 async def request_once(port: int, request: bytes, sink: Callable[[bytes], None]) -> int:
-    """One request on a connection of its own; returns the status. Raises Lost, and OSError."""
+    """Send one request on a new connection and return the status.
+
+    Raises ConnectionLostError and OSError.
+    """
     connection = await connect(port)
     try:
         return await connection.request(request, sink)
@@ -92,7 +97,7 @@ async def request_once(port: int, request: bytes, sink: Callable[[bytes], None])
 
 
 def message(path: str, body: bytes, method: str = "POST", key: str = "") -> bytes:
-    """One request; with a `key` it carries it as a bearer."""
+    """Return the bytes of one request, with `key` as bearer token if there is one."""
     head = f"{method} {path} HTTP/1.1\r\nhost: 127.0.0.1\r\ncontent-type: application/json\r\n"
     if key:
         head += f"authorization: Bearer {key}\r\n"

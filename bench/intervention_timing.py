@@ -1,9 +1,9 @@
-"""Answers that were asked for in a way of their own, in front of no server: the engine and a model by script.
+"""Worker process that times the engine for answers with requirements, with a scripted model.
 
-How many generations an answer takes, and how long, against a plain one; and what the plan costs per token where nothing
-is asked for. Every prompt has to extend the one before it, token by token, up to where the model was stopped: else the
-backend's prefix cache is lost, which is a fault. A process of its own, driven by lines of JSON: one `Ask` in, one
-`Told` out.
+It measures the generations and the time of an answer with forced calls or a schema, next to a plain answer. It also
+measures the CPU time per token of the intervention controller for an answer without requirements. Each prompt must
+extend the previous one up to the token where the model stopped. Otherwise the backend's prefix cache is lost, which
+counts as a fault. The worker reads one `InterventionJob` per line of JSON and answers with one `InterventionResult`.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ ROUTER_TOKENS = 50_000
 
 @dataclass(frozen=True, slots=True)
 class InterventionCase:
-    """`outputs` is what the model says, generation by generation, and then again."""
+    """Outputs of the model, one per generation and then repeated, and the request's options."""
 
     outputs: Sequence[str]
     tools: tuple[FunctionTool, ...] = ()
@@ -87,7 +87,7 @@ ROUTER_VARIANTS = ("router alone", "with the plan")
 
 @dataclass(frozen=True, slots=True)
 class InterventionJob:
-    """One of the cases, so many `times`; or one of the routes."""
+    """Name of a case, which is repeated `times`, or of a router variant."""
 
     variant: str
     times: int
@@ -95,15 +95,15 @@ class InterventionJob:
 
 @dataclass(slots=True)
 class InterventionResult(WorkerResult):
+    # Generations per answer.
     generations: float = 0.0
-    """Per answer."""
     ms_per_answer: float = 0.0
     us_per_token: float = 0.0
 
 
 @dataclass
 class ScriptedBackend:
-    """A backend that says its outputs one after the other."""
+    """Backend that returns its outputs in order."""
 
     outputs: Sequence[Sequence[int]]
     guided: bool
@@ -121,10 +121,10 @@ class ScriptedBackend:
         yield Chunk(finish=FinishReason.STOP)
 
     async def load(self) -> None:
-        """It does not say."""
+        """Report no load."""
 
     async def aclose(self) -> None:
-        """There is nothing to close."""
+        """Do nothing."""
 
 
 async def run(job: InterventionJob) -> InterventionResult:
@@ -166,35 +166,35 @@ async def run(job: InterventionJob) -> InterventionResult:
 
 
 def find_fault(case: InterventionCase, backend: ScriptedBackend, closed: Sequence[Closed], unmet: str) -> str:
-    """What is wrong with an answer, and with the prompts it took; empty for nothing."""
+    """Return what is wrong with an answer or its prompts, or an empty string."""
     expected = CITY_ARGUMENTS if case.choice is not None or case.form is not None else ""
     if unmet or (expected and closed[-1].text != expected):
         return unmet or f"the answer is {closed[-1].text[:60]!r}"
     if len(backend.prompts) != len(case.outputs):
-        return f"{len(backend.prompts)} generations, not {len(case.outputs)}"
+        return f"{len(backend.prompts)} generations instead of {len(case.outputs)}"
     reasoning = _body_tokens(closed[0]) if isinstance(closed[0].item, Reasoning) else ()
     prefix = [*backend.prompts[0], *reasoning]
     for prompt in backend.prompts[1:]:
         if list(prompt[: len(prefix)]) != prefix:
-            return "a prompt does not extend the one before it by what was said"
+            return "a prompt does not extend the previous prompt by its output"
     return ""
 
 
 def _body_tokens(closed: Closed) -> Sequence[int]:
-    """A message's tokens behind the start that its prompt ends in."""
+    """Return the tokens of a message after the start that its prompt ends with."""
     return closed.tokens[len(load_encoding().encode_marked(ANSWER_START)) :]
 
 
 @cache
 def _long_answer() -> list[int]:
     encoding = load_encoding()
-    # Numbered, since nothing is to repeat itself.
+    # The rows are numbered, because repetition would stop the answer.
     text = "".join(f"Row {row} of the list says that it is {row * 7919 % 10_007} metres. " for row in range(4_000))
     return [*encoding.encode_marked("<|channel|>final<|message|>"), *encoding.encode_text(text)[:ROUTER_TOKENS]]
 
 
 def _router_us_per_token(variant: str) -> float:
-    """Microseconds of CPU per token that comes by itself, and is kept in a journal either way."""
+    """Return the CPU time per token in microseconds; both variants write a journal."""
     encoding, tools = load_encoding(), plan_tools(())
     request = GenerationRequest("m", Conversation(Preamble(), (UserMessage("Hi"),)))
     tokens = _long_answer()

@@ -1,7 +1,7 @@
-"""The clients: so many streams at once, each asking again when its answer is complete; a process of its own.
+"""Worker process with concurrent clients that repeat requests after complete answers.
 
-Driven by lines of JSON: one `Load` in, one `Outcome` out; or one `Lived` in, its pasts out. Connections are kept
-between lines, so that a warm-up line leaves the next one with everything open.
+The worker reads lines of JSON. It answers a `Load` with a `LoadResult`, and a `PriorTurnsJob` with the body fields that
+continue its turns. Connections stay open between lines, so that a warm-up opens those of the next line.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ NO_FIELDS: Mapping[str, object] = {}
 
 @dataclass(frozen=True, slots=True)
 class ColdPrompts:
-    """Long prompts that arrive beside the streams: one of `words` tokens every `every_s` seconds, `count` of them."""
+    """Long prompts next to the streams: one of `words` tokens every `every_s` seconds."""
 
     words: int
     every_s: float
@@ -36,7 +36,10 @@ class ColdPrompts:
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """`streams` clients, each with `requests` answers of `tokens` tokens. They start over `spread_s` seconds."""
+    """Load of `streams` clients with `requests` answers of `tokens` tokens each.
+
+    The clients start over `spread_s` seconds.
+    """
 
     wire: str
     port: int
@@ -46,23 +49,23 @@ class Load:
     stream: bool = True
     spread_s: float = 0.0
     seed: int = 0
+    # Words of the conversation before each question: one for all, or with `fresh` a new one for each.
     history: int = 0
-    """Words of the conversation each request continues: the same one for all, or with `fresh` a new one each time."""
     fresh: bool = False
+    # Seconds after which each client disconnects from its answer; 0 for never.
     disconnect_after_s: float = 0.0
-    """After so many seconds each client hangs up, whatever it got; 0 for never."""
     cold: ColdPrompts | None = None
+    # Body fields with the stored state that requests continue. Each entry serves an equal number of consecutive
+    # requests.
     priors: tuple[Mapping[str, str], ...] = ()
-    """What the requests continue, as fields of their bodies: each past is continued by as many of them, one after the
-    other."""
     key: str = ""
+    # The load is cancelled after this time, which counts as a fault.
     limit_s: float = 120.0
-    """After this the load is given up and counts as a fault."""
 
 
 @dataclass(slots=True)
 class LoadResult(WorkerResult):
-    """What came of a load. Times in milliseconds; the gaps are those of the streams, not of the cold prompts."""
+    """Totals and latencies of a load; gaps include only the streams, not the cold prompts."""
 
     requests: int = 0
     tokens: int = 0
@@ -71,12 +74,12 @@ class LoadResult(WorkerResult):
     gap_p50_ms: float = 0.0
     gap_p99_ms: float = 0.0
     gap_max_ms: float = 0.0
+    # Requests whose client disconnected before the end of the answer.
     disconnected: int = 0
-    """Requests whose client hung up in the middle of the answer."""
 
 
 def quantile(values: list[float], share: float) -> float:
-    """The value that `share` of the sorted values do not exceed; 0 without values."""
+    """Return the value that `share` of the values do not exceed, or 0 without values."""
     if not values:
         return 0.0
     ordered = sorted(values)
@@ -84,7 +87,7 @@ def quantile(values: list[float], share: float) -> float:
 
 
 class Clients:
-    """Open connections by port, and the streams that use them."""
+    """Streams of a load, and the open connections by port."""
 
     def __init__(self, corpus: Corpus) -> None:
         self.corpus = corpus
@@ -181,7 +184,7 @@ class Clients:
 
 
 def _usable(idle: list[ClientConnection]) -> ClientConnection | None:
-    """The latest connection that the server has not closed meanwhile."""
+    """Return the latest connection that the server has not closed, if there is one."""
     while idle:
         connection = idle.pop()
         if connection.reusable:

@@ -1,7 +1,7 @@
-"""What stands beside a gateway that is watched: a collector that takes its spans, and a reader of its metrics.
+"""Collector of spans and reader of metrics for a monitored gateway.
 
-A process of its own: `python -m bench.monitor PORT METRICS_PORT`. It answers every request, spans or not, with 200 and
-reads no more of it than where it ends; metrics are read once a second. `GET /seen` tells how much came.
+Runs as a process: `python -m bench.monitor PORT METRICS_PORT`. It answers every export of spans with 200 and does not
+parse the body. It reads the metrics every second. `GET /seen` returns the counters.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ SCRAPE_EVERY_S = 1.0
 
 @dataclass(slots=True)
 class MonitorCounters:
-    """Requests with spans, and reads of metrics that were answered."""
+    """Received exports of spans, and successful reads of metrics."""
 
     exports: int = 0
     span_bytes: int = 0
@@ -40,7 +40,7 @@ class Monitor:
         return web.Response(body=orjson.dumps(asdict(self.counters)), content_type="application/json")
 
     async def scrape(self, port: int) -> None:
-        """For ever; a gateway that is not there yet is asked again."""
+        """Read the metrics forever, also from a gateway that does not serve yet."""
         async with ClientSession() as session:
             while True:
                 await asyncio.sleep(SCRAPE_EVERY_S)

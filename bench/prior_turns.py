@@ -1,4 +1,4 @@
-"""What a measured request continues: turns that were really had, each a request and its answer, one after the other."""
+"""Stored turns that measured requests continue, created by real requests in sequence."""
 
 from __future__ import annotations
 
@@ -14,15 +14,17 @@ from bench.prose import Corpus
 
 MAX_CONCURRENT = 2
 RETRY_DELAY_S = 0.5
+# Statuses of a gateway whose store was late. These turns are not measured, so they are retried.
 BUSY_STATUSES = (409, 503)
-"""What a gateway says whose store was late: pasts are not measured, so the turn is had a little later."""
 MAX_TRIES = 20
 
 
 @dataclass(frozen=True, slots=True)
 class PriorTurnsJob:
-    """`count` pasts of `turns` turns with answers of `tokens` tokens, made of responses that continue each other
-    (`chain`) or in a conversation (`conversation`)."""
+    """Job that creates `count` sequences of `turns` turns with answers of `tokens` tokens.
+
+    The turns of a sequence continue each other's response (`chain`) or share a conversation (`conversation`).
+    """
 
     variant: str
     port: int
@@ -34,7 +36,10 @@ class PriorTurnsJob:
 
 
 async def create_prior_turns(corpus: Corpus, job: PriorTurnsJob) -> list[Mapping[str, str]]:
-    """The pasts, each as the fields of a body that continues it. Raises RuntimeError when a turn goes wrong."""
+    """Create all sequences and return the body fields that continue each of them.
+
+    Raises RuntimeError if a turn fails.
+    """
     slots = asyncio.Semaphore(MAX_CONCURRENT)
 
     async def one(number: int) -> Mapping[str, str]:
@@ -65,7 +70,7 @@ async def _create_one(
             await asyncio.sleep(RETRY_DELAY_S)
         fault = reader.fault(status, corpus.answer(job.tokens))
         if fault is not None:
-            raise RuntimeError(f"turn {turn} of a past: {fault}")
+            raise RuntimeError(f"prior turn {turn} failed: {fault}")
         prior = advance(prior, reader.id)
     return prior
 
@@ -79,15 +84,15 @@ async def _create_conversation(connection: ClientConnection, key: str) -> Mappin
     parts = list[bytes]()
     status = await connection.request(http_client.message("/v1/conversations", b"{}", key=key), parts.append)
     if status != 200:
-        raise RuntimeError(f"no conversation: HTTP {status}: {b''.join(parts)[:300]!r}")
+        raise RuntimeError(f"creation of a conversation failed: HTTP {status}: {b''.join(parts)[:300]!r}")
     return {"conversation": str(orjson.loads(b"".join(parts))["id"])}
 
 
 StartPrior = Callable[[ClientConnection, str], Awaitable[Mapping[str, str]]]
 AdvancePrior = Callable[[Mapping[str, str], str], Mapping[str, str]]
 
+# By variant: the body fields of the first turn, and those of the turn after a response.
 PRIOR_KINDS: dict[str, tuple[StartPrior, AdvancePrior]] = {
     "chain": (_no_prior, lambda prior, response_id: {"previous_response_id": response_id}),
     "conversation": (_create_conversation, lambda prior, response_id: prior),
 }
-"""What the first turn of a past continues, and what the turn behind a response does."""

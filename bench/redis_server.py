@@ -1,4 +1,4 @@
-"""The Redis of a run, with its log on disk."""
+"""Redis server of a run, with its log on disk."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from bench.processes import Process, StartError, free_port
 
 
 def start_redis(stack: ExitStack, folder: Path, cpus: frozenset[int]) -> tuple[int, Process]:
-    """Its port and its process, which ends with `stack`. Raises DidNotStart."""
+    """Return the port and the process of a Redis that ends with `stack`. Raises StartError."""
     program = shutil.which("redis-server") or shutil.which("valkey-server")
     if program is None:
         raise StartError("no redis-server or valkey-server on PATH (Debian: redis-server)")

@@ -1,4 +1,4 @@
-"""The least any gateway can do: bytes from one socket to another. Everything else is measured against it."""
+"""TCP relay, the minimal gateway and the baseline of all others."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import uvloop
 
 
 class RelayEnd(asyncio.Protocol):
-    """One side of a relayed connection; what it reads goes to the other side."""
+    """One side of a relayed connection; it writes what it reads to the other side."""
 
     def __init__(self) -> None:
         self.peer: asyncio.Transport | None = None
@@ -18,7 +18,7 @@ class RelayEnd(asyncio.Protocol):
         self.transport: asyncio.Transport | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        # uvloop's transports are not asyncio's by inheritance.
+        # The transports of uvloop are no subclasses of those of asyncio.
         self.transport = cast("asyncio.Transport", transport)
 
     def join(self, peer: asyncio.Transport) -> None:
@@ -47,7 +47,7 @@ class RelayEnd(asyncio.Protocol):
 
 
 class ClientEnd(RelayEnd):
-    """The client's side: opens the other one."""
+    """Side of the client; it opens the other side."""
 
     def __init__(self, upstream: int) -> None:
         super().__init__()

@@ -1,6 +1,6 @@
-"""Rendering a long conversation, alone: no sockets and no schema, only the renderer.
+"""Worker process that times the render of a long conversation, without sockets and schemas.
 
-A process of its own, driven by lines of JSON: one `Ask` in, the milliseconds of CPU out.
+The worker reads one `RenderJob` per line of JSON and answers with milliseconds of CPU time.
 """
 
 from __future__ import annotations
@@ -26,8 +26,11 @@ from unisono.harmony.tools import plan_tools
 
 @dataclass(frozen=True, slots=True)
 class RenderJob:
-    """A conversation of `words` words in messages of the usual length, rendered by a renderer that never saw it
-    (`cold`), by one that saw it a turn ago (`next`), or by openai-harmony (`library`). The median of `times`."""
+    """Render of a conversation of `words` words; the result is the median of `times`.
+
+    The variant `cold` uses a new renderer, `next` a renderer that rendered the previous turn, and `library` uses
+    openai-harmony.
+    """
 
     variant: str
     words: int
@@ -61,7 +64,7 @@ def _cold(corpus: Corpus, words: int, seed: int) -> Callable[[], object]:
 def _next(corpus: Corpus, words: int, seed: int) -> Callable[[], object]:
     renderer, tools = Renderer(load_encoding()), plan_tools([])
     renderer.prompt(conversation(corpus, words, seed), tools)
-    # The next request brings equal text, in objects of its own.
+    # The next request has equal text in new objects.
     items = conversation(corpus, words, seed).items
     chat = Conversation(Preamble(), (*items, AssistantMessage("Nothing."), UserMessage("Why?")))
     return lambda: renderer.prompt(chat, tools)

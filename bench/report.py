@@ -1,4 +1,4 @@
-"""Samples as tables: for the terminal and, the same text, for RESULTS.md."""
+"""Markdown tables of samples, for the terminal and RESULTS.md."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from bench.sample import COLUMNS, Sample
 from bench.tasks import Scenario, Verdict
 
 PACKAGES = ("unisono", "uvicorn", "uvloop", "httptools", "aiohttp", "orjson", "openai-harmony", "fastapi", "starlette")
+# CPU share from which the fake backend and the load generator limit the result.
 MAX_RIG_BUSY = 0.9
-"""From here up the fake and the load generator were as busy as they can be."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +53,7 @@ class VerdictResult:
 
     @property
     def aim(self) -> str:
-        """Empty where there is none."""
+        """Aim as text, or an empty string without one."""
         verdict = self.verdict
         return "" if verdict.aim is None else f"{'≥' if verdict.at_least else '≤'} {verdict.aim:.3g}"
 
@@ -63,8 +63,10 @@ class VerdictResult:
 
 
 def judge(scenario: Scenario, samples: Mapping[str, Sequence[Sample]]) -> list[VerdictResult]:
-    """The verdicts whose two arms were both measured: the median of what each round says, since the two arms of one
-    round met the same minute."""
+    """Return the verdicts whose arms were all measured, as medians over the rounds.
+
+    Arms are compared within a round, because they ran in the same minute.
+    """
     results = []
     for verdict in scenario.verdicts:
         measured = zip(*(samples.get(arm, ()) for arm in verdict.arms), strict=False)
@@ -85,7 +87,7 @@ def _compare(verdict: Verdict, *arms: Sample) -> float:
 
 
 def aims(results: Mapping[str, Sequence[VerdictResult]]) -> str:
-    """All aims at a glance, by scenario."""
+    """Return the table of all aims, by scenario."""
     lines = ["## Aims", "", _row(["", "", "aim", "here", ""]), _row(["---", "---", "---:", "---:", "---"])]
     for name, rows in results.items():
         lines += [_row([name, row.comparison, row.aim, row.value_text, row.outcome]) for row in rows if row.aim]
@@ -93,7 +95,7 @@ def aims(results: Mapping[str, Sequence[VerdictResult]]) -> str:
 
 
 def table(name: str, scenario: Scenario, samples: Mapping[str, Sequence[Sample]]) -> str:
-    """One scenario in Markdown: median and, in brackets, the least and the most of its rounds."""
+    """Return the table of one scenario: medians, with minimum and maximum of the rounds."""
     header = ["", *(COLUMNS[column] for column in scenario.columns)]
     lines = [f"## {name}: {scenario.title}", "", _row(header), _row(["---", *["---:"] * len(scenario.columns)])]
     for arm in scenario.arms:
@@ -133,7 +135,7 @@ def versions() -> str:
 
 
 def revision() -> str:
-    """The commit measured, marked when the tree differs from it; empty outside a checkout."""
+    """Return the measured commit, marked if the tree has changes; empty outside a checkout."""
     command = ["git", "describe", "--always", "--dirty", "--exclude=*"]
     found = subprocess.run(command, capture_output=True, text=True, check=False, cwd=Path(__file__).parent)
     return found.stdout.strip()

@@ -1,7 +1,7 @@
-"""The apparatus of a run: the fake backend, the load generator and the contenders, and one sample from them.
+"""Rig of a run: fake backend, load generator and contenders; measures one sample at a time.
 
-The CPU figure is what the kernel charged the contender between the moment the load began and the moment the last
-answer was complete; a warm-up through the same connections comes before it.
+The CPU time of a contender is counted by the kernel from the start of the load to the end of the last answer. A warm-up
+over the same connections precedes it.
 """
 
 from __future__ import annotations
@@ -49,27 +49,27 @@ from bench.worker_client import ask_and_measure_growth, ask_worker
 from unisono.harmony.encoding import load_encoding
 
 WARM_TOKENS = 64
+# Time for aborts to finish after the last disconnect, and for a start to settle.
 SETTLE_S = 0.5
-"""How long after the last client left every abort has to be done, and a start be over."""
 
 
 @dataclass(frozen=True, slots=True)
 class RunningContender:
-    """A contender at work. `process` None is the direct connection."""
+    """A started contender. `process` is None for the direct connection."""
 
     port: int
     wire: str
     process: Process | None
+    # Key that its clients send.
     key: str = KEY
-    """What its clients send."""
+    # Port of the process that receives its spans and reads its metrics; 0 without one.
     monitor: int = 0
-    """The port of whoever takes its spans and reads its metrics; 0 for nobody."""
 
     @property
     def pid(self) -> int:
-        """Raises ValueError for the direct connection."""
+        """Process id. Raises ValueError for the direct connection."""
         if self.process is None:
-            raise ValueError("there is no process to look at")
+            raise ValueError("the direct connection has no process")
         return self.process.pid
 
 
@@ -101,7 +101,7 @@ class Rig:
         self._stack.close()
 
     def start(self, name: str) -> RunningContender:
-        """Start a contender, once. Raises DidNotStart."""
+        """Start a contender if it does not run yet. Raises StartError."""
         if name in self.started:
             return self.started[name]
         contender = CONTENDERS[name]
@@ -123,7 +123,7 @@ class Rig:
         return started
 
     def sample(self, arm: Arm) -> Sample:
-        """Measure `arm` once. Raises DidNotStart."""
+        """Measure `arm` once. Raises StartError."""
         match arm.work:
             case Work() as work:
                 return self._measure_load(self.start(arm.contender), work)
@@ -145,7 +145,7 @@ class Rig:
     def _prepare(self, name: str) -> tuple[RunningContender, Process]:
         contender = CONTENDERS[name]
         if contender.command is None:
-            raise ValueError(f"{name} is no process")
+            raise ValueError(f"contender {name} has no command: it is the direct connection")
         redis = self._store()[0] if contender.has_redis else 0
         tool_loops = self._tool_loops() if contender.has_tools else None
         upstream, tools, second = (tool_loops.model, tool_loops.tools, 0) if tool_loops else (self.upstream, 0, 0)
@@ -165,7 +165,7 @@ class Rig:
         return RunningContender(setup.port, contender.wire, process, key, setup.spans), process
 
     def _measure_start(self, name: str, memory_load: Work | BackgroundWork | None) -> Sample:
-        # A gateway that examines its backend first is not to wait for the pace of the arm before.
+        # The gateway probes its backend at the start, and must not wait for the pace of the previous arm.
         self._pace(FULL_SPEED)
         started, process = self._prepare(name)
         with process:
@@ -189,8 +189,8 @@ class Rig:
             )
 
     def _measure_memory(self, started: RunningContender, memory_load: Work) -> tuple[LoadResult, float]:
-        """What came of streams, and by how many MiB their process grew."""
-        # What is made once, at the first request, is no stream's.
+        """Run a load and return its result and the memory growth of the contender in MiB."""
+        # Memory that the first request allocates once does not belong to a stream.
         self._warm(started, replace(memory_load, streams=2, requests=5))
         load = self._load(started, memory_load)
         self._pace(memory_load.pace)
@@ -226,7 +226,7 @@ class Rig:
         )
 
     def _store(self) -> tuple[int, Process]:
-        """The run's one Redis, started when it is first needed: its port and its process."""
+        """Return port and process of the run's Redis; the first call starts it."""
         if self._redis is None:
             self._redis = start_redis(self._stack, self._folder, self._cpus.others)
         return self._redis
@@ -235,7 +235,7 @@ class Rig:
         return self._worker("background_load", self._cpus.others, str(self._corpus))
 
     def _worker(self, module: str, cpus: frozenset[int], *arguments: str) -> Process:
-        """A process that is asked by lines, started when it is first needed."""
+        """Return the worker process of a module; the first call starts it."""
         if module not in self._workers:
             command = [sys.executable, "-m", f"bench.{module}", *arguments]
             process = Process(module, command, self._folder, cpus, piped=True)
@@ -243,13 +243,13 @@ class Rig:
         return self._workers[module]
 
     def _tool_loops(self) -> ToolLoopRig:
-        """A model that calls tools, their server, and clients for them; started when they are first needed."""
+        """Return tool-calling backend, tool server and clients; the first call starts them."""
         if self._tool_loop_rig is None:
             self._tool_loop_rig = start_tool_loop_rig(self._stack, self._folder, self._corpus, self._cpus.others)
         return self._tool_loop_rig
 
     def _failover_backends(self) -> FailoverRig:
-        """Two backends that break off, and clients for them; started when they are first needed."""
+        """Return the two breaking backends and their clients; the first call starts them."""
         if self._failover_rig is None:
             self._failover_rig = start_failover_rig(self._stack, self._folder, self._corpus, self._cpus.others)
         return self._failover_rig
@@ -282,7 +282,7 @@ class Rig:
         return ToolLoopResult(**orjson.loads(ask_worker(tool_loops.clients, job)))
 
     def _warm_background(self, started: RunningContender, work: BackgroundWork) -> None:
-        """A few at full speed; then the backend is at the pace of `behind`."""
+        """Run a few responses at full speed, then set the pace of `work`."""
         self._pace(FULL_SPEED)
         warm_up = replace(work, streams=20, watched=min(work.watched, 10), tokens=WARM_TOKENS, spread_s=0.0)
         ask_worker(self._background_clients(), self._background_job(started, warm_up))
@@ -333,7 +333,7 @@ class Rig:
         abandoned = self._abandoned()
         before, backend_s = self._cpu_seconds(started), meter.cpu_seconds(self._fake.pid)
         result = self._run(load)
-        # Closing what belongs to the last answer is work, too.
+        # Include the CPU time for closing the last answer.
         time.sleep(SETTLE_S if result.disconnected else 0.05)
         used_s, backend_s = self._cpu_seconds(started) - before, meter.cpu_seconds(self._fake.pid) - backend_s
         return Sample(
@@ -376,7 +376,7 @@ class Rig:
         return tuple(orjson.loads(ask_worker(self._clients, asdict(job))))
 
     def _load(self, started: RunningContender, work: Work) -> Load:
-        """What the clients are told, with the past it needs made at full speed."""
+        """Return the load for the clients; prior turns are created at full speed."""
         if work.prior is not None:
             self._pace(FULL_SPEED)
         priors = self._create_prior_turns(started, work.prior, work.tokens)

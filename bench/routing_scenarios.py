@@ -1,4 +1,4 @@
-"""What choosing a backend costs, and what it costs to leave one: the scenarios of routing."""
+"""Scenarios of routing: time to select a deployment, and gaps at a failover."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from bench.fake_vllm import Pace
 from bench.tasks import Arm, FailoverWork, Scenario, SelectionWork, Verdict, Work
 
 MAX_SELECTION_US = 50.0
+# Cases of `bench.selection_timing`, and their aims.
 SELECTION_AIMS_US = {
     "one deployment": None,
     "none holds it": MAX_SELECTION_US,
@@ -16,7 +17,6 @@ SELECTION_AIMS_US = {
     "one holds it, and a slot is reserved": None,
     "numbering its blocks, with the render": None,
 }
-"""The cases of `bench.choosing`, and what they may take."""
 
 MAX_ADDED_MS = 50.0
 UNDISTURBED = Work(streams=4, tokens=64, requests=26, pace=Pace(interval_us=4_000))

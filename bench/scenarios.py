@@ -1,6 +1,6 @@
-"""What is measured, as a table: who under which load, and how the result is to compare.
+"""Table of scenarios: contenders, loads, and verdicts.
 
-Aims are ratios (or differences) inside one run; a row without an aim is shown and not judged.
+Aims are ratios or differences within one run. A verdict without an aim is printed and not judged.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def _arm_at(streams: int) -> Arm:
 
 
 def _surfaces(speed: str, work: Work) -> tuple[Arm, ...]:
-    wires = {"chat": "chat", "responses": "responses", "responses not kept": "responses, not kept"}
+    wires = {"chat": "chat", "responses": "responses", "responses not stored": "responses, not stored"}
     return tuple(Arm(f"{speed}, {name}", "unisono+redis", replace(work, wire=wire)) for name, wire in wires.items())
 
 
@@ -53,7 +53,7 @@ TEAM = {"bare": "team+bare", "off": "team+store", "keys": "team+keys", "all": "t
 
 
 def _teams() -> tuple[Arm, ...]:
-    """Everyone under each of the loads, one load after the other."""
+    """Return all arms of each load, one load after the other."""
     return tuple(
         Arm(f"{load}, {name}", contender, work)
         for load, work in {"paced": PACED, "full": LONG_FULL, "whole": WHOLE, "lone": SEQUENTIAL}.items()
@@ -62,7 +62,7 @@ def _teams() -> tuple[Arm, ...]:
 
 
 def _overhead(column: str, load: str, aim: float | None, *, difference: bool = False) -> tuple[Verdict, ...]:
-    """What everything adds, and of it what keys, limits and metrics do."""
+    """Return the verdicts for all features, and for keys, limits and metrics alone."""
     return (
         Verdict(column, f"{load}, all", f"{load}, off", difference=difference, aim=aim),
         Verdict(column, f"{load}, keys", f"{load}, off", difference=difference),
@@ -74,24 +74,24 @@ def _intervention_arms(*names: str) -> tuple[Arm, ...]:
 
 
 def _generation_verdicts(max_extra: dict[str, int]) -> tuple[Verdict, ...]:
-    """The generations of an answer that are its own, and the time it takes against a plain one."""
+    """Return verdicts for additional generations, and for the time next to a plain answer."""
     counts = (Verdict("generations", name, "plain", difference=True, aim=float(aim)) for name, aim in max_extra.items())
     return (*counts, *(Verdict("ms_per_answer", name, "plain", difference=True) for name in max_extra))
 
 
+# Cases, and the additional generations that an answer may need.
 FORCED_CALLS = {
     "named": 1, "named, guided": 1, "required, one tool": 1, "required, several": 2, "required, several, guided": 2,
 }  # fmt: skip
 SCHEMA_ANSWERS = {"schema": 0, "schema, guided": 1, "schema, wrong once": 1}
-"""Further generations that an answer may take."""
 PACED = Work(streams=24, tokens=256, spread_s=0.02, pace=TOKEN_EVERY_20_MS)
+# A load that LiteLLM can serve on any CPU. At 24 streams its CPU share shows if it is at its limit.
 FEW_PACED = replace(PACED, streams=6)
-"""What LiteLLM keeps up with on any CPU; at 24 streams it may be at its limit, which its share of the CPU tells."""
 SHORT = Work(streams=4, tokens=256, requests=64)
 LONG = Work(streams=4, tokens=16_384)
 FULL = Work(streams=16, tokens=512, requests=8)
+# Long enough to measure differences of a few percent.
 LONG_FULL = replace(FULL, requests=24)
-"""For what is a few parts in a hundred."""
 ONE_BY_ONE = Work(streams=1, tokens=16, requests=200)
 WHOLE = Work(streams=8, tokens=64, requests=25, stream=False)
 SEQUENTIAL = Work(streams=1, tokens=64, requests=400, stream=False)
@@ -99,13 +99,14 @@ FIRST_TURN = Work(streams=1, tokens=16, requests=10, history=100_000, fresh=True
 NEXT_TURN = replace(FIRST_TURN, fresh=False)
 COLD = ColdPrompts(words=60_000, every_s=0.25, count=28)
 COLD_PROMPTS_LOAD = Work(streams=8, tokens=400, spread_s=0.02, pace=TOKEN_EVERY_20_MS, cold=COLD)
+# All streams run concurrently for a third of the time.
 MANY_STREAMS = Work(streams=1000, tokens=60, spread_s=8.0, pace=Pace(interval_us=200_000))
-"""All of them run at once for a third of the time."""
+# Continued after ten chains or conversations of fifty turns. The fourth request on a conversation finds three turns
+# more.
 CONTINUED = Work(streams=1, tokens=64, requests=40, wire="responses")
-"""Chains and conversations of fifty turns, ten of them; in a conversation the fourth request finds three turns more."""
+# All responses run concurrently for half of the time. Fifty start per second; start and end cost as much as forty
+# tokens.
 BACKGROUND = BackgroundWork(streams=500, watched=100, tokens=200, spread_s=10.0, pace=Pace(interval_us=100_000))
-"""All of them run at once for half of the time. Fifty begin per second: to begin and end one costs as much as forty
-tokens."""
 BACKGROUND_MEMORY = replace(BACKGROUND, streams=512, watched=0, tokens=100, spread_s=8.0)
 STREAM_MEMORY = Work(streams=512, tokens=64, spread_s=2.0, pace=Pace(interval_us=100_000))
 
@@ -223,7 +224,7 @@ SCENARIOS: dict[str, Scenario] = {
         tuple(
             Verdict("cpu_us_per_token", f"{speed}, responses{stored}", f"{speed}, chat", aim=aim)
             for speed in ("paced", "full")
-            for stored, aim in (("", 1.3), (" not kept", None))
+            for stored, aim in (("", 1.3), (" not stored", None))
         ),
     ),
     "messages": Scenario(
@@ -335,7 +336,7 @@ SCENARIOS: dict[str, Scenario] = {
 
 
 def shortened(work: Task) -> Task:
-    """A smaller load of the same shape, for a look instead of a measurement."""
+    """Return a smaller load of the same shape, for quick runs."""
     match work:
         case RenderWork():
             return replace(work, times=1)

@@ -1,7 +1,7 @@
-"""Choosing a deployment for a long prompt, alone: no server and no request, only the choice.
+"""Worker process that times the selection of a deployment, without servers and requests.
 
-What serves chooses by the same group of the same deployments, whose caches are taken to hold what the case says. A
-process of its own, driven by lines of JSON: one `Ask` in, one `Told` out.
+It uses the deployment group of the gateway, with the cached prefixes of a case. The worker reads one `SelectionJob` per
+line of JSON and answers with one `SelectionResult`.
 """
 
 from __future__ import annotations
@@ -31,18 +31,18 @@ from unisono.routing.prefix_index import PrefixIndex
 
 PROMPT_TOKENS = 32_000
 PROMPT_BLOCKS = PROMPT_TOKENS // BLOCK_TOKENS
+# Blocks at the start of all prompts, in cases with a shared start.
 SHARED_BLOCKS = PROMPT_BLOCKS // 4
-"""Blocks that all prompts begin with, where they have a beginning in common."""
 MANY_DEPLOYMENTS = 64
+# A deployment caches a conversation up to one of this many turns.
 TURNS = 8
-"""Ends to which a conversation of so many turns is held, where each deployment had the latest of them at one time."""
+# Prompts that are routed in turn, so that no selection repeats the previous one.
 PROMPT_COUNT = 64
-"""Chosen for in turn, so that none of them is the one that was looked at just now."""
 
 
 @dataclass(frozen=True, slots=True)
 class SelectionJob:
-    """One of the cases; the median of so many `times` over all prompts."""
+    """Name of a case; the result is the median of `times` runs over all prompts."""
 
     variant: str
     times: int
@@ -55,7 +55,7 @@ class SelectionResult(WorkerResult):
 
 @dataclass
 class BusyDeployments:
-    """Deployments of one name that are all busy, what they hold, and the prompts that are chosen for."""
+    """Busy deployments of one model name, their cached prefixes, and the prompts to route."""
 
     live_deployments: Sequence[LiveDeployment]
     prefixes: PrefixIndex
@@ -63,7 +63,7 @@ class BusyDeployments:
     rng: random.Random
 
     def record_prefix(self, number: int, live: int, blocks: int = PROMPT_BLOCKS) -> None:
-        """The deployment `live` has read so many blocks of a prompt."""
+        """Record that deployment `live` caches the first blocks of a prompt."""
         cached = self.requirements[number].blocks[:blocks]
         self.prefixes.record(cached, self.live_deployments[live].candidate.bit, time.monotonic())
 
@@ -89,7 +89,7 @@ def _random_blocks(rng: random.Random, count: int) -> tuple[int, ...]:
 
 
 def _cache_other_prompts(busy: BusyDeployments) -> None:
-    # What they hold are other prompts, as many.
+    # Each deployment caches one other prompt of the same length.
     for live in busy.live_deployments:
         busy.prefixes.record(_random_blocks(busy.rng, PROMPT_BLOCKS), live.candidate.bit, time.monotonic())
 
@@ -120,8 +120,11 @@ def _cache_to_blocks(busy: BusyDeployments) -> None:
 
 @dataclass(frozen=True, slots=True)
 class SelectionCase:
-    """`hold` says what is held; then every prompt is held to `parts` different ends. `shared` blocks begin all of
-    them. With `placed` a place is taken, too, and given back."""
+    """Cached prefixes of a case, and the number of different cached lengths of each prompt.
+
+    `fill` records the prefixes. All prompts start with `shared` common blocks. With `reserves_slot`, a slot is also
+    reserved and released.
+    """
 
     deployments: int
     fill: Callable[[BusyDeployments], None]
@@ -157,7 +160,7 @@ async def run(job: SelectionJob) -> SelectionResult:
     for required, conversation in requests:
         prefix_count = len(group.selection_request(required, conversation, 0).cached_prefixes)
         if prefix_count != case.prefix_count:
-            result.add_fault(f"{job.variant}: held to {prefix_count} ends, not {case.prefix_count}")
+            result.add_fault(f"{job.variant}: {prefix_count} cached lengths instead of {case.prefix_count}")
     select = _select_and_reserve if case.reserves_slot else _select
     durations_us = []
     for _ in range(job.times):
@@ -192,7 +195,7 @@ def _numbering_us(times: int) -> float:
 
 
 def measure_selection(process: Process, work: SelectionWork) -> Sample:
-    """What `process`, which is this module, says of a case."""
+    """Run one case in a worker process of this module."""
     result = SelectionResult(**orjson.loads(ask_worker(process, asdict(SelectionJob(work.variant, work.times)))))
     return Sample(choose_us=result.choose_us, faults=result.faults, examples=tuple(result.examples))
 

@@ -1,4 +1,4 @@
-"""What can be measured, as data: the kinds of work, an arm of a comparison, what is compared, and a scenario of it."""
+"""Types of measurements: kinds of work, arms, verdicts, and scenarios."""
 
 from __future__ import annotations
 
@@ -12,7 +12,10 @@ FULL_SPEED = Pace()
 
 @dataclass(frozen=True, slots=True)
 class PriorTurns:
-    """What requests of responses continue: see `bench.pasts`. Each of `count` pasts is continued by as many of them."""
+    """Stored turns that requests continue, each of `count` sequences equally often.
+
+    See `bench.prior_turns`.
+    """
 
     variant: str
     turns: int
@@ -21,7 +24,7 @@ class PriorTurns:
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """A load without its address."""
+    """Load without an address; see `bench.load.Load`."""
 
     streams: int
     tokens: int
@@ -33,22 +36,24 @@ class Work:
     disconnect_after_s: float = 0.0
     cold: ColdPrompts | None = None
     pace: Pace = FULL_SPEED
+    # Wire of the clients; empty for the contender's default.
     wire: str = ""
-    """Which of a contender's wires, where it is not its first."""
     prior: PriorTurns | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Launch:
-    """A process of its own, from nothing to its first healthy answer and its end; meanwhile, with `held`, so many
-    streams at once."""
+    """Start of a separate process up to its first healthy answer.
+
+    With `memory_load`, its memory growth is measured under this load.
+    """
 
     memory_load: Work | BackgroundWork | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class BackgroundWork:
-    """Responses in the background: see `bench.background`."""
+    """Background responses; see `bench.background_load`."""
 
     streams: int
     watched: int
@@ -59,7 +64,7 @@ class BackgroundWork:
 
 @dataclass(frozen=True, slots=True)
 class RenderWork:
-    """A conversation rendered without a server: see `bench.renders`."""
+    """Render of a conversation without a server; see `bench.render_timing`."""
 
     variant: str
     words: int
@@ -68,7 +73,7 @@ class RenderWork:
 
 @dataclass(frozen=True, slots=True)
 class ToolLoopWork:
-    """Turns in which tools are called: see `bench.loops`."""
+    """Turns with several tool calls; see `bench.tool_loop_load`."""
 
     streams: int
     requests: int
@@ -77,7 +82,7 @@ class ToolLoopWork:
 
 @dataclass(frozen=True, slots=True)
 class InterventionWork:
-    """Answers as they were asked for, without a server: see `bench.moves`."""
+    """Answers with requirements, without a server; see `bench.intervention_timing`."""
 
     variant: str
     times: int
@@ -85,7 +90,7 @@ class InterventionWork:
 
 @dataclass(frozen=True, slots=True)
 class SelectionWork:
-    """A deployment chosen among many, without a server: see `bench.choosing`."""
+    """Selection among many deployments, without a server; see `bench.selection_timing`."""
 
     variant: str
     times: int
@@ -93,7 +98,7 @@ class SelectionWork:
 
 @dataclass(frozen=True, slots=True)
 class FailoverWork:
-    """Streams that break off and go on elsewhere: see `bench.breaks`."""
+    """Streams that break off and continue on another backend; see `bench.failover_load`."""
 
     variant: str
     streams: int
@@ -115,9 +120,11 @@ class Arm:
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """`column` of the arm `of` against that of the arm `against`: their ratio, or their difference, and the most it
-    may be; with `at_least`, the least. `less` names an arm for each whose value is taken off first: what is compared
-    then is what they add. Without `against` it is the value itself."""
+    """Ratio of a column of two arms, or their difference; without `against`, the value itself.
+
+    `aim` is the maximum, or with `at_least` the minimum. `baselines` names an arm for each of the two, whose value is
+    subtracted first; the verdict then compares what the arms add.
+    """
 
     column: str
     of: str

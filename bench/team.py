@@ -1,4 +1,4 @@
-"""A gateway that a team shares: the key its clients send, with every kind of limit, and the monitor that watches it."""
+"""Features of a gateway that a team shares: virtual key with limits, metrics, spans."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from pathlib import Path
 from bench.processes import Process, StartError, free_port
 
 PROGRAM = Path(sys.executable).parent / "unisono"
+# No load reaches these limits. The measurement is the cost of the checks.
 LIMITS = {
     "--rpm": "10000000",
     "--tpm": "10000000000",
@@ -19,7 +20,6 @@ LIMITS = {
     "--money-budget": "1000000",
     "--budget-period": "month",
 }
-"""None is ever reached: what is measured is that somebody looks."""
 PRICE = """\
     unisono:
       price: {input: 0.10, output: 0.50, cached_input: 0.02}
@@ -28,16 +28,16 @@ PRICE = """\
 
 @dataclass(frozen=True, slots=True)
 class Team:
-    """What is on."""
+    """Enabled features."""
 
+    # Clients send a virtual key with limits and budgets. Metrics are counted, and read every second.
     has_key: bool = False
-    """Clients send a virtual key with limits and budgets; metrics are counted, and read once a second."""
+    # Every answer is recorded, and spans are exported.
     has_traces: bool = False
-    """Every answer is recorded, and spans are exported."""
 
 
 def sections(team: Team, metrics: int, spans: int) -> str:
-    """What a gateway's configuration says of it. Metrics are read at the port `metrics`, spans taken at `spans`."""
+    """Return the configuration of the features, with the ports for metrics and span export."""
     lines = ["unisono:", f"  traces: {{mode: '{'all' if team.has_traces else 'off'}'}}"]
     if team.has_key:
         lines += ["  metrics: true", f"  metrics_listen: 127.0.0.1:{metrics}"]
@@ -49,17 +49,20 @@ def sections(team: Team, metrics: int, spans: int) -> str:
 
 
 def issue_key(config: Path) -> str:
-    """A virtual key of the gateway with this configuration. Raises DidNotStart."""
+    """Create a virtual key on the gateway with this configuration. Raises StartError."""
     limits = [word for option in LIMITS.items() for word in option]
     command = [str(PROGRAM), "keys", "create", "--config", str(config), *limits]
     completed = subprocess.run(command, capture_output=True, text=True, check=False)
     if completed.returncode:
-        raise StartError(f"no key was made:\n{completed.stderr[-2000:]}")
+        raise StartError(f"creation of a key failed:\n{completed.stderr[-2000:]}")
     return completed.stdout.strip()
 
 
 def start_monitor(stack: ExitStack, metrics: int, folder: Path, cpus: frozenset[int]) -> int:
-    """The port that takes spans; metrics are read at the port `metrics`. Raises DidNotStart."""
+    """Start a monitor that reads metrics at the port `metrics`, and return its port.
+
+    Raises StartError.
+    """
     port = free_port()
     command = [sys.executable, "-m", "bench.monitor", str(port), str(metrics)]
     process = stack.enter_context(Process(f"monitor-{port}", command, folder, cpus))

@@ -1,8 +1,8 @@
-"""Turns in which the model calls a tool several times before it answers, many at once; a process of its own.
+"""Worker process with concurrent turns of several tool calls and an answer.
 
-Driven by lines of JSON: one `Ask` in, one `Told` out. A step is what the gateway does between the last token of a call
-and the next prompt; the model and the tool server say when those were, in one clock for all processes, and the time
-the tool server had the call is taken off.
+The worker reads one `ToolLoopJob` per line of JSON and answers with one `ToolLoopResult`. A step is the time of the
+gateway between the last token of a call and the next prompt. The backend and the tool server record these times with a
+clock that all processes share. The time of the tool server is subtracted.
 """
 
 from __future__ import annotations
@@ -29,25 +29,27 @@ TOOLS = [{"type": "mcp", "server_label": SERVER_LABEL}]
 
 @dataclass(frozen=True, slots=True)
 class ToolLoopJob:
-    """`streams` clients at once, each with `requests` loops behind a conversation of `words` words, its own each
-    time."""
+    """Load of `streams` concurrent clients with `requests` loops each.
+
+    Each loop follows a new conversation of `words` words.
+    """
 
     port: int
+    # Ports of the backend (`model`) and of the tool server, which record the times.
     model: int
     tools: int
-    """The ports of the backend and of the tool server, which say when what was."""
     key: str
     streams: int
     requests: int
     words: int
     seed: int
+    # Loops that have not ended by then count as one fault.
     limit_s: float = 120.0
-    """After this what is not over counts as a fault."""
 
 
 @dataclass(slots=True)
 class ToolLoopResult(WorkerResult):
-    """Milliseconds of a step, and of the tool server within it."""
+    """Milliseconds of a step, and of the tool server during the step."""
 
     steps: int = 0
     step_p50_ms: float = 0.0
@@ -57,7 +59,7 @@ class ToolLoopResult(WorkerResult):
 
 async def run(corpus: Corpus, job: ToolLoopJob) -> ToolLoopResult:
     result = ToolLoopResult()
-    # What was before is not asked about.
+    # Clear the times of earlier loops.
     await _fetch_times(job.model, TIMES_PATH)
     await _fetch_times(job.tools, TIMES_PATH)
     requests = [_request(corpus, job, index) for index in range(job.streams * job.requests)]
@@ -83,12 +85,12 @@ async def run(corpus: Corpus, job: ToolLoopJob) -> ToolLoopResult:
 def compute_steps(
     result: ToolLoopResult, prompts: Mapping[str, list[list[float]]], calls: Mapping[str, list[float]]
 ) -> None:
-    """The times of the steps, by what was noted of prompts and of calls."""
+    """Add the times of all steps to `result`, from the times of prompts and calls."""
     step_times, tool_times = list[float](), list[float]()
     for number, times in prompts.items():
         for step in range(len(times) - 1):
             if (recorded := calls.get(f"{number}-{step}")) is None:
-                result.add_fault(f"step {step} was taken without its tool")
+                result.add_fault(f"step {step} has no tool call")
                 continue
             received_at, answered_at = recorded
             tool_times.append(answered_at - received_at)
@@ -105,7 +107,7 @@ def _request(corpus: Corpus, job: ToolLoopJob, index: int) -> bytes:
 
 
 async def _run_one(corpus: Corpus, job: ToolLoopJob, request: bytes) -> str | None:
-    """What went wrong with a loop; None when all of it came."""
+    """Return the fault of one loop, or None."""
     reader = LoopReader()
     try:
         status = await http_client.request_once(job.port, request, reader.feed)
@@ -115,7 +117,7 @@ async def _run_one(corpus: Corpus, job: ToolLoopJob, request: bytes) -> str | No
 
 
 class LoopReader:
-    """Reads the events of a response whose gateway ran tools."""
+    """Reader of the events of a response with tools that the gateway ran."""
 
     def __init__(self) -> None:
         self._events = readers.Events()
@@ -133,10 +135,10 @@ class LoopReader:
         calls = [item for item in self._end["output"] if item["type"] == "mcp_call"]
         failed = [call["error"] for call in calls if call["error"]]
         if failed:
-            return f"a call failed: {failed[0]}"
+            return f"a tool call failed: {failed[0]}"
         outputs = [call["output"] for call in calls]
         if outputs != [orjson.loads(call["arguments"])["text"] for call in calls] or len(outputs) != STEPS:
-            return f"{len(outputs)} calls of {STEPS}: {outputs}, {self._end['status']}, {self._end.get('unisono')}"
+            return f"{len(outputs)} of {STEPS} tool calls: {outputs}, {self._end['status']}, {self._end.get('unisono')}"
         last = self._end["output"][-1]
         if last["type"] != "message" or last["content"][0]["text"] != expected:
             return f"the answer differs: {self._end['status']}"
@@ -144,7 +146,7 @@ class LoopReader:
 
 
 async def _fetch_times(port: int, path: bytes) -> dict[str, Any]:
-    """What a process noted since it was asked last."""
+    """Return and clear the recorded times of a process."""
     parts = list[bytes]()
     await http_client.request_once(port, http_client.message(path.decode(), b""), parts.append)
     recorded: dict[str, Any] = orjson.loads(b"".join(parts))

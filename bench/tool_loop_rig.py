@@ -1,4 +1,4 @@
-"""What stands behind and before a gateway that runs tools: a model that calls them, their server, and clients."""
+"""Processes for a gateway that runs tools: tool-calling backend, tool server, and clients."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from bench.tool_loop_load import ToolLoopJob
 
 @dataclass(frozen=True, slots=True)
 class ToolLoopRig:
-    """`model` and `tools` are ports, `pids` those of the two processes there."""
+    """Ports of the backend and of the tool server, their process ids, and the clients."""
 
     model: int
     tools: int
@@ -23,7 +23,7 @@ class ToolLoopRig:
     pids: tuple[int, int]
 
     def job(self, port: int, work: ToolLoopWork, seed: int) -> ToolLoopJob:
-        """What the clients are told about the gateway at `port`."""
+        """Return the clients' job for the gateway at `port`."""
         return ToolLoopJob(
             port=port,
             model=self.model,
@@ -37,7 +37,7 @@ class ToolLoopRig:
 
 
 def start_tool_loop_rig(stack: ExitStack, folder: Path, corpus: Path, cpus: frozenset[int]) -> ToolLoopRig:
-    """All of it, ended with `stack`. Raises DidNotStart."""
+    """Start all processes; they end with `stack`. Raises StartError."""
     modules = [sys.executable, "-m"]
     model, tools = free_port(), free_port()
     model_process = Process("model", [*modules, "bench.calling_backend", str(model), str(corpus)], folder, cpus)

@@ -1,7 +1,7 @@
-"""The least an MCP server can be: one tool that says what it is told, and when it was asked and had answered.
+"""Minimal MCP server with one tool that returns its argument and records its times.
 
-It speaks the protocol of 2026-07-28 as single JSON answers. What it takes for a call itself is known to the
-microsecond, so that it can be taken off what a step of a tool loop took.
+It uses protocol version 2026-07-28 with plain JSON answers. Its own time per call is recorded exactly, so that it can
+be subtracted from the time of a step.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def _discover(params: Params) -> Params:
 
 def _list(params: Params) -> Params:
     del params
-    tool = {"name": TOOL_NAME, "description": "Says what it is told.", "inputSchema": SCHEMA}
+    tool = {"name": TOOL_NAME, "description": "Returns its argument.", "inputSchema": SCHEMA}
     return {"tools": [tool], "ttlMs": 0, "cacheScope": "private"}
 
 
@@ -52,8 +52,10 @@ METHODS: dict[str, Callable[[Params], Params]] = {
 
 
 class ToolConnection(BackendConnection):
-    """A connection to the server; `times` are those of all calls, by what they said: asked and answered, in seconds of
-    `time.monotonic`."""
+    """Connection to the tool server.
+
+    `times` has, by the text of a call, when it was received and answered, in seconds of `time.monotonic`.
+    """
 
     def __init__(self, server: BackendState, times: dict[str, tuple[float, float]]) -> None:
         super().__init__(server)

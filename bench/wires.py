@@ -1,4 +1,4 @@
-"""The wires a contender may speak: how a request is worded, and which reader its answer needs."""
+"""Wires of the contenders: how to write a request, and which reader its answer needs."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ from bench.readers import (
     VllmReader,
 )
 
+# Words of a question. The chat wire adds the instructions below.
 QUESTION_WORDS = 40
-"""Words of an ordinary question; the chat wire adds the instructions below."""
+# Words of each message of a longer conversation.
 MESSAGE_WORDS = 250
-"""Words of each message of a longer conversation."""
 INSTRUCTIONS = (
     "You are the assistant of a harbour office. Answer plainly, keep to what you know, name the source of every "
     "figure, and when a question has more than one reading, say which one you took."
@@ -32,15 +32,17 @@ INSTRUCTIONS = (
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """What a client asks: `words` new words drawn by `seed`, after a conversation of `history` words drawn by
-    `history_seed`."""
+    """Question of `words` words, selected by `seed`, after a conversation of `history` words.
+
+    `history_seed` selects the conversation.
+    """
 
     seed: int
     words: int = QUESTION_WORDS
     history: int = 0
     history_seed: int = 0
+    # Additional fields of the request body, for any wire.
     extra_fields: Mapping[str, object] = field(default_factory=dict)
-    """Further fields of the request's body, whatever wire they belong to."""
 
 
 def _vllm_body(corpus: Corpus, question: Question) -> dict[str, object]:
@@ -82,7 +84,10 @@ def _messages_body(corpus: Corpus, question: Question) -> dict[str, object]:
 
 @dataclass(frozen=True, slots=True)
 class ClientWire:
-    """`limit` names the field for the most tokens of an answer, `streamed` are those of a request for a stream."""
+    """Path, bodies and readers of one API.
+
+    `limit_field` is the field for the maximum length of an answer. `stream_fields` are added to a request for a stream.
+    """
 
     path: str
     to_body: Callable[[Corpus, Question], dict[str, object]]
@@ -102,14 +107,17 @@ WIRES: dict[str, ClientWire] = {
     "chat": ClientWire("/v1/chat/completions", _chat_body, ChatReader),
     "messages": ClientWire("/v1/messages", _messages_body, MessageStreamReader, stream_fields={"stream": True}),
     "responses": _RESPONSES,
-    "responses, not kept": replace(
+    "responses, not stored": replace(
         _RESPONSES, to_body=lambda corpus, question: {**_responses_body(corpus, question), "store": False}
     ),
 }
 
 
 def request(wire: str, corpus: Corpus, question: Question, *, tokens: int, stream: bool, key: str = "") -> bytes:
-    """One request for an answer of `tokens` tokens, as bytes, with `key` for those who ask for one."""
+    """Return the bytes of a request for an answer of `tokens` tokens.
+
+    `key` is the bearer token, if there is one.
+    """
     spec = WIRES[wire]
     body = {**spec.to_body(corpus, question), spec.limit_field: tokens, "temperature": 1.0, **question.extra_fields}
     if stream:

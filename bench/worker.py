@@ -1,4 +1,4 @@
-"""What every process that makes a load has in common: it is driven by lines of JSON, and counts what went wrong."""
+"""Common part of the worker processes: lines of JSON in and out, and counted faults."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from typing import Any
 import orjson
 import uvloop
 
+# Faults whose messages are reported.
 MAX_EXAMPLES = 3
-"""Faults that are told in words."""
 
 
 @dataclass(slots=True)
 class WorkerResult:
-    """How long a load took, and its faults."""
+    """Duration and faults of a job."""
 
     seconds: float = 0.0
+    # CPU time of the load generator. If it is close to `seconds`, the generator was the limit.
     cpu_s: float = 0.0
-    """CPU of the load generator itself: near `seconds`, it was the limit."""
     faults: int = 0
     examples: list[str] = field(default_factory=list)
 
@@ -32,7 +32,7 @@ class WorkerResult:
 
 
 def serve_lines(answer: Callable[[str], Coroutine[Any, Any, object]]) -> None:
-    """Answer each line of stdin with one of JSON, all on one event loop, until there are no more."""
+    """Answer each line of stdin with one line of JSON, on one event loop, until end of file."""
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         for line in sys.stdin:
             print(orjson.dumps(runner.run(answer(line))).decode(), flush=True)

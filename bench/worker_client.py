@@ -1,4 +1,4 @@
-"""How a run talks to the processes that make its loads: one line of JSON out, one in."""
+"""Client of the worker processes: writes one line of JSON and reads one."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ MEMORY_POLL_S = 0.2
 
 
 def ask_and_measure_growth(process: Process, job: object, pid: int) -> tuple[bytes, float]:
-    """The line `process` answers, and by how many MiB the process `pid` grew meanwhile, at most."""
+    """Return the answer of `process`, and the peak memory growth of `pid` in MiB."""
     peak = before = meter.resident_mib(pid)
     _write_line(process, job)
     while not select.select([process.pipes[1]], [], [], MEMORY_POLL_S)[0]:
@@ -22,7 +22,7 @@ def ask_and_measure_growth(process: Process, job: object, pid: int) -> tuple[byt
 
 
 def ask_worker(process: Process, job: object) -> bytes:
-    """The line `process` answers to a line of JSON."""
+    """Write one line of JSON to `process` and return its answer."""
     _write_line(process, job)
     return _read_line(process)
 

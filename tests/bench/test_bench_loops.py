@@ -133,8 +133,8 @@ def response(*outputs: str | None, text: str = "ok") -> dict[str, Any]:
 WHOLE = ("a", "b", "c", "d", "e")
 RESPONSES: dict[str, tuple[dict[str, Any], str | None]] = {
     "complete": (response(*WHOLE), None),
-    "failed call": (response(*WHOLE[:4], None), "a call failed: x"),
-    "missing call": (response(*WHOLE[:4]), "4 calls of 5"),
+    "failed call": (response(*WHOLE[:4], None), "a tool call failed: x"),
+    "missing call": (response(*WHOLE[:4]), "4 of 5 tool calls"),
     "different answer": (response(*WHOLE, text="no"), "the answer differs"),
 }
 

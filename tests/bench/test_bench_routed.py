@@ -34,7 +34,7 @@ async def test_a_prompt_with_another_number_of_holders_is_a_fault(monkeypatch: p
     monkeypatch.setitem(CASES, "one holds it", replace(CASES["one holds it"], prefix_count=2))
     result = await selection_timing.run(SelectionJob("one holds it", times=1))
     assert result.faults == selection_timing.PROMPT_COUNT
-    assert result.examples[0] == "one holds it: held to 1 ends, not 2"
+    assert result.examples[0] == "one holds it: 1 cached lengths instead of 2"
 
 
 @asynccontextmanager
@@ -125,14 +125,14 @@ BROKEN, RESUMED = BackendTimes(broken={"q": (1.004, 1.006)}), BackendTimes(resum
 WEIGHED: dict[str, tuple[list[float], list[BackendTimes], tuple[float, float] | str]] = {
     "break": ([1.001, 1.005, 1.035, 1.039], [BROKEN, RESUMED], (30.0, 8.0)),
     "late last token": ([1.001, 1.008, 1.035], [RESUMED, BROKEN], (27.0, 5.0)),
-    "no break": ([1.001, 1.005], [BackendTimes(), RESUMED], "broken off by nobody"),
-    "no other backend": ([1.001, 1.005], [BROKEN, BackendTimes()], "continued by nobody else"),
+    "no break": ([1.001, 1.005], [BackendTimes(), RESUMED], "no backend broke off"),
+    "no other backend": ([1.001, 1.005], [BROKEN, BackendTimes()], "no other backend continued"),
     "same backend": (
         [1.001, 1.035],
         [BackendTimes(BROKEN.broken, RESUMED.resumed)],
-        "continued by nobody else",
+        "no other backend continued",
     ),
-    "no token after the break": ([1.001, 1.005], [BROKEN, RESUMED], "nothing came before the break, or behind it"),
+    "no token after the break": ([1.001, 1.005], [BROKEN, RESUMED], "no text arrived before or after the break"),
 }
 
 

@@ -17,7 +17,7 @@ BEHIND = BackgroundWork(streams=6, watched=2, tokens=20, spread_s=0.1, pace=Pace
 
 TASKS: dict[str, Task] = {
     "no history": SMALL,
-    "not stored": replace(SMALL, wire="responses, not kept"),
+    "not stored": replace(SMALL, wire="responses, not stored"),
     "chain": replace(SMALL, prior=PriorTurns("chain", turns=3, count=2)),
     "conversation": replace(SMALL, prior=PriorTurns("conversation", turns=3, count=2)),
 }

@@ -223,7 +223,7 @@ def test_the_fault_of_a_whole_response_is_reported(corpus: Corpus, changed: dict
 
 def test_a_request_continues_a_previous_response(corpus: Corpus) -> None:
     question = wires.Question(1, extra_fields={"previous_response_id": "resp_1"})
-    sent = wires.request("responses, not kept", corpus, question, tokens=12, stream=True)
+    sent = wires.request("responses, not stored", corpus, question, tokens=12, stream=True)
     body = orjson.loads(sent.partition(b"\r\n\r\n")[2])
     assert (body["previous_response_id"], body["store"], body["max_output_tokens"]) == ("resp_1", False, 12)
     assert "stream_options" not in body
