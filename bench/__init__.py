@@ -1,4 +1,4 @@
-"""What the gateway costs, measured beside a bare TCP relay in the same run: `python -m bench --help`.
+"""Benchmarks of the gateway, next to a plain TCP relay: `python -m bench --help`.
 
-Absolute figures belong to one machine and one hour; the ratios inside one table are the result.
+Absolute figures depend on the machine and the time of day. Use the ratios inside one table.
 """

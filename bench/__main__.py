@@ -1,4 +1,4 @@
-"""`python -m bench`: run scenarios, print their tables, write RESULTS.md."""
+"""Command `python -m bench`: run scenarios, print their tables, write RESULTS.md."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from pathlib import Path
 
 from bench import report
 from bench.contenders import CONTENDERS, gateway_config
-from bench.processes import DidNotStart, split_cpus
-from bench.report import Judged
+from bench.processes import StartError, split_cpus
+from bench.report import VerdictResult
 from bench.rig import Rig
 from bench.sample import Sample
 from bench.scenarios import SCENARIOS, shortened
@@ -25,9 +25,11 @@ RESULTS = Path(__file__).parent / "RESULTS.md"
 NOTES = "Conditions, and reasons for missed aims: [NOTES.md](NOTES.md)\n"
 
 
-def arguments(given: list[str]) -> argparse.Namespace:
+def arguments(argv: list[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m bench", description="CPU, latency and throughput as ratios")
-    parser.add_argument("scenarios", nargs="*", metavar="scenario", help=f"of: {', '.join(SCENARIOS)}")
+    parser.add_argument(
+        "scenarios", nargs="*", metavar="scenario", help=f"default: all usual ones; names: {', '.join(SCENARIOS)}"
+    )
     parser.add_argument("--rounds", type=int, default=3, help="interleaved rounds of every scenario (3)")
     parser.add_argument("--quick", action="store_true", help="one round of a third of the load; no RESULTS.md")
     parser.add_argument("--only", metavar="NAME,...", help=f"contenders, of: {', '.join(CONTENDERS)}")
@@ -35,7 +37,7 @@ def arguments(given: list[str]) -> argparse.Namespace:
     parser.add_argument("--config-only", action="store_true", help="print the gateway's config and exit")
     parser.add_argument("--upstream", type=int, help="port of the fake backend (a free one)")
     parser.add_argument("--out", type=Path, default=RESULTS, help="where the tables go (bench/RESULTS.md)")
-    args = parser.parse_args(given)
+    args = parser.parse_args(argv)
     for kind, named, known in (
         ("scenario", args.scenarios, SCENARIOS),
         ("contender", args.only.split(",") if args.only else [], CONTENDERS),
@@ -46,39 +48,44 @@ def arguments(given: list[str]) -> argparse.Namespace:
     return args
 
 
-def chosen(args: argparse.Namespace) -> dict[str, Scenario]:
+def selected(args: argparse.Namespace) -> dict[str, Scenario]:
     return {n: s for n, s in SCENARIOS.items() if (n in args.scenarios if args.scenarios else s.by_default)}
 
 
-def measure(rig: Rig, scenario: Scenario, arms: list[Arm], rounds: int, down: set[str]) -> dict[str, list[Sample]]:
-    """Rounds over all arms, one after the other, so that a slow minute hits every arm alike. Who does not start is
-    reported, added to `down` and left out."""
+def measure(
+    rig: Rig, scenario: Scenario, arms: list[Arm], rounds: int, not_started: set[str]
+) -> dict[str, list[Sample]]:
+    """Sample all arms of a scenario, round by round.
+
+    A round runs all arms in turn, so that a slow minute affects all of them. A contender that fails to start is
+    reported, added to `not_started` and skipped.
+    """
     samples: dict[str, list[Sample]] = {arm.label: [] for arm in scenario.arms}
     for _ in range(rounds):
         for arm in arms:
-            if arm.contender in down:
+            if arm.contender in not_started:
                 continue
             try:
                 samples[arm.label].append(rig.sample(arm))
-            except DidNotStart as error:
-                print(f"{arm.contender} is left out: {error}", file=sys.stderr)
-                down.add(arm.contender)
+            except StartError as error:
+                print(f"{arm.contender} is skipped: {error}", file=sys.stderr)
+                not_started.add(arm.contender)
     return samples
 
 
-def asked_for(scenario: Scenario, args: argparse.Namespace) -> list[Arm]:
+def arms_of(scenario: Scenario, args: argparse.Namespace) -> list[Arm]:
     named = args.only.split(",") if args.only else CONTENDERS
     arms = [arm for arm in scenario.arms if arm.contender in named]
     return [replace(arm, work=shortened(arm.work)) for arm in arms] if args.quick else arms
 
 
-def heading(given: list[str], load_before: float) -> str:
+def heading(argv: list[str], load_before: float) -> str:
     return (
-        "# What the gateway costs\n\n"
+        "# Cost of the gateway\n\n"
         "Compare ratios inside one table; absolute figures depend on the machine. Every answer was compared byte by\n"
         "byte with what the backend sent. Cells show the median (minimum-maximum) of the rounds. Comparisons show the\n"
         "median of the comparisons of each round.\n\n"
-        f"- command: `{shlex.join(['python', '-m', 'bench', *given])}`, {datetime.now(UTC):%Y-%m-%d %H:%M} UTC\n"
+        f"- command: `{shlex.join(['python', '-m', 'bench', *argv])}`, {datetime.now(UTC):%Y-%m-%d %H:%M} UTC\n"
         f"- machine: {report.machine()}; load average before the run {load_before:.1f}\n"
         f"- versions: {report.versions()}; commit {report.revision() or 'unknown'}\n"
     )
@@ -90,32 +97,32 @@ def memory(rig: Rig) -> str:
     return "\n".join(lines) + "\n"
 
 
-def main(given: list[str]) -> int:
-    args = arguments(given)
+def main(argv: list[str]) -> int:
+    args = arguments(argv)
     if args.config_only:
         print(gateway_config(args.upstream or 8000), end="")
         return 0
-    head, parts = heading(given, os.getloadavg()[0]), list[str]()
-    judged, faults, down = dict[str, list[Judged]](), False, set[str]()
+    head, parts = heading(argv, os.getloadavg()[0]), list[str]()
+    results, faults, not_started = dict[str, list[VerdictResult]](), False, set[str]()
     print(head)
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="unisono-bench-")))
         rig = stack.enter_context(Rig(folder, split_cpus(), args.upstream))
-        for name, scenario in chosen(args).items():
-            samples = measure(rig, scenario, asked_for(scenario, args), 1 if args.quick else args.rounds, down)
+        for name, scenario in selected(args).items():
+            samples = measure(rig, scenario, arms_of(scenario, args), 1 if args.quick else args.rounds, not_started)
             if not any(samples.values()):
                 continue
             parts.append(report.table(name, scenario, samples))
             print(parts[-1], flush=True)
-            judged[name] = report.judge(scenario, samples)
+            results[name] = report.judge(scenario, samples)
             faults |= any(sample.faults for rounds in samples.values() for sample in rounds)
         parts.append(memory(rig))
         print(parts[-1])
-    parts.insert(0, report.aims(judged))
+    parts.insert(0, report.aims(results))
     print(parts[0])
     if not args.quick:
         args.out.write_text("\n".join([head, *parts, NOTES]))
-    missed = faults or not all(row.met for rows in judged.values() for row in rows)
+    missed = faults or not all(row.is_met for rows in results.values() for row in rows)
     return int(args.check and missed)
 
 

@@ -1,4 +1,4 @@
-"""The least an HTTP gateway does in this stack: one aiohttp server, one aiohttp client, no look at the content."""
+"""Minimal HTTP gateway: one aiohttp server and client that do not parse the content."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""The bytes a server of chat completions answers with: what a gateway without Harmony is measured on.
+"""Response bytes of a chat completions server, for gateways without Harmony.
 
-The same answers as on the completions wire, already taken apart: reasoning and content, one chunk per token that
-shows any of them. Tokens of headers and halves of characters take their time and send nothing.
+The answers are those of the completions wire, already separated into reasoning and content. Each token with visible
+text is one chunk. Header tokens and parts of characters take their time and send nothing.
 """
 
 from __future__ import annotations
@@ -10,12 +10,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from bench import vllm_wire
-from bench.material import Answer
+from bench.prose import Answer
 from bench.vllm_wire import CREATED, MODEL, Template, framed, json_response, template
 from unisono.core.generation import FIRST_SPECIAL, MESSAGE
 
+# The fields of the two message bodies of an answer, in order.
 FIELDS = ("reasoning_content", "content")
-"""The two bodies of an answer, in their order."""
 
 
 def _event(request_id: str, choices: Sequence[object], counted: object = None) -> bytes:
@@ -34,8 +34,8 @@ def _choice(delta: dict[str, str], finish: str | None = None) -> dict[str, objec
 
 
 @dataclass(frozen=True, slots=True)
-class Rendered:
-    """An answer as the chunks of its stream, one entry of `rest` per `tokens_per_chunk` tokens."""
+class RenderedChat:
+    """Chunks of a streamed answer; an entry of `rest` has `tokens_per_chunk` tokens."""
 
     answer: Answer
     rest: tuple[Template, ...]
@@ -48,7 +48,7 @@ class Rendered:
         return vllm_wire.end(totals if counted else b"")
 
 
-def render(answer: Answer, tokens_per_chunk: int) -> Rendered:
+def render(answer: Answer, tokens_per_chunk: int) -> RenderedChat:
     fields = _fields(answer)
     rest = []
     count = len(answer.tokens)
@@ -62,11 +62,11 @@ def render(answer: Answer, tokens_per_chunk: int) -> Rendered:
         if end == count:
             events.append(_event(vllm_wire.ID_MARK, [_choice({}, answer.finish)]))
         rest.append(template(*events))
-    return Rendered(answer, tuple(rest))
+    return RenderedChat(answer, tuple(rest))
 
 
 def _fields(answer: Answer) -> list[str]:
-    """For each token the field its text is shown in, empty for what is not shown."""
+    """Return the field of each token's text; empty for a token without visible text."""
     fields: list[str] = []
     bodies = iter(FIELDS)
     field = ""
@@ -80,7 +80,7 @@ def _fields(answer: Answer) -> list[str]:
 
 
 def whole(answer: Answer, request_id: str, prompt: Sequence[int]) -> bytes:
-    """The answer to a request that does not stream."""
+    """Render the answer to a request without streaming."""
     message = {"role": "assistant", "content": answer.content, "reasoning_content": answer.reasoning}
     return json_response(
         200,
@@ -96,15 +96,15 @@ def whole(answer: Answer, request_id: str, prompt: Sequence[int]) -> bytes:
 
 
 def prompt(body: dict[str, object]) -> Sequence[int]:
-    """Something as long as the prompt is: nobody reads more than that of it."""
+    """Return a sequence as long as the prompt. Callers use only its length and its last items."""
     messages = body["messages"]
     if not isinstance(messages, list):
-        raise TypeError("the request was not checked")
+        raise TypeError("`messages` is not a list; check the request with `refusal` first")
     return range(sum(len(message["content"].split()) for message in messages))
 
 
 def refusal(body: object) -> bytes | None:
-    """Why a chat request cannot be served, as the server words it; None when it can."""
+    """Return the error response for an invalid request, worded as by the server, or None."""
     if not isinstance(body, dict):
         return vllm_wire.failure(400, "BadRequestError", "body is not an object")
     if body.get("model") != MODEL:

@@ -1,9 +1,9 @@
-"""Compare two checkouts of the gateway: pairs of quick runs, one after the other, and the ratio with its interval.
+"""Comparison of two checkouts of the gateway: pairs of quick runs, and their ratio.
 
 python -m bench.compare ../before . --pairs 20 --out bench/FAILOVER.md
 
-Each checkout measures with its own environment and its own bench. The order alternates from pair to pair, so that a
-machine that becomes slower during the run slows both alike.
+Each checkout uses its own environment and its own `bench`. The order alternates from pair to pair, so that a machine
+that slows down during the run affects both.
 """
 
 from __future__ import annotations
@@ -19,21 +19,21 @@ from pathlib import Path
 from random import Random
 from statistics import median
 
+# Scenarios and their options: the gap at a failover, and the CPU time of a token.
 SCENARIOS: Mapping[str, tuple[str, ...]] = {
     "gap": ("--only", "unisono+pair"),
     "paced": ("--only", "unisono"),
 }
-"""Scenarios and their options. What a reader compares: the gap at a failover, and the cost of a token."""
 COLUMNS = {"gap": ("added p50 ms", "added p99 ms"), "paced": ("CPU µs/token",)}
-BOOTSTRAPS = 4_000
+BOOTSTRAP_SAMPLES = 4_000
+# A 95 % interval of a median does not exist for fewer pairs.
 MIN_PAIRS = 6
-"""With fewer pairs no 95 % interval of a median exists."""
 
 Figures = dict[str, float]
 
 
 def figures_of(report: str, columns: Sequence[str]) -> Figures:
-    """The figures of a bench report, by `row, column`."""
+    """Parse the figures of a report, by `row, column`."""
     found: Figures = {}
     header: list[str] = []
     for line in report.splitlines():
@@ -50,28 +50,30 @@ def figures_of(report: str, columns: Sequence[str]) -> Figures:
 
 
 def measure(tree: Path, folder: Path) -> Figures:
-    """One quick run of all scenarios in one checkout. Raises CalledProcessError if a run fails."""
+    """Run all scenarios quickly in one checkout. Raises CalledProcessError if a run fails."""
     found: Figures = {}
     for scenario, options in SCENARIOS.items():
         out = folder / "report.md"
         command = [tree / ".venv/bin/python", "-m", "bench", scenario, *options, "--quick", "--out", out]
-        told = subprocess.run(command, cwd=tree, check=True, capture_output=True, text=True).stdout
-        found |= {f"{scenario}: {name}": value for name, value in figures_of(told, COLUMNS[scenario]).items()}
+        output = subprocess.run(command, cwd=tree, check=True, capture_output=True, text=True).stdout
+        found |= {f"{scenario}: {name}": value for name, value in figures_of(output, COLUMNS[scenario]).items()}
     return found
 
 
 def interval(ratios: Sequence[float]) -> tuple[float, float, float]:
-    """Median of the ratios and its 95 % interval, by resampling the pairs."""
-    dice = Random(1)
+    """Return the median of the ratios and its 95 % interval, from resampled pairs."""
+    rng = Random(1)
     logs = [math.log(ratio) for ratio in ratios]
-    medians = sorted(median(dice.choices(logs, k=len(logs))) for _ in range(BOOTSTRAPS))
-    low, high = medians[round(0.025 * BOOTSTRAPS)], medians[round(0.975 * BOOTSTRAPS) - 1]
+    medians = sorted(median(rng.choices(logs, k=len(logs))) for _ in range(BOOTSTRAP_SAMPLES))
+    low, high = medians[round(0.025 * BOOTSTRAP_SAMPLES)], medians[round(0.975 * BOOTSTRAP_SAMPLES) - 1]
     return math.exp(median(logs)), math.exp(low), math.exp(high)
 
 
 def commit_of(tree: Path) -> str:
-    told = subprocess.run(["git", "rev-parse", "--short", "HEAD"], cwd=tree, check=True, capture_output=True, text=True)
-    return told.stdout.strip()
+    output = subprocess.run(
+        ["git", "rev-parse", "--short", "HEAD"], cwd=tree, check=True, capture_output=True, text=True
+    )
+    return output.stdout.strip()
 
 
 def table(before: Sequence[Figures], after: Sequence[Figures]) -> list[str]:
@@ -90,22 +92,22 @@ def main() -> int:
     parser.add_argument("after", type=Path, help="checkout to judge, set up by its own `make`")
     parser.add_argument("--pairs", type=int, default=20, help="pairs of runs; default 20, at least 6")
     parser.add_argument("--out", type=Path, help="where the table goes as well; raw figures go to the same name .json")
-    told = parser.parse_args()
-    if told.pairs < MIN_PAIRS:
-        parser.error(f"--pairs: at least {MIN_PAIRS} are needed for an interval, not {told.pairs}")
-    trees = told.before.resolve(), told.after.resolve()
+    args = parser.parse_args()
+    if args.pairs < MIN_PAIRS:
+        parser.error(f"--pairs: at least {MIN_PAIRS} are needed for an interval, not {args.pairs}")
+    trees = args.before.resolve(), args.after.resolve()
     found: tuple[list[Figures], list[Figures]] = ([], [])
     with tempfile.TemporaryDirectory(prefix="unisono-compare-") as folder:
-        for pair in range(told.pairs):
-            for which in (0, 1) if pair % 2 == 0 else (1, 0):
-                found[which].append(measure(trees[which], Path(folder)))
-            print(f"pair {pair + 1} of {told.pairs}", file=sys.stderr, flush=True)
-            if told.out:
-                told.out.with_suffix(".json").write_text(json.dumps(found))
-    lines = [f"Commits {commit_of(trees[0])} and {commit_of(trees[1])}; {told.pairs} pairs.", "", *table(*found)]
+        for pair in range(args.pairs):
+            for index in (0, 1) if pair % 2 == 0 else (1, 0):
+                found[index].append(measure(trees[index], Path(folder)))
+            print(f"pair {pair + 1} of {args.pairs}", file=sys.stderr, flush=True)
+            if args.out:
+                args.out.with_suffix(".json").write_text(json.dumps(found))
+    lines = [f"Commits {commit_of(trees[0])} and {commit_of(trees[1])}; {args.pairs} pairs.", "", *table(*found)]
     print("\n".join(lines))
-    if told.out:
-        told.out.write_text("\n".join(lines) + "\n")
+    if args.out:
+        args.out.write_text("\n".join(lines) + "\n")
     return 0
 
 

@@ -1,6 +1,6 @@
-"""Who is measured: how each is started in front of the fake backend, and which wire its clients speak.
+"""Contenders: the command that starts each one, and the wire of its clients.
 
-A row is all it takes to measure something else, another gateway for instance.
+A new row is enough to measure another gateway.
 """
 
 from __future__ import annotations
@@ -14,14 +14,17 @@ from pathlib import Path
 from bench import litellm_env, vllm_wire
 from bench.team import PRICE, PROGRAM, Team, sections
 
+# Master key of the gateways, sent by the clients.
 KEY = "sk-bench-4b1d6f0c9a7e42538d"
-"""What gateways are told to ask for, and clients to send."""
 
 
 @dataclass(frozen=True, slots=True)
-class Setting:
-    """Where a contender works: a folder for its files, the fake backend's port, its own, and those of the run's Redis,
-    tool server and second backend, of its metrics and of whoever takes its spans; 0 for contenders that need none."""
+class ContenderSetup:
+    """Folder and ports for one contender; a port that it does not use is 0.
+
+    `upstream` is the fake backend and `second` the second one. `redis`, `tools` and `spans` belong to other processes
+    of the run; `metrics` and `port` belong to the contender.
+    """
 
     folder: Path
     upstream: int
@@ -34,34 +37,37 @@ class Setting:
 
     @property
     def config(self) -> Path:
-        """The file of a gateway that is configured by one."""
+        """Path of the configuration file of a gateway."""
         return self.folder / f"gateway-{self.port}.yaml"
 
 
 @dataclass(frozen=True, slots=True)
 class Contender:
-    """`command` None is the direct connection; it may raise DidNotStart. `ready` is the path that answers 200 once it
-    serves, empty for listening; `redis` says that it keeps its state in one."""
+    """Command, wire and needs of a contender.
+
+    `command` is None for the direct connection, and may raise StartError. `ready` is the path that returns 200 once the
+    contender serves; if it is empty, an open port is enough. `has_redis` contenders store their state in Redis.
+    """
 
     wire: str
-    command: Callable[[Setting], list[str]] | None
+    command: Callable[[ContenderSetup], list[str]] | None
     ready: str = ""
     env: Mapping[str, str] = field(default_factory=dict)
-    redis: bool = False
-    tools: bool = False
-    """Whether a tool server and a model that calls it are behind it."""
-    paired: bool = False
-    """Whether two backends that break off are behind it."""
+    has_redis: bool = False
+    # It uses a tool server and a model that calls tools.
+    has_tools: bool = False
+    # It uses two backends that break off their answers.
+    has_backend_pair: bool = False
+    # Enabled features of a team. Its clients send a virtual key if the team has one.
     team: Team | None = None
-    """What of keys and of watching it was told to have on or off; its clients send a key accordingly."""
-    everywhere: bool = False
-    """Whether it may use every CPU there is, and shares them with the rest of the run."""
+    # It may use every CPU, and shares them with the rest of the run.
+    has_all_cpus: bool = False
 
 
 def gateway_config(
     upstream: int, store: str = "memory://", tools: int = 0, second: int = 0, *, price: str = "", team: str = ""
 ) -> str:
-    """`price` is the model's, `team` further sections."""
+    """Return a gateway configuration with the YAML of a `price` and of `team` sections."""
     server = f"""\
 mcp_servers:
   bench:
@@ -79,19 +85,22 @@ mcp_servers:
         for port in (upstream, second)
         if port
     )
-    # Backends that break off each of their answers are to get the next one all the same.
-    patient = "router_settings:\n  allowed_fails: 1000000\n"
+    # Circuits must stay closed although each answer breaks off.
+    router_settings = "router_settings:\n  allowed_fails: 1000000\n"
     return f"""\
 model_list:
 {models}{price}general_settings:
   master_key: {KEY}
 store:
   url: {store}
-{server if tools else ""}{patient if second else ""}{team}"""
+{server if tools else ""}{router_settings if second else ""}{team}"""
 
 
 def litellm_config(upstream: int) -> str:
-    """The same model as plain chat, and what LiteLLM's guide advises for production."""
+    """Return a LiteLLM configuration for the same model as plain chat.
+
+    The settings are those that LiteLLM's guide recommends for production.
+    """
     return f"""\
 model_list:
   - model_name: {vllm_wire.MODEL}
@@ -107,7 +116,7 @@ general_settings:
 
 
 LITELLM_ENV = {
-    # Prices from the package and not from the network.
+    # Read prices from the package and not from the network.
     "LITELLM_LOCAL_MODEL_COST_MAP": "True",
     "LITELLM_TELEMETRY": "False",
     "LITELLM_MODE": "PRODUCTION",
@@ -115,32 +124,32 @@ LITELLM_ENV = {
 }
 
 
-def _unisono(setting: Setting, workers: int = 1, team: Team | None = None) -> list[str]:
-    store = f"redis://127.0.0.1:{setting.redis}/0" if setting.redis else "memory://"
-    more = {}
+def _unisono(setup: ContenderSetup, workers: int = 1, team: Team | None = None) -> list[str]:
+    store = f"redis://127.0.0.1:{setup.redis}/0" if setup.redis else "memory://"
+    extra = {}
     if team is not None:
-        # What answers cost is measured, and not what becomes of them where Redis has no CPU for a moment.
+        # A long deadline: the measurement is the cost of answers, not of errors when Redis has no CPU.
         store += "\n  deadline_s: 5"
-        more = {"price": PRICE, "team": sections(team, setting.metrics, setting.spans)}
-    setting.config.write_text(gateway_config(setting.upstream, store, setting.tools, setting.second, **more))
-    serve = ["serve", "--config", str(setting.config), "--port", str(setting.port), "--workers", str(workers)]
+        extra = {"price": PRICE, "team": sections(team, setup.metrics, setup.spans)}
+    setup.config.write_text(gateway_config(setup.upstream, store, setup.tools, setup.second, **extra))
+    serve = ["serve", "--config", str(setup.config), "--port", str(setup.port), "--workers", str(workers)]
     return [str(PROGRAM), *serve]
 
 
-def _team(*, redis: bool = True, keyed: bool = False, traced: bool = False) -> Contender:
-    team = Team(keyed, traced)
-    return Contender("chat", partial(_unisono, team=team), ready="/health/readiness", redis=redis, team=team)
+def _team(*, has_redis: bool = True, has_key: bool = False, has_traces: bool = False) -> Contender:
+    team = Team(has_key, has_traces)
+    return Contender("chat", partial(_unisono, team=team), ready="/health/readiness", has_redis=has_redis, team=team)
 
 
-def _litellm(setting: Setting) -> list[str]:
-    config = setting.folder / "litellm.yaml"
-    config.write_text(litellm_config(setting.upstream))
-    serve = ["--config", str(config), "--host", "127.0.0.1", "--port", str(setting.port), "--num_workers", "1"]
+def _litellm(setup: ContenderSetup) -> list[str]:
+    config = setup.folder / "litellm.yaml"
+    config.write_text(litellm_config(setup.upstream))
+    serve = ["--config", str(config), "--host", "127.0.0.1", "--port", str(setup.port), "--num_workers", "1"]
     return [str(litellm_env.program()), *serve, "--telemetry", "False"]
 
 
-def _module(name: str) -> Callable[[Setting], list[str]]:
-    return lambda setting: [sys.executable, "-m", f"bench.{name}", str(setting.port), str(setting.upstream)]
+def _module(name: str) -> Callable[[ContenderSetup], list[str]]:
+    return lambda setup: [sys.executable, "-m", f"bench.{name}", str(setup.port), str(setup.upstream)]
 
 
 CONTENDERS: dict[str, Contender] = {
@@ -149,16 +158,16 @@ CONTENDERS: dict[str, Contender] = {
     "relay": Contender("vllm", _module("relay")),
     "aiohttp": Contender("vllm", _module("aiohttp_relay"), ready="/health"),
     "unisono": Contender("chat", _unisono, ready="/health/readiness"),
-    "unisono+redis": Contender("chat", _unisono, ready="/health/readiness", redis=True),
-    "unisono+tools": Contender("chat", _unisono, ready="/health/readiness", tools=True),
-    "unisono+pair": Contender("chat", _unisono, ready="/health/readiness", paired=True),
-    "unisono+one": Contender("chat", _unisono, ready="/health/readiness", redis=True, everywhere=True),
+    "unisono+redis": Contender("chat", _unisono, ready="/health/readiness", has_redis=True),
+    "unisono+tools": Contender("chat", _unisono, ready="/health/readiness", has_tools=True),
+    "unisono+pair": Contender("chat", _unisono, ready="/health/readiness", has_backend_pair=True),
+    "unisono+one": Contender("chat", _unisono, ready="/health/readiness", has_redis=True, has_all_cpus=True),
     "unisono+two": Contender(
-        "chat", partial(_unisono, workers=2), ready="/health/readiness", redis=True, everywhere=True
+        "chat", partial(_unisono, workers=2), ready="/health/readiness", has_redis=True, has_all_cpus=True
     ),
-    "team+bare": _team(redis=False),
+    "team+bare": _team(has_redis=False),
     "team+store": _team(),
-    "team+keys": _team(keyed=True),
-    "team+all": _team(keyed=True, traced=True),
+    "team+keys": _team(has_key=True),
+    "team+all": _team(has_key=True, has_traces=True),
     "litellm": Contender("chat", _litellm, ready="/health/readiness", env=LITELLM_ENV),
 }

@@ -1,7 +1,7 @@
-"""A vLLM server without a model: both of its wires at a steady pace or as fast as the reader takes it.
+"""Fake vLLM server without a model: completions and chat, at a fixed pace or at full speed.
 
-`max_tokens` is the length of the answer, so that a gateway in front of it needs no change to be measured. The pace is
-set for all later requests by `POST /bench/pace`. Paced streams keep an absolute schedule: lateness never adds up.
+`max_tokens` is the length of the answer, so that a gateway in front needs no change to be measured. `POST /bench/pace`
+sets the pace of all later requests. Paced streams follow an absolute schedule, so that delays do not accumulate.
 """
 
 from __future__ import annotations
@@ -20,14 +20,17 @@ import httptools
 import orjson
 import uvloop
 
-from bench import chat_wire, material, vllm_wire
-from bench.material import Answer, Material
+from bench import chat_wire, prose, vllm_wire
+from bench.prose import Answer, Corpus
 
 
 @dataclass(frozen=True, slots=True)
 class Pace:
-    """`interval_us` is the time of one token, 0 for full speed; then `burst` chunks go out per write. A request's own
-    `stream_interval` overrules `tokens_per_chunk`, as it does at the server."""
+    """Speed and chunk size of the streams.
+
+    `interval_us` is the time of one token; 0 means full speed, with `burst` chunks per write. The field
+    `stream_interval` of a request overrides `tokens_per_chunk`, as in vLLM.
+    """
 
     interval_us: int = 0
     tokens_per_chunk: int = 1
@@ -35,16 +38,16 @@ class Pace:
 
 
 @dataclass(slots=True)
-class Served:
-    """Counters of this process, shown by `GET /bench/served`."""
+class BackendCounters:
+    """Counters of this process, returned by `GET /bench/served`."""
 
     requests: int = 0
     tokens: int = 0
     abandoned: int = 0
 
 
-class Rendered(Protocol):
-    """An answer as its stream: what comes at once, what comes token by token, what comes last."""
+class RenderedAnswer(Protocol):
+    """Bytes of a streamed answer: the first chunk, the chunks of the tokens, the end."""
 
     @property
     def answer(self) -> Answer: ...
@@ -54,53 +57,58 @@ class Rendered(Protocol):
     def tail(self, request_id: str, prompt_tokens: int, counted: bool) -> bytes: ...
 
 
-class Wire(Protocol):
-    """What a server says on one path; the modules `vllm_wire` and `chat_wire` are two."""
+class BackendWire(Protocol):
+    """Responses of a server on one path, implemented by the modules `vllm_wire` and `chat_wire`."""
 
     def __hash__(self) -> int: ...
     def refusal(self, body: object, /) -> bytes | None: ...
     def prompt(self, body: dict[str, object], /) -> Sequence[int]: ...
-    def render(self, answer: Answer, tokens_per_chunk: int, /) -> Rendered: ...
+    def render(self, answer: Answer, tokens_per_chunk: int, /) -> RenderedAnswer: ...
     def whole(self, answer: Answer, request_id: str, prompt: Sequence[int], /) -> bytes: ...
 
 
-class Server:
-    """What all connections share."""
+class BackendState:
+    """State shared by all connections of the backend."""
 
-    def __init__(self, stuff: Material) -> None:
+    def __init__(self, corpus: Corpus) -> None:
         self.pace = Pace()
-        self.served = Served()
-        self.ended: dict[str, float] = {}
-        """When each streamed answer was sent to its end, by `vllm_wire.asked`; read and forgotten by
-        `POST /bench/ended`."""
-        self._stuff = stuff
+        self.counters = BackendCounters()
+        # When each streamed answer ended, by question key. `POST /bench/ended` returns and clears them.
+        self.end_times: dict[str, float] = {}
+        self._corpus = corpus
         self.rendered = lru_cache(maxsize=64)(self._render)
 
-    def _render(self, wire: Wire, length: int, tokens_per_chunk: int) -> Rendered:
-        return wire.render(self._stuff.answer(length), tokens_per_chunk)
+    def _render(self, wire: BackendWire, length: int, tokens_per_chunk: int) -> RenderedAnswer:
+        return wire.render(self._corpus.answer(length), tokens_per_chunk)
 
 
-class Stream:
-    """One answer on its way out."""
+class AnswerStream:
+    """Streamed answer in progress."""
 
-    def __init__(self, server: Server, wire: Wire, transport: asyncio.Transport, body: dict[str, object]) -> None:
+    def __init__(
+        self, server: BackendState, wire: BackendWire, transport: asyncio.Transport, body: dict[str, object]
+    ) -> None:
         prompt, limit = wire.prompt(body), body.get("max_tokens") or 16
         if not isinstance(limit, int):
-            raise TypeError("the request was not checked")
+            raise TypeError("`max_tokens` is not an integer; check the request with `refusal` first")
         self._server, self._transport = server, transport
         self._pace = server.pace
-        own = body.get("stream_interval")
-        self._per_chunk = own if isinstance(own, int) and own > 0 else self._pace.tokens_per_chunk
+        requested_interval = body.get("stream_interval")
+        self._per_chunk = (
+            requested_interval
+            if isinstance(requested_interval, int) and requested_interval > 0
+            else self._pace.tokens_per_chunk
+        )
         self._answer = server.rendered(wire, limit, self._per_chunk)
         request_id = uuid.uuid4().hex
         self._id = request_id.encode()
         options = body.get("stream_options")
         counted = isinstance(options, dict) and bool(options.get("include_usage"))
         self._tail = self._answer.tail(request_id, len(prompt), counted)
-        self._asked = vllm_wire.asked(prompt)
+        self._question_key = vllm_wire.question_key(prompt)
         self._sent = 0
         self._timer: asyncio.Handle | None = None
-        self._held = False
+        self._is_paused = False
         self.finished = False
         self._loop = asyncio.get_running_loop()
         self._start = self._loop.time()
@@ -113,12 +121,12 @@ class Stream:
             self._transport.write(self._tail)
             self.finished = True
             self._timer = None
-            self._server.served.tokens += len(self._answer.answer.tokens)
-            self._server.ended[self._asked] = time.monotonic()
+            self._server.counters.tokens += len(self._answer.answer.tokens)
+            self._server.end_times[self._question_key] = time.monotonic()
         elif self._pace.interval_us:
             due = self._start + (self._sent + 1) * self._per_chunk * self._pace.interval_us / 1e6
             self._timer = self._loop.call_at(due, self._step, 1)
-        elif not self._held:
+        elif not self._is_paused:
             self._timer = self._loop.call_soon(self._step, self._pace.burst)
 
     def _step(self, count: int) -> None:
@@ -127,11 +135,11 @@ class Stream:
         self._transport.write(b"".join([chunk.fill(self._id) for chunk in chunks]))
         self._next()
 
-    def hold(self) -> None:
-        self._held = True
+    def pause(self) -> None:
+        self._is_paused = True
 
     def resume(self) -> None:
-        self._held = False
+        self._is_paused = False
         if not self._pace.interval_us and not self.finished:
             self.cancel()
             self._next()
@@ -142,15 +150,15 @@ class Stream:
             self._timer = None
 
 
-class Connection(asyncio.Protocol):
-    """HTTP/1.1 with keep-alive, one request at a time. Leaving in the middle of an answer ends it."""
+class BackendConnection(asyncio.Protocol):
+    """Server connection with HTTP/1.1 and keep-alive; a disconnect ends its answer."""
 
-    def __init__(self, server: Server) -> None:
+    def __init__(self, server: BackendState) -> None:
         self._server = server
-        self._stream: Stream | None = None
+        self._stream: AnswerStream | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        # uvloop's transports are not asyncio's by inheritance.
+        # The transports of uvloop are no subclasses of those of asyncio.
         self._transport = cast("asyncio.Transport", transport)
         self._parser = httptools.HttpRequestParser(self)
 
@@ -182,7 +190,7 @@ class Connection(asyncio.Protocol):
 
     def pause_writing(self) -> None:
         if self._stream is not None:
-            self._stream.hold()
+            self._stream.pause()
 
     def resume_writing(self) -> None:
         if self._stream is not None:
@@ -191,19 +199,19 @@ class Connection(asyncio.Protocol):
     def connection_lost(self, exc: Exception | None) -> None:
         if self._stream is not None and not self._stream.finished:
             self._stream.cancel()
-            self._server.served.abandoned += 1
+            self._server.counters.abandoned += 1
 
-    def complete(self, wire: Wire, content: bytes) -> bytes:
+    def complete(self, wire: BackendWire, content: bytes) -> bytes:
         body = orjson.loads(content)
-        refused = wire.refusal(body)
-        if refused is not None:
-            return refused
-        self._server.served.requests += 1
+        error = wire.refusal(body)
+        if error is not None:
+            return error
+        self._server.counters.requests += 1
         if not body.get("stream"):
             answer = self._server.rendered(wire, body.get("max_tokens") or 16, 1).answer
-            self._server.served.tokens += len(answer.tokens)
+            self._server.counters.tokens += len(answer.tokens)
             return wire.whole(answer, uuid.uuid4().hex, wire.prompt(body))
-        self._stream = Stream(self._server, wire, self._transport, body)
+        self._stream = AnswerStream(self._server, wire, self._transport, body)
         return b""
 
     def completions(self, content: bytes) -> bytes:
@@ -216,12 +224,12 @@ class Connection(asyncio.Protocol):
         self._server.pace = Pace(**orjson.loads(content))
         return vllm_wire.json_response(200, asdict(self._server.pace))
 
-    def show_served(self, content: bytes) -> bytes:
-        return vllm_wire.json_response(200, asdict(self._server.served))
+    def show_counters(self, content: bytes) -> bytes:
+        return vllm_wire.json_response(200, asdict(self._server.counters))
 
-    def take_ended(self, content: bytes) -> bytes:
-        ended, self._server.ended = self._server.ended, {}
-        return vllm_wire.json_response(200, ended)
+    def pop_end_times(self, content: bytes) -> bytes:
+        end_times, self._server.end_times = self._server.end_times, {}
+        return vllm_wire.json_response(200, end_times)
 
     def models(self, content: bytes) -> bytes:
         model = {
@@ -242,25 +250,27 @@ class Connection(asyncio.Protocol):
         return vllm_wire.json_response(200, {"version": "0.32.0"})
 
 
-ROUTES: dict[tuple[str, str], Callable[[Connection, bytes], bytes]] = {
-    ("POST", "/v1/completions"): Connection.completions,
-    ("POST", "/v1/chat/completions"): Connection.chat,
-    ("GET", "/v1/models"): Connection.models,
-    ("GET", "/health"): Connection.health,
-    ("GET", "/version"): Connection.version,
-    ("POST", "/bench/pace"): Connection.set_pace,
-    ("GET", "/bench/served"): Connection.show_served,
-    ("POST", "/bench/ended"): Connection.take_ended,
+ROUTES: dict[tuple[str, str], Callable[[BackendConnection, bytes], bytes]] = {
+    ("POST", "/v1/completions"): BackendConnection.completions,
+    ("POST", "/v1/chat/completions"): BackendConnection.chat,
+    ("GET", "/v1/models"): BackendConnection.models,
+    ("GET", "/health"): BackendConnection.health,
+    ("GET", "/version"): BackendConnection.version,
+    ("POST", "/bench/pace"): BackendConnection.set_pace,
+    ("GET", "/bench/served"): BackendConnection.show_counters,
+    ("POST", "/bench/ended"): BackendConnection.pop_end_times,
 }
 
 
-async def serve(stuff: Material, port: int) -> asyncio.Server:
-    server = Server(stuff)
-    return await asyncio.get_running_loop().create_server(lambda: Connection(server), "127.0.0.1", port, backlog=1024)
+async def serve(corpus: Corpus, port: int) -> asyncio.Server:
+    server = BackendState(corpus)
+    return await asyncio.get_running_loop().create_server(
+        lambda: BackendConnection(server), "127.0.0.1", port, backlog=1024
+    )
 
 
 async def main(port: int, path: Path) -> None:
-    listening = await serve(material.load(path), port)
+    listening = await serve(prose.load(path), port)
     await listening.serve_forever()
 
 

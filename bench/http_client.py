@@ -1,7 +1,7 @@
-"""A client connection that hands over what each socket read brought, and does nothing else.
+"""HTTP client connection that passes on the bytes of each socket read.
 
-A general client costs more per chunk than the relay under test; this one is small enough for one process to drive a
-gateway to its limit.
+A general client needs more CPU per chunk than the relay under test. With this one, a single process can drive a gateway
+to its limit.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ from typing import cast
 import httptools
 
 
-class Lost(Exception):
-    """The server closed the connection in the middle of an answer."""
+class ConnectionLostError(Exception):
+    """The server closed the connection before the end of an answer."""
 
 
-class Connection(asyncio.Protocol):
-    """One HTTP/1.1 connection, one request at a time."""
+class ClientConnection(asyncio.Protocol):
+    """One HTTP/1.1 connection, with one request at a time."""
 
     def __init__(self) -> None:
         self._transport: asyncio.Transport | None = None
@@ -27,18 +27,20 @@ class Connection(asyncio.Protocol):
         self._sink: Callable[[bytes], None] = self._bodies.append
         self._done: asyncio.Future[int] | None = None
         self._complete = False
+        # True if the last answer was complete and the server keeps the connection open.
         self.reusable = False
-        """Whether the last answer was complete and the server keeps the connection open."""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        # uvloop's transports are not asyncio's by inheritance.
+        # The transports of uvloop are no subclasses of those of asyncio.
         self._transport = cast("asyncio.Transport", transport)
 
     async def request(self, message: bytes, sink: Callable[[bytes], None]) -> int:
-        """Send `message` and give `sink` the body bytes of each read. Returns the status after the last. Raises
-        Lost."""
+        """Send `message`, pass body bytes to `sink` after each read, return the status.
+
+        Raises ConnectionLostError.
+        """
         if self._transport is None or self._transport.is_closing():
-            raise Lost("the connection is closed")
+            raise ConnectionLostError("the connection is closed")
         self._parser = httptools.HttpResponseParser(self)
         self._sink, self._complete, self.reusable = sink, False, False
         self._done = asyncio.get_running_loop().create_future()
@@ -52,7 +54,7 @@ class Connection(asyncio.Protocol):
         try:
             parser.feed_data(data)
         except httptools.HttpParserError as error:
-            done.set_exception(Lost(f"not HTTP: {error}"))
+            done.set_exception(ConnectionLostError(f"the answer is not valid HTTP: {error}"))
             return
         if self._bodies:
             self._sink(b"".join(self._bodies))
@@ -70,20 +72,23 @@ class Connection(asyncio.Protocol):
     def connection_lost(self, exc: Exception | None) -> None:
         self.reusable = False
         if self._done is not None and not self._done.done():
-            self._done.set_exception(Lost("the server closed the connection"))
+            self._done.set_exception(ConnectionLostError("the server closed the connection"))
 
     def close(self) -> None:
         if self._transport is not None:
             self._transport.close()
 
 
-async def connect(port: int) -> Connection:
-    _, connection = await asyncio.get_running_loop().create_connection(Connection, "127.0.0.1", port)
+async def connect(port: int) -> ClientConnection:
+    _, connection = await asyncio.get_running_loop().create_connection(ClientConnection, "127.0.0.1", port)
     return connection
 
 
-async def once(port: int, request: bytes, sink: Callable[[bytes], None]) -> int:
-    """One request on a connection of its own; returns the status. Raises Lost, and OSError."""
+async def request_once(port: int, request: bytes, sink: Callable[[bytes], None]) -> int:
+    """Send one request on a new connection and return the status.
+
+    Raises ConnectionLostError and OSError.
+    """
     connection = await connect(port)
     try:
         return await connection.request(request, sink)
@@ -92,7 +97,7 @@ async def once(port: int, request: bytes, sink: Callable[[bytes], None]) -> int:
 
 
 def message(path: str, body: bytes, method: str = "POST", key: str = "") -> bytes:
-    """One request; with a `key` it carries it as a bearer."""
+    """Return the bytes of one request, with `key` as bearer token if there is one."""
     head = f"{method} {path} HTTP/1.1\r\nhost: 127.0.0.1\r\ncontent-type: application/json\r\n"
     if key:
         head += f"authorization: Bearer {key}\r\n"

@@ -1,4 +1,7 @@
-"""What the kernel says a process and its children used. Nothing runs inside the process under test."""
+"""CPU time and memory of a process and its children, read from the kernel.
+
+The process under test runs no additional code.
+"""
 
 from __future__ import annotations
 
@@ -12,8 +15,8 @@ LINUX = (PROC / "self" / "stat").exists()
 TICK = os.sysconf("SC_CLK_TCK")
 
 
-def family(pid: int) -> list[int]:
-    """`pid` and all its living descendants."""
+def process_tree(pid: int) -> list[int]:
+    """Return `pid` and all its living descendants."""
     if LINUX:
         found = [pid]
         for parent in found:
@@ -23,35 +26,38 @@ def family(pid: int) -> list[int]:
     pairs = [line.split() for line in _ps("-axo", "pid=,ppid=").splitlines()]
     found = [pid]
     for parent in found:
-        found.extend(int(child) for child, of in pairs if int(of) == parent)
+        found.extend(int(child) for child, ppid in pairs if int(ppid) == parent)
     return found
 
 
 def cpu_seconds(pid: int) -> float:
-    """User and system time of `pid`, its living descendants and those they have waited for."""
-    return sum(_cpu_of(member) for member in family(pid))
+    """Return user and system time of `pid`, its living descendants and its reaped children."""
+    return sum(_cpu_of(member) for member in process_tree(pid))
 
 
 def resident_mib(pid: int) -> float:
-    """Resident memory of `pid` and its living descendants; pages shared between them count in each."""
+    """Return the resident memory of `pid` and its living descendants.
+
+    Shared pages count once per process.
+    """
     if LINUX:
         page = os.sysconf("SC_PAGE_SIZE")
-        return sum(int((PROC / str(m) / "statm").read_text().split()[1]) * page for m in family(pid)) / 2**20
-    return sum(int(_ps("-o", "rss=", "-p", str(member))) for member in family(pid)) / 1024
+        return sum(int((PROC / str(m) / "statm").read_text().split()[1]) * page for m in process_tree(pid)) / 2**20
+    return sum(int(_ps("-o", "rss=", "-p", str(member))) for member in process_tree(pid)) / 1024
 
 
 def _cpu_of(pid: int) -> float:
     if LINUX:
-        # The process clock counts nanoseconds where utime + stime count ticks; its id is made of the pid (see
-        # clock_getcpuclockid(3)). Children that were waited for are only in the ticks.
+        # The process clock counts nanoseconds, utime and stime only ticks. Its id is derived from the pid (see
+        # clock_getcpuclockid(3)). The ticks alone include reaped children.
         fields = (PROC / str(pid) / "stat").read_text().rpartition(")")[2].split()
         return time.clock_gettime((~pid << 3) | 2) + (int(fields[13]) + int(fields[14])) / TICK
     return seconds_of(_ps("-o", "time=", "-p", str(pid)))
 
 
-def seconds_of(spelled: str) -> float:
-    """Seconds of ps's `[[dd-]hh:]mm:ss.cc`."""
-    days, _, rest = spelled.strip().rpartition("-")
+def seconds_of(ps_time: str) -> float:
+    """Parse the `[[dd-]hh:]mm:ss.cc` of ps into seconds."""
+    days, _, rest = ps_time.strip().rpartition("-")
     total = 0.0
     for part in rest.split(":"):
         total = total * 60 + float(part)

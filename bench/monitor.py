@@ -1,7 +1,7 @@
-"""What stands beside a gateway that is watched: a collector that takes its spans, and a reader of its metrics.
+"""Collector of spans and reader of metrics for a monitored gateway.
 
-A process of its own: `python -m bench.monitor PORT METRICS_PORT`. It answers every request, spans or not, with 200 and
-reads no more of it than where it ends; metrics are read once a second. `GET /seen` tells how much came.
+Runs as a process: `python -m bench.monitor PORT METRICS_PORT`. It answers every export of spans with 200 and does not
+parse the body. It reads the metrics every second. `GET /seen` returns the counters.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ SCRAPE_EVERY_S = 1.0
 
 
 @dataclass(slots=True)
-class Seen:
-    """Requests with spans, and reads of metrics that were answered."""
+class MonitorCounters:
+    """Received exports of spans, and successful reads of metrics."""
 
     exports: int = 0
     span_bytes: int = 0
@@ -29,18 +29,18 @@ class Seen:
 
 class Monitor:
     def __init__(self) -> None:
-        self.seen = Seen()
+        self.counters = MonitorCounters()
 
-    async def take(self, request: web.Request) -> web.Response:
-        self.seen.exports += 1
-        self.seen.span_bytes += len(await request.read())
+    async def receive_spans(self, request: web.Request) -> web.Response:
+        self.counters.exports += 1
+        self.counters.span_bytes += len(await request.read())
         return web.Response(content_type="application/x-protobuf")
 
-    async def show(self, _: web.Request) -> web.Response:
-        return web.Response(body=orjson.dumps(asdict(self.seen)), content_type="application/json")
+    async def show_counters(self, _: web.Request) -> web.Response:
+        return web.Response(body=orjson.dumps(asdict(self.counters)), content_type="application/json")
 
     async def scrape(self, port: int) -> None:
-        """For ever; a gateway that is not there yet is asked again."""
+        """Read the metrics forever, also from a gateway that does not serve yet."""
         async with ClientSession() as session:
             while True:
                 await asyncio.sleep(SCRAPE_EVERY_S)
@@ -50,15 +50,15 @@ class Monitor:
                 except (ClientError, OSError):
                     continue
                 if answer.status == 200:
-                    self.seen.scrapes += 1
-                    self.seen.metric_bytes += read
+                    self.counters.scrapes += 1
+                    self.counters.metric_bytes += read
 
 
 async def serve(port: int, metrics: int) -> None:
     monitor = Monitor()
     app = web.Application(client_max_size=1 << 26)
-    app.router.add_post("/v1/traces", monitor.take)
-    app.router.add_get("/seen", monitor.show)
+    app.router.add_post("/v1/traces", monitor.receive_spans)
+    app.router.add_get("/seen", monitor.show_counters)
     runner = web.AppRunner(app, access_log=None)
     await runner.setup()
     await web.TCPSite(runner, "127.0.0.1", port).start()

@@ -1,4 +1,4 @@
-"""Starting the processes of a run, each on its own CPU, and ending them again."""
+"""Processes of a run, pinned to CPUs and terminated at the end."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from typing import IO
 
 @dataclass(frozen=True, slots=True)
 class Cpus:
-    """Which CPUs the process under test has to itself, and which the rest of the run shares. Empty: not pinned."""
+    """CPUs for the process under test, and those for the rest of the run; empty if not pinned."""
 
     tested: frozenset[int] = frozenset()
     others: frozenset[int] = frozenset()
 
 
 def split_cpus() -> Cpus:
-    """The last CPU for the process under test, where the system can pin and there are two."""
+    """Reserve the last CPU for the process under test, if the system has two and can pin."""
     if not hasattr(os, "sched_getaffinity"):
         return Cpus()
     *others, last = sorted(os.sched_getaffinity(0))
@@ -36,12 +36,12 @@ def free_port() -> int:
         return int(probe.getsockname()[1])
 
 
-class DidNotStart(Exception):
-    """A process ended or stayed silent; the message holds the end of its log."""
+class StartError(Exception):
+    """A process ended or did not become ready; the message contains the end of its log."""
 
 
 class Process:
-    """A child with its output in a file, ended with the block."""
+    """Child process with its output in a file; it is terminated at the end of the `with` block."""
 
     def __init__(
         self,
@@ -70,22 +70,24 @@ class Process:
     @property
     def pipes(self) -> tuple[IO[bytes], IO[bytes]]:
         if self._child.stdin is None or self._child.stdout is None:
-            raise ValueError(f"{self.name} has no pipes")
+            raise ValueError(f"process {self.name} has no pipes: start it with `piped=True`")
         return self._child.stdin, self._child.stdout
 
     def wait_ready(self, port: int, path: str, limit_s: float = 120.0) -> float:
-        """Wait until `GET path` answers 200 (an empty path: until something listens). Returns the seconds it took.
-        Raises DidNotStart."""
-        begun = time.monotonic()
-        while time.monotonic() - begun < limit_s:
-            if self._child.poll() is not None:
-                raise DidNotStart(f"{self.name} ended with {self._child.returncode}:\n{self.log_end()}")
-            if _answers(port, path):
-                return time.monotonic() - begun
-            time.sleep(0.02)
-        raise DidNotStart(f"{self.name} did not answer within {limit_s:.0f} s:\n{self.log_end()}")
+        """Wait until `GET path` returns 200 and return the seconds it took.
 
-    def log_end(self) -> str:
+        An empty path waits for an open port. Raises StartError.
+        """
+        started_at = time.monotonic()
+        while time.monotonic() - started_at < limit_s:
+            if self._child.poll() is not None:
+                raise StartError(f"{self.name} ended with {self._child.returncode}:\n{self.log_tail()}")
+            if _is_ready(port, path):
+                return time.monotonic() - started_at
+            time.sleep(0.02)
+        raise StartError(f"{self.name} was not ready within {limit_s:.0f} s:\n{self.log_tail()}")
+
+    def log_tail(self) -> str:
         return self._log.read_text(errors="replace")[-2000:]
 
     def __enter__(self) -> Process:
@@ -105,7 +107,7 @@ class Process:
                 pipe.close()
 
 
-def call(port: int, method: str, path: str, body: bytes | None = None) -> tuple[int, bytes]:
+def http_call(port: int, method: str, path: str, body: bytes | None = None) -> tuple[int, bytes]:
     connection = http.client.HTTPConnection("127.0.0.1", port, timeout=5)
     try:
         connection.request(method, path, body)
@@ -115,10 +117,10 @@ def call(port: int, method: str, path: str, body: bytes | None = None) -> tuple[
         connection.close()
 
 
-def _answers(port: int, path: str) -> bool:
+def _is_ready(port: int, path: str) -> bool:
     try:
         if path:
-            return call(port, "GET", path)[0] == 200
+            return http_call(port, "GET", path)[0] == 200
         socket.create_connection(("127.0.0.1", port), timeout=1).close()
     except (OSError, http.client.HTTPException):
         return False

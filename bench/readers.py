@@ -1,4 +1,4 @@
-"""Reading answers: when text arrived, and at the end whether it is, byte for byte, what the fake backend sent."""
+"""Readers of answers: arrival times, and a byte for byte check against the expected answer."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from typing import Any, ClassVar, Protocol, TypeAlias
 
 import orjson
 
-from bench.material import Answer
+from bench.prose import Answer
 
+# Conditions, each with the fault that is reported if it is false.
 Checks: TypeAlias = Sequence[tuple[bool, str]]
-"""What has to hold, each with what is said where it does not."""
 
 
 class Clock:
-    """When one answer's text arrived, in seconds of `time.perf_counter`."""
+    """Arrival times of the text of one answer, in seconds of `time.perf_counter`."""
 
     def __init__(self) -> None:
         self.sent = time.perf_counter()
@@ -26,8 +26,11 @@ class Clock:
         self._kind = ""
 
     def mark(self, kind: str) -> None:
-        """Text of `kind` came. A gap counts between two reads of one kind: between two kinds stand header tokens that
-        no chat client sees."""
+        """Record the arrival of text of `kind`.
+
+        A gap counts only between texts of one kind, because header tokens, which chat clients do not see, separate two
+        kinds.
+        """
         now = time.perf_counter()
         if self.first is None:
             self.first = now
@@ -42,33 +45,35 @@ class Reader(Protocol):
     def feed(self, data: bytes) -> None: ...
 
     def fault(self, status: int, expected: Answer) -> str | None:
-        """What is wrong with the answer, in one line; None when all of it came."""
+        """Return what is wrong with the answer, in one line, or None."""
         ...
 
 
 class Events:
-    """Server-sent events, cut from reads at any place."""
+    """Parser of server-sent events from reads that may end anywhere."""
 
     def __init__(self) -> None:
         self._rest = b""
+        # The first received bytes, for error messages.
         self.raw = b""
-        """The first bytes that came, for error reports."""
 
-    def whole(self, data: bytes) -> list[bytes]:
-        """Those that end in `data`, as they came."""
+    def split(self, data: bytes) -> list[bytes]:
+        """Return the raw events that are complete with `data`."""
         if len(self.raw) < 300:
             self.raw += data[:300]
         *events, self._rest = (self._rest + data).split(b"\n\n")
         return events
 
     def feed(self, data: bytes) -> list[bytes]:
-        """The data of those that have no name."""
-        return [event[6:] for event in self.whole(data) if event.startswith(b"data: ")]
+        """Return the data of complete events without a name."""
+        return [event[6:] for event in self.split(data) if event.startswith(b"data: ")]
 
 
 class NamedReader(ABC):
-    """Reads events that have names, and the texts in them: reasoning and content, by the `names` that its API has for
-    them."""
+    """Reader of named events with reasoning and content.
+
+    `names` are the names of the two texts in this API.
+    """
 
     names: ClassVar[tuple[str, str]] = ("reasoning", "content")
 
@@ -81,12 +86,12 @@ class NamedReader(ABC):
 
     def feed(self, data: bytes) -> None:
         kind = ""
-        for event in self._events.whole(data):
+        for event in self._events.split(data):
             name, _, body = event.partition(b"\n")
             if name == b"event: error":
                 self._error = body
-            elif shown := self._text(name, body[6:]):
-                kind, text = shown
+            elif found := self._text(name, body[6:]):
+                kind, text = found
                 self._texts[kind].append(text)
         if kind:
             self.clock.mark(kind)
@@ -96,22 +101,22 @@ class NamedReader(ABC):
         return _first_fault(
             (status == 200, f"HTTP {status}: {self._events.raw!r}"),
             (not self._error, f"error in the stream: {self._error[:200]!r}"),
-            *self._ended(expected),
+            *self._end_checks(expected),
             ("".join(self._texts["reasoning"]) == expected.reasoning, f"{reasoning} differs"),
             ("".join(self._texts["content"]) == expected.content, f"{content} differs"),
         )
 
     @abstractmethod
     def _text(self, name: bytes, data: bytes) -> tuple[str, str] | None:
-        """The kind and the text of what an event shows, where it shows any."""
+        """Return the kind and the text of an event, or None without text."""
 
     @abstractmethod
-    def _ended(self, expected: Answer) -> Checks:
-        """What has to be right about the end."""
+    def _end_checks(self, expected: Answer) -> Checks:
+        """Return the conditions for the end of the stream."""
 
 
-class WholeReader:
-    """Reads an answer that does not stream, on the completions or the chat wire."""
+class BodyReader:
+    """Reader of completions and chat answers without streaming."""
 
     def __init__(self) -> None:
         self.clock = Clock()
@@ -121,27 +126,27 @@ class WholeReader:
         self._body += data
 
     @property
-    def said(self) -> bytes:
-        """The beginning of the answer, for error reports."""
+    def body_start(self) -> bytes:
+        """First bytes of the answer, for error messages."""
         return self._body[:300]
 
     def fault(self, status: int, expected: Answer) -> str | None:
         self.clock.mark("whole")
-        return self._judged(expected) if status == 200 else f"HTTP {status}: {self.said!r}"
+        return self._check_body(expected) if status == 200 else f"HTTP {status}: {self.body_start!r}"
 
-    def _judged(self, expected: Answer) -> str | None:
+    def _check_body(self, expected: Answer) -> str | None:
         choice = orjson.loads(self._body)["choices"][0]
-        said = choice.get("message")
-        if said is None:
+        message = choice.get("message")
+        if message is None:
             return None if choice["text"] == "".join(expected.texts) else "text differs"
         return _first_fault(
-            ((said.get("reasoning_content") or said.get("reasoning")) == expected.reasoning, "reasoning differs"),
-            (said["content"] == expected.content, "content differs"),
+            ((message.get("reasoning_content") or message.get("reasoning")) == expected.reasoning, "reasoning differs"),
+            (message["content"] == expected.content, "content differs"),
         )
 
 
 class VllmReader:
-    """Reads vLLM's completion chunks."""
+    """Reader of vLLM's completion chunks."""
 
     def __init__(self) -> None:
         self.clock = Clock()
@@ -160,7 +165,7 @@ class VllmReader:
             for choice in orjson.loads(event)["choices"]:
                 self._tokens += choice["token_ids"]
                 self._texts.append(choice["text"])
-                # A character of several tokens is one wait on every wire, so it has to be one on this, too.
+                # A character of several tokens counts as one arrival, as on the other wires.
                 visible = visible or choice["text"] != ""
                 self._finish = choice["finish_reason"] or self._finish
         if visible:
@@ -177,7 +182,7 @@ class VllmReader:
 
 
 class ChatReader:
-    """Reads chat completion chunks. Gateways that send reasoning under two names are read by one of them."""
+    """Reader of chat completion chunks; of two fields with reasoning, it reads one."""
 
     def __init__(self) -> None:
         self.clock = Clock()
@@ -225,43 +230,43 @@ class ChatReader:
         )
 
 
-class ResponsesReader(NamedReader):
-    """Reads the events of a response."""
+class ResponseStreamReader(NamedReader):
+    """Reader of the events of a response."""
 
     def __init__(self) -> None:
         super().__init__()
+        # Arrival of the last event, in seconds of `time.monotonic`, which all processes share.
         self.ended_at = 0.0
-        """When the last event came, in seconds of `time.monotonic`, which is one clock for all processes."""
 
     def fault(self, status: int, expected: Answer) -> str | None:
         return super().fault(status, expected) or response_fault(self._end, expected)
 
-    def began(self, response_id: str) -> None:
-        """The first event came."""
+    def on_created(self, response_id: str) -> None:
+        """Handle the first event."""
 
     def _text(self, name: bytes, data: bytes) -> tuple[str, str] | None:
-        if kind := DELTAS.get(name):
+        if kind := DELTA_EVENTS.get(name):
             return kind, orjson.loads(data)["delta"]
-        if name in ENDS:
+        if name in END_EVENTS:
             self._end, self.ended_at = orjson.loads(data)["response"], time.monotonic()
-        elif name == BEGIN:
-            self.began(orjson.loads(data)["response"]["id"])
+        elif name == CREATED_EVENT:
+            self.on_created(orjson.loads(data)["response"]["id"])
         return None
 
-    def _ended(self, expected: Answer) -> Checks:
+    def _end_checks(self, expected: Answer) -> Checks:
         return [(bool(self._end), "no last event")]
 
 
-BEGIN = b"event: response.created"
-DELTAS = {
+CREATED_EVENT = b"event: response.created"
+DELTA_EVENTS = {
     b"event: response.reasoning_text.delta": "reasoning",
     b"event: response.output_text.delta": "content",
 }
-ENDS = (b"event: response.completed", b"event: response.incomplete", b"event: response.failed")
+END_EVENTS = (b"event: response.completed", b"event: response.incomplete", b"event: response.failed")
 
 
 def response_fault(response: Mapping[str, Any], expected: Answer) -> str | None:
-    """What is wrong with a finished response, in one line."""
+    """Return what is wrong with a finished response, in one line, or None."""
     texts = {item["type"]: item["content"][0]["text"] for item in response.get("output", ())}
     counted = (response.get("usage") or {}).get("output_tokens")
     return _first_fault(
@@ -272,20 +277,20 @@ def response_fault(response: Mapping[str, Any], expected: Answer) -> str | None:
     )
 
 
-class ResponseReader(WholeReader):
-    """Reads a response that does not stream."""
+class ResponseBodyReader(BodyReader):
+    """Reader of a response without streaming."""
 
     @property
     def id(self) -> str:
-        """Of whatever was answered with 200; empty where it has none."""
+        """Id in a body with status 200; empty if it has none."""
         return str(orjson.loads(self._body).get("id") or "")
 
-    def _judged(self, expected: Answer) -> str | None:
+    def _check_body(self, expected: Answer) -> str | None:
         return response_fault(orjson.loads(self._body), expected)
 
 
-class MessagesReader(NamedReader):
-    """Reads the events of a message."""
+class MessageStreamReader(NamedReader):
+    """Reader of the events of a message."""
 
     names = ("thinking", "text")
 
@@ -306,7 +311,7 @@ class MessagesReader(NamedReader):
             self._stopped = True
         return None
 
-    def _ended(self, expected: Answer) -> Checks:
+    def _end_checks(self, expected: Answer) -> Checks:
         counted = self._end.get("usage", {}).get("output_tokens")
         return [
             (self._stopped, "no message_stop"),

@@ -1,4 +1,4 @@
-"""The least any gateway can do: bytes from one socket to another. Everything else is measured against it."""
+"""TCP relay, the minimal gateway and the baseline of all others."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from typing import cast
 import uvloop
 
 
-class End(asyncio.Protocol):
-    """One side of a relayed connection; what it reads goes to the other side."""
+class RelayEnd(asyncio.Protocol):
+    """One side of a relayed connection; it writes what it reads to the other side."""
 
     def __init__(self) -> None:
         self.peer: asyncio.Transport | None = None
@@ -18,7 +18,7 @@ class End(asyncio.Protocol):
         self.transport: asyncio.Transport | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        # uvloop's transports are not asyncio's by inheritance.
+        # The transports of uvloop are no subclasses of those of asyncio.
         self.transport = cast("asyncio.Transport", transport)
 
     def join(self, peer: asyncio.Transport) -> None:
@@ -46,8 +46,8 @@ class End(asyncio.Protocol):
             self.peer.close()
 
 
-class Front(End):
-    """The client's side: opens the other one."""
+class ClientEnd(RelayEnd):
+    """Side of the client; it opens the other side."""
 
     def __init__(self, upstream: int) -> None:
         super().__init__()
@@ -61,7 +61,7 @@ class Front(End):
         if self.transport is None:
             return
         try:
-            transport, back = await asyncio.get_running_loop().create_connection(End, "127.0.0.1", self._upstream)
+            transport, back = await asyncio.get_running_loop().create_connection(RelayEnd, "127.0.0.1", self._upstream)
         except OSError:
             self.transport.close()
             return
@@ -72,7 +72,7 @@ class Front(End):
 
 
 async def serve(port: int, upstream: int) -> asyncio.Server:
-    return await asyncio.get_running_loop().create_server(lambda: Front(upstream), "127.0.0.1", port, backlog=1024)
+    return await asyncio.get_running_loop().create_server(lambda: ClientEnd(upstream), "127.0.0.1", port, backlog=1024)
 
 
 async def main(port: int, upstream: int) -> None:

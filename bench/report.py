@@ -1,4 +1,4 @@
-"""Samples as tables: for the terminal and, the same text, for RESULTS.md."""
+"""Markdown tables of samples, for the terminal and RESULTS.md."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ from bench.sample import COLUMNS, Sample
 from bench.tasks import Scenario, Verdict
 
 PACKAGES = ("unisono", "uvicorn", "uvloop", "httptools", "aiohttp", "orjson", "openai-harmony", "fastapi", "starlette")
-LIMITED = 0.9
-"""From here up the fake and the load generator were as busy as they can be."""
+# CPU share from which the fake backend and the load generator limit the result.
+MAX_RIG_BUSY = 0.9
 
 
 @dataclass(frozen=True, slots=True)
-class Judged:
+class VerdictResult:
     verdict: Verdict
     value: float
 
     @property
-    def met(self) -> bool:
+    def is_met(self) -> bool:
         aim = self.verdict.aim
         if aim is None:
             return True
@@ -35,73 +35,75 @@ class Judged:
 
     def line(self) -> str:
         aim = self.aim
-        return f"{self.compared} = **{self.said}**" + (f" (aim {aim}: {self.result})" if aim else "")
+        return f"{self.comparison} = **{self.value_text}**" + (f" (aim {aim}: {self.outcome})" if aim else "")
 
     @property
-    def compared(self) -> str:
+    def comparison(self) -> str:
         verdict = self.verdict
         of, against = verdict.of, verdict.against
         if not against:
             return f"{COLUMNS[verdict.column]}: {of}"
-        if verdict.less is not None:
-            of, against = f"({of} - {verdict.less[0]})", f"({against} - {verdict.less[1]})"
+        if verdict.baselines is not None:
+            of, against = f"({of} - {verdict.baselines[0]})", f"({against} - {verdict.baselines[1]})"
         return f"{COLUMNS[verdict.column]}: {of} {'-' if verdict.difference else '/'} {against}"
 
     @property
-    def said(self) -> str:
+    def value_text(self) -> str:
         return f"{self.value:+.2f}" if self.verdict.difference else f"{self.value:.3g}"
 
     @property
     def aim(self) -> str:
-        """Empty where there is none."""
+        """Aim as text, or an empty string without one."""
         verdict = self.verdict
         return "" if verdict.aim is None else f"{'≥' if verdict.at_least else '≤'} {verdict.aim:.3g}"
 
     @property
-    def result(self) -> str:
-        return "met" if self.met else "MISSED"
+    def outcome(self) -> str:
+        return "met" if self.is_met else "MISSED"
 
 
-def judge(scenario: Scenario, samples: Mapping[str, Sequence[Sample]]) -> list[Judged]:
-    """The verdicts whose two arms were both measured: the median of what each round says, since the two arms of one
-    round met the same minute."""
-    judged = []
+def judge(scenario: Scenario, samples: Mapping[str, Sequence[Sample]]) -> list[VerdictResult]:
+    """Return the verdicts whose arms were all measured, as medians over the rounds.
+
+    Arms are compared within a round, because they ran in the same minute.
+    """
+    results = []
     for verdict in scenario.verdicts:
         measured = zip(*(samples.get(arm, ()) for arm in verdict.arms), strict=False)
-        values = [_compared(verdict, *arms) for arms in measured]
+        values = [_compare(verdict, *arms) for arms in measured]
         if values:
-            judged.append(Judged(verdict, median(values)))
-    return judged
+            results.append(VerdictResult(verdict, median(values)))
+    return results
 
 
-def _compared(verdict: Verdict, *arms: Sample) -> float:
+def _compare(verdict: Verdict, *arms: Sample) -> float:
     values = [float(getattr(sample, verdict.column)) for sample in arms]
     if not verdict.against:
         return values[0]
-    left, right, *less = values
-    if less:
-        left, right = left - less[0], right - less[1]
+    left, right, *baselines = values
+    if baselines:
+        left, right = left - baselines[0], right - baselines[1]
     return left - right if verdict.difference else left / right
 
 
-def aims(judged: Mapping[str, Sequence[Judged]]) -> str:
-    """All aims at a glance, by scenario."""
+def aims(results: Mapping[str, Sequence[VerdictResult]]) -> str:
+    """Return the table of all aims, by scenario."""
     lines = ["## Aims", "", _row(["", "", "aim", "here", ""]), _row(["---", "---", "---:", "---:", "---"])]
-    for name, rows in judged.items():
-        lines += [_row([name, row.compared, row.aim, row.said, row.result]) for row in rows if row.aim]
+    for name, rows in results.items():
+        lines += [_row([name, row.comparison, row.aim, row.value_text, row.outcome]) for row in rows if row.aim]
     return "\n".join(lines) + "\n"
 
 
 def table(name: str, scenario: Scenario, samples: Mapping[str, Sequence[Sample]]) -> str:
-    """One scenario in Markdown: median and, in brackets, the least and the most of its rounds."""
-    heads = ["", *(COLUMNS[column] for column in scenario.columns)]
-    lines = [f"## {name}: {scenario.title}", "", _row(heads), _row(["---", *["---:"] * len(scenario.columns)])]
+    """Return the table of one scenario: medians, with minimum and maximum of the rounds."""
+    header = ["", *(COLUMNS[column] for column in scenario.columns)]
+    lines = [f"## {name}: {scenario.title}", "", _row(header), _row(["---", *["---:"] * len(scenario.columns)])]
     for arm in scenario.arms:
         rounds = samples.get(arm.label)
         if rounds:
             lines.append(_row([arm.label, *(_cell(rounds, column) for column in scenario.columns)]))
     lines.append("")
-    lines.extend(f"- {judged.line()}" for judged in judge(scenario, samples))
+    lines.extend(f"- {result.line()}" for result in judge(scenario, samples))
     for label, rounds in samples.items():
         if rounds:
             lines.extend(_faults(label, rounds))
@@ -116,7 +118,9 @@ def _faults(label: str, rounds: Sequence[Sample]) -> list[str]:
 
 def _limits(label: str, rounds: Sequence[Sample]) -> list[str]:
     busy = median(r.rig_busy for r in rounds)
-    return [f"- {label}: limited by the backend and the clients, {busy:.0%} of their CPU"] if busy > LIMITED else []
+    return (
+        [f"- {label}: limited by the backend and the clients, {busy:.0%} of their CPU"] if busy > MAX_RIG_BUSY else []
+    )
 
 
 def machine() -> str:
@@ -131,7 +135,7 @@ def versions() -> str:
 
 
 def revision() -> str:
-    """The commit measured, marked when the tree differs from it; empty outside a checkout."""
+    """Return the measured commit, marked if the tree has changes; empty outside a checkout."""
     command = ["git", "describe", "--always", "--dirty", "--exclude=*"]
     found = subprocess.run(command, capture_output=True, text=True, check=False, cwd=Path(__file__).parent)
     return found.stdout.strip()

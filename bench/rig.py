@@ -1,7 +1,7 @@
-"""The apparatus of a run: the fake backend, the load generator and the contenders, and one sample from them.
+"""Rig of a run: fake backend, load generator and contenders; measures one sample at a time.
 
-The CPU figure is what the kernel charged the contender between the moment the load began and the moment the last
-answer was complete; a warm-up through the same connections comes before it.
+The CPU time of a contender is counted by the kernel from the start of the load to the end of the last answer. A warm-up
+over the same connections precedes it.
 """
 
 from __future__ import annotations
@@ -16,62 +16,60 @@ from types import TracebackType
 
 import orjson
 
-from bench import material, meter
-from bench.background import Ask as AskBehind
-from bench.background import Told
-from bench.choosing import chosen
-from bench.contenders import CONTENDERS, KEY, Setting
+from bench import meter, prose
+from bench.background_load import BackgroundJob, BackgroundResult
+from bench.contenders import CONTENDERS, KEY, ContenderSetup
+from bench.failover_rig import FailoverRig, start_failover_rig
 from bench.fake_vllm import Pace
-from bench.lines import answered, weighed
-from bench.load import Load, Outcome
-from bench.loops import Told as ToldLoops
-from bench.moves import Ask as AskMoves
-from bench.moves import Told as ToldMoves
-from bench.paired import Paired, start_paired
-from bench.pasts import Lived
-from bench.processes import Cpus, Process, call, free_port
-from bench.renders import Ask
+from bench.intervention_timing import InterventionJob, InterventionResult
+from bench.load import Load, LoadResult
+from bench.prior_turns import PriorTurnsJob
+from bench.processes import Cpus, Process, free_port, http_call
+from bench.redis_server import start_redis
+from bench.render_timing import RenderJob
 from bench.sample import Sample
-from bench.stored import start_redis
+from bench.selection_timing import measure_selection
 from bench.tasks import (
     FULL_SPEED,
     Arm,
-    Behind,
-    Breaking,
-    Choosing,
+    BackgroundWork,
+    FailoverWork,
+    InterventionWork,
     Launch,
-    Looping,
-    Moving,
-    Past,
-    Rendering,
+    PriorTurns,
+    RenderWork,
+    SelectionWork,
+    ToolLoopWork,
     Work,
 )
 from bench.team import issue_key, start_monitor
-from bench.tooled import Tooled, start_tooled
+from bench.tool_loop_load import ToolLoopResult
+from bench.tool_loop_rig import ToolLoopRig, start_tool_loop_rig
+from bench.worker_client import ask_and_measure_growth, ask_worker
 from unisono.harmony.encoding import load_encoding
 
 WARM_TOKENS = 64
+# Time for aborts to finish after the last disconnect, and for a start to settle.
 SETTLE_S = 0.5
-"""How long after the last client left every abort has to be done, and a start be over."""
 
 
 @dataclass(frozen=True, slots=True)
-class Started:
-    """A contender at work. `process` None is the direct connection."""
+class RunningContender:
+    """A started contender. `process` is None for the direct connection."""
 
     port: int
     wire: str
     process: Process | None
+    # Key that its clients send.
     key: str = KEY
-    """What its clients send."""
+    # Port of the process that receives its spans and reads its metrics; 0 without one.
     monitor: int = 0
-    """The port of whoever takes its spans and reads its metrics; 0 for nobody."""
 
     @property
     def pid(self) -> int:
-        """Raises ValueError for the direct connection."""
+        """Process id. Raises ValueError for the direct connection."""
         if self.process is None:
-            raise ValueError("there is no process to look at")
+            raise ValueError("the direct connection has no process")
         return self.process.pid
 
 
@@ -79,21 +77,21 @@ class Rig:
     def __init__(self, folder: Path, cpus: Cpus, upstream: int | None = None) -> None:
         self._folder, self._cpus, self._stack = folder, cpus, ExitStack()
         self.upstream = upstream or free_port()
-        self.started: dict[str, Started] = {}
-        self._stuff = folder / "material.json"
-        self._makers: dict[str, Process] = {}
+        self.started: dict[str, RunningContender] = {}
+        self._corpus = folder / "material.json"
+        self._workers: dict[str, Process] = {}
         self._redis: tuple[int, Process] | None = None
-        self._tooled: Tooled | None = None
-        self._paired: Paired | None = None
+        self._tool_loop_rig: ToolLoopRig | None = None
+        self._failover_rig: FailoverRig | None = None
         self._seed = 0
 
     def __enter__(self) -> Rig:
-        material.save(material.build(load_encoding()), self._stuff)
+        prose.save(prose.build(load_encoding()), self._corpus)
         modules = [sys.executable, "-m"]
-        fake = [*modules, "bench.fake_vllm", str(self.upstream), str(self._stuff)]
-        self._fake = self._stack.enter_context(Process("fake", fake, self._folder, self._cpus.others))
+        backend_s = [*modules, "bench.fake_vllm", str(self.upstream), str(self._corpus)]
+        self._fake = self._stack.enter_context(Process("fake", backend_s, self._folder, self._cpus.others))
         self._fake.wait_ready(self.upstream, "/health")
-        clients = [*modules, "bench.load", str(self._stuff)]
+        clients = [*modules, "bench.load", str(self._corpus)]
         self._clients = self._stack.enter_context(Process("load", clients, self._folder, self._cpus.others, piped=True))
         return self
 
@@ -102,272 +100,286 @@ class Rig:
     ) -> None:
         self._stack.close()
 
-    def start(self, name: str) -> Started:
-        """Start a contender, once. Raises DidNotStart."""
+    def start(self, name: str) -> RunningContender:
+        """Start a contender if it does not run yet. Raises StartError."""
         if name in self.started:
             return self.started[name]
         contender = CONTENDERS[name]
         if contender.command is None:
-            started = Started(self.upstream, contender.wire, None)
+            started = RunningContender(self.upstream, contender.wire, None)
         else:
             self._pace(FULL_SPEED)
-            started, process = self._launch(name)
+            started, process = self._prepare(name)
             self._stack.enter_context(process)
             process.wait_ready(started.port, contender.ready)
         self.started[name] = started
-        if contender.tools:
-            self._ask_loops(started, Looping(4, 5, 250))
+        if contender.has_tools:
+            self._run_tool_loops(started, ToolLoopWork(4, 5, 250))
             return started
-        if contender.paired:
-            self._broken(started, Breaking("reset", 4, 5, 250))
+        if contender.has_backend_pair:
+            self._measure_failover(started, FailoverWork("reset", 4, 5, 250))
             return started
         self._warm(started, Work(streams=8, tokens=WARM_TOKENS, requests=20))
         return started
 
     def sample(self, arm: Arm) -> Sample:
-        """Measure `arm` once. Raises DidNotStart."""
+        """Measure `arm` once. Raises StartError."""
         match arm.work:
             case Work() as work:
-                return self._loaded(self.start(arm.contender), work)
-            case Launch(held):
-                return self._launched(arm.contender, held)
-            case Behind() as behind:
-                return self._behind(self.start(arm.contender), behind)
-            case Looping() as looping:
-                return self._looped(self.start(arm.contender), looping)
-            case Rendering() as rendering:
-                return self._rendered(rendering)
-            case Moving() as moving:
-                return self._moved(moving)
-            case Choosing() as choosing:
-                return chosen(self._maker("choosing", self._cpus.tested), choosing)
-            case Breaking() as breaking:
-                return self._broken(self.start(arm.contender), breaking)
+                return self._measure_load(self.start(arm.contender), work)
+            case Launch(memory_load):
+                return self._measure_start(arm.contender, memory_load)
+            case BackgroundWork() as work:
+                return self._measure_background(self.start(arm.contender), work)
+            case ToolLoopWork() as work:
+                return self._measure_tool_loops(self.start(arm.contender), work)
+            case RenderWork() as work:
+                return self._measure_render(work)
+            case InterventionWork() as work:
+                return self._measure_interventions(work)
+            case SelectionWork() as work:
+                return measure_selection(self._worker("selection_timing", self._cpus.tested), work)
+            case FailoverWork() as work:
+                return self._measure_failover(self.start(arm.contender), work)
 
-    def _launch(self, name: str) -> tuple[Started, Process]:
+    def _prepare(self, name: str) -> tuple[RunningContender, Process]:
         contender = CONTENDERS[name]
         if contender.command is None:
-            raise ValueError(f"{name} is no process")
-        redis = self._store()[0] if contender.redis else 0
-        tooled = self._tools() if contender.tools else None
-        upstream, tools, second = (tooled.model, tooled.tools, 0) if tooled else (self.upstream, 0, 0)
-        if contender.paired:
-            upstream, second = self._pair().models
-        setting = Setting(self._folder, upstream, free_port(), redis, tools, second)
-        if contender.team is not None and contender.team.keyed:
+            raise ValueError(f"contender {name} has no command: it is the direct connection")
+        redis = self._store()[0] if contender.has_redis else 0
+        tool_loops = self._tool_loops() if contender.has_tools else None
+        upstream, tools, second = (tool_loops.model, tool_loops.tools, 0) if tool_loops else (self.upstream, 0, 0)
+        if contender.has_backend_pair:
+            upstream, second = self._failover_backends().backend_ports
+        setup = ContenderSetup(self._folder, upstream, free_port(), redis, tools, second)
+        if contender.team is not None and contender.team.has_key:
             metrics = free_port()
             spans = start_monitor(self._stack, metrics, self._folder, self._cpus.others)
-            setting = replace(setting, metrics=metrics, spans=spans)
-        home = {"XDG_DATA_HOME": str(self._folder / "data"), "XDG_STATE_HOME": str(self._folder / "state")}
-        log = f"{name}-{setting.port}"
-        command, env = contender.command(setting), {**home, **contender.env}
-        cpus = self._cpus.tested | self._cpus.others if contender.everywhere else self._cpus.tested
-        key = issue_key(setting.config) if setting.metrics else KEY
+            setup = replace(setup, metrics=metrics, spans=spans)
+        folders = {"XDG_DATA_HOME": str(self._folder / "data"), "XDG_STATE_HOME": str(self._folder / "state")}
+        log = f"{name}-{setup.port}"
+        command, env = contender.command(setup), {**folders, **contender.env}
+        cpus = self._cpus.tested | self._cpus.others if contender.has_all_cpus else self._cpus.tested
+        key = issue_key(setup.config) if setup.metrics else KEY
         process = Process(log, command, self._folder, cpus, env=env)
-        return Started(setting.port, contender.wire, process, key, setting.spans), process
+        return RunningContender(setup.port, contender.wire, process, key, setup.spans), process
 
-    def _launched(self, name: str, held: Work | Behind | None) -> Sample:
-        # A gateway that examines its backend first is not to wait for the pace of the arm before.
+    def _measure_start(self, name: str, memory_load: Work | BackgroundWork | None) -> Sample:
+        # The gateway probes its backend at the start, and must not wait for the pace of the previous arm.
         self._pace(FULL_SPEED)
-        started, process = self._launch(name)
+        started, process = self._prepare(name)
         with process:
-            took = process.wait_ready(started.port, CONTENDERS[name].ready)
-            used = meter.cpu_seconds(process.pid)
+            start_s = process.wait_ready(started.port, CONTENDERS[name].ready)
+            used_s = meter.cpu_seconds(process.pid)
             time.sleep(SETTLE_S)
             idle = meter.resident_mib(process.pid)
-            sample = Sample(start_s=took, start_cpu_s=used, idle_mib=idle)
-            if held is None:
+            sample = Sample(start_s=start_s, start_cpu_s=used_s, idle_mib=idle)
+            if memory_load is None:
                 return sample
-            outcome, grown = self._held(started, held) if isinstance(held, Work) else self._held_behind(started, held)
+            result, grown = (
+                self._measure_memory(started, memory_load)
+                if isinstance(memory_load, Work)
+                else self._measure_background_memory(started, memory_load)
+            )
             return replace(
                 sample,
-                kib_per_stream=1024 * grown / held.streams,
-                faults=outcome.faults,
-                examples=tuple(outcome.examples),
+                kib_per_stream=1024 * grown / memory_load.streams,
+                faults=result.faults,
+                examples=tuple(result.examples),
             )
 
-    def _held(self, started: Started, held: Work) -> tuple[Outcome, float]:
-        """What came of streams, and by how many MiB their process grew."""
-        # What is made once, at the first request, is no stream's.
-        self._warm(started, replace(held, streams=2, requests=5))
-        load = self._load(started, held)
-        self._pace(held.pace)
-        line, grown = weighed(self._clients, asdict(load), started.pid)
-        return Outcome(**orjson.loads(line)), grown
+    def _measure_memory(self, started: RunningContender, memory_load: Work) -> tuple[LoadResult, float]:
+        """Run a load and return its result and the memory growth of the contender in MiB."""
+        # Memory that the first request allocates once does not belong to a stream.
+        self._warm(started, replace(memory_load, streams=2, requests=5))
+        load = self._load(started, memory_load)
+        self._pace(memory_load.pace)
+        line, grown = ask_and_measure_growth(self._clients, asdict(load), started.pid)
+        return LoadResult(**orjson.loads(line)), grown
 
-    def _held_behind(self, started: Started, held: Behind) -> tuple[Told, float]:
-        self._warm_behind(started, held)
-        line, grown = weighed(self._crowd(), self._ask_behind(started, held), started.pid)
-        return Told(**orjson.loads(line)), grown
+    def _measure_background_memory(
+        self, started: RunningContender, memory_load: BackgroundWork
+    ) -> tuple[BackgroundResult, float]:
+        self._warm_background(started, memory_load)
+        line, grown = ask_and_measure_growth(
+            self._background_clients(), self._background_job(started, memory_load), started.pid
+        )
+        return BackgroundResult(**orjson.loads(line)), grown
 
-    def _rendered(self, rendering: Rendering) -> Sample:
-        renders = self._maker("renders", self._cpus.tested, str(self._stuff))
+    def _measure_render(self, work: RenderWork) -> Sample:
+        worker = self._worker("render_timing", self._cpus.tested, str(self._corpus))
         self._seed += 1
-        ask = Ask(rendering.how, rendering.words, rendering.times, self._seed)
-        return Sample(render_ms=float(answered(renders, asdict(ask))))
+        job = RenderJob(work.variant, work.words, work.times, self._seed)
+        return Sample(render_ms=float(ask_worker(worker, asdict(job))))
 
-    def _moved(self, moving: Moving) -> Sample:
-        moves = self._maker("moves", self._cpus.tested)
-        told = ToldMoves(**orjson.loads(answered(moves, asdict(AskMoves(moving.how, moving.times)))))
+    def _measure_interventions(self, work: InterventionWork) -> Sample:
+        worker = self._worker("intervention_timing", self._cpus.tested)
+        result = InterventionResult(
+            **orjson.loads(ask_worker(worker, asdict(InterventionJob(work.variant, work.times))))
+        )
         return Sample(
-            generations=told.generations,
-            ms_per_answer=told.ms_per_answer,
-            us_per_token=told.us_per_token,
-            faults=told.faults,
-            examples=tuple(told.examples),
+            generations=result.generations,
+            ms_per_answer=result.ms_per_answer,
+            us_per_token=result.us_per_token,
+            faults=result.faults,
+            examples=tuple(result.examples),
         )
 
     def _store(self) -> tuple[int, Process]:
-        """The run's one Redis, started when it is first needed: its port and its process."""
+        """Return port and process of the run's Redis; the first call starts it."""
         if self._redis is None:
             self._redis = start_redis(self._stack, self._folder, self._cpus.others)
         return self._redis
 
-    def _crowd(self) -> Process:
-        return self._maker("background", self._cpus.others, str(self._stuff))
+    def _background_clients(self) -> Process:
+        return self._worker("background_load", self._cpus.others, str(self._corpus))
 
-    def _maker(self, module: str, cpus: frozenset[int], *arguments: str) -> Process:
-        """A process that is asked by lines, started when it is first needed."""
-        if module not in self._makers:
+    def _worker(self, module: str, cpus: frozenset[int], *arguments: str) -> Process:
+        """Return the worker process of a module; the first call starts it."""
+        if module not in self._workers:
             command = [sys.executable, "-m", f"bench.{module}", *arguments]
             process = Process(module, command, self._folder, cpus, piped=True)
-            self._makers[module] = self._stack.enter_context(process)
-        return self._makers[module]
+            self._workers[module] = self._stack.enter_context(process)
+        return self._workers[module]
 
-    def _tools(self) -> Tooled:
-        """A model that calls tools, their server, and clients for them; started when they are first needed."""
-        if self._tooled is None:
-            self._tooled = start_tooled(self._stack, self._folder, self._stuff, self._cpus.others)
-        return self._tooled
+    def _tool_loops(self) -> ToolLoopRig:
+        """Return tool-calling backend, tool server and clients; the first call starts them."""
+        if self._tool_loop_rig is None:
+            self._tool_loop_rig = start_tool_loop_rig(self._stack, self._folder, self._corpus, self._cpus.others)
+        return self._tool_loop_rig
 
-    def _pair(self) -> Paired:
-        """Two backends that break off, and clients for them; started when they are first needed."""
-        if self._paired is None:
-            self._paired = start_paired(self._stack, self._folder, self._stuff, self._cpus.others)
-        return self._paired
+    def _failover_backends(self) -> FailoverRig:
+        """Return the two breaking backends and their clients; the first call starts them."""
+        if self._failover_rig is None:
+            self._failover_rig = start_failover_rig(self._stack, self._folder, self._corpus, self._cpus.others)
+        return self._failover_rig
 
-    def _broken(self, started: Started, breaking: Breaking) -> Sample:
+    def _measure_failover(self, started: RunningContender, work: FailoverWork) -> Sample:
         self._seed += 1
-        return self._pair().sample(started.port, breaking, self._seed)
+        return self._failover_backends().sample(started.port, work, self._seed)
 
-    def _looped(self, started: Started, looping: Looping) -> Sample:
-        pids = (started.pid, *self._tools().pids)
+    def _measure_tool_loops(self, started: RunningContender, work: ToolLoopWork) -> Sample:
+        pids = (started.pid, *self._tool_loops().pids)
         before = [meter.cpu_seconds(pid) for pid in pids]
-        told = self._ask_loops(started, looping)
-        used, *rest = (meter.cpu_seconds(pid) - was for pid, was in zip(pids, before, strict=True))
+        result = self._run_tool_loops(started, work)
+        used_s, *rest = (meter.cpu_seconds(pid) - was for pid, was in zip(pids, before, strict=True))
         return Sample(
-            step_p50_ms=told.step_p50_ms,
-            step_p99_ms=told.step_p99_ms,
-            tool_p50_ms=told.tool_p50_ms,
-            steps_per_s=told.steps / told.seconds,
-            cpu_ms_per_step=1e3 * used / max(1, told.steps),
-            busy=used / told.seconds,
-            rig_busy=(sum(rest) + told.cpu_s) / told.seconds / max(1, len(self._cpus.others)),
-            faults=told.faults,
-            examples=tuple(told.examples),
+            step_p50_ms=result.step_p50_ms,
+            step_p99_ms=result.step_p99_ms,
+            tool_p50_ms=result.tool_p50_ms,
+            steps_per_s=result.steps / result.seconds,
+            cpu_ms_per_step=1e3 * used_s / max(1, result.steps),
+            busy=used_s / result.seconds,
+            rig_busy=(sum(rest) + result.cpu_s) / result.seconds / max(1, len(self._cpus.others)),
+            faults=result.faults,
+            examples=tuple(result.examples),
         )
 
-    def _ask_loops(self, started: Started, looping: Looping) -> ToldLoops:
+    def _run_tool_loops(self, started: RunningContender, work: ToolLoopWork) -> ToolLoopResult:
         self._seed += 1
-        tooled = self._tools()
-        ask = asdict(tooled.ask(started.port, looping, self._seed))
-        return ToldLoops(**orjson.loads(answered(tooled.clients, ask)))
+        tool_loops = self._tool_loops()
+        job = asdict(tool_loops.job(started.port, work, self._seed))
+        return ToolLoopResult(**orjson.loads(ask_worker(tool_loops.clients, job)))
 
-    def _warm_behind(self, started: Started, behind: Behind) -> None:
-        """A few at full speed; then the backend is at the pace of `behind`."""
+    def _warm_background(self, started: RunningContender, work: BackgroundWork) -> None:
+        """Run a few responses at full speed, then set the pace of `work`."""
         self._pace(FULL_SPEED)
-        few = replace(behind, streams=20, watched=min(behind.watched, 10), tokens=WARM_TOKENS, spread_s=0.0)
-        answered(self._crowd(), self._ask_behind(started, few))
-        self._pace(behind.pace)
+        warm_up = replace(work, streams=20, watched=min(work.watched, 10), tokens=WARM_TOKENS, spread_s=0.0)
+        ask_worker(self._background_clients(), self._background_job(started, warm_up))
+        self._pace(work.pace)
 
-    def _behind(self, started: Started, behind: Behind) -> Sample:
-        self._warm_behind(started, behind)
+    def _measure_background(self, started: RunningContender, work: BackgroundWork) -> Sample:
+        self._warm_background(started, work)
         pids = (started.pid, self._store()[1].pid, self._fake.pid)
         before = [meter.cpu_seconds(pid) for pid in pids]
-        told = Told(**orjson.loads(answered(self._crowd(), self._ask_behind(started, behind))))
-        used, stored, faked = (meter.cpu_seconds(pid) - was for pid, was in zip(pids, before, strict=True))
-        tokens = behind.streams * behind.tokens
+        result = BackgroundResult(
+            **orjson.loads(ask_worker(self._background_clients(), self._background_job(started, work)))
+        )
+        used_s, store_s, backend_s = (meter.cpu_seconds(pid) - was for pid, was in zip(pids, before, strict=True))
+        tokens = work.streams * work.tokens
         return Sample(
-            cpu_us_per_token=1e6 * used / tokens,
-            tokens_per_s=tokens / told.seconds,
-            busy=used / told.seconds,
-            store_busy=stored / told.seconds,
-            rig_busy=(faked + stored + told.cpu_s) / told.seconds / max(1, len(self._cpus.others)),
-            logged_p50_s=told.logged_p50_s,
-            logged_max_s=told.logged_max_s,
-            watched_p50_s=told.watched_p50_s,
-            watched_max_s=told.watched_max_s,
-            faults=told.faults,
-            examples=tuple(told.examples),
+            cpu_us_per_token=1e6 * used_s / tokens,
+            tokens_per_s=tokens / result.seconds,
+            busy=used_s / result.seconds,
+            store_busy=store_s / result.seconds,
+            rig_busy=(backend_s + store_s + result.cpu_s) / result.seconds / max(1, len(self._cpus.others)),
+            logged_p50_s=result.logged_p50_s,
+            logged_max_s=result.logged_max_s,
+            watched_p50_s=result.watched_p50_s,
+            watched_max_s=result.watched_max_s,
+            faults=result.faults,
+            examples=tuple(result.examples),
         )
 
-    def _ask_behind(self, started: Started, behind: Behind) -> dict[str, object]:
+    def _background_job(self, started: RunningContender, work: BackgroundWork) -> dict[str, object]:
         self._seed += 1
-        ask = AskBehind(
+        job = BackgroundJob(
             port=started.port,
             upstream=self.upstream,
             store=self._store()[0],
             key=KEY,
-            streams=behind.streams,
-            watched=behind.watched,
-            tokens=behind.tokens,
-            spread_s=behind.spread_s,
+            streams=work.streams,
+            watched=work.watched,
+            tokens=work.tokens,
+            spread_s=work.spread_s,
             seed=self._seed,
         )
-        return asdict(ask)
+        return asdict(job)
 
-    def _loaded(self, started: Started, work: Work) -> Sample:
+    def _measure_load(self, started: RunningContender, work: Work) -> Sample:
         self._warm(started, work)
         load = self._load(started, work)
         self._pace(work.pace)
         abandoned = self._abandoned()
-        before, fake = self._cpu(started), meter.cpu_seconds(self._fake.pid)
-        outcome = self._run(load)
-        # Closing what belongs to the last answer is work, too.
-        time.sleep(SETTLE_S if outcome.left else 0.05)
-        used, fake = self._cpu(started) - before, meter.cpu_seconds(self._fake.pid) - fake
+        before, backend_s = self._cpu_seconds(started), meter.cpu_seconds(self._fake.pid)
+        result = self._run(load)
+        # Include the CPU time for closing the last answer.
+        time.sleep(SETTLE_S if result.disconnected else 0.05)
+        used_s, backend_s = self._cpu_seconds(started) - before, meter.cpu_seconds(self._fake.pid) - backend_s
         return Sample(
-            cpu_us_per_token=1e6 * used / max(1, outcome.tokens),
-            cpu_ms_per_request=1e3 * used / max(1, outcome.requests),
-            tokens_per_s=outcome.tokens / outcome.seconds,
-            ttft_p50_ms=outcome.ttft_p50_ms,
-            ttft_p99_ms=outcome.ttft_p99_ms,
-            gap_p50_ms=outcome.gap_p50_ms,
-            gap_p99_ms=outcome.gap_p99_ms,
-            gap_max_ms=outcome.gap_max_ms,
-            busy=used / outcome.seconds,
-            rig_busy=(fake + outcome.cpu_s) / outcome.seconds / max(1, len(self._cpus.others)),
-            unaborted=outcome.left - (self._abandoned() - abandoned),
-            faults=outcome.faults,
-            examples=tuple(outcome.examples),
+            cpu_us_per_token=1e6 * used_s / max(1, result.tokens),
+            cpu_ms_per_request=1e3 * used_s / max(1, result.requests),
+            tokens_per_s=result.tokens / result.seconds,
+            ttft_p50_ms=result.ttft_p50_ms,
+            ttft_p99_ms=result.ttft_p99_ms,
+            gap_p50_ms=result.gap_p50_ms,
+            gap_p99_ms=result.gap_p99_ms,
+            gap_max_ms=result.gap_max_ms,
+            busy=used_s / result.seconds,
+            rig_busy=(backend_s + result.cpu_s) / result.seconds / max(1, len(self._cpus.others)),
+            unaborted=result.disconnected - (self._abandoned() - abandoned),
+            faults=result.faults,
+            examples=tuple(result.examples),
         )
 
     def resident_mib(self, name: str) -> float:
         process = self.started[name].process
         return 0.0 if process is None else meter.resident_mib(process.pid)
 
-    def _warm(self, started: Started, work: Work) -> None:
+    def _warm(self, started: RunningContender, work: Work) -> None:
         self._pace(FULL_SPEED)
         tokens = min(work.tokens, WARM_TOKENS)
-        past = None if work.past is None else replace(work.past, count=1)
-        few = replace(work, tokens=tokens, requests=min(work.requests, 20), past=past)
-        self._run(self._load(started, replace(few, cold=None, spread_s=0.0, leave_s=0.0)))
+        prior = None if work.prior is None else replace(work.prior, count=1)
+        warm_up = replace(work, tokens=tokens, requests=min(work.requests, 20), prior=prior)
+        self._run(self._load(started, replace(warm_up, cold=None, spread_s=0.0, disconnect_after_s=0.0)))
 
-    def _run(self, load: Load) -> Outcome:
-        return Outcome(**orjson.loads(answered(self._clients, asdict(load))))
+    def _run(self, load: Load) -> LoadResult:
+        return LoadResult(**orjson.loads(ask_worker(self._clients, asdict(load))))
 
-    def _pasts(self, started: Started, past: Past | None, tokens: int) -> tuple[Mapping[str, str], ...]:
-        if past is None:
+    def _create_prior_turns(
+        self, started: RunningContender, prior: PriorTurns | None, tokens: int
+    ) -> tuple[Mapping[str, str], ...]:
+        if prior is None:
             return ()
         self._seed += 1
-        lived = Lived(past.how, started.port, past.count, past.turns, tokens, self._seed, started.key)
-        return tuple(orjson.loads(answered(self._clients, asdict(lived))))
+        job = PriorTurnsJob(prior.variant, started.port, prior.count, prior.turns, tokens, self._seed, started.key)
+        return tuple(orjson.loads(ask_worker(self._clients, asdict(job))))
 
-    def _load(self, started: Started, work: Work) -> Load:
-        """What the clients are told, with the past it needs made at full speed."""
-        if work.past is not None:
+    def _load(self, started: RunningContender, work: Work) -> Load:
+        """Return the load for the clients; prior turns are created at full speed."""
+        if work.prior is not None:
             self._pace(FULL_SPEED)
-        pasts = self._pasts(started, work.past, work.tokens)
+        priors = self._create_prior_turns(started, work.prior, work.tokens)
         self._seed += 1
         return Load(
             wire=work.wire or started.wire,
@@ -380,18 +392,18 @@ class Rig:
             seed=self._seed,
             history=work.history,
             fresh=work.fresh,
-            leave_s=work.leave_s,
+            disconnect_after_s=work.disconnect_after_s,
             cold=work.cold,
-            pasts=pasts,
+            priors=priors,
             key=started.key,
         )
 
     def _pace(self, pace: Pace) -> None:
-        call(self.upstream, "POST", "/bench/pace", orjson.dumps(asdict(pace)))
+        http_call(self.upstream, "POST", "/bench/pace", orjson.dumps(asdict(pace)))
 
     def _abandoned(self) -> int:
-        return int(orjson.loads(call(self.upstream, "GET", "/bench/served")[1])["abandoned"])
+        return int(orjson.loads(http_call(self.upstream, "GET", "/bench/served")[1])["abandoned"])
 
     @staticmethod
-    def _cpu(started: Started) -> float:
+    def _cpu_seconds(started: RunningContender) -> float:
         return 0.0 if started.process is None else meter.cpu_seconds(started.process.pid)

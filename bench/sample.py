@@ -1,4 +1,4 @@
-"""What one measurement says, whatever was measured: a field for each column a table can show, and what went wrong."""
+"""Result of one measurement: one field per column of the tables, and the faults."""
 
 from __future__ import annotations
 
@@ -8,9 +8,11 @@ from math import nan
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sample:
-    """One measurement of one arm; NaN for what its kind of work does not measure. `rig_busy` is the share of their CPU
-    the fake and the load generator used: at 1 they were the limit, not the contender. `unaborted` counts the clients
-    that left without the backend being told."""
+    """One measurement of one arm; values that its kind of work does not measure are NaN.
+
+    `rig_busy` is the share of their CPUs that fake backend and load generator used. At 1 they were the limit, not the
+    contender. `unaborted` is the number of disconnects that did not reach the backend.
+    """
 
     cpu_us_per_token: float = nan
     cpu_ms_per_request: float = nan
@@ -48,6 +50,7 @@ class Sample:
     examples: tuple[str, ...] = ()
 
 
+# Headers of the columns, by field of a sample. `busy` is the share of its CPU that the tested process used.
 COLUMNS: dict[str, str] = {
     "cpu_us_per_token": "CPU µs/token",
     "cpu_ms_per_request": "CPU ms/request",
@@ -81,5 +84,3 @@ COLUMNS: dict[str, str] = {
     "added_p50_ms": "added p50 ms",
     "added_p99_ms": "added p99 ms",
 }
-"""Columns a table can show, by the field of a sample; `busy` is the tested process's share of its CPU,
-`unaborted` how many clients left without the backend being told."""

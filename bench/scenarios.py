@@ -1,27 +1,27 @@
-"""What is measured, as a table: who under which load, and how the result is to compare.
+"""Table of scenarios: contenders, loads, and verdicts.
 
-Aims are ratios (or differences) inside one run; a row without an aim is shown and not judged.
+Aims are ratios or differences within one run. A verdict without an aim is printed and not judged.
 """
 
 from __future__ import annotations
 
 from dataclasses import replace
 
-from bench import routed
+from bench import routing_scenarios
 from bench.fake_vllm import Pace
-from bench.load import Cold
+from bench.load import ColdPrompts
 from bench.tasks import (
     Arm,
-    Behind,
-    Breaking,
-    Choosing,
+    BackgroundWork,
+    FailoverWork,
+    InterventionWork,
     Launch,
-    Looping,
-    Moving,
-    Past,
-    Rendering,
+    PriorTurns,
+    RenderWork,
     Scenario,
+    SelectionWork,
     Task,
+    ToolLoopWork,
     Verdict,
     Work,
 )
@@ -29,7 +29,7 @@ from bench.tasks import (
 TOKEN_EVERY_20_MS = Pace(interval_us=20_000)
 
 
-def _each(work: Work, *contenders: str) -> tuple[Arm, ...]:
+def _arms(work: Work, *contenders: str) -> tuple[Arm, ...]:
     return tuple(Arm(name, name, work) for name in contenders)
 
 
@@ -39,13 +39,13 @@ def _per_chunk(tokens: int) -> Arm:
     return Arm(label, "unisono", Work(streams=24, tokens=256, spread_s=0.02, pace=pace))
 
 
-def _at(streams: int) -> Arm:
+def _arm_at(streams: int) -> Arm:
     work = Work(streams=streams, tokens=512, requests=max(1, 128 // streams))
     return Arm(f"unisono, {streams} streams", "unisono", work)
 
 
 def _surfaces(speed: str, work: Work) -> tuple[Arm, ...]:
-    wires = {"chat": "chat", "responses": "responses", "responses not kept": "responses, not kept"}
+    wires = {"chat": "chat", "responses": "responses", "responses not stored": "responses, not stored"}
     return tuple(Arm(f"{speed}, {name}", "unisono+redis", replace(work, wire=wire)) for name, wire in wires.items())
 
 
@@ -53,67 +53,68 @@ TEAM = {"bare": "team+bare", "off": "team+store", "keys": "team+keys", "all": "t
 
 
 def _teams() -> tuple[Arm, ...]:
-    """Everyone under each of the loads, one load after the other."""
+    """Return all arms of each load, one load after the other."""
     return tuple(
         Arm(f"{load}, {name}", contender, work)
-        for load, work in {"paced": PACED, "full": LONG_FULL, "whole": WHOLE, "lone": LONE}.items()
+        for load, work in {"paced": PACED, "full": LONG_FULL, "whole": WHOLE, "lone": SEQUENTIAL}.items()
         for name, contender in TEAM.items()
     )
 
 
-def _added(column: str, load: str, aim: float | None, *, difference: bool = False) -> tuple[Verdict, ...]:
-    """What everything adds, and of it what keys, limits and metrics do."""
+def _overhead(column: str, load: str, aim: float | None, *, difference: bool = False) -> tuple[Verdict, ...]:
+    """Return the verdicts for all features, and for keys, limits and metrics alone."""
     return (
         Verdict(column, f"{load}, all", f"{load}, off", difference=difference, aim=aim),
         Verdict(column, f"{load}, keys", f"{load}, off", difference=difference),
     )
 
 
-def _moved(*names: str) -> tuple[Arm, ...]:
-    return tuple(Arm(name, "unisono", Moving(name, 60)) for name in names)
+def _intervention_arms(*names: str) -> tuple[Arm, ...]:
+    return tuple(Arm(name, "unisono", InterventionWork(name, 60)) for name in names)
 
 
-def _more(most: dict[str, int]) -> tuple[Verdict, ...]:
-    """The generations of an answer that are its own, and the time it takes against a plain one."""
-    counts = (Verdict("generations", name, "plain", difference=True, aim=float(aim)) for name, aim in most.items())
-    return (*counts, *(Verdict("ms_per_answer", name, "plain", difference=True) for name in most))
+def _generation_verdicts(max_extra: dict[str, int]) -> tuple[Verdict, ...]:
+    """Return verdicts for additional generations, and for the time next to a plain answer."""
+    counts = (Verdict("generations", name, "plain", difference=True, aim=float(aim)) for name, aim in max_extra.items())
+    return (*counts, *(Verdict("ms_per_answer", name, "plain", difference=True) for name in max_extra))
 
 
-CALLED = {
+# Cases, and the additional generations that an answer may need.
+FORCED_CALLS = {
     "named": 1, "named, guided": 1, "required, one tool": 1, "required, several": 2, "required, several, guided": 2,
 }  # fmt: skip
-FORMED = {"schema": 0, "schema, guided": 1, "schema, wrong once": 1}
-"""Further generations that an answer may take."""
+SCHEMA_ANSWERS = {"schema": 0, "schema, guided": 1, "schema, wrong once": 1}
 PACED = Work(streams=24, tokens=256, spread_s=0.02, pace=TOKEN_EVERY_20_MS)
+# A load that LiteLLM can serve on any CPU. At 24 streams its CPU share shows if it is at its limit.
 FEW_PACED = replace(PACED, streams=6)
-"""What LiteLLM keeps up with on any CPU; at 24 streams it may be at its limit, which its share of the CPU tells."""
 SHORT = Work(streams=4, tokens=256, requests=64)
 LONG = Work(streams=4, tokens=16_384)
 FULL = Work(streams=16, tokens=512, requests=8)
+# Long enough to measure differences of a few percent.
 LONG_FULL = replace(FULL, requests=24)
-"""For what is a few parts in a hundred."""
 ONE_BY_ONE = Work(streams=1, tokens=16, requests=200)
 WHOLE = Work(streams=8, tokens=64, requests=25, stream=False)
-LONE = Work(streams=1, tokens=64, requests=400, stream=False)
+SEQUENTIAL = Work(streams=1, tokens=64, requests=400, stream=False)
 FIRST_TURN = Work(streams=1, tokens=16, requests=10, history=100_000, fresh=True)
 NEXT_TURN = replace(FIRST_TURN, fresh=False)
-COLD = Cold(words=60_000, every_s=0.25, count=28)
-CANARY = Work(streams=8, tokens=400, spread_s=0.02, pace=TOKEN_EVERY_20_MS, cold=COLD)
-CROWD = Work(streams=1000, tokens=60, spread_s=8.0, pace=Pace(interval_us=200_000))
-"""All of them run at once for a third of the time."""
+COLD = ColdPrompts(words=60_000, every_s=0.25, count=28)
+COLD_PROMPTS_LOAD = Work(streams=8, tokens=400, spread_s=0.02, pace=TOKEN_EVERY_20_MS, cold=COLD)
+# All streams run concurrently for a third of the time.
+MANY_STREAMS = Work(streams=1000, tokens=60, spread_s=8.0, pace=Pace(interval_us=200_000))
+# Continued after ten chains or conversations of fifty turns. The fourth request on a conversation finds three turns
+# more.
 CONTINUED = Work(streams=1, tokens=64, requests=40, wire="responses")
-"""Chains and conversations of fifty turns, ten of them; in a conversation the fourth request finds three turns more."""
-BEHIND = Behind(streams=500, watched=100, tokens=200, spread_s=10.0, pace=Pace(interval_us=100_000))
-"""All of them run at once for half of the time. Fifty begin per second: to begin and end one costs as much as forty
-tokens."""
-HELD_BEHIND = replace(BEHIND, streams=512, watched=0, tokens=100, spread_s=8.0)
-HELD = Work(streams=512, tokens=64, spread_s=2.0, pace=Pace(interval_us=100_000))
+# All responses run concurrently for half of the time. Fifty start per second; start and end cost as much as forty
+# tokens.
+BACKGROUND = BackgroundWork(streams=500, watched=100, tokens=200, spread_s=10.0, pace=Pace(interval_us=100_000))
+BACKGROUND_MEMORY = replace(BACKGROUND, streams=512, watched=0, tokens=100, spread_s=8.0)
+STREAM_MEMORY = Work(streams=512, tokens=64, spread_s=2.0, pace=Pace(interval_us=100_000))
 
 SCENARIOS: dict[str, Scenario] = {
     "paced": Scenario(
         "one token per 20 ms and chunk, 256 tokens; 24 streams, and 6",
         (
-            *_each(PACED, "relay", "aiohttp", "unisono", "litellm"),
+            *_arms(PACED, "relay", "aiohttp", "unisono", "litellm"),
             Arm("unisono, 6 streams", "unisono", FEW_PACED),
             Arm("litellm, 6 streams", "litellm", FEW_PACED),
         ),
@@ -134,7 +135,7 @@ SCENARIOS: dict[str, Scenario] = {
     "full": Scenario(
         "full speed, 16 streams, 512 tokens",
         (
-            *_each(FULL, "direct", "relay", "aiohttp", "unisono"),
+            *_arms(FULL, "direct", "relay", "aiohttp", "unisono"),
             Arm("litellm", "litellm", replace(FULL, requests=1)),
         ),
         ("tokens_per_s", "cpu_us_per_token", "busy"),
@@ -146,16 +147,16 @@ SCENARIOS: dict[str, Scenario] = {
     ),
     "ttft": Scenario(
         "time to first token, one client, 16 tokens, 200 requests in a row",
-        _each(ONE_BY_ONE, "direct", "direct chat", "relay", "aiohttp", "unisono", "litellm"),
+        _arms(ONE_BY_ONE, "direct", "direct chat", "relay", "aiohttp", "unisono", "litellm"),
         ("ttft_p50_ms", "ttft_p99_ms", "cpu_ms_per_request"),
         (
             Verdict("ttft_p50_ms", "unisono", "direct", difference=True),
-            Verdict("ttft_p50_ms", "unisono", "litellm", aim=0.12, less=("direct", "direct chat")),
+            Verdict("ttft_p50_ms", "unisono", "litellm", aim=0.12, baselines=("direct", "direct chat")),
         ),
     ),
     "whole": Scenario(
         "no streaming, 8 clients, 64 tokens",
-        _each(WHOLE, "relay", "aiohttp", "unisono", "litellm"),
+        _arms(WHOLE, "relay", "aiohttp", "unisono", "litellm"),
         ("cpu_ms_per_request", "ttft_p50_ms"),
         (
             Verdict("cpu_ms_per_request", "unisono", "aiohttp"),
@@ -164,13 +165,13 @@ SCENARIOS: dict[str, Scenario] = {
     ),
     "canary": Scenario(
         "8 paced streams while a new 60,000-token prompt arrives every 0.25 s",
-        _each(CANARY, "direct", "relay", "aiohttp", "unisono"),
+        _arms(COLD_PROMPTS_LOAD, "direct", "relay", "aiohttp", "unisono"),
         ("gap_p50_ms", "gap_p99_ms", "gap_max_ms", "busy"),
         (Verdict("gap_p99_ms", "unisono", "direct", difference=True, aim=10.0),),
     ),
     "render": Scenario(
         "rendering alone: a conversation of 100,000 tokens in messages of 250",
-        tuple(Arm(how, "unisono", Rendering(how, 100_000, 5)) for how in ("library", "cold", "next")),
+        tuple(Arm(variant, "unisono", RenderWork(variant, 100_000, 5)) for variant in ("library", "cold", "next")),
         ("render_ms",),
         (
             Verdict("render_ms", "next", "cold", aim=0.03),
@@ -193,7 +194,9 @@ SCENARIOS: dict[str, Scenario] = {
     ),
     "leave": Scenario(
         "40 clients that disconnect after 0.6 s of a paced answer",
-        _each(Work(streams=40, tokens=1000, leave_s=0.6, pace=TOKEN_EVERY_20_MS), "direct", "relay", "unisono"),
+        _arms(
+            Work(streams=40, tokens=1000, disconnect_after_s=0.6, pace=TOKEN_EVERY_20_MS), "direct", "relay", "unisono"
+        ),
         ("unaborted", "cpu_ms_per_request"),
         (Verdict("unaborted", "unisono", "direct", difference=True, aim=0.0),),
     ),
@@ -201,8 +204,8 @@ SCENARIOS: dict[str, Scenario] = {
         "a separate process on one CPU: start, memory before the first request, and memory of each of 512 slow "
         "streams; with Redis, of as many background responses",
         (
-            *(Arm(name, name, Launch(HELD)) for name in ("relay", "aiohttp", "unisono")),
-            Arm("unisono+redis", "unisono+redis", Launch(HELD_BEHIND)),
+            *(Arm(name, name, Launch(STREAM_MEMORY)) for name in ("relay", "aiohttp", "unisono")),
+            Arm("unisono+redis", "unisono+redis", Launch(BACKGROUND_MEMORY)),
             Arm("litellm", "litellm", Launch()),
         ),
         ("start_s", "start_cpu_s", "idle_mib", "kib_per_stream"),
@@ -219,9 +222,9 @@ SCENARIOS: dict[str, Scenario] = {
         (*_surfaces("paced", PACED), *_surfaces("full", replace(FULL, requests=4))),
         ("cpu_us_per_token", "gap_p99_ms", "tokens_per_s"),
         tuple(
-            Verdict("cpu_us_per_token", f"{speed}, responses{kept}", f"{speed}, chat", aim=aim)
+            Verdict("cpu_us_per_token", f"{speed}, responses{stored}", f"{speed}, chat", aim=aim)
             for speed in ("paced", "full")
-            for kept, aim in (("", 1.3), (" not kept", None))
+            for stored, aim in (("", 1.3), (" not stored", None))
         ),
     ),
     "messages": Scenario(
@@ -241,8 +244,8 @@ SCENARIOS: dict[str, Scenario] = {
         "a stored response without history and after fifty stored turns, one client, 64 tokens each",
         (
             Arm("fresh", "unisono+redis", CONTINUED),
-            Arm("chain of 50", "unisono+redis", replace(CONTINUED, past=Past("chain", 50, 10))),
-            Arm("conversation of 50", "unisono+redis", replace(CONTINUED, past=Past("conversation", 50, 10))),
+            Arm("chain of 50", "unisono+redis", replace(CONTINUED, prior=PriorTurns("chain", 50, 10))),
+            Arm("conversation of 50", "unisono+redis", replace(CONTINUED, prior=PriorTurns("conversation", 50, 10))),
         ),
         ("ttft_p50_ms", "ttft_p99_ms", "cpu_ms_per_request"),
         (
@@ -253,7 +256,7 @@ SCENARIOS: dict[str, Scenario] = {
     "workers": Scenario(
         "1,000 streams at 5 tokens per second each, 60 tokens, on two workers and on one process; clients and backend "
         "share the CPUs with them",
-        (Arm("two workers", "unisono+two", CROWD), Arm("one process", "unisono+one", CROWD)),
+        (Arm("two workers", "unisono+two", MANY_STREAMS), Arm("one process", "unisono+one", MANY_STREAMS)),
         ("gap_p50_ms", "gap_p99_ms", "tokens_per_s", "cpu_us_per_token", "busy"),
         (
             Verdict("gap_p99_ms", "two workers", aim=250.0),
@@ -262,7 +265,7 @@ SCENARIOS: dict[str, Scenario] = {
     ),
     "background": Scenario(
         "500 background responses at 10 tokens per second each, 200 tokens, 100 of them streamed to clients",
-        (Arm("unisono+redis", "unisono+redis", BEHIND),),
+        (Arm("unisono+redis", "unisono+redis", BACKGROUND),),
         (
             *("logged_p50_s", "logged_max_s", "watched_p50_s", "watched_max_s"),
             *("tokens_per_s", "cpu_us_per_token", "busy", "store_busy"),
@@ -276,8 +279,8 @@ SCENARIOS: dict[str, Scenario] = {
         "five tool calls, then an answer, after 8,000 tokens; one turn at a time and 100 at once; a step is the time "
         "from a call to the next prompt, without the tool's own time",
         (
-            Arm("one", "unisono+tools", Looping(1, 20, 8_000)),
-            Arm("100 at once", "unisono+tools", Looping(100, 4, 8_000)),
+            Arm("one", "unisono+tools", ToolLoopWork(1, 20, 8_000)),
+            Arm("100 at once", "unisono+tools", ToolLoopWork(100, 4, 8_000)),
         ),
         ("step_p50_ms", "step_p99_ms", "tool_p50_ms", "steps_per_s", "cpu_ms_per_step", "busy"),
         (Verdict("step_p50_ms", "one", aim=3.0), Verdict("steps_per_s", "100 at once")),
@@ -289,32 +292,32 @@ SCENARIOS: dict[str, Scenario] = {
         _teams(),
         ("cpu_us_per_token", "cpu_ms_per_request", "ttft_p50_ms"),
         (
-            *_added("cpu_us_per_token", "paced", 1.15),
-            *_added("cpu_us_per_token", "full", 1.15),
-            *_added("cpu_ms_per_request", "whole", None, difference=True),
-            *_added("ttft_p50_ms", "lone", 1.0, difference=True),
+            *_overhead("cpu_us_per_token", "paced", 1.15),
+            *_overhead("cpu_us_per_token", "full", 1.15),
+            *_overhead("cpu_ms_per_request", "whole", None, difference=True),
+            *_overhead("ttft_p50_ms", "lone", 1.0, difference=True),
         ),
         by_default=False,
     ),
     "forced": Scenario(
         "tools that must be called, with a scripted model: generations per answer and the engine's time",
-        _moved("plain", *CALLED),
+        _intervention_arms("plain", *FORCED_CALLS),
         ("generations", "ms_per_answer"),
-        _more(CALLED),
+        _generation_verdicts(FORCED_CALLS),
     ),
     "schema": Scenario(
         "JSON of a schema, with a scripted model: generations per answer and the engine's time",
-        _moved("plain", *FORMED),
+        _intervention_arms("plain", *SCHEMA_ANSWERS),
         ("generations", "ms_per_answer"),
-        _more(FORMED),
+        _generation_verdicts(SCHEMA_ANSWERS),
     ),
     "plan": Scenario(
         "tokens of an answer without requirements, one at a time: the router alone, and the router with the plan",
-        tuple(Arm(how, "unisono", Moving(how, 5)) for how in ("router alone", "with the plan")),
+        tuple(Arm(variant, "unisono", InterventionWork(variant, 5)) for variant in ("router alone", "with the plan")),
         ("us_per_token",),
         (Verdict("us_per_token", "with the plan", "router alone", aim=1.06),),
     ),
-    **routed.SCENARIOS,
+    **routing_scenarios.SCENARIOS,
     "chunks": Scenario(
         "24 paced streams, several tokens per chunk",
         tuple(_per_chunk(tokens) for tokens in (1, 4, 10)),
@@ -324,7 +327,7 @@ SCENARIOS: dict[str, Scenario] = {
     ),
     "streams": Scenario(
         "full speed at 1, 64 and 512 streams, 512 tokens",
-        tuple(_at(streams) for streams in (1, 64, 512)),
+        tuple(_arm_at(streams) for streams in (1, 64, 512)),
         ("tokens_per_s", "cpu_us_per_token", "ttft_p50_ms"),
         (Verdict("tokens_per_s", "unisono, 512 streams", "unisono, 64 streams"),),
         by_default=False,
@@ -333,24 +336,24 @@ SCENARIOS: dict[str, Scenario] = {
 
 
 def shortened(work: Task) -> Task:
-    """A smaller load of the same shape, for a look instead of a measurement."""
+    """Return a smaller load of the same shape, for quick runs."""
     match work:
-        case Rendering():
+        case RenderWork():
             return replace(work, times=1)
-        case Behind():
+        case BackgroundWork():
             return replace(work, tokens=max(12, work.tokens // 3))
-        case Moving() | Choosing():
+        case InterventionWork() | SelectionWork():
             return replace(work, times=max(1, work.times // 3))
-        case Looping() | Breaking():
+        case ToolLoopWork() | FailoverWork():
             return replace(work, requests=max(1, work.requests // 3))
-        case Launch(held):
-            return Launch(_shortened(held) if isinstance(held, Work) else held)
+        case Launch(memory_load):
+            return Launch(_shortened(memory_load) if isinstance(memory_load, Work) else memory_load)
         case Work():
             return _shortened(work)
 
 
 def _shortened(work: Work) -> Work:
     cold = None if work.cold is None else replace(work.cold, count=max(1, work.cold.count // 3))
-    past = None if work.past is None else replace(work.past, count=max(1, work.past.count // 3))
+    prior = None if work.prior is None else replace(work.prior, count=max(1, work.prior.count // 3))
     tokens = max(12, work.tokens // 3) if work.pace.interval_us else work.tokens
-    return replace(work, tokens=tokens, requests=max(1, work.requests // 3), cold=cold, past=past)
+    return replace(work, tokens=tokens, requests=max(1, work.requests // 3), cold=cold, prior=prior)

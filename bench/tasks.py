@@ -1,27 +1,30 @@
-"""What can be measured, as data: the kinds of work, an arm of a comparison, what is compared, and a scenario of it."""
+"""Types of measurements: kinds of work, arms, verdicts, and scenarios."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
 from bench.fake_vllm import Pace
-from bench.load import Cold
+from bench.load import ColdPrompts
 
 FULL_SPEED = Pace()
 
 
 @dataclass(frozen=True, slots=True)
-class Past:
-    """What requests of responses continue: see `bench.pasts`. Each of `count` pasts is continued by as many of them."""
+class PriorTurns:
+    """Stored turns that requests continue, each of `count` sequences equally often.
 
-    how: str
+    See `bench.prior_turns`.
+    """
+
+    variant: str
     turns: int
     count: int
 
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """A load without its address."""
+    """Load without an address; see `bench.load.Load`."""
 
     streams: int
     tokens: int
@@ -30,25 +33,27 @@ class Work:
     spread_s: float = 0.0
     history: int = 0
     fresh: bool = False
-    leave_s: float = 0.0
-    cold: Cold | None = None
+    disconnect_after_s: float = 0.0
+    cold: ColdPrompts | None = None
     pace: Pace = FULL_SPEED
+    # Wire of the clients; empty for the contender's default.
     wire: str = ""
-    """Which of a contender's wires, where it is not its first."""
-    past: Past | None = None
+    prior: PriorTurns | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Launch:
-    """A process of its own, from nothing to its first healthy answer and its end; meanwhile, with `held`, so many
-    streams at once."""
+    """Start of a separate process up to its first healthy answer.
 
-    held: Work | Behind | None = None
+    With `memory_load`, its memory growth is measured under this load.
+    """
+
+    memory_load: Work | BackgroundWork | None = None
 
 
 @dataclass(frozen=True, slots=True)
-class Behind:
-    """Responses in the background: see `bench.background`."""
+class BackgroundWork:
+    """Background responses; see `bench.background_load`."""
 
     streams: int
     watched: int
@@ -58,17 +63,17 @@ class Behind:
 
 
 @dataclass(frozen=True, slots=True)
-class Rendering:
-    """A conversation rendered without a server: see `bench.renders`."""
+class RenderWork:
+    """Render of a conversation without a server; see `bench.render_timing`."""
 
-    how: str
+    variant: str
     words: int
     times: int
 
 
 @dataclass(frozen=True, slots=True)
-class Looping:
-    """Turns in which tools are called: see `bench.loops`."""
+class ToolLoopWork:
+    """Turns with several tool calls; see `bench.tool_loop_load`."""
 
     streams: int
     requests: int
@@ -76,32 +81,32 @@ class Looping:
 
 
 @dataclass(frozen=True, slots=True)
-class Moving:
-    """Answers as they were asked for, without a server: see `bench.moves`."""
+class InterventionWork:
+    """Answers with requirements, without a server; see `bench.intervention_timing`."""
 
-    how: str
+    variant: str
     times: int
 
 
 @dataclass(frozen=True, slots=True)
-class Choosing:
-    """A deployment chosen among many, without a server: see `bench.choosing`."""
+class SelectionWork:
+    """Selection among many deployments, without a server; see `bench.selection_timing`."""
 
-    how: str
+    variant: str
     times: int
 
 
 @dataclass(frozen=True, slots=True)
-class Breaking:
-    """Streams that break off and go on elsewhere: see `bench.breaks`."""
+class FailoverWork:
+    """Streams that break off and continue on another backend; see `bench.failover_load`."""
 
-    how: str
+    variant: str
     streams: int
     requests: int
     words: int
 
 
-Task = Work | Launch | Behind | Rendering | Looping | Moving | Choosing | Breaking
+Task = Work | Launch | BackgroundWork | RenderWork | ToolLoopWork | InterventionWork | SelectionWork | FailoverWork
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,9 +120,11 @@ class Arm:
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """`column` of the arm `of` against that of the arm `against`: their ratio, or their difference, and the most it
-    may be; with `at_least`, the least. `less` names an arm for each whose value is taken off first: what is compared
-    then is what they add. Without `against` it is the value itself."""
+    """Ratio of a column of two arms, or their difference; without `against`, the value itself.
+
+    `aim` is the maximum, or with `at_least` the minimum. `baselines` names an arm for each of the two, whose value is
+    subtracted first; the verdict then compares what the arms add.
+    """
 
     column: str
     of: str
@@ -125,11 +132,11 @@ class Verdict:
     difference: bool = False
     aim: float | None = None
     at_least: bool = False
-    less: tuple[str, str] | None = None
+    baselines: tuple[str, str] | None = None
 
     @property
     def arms(self) -> tuple[str, ...]:
-        return (self.of, *([self.against] if self.against else ()), *(self.less or ()))
+        return (self.of, *([self.against] if self.against else ()), *(self.baselines or ()))
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""A gateway that a team shares: the key its clients send, with every kind of limit, and the monitor that watches it."""
+"""Features of a gateway that a team shares: virtual key with limits, metrics, spans."""
 
 from __future__ import annotations
 
@@ -8,9 +8,10 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
-from bench.processes import DidNotStart, Process, free_port
+from bench.processes import Process, StartError, free_port
 
 PROGRAM = Path(sys.executable).parent / "unisono"
+# No load reaches these limits. The measurement is the cost of the checks.
 LIMITS = {
     "--rpm": "10000000",
     "--tpm": "10000000000",
@@ -19,7 +20,6 @@ LIMITS = {
     "--money-budget": "1000000",
     "--budget-period": "month",
 }
-"""None is ever reached: what is measured is that somebody looks."""
 PRICE = """\
     unisono:
       price: {input: 0.10, output: 0.50, cached_input: 0.02}
@@ -28,38 +28,41 @@ PRICE = """\
 
 @dataclass(frozen=True, slots=True)
 class Team:
-    """What is on."""
+    """Enabled features."""
 
-    keyed: bool = False
-    """Clients send a virtual key with limits and budgets; metrics are counted, and read once a second."""
-    traced: bool = False
-    """Every answer is recorded, and spans are exported."""
+    # Clients send a virtual key with limits and budgets. Metrics are counted, and read every second.
+    has_key: bool = False
+    # Every answer is recorded, and spans are exported.
+    has_traces: bool = False
 
 
 def sections(team: Team, metrics: int, spans: int) -> str:
-    """What a gateway's configuration says of it. Metrics are read at the port `metrics`, spans taken at `spans`."""
-    lines = ["unisono:", f"  traces: {{mode: '{'all' if team.traced else 'off'}'}}"]
-    if team.keyed:
+    """Return the configuration of the features, with the ports for metrics and span export."""
+    lines = ["unisono:", f"  traces: {{mode: '{'all' if team.has_traces else 'off'}'}}"]
+    if team.has_key:
         lines += ["  metrics: true", f"  metrics_listen: 127.0.0.1:{metrics}"]
     else:
         lines += ["  metrics: false"]
-    if team.traced:
+    if team.has_traces:
         lines += [f"  otel: {{endpoint: 'http://127.0.0.1:{spans}/v1/traces'}}"]
     return "\n".join(lines) + "\n"
 
 
 def issue_key(config: Path) -> str:
-    """A virtual key of the gateway with this configuration. Raises DidNotStart."""
+    """Create a virtual key on the gateway with this configuration. Raises StartError."""
     limits = [word for option in LIMITS.items() for word in option]
     command = [str(PROGRAM), "keys", "create", "--config", str(config), *limits]
-    made = subprocess.run(command, capture_output=True, text=True, check=False)
-    if made.returncode:
-        raise DidNotStart(f"no key was made:\n{made.stderr[-2000:]}")
-    return made.stdout.strip()
+    completed = subprocess.run(command, capture_output=True, text=True, check=False)
+    if completed.returncode:
+        raise StartError(f"creation of a key failed:\n{completed.stderr[-2000:]}")
+    return completed.stdout.strip()
 
 
 def start_monitor(stack: ExitStack, metrics: int, folder: Path, cpus: frozenset[int]) -> int:
-    """The port that takes spans; metrics are read at the port `metrics`. Raises DidNotStart."""
+    """Start a monitor that reads metrics at the port `metrics`, and return its port.
+
+    Raises StartError.
+    """
     port = free_port()
     command = [sys.executable, "-m", "bench.monitor", str(port), str(metrics)]
     process = stack.enter_context(Process(f"monitor-{port}", command, folder, cpus))

@@ -1,7 +1,7 @@
-"""The least an MCP server can be: one tool that says what it is told, and when it was asked and had answered.
+"""Minimal MCP server with one tool that returns its argument and records its times.
 
-It speaks the protocol of 2026-07-28 as single JSON answers. What it takes for a call itself is known to the
-microsecond, so that it can be taken off what a step of a tool loop took.
+It uses protocol version 2026-07-28 with plain JSON answers. Its own time per call is recorded exactly, so that it can
+be subtracted from the time of a step.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ import orjson
 import uvloop
 
 from bench import vllm_wire
-from bench.fake_vllm import Connection, Server
-from bench.material import Material
-from bench.tool_model import TIMES, TOOL
+from bench.calling_backend import TIMES_PATH, TOOL_NAME
+from bench.fake_vllm import BackendConnection, BackendState
+from bench.prose import Corpus
 
 VERSION = "2026-07-28"
 COMPLETE = {"resultType": "complete"}
@@ -36,7 +36,7 @@ def _discover(params: Params) -> Params:
 
 def _list(params: Params) -> Params:
     del params
-    tool = {"name": TOOL, "description": "Says what it is told.", "inputSchema": SCHEMA}
+    tool = {"name": TOOL_NAME, "description": "Returns its argument.", "inputSchema": SCHEMA}
     return {"tools": [tool], "ttlMs": 0, "cacheScope": "private"}
 
 
@@ -51,17 +51,19 @@ METHODS: dict[str, Callable[[Params], Params]] = {
 }
 
 
-class Answering(Connection):
-    """A connection to the server; `times` are those of all calls, by what they said: asked and answered, in seconds of
-    `time.monotonic`."""
+class ToolConnection(BackendConnection):
+    """Connection to the tool server.
 
-    def __init__(self, server: Server, times: dict[str, tuple[float, float]]) -> None:
+    `times` has, by the text of a call, when it was received and answered, in seconds of `time.monotonic`.
+    """
+
+    def __init__(self, server: BackendState, times: dict[str, tuple[float, float]]) -> None:
         super().__init__(server)
         self._times = times
 
     def on_message_complete(self) -> None:
-        came = time.monotonic()
-        if self._url == TIMES:
+        received_at = time.monotonic()
+        if self._url == TIMES_PATH:
             self._transport.write(vllm_wire.json_response(200, self._times))
             self._times.clear()
             return
@@ -77,14 +79,14 @@ class Answering(Connection):
             answer["result"] = {**COMPLETE, **method(message["params"])}
         self._transport.write(vllm_wire.json_response(200, answer))
         if method is _call:
-            self._times[message["params"]["arguments"]["text"]] = (came, time.monotonic())
+            self._times[message["params"]["arguments"]["text"]] = (received_at, time.monotonic())
 
 
 async def main(port: int) -> None:
     times: dict[str, tuple[float, float]] = {}
-    server = Server(Material((), (), (0, b""), (0, 0, 0)))
+    server = BackendState(Corpus((), (), (0, b""), (0, 0, 0)))
     loop = asyncio.get_running_loop()
-    listening = await loop.create_server(lambda: Answering(server, times), "127.0.0.1", port, backlog=1024)
+    listening = await loop.create_server(lambda: ToolConnection(server, times), "127.0.0.1", port, backlog=1024)
     await listening.serve_forever()
 
 

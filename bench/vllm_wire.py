@@ -1,7 +1,7 @@
-"""The bytes vLLM's completions endpoint answers with, made once per answer so that sending one costs almost nothing.
+"""Response bytes of vLLM's completions endpoint, rendered once per answer to save CPU.
 
-Field order, explicit nulls and the chunked framing of one event per chunk are the server's own; ids are the only part
-that differs between two requests for the same answer, and they always have the same length.
+Field order, explicit nulls and one event per HTTP chunk are those of the server. Only the request ids differ between
+two requests for the same answer, and they have a fixed length.
 """
 
 from __future__ import annotations
@@ -12,18 +12,18 @@ from dataclasses import dataclass
 
 import orjson
 
-from bench.material import Answer
+from bench.prose import Answer
 from unisono.core.generation import VOCABULARY
 
 MODEL = "gpt-oss-bench"
 CONTEXT = 131_072
 CREATED = 1_763_640_000
+# Placeholder with the length of a request id.
 ID_MARK = "f0" * 16
-"""Stands for a request id, as long as one, until there is one."""
 
-ASKED_WORDS = 12
-ASKED_END = 3
-"""`<|end|><|start|>assistant` stands behind a question."""
+QUESTION_KEY_WORDS = 12
+# `<|end|><|start|>assistant` follows each question.
+ANSWER_START_TOKENS = 3
 
 DONE = b"data: [DONE]\n\n"
 LAST_CHUNK = b"0\r\n\r\n"
@@ -34,7 +34,7 @@ STREAM_HEAD = (
 
 
 def framed(payload: bytes) -> bytes:
-    """`payload` as one chunk of HTTP/1.1 chunked coding."""
+    """Encode `payload` as one chunk of HTTP/1.1 chunked coding."""
     return b"%x\r\n%b\r\n" % (len(payload), payload)
 
 
@@ -62,7 +62,7 @@ def event(body: object) -> bytes:
 
 
 def end(totals: bytes) -> bytes:
-    """What follows the last token: the usage event where there is one, the end mark, the last HTTP chunk."""
+    """Return the bytes after the last token: optional usage event, `[DONE]`, last HTTP chunk."""
     return (framed(totals) if totals else b"") + framed(DONE) + LAST_CHUNK
 
 
@@ -93,7 +93,7 @@ def _choice(text: str, tokens: Sequence[int], finish: str | None, prompt: Sequen
 
 @dataclass(frozen=True, slots=True)
 class Template:
-    """Framed chunks, cut where the request id stands; nothing where a token shows nothing."""
+    """Framed chunks, split at the request id; empty for a token without visible text."""
 
     parts: tuple[bytes, ...]
 
@@ -102,14 +102,17 @@ class Template:
 
 
 def template(*events: bytes) -> Template:
-    """`events` hold `ID_MARK` where the id of a request belongs."""
+    """Frame `events`, in which `ID_MARK` stands for the request id."""
     chunks = b"".join(framed(event) for event in events)
     return Template(tuple(chunks.split(ID_MARK.encode())) if chunks else ())
 
 
 @dataclass(frozen=True, slots=True)
-class Rendered:
-    """An answer as the chunks of its stream. The first one is made per request: it repeats the prompt's ids."""
+class RenderedCompletion:
+    """Chunks of a streamed answer.
+
+    The first chunk is rendered for each request, because it repeats the token ids of the prompt.
+    """
 
     answer: Answer
     first_tokens: int
@@ -125,7 +128,7 @@ class Rendered:
         return end(totals if counted else b"")
 
 
-def render(answer: Answer, tokens_per_chunk: int) -> Rendered:
+def render(answer: Answer, tokens_per_chunk: int) -> RenderedCompletion:
     rest = []
     count = len(answer.tokens)
     for start in range(tokens_per_chunk, count, tokens_per_chunk):
@@ -133,11 +136,11 @@ def render(answer: Answer, tokens_per_chunk: int) -> Rendered:
         text, tokens = "".join(answer.texts[start:stop]), answer.tokens[start:stop]
         finish = answer.finish if stop == count else None
         rest.append(template(_event(ID_MARK, [_choice(text, tokens, finish, None)])))
-    return Rendered(answer, min(tokens_per_chunk, count), tuple(rest))
+    return RenderedCompletion(answer, min(tokens_per_chunk, count), tuple(rest))
 
 
 def whole(answer: Answer, request_id: str, prompt: Sequence[int]) -> bytes:
-    """The answer to a request that does not stream."""
+    """Render the answer to a request without streaming."""
     choice = _choice("".join(answer.texts), answer.tokens, answer.finish, prompt)
     return json_response(
         200,
@@ -155,24 +158,24 @@ def whole(answer: Answer, request_id: str, prompt: Sequence[int]) -> bytes:
 def prompt(body: dict[str, object]) -> Sequence[int]:
     ids = body["prompt"]
     if not isinstance(ids, list):
-        raise TypeError("the request was not checked")
+        raise TypeError("`prompt` is not a list; check the request with `refusal` first")
     return ids
 
 
-def asked(prompt: Sequence[int]) -> str:
-    """What tells one question of a measurement from the others: the last words before the frame of the answer."""
-    return " ".join(map(str, prompt[-ASKED_END - ASKED_WORDS : -ASKED_END]))
+def question_key(prompt: Sequence[int]) -> str:
+    """Return the key of a question: the last words before the start of the answer."""
+    return " ".join(map(str, prompt[-ANSWER_START_TOKENS - QUESTION_KEY_WORDS : -ANSWER_START_TOKENS]))
 
 
 def refusal(body: object) -> bytes | None:
-    """Why a completion request cannot be served, as the server words it; None when it can."""
+    """Return the error response for an invalid request, worded as by the server, or None."""
     if not isinstance(body, dict):
         return failure(400, "BadRequestError", "body is not an object")
     if body.get("model") != MODEL:
         return failure(404, "NotFoundError", f"The model `{body.get('model')}` does not exist.", "model")
     prompt = body.get("prompt")
     try:
-        # An array checks a long prompt in a fraction of the time a loop takes.
+        # An array checks a long prompt much faster than a loop.
         ids = array("I", prompt if isinstance(prompt, list) else [])
     except (TypeError, OverflowError):
         ids = array("I")

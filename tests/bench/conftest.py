@@ -9,8 +9,8 @@ ROOT = Path(__file__).parents[2]
 if str(ROOT) not in sys.path:
     sys.path.insert(0, str(ROOT))
 
-from bench import material  # noqa: E402
-from bench.material import Material  # noqa: E402
+from bench import prose  # noqa: E402
+from bench.prose import Corpus  # noqa: E402
 from unisono.harmony.encoding import Encoding, load_encoding  # noqa: E402
 
 
@@ -20,5 +20,5 @@ def bench_encoding() -> Encoding:
 
 
 @pytest.fixture(scope="session")
-def stuff(bench_encoding: Encoding) -> Material:
-    return material.build(bench_encoding)
+def corpus(bench_encoding: Encoding) -> Corpus:
+    return prose.build(bench_encoding)

@@ -28,7 +28,7 @@ def worker(request: pytest.FixtureRequest) -> Iterator[int]:
     try:
         yield child.pid
     finally:
-        for pid in reversed(meter.family(child.pid)):
+        for pid in reversed(meter.process_tree(child.pid)):
             subprocess.run(["kill", str(pid)], check=False)
         child.wait()
 
@@ -60,7 +60,7 @@ RATIO = Scenario(
         Verdict("cpu_us_per_token", "b", "a", aim=7.0),
         Verdict("cpu_us_per_token", "b", "a", difference=True, aim=50),
         Verdict("cpu_us_per_token", "b", "a", aim=6.5, at_least=True),
-        Verdict("cpu_us_per_token", "b", "a", aim=8.0, less=("none", "none")),
+        Verdict("cpu_us_per_token", "b", "a", aim=8.0, baselines=("none", "none")),
     ),
 )
 
@@ -72,10 +72,10 @@ def test_verdicts_compare_rounds_and_use_the_median() -> None:
         "none": [sample(2), sample(10), sample(40)],
     }
     ratio, difference, least, added = report.judge(RATIO, samples)
-    assert (ratio.value, ratio.met) == (6.0, True)
-    assert (difference.value, difference.met) == (80.0, False)
-    assert (least.value, least.met) == (6.0, False)
-    assert (added.value, added.met) == (9.0, False)
+    assert (ratio.value, ratio.is_met) == (6.0, True)
+    assert (difference.value, difference.is_met) == (80.0, False)
+    assert (least.value, least.is_met) == (6.0, False)
+    assert (added.value, added.is_met) == (9.0, False)
     text = report.table("name", RATIO, samples)
     assert "| a | 20.0 (10.0-90.0) | - |" in text
     assert "b / a = **6** (aim ≤ 7: met)" in text
@@ -86,15 +86,15 @@ def test_verdicts_compare_rounds_and_use_the_median() -> None:
 
 def test_a_verdict_without_a_baseline_is_the_value() -> None:
     alone = Scenario("t", (Arm("a", "relay", Work(1, 1)),), (), (Verdict("cpu_us_per_token", "a", aim=15.0),))
-    [judged] = report.judge(alone, {"a": [sample(10), sample(20), sample(90)]})
-    assert (judged.value, judged.met) == (20.0, False)
-    assert judged.line() == "CPU µs/token: a = **20** (aim ≤ 15: MISSED)"
+    [result] = report.judge(alone, {"a": [sample(10), sample(20), sample(90)]})
+    assert (result.value, result.is_met) == (20.0, False)
+    assert result.line() == "CPU µs/token: a = **20** (aim ≤ 15: MISSED)"
 
 
 def test_the_aims_are_listed_with_their_results() -> None:
-    judged = report.judge(RATIO, {"a": [sample(10)], "b": [sample(60)]})
-    assert "| name | CPU µs/token: b / a | ≤ 7 | 6 | met |" in report.aims({"name": judged})
-    assert "| name | CPU µs/token: b - a | ≤ 50 | +50.00 | met |" in report.aims({"name": judged})
+    result = report.judge(RATIO, {"a": [sample(10)], "b": [sample(60)]})
+    assert "| name | CPU µs/token: b / a | ≤ 7 | 6 | met |" in report.aims({"name": result})
+    assert "| name | CPU µs/token: b - a | ≤ 50 | +50.00 | met |" in report.aims({"name": result})
 
 
 def test_an_arm_without_samples_has_no_verdict_and_faults_are_reported() -> None:

@@ -10,16 +10,16 @@ from bench.fake_vllm import Pace
 from bench.processes import Cpus
 from bench.rig import Rig
 from bench.sample import Sample
-from bench.tasks import Arm, Behind, Past, Task, Work
+from bench.tasks import Arm, BackgroundWork, PriorTurns, Task, Work
 
 SMALL = Work(streams=1, tokens=20, requests=4, wire="responses")
-BEHIND = Behind(streams=6, watched=2, tokens=20, spread_s=0.1, pace=Pace(interval_us=10_000))
+BEHIND = BackgroundWork(streams=6, watched=2, tokens=20, spread_s=0.1, pace=Pace(interval_us=10_000))
 
 TASKS: dict[str, Task] = {
     "no history": SMALL,
-    "not stored": replace(SMALL, wire="responses, not kept"),
-    "chain": replace(SMALL, past=Past("chain", turns=3, count=2)),
-    "conversation": replace(SMALL, past=Past("conversation", turns=3, count=2)),
+    "not stored": replace(SMALL, wire="responses, not stored"),
+    "chain": replace(SMALL, prior=PriorTurns("chain", turns=3, count=2)),
+    "conversation": replace(SMALL, prior=PriorTurns("conversation", turns=3, count=2)),
 }
 
 

@@ -9,8 +9,8 @@ import pytest
 import yaml
 
 from bench.contenders import CONTENDERS, gateway_config
-from bench.processes import Cpus, call
-from bench.rig import Rig, Started
+from bench.processes import Cpus, http_call
+from bench.rig import Rig, RunningContender
 from bench.tasks import Arm, Work
 from bench.team import PRICE, Team, sections
 
@@ -18,8 +18,8 @@ SMALL = Work(streams=2, tokens=20, requests=2)
 
 ON = {
     "nothing": (Team(), False, "off", None),
-    "keys and metrics": (Team(keyed=True), True, "off", None),
-    "all": (Team(keyed=True, traced=True), True, "all", "http://127.0.0.1:7002/v1/traces"),
+    "keys and metrics": (Team(has_key=True), True, "off", None),
+    "all": (Team(has_key=True, has_traces=True), True, "all", "http://127.0.0.1:7002/v1/traces"),
 }
 
 
@@ -43,8 +43,8 @@ def rig(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Rig]:
         yield rig
 
 
-def counts_of(started: Started) -> dict[str, int]:
-    counts: dict[str, int] = orjson.loads(call(started.monitor, "GET", "/seen")[1])
+def counts_of(started: RunningContender) -> dict[str, int]:
+    counts: dict[str, int] = orjson.loads(http_call(started.monitor, "GET", "/seen")[1])
     return counts
 
 
@@ -62,11 +62,11 @@ def test_enabled_features_are_used(rig: Rig) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "name", [name for name, contender in CONTENDERS.items() if contender.team and not contender.team.keyed]
+    "name", [name for name, contender in CONTENDERS.items() if contender.team and not contender.team.has_key]
 )
 def test_disabled_features_are_not_used(rig: Rig, name: str) -> None:
     assert rig.sample(Arm("an arm", name, SMALL)).examples == ()
     started = rig.start(name)
     assert started.monitor == 0
     assert not started.key.startswith("sk-uni-")
-    assert call(started.port, "GET", "/metrics")[0] in (401, 404)
+    assert http_call(started.port, "GET", "/metrics")[0] in (401, 404)

@@ -8,8 +8,8 @@ import pytest
 
 from bench import readers, vllm_wire, wires
 from bench.load import Load, parse, quantile
-from bench.material import Answer, Material
-from bench.pasts import Lived
+from bench.prior_turns import PriorTurnsJob
+from bench.prose import Answer, Corpus
 
 
 def unframed(chunks: bytes) -> bytes:
@@ -108,8 +108,8 @@ STREAMS: dict[str, Callable[[Answer], bytes]] = {
 
 
 @pytest.mark.parametrize("tokens_per_chunk", [1, 3, 40, 100])
-def test_chunks_have_the_fields_of_vllm_and_each_token_once(stuff: Material, tokens_per_chunk: int) -> None:
-    answer = stuff.answer(40)
+def test_chunks_have_the_fields_of_vllm_and_each_token_once(corpus: Corpus, tokens_per_chunk: int) -> None:
+    answer = corpus.answer(40)
     *events, done, nothing = vllm_stream(answer, tokens_per_chunk).split(b"\n\n")
     chunks = [orjson.loads(event.removeprefix(b"data: ")) for event in events]
     assert (done, nothing) == (b"data: [DONE]", b"")
@@ -125,8 +125,8 @@ def test_chunks_have_the_fields_of_vllm_and_each_token_once(stuff: Material, tok
 
 @pytest.mark.parametrize("wire", STREAMS)
 @pytest.mark.parametrize("step", [1, 7, 100, 100_000])
-def test_a_reader_accepts_an_answer_split_anywhere(stuff: Material, wire: str, step: int) -> None:
-    answer = stuff.answer(60)
+def test_a_reader_accepts_an_answer_split_anywhere(corpus: Corpus, wire: str, step: int) -> None:
+    answer = corpus.answer(60)
     stream = STREAMS[wire](answer)
     reader = wires.reader(wire, stream=True)
     for start in range(0, len(stream), step):
@@ -196,9 +196,9 @@ def _other_answer(length: int) -> Answer:
 
 @pytest.mark.parametrize(("wire", "make", "expected"), FAULTS.values(), ids=FAULTS)
 def test_a_reader_reports_the_fault_of_a_stream(
-    stuff: Material, wire: str, make: Callable[[Answer], bytes], expected: str
+    corpus: Corpus, wire: str, make: Callable[[Answer], bytes], expected: str
 ) -> None:
-    answer = stuff.answer(60)
+    answer = corpus.answer(60)
     reader = wires.reader(wire, stream=True)
     reader.feed(make(answer))
     assert expected in str(reader.fault(200, answer))
@@ -213,26 +213,26 @@ RESPONSE_FAULTS: dict[str, tuple[dict[str, object], str]] = {
 
 
 @pytest.mark.parametrize(("changed", "expected"), RESPONSE_FAULTS.values(), ids=RESPONSE_FAULTS)
-def test_the_fault_of_a_whole_response_is_reported(stuff: Material, changed: dict[str, object], expected: str) -> None:
-    answer = stuff.answer(60)
+def test_the_fault_of_a_whole_response_is_reported(corpus: Corpus, changed: dict[str, object], expected: str) -> None:
+    answer = corpus.answer(60)
     whole = wires.reader("responses", stream=False)
     whole.feed(orjson.dumps(response(answer)))
     assert whole.fault(200, answer) is None
     assert readers.response_fault(response(answer) | changed if changed else {}, answer) == expected
 
 
-def test_a_request_continues_a_previous_response(stuff: Material) -> None:
-    question = wires.Question(1, more={"previous_response_id": "resp_1"})
-    sent = wires.request("responses, not kept", stuff, question, tokens=12, stream=True)
+def test_a_request_continues_a_previous_response(corpus: Corpus) -> None:
+    question = wires.Question(1, extra_fields={"previous_response_id": "resp_1"})
+    sent = wires.request("responses, not stored", corpus, question, tokens=12, stream=True)
     body = orjson.loads(sent.partition(b"\r\n\r\n")[2])
     assert (body["previous_response_id"], body["store"], body["max_output_tokens"]) == ("resp_1", False, 12)
     assert "stream_options" not in body
 
 
-def test_the_history_seed_selects_the_conversation(stuff: Material) -> None:
+def test_the_history_seed_selects_the_conversation(corpus: Corpus) -> None:
     def messages(seed: int, history_seed: int) -> list[str]:
         question = wires.Question(seed, history=1000, history_seed=history_seed)
-        body = wires.request("chat", stuff, question, tokens=12, stream=True).partition(b"\r\n\r\n")[2]
+        body = wires.request("chat", corpus, question, tokens=12, stream=True).partition(b"\r\n\r\n")[2]
         return [message["content"] for message in orjson.loads(body)["messages"]]
 
     first, further, other = messages(1, 0), messages(2, 0), messages(1, 9)
@@ -253,8 +253,8 @@ def test_a_load_is_parsed_from_its_json_line() -> None:
     load = Load(wire="chat", port=1, streams=2, tokens=3)
     fields = {"wire": "chat", "port": 1, "streams": 2, "tokens": 3}
     assert parse(orjson.dumps(fields | {"cold": None})) == load
-    lived = Lived("chain", port=1, count=2, turns=3, tokens=12, seed=4, key="k")
-    assert parse(orjson.dumps(asdict(lived))) == lived
+    job = PriorTurnsJob("chain", port=1, count=2, turns=3, tokens=12, seed=4, key="k")
+    assert parse(orjson.dumps(asdict(job))) == job
     late = parse(orjson.dumps(fields | {"cold": {"words": 9, "every_s": 1, "count": 2}}))
     assert isinstance(late, Load)
     assert late.cold is not None

@@ -1,7 +1,7 @@
-"""What is said during a measurement: Harmony answers of any length, and prompts, both from real token ids.
+"""Content of a measurement: Harmony answers of any length, and prompts, as real token ids.
 
-The fake backend sends an answer and the load generator knows the same answer, so that every byte that arrives can be
-checked. Everything here is a function of the material file and a length or a seed.
+The fake backend and the load generator create the same answer, so that every received byte can be checked. All content
+is a function of the corpus file and a length or a seed.
 """
 
 from __future__ import annotations
@@ -58,15 +58,18 @@ that patience is a material like hemp: it can be spun thin, but it has to be dry
 misspelled it, and kept the page for thirty years in a tin that had once held liquorice.
 """
 
-FRAME = 10
-"""Tokens of an answer that carry no text: the two headers and the two terminators."""
-SHORTEST = FRAME + 2
+# Tokens of an answer without text: two headers and two terminators.
+FRAME_TOKENS = 10
+MIN_ANSWER_TOKENS = FRAME_TOKENS + 2
 
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """One answer. `tokens[i]` comes with `texts[i]`: what a server that detokenises as it goes would show for it, held
-    back while a character is incomplete, empty for the stop token. `finish` is the backend's finish reason."""
+    """One answer, with the text that vLLM's incremental detokenizer returns for each token.
+
+    `texts[i]` belongs to `tokens[i]`. It is empty for the stop token, and for a token that leaves a character
+    incomplete. `finish` is the backend's finish reason.
+    """
 
     tokens: tuple[int, ...]
     texts: tuple[str, ...]
@@ -76,10 +79,12 @@ class Answer:
 
 
 @dataclass(frozen=True)
-class Material:
-    """`pieces` are ordinary tokens as (id, bytes), to be repeated for as long as an answer lasts; `words` are those
-    that spell one word with its space, so that a prompt of N of them is N tokens; `names` are the ids of header
-    names."""
+class Corpus:
+    """Tokens of which answers and prompts are made.
+
+    `pieces` are ordinary tokens as (id, bytes), repeated up to the length of an answer. `words` are tokens that spell a
+    word with its leading space, so that N words are N tokens. `names` are the ids of header names.
+    """
 
     pieces: tuple[tuple[int, bytes], ...]
     words: tuple[tuple[int, str], ...]
@@ -88,34 +93,36 @@ class Material:
 
     @lru_cache(maxsize=64)  # noqa: B019 - one Material lives as long as its process
     def answer(self, length: int) -> Answer:
-        """An answer of exactly `length` tokens, stop token included; a third is reasoning. Shorter than the frame
-        allows, it is the beginning of one, ended by the limit."""
+        """Return an answer of exactly `length` tokens, including the stop token.
+
+        A third of it is reasoning. An answer shorter than its frame is cut and ends with the finish reason `length`.
+        """
         assistant, analysis, final = self.names
-        bodies = max(length - FRAME, SHORTEST - FRAME)
-        thought = self._body(0, max(1, bodies // 3))
-        said = self._body(len(self.pieces) // 2, bodies - len(thought))
-        marked: list[tuple[int, bytes]] = [
+        bodies = max(length - FRAME_TOKENS, MIN_ANSWER_TOKENS - FRAME_TOKENS)
+        reasoning = self._body(0, max(1, bodies // 3))
+        content = self._body(len(self.pieces) // 2, bodies - len(reasoning))
+        sequence: list[tuple[int, bytes]] = [
             (CHANNEL, b"<|channel|>"),
             (analysis, b"analysis"),
             (MESSAGE, b"<|message|>"),
-            *thought,
+            *reasoning,
             (END, b"<|end|>"),
             (START, b"<|start|>"),
             (assistant, b"assistant"),
             (CHANNEL, b"<|channel|>"),
             (final, b"final"),
             (MESSAGE, b"<|message|>"),
-            *said,
+            *content,
             (RETURN, b""),
         ]
-        marked = marked[:length]
+        sequence = sequence[:length]
         decoder = codecs.getincrementaldecoder("utf-8")()
         return Answer(
-            tokens=tuple(token for token, _ in marked),
-            texts=tuple(decoder.decode(data) for _, data in marked),
-            reasoning=b"".join(data for _, data in thought).decode(),
-            content=b"".join(data for _, data in said).decode(),
-            finish="stop" if length >= SHORTEST else "length",
+            tokens=tuple(token for token, _ in sequence),
+            texts=tuple(decoder.decode(data) for _, data in sequence),
+            reasoning=b"".join(data for _, data in reasoning).decode(),
+            content=b"".join(data for _, data in content).decode(),
+            finish="stop" if length >= MIN_ANSWER_TOKENS else "length",
         )
 
     def _body(self, first: int, length: int) -> list[tuple[int, bytes]]:
@@ -129,38 +136,38 @@ class Material:
         return body[:whole] + [self.filler] * (length - whole)
 
     def prompt(self, length: int, seed: int) -> tuple[list[int], str]:
-        """`length` words drawn by `seed`, as ids and as text: as many tokens as words."""
-        drawn = random.Random(seed).choices(self.words, k=length)
-        return [token for token, _ in drawn], "".join(word for _, word in drawn)
+        """Return `length` words, selected by `seed`, as token ids and as text; a word is one token."""
+        words = random.Random(seed).choices(self.words, k=length)
+        return [token for token, _ in words], "".join(word for _, word in words)
 
 
-def build(encoding: Encoding) -> Material:
-    """Material from the real vocabulary."""
+def build(encoding: Encoding) -> Corpus:
+    """Build the corpus from the real vocabulary."""
     pieces = tuple((token, encoding.decode_bytes([token])) for token in encoding.encode_text(PROSE))
     words = {token: data.decode() for token, data in pieces if re.fullmatch(rb" [a-z]{2,}", data)}
     (filler,) = encoding.encode_text(" ok")
     (assistant,), (analysis,), (final,) = (encoding.encode_text(name) for name in ("assistant", "analysis", "final"))
-    return Material(pieces, tuple(words.items()), (filler, b" ok"), (assistant, analysis, final))
+    return Corpus(pieces, tuple(words.items()), (filler, b" ok"), (assistant, analysis, final))
 
 
-def save(material: Material, path: Path) -> None:
+def save(corpus: Corpus, path: Path) -> None:
     path.write_bytes(
         orjson.dumps(
             {
-                "pieces": [(token, data.hex()) for token, data in material.pieces],
-                "words": material.words,
-                "filler": (material.filler[0], material.filler[1].hex()),
-                "names": material.names,
+                "pieces": [(token, data.hex()) for token, data in corpus.pieces],
+                "words": corpus.words,
+                "filler": (corpus.filler[0], corpus.filler[1].hex()),
+                "names": corpus.names,
             }
         )
     )
 
 
-def load(path: Path) -> Material:
-    """What `save` wrote, so that only one process of a run has to build the encoding."""
+def load(path: Path) -> Corpus:
+    """Load a saved corpus, so that only one process of a run builds the encoding."""
     saved = orjson.loads(path.read_bytes())
     assistant, analysis, final = saved["names"]
-    return Material(
+    return Corpus(
         pieces=tuple((token, bytes.fromhex(data)) for token, data in saved["pieces"]),
         words=tuple((token, word) for token, word in saved["words"]),
         filler=(saved["filler"][0], bytes.fromhex(saved["filler"][1])),

@@ -1,4 +1,4 @@
-"""The Redis of a run, with its log on disk."""
+"""Redis server of a run, with its log on disk."""
 
 from __future__ import annotations
 
@@ -6,14 +6,14 @@ import shutil
 from contextlib import ExitStack
 from pathlib import Path
 
-from bench.processes import DidNotStart, Process, free_port
+from bench.processes import Process, StartError, free_port
 
 
 def start_redis(stack: ExitStack, folder: Path, cpus: frozenset[int]) -> tuple[int, Process]:
-    """Its port and its process, which ends with `stack`. Raises DidNotStart."""
+    """Return the port and the process of a Redis that ends with `stack`. Raises StartError."""
     program = shutil.which("redis-server") or shutil.which("valkey-server")
     if program is None:
-        raise DidNotStart("no redis-server or valkey-server on PATH (Debian: redis-server)")
+        raise StartError("no redis-server or valkey-server on PATH (Debian: redis-server)")
     port = free_port()
     settings = {"bind": "127.0.0.1", "port": str(port), "dir": str(folder), "save": ""}
     settings |= {"appendonly": "yes", "appendfsync": "everysec"}
