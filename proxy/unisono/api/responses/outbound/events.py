@@ -19,7 +19,6 @@ from unisono.api.responses.outbound import mcp_items
 from unisono.api.responses.outbound.citations import Citations
 from unisono.api.responses.outbound.item_lifecycle import (
     ARGUMENTS,
-    CALLS,
     HOSTED,
     REASONING,
     REFUSAL,
@@ -199,7 +198,7 @@ class ResponseEvents:
             case Text():
                 self._show(item)
             case ToolCall():
-                if not self._frame.hold_calls and self._lifecycle(item) is ARGUMENTS:
+                if not self._frame.hold_calls and self._frame.lifecycle(item) is ARGUMENTS:
                     self._show(item)
             case HostedCall() if item.needs_approval or mcp_items.kind_of(item).settled:
                 pass
@@ -279,22 +278,9 @@ class ResponseEvents:
 
     # -- item life cycles
 
-    def _lifecycle(self, item: Made) -> ItemLifecycle:
-        match item:
-            case Reasoning():
-                return REASONING
-            case Text():
-                return REFUSAL if item.unfit else TEXT
-            case ToolCall():
-                return CALLS[self._frame.toolbox.form_of(item.name)]
-            case HostedCall() | Listing():
-                return mcp_items.kind_of(item).lifecycle
-            case _:
-                assert_never(item)
-
     def _show(self, item: Made) -> OpenItem:
         self._settle(COMPLETED)
-        return self._start_item(item, self._frame.item_id(item, self._new_id), self._lifecycle(item))
+        return self._start_item(item, self._frame.item_id(item, self._new_id), self._frame.lifecycle(item))
 
     def _start_item(self, item: Made, item_id: str, lifecycle: ItemLifecycle) -> OpenItem:
         hidden = lifecycle is WORDLESS or (lifecycle is REASONING and not self._frame.show_reasoning)

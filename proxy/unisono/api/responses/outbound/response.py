@@ -24,7 +24,15 @@ from unisono.api.responses.items import (
 from unisono.api.responses.outbound.builtin_calls import BuiltinCalls
 from unisono.api.responses.outbound.citations import CitedPages
 from unisono.api.responses.outbound.dialects import OPENAI, Dialect
-from unisono.api.responses.outbound.item_lifecycle import INPUT, ItemLifecycle, OpenItem
+from unisono.api.responses.outbound.item_lifecycle import (
+    CALLS,
+    INPUT,
+    REASONING,
+    REFUSAL,
+    TEXT,
+    ItemLifecycle,
+    OpenItem,
+)
 from unisono.api.responses.outbound.mcp_items import complete_text as complete_server_text
 from unisono.api.responses.outbound.mcp_items import kind_of, to_stored_call, to_stored_listing
 from unisono.api.responses.schema import OUTPUTS, SOURCES, ResponsesRequest
@@ -142,6 +150,20 @@ class ResponseFrame:
             case _:
                 assert_never(item)
         return StoredItem(item_id, all_said, wire)
+
+    def lifecycle(self, item: Made) -> ItemLifecycle:
+        """Return the events of an item."""
+        match item:
+            case Reasoning():
+                return REASONING
+            case Text():
+                return REFUSAL if item.unfit else TEXT
+            case ToolCall():
+                return CALLS[self.toolbox.form_of(item.name)]
+            case HostedCall() | Listing():
+                return kind_of(item).lifecycle
+            case _:
+                assert_never(item)
 
     def item_id(self, item: Made, new_id: NewId) -> str:
         match item:
