@@ -26,11 +26,17 @@ def arguments_for(param: click.Parameter, value: str) -> list[str]:
     return [param.opts[-1], value] if isinstance(param, click.Option) else [value]
 
 
+def valid_value(param: click.Parameter) -> str:
+    return param.type.choices[0] if isinstance(param.type, click.Choice) else "x"
+
+
 def arguments_with_invalid(command: click.Command, invalid: click.Parameter) -> list[str]:
     """Return all required arguments and the given parameter with invalid UTF-8."""
     params = [param for param in command.params if param.required or param is invalid]
     return [
-        argument for param in params for argument in arguments_for(param, INVALID_UTF8 if param is invalid else "x")
+        argument
+        for param in params
+        for argument in arguments_for(param, INVALID_UTF8 if param is invalid else valid_value(param))
     ]
 
 

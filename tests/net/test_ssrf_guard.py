@@ -125,9 +125,10 @@ CONFIGURED = {
 }
 
 # Modules that open connections. "guard": to addresses of requests or pages, checked by the guard. "configured": only
-# to addresses of the configuration.
+# to addresses of the configuration or the command line.
 CONNECTING = {
     "adapters/unisono_adapters/_http.py": "configured",
+    "proxy/unisono/cli/agents.py": "configured",
     "proxy/unisono/cli/discover.py": "configured",
     "proxy/unisono/mcp/http_transport.py": "guard",
     "proxy/unisono/toolservers/browser/searxng.py": "configured",
