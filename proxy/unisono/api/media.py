@@ -31,10 +31,12 @@ LINE: Final = "[{kind} removed here: this model reads text only.]"
 class MediaHistory(OpenModel):
     """Request whose history may contain media.
 
-    `HISTORY` is the field with the history. Validation removes media from it, except from the newest user message.
+    `HISTORY` is the field with the history. Validation removes media from it, except from the newest user message if
+    it `KEEPS_NEWEST`.
     """
 
     HISTORY: ClassVar[str] = "messages"
+    KEEPS_NEWEST: ClassVar[bool] = True
 
     _removed: tuple[str, ...] = PrivateAttr(())
 
@@ -44,7 +46,7 @@ class MediaHistory(OpenModel):
         items = value.get(cls.HISTORY) if isinstance(value, dict) else None
         if not isinstance(items, list):
             return handler(value)
-        removal = MediaRemoval(cls.HISTORY, (info.context or {}).get("strips_newest", _never))
+        removal = MediaRemoval(cls.HISTORY, (info.context or {}).get("strips_newest", lambda: not cls.KEEPS_NEWEST))
         remaining = removal.without_media(items)
         request = handler({**value, cls.HISTORY: remaining} if removal.notes else value)
         request._removed = tuple(removal.notes)
@@ -59,10 +61,6 @@ class MediaHistory(OpenModel):
     def recoveries(self) -> tuple[str, ...]:
         """Recovery rules that were applied to the request itself."""
         return (MEDIA_LEFT_OUT,) if self._removed else ()
-
-
-def _never() -> bool:
-    return False
 
 
 class ModelWithRules(Protocol):
