@@ -48,6 +48,7 @@ async def harness() -> AsyncIterator[Line]:
 def assert_settings(harness: Line, effort: str, has_format: bool) -> None:
     assert f"Reasoning: {effort}" in harness.prompts[-1]
     assert ("# Response Formats" in harness.prompts[-1]) == has_format
+    assert ('"properties"' in harness.prompts[-1]) == has_format
 
 
 @pytest.mark.parametrize(("given", "effort", "has_format"), UPDATES.values(), ids=UPDATES)
@@ -73,9 +74,10 @@ async def test_an_update_stays_in_a_conversation(harness: Line) -> None:
     conversation = await harness.conversation({"type": "message", **ASKED}, LOW)
     await harness.whole(input="Now?", conversation=conversation)
     assert_settings(harness, "low", has_format=False)
-    await harness.whole(input=[HIGH, ASKED], conversation=conversation)
+    harness.say(STAR)
+    await harness.whole(input=[HIGH, update(text=FORM), ASKED], conversation=conversation)
     await harness.whole(input="And now?", conversation=conversation)
-    assert_settings(harness, "high", has_format=False)
+    assert_settings(harness, "high", has_format=True)
 
 
 @pytest.mark.parametrize(

@@ -169,6 +169,24 @@ async def test_a_stored_response_continues_after_an_image(harness: Line) -> None
     assert unisono_object(second)["recoveries"] == []
 
 
+@pytest.mark.asyncio(loop_scope="module")
+async def test_a_conversation_keeps_a_line_of_text_for_an_image(harness: Line) -> None:
+    items = [
+        {"role": "user", "content": [INPUT_IMAGE]},
+        CALL,
+        {"type": "function_call_output", "call_id": "c1", "output": [INPUT_IMAGE]},
+    ]
+    created = await harness.made("/conversations", items=items)
+    added = await harness.made(f"/conversations/{created.body['id']}/items", items=items[:1])
+    for answer, places in ((created, ("items.0.content.0", "items.2.output.0")), (added, ("items.0.content.0",))):
+        assert answer.body["unisono"]["recoveries"] == [RULE]
+        notes = answer.body["unisono"]["notes"]
+        assert [note.partition(": replaced")[0] for note in notes] == list(places)
+    harness.say(ANSWER)
+    assert (await harness.whole(input="Go on.", conversation=created.body["id"]))["unisono"]["recoveries"] == []
+    assert harness.prompts[-1].count(LINE) == 3
+
+
 async def test_a_model_may_strip_media_from_the_newest_message_too() -> None:
     async with WIRES["vllm"].fake() as fake:
         entry = {

@@ -50,15 +50,18 @@ class MediaRules:
 
 
 NO_MEDIA_RULES: Final = MediaRules()
+ALL_REPLACED: Final = MediaRules(lambda: True)
 
 
 class MediaHistory(OpenModel):
     """Request whose history may contain media.
 
-    `HISTORY` is the field with the history. Validation removes media from it, except from the newest user message.
+    `HISTORY` is the field with the history. Validation removes media from it, except from the newest user message if
+    it `KEEPS_NEWEST`.
     """
 
     HISTORY: ClassVar[str] = "messages"
+    KEEPS_NEWEST: ClassVar[bool] = True
 
     _replaced: tuple[str, ...] = PrivateAttr(())
     _has_lost_media: bool = PrivateAttr(False)
@@ -69,7 +72,8 @@ class MediaHistory(OpenModel):
         items = value.get(cls.HISTORY) if isinstance(value, dict) else None
         if not isinstance(items, list):
             return handler(value)
-        removal = MediaRemoval(cls.HISTORY, (info.context or {}).get("media", NO_MEDIA_RULES))
+        default = NO_MEDIA_RULES if cls.KEEPS_NEWEST else ALL_REPLACED
+        removal = MediaRemoval(cls.HISTORY, (info.context or {}).get("media", default))
         remaining = removal.without_media(items)
         request = handler({**value, cls.HISTORY: remaining} if removal.notes else value)
         request._replaced = tuple(removal.notes)
@@ -140,7 +144,7 @@ async def media_context(
 def _images_in(source: MediaSource) -> dict[str, Mapping[str, Any]]:
     """Return the image parts of a body by position, oldest first."""
     items = source.body.get(source.history)
-    removal = MediaRemoval(source.history, MediaRules(lambda: True))
+    removal = MediaRemoval(source.history, ALL_REPLACED)
     if isinstance(items, list):
         removal.without_media(items)
     return removal.images

@@ -111,6 +111,9 @@ async def test_an_item_is_returned_as_sent_with_a_new_id(
 ) -> None:
     conversation = await api.create()
     answer = (await add(api, conversation, sent)).json()
+    # A report on an item without content for the model.
+    assert ("unisono" in answer) == (sent.get("type") == "web_search_call")
+    answer.pop("unisono", None)
     assert set(answer) == LISTING
     [item] = answer["data"]
     assert item["id"] != sent.get("id")
@@ -152,6 +155,47 @@ async def test_every_kind_of_item_can_be_added(api: ConversationsApi, kind: str)
     [item] = answer.json()["data"]
     assert item["type"] == kind
     assert (await api.items(conversation))[2:] == [item]
+
+
+# A call, and its result in a later request.
+LATER_RESULTS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+    "function_call_output": (CALL, OUTPUT),
+    "shell_call_output": (
+        {"type": "shell_call", "call_id": "c", "action": {"commands": ["ls"]}},
+        {"type": "shell_call_output", "call_id": "c", "output": [{"stdout": "42"}]},
+    ),
+    "apply_patch_call_output": (
+        {"type": "apply_patch_call", "call_id": "c", "operation": {"type": "delete_file", "path": "a"}},
+        {"type": "apply_patch_call_output", "call_id": "c", "status": "completed", "output": "42"},
+    ),
+    "tool_search_output": (
+        {"type": "tool_search_call", "call_id": "c", "arguments": {"query": "q"}},
+        {"type": "tool_search_output", "call_id": "c", "tools": []},
+    ),
+    "mcp_call": (APPROVAL_REQUEST, {"type": "mcp_call", "approval_request_id": "asked", "output": "42"}),
+}
+
+
+@pytest.mark.parametrize(("call", "output"), LATER_RESULTS.values(), ids=LATER_RESULTS)
+async def test_a_result_finds_its_call_in_the_conversation(
+    api: ConversationsApi, call: dict[str, Any], output: dict[str, Any]
+) -> None:
+    conversation = await api.create(call)
+    answer = await add(api, conversation, output)
+    assert "unisono" not in answer.json()
+    first, second = await stored_items(api, conversation)
+    [called], [result] = first.meaning, second.meaning
+    assert isinstance(called, AssistantCall)
+    assert isinstance(result, ToolResult)
+    assert result.call_id == called.call_id
+
+
+async def test_an_added_mcp_server_is_kept_without_its_secrets(api: ConversationsApi) -> None:
+    server = {"type": "mcp", "server_label": "a b", "connector_id": "c", "authorization": "sk-secret"}
+    tool = {"type": "function", "name": "look", "description": None, "parameters": {"type": "object"}, "strict": False}
+    conversation = await api.create({"type": "additional_tools", "role": "developer", "tools": [server, tool]})
+    [item] = await api.items(conversation)
+    assert item["tools"] == [{"type": "mcp", "server_label": "a b"}, tool]
 
 
 async def test_new_items_are_appended_in_order(api: ConversationsApi) -> None:

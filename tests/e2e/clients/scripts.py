@@ -3,7 +3,8 @@
 With several names, `script: two calls, then: an answer`, the model plays the next script after every tool result. The
 last one is repeated.
 
-Names that are not in `SCRIPTS` are malformed outputs of `tests.harmony.recoveries`.
+`script: the prompt` answers with the prompt itself, with markers as plain text. Names that are not in `SCRIPTS` are
+malformed outputs of `tests.harmony.recoveries`.
 """
 
 from __future__ import annotations
@@ -44,6 +45,7 @@ RESULT = (
 ECHO = THOUGHT + "<|channel|>commentary to=functions.echo<|message|>" + '{"input":"said \\"so\\""}<|call|>'
 TRAINED = THOUGHT + "<|channel|>analysis to={} code<|message|>{}<|call|>"
 CITING = THOUGHT + "<|channel|>final<|message|>It is Paris【1†L4】.<|return|>"
+PROMPT = "the prompt"
 RESULT_OF_A_TOOL = re.compile(r"<\|start\|>(?:functions\.|browser\.|python )")
 # Index of the faulty event: after the reasoning and a few words of the answer.
 BROKEN_AT = 24
@@ -135,6 +137,8 @@ def script_of() -> Callable[[dict[str, Any]], VllmScript | Refusal]:
         names = rest.partition("<|")[0].split(", then: ")
         name = names[min(len(RESULT_OF_A_TOOL.findall(rest)), len(names) - 1)]
         request_counts[name] += 1
+        if name == PROMPT:
+            return playing(THOUGHT + f"<|channel|>final<|message|>{prompt.replace('<|', '<')}<|return|>")
         if name.startswith("fails once"):
             return SCRIPTS["an answer"] if request_counts[name] > 1 else refusing(503, "starting")
         if name == "n in reverse":

@@ -233,6 +233,8 @@ class _History:
     def add(self, position: int, message: ChatMessage) -> None:
         if message.name is not None and message.role not in {"function", "tool"}:
             self.notes.append(f"messages.{position}.name: no effect")
+        if (message.model_extra or {}).get("audio") is not None:
+            self.notes.append(f"messages.{position}.audio: no effect, because the model does not support audio input")
         match message.role:
             case "system" | "developer":
                 self.history.add(DeveloperMessage(_text(message.content)))

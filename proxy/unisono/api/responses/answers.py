@@ -13,12 +13,23 @@ class Item(AnswerModel):
     type: str
 
 
+class StoredReport(AnswerModel):
+    """Report on items that were stored: what was left out of them, and what has no effect."""
+
+    recoveries: list[str]
+    notes: list[str]
+
+
 class ItemPage(AnswerModel):
     object: Literal["list"]
     data: list[Item]
     first_id: str | None
     last_id: str | None
     has_more: bool
+
+
+class AddedItemPage(ItemPage):
+    unisono: StoredReport = ABSENT
 
 
 class Typed(AnswerModel):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Annotated, Any, TypeAlias
+from typing import Annotated, Any, TypeAlias, assert_never
 
 from pydantic import Field, GetJsonSchemaHandler, model_validator
 from pydantic.json_schema import JsonSchemaValue, SkipJsonSchema
@@ -12,6 +12,7 @@ from pydantic_core import CoreSchema
 from unisono.api.builtin_tools import builtin_for, missing_setting
 from unisono.api.field_types import OpenModel, Text
 from unisono.api.responses.server_tools.mcp_spec import MCP, McpSpec
+from unisono.api.responses.server_tools.mcp_spec import to_echo as to_mcp_echo
 from unisono.api.tools import TOOL_SEARCH, CallForm, CustomSpec, DeclaredTool, FunctionSpec, SearchSpec, described
 
 ToolSpec: TypeAlias = FunctionSpec | CustomSpec | McpSpec | SearchSpec
@@ -45,6 +46,8 @@ class ResponsesTool(OpenModel):
     @classmethod
     def _with_spec(cls, value: Any, handler: Any) -> Any:
         """Parse the tool's own fields, so that an error names the field in its place."""
+        if isinstance(value, ResponsesTool):
+            return value
         if isinstance(value, dict):
             value = {key: inner for key, inner in value.items() if key != "spec"}
         tool = handler(value)
@@ -68,6 +71,61 @@ SPECS: dict[str, type[ToolSpec]] = {
 def is_client_search(tool: ResponsesTool) -> bool:
     """Return whether a tool is a search for tools that the client runs."""
     return isinstance(tool.spec, SearchSpec) and tool.spec.execution == "client"
+
+
+def without_servers(tools: Any) -> Any:
+    """Reduce the MCP servers in a list of tools to their labels."""
+    # In an item, an MCP server has no effect. Its other fields are not validated, so that no history is refused, and
+    # not stored, because they may be secrets.
+    if not isinstance(tools, list):
+        return tools
+    return [
+        ResponsesTool.model_construct(type=MCP, server_label=str(tool.get("server_label") or ""))
+        if isinstance(tool, dict) and tool.get("type") == MCP
+        else tool
+        for tool in tools
+    ]
+
+
+def notes_on_searches(tools: Sequence[ResponsesTool], path: str) -> Iterator[str]:
+    """Yield notes on searches for tools that the client does not run."""
+    for index, tool in enumerate(tools):
+        if isinstance(tool.spec, SearchSpec) and not is_client_search(tool):
+            yield f"{path}.{index}: no effect, because the model sees all tools from the start"
+
+
+def tool_echo(tool: ResponsesTool) -> dict[str, Any]:
+    """Return a tool as clients declare it, without secrets."""
+    more = tool.model_extra or {}
+    match tool.spec:
+        case FunctionSpec() as spec:
+            return more | {
+                "type": "function",
+                "name": spec.name,
+                "description": spec.description,
+                "parameters": spec.parameters,
+                "strict": bool(spec.strict),
+            }
+        case CustomSpec() as spec:
+            return (
+                {"format": {"type": "text"}}
+                | more
+                | {
+                    "type": "custom",
+                    "name": spec.name,
+                    "description": spec.description or "",
+                }
+            )
+        case McpSpec() as spec:
+            return to_mcp_echo(spec, more)
+        case SearchSpec() as spec:
+            return more | {"type": tool.type} | spec.model_dump(exclude_none=True)
+        case None:
+            named = {} if tool.name is None else {"name": tool.name}
+            inner = {} if tool.tools is None else {"tools": [tool_echo(each) for each in tool.tools]}
+            return more | {"type": tool.type} | named | inner
+        case _:
+            assert_never(tool.spec)
 
 
 def declared(

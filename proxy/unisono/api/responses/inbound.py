@@ -17,9 +17,17 @@ from unisono.api.field_types import MAX_MESSAGES, OpenModel, smallest
 from unisono.api.model_rules import NO_RULES, ModelRules
 from unisono.api.notes import MAX_NOTES, without_effect
 from unisono.api.request_fields import request_fields
-from unisono.api.responses.declared_tools import declared, is_client_search
+from unisono.api.responses.declared_tools import declared, is_client_search, notes_on_searches, tool_echo
 from unisono.api.responses.input_conversion import InputConversion
-from unisono.api.responses.input_items import InputApprovalRequest, InputItem, InputReasoning, InputReference
+from unisono.api.responses.input_items import (
+    InputAddedTools,
+    InputApprovalRequest,
+    InputItem,
+    InputReasoning,
+    InputReference,
+    InputSearchCall,
+    InputSearchOutput,
+)
 from unisono.api.responses.items import COMPLETED, NewId, Wire, prefix_of
 from unisono.api.responses.known_state import Configuration, KnownState
 from unisono.api.responses.schema import INCLUDABLE, ResponsesRequest
@@ -29,7 +37,7 @@ from unisono.api.responses.server_tools.server_tool_choice import on_offer
 from unisono.api.responses.server_tools.servers import notes_on
 from unisono.api.sampling import to_sampling
 from unisono.api.tool_choice import to_choice
-from unisono.api.tools import SearchSpec, Toolbox, to_toolbox
+from unisono.api.tools import Toolbox, to_toolbox
 from unisono.core.access import Caller
 from unisono.core.conversation import AddedTools, Conversation, DeveloperMessage, Effort, Item, Preamble
 from unisono.core.state_store import StoredItem
@@ -305,7 +313,7 @@ def _to_wire(item: InputItem, reading: InputConversion) -> Wire:
         sealed = {"encrypted_content": item.encrypted_content} if item.encrypted_content else {}
         return {"type": "reasoning", "summary": summary, "content": parts, **sealed}
     # Items are listed as the client sent them, completed by the fields that the SDKs require.
-    wire = item.model_dump(mode="json", exclude_none=True)
+    wire = item.model_dump(mode="json", exclude_none=True, by_alias=True)
     match item.type:
         case "message":
             wire["content"] = [_part(part, wire["role"]) for part in wire["content"]]
@@ -313,6 +321,10 @@ def _to_wire(item: InputItem, reading: InputConversion) -> Wire:
             wire["output"] = "".join(part.get("text") or "" for part in wire.get("output", ()))
         case _:
             pass
+    if isinstance(item, InputAddedTools):
+        wire["tools"] = [tool_echo(tool) for tool in item.tools]
+    if isinstance(item, InputSearchCall | InputSearchOutput):
+        wire.setdefault("execution", "client" if item.call_id else "server")
     return {"status": COMPLETED, **wire}
 
 
@@ -331,8 +343,7 @@ def notes_on_builtins(request: ResponsesRequest, builtins: frozenset[str]) -> It
     for index, tool in enumerate(request.tools or ()):
         if builtin_for(tool.type) in builtins:
             yield from builtin_notes(f"tools.{index}", tool.model_extra or {})
-        if isinstance(tool.spec, SearchSpec) and not is_client_search(tool):
-            yield f"tools.{index}: no effect, because the model sees all tools from the start"
+    yield from notes_on_searches(request.tools or (), "tools")
 
 
 def notes_on_fields(request: ResponsesRequest) -> Iterator[str]:

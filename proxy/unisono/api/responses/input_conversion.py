@@ -16,7 +16,7 @@ from unisono.api.content_parts import join, text_of
 from unisono.api.field_types import shortened
 from unisono.api.history_builder import History, split_markers
 from unisono.api.responses.client_tools import error_text, found_text, output_texts, same_json
-from unisono.api.responses.declared_tools import declared
+from unisono.api.responses.declared_tools import declared, notes_on_searches
 from unisono.api.responses.input_items import (
     InputAddedTools,
     InputApprovalRequest,
@@ -339,7 +339,7 @@ def _client_tool_output(reading: InputConversion, item: InputItem, param: str) -
 def _added_tools(reading: InputConversion, item: InputItem, param: str) -> Sequence[Item]:
     assert isinstance(item, InputAddedTools)
     toolbox = to_toolbox(declared(item.tools, f"{param}.tools"), others=True)
-    reading.notes += toolbox.notes
+    reading.notes += [*toolbox.notes, *notes_on_searches(item.tools, f"{param}.tools")]
     return (AddedTools(toolbox.tools),) if toolbox.tools else ()
 
 

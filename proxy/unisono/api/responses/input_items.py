@@ -14,7 +14,7 @@ from pydantic import BeforeValidator, ConfigDict, Field, PlainValidator, Validat
 
 from unisono.api.content_parts import TEXT_PARTS, ContentPart
 from unisono.api.field_types import MAX_TOOLS, Arguments, FieldInput, Id, OpenModel, Text, ToolName, invalid_field
-from unisono.api.responses.declared_tools import ResponsesTool
+from unisono.api.responses.declared_tools import ResponsesTool, without_servers
 from unisono.api.responses.known_state import CONFIGURATION_UPDATE, ConfigurationUpdate
 
 # Prefix of item and event types that Open Responses does not define.
@@ -207,7 +207,9 @@ class InputClientToolOutput(InputItem):
 class InputAddedTools(InputItem):
     """Tools that the model may call after this item."""
 
-    tools: list[ResponsesTool] = Field(default_factory=list, max_length=MAX_TOOLS)
+    tools: Annotated[list[ResponsesTool], Field(max_length=MAX_TOOLS), BeforeValidator(without_servers)] = Field(
+        default_factory=list
+    )
 
 
 class InputSearchCall(InputItem):

@@ -1,25 +1,33 @@
 """Every kind of input item that the SDK declares, before the newest message: accepted, and read or reported.
 
-The table is made from the SDK's types, so that a new kind fails here first.
+The table is made from the SDK's types, so that a new kind fails here first. The conversations API reads the same
+items.
 """
 
 from __future__ import annotations
 
-import collections.abc
-import types
-from typing import Any, Literal, NotRequired, Required, Union, get_args, get_origin
+from pathlib import Path
+from typing import Any
 
 import pytest
 from openai import OpenAI
 from openai.types.responses import ResponseInputItemParam
-from openai_sdk.responding import to_play
-from typing_extensions import get_type_hints, is_typeddict
+from openai_sdk.responding import about, to_play
+from sdk_types import (
+    ID,
+    PROMPT,
+    WORD,
+    Json,
+    check_known,
+    examples,
+    get_type_hints,
+    kind_names,
+    members,
+    parts_in,
+    words_in,
+)
 
-Json = dict[str, Any]
-WORD = "porcelain"
-# One id for all, so that results and approvals find their calls.
-ID = "call_1"
-IDS = ("id", "call_id", "approval_request_id")
+KNOWN = Path(__file__).with_name("kinds.txt")
 # Kinds that change a setting, and kinds that repeat what the request contains already.
 SETTINGS = ("configuration_update", "compaction_trigger", "mcp_list_tools", "mcp_approval_response")
 # The item before an item of a kind, which cannot stand alone.
@@ -28,63 +36,82 @@ BEFORE = {
     "function_call_output": "function_call",
     "custom_tool_call_output": "custom_tool_call",
 }
-KINDS = {kind.__name__: kind for kind in get_args(ResponseInputItemParam)}
+# Kinds without a type of their own are references.
+REFERENCE = "item_reference"
+KINDS = {kind.__name__: kind for kind in members(ResponseInputItemParam)}
+MEDIA = ("input_image", "input_file")
 
 
-def example(annotation: Any, name: str = "") -> Any:
-    """Return a value of a type, with only the required fields."""
-    origin = get_origin(annotation)
-    if is_typeddict(annotation):
-        # `__required_keys__` is empty for types whose annotations are strings.
-        hints = get_type_hints(annotation, include_extras=True)
-        return {field: example(hint, field) for field, hint in hints.items() if get_origin(hint) is Required}
-    if origin in (Required, NotRequired):
-        return example(get_args(annotation)[0], name)
-    if origin is Literal:
-        return get_args(annotation)[0]
-    if origin in (Union, types.UnionType):
-        return example(next(each for each in get_args(annotation) if each is not types.NoneType), name)
-    if origin is dict:
-        return {}
-    if origin is not None and issubclass(origin, collections.abc.Iterable):
-        return [example(get_args(annotation)[0], name)]
-    if annotation is str or annotation is object:
-        return ID if name in IDS else "{}" if name == "arguments" else WORD
-    # A strict schema would need content.
-    return {bool: False, int: 1, float: 1.0}.get(annotation, {})
-
-
-def item_of(kind: str) -> Json:
-    item: Json = example(KINDS[kind])
+def items_of(kind: str) -> list[Json]:
+    """Return examples of a kind, with the required fields and with all fields."""
     hints = get_type_hints(KINDS[kind])
-    # Some kinds have a default type, and ids that their results refer to.
-    if "type" in hints:
-        item.setdefault("type", example(hints["type"]))
-    # A result names its call or its tool.
-    if "output" in item and "name" in hints:
-        item.setdefault("name", WORD)
-    return {"id": ID, **item} if "id" in hints else item
+    found = [*examples(KINDS[kind]), *examples(KINDS[kind], full=True)]
+    for item in found:
+        # A result names its call or its tool.
+        if "output" in item and "name" in hints:
+            item.setdefault("name", WORD)
+        if "id" in hints:
+            item.setdefault("id", ID)
+    return found
 
 
-def count(client: OpenAI, items: list[Json]) -> int:
-    counted = client.responses.input_tokens.count(model="scripted", input=items)  # type: ignore[arg-type]
-    return counted.input_tokens
+FIRST = {str(item["type"]): item for kind in KINDS for item in reversed(items_of(kind)) if item.get("type")}
+
+
+def items_before(item: Json) -> list[Json]:
+    before = BEFORE.get(str(item.get("type")))
+    return [FIRST[before]] if before else []
+
+
+def prompt_for(client: OpenAI, items: list[Json], **fields: Any) -> tuple[str, list[str]]:
+    """Return the prompt that a model reads for items before a newest message, and the notes."""
+    last = to_play(PROMPT)
+    newest = {"role": "user", "content": last.pop("input")}
+    response = client.responses.create(input=[*items, newest], **last, **fields)  # type: ignore[arg-type]
+    # After an update of the format, the script writes any JSON value instead.
+    text = response.output_text if response.output_text.startswith("<start") else "JSON"
+    return text, about(response).get("notes", [])
+
+
+def test_every_kind_is_known() -> None:
+    check_known(kind_names(ResponseInputItemParam, "input"), KNOWN)
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_kind_of_item_is_accepted_and_read_or_reported(scripted: OpenAI, kind: str) -> None:
-    item = item_of(kind)
-    before: list[Json] = []
-    if item.get("type") == "item_reference":
-        kept = scripted.responses.create(**to_play("an answer"))
-        item = {"type": "item_reference", "id": kept.output[-1].id}
-    elif (first := BEFORE.get(str(item.get("type")))) is not None:
-        before = [item_of(next(name for name in KINDS if item_of(name).get("type") == first))]
-    last = to_play("an answer")
-    newest = {"role": "user", "content": last.pop("input")}
-    response = scripted.responses.create(input=[*before, item, newest], **last)
-    assert response.output
-    notes = (response.model_extra or {})["unisono"].get("notes", [])
-    is_reported = any(note.startswith(f"input.{len(before)}") for note in notes)
-    is_read = count(scripted, [*before, item, newest]) > count(scripted, [*before, newest])
-    assert is_reported or is_read or item["type"] in SETTINGS
+    for item in items_of(kind):
+        if item.get("type") in (None, REFERENCE):
+            kept = scripted.responses.create(**to_play("an answer"))
+            item = {"type": REFERENCE, "id": kept.output[-1].id}
+        before = items_before(item)
+        at = f"input.{len(before)}"
+        prompt, notes = prompt_for(scripted, [*before, item])
+        without, _ = prompt_for(scripted, before)
+        if any(note.startswith((f"{at}:", f"{at}.type")) for note in notes):
+            continue
+        assert prompt != without or item.get("type") in SETTINGS or notes, item
+        for path, part in parts_in(item, at):
+            is_reported = any(note.startswith(f"{path}:") for note in notes)
+            is_read = part["type"] not in MEDIA and any(word in prompt for word in words_in(part))
+            assert is_read or is_reported, part
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_conversation_takes_the_items_that_a_response_takes(scripted: OpenAI, kind: str) -> None:
+    for item in items_of(kind):
+        if item.get("type") in (None, REFERENCE):
+            kept = scripted.responses.create(**to_play("an answer"))
+            item = {"type": REFERENCE, "id": kept.output[-1].id}
+        items: Any = [*items_before(item), item]
+        prompt, notes = prompt_for(scripted, items)
+        created = scripted.conversations.create(items=items)
+        report = (created.model_extra or {}).get("unisono", {})
+        assert report.get("notes", []) == [note.replace("input.", "items.", 1) for note in notes], item
+        assert prompt_for(scripted, [], conversation=created.id)[0] == prompt, item
+        added = scripted.conversations.create()
+        # The SDK has no type for a trigger in a conversation, where it has no effect.
+        if item["type"] == "compaction_trigger":
+            scripted.conversations.items.with_raw_response.create(added.id, items=items)
+        else:
+            scripted.conversations.items.create(added.id, items=items)
+        assert prompt_for(scripted, [], conversation=added.id)[0] == prompt, item

@@ -10,11 +10,23 @@ from collections.abc import Sequence
 
 from unisono.api.responses.inbound import to_entries
 from unisono.api.responses.input_conversion import InputConversion
-from unisono.api.responses.input_items import InputApprovalResponse, InputCallOutput, InputItem
+from unisono.api.responses.input_items import (
+    InputApprovalResponse,
+    InputCallOutput,
+    InputClientToolOutput,
+    InputItem,
+    InputMcpCall,
+    InputSealed,
+    InputSearchOutput,
+)
 from unisono.api.responses.items import NewId
 from unisono.api.responses.known_state import KnownState
 from unisono.core.state_store import StoredItem
 
+DEPENDENT_ITEMS = (
+    *(InputCallOutput, InputClientToolOutput, InputSearchOutput),
+    *(InputApprovalResponse, InputMcpCall, InputSealed),
+)
 _POSSIBLE = re.compile(r"[A-Za-z0-9_-]{1,128}")
 
 
@@ -29,16 +41,16 @@ def referenced_ids(items: Sequence[InputItem]) -> tuple[str, ...]:
 
 
 def depends_on_earlier(items: Sequence[InputItem]) -> bool:
-    """Return True if the items are valid only after certain earlier items."""
-    return any(isinstance(item, InputCallOutput | InputApprovalResponse) for item in items)
+    """Return True if the content of items depends on earlier ones, such as the call of a result."""
+    return any(isinstance(item, DEPENDENT_ITEMS) for item in items)
 
 
-def to_added(items: Sequence[InputItem], known: KnownState, new_id: NewId) -> tuple[StoredItem, ...]:
-    """Convert new items for storage.
+def to_added(items: Sequence[InputItem], known: KnownState, new_id: NewId) -> tuple[tuple[StoredItem, ...], list[str]]:
+    """Convert new items for storage. Returns them and the notes on them.
 
     Raises InvalidRequest for an output without an earlier call, and NotFound for a reference to a missing item,
     naming the field.
     """
     reading = InputConversion(known)
     reading.add(known.earlier)
-    return to_entries(items, reading, new_id, "items")
+    return to_entries(items, reading, new_id, "items"), reading.notes

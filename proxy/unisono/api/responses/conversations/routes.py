@@ -9,14 +9,15 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from fastapi import Query
 from starlette.responses import Response
 
-from unisono.api.answer_types import AnswerModel, Deleted, Moment, Object
+from unisono.api.answer_types import ABSENT, AnswerModel, Deleted, Moment, Object
 from unisono.api.field_types import shortened
-from unisono.api.responses.answers import Item, ItemPage
+from unisono.api.notes import MAX_NOTES
+from unisono.api.responses.answers import AddedItemPage, Item, ItemPage, StoredReport
 from unisono.api.responses.conversations.inbound import depends_on_earlier, is_possible_id, referenced_ids, to_added
 from unisono.api.responses.conversations.schema import AddedItems, ChangedConversation, NewConversation
 from unisono.api.responses.input_items import InputItem
@@ -70,6 +71,16 @@ class ConversationObject(AnswerModel):
     metadata: Object
 
 
+class CreatedConversation(ConversationObject):
+    unisono: StoredReport = ABSENT
+
+
+def to_report(addition: AddedItems, notes: Sequence[str]) -> dict[str, Any]:
+    """Return the `unisono` object on new items as a field; no field without anything to report."""
+    every = [*addition.media_notes, *notes][:MAX_NOTES]
+    return {"unisono": {"recoveries": [*addition.recoveries], "notes": every}} if every else {}
+
+
 def to_conversation(conversation: StoredConversation) -> ConversationObject:
     return ConversationObject(
         id=conversation.id,
@@ -83,6 +94,7 @@ def to_conversation(conversation: StoredConversation) -> ConversationObject:
     "POST",
     "/conversations",
     BODY_404_409,
+    answer=CreatedConversation,
     body=NewConversation,
     links=[
         f"{name} conversation"
@@ -91,13 +103,13 @@ def to_conversation(conversation: StoredConversation) -> ConversationObject:
 )
 async def create_conversation(
     deps: Deps, caller: CurrentCaller, new: Annotated[NewConversation, parsed_body(NewConversation)]
-) -> ConversationObject:
+) -> Response:
     """Create a conversation."""
     known = await load_known_state(deps.store, caller.tenant, new.items)
-    items = await asyncio.to_thread(to_added, new.items, known, deps.new_id)
+    items, notes = await asyncio.to_thread(to_added, new.items, known, deps.new_id)
     created = StoredConversation(deps.new_id("conv_"), deps.clock(), deps.today(), new.metadata)
     await deps.store.create_conversation(caller.tenant, created, items)
-    return to_conversation(created)
+    return to_whole(to_conversation(created).model_dump() | to_report(new, notes))
 
 
 @CONVERSATIONS.add("GET", _ONE, READ_404)
@@ -131,7 +143,7 @@ async def delete_conversation(deps: Deps, caller: CurrentCaller, conversation: P
 
 
 # Items are written as they are stored: as models, the items of a page would be validated again.
-@CONVERSATIONS.add("POST", _ITEMS, BODY_404_409, answer=ItemPage, body=AddedItems)
+@CONVERSATIONS.add("POST", _ITEMS, BODY_404_409, answer=AddedItemPage, body=AddedItems)
 async def add_items(
     deps: Deps,
     caller: CurrentCaller,
@@ -140,8 +152,8 @@ async def add_items(
     addition: Annotated[AddedItems, parsed_body(AddedItems)],
 ) -> Response:
     """Append items to a conversation."""
-    entries = await added(deps, caller.tenant, conversation, addition.items)
-    return to_whole(to_listing(entries, has_more=False))
+    entries, notes = await added(deps, caller.tenant, conversation, addition.items)
+    return to_whole(to_listing(entries, has_more=False) | to_report(addition, notes))
 
 
 @CONVERSATIONS.add("GET", _ITEMS, READ_404, answer=ItemPage)
@@ -181,8 +193,8 @@ async def delete_item(deps: Deps, caller: CurrentCaller, conversation: PathId, i
 
 async def added(
     deps: ConversationDeps, tenant: str, conversation: str, items: Sequence[InputItem]
-) -> tuple[StoredItem, ...]:
-    """Append items, and return them as stored.
+) -> tuple[tuple[StoredItem, ...], list[str]]:
+    """Append items. Return them as stored, and the notes on them.
 
     Outputs must find their calls, so no other item may be appended between the lookup and the write. On a conflict
     both are repeated a few times. Raises NotFound, InvalidRequest, and StoreConflict while a response is being
@@ -196,7 +208,7 @@ async def added(
         if earlier is None:
             break
         known = await load_known_state(store, tenant, items, earlier)
-        entries = await asyncio.to_thread(to_added, items, known, deps.new_id)
+        entries, notes = await asyncio.to_thread(to_added, items, known, deps.new_id)
         try:
             await store.append(tenant, head.id, entries, revision=head.revision if bound else None)
         except NotFound:
@@ -205,7 +217,7 @@ async def added(
             if not tries_left or (await head_of(store, tenant, conversation)).revision == head.revision:
                 raise
         else:
-            return entries
+            return entries, notes
     raise no_conversation(conversation)
 
 

@@ -7,6 +7,7 @@ from typing import Annotated, Any
 from pydantic import BeforeValidator, Field
 
 from unisono.api.field_types import FieldInput, OpenModel
+from unisono.api.media import MediaHistory
 from unisono.api.responses.input_items import GivenItem
 from unisono.api.responses.schema import Metadata
 
@@ -29,7 +30,19 @@ NewItems = Annotated[list[GivenItem], Field(max_length=MAX_NEW_ITEMS)]
 Labels = Annotated[Metadata, BeforeValidator(_no_labels), FieldInput(Metadata | None)]
 
 
-class NewConversation(OpenModel):
+class AddedItems(MediaHistory):
+    """Request with items to store.
+
+    They are history as soon as they are stored, so no media are refused.
+    """
+
+    HISTORY = "items"
+    KEEPS_NEWEST = False
+
+    items: NewItems
+
+
+class NewConversation(AddedItems):
     items: Annotated[NewItems, BeforeValidator(_no_items), FieldInput(NewItems | None)] = Field(default_factory=list)
     metadata: Labels = Field(default_factory=dict)
 
@@ -38,7 +51,3 @@ class ChangedConversation(OpenModel):
     """An update of a conversation. `metadata` replaces all earlier metadata."""
 
     metadata: Labels
-
-
-class AddedItems(OpenModel):
-    items: NewItems

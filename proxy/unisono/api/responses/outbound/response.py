@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, assert_never, cast
 
-from unisono.api.responses.declared_tools import ResponsesTool
+from unisono.api.responses.declared_tools import tool_echo
 from unisono.api.responses.items import (
     CALL_TYPES,
     NewId,
@@ -36,9 +36,7 @@ from unisono.api.responses.outbound.item_lifecycle import (
 from unisono.api.responses.outbound.mcp_items import complete_text as complete_server_text
 from unisono.api.responses.outbound.mcp_items import kind_of, to_stored_call, to_stored_listing
 from unisono.api.responses.schema import OUTPUTS, SOURCES, ResponsesRequest
-from unisono.api.responses.server_tools.mcp_spec import McpSpec
-from unisono.api.responses.server_tools.mcp_spec import to_echo as to_mcp_echo
-from unisono.api.tools import CustomSpec, FunctionSpec, SearchSpec, Toolbox, unwrap_input
+from unisono.api.tools import Toolbox, unwrap_input
 from unisono.core.conversation import Effort, Item
 from unisono.core.events import Closed, Finished, HostedCall, Listing, Reasoning, Text, ToolCall
 from unisono.core.events import Item as Made
@@ -206,45 +204,12 @@ def to_echo(request: ResponsesRequest, sampling: Sampling) -> Wire:
         "temperature": sampling.temperature,
         "text": {"format": form, "verbosity": (request.text and request.text.verbosity) or "medium"},
         "tool_choice": request.tool_choice.written() if request.tool_choice else "auto",
-        "tools": [_tool(tool) for tool in request.tools or ()],
+        "tools": [tool_echo(tool) for tool in request.tools or ()],
         "top_logprobs": 0,
         "top_p": sampling.top_p,
         "truncation": request.truncation or "disabled",
         "user": request.user,
     }
-
-
-def _tool(tool: ResponsesTool) -> Wire:
-    more = tool.model_extra or {}
-    match tool.spec:
-        case FunctionSpec() as spec:
-            return more | {
-                "type": "function",
-                "name": spec.name,
-                "description": spec.description,
-                "parameters": spec.parameters,
-                "strict": bool(spec.strict),
-            }
-        case CustomSpec() as spec:
-            return (
-                {"format": {"type": "text"}}
-                | more
-                | {
-                    "type": "custom",
-                    "name": spec.name,
-                    "description": spec.description or "",
-                }
-            )
-        case McpSpec() as spec:
-            return to_mcp_echo(spec, more)
-        case SearchSpec() as spec:
-            return more | {"type": tool.type} | spec.model_dump(exclude_none=True)
-        case None:
-            named = {} if tool.name is None else {"name": tool.name}
-            inner = {} if tool.tools is None else {"tools": [_tool(each) for each in tool.tools]}
-            return more | {"type": tool.type} | named | inner
-        case _:
-            assert_never(tool.spec)
 
 
 def to_usage(usage: Usage) -> Wire:
