@@ -6,9 +6,11 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, assert_never, cast
 
+from unisono.api.responses.client_calls import TOOLS, call_fields, started_call
 from unisono.api.responses.declared_tools import ResponsesTool
 from unisono.api.responses.items import (
     CALL_TYPES,
+    IN_PROGRESS,
     NewId,
     Wire,
     annotated,
@@ -30,8 +32,8 @@ from unisono.api.responses.schema import OUTPUTS, SOURCES, ResponsesRequest
 from unisono.api.responses.server_tools.mcp_spec import McpSpec
 from unisono.api.responses.server_tools.mcp_spec import to_echo as to_mcp_echo
 from unisono.api.responses.summary import CompactionSeal
-from unisono.api.tools import CustomSpec, FunctionSpec, SearchSpec, Toolbox
-from unisono.core.conversation import Effort, Item
+from unisono.api.tools import CallForm, CustomSpec, FunctionSpec, SearchSpec, Toolbox
+from unisono.core.conversation import Effort, Item, Phase
 from unisono.core.events import Closed, Finished, HostedCall, Listing, Reasoning, Text, ToolCall
 from unisono.core.events import Item as Made
 from unisono.core.generation import FinishReason, Sampling, Usage
@@ -138,6 +140,27 @@ class ResponseFrame:
             case _:
                 assert_never(item)
         return StoredItem(item_id, all_said, wire)
+
+    def added(self, item: Made, item_id: str, text: str) -> Wire:
+        """Return an item of the model when it is added; `text` is its complete text, if known."""
+        form = self.toolbox.form_of(item.name) if isinstance(item, ToolCall) else CallForm.FUNCTION
+        if form in TOOLS:
+            # These calls have required fields, so that no part of them can be empty.
+            return started_call(form, dict(self.output(Closed(item, text), item_id, IN_PROGRESS).wire))
+        empty = self.output(Closed(item, ""), item_id, IN_PROGRESS).wire
+        added = {**empty, "content": []} if "content" in empty else dict(empty)
+        added.pop("encrypted_content", None)
+        return added
+
+    def presentable(self, closed: Closed) -> Closed:
+        """Return the item, or text instead of a complete call that its own form cannot express."""
+        item = closed.item
+        if not isinstance(item, ToolCall) or not closed.complete:
+            return closed
+        form = self.toolbox.form_of(item.name)
+        if form not in TOOLS or call_fields(form, closed.text) is not None:
+            return closed
+        return Closed(Text(item.index, Phase.FINAL), f"{item.name}({closed.text})")
 
     def item_id(self, item: Made, new_id: NewId) -> str:
         match item:
