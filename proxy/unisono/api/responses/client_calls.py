@@ -140,7 +140,7 @@ def function_of(kind: str, fields: Mapping[str, Any]) -> FunctionSpec | None:
 
 
 def _described(skills: Any) -> Iterator[str]:
-    """Return the fields of a call; None for other forms, and for unsuitable arguments."""
+    """Yield a line for each skill: instructions that the model may read in the environment."""
     for skill in skills if isinstance(skills, list) else ():
         match skill:
             case {"name": str(name), "description": str(text), "path": str(path)}:
