@@ -185,6 +185,8 @@ def to_choice(choice: ToolChoice | None, offer: OfferedTools, param: str = "tool
     for tool in choice.tools:
         if tool.kind in FUNCTIONS:
             own.add(_client_tool_name(tool, offer.toolbox, param))
+        elif name := offer.toolbox.name_of(tool.kind):
+            own.add(name)
         elif (found := offer.hosted(tool)) is not None:
             hosted.add(found)
     if choice.mode is ChoiceMode.AUTO:

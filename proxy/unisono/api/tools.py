@@ -96,7 +96,15 @@ class CallForm(Enum):
     FUNCTION = "function"
     CUSTOM = "custom"
     LEGACY = "function_call"
+    # The remaining values are types of built-in tools that the client runs, as in `FunctionTool.kind`.
     SEARCH = "tool_search"
+    SHELL = "shell"
+    LOCAL_SHELL = "local_shell"
+    APPLY_PATCH = "apply_patch"
+
+
+# Forms of built-in tools that the client runs.
+CLIENT_FORMS = frozenset({CallForm.SEARCH, CallForm.SHELL, CallForm.LOCAL_SHELL, CallForm.APPLY_PATCH})
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,13 +150,17 @@ class Toolbox:
         forms = {name: form for name, form in self.forms.items() if name not in added}
         origins = {name: origin for name, origin in self.origins.items() if name not in added}
         forms |= {tool.name: CallForm.CUSTOM for tool in added.values() if tool.free_text}
-        forms |= {tool.name: CallForm.SEARCH for tool in added.values() if tool.is_search}
+        forms |= {tool.name: CallForm(tool.kind) for tool in added.values() if tool.kind}
         origins |= {
             tool.name: (tool.namespace, tool.name.removeprefix(in_namespace(tool.namespace, "")))
             for tool in added.values()
             if tool.namespace
         }
         return Toolbox(tuple(tools.values()), forms, self.notes, origins)
+
+    def name_of(self, kind: str) -> str:
+        """Return the name of the client's built-in tool of a type, or ""."""
+        return next((tool.name for tool in self.tools if tool.kind == kind), "")
 
     def form_of(self, name: str) -> CallForm:
         return self.forms.get(name, CallForm.FUNCTION)
@@ -211,7 +223,11 @@ def _add(found: _Collected, declared: DeclaredTool, namespace: str | None) -> No
     if spec is not None:
         name = in_namespace(namespace, spec.name)
         tool = _to_tool(name, spec, f"{declared.at}.{declared.schema_field}")
-        tool = replace(tool, namespace=namespace or "", is_search=declared.form is CallForm.SEARCH)
+        tool = replace(
+            tool, namespace=namespace or "", kind=declared.form.value if declared.form in CLIENT_FORMS else ""
+        )
+        # Their calls have fields of their own, which need arguments that match.
+        tool = replace(tool, strict=tool.strict or declared.form in CLIENT_FORMS - {CallForm.SEARCH})
         found.add(tool, declared.form, declared.at)
         if namespace is not None:
             found.origins[name] = (namespace, spec.name)

@@ -56,8 +56,8 @@ class FunctionTool:
     # True if arguments that are not JSON are valid too. The whole text is then the tool's input.
     free_text: bool = False
     namespace: str = ""
-    # True for the client's search for more tools.
-    is_search: bool = False
+    # Type of a built-in tool that the client runs, such as `shell`; empty for a function.
+    kind: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -43,8 +43,8 @@ def tool_record(tool: FunctionTool) -> Record:
     """Convert a tool to a record."""
     # Older versions refuse fields that they do not know, so these are written only where they are needed.
     more: Record = {"namespace": tool.namespace} if tool.namespace else {}
-    if tool.is_search:
-        more["is_search"] = True
+    if tool.kind:
+        more["kind"] = tool.kind
     return {
         "name": tool.name,
         "description": tool.description,
@@ -67,7 +67,7 @@ def to_tool(record: Record) -> FunctionTool:
         bool(record["strict"]),
         bool(record["free_text"]),
         text_of(record, "namespace") if "namespace" in record else "",
-        bool(record.get("is_search")),
+        text_of(record, "kind") if "kind" in record else "",
     )
 
 

@@ -399,7 +399,7 @@ def test_a_continued_response_drops_the_forced_call_and_keeps_its_session() -> N
 
 
 def test_unavailable_tools_are_skipped_with_a_note() -> None:
-    generation = generation_of(tools=[LOOK, SEARCH, {"type": "bash_20250124", "name": "bash"}])
+    generation = generation_of(tools=[LOOK, SEARCH, {"type": "computer_20250124", "name": "computer"}])
     assert [tool.name for tool in generation.request.conversation.preamble.tools] == ["look"]
     assert [note.partition(":")[0] for note in generation.notes] == ["tools.1.type", "tools.2.type"]
     assert "unisono.builtin_tools.browser" in generation.notes[0]

@@ -26,6 +26,11 @@ SERVER_TOOL_FIELDS = {
     "code_interpreter_call": frozenset({"status", "outputs"}),
 }
 
+# Fields of other items that have no deltas and are known only at the end.
+LATE_FIELDS = {"tool_search_call": ("arguments",), "apply_patch_call": ("operation",)}
+# Fields of the events with a command of a shell call.
+COMMAND_FIELDS = {"added": ("command",), "delta": ("delta",), "done": ("command",)}
+
 
 def parsed(events: Iterable[WireEvent]) -> list[Event]:
     """Parse the events, and check that each is one complete server-sent event."""
@@ -98,6 +103,9 @@ class Folded:
         if kind == "output_item.done":
             self._finish(item, event["item"])
             return
+        if name == "shell_call_command":
+            self._command(item["action"]["commands"], step, event)
+            return
         assert event["item_id"] == item["id"]
         if kind == "compaction.compacting":
             assert kind_of(item) == "compaction"
@@ -142,6 +150,19 @@ class Folded:
             assert event["part"] == parts[event["summary_index"]]
             assert event.get("status") in (None, "incomplete")
 
+    def _command(self, commands: list[str], step: str, event: Event) -> None:
+        assert event.keys() == {"type", "sequence_number", "output_index", "command_index", *COMMAND_FIELDS[step]}
+        index = event["command_index"]
+        if step == "added":
+            assert index == len(commands)
+            commands.append(event["command"])
+        elif step == "delta":
+            assert event["delta"], "an empty delta"
+            commands[index] += event["delta"]
+        else:
+            assert commands[index] == event["command"], "the deltas do not add up to the command"
+            self._done.add("commands")
+
     def _grow(self, target: Event, field: str, step: str, event: Event) -> None:
         assert field not in self._done, f"{field} has a delta after it was done"
         if step == "delta":
@@ -163,8 +184,8 @@ class Folded:
             return
         assert item["status"] == "in_progress"
         assert done["status"] in ("completed", "incomplete")
-        # The arguments of a tool search are an object, so they have no deltas.
-        late_fields = ("encrypted_content", *(("arguments",) if kind_of(item) == "tool_search_call" else ()))
+        assert kind_of(item) != "shell_call" or "commands" in self._done, "a call is done before its commands"
+        late_fields = ("encrypted_content", *LATE_FIELDS.get(kind_of(item), ()))
         late_values = {"status": done["status"]} | {key: done[key] for key in late_fields if key in done}
         content = {"content": item["content"]} if item["content"] is not None else {}
         assert {**{key: value for key, value in item.items() if key != "content"}, **content, **late_values} == done

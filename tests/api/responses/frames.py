@@ -11,13 +11,16 @@ from unisono.api.responses.outbound.events import ResponseEvents
 from unisono.api.responses.outbound.response import ResponseFrame, to_echo
 from unisono.api.responses.schema import ResponsesRequest
 from unisono.api.sampling import to_sampling
-from unisono.api.tools import CallForm, Toolbox
+from unisono.api.tools import CLIENT_FORMS, CallForm, Toolbox
 from unisono.core import events as engine_events
 from unisono.core.state_store import StoredResponse
 from unisono.engine.request import GenerationReport
 
 NOW = 1700000007.5
-TOOLBOX = Toolbox(forms={"free": CallForm.CUSTOM}, origins={"files__read": ("files", "read")})
+TOOLBOX = Toolbox(
+    forms={"free": CallForm.CUSTOM, **{form.value: form for form in CLIENT_FORMS}},
+    origins={"files__read": ("files", "read")},
+)
 
 
 def ids() -> Callable[[str], str]:

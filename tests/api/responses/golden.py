@@ -35,6 +35,9 @@ TOOLS = [
         "description": "Files.",
         "tools": [{"type": "function", "name": "read", "parameters": {"type": "object", "properties": {}}}],
     },
+    {"type": "shell", "environment": {"type": "local"}},
+    {"type": "local_shell"},
+    {"type": "apply_patch"},
 ]
 TRUNCATED = Text(1, Phase.FINAL)
 STREAMS: list[list[engine_events.Event]] = [
@@ -48,6 +51,14 @@ STREAMS: list[list[engine_events.Event]] = [
         *hosted(1, "{}", said="no", error=True),
         *hosted(2, "{}", approval="mcpr_1"),
         *request(3, '{"q":"b"}'),
+        finished(),
+    ],
+    [
+        *call(0, 0, "shell", '{"commands":["ls","pwd"]}'),
+        *call(1, 1, "local_shell", '{"command":["ls"]}'),
+        *call(2, 2, "apply_patch", '{"type":"create_file","path":"a","diff":"+1"}'),
+        *call(3, 3, "apply_patch", '{"type":"delete_file","path":"a","diff":""}'),
+        *call(4, 4, "shell", "ls"),
         finished(),
     ],
     [
@@ -84,9 +95,9 @@ def events() -> Iterator[Event]:
 
 def items() -> Iterator[Event]:
     """Return the items that occur only in input; the events cover the items of responses."""
-    for number, item in enumerate(
-        (UserMessage("Hi"), DeveloperMessage("Be brief."), ToolResult("c", "f", "x"), ToolResult("c", "free", "x"))
-    ):
+    messages = (UserMessage("Hi"), DeveloperMessage("Be brief."))
+    results = (ToolResult("c", name, "x") for name in ("f", "free", "shell", "local_shell", "apply_patch"))
+    for number, item in enumerate((*messages, *results)):
         yield to_wire(item, f"item_{number}", TOOLBOX)
 
 

@@ -42,7 +42,10 @@ RESULT = (
     + "<|channel|>commentary to=functions.final_result <|constrain|>json<|message|>"
     + '{"city":"Paris","degrees":18}<|call|>'
 )
+CLIENT_TOOL = THOUGHT + "<|channel|>commentary to=functions.{} <|constrain|>json<|message|>{}<|call|>"
 ECHO = THOUGHT + "<|channel|>commentary to=functions.echo<|message|>" + '{"input":"said \\"so\\""}<|call|>'
+PATCH = '{"type":"create_file","path":"a.py","diff":"+1"}'
+MEMORY = '{"command":"create","path":"/memories/tea.txt","file_text":"They like tea."}'
 TRAINED = THOUGHT + "<|channel|>analysis to={} code<|message|>{}<|call|>"
 CITING = THOUGHT + "<|channel|>final<|message|>It is Paris【1†L4】.<|return|>"
 PROMPT = "the prompt"
@@ -67,6 +70,10 @@ SCRIPTS: dict[str, VllmScript | Refusal] = {
     "a preamble": playing(PREAMBLE),
     "a cut call": playing(CUT_CALL, finish="length"),
     "a custom call": playing(ECHO),
+    "a shell": playing(CLIENT_TOOL.format("shell", '{"commands":["ls","pwd"]}')),
+    "a local shell": playing(CLIENT_TOOL.format("local_shell", '{"command":["ls"]}')),
+    "a patch": playing(CLIENT_TOOL.format("apply_patch", PATCH)),
+    "a memory": playing(CLIENT_TOOL.format("memory", MEMORY)),
     "a handoff": playing(HANDOFF),
     "a result": playing(RESULT),
     "a tool": playing(calls("echo", text="hello")),

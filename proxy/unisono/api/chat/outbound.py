@@ -122,18 +122,13 @@ def to_call(item: ToolCall, arguments: str, form: CallForm) -> dict[str, Any]:
     In the legacy form, it is the value of `function_call`.
     """
     match form:
-        case CallForm.FUNCTION | CallForm.SEARCH:
-            return {"id": item.call_id, "type": "function", "function": {"name": item.name, "arguments": arguments}}
         case CallForm.CUSTOM:
-            return {
-                "id": item.call_id,
-                "type": "custom",
-                "custom": {"name": item.name, "input": unwrap_input(arguments)},
-            }
+            custom = {"name": item.name, "input": unwrap_input(arguments)}
+            return {"id": item.call_id, "type": "custom", "custom": custom}
         case CallForm.LEGACY:
             return {"name": item.name, "arguments": arguments}
-        case _:
-            assert_never(form)
+        case _:  # the other forms are functions here
+            return {"id": item.call_id, "type": "function", "function": {"name": item.name, "arguments": arguments}}
 
 
 def to_choice(index: int, result: CollectedAnswer, frame: ChatFrame) -> dict[str, Any]:
@@ -319,26 +314,22 @@ class ChoiceChunks:
     def _announce(self, index: int, item: ToolCall, form: CallForm) -> bytes:
         """Return the first chunk of a call: everything but its arguments."""
         match form:
-            case CallForm.FUNCTION | CallForm.SEARCH:
-                call = {"type": "function", "function": {"name": item.name, "arguments": ""}}
             case CallForm.CUSTOM:
                 call = {"type": "custom", "custom": {"name": item.name, "input": ""}}
             case CallForm.LEGACY:
                 return self._chunk(orjson.dumps({"function_call": {"name": item.name, "arguments": ""}}))
             case _:
-                assert_never(form)
+                call = {"type": "function", "function": {"name": item.name, "arguments": ""}}
         return self._chunk(orjson.dumps({"tool_calls": [{"index": index, "id": item.call_id, **call}]}))
 
     def _arguments(self, index: int, form: CallForm, text: str) -> bytes:
         match form:
-            case CallForm.FUNCTION | CallForm.SEARCH:
-                call: dict[str, Any] = {"index": index, "function": {"arguments": text}}
             case CallForm.CUSTOM:
-                call = {"index": index, "custom": {"input": text}}
+                call: dict[str, Any] = {"index": index, "custom": {"input": text}}
             case CallForm.LEGACY:
                 return self._chunk(orjson.dumps({"function_call": {"arguments": text}}))
             case _:
-                assert_never(form)
+                call = {"index": index, "function": {"arguments": text}}
         return self._chunk(orjson.dumps({"tool_calls": [call]}))
 
 

@@ -1,7 +1,7 @@
 """Server tools of a request, and tools that are unavailable.
 
 Anthropic's server tools are available if the operator configured a server for the corresponding tool that gpt-oss
-was trained on. Anthropic's client tools are known only to Anthropic's models.
+was trained on.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from dataclasses import replace
 from typing import Final
 
 from unisono.api.builtin_tools import BROWSER, PYTHON, SETTING, builtin_notes, to_builtin_servers
+from unisono.api.messages.client_tools import client_tool
 from unisono.api.messages.schema import CUSTOM, ChoiceSpec, MessagesInput, MessagesTool
 from unisono.api.tool_choice import FUNCTIONS, ChoiceMode, HostedTool, NamedTool, OfferedTools, ToolChoice, to_choice
 from unisono.api.tools import DeclaredTool, FunctionSpec, Toolbox
@@ -67,6 +68,8 @@ def declared(tools: Sequence[MessagesTool], hosted: frozenset[str]) -> Iterator[
                 name=tool.name, description=tool.description, parameters=tool.input_schema, strict=tool.strict
             )
             yield DeclaredTool("function", at, at, spec, schema_field="input_schema")
+        elif (client := client_tool(tool.type)) is not None:
+            yield DeclaredTool("function", at, at, client.function(tool.name, tool.model_extra or {}))
         elif builtin not in hosted:
             yield DeclaredTool(tool.type, at, setting=SETTING + builtin if builtin else "")
 
@@ -113,7 +116,8 @@ def requested_choice(spec: ChoiceSpec | None, tools: Sequence[MessagesTool]) -> 
         return None
     if spec.type != "tool":
         return ToolChoice(MODES[spec.type])
-    kind = next((tool.type for tool in tools if tool.name == spec.name and tool.type != CUSTOM), FUNCTIONS[0])
+    others = (tool.type for tool in tools if tool.name == spec.name and client_tool(tool.type) is None)
+    kind = next((kind for kind in others if kind != CUSTOM), FUNCTIONS[0])
     return ToolChoice(ChoiceMode.REQUIRED, (NamedTool(kind, spec.name or ""),), one=True)
 
 

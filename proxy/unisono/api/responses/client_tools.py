@@ -7,7 +7,8 @@ from typing import Any
 
 import orjson
 
-from unisono.core.conversation import AddedTools, Item
+from unisono.core.conversation import AddedTools, Item, ToolResult
+from unisono.core.state_store import StoredItem
 
 
 def output_texts(output: Any) -> Iterator[str]:
@@ -55,6 +56,21 @@ def error_text(error: object) -> str:
             return text
         case _:
             return orjson.dumps(error).decode()
+
+
+def is_same_mcp_call(stored: StoredItem, arguments: str, output: str) -> bool:
+    """Return True if a returned call matches the stored one.
+
+    Pydantic AI omits the output and reformats the arguments.
+    """
+    results = [item.output for item in stored.meaning if isinstance(item, ToolResult)]
+    return same_json(str(stored.wire.get("arguments")), arguments) and (results == [output] or not output)
+
+
+def is_same_call(stored: StoredItem, call_id: str | None, details: Any) -> bool:
+    """Return whether a returned call of a client's built-in tool matches the stored one."""
+    wire = stored.wire
+    return wire.get("call_id") == call_id and details in (wire.get("action"), wire.get("operation"))
 
 
 def same_json(one: str, other: str) -> bool:

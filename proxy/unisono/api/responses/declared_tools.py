@@ -11,6 +11,7 @@ from pydantic_core import CoreSchema
 
 from unisono.api.builtin_tools import builtin_for, missing_setting
 from unisono.api.field_types import OpenModel, Text
+from unisono.api.responses.client_calls import FORMS, function_of
 from unisono.api.responses.server_tools.mcp_spec import MCP, McpSpec
 from unisono.api.responses.server_tools.mcp_spec import to_echo as to_mcp_echo
 from unisono.api.tools import TOOL_SEARCH, CallForm, CustomSpec, DeclaredTool, FunctionSpec, SearchSpec, described
@@ -151,6 +152,8 @@ def declared(
                 form = CallForm.CUSTOM if isinstance(spec, CustomSpec) else CallForm.FUNCTION
                 if not (defers and spec.defer_loading):
                     yield DeclaredTool(tool.type, at, at, spec, form=form)
+            case None if (function := function_of(tool.type, tool.model_extra or {})) is not None:
+                yield DeclaredTool(tool.type, at, at, function, form=FORMS[tool.type])
             case _:
                 inner = tuple(declared(tool.tools or (), f"{at}.tools", defers=defers))
                 # A namespace may consist of deferred tools only.

@@ -319,6 +319,9 @@ def _to_wire(item: InputItem, reading: InputConversion) -> Wire:
             wire["content"] = [_part(part, wire["role"]) for part in wire["content"]]
         case "function_call_output" | "custom_tool_call_output" | "mcp_call":
             wire["output"] = "".join(part.get("text") or "" for part in wire.get("output", ()))
+        case "local_shell_call_output":
+            # Its own id is the only link to its call, and a stored item gets a new one.
+            wire["call_id"] = wire.get("call_id") or wire.get("id")
         case _:
             pass
     if isinstance(item, InputAddedTools):

@@ -15,7 +15,8 @@ import orjson
 from unisono.api.content_parts import join, text_of
 from unisono.api.field_types import shortened
 from unisono.api.history_builder import History, split_markers
-from unisono.api.responses.client_tools import error_text, found_text, output_texts, same_json
+from unisono.api.responses.client_calls import FORMS, arguments_of
+from unisono.api.responses.client_tools import error_text, found_text, is_same_call, is_same_mcp_call, output_texts
 from unisono.api.responses.declared_tools import declared, notes_on_searches
 from unisono.api.responses.input_items import (
     InputAddedTools,
@@ -56,7 +57,6 @@ from unisono.core.conversation import (
     ToolResult,
     UserMessage,
 )
-from unisono.core.state_store import StoredItem
 from unisono.core.tool_names import ToolNames
 from unisono.errors import InvalidRequest, NotFound
 
@@ -78,7 +78,7 @@ class InputConversion:
     # Calls with an approval request, by the id of that request, and the ids of answered requests.
     requests: dict[str, AssistantCall] = field(default_factory=dict)
     answered: set[str] = field(default_factory=set)
-
+    call_ids: dict[str, str] = field(default_factory=dict)  # of built-in tools of the client, by the id of the item
     configuration: Configuration = UNCHANGED
 
     def __post_init__(self) -> None:
@@ -113,6 +113,13 @@ class InputConversion:
     def hosted_name(self, label: str | None, tool: str) -> str:
         """Return the name under which the model knows a server's tool, for calls in the input."""
         return self.names.add(label, tool) if label else _ILLEGAL.sub("_", tool)[:MAX_NAME]
+
+    def call_of(self, item: InputClientToolOutput) -> str | None:
+        """Return the id of the call that a result belongs to; None for an unknown call."""
+        # Clients name the call by its `call_id`, or by the id of its item.
+        stored = self.known.stored_item(item.id) if item.id else None
+        names = (item.call_id, item.id, self.call_ids.get(item.id or ""), stored and str(stored.wire.get("call_id")))
+        return next((name for name in names if name and self.history.has_call(name)), None)
 
     def has_calls_of(self, items: Sequence[Item]) -> bool:
         """Return True if every result has its call, in `items` or before."""
@@ -221,7 +228,7 @@ def _mcp_call(reading: InputConversion, item: InputItem, param: str) -> Sequence
     # A failed call has no output; the model then reads the error.
     output = text_of(item.output, param=f"{param}.output") or error_text(item.error)
     stored = reading.known.stored_item(item.id) if item.id else None
-    if stored is not None and _matches(stored, item.arguments, output) and reading.has_calls_of(stored.meaning):
+    if stored is not None and is_same_mcp_call(stored, item.arguments, output) and reading.has_calls_of(stored.meaning):
         return stored.meaning
     # The approval request already put the call into the history.
     request = reading.requests.get(item.approval_request_id or "")
@@ -230,15 +237,6 @@ def _mcp_call(reading: InputConversion, item: InputItem, param: str) -> Sequence
     name = reading.hosted_name(item.server_label, item.name or "mcp")
     call_id = item.id or reading.unnamed(param)
     return (AssistantCall(call_id, name, item.arguments), ToolResult(call_id, name, output))
-
-
-def _matches(stored: StoredItem, arguments: str, output: str) -> bool:
-    """Return True if a returned call matches the stored one.
-
-    Pydantic AI omits the output and reformats the arguments.
-    """
-    results = [item.output for item in stored.meaning if isinstance(item, ToolResult)]
-    return same_json(str(stored.wire.get("arguments")), arguments) and (results == [output] or not output)
 
 
 def _approval_request(reading: InputConversion, input_item: InputItem, param: str) -> Sequence[Item]:
@@ -319,21 +317,26 @@ def _search(reading: InputConversion, item: InputItem, param: str) -> Sequence[I
 
 def _client_tool_call(reading: InputConversion, item: InputItem, param: str) -> Sequence[Item]:
     assert isinstance(item, InputClientToolCall)
+    kind = item.type.removesuffix("_call")
     details = item.action if item.action is not None else item.operation
     call_id = item.call_id or item.id or reading.unnamed(param)
-    return (AssistantCall(call_id, item.type.removesuffix("_call"), orjson.dumps(details).decode()),)
+    if item.id:
+        reading.call_ids[item.id] = call_id
+    stored = reading.known.stored_item(item.id) if item.id else None
+    if stored is not None and is_same_call(stored, item.call_id, details):
+        return stored.meaning
+    return (AssistantCall(call_id, kind, arguments_of(FORMS[kind], details)),)
 
 
 def _client_tool_output(reading: InputConversion, item: InputItem, param: str) -> Sequence[Item]:
     """Convert the result of a client's built-in tool. Without its call, it has no effect."""
     assert isinstance(item, InputClientToolOutput)
-    name = item.type.removesuffix("_call_output")
-    call_id = next((known for known in (item.call_id, item.id) if known and reading.history.has_call(known)), None)
+    call_id = reading.call_of(item)
     if call_id is None:
         reading.notes.append(f"{param}: no effect, because the input has no call with this id")
         return ()
     text = join(output_texts(item.output), "\n", param=f"{param}.output")
-    return (ToolResult(call_id, name, text or item.status or ""),)
+    return (ToolResult(call_id, reading.history.name_of(call_id, param), text or item.status or ""),)
 
 
 def _added_tools(reading: InputConversion, item: InputItem, param: str) -> Sequence[Item]:

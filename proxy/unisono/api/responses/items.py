@@ -12,6 +12,7 @@ from typing import Any, assert_never
 
 import orjson
 
+from unisono.api.responses.client_calls import FORMS, TOOLS, call_fields, shell_output
 from unisono.api.tools import TOOL_SEARCH, CallForm, Toolbox, in_namespace, unwrap_input
 from unisono.core.conversation import (
     AddedTools,
@@ -48,6 +49,12 @@ PREFIXES = {
     "web_search_call": "ws_",
     "file_search_call": "fs_",
     "code_interpreter_call": "ci_",
+    "shell_call": "sh_",
+    "shell_call_output": "sho_",
+    "local_shell_call": "lsh_",
+    "local_shell_call_output": "lsho_",
+    "apply_patch_call": "apc_",
+    "apply_patch_call_output": "apco_",
     "tool_search_call": "tsc_",
     "tool_search_output": "tso_",
     "additional_tools": "at_",
@@ -61,12 +68,14 @@ CALL_TYPES = {
     CallForm.LEGACY: "function_call",
     CallForm.CUSTOM: "custom_tool_call",
     CallForm.SEARCH: "tool_search_call",
+    **{form: f"{kind}_call" for kind, form in FORMS.items()},
 }
 RESULT_TYPES = {
     CallForm.FUNCTION: "function_call_output",
     CallForm.LEGACY: "function_call_output",
     CallForm.CUSTOM: "custom_tool_call_output",
     CallForm.SEARCH: "tool_search_output",
+    **{form: f"{kind}_call_output" for kind, form in FORMS.items()},
 }
 # Fields of a tool search that the client runs.
 BY_CLIENT = {"execution": "client"}
@@ -128,7 +137,12 @@ def call(item_id: str, call_id: str, name: str, arguments: str, toolbox: Toolbox
     namespace, own_name = toolbox.origins.get(name, (None, name))
     origin = {"namespace": namespace} if namespace is not None else {}
     form = toolbox.form_of(name)
+    own_fields = call_fields(form, arguments)
+    if form in TOOLS and own_fields is None:
+        form = CallForm.FUNCTION
     item = {"id": item_id, "type": CALL_TYPES[form], "status": status, "call_id": call_id}
+    if own_fields is not None:
+        return {**item, **own_fields}
     if form is CallForm.SEARCH:
         return {**item, **BY_CLIENT, "arguments": _parsed(arguments)}
     fields = {"input": unwrap_input(arguments)} if form is CallForm.CUSTOM else {"arguments": arguments}
@@ -186,7 +200,9 @@ def to_wire(item: Item, item_id: str, toolbox: Toolbox) -> Wire:
         case ToolResult():
             form = toolbox.form_of(item.name)
             result = {"id": item_id, "type": RESULT_TYPES[form], "status": COMPLETED, "call_id": item.call_id}
-            return result | ({**BY_CLIENT, "tools": []} if form is CallForm.SEARCH else {"output": item.output})
+            if form is CallForm.SEARCH:
+                return {**result, **BY_CLIENT, "tools": []}
+            return {**result, "output": shell_output(item.output) if form is CallForm.SHELL else item.output}
         case AddedTools():
             tools = [_tool(tool) for tool in item.tools]
             return {"id": item_id, "type": "additional_tools", "role": "developer", "tools": tools}
@@ -196,8 +212,10 @@ def to_wire(item: Item, item_id: str, toolbox: Toolbox) -> Wire:
 
 def _tool(tool: FunctionTool) -> Wire:
     """Return a tool as clients declare it."""
-    if tool.is_search:
+    if tool.kind == TOOL_SEARCH:
         return {"type": TOOL_SEARCH, **BY_CLIENT, "description": tool.description, "parameters": tool.parameters}
+    if tool.kind:
+        return {"type": tool.kind}
     name = tool.name.removeprefix(in_namespace(tool.namespace, "")) if tool.namespace else tool.name
     wire: Wire = {"type": "custom" if tool.free_text else "function", "name": name, "description": tool.description}
     if not tool.free_text:

@@ -66,7 +66,7 @@ class MessageGate:
 
     def is_buffered(self, header: Header) -> bool:
         message = self._obligations.message_kind(header)
-        if message is MessageKind.UNDECLARED:
+        if message is MessageKind.UNDECLARED or header.recipient.full_name in self._requirements.tools.buffered:
             return True
         # A backend that enforces a form may still break it off: a marker inside a string ends the message.
         is_free = self._controller.constraint is None or self._requirements.whole

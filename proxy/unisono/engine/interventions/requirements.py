@@ -48,6 +48,7 @@ class ToolRequirements:
     schemas: Mapping[str, Schema] = field(default_factory=dict)
     texts: frozenset[str] = frozenset()  # tools that accept any text
     strict: frozenset[str] = frozenset()
+    buffered: frozenset[str] = frozenset()  # client tools whose calls are emitted only when complete
     has_server_tools: bool = False  # the model reads error results about invalid calls of tools outside `own`
     own: frozenset[str] = frozenset()  # the client's own tools
     calls_allowed: bool = True
@@ -251,6 +252,7 @@ def requirements_of(
             schemas=schemas,
             texts=frozenset(name for name, tool in client.items() if tool.free_text),
             strict=frozenset(name for name, tool in client.items() if tool.strict and request.answer.calls_allowed),
+            buffered=frozenset(name for name, tool in client.items() if tool.kind or tool.free_text),
             has_server_tools=server_tools is not None,
             own=frozenset(client),
             calls_allowed=request.answer.calls_allowed,

@@ -109,7 +109,7 @@ def test_forged_thinking_blocks_are_rejected(scripted: Anthropic) -> None:
 
 def test_anthropic_defined_tools_alone_are_rejected(demo: Anthropic) -> None:
     for tool in (
-        {"type": "bash_20250124", "name": "bash"},
+        {"type": "computer_20250124", "name": "computer"},
         {"type": "web_search_20250305", "name": "web_search"},
     ):
         with pytest.raises(anthropic.BadRequestError, match=r"tools.0.type"):

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 from anthropic import Anthropic, AsyncAnthropic, beta_tool
+from anthropic.tools import BetaLocalFilesystemMemoryTool
 from anthropic_sdk.messaging import THINKING, WEATHER, create_message, message_request, scripted_request, text_of
 from pydantic import BaseModel
 from weather import ANSWER, HELLO, PARIS, SAID
@@ -206,3 +208,13 @@ async def test_the_async_client_streams_the_same_text(stage: Any, usual: dict[st
         message = await streaming.get_final_message()
     assert "".join(pieces) == text_of(message) == HELLO
     assert len(pieces) > 1
+
+
+@whole_and_streamed
+def test_the_memory_tool_of_the_sdk_writes_a_file(scripted: Anthropic, stream: bool, tmp_path: Path) -> None:
+    memory = BetaLocalFilesystemMemoryTool(str(tmp_path))
+    fields = scripted_request("a memory, then: an answer", tools=[memory])
+    runner = scripted.beta.messages.tool_runner(**fields, **({"stream": True} if stream else {}))
+    last = runner.until_done()
+    assert text_of(last) == "Here is the answer."
+    assert (tmp_path / "memories" / "tea.txt").read_text() == "They like tea."

@@ -8,7 +8,9 @@ from typing import Any
 import openai
 import pytest
 from openai import AsyncOpenAI, OpenAI
-from openai_sdk.responding import ECHO, RESULT, WEATHER, call_in, folded, result_of, to_ask, to_play, watched
+from openai.types.responses import ResponseOutputItem
+from openai_sdk.responding import ECHO, RESULT, WEATHER, about, call_in, folded, result_of, to_ask, to_play, watched
+from pydantic import TypeAdapter
 
 PARIS = "What is the weather in Paris?"
 ANSWER = "It is sunny in Paris with 18 degrees."
@@ -139,6 +141,39 @@ def test_a_custom_tool_takes_plain_text(scripted: OpenAI, stream: bool) -> None:
     assert scripted.responses.create(**to_ask(full_history, **fields)).output_text == "Here is the answer."
     listed = scripted.responses.input_items.list(second.id, order="asc")
     assert [item.type for item in listed] == ["custom_tool_call_output", "message"]
+
+
+# Script, tool, and the result of its call without the link to the call.
+CLIENT_TOOLS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+    "a shell": (
+        {"type": "shell", "environment": {"type": "local"}},
+        {"output": [{"stdout": "a.py", "stderr": "", "outcome": {"type": "exit", "exit_code": 0}}]},
+    ),
+    "a local shell": ({"type": "local_shell"}, {"output": "a.py"}),
+    "a patch": ({"type": "apply_patch"}, {"status": "completed"}),
+}
+
+
+@pytest.mark.parametrize("stream", [False, True], ids=["whole", "stream"])
+@pytest.mark.parametrize(("name", "tool", "result"), [(name, *case) for name, case in CLIENT_TOOLS.items()])
+def test_a_built_in_tool_of_the_client_has_its_own_items(
+    scripted: OpenAI, name: str, tool: dict[str, Any], result: dict[str, Any], stream: bool
+) -> None:
+    first = create_response(scripted, to_play(name, tools=[tool]), stream)
+    call = first.output[-1]
+    assert (call.type, call.status) == (f"{tool['type']}_call", "completed")
+    TypeAdapter(ResponseOutputItem).validate_python(call.to_dict())
+    output = {"type": f"{call.type}_output", **result}
+    output |= {"id": call.call_id} if call.type == "local_shell_call" else {"call_id": call.call_id}
+    input_items = [output, {"role": "user", "content": "script: an answer"}]
+    fields = {"model": "scripted", "tools": [tool]}
+    second = create_response(scripted, to_ask(input_items, previous_response_id=first.id, **fields), stream)
+    assert second.output_text == "Here is the answer."
+    assert "notes" not in about(second)
+    full_history = [{"role": "user", "content": f"script: {name}"}, *first.output, *input_items]
+    assert scripted.responses.create(**to_ask(full_history, **fields)).output_text == "Here is the answer."
+    listed = list(scripted.responses.input_items.list(second.id, order="asc"))
+    assert [item.type for item in listed] == [output["type"], "message"]
 
 
 def test_tool_choice_none_suppresses_calls(demo: OpenAI) -> None:

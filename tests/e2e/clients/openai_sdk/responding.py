@@ -29,6 +29,8 @@ RESULT = "18 degrees, sunny"
 EVENT_TYPES: dict[str, type[BaseModel]] = {
     get_args(model.model_fields["type"].annotation)[0]: model for model in get_args(get_args(ResponseStreamEvent)[0])
 }
+# Prefix of events that SDK versions before 3 do not declare.
+SHELL_EVENTS = "response.shell_call_command."
 BEGINNINGS = ("response.created", "response.queued", "response.in_progress")
 ENDINGS = ("response.completed", "response.incomplete", "response.failed")
 
@@ -95,9 +97,15 @@ def events_in(lines: Iterable[str]) -> list[Event]:
     for name, body in zip(names, data, strict=True):
         event = json.loads(body.removeprefix("data: "))
         assert name == f"event: {event['type']}"
-        EVENT_TYPES[event["type"]].model_validate_json(body.removeprefix("data: "), strict=True)
+        if is_known(event):
+            EVENT_TYPES[event["type"]].model_validate_json(body.removeprefix("data: "), strict=True)
         events.append(event)
     return events
+
+
+def is_known(event: Event) -> bool:
+    """Return False for an event that older versions of the SDK do not declare."""
+    return event["type"] in EVENT_TYPES or not event["type"].startswith(SHELL_EVENTS)
 
 
 def folded(events: list[Event]) -> dict[str, Any]:
@@ -187,12 +195,26 @@ def _annotation_added(item: dict[str, Any], event: Event) -> None:
     notes.append(event["annotation"])
 
 
+def _command_added(item: dict[str, Any], event: Event) -> None:
+    assert event["command_index"] == len(item["action"]["commands"])
+    item["action"]["commands"].append(event["command"])
+
+
+def _command_delta(item: dict[str, Any], event: Event) -> None:
+    item["action"]["commands"][event["command_index"]] += event["delta"]
+
+
+def _command_done(item: dict[str, Any], event: Event) -> None:
+    assert item["action"]["commands"][event["command_index"]] == event["command"]
+
+
 # Fields of an item that its events do not contain before the item is done.
 KNOWN_AT_LAST: dict[str, tuple[str, ...]] = {
     "mcp_list_tools": ("tools", "error"),
     "mcp_call": ("output", "error"),
     "web_search_call": ("action",),
     "code_interpreter_call": ("outputs",),
+    "apply_patch_call": ("operation",),
 }
 
 # Change of an item, by type of event.
@@ -212,6 +234,9 @@ FOLDS: dict[str, Callable[[dict[str, Any], Event], None]] = {
     "code_interpreter_call_code.delta": _grows("code"),
     "code_interpreter_call_code.done": _has_grown("code"),
     "output_text.annotation.added": _annotation_added,
+    "shell_call_command.added": _command_added,
+    "shell_call_command.delta": _command_delta,
+    "shell_call_command.done": _command_done,
     **dict.fromkeys(
         (
             *("mcp_list_tools.in_progress", "mcp_list_tools.completed", "mcp_list_tools.failed"),

@@ -93,7 +93,10 @@ OPEN_RESPONSES = Dialect(
         "response.reasoning_text.delta": "response.reasoning.delta",
         "response.reasoning_text.done": "response.reasoning.done",
     },
-    own=("response.custom_tool_call_input.", "response.mcp_", "response.web_search_", "response.code_interpreter_"),
+    own=(
+        *("response.custom_tool_call_input.", "response.shell_call_", "response.mcp_"),
+        *("response.web_search_", "response.code_interpreter_"),
+    ),
     types=frozenset({"message", "function_call", "function_call_output", "reasoning", "compaction"}),
     tools=frozenset({"function"}),
     nested_errors=True,

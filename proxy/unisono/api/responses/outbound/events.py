@@ -14,7 +14,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import assert_never
 
-from unisono.api.responses.items import COMPLETED, IN_PROGRESS, INCOMPLETE, NewId, Wire, message, refusal_part
+from unisono.api.responses.client_calls import command_events
+from unisono.api.responses.items import COMPLETED, INCOMPLETE, NewId, Wire, message, refusal_part
 from unisono.api.responses.outbound import mcp_items
 from unisono.api.responses.outbound.citations import Citations
 from unisono.api.responses.outbound.item_lifecycle import (
@@ -218,7 +219,7 @@ class ResponseEvents:
         self._emit_delta(open_item, text)
 
     def _closed(self, closed: Closed) -> None:
-        open_item = self._open_item
+        closed, open_item = self._frame.presentable(closed), self._open_item
         if isinstance(closed.item, HostedCall) and closed.item.needs_approval:
             self._request(closed)
             return
@@ -226,7 +227,7 @@ class ResponseEvents:
             if not is_in_answer(closed) and not isinstance(closed.item, HostedCall):
                 self._silent_items += silent_items(closed)
                 return
-            open_item = self._show(closed.item)
+            open_item = self._show(closed.item, closed.text)
         text = complete_text(closed, open_item.lifecycle)
         emitted = open_item.text.getvalue()
         self._emit_delta(open_item, text[len(emitted) :])
@@ -278,11 +279,11 @@ class ResponseEvents:
 
     # -- item life cycles
 
-    def _show(self, item: Made) -> OpenItem:
+    def _show(self, item: Made, text: str = "") -> OpenItem:
         self._settle(COMPLETED)
-        return self._start_item(item, self._frame.item_id(item, self._new_id), self._frame.lifecycle(item))
+        return self._start_item(item, self._frame.item_id(item, self._new_id), self._frame.lifecycle(item), text)
 
-    def _start_item(self, item: Made, item_id: str, lifecycle: ItemLifecycle) -> OpenItem:
+    def _start_item(self, item: Made, item_id: str, lifecycle: ItemLifecycle, text: str = "") -> OpenItem:
         hidden = lifecycle is WORDLESS or (lifecycle is REASONING and not self._frame.show_reasoning)
         opened = OpenItem(item, item_id, len(self._output), lifecycle, hidden, self._silent_items)
         opened.delta = self._writer.form(f"{lifecycle.event}.delta", opened.location, lifecycle.more)
@@ -293,7 +294,7 @@ class ResponseEvents:
             opened.summary = SummaryEvents(self._add, opened.place, self._frame.summary_chars)
         self._open_item = opened
         self._silent_items = []
-        added = self._added(item, item_id)
+        added = self._added(item, item_id, text)
         self._add("response.output_item.added", {"output_index": opened.index, "item": self._frame.dialect.item(added)})
         if lifecycle.part is not None and not opened.hidden:
             self._add("response.content_part.added", {**opened.location, "part": lifecycle.part("")})
@@ -301,7 +302,7 @@ class ResponseEvents:
             self._step(opened, "in_progress")
         return opened
 
-    def _added(self, item: Made, item_id: str) -> Wire:
+    def _added(self, item: Made, item_id: str, text: str) -> Wire:
         """Return an item for its `added` event: in progress, without content."""
         match item:
             case HostedCall():
@@ -309,10 +310,7 @@ class ResponseEvents:
             case Listing():
                 return mcp_items.listing(item, item_id)
             case _:
-                empty = self._frame.output(Closed(item, ""), item_id, IN_PROGRESS).wire
-                added = {**empty, "content": []} if "content" in empty else dict(empty)
-                added.pop("encrypted_content", None)
-                return added
+                return self._frame.added(item, item_id, text)
 
     def _emit_delta(self, open_item: OpenItem, text: str) -> None:
         if not text:
@@ -346,6 +344,8 @@ class ResponseEvents:
         self._end_item(open_item, text, item)
 
     def _end_item(self, open_item: OpenItem, text: str, item: StoredItem) -> None:
+        for name, fields in command_events(dict(item.wire)):
+            self._add(name, {"output_index": open_item.index, **fields})
         self._emit_text(open_item, text, {name: item.wire[name] for name in open_item.lifecycle.copied})
         self._done(open_item, item)
 

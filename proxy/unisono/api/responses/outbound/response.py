@@ -6,9 +6,11 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, assert_never, cast
 
+from unisono.api.responses.client_calls import TOOLS, call_fields, started_call
 from unisono.api.responses.declared_tools import tool_echo
 from unisono.api.responses.items import (
     CALL_TYPES,
+    IN_PROGRESS,
     NewId,
     Wire,
     annotated,
@@ -36,8 +38,8 @@ from unisono.api.responses.outbound.item_lifecycle import (
 from unisono.api.responses.outbound.mcp_items import complete_text as complete_server_text
 from unisono.api.responses.outbound.mcp_items import kind_of, to_stored_call, to_stored_listing
 from unisono.api.responses.schema import OUTPUTS, SOURCES, ResponsesRequest
-from unisono.api.tools import Toolbox, unwrap_input
-from unisono.core.conversation import Effort, Item
+from unisono.api.tools import CallForm, Toolbox, unwrap_input
+from unisono.core.conversation import Effort, Item, Phase
 from unisono.core.events import Closed, Finished, HostedCall, Listing, Reasoning, Text, ToolCall
 from unisono.core.events import Item as Made
 from unisono.core.generation import FinishReason, Sampling, Usage
@@ -162,6 +164,27 @@ class ResponseFrame:
                 return kind_of(item).lifecycle
             case _:
                 assert_never(item)
+
+    def added(self, item: Made, item_id: str, text: str) -> Wire:
+        """Return an item of the model when it is added; `text` is its complete text, if known."""
+        form = self.toolbox.form_of(item.name) if isinstance(item, ToolCall) else CallForm.FUNCTION
+        if form in TOOLS:
+            # These calls have required fields, so that no part of them can be empty.
+            return started_call(form, dict(self.output(Closed(item, text), item_id, IN_PROGRESS).wire))
+        empty = self.output(Closed(item, ""), item_id, IN_PROGRESS).wire
+        added = {**empty, "content": []} if "content" in empty else dict(empty)
+        added.pop("encrypted_content", None)
+        return added
+
+    def presentable(self, closed: Closed) -> Closed:
+        """Return the item, or text instead of a complete call that its own form cannot express."""
+        item = closed.item
+        if not isinstance(item, ToolCall) or not closed.complete:
+            return closed
+        form = self.toolbox.form_of(item.name)
+        if form not in TOOLS or call_fields(form, closed.text) is not None:
+            return closed
+        return Closed(Text(item.index, Phase.FINAL), f"{item.name}({closed.text})")
 
     def item_id(self, item: Made, new_id: NewId) -> str:
         match item:

@@ -1,0 +1,102 @@
+"""Anthropic's tools that the client runs, as functions with documented names and inputs.
+
+A request names only their type, because Anthropic's models know them.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from unisono.api.tools import FunctionSpec
+from unisono.core.conversation import Json
+
+Properties = dict[str, Json]
+
+
+def _text(description: str) -> Json:
+    return {"type": "string", "description": description}
+
+
+_BASH: Final[Properties] = {
+    "command": _text("The command to run. Required unless `restart` is true."),
+    "restart": {"type": "boolean", "description": "True restarts the shell."},
+}
+_FILES: Final[Properties] = {
+    "path": _text("Absolute path of a file or a directory."),
+    "view_range": {
+        "type": "array",
+        "items": {"type": "integer"},
+        "description": "view: first and last line of a file, from 1; -1 is its last line. Optional.",
+    },
+    "file_text": _text("create: content of the file."),
+    "old_str": _text("str_replace: text to replace. It must occur exactly once in the file."),
+    "insert_line": {"type": "integer", "description": "insert: line after which to insert; 0 is the beginning."},
+}
+_NEW: Final[Properties] = {"new_str": _text("str_replace: new text.")}
+_NEW_OR_INSERTED: Final[Properties] = {"new_str": _text("str_replace: new text. insert: text to insert.")}
+_INSERTED: Final[Properties] = {"insert_text": _text("insert: text to insert.")}
+_RENAMED: Final[Properties] = {
+    "old_path": _text("rename: current path."),
+    "new_path": _text("rename: new path."),
+}
+_VIEW_AND_EDIT: Final = ("view", "create", "str_replace", "insert")
+
+
+def _commands(*names: str) -> Properties:
+    return {"command": {"type": "string", "enum": [*names]}}
+
+
+@dataclass(frozen=True, slots=True)
+class AnthropicTool:
+    """Tool of Anthropic that the client runs."""
+
+    types: re.Pattern[str]
+    name: str
+    description: str
+    properties: Properties = field(repr=False)
+    required: tuple[str, ...] = ()
+
+    def function(self, name: str | None, fields: Mapping[str, Any]) -> FunctionSpec:
+        """Return the tool as a function; `fields` are its settings in the request."""
+        parameters: dict[str, Json] = {"type": "object", "properties": self.properties}
+        if self.required:
+            parameters["required"] = [*self.required]
+        limit = fields.get("max_characters")
+        limited = f" A view shows at most {limit} characters of a file." if isinstance(limit, int) else ""
+        return FunctionSpec(name=name or self.name, description=self.description + limited, parameters=parameters)
+
+
+# The first row whose pattern matches the type counts; newer versions are read as the newest known one.
+TOOLS: Final = (
+    AnthropicTool(re.compile(r"bash_\d{8}"), "bash", "Run a command in a bash shell that stays open.", _BASH),
+    AnthropicTool(
+        re.compile(r"text_editor_(2024\d{4}|20250124)"),
+        "str_replace_editor",
+        "View, create and edit files.",
+        {**_commands(*_VIEW_AND_EDIT, "undo_edit"), **_FILES, **_NEW_OR_INSERTED},
+        ("command", "path"),
+    ),
+    AnthropicTool(
+        re.compile(r"text_editor_\d{8}"),
+        "str_replace_based_edit_tool",
+        "View, create and edit files.",
+        {**_commands(*_VIEW_AND_EDIT), **_FILES, **_NEW, **_INSERTED},
+        ("command", "path"),
+    ),
+    AnthropicTool(
+        re.compile(r"memory_\d{8}"),
+        "memory",
+        "Files in the directory /memories, which outlive this conversation. View the directory before anything else, "
+        "to find earlier progress. Record progress there: everything else may be lost at any time.",
+        {**_commands(*_VIEW_AND_EDIT, "delete", "rename"), **_FILES, **_NEW, **_INSERTED, **_RENAMED},
+        ("command",),
+    ),
+)
+
+
+def client_tool(kind: str) -> AnthropicTool | None:
+    """Return the tool of a type; None for any other type."""
+    return next((tool for tool in TOOLS if tool.types.fullmatch(kind)), None)
