@@ -24,7 +24,7 @@ class AgentSettings:
     model: str = "gpt-oss-120b"
     # Name of the provider in Codex's configuration, which decides how it compacts.
     provider: str = "Unisono"
-    # Prompt tokens at which the agent compacts by itself.
+    # Prompt tokens at which Codex compacts by itself, or the context window that the others are told.
     compact_at: int | None = None
     max_output: int = 32_000
     has_numbers: bool = False
@@ -95,6 +95,7 @@ def _claude_settings(settings: AgentSettings) -> Mapping[str, str]:
         "ANTHROPIC_BASE_URL": settings.url,
         "ANTHROPIC_AUTH_TOKEN": "none",
         "ANTHROPIC_MODEL": settings.model,
+        **({"CLAUDE_CODE_MAX_CONTEXT_TOKENS": str(settings.compact_at)} if settings.compact_at else {}),
         # Allows to skip permissions as root.
         "IS_SANDBOX": "1",
     }

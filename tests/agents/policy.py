@@ -175,8 +175,7 @@ def _both(view: PromptView) -> Output:
 
 def values_in(view: PromptView) -> dict[str, str]:
     """Values of the parts that the prompt contains, in results or in a summary."""
-    known = "\n".join(message.text for message in view.messages if message.author not in {"system", "developer"})
-    return dict(VALUE.findall(known))
+    return dict(VALUE.findall(view.conversation))
 
 
 def _next_part(view: PromptView) -> Output:
@@ -185,12 +184,12 @@ def _next_part(view: PromptView) -> Output:
 
 
 def _poem(view: PromptView) -> Output:
-    lines = 3 if view.knows("token limit hit") else 500
+    lines = 3 if "token limit hit" in view.conversation else 500
     return Output(call(view, "write", path=f"{view.folder}/poem.txt", content="A line of the poem.\n" * lines))
 
 
 RULES = (
-    Rule("recall", lambda view: view.knows("calc.py is fixed"), _says("I fixed calc.py.")),
+    Rule("recall", lambda view: "calc.py is fixed" in view.conversation, _says("I fixed calc.py.")),
     Rule("recall", _always, _says("I do not know.")),
     Rule("edit", _result("CHECK PASSED"), _says("calc.py is fixed.")),
     Rule("edit", _is_edited, _calls("run", command="python3 check.py")),
@@ -198,7 +197,7 @@ RULES = (
         "edit", _result("return a - b"), _calls("edit", path="calc.py", old="    return a - b", new="    return a + b")
     ),
     Rule("edit", _always, _calls("read", path="calc.py")),
-    Rule("image", lambda view: bool(NO_IMAGE.search(view.text)), _says("I cannot see red.png.")),
+    Rule("image", lambda view: bool(NO_IMAGE.search(view.conversation)), _says("I cannot see red.png.")),
     Rule("image", _always, _calls("view", path="red.png")),
     Rule("number", _result("number 137 is 18769"), _says("Number 137 is 18769.")),
     Rule("number", _always, _calls("number", number=137)),

@@ -62,9 +62,10 @@ class PromptView:
         """Return whether a tool result contains the text."""
         return any(text in message.text for message in self.messages if message.author.startswith("functions."))
 
-    def knows(self, text: str) -> bool:
-        """Return whether any message after the instructions contains the text, such as a summary."""
-        return any(text in message.text for message in self.messages if message.author not in {"system", "developer"})
+    @cached_property
+    def conversation(self) -> str:
+        """Text of all messages after the instructions, such as tool results and summaries."""
+        return "\n".join(message.text for message in self.messages if message.author not in {"system", "developer"})
 
     @property
     def last_call(self) -> str:

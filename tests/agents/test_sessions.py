@@ -38,7 +38,7 @@ ANSWERS = {
 CODEX_MODELS = ("gpt-oss-120b", "gpt-5.5", "gpt-6.1-terra", "")
 # Libraries of opencode for Chat Completions, Responses and Messages.
 SDKS = ("@ai-sdk/openai-compatible", "@ai-sdk/openai", "@ai-sdk/anthropic")
-BASIC = ("edit recall", "image edit", "number", "parallel")
+BASIC = ("edit recall", "image edit", "number")
 
 
 @dataclass(frozen=True)
@@ -71,9 +71,10 @@ def cases() -> Iterator[Case]:
     # Compaction by an ordinary request, or by an item that asks the gateway for it.
     yield Case("codex", "sum", {"compact_at": 24_000}, summary="CONTEXT CHECKPOINT")
     yield Case("codex", "sum", {"compact_at": 24_000, "provider": "OpenAI"}, summary="Sum up our conversation")
-    # Compaction after the gateway refused a prompt, and by opencode's own count.
+    # Compaction after the gateway refused a prompt, and by the agent's own count.
     yield Case("claude", "sum", {"window": 70_000}, summary="Respond with TEXT ONLY")
     yield Case("opencode", "sum", {"window": 60_000}, summary="Here is the conversation so far", code=1)
+    yield Case("claude", "sum", {"compact_at": 70_000, "max_output": 4_096}, summary="Respond with TEXT ONLY")
     limits = {"compact_at": 48_000, "max_output": 4_096}
     yield Case("opencode", "sum", limits, summary="Here is the conversation so far")
     # A call that is cut by the token limit. Claude Code asks the model to continue, the others end the run.
@@ -153,6 +154,24 @@ async def test_two_hundred_tools_are_declared_at_once(tmp_path: Path, name: str,
         assert ANSWERS["number"] in run.text, run
         assert len([tool for tool in running.model.main[0].view.tools if "number_" in tool]) == 200
         assert len(running.model.main) == 2
+
+
+# Number of prompts of a session with two calls in one message. `exec` of Codex takes one call at a time.
+PARALLEL = {
+    "codex": ("codex", {}, 2),
+    "codex-exec": ("codex", {"model": "gpt-6.1-terra"}, 3),
+    "claude": ("claude", {}, 2),
+    **{f"opencode-{sdk}": ("opencode", {"sdk": sdk}, 2) for sdk in SDKS},
+}
+
+
+@pytest.mark.parametrize(("name", "options", "prompts"), PARALLEL.values(), ids=PARALLEL)
+async def test_two_calls_in_one_message_both_run(tmp_path: Path, name: str, options: Any, prompts: int) -> None:
+    async with session(AGENTS[name], tmp_path, **options) as running:
+        run = await running.ask(SENTENCES["parallel"])
+        assert ANSWERS["parallel"] in run.text, run
+        assert len(running.model.main) == prompts
+        assert broken_prefixes(running.model.exchanges) == []
 
 
 @pytest.mark.parametrize("name", AGENTS)
