@@ -23,7 +23,7 @@ VERSION = $(shell sed -n 's/^version = "\(.*\)"/\1/p' pyproject.toml)
 # More workers than cores, because many tests only wait for servers.
 WORKERS := 4
 
-.PHONY: help serve test lint types imports unit test-sdk test-clients test-providers test-engines test-openapi test-page test-crash test-leaks test-slow test-deep test-restarts test-failover chaos soak fmt bench clean docs test-deploy test-dist dist
+.PHONY: help serve test lint types imports unit test-sdk test-clients test-agents test-providers test-engines test-openapi test-page test-crash test-leaks test-slow test-deep test-restarts test-failover chaos soak fmt bench clean docs test-deploy test-dist dist
 
 help:
 	@echo "make serve          serve the gpt-oss backends on this machine, or the demo model (ARGS='--config my.yaml')"
@@ -31,6 +31,7 @@ help:
 	@echo "make lint fmt       check the style, or fix it"
 	@echo "make types imports unit test-sdk        parts of make test"
 	@echo "make test-clients   all client libraries: openai before and after 3, anthropic, openai-agents, pydantic-ai, langchain, litellm"
+	@echo "make test-agents    Codex, Claude Code and opencode as locked, or their newest versions (ARGS=--newest); ten minutes"
 	@echo "make test-providers other providers through litellm, in a separate environment"
 	@echo "make test-engines   real vLLM, llama.cpp and mlx-lm on the CPU; the first run takes 5 GB and half an hour"
 	@echo "make test-openapi   valid and invalid requests generated from the OpenAPI document; four minutes"
@@ -89,6 +90,10 @@ test-sdk: $(SYNCED)
 test-clients: $(SYNCED)
 	tests/e2e/run $(ARGS)
 
+# Real coding agents from npm with a scripted model, in a separate environment.
+test-agents: $(SYNCED)
+	tests/agents/run $(ARGS)
+
 # Requests generated from the OpenAPI document, in a separate environment.
 test-openapi: $(SYNCED)
 	CLIENTS=openapi tests/e2e/run $(ARGS)
@@ -115,10 +120,10 @@ test-crash: $(SYNCED) .state-server
 test-leaks: $(SYNCED)
 	$(BIN)/pytest -m slow tests/e2e/test_leaks.py -s $(ARGS)
 
-# All slow tests, except those with real engines.
+# All slow tests, except those with real engines and coding agents.
 test-slow: $(SYNCED) .state-server
-	$(BIN)/pytest -m "slow and not alone" --ignore tests/engines_all -n 2 --dist loadfile $(ARGS)
-	$(BIN)/pytest -m "slow and alone" --ignore tests/engines_all $(ARGS)
+	$(BIN)/pytest -m "slow and not alone" --ignore tests/engines_all --ignore tests/agents -n 2 --dist loadfile $(ARGS)
+	$(BIN)/pytest -m "slow and alone" --ignore tests/engines_all --ignore tests/agents $(ARGS)
 	tests/e2e/run
 	$(MAKE) --no-print-directory test-page
 

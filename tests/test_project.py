@@ -229,6 +229,7 @@ def test_every_test_folder_is_named_after_a_package_or_listed() -> None:
     packages = {path.name for package in ("proxy/unisono", "adapters") for path in (ROOT / package).iterdir()}
     others = {
         "adapters",
+        "agents",
         "bench",
         "chaos",
         "compat",
