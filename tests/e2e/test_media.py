@@ -49,6 +49,16 @@ HISTORIES: dict[str, tuple[str, list[Any], str]] = {
         [user(TEXT), CHAT_CALL, {"role": "tool", "tool_call_id": "c1", "content": [CHAT_IMAGE]}],
         "messages.2.content.0",
     ),
+    "chat: a tool result in a message of the user": (
+        "chat",
+        [
+            user(TEXT),
+            CHAT_CALL,
+            {"role": "tool", "tool_call_id": "c1", "content": "See below."},
+            user(TEXT, CHAT_IMAGE),
+        ],
+        "messages.3.content.1",
+    ),
     "messages: an earlier message": ("messages", [user(IMAGE, TEXT), ANSWERED, user(TEXT)], "messages.0.content.0"),
     "messages: a tool result": (
         "messages",

@@ -159,6 +159,8 @@ class MediaRemoval:
 
     # Rules.
     # - The newest user message keeps its media, so that validation refuses them. Results of tools in it lose theirs.
+    # - After a message of a tool, media of the user's message come from the tool: programs that use Chat Completions
+    #   send them there, because a tool's own message holds only text.
     # - Lists and objects are copied only where something is removed.
 
     def __init__(self, path: str, rules: MediaRules) -> None:
@@ -171,6 +173,8 @@ class MediaRemoval:
     def without_media(self, items: Sequence[Any]) -> list[Any]:
         """Return the items without their media."""
         newest = next((index for index in range(len(items) - 1, -1, -1) if _is_user_message(items[index])), -1)
+        if newest > 0 and _is_tool_message(items[newest - 1]):
+            newest = -1
         remaining = []
         for index, item in enumerate(items):
             if isinstance(item, dict):
@@ -226,3 +230,8 @@ def _is_user_message(item: Any) -> bool:
     if not isinstance(parts, list) or not parts:
         return True
     return any(not isinstance(part, dict) or part.get("type") != "tool_result" for part in parts)
+
+
+def _is_tool_message(item: Any) -> bool:
+    """Return whether an item is the message of a tool in Chat Completions."""
+    return isinstance(item, dict) and item.get("role") in ("tool", "function")
