@@ -22,7 +22,6 @@ from unisono.api.responses.outbound.item_lifecycle import (
     ARGUMENTS,
     CALLS,
     HOSTED,
-    INPUT,
     REASONING,
     REFUSAL,
     TEXT,
@@ -41,7 +40,6 @@ from unisono.api.responses.outbound.response import (
     to_status,
 )
 from unisono.api.responses.outbound.serializer import EventSerializer, WireEvent
-from unisono.api.tools import unwrap_input
 from unisono.api.unisono_object import to_about
 from unisono.core.conversation import AssistantMessage, Item, Phase
 from unisono.core.events import (
@@ -228,7 +226,9 @@ class ResponseEvents:
                 self._silent_items += silent_items(closed)
                 return
             open_item = self._show(closed.item, closed.text)
-        text = self._complete_text(open_item.lifecycle, closed)
+        text = closed.text
+        if isinstance(closed.item, HostedCall):
+            text = mcp_items.complete_text(closed.item, text)
         emitted = open_item.text.getvalue()
         self._emit_delta(open_item, text[len(emitted) :])
         open_item.closed = closed
@@ -243,13 +243,6 @@ class ResponseEvents:
         elif closed.complete:
             self._settle(COMPLETED)
         # A truncated item waits: if the model continues, it was repaired. Only the last item can be incomplete.
-
-    @staticmethod
-    def _complete_text(lifecycle: ItemLifecycle, closed: Closed) -> str:
-        """Return the text that the deltas of a finished item must add up to."""
-        if isinstance(closed.item, HostedCall):
-            return mcp_items.complete_text(closed.item, closed.text)
-        return unwrap_input(closed.text) if lifecycle is INPUT else closed.text
 
     # -- tools the gateway runs
 
