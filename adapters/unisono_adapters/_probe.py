@@ -20,6 +20,7 @@ from unisono.core.generation import (
     CHANNEL,
     RETURN,
     STOP_TOKENS,
+    TEXT_KINDS,
     Capabilities,
     Chunk,
     CompletionJob,
@@ -83,10 +84,10 @@ class Subject:
 
     `claims` are the capabilities promised by its kind and by itself; `remedies` are this kind's advice for
     failed checks. `encode` and `decode` are the backend's own tokenizer, with special tokens parsed; their
-    result is None, or a BackendError is raised, if it does not answer. `long_prompt` is the length in tokens of
-    a prompt that a kind known to truncate must read whole; 0 for none. `trusted` are kinds of constraint
-    without a trial, because this package enforces them. `first_token_s` replaces FIRST_TOKEN_S for a kind that
-    loads its model on the first request."""
+    result is None, or a BackendError is raised, if it does not answer. `long_prompt` is the length in tokens of a
+    prompt that a kind known to truncate must read whole; 0 for none. `trusted` are kinds of constraint without a trial,
+    because this package enforces them. `first_token_s` replaces FIRST_TOKEN_S for a kind that loads its model on the
+    first request."""
 
     complete: Callable[[CompletionJob], AsyncIterator[Chunk]]
     claims: Capabilities
@@ -362,16 +363,15 @@ class _Probing:
             self._find(Check.CONTEXT, size >= SMALLEST_CONTEXT, f"{size} tokens")
 
     async def constraints(self) -> None:
-        """Try the claimed kinds of constraint and keep those that the backend enforces.
-
-        Engines and proxies ignore unknown fields and answer as if unconstrained."""
+        """Try the claimed kinds of constraint and keep those that the backend enforces."""
         claimed = self._capabilities.constrain
         trusted = claimed & self._subject.trusted
         enforced = trusted | {kind for kind in sorted(claimed - trusted) if await self._enforces(TRIALS[kind])}
         self._capabilities = replace(self._capabilities, constrain=enforced)
-        lost = ", ".join(sorted(claimed - enforced))
+        # The gateway also checks free texts by itself.
+        lost = ", ".join(sorted(claimed - enforced - frozenset(TEXT_KINDS)))
         message = f"It does not enforce: {lost}." if lost else ", ".join(sorted(enforced))
-        self._find(Check.CONSTRAIN, enforced == claimed and bool(enforced), message, Severity.WARNING if lost else None)
+        self._find(Check.CONSTRAIN, not lost and bool(enforced), message, Severity.WARNING if lost else None)
 
     async def _enforces(self, trial: Trial) -> bool:
         heard = await self._generate(self.prompt_with(OPENED), trial.max_tokens, constraint=trial.constraint)

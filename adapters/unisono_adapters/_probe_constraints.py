@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from unisono.core.generation import AnyJson, Constraint, JsonSchema, OneOf
+from unisono.core.generation import AnyJson, Constraint, JsonSchema, Lark, OneOf, Regex
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,12 +41,15 @@ _SCHEMA = {
     "additionalProperties": False,
 }
 _TEXTS = ("unisono", "keeps to it")
+_ANSWERS = tuple("".join(text.split()) for text in _TEXTS)
 
 TRIALS: Mapping[str, Trial] = {
     trial.constraint.kind: trial
     for trial in (
         Trial(JsonSchema(_SCHEMA), ('{"unisono":"kept"}',), 16),
         Trial(AnyJson(), ("{",), 4),
-        Trial(OneOf(_TEXTS), tuple("".join(text.split()) for text in _TEXTS), 8),
+        Trial(Regex("(unisono)|(keeps to it)"), _ANSWERS, 2),
+        Trial(Lark('start: "unisono" | "keeps to it"'), _ANSWERS, 2),
+        Trial(OneOf(_TEXTS), _ANSWERS, 8),
     )
 }

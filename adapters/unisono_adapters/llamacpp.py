@@ -22,15 +22,17 @@ from unisono.core.generation import (
     Constraint,
     FinishReason,
     JsonSchema,
+    Lark,
     Load,
     OneOf,
     OutputForm,
+    Regex,
 )
 from unisono.core.ports import BackendOptions
 from unisono.core.probe import Check, Probe
 from unisono.errors import BackendOverloaded, BackendProtocolError
 from unisono.harmony.encoding import load_encoding
-from unisono_adapters._constraints import as_gbnf, bias, schema_of
+from unisono_adapters._constraints import as_gbnf, bias, refused_kind, schema_of
 from unisono_adapters._events import count, decoded, generate, text_of, token_ids
 from unisono_adapters._failures import FailureTable, IdsMissing, is_error
 from unisono_adapters._http import BackendHttp
@@ -192,6 +194,8 @@ def _constrained(constraint: Constraint) -> dict[str, object]:
             return {"json_schema": schema_of(constraint)}
         case OneOf(texts):
             return {"grammar": as_gbnf(texts)}
+        case Regex() | Lark():
+            raise refused_kind(constraint)
         case _:
             assert_never(constraint)
 

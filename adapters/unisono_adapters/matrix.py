@@ -92,6 +92,18 @@ CONSTRAINED: Mapping[str, Cell] = {
     "mlx": EXACT,
     "replay": UNCONSTRAINED,
 }
+CHECKED = Cell(Support.NONE, "The gateway checks the complete text of a custom tool instead.")
+# Grammars of custom tools.
+TEXT_GRAMMARS: Mapping[str, Cell] = {
+    **dict.fromkeys(KINDS, CHECKED),
+    "vllm": Cell(
+        Support.EXACT,
+        "Regular expressions. Lark grammars only as far as the grammar engine of the server reads them; llguidance "
+        "reads all of them. The gateway checks the other texts.",
+    ),
+    "sglang": Cell(Support.EXACT, "Regular expressions. The gateway checks the texts of Lark grammars."),
+    "mlx": EXACT,
+}
 JUDGED = (
     "The gateway buffers the answer until it is complete, checks it, and generates an invalid one again, at most "
     "twice. If it is still invalid, the client receives a refusal, and `unisono.unmet` gives the reason."
@@ -153,6 +165,7 @@ MATRIX: Mapping[str, Mapping[str, Cell]] = {
     },
     "logit_bias": {**ANYWHERE, "ollama": NO_BIAS, "replay": NO_BIAS},
     "constrained decoding": CONSTRAINED,
+    "grammars of custom tools": TEXT_GRAMMARS,
     "response_format, text.format, strict tools": FORMATS,
     "tool_choice: required, named, allowed_tools": CHOICES,
     "reasoning budget": FORMS,

@@ -31,10 +31,12 @@ from unisono.core.generation import (
     CompletionJob,
     Constraint,
     JsonSchema,
+    Lark,
     Load,
     OneOf,
     OutputForm,
     Prompt,
+    Regex,
     Sampling,
 )
 from unisono.core.ports import BackendOptions
@@ -154,7 +156,7 @@ class OllamaBackend:
             await self.probe()
         plan = self._plan
         assert plan is not None, "the probe made no plan"
-        if isinstance(job.constraint, OneOf) or (job.constraint and plan.route is OllamaRoute.TEMPLATE):
+        if isinstance(job.constraint, OneOf | Regex | Lark) or (job.constraint and plan.route is OllamaRoute.TEMPLATE):
             raise refused_kind(job.constraint)
         try:
             async with aclosing(self._generated(job, plan)) as chunks:
@@ -275,7 +277,7 @@ def _format(constraint: Constraint) -> object:
             return schema_of(constraint)
         case AnyJson():
             return "json"
-        case OneOf():
+        case OneOf() | Regex() | Lark():
             raise refused_kind(constraint)
         case _:
             assert_never(constraint)

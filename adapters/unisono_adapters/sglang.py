@@ -22,14 +22,16 @@ from unisono.core.generation import (
     CompletionJob,
     Constraint,
     JsonSchema,
+    Lark,
     Load,
     OneOf,
     OutputForm,
+    Regex,
 )
 from unisono.core.ports import BackendOptions
 from unisono.core.probe import Check, Probe
 from unisono_adapters import _completions
-from unisono_adapters._constraints import as_regex, schema_of
+from unisono_adapters._constraints import as_regex, refused_kind, schema_of
 from unisono_adapters._http import BackendHttp
 from unisono_adapters._load import LoadPages, amount, document, part
 from unisono_adapters._metrics import by_part, samples
@@ -65,7 +67,7 @@ class SglangBackend:
             # The server rejects a prompt and max_tokens that fill its window to the last token.
             context=length - 1 if length else None,
             logit_bias=True,
-            constrain=frozenset(CONSTRAINT_KINDS),
+            constrain=frozenset((*CONSTRAINT_KINDS, Regex.kind)),
         )
         subject = Subject(self.complete, claims, remedies=REMEDIES, encode=self._encode, decode=self._decode)
         return await examine_served(subject, self._model, served)
@@ -168,5 +170,9 @@ def _constrained(constraint: Constraint) -> dict[str, object]:
         case OneOf(texts):
             # All of its grammar backends accept a regular expression, but not all a grammar.
             return {"regex": as_regex(texts)}
+        case Regex(pattern):
+            return {"regex": pattern}
+        case Lark():
+            raise refused_kind(constraint)
         case _:
             assert_never(constraint)

@@ -16,15 +16,18 @@ import orjson
 from unisono.core.generation import (
     CONSTRAINT_KINDS,
     STOP_TOKENS,
+    TEXT_KINDS,
     AnyJson,
     Capabilities,
     Chunk,
     CompletionJob,
     Constraint,
     JsonSchema,
+    Lark,
     Load,
     OneOf,
     OutputForm,
+    Regex,
 )
 from unisono.core.ports import BackendOptions
 from unisono.core.probe import Check, Probe
@@ -72,7 +75,7 @@ class VllmBackend:
             stop_visible=True,
             context=length,
             logit_bias=True,
-            constrain=frozenset(CONSTRAINT_KINDS),
+            constrain=frozenset((*CONSTRAINT_KINDS, *TEXT_KINDS)),
         )
         subject = Subject(self.complete, claims, remedies=REMEDIES, encode=self._encode, decode=self._decode)
         return await examine_served(subject, self._model, served)
@@ -94,7 +97,7 @@ class VllmBackend:
         return _completions.complete(self._wire, self._body(job), job, OutputForm.IDS)
 
     async def _constrained(self, job: CompletionJob, constraint: Constraint) -> AsyncIterator[Chunk]:
-        tag = None if isinstance(constraint, OneOf) else as_tag(schema_of(constraint))
+        tag = as_tag(schema_of(constraint)) if isinstance(constraint, JsonSchema | AnyJson) else None
         ways = [_structured(constraint)] if tag is None else [{"structural_tag": tag}, _structured(constraint)]
         while ways:
             answer = _completions.complete(self._wire, self._body(job, ways.pop(0)), job, OutputForm.IDS)
@@ -183,5 +186,10 @@ def _structured(constraint: Constraint) -> Mapping[str, object]:
             return {"json_object": True}
         case OneOf(texts):
             return {"choice": texts}
+        case Regex(pattern):
+            return {"regex": pattern}
+        case Lark(grammar):
+            # Its default engine reads a part of Lark's notation, and llguidance all of it.
+            return {"grammar": grammar}
         case _:
             assert_never(constraint)

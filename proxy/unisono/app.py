@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
@@ -62,7 +62,8 @@ from unisono.bootstrap.store import build_spool, build_store
 from unisono.bootstrap.tool_servers import ServerToolSetup, build_server_tools
 from unisono.config import Config, GatewaySettings, ModelRegistry
 from unisono.core.access import Caller
-from unisono.core.conversation import Json
+from unisono.core.conversation import TextGrammar
+from unisono.core.ports import Schema
 from unisono.core.state_store import Store
 from unisono.core.tools import ToolHost
 from unisono.engine.conversation_cache import ConversationCache
@@ -385,14 +386,15 @@ def build_engine(
     )
 
 
-def violation(schema: Mapping[str, Json], text: str) -> str | None:
-    """Return the mismatch between JSON text and a schema, None if there is none.
+def violation(schema: Schema | TextGrammar, text: str) -> str | None:
+    """Return the mismatch between a text and a schema or a grammar, None if there is none.
 
     An unsupported schema allows everything: strict tools and answer forms were checked before, others are not
     guaranteed.
     """
     try:
-        schemas.check(schema, "schema")
+        if not isinstance(schema, TextGrammar):
+            schemas.check(schema, "schema")
     except InvalidRequest:
         return None
     return schemas.violation(schema, text)

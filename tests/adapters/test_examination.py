@@ -11,7 +11,15 @@ from typing import Any
 import pytest
 
 from tests.fakes import FakeMlxServer, FakeVllm, Patient, Refusal
-from unisono.core.generation import Capabilities, Chunk, CompletionJob, FinishReason, OutputForm
+from unisono.core.generation import (
+    CONSTRAINT_KINDS,
+    TEXT_KINDS,
+    Capabilities,
+    Chunk,
+    CompletionJob,
+    FinishReason,
+    OutputForm,
+)
 from unisono.core.ports import Backend, BackendOptions
 from unisono.core.probe import MEANINGS, Check, Finding, Probe, Severity, unreached
 from unisono.errors import (
@@ -83,7 +91,7 @@ async def test_sound_vllm_passes_every_check() -> None:
         Check.CONTEXT: None,
         Check.CONSTRAIN: None,
     }
-    assert probe.capabilities.constrain == {"json_schema", "json_object", "choice"}
+    assert probe.capabilities.constrain == {*CONSTRAINT_KINDS, *TEXT_KINDS}
     assert probe.first_token_s is not None
     assert 0 < probe.first_token_s < 5
     assert probe.capabilities.stop_visible

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import time
 from typing import Any
 
@@ -13,7 +12,7 @@ from hypothesis import strategies as st
 from unisono.api.chat.inbound import declared, to_conversation
 from unisono.api.chat.schema import ChatRequest
 from unisono.api.history_builder import split_markers
-from unisono.api.tools import CallForm, Toolbox, to_toolbox, unwrap_input, wrap_input
+from unisono.api.tools import CallForm, Toolbox, to_toolbox
 from unisono.core.conversation import (
     AssistantCall,
     AssistantMessage,
@@ -132,7 +131,7 @@ CASES: dict[str, tuple[list[dict[str, Any]], list[Item]]] = {
     ),
     "a custom call": (
         [{"role": "assistant", "tool_calls": [{"id": "c", "type": "custom", "custom": {"name": "f", "input": "ls"}}]}],
-        [AssistantCall("c", "f", '{"input":"ls"}')],
+        [AssistantCall("c", "f", "ls")],
     ),
     "empty assistant messages are dropped": ([assistant(None), user(), assistant(""), user()], [HI, HI]),
     "a refusal becomes an assistant message": (
@@ -289,36 +288,43 @@ def test_functions_are_converted_in_every_form() -> None:
     assert legacy.form_of("srv.get-it") is CallForm.LEGACY
 
 
-def test_a_custom_tool_becomes_a_function_with_one_string() -> None:
+def test_a_custom_tool_takes_a_string() -> None:
     box = toolbox_of({"type": "custom", "custom": {"name": "shell", "format": {"type": "grammar"}}})
     [tool] = box.tools
-    assert tool.parameters is not None
-    assert tool.parameters["required"] == ["input"]
+    assert (tool.parameters, tool.free_text, tool.strict) == ({"type": "string"}, True, False)
     assert box.form_of("shell") is CallForm.CUSTOM
     assert box.notes == ("tools.0.custom.format: no effect",)
 
 
-GRAMMAR = {"syntax": "lark", "definition": 'start: "a"+'}
+LARK = {"syntax": "lark", "definition": 'start: "a"+'}
+REGEX = {"syntax": "regex", "definition": "a+"}
+# Grammar, and why it is not enforced.
+GRAMMARS: dict[str, tuple[dict[str, str], str]] = {
+    "Lark": (LARK, ""),
+    "regex": (REGEX, ""),
+    "Lark with an unknown rule": ({**LARK, "definition": "start: b"}, "unknown name"),
+    "regex that closes the group of the whole": ({**REGEX, "definition": "a)|(b"}, "unopened group"),
+    "regex with a reference": ({**REGEX, "definition": r"(a)\1"}, "backreferences are not supported"),
+}
 
 
-@pytest.mark.parametrize("format", [{"type": "grammar", **GRAMMAR}, {"type": "grammar", "grammar": GRAMMAR}])
-def test_the_model_reads_the_grammar_of_a_custom_tool(format: dict[str, Any]) -> None:
-    box = toolbox_of({"type": "custom", "custom": {"name": "shell", "description": "Run.", "format": format}})
-    assert box.tools[0].description == 'Run.\n\nThe input must match this grammar (lark):\nstart: "a"+'
-    assert box.notes == ("tools.0.custom.format: shown to the model, but not enforced",)
-
-
-PATCH = "*** Begin Patch\n*** End Patch"
-
-
-@pytest.mark.parametrize("arguments", [{"patch": PATCH}, {"input": PATCH}, {"input": PATCH, "patch": "x"}])
-def test_a_patch_is_unwrapped_from_any_name(arguments: dict[str, str]) -> None:
-    assert unwrap_input(json.dumps(arguments)) == PATCH
-
-
-@pytest.mark.parametrize("arguments", ['{"patch": "a", "at": "b"}', '{"patch": 5}', '{"patch": "a"'])
-def test_other_objects_with_a_patch_are_the_input_themselves(arguments: str) -> None:
-    assert unwrap_input(arguments) == arguments
+@pytest.mark.parametrize("nested", [False, True])
+@pytest.mark.parametrize(("grammar", "refusal"), GRAMMARS.values(), ids=GRAMMARS)
+def test_a_custom_tool_has_a_grammar(grammar: dict[str, str], refusal: str, nested: bool) -> None:
+    form = {"type": "grammar", "grammar": grammar} if nested else {"type": "grammar", **grammar}
+    box = toolbox_of({"type": "custom", "custom": {"name": "shell", "description": "Run.", "format": form}})
+    [tool] = box.tools
+    definition, syntax = grammar["definition"], grammar["syntax"]
+    assert tool.description == f"Run.\n\nThe input must match this grammar ({syntax}):\n{definition}"
+    if not refusal:
+        assert tool.grammar is not None
+        assert (tool.grammar.syntax, tool.grammar.definition, tool.strict) == (syntax, definition, True)
+        assert box.notes == ()
+        return
+    assert (tool.grammar, tool.strict) == (None, False)
+    [note] = box.notes
+    assert note.startswith("tools.0.custom.format: shown to the model, but not enforced: ")
+    assert refusal in note
 
 
 def test_a_namespace_is_flattened() -> None:
@@ -335,16 +341,6 @@ def test_unsupported_tools_beside_functions_are_skipped_with_a_note() -> None:
     box = toolbox_of({"type": "web_search"}, {"type": "function", "name": "f"}, {"type": "mcp", "server_label": "x"})
     assert [tool.name for tool in box.tools] == ["f"]
     assert [note.partition(":")[0] for note in box.notes] == ["tools.0.type", "tools.2.type"]
-
-
-@given(st.text())
-def test_free_text_survives_wrapping_and_unwrapping(text: str) -> None:
-    assert unwrap_input(wrap_input(text)) == text
-
-
-@pytest.mark.parametrize("text", ["ls -l", '{"input": 5}', "[1]", "", '{"input": "\\ud800"}'])
-def test_unwrapping_returns_any_other_text_unchanged(text: str) -> None:
-    assert unwrap_input(text) == text
 
 
 def test_parts_that_join_to_an_untokenizable_run_are_refused() -> None:

@@ -122,7 +122,7 @@ CASES: dict[str, tuple[list[Event], list[Any], str]] = {
         "tool_calls",
     ),
     "custom tool call": (
-        [*call(0, 0, "free", '{"input":"ls -l"}'), finished()],
+        [*call(0, 0, "free", "ls -l"), finished()],
         [
             START,
             {"tool_calls": [{"index": 0, "type": "custom", "id": "call_0", "custom": {"name": "free", "input": ""}}]},

@@ -15,11 +15,14 @@ from tests.fakes import Refusal, close_at, constraints, reset_at
 from tests.fakes.constraints import Held
 from unisono.core.generation import (
     CONSTRAINT_KINDS,
+    TEXT_KINDS,
     AnyJson,
     Constraint,
     FinishReason,
     JsonSchema,
+    Lark,
     OneOf,
+    Regex,
     Sampling,
 )
 from unisono.errors import (
@@ -45,12 +48,16 @@ CONSTRAINTS: dict[str, Constraint] = {
     "json_schema with minProperties": JsonSchema({**SCHEMA, "minProperties": 1}),
     "json_object": AnyJson(),
     "choice": OneOf(TEXTS),
+    "regex": Regex("[a-z]+"),
+    "lark": Lark('start: "a"+'),
 }
 EXPECTED: dict[str, Held] = {
     "json_schema": Held(SCHEMA),
     "json_schema with minProperties": Held({**SCHEMA, "minProperties": 1}),
     "json_object": Held({"type": "object"}),
     "choice": Held(texts=TEXTS),
+    "regex": Held(regex="[a-z]+"),
+    "lark": Held(lark='start: "a"+'),
 }
 
 # Readers of the constraint in a request of each kind.
@@ -64,8 +71,8 @@ READERS: dict[str, Callable[[dict[str, Any]], Held | None]] = {
 }
 # Constraint kinds that each backend kind claims; a missing kind claims none.
 CLAIMED = {
-    "vllm": frozenset(CONSTRAINT_KINDS),
-    "sglang": frozenset(CONSTRAINT_KINDS),
+    "vllm": frozenset((*CONSTRAINT_KINDS, *TEXT_KINDS)),
+    "sglang": frozenset((*CONSTRAINT_KINDS, Regex.kind)),
     "llamacpp": frozenset(CONSTRAINT_KINDS),
     "ollama raw": frozenset({"json_schema", "json_object"}),
 }

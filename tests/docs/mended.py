@@ -14,13 +14,14 @@ from dataclasses import dataclass, replace
 
 from tests.engine import test_plan
 from tests.engine.hosting import ANSWER, ENCODING, SEARCH, Servers, Talk, call, calls_of, tool
-from tests.engine.planning import FINAL, PARIS, PREAMBLE, WEATHER, ask, turn
+from tests.engine.planning import CONVERSATION, FINAL, PARIS, PREAMBLE, WEATHER, ask, turn
 from tests.engine.scripted import Step
 from tests.engine.test_loop import decided, hosting, lost, other
 from tests.engine.test_unfinished_turns import UNKNOWN
 from tests.harmony.fold import items_of, new_router, rules_of
 from tests.harmony.recoveries import CASES, C, F, P, R
 from unisono.api.chat.schema import ChatRequest
+from unisono.core.conversation import FunctionTool
 from unisono.core.events import Event
 from unisono.core.generation import FinishReason
 from unisono.core.recovery_rules import (
@@ -138,6 +139,11 @@ async def answer_examples() -> Mapping[str, Example]:
     for rule, outputs in UNFINISHED.items():
         answered = await ask(outputs, turn())
         found[rule] = Example(outputs, visible(answered.events), answered.report.recoveries)
+    free = replace(CONVERSATION.preamble, tools=(FunctionTool("note", parameters={"type": "string"}, free_text=True),))
+    wrapped = ['<|channel|>commentary to=functions.note <|constrain|>json<|message|>{"input":"Buy tea."}<|call|>']
+    answered = await ask(wrapped, turn(conversation=replace(CONVERSATION, preamble=free)))
+    condition = "The tool takes plain text."
+    found["wrapped-input"] = Example(wrapped, visible(answered.events), answered.rules, condition)
     answered = await ask([FINAL + "la " * 6000], turn(), spare=True)
     [(answer,)] = [answered.items]
     assert isinstance(answer, F)

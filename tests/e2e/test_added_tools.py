@@ -81,7 +81,7 @@ async def test_tools_in_an_item_are_called_like_declared_ones(harness: Line, str
     harness.say(called("exec", '{"input": "ls"}'))
     response = await harness.responds(input=[item, ASKED], tools=[], stream=stream)
     assert "# Valid channels: analysis, commentary, final." in harness.prompts[0]
-    assert "type exec = (_: {" in harness.prompts[0]
+    assert "type exec = (_: string) => any;" in harness.prompts[0]
     [call] = [entry for entry in response["output"] if entry["type"] == "custom_tool_call"]
     assert (call["name"], call["input"]) == ("exec", "ls")
     assert "notes" not in response["unisono"]

@@ -17,12 +17,15 @@ from unisono.core.generation import (
     CONSTRAINT_KINDS,
     FIRST_SPECIAL,
     STOP_TOKENS,
+    TEXT_KINDS,
     AnyJson,
     CompletionJob,
     Constraint,
     FinishReason,
     JsonSchema,
+    Lark,
     OneOf,
+    Regex,
     Sampling,
 )
 from unisono.core.ports import Backend, BackendOptions
@@ -184,5 +187,10 @@ async def test_cancelling_during_grammar_compilation_leaves_the_engine_usable(ba
     assert await generate(backend, constrained_job(OneOf(("yes",)))) == "yes"
 
 
+@pytest.mark.parametrize("constraint", [Regex("yes"), Lark('start: "yes"')], ids=["regex", "lark"])
+async def test_a_text_matches_its_grammar(backend: Backend, constraint: Regex | Lark) -> None:
+    assert await generate(backend, constrained_job(constraint)) == "yes"
+
+
 async def test_probe_claims_every_tested_constraint_kind(backend: Backend) -> None:
-    assert (await backend.probe()).capabilities.constrain == frozenset(CONSTRAINT_KINDS)
+    assert (await backend.probe()).capabilities.constrain == frozenset((*CONSTRAINT_KINDS, *TEXT_KINDS))

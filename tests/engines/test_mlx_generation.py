@@ -22,6 +22,7 @@ from tests.engines.demo_prompts import (
 from unisono.core.generation import (
     CONSTRAINT_KINDS,
     RETURN,
+    TEXT_KINDS,
     Capabilities,
     Chunk,
     CompletionJob,
@@ -62,7 +63,7 @@ async def test_probe_reports_the_capabilities(backend: Backend) -> None:
         stop_visible=True,
         context=131072,
         logit_bias=True,
-        constrain=frozenset(CONSTRAINT_KINDS),
+        constrain=frozenset((*CONSTRAINT_KINDS, *TEXT_KINDS)),
     )
 
 

@@ -20,13 +20,17 @@ class GrammarError(Exception):
 
 @dataclass(frozen=True)
 class Held:
-    """Constraint of a generation: a schema, or a choice of texts."""
+    """Constraint of a generation: a schema, a choice of texts, or a grammar of a text."""
 
     schema: Any = None
     texts: tuple[str, ...] = ()
+    regex: str = ""
+    lark: str = ""
 
     def example(self) -> str:
-        """Return an output that satisfies the constraint."""
+        """Return an output that satisfies the constraint. The only grammars are those of a probe."""
+        if self.regex or self.lark:
+            return "unisono"
         return self.texts[0] if self.texts else json.dumps(_example(self.schema), separators=(",", ":"))
 
 
@@ -46,6 +50,12 @@ def vllm(asked: dict[str, Any], *, knows_tags: bool = True) -> Held | None:
         return Held({"type": "object"})
     if word == "choice" and isinstance(value, list) and value and all(isinstance(each, str) for each in value):
         return Held(texts=tuple(value))
+    if word == "regex":
+        re.compile(_text(value))
+        return Held(regex=value)
+    # Its default engine reads Lark's notation without imports.
+    if word == "grammar" and "%import" not in _text(value):
+        return Held(lark=value)
     if word == "structural_tag" and knows_tags:
         tag = json.loads(_text(value))
         if tag["type"] == "structural_tag" and tag["format"]["type"] == "json_schema":
@@ -67,6 +77,7 @@ def sglang(asked: dict[str, Any]) -> Held | None:
         texts = tuple(re.sub(r"\\(.)", r"\1", each) for each in re.findall(r"\(((?:[^()\\]|\\.)*)\)", value, re.S))
         if texts and all(re.fullmatch(value, each) for each in texts):
             return Held(texts=texts)
+        return Held(regex=value)
     raise GrammarError(f"cannot read this {words[0]}")
 
 

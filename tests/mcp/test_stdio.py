@@ -30,6 +30,13 @@ def script(text: str) -> Command:
     return Command((sys.executable, "-c", text))
 
 
+async def until_ended(*pids: int) -> None:
+    # Signals are asynchronous. The limit is far below the time after which the processes would end by themselves.
+    async with asyncio.timeout(10):
+        while any(map(lives, pids)):
+            await asyncio.sleep(0.01)
+
+
 async def test_process_gets_only_its_own_and_harmless_variables(
     host: McpHost, upstream: Upstream, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -46,9 +53,7 @@ async def test_closing_the_host_ends_the_process_and_its_children(upstream: Upst
     pids = [int(pid) for pid in (await host.call(server, "child", sent({}))).text.split()]
     assert all(lives(pid) for pid in pids)
     await host.aclose()
-    async with asyncio.timeout(1):  # signals are asynchronous
-        while any(lives(pid) for pid in pids):
-            await asyncio.sleep(0.01)
+    await until_ended(*pids)
 
 
 async def test_connection_that_is_not_ready_is_closed_immediately(tmp_path: Path) -> None:
@@ -70,7 +75,7 @@ time.sleep(600)
     # Far below all timeouts above.
     async with asyncio.timeout(30):
         await host.aclose()
-    assert not lives(int(pid_file.read_text()))
+    await until_ended(int(pid_file.read_text()))
     with pytest.raises(ToolServerUnavailable, match="was disconnected before it was ready"):
         await listing
 
@@ -92,7 +97,7 @@ signal.pause()
     with pytest.raises(ToolServerTimeout):
         await host.list_tools(server)
     await host.aclose()
-    assert not lives(int(pid_file.read_text()))
+    await until_ended(int(pid_file.read_text()))
 
 
 async def test_missing_command_is_an_unavailable_server(host: McpHost) -> None:
@@ -235,9 +240,7 @@ async def test_processes_end_with_a_killed_gateway(tmp_path: Path) -> None:
     assert all(lives(pid) for pid in pids)
     gateway.kill()
     await gateway.wait()
-    async with asyncio.timeout(5):
-        while any(lives(pid) for pid in pids):
-            await asyncio.sleep(0.01)
+    await until_ended(*pids)
 
 
 def test_watcher_runs_only_while_there_are_processes() -> None:

@@ -17,7 +17,16 @@ from typing import TYPE_CHECKING, assert_never, cast
 
 import orjson
 
-from unisono.core.generation import STOP_TOKENS, VOCABULARY, AnyJson, Constraint, JsonSchema, OneOf
+from unisono.core.generation import (
+    STOP_TOKENS,
+    VOCABULARY,
+    AnyJson,
+    Constraint,
+    JsonSchema,
+    Lark,
+    OneOf,
+    Regex,
+)
 from unisono_adapters._constraints import as_lark, schema_of
 
 if TYPE_CHECKING:
@@ -136,6 +145,10 @@ def _grammar(constraint: Constraint) -> str:
             return LLMatcher.grammar_from_json_schema(schema, overrides={"whitespace_pattern": WHITESPACE})
         case OneOf(texts):
             return LLMatcher.grammar_from_lark(as_lark(texts))
+        case Regex(pattern):
+            return LLMatcher.grammar_from_regex(pattern)
+        case Lark(grammar):
+            return LLMatcher.grammar_from_lark(grammar)
         case _:
             assert_never(constraint)
 

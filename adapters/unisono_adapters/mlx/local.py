@@ -13,6 +13,7 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 
 from unisono.core.generation import (
     CONSTRAINT_KINDS,
+    TEXT_KINDS,
     Capabilities,
     Chunk,
     CompletionJob,
@@ -109,7 +110,7 @@ class MlxLocalBackend:
         async def encode(text: str) -> Sequence[int]:
             return (await engine.encode((text,)))[0]
 
-        constrain = frozenset(CONSTRAINT_KINDS if ready.guides else ())
+        constrain = frozenset((*CONSTRAINT_KINDS, *TEXT_KINDS) if ready.guides else ())
         claims = Capabilities(
             prompt=OutputForm.IDS,
             output=OutputForm.IDS,

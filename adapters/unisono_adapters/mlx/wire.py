@@ -14,7 +14,7 @@ from typing import Any, Literal, TypeAlias
 
 import orjson
 
-from unisono.core.generation import AnyJson, Constraint, JsonSchema, OneOf, Sampling
+from unisono.core.generation import AnyJson, Constraint, JsonSchema, Lark, OneOf, Regex, Sampling
 
 # Maximum line length in bytes; a prompt that fills the context has about a megabyte.
 LINE_LIMIT = 32 * 1024 * 1024
@@ -184,7 +184,9 @@ def _constraint(value: Any) -> Constraint | None:
     kind, fields = value
     if kind == OneOf.kind:
         return OneOf(tuple(fields["texts"]))
-    return _JSON[kind](**fields)
+    return _OTHERS[kind](**fields)
 
 
-_JSON: Mapping[str, type[JsonSchema | AnyJson]] = {JsonSchema.kind: JsonSchema, AnyJson.kind: AnyJson}
+_OTHERS: Mapping[str, type[JsonSchema | AnyJson | Regex | Lark]] = {
+    kind.kind: kind for kind in (JsonSchema, AnyJson, Regex, Lark)
+}

@@ -1,13 +1,13 @@
 """Conversion of declared tools to functions, and of calls back to the client's form.
 
-The model knows only functions. A custom (free text) tool is a function with one string `input`. A namespace is
+The model knows only functions. A custom (free text) tool is a function whose argument is a string. A namespace is
 flattened to `namespace__tool`, also within another namespace, and `Toolbox.origins` maps back. The legacy
 `functions` list declares tools whose calls are returned in the legacy form.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from enum import Enum
 from typing import Any, Literal
@@ -17,9 +17,9 @@ from pydantic import BaseModel, GetJsonSchemaHandler
 from pydantic.json_schema import JsonSchemaValue
 
 from unisono.api.field_types import MAX_TOOLS, OpenModel, Parameters, Text, ToolName
-from unisono.core.conversation import AddedTools, FunctionTool, Item, Json
+from unisono.core.conversation import AddedTools, FunctionTool, Item, Json, TextGrammar
 from unisono.errors import InvalidRequest, UnsupportedValue
-from unisono.schemas import check
+from unisono.schemas import BadGrammar, check, check_grammar
 
 MAX_NAME = 128
 # Limit for the schemas of all tools together. Rendering time on the event loop is proportional to it.
@@ -28,12 +28,8 @@ MAX_SCHEMAS_BYTES = 1024 * 1024
 # Default namespace of all tools. Its tools keep their names.
 PLAIN_NAMESPACE = "functions"
 
-CUSTOM_PARAMETERS: dict[str, Json] = {
-    "type": "object",
-    "properties": {"input": {"type": "string"}},
-    "required": ["input"],
-}
-
+# A custom tool takes the content of the call itself, as gpt-oss was trained for `apply_patch`.
+CUSTOM_PARAMETERS: dict[str, Json] = {"type": "string"}
 
 SEARCH_PARAMETERS: dict[str, Json] = {
     "type": "object",
@@ -231,9 +227,8 @@ def _add(found: _Collected, declared: DeclaredTool, namespace: str | None) -> No
         found.add(tool, declared.form, declared.at)
         if namespace is not None:
             found.origins[name] = (namespace, spec.name)
-        if isinstance(spec, CustomSpec) and (spec.model_extra or {}).get("format") not in (None, {"type": "text"}):
-            shown = "shown to the model, but not enforced" if _grammar(spec) else "no effect"
-            found.notes.append(f"{declared.at}.format: {shown}")
+        if isinstance(spec, CustomSpec):
+            found.notes += _format_notes(spec, declared.at)
     elif declared.kind != "namespace":
         found.skipped.append((f"{declared.path}.type", _unsupported(declared.kind, declared.setting)))
     else:
@@ -263,8 +258,16 @@ def _to_tool(name: str, spec: FunctionSpec | CustomSpec, at: str) -> FunctionToo
     Raises InvalidRequest for an unsupported strict schema.
     """
     if isinstance(spec, CustomSpec):
-        description = "\n\n".join(filter(None, (spec.description, _grammar(spec))))
-        return FunctionTool(name, description, CUSTOM_PARAMETERS, free_text=True)
+        grammar = _grammar(spec)
+        texts = [spec.description or ""]
+        if grammar is not None:
+            texts.append(f"The input must match this grammar ({grammar.syntax}):\n{grammar.definition}")
+        description = "\n\n".join(filter(None, texts))
+        if grammar is not None and _refusal(grammar):
+            grammar = None
+        return FunctionTool(
+            name, description, CUSTOM_PARAMETERS, strict=grammar is not None, free_text=True, grammar=grammar
+        )
     # Without `strict`, a schema is a description for the model. With it, the arguments must match, so the schema must
     # be enforceable.
     if spec.strict and spec.parameters is not None:
@@ -272,37 +275,31 @@ def _to_tool(name: str, spec: FunctionSpec | CustomSpec, at: str) -> FunctionToo
     return FunctionTool(name, spec.description or "", spec.parameters, bool(spec.strict))
 
 
-def _grammar(spec: CustomSpec) -> str:
-    """Return the grammar of a custom tool's input as text for the model, or ""."""
+def _grammar(spec: CustomSpec) -> TextGrammar | None:
+    """Return the grammar of a custom tool's input."""
     # Chat Completions nests the definition, Responses does not.
     match (spec.model_extra or {}).get("format"):
-        case {"type": "grammar", "grammar": {"definition": str(definition), "syntax": str(syntax)}}:
-            pass
-        case {"type": "grammar", "definition": str(definition), "syntax": str(syntax)}:
-            pass
+        case {"type": "grammar", "grammar": {"definition": str(definition), "syntax": "regex" | "lark" as syntax}}:
+            return TextGrammar(syntax, definition)
+        case {"type": "grammar", "definition": str(definition), "syntax": "regex" | "lark" as syntax}:
+            return TextGrammar(syntax, definition)
         case _:
-            return ""
-    return f"The input must match this grammar ({syntax}):\n{definition}"
+            return None
 
 
-def wrap_input(text: str) -> str:
-    """Wrap a custom call's free text as function arguments."""
-    return orjson.dumps({"input": text}).decode()
+def _format_notes(spec: CustomSpec, at: str) -> Iterator[str]:
+    grammar = _grammar(spec)
+    if grammar is not None:
+        if refusal := _refusal(grammar):
+            yield f"{at}.format: shown to the model, but not enforced: {refusal}"
+    elif (spec.model_extra or {}).get("format") not in (None, {"type": "text"}):
+        yield f"{at}.format: no effect"
 
 
-def unwrap_input(arguments: str) -> str:
-    """Return the free text of a custom call.
-
-    Arguments of another shape are returned unchanged.
-    """
-    # The model may ignore the declared form and write the free text itself, or use another name for it.
+def _refusal(grammar: TextGrammar) -> str:
+    """Return why a grammar cannot be enforced, or ""."""
     try:
-        value = orjson.loads(arguments)
-    except orjson.JSONDecodeError:
-        return arguments
-    if not isinstance(value, dict):
-        return arguments
-    text = value.get("input")
-    if text is None and value.keys() == {"patch"}:
-        text = value["patch"]
-    return text if isinstance(text, str) else arguments
+        check_grammar(grammar)
+    except BadGrammar as error:
+        return str(error)
+    return ""

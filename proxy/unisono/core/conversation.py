@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Final, TypeAlias
+from typing import Final, Literal, TypeAlias
 
 Json: TypeAlias = "bool | int | float | str | list[Json] | dict[str, Json] | None"
 
@@ -42,6 +42,14 @@ def join_messages(texts: Iterable[str]) -> str:
 
 
 @dataclass(frozen=True, slots=True)
+class TextGrammar:
+    """Grammar of a whole text: a regular expression, or a grammar in the notation of Lark."""
+
+    syntax: Literal["regex", "lark"]
+    definition: str
+
+
+@dataclass(frozen=True, slots=True)
 class FunctionTool:
     """Tool that the client runs.
 
@@ -58,6 +66,8 @@ class FunctionTool:
     namespace: str = ""
     # Type of a built-in tool that the client runs, such as `shell`; empty for a function.
     kind: str = ""
+    # Grammar of a free text, if it can be enforced.
+    grammar: TextGrammar | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -60,7 +60,7 @@ class Capabilities:
     stop_visible: bool
     context: int | None = None
     logit_bias: bool = False
-    # Supported kinds of `Constraint`, by name: a subset of CONSTRAINT_KINDS.
+    # Supported kinds of `Constraint`, by name: a subset of CONSTRAINT_KINDS and TEXT_KINDS.
     constrain: frozenset[str] = frozenset()
     # True if the backend can continue a message that another backend began.
     prefill: bool = True
@@ -135,11 +135,29 @@ class OneOf:
     kind: ClassVar[str] = "choice"
 
 
+@dataclass(frozen=True, slots=True)
+class Regex:
+    """Constraint to a text that matches this regular expression as a whole."""
+
+    pattern: str
+    kind: ClassVar[str] = "regex"
+
+
+@dataclass(frozen=True, slots=True)
+class Lark:
+    """Constraint to a text of this grammar, in the notation of Lark."""
+
+    grammar: str
+    kind: ClassVar[str] = "lark"
+
+
 # Constraint on the whole generation, from its first token up to the stop token. The prompt ends where a message body
 # begins. The only marker that can be generated is the one that ends the turn.
-Constraint: TypeAlias = JsonSchema | AnyJson | OneOf
+Constraint: TypeAlias = JsonSchema | AnyJson | OneOf | Regex | Lark
 
 CONSTRAINT_KINDS = (JsonSchema.kind, AnyJson.kind, OneOf.kind)
+# Kinds that few backends support. Only free texts with a grammar need them.
+TEXT_KINDS = (Regex.kind, Lark.kind)
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,6 +19,7 @@ from unisono.core.conversation import (
     Item,
     Json,
     Phase,
+    TextGrammar,
     Tokens,
     ToolResult,
     UserMessage,
@@ -45,6 +46,8 @@ def tool_record(tool: FunctionTool) -> Record:
     more: Record = {"namespace": tool.namespace} if tool.namespace else {}
     if tool.kind:
         more["kind"] = tool.kind
+    if tool.grammar is not None:
+        more["grammar"] = [tool.grammar.syntax, tool.grammar.definition]
     return {
         "name": tool.name,
         "description": tool.description,
@@ -68,7 +71,18 @@ def to_tool(record: Record) -> FunctionTool:
         bool(record["free_text"]),
         text_of(record, "namespace") if "namespace" in record else "",
         text_of(record, "kind") if "kind" in record else "",
+        _grammar(record.get("grammar")),
     )
+
+
+def _grammar(value: Json) -> TextGrammar | None:
+    match value:
+        case None:
+            return None
+        case ["regex" | "lark" as syntax, str(definition)]:
+            return TextGrammar(syntax, definition)
+        case _:
+            raise TypeError("grammar")
 
 
 def _added_tools(record: Record) -> AddedTools:

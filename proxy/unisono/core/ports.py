@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol, TypeAlias
 
-from unisono.core.conversation import Json
+from unisono.core.conversation import Json, TextGrammar
 from unisono.core.generation import Capabilities, Chunk, CompletionJob, Load, Timeouts
 from unisono.core.passthrough_request import PassthroughJob
 from unisono.core.probe import Probe
@@ -14,9 +14,9 @@ from unisono.core.renamed import renamed
 
 Schema: TypeAlias = Mapping[str, Json]
 
-# Function that explains why a text does not match a JSON schema; None if it matches. It raises no exception for any
-# text or any accepted schema.
-Violation: TypeAlias = Callable[[Schema, str], str | None]
+# Function that explains why a text does not match a JSON schema or a grammar; None if it matches. It raises no
+# exception for any text or any accepted schema.
+Violation: TypeAlias = Callable[[Schema | TextGrammar, str], str | None]
 
 
 class Endpoint(Protocol):

@@ -19,6 +19,7 @@ REGENERATED_CALL: Final = "regenerated-call"
 REPETITION: Final = "repetition"
 TOOL_NOT_ALLOWED: Final = "tool-not-allowed"
 UNDECLARED_TOOL: Final = "undeclared-tool"
+WRAPPED_INPUT: Final = "wrapped-input"
 
 # Rules that a request may switch off.
 SWITCHABLE: Final = frozenset(
@@ -79,6 +80,7 @@ OF_THE_ANSWER: Final[Mapping[str, str]] = {
     TOOL_NOT_ALLOWED: "The model called a tool that the request does not allow; the call was not emitted.",
     UNDECLARED_TOOL: "The model called a tool that the request does not declare, and was informed of the declared "
     "tools. The second time, the call was emitted as text.",
+    WRAPPED_INPUT: "A call of a tool that takes plain text had JSON around the text; the JSON was removed.",
 }
 
 # Recoveries from invalid calls of server tools.

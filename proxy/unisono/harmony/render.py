@@ -66,6 +66,8 @@ class HeaderForm(Enum):
     COMMENTARY = ("<|start|>assistant<|channel|>commentary<|message|>", "<|end|>")
     FINAL = ("<|start|>assistant<|channel|>final<|message|>", "<|end|>")
     CALL = ("<|start|>assistant to=functions.{}<|channel|>commentary <|constrain|>json<|message|>", "<|call|>")
+    # A call with a free text is not JSON.
+    TEXT_CALL = ("<|start|>assistant to=functions.{}<|channel|>commentary<|message|>", "<|call|>")
     RESULT = ("<|start|>functions.{} to=assistant<|channel|>commentary<|message|>", "<|end|>")
     BUILTIN_CALL = ("<|start|>assistant to={}<|channel|>analysis code<|message|>", "<|call|>")
     BUILTIN_RESULT = ("<|start|>{} to=assistant<|channel|>analysis<|message|>", "<|end|>")
@@ -340,9 +342,8 @@ def _piece(item: Message, tools: ToolSet) -> Piece:
         case AssistantMessage():
             return _generated(item) or PromptPart(PHASES[item.phase], item.text)
         case AssistantCall():
-            return _generated(item) or _named(
-                item.name, item.arguments, tools, HeaderForm.CALL, HeaderForm.BUILTIN_CALL
-            )
+            form = HeaderForm.TEXT_CALL if item.name in tools.texts else HeaderForm.CALL
+            return _generated(item) or _named(item.name, item.arguments, tools, form, HeaderForm.BUILTIN_CALL)
         case ToolResult():
             return _named(item.name, item.output, tools, HeaderForm.RESULT, HeaderForm.BUILTIN_RESULT)
         case AssistantReasoning():

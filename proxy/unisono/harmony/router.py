@@ -241,7 +241,8 @@ class HarmonyRouter:
         assert opened is not None
         opened.close()
         item, header = opened.item, opened.opened.header
-        text, body = self._encoding.decode(opened.body), opened.body
+        text = written = self._encoding.decode(opened.body)
+        body = opened.body
         is_passed = closed.complete and self._factory.is_allowed(item)
         if self._gate is not None and is_passed and not isinstance(item, Reasoning):
             content = self._gate.closes(header, text, held=not opened.is_visible)
@@ -251,10 +252,15 @@ class HarmonyRouter:
                 self.stopped = opened.stopped_at(closed.end, text)
                 return
             if content != text:
-                events.append(Repaired("code-fence", self._generated, dropped=len(text) - len(content)))
-                text, body = content, self._encoding.encode_generated(content)
+                is_call = isinstance(item, ToolCall)
+                rule = "wrapped-input" if is_call else "code-fence"
+                events.append(Repaired(rule, self._generated, dropped=len(text) - len(content)))
+                # A call keeps its tokens, which the backend has in its cache.
+                text = content
+                if not is_call:
+                    written, body = content, self._encoding.encode_generated(content)
         self._is_answered = self._is_answered or header.is_answer
-        body = self.counter.body(item, body, text)
+        body = self.counter.body(item, body, written)
         if not opened.is_visible and not is_passed and isinstance(item, ToolCall):
             return
         is_unfit = not opened.is_visible and is_passed and self._gate is not None and self._gate.unfit

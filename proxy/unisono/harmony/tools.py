@@ -52,6 +52,7 @@ class ToolSet:
         digest: bytes,
         size: int,
         builtins: frozenset[str] = frozenset(),
+        texts: frozenset[str] = frozenset(),
     ) -> None:
         self._wire = dict(names)
         self._client = {wire: client for client, wire in names.items()}
@@ -61,12 +62,14 @@ class ToolSet:
         self.digest = digest
         # Length of the declarations as JSON.
         self.characters = size
+        # Client names of tools that take a free text.
+        self.texts = texts
         # Offered tools of gpt-oss's training; they are not part of the digest.
         self.builtins = builtins
 
     def with_builtins(self, builtins: Iterable[str]) -> ToolSet:
         """Return the same tools together with some that gpt-oss was trained on."""
-        return ToolSet(self._wire, self.declarations, self.digest, self.characters, frozenset(builtins))
+        return ToolSet(self._wire, self.declarations, self.digest, self.characters, frozenset(builtins), self.texts)
 
     def trained(self, client_name: str) -> bool:
         """Return whether the name is that of a tool gpt-oss was trained on, and not a client's tool."""
@@ -136,7 +139,8 @@ def _plan(tools: Sequence[FunctionTool], at: str, schema_field: str, budget: Sch
             reading = None if tool.parameters is None else read_parameters(tool.parameters, budget)
         declarations.append(_declare(names[tool.name], tool.description, reading))
         characters += len(_as_sent(tool, SchemaBudget()))
-    return ToolSet(names, declarations, digest, characters)
+    texts = frozenset(tool.name for tool in tools if tool.free_text)
+    return ToolSet(names, declarations, digest, characters, texts=texts)
 
 
 @contextmanager
@@ -152,7 +156,7 @@ def _as_sent(tool: FunctionTool, budget: SchemaBudget) -> bytes:
     """Return a tool's content as bytes, different for different tools."""
     parameters = dict(tool.parameters) if isinstance(tool.parameters, Mapping) else tool.parameters
     try:
-        sent = json.dumps([tool.name, tool.description, parameters], allow_nan=False).encode()
+        sent = json.dumps([tool.name, tool.description, parameters, tool.free_text], allow_nan=False).encode()
     except (ValueError, TypeError, RecursionError) as failure:
         raise InvalidRequest("A tool's parameters contain a value that JSON cannot represent.") from failure
     budget.spend(json=len(sent))

@@ -1,4 +1,4 @@
-"""JSON schemas for answers: which of them are supported, and validation of answers.
+"""JSON schemas and grammars for answers: supported ones, and validation of answers.
 
 Pure, bounded in time and memory for any schema and answer; nothing is ever fetched.
 
@@ -16,7 +16,8 @@ Its gain is smaller: an answer of 355 kB takes 4 ms instead of 100 ms, one of 25
 adds 14 ms and its package 15 MB.
 """
 
+from unisono.schemas.grammars import BadGrammar, check_grammar
 from unisono.schemas.messages_for_model import violation
 from unisono.schemas.supported import check
 
-__all__ = ["check", "violation"]
+__all__ = ["BadGrammar", "check", "check_grammar", "violation"]

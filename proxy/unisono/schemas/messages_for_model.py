@@ -12,6 +12,8 @@ from collections.abc import Iterable, Mapping
 
 import orjson
 
+from unisono.core.conversation import TextGrammar
+from unisono.schemas.grammars import text_violation
 from unisono.schemas.validation import Mismatch, Validator, WorkLimitReached
 
 # Maximum characters of an answer.
@@ -26,11 +28,13 @@ DIGITS_PER_CONVERSION = 4_000
 MAX_REPORTED = 5
 
 
-def violation(schema: Mapping[str, object], text: str) -> str | None:
+def violation(schema: Mapping[str, object] | TextGrammar, text: str) -> str | None:
     """Describe how `text` violates `schema`; None if it is valid.
 
     An answer that exceeds the validation limits counts as invalid; its message demands a smaller one.
     """
+    if isinstance(schema, TextGrammar):
+        return text_violation(schema, text)
     if len(text) > MAX_CHARACTERS:
         return f"The answer is too long: write JSON of at most {MAX_CHARACTERS:,} characters."
     try:

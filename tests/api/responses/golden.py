@@ -43,7 +43,7 @@ TRUNCATED = Text(1, Phase.FINAL)
 STREAMS: list[list[engine_events.Event]] = [
     [*reasoning(0, "h", "m"), *final(1, "Hi", "!"), finished()],
     [*commentary(0, "Look."), *call(1, 0, "files__read", '{"path"', ':"a"}'), finished()],
-    [*call(0, 0, "f"), *call(1, 1, "free", '{"input":"ls -l"}'), finished()],
+    [*call(0, 0, "f"), *call(1, 1, "free", "ls -l"), finished()],
     [
         *listing(0, "find"),
         *listing(1, error="It is gone."),

@@ -73,7 +73,7 @@ def test_later_tools_keep_their_position(item: Json, names: list[str]) -> None:
 def test_calls_of_added_tools_have_the_form_of_the_tool() -> None:
     nested = {"type": "namespace", "name": "a", "tools": [{"type": "namespace", "name": "b", "tools": [EXEC]}]}
     toolbox = generation_of(input=[ASKED, added(nested, FIND, SEARCH)]).toolbox
-    wire = call("ctc_1", "c", "a__b__exec", '{"input":"ls"}', toolbox, "completed")
+    wire = call("ctc_1", "c", "a__b__exec", "ls", toolbox, "completed")
     assert (wire["type"], wire["namespace"], wire["name"], wire["input"]) == ("custom_tool_call", "a__b", "exec", "ls")
     assert toolbox.form_of("find") is CallForm.FUNCTION
     wire = call("tsc_1", "c", "tool_search", '{"query": "x"}', toolbox, "completed")

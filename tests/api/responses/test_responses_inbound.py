@@ -132,11 +132,11 @@ INPUT_FORMS: dict[str, tuple[Any, list[Item]]] = {
             {"type": "custom_tool_call", "call_id": "c", "name": "free", "input": "ls"},
             {"type": "custom_tool_call_output", "call_id": "c", "output": "a b"},
         ],
-        [AssistantCall("c", "free", '{"input":"ls"}'), ToolResult("c", "free", "a b")],
+        [AssistantCall("c", "free", "ls"), ToolResult("c", "free", "a b")],
     ),
     "a custom call with the unisono prefix": (
         [{"type": "unisono:custom_tool_call", "call_id": "c", "name": "free", "input": "ls"}],
-        [AssistantCall("c", "free", '{"input":"ls"}')],
+        [AssistantCall("c", "free", "ls")],
     ),
     "a call answered by a server": (
         [
@@ -242,7 +242,7 @@ STORED_ITEMS: dict[str, tuple[dict[str, Any], StoredItem]] = {
     "a call": (CALL, StoredItem("fc_1", (AssistantCall("c", "f", '{"a":1}', (1,)),))),
     "a custom call": (
         {"type": "custom_tool_call", "id": "ctc_1", "call_id": "c", "name": "free", "input": "ls"},
-        StoredItem("ctc_1", (AssistantCall("c", "free", '{ "input":"ls"}', (1,)),), {"input": "ls", "call_id": "c"}),
+        StoredItem("ctc_1", (AssistantCall("c", "free", "ls", (1,)),), {"input": "ls", "call_id": "c"}),
     ),
     "a reference": (
         {"type": "item_reference", "id": "msg_1"},

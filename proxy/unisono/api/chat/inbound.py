@@ -21,7 +21,7 @@ from unisono.api.notes import MAX_NOTES, notes_on_prefill, without_effect
 from unisono.api.request_fields import request_fields
 from unisono.api.sampling import to_sampling
 from unisono.api.tool_choice import ChoiceMode, OfferedTools, ToolChoice, to_choice
-from unisono.api.tools import CallForm, DeclaredTool, Toolbox, to_toolbox, wrap_input
+from unisono.api.tools import CallForm, DeclaredTool, Toolbox, to_toolbox
 from unisono.core.access import Caller
 from unisono.core.conversation import (
     AssistantCall,
@@ -302,7 +302,7 @@ def _reasoning(message: ChatMessage) -> str:
 def _to_call(call: ChatToolCall) -> AssistantCall:
     if call.type == "custom":
         assert call.custom is not None
-        return AssistantCall(call.id, call.custom.name, wrap_input(call.custom.input))
+        return AssistantCall(call.id, call.custom.name, call.custom.input)
     assert call.function is not None
     return AssistantCall(call.id, call.function.name, call.function.arguments)
 

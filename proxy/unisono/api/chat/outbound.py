@@ -21,7 +21,7 @@ import orjson
 
 from unisono.api.reasoning import ReasoningField
 from unisono.api.sse import DONE, error_event, event
-from unisono.api.tools import CallForm, Toolbox, unwrap_input
+from unisono.api.tools import CallForm, Toolbox
 from unisono.api.unisono_object import to_about
 from unisono.core.conversation import MESSAGE_SEPARATOR, join_messages
 from unisono.core.events import (
@@ -123,7 +123,7 @@ def to_call(item: ToolCall, arguments: str, form: CallForm) -> dict[str, Any]:
     """
     match form:
         case CallForm.CUSTOM:
-            custom = {"name": item.name, "input": unwrap_input(arguments)}
+            custom = {"name": item.name, "input": arguments}
             return {"id": item.call_id, "type": "custom", "custom": custom}
         case CallForm.LEGACY:
             return {"name": item.name, "arguments": arguments}
@@ -308,8 +308,8 @@ class ChoiceChunks:
             return b""
         index = len(self._emitted_calls)
         self._emitted_calls.append(form)
-        text = unwrap_input(closed.text) if form is CallForm.CUSTOM else closed.text
-        return self._announce(index, closed.item, form) + (self._arguments(index, form, text) if text else b"")
+        arguments = self._arguments(index, form, closed.text) if closed.text else b""
+        return self._announce(index, closed.item, form) + arguments
 
     def _announce(self, index: int, item: ToolCall, form: CallForm) -> bytes:
         """Return the first chunk of a call: everything but its arguments."""

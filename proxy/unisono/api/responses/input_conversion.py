@@ -45,7 +45,7 @@ from unisono.api.responses.input_items import (
 from unisono.api.responses.items import SPOKEN
 from unisono.api.responses.known_state import UNCHANGED, Configuration, KnownState
 from unisono.api.summary import replaces_history
-from unisono.api.tools import MAX_NAME, TOOL_SEARCH, in_namespace, to_toolbox, wrap_input
+from unisono.api.tools import MAX_NAME, TOOL_SEARCH, in_namespace, to_toolbox
 from unisono.core.conversation import (
     AddedTools,
     AssistantCall,
@@ -187,7 +187,7 @@ def _call(reading: InputConversion, item: InputItem, param: str) -> Sequence[Ite
 def _custom_call(reading: InputConversion, item: InputItem, param: str) -> Sequence[Item]:
     assert isinstance(item, InputCustomCall)
     name = _checked_name(in_namespace(item.namespace, item.name), param)
-    call = AssistantCall(item.call_id, name, wrap_input(item.input))
+    call = AssistantCall(item.call_id, name, item.input)
     stored = reading.known.stored_item(item.id) if item.id else None
     if stored is not None and stored.wire.get("input") == item.input and stored.wire.get("call_id") == item.call_id:
         return stored.meaning

@@ -13,7 +13,7 @@ from typing import Any, assert_never
 import orjson
 
 from unisono.api.responses.client_calls import FORMS, TOOLS, call_fields, shell_output
-from unisono.api.tools import TOOL_SEARCH, CallForm, Toolbox, in_namespace, unwrap_input
+from unisono.api.tools import TOOL_SEARCH, CallForm, Toolbox, in_namespace
 from unisono.core.conversation import (
     AddedTools,
     AssistantCall,
@@ -145,7 +145,7 @@ def call(item_id: str, call_id: str, name: str, arguments: str, toolbox: Toolbox
         return {**item, **own_fields}
     if form is CallForm.SEARCH:
         return {**item, **BY_CLIENT, "arguments": _parsed(arguments)}
-    fields = {"input": unwrap_input(arguments)} if form is CallForm.CUSTOM else {"arguments": arguments}
+    fields = {"input": arguments} if form is CallForm.CUSTOM else {"arguments": arguments}
     return {**item, "name": own_name, **fields, **origin}
 
 

@@ -203,7 +203,7 @@ class InterventionController:
         """Open the required call, or the beginning of a call if several tools are possible."""
         forced = self.requirements.tools.forced or ()
         if len(forced) == 1:
-            header = header_for(forced[0])
+            header = self._header_for(forced[0])
             tokens = self._spelling.header(header)
             constraint = self.requirements.constraint_for(header)
             self.step.pending = PromptEdit(place, tokens, closes=closes, constraint=constraint, rule=rule)
@@ -218,7 +218,7 @@ class InterventionController:
         After the last attempt the requirement is dropped.
         """
         if recipient is not None:
-            header = header_for(recipient)
+            header = self._header_for(recipient)
             self.step.attempts = NONE_REJECTED
             self.step.pending = PromptEdit(
                 self.step.name_start,
@@ -234,6 +234,9 @@ class InterventionController:
             self.obligations.drop_call()
             self.step.attempts = NONE_REJECTED
             self.step.pending = PromptEdit(self.step.name_start)
+
+    def _header_for(self, recipient: str) -> Header:
+        return header_for(recipient, is_text=recipient in self.requirements.tools.texts)
 
     def _open_answer(self, place: int, *, rule: str = "", closes: bool = False) -> None:
         self.step.is_answering = True

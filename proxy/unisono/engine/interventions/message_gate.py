@@ -5,9 +5,11 @@ A complete body is checked against the requirements of the request. No I/O.
 
 from __future__ import annotations
 
+import json
 import re
 from typing import Final
 
+from unisono.core.conversation import TextGrammar
 from unisono.core.ports import Schema, Violation
 from unisono.core.recovery_rules import CODE_FENCE, REGENERATED_ANSWER, REGENERATED_CALL
 from unisono.engine.interventions.controller import InterventionController
@@ -121,7 +123,7 @@ class BodyChecks:
     def check(self, message: MessageKind, header: Header, text: str, *, has_form: bool) -> tuple[BodyFault, str]:
         """Return the fault of a body, and its text.
 
-        A code fence is removed if the text is valid without it.
+        A code fence is removed if the text is valid without it, and JSON around the text of a tool that takes no JSON.
         """
         form = self._requirements.form
         if form is not None and has_form:
@@ -132,10 +134,20 @@ class BodyChecks:
             if content is not None and self._fault(content, form.schema, objects=form.schema is None) is BodyFault.NONE:
                 return BodyFault.NONE, content
             return fault, text
+        if message in CALLS and header.recipient.full_name in self._tools.texts:
+            return self._free_text(self._tools.grammars.get(header.recipient.full_name), text)
         if not self.is_json_call(message, header):
             return BodyFault.NONE, text
         schema = None if message is MessageKind.CALL else self._tools.schemas.get(header.recipient.full_name)
         return self._fault(text or "{}", schema, objects=True), text
+
+    def _free_text(self, grammar: TextGrammar | None, text: str) -> tuple[BodyFault, str]:
+        def has_fault(content: str) -> bool:
+            return grammar is not None and self._violation is not None and self._violation(grammar, content) is not None
+
+        # A text of the grammar may be JSON itself.
+        content = text if grammar is not None and not has_fault(text) else without_json(text)
+        return BodyFault.UNLIKE if has_fault(content) else BodyFault.NONE, content
 
     def is_json_call(self, message: MessageKind, header: Header) -> bool:
         """Return whether a message is a call whose arguments are checked here."""
@@ -159,6 +171,22 @@ class BodyChecks:
         return fault if self._violation(schema, text) is None else BodyFault.UNLIKE
 
 
+def without_json(text: str) -> str:
+    """Return the free text that a call wraps in an object; any other text unchanged."""
+    if not text.lstrip().startswith("{"):
+        return text
+    try:
+        value = json.loads(text)
+    except (ValueError, RecursionError):
+        return text
+    content = value.get("input")
+    if content is None and value.keys() == {"patch"}:
+        content = value["patch"]
+    # Half of a surrogate pair is no character.
+    return content if isinstance(content, str) and not _SURROGATE.search(content) else text
+
+
+_SURROGATE = re.compile("[\ud800-\udfff]")
 FENCE: Final = "```"
 _LANGUAGE = re.compile(r"[A-Za-z0-9_-]*")
 

@@ -11,8 +11,8 @@ from dataclasses import dataclass, field
 from difflib import get_close_matches
 from typing import Final
 
-from unisono.core.conversation import AnswerForm
-from unisono.core.generation import AnyJson, Constraint, JsonSchema, OneOf
+from unisono.core.conversation import AnswerForm, TextGrammar
+from unisono.core.generation import AnyJson, Constraint, JsonSchema, Lark, OneOf, Regex
 from unisono.core.ports import Schema
 from unisono.core.recovery_rules import DANGLING_PREAMBLE, REPETITION, UNDECLARED_TOOL
 from unisono.core.tools import HostedTool
@@ -46,7 +46,8 @@ class ToolRequirements:
     forced: tuple[str, ...] | None = None
     allowed: frozenset[str] | None = None
     schemas: Mapping[str, Schema] = field(default_factory=dict)
-    texts: frozenset[str] = frozenset()  # tools that accept any text
+    texts: frozenset[str] = frozenset()  # tools that take a text instead of JSON
+    grammars: Mapping[str, TextGrammar] = field(default_factory=dict)  # of such tools
     strict: frozenset[str] = frozenset()
     buffered: frozenset[str] = frozenset()  # client tools whose calls are emitted only when complete
     has_server_tools: bool = False  # the model reads error results about invalid calls of tools outside `own`
@@ -60,6 +61,7 @@ class ToolRequirements:
         """Return the constraint kinds for the forced calls."""
         forced = self.forced or ()
         kinds = {constraint_of(self.schemas[name]).kind for name in forced if name in self.schemas}
+        kinds |= {text_constraint(self.grammars[name]).kind for name in forced if name in self.grammars}
         if len(forced) > 1:
             kinds.add(OneOf.kind)
         return kinds
@@ -135,6 +137,8 @@ class OutputRequirements:
         recipient = header.recipient.full_name
         if not recipient:
             return self.form_constraint
+        if (grammar := self.tools.grammars.get(recipient)) is not None:
+            return text_constraint(grammar)
         schema = self.tools.schemas.get(recipient)
         return None if schema is None else constraint_of(schema)
 
@@ -251,6 +255,7 @@ def requirements_of(
             allowed=meant if isinstance(choice, AllowedTools) else None,
             schemas=schemas,
             texts=frozenset(name for name, tool in client.items() if tool.free_text),
+            grammars={name: tool.grammar for name, tool in client.items() if tool.grammar is not None},
             strict=frozenset(name for name, tool in client.items() if tool.strict and request.answer.calls_allowed),
             buffered=frozenset(name for name, tool in client.items() if tool.kind or tool.free_text),
             has_server_tools=server_tools is not None,
@@ -284,6 +289,11 @@ def _meant(
 
 def _recipient(name: str, tools: ToolSet) -> str:
     return name if tools.trained(name) else f"{FUNCTIONS}{tools.wire(name)}"
+
+
+def text_constraint(grammar: TextGrammar) -> Constraint:
+    """Return the backend constraint for a grammar."""
+    return Regex(grammar.definition) if grammar.syntax == "regex" else Lark(grammar.definition)
 
 
 def constraint_of(schema: Schema | None) -> Constraint:

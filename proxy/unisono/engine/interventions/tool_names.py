@@ -78,8 +78,10 @@ class ToolNaming:
         return meant if meant in self._recipients else None
 
 
-def header_for(recipient: str) -> Header:
-    """Return the header of a call to `recipient`."""
+def header_for(recipient: str, *, is_text: bool = False) -> Header:
+    """Return the header of a call to `recipient`; `is_text` means that it takes no JSON."""
     if is_builtin(recipient):
         return Header("analysis", Recipient(RecipientKind.HOSTED, recipient))
-    return Header(COMMENTARY, Recipient(RecipientKind.FUNCTION, recipient.removeprefix(FUNCTIONS)), "json")
+    return Header(
+        COMMENTARY, Recipient(RecipientKind.FUNCTION, recipient.removeprefix(FUNCTIONS)), None if is_text else "json"
+    )

@@ -31,7 +31,6 @@ from unisono.api.responses.outbound.item_lifecycle import (
 from unisono.api.responses.outbound.response import (
     LAST_EVENTS,
     ResponseFrame,
-    complete_text,
     is_in_answer,
     silent_items,
     to_error,
@@ -228,7 +227,9 @@ class ResponseEvents:
                 self._silent_items += silent_items(closed)
                 return
             open_item = self._show(closed.item, closed.text)
-        text = complete_text(closed, open_item.lifecycle)
+        text = closed.text
+        if isinstance(closed.item, HostedCall):
+            text = mcp_items.complete_text(closed.item, text)
         emitted = open_item.text.getvalue()
         self._emit_delta(open_item, text[len(emitted) :])
         open_item.closed = closed

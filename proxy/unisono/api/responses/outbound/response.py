@@ -28,17 +28,15 @@ from unisono.api.responses.outbound.citations import CitedPages
 from unisono.api.responses.outbound.dialects import OPENAI, Dialect
 from unisono.api.responses.outbound.item_lifecycle import (
     CALLS,
-    INPUT,
     REASONING,
     REFUSAL,
     TEXT,
     ItemLifecycle,
     OpenItem,
 )
-from unisono.api.responses.outbound.mcp_items import complete_text as complete_server_text
 from unisono.api.responses.outbound.mcp_items import kind_of, to_stored_call, to_stored_listing
 from unisono.api.responses.schema import OUTPUTS, SOURCES, ResponsesRequest
-from unisono.api.tools import CallForm, Toolbox, unwrap_input
+from unisono.api.tools import CallForm, Toolbox
 from unisono.core.conversation import Effort, Item, Phase
 from unisono.core.events import Closed, Finished, HostedCall, Listing, Reasoning, Text, ToolCall
 from unisono.core.events import Item as Made
@@ -328,13 +326,6 @@ def is_in_answer(closed: Closed) -> bool:
             return False
         case _:
             assert_never(closed.item)
-
-
-def complete_text(closed: Closed, lifecycle: ItemLifecycle) -> str:
-    """Return the text that the deltas of a finished item must add up to."""
-    if isinstance(closed.item, HostedCall):
-        return complete_server_text(closed.item, closed.text)
-    return unwrap_input(closed.text) if lifecycle is INPUT else closed.text
 
 
 def silent_items(closed: Closed) -> tuple[Item, ...]:

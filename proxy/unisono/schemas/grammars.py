@@ -1,0 +1,107 @@
+"""Check of texts against grammars from clients: regular expressions and Lark grammars.
+
+Neither can keep the process busy. Regular expressions run in linear time, and llguidance, with which OpenAI checks such
+grammars too, counts the work of a Lark grammar. It is also the reason for the dependency: Lark's own library runs
+expressions of the grammar on Python's engine, which can take exponential time, and which no thread can interrupt.
+"""
+
+from __future__ import annotations
+
+from functools import cache, lru_cache
+from typing import TYPE_CHECKING, Final
+
+from unisono.core.conversation import TextGrammar
+from unisono.schemas.patterns import BadPattern, Expression
+
+if TYPE_CHECKING:
+    from llguidance import LLMatcher, LLParserLimits, LLTokenizer
+
+# Maximum characters of a Lark grammar. The one of Codex has 700.
+MAX_GRAMMAR_CHARACTERS: Final = 16_000
+# Maximum characters of a text that is checked. llguidance takes about 4 µs for each.
+MAX_TEXT_CHARACTERS: Final = 32_000
+# Maximum validation steps of a regular expression, of about a microsecond.
+MAX_STEPS: Final = 100_000
+MAX_CACHED_GRAMMARS: Final = 32
+
+MISMATCH: Final = "The text does not match the grammar of the tool."
+
+
+class BadGrammar(ValueError):
+    """Reason why a grammar cannot be enforced."""
+
+
+def check_grammar(grammar: TextGrammar) -> None:
+    """Raise BadGrammar if texts cannot be checked against `grammar`."""
+    try:
+        if grammar.syntax == "regex":
+            Expression(grammar.definition)
+            _whole(grammar.definition)
+        else:
+            _matcher(grammar.definition)
+    except BadPattern as error:
+        raise BadGrammar(str(error)) from error
+
+
+def text_violation(grammar: TextGrammar, text: str) -> str | None:
+    """Describe how `text` violates `grammar`; None if it does not, or is too long to check."""
+    if grammar.syntax == "regex":
+        expression = _whole(grammar.definition)
+        return None if expression.steps(text) > MAX_STEPS or expression.found(text) else MISMATCH
+    if len(text) > MAX_TEXT_CHARACTERS:
+        return None
+    matcher = _matcher(grammar.definition).deep_copy()
+    content = [*text.encode(errors="surrogatepass")]
+    consumed = matcher.try_consume_tokens(content)
+    # An error is a used-up limit. A wrong text is none.
+    if matcher.is_error():
+        return None
+    return None if consumed == len(content) and matcher.is_accepting() else MISMATCH
+
+
+@lru_cache(MAX_CACHED_GRAMMARS)
+def _whole(pattern: str) -> Expression:
+    """Return the expression for a whole text. Raises BadPattern."""
+    return Expression(rf"\A(?:{pattern})\z")
+
+
+@lru_cache(MAX_CACHED_GRAMMARS)
+def _matcher(definition: str) -> LLMatcher:
+    """Return the matcher of a Lark grammar at its start. Raises BadGrammar."""
+    from llguidance import LLMatcher
+
+    if len(definition) > MAX_GRAMMAR_CHARACTERS:
+        raise BadGrammar(f"it has more than {MAX_GRAMMAR_CHARACTERS:,} characters")
+    tokenizer, limits = _bytes()
+    grammar = LLMatcher.grammar_from_lark(definition)
+    try:
+        matcher = LLMatcher(tokenizer, grammar, log_level=0, limits=limits)
+    except ValueError as error:
+        raise BadGrammar(_one_line(str(error))) from error
+    if matcher.is_error():
+        raise BadGrammar(_one_line(matcher.get_error()))
+    return matcher
+
+
+@cache
+def _bytes() -> tuple[LLTokenizer, LLParserLimits]:
+    """Return a vocabulary of single bytes, and the limits of work."""
+    from llguidance import LLParserLimits, LLTokenizer
+
+    # With the library's own limits, an ambiguous grammar of two lines takes minutes for 3,000 characters. With these,
+    # no grammar was found that takes more than 0.1 s for any text. A row of Codex's grammar has less than 32 items.
+    limits = LLParserLimits(
+        max_items_in_row=128,
+        initial_lexer_fuel=100_000,
+        step_lexer_fuel=20_000,
+        step_max_items=2_000,
+        max_lexer_states=20_000,
+        max_grammar_size=20_000,
+        precompute_large_lexemes=False,
+        verbose_errors=False,
+    )
+    return LLTokenizer("byte"), limits
+
+
+def _one_line(text: str) -> str:
+    return " ".join(text.split())[:200]
