@@ -71,27 +71,6 @@ def test_a_call_is_recognised_with_numbers_in_double_precision() -> None:
     )
 
 
-# Forms in which the model writes the text of a custom tool, which the client returns without a form.
-CUSTOM_ARGUMENTS = {
-    "*** Begin Patch": True,
-    '{"input":"*** Begin Patch"}': True,
-    '{"patch": "*** Begin Patch"}': True,
-    '{"patch": "*** Begin Patch", "why": ""}': False,
-    '{"patch": "*** End Patch"}': False,
-    "*** End Patch": False,
-    "null": False,
-}
-
-
-@pytest.mark.parametrize(("arguments", "is_known"), CUSTOM_ARGUMENTS.items())
-def test_a_custom_call_is_recognised_in_every_form(arguments: str, is_known: bool) -> None:
-    cache = ConversationCache()
-    cache.record("team", [replace(CALL, text=arguments)])
-    sent = replace(SENT_CALL, arguments='{"input":"*** Begin Patch"}')
-    recalled = cache.recall("team", conversation(ASK, sent, RESULT)).items[1]
-    assert (recalled == replace(EXACT[2], arguments=arguments)) is is_known
-
-
 # Arguments that the client sends back for `{"path":"a","all":true}`, and if they are those of the call.
 SENT_ARGUMENTS = {
     '{"path":"a","all":true,"replace_all":false}': True,

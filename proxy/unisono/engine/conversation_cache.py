@@ -277,35 +277,21 @@ def _same_turn(stored: Sequence[StoredItem], turn: Sequence[Generated], call: As
 
 
 def _same_arguments(stored: str, given: str) -> bool:
-    """Return whether both are the same text, the same JSON, or the same text of a custom tool.
+    """Return whether both are the same text, or the same JSON.
 
     Members that clients add are ignored. Some APIs pass arguments as an object, and the client then serializes it
     differently. Numbers are compared with the precision of common JSON readers.
     """
     if stored == given:
         return True
-    own, other = _parsed(stored), _parsed(given)
-    # The client of a custom tool returns its text, which the API surface wraps, whatever form the model used.
-    if isinstance(other, dict) and other.keys() == {"input"} and own != other:
-        return other["input"] in ((stored,) if own is None else _custom_texts(own))
-    if isinstance(own, dict) and isinstance(other, dict):
-        # Claude Code sends a call back with the defaults of its tool, such as `"replace_all": false`.
-        other = {name: value for name, value in other.items() if name in own or value not in EMPTY}
-    return own is not None and bool(own == other)
-
-
-def _parsed(arguments: str) -> Json:
-    """Return arguments as JSON; None if they are not JSON."""
     try:
-        parsed: Json = json.loads(arguments, parse_int=float)
+        own, other = json.loads(stored, parse_int=float), json.loads(given, parse_int=float)
+        if isinstance(own, dict) and isinstance(other, dict):
+            # Claude Code sends a call back with the defaults of its tool, such as `"replace_all": false`.
+            other = {name: value for name, value in other.items() if name in own or value not in EMPTY}
+        return bool(own == other)
     except (ValueError, RecursionError):
-        return None
-    return parsed
-
-
-def _custom_texts(arguments: Json) -> tuple[Json, ...]:
-    """Return the text of a custom tool that the model wrapped under another name."""
-    return (arguments["patch"],) if isinstance(arguments, dict) and arguments.keys() == {"patch"} else ()
+        return False
 
 
 def _key(*parts: str) -> bytes:
