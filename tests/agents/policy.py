@@ -81,7 +81,7 @@ def _of_shell(tool: str, parameter: str, wrapped: Callable[[str], str] = str) ->
 
 def _of_script(ability: str, code: Callable[..., str]) -> Way:
     """Return a way of Codex's `exec`, which runs JavaScript that calls the other tools."""
-    return _way(ability, "exec", "input", lambda **values: json.dumps({"input": code(**values)}))
+    return _way(ability, "exec", "input", code)
 
 
 def _number_code(number: int) -> str:
@@ -233,6 +233,16 @@ def _summary(view: PromptView) -> Output:
 
 def answer(prompt: str) -> Output:
     """Return the output for a prompt."""
+    before, start, opened = prompt.rpartition(NEXT)
+    _, message, text = opened.partition("<|message|>")
+    if message:
+        # The gateway stopped the model after the header of a message, and requires the form of its text.
+        body = _answer(before + start).text.rpartition("<|message|>")[2]
+        return Output(body.removeprefix(text))
+    return _answer(prompt)
+
+
+def _answer(prompt: str) -> Output:
     view = PromptView(prompt)
     if SUMMARY.search(view.last_user_text):
         return _summary(view)

@@ -11,7 +11,9 @@ MESSAGE = re.compile(
     r"<\|start\|>([^<]*)(.*?)<\|message\|>(.*?)(?=<\|end\|>|<\|call\|>|<\|return\|>|<\|start\|>|$)", re.S
 )
 RECIPIENT = re.compile(r"to=functions\.(\S+?)(?=[\s<]|$)")
-TOOL = re.compile(r"^type (\S+) = \((?:_: \{\n(.*?)^\})?\) => any;", re.M | re.S)
+# A tool takes an object of parameters, or text.
+TOOL = re.compile(r"^type (\S+) = \((?:_: (?:(string)|\{\n(.*?)^\}))?\) => any;", re.M | re.S)
+TEXT_INPUT = frozenset({"input"})
 PARAMETER = re.compile(r'^"?([\w-]+)"?\??:', re.M)
 FOLDER = re.compile(r"<cwd>(.+?)</cwd>|[Ww]orking directory: (\S+)")
 
@@ -31,9 +33,12 @@ class PromptView:
 
     @cached_property
     def tools(self) -> Mapping[str, frozenset[str]]:
-        """Parameter names of each declared tool."""
+        """Parameter names of each declared tool; `input` for one that takes text."""
         developer = "\n".join(message.text for message in self.messages if message.author == "developer")
-        return {name: frozenset(PARAMETER.findall(fields)) for name, fields in TOOL.findall(developer)}
+        return {
+            name: TEXT_INPUT if text else frozenset(PARAMETER.findall(fields))
+            for name, text, fields in TOOL.findall(developer)
+        }
 
     @cached_property
     def messages(self) -> list[PromptMessage]:

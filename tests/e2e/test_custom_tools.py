@@ -28,6 +28,8 @@ OUTPUTS: Mapping[str, tuple[str, list[str]]] = {
     "an object with the patch": (calls(NAME, json.dumps({"patch": PATCH})), ["wrapped-input"]),
 }
 LARK = {"type": "grammar", "syntax": "lark", "definition": APPLY_PATCH}
+# Like the grammar of Codex's `exec`.
+ANY_TEXT = {"type": "grammar", "syntax": "lark", "definition": "start: TEXT\nTEXT: /(.|\\n)+/"}
 DATE = {"type": "grammar", "syntax": "regex", "definition": "[0-9]{4}-[0-9]{2}"}
 
 
@@ -164,6 +166,19 @@ async def test_a_patch_of_codex_is_checked(harness: Desk, ask: Ask, wrong: str, 
     # vLLM's default engine cannot read this grammar, although it reads others.
     notes = ["The backend did not generate under the constraint (lark). The output was validated afterwards."]
     assert reply.about.get("notes", []) in ([], notes)
+
+
+@both_forms
+@on_both
+@pytest.mark.parametrize("wrapper", ["input", "patch"])
+async def test_json_around_a_text_is_removed_although_the_grammar_allows_it(
+    harness: Desk, ask: Ask, wrapper: str, stream: bool
+) -> None:
+    wrapped = json.dumps({wrapper: PATCH})
+    harness.think(calls(NAME, wrapped), bodies=[wrapped])
+    reply = await ask(harness, stream=stream, form=ANY_TEXT)
+    assert reply.text == PATCH
+    assert "wrapped-input" in reply.about["recoveries"]
 
 
 async def test_a_grammar_that_cannot_be_enforced_is_noted(harness: Desk) -> None:

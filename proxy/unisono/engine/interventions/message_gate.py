@@ -145,8 +145,10 @@ class BodyChecks:
         def has_fault(content: str) -> bool:
             return grammar is not None and self._violation is not None and self._violation(grammar, content) is not None
 
-        # A text of the grammar may be JSON itself.
-        content = text if grammar is not None and not has_fault(text) else without_json(text)
+        # The grammar of Codex's `exec` allows any text, also the JSON that the model writes around it.
+        content = without_json(text)
+        if content != text and has_fault(content) and not has_fault(text):
+            content = text
         return BodyFault.UNLIKE if has_fault(content) else BodyFault.NONE, content
 
     def is_json_call(self, message: MessageKind, header: Header) -> bool:
