@@ -32,11 +32,12 @@ CODE: Final = "code"
 
 @dataclass(frozen=True, slots=True)
 class ToolArguments:
-    """Parsed arguments of a call.
+    """Parsed arguments of a tool call.
 
-    `text` is a JSON object; with a `problem` it must not be sent. `members` are its members, except those that Python
-    cannot represent: integers of more than `MAX_MEMBER_DIGITS` digits are None, and there are no members at all if
-    they are nested deeper than `MAX_MEMBER_LEVELS`. `digest` is equal for calls of one tool with equal arguments.
+    `text` is the JSON object to send to the tool. `problem` says why the arguments are invalid; `text` is then `{}`
+    and must not be sent. `members` are the members of the object: integers of more than `MAX_MEMBER_DIGITS` digits are
+    None in it, and it is empty if the nesting is deeper than `MAX_MEMBER_LEVELS`. `digest` is equal for calls of one
+    tool with equal arguments.
     """
 
     text: str

@@ -76,7 +76,7 @@ class NamedHook:
         if self.failed is not None:
             self.failed(self.name, call)
         if not self.open:
-            raise HookFailed(f"The gateway's hook '{self.name}' could not be asked; the operator's log says why.")
+            raise HookFailed(f"The gateway's hook '{self.name}' failed. Ask the operator: the log has the reason.")
         return None
 
     @property

@@ -1,7 +1,8 @@
-"""Round of server tool calls: each call is emitted, decided and noted before it runs.
+"""Round of server tool calls.
 
-Its outcome is noted after it. The note of a call includes the decision, so that a replay knows whether the call may
-have been made. No I/O.
+Each call is emitted, decided and written to the journal before it runs. The outcome is written to the journal after the
+run. The entry of a call includes the decision: a replay can then tell a refused call from one that may have run. Other
+modules run the calls; this one does no I/O.
 """
 
 from __future__ import annotations

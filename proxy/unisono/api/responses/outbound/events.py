@@ -105,7 +105,10 @@ class ResponseEvents:
         return self.stored is not None
 
     def first_events(self, *, queued: bool = False) -> list[WireEvent]:
-        """Return the first events, with `queued` if the response waits. Other methods imply it."""
+        """Return the events before the first item; with `queued`, `response.queued` is one of them.
+
+        If this was not called, the first call of another method returns them before its own events.
+        """
         self._start_response(queued=queued)
         return self._writer.pop_events()
 
