@@ -92,7 +92,7 @@ def start_own(model: str, limits: BatchLimits) -> tuple[ProcessHandle, socket.so
 def spawned(
     address: Path, model: str, limits: BatchLimits, *, stdin: int, stdout: int = subprocess.PIPE, shared: bool = False
 ) -> tuple[Process, socket.socket]:
-    """Start a process that listens at `address`, and connect to it. Raises OSError."""
+    """Start a process that listens at `address`, and connect to it. Raises OSError on failure."""
     connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener:

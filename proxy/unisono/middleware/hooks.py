@@ -210,7 +210,10 @@ def request_of(request: GenerationRequest) -> Request:
 
 
 def plain(annotation: Annotation | None) -> dict[str, Json]:
-    """Return an annotation as it is stored and sent. Raises TypeError, ValueError."""
+    """Return an annotation as it is stored and sent.
+
+    Raises TypeError or ValueError if it is too long or cannot be sent as JSON.
+    """
     if annotation is None:
         return {}
     text = json.dumps(dict(annotation), allow_nan=False)

@@ -249,7 +249,7 @@ def _texts(value: object) -> Iterator[str]:
 
 
 def _is_connection_error(error: BaseException | None) -> bool:
-    """Return whether the error was caused by a connection that broke or could not be made."""
+    """Return whether the error was caused by a connection that failed or broke."""
     seen: set[int] = set()
     # Chains of causes can be circular.
     while error is not None and id(error) not in seen:

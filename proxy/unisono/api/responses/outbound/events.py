@@ -135,7 +135,10 @@ class ResponseEvents:
         return self._writer.pop_events()
 
     def resume(self, batch: Sequence[Event], number: int) -> None:
-        """Continue after `number` events made of `batch` elsewhere. Delta boundaries may differ."""
+        """Continue after `batch`, of which another process emitted `number` events.
+
+        The boundaries of deltas may differ there.
+        """
         self.write(batch)
         self._writer.pop_events()
         self._writer.number = number
