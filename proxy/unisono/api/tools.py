@@ -291,9 +291,9 @@ def wrap_input(text: str) -> str:
 
 
 def unwrap_input(arguments: str) -> str:
-    """Return the free text of a custom tool call: the member `input` of its arguments.
+    """Return the free text of a custom call.
 
-    Arguments of another form are returned unchanged.
+    Arguments of another shape are returned unchanged.
     """
     # The model may ignore the declared form and write the free text itself, or use another name for it.
     try:
